@@ -5,6 +5,9 @@ TorchRL buffer. Frames with large prediction errors are drawn more often, and th
 smaller weights in return. The sampler that does this is written out below, and so are the other
 parts of DQN, such as the targets of double DQN and the target network.
 
+With ``--checkpoint DIR``, the run saves its state in a folder now and then. If it is killed, the
+same command continues it, to the same results.
+
 At intervals, the network plays a few whole episodes without random actions. Training stops as soon
 as their mean return reaches the target (475, at which CartPole-v1 counts as solved), or when the
 frame budget is spent.
@@ -13,6 +16,7 @@ Run it from the root of the repository::
 
     python examples/dqn.py
     python examples/dqn.py --seed 3
+    python examples/dqn.py --checkpoint runs/dqn
     python examples/dqn.py --help
 """
 
@@ -82,6 +86,10 @@ class Config:
     """Episodes in an evaluation."""
     num_threads: int = 1
     """Number of threads that PyTorch may use; such small networks run fastest with one."""
+    checkpoint: str | None = None
+    """Folder for checkpoints; if it has one, the run continues from it."""
+    checkpoint_every: int = 5_000
+    """Frames between two checkpoints."""
 
 
 @dataclass
@@ -264,6 +272,16 @@ def main(config: Config, make_collector: Callable[..., Any] = make_collector) ->
     began = time.perf_counter()
     mean_return, solved, curve, frames = float("nan"), False, [], 0
     next_eval = config.eval_every
+    if config.checkpoint and collector.load_checkpoint(config.checkpoint):
+        saved = collector.extra
+        network.load_state_dict(saved["network"])
+        slow.load_state_dict(saved["slow"])
+        optimizer.load_state_dict(saved["optimizer"])
+        replay.load_state_dict(saved["replay"])
+        curve.extend(saved["curve"])
+        frames, next_eval, mean_return, policy.epsilon, sampler.beta = saved["numbers"]
+        torch.set_rng_state(saved["generator"])  # it draws frames from the buffer
+    next_checkpoint = frames + config.checkpoint_every
     for _ in collector:
         frames += config.frames_per_batch
         if frames < config.random_frames:
@@ -298,6 +316,18 @@ def main(config: Config, make_collector: Callable[..., Any] = make_collector) ->
             began += time.perf_counter() - paused
         if solved:
             break
+        if config.checkpoint and frames >= next_checkpoint:
+            next_checkpoint = frames + config.checkpoint_every
+            extra = {
+                "network": network.state_dict(),
+                "slow": slow.state_dict(),
+                "optimizer": optimizer.state_dict(),
+                "replay": replay.state_dict(),
+                "curve": curve,
+                "numbers": (frames, next_eval, mean_return, policy.epsilon, sampler.beta),
+                "generator": torch.get_rng_state(),
+            }
+            collector.checkpoint(config.checkpoint, extra)
 
     collector.shutdown()
     return Result(solved, mean_return, frames, time.perf_counter() - began, curve)

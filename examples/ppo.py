@@ -15,6 +15,9 @@ has a GRU, whose state the collector carries from step to step.
 With ``--evaluate``, a thread evaluates copies of the agent while training continues. Each
 evaluation uses the same episodes and the most likely actions, and does not change the training.
 
+With ``--checkpoint DIR``, the run saves its state in a folder now and then. If it is killed, the
+same command continues it, to the same results.
+
 Training stops as soon as the mean return of the last 100 finished episodes reaches the target
 (475, at which CartPole-v1 counts as solved), or when the frame budget is spent.
 
@@ -26,6 +29,7 @@ Run it from the root of the repository::
     python examples/ppo.py --workers 2 --prefetch
     python examples/ppo.py --recurrent
     python examples/ppo.py --evaluate
+    python examples/ppo.py --checkpoint runs/ppo
     python examples/ppo.py --help
 
 If the folder ``examples`` is on Python's path, you can also call it::
@@ -112,6 +116,10 @@ class Config:
     """Number of threads that PyTorch may use; such small networks run fastest with one."""
     log_every: int = 10_000
     """Frames between two lines of progress."""
+    checkpoint: str | None = None
+    """Folder for checkpoints; if it has one, the run continues from it."""
+    checkpoint_every: int = 10_000
+    """Frames between two checkpoints."""
 
 
 @dataclass
@@ -377,6 +385,17 @@ def main(config: Config, make_collector: Callable[..., Any] = make_collector) ->
     curve: list[tuple[int, float]] = []
     frames, episodes, next_log = 0, 0, config.log_every
     mean_return, solved = float("nan"), False
+    if config.checkpoint and collector.load_checkpoint(config.checkpoint):
+        saved = collector.extra
+        agent.load_state_dict(saved["agent"])
+        optimizer.load_state_dict(saved["optimizer"])
+        running.copy_(saved["running"])
+        last_returns.extend(saved["last_returns"])
+        curve.extend(saved["curve"])
+        evaluations.extend(saved["evaluations"])
+        frames, episodes, next_log, mean_return = saved["counts"]
+        torch.set_rng_state(saved["generator"])  # it shuffles the rows
+    next_checkpoint = frames + config.checkpoint_every
     collect_seconds, learn_seconds = 0.0, 0.0
     clock = time.perf_counter()
 
@@ -435,6 +454,20 @@ def main(config: Config, make_collector: Callable[..., Any] = make_collector) ->
                 loss.backward()
                 nn.utils.clip_grad_norm_(agent.parameters(), config.max_grad_norm)
                 optimizer.step()
+
+        if config.checkpoint and frames >= next_checkpoint:
+            next_checkpoint = frames + config.checkpoint_every
+            extra = {
+                "agent": agent.state_dict(),
+                "optimizer": optimizer.state_dict(),
+                "running": running,
+                "last_returns": list(last_returns),
+                "curve": curve,
+                "evaluations": list(evaluations),
+                "counts": (frames, episodes, next_log, mean_return),
+                "generator": torch.get_rng_state(),
+            }
+            collector.checkpoint(config.checkpoint, extra)
 
         learn_seconds += time.perf_counter() - clock
         clock = time.perf_counter()

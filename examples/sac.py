@@ -2,8 +2,12 @@
 
 After ``collector.start()``, a worker process steps the environment and writes its frames into a
 replay buffer that it shares with this process, while this process learns. With
-``samples_per_insert``, the worker waits when the learner falls behind. The parts of SAC (two
+``samples_per_insert``, the worker waits when the learner falls behind. With ``--workers 0``, this
+process collects and learns in turn, so the same seed gives the same results. The parts of SAC (two
 critics, the squashed Gaussian actor, the temperature) are written out below.
+
+With ``--checkpoint DIR``, the run saves its state in a folder now and then. If it is killed, the
+same command continues it; with ``--workers 0``, to the same results.
 
 At intervals, the actor plays a few whole episodes without noise. Training stops as soon as their
 mean return reaches the target (-200: the pendulum is swung up and held), or when the frame budget
@@ -13,6 +17,8 @@ Run it from the root of the repository::
 
     python examples/sac.py
     python examples/sac.py --seed 3
+    python examples/sac.py --workers 0
+    python examples/sac.py --checkpoint runs/sac
     python examples/sac.py --help
 """
 
@@ -22,6 +28,7 @@ import copy
 import math
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -50,7 +57,7 @@ class Config:
     total_frames: int = 30_000
     """Frame budget."""
     workers: int = 1
-    """Number of processes that collect."""
+    """Number of processes that collect; 0: this process collects and learns in turn."""
     frames_per_batch: int = 50
     """Frames that a worker writes into the buffer at a time."""
     random_frames: int = 1_000
@@ -75,6 +82,10 @@ class Config:
     """Episodes in an evaluation."""
     num_threads: int = 1
     """Number of threads that PyTorch may use."""
+    checkpoint: str | None = None
+    """Folder for checkpoints; if it has one, the run continues from it."""
+    checkpoint_every: int = 2_000
+    """Gradient steps between two checkpoints."""
 
 
 @dataclass
@@ -188,6 +199,11 @@ class Learner:
             slow, quick = list(self.slow.parameters()), list(self.critics.parameters())
             torch._foreach_lerp_(slow, quick, self.tau)
 
+    def parts(self) -> dict[str, Any]:
+        """Returns the networks and optimisers, whose states a checkpoint keeps."""
+        names = ("actor", "critics", "slow", "actor_optimizer", "critic_optimizer")
+        return {name: getattr(self, name) for name in (*names, "alpha_optimizer")}
+
 
 def lowest(critics: nn.ModuleList, observation: Tensor, action: Tensor) -> Tensor:
     """Returns the lower of the values that the two critics predict."""
@@ -205,16 +221,21 @@ def descend(optimizer: torch.optim.Optimizer, loss: Tensor) -> None:
 
 def make_collector(
     config: Config, make_env: partial[GymEnv], policy: nn.Module, replay: TensorDictReplayBuffer
-) -> MultiAsyncCollector:
-    """Returns the collector that fills the buffer, with workers in other processes."""
+) -> Collector | MultiAsyncCollector:
+    """Returns the collector that fills the buffer."""
+    options: dict[str, Any] = {
+        "frames_per_batch": config.frames_per_batch,
+        "total_frames": config.total_frames,
+        "init_random_frames": config.random_frames,
+        "replay_buffer": replay,
+    }
+    if not config.workers:
+        return Collector(make_env, policy, **options)
     return MultiAsyncCollector(
         [make_env] * config.workers,
         policy,
-        frames_per_batch=config.frames_per_batch,
-        total_frames=config.total_frames,
-        init_random_frames=config.random_frames,
-        replay_buffer=replay,
         samples_per_insert=config.samples_per_insert,
+        **options,
     )
 
 
@@ -239,19 +260,36 @@ def main(config: Config, make_collector: Callable[..., Any] = make_collector) ->
     replay = TensorDictReplayBuffer(
         storage=LazyMemmapStorage(config.total_frames),
         batch_size=config.minibatch_size,
-        shared=True,
+        shared=config.workers > 0,
     )
     collector = make_collector(config, make_env, as_policy(actor), replay)
     collector.set_seed(config.seed)
-    began = time.perf_counter()
-    collector.start()
-    while len(replay) < config.random_frames:
-        collector.stats()  # raises an error if a worker has failed
-        time.sleep(0.01)
-
     mean_return, solved, curve, steps = float("nan"), False, [], 0
+    if config.checkpoint and collector.load_checkpoint(config.checkpoint):
+        saved = collector.extra
+        for name, part in learner.parts().items():
+            part.load_state_dict(saved[name])
+        learner.log_alpha.data.copy_(saved["log_alpha"])
+        replay.extend(TensorDict(saved["frames"], [len(saved["frames"]["action"])]))
+        curve.extend(saved["curve"])
+        steps, mean_return = saved["counts"]
+        torch.set_rng_state(saved["generator"])  # it draws frames and the learner's noise
+
+    began = time.perf_counter()
+    if config.workers:
+        collector.start()
+        while len(replay) < config.random_frames:
+            collector.stats()  # raises an error if a worker has failed
+            time.sleep(0.01)
+
     last = int(config.total_frames * config.samples_per_insert / config.minibatch_size)
     while not solved and steps < last:
+        if not config.workers:
+            wanted = (
+                config.random_frames + steps * config.minibatch_size / config.samples_per_insert
+            )
+            while len(replay) < min(config.total_frames, wanted):
+                collector.next()
         learner.step(collector.sample())
         steps += 1
         if steps % config.send_every == 0:
@@ -267,6 +305,16 @@ def main(config: Config, make_collector: Callable[..., Any] = make_collector) ->
                 flush=True,
             )
             began += time.perf_counter() - paused
+        if config.checkpoint and steps % config.checkpoint_every == 0:
+            # No frame may be added between the states of the collector and of the buffer.
+            with collector.pause() if config.workers else nullcontext():
+                extra = {name: part.state_dict() for name, part in learner.parts().items()}
+                extra["log_alpha"] = learner.log_alpha.detach()
+                extra["frames"] = replay[:].clone().to_dict()
+                extra["curve"] = curve
+                extra["counts"] = steps, mean_return
+                extra["generator"] = torch.get_rng_state()
+                collector.checkpoint(config.checkpoint, extra)
 
     seconds, frames = time.perf_counter() - began, len(replay)
     collector.async_shutdown()

@@ -68,10 +68,12 @@ def test_what_was_killed_goes_on_to_the_exact_count(kind, workers, tmp_path):
     assert len(frames) == facts["frames"] == 1000
     assert facts["complete"]
     if before is not None:
+        # Frames that were committed after the last state are collected again, to the same.
         assert (frames[:kept] == before).all()
-        assert f"after {kept} frames: 1,000 in all" in done.stdout
-        assert facts["resumed"][0]["frames"] == kept
-    # No frame is there twice, as it would be with the same seed, and no id is used for two.
+    for each in facts.get("resumed", ()):
+        assert each["frames"] <= kept
+        assert f"after {each['frames']} frames: 1,000 in all" in done.stdout
+    # No frame is there twice, and no id is used for two trajectories.
     assert len(torch.unique(frames["observation"], dim=0)) > 990
     ids = frames["collector", "traj_ids"]
     for one in torch.unique(ids):
@@ -79,7 +81,7 @@ def test_what_was_killed_goes_on_to_the_exact_count(kind, workers, tmp_path):
         assert torch.equal(part["next", "observation"][:-1], part["observation"][1:])
 
 
-def test_what_was_interrupted_is_what_it_would_have_been_up_to_there(trawl):
+def test_what_was_interrupted_is_what_it_would_have_been(trawl):
     trawl("collect", "Pendulum-v1", "--frames", 600, "--frames-per-batch", 200, "--seed", 1,
           "--out", "whole")  # fmt: skip
     trawl("collect", "Pendulum-v1", "--frames", 200, "--frames-per-batch", 200, "--seed", 1,
@@ -90,8 +92,7 @@ def test_what_was_interrupted_is_what_it_would_have_been_up_to_there(trawl):
     assert "after 200 frames: 600 in all" in out
     whole, parts = load("whole"), load("parts")
     assert whole.shape == parts.shape == (600,)
-    assert (whole[:200] == parts[:200]).all()
-    assert not (whole[200:] == parts[200:])["observation"].all()
+    assert (whole == parts).all()
     _, out, _ = trawl("show", "parts")
     assert "after 200 frames: 600 in all" in out
 

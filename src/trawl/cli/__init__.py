@@ -60,9 +60,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _main(argv: Sequence[str]) -> int:
     if list(argv) == ["--version"]:
-        from trawl.cli.versions import version
+        from trawl.versions import version
 
-        print(f"trawl {version('trawl-rl')}")
+        print(f"trawl {version()}")
         return 0
     command = _parse(argv or ["--help"])
     if isinstance(command, int):

@@ -65,7 +65,10 @@ MaxSteps = Annotated[
 ]
 UnsafePickle = Annotated[
     Flag,
-    tyro.conf.arg(help="Allow a policy file that is a pickle. Loading a pickle can run any code."),
+    tyro.conf.arg(
+        help="Allow a policy file that is a pickle and, with --resume, pickled environments.\n"
+        "Loading a pickle can run any code."
+    ),
 ]
 Traceback = Annotated[
     Flag, tyro.conf.arg(help="Show the traceback of an error, in addition to its message.")
@@ -113,7 +116,8 @@ class CollectArguments:
     memmap can't hold text."""
 
     resume: Flag = False
-    """Continue the dataset in --out until it has --frames frames; if there is none, begin one."""
+    """Continue the dataset in --out until it has --frames frames; if there is none, begin one.
+    The frames are the same as without a break, unless a note says why new episodes begin."""
 
     max_frames_per_traj: MaxSteps = None
 

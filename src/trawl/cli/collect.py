@@ -20,11 +20,13 @@ from trawl.cli.errors import CliError, StoppedEarly, describe, message_of
 from trawl.cli.interrupts import Interrupts
 from trawl.cli.notes import print_note
 from trawl.cli.policies import fingerprint
-from trawl.cli.resume import previous_facts
+from trawl.cli.resume import is_resumed, previous_facts
+from trawl.cli.saving import StateSaver, continues, state_to_continue
 from trawl.cli.summary import print_summary, run_name
 from trawl.cli.versions import versions
 from trawl.data import MemmapSink, MinariSink, ParquetSink, Sink
 from trawl.data.sinks.base import check_free
+from trawl.data.sinks.states import SavedState
 from trawl.envs.seeding import derive
 from trawl.observe import CollectionProgress
 
@@ -50,9 +52,28 @@ def collect(args: CollectArguments) -> int:
         return _nothing_to_do(args, directory, before)
     drawn = secrets.randbits(31) if args.seed is None else args.seed
     seed = before.get("seed", drawn)
+    each = args.frames_per_batch or before.get("frames_per_batch") or batch_size(args)
     # The same seed would give the same frames again.
     stream = derive(seed, "resume", frames) if frames else seed
-    info = {
+    found = _continued(replace(args, frames_per_batch=each), directory, before, seed)
+    if found is None:
+        rest = replace(args, frames=args.frames - frames, frames_per_batch=each)
+        collector, saved = make_collector(rest, seed, stream), None
+    else:
+        collector, saved = found
+        stream, frames = seed, saved.sink.frames
+    info = _facts(args, started, seed)
+    if frames:
+        again = {"frames": frames, "date": info["date"], "seed": stream}
+        info["resumed"] = [*before.get("resumed", []), again]
+        info["date"] = before.get("date", info["date"])
+    with collector:
+        return _Run(args, collector, directory, info, saved).run()
+
+
+def _facts(args: CollectArguments, started: datetime, seed: int) -> dict[str, Any]:
+    """Returns facts about a collection, for the dataset's record."""
+    facts = {
         "env": args.env,
         "policy": args.policy,
         "policy_sha256": fingerprint(args.policy),
@@ -64,17 +85,26 @@ def collect(args: CollectArguments) -> int:
         "stopped_by": None,
     }
     if kwargs := env_kwargs(args):
-        info["env_kwargs"] = kwargs
+        facts["env_kwargs"] = kwargs
     if args.deterministic:
-        info["deterministic"] = True
-    if frames:
-        again = {"frames": frames, "date": info["date"], "seed": stream}
-        info["resumed"] = [*before.get("resumed", []), again]
-        info["date"] = before.get("date", info["date"])
-    each = args.frames_per_batch or before.get("frames_per_batch") or batch_size(args)
-    rest = replace(args, frames=args.frames - frames, frames_per_batch=each)
-    with make_collector(rest, seed, stream) as collector:
-        return _Run(args, collector, directory, info).run()
+        facts["deterministic"] = True
+    return facts
+
+
+def _continued(
+    args: CollectArguments, directory: Path, before: dict[str, Any], seed: int
+) -> tuple[Any, SavedState] | None:
+    """Returns a collector that continues from the dataset's state, and the state.
+
+    If there is no such state, or the collector can't continue from it, returns None.
+    """
+    if not is_resumed(before):
+        return None
+    saved = state_to_continue(args, directory, before)
+    if saved is None:
+        return None
+    collector = make_collector(args, seed)
+    return (collector, saved) if continues(collector, saved, args.unsafe_pickle) else None
 
 
 def _before(args: CollectArguments, directory: Path) -> dict[str, Any]:
@@ -98,7 +128,7 @@ def _nothing_to_do(args: CollectArguments, directory: Path, before: dict[str, An
         f"{directory} already has {frames:,} frames, and --frames {args.frames} asks for no more"
     )
     if frames >= asked:
-        with _opened(args, directory, {}):
+        with _new_sink(args, directory, {}):
             pass
     elif not before["complete"]:
         message += f" (the last run asked for --frames {asked})"
@@ -106,8 +136,20 @@ def _nothing_to_do(args: CollectArguments, directory: Path, before: dict[str, An
     return 0
 
 
-def _opened(args: CollectArguments, directory: Path, info: dict[str, Any]) -> Sink:
-    """Opens the sink that the arguments specify."""
+def _opened(
+    args: CollectArguments, directory: Path, info: dict[str, Any], saved: SavedState | None
+) -> Sink:
+    """Opens the sink that the arguments specify, and lets it continue from a state."""
+    sink = _new_sink(args, directory, info)
+    if saved is not None:
+        try:
+            sink.continue_from(saved)
+        except Exception as error:  # the state may come from a stranger
+            raise CliError(f"{directory} can't be continued: {describe(error)}") from error
+    return sink
+
+
+def _new_sink(args: CollectArguments, directory: Path, info: dict[str, Any]) -> Sink:
     try:
         if args.format == "minari":
             metadata = {"algorithm_name": args.policy}
@@ -135,11 +177,18 @@ class _Run:
         collector: the collector.
         directory: path of the dataset.
         info: facts about the dataset, for its record.
+        saved: the state that the collector has loaded from the dataset, if any.
     """
 
     def __init__(
-        self, args: CollectArguments, collector: Any, directory: Path, info: dict[str, Any]
+        self,
+        args: CollectArguments,
+        collector: Any,
+        directory: Path,
+        info: dict[str, Any],
+        saved: SavedState | None,
     ) -> None:
+        self.saved = saved
         self.args, self.collector, self.directory, self.info = args, collector, directory, info
         each = collector.stats()["requested_frames_per_batch"]
         self.info["frames_per_batch"] = each
@@ -150,7 +199,8 @@ class _Run:
 
     def run(self) -> int:
         with self.interrupts:
-            self.sink = _opened(self.args, self.directory, self.info)
+            self.sink = _opened(self.args, self.directory, self.info, self.saved)
+            self.saver = StateSaver(self.collector, self.sink)
             try:
                 with self.progress:
                     self._gather()
@@ -170,6 +220,7 @@ class _Run:
     def _gather(self) -> None:
         """Collects until all frames are collected, a signal arrives, or an error is raised."""
         try:
+            self._save()
             for batch in self.collector:
                 self._write(batch)
                 self.progress.update(batch)
@@ -184,13 +235,20 @@ class _Run:
     def _write(self, batch: Any) -> None:
         try:
             self.sink.write(batch)
+            self.saver.note(batch)
         except OSError as error:
             raise CliError(_unwritable(self.directory, error)) from error
         except (TypeError, ValueError) as error:
             raise CliError(message_of(error)) from error
 
+    def _save(self) -> None:
+        try:
+            self.saver.save()
+        except OSError as error:
+            raise CliError(_unwritable(self.directory, error)) from error
+
     def _finish(self) -> None:
-        """Closes the dataset.
+        """Saves the collector's state, and closes the dataset.
 
         If a second signal arrives meanwhile, the dataset is closed without waiting for the disk.
         """
@@ -198,10 +256,15 @@ class _Run:
         complete = self.sink.frames + self.sink.waiting >= self.args.frames
         for sync in (not self.hurried, False):
             try:
+                # After an error or in the middle of a batch, only the last state is of use.
+                if sync and self.error is None:
+                    self._save()
                 self.sink.close(complete=complete, sync=sync)
                 return
             except KeyboardInterrupt:
                 continue
+            except CliError as error:
+                self.error = error
             except OSError as error:
                 if self.error is None:
                     self.error = CliError(_unwritable(self.directory, error))

@@ -10,15 +10,16 @@ from trawl.cli.arguments import CollectArguments
 from trawl.cli.environments import env_kwargs
 from trawl.cli.errors import CliError, shown
 from trawl.cli.policies import fingerprint
-from trawl.data import info
+from trawl.data.sinks.record import read_record
+from trawl.data.sinks.states import state_name
 
 
 def previous_facts(args: CollectArguments, directory: Path) -> dict[str, Any]:
     """Reads the facts about the dataset to resume, and checks them against the arguments.
 
     Returns:
-        The facts that :func:`trawl.data.info` returns. If the dataset does not exist or is empty,
-        only ``frames``, which is 0.
+        The facts that :func:`trawl.data.info` returns. If the dataset does not exist, or has
+        neither frames nor a state, only ``frames``, which is 0.
 
     Raises:
         CliError: if the dataset can't be resumed at all, or not with these arguments.
@@ -26,13 +27,14 @@ def previous_facts(args: CollectArguments, directory: Path) -> dict[str, Any]:
     if args.out is None:
         raise CliError("--resume continues the dataset in --out: pass --out too")
     try:
-        facts = info(directory)
+        record = read_record(directory)
+        facts = record.facts()
+        if not facts["frames"] and state_name(record) is None:
+            return {"frames": 0}
     except FileNotFoundError:
         return {"frames": 0}
     except ValueError as error:
         raise CliError(str(error)) from error
-    if not facts["frames"]:
-        return {"frames": 0}
     _check(directory, facts)
     made = facts.get("arguments") or {}
     _same(directory, "ENV", facts.get("env"), args.env)
@@ -50,6 +52,11 @@ def previous_facts(args: CollectArguments, directory: Path) -> dict[str, Any]:
             "another --out, without --resume"
         )
     return facts
+
+
+def is_resumed(facts: dict[str, Any]) -> bool:
+    """Returns True if the facts from :func:`previous_facts` are those of a dataset to resume."""
+    return set(facts) != {"frames"}
 
 
 def _check(directory: Path, facts: dict[str, Any]) -> None:

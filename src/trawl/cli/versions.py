@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import platform
-from importlib import metadata
+
+from trawl.versions import version
 
 _PACKAGES = {
     "trawl": "trawl-rl",
@@ -11,14 +12,6 @@ _PACKAGES = {
     "gymnasium": "gymnasium",
     "tensordict": "tensordict",
 }
-
-
-def version(distribution: str) -> str:
-    """Returns a distribution's version; ``"unknown"`` if the distribution is not installed."""
-    try:
-        return metadata.version(distribution)
-    except metadata.PackageNotFoundError:
-        return "unknown"
 
 
 def versions() -> dict[str, str]:

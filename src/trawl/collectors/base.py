@@ -24,6 +24,7 @@ from trawl.collectors.background import (
     RateLimiter,
 )
 from trawl.collectors.budget import FrameBudget
+from trawl.collectors.checkpointing import CheckpointedCollector
 from trawl.collectors.config import CollectorConfig
 from trawl.collectors.delivery import BatchDelivery
 from trawl.collectors.policy_version import PolicyVersion, version_tracker
@@ -57,6 +58,7 @@ class BaseCollector(
     ProfiledCollector,
     BackgroundCollector,
     WeightControl,
+    CheckpointedCollector,
     IterableDataset[Any],
     OptionAttributes,
 ):
@@ -97,6 +99,7 @@ class BaseCollector(
         self._cause = ""  # the error that closed the collector, as the end of a message
         self._background: Background | None = None
         self._limiter: RateLimiter | None = None
+        self.extra = {}
         self._lock = RLock()
         self._profiler: RolloutProfiler | None = None
         self._profile_config: ProfileConfig | None = None
@@ -313,6 +316,7 @@ class BaseCollector(
                 try:
                     self._close(close_env)
                 finally:
+                    self._close_checkpoints()
                     self._close_sink()
         except Exception:
             if raise_on_error:

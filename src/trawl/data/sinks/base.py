@@ -3,43 +3,58 @@
 from __future__ import annotations
 
 import errno
-import fcntl
 import os
 import secrets
 import shutil
-from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping
+from contextlib import AbstractContextManager, suppress
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 from tensordict import TensorDictBase
 
 from trawl.data.sinks.entries import Entry, check_alike, entries_of, flat_frames
-from trawl.data.sinks.files import check_plain, create, sync, sync_tree, write_json
+from trawl.data.sinks.files import (
+    check_plain,
+    create,
+    explaining_full_disks,
+    lock,
+    sync,
+    sync_tree,
+    write_json,
+)
+from trawl.data.sinks.format import SinkFormat
 from trawl.data.sinks.record import (
     FRAMES,
     LAYOUT,
     RECORD,
     VERSION,
-    Record,
     drop_first_record,
     read_record,
     to_json,
+    write_record,
+)
+from trawl.data.sinks.states import (
+    STATE,
+    SavedState,
+    SinkState,
+    drop_states,
+    save_state,
+    state_name,
 )
 from trawl.keys import TRAJ_IDS
+from trawl.versions import version
 
 # Bytes reserved on the disk, so that a sink can still be closed after the disk has become full.
 # Each entry needs two blocks.
 _RESERVE = 64 * 1024
 _RESERVE_PER_ENTRY = 8 * 1024
-_FULL = (errno.ENOSPC, errno.EDQUOT)
 # Readers of Parquet folders skip names that begin with a dot.
 _ROOM = ".reserve"
 _BEGUN = {f".{RECORD}", _ROOM}
 
 
-class Sink(ABC):
+class Sink(SinkFormat):
     """Writes batches to a dataset on disk.
 
     A dataset is a directory. Its file ``_dataset.json`` holds the number of valid frames, and each
@@ -74,9 +89,6 @@ class Sink(ABC):
         ValueError: if ``resume`` is True, and the dataset has another format or is damaged.
     """
 
-    #: Name of the format.
-    format: ClassVar[str]
-
     def __init__(
         self,
         directory: str | os.PathLike[str],
@@ -89,6 +101,7 @@ class Sink(ABC):
         self.info: dict[str, Any] = dict(info or {})
         self.frames = 0
         self._entries: list[Entry] = []
+        self._state: str | None = None  # name of the file with the collector's state
         self._first_id = self._next_id = 0
         # Absolute, because the process may change its working directory.
         self._place = self.directory.absolute()
@@ -97,7 +110,7 @@ class Sink(ABC):
         new = not (resume and self._is_there())
         if new:
             self._make()
-        self._lock = _lock(self._place)
+        self._lock = lock(self._place, "another sink or process is writing to this dataset")
         self.closed, restored = False, new
         try:
             with self._explained():
@@ -108,6 +121,7 @@ class Sink(ABC):
                 self._write_record(complete=False)
                 if not new:
                     drop_first_record(self._place)
+                    drop_states(self._place, self._state)
         except BaseException:
             if new:
                 self._discard()
@@ -115,50 +129,6 @@ class Sink(ABC):
                 self._reserve.unlink(missing_ok=True)
             self._close_files()
             raise
-
-    # --- implemented by each format
-
-    @abstractmethod
-    def _begin(self, entries: list[Entry]) -> None:
-        """Prepares the files for frames with these entries, before the first frames are added."""
-
-    @abstractmethod
-    def _append(self, rows: TensorDictBase) -> None:
-        """Adds frames of shape ``(frames,)``, or raises an exception and adds none of them."""
-
-    @abstractmethod
-    def _flush(self, everything: bool) -> None:
-        """Commits waiting frames.
-
-        Args:
-            everything: True to commit all of them; False to commit only those that can be
-                committed now.
-        """
-
-    @abstractmethod
-    def _layout(self) -> dict[str, Any]:
-        """Returns the format's own part of the record."""
-
-    @abstractmethod
-    def _restore(self, record: Record) -> None:
-        """Continues after the commit that the record describes, and ignores any later data.
-
-        Raises:
-            ValueError: if committed data is missing or damaged. In this case, nothing is changed.
-        """
-
-    @abstractmethod
-    def _finish(self) -> None:
-        """Completes the files, after the last commit and before the final record."""
-
-    @abstractmethod
-    def _release(self) -> None:
-        """Closes files, and drops frames that were not committed."""
-
-    @property
-    @abstractmethod
-    def waiting(self) -> int:
-        """Number of frames that were written but are not committed yet."""
 
     # --- writing
 
@@ -245,8 +215,86 @@ class Sink(ABC):
             "entries": [entry.to_json() for entry in self._entries],
             "next_id": self._next_id,
             **self._layout(),
+            STATE: self._state,
         }
         write_json(self._place / RECORD, to_json(facts, self.info), wait=wait)
+
+    # --- the state of the collection
+
+    def save_state(self, collector: Mapping[str, Any] | None) -> None:
+        """Commits the frames written so far, and saves the state of their collector with them.
+
+        Call this method between two batches. Only the last state is kept. Whoever resumes the
+        dataset loads it with :func:`~trawl.data.sinks.states.load_state`, and calls
+        :meth:`continue_from`.
+
+        Args:
+            collector: the state that the collector's ``state_dict()`` returned; None to remove the
+                last state.
+
+        Raises:
+            TypeError: if the state is not plain data.
+            OSError: if the state can't be written. The last state is kept.
+        """
+        self.commit()
+        before = self._state
+        with self._explained():
+            try:
+                self._state = None
+                if collector is not None:
+                    self._state = save_state(self._place, version(), collector, self._own_state())
+                self._write_record(complete=False)
+            except BaseException:
+                self._state = before
+                raise
+            drop_states(self._place, self._state)
+
+    def _own_state(self) -> SinkState:
+        return SinkState(
+            self.frames,
+            self._first_id,
+            self._next_id,
+            self._entries,
+            self._layout(),
+            self._waiting_state(),
+        )
+
+    def continue_from(self, saved: SavedState) -> None:
+        """Goes back to the commit at which a state was saved.
+
+        Later frames are dropped, because the collector that loads the state collects them again.
+        Trajectories continue with their ids.
+
+        Args:
+            saved: the last state of this dataset.
+
+        Raises:
+            ValueError: if the dataset has another state by now, or is damaged. The sink is closed.
+            OSError: if the dataset can't be written. The sink is closed.
+        """
+        try:
+            with self._explained():
+                self._go_back(saved)
+        except BaseException:
+            # The dataset itself is still valid: a record is replaced as a whole.
+            self._close_files()
+            raise
+
+    def _go_back(self, saved: SavedState) -> None:
+        now, own = read_record(self._place), saved.sink
+        if state_name(now) != saved.name:
+            raise ValueError(f"another process has changed {self.directory} in the meantime")
+        earlier = own.record(now)
+        self._release()
+        # The record comes first, so that it never counts frames that are dropped.
+        write_record(earlier)
+        self.frames, self._entries = own.frames, own.entries
+        self._first_id, self._next_id = own.first_id, own.next_id
+        if own.frames:
+            self._restore(earlier)
+        elif own.entries:
+            self._begin(own.entries)
+        self._restore_waiting(own.waiting)
 
     # --- closing
 
@@ -350,6 +398,7 @@ class Sink(ABC):
         self.frames = record.frames
         self.info = {**record.given, **self.info}
         self._first_id = self._next_id = record.next_id
+        self._state = state_name(record)
         # Without committed frames, the files may be incomplete. The next batch creates them again.
         if self.frames:
             self._entries = record.entries
@@ -360,17 +409,8 @@ class Sink(ABC):
             # Random bytes, because zeros may take no space on a file system that compresses.
             file.write(secrets.token_bytes(size))
 
-    @contextmanager
-    def _explained(self) -> Iterator[None]:
-        """Adds the path and the free space to errors that a full disk causes in the context."""
-        try:
-            yield
-        except OSError as error:
-            if error.errno not in _FULL:
-                raise
-            free = shutil.disk_usage(self._place.parent).free
-            reason = f"{os.strerror(error.errno)} ({free:,} bytes free)"
-            raise OSError(error.errno, reason, str(self.directory)) from error
+    def _explained(self) -> AbstractContextManager[None]:
+        return explaining_full_disks(self._place, self.directory)
 
 
 def was_closed(directory: str | os.PathLike[str]) -> bool:
@@ -394,15 +434,3 @@ def check_free(directory: str | os.PathLike[str]) -> None:
 
 def _exists_already(directory: str | os.PathLike[str]) -> str:
     return f"{directory} already exists, and is not overwritten"
-
-
-def _lock(place: Path) -> int:
-    """Locks the directory until the returned descriptor is closed or the process ends."""
-    file = os.open(place, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:
-        os.close(file)
-        reason = "another sink or process is writing to this dataset"
-        raise BlockingIOError(error.errno, reason, str(place)) from None
-    return file

@@ -10,10 +10,10 @@ from typing import Any, TypeGuard
 
 import torch
 from numpy.typing import NDArray
-from tensordict import NonTensorData, NonTensorStack, TensorDictBase, stack
+from tensordict import NonTensorData, NonTensorStack, TensorDict, TensorDictBase, stack
 from torch import Tensor
 
-from trawl.keys import MASK, TRAJ_IDS, Key, as_key, show_key, show_keys
+from trawl.keys import MASK, TRAJ_IDS, Key, as_key, nested, show_key, show_keys
 
 # Names of dtypes in a record. Packed and quantized dtypes are left out: they are not plain numbers.
 _NAMES = (
@@ -164,6 +164,28 @@ def to_texts(value: Any) -> list[str]:
 def from_texts(texts: Sequence[str]) -> Any:
     """Converts strings, one for each frame, back to the values of a text entry."""
     return stack([NonTensorData(text) for text in texts])
+
+
+def to_columns(rows: TensorDictBase, entries: Sequence[Entry]) -> list[Any]:
+    """Returns the values of each entry, as a tensor or as a list of strings."""
+    values = ((entry, rows.get(entry.key)) for entry in entries)
+    return [to_texts(value) if entry.dtype is None else value.cpu() for entry, value in values]
+
+
+def from_columns(columns: Sequence[Any], entries: Sequence[Entry]) -> TensorDictBase:
+    """Returns the frames that :func:`to_columns` converted.
+
+    Raises:
+        ValueError: if the columns don't have the dtypes and shapes of the entries.
+    """
+    if len(columns) != len(entries) or not len(columns):
+        raise ValueError(f"{len(columns)} columns can't have {len(entries)} entries")
+    found: dict[Key, Any] = {}
+    for entry, column in zip(entries, columns, strict=True):
+        found[entry.key] = from_texts(column) if entry.dtype is None else column
+        if Entry.of(entry.key, found[entry.key]) != entry:
+            raise ValueError(f"entry {show_key(entry.key)} has another dtype or shape")
+    return TensorDict(nested(found), [len(columns[0])])
 
 
 def _is_text(value: NonTensorData | NonTensorStack) -> bool:

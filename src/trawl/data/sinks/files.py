@@ -9,9 +9,11 @@ dataset are refused. The path of the directory itself may contain links.
 from __future__ import annotations
 
 import errno
+import fcntl
 import json
 import os
 import reprlib
+import shutil
 import stat
 from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -24,6 +26,7 @@ _SYNCED_TOGETHER = 16
 _NO_REGULAR_FILE = (errno.ELOOP, errno.ENOTDIR, errno.EISDIR, errno.ENXIO)
 # Errors of file systems that can't sync a directory.
 _NOT_SYNCED = (errno.EINVAL, errno.ENOTSUP)
+_FULL = (errno.ENOSPC, errno.EDQUOT)
 # Maximum size of a JSON file in bytes; the files that sinks write are far smaller.
 _LONGEST = 64 << 20
 _HERE = os.O_DIRECTORY | os.O_CLOEXEC
@@ -135,6 +138,43 @@ def read_json(file: int, path: Path) -> dict[str, Any]:
     if not isinstance(found, dict):
         raise damaged(path, f"it must contain a JSON object, but it contains {reprlib.repr(found)}")
     return found
+
+
+@contextmanager
+def explaining_full_disks(directory: Path, shown: str | os.PathLike[str]) -> Iterator[None]:
+    """Adds the path and the free space to errors that a full disk causes in the context.
+
+    Args:
+        directory: absolute path of the directory that is written to.
+        shown: path of the directory for error messages.
+    """
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in _FULL:
+            raise
+        free = shutil.disk_usage(directory.parent).free
+        reason = f"{os.strerror(error.errno)} ({free:,} bytes free)"
+        raise OSError(error.errno, reason, str(shown)) from error
+
+
+def lock(directory: Path, busy: str) -> int:
+    """Locks a directory until the returned descriptor is closed or the process ends.
+
+    Args:
+        directory: path of the directory.
+        busy: message of the error if the directory is locked already.
+
+    Raises:
+        BlockingIOError: if the directory is locked already.
+    """
+    file = os.open(directory, os.O_RDONLY | _HERE)
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        os.close(file)
+        raise BlockingIOError(error.errno, busy, str(directory)) from None
+    return file
 
 
 def check_plain(directory: Path) -> None:

@@ -19,7 +19,7 @@ from tensordict import TensorDictBase
 from typing_extensions import override
 
 from trawl.data.sinks.base import Sink
-from trawl.data.sinks.entries import Entry, bytes_of
+from trawl.data.sinks.entries import Entry, bytes_of, from_columns, to_columns
 from trawl.data.sinks.episodes import EpisodeCodec, spaces_of
 from trawl.data.sinks.files import sync, sync_tree, write_json
 from trawl.data.sinks.record import Record
@@ -203,6 +203,20 @@ class MinariSink(Sink):
         shutil.rmtree(path, ignore_errors=True)
         path.mkdir()
         return path
+
+    @override
+    def _waiting_state(self) -> Any:
+        return {
+            name: [to_columns(piece, self._entries) for piece in pieces]
+            for name, pieces in self._open.items()
+        }
+
+    @override
+    def _restore_waiting(self, state: Any) -> None:
+        self._open = {
+            int(name): [from_columns(piece, self._entries) for piece in pieces]
+            for name, pieces in state.items()
+        }
 
     # --- episodes
 

@@ -111,6 +111,8 @@ class ParquetSink(Sink):
     def _begin(self, entries: list[Entry]) -> None:
         _check_columns(entries)
         self._frames_at.mkdir(exist_ok=True)
+        self._files = 0
+        self._drop_uncommitted()
         sync([self._place])
 
     @override
@@ -177,7 +179,11 @@ class ParquetSink(Sink):
 
     def _drop_uncommitted(self) -> None:
         (self._place / _UNFINISHED).unlink(missing_ok=True)
-        (self._frames_at / _name(self._files)).unlink(missing_ok=True)
+        # There may be several, if the sink has gone back to an earlier commit.
+        for name in os.listdir(self._frames_at):
+            number, _, kind = name.partition(".")
+            if kind == "parquet" and number.isdecimal() and int(number) >= self._files:
+                (self._frames_at / name).unlink()
 
 
 def read(record: Record) -> TensorDictBase:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from trawl.data.sinks.entries import Entry, entries_from_json, is_count
-from trawl.data.sinks.files import damaged, open_inside, read_json
+from trawl.data.sinks.files import damaged, open_inside, read_json, write_json
 
 # Readers of Parquet folders skip names that begin with an underscore.
 RECORD, FRAMES = "_dataset.json", "frames"
@@ -26,7 +26,7 @@ VERSION = 1
 LAYOUT = "layout"
 _OWN = ("format", "version", "frames", "complete", LAYOUT)
 # Far below the limit of int64, because the trajectory ids of a collection are added to it.
-_LARGEST_ID = 2**62
+LARGEST_ID = 2**62
 
 
 @dataclass(frozen=True)
@@ -98,6 +98,13 @@ def to_json(record: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, An
     return {**head, **given, **record}
 
 
+def write_record(record: Record) -> None:
+    """Writes a record, which replaces that of its dataset."""
+    facts = {**record.facts(), LAYOUT: record.layout}
+    given = {name: facts.pop(name) for name in record.given}
+    write_json(record.directory / RECORD, to_json(facts, given))
+
+
 def _checked(directory: Path, path: Path, facts: dict[str, Any]) -> Record:
     found, version = facts.get("format"), facts.get("version")
     if found not in FORMATS or type(version) is not int or version != VERSION:
@@ -115,7 +122,7 @@ def _checked(directory: Path, path: Path, facts: dict[str, Any]) -> Record:
     if not isinstance(layout, dict):
         raise damaged(path, f"{LAYOUT} must be an object, but it is {reprlib.repr(layout)}")
     next_id = layout.get("next_id")
-    if not is_count(next_id) or next_id > _LARGEST_ID:
+    if not is_count(next_id) or next_id > LARGEST_ID:
         raise damaged(path, f"next_id must be a number, but it is {reprlib.repr(next_id)}")
     try:
         entries = entries_from_json(layout.get("entries"), frames)

@@ -1,0 +1,163 @@
+"""State of a collection in its dataset: when it is saved, and how ``--resume`` continues it."""
+
+from __future__ import annotations
+
+import math
+import time
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import torch
+from tensordict import TensorDictBase
+
+from trawl.cli.arguments import CollectArguments
+from trawl.cli.errors import describe, message_of, shown
+from trawl.cli.notes import print_note
+from trawl.collectors.state_checks import check_fits, has_episodes
+from trawl.data.sinks import Sink
+from trawl.data.sinks.states import SavedState, load_state
+from trawl.data.state_files import check_plain_data
+from trawl.errors import EnvStateError
+from trawl.keys import MASK
+from trawl.versions import version
+
+# Share of the collection's time that saving its state may take.
+_SHARE = 0.02
+# Least number of seconds between two states. With each state, a Parquet dataset gets another file.
+_SECONDS = {"parquet": 10.0}
+# Arguments on which the order of the frames depends. If one has changed, new episodes begin.
+_SAME = ("frames_per_batch", "envs", "env_processes", "workers", "asynchronous")
+
+
+class StateSaver:
+    """Saves the state of a collector with its dataset, from time to time.
+
+    Args:
+        collector: the collector.
+        sink: sink of the dataset.
+    """
+
+    def __init__(self, collector: Any, sink: Sink) -> None:
+        self._collector, self._sink = collector, sink
+        self._next = -math.inf
+        self._whole = True
+
+    def save(self) -> None:
+        """Saves the state now, unless the last batch was cut.
+
+        If the state of an environment can't be captured, no state is saved from now on.
+
+        Raises:
+            OSError: if the state can't be written.
+        """
+        if not self._whole:
+            return
+        began = time.monotonic()
+        state = self._state()
+        self._whole = state is not None
+        self._sink.save_state(state)
+        now = time.monotonic()
+        self._next = now + max((now - began) / _SHARE, _SECONDS.get(self._sink.format, 0.0))
+
+    def _state(self) -> dict[str, Any] | None:
+        """Returns the collector's state; None if episodes could not go on from it."""
+        try:
+            state: dict[str, Any] = self._collector.state_dict()
+            check_plain_data("the state", state)
+        except Exception as error:  # a user's policy may raise anything
+            print_note(f"note: --resume will begin new episodes: {describe(error)}")
+            return None
+        return state if has_episodes(state) else None
+
+    def note(self, batch: TensorDictBase) -> None:
+        """Saves the state after a batch was written, if it is time to.
+
+        Raises:
+            OSError: if the state can't be written.
+        """
+        facts = self._collector.stats()
+        ends = facts["frames"] >= facts["total_frames"]
+        # The last batch may lack frames that the environments have already stepped past. With more
+        # --frames, these frames must be collected after all, so the state before it is kept.
+        if ends and _frames(batch) < facts["requested_frames_per_batch"]:
+            self._whole = False
+        elif time.monotonic() >= self._next:
+            self.save()
+
+
+def _frames(batch: TensorDictBase) -> int:
+    mask = batch.get(MASK, None)
+    return batch.numel() if mask is None else int(torch.count_nonzero(mask))
+
+
+def state_to_continue(
+    args: CollectArguments, directory: Path, facts: dict[str, Any]
+) -> SavedState | None:
+    """Returns the state of a dataset's collection, if it can be continued with these arguments.
+
+    Otherwise, a note says why new episodes begin.
+
+    Args:
+        args: arguments of the command.
+        directory: path of the dataset.
+        facts: facts about the dataset.
+    """
+    try:
+        saved = load_state(directory)
+    except (OSError, ValueError) as error:
+        note_new_episodes(message_of(error))
+        return None
+    why = None
+    if saved is None:
+        why = "the dataset has no state of its environments"
+    elif saved.version != version():
+        why = f"the state was saved by Trawl {saved.version}, but this is Trawl {version()}"
+    else:
+        why = _changed(args, facts)
+    if why is not None:
+        note_new_episodes(why)
+        return None
+    return saved
+
+
+def _changed(args: CollectArguments, facts: dict[str, Any]) -> str | None:
+    """Returns a text about an argument that has changed the order of frames; None if none has."""
+    before = facts.get("arguments") or {}
+    for name in _SAME:
+        old, new = before.get(name), getattr(args, name)
+        # The size of a batch is recorded, so it need not be given again.
+        if old != new and not (name == "frames_per_batch" and new in (None, facts.get(name))):
+            option = {"asynchronous": "async"}.get(name, name).replace("_", "-")
+            return f"--{option} was {shown(old)}, and is {new} now"
+    return None
+
+
+def continues(collector: Any, saved: SavedState, trust: bool) -> bool:
+    """Loads a state into a new collector.
+
+    If the state can't be loaded, the collector is closed, and a note says why.
+
+    Args:
+        collector: the collector.
+        saved: the state.
+        trust: True to open pickled environments.
+    """
+    with ExitStack() as stack:
+        stack.callback(collector.shutdown, raise_on_error=False)
+        try:
+            check_fits(saved.collector, collector.state_dict())
+            collector.load_state_dict(saved.collector, trust=trust)
+        except EnvStateError as error:
+            note_new_episodes(message_of(error))
+            return False
+        except Exception as error:  # the state may come from a stranger
+            note_new_episodes(f"the state can't be loaded: {describe(error)}")
+            return False
+        stack.pop_all()
+    return True
+
+
+def note_new_episodes(why: str) -> None:
+    """Prints a note that the collection is resumed with new episodes."""
+    print_note(f"note: new episodes begin: {why}")

@@ -1,0 +1,206 @@
+"""Checkpoints of a collector on disk, with which a run continues after it was killed."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from typing_extensions import Self
+
+from trawl.collectors.config import warn
+from trawl.collectors.state_checks import check_fits
+from trawl.data.checkpoints import CheckpointFolder
+from trawl.versions import version
+
+_FORMAT = 1
+Mismatch = Literal["raise", "new_episodes"]
+
+
+class CheckpointedCollector:
+    """Part of a collector that saves and loads checkpoints.
+
+    Attributes:
+        extra: the data that was saved with the checkpoint that was loaded last; empty before.
+    """
+
+    extra: dict[str, Any]
+    _checkpoints: CheckpointFolder | None = None
+
+    if TYPE_CHECKING:
+
+        def _held(self) -> AbstractContextManager[Any]: ...
+        def _check_open(self, what: str) -> None: ...
+
+        state_dict: Callable[[], dict[str, Any]]
+        load_state_dict: Callable[..., None]
+        shutdown: Callable[..., None]
+
+    def checkpoint(
+        self, path: str | os.PathLike[str], extra: Mapping[str, Any] | None = None
+    ) -> Path:
+        """Saves the state of this collector, and data of yours, as a checkpoint in a folder.
+
+        Call this method between two batches. The checkpoint is complete when the method returns,
+        and survives a power cut. If the process is killed meanwhile, earlier checkpoints are still
+        there. The folder keeps the last two. It is locked until the collector is shut down.
+
+        Args:
+            path: path of the folder, which is created if it does not exist.
+            extra: your own data: tensors, numbers, strings, bytes, and lists, tuples and
+                dictionaries of these, such as the ``state_dict()`` of a model and of an optimizer.
+                After loading, they are in :attr:`extra`.
+
+        Returns:
+            The path of the checkpoint's file, which ``torch.load`` reads.
+
+        Raises:
+            TypeError: if ``extra`` contains other objects.
+            BlockingIOError: if another process or collector saves its checkpoints in the folder.
+            OSError: if the checkpoint can't be written, for example because the disk is full.
+                Earlier checkpoints are kept.
+        """
+        self._check_open("checkpoint()")
+        with self._held():
+            content = {
+                "format": _FORMAT,
+                "trawl": version(),
+                "state": self.state_dict(),
+                "extra": dict(extra or {}),
+            }
+            return self._folder(path).save(content)
+
+    def load_checkpoint(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        trust: bool = False,
+        on_state_mismatch: Mismatch = "raise",
+    ) -> bool:
+        """Continues from the newest checkpoint in a folder, if there is one.
+
+        Afterwards, :attr:`extra` has the data that was saved with it. If the newest checkpoint is
+        damaged, the one before it is loaded, with a warning.
+
+        Args:
+            path: path of the folder.
+            trust: True to open pickled environments, which can run any code. Nothing else in a
+                checkpoint can run code.
+            on_state_mismatch: reaction to the state of an environment that can't be restored.
+                ``"raise"`` raises an error. ``"new_episodes"`` begins new episodes in all
+                environments, and warns. It also allows a checkpoint of another version of Trawl.
+
+        Returns:
+            True if there was a checkpoint; False if the folder has none, or does not exist.
+
+        Raises:
+            ValueError: if no checkpoint is whole, or the checkpoint was saved by another version
+                of Trawl, or by a collector with other environments, another policy or another
+                number of workers. In these cases, the collector is not changed.
+            EnvStateError: if the state of an environment can't be restored.
+        """
+        self._check_open("load_checkpoint()")
+        content = self._folder(path).load()
+        if content is None:
+            return False
+        _check_versions(path, content, on_state_mismatch)
+        with self._held():
+            try:
+                check_fits(content["state"], self.state_dict())
+            except ValueError as error:
+                raise ValueError(
+                    f"the checkpoint in {os.fspath(path)} does not fit: {error}"
+                ) from None
+            self.load_state_dict(content["state"], trust=trust, on_state_mismatch=on_state_mismatch)
+        self.extra = content["extra"]
+        return True
+
+    @classmethod
+    def resume(
+        cls,
+        path: str | os.PathLike[str],
+        *args: Any,
+        trust: bool = False,
+        on_state_mismatch: Mismatch = "raise",
+        **options: Any,
+    ) -> Self:
+        """Makes a collector that continues from the newest checkpoint in a folder.
+
+        Args:
+            path: path of the folder.
+            *args: arguments of the constructor: the same as those of the collector that saved the
+                checkpoint.
+            trust: see :meth:`load_checkpoint`.
+            on_state_mismatch: see :meth:`load_checkpoint`.
+            **options: keyword arguments of the constructor.
+
+        Returns:
+            The collector. Its attribute :attr:`extra` has the data that was saved with the
+            checkpoint.
+
+        Raises:
+            FileNotFoundError: if the folder has no checkpoint, or does not exist.
+            ValueError, EnvStateError: see :meth:`load_checkpoint`.
+
+        Example:
+            >>> import tempfile
+            >>> from trawl import Collector
+            >>> folder = tempfile.mkdtemp()
+            >>> with Collector("CartPole-v1", frames_per_batch=50, total_frames=200) as collector:
+            ...     batch = collector.next()
+            ...     path = collector.checkpoint(folder, extra={"learned": 1})
+            >>> with Collector.resume(
+            ...     folder, "CartPole-v1", frames_per_batch=50, total_frames=200
+            ... ) as collector:
+            ...     print(collector.extra, sum(batch.numel() for batch in collector))
+            {'learned': 1} 150
+        """
+        missing = FileNotFoundError(f"{os.fspath(path)} has no checkpoint to resume")
+        if not CheckpointFolder(path).names():
+            raise missing
+        collector = cls(*args, **options)
+        try:
+            if not collector.load_checkpoint(
+                path, trust=trust, on_state_mismatch=on_state_mismatch
+            ):
+                raise missing
+        except BaseException:
+            collector.shutdown(raise_on_error=False)
+            raise
+        return collector
+
+    def _folder(self, path: str | os.PathLike[str]) -> CheckpointFolder:
+        """Returns the folder at a path; a folder that was used before it is unlocked."""
+        folder = self._checkpoints
+        if folder is None or folder.path != Path(path):
+            self._close_checkpoints()
+            folder = self._checkpoints = CheckpointFolder(path)
+        return folder
+
+    def _close_checkpoints(self) -> None:
+        if self._checkpoints is not None:
+            self._checkpoints.close()
+
+
+def _check_versions(
+    path: str | os.PathLike[str], content: Mapping[str, Any], mismatch: Mismatch
+) -> None:
+    """Checks that this version of Trawl can read a checkpoint."""
+    where = f"the checkpoint in {os.fspath(path)}"
+    if content.get("format") != _FORMAT:
+        raise ValueError(
+            f"{where} has format {content.get('format')!r}, but this version of Trawl reads format "
+            f"{_FORMAT}: use the version that saved it"
+        )
+    saved, own = content.get("trawl"), version()
+    if saved == own:
+        return
+    message = f"{where} was saved by Trawl {saved}, but this is Trawl {own}"
+    if mismatch == "raise":
+        raise ValueError(
+            f"{message}: use that version, or pass on_state_mismatch='new_episodes' to load what "
+            "can be loaded"
+        )
+    warn(message, RuntimeWarning)

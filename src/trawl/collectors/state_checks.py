@@ -1,0 +1,113 @@
+"""Checks whether a state fits a collector, before the state is loaded."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from torch import Tensor
+
+# Entries of a state: what the next batch of a collector without workers depends on, the weights of
+# its policy, and the description of an environment.
+_EPISODES, _WEIGHTS, _IDENTITY = "resume", "policy_state_dict", "identity"
+
+
+def workers_of(state: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
+    """Returns the states of the workers in the state of a collector, by name."""
+    names = (name for name in state if name.removeprefix("worker").isdecimal())
+    return {name: state[name] for name in names if isinstance(state[name], Mapping)}
+
+
+def has_episodes(state: Mapping[str, Any]) -> bool:
+    """Returns True if the episodes in all environments go on after the state is loaded."""
+    workers = workers_of(state)
+    if workers:
+        return all(map(has_episodes, workers.values()))
+    return state.get(_EPISODES) is not None
+
+
+def check_fits(state: Mapping[str, Any], own: Mapping[str, Any]) -> None:
+    """Checks that a state comes from a collector that was made with the same arguments.
+
+    Args:
+        state: the state to load.
+        own: the state that the collector has now.
+
+    Raises:
+        ValueError: if the state comes from a collector with another number of workers, other
+            environments or another policy. The message says what differs.
+    """
+    theirs, mine = workers_of(state), workers_of(own)
+    if len(theirs) != len(mine):
+        raise ValueError(
+            f"the state comes from a collector with {len(theirs)} workers, but this one has "
+            f"{len(mine)}"
+        )
+    for name in mine:
+        if name not in theirs:
+            raise ValueError(f"the state has no {name}")
+        try:
+            check_fits(theirs[name], mine[name])
+        except ValueError as error:
+            raise ValueError(f"{name}: {error}") from None
+    _check_weights(state.get(_WEIGHTS), own.get(_WEIGHTS))
+    _check_environments(state.get(_EPISODES), own.get(_EPISODES))
+
+
+def _check_weights(theirs: Any, mine: Any) -> None:
+    if not (isinstance(theirs, Mapping) and isinstance(mine, Mapping)):
+        if (theirs is None) != (mine is None):
+            has = "no weights of a policy" if theirs is None else "weights of a policy"
+            raise ValueError(f"the state has {has}, unlike this collector")
+        return
+    for name in sorted({*theirs, *mine}):
+        one, other = (_shown(weights, name) for weights in (theirs, mine))
+        if one != other:
+            raise ValueError(
+                f"the state is one of another policy: {name!r} is {one} there, and {other} in this "
+                "collector's policy"
+            )
+
+
+def _shown(weights: Mapping[str, Any], name: str) -> str:
+    if name not in weights:
+        return "missing"
+    value = weights[name]
+    if isinstance(value, Tensor):
+        return f"{str(value.dtype).removeprefix('torch.')} of shape {tuple(value.shape)}"
+    return type(value).__name__
+
+
+def _check_environments(theirs: Any, mine: Any) -> None:
+    # An environment that can't be captured before its first reset has no description yet.
+    if theirs is None or mine is None:
+        return
+    before, now = list(_identities(theirs)), list(_identities(mine))
+    if not before or not now:
+        return
+    if len(before) != len(now):
+        raise ValueError(
+            f"the state has {len(before)} environments, but this collector has {len(now)}"
+        )
+    for index, (one, other) in enumerate(zip(before, now, strict=True)):
+        for name in sorted(other):
+            if one.get(name) != other[name]:
+                raise ValueError(
+                    f"the state is one of another environment: the {name} of environment {index} "
+                    f"is {one.get(name)} there, and {other[name]} in this collector"
+                )
+
+
+def _identities(state: Any) -> Iterator[Mapping[str, Any]]:
+    """Yields the descriptions of the environments in a state."""
+    if isinstance(state, Mapping):
+        found = state.get(_IDENTITY)
+        if isinstance(found, Mapping):
+            yield found
+        else:
+            for value in state.values():
+                yield from _identities(value)
+    elif isinstance(state, (list, tuple)):
+        for value in state:
+            if not isinstance(value, (int, float, str)):
+                yield from _identities(value)

@@ -1,0 +1,110 @@
+"""Folders of checkpoints, of which the last two are kept."""
+
+from __future__ import annotations
+
+import os
+import re
+import warnings
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from trawl.data.sinks.files import explaining_full_disks, lock
+from trawl.data.state_files import DIGITS, SUFFIX, check_plain_data, read_state, write_state
+
+_NAME = re.compile(rf"checkpoint-(\d{{8,}})-[0-9a-f]{{{DIGITS}}}{re.escape(SUFFIX)}")
+
+
+class CheckpointFolder:
+    """A folder of checkpoints. Other files in the folder are left alone.
+
+    Args:
+        path: path of the folder, which is created when the first checkpoint is saved.
+    """
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.path = Path(path)
+        # Absolute, because the process may change its working directory.
+        self._place = self.path.absolute()
+        self._lock: int | None = None
+        # Name of the last checkpoint that is known to be whole.
+        self._last: str | None = None
+
+    def names(self) -> list[str]:
+        """Returns the names of the checkpoints, newest first."""
+        try:
+            found = filter(_NAME.fullmatch, os.listdir(self._place))
+        except FileNotFoundError:
+            return []
+        return sorted(found, key=_number, reverse=True)
+
+    def save(self, content: Mapping[str, Any]) -> Path:
+        """Saves a checkpoint, and removes those before the last two.
+
+        The folder is locked from the first call until :meth:`close`.
+
+        Returns:
+            The path of the file.
+
+        Raises:
+            TypeError: if the content is not plain data.
+            BlockingIOError: if another process or collector saves checkpoints in the folder.
+            OSError: if the checkpoint can't be written. Earlier checkpoints are kept.
+        """
+        for name, value in content.items():
+            check_plain_data(name, value)
+        with explaining_full_disks(self._place, self.path):
+            if self._lock is None:
+                self._place.mkdir(parents=True, exist_ok=True)
+                self._lock = lock(self._place, "another collector saves its checkpoints here")
+            before = self.names()
+            number = _number(before[0]) + 1 if before else 1
+            name = write_state(self._place, f"checkpoint-{number:08d}", content)
+        kept = {name, self._last or (before[0] if before else name)}
+        self._last = name
+        for old in before:
+            if old not in kept:
+                (self._place / old).unlink(missing_ok=True)
+        return self.path / name
+
+    def load(self) -> dict[str, Any] | None:
+        """Returns the newest checkpoint; None if there is none.
+
+        If a checkpoint is damaged, the one before it is returned, with a warning.
+
+        Raises:
+            ValueError: if all checkpoints are damaged.
+        """
+        names = self.names()
+        for index, name in enumerate(names):
+            try:
+                content = read_state(self._place, name)
+            except FileNotFoundError:
+                # Another process has replaced it meanwhile.
+                continue
+            except ValueError as error:
+                if index + 1 == len(names):
+                    raise ValueError(
+                        f"{self.path} has no checkpoint that is whole: {error}"
+                    ) from None
+                warnings.warn(
+                    f"{error}; the checkpoint before it is loaded instead",
+                    RuntimeWarning,
+                    stacklevel=2,
+                )
+            else:
+                self._last = name
+                return content
+        return None
+
+    def close(self) -> None:
+        """Unlocks the folder; may be called any number of times."""
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
+
+
+def _number(name: str) -> int:
+    found = _NAME.fullmatch(name)
+    assert found is not None
+    return int(found[1])

@@ -1,0 +1,79 @@
+"""Runs of ``trawl collect`` that are killed, and what is compared with an unbroken one."""
+
+import random
+import signal
+
+import killing
+import torch
+
+from trawl.data import info, load
+
+PROGRAM = """
+if sys.argv.pop(1) == "True":
+    from trawl.cli import saving
+    saving._SHARE, saving._SECONDS = 1e9, {}
+from trawl.cli import main
+code = main()
+print("events", _count)
+sys.exit(code)
+"""
+
+
+def collect(*arguments, cwd, at=0, number=signal.SIGKILL, always=True):
+    """Runs ``trawl collect``.
+
+    Args:
+        *arguments: of the command; the last one is the folder of the dataset.
+        cwd: the folder that it runs in.
+        at: number of the event with the dataset's files at which a signal comes.
+        number: the signal.
+        always: whether the state is saved with each batch.
+    """
+    place = cwd / arguments[-1]
+    return killing.run(
+        PROGRAM, always, "collect", *arguments, cwd=cwd, place=place, at=at, number=number
+    )
+
+
+def whole(arguments, cwd):
+    """An unbroken run; gives its frames, and the number of its events."""
+    done = collect(*arguments, "--out", "whole-v0", cwd=cwd)
+    assert done.returncode == 0, done.stderr
+    return load(cwd / "whole-v0"), int(done.stdout.split()[-1])
+
+
+def broken(arguments, cwd, count, kills, seed, number=signal.SIGKILL):
+    """A run that gets several signals, at random events; gives its frames.
+
+    Args:
+        arguments: of the command.
+        cwd: the folder that it runs in.
+        count: number of events in an unbroken run.
+        kills: number of signals.
+        seed: of the random numbers.
+        number: the signal.
+    """
+    draw, got = random.Random(seed), 0
+    while True:
+        at = draw.randint(1, max(2, 2 * count // (kills + 1))) if got < kills else 0
+        # At first, there are as many events as in the unbroken run.
+        always = not got or draw.random() < 0.7
+        done = collect(*arguments, "--resume", "--out", "parts-v0", cwd=cwd, at=at, number=number,
+                       always=always)  # fmt: skip
+        assert "new episodes" not in done.stderr, done.stderr
+        if done.returncode == 0:
+            break
+        expected = -signal.SIGKILL if number == signal.SIGKILL else 128 + number
+        assert done.returncode == expected, done.stderr
+        got += 1
+    assert got, "no signal came"
+    assert info(cwd / "parts-v0")["complete"]
+    return load(cwd / "parts-v0")
+
+
+def equal(one, other):
+    """Whether two datasets have the same frames, bit for bit."""
+    if one.shape != other.shape or set(one.keys(True, True)) != set(other.keys(True, True)):
+        return False
+    pairs = [(one.get(key), other.get(key)) for key in one.keys(True, True)]
+    return all(a.dtype == b.dtype and torch.equal(a, b) for a, b in pairs)

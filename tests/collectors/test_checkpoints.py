@@ -1,0 +1,381 @@
+"""Checkpoints on disk: what they hold, which are kept, and how a run that was killed goes on."""
+
+import errno
+import os
+import random
+import signal
+import subprocess
+import sys
+from collections import OrderedDict
+
+import killing
+import numpy as np
+import pytest
+import torch
+from multi_parts import same
+from tensordict import TensorDict
+from tensordict.nn import TensorDictModule
+from torch import nn
+
+from trawl.collectors import AsyncCollector, Collector, MultiAsyncCollector, MultiSyncCollector
+from trawl.data.checkpoints import CheckpointFolder
+
+ARGUMENTS = {"frames_per_batch": 60}
+
+
+class Noisy(nn.Module):
+    """A policy that draws its actions."""
+
+    def __init__(self, *sizes):
+        super().__init__()
+        torch.manual_seed(0)
+        self.layers = nn.Sequential(*map(nn.Linear, sizes[:-1], sizes[1:]))
+
+    def forward(self, observation):
+        scores = self.layers(observation)
+        scores = scores + torch.randn_like(scores)
+        return nn.functional.one_hot(scores.argmax(-1), 2)
+
+
+def policy(*sizes):
+    return TensorDictModule(Noisy(*(sizes or (4, 2))), ["observation"], ["action"])
+
+
+def make(cls, source="CartPole-v1", **options):
+    return cls(source, policy(), **ARGUMENTS, **options)
+
+
+KINDS = [
+    (Collector, "CartPole-v1"),
+    (MultiSyncCollector, ["CartPole-v1"] * 2),
+    (AsyncCollector, "CartPole-v1"),
+]
+
+
+@pytest.fixture
+def saved(tmp_path):
+    """A folder with two checkpoints, and the batches that followed each of them."""
+    with make(Collector) as collector:
+        collector.set_seed(1)
+        batches = []
+        for number in range(2):
+            collector.next()
+            collector.checkpoint(tmp_path, {"number": number})
+        batches = [collector.next() for _ in range(3)]
+    return tmp_path, batches
+
+
+def names(folder):
+    return sorted(name for name in os.listdir(folder) if name.startswith("checkpoint"))
+
+
+@pytest.mark.parametrize(("kind", "source"), KINDS, ids=lambda one: getattr(one, "__name__", ""))
+def test_a_run_goes_on_from_its_checkpoint(kind, source, tmp_path):
+    with make(kind, source) as collector:
+        collector.set_seed(1)
+        for _ in range(2):
+            collector.next()
+        collector.checkpoint(tmp_path)
+        expected = [collector.next() for _ in range(4)]
+    with kind.resume(tmp_path, source, policy(), **ARGUMENTS) as other:
+        assert all(same(other.next(), batch) for batch in expected)
+
+
+def test_asynchronous_workers_go_on_from_a_checkpoint(tmp_path):
+    with make(MultiAsyncCollector, ["CartPole-v1"] * 2) as collector:
+        collector.set_seed(1)
+        collector.next()
+        collector.checkpoint(tmp_path)
+    with MultiAsyncCollector.resume(
+        tmp_path, ["CartPole-v1"] * 2, policy(), **ARGUMENTS
+    ) as collector:
+        assert collector.resumed
+        assert collector.stats()["frames"] == 60
+
+
+def test_extra_data_comes_back(tmp_path):
+    model = nn.Linear(2, 1)
+    optimizer = torch.optim.Adam(model.parameters())
+    model(torch.ones(2)).sum().backward()
+    optimizer.step()
+    extra = {
+        "model": model.state_dict(),
+        "optimizer": optimizer.state_dict(),
+        "curve": [(1, 2.5), (2, float("inf"))],
+        "name": "é",
+        "bytes": b"\0",
+        "nothing": None,
+        "ordered": OrderedDict(a=torch.Size([1, 2])),
+        "generator": torch.get_rng_state(),
+    }
+    with make(Collector) as collector:
+        assert collector.extra == {}
+        collector.checkpoint(tmp_path / "new" / "folder", extra)
+    with Collector.resume(tmp_path / "new" / "folder", "CartPole-v1", policy(), **ARGUMENTS) as one:
+        found = one.extra
+    assert found["curve"] == extra["curve"]
+    assert [found[name] for name in ("name", "bytes", "nothing")] == ["é", b"\0", None]
+    assert found["ordered"] == extra["ordered"]
+    assert torch.equal(found["generator"], extra["generator"])
+    assert torch.equal(found["model"]["weight"], model.weight)
+    optimizer.load_state_dict(found["optimizer"])
+
+
+@pytest.mark.parametrize(
+    ("value", "match"),
+    [
+        ({"a": [1, np.float64(2)]}, r"extra\['a'\]\[1\] must .* is a numpy.float64"),
+        ({"a": np.zeros(2)}, "numpy.ndarray"),
+        ({"a": TensorDict()}, "TensorDict"),
+        ({"a": {np.int64(1): 2}}, "the keys of extra"),
+        ({"a": {1, 2}}, "builtins.set"),
+    ],
+)
+def test_what_could_not_be_loaded_is_not_saved(value, match, tmp_path):
+    with make(Collector) as collector:
+        with pytest.raises(TypeError, match=match):
+            collector.checkpoint(tmp_path, value)
+        assert names(tmp_path) == []
+
+
+def test_the_last_two_are_kept_and_other_files_are_left_alone(tmp_path):
+    (tmp_path / "checkpoint-mine.pt").touch()
+    with make(Collector) as collector:
+        paths = [collector.checkpoint(tmp_path, {"number": i}) for i in range(4)]
+    assert sorted(path.name for path in paths[2:]) == names(tmp_path)[:2]
+    assert (tmp_path / "checkpoint-mine.pt").exists()
+    assert not [name for name in os.listdir(tmp_path) if name.startswith(".")]
+    assert torch.load(paths[3], weights_only=True)["extra"] == {"number": 3}
+
+
+def damage_by_cutting(path):
+    with open(path, "r+b") as file:
+        file.truncate(path.stat().st_size // 2)
+
+
+def damage_by_a_bit(path):
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+
+
+def damage_by_emptying(path):
+    path.write_bytes(b"")
+
+
+DAMAGE = [damage_by_cutting, damage_by_a_bit, damage_by_emptying]
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
+def test_a_damaged_checkpoint_is_passed_over(saved, damage):
+    folder, batches = saved
+    damage(folder / names(folder)[1])
+    with pytest.warns(RuntimeWarning, match=r"is damaged: .* the checkpoint before it is loaded"):
+        collector = Collector.resume(folder, "CartPole-v1", policy(), **ARGUMENTS)
+    with collector:
+        assert collector.extra == {"number": 0}
+        collector.next()
+        assert same(collector.next(), batches[0])
+        # The damaged one is not counted as one of the last two.
+        collector.checkpoint(folder, {"number": 2})
+    before, last = names(folder)
+    for name in (before, last):
+        assert torch.load(folder / name, weights_only=True)["extra"]["number"] in (0, 2)
+
+
+def test_without_a_whole_checkpoint_there_is_an_error(saved):
+    folder, _ = saved
+    for name in names(folder):
+        damage_by_cutting(folder / name)
+    with (
+        pytest.warns(RuntimeWarning, match="before it"),
+        pytest.raises(ValueError, match="no checkpoint that is whole"),
+    ):
+        Collector.resume(folder, "CartPole-v1", policy(), **ARGUMENTS)
+
+
+def test_without_any_checkpoint_there_is_an_error_too(tmp_path):
+    for folder in (tmp_path, tmp_path / "none"):
+        with pytest.raises(FileNotFoundError, match="has no checkpoint to resume"):
+            Collector.resume(folder, "CartPole-v1", policy(), **ARGUMENTS)
+        with make(Collector) as collector:
+            assert not collector.load_checkpoint(folder)
+    assert not (tmp_path / "none").exists()
+
+
+@pytest.mark.parametrize(
+    ("other", "match"),
+    [
+        (
+            lambda: make(Collector, "CartPole-v0"),
+            "the id of environment 0 is CartPole-v1 there, and CartPole-v0",
+        ),
+        (lambda: make(Collector, ["CartPole-v1"] * 2), "1 environments, but this collector has 2"),
+        (
+            lambda: Collector("CartPole-v1", **ARGUMENTS),
+            "weights of a policy, unlike this collector",
+        ),
+        (
+            lambda: Collector("CartPole-v1", policy(4, 8, 2), **ARGUMENTS),
+            r"layers.0.bias' is float32 of shape \(2,\) there, and float32 of shape \(8,\)",
+        ),
+        (
+            lambda: make(MultiSyncCollector, ["CartPole-v1"] * 2),
+            "a collector with 0 workers, but this one has 2",
+        ),
+    ],
+    ids=["environment", "environments", "no policy", "policy", "workers"],
+)
+@pytest.mark.filterwarnings("ignore:.*CartPole-v0.*out of date")
+def test_the_checkpoint_of_another_collector_changes_nothing(saved, other, match):
+    folder, _ = saved
+    with other() as one:
+        one.set_seed(5)
+        first = one.next()
+        with pytest.raises(ValueError, match=match):
+            one.load_checkpoint(folder)
+        assert one.extra == {}
+        second = one.next()
+    with other() as two:
+        two.set_seed(5)
+        assert same(two.next(), first)
+        assert same(two.next(), second)
+
+
+def rewrite(folder, **changes):
+    """Changes the newest checkpoint, as another version of Trawl might have written it."""
+    content = torch.load(folder / names(folder)[-1], weights_only=True)
+    writing = CheckpointFolder(folder)
+    writing.save({**content, **changes})
+    writing.close()
+
+
+def test_the_checkpoint_of_another_version_is_refused(saved):
+    folder, batches = saved
+    rewrite(folder, trawl="0.0.1")
+    with make(Collector) as collector:
+        with pytest.raises(ValueError, match=r"was saved by Trawl 0\.0\.1, but this is Trawl"):
+            collector.load_checkpoint(folder)
+        with pytest.warns(RuntimeWarning, match=r"was saved by Trawl 0\.0\.1"):
+            assert collector.load_checkpoint(folder, on_state_mismatch="new_episodes")
+        assert same(collector.next(), batches[0])
+    rewrite(folder, format=2)
+    with (
+        make(Collector) as collector,
+        pytest.raises(ValueError, match="has format 2, but this version of Trawl reads format 1"),
+    ):
+        collector.load_checkpoint(folder, on_state_mismatch="new_episodes")
+
+
+def test_one_folder_is_for_one_collector(saved):
+    folder, _ = saved
+    before = names(folder)
+    with make(Collector) as collector, make(Collector) as other:
+        collector.checkpoint(folder)
+        now = names(folder)
+        with pytest.raises(BlockingIOError, match="another collector saves its checkpoints here"):
+            other.checkpoint(folder)
+        assert names(folder) == now != before
+        collector.shutdown()
+        other.checkpoint(folder)
+
+
+ON_A_SMALL_DISK = """
+import errno, os, subprocess, sys
+import torch
+from trawl import Collector
+subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", "disk"], check=True)
+collector = Collector("CartPole-v1", frames_per_batch=60)
+first = collector.checkpoint("disk/runs", {"number": 1})
+try:
+    collector.checkpoint("disk/runs", {"large": torch.zeros(400_000)})
+except OSError as error:
+    assert error.errno == errno.ENOSPC, error
+    assert error.filename == "disk/runs" and "bytes free)" in error.strerror, error
+assert os.listdir("disk/runs") == [first.name], os.listdir("disk/runs")
+second = collector.checkpoint("disk/runs", {"number": 2})
+assert sorted(os.listdir("disk/runs")) == [first.name, second.name], os.listdir("disk/runs")
+assert collector.load_checkpoint("disk/runs") and collector.extra == {"number": 2}
+"""
+
+
+def test_a_full_disk_is_told_and_leaves_the_last_checkpoint(tmp_path):
+    (tmp_path / "disk").mkdir()
+    alone = ["unshare", "--mount"] if os.geteuid() == 0 else ["unshare", "-rm"]
+    mount = "mount -t tmpfs -o size=1m tmpfs disk"
+    try:
+        trial = subprocess.run([*alone, "sh", "-c", mount], cwd=tmp_path, capture_output=True)
+    except FileNotFoundError:
+        pytest.skip("there is no unshare")
+    if trial.returncode:
+        pytest.skip("no disk may be mounted here")
+    command = [*alone, sys.executable, "-c", ON_A_SMALL_DISK]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
+def test_a_folder_that_is_not_writable_is_named(tmp_path):
+    tmp_path.chmod(0o500)
+    with make(Collector) as collector, pytest.raises(PermissionError, match=str(tmp_path)):
+        collector.checkpoint(tmp_path)
+    tmp_path.chmod(0o700)
+
+
+def test_a_file_is_no_folder(tmp_path):
+    file = tmp_path / "file"
+    file.touch()
+    with make(Collector) as collector:
+        with pytest.raises(OSError, match="file") as caught:
+            collector.checkpoint(file)
+        assert caught.value.errno in (errno.EEXIST, errno.ENOTDIR)
+        with pytest.raises(NotADirectoryError):
+            collector.load_checkpoint(file)
+
+
+def test_a_closed_collector_saves_nothing(tmp_path):
+    with make(Collector) as collector:
+        pass
+    with pytest.raises(RuntimeError, match="was shut down"):
+        collector.checkpoint(tmp_path)
+
+
+# --- kill -9
+
+PROGRAM = """
+import torch
+from trawl import Collector
+
+folder, out = sys.argv[1:]
+collector = Collector(["CartPole-v1"] * 2, frames_per_batch=40, total_frames=1200)
+collector.set_seed(3)
+sums = []
+if collector.load_checkpoint(folder):
+    sums = collector.extra["sums"]
+for batch in collector:
+    ids = batch["collector", "traj_ids"].sum()
+    sums.append([float(batch["observation"].double().sum()), int(ids)])
+    collector.checkpoint(folder, {"sums": sums})
+torch.save(sums, out)
+print(_count)
+"""
+
+
+def test_killed_at_any_moment_a_run_comes_to_the_same(tmp_path):
+    def run(name, at):
+        place, out = tmp_path / name, tmp_path / f"{name}.out"
+        return killing.run(PROGRAM, place, out, cwd=tmp_path, place=place, at=at)
+
+    done = run("whole", 0)
+    assert done.returncode == 0, done.stderr
+    draw, kills, count = random.Random(0), 0, int(done.stdout)
+    while True:
+        done = run("parts", draw.randint(1, count // 5) if kills < 8 else 0)
+        if done.returncode == 0:
+            break
+        assert done.returncode == -signal.SIGKILL, done.stderr
+        kills += 1
+    assert kills == 8
+    expected, found = (torch.load(tmp_path / f"{name}.out") for name in ("whole", "parts"))
+    assert len(expected) == 30
+    assert found == expected
