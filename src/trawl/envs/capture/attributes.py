@@ -80,9 +80,14 @@ class Encoder:
 
     def some_attributes(self, owner: Any) -> dict[str, Any]:
         """Returns those attributes of an object that may change and can be captured."""
-        found = {}
+        found: dict[str, Any] = {}
         for name, value in _attributes(owner).items():
-            if name in _CONSTANT or is_fixed(value, self._members):
+            if name in _CONSTANT:
+                continue
+            if type(value) in _PLAIN:
+                found[name] = value
+                continue
+            if is_fixed(value, self._members):
                 continue
             before = len(self._seen), len(self._arrays)
             try:
@@ -122,7 +127,7 @@ class Encoder:
             pairs = [list(map(self.encode, pair)) for pair in self._looked_at(value.items())]
             return {"kind": "dict", "items": pairs}
         if kind is np.random.Generator:
-            if getattr(value.bit_generator.seed_seq, "n_children_spawned", 0):
+            if has_children(value):
                 raise NotPlain("which is a generator that has spawned others")
             return {"kind": "generator", "state": self.encode(value.bit_generator.state)}
         if kind is np.random.RandomState:
@@ -173,6 +178,11 @@ class Encoder:
 
     def _looked_at(self, values: Iterable[Any]) -> Iterable[Any]:
         return islice(values, _LOOKED_AT) if self.looks_only else values
+
+
+def has_children(generator: np.random.Generator) -> bool:
+    """Returns True if a generator has spawned others, which its state does not tell."""
+    return bool(getattr(generator.bit_generator.seed_seq, "n_children_spawned", 0))
 
 
 def _attributes(owner: Any) -> dict[str, Any]:

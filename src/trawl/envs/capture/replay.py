@@ -7,7 +7,7 @@ whoever resets and steps the environment passes resets and actions to the log.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -39,7 +39,8 @@ class EpisodeLog(StepLog):
 
     def __init__(self, observations: SpaceCodec, actions: SpaceCodec) -> None:
         super().__init__(observations, actions, MOST_STEPS, MOST_BYTES)
-        self._origin: Any = None
+        # Function that returns the origin as plain data.
+        self._origin: Callable[[], dict[str, Any]] = dict
         self._made: dict[str, Any] | None = None
 
     def begin(self, env: Any, arguments: Mapping[str, Any]) -> None:
@@ -75,7 +76,7 @@ class EpisodeLog(StepLog):
         members = chain(env)
         encoder = Encoder(members[::-1])
         return {
-            "origin": self._origin,
+            "origin": self._origin(),
             **self.state(),
             **_end(members[-1]),
             "wrappers": [encoder.attributes(member) for member in members[:-1]],
@@ -84,7 +85,8 @@ class EpisodeLog(StepLog):
     @override
     def load(self, state: Mapping[str, Any]) -> None:
         super().load(state)
-        self._origin = state["origin"]
+        noted = state["origin"]
+        self._origin = lambda: noted
 
     def replay(self, env: Any, state: Mapping[str, Any]) -> None:
         """Repeats an episode, and continues from its last step.
@@ -106,8 +108,8 @@ class EpisodeLog(StepLog):
     def _repeat(self, env: Any, state: Mapping[str, Any]) -> None:
         members = chain(env)
         try:
-            origin.write(members, self._origin, self._made or {})
-            obs, _ = env.reset(**origin.arguments_of(self._origin))
+            origin.write(members, state["origin"], self._made or {})
+            obs, _ = env.reset(**origin.arguments_of(state["origin"]))
             obs, rewards = self._steps(env, obs)
             leaves = self._observations.encode(obs)
         except EnvStateError:
