@@ -170,10 +170,20 @@ def test_atari_with_sticky_actions():
     check(make, 150, 1)
 
 
-@pytest.mark.parametrize("name", ["LunarLander-v3", "CarRacing-v3"])
+@pytest.mark.parametrize("name", ["LunarLander-v3", "LunarLanderContinuous-v3"])
 def test_box2d(name):
     pytest.importorskip("Box2D", reason="Box2D is not installed")
-    check(lambda: gymnasium.make(name), 120, 1)
+    check(lambda: gymnasium.make(name), 250, 1)
+
+
+def test_a_world_of_box2d_that_outlives_its_episodes():
+    pytest.importorskip("Box2D", reason="Box2D is not installed")
+    env = logged(gymnasium.make("BipedalWalker-v3"))
+    drive(env, env.reset(seed=1), 5)
+    assert env.state_methods == ["none"]
+    with pytest.raises(EnvStateError, match="replay: its episodes share a world of Box2D"):
+        env.capture()
+    env.close()
 
 
 # --- what can't be replayed

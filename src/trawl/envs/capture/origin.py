@@ -58,6 +58,18 @@ def _as_data(states: Mapping[str, tuple[str, Any]]) -> dict[str, Any]:
     }
 
 
+def worlds(base: Any) -> list[Any]:
+    """Returns the worlds of Box2D among an environment's attributes.
+
+    A world keeps traces of bodies that were destroyed, in the order in which it finds collisions.
+    """
+    return [
+        value
+        for value in _attributes(base).values()
+        if type(value).__name__ == "b2World" and type(value).__module__.startswith("Box2D")
+    ]
+
+
 def note(
     members: Sequence[Any], arguments: Mapping[str, Any], made: Mapping[str, Any]
 ) -> Callable[[], dict[str, Any]]:

@@ -42,6 +42,7 @@ class EpisodeLog(StepLog):
         # Function that returns the origin as plain data.
         self._origin: Callable[[], dict[str, Any]] = dict
         self._made: dict[str, Any] | None = None
+        self._worlds: list[Any] = []
 
     def begin(self, env: Any, arguments: Mapping[str, Any]) -> None:
         """Notes the origin of an episode; called just before the reset that begins it.
@@ -51,6 +52,7 @@ class EpisodeLog(StepLog):
             arguments: arguments of the reset.
         """
         members = chain(env)
+        self._worlds = origin.worlds(members[-1])
         if self._made is None:
             self._made = origin.numbers(members[-1])
         self.clear()
@@ -65,14 +67,27 @@ class EpisodeLog(StepLog):
         self._made = None
         self.lose("no episode has begun since the environment was made anew")
 
+    def why_not(self, env: Any) -> str | None:
+        """Returns the reason why the episode can't be replayed; None if it can be.
+
+        Args:
+            env: the environment.
+        """
+        now = origin.worlds(chain(env)[-1])
+        if any(one is other for one in now for other in self._worlds):
+            # The observations may agree at first, and differ after a later collision.
+            return "its episodes share a world of Box2D, which remembers earlier ones"
+        return self.why
+
     def capture(self, env: Any) -> dict[str, Any]:
         """Returns the origin, the actions, and what is checked after a replay, as plain data.
 
         Raises:
             NotPlain: if the episode can't be replayed.
         """
-        if self.why is not None:
-            raise NotPlain(self.why)
+        why = self.why_not(env)
+        if why is not None:
+            raise NotPlain(why)
         members = chain(env)
         encoder = Encoder(members[::-1])
         return {
