@@ -10,6 +10,7 @@ from itertools import count
 from typing import Any, Literal
 
 import torch
+from torch import nn
 
 from trawl.checks import check_bool
 from trawl.collectors.config import warn
@@ -116,8 +117,10 @@ class ResumableCollector(RolloutCollector):
 
         Raises:
             KeyError: if an entry is missing.
-            EnvStateError: if the state of an environment can't be restored.
-            ValueError: if the state is one of other environments or of another policy.
+            EnvStateError: if the state of an environment can't be restored. If other environments
+                may have been restored before, new episodes begin.
+            ValueError: if the state is one of other environments or of another policy. Nothing
+                has changed then.
         """
         check_bool("trust", trust)
         if on_state_mismatch not in _MODES:
@@ -135,10 +138,11 @@ class ResumableCollector(RolloutCollector):
             mismatch = self._mismatch(state_dict.get(RESUME))
             if mismatch is not None and on_state_mismatch == "raise":
                 raise mismatch
-            if module is not None and "policy_state_dict" in state_dict:
-                module.load_state_dict(state_dict["policy_state_dict"], strict=strict)
-            raises = on_state_mismatch == "raise"
-            self.resumed = self._load_episodes(state_dict, trust, raises, mismatch)
+            with _weights_kept_if_fails(module):
+                if module is not None and "policy_state_dict" in state_dict:
+                    module.load_state_dict(state_dict["policy_state_dict"], strict=strict)
+                raises = on_state_mismatch == "raise"
+                self.resumed = self._load_episodes(state_dict, trust, raises, mismatch)
             if not self.resumed:
                 self._begin_episodes(state_dict, strict)
             self._frames = int(state_dict["frames"])
@@ -189,8 +193,6 @@ class ResumableCollector(RolloutCollector):
                 self._resume(state, trust)
             except (EnvStateError, ValueError) as error:
                 if raises:
-                    # Some environments may be restored already, and others not.
-                    self._restart()
                     raise
                 warn(f"new episodes begin in all environments: {error}", RuntimeWarning)
             else:
@@ -208,10 +210,16 @@ class ResumableCollector(RolloutCollector):
             self._rollout.writer.episodes.load(int(state_dict["traj_pool"]["traj_id"]))
 
     def _resume(self, state: Mapping[str, Any], trust: bool) -> None:
+        # If the state does not fit, this call raises an error, and nothing has changed.
         self._rollout.load_state_dict(state["rollout"])
-        for index, (part, one) in enumerate(zip(self._parts(), state["envs"], strict=True)):
-            with _named(index):
-                part.restore(one, trust)
+        try:
+            for index, (part, one) in enumerate(zip(self._parts(), state["envs"], strict=True)):
+                with _named(index):
+                    part.restore(one, trust)
+        except EnvStateError:
+            # Some environments may be restored already, and others not.
+            self._restart()
+            raise
         # Environments may have drawn random numbers while they were restored.
         self._rollout.load_random_state(state["rollout"])
         self._at_start = state["at_start"]
@@ -268,6 +276,18 @@ def check_resume(collector: Any, state: Mapping[str, Any] | None) -> None:
         mismatch = collector._mismatch(state)
         if mismatch is not None:
             raise mismatch
+
+
+@contextmanager
+def _weights_kept_if_fails(module: nn.Module | None) -> Iterator[None]:
+    """Restores the weights of a module if an exception leaves the context."""
+    before = None if module is None else deepcopy(module.state_dict())
+    try:
+        yield
+    except BaseException:
+        if module is not None and before is not None:
+            module.load_state_dict(before)
+        raise
 
 
 @contextmanager

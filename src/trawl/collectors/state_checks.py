@@ -7,9 +7,10 @@ from typing import Any
 
 from torch import Tensor
 
-# Entries of a state: what the next batch of a collector without workers depends on, the weights of
-# its policy, and the description of an environment.
-_EPISODES, _WEIGHTS, _IDENTITY = "resume", "policy_state_dict", "identity"
+from trawl.collectors.snapshots import RESUME
+
+# Entries of a state: the weights of the policy, and the description of an environment.
+_WEIGHTS, _IDENTITY = "policy_state_dict", "identity"
 
 
 def workers_of(state: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
@@ -23,7 +24,7 @@ def has_episodes(state: Mapping[str, Any]) -> bool:
     workers = workers_of(state)
     if workers:
         return all(map(has_episodes, workers.values()))
-    return state.get(_EPISODES) is not None
+    return state.get(RESUME) is not None
 
 
 def check_fits(state: Mapping[str, Any], own: Mapping[str, Any]) -> None:
@@ -51,7 +52,7 @@ def check_fits(state: Mapping[str, Any], own: Mapping[str, Any]) -> None:
         except ValueError as error:
             raise ValueError(f"{name}: {error}") from None
     _check_weights(state.get(_WEIGHTS), own.get(_WEIGHTS))
-    _check_environments(state.get(_EPISODES), own.get(_EPISODES))
+    _check_environments(state.get(RESUME), own.get(RESUME))
 
 
 def _check_weights(theirs: Any, mine: Any) -> None:

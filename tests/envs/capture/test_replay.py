@@ -118,6 +118,8 @@ def test_the_statistics_of_wrappers_are_those_of_all_episodes():
     other.restore(through_a_file(env.capture()))
     assert len(env.env.return_queue) > 2
     assert other.env.return_queue == env.env.return_queue
+    # Times can't be repeated.
+    assert other.env.episode_start_time == env.env.episode_start_time
     one, two = (
         next(
             vars(member)["obs_rms"]
@@ -128,6 +130,29 @@ def test_the_statistics_of_wrappers_are_those_of_all_episodes():
     )
     assert isinstance(one, RunningMeanStd)
     assert (one.mean == two.mean).all()
+
+
+class Records(gymnasium.Wrapper):
+    """Keeps all rewards, for ever."""
+
+    def __init__(self, env):
+        super().__init__(env)
+        self.rewards = []
+
+    def step(self, action):
+        result = self.env.step(action)
+        self.rewards.append(result[1])
+        return result
+
+
+def test_long_records_of_wrappers_are_as_they_were():
+    env, other = logged(Records(Closed())), logged(Records(Closed()))
+    drive(env, env.reset(), 400)
+    state = through_a_file(env.capture())
+    assert len(str(state["env"]["replay"]["origin"])) < 2000
+    other.restore(state)
+    assert other.env.rewards == env.env.rewards
+    assert len(env.env.rewards) == 400
 
 
 def test_another_process_repeats_the_episode():
@@ -158,22 +183,46 @@ def test_another_process_repeats_the_episode():
     assert json.loads(done.stdout) == expected
 
 
-def test_atari_with_sticky_actions():
+def sticky_pong():
     ale = pytest.importorskip("ale_py", reason="ale-py is not installed")
     pytest.importorskip("cv2", reason="OpenCV, which the preprocessing needs, is not installed")
     gymnasium.register_envs(ale)
-
-    def make():
-        env = gymnasium.make("ALE/Pong-v5", frameskip=1, repeat_action_probability=0.25)
-        return wrappers.FrameStackObservation(wrappers.AtariPreprocessing(env), 4)
-
-    check(make, 150, 1)
+    env = gymnasium.make("ALE/Pong-v5", frameskip=1, repeat_action_probability=0.25)
+    return wrappers.FrameStackObservation(wrappers.AtariPreprocessing(env), 4)
 
 
-@pytest.mark.parametrize("name", ["LunarLander-v3", "CarRacing-v3"])
+def test_atari_with_sticky_actions():
+    check(sticky_pong, 150, 1)
+
+
+def test_later_episodes_of_atari_depend_on_the_emulators_generator():
+    env, other = logged(sticky_pong()), logged(sticky_pong())
+    _, root = drive(env, env.reset(seed=1), 40)
+    _, root = drive(env, env.reset(), 60)
+    state = through_a_file(env.capture())
+    other.restore(state)
+    torch.manual_seed(1)
+    frames, _ = drive(env, root.copy(), 60)
+    torch.manual_seed(1)
+    again, _ = drive(other, root.copy(), 60)
+    assert all((one == two).all() for one, two in zip(frames, again, strict=True))
+    env.close(), other.close()
+
+
+@pytest.mark.parametrize("name", ["LunarLander-v3", "LunarLanderContinuous-v3"])
 def test_box2d(name):
     pytest.importorskip("Box2D", reason="Box2D is not installed")
-    check(lambda: gymnasium.make(name), 120, 1)
+    check(lambda: gymnasium.make(name), 250, 1)
+
+
+def test_a_world_of_box2d_that_outlives_its_episodes():
+    pytest.importorskip("Box2D", reason="Box2D is not installed")
+    env = logged(gymnasium.make("BipedalWalker-v3"))
+    drive(env, env.reset(seed=1), 5)
+    assert env.state_methods == ["none"]
+    with pytest.raises(EnvStateError, match="replay: its episodes share a world of Box2D"):
+        env.capture()
+    env.close()
 
 
 # --- what can't be replayed

@@ -44,7 +44,7 @@ def way_of(env: Any, log: EpisodeLog | None = None) -> str:
         log: log of its episode, if there is one.
     """
     way = _captured(env)[0]
-    return REPLAY if way == NONE and log is not None and log.why is None else way
+    return REPLAY if way == NONE and log is not None and log.why_not(env) is None else way
 
 
 def ways_of(env: Any) -> list[str]:

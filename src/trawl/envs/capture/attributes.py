@@ -95,9 +95,14 @@ class Encoder:
 
     def some_attributes(self, owner: Any) -> dict[str, Any]:
         """Returns those attributes of an object that may change and can be captured."""
-        found = {}
+        found: dict[str, Any] = {}
         for name, value in sorted(_attributes(owner).items()):
-            if name in _CONSTANT or self.is_fixed(value):
+            if name in _CONSTANT:
+                continue
+            if type(value) in _PLAIN:
+                found[name] = value
+                continue
+            if self.is_fixed(value):
                 continue
             before = len(self._seen), len(self._arrays)
             try:
@@ -143,7 +148,7 @@ class Encoder:
         if kind is GraphInstance:
             return {"kind": "graph", "items": [self.encode(item) for item in value]}
         if kind is np.random.Generator:
-            if getattr(value.bit_generator.seed_seq, "n_children_spawned", 0):
+            if has_children(value):
                 raise NotPlain("which is a generator that has spawned others")
             return {"kind": "generator", "state": self.encode(value.bit_generator.state)}
         if kind is np.random.RandomState:
@@ -195,6 +200,11 @@ class Encoder:
 
     def _looked_at(self, values: Iterable[Any]) -> Iterable[Any]:
         return islice(values, _LOOKED_AT) if self.looks_only else values
+
+
+def has_children(generator: np.random.Generator) -> bool:
+    """Returns True if a generator has spawned others, which its state does not tell."""
+    return bool(getattr(generator.bit_generator.seed_seq, "n_children_spawned", 0))
 
 
 def _attributes(owner: Any) -> dict[str, Any]:

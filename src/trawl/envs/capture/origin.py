@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import gymnasium
 import numpy as np
 
-from trawl.envs.capture.attributes import Decoder, Encoder, NotPlain
+from trawl.envs.capture.attributes import Decoder, Encoder, NotPlain, has_children
 from trawl.envs.capture.emulator import emulator_of, emulator_state, put_emulator_state
 
-_GENERATORS = (np.random.Generator, np.random.RandomState, random.Random)
-_NUMBERS = (bool, int, float)
+_NUMBERS = frozenset({bool, int, float})
+# Functions that return the states of generators, by class, and the encoder's name of the class.
+_GENERATORS: dict[type, tuple[str, Callable[[Any], Any]]] = {
+    np.random.Generator: ("generator", lambda one: one.bit_generator.state),
+    np.random.RandomState: ("random_state", lambda one: one.get_state(legacy=False)),
+    random.Random: ("random", lambda one: one.getstate()),
+}
 # Longer lists and larger arrays of wrappers are not noted before each reset: they are mostly
 # records of episodes, or are overwritten by the reset. If an episode needs them, the check after
 # its replay fails.
@@ -26,26 +31,59 @@ def numbers(base: Any) -> dict[str, Any]:
 
 
 def generators(base: Any) -> dict[str, Any]:
-    """Returns the states of the generators among an environment's attributes.
+    """Returns the states of the generators among an environment's attributes, as plain data."""
+    return _as_data(_states(base))
+
+
+def _states(base: Any) -> dict[str, tuple[str, Any]]:
+    """Returns the kinds and states of the generators among an environment's attributes.
 
     Raises:
-        NotPlain: if a generator's state can't be captured.
+        NotPlain: if the state of a generator is not all that it depends on.
     """
+    found = {}
+    for name, value in _attributes(base).items():
+        known = _GENERATORS.get(type(value))
+        if known is not None:
+            if known[0] == "generator" and has_children(value):
+                raise NotPlain(f"{name} is a generator that has spawned others")
+            found[name] = known[0], known[1](value)
+    return found
+
+
+def _as_data(states: Mapping[str, tuple[str, Any]]) -> dict[str, Any]:
     return {
-        name: Encoder([]).encode(value)
-        for name, value in _attributes(base).items()
-        if type(value) in _GENERATORS
+        name: {"number": 0, "kind": kind, "state": Encoder([]).encode(state)}
+        for name, (kind, state) in states.items()
     }
 
 
-def note(members: Sequence[Any], arguments: Mapping[str, Any], made: Mapping[str, Any]) -> Any:
-    """Returns the origin of the episode that the next reset begins, as plain data.
+def worlds(base: Any) -> list[Any]:
+    """Returns the worlds of Box2D among an environment's attributes.
+
+    A world keeps traces of bodies that were destroyed, in the order in which it finds collisions.
+    """
+    return [
+        value
+        for value in _attributes(base).values()
+        if type(value).__name__ == "b2World" and type(value).__module__.startswith("Box2D")
+    ]
+
+
+def note(
+    members: Sequence[Any], arguments: Mapping[str, Any], made: Mapping[str, Any]
+) -> Callable[[], dict[str, Any]]:
+    """Notes the origin of the episode that the next reset begins.
 
     Args:
         members: the wrapper chain, outermost first.
         arguments: arguments of the reset.
         made: the numbers of the environment when it was made. They are not noted, because they
             may be handles that differ in another process.
+
+    Returns:
+        A function that returns the origin as plain data. Most episodes end before a state is
+        taken, so that the conversion waits until then.
 
     Raises:
         NotPlain: if the origin can't be noted, or nothing decides the beginning of an episode.
@@ -54,22 +92,29 @@ def note(members: Sequence[Any], arguments: Mapping[str, Any], made: Mapping[str
     if isinstance(base, gymnasium.Env) and arguments.get("seed") is None:
         # Without a seed, the reset draws from this generator, which the first look at it makes.
         _ = base.np_random
-    emulator, found = emulator_of(base), generators(base)
-    if emulator is None and not found and arguments.get("seed") is None:
+    emulator, states = emulator_of(base), _states(base)
+    if emulator is None and not states and arguments.get("seed") is None:
         raise NotPlain("the environment has no generator, and was reset without a seed")
     # The collector may add a wrapper outside of the others, so that numbers start inside.
     encoder = Encoder(members[::-1], most=_MOST_ITEMS)
-    return {
-        "arguments": Encoder([]).encode(dict(arguments)),
-        "generators": found,
-        "numbers": {
-            name: value
-            for name, value in numbers(base).items()
-            if name not in made or value != made[name] or type(value) is not type(made[name])
-        },
-        "emulator": None if emulator is None else emulator_state(emulator),
-        "wrappers": [encoder.some_attributes(member) for member in members[:-1]],
-    }
+    wrappers = [encoder.some_attributes(member) for member in members[:-1]]
+    now, screen = numbers(base), None if emulator is None else emulator_state(emulator)
+    given = Encoder([]).encode(dict(arguments))
+
+    def origin() -> dict[str, Any]:
+        return {
+            "arguments": given,
+            "generators": _as_data(states),
+            "numbers": {
+                name: value
+                for name, value in now.items()
+                if name not in made or value != made[name] or type(value) is not type(made[name])
+            },
+            "emulator": screen,
+            "wrappers": wrappers,
+        }
+
+    return origin
 
 
 def write(members: Sequence[Any], origin: Mapping[str, Any], made: Mapping[str, Any]) -> None:

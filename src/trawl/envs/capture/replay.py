@@ -7,7 +7,7 @@ whoever resets and steps the environment passes resets and actions to the log.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -39,8 +39,10 @@ class EpisodeLog(StepLog):
 
     def __init__(self, observations: SpaceCodec, actions: SpaceCodec) -> None:
         super().__init__(observations, actions, MOST_STEPS, MOST_BYTES)
-        self._origin: Any = None
+        # Function that returns the origin as plain data.
+        self._origin: Callable[[], dict[str, Any]] = dict
         self._made: dict[str, Any] | None = None
+        self._worlds: list[Any] = []
 
     def begin(self, env: Any, arguments: Mapping[str, Any]) -> None:
         """Notes the origin of an episode; called just before the reset that begins it.
@@ -50,6 +52,7 @@ class EpisodeLog(StepLog):
             arguments: arguments of the reset.
         """
         members = chain(env)
+        self._worlds = origin.worlds(members[-1])
         if self._made is None:
             self._made = origin.numbers(members[-1])
         self.clear()
@@ -64,18 +67,31 @@ class EpisodeLog(StepLog):
         self._made = None
         self.lose("no episode has begun since the environment was made anew")
 
+    def why_not(self, env: Any) -> str | None:
+        """Returns the reason why the episode can't be replayed; None if it can be.
+
+        Args:
+            env: the environment.
+        """
+        now = origin.worlds(chain(env)[-1])
+        if any(one is other for one in now for other in self._worlds):
+            # The observations may agree at first, and differ after a later collision.
+            return "its episodes share a world of Box2D, which remembers earlier ones"
+        return self.why
+
     def capture(self, env: Any) -> dict[str, Any]:
         """Returns the origin, the actions, and what is checked after a replay, as plain data.
 
         Raises:
             NotPlain: if the episode can't be replayed.
         """
-        if self.why is not None:
-            raise NotPlain(self.why)
+        why = self.why_not(env)
+        if why is not None:
+            raise NotPlain(why)
         members = chain(env)
         encoder = Encoder(members[::-1])
         return {
-            "origin": self._origin,
+            "origin": self._origin(),
             **self.state(),
             **_end(members[-1]),
             "wrappers": [encoder.attributes(member) for member in members[:-1]],
@@ -84,7 +100,8 @@ class EpisodeLog(StepLog):
     @override
     def load(self, state: Mapping[str, Any]) -> None:
         super().load(state)
-        self._origin = state["origin"]
+        noted = state["origin"]
+        self._origin = lambda: noted
 
     def replay(self, env: Any, state: Mapping[str, Any]) -> None:
         """Repeats an episode, and continues from its last step.
@@ -106,8 +123,8 @@ class EpisodeLog(StepLog):
     def _repeat(self, env: Any, state: Mapping[str, Any]) -> None:
         members = chain(env)
         try:
-            origin.write(members, self._origin, self._made or {})
-            obs, _ = env.reset(**origin.arguments_of(self._origin))
+            origin.write(members, state["origin"], self._made or {})
+            obs, _ = env.reset(**origin.arguments_of(state["origin"]))
             obs, rewards = self._steps(env, obs)
             leaves = self._observations.encode(obs)
         except EnvStateError:
