@@ -24,7 +24,7 @@ from trawl.envs.capture.attributes import NotPlain
 from trawl.envs.making import check_keys, make, single_spaces, wrapped
 from trawl.envs.masks import MASK_KEY, MaskKeeper, flat_mask, mask_keeper
 from trawl.envs.outcomes import flag_of, reward_of
-from trawl.envs.pool import adapt_pool, is_pool
+from trawl.envs.pool import Pool, adapt_pool, is_pool
 from trawl.envs.seeding import check_seed, derive, next_seed
 from trawl.envs.spaces import SpaceCodec
 from trawl.envs.specs import NonTensor
@@ -232,10 +232,15 @@ class GymEnv(TensorDictEnv):
     @property
     @override
     def state_methods(self) -> list[str]:
+        if isinstance(self.vector, Pool):
+            return super().state_methods
         return [way_of(self.env)] if self.vector is None else ways_of(self.env)
 
     @override
     def capture(self) -> dict[str, Any]:
+        if isinstance(self.vector, Pool):
+            # Some sub-environments are always stepping.
+            return super().capture()
         return {
             "env": capture(self.env),
             "vector": self._capture_adapter(),
