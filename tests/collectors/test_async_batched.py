@@ -153,8 +153,10 @@ def test_weights_can_be_passed():
         assert (collector.next()["sent"] == 5).all()
 
 
-def test_the_policy_waits_for_the_least_number_of_environments():
-    with numbered(frames=52, together=True, total_frames=208) as collector:
+@pytest.mark.parametrize("each", [1, 3])
+def test_the_policy_waits_for_the_least_number_of_environments(each):
+    options = {"envs_per_worker": each, "total_frames": 208}
+    with numbered(frames=52, together=True, **options) as collector:
         for batch in collector:
             assert (batch["env_index"] == torch.arange(52) % 4).all()
         assert collector.server_stats()["avg_batch_size"] == 4

@@ -250,13 +250,26 @@ def test_a_seed_reaches_the_environments():
     assert seeds == [None, 5]
 
 
-def test_a_state_continues_the_counts():
-    with collector_of(total_frames=100) as collector:
-        collector.next()
+@KINDS
+def test_a_state_continues_the_counts_with_new_episodes(kind):
+    """Sub-environments of pools can't be captured; the running collector goes on."""
+    with collector_of(kind, total_frames=150) as collector, collector_of(kind) as other:
+        assert set(collector.env_state_methods()) == {"none"}
+        before = collector.next()
         state = collector.state_dict()
-    with collector_of(total_frames=100) as collector:
-        collector.load_state_dict(state)
-        assert sum(len(batch) for batch in collector) == 50
+        assert "resume" not in state
+        after = collector.next()
+        other.load_state_dict(state)
+        assert not other.resumed
+        began = other.next()
+    begun = each(began)
+    for env, frames in each(after).items():
+        last = each(before)[env]["next"]
+        if not last["done"][-1]:
+            assert (frames["observation"][0] == last["observation"][-1]).all()
+        if env in begun:
+            assert begun[env]["observation"][0, 2] == 0
+            assert begun[env]["collector", "traj_ids"].min() > before["collector", "traj_ids"].max()
 
 
 # --- delivery

@@ -282,21 +282,31 @@ def collect_forever(collector):
         collector.next()
 
 
+# The flags of the last frame before a failure depend on the batch that the frame is in.
+FLAGS = [("next", "done"), ("next", "truncated")]
+
+
 @WARNED
-def test_restarts_of_an_environment_do_not_depend_on_others():
-    """Its frames and seeds go on, although the order of all environments depends on timing."""
+def test_each_environment_that_is_restarted_continues():
     options = {"on_env_error": "restart", "env_backend": "threading"}
-    with (
-        made(fragile(5, 10**9, 8), Balances(), 10, **options) as collector,
-        made(fragile(5, 10**9, 8), Balances(), 10, **options) as other,
-    ):
+    make = partial(made, fragile(5, 10**9, 8), Balances(), 10, **options)
+    with make() as collector, make() as other:
         collector.set_seed(1)
         until(collector, 3)
         other.load_state_dict(through_a_file(collector.state_dict()))
         one, two = (until(each, 3, least=30) for each in (collector, other))
-    # The flags of a last frame depend on the batch that it is in.
-    flags = [("next", "done"), ("next", "truncated")]
-    check_streams(*(streams(frames.exclude(*flags) for frames in each) for each in (one, two)))
+    check_streams(*(streams(frames.exclude(*FLAGS) for frames in each) for each in (one, two)))
+
+
+@WARNED
+def test_restarts_of_other_environments_change_no_seed():
+    found = []
+    for first in (5, 10**9):
+        with made(fragile(first, 8), Balances(), 10, True, on_env_error="restart") as collector:
+            collector.set_seed(1)
+            batches = until(collector, 2, least=30)
+        found.append(streams(batch.exclude(*FLAGS) for batch in batches)[1][0][:30])
+    assert same(*found)
 
 
 class Dies(NumberedEnv):
@@ -532,15 +542,24 @@ EIGHT = {"frames_per_batch": 8, "track_policy_version": True}
 
 
 def test_an_error_in_a_step_under_way_outlasts_a_state_that_is_refused():
-    with made(["CartPole-v1"], Balances(), 8) as collector:
+    with made(numbered([[5], [5]]), Sums(), 8) as collector:
         state = collector.state_dict()
     with made([NumberedEnv, BreaksOnce], Sums(), 1, True) as collector:
         for _ in range(8):
             collector.next()
-        with pytest.raises(EnvStateError, match="the state has 1 environments"):
+        with pytest.raises(EnvStateError, match="another environment: its wrapper chain"):
             collector.load_state_dict(state)
         with pytest.raises(ValueError, match="environment 1: ValueError: broken"):
             collector.rollout()
+
+
+def test_an_error_in_a_step_under_way_is_raised_when_the_ways_are_told():
+    with made([NumberedEnv, BreaksOnce], Sums(), 1, True) as collector:
+        for _ in range(8):
+            collector.next()
+        for call in (collector.env_state_methods, collector.rollout):
+            with pytest.raises(ValueError, match="environment 1: ValueError: broken"):
+                call()
 
 
 def test_a_state_replaces_a_step_that_failed():

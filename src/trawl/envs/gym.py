@@ -25,7 +25,7 @@ from trawl.envs.logged import LoggedEnv
 from trawl.envs.making import check_keys, check_replacement, make, single_spaces, wrapped
 from trawl.envs.masks import MASK_KEY, MaskKeeper, flat_mask, mask_keeper
 from trawl.envs.outcomes import flag_of, reward_of
-from trawl.envs.pool import adapt_pool, is_pool
+from trawl.envs.pool import Pool, adapt_pool, is_pool
 from trawl.envs.seeding import check_seed, derive, next_seed
 from trawl.envs.spaces import SpaceCodec
 from trawl.envs.specs import NonTensor
@@ -237,6 +237,8 @@ class GymEnv(LoggedEnv):
         log = self.log
         if isinstance(log, PoolLog):
             return [REPLAY if log.why is None else NONE] * self.batch_size.numel()
+        if isinstance(self.vector, Pool):
+            return super().state_methods
         return [way_of(self.env, log)] if self.vector is None else ways_of(self.env)
 
     @override
@@ -244,6 +246,9 @@ class GymEnv(LoggedEnv):
         log, vector = self.log, None
         if isinstance(log, PoolLog):
             env = log.capture(self.env)
+        elif isinstance(self.vector, Pool):
+            # Some sub-environments are always stepping.
+            return super().capture()
         else:
             env, vector = capture(self.env, log), self._capture_adapter()
         return {
