@@ -1,8 +1,8 @@
 """Kills of ``trawl collect``, each followed by ``--resume``: the dataset must come out the same.
 
-Run as ``python benchmarks/kills.py``. For each format and layout, a collection is killed 20 times, at
-random operations with the dataset's files. Its frames are compared, bit for bit, with those of an
-unbroken collection.
+Run as ``python benchmarks/kills.py``. For each format and layout, a collection is killed 20 times,
+at random operations with the dataset's files. Its frames are compared, bit for bit, with those of
+an unbroken collection.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from pathlib import Path
 
 import tyro
 
-TESTS = Path(__file__).resolve().parents[1] / "tests"
-sys.path[:0] = [str(TESTS), str(TESTS / "cli")]
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "cli"))
 
 from resume_parts import broken, equal, whole
 
