@@ -3,6 +3,9 @@
 import json
 import os
 import random
+import shutil
+import signal
+import sys
 import zipfile
 
 import pytest
@@ -150,6 +153,49 @@ def test_killed_at_any_moment_it_comes_to_the_same(kind, tmp_path):
     assert (load(place) == load(tmp_path / "whole")).all()
     assert len(load(place)) == total
     assert len(states(place)) == 1
+
+
+@KINDS
+def test_killed_while_it_goes_back_it_can_still_be_read(kind, tmp_path):
+    """A signal comes at each operation with files in turn, in one format at every third."""
+    first = tmp_path / "first"
+    sink = opened(kind, first, **({"commit_bytes": 1} if kind == "parquet" else {}))
+    for start in range(0, 70, 10):
+        if start == 20:
+            sink.save_state({"at": start})
+        sink.write(numbered(start, 10))
+    sink.close()
+    status, at, place = signal.SIGKILL, 0, tmp_path / "d"
+    while status:
+        at += 3 if kind == "minari" else 1
+        shutil.rmtree(place, ignore_errors=True)
+        shutil.copytree(first, place)
+        status = os.waitpid(forked(lambda at=at: go_back(kind, place, at)), 0)[1]
+        assert status in (0, signal.SIGKILL)
+        found = load(place)["number"]
+        assert torch.equal(found, torch.arange(len(found)))
+        assert load_state(place).collector == {"at": 20}
+    assert at > 5
+    if kind == "parquet":  # its readers see all files in the folder
+        assert len(os.listdir(first / "frames")) == 7
+        assert len(os.listdir(place / "frames")) == 2
+
+
+def go_back(kind, place, at):
+    """Goes back to the last state; a signal comes at an operation with files."""
+    count = 0
+
+    def hook(event, args):
+        nonlocal count
+        if event in ("open", "os.rename", "os.remove", "os.rmdir", "os.mkdir"):
+            count += 1
+            if count == at:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+    saved = load_state(place)
+    sink = opened(kind, place, resume=True)
+    sys.addaudithook(hook)
+    sink.continue_from(saved)
 
 
 # --- from strangers
