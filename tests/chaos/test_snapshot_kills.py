@@ -41,11 +41,13 @@ class Fading(nn.Module):
 
 
 class Closed(NumberedEnv):
-    """An environment that neither shows its state nor has a generator."""
+    """An environment that neither shows its state nor can be replayed."""
 
     def __init__(self) -> None:
         super().__init__()
         self.closed = (number for number in range(3))
+        self.drawn = np.random.default_rng(0)
+        self.drawn.spawn(1)
 
 
 def run(trouble: Once | None = None, learns: bool = True, **options) -> list[TensorDictBase]:

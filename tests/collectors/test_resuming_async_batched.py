@@ -473,7 +473,7 @@ def test_another_process_continues(tmp_path):
 
 def test_the_state_is_small():
     options = {"env_backend": "threading"}
-    with made(["CartPole-v1"] * 4, recurrent(4, 2), 50, **options) as collector:
+    with made(["CartPole-v1"], recurrent(4, 2), 50, **options) as collector:
         collector.next()
         file = io.BytesIO()
         torch.save(collector.state_dict(), file)
@@ -642,7 +642,7 @@ SOURCE = (*WRITER, "source")
     "piece",
     [
         ("envs",),
-        ("rollout", "stream"),
+        ("rollout", "random"),
         (*WRITER, "rows", "'observation'"),
         (*WRITER, "rows", "begun 'action'"),
         (*WRITER, "rows", "begun 'policy_version'"),

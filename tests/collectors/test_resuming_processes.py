@@ -301,11 +301,9 @@ def test_members_of_other_libraries_are_captured_by_their_methods():
         assert collector.env_state_methods() == ["attributes"] * 2
 
 
-def test_members_that_are_not_captured():
+@given(batches=st.integers(0, 4), each=st.integers(1, 2))
+@settings(max_examples=4)
+def test_members_of_torchrl(batches, each):
     torchrl = pytest.importorskip("torchrl.envs", reason="TorchRL is not installed")
-    make = partial(torchrl.GymEnv, "CartPole-v1")
-    with Collector(ParallelEnv(2, make), frames_per_batch=20) as collector:
-        assert collector.env_state_methods() == ["none", "none"]
-        collector.load_state_dict(through_a_file(collector.state_dict()))
-        assert not collector.resumed
-        collector.next()
+    make = parallel(partial(torchrl.GymEnv, "CartPole-v1"), 2, envs_per_worker=each)
+    check(lambda: Collector(make, frames_per_batch=20), batches)
