@@ -155,7 +155,7 @@ def test_weights_can_be_passed():
 
 @pytest.mark.parametrize("each", [1, 3])
 def test_the_policy_waits_for_the_least_number_of_environments(each):
-    options = {"envs_per_worker": each, "total_frames": 208}
+    options = {"envs_per_worker": each, "max_batch_size": 4, "total_frames": 208}
     with numbered(frames=52, together=True, **options) as collector:
         for batch in collector:
             assert (batch["env_index"] == torch.arange(52) % 4).all()

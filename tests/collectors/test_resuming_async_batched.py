@@ -381,6 +381,20 @@ def test_states_change_no_batch(backend, lengths, frames):
             assert same(collector.next(), other.next())
 
 
+@pytest.mark.parametrize("most", [0, 1, 2])
+@pytest.mark.parametrize("frames", [3, 5, 7])
+def test_states_change_no_batch_with_a_limit(most, frames):
+    """What is finished for a state is noticed when it would have been without the state."""
+    envs = numbered([[3, 1], [5], [2, 9], [4]])
+    options = {"max_policy_lag": most, "env_backend": "threading"}
+    make = partial(made, envs, Sums(), frames, True, **options)
+    with make() as collector, make() as other:
+        for _ in range(6):
+            collector.state_dict()
+            assert same(collector.next(), other.next())
+    check_batches(make, 2)
+
+
 @BACKENDS
 def test_states_between_batches_lose_no_step(backend):
     lengths = [[3, 1, 7]] * 5
