@@ -487,7 +487,7 @@ def test_another_process_continues(tmp_path):
 
 def test_the_state_is_small():
     options = {"env_backend": "threading"}
-    with made(["CartPole-v1"], recurrent(4, 2), 50, **options) as collector:
+    with made(["CartPole-v1"], noisy(4, 2), 50, **options) as collector:
         collector.next()
         file = io.BytesIO()
         torch.save(collector.state_dict(), file)

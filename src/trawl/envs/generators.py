@@ -45,12 +45,12 @@ def set_states(states: tuple[Any, ...], device: torch.device | None = None) -> N
 
 
 def as_data(states: tuple[Any, ...]) -> dict[str, Any]:
-    """Returns the states of the generators as tensors, numbers and lists."""
+    """Returns the states of the generators as tensors, numbers and bytes."""
     torch_state, (name, keys, *rest), (version, inner, gauss), cuda = states
     data = {
         "torch": torch_state,
-        "numpy": {"name": str(name), "keys": keys.tolist(), "rest": list(rest)},
-        "python": {"version": version, "inner": list(inner), "gauss": gauss},
+        "numpy": {"name": str(name), "keys": _packed(keys), "rest": list(rest)},
+        "python": {"version": version, "inner": _packed(inner), "gauss": gauss},
     }
     return data if cuda is None else {**data, "cuda": cuda}
 
@@ -63,11 +63,21 @@ def from_data(data: Mapping[str, Any], before: tuple[Any, ...]) -> tuple[Any, ..
         before: states of the same generators. Its CUDA state is kept if ``data`` has none.
     """
     numpy_state, python_state = data["numpy"], data["python"]
-    keys = np.array(numpy_state["keys"], dtype=np.uint32)
+    keys = np.array(_unpacked(numpy_state["keys"]), dtype=np.uint32)
     cuda = before[3]
     return (
         data["torch"].cpu(),
         (numpy_state["name"], keys, *numpy_state["rest"]),
-        (python_state["version"], tuple(python_state["inner"]), python_state["gauss"]),
+        (python_state["version"], tuple(_unpacked(python_state["inner"])), python_state["gauss"]),
         None if cuda is None else data.get("cuda", cuda),
     )
+
+
+def _packed(numbers: Any) -> bytes:
+    """Returns 32-bit numbers as bytes, which take less space than a list."""
+    return np.array(numbers, dtype="<u4").tobytes()
+
+
+def _unpacked(data: bytes) -> list[int]:
+    numbers: list[int] = np.frombuffer(data, dtype="<u4").tolist()
+    return numbers
