@@ -3,6 +3,7 @@
 import os
 import signal
 
+import nursery
 import pytest
 import torch
 from resume_parts import broken, collect, equal, whole
@@ -24,6 +25,26 @@ def test_a_killed_run_comes_to_the_same(kind, envs, tmp_path):
     expected, count = whole(arguments, tmp_path)
     assert equal(broken(arguments, tmp_path, count, 3, seed=envs), expected)
     assert len(states(tmp_path / "parts-v0")) == 1
+
+
+KILLED_AFTER_A_BATCH = """
+import os, signal, sys
+from trawl.cli import main, saving
+saving.StateSaver.note = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
+main()
+"""
+
+
+def test_the_first_frames_have_a_state_too(tmp_path):
+    """The first batch is committed, but the process is killed before it saves another state."""
+    arguments = [*RUN, "--resume", "--out"]
+    killed = nursery.run(KILLED_AFTER_A_BATCH, "collect", *arguments, "d", cwd=tmp_path)
+    assert killed.returncode == -signal.SIGKILL
+    assert info(tmp_path / "d")["frames"] == 60
+    assert load_state(tmp_path / "d").sink.frames == 0
+    for name in ("d", "whole"):
+        assert collect(*arguments, name, cwd=tmp_path).returncode == 0
+    assert equal(load(tmp_path / "d"), load(tmp_path / "whole"))
 
 
 @pytest.mark.parametrize(("kind", "workers"), [("memmap", 1), ("minari", 3)])
@@ -83,12 +104,12 @@ def test_a_second_ctrl_c_loses_nothing_that_can_be_collected_again(tmp_path):
     assert len(expected) == 600
 
 
-def test_an_older_state_of_the_dataset_is_not_used(tmp_path):
-    """The state goes on where the run was killed, even after several resumed runs."""
+def test_the_last_state_is_that_of_the_last_batch(tmp_path):
+    """The end of a run saves its state, even if it is not yet time to."""
     short = [each if each != "600" else "120" for each in RUN]
-    assert collect(*short, "--out", "d", cwd=tmp_path).returncode == 0
+    assert collect(*short, "--out", "d", cwd=tmp_path, always=False).returncode == 0
     assert load_state(tmp_path / "d").sink.frames == 120
-    assert collect(*RUN, "--resume", "--out", "d", cwd=tmp_path).returncode == 0
+    assert collect(*RUN, "--resume", "--out", "d", cwd=tmp_path, always=False).returncode == 0
     assert load_state(tmp_path / "d").sink.frames == 600
 
 

@@ -98,13 +98,14 @@ def test_the_first_state_has_no_frames(kind, tmp_path):
 def test_what_waits_without_any_committed_frame_is_kept(kind, tmp_path):
     """The state is saved in the middle of the first episode, which never ends."""
     place = tmp_path / "d"
-    sink = opened(kind, place)
-    sink.write(numbered(0, 5))
-    sink.save_state({"at": 5})
-    # As after a kill: the sink is not closed, and its lock is gone with its process.
-    in_a_process(lambda: None)
-    os.close(sink._lock)
-    sink._lock = os.open(place, os.O_RDONLY)
+
+    def begin():
+        sink = opened(kind, place)
+        sink.write(numbered(0, 5))
+        sink.save_state({"at": 5})
+
+    # The process ends without closing the sink.
+    in_a_process(begin)
     again = opened(kind, place, resume=True)
     again.continue_from(load_state(place))
     assert again.frames + again.waiting == 5
