@@ -135,7 +135,7 @@ class ResumableCollector(RolloutCollector):
             if name not in state_dict:
                 raise KeyError(f"state_dict has no {name!r}; it has {sorted(state_dict)}")
         with self._held():
-            mismatch = self._mismatch(state_dict.get(RESUME))
+            mismatch = self.state_mismatch(state_dict.get(RESUME))
             if mismatch is not None and on_state_mismatch == "raise":
                 raise mismatch
             with _weights_kept_if_fails(module):
@@ -151,7 +151,7 @@ class ResumableCollector(RolloutCollector):
                 self._version.version = state_dict["policy_version"]
             self._load_delivery(state_dict, 0, self.resumed)
 
-    def _mismatch(self, state: Mapping[str, Any] | None) -> Exception | None:
+    def state_mismatch(self, state: Mapping[str, Any] | None) -> Exception | None:
         """Returns an error that says how a state differs from this collector's, or None."""
         if state is None:
             return None
@@ -273,7 +273,7 @@ def check_resume(collector: Any, state: Mapping[str, Any] | None) -> None:
         ValueError: if it has another number of environments, or another format.
     """
     if isinstance(collector, ResumableCollector):
-        mismatch = collector._mismatch(state)
+        mismatch = collector.state_mismatch(state)
         if mismatch is not None:
             raise mismatch
 

@@ -19,7 +19,6 @@ from typing_extensions import override
 from trawl.checks import check_bool, check_number
 from trawl.devices import optional_device
 from trawl.envs.capture import NONE, REPLAY, capture, check_identity, restore, way_of, ways_of
-from trawl.envs.capture.attributes import NotPlain
 from trawl.envs.capture.history import PoolLog, check_pool
 from trawl.envs.logged import LoggedEnv
 from trawl.envs.making import check_keys, check_replacement, make, single_spaces, wrapped
@@ -31,7 +30,6 @@ from trawl.envs.spaces import SpaceCodec
 from trawl.envs.specs import NonTensor
 from trawl.envs.types import EnvLike
 from trawl.envs.vector import VectorAdapter, adapt, is_vector_env
-from trawl.errors import EnvStateError
 from trawl.keys import DONE_KEYS, as_key, show_key
 
 
@@ -250,7 +248,8 @@ class GymEnv(LoggedEnv):
             # Some sub-environments are always stepping.
             return super().capture()
         else:
-            env, vector = capture(self.env, log), self._capture_adapter()
+            env = capture(self.env, log)
+            vector = None if self.vector is None else self.vector.state_dict()
         return {
             "env": env,
             "vector": vector,
@@ -258,12 +257,6 @@ class GymEnv(LoggedEnv):
             "seeds": self._seeds,
             "rebuilds": self._rebuilds,
         }
-
-    def _capture_adapter(self) -> dict[str, Any] | None:
-        try:
-            return None if self.vector is None else self.vector.state_dict()
-        except NotPlain as error:
-            raise EnvStateError(f"the state of {self!r} can't be captured: {error}") from error
 
     @override
     def check_state(self, state: Mapping[str, Any]) -> None:

@@ -25,12 +25,13 @@ from typing_extensions import override
 
 from trawl.envs.autoreset import autoreset_mode, forgetful_wrapper, is_plain, resets_twice
 from trawl.envs.autoreset_checks import ModeCheck
-from trawl.envs.capture.attributes import Decoder, Encoder
+from trawl.envs.capture.attributes import Decoder, Encoder, NotPlain
 from trawl.envs.capture.history import PoolLog
 from trawl.envs.envpool_calls import EnvPoolCalls
 from trawl.envs.masks import newest_masks
 from trawl.envs.outcomes import Outcome, OutcomeCheck
 from trawl.envs.spaces import SpaceCodec
+from trawl.errors import EnvStateError
 from trawl.memory import Array, Mask
 
 Step = tuple[list[Array], Array, Array, Array]
@@ -60,7 +61,7 @@ class VectorAdapter:
 
     can_restart = True
     # Attributes that decide what comes next.
-    _state: tuple[str, ...] = ("_shown", "masks")
+    state_names: tuple[str, ...] = ("_shown", "masks")
     log: PoolLog | None = None
 
     def __init__(self, env: Any, codec: SpaceCodec, check: ModeCheck) -> None:
@@ -147,10 +148,13 @@ class VectorAdapter:
         """Returns the state of the adapter, without the environment's, as plain data.
 
         Raises:
-            NotPlain: if it can't be captured.
+            EnvStateError: if it can't be captured.
         """
-        values = {name: _copied(getattr(self, name)) for name in self._state}
-        encoded: dict[str, Any] = Encoder([]).encode(values)
+        values = {name: _copied(getattr(self, name)) for name in self.state_names}
+        try:
+            encoded: dict[str, Any] = Encoder([]).encode(values)
+        except NotPlain as error:
+            raise EnvStateError(f"the state of {self.env} can't be captured: {error}") from error
         return encoded
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -195,7 +199,7 @@ class SameStepVector(VectorAdapter):
     back until :meth:`restart`, and reads the true last observation from ``info["final_obs"]``.
     """
 
-    _state = (*VectorAdapter._state, "_fresh", "_ended")
+    state_names = (*VectorAdapter.state_names, "_fresh", "_ended")
 
     def __init__(self, env: Any, codec: SpaceCodec, check: ModeCheck) -> None:
         super().__init__(env, codec, check)
@@ -303,7 +307,7 @@ class StepResetVector(VectorAdapter):
     """
 
     can_restart = False
-    _state = (*VectorAdapter._state, "_resetting", "_ended")
+    state_names = (*VectorAdapter.state_names, "_resetting", "_ended")
 
     def __init__(self, env: Any, codec: SpaceCodec, check: ModeCheck) -> None:
         super().__init__(env, codec, check)

@@ -26,8 +26,8 @@ _NO_LIMIT = 2**62
 _SPEED = frozenset({"num_threads", "thread_affinity_offset", "base_path"})
 
 
-class Pool(Protocol):
-    """Pool of environments that repeats its steps and resets."""
+class ReplayedPool(Protocol):
+    """ReplayedPool of environments that repeats its steps and resets."""
 
     env: Any
 
@@ -133,7 +133,7 @@ class PoolLog(StepLog):
             for step, bits in state["resets"]
         ]
 
-    def replay(self, pool: Pool, state: Mapping[str, Any]) -> None:
+    def replay(self, pool: ReplayedPool, state: Mapping[str, Any]) -> None:
         """Repeats all steps and resets.
 
         Args:
@@ -163,7 +163,7 @@ class PoolLog(StepLog):
             why = f"{type(error).__name__}: {error}"
             raise EnvStateError(f"{env} can't be replayed: {why}") from error
 
-    def _repeat(self, pool: Pool, done: int) -> tuple[Sequence[Array], int]:
+    def _repeat(self, pool: ReplayedPool, done: int) -> tuple[Sequence[Array], int]:
         """Repeats everything after the first resets.
 
         Returns:
@@ -187,7 +187,9 @@ class PoolLog(StepLog):
         return leaves, rewards
 
 
-def _reset(pool: Pool, bits: Array | None, leaves: Sequence[Array], count: int) -> Sequence[Array]:
+def _reset(
+    pool: ReplayedPool, bits: Array | None, leaves: Sequence[Array], count: int
+) -> Sequence[Array]:
     if bits is None:
         return pool.reset()
     mask = np.unpackbits(bits, count=count).astype(np.bool_)
