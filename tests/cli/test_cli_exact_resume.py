@@ -27,6 +27,12 @@ def test_a_killed_run_comes_to_the_same(kind, envs, tmp_path):
     assert len(states(tmp_path / "parts-v0")) == 1
 
 
+def test_a_killed_run_with_environments_in_processes_comes_to_the_same(tmp_path):
+    arguments = [*RUN, "--envs", "4", "--env-processes", "2"]
+    expected, count = whole(arguments, tmp_path)
+    assert equal(broken(arguments, tmp_path, count, 2, seed=1), expected)
+
+
 KILLED_AFTER_A_BATCH = """
 import os, signal, sys
 from trawl.cli import main, saving
