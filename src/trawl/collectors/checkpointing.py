@@ -1,4 +1,4 @@
-"""Checkpoints of a collector on disk, with which a run continues after it was killed."""
+"""Checkpoints of a collector on disk, from which a killed run continues."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class CheckpointedCollector:
     """Part of a collector that saves and loads checkpoints.
 
     Attributes:
-        extra: the data that was saved with the checkpoint that was loaded last; empty before.
+        extra: user data from the checkpoint that was loaded last; empty before the first one.
     """
 
     extra: dict[str, Any]
@@ -41,17 +41,18 @@ class CheckpointedCollector:
     def checkpoint(
         self, path: str | os.PathLike[str], extra: Mapping[str, Any] | None = None
     ) -> Path:
-        """Saves the state of this collector, and data of yours, as a checkpoint in a folder.
+        """Saves the state of this collector, together with your own data, in a folder.
 
         Call this method between two batches. The checkpoint is complete when the method returns,
-        and survives a power cut. If the process is killed meanwhile, earlier checkpoints are still
-        there. The folder keeps the last two. It is locked until the collector is shut down.
+        and survives a power cut. If the process is killed during the call, earlier checkpoints are
+        still there. The folder keeps the last two checkpoints, and is locked until the collector is
+        shut down.
 
         Args:
             path: path of the folder, which is created if it does not exist.
             extra: your own data: tensors, numbers, strings, bytes, and lists, tuples and
                 dictionaries of these, such as the ``state_dict()`` of a model and of an optimizer.
-                After loading, they are in :attr:`extra`.
+                After loading, the data is in :attr:`extra`.
 
         Returns:
             The path of the checkpoint's file, which ``torch.load`` reads.
@@ -81,8 +82,8 @@ class CheckpointedCollector:
     ) -> bool:
         """Continues from the newest checkpoint in a folder, if there is one.
 
-        Afterwards, :attr:`extra` has the data that was saved with it. If the newest checkpoint is
-        damaged, the one before it is loaded, with a warning.
+        Afterwards, :attr:`extra` has the user data of the checkpoint. If the newest checkpoint is
+        damaged, the previous one is loaded, with a warning.
 
         Args:
             path: path of the folder.
@@ -96,9 +97,9 @@ class CheckpointedCollector:
             True if there was a checkpoint; False if the folder has none, or does not exist.
 
         Raises:
-            ValueError: if no checkpoint is whole, or the checkpoint was saved by another version
-                of Trawl, or by a collector with other environments, another policy or another
-                number of workers. In these cases, the collector is not changed.
+            ValueError: if all checkpoints are damaged, or the checkpoint was saved by another
+                version of Trawl, or by a collector with other environments, another policy or
+                another number of workers. In these cases, the collector is not changed.
             EnvStateError: if the state of an environment can't be restored.
         """
         self._check_open("load_checkpoint()")
@@ -130,15 +131,14 @@ class CheckpointedCollector:
 
         Args:
             path: path of the folder.
-            *args: arguments of the constructor: the same as those of the collector that saved the
+            *args: arguments of the constructor, the same as for the collector that saved the
                 checkpoint.
             trust: see :meth:`load_checkpoint`.
             on_state_mismatch: see :meth:`load_checkpoint`.
             **options: keyword arguments of the constructor.
 
         Returns:
-            The collector. Its attribute :attr:`extra` has the data that was saved with the
-            checkpoint.
+            The collector. Its attribute :attr:`extra` has the user data of the checkpoint.
 
         Raises:
             FileNotFoundError: if the folder has no checkpoint, or does not exist.
@@ -172,7 +172,7 @@ class CheckpointedCollector:
         return collector
 
     def _folder(self, path: str | os.PathLike[str]) -> CheckpointFolder:
-        """Returns the folder at a path; a folder that was used before it is unlocked."""
+        """Returns the folder at a path, and unlocks the previous folder if it is another one."""
         folder = self._checkpoints
         if folder is None or folder.path != Path(path):
             self._close_checkpoints()

@@ -1,4 +1,4 @@
-"""The state of a collector without workers, with which another one continues."""
+"""State of a collector without workers, from which another collector continues."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class ResumableCollector(RolloutCollector):
     """The part of a collector without workers that saves and restores its state.
 
     Attributes:
-        resumed: True if the episodes of the state that was loaded last go on.
+        resumed: True if the last load continued the episodes of the state.
     """
 
     env: Any
@@ -40,12 +40,12 @@ class ResumableCollector(RolloutCollector):
     resumed = False
 
     def env_state_methods(self) -> list[str]:
-        """Returns the way in which the state of each environment is captured.
+        """Returns the method by which the state of each environment is captured.
 
         Returns:
             For each environment, ``"get_state"``, ``"ale"``, ``"mujoco"``, ``"attributes"``,
-            ``"pickle"``, ``"replay"``, or ``"none"`` if its state can't be captured. If there is
-            such an environment, new episodes begin in all environments after a state is loaded.
+            ``"pickle"``, ``"replay"``, or ``"none"`` if its state can't be captured. If the list
+            contains ``"none"``, new episodes begin in all environments after a state is loaded.
         """
         with self._held():
             self._rollout.settle()
@@ -56,12 +56,12 @@ class ResumableCollector(RolloutCollector):
         return state_parts(self.env)
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns the state needed to continue later.
+        """Returns the state from which this or another collector can continue.
 
         The state holds counts, weights, the states of the environments, and everything else that
         the next batches depend on. A collector that is made with the same arguments, and loads the
-        state, delivers the same batches as this one would. Exceptions are environments whose state
-        can't be captured (see :meth:`env_state_methods`), in which new episodes begin.
+        state, delivers the batches that this collector would have delivered. If the state of an
+        environment can't be captured (see :meth:`env_state_methods`), new episodes begin instead.
 
         With ``trajs_per_batch``, the state includes the trajectories that have not been delivered
         yet.
@@ -109,18 +109,19 @@ class ResumableCollector(RolloutCollector):
         Args:
             state_dict: the state.
             strict: whether to raise an error if the weights don't fit exactly.
-            trust: True to open pickled environments, which can run any code. Without it, only
-                those are opened that this process has pickled.
+            trust: True to open pickled environments, which can run any code. If False, only
+                pickles that processes of this program made are opened.
             on_state_mismatch: reaction to the state of an environment that can't be restored.
                 ``"raise"`` raises an error. ``"new_episodes"`` begins new episodes in all
                 environments, and warns.
 
         Raises:
             KeyError: if an entry is missing.
-            EnvStateError: if the state of an environment can't be restored. If other environments
-                may have been restored before, new episodes begin.
-            ValueError: if the state is one of other environments or of another policy. Nothing
-                has changed then.
+            EnvStateError: if the state of an environment can't be restored. If some environments
+                have already been restored, new episodes begin in all environments.
+            ValueError: if the state comes from a collector with other environments or another
+                policy. In this case, nothing is changed.
+            RuntimeError: if the weights don't fit the policy. In this case, nothing is changed.
         """
         check_bool("trust", trust)
         if on_state_mismatch not in _MODES:
@@ -152,7 +153,7 @@ class ResumableCollector(RolloutCollector):
             self._load_delivery(state_dict, 0, self.resumed)
 
     def state_mismatch(self, state: Mapping[str, Any] | None) -> Exception | None:
-        """Returns an error that says how a state differs from this collector's, or None."""
+        """Returns an error that says why a state does not fit this collector; None if it fits."""
         if state is None:
             return None
         if state["format"] != _FORMAT:
@@ -166,7 +167,7 @@ class ResumableCollector(RolloutCollector):
                 f"the state has {len(states)} environments, but the collector has {len(parts)}: "
                 "load it into a collector that is made with the same arguments"
             )
-        # The next batch raises the error of a step under way, unless the state is loaded.
+        # If a step under way fails, the next batch raises its error, unless the state is loaded.
         with suppress(Exception):
             self._rollout.settle()
         try:
@@ -200,7 +201,7 @@ class ResumableCollector(RolloutCollector):
         return False
 
     def _begin_episodes(self, state_dict: Mapping[str, Any], strict: bool) -> None:
-        """Begins new episodes, with what TorchRL keeps of a state."""
+        """Begins new episodes, and loads the entries that TorchRL's states have too."""
         if state_dict.get("env_state_dict"):
             # A copy, because transforms change their tensors in place.
             self.env.load_state_dict(deepcopy(state_dict["env_state_dict"]), strict=strict)
@@ -210,14 +211,14 @@ class ResumableCollector(RolloutCollector):
             self._rollout.writer.episodes.load(int(state_dict["traj_pool"]["traj_id"]))
 
     def _resume(self, state: Mapping[str, Any], trust: bool) -> None:
-        # If the state does not fit, this call raises an error, and nothing has changed.
+        # This call raises an error, and changes nothing, if the state does not fit.
         self._rollout.load_state_dict(state["rollout"])
         try:
             for index, (part, one) in enumerate(zip(self._parts(), state["envs"], strict=True)):
                 with _named(index):
                     part.restore(one, trust)
         except EnvStateError:
-            # Some environments may be restored already, and others not.
+            # Some environments may have been restored, and others not.
             self._restart()
             raise
         # Environments may have drawn random numbers while they were restored.
@@ -231,10 +232,10 @@ class ResumableCollector(RolloutCollector):
     # --- replacements of workers that died
 
     def recover(self, recovery: Recovery) -> None:
-        """Continues where a dead worker stopped, whose place this collector's worker takes.
+        """Continues where the dead worker stopped that this collector's worker replaces.
 
-        Batches that the dead worker has delivered since its last snapshot are collected again, with
-        the weights of that time, and dropped.
+        Batches that the dead worker delivered after its last snapshot are collected again with the
+        same weights, and dropped.
         """
         self.load_state_dict(pickle.loads(recovery.snapshot.state), trust=True)
         receivers, self._receivers = self._receivers, {}
@@ -256,21 +257,21 @@ class ResumableCollector(RolloutCollector):
 
 
 def stop_after(steps: int) -> Callable[[], bool]:
-    """Returns a function that is called between steps, and returns True after ``steps`` steps."""
+    """Returns a function that counts its calls, one per step, and returns True at ``steps``."""
     taken = count(1)
     return lambda: next(taken) >= steps
 
 
 def check_resume(collector: Any, state: Mapping[str, Any] | None) -> None:
-    """Checks that a state fits the environments of a collector, which is not changed.
+    """Checks that a state fits the environments of a collector, without changing the collector.
 
     Args:
         collector: the collector.
         state: the entry ``RESUME`` of its state, or None.
 
     Raises:
-        EnvStateError: if it is one of other environments; the message says what differs.
-        ValueError: if it has another number of environments, or another format.
+        EnvStateError: if the state comes from other environments; the message says what differs.
+        ValueError: if the state has another number of environments, or another format.
     """
     if isinstance(collector, ResumableCollector):
         mismatch = collector.state_mismatch(state)

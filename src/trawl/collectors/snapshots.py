@@ -1,10 +1,10 @@
-"""Snapshots of workers, with which a replacement continues where a dead worker stopped.
+"""Snapshots of workers, from which a replacement continues where a dead worker stopped.
 
-With ``worker_snapshots=N``, a worker sends the state of its collector after every N batches, and
-after each call that may have changed its state. For the batches since the last snapshot, the driver
-keeps a short record of each, and the weights that it has sent meanwhile. A replacement loads the
-snapshot, and collects these batches again, with the weights of that time. They are dropped, because
-the driver has them already.
+With ``worker_snapshots=N``, a worker sends the state of its collector when it starts, after every N
+batches, and after each call that may have changed its state. The driver keeps a short record of
+each batch since the last snapshot, and the weights that it has sent to the worker since then. A
+replacement loads the snapshot, and collects these batches again with the same weights. It drops
+the batches, because the driver has them already.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from trawl.weight_update.prepared import PreparedUpdate
 from trawl.weight_update.store import Version
 from trawl.weight_update.tensors import Weights, unpacked_extra
 
-#: Entry of a collector's state without which new episodes begin.
+#: Entry of a collector's state with its episodes. Without this entry, new episodes begin.
 RESUME = "resume"
 
 
@@ -70,12 +70,12 @@ class SentWeights:
 
 @dataclass(frozen=True)
 class Recovery:
-    """Everything with which a replacement continues where a dead worker stopped.
+    """Data from which a replacement continues where a dead worker stopped.
 
     Attributes:
         snapshot: the last snapshot of the dead worker.
-        batches: batches that the dead worker has delivered since.
-        sent: weights that were sent to the dead worker since.
+        batches: records of the batches that the dead worker delivered after the snapshot.
+        sent: weights that were sent to the dead worker after the snapshot.
     """
 
     snapshot: Snapshot
@@ -84,11 +84,11 @@ class Recovery:
 
     @property
     def updates(self) -> int:
-        """Number of weight updates that the worker had received before its last batch."""
+        """Number of weight updates that the dead worker had received at its last batch."""
         return self.batches[-1].updates if self.batches else self.snapshot.updates
 
     def weights_before(self, index: int) -> list[Weights]:
-        """Returns the weights that the worker loaded before a batch, oldest first."""
+        """Returns the weights that the worker loaded just before a batch, oldest first."""
         last = self.batches[index - 1].updates if index else self.snapshot.updates
         return [one.weights for one in self.sent if last < one.count <= self.batches[index].updates]
 
@@ -112,7 +112,7 @@ class SnapshotTaker:
         return self.take(updates) if self._every and self._batches >= self._every else None
 
     def take(self, updates: int) -> Snapshot | None:
-        """Returns a snapshot; None if none are wanted, or an environment can't be captured.
+        """Returns a snapshot; None if snapshots are off, or an environment can't be captured.
 
         Args:
             updates: number of weight updates that the worker has received.
@@ -126,11 +126,11 @@ class SnapshotTaker:
         return Snapshot(pickle.dumps(state), updates)
 
     def expire(self) -> None:
-        """Makes the next batch bring a snapshot, because the worker's state has changed."""
+        """Makes a snapshot due after the next batch, because the worker's state has changed."""
         self._batches = self._every
 
     def doubts(self) -> list[str]:
-        """Returns a warning if snapshots are wanted, but can't be taken."""
+        """Returns a warning if snapshots are on, but can't be taken."""
         ways = self._collector.env_state_methods() if self._every else []
         if "none" not in ways:
             return []
@@ -152,7 +152,7 @@ class SentHistory:
 
         Args:
             updates: the weights.
-            counts: for each worker that gets weights, its number of updates with this one.
+            counts: for each receiving worker, its number of updates including this one.
         """
         for update in updates:
             _, slot = update.copy()

@@ -1,4 +1,4 @@
-"""Folders of checkpoints, of which the last two are kept."""
+"""Folders that keep the last two checkpoints of a run."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class CheckpointFolder:
         return sorted(found, key=_number, reverse=True)
 
     def save(self, content: Mapping[str, Any]) -> Path:
-        """Saves a checkpoint, and removes those before the last two.
+        """Saves a checkpoint, and removes all but the last two.
 
         The folder is locked from the first call until :meth:`close`.
 
@@ -70,7 +70,7 @@ class CheckpointFolder:
     def load(self) -> dict[str, Any] | None:
         """Returns the newest checkpoint; None if there is none.
 
-        If a checkpoint is damaged, the one before it is returned, with a warning.
+        If the newest checkpoint is damaged, the previous one is returned, with a warning.
 
         Raises:
             ValueError: if all checkpoints are damaged.
@@ -80,7 +80,7 @@ class CheckpointFolder:
             try:
                 content = read_state(self._place, name)
             except FileNotFoundError:
-                # Another process has replaced it meanwhile.
+                # Another process has removed it since the folder was listed.
                 continue
             except ValueError as error:
                 if index + 1 == len(names):
@@ -98,7 +98,7 @@ class CheckpointFolder:
         return None
 
     def close(self) -> None:
-        """Unlocks the folder; may be called any number of times."""
+        """Unlocks the folder. Further calls do nothing."""
         if self._lock is not None:
             os.close(self._lock)
             self._lock = None

@@ -1,7 +1,7 @@
 """Files of plain data, such as the state of a collector, written by ``torch.save``.
 
-A file is complete under its name, or not there at all. The name ends with a digest of the content,
-as in the files of ``torch.hub``, so a reader detects damage. Reading a file runs no code from it.
+A file with its final name is always complete. The name ends with a digest of the content, as in the
+files of ``torch.hub``, so a reader detects damage. Reading a file runs no code from it.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _SEQUENCES = (list, tuple)
 
 
 def check_plain_data(name: str, value: Any) -> None:
-    """Checks that a file with a value can be read again.
+    """Checks that a value consists of plain data, which can be written to a file and read again.
 
     Args:
         name: name of the value, for error messages.
@@ -71,17 +71,17 @@ def write_state(directory: Path, stem: str, content: Mapping[str, Any]) -> str:
         The file's name.
 
     Raises:
-        OSError: if the file can't be written. In this case, nothing is left of it.
+        OSError: if the file can't be written. In this case, no part of the file is left.
     """
     unfinished = directory / f".{stem}.unfinished"
     try:
         with open(create(unfinished), "wb") as file:
             hashing = _HashingWriter(file)
             try:
-                # torch only writes; annotations don't say so.
+                # torch.save only calls write(), but its annotation asks for a full file.
                 torch.save(content, cast("IO[bytes]", hashing))
             except Exception as error:
-                # torch reports that it can't write, but not why.
+                # torch's own error does not say why it can't write.
                 raise hashing.error or error from None
             file.flush()
             os.fsync(file.fileno())
@@ -103,7 +103,7 @@ def read_state(
         directory: directory of the file.
         name: the file's name.
         most: maximum size of the file in bytes.
-        map_location: device for the tensors; None for the devices on which they were.
+        map_location: device for the tensors; None for their original devices.
 
     Raises:
         FileNotFoundError: if the file does not exist.
@@ -170,5 +170,5 @@ class _HashingWriter(io.RawIOBase):
             raise
 
     def digest(self) -> str:
-        """Returns the digest of what was written."""
+        """Returns the digest of the bytes that were written."""
         return _short(self._digest)

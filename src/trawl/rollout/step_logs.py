@@ -1,4 +1,4 @@
-"""Copies of actions for environments that may have to be replayed."""
+"""Logs of the actions of environments that may have to be replayed."""
 
 from __future__ import annotations
 
@@ -15,13 +15,14 @@ from trawl.rollout.episodes import EpisodeTracker
 
 
 def keep_logs(env: Any) -> list[tuple[int, GymEnv]]:
-    """Lets environments keep logs, if they may have to be replayed.
+    """Makes environments keep logs, if they may have to be replayed.
 
     Args:
-        env: the environment, which is reset later.
+        env: the environment, which must be reset afterwards.
 
     Returns:
-        Environments that may keep logs, each with its index. The first reset decides.
+        Environments that may keep logs, each with its index. After the first reset, an environment
+        keeps its log only if it needs one.
     """
     found, index = list[tuple[int, GymEnv]](), 0
     for part in env.parts if isinstance(env, TensorDictEnv) else ():
@@ -37,7 +38,7 @@ class StepLogs:
 
     Args:
         found: environments that may keep logs, each with its index; they have been reset.
-        next_obs: the observations after the last step, by key; with a row for each environment.
+        next_obs: the observations after the last step by key, with a row for each environment.
         changed: keys of observations that the policy changes.
         bfloat16: keys of bfloat16 entries.
     """
@@ -55,7 +56,7 @@ class StepLogs:
         for index, env in found:
             keys = [leaf.key for leaf in env.observation_codec.leaves]
             if not changed.isdisjoint(keys):
-                # A replay could not be checked.
+                # A replay could not be compared with the changed observations.
                 env.drop_log()
             if env.log is not None:
                 chosen = _rows_of(env, index)

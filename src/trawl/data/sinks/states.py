@@ -1,8 +1,8 @@
-"""State of a collection in its dataset, with which ``trawl collect --resume`` continues.
+"""State of a collection in its dataset, from which ``trawl collect --resume`` continues.
 
 A state is a file in the dataset's directory. It holds the collector's state at the end of a batch,
-and the sink's state at the same time. The dataset's record names the file. Frames may be committed
-after the state was saved: whoever continues from the state drops them, and collects them again.
+and the sink's state at the same time. The dataset's record names the file. If frames were committed
+after the state was saved, the resumed collection drops these frames, and collects them again.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ from trawl.data.state_files import (
 _STEM = "_state"
 _NAME = re.compile(rf"{_STEM}-[0-9a-f]{{{DIGITS}}}{re.escape(SUFFIX)}")
 _FORMAT = 1
-# Maximum size of a file in bytes; loading a file takes as much memory.
+# Maximum size of a file in bytes. Loading a file takes as much memory as the file has bytes.
 _MOST = 8 << 30
-#: Key of the file's name in the format's own part of the record.
+#: Key of the state's file name, in the format's own part of the dataset's record.
 STATE = "state"
 
 
@@ -75,12 +75,12 @@ class SinkState:
 
 @dataclass(frozen=True)
 class SavedState:
-    """The last state of a collection that was saved with its dataset.
+    """Last saved state of a collection.
 
     Attributes:
         name: name of the file.
-        version: version of Trawl that saved it.
-        collector: state of the collector, which is not checked yet.
+        version: version of Trawl that saved the state.
+        collector: unchecked state of the collector.
         sink: state of the sink.
     """
 
@@ -91,7 +91,7 @@ class SavedState:
 
 
 def load_state(directory: str | os.PathLike[str]) -> SavedState | None:
-    """Returns the last state of a collection that was saved with its dataset; None if none was.
+    """Returns the last saved state of a dataset's collection; None if there is none.
 
     The dataset may come from an untrusted source: no code from it is run, no link is followed, and
     a small file doesn't take much memory.
@@ -155,10 +155,10 @@ def save_state(directory: Path, version: str, collector: Mapping[str, Any], sink
 
 
 def state_name(record: Record) -> str | None:
-    """Returns the name of the file with the state that belongs to a record; None if there is none.
+    """Returns the name of the state's file in a dataset's record; None if there is no state.
 
     Raises:
-        ValueError: if the record names another file.
+        ValueError: if the name in the record is not the name of a state's file.
     """
     name = record.layout.get(STATE)
     if name is None:

@@ -1,21 +1,21 @@
-"""The state of a Gymnasium environment as plain data, with which another one continues.
+"""State of a Gymnasium environment as plain data, from which another environment continues.
 
 The state is captured in the first way that works:
 
-- ``"get_state"``: the environment has two methods. ``get_state()`` returns everything that decides
-  what the environment does next, including its generators, as numbers, strings, arrays, tensors,
-  lists and dictionaries. ``set_state(state)`` continues from it.
-- ``"ale"`` and ``"mujoco"``: the state of the emulator, or of the physics.
+- ``"get_state"``: the environment has two methods. ``get_state()`` returns everything that the next
+  steps depend on, including generators, as numbers, strings, bytes, arrays, tensors, lists and
+  dictionaries. ``set_state(state)`` continues from this state.
+- ``"ale"`` and ``"mujoco"``: the state of the Atari emulator, or of MuJoCo's physics.
 - ``"parts"``: the environment is a ``SyncVectorEnv``, whose sub-environments are captured one by
   one in the same ways.
 - ``"attributes"``: all attributes of the environment are plain data, arrays or generators.
 - ``"pickle"``: the environment can be pickled, and has no ``EzPickle``, which would lose its state.
   To load it in another process, the user must trust the state.
-- ``"replay"``: the origin of the episode and the actions since are known, so that another
-  environment can repeat the episode (see :mod:`trawl.envs.capture.replay`). An environment that is
+- ``"replay"``: a log has the origin of the episode and the actions since then, so that another
+  environment can repeat the episode (see :mod:`trawl.envs.capture.replay`). An environment that was
   captured by ``"pickle"`` is replayed if its pickle isn't trusted.
 
-The attributes of wrappers are part of the state. Nothing is captured in part: if an attribute can't
+The attributes of wrappers are part of the state. A state is never incomplete: if an attribute can't
 be captured, the next way is tried.
 """
 
@@ -37,7 +37,7 @@ NONE = "none"
 
 
 def way_of(env: Any, log: EpisodeLog | None = None) -> str:
-    """Returns the way in which an environment's state is captured; ``"none"`` if there is none.
+    """Returns the way in which an environment's state is captured; ``"none"`` if it can't be.
 
     Args:
         env: the environment.
@@ -63,7 +63,7 @@ def capture(env: Any, log: EpisodeLog | None = None) -> dict[str, Any]:
         log: log of its episode, if there is one.
 
     Raises:
-        EnvStateError: if it can't be captured.
+        EnvStateError: if the state can't be captured.
     """
     way, state, whys = _captured(env)
     replay = None
@@ -92,7 +92,7 @@ def _captured(env: Any) -> tuple[str, dict[str, Any], list[str]]:
 def restore(
     env: Any, state: Mapping[str, Any], trust: bool = False, log: EpisodeLog | None = None
 ) -> Any:
-    """Lets an environment continue from a state that :func:`capture` returned.
+    """Makes an environment continue from a state that :func:`capture` returned.
 
     Args:
         env: an environment that was made in the same way.
@@ -104,7 +104,7 @@ def restore(
         The environment to continue with, which may be another object.
 
     Raises:
-        EnvStateError: if it is the state of another environment, or can't be restored.
+        EnvStateError: if the state belongs to another environment, or can't be restored.
     """
     check_identity(env, state)
     replay: Any = state.get("replay")
@@ -153,7 +153,7 @@ def check_identity(env: Any, state: Mapping[str, Any]) -> None:
     """Checks that a state belongs to an environment that was made in the same way.
 
     Raises:
-        EnvStateError: if it is the state of another environment; the message says what differs.
+        EnvStateError: if the state belongs to another environment; the message says what differs.
     """
     mine, other = _identity(env), state["identity"]
     for name in mine:
@@ -168,7 +168,7 @@ def check_identity(env: Any, state: Mapping[str, Any]) -> None:
 
 
 def _identity(env: Any) -> dict[str, str]:
-    """Returns what two environments have in common that are made in the same way."""
+    """Returns a description that is equal for all environments made in the same way."""
     spec = getattr(env, "spec", None)
     given = sorted((getattr(spec, "kwargs", None) or {}).items())
     plain = (type(None), bool, int, float, str)

@@ -1,7 +1,8 @@
-"""Attributes of objects as plain data, and back.
+"""Conversion of the attributes of objects to plain data, and back.
 
-Plain data are numbers, strings, bytes, tensors, lists and dictionaries. Objects of other classes
-are never made from data: their attributes are written into the object in the same place.
+Plain data consists of numbers, strings, bytes, tensors, lists and dictionaries. Objects of other
+classes are never made from data: their attributes are written into the existing object in the same
+place.
 """
 
 from __future__ import annotations
@@ -25,24 +26,24 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
 _PLAIN = (type(None), bool, int, float, str, bytes)
 _TENSORS = (torch.bool, torch.uint8, torch.int32, torch.int64, torch.float32, torch.float64)
 _CONTAINERS = (list, tuple, deque, dict)
-# Items of a container that decide if it can be captured, and bytes of an array that count as one.
+# Number of items of a container that are looked at, and of bytes of an array that count as an item.
 _LOOKED_AT, _BYTES_PER_ITEM = 1000, 256
 _SEQUENCES: dict[str, Callable[[Iterable[Any]], Any]] = {"list": list, "tuple": tuple}
 _FIXED = (types.ModuleType, np.dtype, np.ufunc, type, EnvSpec, AutoresetMode)
-# Windows and images of renderers, which decide nothing.
+# Windows and images of renderers, on which no step depends.
 _SHOWN = frozenset({"pygame.surface.Surface", "pygame.time.Clock", "pygame.font.Font"})
 # Attributes of Gymnasium that never change.
 _CONSTANT = frozenset({"_saved_kwargs", "_cached_spec", "_metadata", "metadata", "spec"})
-# Those of a SyncVectorEnv, besides.
+# Attributes of SyncVectorEnv that never change.
 _FACTORIES = frozenset({"env_fns"})
 
 
 class _Simple:
-    """A class without anything in it."""
+    """An empty class, with the smallest possible instances."""
 
 
 class NotPlain(Exception):
-    """Raised with the name and type of a value that can't be captured as plain data."""
+    """Raised with the reason why a value can't be captured as plain data."""
 
 
 class Encoder:
@@ -52,11 +53,11 @@ class Encoder:
         members: objects that values may refer to, and that are not part of the data.
         most: number of items above which containers and arrays can't be captured; None for no
             limit.
-        looks_only: True to find out what can be captured, without copying arrays. Only the first
-            items of containers are looked at.
+        looks_only: True to find out if values can be captured, without copying arrays. Only the
+            first items of containers are looked at.
 
     Attributes:
-        fixed: further classes whose instances do not change.
+        fixed: additional classes whose instances do not change.
     """
 
     fixed: tuple[type, ...] = ()
@@ -67,7 +68,7 @@ class Encoder:
         self._most = most
         self.looks_only = looks_only
         self._members = {id(member): index for index, member in enumerate(members)}
-        # Values that other values may refer to, by identity. They are kept alive meanwhile.
+        # Values that other values may refer to, by identity; kept alive so that ids stay unique.
         self._seen: dict[int, tuple[int, Any]] = {}
         self._arrays: list[np.ndarray[Any, Any]] = []
 
@@ -83,7 +84,7 @@ class Encoder:
         """
         found = {}
         constant = _CONSTANT | _FACTORIES if isinstance(owner, SyncVectorEnv) else _CONSTANT
-        # Sorted, because some attributes are set at different times.
+        # Sorted, because environments may set attributes in different orders.
         for name, value in sorted(_attributes(owner).items()):
             if name in skip or name in constant or self.is_fixed(value):
                 continue
@@ -94,7 +95,7 @@ class Encoder:
         return found
 
     def some_attributes(self, owner: Any) -> dict[str, Any]:
-        """Returns those attributes of an object that may change and can be captured."""
+        """Returns the attributes of an object that may change and can be captured."""
         found: dict[str, Any] = {}
         for name, value in sorted(_attributes(owner).items()):
             if name in _CONSTANT:
@@ -108,7 +109,7 @@ class Encoder:
             try:
                 found[name] = self.encode(value, inside=False)
             except NotPlain:
-                # Nothing may refer to parts of what was not captured.
+                # No other value may refer to parts of a value that was not captured.
                 while len(self._seen) > before[0]:
                     self._seen.popitem()
                 del self._arrays[before[1] :]
@@ -119,7 +120,7 @@ class Encoder:
         return is_fixed(value, self._members, self.fixed)
 
     def encode(self, value: Any, inside: bool = True) -> Any:
-        """Returns a value as plain data; ``inside`` is True for values inside of containers."""
+        """Returns a value as plain data; ``inside`` is True for values inside containers."""
         if type(value) in _PLAIN:
             return value
         if id(value) in self._members:
@@ -203,7 +204,7 @@ class Encoder:
 
 
 def has_children(generator: np.random.Generator) -> bool:
-    """Returns True if a generator has spawned others, which its state does not tell."""
+    """Returns True if a generator has spawned others; its state does not include their number."""
     return bool(getattr(generator.bit_generator.seed_seq, "n_children_spawned", 0))
 
 
@@ -215,7 +216,7 @@ def _attributes(owner: Any) -> dict[str, Any]:
 
 
 def _owner(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """Returns the array of which another one is a view."""
+    """Returns the array that owns the memory of a view, or the array itself."""
     while isinstance(array.base, np.ndarray):
         array = array.base
     return array
@@ -243,14 +244,14 @@ class Decoder:
             vars(owner)[name] = self.decode(data, vars(owner).get(name))
 
     def decode(self, data: Any, present: Any = None) -> Any:
-        """Returns the value of data; ``present`` is the value in the same place."""
+        """Returns the value that data describes; ``present`` is the present value in its place."""
         if type(data) in _PLAIN:
             return data
         if data["kind"] == "member":
             return self._members[data["number"]]
         if data["kind"] == "same":
             return self._made[data["number"]]
-        # For values inside an object that refer to the object.
+        # Values inside an object may refer to the object.
         self._made[data["number"]] = present
         made = self._made[data["number"]] = self._decoded(data, present)
         return made
@@ -302,7 +303,7 @@ class Decoder:
 
 
 def _generator(present: Any, state: dict[str, Any]) -> np.random.Generator:
-    """Returns a generator with a state; ``present`` itself if it is one of the same kind."""
+    """Returns a generator with a state; this is ``present`` if it has the same kind."""
     name = state["bit_generator"]
     found = present if type(present) is np.random.Generator else None
     if found is None or type(found.bit_generator).__name__ != name:
@@ -317,7 +318,7 @@ def is_fixed(value: Any, members: Mapping[int, int], kinds: tuple[type, ...] = (
     Args:
         value: the value of an attribute.
         members: numbers of the environments of a wrapper chain, by identity.
-        kinds: further classes whose instances do not change.
+        kinds: additional classes whose instances do not change.
     """
     if id(value) in members:
         return True
@@ -348,12 +349,12 @@ def _spaces(space: Any) -> list[Any]:
 
 
 def _draws(space: Any) -> bool:
-    """Returns True if samples were drawn from a space, or it was seeded."""
+    """Returns True if a space was seeded, or samples were drawn from it."""
     return any(vars(one).get("_np_random") is not None for one in _spaces(space))
 
 
 def _is_constant(value: Any, members: Mapping[int, int], kinds: tuple[type, ...]) -> bool:
-    """Returns True for values that functions use and do not change, such as limits."""
+    """Returns True for values that a function uses but does not change, such as limits."""
     plain = type(value) in _PLAIN or isinstance(value, (np.ndarray, np.generic))
     return plain or is_fixed(value, members, kinds)
 
@@ -379,7 +380,7 @@ def _is_simple(kind: Any) -> bool:
     classes = kind.__mro__[:-1]
     heap = all(one.__flags__ & 1 << 9 for one in classes)
     slots = any(vars(one).get("__slots__") for one in classes)
-    # Instances of classes from C++ have more memory than those of Python's.
+    # Instances of C++ classes are larger than instances of Python classes.
     own = kind.__basicsize__ <= _Simple.__basicsize__
     return heap and own and not slots and "__dict__" in dir(kind)
 

@@ -1,4 +1,4 @@
-"""The state of ALE, the emulator of Atari games, as bytes."""
+"""State of ALE, the emulator of Atari games."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ def emulator_of(base: Any) -> Any:
 def emulator_state(emulator: Any) -> Any:
     """Returns the state of an emulator and of its generator.
 
-    The state does not hold the action that sticky actions repeat.
+    The state does not include the previous action, which sticky actions may repeat.
     """
     return emulator.cloneState(include_rng=True).__getstate__()
 
 
 def put_emulator_state(emulator: Any, state: Any) -> None:
-    """Lets an emulator continue from a state that :func:`emulator_state` returned."""
+    """Makes an emulator continue from a state that :func:`emulator_state` returned."""
     kind: Any = type(emulator.cloneState(include_rng=True))
     saved = kind.__new__(kind)
     saved.__setstate__(state)

@@ -1,4 +1,4 @@
-"""TensorDicts as plain data, and back."""
+"""Conversion of TensorDicts to plain data, and back."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ def to_plain(data: TensorDictBase, encode: Callable[[Any], Any] | None = None) -
 
     Args:
         data: the TensorDict, which may contain lazy stacks and non-tensor data.
-        encode: function that converts tensors and non-tensor data. By default, tensors and objects
-            that can't be plain data stay as they are.
+        encode: function that converts tensors and non-tensor data. By default, tensors stay as
+            they are, and so do objects that can't be converted.
     """
     return {"names": list(data.names), **_to_tree(data, encode or _encode)}
 
@@ -59,9 +59,9 @@ def from_plain(
 
     Args:
         data: the converted TensorDict.
-        decode: function that converts a value back; None if ``encode`` was None. It gets the
-            value, and the value in the same place of ``present``, or None.
-        present: a TensorDict to be replaced, or None.
+        decode: function that converts a value back; None if ``encode`` was None. Its arguments are
+            the converted value, and the value at the same place in ``present``, or None.
+        present: the TensorDict that the result replaces, or None.
     """
     made: TensorDictBase = _from_tree(data, decode or _decode, present)
     if any(name is not None for name in data["names"]):
@@ -91,10 +91,10 @@ def _from_tree(data: Mapping[str, Any], decode: Callable[[Any, Any], Any], prese
 
 
 def copy_or_encode(value: Any) -> Any:
-    """Returns a copy of a tensor, or non-tensor data as plain data.
+    """Returns a copy of a tensor; converts other values to plain data.
 
     Raises:
-        NotPlain: if the data can't be plain data.
+        NotPlain: if a value can't be converted.
     """
     return value.detach().clone() if isinstance(value, Tensor) else Encoder([]).encode(value)
 

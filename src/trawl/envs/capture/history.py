@@ -1,7 +1,7 @@
-"""Replay of everything that a pool of environments has done since it was made.
+"""Replay of all steps and resets of an environment pool since it was made.
 
-The environments of an EnvPool get their seed when the pool is made, and nothing can read or set
-their generators. A new pool with the same seed therefore repeats all steps and resets.
+The environments of an EnvPool get their seed when the pool is made. Afterwards, their generators
+can neither be read nor set. A new pool with the same seed therefore repeats all steps and resets.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _SPEED = frozenset({"num_threads", "thread_affinity_offset", "base_path"})
 
 
 class ReplayedPool(Protocol):
-    """ReplayedPool of environments that repeats its steps and resets."""
+    """Pool of environments that repeats logged steps and resets."""
 
     env: Any
 
@@ -41,7 +41,7 @@ class ReplayedPool(Protocol):
         """Begins new episodes where ``mask`` is True."""
 
     def begin_next(self, ended: Mask) -> tuple[Any, list[Array]]:
-        """Begins new episodes where the last step has ended one."""
+        """Begins new episodes in the environments whose episode the last step ended."""
 
 
 class PoolLog(StepLog):
@@ -59,9 +59,9 @@ class PoolLog(StepLog):
         super().__init__(observations, actions, _NO_LIMIT, MOST_BYTES)
         self.why = None
         self.skipped = 0
-        # Steps before each reset between two steps, and the mask of the reset; None for all.
+        # For each reset between two steps: number of steps before it, and its mask; None for all.
         self._resets: list[tuple[int, Array | None]] = []
-        # Mask of the environments that were reset right after each step, as bits.
+        # For each step: mask of the environments that were reset right after it, as bits.
         self._ended: list[Array] = []
 
     @override
@@ -70,12 +70,12 @@ class PoolLog(StepLog):
         self._resets, self._ended = [], []
 
     def remade(self) -> None:
-        """Begins anew for a pool that was made anew."""
+        """Empties the log, after the pool was made anew."""
         self.clear()
         self.why = None
 
     def reset(self, mask: Mask | None) -> None:
-        """Adds a reset between two steps: of the environments in ``mask``, or of all."""
+        """Adds a reset between two steps, of the environments in ``mask`` or of all."""
         if self.why is None:
             self._resets.append((self.steps, None if mask is None else np.packbits(mask)))
 
@@ -99,7 +99,7 @@ class PoolLog(StepLog):
             self._ended.append(np.packbits(np.zeros((1, len(reward)), np.bool_), axis=-1))
 
     def begins(self, state: Mapping[str, Any]) -> bool:
-        """Returns True if a pool with this log can go on with the rest of another log."""
+        """Returns True if this log has no steps, and a saved log begins with the same resets."""
         return not self.steps and self._saved_resets() == state["resets"][: len(self._resets)]
 
     def _saved_resets(self) -> list[list[Any]]:
@@ -137,8 +137,8 @@ class PoolLog(StepLog):
         """Repeats all steps and resets.
 
         Args:
-            pool: a new pool with the same settings (see :func:`check_pool`), which has done
-                what this log has. Its steps and resets are not logged meanwhile.
+            pool: a new pool with the same settings (see :func:`check_pool`), which has made the
+                resets in this log. The caller stops logging its steps and resets meanwhile.
             state: the state that :meth:`capture` returned.
 
         Raises:
@@ -164,7 +164,7 @@ class PoolLog(StepLog):
             raise EnvStateError(f"{env} can't be replayed: {why}") from error
 
     def _repeat(self, pool: ReplayedPool, done: int) -> tuple[Sequence[Array], int]:
-        """Repeats everything after the first resets.
+        """Repeats all steps and resets after the first ``done`` resets.
 
         Returns:
             The observations to go on from, and a digest of the rewards.
@@ -210,10 +210,10 @@ def _identity(env: Any) -> dict[str, str]:
 
 
 def check_pool(env: Any, state: Mapping[str, Any]) -> None:
-    """Compares a pool with the one of which a :class:`PoolLog` captured the state.
+    """Checks that a pool has the same settings as the pool of a captured state.
 
     Raises:
-        EnvStateError: if it has other settings.
+        EnvStateError: if the settings differ.
     """
     mine, other = _identity(env), state["identity"]
     for name in sorted({*mine, *other}):

@@ -1,7 +1,7 @@
-"""The objects that a TorchRL environment consists of, and their attributes as plain data.
+"""Objects that a TorchRL environment consists of, and their attributes as plain data.
 
-They are the environment, the environments in it, its transforms, and the modules and readers of
-``info`` that these have.
+The objects are the environment, the environments in it, its transforms, and their modules and
+readers of ``info``.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _TENSORS = ("_parameters", "_buffers")
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks")
 _ROWS = "shared_tensordict_parent"
 _ENTRIES = ("tensors", "masks", "own", "attributes")
-# Attributes that other attributes determine, or that refer to the outside.
+# Attributes that follow from other attributes, or that refer to objects outside the environment.
 _DERIVED = (frozenset(vars(nn.Module())) - {"training"}) | {
     "_cache",
     "_collector",
@@ -72,17 +72,17 @@ def _children(one: Any) -> Iterator[Any]:
 
 
 def with_parents(parts: Sequence[Any], cached: Sequence[bool] | None = None) -> list[Any]:
-    """Returns the objects of an environment, and those of the environments that transforms cache.
+    """Returns the objects of an environment, and of the copies that its transforms cache.
 
-    A transform may step a copy of the environment, with copies of the transforms before it.
+    A transform may have a copy of the environment, with copies of the transforms before it.
 
     Args:
         parts: the objects of the environment.
-        cached: for each transform, True if it must have such a copy; None to change nothing.
+        cached: for each transform, True if it must have a copy; None to change nothing.
     """
     found = list(parts)
     wanted = None if cached is None else iter(cached)
-    for one in found:  # which grows meanwhile
+    for one in found:  # the loop also visits objects that it adds
         if isinstance(one, Transform):
             parent = vars(one).get("_parent")
             if wanted is not None and next(wanted, False) != (parent is not None):
@@ -94,7 +94,7 @@ def with_parents(parts: Sequence[Any], cached: Sequence[bool] | None = None) -> 
 
 
 def cached_parents(parts: Sequence[Any]) -> list[bool]:
-    """Returns for each transform whether it has a copy of the environment."""
+    """Returns, for each transform, True if it has a copy of the environment."""
     return [vars(one).get("_parent") is not None for one in parts if isinstance(one, Transform)]
 
 
@@ -130,7 +130,7 @@ def tensors_of(one: Any) -> dict[str, Any]:
     """Returns the parameters and buffers of an object, and the rows of a batch of environments."""
     if isinstance(one, BatchedEnvBase):
         rows = vars(one).get(_ROWS)
-        # Keys that an environment does not return keep the values of an earlier step.
+        # Entries that an environment does not return keep their values from an earlier step.
         leaves = {} if rows is None else dict(rows.items(True, True))
         return {show_key(as_key(key)): value for key, value in leaves.items()}
     return {
@@ -162,7 +162,7 @@ def bases_of(parts: Sequence[Any]) -> list[Any]:
 
 
 def identity_of(parts: Sequence[Any]) -> dict[str, str]:
-    """Returns what two environments have in common that are made in the same way."""
+    """Returns a description that is equal for all environments made in the same way."""
     transforms = [one for one in parts if isinstance(one, Transform)]
     return {
         "environments": _names(one for one in parts if isinstance(one, EnvBase)),
@@ -182,7 +182,7 @@ def _shown(transform: Transform) -> str:
 
 
 def encoder_for(members: Sequence[Any]) -> TensorEncoder:
-    """Returns an encoder of the state of objects; ``members`` are those that values refer to."""
+    """Returns an encoder of the state of objects; values may refer to the ``members``."""
     return TensorEncoder(members, (TensorSpec,))
 
 
@@ -263,7 +263,7 @@ def decoded(
         decoder: the decoder.
 
     Raises:
-        NotPlain: if an object lacks a value of the state.
+        NotPlain: if an object lacks a value that the state refers to.
     """
     made = [dict(state) for state in states]
     for entry in _ENTRIES:
@@ -285,7 +285,7 @@ def _present(one: Any, entry: str) -> dict[str, Any]:
 
 
 def write(one: Any, state: Mapping[str, Any], encoder: TensorEncoder) -> None:
-    """Gives an object a state that :func:`state_of` returned for another one.
+    """Writes a state that :func:`state_of` returned for another object into an object.
 
     Args:
         one: the object.

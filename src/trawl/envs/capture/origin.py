@@ -1,4 +1,4 @@
-"""The origin of an episode: everything that decides how it begins, noted before the reset."""
+"""Origin of an episode: everything that determines how it begins, recorded before the reset."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ _GENERATORS: dict[type, tuple[str, Callable[[Any], Any]]] = {
     np.random.RandomState: ("random_state", lambda one: one.get_state(legacy=False)),
     random.Random: ("random", lambda one: one.getstate()),
 }
-# Longer lists and larger arrays of wrappers are not noted before each reset: they are mostly
-# records of episodes, or are overwritten by the reset. If an episode needs them, the check after
-# its replay fails.
+# Longer lists and larger arrays of wrappers are not recorded before each reset: most of them are
+# records of episodes, or are overwritten by the reset. If an episode depends on one of them, the
+# check after its replay fails.
 _MOST_ITEMS = 256
 
 
@@ -39,7 +39,7 @@ def _states(base: Any) -> dict[str, tuple[str, Any]]:
     """Returns the kinds and states of the generators among an environment's attributes.
 
     Raises:
-        NotPlain: if the state of a generator is not all that it depends on.
+        NotPlain: if a generator has spawned others, so that its state is incomplete.
     """
     found = {}
     for name, value in _attributes(base).items():
@@ -59,9 +59,9 @@ def _as_data(states: Mapping[str, tuple[str, Any]]) -> dict[str, Any]:
 
 
 def worlds(base: Any) -> list[Any]:
-    """Returns the worlds of Box2D among an environment's attributes.
+    """Returns the Box2D worlds among an environment's attributes.
 
-    A world keeps traces of bodies that were destroyed, in the order in which it finds collisions.
+    The order in which a world finds collisions depends on bodies that were destroyed earlier.
     """
     return [
         value
@@ -73,29 +73,30 @@ def worlds(base: Any) -> list[Any]:
 def note(
     members: Sequence[Any], arguments: Mapping[str, Any], made: Mapping[str, Any]
 ) -> Callable[[], dict[str, Any]]:
-    """Notes the origin of the episode that the next reset begins.
+    """Records the origin of the episode that the next reset begins.
 
     Args:
         members: the wrapper chain, outermost first.
         arguments: arguments of the reset.
-        made: the numbers of the environment when it was made. They are not noted, because they
-            may be handles that differ in another process.
+        made: the numbers of the environment when it was made. Unchanged numbers are not recorded,
+            because they may be handles that differ in another process.
 
     Returns:
-        A function that returns the origin as plain data. Most episodes end before a state is
-        taken, so that the conversion waits until then.
+        A function that returns the origin as plain data. The conversion is postponed, because most
+        episodes end before a state is captured.
 
     Raises:
-        NotPlain: if the origin can't be noted, or nothing decides the beginning of an episode.
+        NotPlain: if the origin can't be recorded, or the environment has neither a generator nor a
+            seed.
     """
     base = members[-1]
     if isinstance(base, gymnasium.Env) and arguments.get("seed") is None:
-        # Without a seed, the reset draws from this generator, which the first look at it makes.
+        # Without a seed, the reset draws from this generator, which is made on first access.
         _ = base.np_random
     emulator, states = emulator_of(base), _states(base)
     if emulator is None and not states and arguments.get("seed") is None:
         raise NotPlain("the environment has no generator, and was reset without a seed")
-    # The collector may add a wrapper outside of the others, so that numbers start inside.
+    # Numbered from the inside, because the collector may add a wrapper around the others.
     encoder = Encoder(members[::-1], most=_MOST_ITEMS)
     wrappers = [encoder.some_attributes(member) for member in members[:-1]]
     now, screen = numbers(base), None if emulator is None else emulator_state(emulator)
@@ -118,7 +119,7 @@ def note(
 
 
 def write(members: Sequence[Any], origin: Mapping[str, Any], made: Mapping[str, Any]) -> None:
-    """Brings an environment to the origin of an episode.
+    """Restores the origin of an episode in an environment.
 
     Args:
         members: the wrapper chain, outermost first.
@@ -135,7 +136,7 @@ def write(members: Sequence[Any], origin: Mapping[str, Any], made: Mapping[str, 
         put_emulator_state(base.ale, origin["emulator"])
     decoder = Decoder(members[::-1])
     inside = zip(members[-2::-1], reversed(origin["wrappers"]), strict=False)
-    # In the order in which they were noted, because values may refer to earlier ones.
+    # In the order in which they were recorded, because values may refer to earlier values.
     for member, noted in reversed(list(inside)):
         decoder.write(member, noted)
 

@@ -1,4 +1,4 @@
-"""The state of a vector environment, captured by its parts."""
+"""State of a vector environment, captured by its sub-environments."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ class Parts(PlainWay):
 
     Args:
         capture: function that captures a sub-environment.
-        restore: function that restores a sub-environment, and returns the one to continue with.
+        restore: function that restores a sub-environment, and returns the environment that replaces
+            it.
     """
 
     name = "parts"
@@ -46,7 +47,7 @@ class Parts(PlainWay):
 
     @override
     def comparable(self, state: Mapping[str, Any]) -> Any:
-        # The sub-environments have been compared when they were restored.
+        # Each sub-environment was compared when it was restored.
         return {**state, "base": state["base"]["attributes"]}
 
     @override

@@ -1,4 +1,4 @@
-"""Pickles of attributes that refer to the objects of an environment, and share memory."""
+"""Pickles of attributes that may share memory, and may refer to objects of an environment."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from trawl.envs.capture.attributes import NotPlain
 
 
 class _Block:
-    """Memory of one or several tensors; pickled once."""
+    """Memory of one or several tensors, which is pickled once."""
 
     def __init__(self, memory: torch.UntypedStorage) -> None:
         self.memory = memory
@@ -34,14 +34,14 @@ def _block(data: bytes, device: str) -> _Block:
 
 
 class AttributePickler(cloudpickle.Pickler):  # type: ignore[misc]
-    """Pickles attributes, but not the objects of the environment that they refer to.
+    """Pickles attributes, except objects of the environment that they refer to.
 
     Tensors and arrays that share memory still do so when they are unpickled.
 
     Args:
         file: the file to write to.
         members: objects that are not pickled.
-        closed: classes of further objects that can't be pickled without harm.
+        closed: additional classes whose objects would lose their state in a pickle.
     """
 
     def __init__(self, file: io.BytesIO, members: Sequence[Any], closed: tuple[type, ...]) -> None:
@@ -101,7 +101,7 @@ def _view(
 
 
 class AttributeUnpickler(pickle.Unpickler):
-    """Unpickles what an :class:`AttributePickler` wrote.
+    """Unpickles attributes that an :class:`AttributePickler` wrote.
 
     Args:
         file: the file to read from.

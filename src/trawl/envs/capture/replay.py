@@ -1,8 +1,8 @@
 """Replay of an episode, for environments whose state can't be read.
 
-An :class:`EpisodeLog` notes everything that decides how an episode begins, and keeps the actions
-since. Another environment repeats the reset and the steps. Nothing is added to the wrapper chain:
-whoever resets and steps the environment passes resets and actions to the log.
+An :class:`EpisodeLog` records everything that determines how an episode begins, and keeps the
+actions since then. Another environment repeats the reset and the steps. The log is not a wrapper:
+code that resets and steps the environment passes the resets and the actions to the log.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ MOST_BYTES = 64 * 2**20
 
 
 class EpisodeLog(StepLog):
-    """Origin of the current episode of an environment, and the actions since.
+    """Origin of the current episode of an environment, and the actions since then.
 
     Args:
         observations: codec of the observations.
@@ -45,7 +45,7 @@ class EpisodeLog(StepLog):
         self._worlds: list[Any] = []
 
     def begin(self, env: Any, arguments: Mapping[str, Any]) -> None:
-        """Notes the origin of an episode; called just before the reset that begins it.
+        """Records the origin of an episode; must be called just before the reset that begins it.
 
         Args:
             env: the environment.
@@ -75,12 +75,12 @@ class EpisodeLog(StepLog):
         """
         now = origin.worlds(chain(env)[-1])
         if any(one is other for one in now for other in self._worlds):
-            # The observations may agree at first, and differ after a later collision.
+            # The observations may be the same at first, and differ after a later collision.
             return "its episodes share a world of Box2D, which remembers earlier ones"
         return self.why
 
     def capture(self, env: Any) -> dict[str, Any]:
-        """Returns the origin, the actions, and what is checked after a replay, as plain data.
+        """Returns the origin, the actions, and data to check a replay with, as plain data.
 
         Raises:
             NotPlain: if the episode can't be replayed.
@@ -104,14 +104,14 @@ class EpisodeLog(StepLog):
         self._origin = lambda: noted
 
     def replay(self, env: Any, state: Mapping[str, Any]) -> None:
-        """Repeats an episode, and continues from its last step.
+        """Repeats a saved episode, and continues it in this log.
 
         Args:
             env: an environment that was made in the same way.
             state: the state that :meth:`capture` returned.
 
         Raises:
-            EnvStateError: if the episode can't be repeated, or has other results than before.
+            EnvStateError: if the episode can't be repeated, or its results differ.
         """
         self.load(state)
         try:
@@ -145,7 +145,7 @@ class EpisodeLog(StepLog):
             decoder.write(member, attributes)
 
     def _steps(self, env: Any, obs: Any) -> tuple[Any, int]:
-        """Repeats all steps; returns the last observation, and a digest of the rewards."""
+        """Repeats all steps, and returns the last observation and a digest of the rewards."""
         rewards, reward = 0, np.empty(1, np.float32)
         for step in range(self.steps):
             obs, reward[0], terminated, truncated, _ = env.step(self.action(step))
@@ -159,7 +159,7 @@ class EpisodeLog(StepLog):
 
 
 def _end(base: Any) -> dict[str, Any]:
-    """Returns what can be compared after a replay: generators, and the emulator of Atari games."""
+    """Returns data to compare after a replay: states of the generators and of the emulator."""
     emulator = emulator_of(base)
     state = None if emulator is None else emulator_state(emulator)
     return {"generators": origin.generators(base), "emulator": state}
@@ -168,6 +168,6 @@ def _end(base: Any) -> dict[str, Any]:
 def needs_log(env: Any) -> bool:
     """Returns True if an environment may have to be replayed, because its state isn't plain data.
 
-    An environment that can be pickled is one of them, because not everybody opens pickles.
+    This includes environments that can be pickled, because only trusted pickles are opened.
     """
     return not is_plain(env) and wrappers_are_plain(env)

@@ -1,16 +1,16 @@
-"""Signatures by which a program recognises the pickles that its own processes made."""
+"""Signatures by which a program recognises pickles that its own processes made."""
 
 from __future__ import annotations
 
 import hmac
 import secrets
 
-# A process that was started by another one of the program gets the key of that process.
+# A process that another process of the program starts gets the key of the other process.
 _keys = [secrets.token_bytes(32)]
 
 
 def signing_key() -> bytes:
-    """Returns the key of this process, which the processes that it starts must get."""
+    """Returns the key of this process, which must be passed to the processes that it starts."""
     return _keys[0]
 
 

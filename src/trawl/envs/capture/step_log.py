@@ -1,4 +1,4 @@
-"""Steps of an environment, kept so that another environment can repeat them."""
+"""Log of an environment's steps, from which another environment can repeat them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from trawl.errors import EnvStateError
 from trawl.keys import show_key
 from trawl.memory import Array
 
-# Discrete values below this number take a byte each.
+# Maximum number of discrete values that take one byte each.
 _BYTE = 256
 
 
@@ -25,8 +25,8 @@ class StepLog:
     Args:
         observations: codec of the observations.
         actions: codec of the actions, which have a fixed layout.
-        most_steps: number of steps above which the log is given up.
-        most_bytes: size of the actions above which the log is given up.
+        most_steps: maximum number of steps; the log is given up above it.
+        most_bytes: maximum size of the actions; the log is given up above it.
 
     Attributes:
         steps: number of steps.
@@ -55,7 +55,11 @@ class StepLog:
         self.steps = self._digest = 0
 
     def lose(self, why: str) -> None:
-        """Gives up the log, for a reason that completes "it can't be replayed, because"."""
+        """Gives up the log.
+
+        Args:
+            why: the reason, a clause that can follow "it can't be replayed, because".
+        """
         self.clear()
         self.why = why
 
@@ -63,9 +67,9 @@ class StepLog:
         """Adds steps.
 
         Args:
-            actions: their actions as the policy wrote them: an array for each leaf, in which time
-                is the first dimension.
-            rewards: their rewards, float32 with time as the first dimension.
+            actions: the actions of the steps as the policy wrote them, an array for each leaf, with
+                time as the first dimension.
+            rewards: the rewards of the steps, float32, with time as the first dimension.
         """
         if self.why is not None or not len(rewards):
             return
@@ -89,7 +93,7 @@ class StepLog:
         self.extend(rows, np.asarray(reward, np.float32)[None])
 
     def observe(self, leaves: Sequence[Any], rows: Array | None = None) -> None:
-        """Sets the last observation; with a mask of rows, only in these."""
+        """Sets the last observation; with a mask of rows, only in these rows."""
         changed = [np.array(leaf) for leaf in leaves]
         if rows is not None:
             for leaf, before in zip(changed, self.observed, strict=True):
@@ -97,7 +101,7 @@ class StepLog:
         self.observed = changed
 
     def action(self, step: int) -> Any:
-        """Returns the action of a step, as the environment takes it."""
+        """Returns the action of a step, in the form that the environment takes."""
         return self._codec.decode([rows[step] for rows in self._rows])
 
     def state(self) -> dict[str, Any]:
@@ -114,7 +118,7 @@ class StepLog:
         }
 
     def load(self, state: Mapping[str, Any]) -> None:
-        """Takes over steps and the last observation that :meth:`state` returned."""
+        """Loads the steps and the last observation that :meth:`state` returned."""
         for rows, saved in zip(self._rows, state["actions"], strict=True):
             rows.load(saved)
         self.steps, self._digest = state["steps"], state["rewards"]
@@ -125,7 +129,7 @@ class StepLog:
         for index, value in zip(fixed, state["observed"], strict=True):
             array = value.numpy()
             if observed[index].shape == array.shape:
-                # A batch writer may have set its own array.
+                # Written in place, because the array may belong to a batch writer.
                 observed[index][...] = array
             else:
                 observed[index] = array.copy()
@@ -134,13 +138,13 @@ class StepLog:
     def check(
         self, env: Any, leaves: Sequence[Any], rewards: int, state: Mapping[str, Any]
     ) -> None:
-        """Compares the results of repeated steps with those of the original ones.
+        """Compares the results of repeated steps with the original results.
 
         Args:
             env: the environment, for error messages.
-            leaves: leaves of the last observation.
-            rewards: digest of the rewards.
-            state: the state of the original steps.
+            leaves: leaves of the last observation after the repeated steps.
+            rewards: digest of the rewards of the repeated steps.
+            state: the state that :meth:`state` returned after the original steps.
 
         Raises:
             EnvStateError: if the observation or the rewards differ.
@@ -163,7 +167,7 @@ class StepLog:
 
 
 def digest(rewards: Any, before: int) -> int:
-    """Returns a checksum of rewards that follow those with the checksum ``before``."""
+    """Returns the checksum of all rewards, given the checksum ``before`` of earlier rewards."""
     values: Any = np.ascontiguousarray(rewards, np.float32)
     return zlib.crc32(values, before)
 
@@ -178,7 +182,7 @@ class _ActionRows:
     def __init__(self, leaf: SpaceLeaf) -> None:
         self._spec: Any = leaf.spec
         self._shape = leaf.space.shape or ()
-        # The number of values of a choice, or None if the leaf has no choices.
+        # Number of values of each choice in the leaf, or None if the leaf has no choices.
         sizes = [self._spec.n] if hasattr(self._spec, "n") else getattr(self._spec, "nvec", None)
         self._bytes = sizes is not None and max(np.ravel(np.asarray(sizes))) <= _BYTE
         self._array: Array | None = None
@@ -193,7 +197,7 @@ class _ActionRows:
         self._array, self._count = None, 0
 
     def extend(self, rows: Array) -> bool:
-        """Adds rows; returns False if that is impossible without changing values."""
+        """Adds rows; returns False if the log can't hold their values exactly."""
         rows = self._indices(rows) if isinstance(self._spec, MultiOneHot) else rows
         kept = rows.astype(np.uint8) if self._bytes else rows
         if self._array is None:
@@ -211,7 +215,7 @@ class _ActionRows:
         return True
 
     def _indices(self, rows: Array) -> Array:
-        """Returns the indices of the values that the decoder takes from one-hot vectors."""
+        """Returns the indices of the values that one-hot vectors stand for."""
         sizes = self._spec.nvec
         if not self._shape:
             return np.asarray(rows.argmax(-1))

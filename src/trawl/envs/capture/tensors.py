@@ -1,7 +1,7 @@
-"""Attributes that hold tensors and TensorDicts as plain data, and back.
+"""Conversion of attributes that hold tensors and TensorDicts to plain data, and back.
 
 Tensors that share memory still do so after restoring. Parameters, buffers and shared memory are
-written in place, because objects outside of the environment may refer to them.
+written in place, because objects outside the environment may refer to them.
 """
 
 from __future__ import annotations
@@ -41,13 +41,13 @@ class TensorEncoder(Encoder):
 
     Args:
         members: objects that values may refer to, and that are not part of the data.
-        fixed: further classes whose instances do not change.
+        fixed: additional classes whose instances do not change.
     """
 
     def __init__(self, members: Sequence[Any], fixed: tuple[type, ...] = ()) -> None:
         super().__init__(members)
         self.fixed = (Spec, Composite, weakref.ref, *_LOCKS, *fixed)
-        # Numbers of the blocks of memory, and a tensor that keeps each of them alive.
+        # For each block of memory: its number, and a tensor that keeps it alive.
         self._blocks: dict[tuple[str, int], tuple[int, Tensor]] = {}
 
     @override
@@ -129,7 +129,7 @@ class TensorDecoder(Decoder):
 
     @contextmanager
     def in_place(self) -> Iterator[None]:
-        """Writes all tensors of the same layout in place within a ``with`` block."""
+        """Writes tensors in place within a ``with`` block, if their layout is unchanged."""
         self._everywhere = True
         try:
             yield
@@ -203,11 +203,11 @@ class TensorDecoder(Decoder):
         return made.requires_grad_() if data["gradient"] else made
 
     def _block(self, data: Mapping[str, Any], present: Any) -> torch.UntypedStorage:
-        """Returns the memory for a tensor, with the data; that of ``present`` to write in place."""
+        """Returns memory with the data of a tensor; the memory of ``present`` if it is reused."""
         content = torch.from_numpy(np.frombuffer(data["data"], np.uint8).copy())
         if _lies_alike(data, present) and (self._everywhere or present.is_shared()):
             memory: torch.UntypedStorage = present.untyped_storage()
-            # A new environment may use the same memory for what differs in the state.
+            # Tensors that share memory in the new environment may differ in the state.
             if memory.nbytes() == len(content) and memory.data_ptr() not in self._written:
                 self._written.add(memory.data_ptr())
                 _bytes_of(memory, present.device).copy_(content)

@@ -1,10 +1,10 @@
-"""The state of an environment of TorchRL, with which another one continues.
+"""State of a TorchRL environment, from which another environment continues.
 
-It consists of the states of the Gymnasium environments in it, each captured in one of their own
-ways, and of the attributes of everything else: environments, transforms and their modules. If an
-attribute is not plain data, all attributes are pickled together.
+The state contains the state of each Gymnasium environment inside, captured in one of the ways of
+:mod:`trawl.envs.capture`, and the attributes of all other objects: environments, transforms and
+their modules. If an attribute is not plain data, all attributes are pickled together.
 
-This module imports TorchRL only for environments of TorchRL.
+TorchRL is only imported if the environment is one of TorchRL.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _ATTRIBUTES, _OWN, _PICKLE = "attributes", "get_state", "pickle"
 
 
 def torchrl_state(env: Any) -> TorchRLState | None:
-    """Returns the object that captures and restores an environment, if it is one of TorchRL."""
+    """Returns an object that captures and restores an environment; None if it isn't TorchRL's."""
     base = _env_base()
     return None if base is None or not isinstance(env, base) else TorchRLState(env)
 
@@ -35,7 +35,7 @@ def _env_base() -> Any:
 
 
 class TorchRLState:
-    """Captures and restores the state of an environment of TorchRL.
+    """Captures and restores the state of a TorchRL environment.
 
     Args:
         env: the environment.
@@ -50,7 +50,7 @@ class TorchRLState:
 
     @property
     def state_methods(self) -> list[str]:
-        """Way in which :meth:`capture` captures each environment in a batch."""
+        """Way in which :meth:`capture` captures each environment of a batch."""
         try:
             state = self.capture()
         except EnvStateError:
@@ -72,7 +72,7 @@ class TorchRLState:
         """Returns the state of the environment as plain data.
 
         Raises:
-            EnvStateError: if it can't be captured.
+            EnvStateError: if the state can't be captured.
         """
         simulators = self._simulators()
         try:
@@ -89,7 +89,7 @@ class TorchRLState:
         }
 
     def _captured(self, simulators: Sequence[Any]) -> tuple[str, Any]:
-        """Returns the way, and the states of the objects as plain data."""
+        """Returns the way of capturing, and the states of the objects as plain data."""
         parts = self._everything()
         members = _members(parts, simulators)
         encoder = self._modules.encoder_for(members)
@@ -103,10 +103,11 @@ class TorchRLState:
                 raise NotPlain(f"{_ATTRIBUTES}: {why}; {_PICKLE}: {error}") from error
 
     def check_state(self, state: Mapping[str, Any]) -> None:
-        """Checks that a state is one of an environment like this, before anything is changed.
+        """Checks that a state belongs to an environment like this one; changes nothing.
 
         Raises:
-            EnvStateError: if it is the state of another environment; the message says what differs.
+            EnvStateError: if the state belongs to another environment; the message says what
+                differs.
         """
         mine, other = self._modules.identity_of(self._parts), state.get("identity", {})
         for name in mine:
@@ -126,7 +127,7 @@ class TorchRLState:
             trust: True to open a pickle that another process made.
 
         Raises:
-            EnvStateError: if it is the state of another environment, or can't be restored.
+            EnvStateError: if the state belongs to another environment, or can't be restored.
         """
         self.check_state(state)
         if state["way"] == _PICKLE:

@@ -1,4 +1,4 @@
-"""The ways in which the state of a Gymnasium environment is captured and restored."""
+"""Ways to capture and restore the state of a Gymnasium environment."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from trawl.envs.capture.emulator import emulator_of, emulator_state, put_emulato
 from trawl.envs.capture.signing import is_own, sign
 from trawl.errors import EnvStateError
 
-# Beginnings of the names of MuJoCo's data whose sizes differ between steps, or that are private.
+# Prefixes of the names of MuJoCo's data that are private, or whose sizes differ between steps.
 _VARYING = ("_", "efc_", "iefc_", "contact", "arena", "buffer", "island", "map_", "iM", "iLD")
 
 
@@ -46,7 +46,7 @@ class Way(ABC):
         """Returns the state of a wrapper chain.
 
         Raises:
-            NotPlain: if it can't be captured.
+            NotPlain: if the state can't be captured.
         """
 
     @abstractmethod
@@ -54,12 +54,12 @@ class Way(ABC):
         """Restores a state, and returns the environment to continue with."""
 
     def comparable(self, state: Mapping[str, Any]) -> Any:
-        """Returns the part of a state that is the same whenever the state is captured."""
+        """Returns the part of a state that is equal each time the same state is captured."""
         return state
 
 
 class PlainWay(Way):
-    """A way in which the attributes of wrappers are plain data."""
+    """A way that captures plain data, including the attributes of wrappers."""
 
     @override
     def capture(self, members: Sequence[Any]) -> dict[str, Any]:
@@ -70,7 +70,7 @@ class PlainWay(Way):
         return {"base": inner, "wrappers": [encoder.attributes(one) for one in members[:-1]]}
 
     def works(self, members: Sequence[Any]) -> bool:
-        """Returns True if the state of a wrapper chain can be captured, without copying it."""
+        """Returns True if the state of a wrapper chain can be captured; copies nothing."""
         try:
             self._capture(members, Encoder(members, looks_only=True))
         except NotPlain:
@@ -115,7 +115,7 @@ class OwnMethods(PlainWay):
 class Ale(PlainWay):
     """Atari environments of ale-py: the emulator's state, with its generator.
 
-    The state does not hold the action that sticky actions repeat.
+    The state does not include the previous action, which sticky actions may repeat.
     """
 
     name = "ale"
@@ -140,7 +140,7 @@ class Ale(PlainWay):
 
 
 class Mujoco(PlainWay):
-    """MuJoCo environments: the state that the integrator needs, with the warm start."""
+    """MuJoCo environments: the integrator's state with its warm start, and derived quantities."""
 
     name = "mujoco"
     _skip = frozenset({"model", "data", "mujoco_renderer"})
@@ -202,9 +202,9 @@ def _digest(model: Any) -> str:
 
 
 def _derived(data: Any) -> dict[str, Any]:
-    """Returns the quantities that rewards may use, such as positions of bodies before a step.
+    """Returns quantities that rewards may use, such as positions of bodies before a step.
 
-    They belong to the last step, so that they can't be computed from the physics alone.
+    They depend on the last step, so they can't be computed from the physics state alone.
     """
     arrays = {name: getattr(data, name) for name in dir(data) if not name.startswith(_VARYING)}
     return {
@@ -213,7 +213,7 @@ def _derived(data: Any) -> dict[str, Any]:
 
 
 class Attributes(PlainWay):
-    """The attributes of the environment are numbers, arrays, generators and the like."""
+    """Attributes of the environment: numbers, arrays, generators and collections of these."""
 
     name = "attributes"
 
@@ -231,7 +231,7 @@ class Attributes(PlainWay):
 
 
 class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
-    """Pickles objects, except those that would pickle the arguments of their constructors."""
+    """Pickler that refuses an ``EzPickle``, which would pickle only its constructor's arguments."""
 
     def reducer_override(self, obj: Any) -> Any:
         if isinstance(obj, EzPickle):
@@ -262,7 +262,7 @@ class Pickle(Way):
 
     @override
     def comparable(self, state: Mapping[str, Any]) -> Any:
-        # The order of a pickle may differ.
+        # Two pickles of the same state may differ in the order of their content.
         return None
 
     @override
@@ -278,7 +278,7 @@ class Pickle(Way):
         return fresh
 
     def is_own(self, state: Mapping[str, Any]) -> bool:
-        """Returns True if a process of this program has made a pickle."""
+        """Returns True if a process of this program made the pickle in a state."""
         return is_own(state["pickle"], state["signature"])
 
 
@@ -291,7 +291,7 @@ WAYS: dict[str, Way] = {
 def is_plain(env: Any) -> bool:
     """Returns True if the state of an environment can be captured as plain data.
 
-    The state is not copied, so that the answer is cheap.
+    The check is cheap, because it does not copy the state.
     """
     members = chain(env)
     return any(
