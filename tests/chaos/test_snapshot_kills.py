@@ -2,18 +2,20 @@
 
 import random
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from chaos_parts import Once, kill, replaced
+from gymnasium.envs.classic_control import CartPoleEnv
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tensordict import TensorDictBase
 from tensordict.nn import TensorDictModule
 from torch import Tensor, nn
 
-from trawl.collectors import MultiAsyncCollector, MultiSyncCollector
+from trawl.collectors import Collector, MultiAsyncCollector, MultiSyncCollector
 from trawl.testing import NumberedEnv
 
 pytestmark = pytest.mark.usefixtures("nobody_is_left")
@@ -135,7 +137,7 @@ def test_the_episodes_of_an_asynchronous_worker_go_on(tmp_path: Path):
 
 def test_environments_that_cannot_be_captured_are_told():
     with (
-        pytest.warns(UserWarning, match="worker_snapshots=2 has no effect"),
+        pytest.warns(RuntimeWarning, match="worker_snapshots=2 has no effect"),
         MultiSyncCollector([Closed], None, frames_per_batch=10, worker_snapshots=2),
     ):
         pass
@@ -144,3 +146,70 @@ def test_environments_that_cannot_be_captured_are_told():
 def test_a_number_below_zero_is_refused():
     with pytest.raises(ValueError, match="worker_snapshots must be at least 0"):
         MultiSyncCollector(["CartPole-v1"], None, frames_per_batch=10, worker_snapshots=-1)
+
+
+class Shortened(Collector):
+    """A collector that drops some frames of each batch."""
+
+    def rollout(self) -> TensorDictBase:
+        return super().rollout()[..., :-3]
+
+
+def test_a_kill_changes_no_frame_of_an_overridden_rollout(tmp_path: Path):
+    options = {"collector_class": Shortened}
+    expected = run(**options)
+    with replaced(KILLED, times=1):
+        found = run(Once(tmp_path / "once", 70, kill), worker_snapshots=3, **options)
+    assert all(same(*pair) for pair in zip(found, expected, strict=True))
+
+
+def sent_copies(updates: int, source: Any) -> int:
+    """The number of copies of weights that are kept after some updates."""
+    policy = TensorDictModule(Fading(), ["observation"], ["action"])
+    options = {"frames_per_batch": 20, "worker_snapshots": 5}
+    with MultiSyncCollector([source], policy, **options) as collector:
+        collector.next()
+        for _ in range(updates):
+            collector.update_policy_weights_()
+        collector.next()
+        return len(collector._pool.slots[0].sent)
+
+
+def test_only_weights_that_a_batch_has_used_are_kept():
+    assert sent_copies(7, "CartPole-v1") == 1
+
+
+class ClosedCartPole(CartPoleEnv):
+    """A CartPole that neither shows its state nor can be replayed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.closed = Closed().closed
+        self.drawn = Closed().drawn
+
+
+@pytest.mark.filterwarnings("ignore:in worker 0.*has no effect")
+def test_without_snapshots_no_weights_are_kept():
+    assert sent_copies(7, ClosedCartPole) == 0
+
+
+def _reset_and_fail(collector: Any) -> None:
+    collector.reset()
+    raise KeyError("after the reset")
+
+
+def test_a_call_that_failed_has_changed_something(tmp_path: Path):
+    def frames(trouble: Once | None = None) -> list[TensorDictBase]:
+        policy = TensorDictModule(Fading(trouble), ["observation"], ["action"])
+        options = {"frames_per_batch": 20, "worker_snapshots": 10}
+        with MultiSyncCollector(["CartPole-v1"], policy, **options) as collector:
+            collector.set_seed(1)
+            found = [collector.next().clone()]
+            with pytest.raises(KeyError, match="after the reset"):
+                collector._all(_reset_and_fail)
+            return found + [collector.next().clone() for _ in range(3)]
+
+    expected = frames()
+    with replaced(KILLED, times=1):
+        found = frames(Once(tmp_path / "once", 30, kill))
+    assert all(same(*pair) for pair in zip(found, expected, strict=True))

@@ -14,7 +14,7 @@ from tensordict import TensorDictBase
 from trawl.cli.arguments import CollectArguments
 from trawl.cli.errors import describe, message_of, shown
 from trawl.cli.notes import print_note
-from trawl.collectors.state_checks import check_fits, has_episodes
+from trawl.collectors.state_checks import check_fits, has_episodes, why_uncaptured
 from trawl.data.sinks import Sink
 from trawl.data.sinks.states import SavedState, load_state
 from trawl.data.state_files import check_plain_data
@@ -68,7 +68,10 @@ class StateSaver:
         except Exception as error:  # a user's policy may raise anything
             print_note(f"note: --resume will begin new episodes: {describe(error)}")
             return None
-        return state if has_episodes(state) else None
+        if has_episodes(state):
+            return state
+        print_note(f"note: --resume will begin new episodes: {why_uncaptured(state)}")
+        return None
 
     def note(self, batch: TensorDictBase) -> None:
         """Saves the state after a batch was written, if it is time to.

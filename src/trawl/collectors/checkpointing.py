@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from typing_extensions import Self
 
 from trawl.collectors.config import warn
-from trawl.collectors.state_checks import check_fits
-from trawl.data.checkpoints import CheckpointFolder
+from trawl.collectors.state_checks import check_fits, has_episodes, why_uncaptured
+from trawl.data.checkpoints import CheckpointFolder, check_folder
+from trawl.errors import EnvStateError
 from trawl.versions import version
 
 _FORMAT = 1
@@ -28,6 +29,7 @@ class CheckpointedCollector:
 
     extra: dict[str, Any]
     _checkpoints: CheckpointFolder | None = None
+    _warned = False
 
     if TYPE_CHECKING:
 
@@ -58,20 +60,30 @@ class CheckpointedCollector:
             The path of the checkpoint's file, which ``torch.load`` reads.
 
         Raises:
-            TypeError: if ``extra`` contains other objects.
+            TypeError: if ``path`` is no path, or ``extra`` contains other objects.
+            NotADirectoryError: if ``path`` is a file.
             BlockingIOError: if another process or collector saves its checkpoints in the folder.
             OSError: if the checkpoint can't be written, for example because the disk is full.
                 Earlier checkpoints are kept.
         """
         self._check_open("checkpoint()")
-        with self._held():
-            content = {
-                "format": _FORMAT,
-                "trawl": version(),
-                "state": self.state_dict(),
-                "extra": dict(extra or {}),
-            }
-            return self._folder(path).save(content)
+        if extra is not None and not isinstance(extra, Mapping):
+            raise TypeError(
+                f"extra must be a mapping of names to data, but it is {type(extra).__name__}"
+            )
+        with self._folder(path) as folder, self._held():
+            state = self.state_dict()
+            saved = folder.save(
+                {"format": _FORMAT, "trawl": version(), "state": state, "extra": dict(extra or {})}
+            )
+        if not (has_episodes(state) or self._warned):
+            self._warned = True
+            warn(
+                "new episodes will begin after a checkpoint of this collector is loaded: "
+                f"{why_uncaptured(state)}",
+                RuntimeWarning,
+            )
+        return saved
 
     def load_checkpoint(
         self,
@@ -100,13 +112,22 @@ class CheckpointedCollector:
             ValueError: if all checkpoints are damaged, or the checkpoint was saved by another
                 version of Trawl, or by a collector with other environments, another policy or
                 another number of workers. In these cases, the collector is not changed.
-            EnvStateError: if the state of an environment can't be restored.
+            EnvStateError: if the state of an environment could not be captured, or can't be
+                restored.
+            NotADirectoryError: if ``path`` is a file.
         """
         self._check_open("load_checkpoint()")
-        content = self._folder(path).load()
+        with self._folder(path) as folder:
+            content = folder.load()
         if content is None:
             return False
         _check_versions(path, content, on_state_mismatch)
+        if on_state_mismatch == "raise" and not has_episodes(content["state"]):
+            raise EnvStateError(
+                f"the checkpoint in {os.fspath(path)} can't continue the episodes: "
+                f"{why_uncaptured(content['state'])}. To begin new episodes, pass "
+                "on_state_mismatch='new_episodes'"
+            )
         with self._held():
             try:
                 check_fits(content["state"], self.state_dict())
@@ -157,7 +178,10 @@ class CheckpointedCollector:
             ...     print(collector.extra, sum(batch.numel() for batch in collector))
             {'learned': 1} 150
         """
-        missing = FileNotFoundError(f"{os.fspath(path)} has no checkpoint to resume")
+        check_folder(path)
+        missing = FileNotFoundError(
+            f"{os.fspath(path)} has no checkpoint to resume: the first argument is the folder"
+        )
         if not CheckpointFolder(path).names():
             raise missing
         collector = cls(*args, **options)
@@ -171,13 +195,24 @@ class CheckpointedCollector:
             raise
         return collector
 
-    def _folder(self, path: str | os.PathLike[str]) -> CheckpointFolder:
-        """Returns the folder at a path, and unlocks the previous folder if it is another one."""
-        folder = self._checkpoints
-        if folder is None or folder.path != Path(path):
-            self._close_checkpoints()
-            folder = self._checkpoints = CheckpointFolder(path)
-        return folder
+    @contextmanager
+    def _folder(self, path: str | os.PathLike[str]) -> Iterator[CheckpointFolder]:
+        """Context for the use of a folder; afterwards, a folder that was used before is unlocked.
+
+        If an exception leaves the context, the folder that was used before stays locked.
+        """
+        check_folder(path)
+        before = self._checkpoints
+        folder = before if before and before.path == Path(path) else CheckpointFolder(path)
+        try:
+            yield folder
+        except BaseException:
+            if folder is not before:
+                folder.close()
+            raise
+        if before is not None and folder is not before:
+            before.close()
+        self._checkpoints = folder
 
     def _close_checkpoints(self) -> None:
         if self._checkpoints is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from copy import deepcopy
 from typing import Any
 
 import torch
@@ -130,7 +131,8 @@ class BatchDelivery:
     def state_dict(self) -> dict[str, Any]:
         """Returns the state of ``postproc``, if it has one."""
         postproc: Any = self.postproc
-        return {_POSTPROC: postproc.state_dict()} if self._has_state else {}
+        # A copy, because the state may refer to tensors that change.
+        return {_POSTPROC: deepcopy(postproc.state_dict())} if self._has_state else {}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restores the state of ``postproc``, if ``state`` has it."""

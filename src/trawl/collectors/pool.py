@@ -396,6 +396,7 @@ class WorkerPool:
             case requests.WorkerWarning():
                 warn(f"in worker {slot.index}: {content.text}", content.category)
             case requests.StateChanged():
+                slot.forget_snapshot()
                 self._note(slot.index, content)
             case requests.WriteBegan():
                 slot.writing = True

@@ -203,10 +203,17 @@ class CallReturned:
 
 @dataclass(frozen=True)
 class RequestFailed:
-    """Answer to a request that raised an exception."""
+    """Answer to a request that raised an exception.
+
+    Attributes:
+        number: number of the request.
+        failure: the exception.
+        snapshot: the state of the worker after a call that failed, or None.
+    """
 
     number: int
     failure: Failure
+    snapshot: Snapshot | None = None
 
 
 @dataclass(frozen=True)

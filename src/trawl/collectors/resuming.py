@@ -16,7 +16,7 @@ from trawl.checks import check_bool
 from trawl.collectors.config import warn
 from trawl.collectors.placing import module_of
 from trawl.collectors.rollouts import RolloutCollector
-from trawl.collectors.snapshots import RESUME, Recovery
+from trawl.collectors.snapshots import RESUME, UNCAPTURED, Recovery
 from trawl.collectors.weight_control import POLICY
 from trawl.envs.state_parts import state_parts
 from trawl.errors import EnvStateError
@@ -76,17 +76,20 @@ class ResumableCollector(RolloutCollector):
             }
             module = module_of(self.policy)
             if module is not None:
-                state["policy_state_dict"] = module.state_dict()
+                # A copy, because a policy may change its buffers in place.
+                state["policy_state_dict"] = deepcopy(module.state_dict())
             if self._version is not None:
                 state["policy_version"] = self._version.version
             state |= self._delivery_state()
-            if self._parts():
-                # Without this entry, new episodes begin.
-                with suppress(EnvStateError):
-                    state[RESUME] = self._resume_state()
+            try:
+                state[RESUME] = self._resume_state()
+            except EnvStateError as error:
+                state[UNCAPTURED] = str(error)
         return state
 
     def _resume_state(self) -> dict[str, Any]:
+        if not self._parts():
+            raise EnvStateError(f"the state of {self.env!r} can't be captured")
         return {
             "format": _FORMAT,
             "rollout": self._rollout.state_dict(),
@@ -124,6 +127,10 @@ class ResumableCollector(RolloutCollector):
             RuntimeError: if the weights don't fit the policy. In this case, nothing is changed.
         """
         check_bool("trust", trust)
+        if not isinstance(state_dict, Mapping):
+            raise TypeError(
+                f"state_dict must be a mapping that state_dict() returned, but it is {state_dict!r}"
+            )
         if on_state_mismatch not in _MODES:
             raise ValueError(
                 f"on_state_mismatch must be one of {_MODES}, but it is {on_state_mismatch!r}"

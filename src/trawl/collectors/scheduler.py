@@ -91,8 +91,13 @@ class Scheduler(ABC):
             self._add_made(part)
         return list(self._made)
 
-    def put_back(self, parts: Sequence[WorkerBatch]) -> None:
-        """Adds batches of a loaded state, which are delivered before all others."""
+    def put_back(self, parts: Sequence[WorkerBatch], requested: bool) -> None:
+        """Adds batches of a loaded state, which are delivered before all others.
+
+        Args:
+            parts: the batches.
+            requested: True if all requests for the next batch had been sent.
+        """
         for part in parts:
             self._add_made(part)
 
@@ -161,9 +166,10 @@ class SyncScheduler(Scheduler):
         self.requested = True
 
     @override
-    def put_back(self, parts: Sequence[WorkerBatch]) -> None:
-        super().put_back(parts)
-        self._fresh, self.requested = {part.index for part in parts}, bool(parts)
+    def put_back(self, parts: Sequence[WorkerBatch], requested: bool) -> None:
+        super().put_back(parts, requested)
+        self._fresh = {part.index for part in parts} if requested else set()
+        self.requested = requested
 
     @override
     def set_workers(self, assembler: BatchAssembler | None, frames: list[int]) -> None:
@@ -181,9 +187,15 @@ class SyncScheduler(Scheduler):
 
     def _request_all(self, random: bool) -> set[int]:
         """Sends a request to each worker that has none, and returns these workers."""
-        # A worker that was interrupted and has not answered yet still has a request.
-        late = any(self._requested)
-        fresh = [index for index, count in enumerate(self._requested) if not count]
+        # A worker that was interrupted and has not answered yet still has a request. If a state was
+        # taken since, it has answered already.
+        answered = {part.index for part in self._made}
+        late = any(self._requested) or bool(answered)
+        fresh = [
+            index
+            for index, count in enumerate(self._requested)
+            if not count and index not in answered
+        ]
         together = None if late or self.assembler is None else self.assembler.slices()
         sizes = shares(self.left(), [self.frames[index] for index in fresh])
         asked = [(index, size) for index, size in zip(fresh, sizes, strict=True) if size]
@@ -280,11 +292,11 @@ class AsyncScheduler(Scheduler):
             self.bound.grow(added)
 
     @override
-    def put_back(self, parts: Sequence[WorkerBatch]) -> None:
+    def put_back(self, parts: Sequence[WorkerBatch], requested: bool) -> None:
         for part in parts:
             if self.bound is not None and not part.answer.random:
                 self.bound.ordered(part.answer.number, part.index)
-        super().put_back(parts)
+        super().put_back(parts, requested)
 
     @override
     def _add_made(self, part: WorkerBatch) -> None:

@@ -14,7 +14,7 @@ from weakref import WeakKeyDictionary
 from trawl.backends.base import Worker
 from trawl.collectors import requests
 from trawl.collectors.assembler import NO_SLICE, BufferSlice, WorkerBatch
-from trawl.collectors.snapshots import BatchRecord, Snapshot
+from trawl.collectors.snapshots import BatchRecord, Recovery, SentWeights, Snapshot
 from trawl.errors import WorkerDied
 
 # Statistics that name the code that workers use, each with a reason if it is slower code.
@@ -66,6 +66,7 @@ class WorkerSlot:
         silent: seconds of silence after which the worker was killed; None if it was not killed.
         snapshot: the worker's last snapshot, or None.
         since: batches that the worker has delivered since its last snapshot.
+        sent: weights that were sent to the worker since its last snapshot.
     """
 
     index: int
@@ -86,6 +87,7 @@ class WorkerSlot:
     silent: float | None = None
     snapshot: Snapshot | None = None
     since: list[BatchRecord] = field(default_factory=list)
+    sent: list[SentWeights] = field(default_factory=list)
     _env_restarts: int = 0
 
     @property
@@ -158,8 +160,10 @@ class WorkerSlot:
     ) -> requests.CollectRequest | requests.CallRequest | None:
         """Records the answer to a call, or a failure, and returns its request."""
         request, _ = self.pending.pop(answer.number, (None, None))
-        if isinstance(answer, requests.CallReturned):
-            self.note_snapshot(answer.snapshot)
+        if answer.snapshot is None:
+            # The call may have changed what the last snapshot says.
+            self.forget_snapshot()
+        self.note_snapshot(answer.snapshot)
         return request
 
     def start(self, ready: requests.WorkerReady) -> None:
@@ -173,6 +177,30 @@ class WorkerSlot:
         if snapshot is not None:
             self.snapshot = snapshot
             self.since.clear()
+            self.sent = [one for one in self.sent if one.count > snapshot.updates]
+
+    def forget_snapshot(self) -> None:
+        """Forgets the last snapshot, because the worker's state has changed since."""
+        self.snapshot = None
+        self.since.clear()
+        self.sent.clear()
+
+    def keep_sent(self, sent: SentWeights) -> None:
+        """Keeps weights that are sent to the worker, until the next snapshot has them."""
+        if self.snapshot is None:
+            return
+        if not self.pending:
+            # No batch has used the weights that the worker did not load before these came.
+            used = self.since[-1].updates if self.since else self.snapshot.updates
+            self.sent = [one for one in self.sent if one.count <= used or not sent.replaces(one)]
+        self.sent.append(sent)
+
+    @property
+    def recovery(self) -> Recovery | None:
+        """Everything with which a replacement continues; None to begin new episodes."""
+        if self.snapshot is None:
+            return None
+        return Recovery(self.snapshot, tuple(self.since), tuple(self.sent))
 
     def stats(self) -> dict[str, Any]:
         """Returns the latest known statistics. The worker is not asked, because it may be busy."""
@@ -191,7 +219,8 @@ class WorkerSlot:
         """Marks the worker as dead, and keeps its count of environment restarts."""
         self.worker = None
         # The replacement counts from zero.
-        if "env_restarts" in self.facts:
+        # With a snapshot, its count is that of the dead worker.
+        if "env_restarts" in self.facts and self.snapshot is None:
             self._env_restarts += self.facts["env_restarts"]
             self.facts["env_restarts"] = 0
 

@@ -10,8 +10,7 @@ the batches, because the driver has them already.
 from __future__ import annotations
 
 import pickle
-from collections import defaultdict, deque
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,6 +20,8 @@ from trawl.weight_update.tensors import Weights, unpacked_extra
 
 #: Entry of a collector's state with its episodes. Without this entry, new episodes begin.
 RESUME = "resume"
+#: Entry of the state in its place: the reason why the environments can't be captured.
+UNCAPTURED = "uncaptured"
 
 
 @dataclass(frozen=True)
@@ -67,6 +68,14 @@ class SentWeights:
     count: int
     weights: Weights
 
+    def replaces(self, other: SentWeights) -> bool:
+        """Returns True if nothing is left of earlier weights once these weights are loaded."""
+        mine, theirs = self.weights, other.weights
+        return (
+            theirs.tensors.keys() <= mine.tensors.keys()
+            and theirs.extra.keys() <= mine.extra.keys()
+        )
+
 
 @dataclass(frozen=True)
 class Recovery:
@@ -99,11 +108,14 @@ class SnapshotTaker:
     Args:
         collector: the worker's collector.
         every: number of batches between two snapshots; 0 to take none.
+        warn: function that warns the user.
     """
 
-    def __init__(self, collector: Any, every: int) -> None:
+    def __init__(self, collector: Any, every: int, warn: Callable[[str], None]) -> None:
         self._collector = collector
         self._every = every
+        self._warn = warn
+        self._warned = False
         self._batches = 0
 
     def after_batch(self, updates: int) -> Snapshot | None:
@@ -121,51 +133,35 @@ class SnapshotTaker:
             return None
         state = self._collector.state_dict()
         if RESUME not in state:
+            self._warn_once(state.get(UNCAPTURED, "its environments can't be captured"))
             return None
         self._batches = 0
         return Snapshot(pickle.dumps(state), updates)
+
+    def _warn_once(self, why: str) -> None:
+        if not self._warned:
+            self._warned = True
+            self._warn(
+                f"worker_snapshots={self._every} has no effect: new episodes begin after the death "
+                f"of this worker, because {why}"
+            )
 
     def expire(self) -> None:
         """Makes a snapshot due after the next batch, because the worker's state has changed."""
         self._batches = self._every
 
-    def doubts(self) -> list[str]:
-        """Returns a warning if snapshots are on, but can't be taken."""
-        ways = self._collector.env_state_methods() if self._every else []
-        if "none" not in ways:
-            return []
-        return [
-            f"worker_snapshots={self._every} has no effect, because the state of environment "
-            f"{ways.index('none')} can't be captured (see env_state_methods()): after the death of "
-            "a worker, new episodes begin"
-        ]
 
+def kept_copies(
+    updates: Sequence[PreparedUpdate], counts: Mapping[int, int]
+) -> Iterator[tuple[int, SentWeights]]:
+    """Yields copies of weights that are being sent, each with the number of its worker.
 
-class SentHistory:
-    """Copies of the weights that were sent to workers since their last snapshots."""
-
-    def __init__(self) -> None:
-        self._sent: dict[int, deque[SentWeights]] = defaultdict(deque)
-
-    def add(self, updates: Sequence[PreparedUpdate], counts: dict[int, int]) -> None:
-        """Adds weights that are being sent.
-
-        Args:
-            updates: the weights.
-            counts: for each receiving worker, its number of updates including this one.
-        """
-        for update in updates:
-            _, slot = update.copy()
-            weights = Weights(slot.named(), unpacked_extra(update.extra))
-            for worker in update.workers:
-                self._sent[worker].append(SentWeights(counts[worker], weights))
-
-    def since(self, worker: int, count: int) -> list[SentWeights]:
-        """Returns the weights that were sent to a worker after its update ``count``."""
-        return [one for one in self._sent[worker] if one.count > count]
-
-    def forget(self, worker: int, count: int) -> None:
-        """Drops the weights of a worker up to its update ``count``."""
-        sent = self._sent[worker]
-        while sent and sent[0].count <= count:
-            sent.popleft()
+    Args:
+        updates: the weights.
+        counts: for each receiving worker, its number of updates including this one.
+    """
+    for update in updates:
+        _, slot = update.copy()
+        weights = Weights(slot.named(), unpacked_extra(update.extra))
+        for worker in update.workers:
+            yield worker, SentWeights(counts[worker], weights)

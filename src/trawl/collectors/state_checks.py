@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
-from trawl.collectors.snapshots import RESUME
+from trawl.collectors.snapshots import RESUME, UNCAPTURED
 
 # Entries of a state: the weights of the policy, and the description of an environment.
 _WEIGHTS, _IDENTITY = "policy_state_dict", "identity"
@@ -27,6 +27,12 @@ def has_episodes(state: Mapping[str, Any]) -> bool:
     return state.get(RESUME) is not None
 
 
+def why_uncaptured(state: Mapping[str, Any]) -> str:
+    """Returns the reason why new episodes begin after a state is loaded."""
+    whys = [why_uncaptured(one) for one in workers_of(state).values() if not has_episodes(one)]
+    return str(whys[0] if whys else state.get(UNCAPTURED, "the state has no environments"))
+
+
 def check_fits(state: Mapping[str, Any], own: Mapping[str, Any]) -> None:
     """Checks that a state comes from a collector that was made with the same arguments.
 
@@ -42,7 +48,7 @@ def check_fits(state: Mapping[str, Any], own: Mapping[str, Any]) -> None:
     if len(theirs) != len(mine):
         raise ValueError(
             f"the state comes from a collector with {len(theirs)} workers, but this one has "
-            f"{len(mine)}"
+            f"{len(mine)}: make the collector with the same arguments"
         )
     for name in mine:
         if name not in theirs:
@@ -59,7 +65,7 @@ def _check_weights(theirs: Any, mine: Any) -> None:
     if not (isinstance(theirs, Mapping) and isinstance(mine, Mapping)):
         if (theirs is None) != (mine is None):
             has = "no weights of a policy" if theirs is None else "weights of a policy"
-            raise ValueError(f"the state has {has}, unlike this collector")
+            raise ValueError(f"the state has {has}, unlike this collector: pass the same policy")
         return
     for name in sorted({*theirs, *mine}):
         one, other = (_shown(weights, name) for weights in (theirs, mine))
@@ -94,8 +100,9 @@ def _check_environments(theirs: Any, mine: Any) -> None:
         for name in sorted(other):
             if one.get(name) != other[name]:
                 raise ValueError(
-                    f"the state is one of another environment: the {name} of environment {index} "
-                    f"is {one.get(name)} there, and {other[name]} in this collector"
+                    f"the state is one of another environment: {name!r} of environment {index} is "
+                    f"{one.get(name) or 'empty'} there, and {other[name] or 'empty'} in this "
+                    "collector"
                 )
 
 

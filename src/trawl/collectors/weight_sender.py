@@ -16,7 +16,6 @@ from trawl.collectors.held_updates import HeldUpdates, Outgoing
 from trawl.collectors.policy_version import PolicyVersion, next_version
 from trawl.collectors.requests import NewWeights
 from trawl.collectors.setups import WorkerSetups
-from trawl.collectors.snapshots import SentHistory
 from trawl.collectors.weight_control import POLICY, LocalModels, WorkerIds
 from trawl.weight_update.channel import WeightMessage
 from trawl.weight_update.layout import FlatLayout
@@ -63,7 +62,8 @@ class WeightSender:
         holding: True while updates wait until :meth:`release`, so that a batch that was requested
             ahead is made with one version.
         held: the updates that wait.
-        history: the weights that were sent since the workers' last snapshots; None to keep none.
+        on_sent: function that is called with weights of the policy that were sent, and each
+            receiving worker's number of updates; or None.
     """
 
     def __init__(
@@ -91,7 +91,7 @@ class WeightSender:
         self._handed: dict[int, Any] = {}
         # For each worker, its number of updates (see count()) when weights were last sent to it.
         self._sent: dict[int, int] = {}
-        self.history: SentHistory | None = None
+        self.on_sent: Callable[[Sequence[PreparedUpdate], Mapping[int, int]], None] | None = None
 
     @property
     def _version(self) -> Version:
@@ -345,8 +345,8 @@ class WeightSender:
         for index in workers:
             self._sent[index] = self.count(index)
             self._handed.pop(index, None)
-        if self.history is not None:
-            self.history.add(updates, self._sent)
+        if self.on_sent is not None:
+            self.on_sent(updates, self._sent)
 
     def newest(self, model_id: str) -> TensorDictBase | None:
         """Returns a copy of the first worker's newest weights; None if none were sent to it."""

@@ -131,7 +131,9 @@ class CollectorService(HandleCalls, Service):
             options["backend"] = DIRECT
         with muted(), networks_noted():
             self.collector = spec.collector_class(spec.create_env_fn, policy, **options)
-        self._snapshots = SnapshotTaker(self.collector, spec.snapshots)
+        # The length of a batch of an overridden rollout() does not tell how many steps were taken.
+        every = min(spec.snapshots, 1) if overrides_rollout(self.collector) else spec.snapshots
+        self._snapshots = SnapshotTaker(self.collector, every, self._warn)
         try:
             self._begin(spec)
         except BaseException:
@@ -171,7 +173,7 @@ class CollectorService(HandleCalls, Service):
                 batch_size=tuple(self.collector.env.batch_size),
                 trajectory=writer.episodes.next_id,
                 weight_layouts=self._weight_layouts(),
-                warnings=(*writer.warnings, *self._doubts(spec), *self._snapshots.doubts()),
+                warnings=(*writer.warnings, *self._doubts(spec)),
                 versioned=self.collector._rollout.stamps_frames,
                 snapshot=self._snapshots.take(self._updates),
             )
@@ -185,7 +187,8 @@ class CollectorService(HandleCalls, Service):
             self._take_version(spec)
         # Weights that arrived after the spec was made have a newer version.
         self._up_to_date()
-        if spec.given is not None:
+        # A snapshot is newer than weights that came through the handle of the dead worker.
+        if spec.given is not None and spec.recovery is None:
             self.collector.update_policy_weights_(spec.given)
             self._take_version(spec)
 
@@ -247,6 +250,9 @@ class CollectorService(HandleCalls, Service):
     def _show_warning(self, message: Any, category: type[Warning], *_: Any, **__: Any) -> None:
         self._port.send(requests.WorkerWarning(str(message), category))
 
+    def _warn(self, text: str) -> None:
+        self._port.send(requests.WorkerWarning(text, RuntimeWarning))
+
     @property
     @override
     def busy(self) -> bool:
@@ -276,7 +282,10 @@ class CollectorService(HandleCalls, Service):
             function, *args = pickle.loads(request.function)
             value = cloudpickle.dumps(function(self._up_to_date(), *args))
         except Exception as error:
-            self._port.send(requests.RequestFailed(request.number, Failure.of(error)))
+            failure = Failure.of(error)
+            # The call may have changed something before it failed.
+            snapshot = self._snapshots.take(self._updates)
+            self._port.send(requests.RequestFailed(request.number, failure, snapshot))
         else:
             snapshot = self._snapshots.take(self._updates)
             self._port.send(requests.CallReturned(request.number, value, snapshot))

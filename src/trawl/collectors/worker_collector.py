@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import pickle
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 from tensordict import TensorDictBase
@@ -24,7 +24,7 @@ from trawl.collectors.scheduler import AsyncScheduler, Scheduler, SyncScheduler
 from trawl.collectors.setups import WorkerSetups, check_sendable, shared_buffer
 from trawl.collectors.single import Collector
 from trawl.collectors.slot import SlotLimits, WorkerSlot
-from trawl.collectors.snapshots import Recovery, SentHistory
+from trawl.collectors.snapshots import kept_copies
 from trawl.collectors.trajectory_batcher import TrajectoryBatcher
 from trawl.collectors.unsent import UnsentWeights
 from trawl.collectors.weak import weak
@@ -37,6 +37,7 @@ from trawl.envs.types import is_list
 from trawl.errors import WorkerError
 from trawl.rollout.serving import by_environment
 from trawl.weight_update.messages import MessageWeightSyncScheme
+from trawl.weight_update.prepared import PreparedUpdate
 from trawl.weight_update.scheme import WeightSyncScheme
 from trawl.weight_update.shared import SharedMemWeightSyncScheme
 
@@ -94,7 +95,7 @@ class WorkerCollector(WorkerShutdown):
         self._sender = self._new_sender()
         self._sender.connect(self, self._new_scheme)
         if config.worker_snapshots:
-            self._sender.history = SentHistory()
+            self._sender.on_sent = weak(self._keep_sent)
         limits = SlotLimits(config.max_restarts, config.max_total_restarts, config.worker_timeout)
         specify, note = weak(self._spec), weak(self._note_change)
         self._pool = WorkerPool(self._backend, specify, limits, note)
@@ -274,16 +275,15 @@ class WorkerCollector(WorkerShutdown):
             given=self._sender.handed(index),
             whole=self._whole is not None,
             snapshots=config.worker_snapshots,
-            recovery=self._recovery(slot),
+            recovery=slot.recovery,
         )
 
-    def _recovery(self, slot: WorkerSlot) -> Recovery | None:
-        """Returns what a replacement needs to continue where the dead worker of a slot stopped."""
-        history = self._sender.history
-        if slot.snapshot is None or history is None:
-            return None
-        sent = history.since(slot.index, slot.snapshot.updates)
-        return Recovery(slot.snapshot, tuple(slot.since), sent)
+    def _keep_sent(self, updates: Sequence[PreparedUpdate], counts: Mapping[int, int]) -> None:
+        """Keeps copies of weights, which replacements of workers may need."""
+        slots = self._pool.slots
+        if any(slot.snapshot is not None for slot in slots):
+            for worker, sent in kept_copies(updates, counts):
+                slots[worker].keep_sent(sent)
 
     # --- collecting
 
@@ -330,10 +330,6 @@ class WorkerCollector(WorkerShutdown):
     def _count(self, parts: Sequence[WorkerBatch]) -> None:
         """Counts the frames of batches that are being delivered or have been written."""
         self._frames += sum(part.answer.frames for part in parts)
-        history = self._sender.history
-        for part in parts:
-            if history is not None and part.answer.snapshot is not None:
-                history.forget(part.index, part.answer.snapshot.updates)
         self._note_parts(parts)
 
     @override

@@ -17,6 +17,8 @@ from trawl.envs.capture.frames import from_plain, to_plain
 
 # Entry of the state with the batches that were finished, but not delivered.
 _FINISHED = "finished"
+# Entry of the state: True if all requests for the next batch had been sent.
+_REQUESTED = "requested"
 
 
 class WorkerState(WorkerWeights):
@@ -53,6 +55,14 @@ class WorkerState(WorkerWeights):
 
     # --- state
 
+    def env_state_methods(self) -> list[str]:
+        """Returns the way in which the state of each environment is captured, worker by worker.
+
+        See :meth:`Collector.env_state_methods`.
+        """
+        each = self._all(methodcaller("env_state_methods"))
+        return [way for ways in each for way in ways]
+
     def state_dict(self) -> dict[str, Any]:
         """Returns the state needed to continue later, once workers have finished their batches.
 
@@ -65,14 +75,14 @@ class WorkerState(WorkerWeights):
         with self._held():
             self._catch_up()
             self._pool.settle()
-            # With preemption, late parts belong to whichever batch is requested next.
-            finished = [] if self.config.preempts else self._scheduler.finished()
+            finished = self._scheduler.finished()
             states = self._all(methodcaller("state_dict"))
             state: dict[str, Any] = {f"worker{i}": one for i, one in enumerate(states)}
             last = max(states, key=lambda one: int(one["traj_pool"]["traj_id"]))
             state |= {"frames": self._frames, "iter": self._batches, "traj_pool": last["traj_pool"]}
             state["seeds"] = [setup.seed and list(setup.seed) for setup in self._setups]
             state[_FINISHED] = [self._saved(part) for part in finished]
+            state[_REQUESTED] = self._scheduler.requested
             state |= self._delivery_state()
             if self._version is not None:
                 state["policy_version"] = self.policy_version
@@ -179,7 +189,8 @@ class WorkerState(WorkerWeights):
             self._sender.set_version(version)
             self._frames, self._batches = int(state_dict["frames"]), int(state_dict["iter"])
             self._load_delivery(state_dict, last, self.resumed)
-            self._scheduler.put_back([self._loaded(one) for one in state_dict.get(_FINISHED, ())])
+            parts = [self._loaded(one) for one in state_dict.get(_FINISHED, ())]
+            self._scheduler.put_back(parts, state_dict.get(_REQUESTED, False))
             for setup, seed in zip(self._setups, state_dict.get("seeds", ()), strict=False):
                 setup.seed = None if seed is None else (int(seed[0]), bool(seed[1]))
             for slot, name in zip(self._pool.slots, names, strict=True):

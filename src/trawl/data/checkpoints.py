@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import warnings
@@ -102,6 +103,21 @@ class CheckpointFolder:
         if self._lock is not None:
             os.close(self._lock)
             self._lock = None
+
+
+def check_folder(path: Any) -> None:
+    """Checks that a path may be that of a folder of checkpoints.
+
+    Raises:
+        TypeError: if it is no path.
+        NotADirectoryError: if it is the path of a file.
+    """
+    if not isinstance(path, (str, os.PathLike)):
+        raise TypeError(f"path must be the path of a folder, but it is {path!r}")
+    if os.path.isfile(path):
+        raise NotADirectoryError(
+            errno.ENOTDIR, "path must be the folder of the checkpoints, but it is a file", str(path)
+        )
 
 
 def _number(name: str) -> int:

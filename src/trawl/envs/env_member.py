@@ -48,11 +48,18 @@ class EnvMember:
     def __init__(self, index: int, make: Callable[[], Any]) -> None:
         self.index = index
         self._make = make
-        self.env = make()
+        self.env = self._made()
         self._buffers: SharedStepBuffers | None = None
         # What the last reset or step of another library's environment returned. Its transforms
         # read it in the next step.
         self.root: TensorDictBase | None = None
+
+    def _made(self) -> Any:
+        """Makes the environment, which keeps a log if it may have to be replayed."""
+        env = self._make()
+        if isinstance(env, GymEnv) and env.vector is None:
+            env.keep_log()
+        return env
 
     def close(self) -> None:
         """Closes the environment."""
@@ -78,7 +85,7 @@ class EnvMember:
         if failed:
             with suppress(Exception):
                 self.close()
-            self.env, self.root = self._make(), None
+            self.env, self.root = self._made(), None
             if self._buffers is not None:
                 self.attach(self._buffers)
         if seed is not None:
@@ -227,6 +234,8 @@ def _single(env: GymEnv, buffers: SharedStepBuffers, rows: slice) -> Callable[[b
         for arrays in (buffers.observed, buffers.reset_observed)
     )
     read_action = _action_reader(env.action_codec, buffers, row)
+    encode = env.observation_codec.encode
+    actions = [buffers.actions[as_key(leaf.key)][row, ...] for leaf in env.action_codec.leaves]
     # Unlike an array, a memoryview accepts only numbers.
     rewards: Any = buffers.rewards[rows].data
     flags, cut = buffers.flags[rows].data, buffers.cut[rows]
@@ -235,8 +244,11 @@ def _single(env: GymEnv, buffers: SharedStepBuffers, rows: slice) -> Callable[[b
     def begin() -> None:
         seeds = env.pop_seeds()
         with resetting(env, f"; {RESET_GIVES}"):
-            obs, _ = env.env.reset() if seeds is None else env.env.reset(seed=seeds[0])
+            given = {} if seeds is None else {"seed": seeds[0]}
+            obs, _ = env.reset_simulator(**given)
             write_begun(obs)
+            if env.log is not None:
+                env.log.observe(encode(obs))
 
     def step(eager: bool) -> None:
         obs, reward, terminated, truncated, _ = gym_step(read_action())
@@ -245,6 +257,9 @@ def _single(env: GymEnv, buffers: SharedStepBuffers, rows: slice) -> Callable[[b
         except TypeError:
             rewards[0] = reward_of(reward, env)
         write_observed(obs)
+        if env.log is not None:
+            env.log.add_step([action.copy() for action in actions], rewards[0])
+            env.log.observe(encode(obs))
         bits = 0
         if terminated is not False and flag_of(terminated, "terminated", env):
             bits = TERMINATED

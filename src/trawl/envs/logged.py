@@ -63,7 +63,8 @@ class LoggedEnv(TensorDictEnv):
 
     def reset_simulator(self, **kwargs: Any) -> Any:
         """Resets a simulator that is not a vector environment, and notes this in its log."""
-        if isinstance(self.log, EpisodeLog):
+        # To note how an episode begins makes later steps slower, so that it is not done in vain.
+        if isinstance(self.log, EpisodeLog) and (self._decided or needs_log(self.env)):
             self.log.begin(self.env, kwargs)
         return self.env.reset(**kwargs)
 

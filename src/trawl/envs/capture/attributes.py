@@ -8,6 +8,7 @@ place.
 from __future__ import annotations
 
 import dis
+import gc
 import random
 import types
 from collections import deque
@@ -82,6 +83,9 @@ class Encoder:
         Raises:
             NotPlain: if an attribute can't be captured.
         """
+        if self.looks_only and not skip:
+            self._look_at(owner)
+            return {}
         found = {}
         constant = _CONSTANT | _FACTORIES if isinstance(owner, SyncVectorEnv) else _CONSTANT
         # Sorted, because environments may set attributes in different orders.
@@ -93,6 +97,12 @@ class Encoder:
             except NotPlain as error:
                 raise NotPlain(f"{type(owner).__name__}.{name}, {error}") from None
         return found
+
+    def _look_at(self, owner: Any) -> None:
+        """Finds out if the attributes of an object can be captured, by their values alone."""
+        for value in _values(owner):
+            if not self.is_fixed(value):
+                self.encode(value, inside=False)
 
     def some_attributes(self, owner: Any) -> dict[str, Any]:
         """Returns the attributes of an object that may change and can be captured."""
@@ -121,7 +131,7 @@ class Encoder:
 
     def encode(self, value: Any, inside: bool = True) -> Any:
         """Returns a value as plain data; ``inside`` is True for values inside containers."""
-        if type(value) in _PLAIN:
+        if type(value) in _PLAIN or (self.looks_only and inside and self.is_fixed(value)):
             return value
         if id(value) in self._members:
             return {"kind": "member", "number": self._members[id(value)]}
@@ -213,6 +223,18 @@ def _attributes(owner: Any) -> dict[str, Any]:
         raise NotPlain(f"{type(owner).__name__} has more than the attributes in vars()")
     attributes: dict[str, Any] = vars(owner)
     return attributes
+
+
+def _values(owner: Any) -> list[Any]:
+    """Returns the values of an object's attributes, without asking for its ``vars()``.
+
+    In Python 3.11 and 3.12, all attributes of an object take longer once its ``vars()`` exists.
+    """
+    if not is_simple(type(owner)):
+        raise NotPlain(f"{type(owner).__name__} has more than the attributes in vars()")
+    found = [value for value in gc.get_referents(owner) if value is not type(owner)]
+    # If it exists, the object refers to it instead of the values.
+    return list(vars(owner).values()) if [*map(type, found)] == [dict] else found
 
 
 def _owner(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
@@ -326,9 +348,7 @@ def is_fixed(value: Any, members: Mapping[int, int], kinds: tuple[type, ...] = (
         parts = [value.func, *value.args, *value.keywords.values()]
         return all(_is_constant(part, members, kinds) for part in parts)
     if isinstance(value, types.FunctionType):
-        cells = [cell.cell_contents for cell in value.__closure__ or ()]
-        keeps = any(one.opname == "STORE_DEREF" for one in dis.get_instructions(value))
-        return not keeps and all(_is_constant(content, members, kinds) for content in cells)
+        return _is_fixed_function(value, members, kinds)
     if isinstance(value, types.MethodType):
         return id(value.__self__) in members or isinstance(value.__self__, type)
     if isinstance(value, types.BuiltinFunctionType):
@@ -339,6 +359,20 @@ def is_fixed(value: Any, members: Mapping[int, int], kinds: tuple[type, ...] = (
         or (isinstance(value, Space) and not _draws(value))
         or class_name(value) in _SHOWN
     )
+
+
+def _is_fixed_function(
+    function: types.FunctionType, members: Mapping[int, int], kinds: tuple[type, ...]
+) -> bool:
+    """Returns True for a function that remembers nothing between two calls."""
+    stores = {"STORE_DEREF", "STORE_GLOBAL"}
+    if vars(function) or any(one.opname in stores for one in dis.get_instructions(function)):
+        return False
+    used = [cell.cell_contents for cell in function.__closure__ or ()]
+    used += [*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()]
+    # A function may refer to itself.
+    known = {**members, id(function): -1}
+    return all(_is_constant(value, known, kinds) for value in used)
 
 
 def _spaces(space: Any) -> list[Any]:

@@ -170,4 +170,8 @@ def needs_log(env: Any) -> bool:
 
     This includes environments that can be pickled, because only trusted pickles are opened.
     """
-    return not is_plain(env) and wrappers_are_plain(env)
+    try:
+        return not is_plain(env) and wrappers_are_plain(env)
+    except Exception:
+        # A user's object may raise anything when it is looked at, which must not end a collection.
+        return False
