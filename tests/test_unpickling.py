@@ -47,7 +47,11 @@ PLACES = {
     "collectors/pool.py: WorkerPool.call": CARRIED,
     "collectors/worker_weights.py: WorkerWeights.get_cached_weights": OWN,
     "collectors/setups.py: shared_buffer": OWN,
-    "envs/capture/ways.py: Pickle.restore": "only what this process signed, or the user trusts",
+    "envs/capture/ways.py: Pickle.restore": "only what this program signed, or the user trusts",
+    "envs/capture/pickling.py: AttributeUnpickler": "only what this program signed, or the user "
+    "trusts",
+    "data/state_files.py: read_state": "torch.load with weights_only=True",
+    "collectors/resuming.py: ResumableCollector.recover": CARRIED,
     "collectors/worker.py: CollectorService.__init__": CARRIED,
     "collectors/worker.py: CollectorService._call": CARRIED,
     "envs/build.py: EnvCopy.__call__": CARRIED,

@@ -12,6 +12,7 @@ import killing
 import numpy as np
 import pytest
 import torch
+from gymnasium.envs.classic_control import CartPoleEnv
 from multi_parts import same
 from tensordict import TensorDict
 from tensordict.nn import TensorDictModule
@@ -19,6 +20,7 @@ from torch import nn
 
 from trawl.collectors import AsyncCollector, Collector, MultiAsyncCollector, MultiSyncCollector
 from trawl.data.checkpoints import CheckpointFolder
+from trawl.errors import EnvStateError
 
 ARGUMENTS = {"frames_per_batch": 60}
 
@@ -379,3 +381,97 @@ def test_killed_at_any_moment_a_run_comes_to_the_same(tmp_path):
     expected, found = (torch.load(tmp_path / f"{name}.out") for name in ("whole", "parts"))
     assert len(expected) == 30
     assert found == expected
+
+
+# --- environments that can't be captured, and wrong arguments
+
+
+class Uncaptured(CartPoleEnv):
+    """A CartPole that neither shows its state nor can be replayed."""
+
+    def __init__(self):
+        super().__init__()
+        self.closed = (number for number in range(3))
+        self.drawn = np.random.default_rng(0)
+        self.drawn.spawn(1)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_environments_that_cannot_be_captured_are_told(workers, tmp_path):
+    def make():
+        if workers:
+            return MultiSyncCollector([Uncaptured] * 2, frames_per_batch=20)
+        return Collector(Uncaptured, frames_per_batch=20)
+
+    with make() as collector:
+        collector.next()
+        assert collector.env_state_methods() == ["none"] * max(1, workers)
+        with pytest.warns(RuntimeWarning, match=r"new episodes will begin .* can't be captured"):
+            collector.checkpoint(tmp_path)
+        collector.checkpoint(tmp_path)  # warns only once
+    with make() as other:
+        with pytest.raises(
+            EnvStateError, match=r"can't continue the episodes: .* can't be captured"
+        ):
+            other.load_checkpoint(tmp_path)
+        assert other.load_checkpoint(tmp_path, on_state_mismatch="new_episodes")
+        assert not other.resumed
+        assert other.stats()["frames"] == 20
+
+
+def test_wrong_arguments_are_named(tmp_path):
+    file = tmp_path / "file"
+    file.write_text("")
+    with Collector("CartPole-v1", frames_per_batch=20) as collector:
+        collector.checkpoint(tmp_path / "folder")
+        for path in (file, str(file)):
+            with pytest.raises(NotADirectoryError, match="path must be the folder"):
+                collector.checkpoint(path)
+            with pytest.raises(NotADirectoryError, match="path must be the folder"):
+                collector.load_checkpoint(path)
+        with pytest.raises(TypeError, match="path must be the path of a folder, but it is None"):
+            collector.checkpoint(None)
+        with pytest.raises(TypeError, match="extra must be a mapping .* but it is list"):
+            collector.checkpoint(tmp_path / "folder", extra=[1])
+        with pytest.raises(TypeError, match="state_dict must be a mapping"):
+            collector.load_state_dict("folder")
+        # What failed elsewhere has not unlocked the folder.
+        with (
+            Collector("CartPole-v1", frames_per_batch=20) as other,
+            pytest.raises(BlockingIOError),
+        ):
+            other.checkpoint(tmp_path / "folder")
+    with pytest.raises(FileNotFoundError, match="the first argument is the folder"):
+        Collector.resume("CartPole-v1", str(tmp_path / "folder"), frames_per_batch=20)
+
+
+def test_a_limit_of_steps_belongs_to_the_environment(tmp_path):
+    with Collector("CartPole-v1", frames_per_batch=20) as collector:
+        collector.checkpoint(tmp_path)
+    kwargs = {"max_episode_steps": 50}
+    with (
+        Collector("CartPole-v1", frames_per_batch=20, create_env_kwargs=kwargs) as other,
+        pytest.raises(
+            ValueError, match="'max_episode_steps' of environment 0 is 500 there, and 50"
+        ),
+    ):
+        other.load_checkpoint(tmp_path)
+
+
+def test_a_state_does_not_change_with_the_policy():
+    class Fading(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.register_buffer("calls", torch.zeros(()))
+
+        def forward(self, observation):
+            self.calls += 1
+            return nn.functional.one_hot((self.calls % 2).long(), 2)
+
+    module = TensorDictModule(Fading(), ["observation"], ["action"])
+    with Collector("CartPole-v1", module, frames_per_batch=20) as collector:
+        collector.next()
+        state = collector.state_dict()
+        before = float(state["policy_state_dict"]["module.calls"])
+        collector.next()
+        assert float(state["policy_state_dict"]["module.calls"]) == before

@@ -127,6 +127,28 @@ def test_synchronous_workers_continue_bit_for_bit(options, method):
     check(lambda: MultiSyncCollector(sources, noisy(4, 2), **options), 3)
 
 
+@pytest.mark.parametrize("prefetch", [0, 1])
+def test_parts_of_preempted_batches_are_part_of_the_state(prefetch):
+    """Each step of each worker is delivered once, before the state or after it."""
+    options = {"frames_per_batch": 40, "prefetch": prefetch, "preemptive_threshold": 0.5}
+
+    def make():
+        return MultiSyncCollector([NumberedEnv] * 2, **options)
+
+    with make() as collector:
+        found = [collector.next().clone() for _ in range(3)]
+        state = through_a_file(collector.state_dict())
+    with make() as other:
+        other.load_state_dict(state)
+        assert other.resumed
+        found += [other.next().clone() for _ in range(3)]
+    for worker in (0, 1):
+        rows = torch.cat([batch[worker] for batch in found])
+        mask = rows["collector", "mask"]
+        steps = rows["observation"][mask][:, 1].tolist()
+        assert steps == sorted(set(steps))
+
+
 def test_a_batch_that_was_requested_ahead_is_part_of_the_state():
     options = {"frames_per_batch": 60, "prefetch": 1}
     check(lambda: MultiSyncCollector(["CartPole-v1"] * 2, noisy(4, 2), **options), 3)

@@ -240,7 +240,10 @@ def test_another_program_continues_if_it_trusts_the_state():
         (parallel(count=3), "the state has 2 environments, but ParallelEnv.* has 3"),
         (parallel(count=2, envs_per_worker=2), "the state has 2 processes .* but .* has 1"),
         (parallel(count=2, backend="thread"), "the state has 2 processes .* but .* has 0"),
-        (parallel(lambda: gymnasium.make("CartPole-v1"), count=2), "in environment 0.* its id is"),
+        (
+            parallel(lambda: gymnasium.make("CartPole-v1"), count=2),
+            r"in environment \d.* its id is",
+        ),
     ],
     ids=["number", "processes", "threads", "kind"],
 )
@@ -307,3 +310,12 @@ def test_members_of_torchrl(batches, each):
     torchrl = pytest.importorskip("torchrl.envs", reason="TorchRL is not installed")
     make = parallel(partial(torchrl.GymEnv, "CartPole-v1"), 2, envs_per_worker=each)
     check(lambda: Collector(make, frames_per_batch=20), batches)
+
+
+@given(batches=st.integers(0, 6), each=st.integers(1, 2), seed=st.sampled_from([None, 1]))
+@settings(max_examples=4)
+def test_closed_environments_are_replayed(batches, each, seed):
+    pytest.importorskip("Box2D", reason="Box2D is not installed")
+    make = parallel("LunarLander-v3", 2, envs_per_worker=each)
+    options = {"frames_per_batch": 60, "max_frames_per_traj": 45}
+    check(lambda: Collector(make, **options), batches, seed=seed)

@@ -354,9 +354,10 @@ class GymEnv(LoggedEnv):
             leaves = self.vector.restart(rows, **kwargs)
         else:
             leaves, rows = self.vector.reset(self.pop_seeds(), **kwargs), None
+        observations = self._observations(leaves)
         if self.log is not None:
             self.log.observe(leaves, rows)
-        return self._observations(leaves)
+        return observations
 
     def _step(self, tensordict: TensorDictBase) -> TensorDict:
         arrays = [self._action(tensordict, key) for key in self.action_keys]

@@ -340,3 +340,44 @@ def test_each_array_of_the_state_counts():
             assert drive(restore(fresh, changed), [1] * 30) != expected
         except (EnvStateError, ValueError, RuntimeWarning):
             continue
+
+
+# --- functions among the attributes
+
+_called = []
+
+
+def _with_defaults(memory=[0]):  # noqa: B006
+    memory[0] += 1
+    return memory[0]
+
+
+def _with_attribute():
+    _with_attribute.count += 1
+    return _with_attribute.count
+
+
+_with_attribute.count = 0
+
+
+def _with_global():
+    global _called
+    _called = [*_called, 1]
+    return len(_called)
+
+
+@pytest.mark.parametrize("function", [_with_defaults, _with_attribute, _with_global])
+def test_functions_that_remember_something_are_not_taken_for_fixed(function):
+    env = Walk()
+    env.function = function
+    assert way_of(env) != "attributes"
+
+
+def test_functions_that_call_themselves():
+    def repeat(count):
+        return 0 if not count else repeat(count - 1)
+
+    env = Walk()
+    env.function = repeat
+    env.reset(seed=1)
+    assert way_of(env) == "attributes"
