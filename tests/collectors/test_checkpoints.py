@@ -431,7 +431,7 @@ def test_wrong_arguments_are_named(tmp_path):
                 collector.load_checkpoint(path)
         with pytest.raises(TypeError, match="path must be the path of a folder, but it is None"):
             collector.checkpoint(None)
-        with pytest.raises(TypeError, match="extra must be a mapping .* but it is list"):
+        with pytest.raises(TypeError, match=r"extra must be a mapping .* but it is list"):
             collector.checkpoint(tmp_path / "folder", extra=[1])
         with pytest.raises(TypeError, match="state_dict must be a mapping"):
             collector.load_state_dict("folder")

@@ -196,6 +196,8 @@ def test_an_error_in_an_environment_is_raised():
 
 def test_an_environment_whose_process_dies_is_restarted():
     options = {"policy": Chooses(), "frames_per_batch": 30, "policy_backend": "multiprocessing"}
+    # The policy waits for both, so that the other one does not make all frames on its own.
+    options |= {"min_batch_size": 2, "server_timeout": math.inf}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", RuntimeWarning)
         with AsyncBatchedCollector(
