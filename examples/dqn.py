@@ -281,6 +281,7 @@ def main(config: Config, make_collector: Callable[..., Any] = make_collector) ->
         curve.extend(saved["curve"])
         frames, next_eval, mean_return, policy.epsilon, sampler.beta = saved["numbers"]
         torch.set_rng_state(saved["generator"])  # it draws frames from the buffer
+    resumed = frames  # the rate below is that of this process
     next_checkpoint = frames + config.checkpoint_every
     for _ in collector:
         frames += config.frames_per_batch
@@ -310,7 +311,7 @@ def main(config: Config, make_collector: Callable[..., Any] = make_collector) ->
             solved = mean_return >= config.target_return
             print(
                 f"frames {frames:>7,} | mean return {mean_return:6.1f}"
-                f" | {frames / (paused - began):>7,.0f} frames/s",
+                f" | {(frames - resumed) / (paused - began):>7,.0f} frames/s",
                 flush=True,
             )
             began += time.perf_counter() - paused

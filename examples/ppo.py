@@ -135,9 +135,9 @@ class Result:
     episodes: int
     """Episodes finished."""
     collect_seconds: float
-    """Seconds spent waiting for the collector."""
+    """Seconds that this process spent waiting for the collector."""
     learn_seconds: float
-    """Seconds spent on everything else."""
+    """Seconds that this process spent on everything else."""
     curve: list[tuple[int, float]]
     """Frames and mean return of the last 100 episodes, at each line of progress."""
     evaluations: list[tuple[int, float]]
@@ -396,6 +396,7 @@ def main(config: Config, make_collector: Callable[..., Any] = make_collector) ->
         frames, episodes, next_log, mean_return = saved["counts"]
         torch.set_rng_state(saved["generator"])  # it shuffles the rows
     next_checkpoint = frames + config.checkpoint_every
+    resumed = frames  # the times below are those of this process
     collect_seconds, learn_seconds = 0.0, 0.0
     clock = time.perf_counter()
 
@@ -415,8 +416,8 @@ def main(config: Config, make_collector: Callable[..., Any] = make_collector) ->
             seconds = collect_seconds + learn_seconds
             print(
                 f"frames {frames:>7,} | episodes {episodes:>5,} | mean return {mean_return:6.1f}"
-                f" | {frames / seconds:>7,.0f} frames/s"
-                f" ({frames / collect_seconds:,.0f} while collecting)",
+                f" | {(frames - resumed) / seconds:>7,.0f} frames/s"
+                f" ({(frames - resumed) / collect_seconds:,.0f} while collecting)",
                 flush=True,
             )
             curve.append((frames, mean_return))
