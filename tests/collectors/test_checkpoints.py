@@ -210,7 +210,7 @@ def test_without_any_checkpoint_there_is_an_error_too(tmp_path):
     [
         (
             lambda: make(Collector, "CartPole-v0"),
-            "the id of environment 0 is CartPole-v1 there, and CartPole-v0",
+            "'id' of environment 0 is CartPole-v1 there, and CartPole-v0",
         ),
         (lambda: make(Collector, ["CartPole-v1"] * 2), "1 environments, but this collector has 2"),
         (

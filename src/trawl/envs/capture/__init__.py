@@ -175,7 +175,7 @@ def _identity(env: Any) -> dict[str, str]:
     return {
         "id": str(getattr(spec, "id", None)),
         "arguments": ", ".join(f"{name}={v!r}" for name, v in given if isinstance(v, plain)),
-        "max_episode_steps": str(getattr(spec, "max_episode_steps", None)),
         "number of environments": str(getattr(env, "num_envs", 1)),
         "wrapper chain": " > ".join(map(class_name, chain(env))),
+        "max_episode_steps": str(getattr(spec, "max_episode_steps", None)),
     }
