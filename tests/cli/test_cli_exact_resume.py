@@ -172,7 +172,7 @@ def edit_state(place, change):
         (lambda state: state["collector"].pop("frames"), "the state can't be loaded: KeyError"),
         (
             lambda state: state["collector"]["resume"]["envs"][0]["env"]["identity"].update(id="X"),
-            "the id of environment 0 is X there",
+            "'id' of environment 0 is X there",
         ),
         (
             lambda state: state["collector"]["resume"]["envs"][0]["env"].update(way="pickle"),

@@ -13,6 +13,7 @@ from functools import partial
 from pathlib import Path
 
 import gymnasium
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -590,11 +591,13 @@ def test_a_state_replaces_a_step_that_failed():
 
 
 class Handle(NumberedEnv):
-    """Environment with a lock, which no state can hold."""
+    """Environment with a lock, which no state can hold, and a generator that can't be repeated."""
 
     def __init__(self, number=0, **kwargs):
         super().__init__(number, **kwargs)
         self.lock = threading.Lock()
+        self.drawn = np.random.default_rng(0)
+        self.drawn.spawn(1)
 
 
 def test_new_episodes_begin_in_environments_that_cant_be_captured():

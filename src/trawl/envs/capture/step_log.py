@@ -94,10 +94,15 @@ class StepLog:
 
     def observe(self, leaves: Sequence[Any], rows: Array | None = None) -> None:
         """Sets the last observation; with a mask of rows, only in these rows."""
-        changed = [np.array(leaf) for leaf in leaves]
+        # Texts and the like have no arrays, and are not compared.
+        changed = [
+            np.empty(0) if isinstance(leaf.spec, NonTensor) else np.array(value)
+            for leaf, value in zip(self._observations.leaves, leaves, strict=True)
+        ]
         if rows is not None:
-            for leaf, before in zip(changed, self.observed, strict=True):
-                leaf[~rows] = before[~rows]
+            for array, before in zip(changed, self.observed, strict=True):
+                if len(array) == len(rows):
+                    array[~rows] = before[~rows]
         self.observed = changed
 
     def action(self, step: int) -> Any:
