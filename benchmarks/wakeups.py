@@ -330,12 +330,13 @@ def compare(load: Load, rounds: int, seconds: float) -> list[Measured]:
 
 def turn(protocol: Protocol, seconds: float) -> tuple[float, float]:
     """Microseconds of a step, and of the owner's processor time in it."""
-    steps = 0
+    steps, elapsed = 0, 0.0
     processor, start = time.process_time(), time.perf_counter()
-    while (elapsed := time.perf_counter() - start) < seconds:
+    # On a busy machine, the time may be over before the first step.
+    while not steps or elapsed < seconds:
         for _ in range(10):
             protocol.step()
-        steps += 10
+        steps, elapsed = steps + 10, time.perf_counter() - start
     return 1e6 * elapsed / steps, 1e6 * (time.process_time() - processor) / steps
 
 

@@ -207,7 +207,7 @@ def test_random_actions_continue(frames):
 def test_whole_trajectories_continue(place, envs):
     options = {"yield_completed_trajectories": True, "policy_backend": place}
     policy = Sums() if callable(envs[0]) else Balances()
-    check_batches(partial(made, envs, policy, 7, True, **options), 4, later=12)
+    check_batches(partial(made, envs, policy, 7, True, **options), 2, later=4)
 
 
 @PLACES
