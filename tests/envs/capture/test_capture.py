@@ -381,3 +381,13 @@ def test_functions_that_call_themselves():
     env.function = repeat
     env.reset(seed=1)
     assert way_of(env) == "attributes"
+
+
+def test_the_state_of_another_version_is_refused():
+    env = gymnasium.make("CartPole-v1")
+    env.reset(seed=1)
+    state = capture(env)
+    assert state["identity"]["package"] == f"gymnasium {gymnasium.__version__}"
+    state["identity"]["package"] = "gymnasium 0.1"
+    with pytest.raises(EnvStateError, match=r"its package is gymnasium 0\.1"):
+        restore(env, state)

@@ -21,6 +21,7 @@ be captured, the next way is tried.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 from typing import Any
 
@@ -178,4 +179,11 @@ def _identity(env: Any) -> dict[str, str]:
         "number of environments": str(getattr(env, "num_envs", 1)),
         "wrapper chain": " > ".join(map(class_name, chain(env))),
         "max_episode_steps": str(getattr(spec, "max_episode_steps", None)),
+        "package": _package(chain(env)[-1]),
     }
+
+
+def _package(base: Any) -> str:
+    """Returns the name and version of the package that an environment comes from."""
+    name = type(base).__module__.partition(".")[0]
+    return f"{name} {getattr(sys.modules.get(name), '__version__', '')}".strip()
