@@ -3,6 +3,7 @@
 import gc
 import os
 import pickle
+import select
 import signal
 import subprocess
 import sys
@@ -68,11 +69,15 @@ def pids(env):
 
 
 def gone(pid):
+    """Waits until a process has ended; False if it goes on."""
     try:
-        with open(f"/proc/{pid}/stat") as file:
-            return file.read().rpartition(")")[2].split()[0] == "Z"
-    except FileNotFoundError:
+        handle = os.pidfd_open(pid)
+    except ProcessLookupError:
         return True
+    try:
+        return bool(select.select([handle], [], [], 60)[0])
+    finally:
+        os.close(handle)
 
 
 def assert_same(first, second):
