@@ -41,6 +41,10 @@ def vector(num_envs=3):
     return gymnasium.make_vec("CartPole-v1", num_envs, vectorization_mode="sync")
 
 
+def async_vector(num_envs=3):
+    return gymnasium.make_vec("CartPole-v1", num_envs, vectorization_mode="async")
+
+
 def torchrl(**kwargs):
     from torchrl.envs import GymEnv
 

@@ -1,6 +1,5 @@
 """Collectors of environments whose state can't be read continue bit for bit, by a replay."""
 
-import io
 import subprocess
 import sys
 from collections import defaultdict
@@ -16,6 +15,7 @@ from gymnasium import wrappers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from multi_parts import TRAJ_IDS, same
+from resuming_parts import through_a_file
 from tensordict.nn import TensorDictModule
 from torch import nn
 
@@ -70,13 +70,6 @@ class Stop:
     def collection_stopped(self):
         self.calls += 1
         return self.calls % 97 == 0
-
-
-def through_a_file(state):
-    file = io.BytesIO()
-    torch.save(state, file)
-    file.seek(0)
-    return torch.load(file, weights_only=True)
 
 
 def alike(one, other):

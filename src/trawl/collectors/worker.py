@@ -282,13 +282,11 @@ class CollectorService(HandleCalls, Service):
             function, *args = pickle.loads(request.function)
             value = cloudpickle.dumps(function(self._up_to_date(), *args))
         except Exception as error:
-            failure = Failure.of(error)
-            # The call may have changed something before it failed.
-            snapshot = self._snapshots.take(self._updates)
-            self._port.send(requests.RequestFailed(request.number, failure, snapshot))
+            answer: Any = requests.RequestFailed(request.number, Failure.of(error))
         else:
-            snapshot = self._snapshots.take(self._updates)
-            self._port.send(requests.CallReturned(request.number, value, snapshot))
+            answer = requests.CallReturned(request.number, value)
+        # A call that failed may have changed something, too.
+        self._port.send(replace(answer, snapshot=self._snapshots.take(self._updates)))
 
     @override
     def work(self) -> None:
