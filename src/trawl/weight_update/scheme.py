@@ -196,11 +196,14 @@ class WeightSyncScheme(SchemeEnd, ABC):
                 raise RuntimeError(f"worker_idx={worker_idx} is for receivers, not for the sender")
             if self._connected_sender:
                 raise RuntimeError("this weight-sync scheme is already connected")
-            for channel in self._channels.values():
-                channel.connect_sender()
             self._connected_sender = True
-            if weights is not None:
-                self.send(weights)
+            try:
+                # Sent first, because a receiver that connects starts with the newest weights.
+                if weights is not None:
+                    self.send(weights)
+            finally:
+                for channel in self._channels.values():
+                    channel.connect_sender()
             return
         if not self.initialized_on_receiver:
             raise RuntimeError("call init_on_sender() or init_on_receiver() before connect()")
