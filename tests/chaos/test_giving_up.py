@@ -189,9 +189,17 @@ def test_an_exception_and_a_death(tmp_path: Path, sync: bool) -> None:
 # --- no answer
 
 
-@SYNC
-@pytest.mark.parametrize("what", [block, stay_busy])
-@pytest.mark.parametrize(("at", "count"), [("step", 13), ("reset", 2), ("make", 0)])
+@pytest.mark.parametrize(
+    ("sync", "what", "at", "count"),
+    [
+        pytest.param(True, block, "step", 13, id="sync, a step that blocks"),
+        pytest.param(False, stay_busy, "step", 13, id="async, a step that stays busy"),
+        pytest.param(True, stay_busy, "reset", 2, id="sync, a reset that stays busy"),
+        pytest.param(False, block, "reset", 2, id="async, a reset that blocks"),
+        pytest.param(True, block, "make", 0, id="sync, a factory that blocks"),
+        pytest.param(False, stay_busy, "make", 0, id="async, a factory that stays busy"),
+    ],
+)
 def test_one_that_gives_no_answer_is_replaced(
     tmp_path: Path, sync: bool, what: Callable[[], Any], at: str, count: int
 ) -> None:
