@@ -15,6 +15,7 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
 from math import prod
+from time import perf_counter
 from typing import Any
 
 import cloudpickle
@@ -40,6 +41,7 @@ from trawl.collectors.worker_memory import WorkerMemory
 from trawl.envs.capture.signing import signing_key, use_signing_key
 from trawl.envs.own_process import prepare_process
 from trawl.keys import MASK
+from trawl.process_memory import ResidentMemory
 from trawl.rollout.block import as_batch
 from trawl.rollout.networks import networks_noted
 from trawl.tensordicts import drop_private
@@ -116,8 +118,10 @@ class CollectorService(HandleCalls, Service):
     def __init__(self, spec: WorkerSpec, port: Port) -> None:
         self._port = port
         self._whole = spec.whole
-        self._requests: deque[requests.CollectRequest] = deque()
+        # Requests, each with the time of its arrival.
+        self._requests: deque[tuple[requests.CollectRequest, float]] = deque()
         self._memory = WorkerMemory(port)
+        self._resident = ResidentMemory()
         use_signing_key(spec.signing_key)
         if spec.threads is not None:
             prepare_process(spec.threads, spec.registry)
@@ -262,7 +266,7 @@ class CollectorService(HandleCalls, Service):
     def handle(self, content: requests.Request | HandleCall) -> None:
         match content:
             case requests.CollectRequest():
-                self._requests.append(content)
+                self._requests.append((content, perf_counter()))
             case HandleCall():
                 self._snapshots.expire()
                 self._answer(content)
@@ -290,15 +294,26 @@ class CollectorService(HandleCalls, Service):
 
     @override
     def work(self) -> None:
-        request = self._requests.popleft()
+        request, received = self._requests.popleft()
+        self._begin_turn(received)
         try:
-            done = self._collect(request)
+            done = self._timed(self._collect(request))
         except Exception as error:
             self._requests.clear()
             self._port.send(requests.RequestFailed(request.number, Failure.of(error)))
         else:
             snapshot = self._snapshots.after_batch(done.weights)
             self._port.send(done if snapshot is None else replace(done, snapshot=snapshot))
+
+    def _begin_turn(self, received: float) -> None:
+        self.collector._clock.begin(received)
+
+    def _timed(self, answer: requests.BatchReady) -> requests.BatchReady:
+        """Returns an answer with the times of its batch, and the episodes that ended."""
+        collector = self.collector
+        collector._clock.end()
+        times = collector._clock.batch_times(collector._rollout.times)
+        return replace(answer, times=times, ended=collector._rollout.writer.sums.pop())
 
     @override
     def close(self) -> None:
@@ -394,6 +409,7 @@ class CollectorService(HandleCalls, Service):
         rollout = self.collector._rollout
         facts = rollout.writer.describe()
         facts["env_time_share"] = rollout.env_share
+        facts["process_bytes"] = self._resident.bytes
         if self.collector._restarts is not None:
             facts["env_restarts"] = self.collector._restarts.count
         return requests.BatchReady(

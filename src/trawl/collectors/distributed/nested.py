@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from time import perf_counter
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from tensordict import TensorDictBase
 from typing_extensions import override
 
@@ -14,9 +17,11 @@ from trawl.backends.folding import fold
 from trawl.collectors.delivery import count_frames
 from trawl.collectors.multi_config import NOT_HERE
 from trawl.collectors.requests import BatchReady, CollectRequest, WorkerReady
+from trawl.collectors.times import TurnClock
 from trawl.collectors.weight_control import POLICY
 from trawl.collectors.worker import CollectorService, WorkerSpec
 from trawl.keys import TRAJ_IDS
+from trawl.rollout.times import LoopTimes
 
 
 def nested(spec: WorkerSpec, count: int) -> WorkerSpec:
@@ -33,6 +38,7 @@ class NestedService(CollectorService):
     @override
     def _begin(self, spec: WorkerSpec) -> None:
         collector = self.collector
+        self._clock = TurnClock()
         # The collector's trajectory ids are renumbered, so that each worker has different ids.
         self._stride, self._base = spec.stride, spec.trajectory
         self._next = spec.trajectory
@@ -91,6 +97,27 @@ class NestedService(CollectorService):
     @override
     def _policy_weights(self) -> Any:
         return self.collector.get_cached_weights(POLICY)
+
+    @override
+    def _begin_turn(self, received: float) -> None:
+        self._clock.begin(received)
+        self._before = self._inner_seconds(), self.collector._episodes.count
+
+    @override
+    def _timed(self, answer: BatchReady) -> BatchReady:
+        clock, episodes = self._clock, self.collector._episodes
+        clock.end()
+        seconds, count = self._before
+        loop = LoopTimes(clock.began, perf_counter())
+        env, policy, _, weights, _ = self._inner_seconds() - seconds
+        times = clock.batch_times(loop)._replace(env=env, policy=policy, weights=weights)
+        return replace(answer, times=times, ended=episodes.newest(episodes.count - count))
+
+    def _inner_seconds(self) -> NDArray[np.float64]:
+        """Returns the seconds of each of the ``WORKER_PARTS``, averaged over the inner workers."""
+        each = [slot.times.totals[2:] for slot in self.collector._pool.slots]
+        means: NDArray[np.float64] = np.mean(each, axis=0)
+        return means
 
     def _facts(self) -> dict[str, Any]:
         """Returns the statistics of the inner workers, in the form of one worker's statistics."""
