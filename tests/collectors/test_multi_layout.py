@@ -178,8 +178,9 @@ def test_a_batch_has_all_that_workers_delivered_in_their_order(data, batch, how,
                 WorkerBatch(index, place, BatchReady(index, 0, filled[index], None, 0, 0, None, {}))
             )
     together = assembler.assemble(parts)
-    full = not late and filled == steps
-    if by_time or full:
+    # Batches that end early at the same step are shorter, and need no mask.
+    even = not late and (filled == steps or len(set(filled)) == 1)
+    if by_time or even:
         stacked = list(numbers.values())
         expected = torch.stack(stacked) if how == "stack" else None
         if expected is None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from trawl.collectors.times import DriverTimes, TurnClock
 from trawl.observe.bottleneck import Bottleneck, bottleneck_of
 from trawl.observe.episodes import RecentEpisodes
-from trawl.process_memory import ResidentMemory
+from trawl.collectors.process_memory import ResidentMemory
 
 if TYPE_CHECKING:
     from trawl.observe.report import Report

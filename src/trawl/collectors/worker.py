@@ -41,7 +41,7 @@ from trawl.collectors.worker_memory import WorkerMemory
 from trawl.envs.capture.signing import signing_key, use_signing_key
 from trawl.envs.own_process import prepare_process
 from trawl.keys import MASK
-from trawl.process_memory import ResidentMemory
+from trawl.collectors.process_memory import ResidentMemory
 from trawl.rollout.block import as_batch
 from trawl.rollout.networks import networks_noted
 from trawl.tensordicts import drop_private

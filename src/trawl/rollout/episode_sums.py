@@ -37,7 +37,8 @@ class EpisodeSums:
         """
         steps, num_envs = done.shape
         if counted is None and not done.any():
-            self._returns += rewards.sum(0, dtype=np.float64)
+            with np.errstate(invalid="ignore"):
+                self._returns += rewards.sum(0, dtype=np.float64)
             self._lengths += steps
             return
         envs = np.repeat(np.arange(num_envs), steps)
@@ -66,9 +67,12 @@ class EpisodeSums:
         starts = np.flatnonzero(np.r_[True, last[:-1] | (envs[1:] != envs[:-1])])
         stops = np.r_[starts[1:], len(envs)] - 1
         owners = envs[starts]
-        returns, lengths = np.add.reduceat(values, starts), np.add.reduceat(frames, starts)
         first = np.r_[True, owners[1:] != owners[:-1]]
-        returns[first] += self._returns[owners[first]]
+        # Rewards may be infinite.
+        with np.errstate(invalid="ignore"):
+            returns = np.add.reduceat(values, starts)
+            returns[first] += self._returns[owners[first]]
+        lengths = np.add.reduceat(frames, starts)
         lengths[first] += self._lengths[owners[first]]
         self._carry_over(owners, returns, lengths, over=last[stops])
         whole = done[stops] if counted is None else done[stops] & counted[stops]
