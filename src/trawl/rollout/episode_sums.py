@@ -35,54 +35,72 @@ class EpisodeSums:
             counted: False where a step is no frame, ``(steps, num_envs)``; None if all are. Such a
                 step is a reset, so an episode that goes on before it is dropped.
         """
-        steps, num_envs = done.shape
+        steps = len(done)
         if counted is None and not done.any():
             with np.errstate(invalid="ignore"):
                 self._returns += rewards.sum(0, dtype=np.float64)
             self._lengths += steps
             return
-        envs = np.repeat(np.arange(num_envs), steps)
+        done = done.T.copy()
+        last = done.copy() if counted is None else done | ~counted.T
+        # The last step of each environment in the batch ends a run.
+        last[:, -1] = True
+        stops = last.reshape(-1).nonzero()[0]
         flat = None if counted is None else counted.T.reshape(-1)
-        self.add_rows(envs, rewards.T.reshape(-1), done.T.reshape(-1), flat)
+        self._add_runs(stops // steps, stops, rewards.T.reshape(-1), done.reshape(-1), flat)
 
-    def add_rows(
-        self, envs: NDArray[Any], rewards: Array, done: Mask, counted: Mask | None = None
-    ) -> None:
-        """Adds steps that are sorted by environment, and for each environment by time.
+    def add_rows(self, envs: NDArray[Any], rewards: Array, done: Mask) -> None:
+        """Adds frames that are sorted by environment, and for each environment by time.
 
         Args:
-            envs: environment of each step.
+            envs: environment of each frame.
+            rewards: reward of each frame.
+            done: True where a frame ended an episode.
+        """
+        if len(envs):
+            last = done.copy()
+            last[-1] = True
+            last[:-1] |= envs[1:] != envs[:-1]
+            stops = last.nonzero()[0]
+            self._add_runs(envs[stops], stops, rewards, done, None)
+
+    def _add_runs(
+        self,
+        owners: NDArray[Any],
+        stops: NDArray[Any],
+        rewards: Array,
+        done: Mask,
+        counted: Mask | None,
+    ) -> None:
+        """Adds runs, which are series of steps that belong to one episode.
+
+        Args:
+            owners: environment of each run; runs of one environment follow each other.
+            stops: index of the last step of each run.
             rewards: reward of each step.
             done: True where a step ended an episode.
             counted: False where a step is no frame; None if all are.
         """
-        if not len(envs):
-            return
-        values, frames = rewards.astype(np.float64), np.ones(len(envs), np.int64)
-        last = done
+        starts = np.zeros_like(stops)
+        starts[1:] = stops[:-1] + 1
+        edges = np.ones(len(stops) + 1, np.bool_)
+        np.not_equal(owners[1:], owners[:-1], out=edges[1:-1])
+        first, final = edges[:-1].nonzero()[0], edges[1:].nonzero()[0]
+        over = whole = done[stops]
+        lengths = stops - starts + 1
         if counted is not None:
-            values, frames = np.where(counted, values, 0.0), counted.astype(np.int64)
-            last = done | ~counted
-        # A run is a series of steps that belong to one episode.
-        starts = np.flatnonzero(np.r_[True, last[:-1] | (envs[1:] != envs[:-1])])
-        stops = np.r_[starts[1:], len(envs)] - 1
-        owners = envs[starts]
-        first = np.r_[True, owners[1:] != owners[:-1]]
+            rewards = np.where(counted, rewards, 0)
+            lengths = np.add.reduceat(counted, starts, dtype=np.int64)
+            over, whole = whole | ~counted[stops], whole & counted[stops]
         # Rewards may be infinite.
         with np.errstate(invalid="ignore"):
-            returns = np.add.reduceat(values, starts)
+            returns = np.add.reduceat(rewards, starts, dtype=np.float64)
             returns[first] += self._returns[owners[first]]
-        lengths = np.add.reduceat(frames, starts)
         lengths[first] += self._lengths[owners[first]]
-        self._carry_over(owners, returns, lengths, over=last[stops])
-        whole = done[stops] if counted is None else done[stops] & counted[stops]
+        kept, going = owners[final], ~over[final]
+        self._returns[kept] = np.where(going, returns[final], 0)
+        self._lengths[kept] = lengths[final] * going
         self.ended += zip(returns[whole].tolist(), lengths[whole].tolist(), strict=True)
-
-    def _carry_over(self, owners: NDArray[Any], returns: Array, lengths: Array, over: Mask) -> None:
-        """Keeps the sums of each environment's last run, or zeros if its episode is over."""
-        final = np.r_[owners[1:] != owners[:-1], True]
-        self._returns[owners[final]] = np.where(over[final], 0.0, returns[final])
-        self._lengths[owners[final]] = np.where(over[final], 0, lengths[final])
 
     def reset(self, mask: Mask | None = None) -> None:
         """Begins new episodes in all environments, or where ``mask`` is True."""
