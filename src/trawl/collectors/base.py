@@ -390,6 +390,20 @@ class BaseCollector(
             number, the dictionary has ``policy_version``. With ``trajs_per_batch``, it has
             ``trajectories``, the number of trajectories delivered so far, and
             ``trajectories_waiting``, the number of whole trajectories that are not delivered yet.
+
+            ``episodes`` is the number of episodes that have ended, and ``episode_return_mean`` and
+            ``episode_length_mean`` are means over the last 100. ``batches_ready`` is the number of
+            batches that are finished but not delivered, ``queue_depth`` the number of requests that
+            workers have not answered, ``restarts`` the number of times that workers were replaced,
+            and ``process_bytes`` the resident memory of this process.
+
+            From the first batch on, the dictionary has the rate ``frames_per_second`` over recent
+            batches, and ``frames_per_second_overall`` since the first one. ``env_share``,
+            ``policy_share``, ``overhead_share``, ``weights_share`` and ``idle_share`` divide the
+            recent time of all workers, or of a collector without workers. ``learner_share``,
+            ``wait_share`` and ``driver_share`` divide the recent time of the thread that takes
+            batches: outside of the collector, waiting for a batch, and in other work of the
+            collector. The same names with ``_seconds`` give the seconds since the first batch.
         """
         if self._background is not None:
             self._background.check()
