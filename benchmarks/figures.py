@@ -33,7 +33,9 @@ def source(make: Callable[[], Any], policy: Any, frames: int, measures: bool) ->
     """Batches of a collector that measures its time, or does not."""
     from trawl.collectors import Collector
 
-    collector = Collector(peers.trawl_indexed(make), policy, frames_per_batch=frames, total_frames=-1)
+    collector = Collector(
+        peers.trawl_indexed(make), policy, frames_per_batch=frames, total_frames=-1
+    )
     if not measures:
         collector._rollout.writer.sums = NoSums()
         collector._collect_timed = collector._collect_profiled

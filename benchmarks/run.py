@@ -126,8 +126,8 @@ class Options:
     ] = ()
     """What to measure; the whole group if none is named."""
     group: Literal["single", "multi", "weights", "clusters", "logs", "figures", "all"] = "all"
-    """The cases of one process, of many, of new weights, of clusters, of logged actions, of figures,
-    or all."""
+    """The cases of one process, of many processes, of new weights, of clusters, of the costs of
+    logged actions or of figures, or all."""
     rounds: int = 7
     """How many times each contender gets its turn."""
     seconds: float = 0.7

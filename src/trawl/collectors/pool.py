@@ -29,8 +29,7 @@ from trawl.collectors.config import warn
 from trawl.collectors.slot import BufferNames, SlotLimits, WorkerSlot
 from trawl.errors import WorkerDied, WorkerError
 
-# Seconds that workers have to close their environments before they are killed.
-_CLOSING = 5.0
+_CLOSING = 5.0  # seconds that workers have to close their environments before they are killed
 _living: WeakSet[WorkerPool] = WeakSet()
 
 

@@ -169,7 +169,7 @@ class RolloutCollector(DirectWeights):
         if self._receivers:
             before = perf_counter()
             self._load_new_weights()
-            self._clock.weights += perf_counter() - before
+            self._rollout.times.weights += perf_counter() - before
         if self.pre_collect_hook is not None:
             self.pre_collect_hook()
         if self.config.reset_at_each_iter and not self._at_start:

@@ -58,23 +58,22 @@ class TurnClock:
     Attributes:
         received: time at which the current turn was asked for.
         began: time at which the current turn began.
-        ended: time at which the last turn ended; None before the first one.
+        ended: time at which the last turn ended.
         paused: seconds between the last turn and the current one.
-        weights: seconds of the current turn in which new weights were loaded.
     """
 
     def __init__(self) -> None:
-        self.received = self.began = self.paused = self.weights = 0.0
-        self.ended: float | None = None
-        self._env = self._policy = 0.0
+        self.received = self.began = self.ended = self.paused = 0.0
+        self._first = True
+        self._env = self._policy = self._weights = 0.0
 
     def begin(self, received: float | None = None) -> None:
         """Begins a turn, which was asked for at the time ``received``."""
         self.began = now = perf_counter()
         self.received = now if received is None else received
         # Time before the first turn counts for nobody.
-        self.paused = 0.0 if self.ended is None else now - self.ended
-        self.weights = 0.0
+        self.paused = 0.0 if self._first else now - self.ended
+        self._first = False
 
     def end(self) -> None:
         """Ends a turn."""
@@ -86,18 +85,21 @@ class TurnClock:
         Args:
             loop: the times of the inner loop since it was made.
         """
-        env, policy = loop.env - self._env, loop.policy - self._policy
-        self._env, self._policy = loop.env, loop.policy
-        ended = self.began if self.ended is None else self.ended
+        env, policy, weights = (
+            loop.env - self._env,
+            loop.policy - self._policy,
+            loop.weights - self._weights,
+        )
+        self._env, self._policy, self._weights = loop.env, loop.policy, loop.weights
         return BatchTimes(
             self.received,
             self.began,
             max(loop.began, self.began),
             max(loop.ended, self.began),
-            ended,
+            self.ended,
             env,
             policy,
-            self.weights,
+            weights,
             self.paused,
         )
 
@@ -223,11 +225,10 @@ class DriverTimes:
             frames: number of frames that were counted in the turn.
             waited: seconds of the turn in which the thread waited for frames.
         """
-        ended = clock.began if clock.ended is None else clock.ended
-        used = ended - clock.began
+        used = clock.ended - clock.began
         waited = min(waited, used)
         amounts = (frames, clock.paused, waited, used - waited)
-        self._sums.add(clock.began - clock.paused, ended, amounts)
+        self._sums.add(clock.began - clock.paused, clock.ended, amounts)
 
     def stats(self) -> dict[str, Any]:
         """Returns the rates and shares; an empty dict before the first batch."""

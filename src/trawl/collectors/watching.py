@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from trawl.collectors.process_memory import ResidentMemory
 from trawl.collectors.times import DriverTimes, TurnClock
 from trawl.observe.bottleneck import Bottleneck, bottleneck_of
 from trawl.observe.episodes import RecentEpisodes
-from trawl.collectors.process_memory import ResidentMemory
 
 if TYPE_CHECKING:
     from trawl.observe.report import Report

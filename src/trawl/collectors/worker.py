@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from math import prod
 from time import perf_counter
-from typing import Any
+from typing import Any, cast
 
 import cloudpickle
 from tensordict import TensorDictBase
@@ -33,16 +33,18 @@ from trawl.collectors.dispatch import DIRECT
 from trawl.collectors.first_ready import pool_of
 from trawl.collectors.handle_calls import HandleCalls
 from trawl.collectors.policy_version import stamp
+from trawl.collectors.process_memory import ResidentMemory
 from trawl.collectors.rollouts import overrides_rollout
 from trawl.collectors.single import Collector
 from trawl.collectors.snapshots import Recovery, SnapshotTaker
+from trawl.collectors.times import TurnClock
 from trawl.collectors.weight_control import POLICY
 from trawl.collectors.worker_memory import WorkerMemory
 from trawl.envs.capture.signing import signing_key, use_signing_key
 from trawl.envs.own_process import prepare_process
 from trawl.keys import MASK
-from trawl.collectors.process_memory import ResidentMemory
 from trawl.rollout.block import as_batch
+from trawl.rollout.loop import Rollout
 from trawl.rollout.networks import networks_noted
 from trawl.tensordicts import drop_private
 from trawl.weight_update.channel import Inbox
@@ -118,10 +120,10 @@ class CollectorService(HandleCalls, Service):
     def __init__(self, spec: WorkerSpec, port: Port) -> None:
         self._port = port
         self._whole = spec.whole
-        # Requests, each with the time of its arrival.
-        self._requests: deque[tuple[requests.CollectRequest, float]] = deque()
+        self._requests: deque[tuple[requests.CollectRequest, float]] = deque()  # and their arrival
         self._memory = WorkerMemory(port)
         self._resident = ResidentMemory()
+        self._clock = TurnClock()
         use_signing_key(spec.signing_key)
         if spec.threads is not None:
             prepare_process(spec.threads, spec.registry)
@@ -154,7 +156,7 @@ class CollectorService(HandleCalls, Service):
         if pool is not None:
             # The driver counts and joins frames by environment and step.
             raise ValueError(pool.why_alone)
-        writer = self.collector._rollout.writer
+        writer = self._rollout.writer
         writer.episodes.load(spec.trajectory, spec.stride)
         if spec.env_state:
             self.collector.env.load_state_dict(spec.env_state)
@@ -178,7 +180,7 @@ class CollectorService(HandleCalls, Service):
                 trajectory=writer.episodes.next_id,
                 weight_layouts=self._weight_layouts(),
                 warnings=(*writer.warnings, *self._doubts(spec)),
-                versioned=self.collector._rollout.stamps_frames,
+                versioned=self._rollout.stamps_frames,
                 snapshot=self._snapshots.take(self._updates),
             )
         )
@@ -306,14 +308,17 @@ class CollectorService(HandleCalls, Service):
             self._port.send(done if snapshot is None else replace(done, snapshot=snapshot))
 
     def _begin_turn(self, received: float) -> None:
-        self.collector._clock.begin(received)
+        self._clock.begin(received)
 
     def _timed(self, answer: requests.BatchReady) -> requests.BatchReady:
         """Returns an answer with the times of its batch, and the episodes that ended."""
-        collector = self.collector
-        collector._clock.end()
-        times = collector._clock.batch_times(collector._rollout.times)
-        return replace(answer, times=times, ended=collector._rollout.writer.sums.pop())
+        self._clock.end()
+        times = self._clock.batch_times(self._rollout.times)
+        return replace(answer, times=times, ended=self._rollout.writer.sums.pop())
+
+    @property
+    def _rollout(self) -> Rollout:
+        return cast(Rollout, self.collector._rollout)
 
     @override
     def close(self) -> None:
@@ -334,7 +339,7 @@ class CollectorService(HandleCalls, Service):
                 return self._done(request, collector._frames - before)
             block = self._memory.block(request)
             batch = collector._run_into(block, request.random, self._interrupted(request))
-        filled = collector._rollout.filled
+        filled = self._rollout.filled
         apart, own = batch is not None, request.memory is None
         if batch is not None:
             batch = batch.exclude(*self._hidden)
@@ -406,7 +411,7 @@ class CollectorService(HandleCalls, Service):
         batch: bytes | None = None,
         block: Any = None,
     ) -> requests.BatchReady:
-        rollout = self.collector._rollout
+        rollout = self._rollout
         facts = rollout.writer.describe()
         facts["env_time_share"] = rollout.env_share
         facts["process_bytes"] = self._resident.bytes

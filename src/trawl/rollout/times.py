@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass
 class LoopTimes:
-    """Time that the loop has spent in the environment and in the policy, in seconds.
+    """Time that batches have spent in the environment, in the policy, and with new weights.
 
     The loop times a few steps of each chunk. The whole time of the loop is divided in the same
     proportion.
@@ -17,12 +17,14 @@ class LoopTimes:
         ended: time at which the last batch's last step ended.
         env: seconds in the environment, in all batches.
         policy: seconds in the policy, in all batches.
+        weights: seconds in which new weights were loaded, in all batches.
     """
 
     began: float = 0.0
     ended: float = 0.0
     env: float = 0.0
     policy: float = 0.0
+    weights: float = 0.0
 
     def add(self, began: float, ended: float, acting: float, stepping: float) -> None:
         """Adds the times of a batch.

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from time import perf_counter
 from typing import Any
 
 import numpy as np
@@ -17,10 +16,10 @@ from trawl.backends.folding import fold
 from trawl.collectors.delivery import count_frames
 from trawl.collectors.multi_config import NOT_HERE
 from trawl.collectors.requests import BatchReady, CollectRequest, WorkerReady
-from trawl.collectors.times import TurnClock
 from trawl.collectors.weight_control import POLICY
 from trawl.collectors.worker import CollectorService, WorkerSpec
 from trawl.keys import TRAJ_IDS
+from trawl.observe.episodes import RecentEpisodes
 from trawl.rollout.times import LoopTimes
 
 
@@ -38,7 +37,7 @@ class NestedService(CollectorService):
     @override
     def _begin(self, spec: WorkerSpec) -> None:
         collector = self.collector
-        self._clock = TurnClock()
+        self._loop = LoopTimes()
         # The collector's trajectory ids are renumbered, so that each worker has different ids.
         self._stride, self._base = spec.stride, spec.trajectory
         self._next = spec.trajectory
@@ -100,24 +99,35 @@ class NestedService(CollectorService):
 
     @override
     def _begin_turn(self, received: float) -> None:
-        self._clock.begin(received)
-        self._before = self._inner_seconds(), self.collector._episodes.count
+        super()._begin_turn(received)
+        self._before = self._inner_seconds(), self._episodes.count
 
     @override
     def _timed(self, answer: BatchReady) -> BatchReady:
-        clock, episodes = self._clock, self.collector._episodes
-        clock.end()
+        self._clock.end()
         seconds, count = self._before
-        loop = LoopTimes(clock.began, perf_counter())
-        env, policy, _, weights, _ = self._inner_seconds() - seconds
-        times = clock.batch_times(loop)._replace(env=env, policy=policy, weights=weights)
-        return replace(answer, times=times, ended=episodes.newest(episodes.count - count))
+        env, policy, weights = self._inner_seconds() - seconds
+        loop = self._loop
+        loop.began, loop.ended = self._clock.began, self._clock.ended
+        loop.env, loop.policy = loop.env + env, loop.policy + policy
+        loop.weights += weights
+        ended = self._episodes.newest(self._episodes.count - count)
+        return replace(answer, times=self._clock.batch_times(loop), ended=ended)
+
+    @property
+    def _episodes(self) -> RecentEpisodes:
+        episodes: RecentEpisodes = self.collector._episodes
+        return episodes
 
     def _inner_seconds(self) -> NDArray[np.float64]:
-        """Returns the seconds of each of the ``WORKER_PARTS``, averaged over the inner workers."""
-        each = [slot.times.totals[2:] for slot in self.collector._pool.slots]
-        means: NDArray[np.float64] = np.mean(each, axis=0)
-        return means
+        """Returns the seconds that an inner worker has spent, on average.
+
+        They are the seconds in the environment, in the policy, and loading weights.
+        """
+        facts = self.collector.stats()
+        names = ("env_seconds", "policy_seconds", "weights_seconds")
+        seconds = np.array([facts.get(name, 0.0) for name in names])
+        return seconds / float(facts["workers"])
 
     def _facts(self) -> dict[str, Any]:
         """Returns the statistics of the inner workers, in the form of one worker's statistics."""
