@@ -7,6 +7,7 @@
     python benchmarks/run.py --group weights        # what new weights cost
     python benchmarks/run.py --group clusters       # those of Ray, process groups and RPC
     python benchmarks/run.py --group logs           # what it costs to log actions for a replay
+    python benchmarks/run.py --group figures        # what the figures in stats() cost
     python benchmarks/run.py --memory               # does memory stay flat?
 
 The cases of one process run in this one, on one thread. In those of many processes each contender
@@ -100,15 +101,17 @@ ClustersName = Literal[
     "ray_weights_8",
 ]
 LogsName = Literal["log_pong", "log_cartpole", "log_cartpole_short", "log_pool", "log_pool_short"]
+FiguresName = Literal["figures_cartpole", "figures_pool"]
 GROUPS: dict[str, tuple[str, ...]] = {
     "single": get_args(SingleName),
     "multi": get_args(MultiName),
     "weights": get_args(WeightsName),
     "clusters": get_args(ClustersName),
     "logs": get_args(LogsName),
+    "figures": get_args(FiguresName),
     "all": tuple(
         name
-        for group in (SingleName, MultiName, WeightsName, ClustersName, LogsName)
+        for group in (SingleName, MultiName, WeightsName, ClustersName, LogsName, FiguresName)
         for name in get_args(group)
     ),
 }
@@ -118,10 +121,13 @@ GROUPS: dict[str, tuple[str, ...]] = {
 class Options:
     """Compare Trawl with its peers and with hand-written loops."""
 
-    cases: tuple[SingleName | MultiName | WeightsName | ClustersName | LogsName, ...] = ()
+    cases: tuple[
+        SingleName | MultiName | WeightsName | ClustersName | LogsName | FiguresName, ...
+    ] = ()
     """What to measure; the whole group if none is named."""
-    group: Literal["single", "multi", "weights", "clusters", "logs", "all"] = "all"
-    """The cases of one process, of many, of new weights, of clusters, of logged actions, or all."""
+    group: Literal["single", "multi", "weights", "clusters", "logs", "figures", "all"] = "all"
+    """The cases of one process, of many processes, of new weights, of clusters, of the costs of
+    logged actions or of figures, or all."""
     rounds: int = 7
     """How many times each contender gets its turn."""
     seconds: float = 0.7
@@ -140,6 +146,8 @@ class Options:
     """Where the numbers of clusters go."""
     logs_json: Path = RESULTS / "logs.json"
     """Where the numbers of logged actions go."""
+    figures_json: Path = RESULTS / "figures.json"
+    """Where the numbers of figures go."""
     growth: Path = PICTURES / "growth.png"
     """Where the picture of many processes goes; it is made of the cases workers and sizes."""
     quick: bool = False
@@ -174,8 +182,9 @@ def main(options: Options) -> None:
         compare(single, options, console)
     if multi:
         compare_multi(multi, options, console)
-    if logs := [name for name in names if name in GROUPS["logs"]]:
-        compare_logs(logs, options, console)
+    for group, path in (("logs", options.logs_json), ("figures", options.figures_json)):
+        if chosen := [name for name in names if name in GROUPS[group]]:
+            compare_costs(group, chosen, path, options, console)
     for group, title, path in (
         ("weights", "New weights", options.weights_json),
         ("clusters", "Clusters", options.clusters_json),
@@ -212,22 +221,23 @@ def compare(names: list[str], options: Options, console: Console) -> None:
     console.print(f"\nWritten: {options.json}, {options.chart}")
 
 
-def compare_logs(names: list[str], options: Options, console: Console) -> None:
-    """Run the cases of logged actions, print the table, write the file."""
+def compare_costs(
+    group: str, names: list[str], path: Path, options: Options, console: Console
+) -> None:
+    """Run the cases of what something costs, print the table, write the file."""
     from harness import measure
-    from logs import CASES
     from report import as_json, table, write_json
 
-    results = []
+    cases, results = importlib.import_module(group).CASES, []
     for name in names:
         with console.status(name):
-            case = CASES[name]()
-            results.append(measure(case, options.rounds, options.seconds, options.clock))
+            measured = measure(cases[name](), options.rounds, options.seconds, options.clock)
+            results.append(measured)
     console.print(table(results))
     if not options.quick:
         settings = {**_settings(options), "clock": options.clock}
-        write_json(options.logs_json, as_json(results, [], settings))
-        console.print(f"\nWritten: {options.logs_json}")
+        write_json(path, as_json(results, [], settings))
+        console.print(f"\nWritten: {path}")
 
 
 def compare_multi(names: list[str], options: Options, console: Console) -> None:

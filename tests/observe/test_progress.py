@@ -9,7 +9,7 @@ from rich.console import Console
 
 from trawl import Collector, MultiAsyncCollector, MultiSyncCollector
 from trawl.observe import CollectionProgress
-from trawl.observe.progress import short
+from trawl.observe.formats import short
 
 
 def shown(terminal):

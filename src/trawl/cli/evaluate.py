@@ -25,7 +25,7 @@ from trawl.cli.summary import print_facts, run_name, show_environment
 from trawl.cli.versions import versions
 from trawl.collectors.evaluation import EvaluationResult, Evaluator
 from trawl.collectors.evaluation.statistics import Summary, summarise
-from trawl.observe.progress import plural, short
+from trawl.observe.formats import plural, short
 
 
 def evaluate(args: EvaluateArguments) -> int:

@@ -21,7 +21,6 @@ from trawl.cli.errors import CliError, message_of, shown
 from trawl.cli.summary import (
     print_episodes,
     print_facts,
-    show_bytes,
     show_environment,
     show_policy,
     show_resumed,
@@ -35,6 +34,7 @@ from trawl.data.sinks.record import Record, read_record
 from trawl.keys import TRAJ_IDS, Key, show_key
 from trawl.observe import Episodes, EpisodeStats
 from trawl.observe.episodes import done_keys, reward_keys
+from trawl.observe.formats import show_bytes
 
 # Maximum numbers of frames and bytes to read at a time. Datasets may be larger than memory.
 _CHUNK, _CHUNK_BYTES = 1 << 18, 64 << 20

@@ -14,7 +14,7 @@ from rich.table import Table
 
 from trawl.cli.errors import printable, shown
 from trawl.observe.episodes import EpisodeStats, Moments
-from trawl.observe.progress import plural, short
+from trawl.observe.formats import plural, short, show_bytes
 
 
 def print_summary(
@@ -139,19 +139,3 @@ def size_of(directory: Path) -> int:
     inner = ((place, files) for place, _, files in os.walk(directory) if Path(place) != directory)
     found = (os.lstat(os.path.join(place, name)) for place, files in inner for name in files)
     return sum(facts.st_size for facts in found if stat.S_ISREG(facts.st_mode))
-
-
-def show_bytes(size: float) -> str:
-    """Formats a number of bytes in a suitable unit.
-
-    Example:
-        >>> show_bytes(17), show_bytes(123_456), show_bytes(5e9)
-        ('17 B', '123.5 kB', '5.0 GB')
-    """
-    if size < 1000:
-        return f"{size:.0f} B"
-    for unit in ("kB", "MB", "GB"):
-        size /= 1000
-        if size < 1000:
-            return f"{size:.1f} {unit}"
-    return f"{size / 1000:.1f} TB"

@@ -31,6 +31,7 @@ from trawl.collectors.policy_version import PolicyVersion, version_tracker
 from trawl.collectors.profile import ProfileConfig, ProfiledCollector, RolloutProfiler
 from trawl.collectors.torchrl import register_collectors
 from trawl.collectors.trajectory_batcher import STATE, TrajectoryBatcher
+from trawl.collectors.watching import WatchedCollector
 from trawl.collectors.weight_control import WeightControl
 
 # Open collectors, each with the process that made it. An exit handler closes them: closing a sink
@@ -56,6 +57,7 @@ class BaseCollector(
     FrameBudget,
     CollectorAccess,
     ProfiledCollector,
+    WatchedCollector,
     BackgroundCollector,
     WeightControl,
     CheckpointedCollector,
@@ -101,6 +103,7 @@ class BaseCollector(
         self._limiter: RateLimiter | None = None
         self.extra = {}
         self._lock = RLock()
+        self._init_watching()
         self._profiler: RolloutProfiler | None = None
         self._profile_config: ProfileConfig | None = None
         self._receivers = {}
@@ -208,7 +211,7 @@ class BaseCollector(
         """
         try:
             if self._whole is None:
-                return self._collect_profiled()
+                return self._collect_timed()
             return self._collect_whole(self._whole)
         except BaseException as error:
             self._failed = True
@@ -231,7 +234,7 @@ class BaseCollector(
         """
         buffer = self.config.replay_buffer
         if buffer is not None:
-            self._collect_profiled()
+            self._collect_timed()
             for group in whole.groups():
                 batch = self._delivery.deliver_whole(group)
                 buffer.extend(batch)
@@ -244,7 +247,7 @@ class BaseCollector(
                 if not self.closed:
                     whole.warn_if_undelivered(self.config.total_frames)
                 return None
-            self._collect_profiled()
+            self._collect_timed()
         batch = self._delivery.deliver_whole(whole.pop_batch())
         self._batches += 1
         self._record(batch)
@@ -387,6 +390,20 @@ class BaseCollector(
             number, the dictionary has ``policy_version``. With ``trajs_per_batch``, it has
             ``trajectories``, the number of trajectories delivered so far, and
             ``trajectories_waiting``, the number of whole trajectories that are not delivered yet.
+
+            ``episodes`` is the number of episodes that have ended, and ``episode_return_mean`` and
+            ``episode_length_mean`` are means over the last 100. ``batches_ready`` is the number of
+            batches that are finished but not delivered, ``queue_depth`` the number of requests that
+            workers have not answered, ``restarts`` the number of times that workers were replaced,
+            and ``process_bytes`` the resident memory of this process.
+
+            From the first batch on, the dictionary has the rate ``frames_per_second`` over recent
+            batches, and ``frames_per_second_overall`` since the first one. ``env_share``,
+            ``policy_share``, ``overhead_share``, ``weights_share`` and ``idle_share`` divide the
+            recent time of all workers, or of a collector without workers. ``learner_share``,
+            ``wait_share`` and ``driver_share`` divide the recent time of the thread that takes
+            batches: outside of the collector, waiting for a batch, and in other work of the
+            collector. The same names with ``_seconds`` give the seconds since the first batch.
         """
         if self._background is not None:
             self._background.check()
@@ -394,6 +411,7 @@ class BaseCollector(
             "frames": self._frames,
             "batches": self._batches,
             "requested_frames_per_batch": self.requested_frames_per_batch,
+            **self._figures(),
         }
         if not self.config.endless:
             facts["total_frames"] = self.config.total_frames

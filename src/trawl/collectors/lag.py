@@ -29,12 +29,14 @@ class Lags:
 
         The keys are ``policy_lag_mean``, ``policy_lag_max``, and ``policy_lag_0``, … for each lag.
         """
-        total = sum(self._frames.values())
+        # A copy, because another thread may add frames.
+        counts = dict(self._frames)
+        total = sum(counts.values())
         if not total:
             return {}
-        mean = sum(lag * frames for lag, frames in self._frames.items()) / total
-        facts = {"policy_lag_mean": mean, "policy_lag_max": max(self._frames)}
-        return facts | {f"policy_lag_{lag}": self._frames[lag] for lag in sorted(self._frames)}
+        mean = sum(lag * frames for lag, frames in counts.items()) / total
+        facts = {"policy_lag_mean": mean, "policy_lag_max": max(counts)}
+        return facts | {f"policy_lag_{lag}": counts[lag] for lag in sorted(counts)}
 
 
 class LagBound:

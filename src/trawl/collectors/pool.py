@@ -29,8 +29,7 @@ from trawl.collectors.config import warn
 from trawl.collectors.slot import BufferNames, SlotLimits, WorkerSlot
 from trawl.errors import WorkerDied, WorkerError
 
-# Seconds that workers have to close their environments before they are killed.
-_CLOSING = 5.0
+_CLOSING = 5.0  # seconds that workers have to close their environments before they are killed
 _living: WeakSet[WorkerPool] = WeakSet()
 
 
@@ -54,6 +53,7 @@ class WorkerPool:
 
     Attributes:
         slots: the slots of the workers, by number.
+        batches: batches that workers have collected, and that :meth:`pop_batch` will return.
     """
 
     def __init__(
@@ -73,7 +73,7 @@ class WorkerPool:
         self._events: deque[Event] = deque()
         self._messages: deque[tuple[int, Any]] = deque()
         self._error: WorkerError | None = None
-        self._batches: deque[WorkerBatch] = deque()
+        self.batches: deque[WorkerBatch] = deque()
         self._results: dict[int, requests.CallReturned | requests.RequestFailed] = {}
         self._abandoned: set[int] = set()
         self._closing = False
@@ -130,7 +130,7 @@ class WorkerPool:
             self.backend.close()
             for slot in self.slots:
                 if slot.written is not None:
-                    self._batches.append(slot.finish(slot.written))
+                    self.batches.append(slot.finish(slot.written))
                 slot.worker = None
                 slot.pending.clear()
         if failed:
@@ -281,8 +281,8 @@ class WorkerPool:
             WorkerDied: if a worker died and may not be replaced.
         """
         if timeout is None:
-            self._pump_until(lambda: bool(self._batches))
-        elif not self._batches:
+            self._pump_until(lambda: bool(self.batches))
+        elif not self.batches:
             self._pump(timeout)
         return self.pop_batch()
 
@@ -291,9 +291,9 @@ class WorkerPool:
 
         The method can also be called after :meth:`close`.
         """
-        if not self._batches:
+        if not self.batches:
             return None
-        batch = self._batches.popleft()
+        batch = self.batches.popleft()
         slot = self.slots[batch.index]
         slot.frames += batch.answer.frames
         slot.batches += 1
@@ -390,7 +390,7 @@ class WorkerPool:
     def _read(self, slot: WorkerSlot, content: requests.Answer) -> None:
         match content:
             case requests.BatchReady():
-                self._batches.append(slot.finish(content))
+                self.batches.append(slot.finish(content))
             case requests.WorkerReady():
                 slot.start(content)
             case requests.WorkerWarning():
@@ -424,7 +424,7 @@ class WorkerPool:
 
     def _replace(self, slot: WorkerSlot, reason: str) -> None:
         if slot.written is not None:
-            self._batches.append(slot.finish(slot.written))
+            self.batches.append(slot.finish(slot.written))
         slot.forget_worker()
         if slot.silent is not None:
             reason = f"did not respond for {slot.silent:g} s (worker_timeout) and was killed"

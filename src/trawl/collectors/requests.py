@@ -9,6 +9,7 @@ from typing import Any
 
 from trawl.backends.failure import Failure
 from trawl.collectors.snapshots import Snapshot
+from trawl.collectors.times import BatchTimes
 from trawl.keys import Key
 from trawl.rollout.layout import BatchPartition, Layout
 from trawl.weight_update.channel import WeightMessage
@@ -123,6 +124,8 @@ class BatchReady:
         buffers: memory of large tensors of the pickled batch, which are not in the pickle.
         block: bytes of the batch in the worker's layout, if the batch is sent in that form.
         facts: the worker's statistics, for ``stats()``.
+        times: the times of the batch; None if they are not known.
+        ended: return and length of each episode that ended in the batch.
         random: whether the actions were random.
         snapshot: the state of the worker after the batch, or None.
     """
@@ -135,6 +138,8 @@ class BatchReady:
     trajectory: int
     batch: bytes | None
     facts: Mapping[str, Any]
+    times: BatchTimes | None = None
+    ended: Sequence[tuple[float, int]] = ()
     random: bool = False
     buffers: Sequence[Any] = ()
     block: Any = None

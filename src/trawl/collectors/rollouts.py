@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
+from time import perf_counter
 from typing import Any
 
 import numpy as np
@@ -25,6 +26,7 @@ from trawl.collectors.first_ready import (
     pool_of,
 )
 from trawl.collectors.policy_version import stamp
+from trawl.collectors.times import WorkerTimes, shares_of
 from trawl.collectors.weak import weak
 from trawl.rollout.batch_writer import BatchOptions
 from trawl.rollout.block import Block
@@ -51,6 +53,7 @@ class RolloutCollector(DirectWeights):
     def __init__(self, config: CollectorConfig) -> None:
         super().__init__(config)
         self._at_start = True
+        self._times = WorkerTimes()
         self._in_turn = False
         # In a worker, the driver's decisions for a batch: random actions, and when to stop.
         self._ordered: tuple[bool, Callable[[], bool] | None] | None = None
@@ -94,6 +97,21 @@ class RolloutCollector(DirectWeights):
     @override
     def _is_exact(self) -> bool:
         return self.config.exact_frames or self._takes_first_ready
+
+    @override
+    def _note_turn(self, frames: int) -> None:
+        super()._note_turn(frames)
+        self._times.add(self._clock.batch_times(self._rollout.times), frames)
+        self._episodes.add(self._rollout.writer.sums.pop())
+
+    @override
+    def _pop_waited(self) -> float:
+        # The thread that takes batches collects them itself.
+        return math.inf
+
+    @override
+    def _figures(self) -> dict[str, Any]:
+        return super()._figures() | shares_of([self._times])
 
     @property
     def _adds_steps(self) -> bool:
@@ -148,7 +166,10 @@ class RolloutCollector(DirectWeights):
 
     def _prepare(self) -> None:
         """Loads new weights; calls the hook and resets the environment if the options say so."""
-        self._load_new_weights()
+        if self._receivers:
+            before = perf_counter()
+            self._load_new_weights()
+            self._rollout.times.weights += perf_counter() - before
         if self.pre_collect_hook is not None:
             self.pre_collect_hook()
         if self.config.reset_at_each_iter and not self._at_start:

@@ -7,6 +7,7 @@ import time
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Sequence
+from time import perf_counter
 
 from typing_extensions import override
 
@@ -35,6 +36,7 @@ class Scheduler(ABC):
         frames: for each worker, the number of frames in one of its batches.
         frames_under_way: number of frames that have been requested but not yet delivered.
         requested: True if all requests for the next batch have been sent.
+        waited: seconds in which the scheduler waited for workers.
     """
 
     def __init__(self, pool: WorkerPool, left: Callable[[], float] = lambda: math.inf) -> None:
@@ -44,6 +46,7 @@ class Scheduler(ABC):
         self.frames: list[int] = []
         self.frames_under_way = 0
         self.requested = False
+        self.waited = 0.0
         # For each worker, the sizes of the batches that it was asked for and that have not arrived.
         self._requested: list[deque[int]] = []
         # Batches that have arrived and are not delivered yet, in the order of their arrival.
@@ -91,6 +94,11 @@ class Scheduler(ABC):
             self._add_made(part)
         return list(self._made)
 
+    @property
+    def batches_ready(self) -> int:
+        """Number of batches that are finished but not yet delivered."""
+        return len(self._made) + len(self.pool.batches)
+
     def put_back(self, parts: Sequence[WorkerBatch], requested: bool) -> None:
         """Adds batches of a loaded state, which are delivered before all others.
 
@@ -115,7 +123,11 @@ class Scheduler(ABC):
         return self.pool.request_batch(index, place, request)
 
     def _next(self, timeout: float | None = None) -> WorkerBatch | None:
-        return self._counted(self.pool.next_batch(timeout))
+        before = perf_counter()
+        try:
+            return self._counted(self.pool.next_batch(timeout))
+        finally:
+            self.waited += perf_counter() - before
 
     def _counted(self, part: WorkerBatch | None) -> WorkerBatch | None:
         if part is not None:

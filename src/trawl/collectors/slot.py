@@ -15,7 +15,9 @@ from trawl.backends.base import Worker
 from trawl.collectors import requests
 from trawl.collectors.assembler import NO_SLICE, BufferSlice, WorkerBatch
 from trawl.collectors.snapshots import BatchRecord, Recovery, SentWeights, Snapshot
+from trawl.collectors.times import WorkerTimes
 from trawl.errors import WorkerDied
+from trawl.observe.episodes import RecentEpisodes
 
 # Statistics that name the code that workers use, each with a reason if it is slower code.
 _PATHS = ("env_path", "policy_path", "distribution_path")
@@ -63,6 +65,8 @@ class WorkerSlot:
         frames: number of frames delivered, including those of workers that were replaced.
         batches: number of batches delivered, including those of workers that were replaced.
         facts: latest statistics of the worker.
+        times: times of the batches that workers in this slot have collected.
+        episodes: recent episodes of these workers.
         silent: seconds of silence after which the worker was killed; None if it was not killed.
         snapshot: the worker's last snapshot, or None.
         since: batches that the worker has delivered since its last snapshot.
@@ -84,6 +88,8 @@ class WorkerSlot:
     frames: int = 0
     batches: int = 0
     facts: dict[str, Any] = field(default_factory=dict)
+    times: WorkerTimes = field(default_factory=WorkerTimes)
+    episodes: RecentEpisodes = field(default_factory=RecentEpisodes)
     silent: float | None = None
     snapshot: Snapshot | None = None
     since: list[BatchRecord] = field(default_factory=list)
@@ -148,6 +154,9 @@ class WorkerSlot:
         self.written = None
         self.trajectory = max(self.trajectory, ready.trajectory)
         self.facts = dict(ready.facts)
+        if ready.times is not None:
+            self.times.add(ready.times, ready.frames)
+        self.episodes.add(ready.ended)
         if self.snapshot is not None and ready.snapshot is None:
             self.since.append(
                 BatchRecord(ready.random, ready.filled, ready.frames, ready.weights, ready.version)
@@ -209,6 +218,8 @@ class WorkerSlot:
             "batches": self.batches,
             "alive": self.worker is not None,
             "restarts": self.restarts,
+            **self.times.stats(),
+            **self.episodes.stats(),
             **self.facts,
         }
         if "env_restarts" in facts:

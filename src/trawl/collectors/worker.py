@@ -15,7 +15,8 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
 from math import prod
-from typing import Any
+from time import perf_counter
+from typing import Any, cast
 
 import cloudpickle
 from tensordict import TensorDictBase
@@ -32,15 +33,18 @@ from trawl.collectors.dispatch import DIRECT
 from trawl.collectors.first_ready import pool_of
 from trawl.collectors.handle_calls import HandleCalls
 from trawl.collectors.policy_version import stamp
+from trawl.collectors.process_memory import ResidentMemory
 from trawl.collectors.rollouts import overrides_rollout
 from trawl.collectors.single import Collector
 from trawl.collectors.snapshots import Recovery, SnapshotTaker
+from trawl.collectors.times import TurnClock
 from trawl.collectors.weight_control import POLICY
 from trawl.collectors.worker_memory import WorkerMemory
 from trawl.envs.capture.signing import signing_key, use_signing_key
 from trawl.envs.own_process import prepare_process
 from trawl.keys import MASK
 from trawl.rollout.block import as_batch
+from trawl.rollout.loop import Rollout
 from trawl.rollout.networks import networks_noted
 from trawl.tensordicts import drop_private
 from trawl.weight_update.channel import Inbox
@@ -116,8 +120,10 @@ class CollectorService(HandleCalls, Service):
     def __init__(self, spec: WorkerSpec, port: Port) -> None:
         self._port = port
         self._whole = spec.whole
-        self._requests: deque[requests.CollectRequest] = deque()
+        self._requests: deque[tuple[requests.CollectRequest, float]] = deque()  # and their arrival
         self._memory = WorkerMemory(port)
+        self._resident = ResidentMemory()
+        self._clock = TurnClock()
         use_signing_key(spec.signing_key)
         if spec.threads is not None:
             prepare_process(spec.threads, spec.registry)
@@ -150,7 +156,7 @@ class CollectorService(HandleCalls, Service):
         if pool is not None:
             # The driver counts and joins frames by environment and step.
             raise ValueError(pool.why_alone)
-        writer = self.collector._rollout.writer
+        writer = self._rollout.writer
         writer.episodes.load(spec.trajectory, spec.stride)
         if spec.env_state:
             self.collector.env.load_state_dict(spec.env_state)
@@ -174,7 +180,7 @@ class CollectorService(HandleCalls, Service):
                 trajectory=writer.episodes.next_id,
                 weight_layouts=self._weight_layouts(),
                 warnings=(*writer.warnings, *self._doubts(spec)),
-                versioned=self.collector._rollout.stamps_frames,
+                versioned=self._rollout.stamps_frames,
                 snapshot=self._snapshots.take(self._updates),
             )
         )
@@ -262,7 +268,7 @@ class CollectorService(HandleCalls, Service):
     def handle(self, content: requests.Request | HandleCall) -> None:
         match content:
             case requests.CollectRequest():
-                self._requests.append(content)
+                self._requests.append((content, perf_counter()))
             case HandleCall():
                 self._snapshots.expire()
                 self._answer(content)
@@ -290,15 +296,29 @@ class CollectorService(HandleCalls, Service):
 
     @override
     def work(self) -> None:
-        request = self._requests.popleft()
+        request, received = self._requests.popleft()
+        self._begin_turn(received)
         try:
-            done = self._collect(request)
+            done = self._timed(self._collect(request))
         except Exception as error:
             self._requests.clear()
             self._port.send(requests.RequestFailed(request.number, Failure.of(error)))
         else:
             snapshot = self._snapshots.after_batch(done.weights)
             self._port.send(done if snapshot is None else replace(done, snapshot=snapshot))
+
+    def _begin_turn(self, received: float) -> None:
+        self._clock.begin(received)
+
+    def _timed(self, answer: requests.BatchReady) -> requests.BatchReady:
+        """Returns an answer with the times of its batch, and the episodes that ended."""
+        self._clock.end()
+        times = self._clock.batch_times(self._rollout.times)
+        return replace(answer, times=times, ended=self._rollout.writer.sums.pop())
+
+    @property
+    def _rollout(self) -> Rollout:
+        return cast(Rollout, self.collector._rollout)
 
     @override
     def close(self) -> None:
@@ -319,7 +339,7 @@ class CollectorService(HandleCalls, Service):
                 return self._done(request, collector._frames - before)
             block = self._memory.block(request)
             batch = collector._run_into(block, request.random, self._interrupted(request))
-        filled = collector._rollout.filled
+        filled = self._rollout.filled
         apart, own = batch is not None, request.memory is None
         if batch is not None:
             batch = batch.exclude(*self._hidden)
@@ -391,9 +411,10 @@ class CollectorService(HandleCalls, Service):
         batch: bytes | None = None,
         block: Any = None,
     ) -> requests.BatchReady:
-        rollout = self.collector._rollout
+        rollout = self._rollout
         facts = rollout.writer.describe()
         facts["env_time_share"] = rollout.env_share
+        facts["process_bytes"] = self._resident.bytes
         if self.collector._restarts is not None:
             facts["env_restarts"] = self.collector._restarts.count
         return requests.BatchReady(

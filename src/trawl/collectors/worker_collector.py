@@ -89,6 +89,7 @@ class WorkerCollector(WorkerShutdown):
         self.policy = policy
         setups.make(self.sync, kwargs, self._environments_of_worker)
         self._lags = Lags()
+        self._waited = 0.0
         self._registry = parent_registry()
         self._backend = self._new_backend()
         self._weight_sync_schemes.update(config.weight_sync_schemes or {})
@@ -329,7 +330,9 @@ class WorkerCollector(WorkerShutdown):
 
     def _count(self, parts: Sequence[WorkerBatch]) -> None:
         """Counts the frames of batches that are being delivered or have been written."""
-        self._frames += sum(part.answer.frames for part in parts)
+        for part in parts:
+            self._frames += part.answer.frames
+            self._episodes.add(part.answer.ended)
         self._note_parts(parts)
 
     @override

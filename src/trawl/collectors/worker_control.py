@@ -15,6 +15,7 @@ from trawl.collectors import worker
 from trawl.collectors.assembler import BatchAssembler
 from trawl.collectors.profile import ProfileConfig
 from trawl.collectors.slot import summary
+from trawl.collectors.times import shares_of
 from trawl.collectors.worker_state import WorkerState
 from trawl.envs.seeding import check_seed, derive
 from trawl.paths import get_path
@@ -35,6 +36,7 @@ class WorkerControl(WorkerState):
 
     sync: bool
     _assembler: BatchAssembler
+    _waited: float
 
     def reset(self, reset_idx: Sequence[bool] | None = None, **kwargs: Any) -> None:
         """Begins new trajectories.
@@ -232,6 +234,29 @@ class WorkerControl(WorkerState):
         if self.config.on_env_error == "restart":
             facts.setdefault("env_restarts", 0)
         return facts
+
+    @override
+    def _figures(self) -> dict[str, Any]:
+        return super()._figures() | shares_of([slot.times for slot in self._pool.slots])
+
+    @override
+    def _pop_waited(self) -> float:
+        before, self._waited = self._waited, self._scheduler.waited
+        return self._waited - before
+
+    @property
+    @override
+    def _batches_ready(self) -> int:
+        return self._scheduler.batches_ready
+
+    @property
+    @override
+    def _queue_depth(self) -> int:
+        return sum(len(slot.pending) for slot in self._pool.slots)
+
+    @override
+    def _all_stats(self) -> dict[str, Any]:
+        return self.stats("both")
 
     # --- hooks, profiles
 

@@ -1,6 +1,31 @@
-"""Statistics of episodes, progress displays and plots for a collection."""
+"""Statistics, progress, bottlenecks and plots of a collection."""
 
-from trawl.observe.episodes import Episodes, EpisodeStats
-from trawl.observe.progress import CollectionProgress
+import importlib
+from typing import TYPE_CHECKING, Any
 
-__all__ = ["CollectionProgress", "EpisodeStats", "Episodes"]
+if TYPE_CHECKING:
+    from trawl.observe.bottleneck import Bottleneck
+    from trawl.observe.episodes import Episodes, EpisodeStats
+    from trawl.observe.progress import CollectionProgress
+    from trawl.observe.report import Report
+
+__all__ = ["Bottleneck", "CollectionProgress", "EpisodeStats", "Episodes", "Report"]
+
+# Module of each public name. The module is imported when the name is first used, because collectors
+# need only some of them.
+_HOMES = {
+    "Bottleneck": "bottleneck",
+    "CollectionProgress": "progress",
+    "EpisodeStats": "episodes",
+    "Episodes": "episodes",
+    "Report": "report",
+}
+
+
+# Hidden from type checkers, because with this function they would accept any name.
+if not TYPE_CHECKING:
+
+    def __getattr__(name: str) -> Any:
+        if name not in _HOMES:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        return getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any
 
@@ -96,6 +96,55 @@ class Moments:
         return math.sqrt(self._squares / self.count) if self.count else math.nan
 
 
+class RecentEpisodes:
+    """Number of episodes that ended, and averages over the most recent ones.
+
+    Args:
+        window: number of most recent episodes over which averages are taken.
+
+    Attributes:
+        count: number of all episodes.
+
+    Example:
+        >>> from trawl.observe.episodes import RecentEpisodes
+        >>> episodes = RecentEpisodes()
+        >>> episodes.add([(1.0, 10), (2.0, 30)])
+        >>> episodes.mean_return, episodes.mean_length
+        (1.5, 20.0)
+    """
+
+    def __init__(self, window: int = 100) -> None:
+        self.count = 0
+        self._recent: deque[tuple[float, int]] = deque(maxlen=window)
+
+    def add(self, episodes: Sequence[tuple[float, int]]) -> None:
+        """Adds the return and the length of each episode."""
+        self._recent.extend(episodes)
+        self.count += len(episodes)
+
+    def newest(self, count: int) -> list[tuple[float, int]]:
+        """Returns the last ``count`` episodes, or as many of them as the window has."""
+        return list(self._recent)[-count:] if count else []
+
+    @property
+    def mean_return(self) -> float:
+        """Mean return of the most recent episodes; NaN if no episode has ended."""
+        return _mean([value for value, _ in list(self._recent)])
+
+    @property
+    def mean_length(self) -> float:
+        """Mean length of the most recent episodes; NaN if no episode has ended."""
+        return _mean([length for _, length in list(self._recent)])
+
+    def stats(self) -> dict[str, Any]:
+        """Returns the figures under the names that a collector's ``stats()`` uses."""
+        return {
+            "episodes": self.count,
+            "episode_return_mean": self.mean_return,
+            "episode_length_mean": self.mean_length,
+        }
+
+
 class EpisodeStats:
     """Follows trajectories through successive batches, and computes their returns and lengths.
 
@@ -126,7 +175,7 @@ class EpisodeStats:
     def __init__(self, recent: int = 100) -> None:
         self.frames = 0
         self.returns, self.lengths = Moments(), Moments()
-        self._recent: deque[tuple[float, int]] = deque(maxlen=recent)
+        self._recent = RecentEpisodes(recent)
         self._open = Episodes.concatenate([])
 
     def update(self, batch: TensorDictBase) -> Episodes:
@@ -183,7 +232,8 @@ class EpisodeStats:
     def _record(self, ended: Episodes) -> None:
         self.returns.add(ended.returns)
         self.lengths.add(ended.lengths)
-        self._recent.extend(zip(ended.returns.tolist(), ended.lengths.tolist(), strict=True))
+        pairs = zip(ended.returns.tolist(), ended.lengths.tolist(), strict=True)
+        self._recent.add(list(pairs))
 
     @property
     def count(self) -> int:
@@ -193,12 +243,12 @@ class EpisodeStats:
     @property
     def recent_return(self) -> float:
         """Mean return of the most recent episodes; NaN if no episode has ended."""
-        return _mean([value for value, _ in self._recent])
+        return self._recent.mean_return
 
     @property
     def recent_length(self) -> float:
         """Mean length of the most recent episodes; NaN if no episode has ended."""
-        return _mean([length for _, length in self._recent])
+        return self._recent.mean_length
 
     def summary(self) -> dict[str, Any]:
         """Returns the statistics as a dictionary that can be written as JSON.
@@ -250,7 +300,7 @@ def _column(batch: TensorDictBase, key: Key) -> Tensor:
 
 
 def _mean(values: list[Any]) -> float:
-    return float(np.mean(values)) if values else math.nan
+    return math.fsum(values) / len(values) if values else math.nan
 
 
 def _facts(moments: Moments) -> dict[str, float | None]:

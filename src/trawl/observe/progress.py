@@ -17,6 +17,7 @@ from rich.text import Text
 from tensordict import TensorDictBase
 
 from trawl.observe.episodes import EpisodeStats
+from trawl.observe.formats import plural, short
 
 if TYPE_CHECKING:
     # This import needs IPython, which is installed wherever a notebook runs.
@@ -245,28 +246,3 @@ def _whole_batches(facts: dict[str, Any]) -> int | None:
     """Returns ``total_frames`` rounded up to whole batches; None without a limit."""
     total, batch = facts.get("total_frames"), facts["requested_frames_per_batch"]
     return None if total is None else math.ceil(total / batch) * batch
-
-
-def short(value: float) -> str:
-    """Formats a number with about four digits.
-
-    Example:
-        >>> [short(number) for number in (-1234.56, 21.5, 0.01234, float("nan"))]
-        ['-1,235', '21.5', '0.01234', '-']
-    """
-    if not math.isfinite(value):
-        return "-" if math.isnan(value) else str(value)
-    if abs(value) >= 1000:
-        return f"{value:,.0f}"
-    return f"{value:.1f}" if abs(value) >= 10 else f"{value:.4g}"
-
-
-def plural(count: int, noun: str) -> str:
-    """Formats a count with a noun in the singular or plural.
-
-    Example:
-        >>> plural(1, "batch"), plural(1200, "frame")
-        ('1 batch', '1,200 frames')
-    """
-    ending = "" if count == 1 else "es" if noun.endswith("ch") else "s"
-    return f"{count:,} {noun}{ending}"

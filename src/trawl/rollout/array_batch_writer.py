@@ -16,6 +16,7 @@ from typing_extensions import override
 from trawl.envs.base import TensorDictEnv
 from trawl.envs.parallel import ParallelEnv
 from trawl.keys import (
+    DONE,
     DONE_KEYS,
     IS_INIT,
     MASK,
@@ -38,6 +39,7 @@ from trawl.rollout.checks import (
     check_same_layout,
     has_autoreset_steps,
 )
+from trawl.rollout.episode_sums import EpisodeSums
 from trawl.rollout.episodes import EpisodeTracker, StartValue, StepArrays
 from trawl.rollout.groups import Group, GroupsInTurn
 from trawl.rollout.layout import Layout, Leaf
@@ -74,6 +76,7 @@ class ArrayBatchWriter(BatchWriter):
         self.stepper = make_stepper(env, options.restarts)
         logged = keep_logs(env)
         self.episodes = EpisodeTracker(self.num_envs, options.limit)
+        self.sums = EpisodeSums(self.num_envs)
         self._masked = has_autoreset_steps(env, options.limit) or options.restarts is not None
         self._observed = _leaves(env.full_observation_spec, len(self.batch))
         asked = policy.reads_is_init if options.is_init is None else options.is_init
@@ -277,7 +280,10 @@ class ArrayBatchWriter(BatchWriter):
         if filled:
             self.policy.check_samples(lambda key: block.tensor(key, filled))
         actions = {as_key(key): block.flat_rows[as_key(key)] for key in self.env.action_keys}
-        check_rewards(block.flat_rows[REWARD][:filled, :, 0], lambda: actions)
+        rewards = block.flat_rows[REWARD][:filled, :, 0]
+        check_rewards(rewards, lambda: actions)
+        counted = block.flat_rows[MASK][:filled] if self._masked else None
+        self.sums.add(rewards, block.flat_rows[DONE][:filled, :, 0], counted)
         if self._given:
             block.flush()
             return None
@@ -308,6 +314,7 @@ class ArrayBatchWriter(BatchWriter):
     @override
     def reset(self, mask: NDArray[np.bool_] | None = None, **kwargs: Any) -> None:
         self.stepper.reset(StepArrays({}, self._next_obs), mask, **kwargs)
+        self.sums.reset(mask)
         chosen = np.ones(self.num_envs, dtype=np.bool_) if mask is None else mask
         for index in np.flatnonzero(chosen):
             self.episodes.restart(int(index))
@@ -319,7 +326,8 @@ class ArrayBatchWriter(BatchWriter):
     @override
     def state_dict(self) -> dict[str, Any]:
         rows = {name: row.clone() for name, row in self._saved_rows().items()}
-        return {"rows": rows, "episodes": self.episodes.state_dict()}
+        episodes, sums = self.episodes.state_dict(), self.sums.state_dict()
+        return {"rows": rows, "episodes": episodes, "sums": sums}
 
     @override
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -328,6 +336,7 @@ class ArrayBatchWriter(BatchWriter):
         for name, row in own.items():
             row.copy_(state["rows"][name])
         self.episodes.load_state_dict(state["episodes"])
+        self.sums.load_state_dict(state["sums"])
 
     def _saved_rows(self) -> dict[str, Tensor]:
         """Returns tensors that share the memory of the entries that a state has."""

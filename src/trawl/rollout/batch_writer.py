@@ -13,6 +13,7 @@ from tensordict import TensorDictBase
 from trawl.keys import Key
 from trawl.rollout.block import Block
 from trawl.rollout.env_restarts import EnvRestarts
+from trawl.rollout.episode_sums import EpisodeSums
 from trawl.rollout.episodes import EpisodeTracker
 from trawl.rollout.layout import Layout
 from trawl.rollout.policy import Policy
@@ -58,6 +59,7 @@ class BatchWriter(Protocol):
         policy: the policy.
         num_envs: number of environments.
         episodes: position of each environment in its episode.
+        sums: return and length of each environment's episode so far.
         warnings: warnings to the user about the environment and the policy.
     """
 
@@ -65,6 +67,7 @@ class BatchWriter(Protocol):
     policy: Policy
     num_envs: int
     episodes: EpisodeTracker
+    sums: EpisodeSums
     warnings: Sequence[str]
 
     @property

@@ -30,6 +30,7 @@ from trawl.rollout.block import Block
 from trawl.rollout.policy import Policy
 from trawl.rollout.rng import RandomStream
 from trawl.rollout.tensordict_batch_writer import TensorDictBatchWriter
+from trawl.rollout.times import LoopTimes
 
 # Number of rows bound at a time, which limits the memory of the loop's lists of rows.
 _CHUNK = 512
@@ -55,6 +56,7 @@ class Rollout:
         steps_done: number of steps that each environment has taken.
         env_share: share of the loop's time that the environment takes, estimated from samples.
         filled: number of rows that were filled in the last batch.
+        times: times of the last batch.
         stream: the collector's stream of random numbers; None to use the global generators.
         stamps_frames: True if each frame has the version of the policy that chose its action.
     """
@@ -75,6 +77,7 @@ class Rollout:
         self.filled = 0
         self.stream: RandomStream | None = None
         self._act_time = self._step_time = 0.0
+        self.times = LoopTimes()
 
     def _new_writer(self, env: Any, policy: Policy) -> BatchWriter:
         """Returns the faster batch writer that the environment and the policy allow."""
@@ -146,7 +149,12 @@ class Rollout:
         turn = self.stream.turn() if alone and self.stream is not None else nullcontext()
         with turn, torch.no_grad(), set_interaction_type(self.exploration):
             self.writer.begin(block)
+            act_time, step_time = self._act_time, self._step_time
+            began = perf_counter()
             self.filled = self._fill(random, stopped)
+            self.times.add(
+                began, perf_counter(), self._act_time - act_time, self._step_time - step_time
+            )
             try:
                 batch = self.writer.finish(self.filled)
             except ValueError as error:

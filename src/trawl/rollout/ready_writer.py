@@ -80,6 +80,9 @@ class ReadyBatchWriter(ArrayBatchWriter):
             self._begun[serving.version_key] = np.zeros(self.num_envs, np.int64)
         # The id of each environment's trajectory.
         self._ids = np.array(self.episodes.ids)
+        # Row of ``_begun`` that each frame of this batch comes from. Numpy sorts small integers
+        # faster.
+        self._sources = np.zeros(options.steps, np.min_scalar_type(self.num_envs))
         # Row of each environment's last frame in this batch; -1 if there is none.
         self._last = np.full(self.num_envs, -1)
         self._transfer = transfer_to(policy.device or env.device)
@@ -195,7 +198,9 @@ class ReadyBatchWriter(ArrayBatchWriter):
         self._source.broken.clear()
         for index in broken:
             last = self._last[index]
-            if last >= 0:
+            if last < 0:
+                self.sums.reset(np.arange(self.num_envs) == index)
+            else:
                 for key in (keys.TRUNCATED, keys.DONE):
                     # A trajectory that has ended with this frame keeps its flags.
                     self._rows[key][last] |= not self._rows[keys.DONE][last]
@@ -222,6 +227,7 @@ class ReadyBatchWriter(ArrayBatchWriter):
             self._last[chosen] = np.arange(start, stop)
         rows, envs = self._rows, self._source.rows_per_env
         rows[REWARD][start:stop, 0] = rewards
+        self._sources[start:stop] = chosen
         rows[ENV_INDEX][start:stop] = chosen if envs == 1 else chosen // envs
         if TRAJ_IDS in rows:
             rows[TRAJ_IDS][start:stop] = self._ids[chosen]
@@ -323,10 +329,17 @@ class ReadyBatchWriter(ArrayBatchWriter):
             self.policy.check_samples(lambda key: block.tensor(key, filled))
         self._last[:] = -1
         self._check_rewards(filled)
+        self._sum_episodes(filled)
         if self._given:
             block.flush()
             return None
         return self._deliver(block)[:filled]
+
+    def _sum_episodes(self, filled: int) -> None:
+        rows = self._rows
+        order = np.argsort(self._sources[:filled], kind="stable")
+        sources = self._sources[order]
+        self.sums.add_rows(sources, rows[REWARD][order, 0], rows[DONE][order, 0])
 
     def _check_rewards(self, filled: int) -> None:
         rewards = self._rows[REWARD][:filled]
@@ -344,6 +357,7 @@ class ReadyBatchWriter(ArrayBatchWriter):
         begun = self._source.reset(mask, **kwargs)
         if self._source.broken:
             self._break_off()
+        self.sums.reset(mask)
         if mask is None:
             self._random_actions.forget()
         self._forget(np.arange(self.num_envs) if mask is None else np.flatnonzero(mask))

@@ -40,6 +40,7 @@ from trawl.rollout.checks import (
     has_autoreset_steps,
 )
 from trawl.rollout.env_restarts import FailureCounter, PartFailures, break_off, emptied
+from trawl.rollout.episode_sums import EpisodeSums
 from trawl.rollout.episodes import EpisodeTracker
 from trawl.rollout.layout import Layout, layout_of
 from trawl.rollout.policy import Policy
@@ -79,6 +80,7 @@ class TensorDictBatchWriter(BatchWriter):
         asked = policy.reads_is_init if options.is_init is None else options.is_init
         self._marks_starts = own and asked
         self.episodes = EpisodeTracker(self.num_envs, None)
+        self.sums = EpisodeSums(self.num_envs)
         self._records: list[TensorDictBase] = []
         self._block: Block | None = None
         self._done_keys = [next_of(as_key(key)) for key in env.done_keys]
@@ -343,13 +345,29 @@ class TensorDictBatchWriter(BatchWriter):
                 flags = batch.get(key).cpu()
                 done |= flags.reshape(*size, -1).any(-1)
         skipped = torch.stack(self._masked_out, -1) if self._has_mask else torch.zeros_like(done)
-        ids = self.episodes.number(
-            *(flags.reshape(self.num_envs, filled).numpy().T for flags in (done, skipped))
+        ended, not_counted = (
+            flags.reshape(self.num_envs, filled).numpy().T for flags in (done, skipped)
         )
+        self._sum_episodes(batch, ended, not_counted)
+        ids = self.episodes.number(ended, not_counted)
         return torch.from_numpy(ids.T.copy()).reshape(size)
+
+    def _sum_episodes(
+        self, batch: TensorDictBase, done: NDArray[np.bool_], skipped: NDArray[np.bool_]
+    ) -> None:
+        """Adds rewards to the sums, unless frames have none or differ in their shape."""
+        found = [list(tensors_at(batch, key, len(self.batch))) for key in self._reward_keys]
+        if not found or any(len(parts) > 1 for parts in found):
+            return
+        shape = (self.num_envs, len(done), -1)
+        rewards = [value.detach().cpu().double().reshape(shape) for ((value, _),) in found]
+        # Several rewards of a frame belong to agents.
+        mean = torch.cat(rewards, -1).mean(-1).numpy().T
+        self.sums.add(mean, done, ~skipped if skipped.any() else None)
 
     @override
     def reset(self, mask: NDArray[np.bool_] | None = None, **kwargs: Any) -> None:
+        self.sums.reset(mask)
         if mask is None or mask.all():
             self._carrier = self._begun(self._reset(**kwargs))
         else:
@@ -385,7 +403,8 @@ class TensorDictBatchWriter(BatchWriter):
             rows = to_plain(self._carrier, copy_or_encode)
         except NotPlain as error:
             raise EnvStateError(f"an entry of the frames holds data, {error}") from error
-        return {"rows": rows, "episodes": self.episodes.state_dict()}
+        episodes, sums = self.episodes.state_dict(), self.sums.state_dict()
+        return {"rows": rows, "episodes": episodes, "sums": sums}
 
     @override
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -395,6 +414,7 @@ class TensorDictBatchWriter(BatchWriter):
         check_carrier(self.env, written, self._carrier, rows)
         self._carrier = rows
         self.episodes.load_state_dict(state["episodes"])
+        self.sums.load_state_dict(state["sums"])
 
     def fake(self) -> TensorDictBase:
         """Returns a batch of zeros."""

@@ -191,15 +191,14 @@ class WeightSyncScheme(SchemeEnd, ABC):
             RuntimeError: if the scheme is not initialised, or is already connected, or if
                 ``worker_idx`` is passed to the sender's end.
         """
+        if self._connected_sender or self._inbox is not None:
+            raise RuntimeError("this weight-sync scheme is already connected")
         if self.initialized_on_sender:
             if worker_idx is not None:
                 raise RuntimeError(f"worker_idx={worker_idx} is for receivers, not for the sender")
-            if self._connected_sender:
-                raise RuntimeError("this weight-sync scheme is already connected")
             self._connected_sender = True
             try:
-                # Sent first, because a receiver that connects starts with the newest weights.
-                if weights is not None:
+                if weights is not None:  # a receiver that connects now starts with them
                     self.send(weights)
             finally:
                 for channel in self._channels.values():
@@ -207,8 +206,6 @@ class WeightSyncScheme(SchemeEnd, ABC):
             return
         if not self.initialized_on_receiver:
             raise RuntimeError("call init_on_sender() or init_on_receiver() before connect()")
-        if self._inbox is not None:
-            raise RuntimeError("this weight-sync scheme is already connected")
         if worker_idx is not None:
             self._worker_idx = worker_idx
         self._inbox = self._join(self._worker_idx or 0)

@@ -6,7 +6,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from tensordict import TensorDictBase
 from typing_extensions import override
 
@@ -17,6 +19,8 @@ from trawl.collectors.requests import BatchReady, CollectRequest, WorkerReady
 from trawl.collectors.weight_control import POLICY
 from trawl.collectors.worker import CollectorService, WorkerSpec
 from trawl.keys import TRAJ_IDS
+from trawl.observe.episodes import RecentEpisodes
+from trawl.rollout.times import LoopTimes
 
 
 def nested(spec: WorkerSpec, count: int) -> WorkerSpec:
@@ -33,6 +37,7 @@ class NestedService(CollectorService):
     @override
     def _begin(self, spec: WorkerSpec) -> None:
         collector = self.collector
+        self._loop = LoopTimes()
         # The collector's trajectory ids are renumbered, so that each worker has different ids.
         self._stride, self._base = spec.stride, spec.trajectory
         self._next = spec.trajectory
@@ -91,6 +96,38 @@ class NestedService(CollectorService):
     @override
     def _policy_weights(self) -> Any:
         return self.collector.get_cached_weights(POLICY)
+
+    @override
+    def _begin_turn(self, received: float) -> None:
+        super()._begin_turn(received)
+        self._before = self._inner_seconds(), self._episodes.count
+
+    @override
+    def _timed(self, answer: BatchReady) -> BatchReady:
+        self._clock.end()
+        seconds, count = self._before
+        env, policy, weights = self._inner_seconds() - seconds
+        loop = self._loop
+        loop.began, loop.ended = self._clock.began, self._clock.ended
+        loop.env, loop.policy = loop.env + env, loop.policy + policy
+        loop.weights += weights
+        ended = self._episodes.newest(self._episodes.count - count)
+        return replace(answer, times=self._clock.batch_times(loop), ended=ended)
+
+    @property
+    def _episodes(self) -> RecentEpisodes:
+        episodes: RecentEpisodes = self.collector._episodes
+        return episodes
+
+    def _inner_seconds(self) -> NDArray[np.float64]:
+        """Returns the seconds that an inner worker has spent, on average.
+
+        They are the seconds in the environment, in the policy, and loading weights.
+        """
+        facts = self.collector.stats()
+        names = ("env_seconds", "policy_seconds", "weights_seconds")
+        seconds = np.array([facts.get(name, 0.0) for name in names])
+        return seconds / float(facts["workers"])
 
     def _facts(self) -> dict[str, Any]:
         """Returns the statistics of the inner workers, in the form of one worker's statistics."""

@@ -1,0 +1,103 @@
+"""Figures about a running collector: rates, shares of time, episodes, and what limits it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from trawl.collectors.process_memory import ResidentMemory
+from trawl.collectors.times import DriverTimes, TurnClock
+from trawl.observe.bottleneck import Bottleneck, bottleneck_of
+from trawl.observe.episodes import RecentEpisodes
+
+if TYPE_CHECKING:
+    from trawl.observe.report import Report
+
+
+class WatchedCollector:
+    """The part of a collector that measures the time of its batches.
+
+    Attributes:
+        _clock: clock of the thread that takes batches; in a worker, of the worker.
+    """
+
+    _frames: int
+    _clock: TurnClock
+
+    if TYPE_CHECKING:
+        _collect_profiled: Callable[[], Any]
+        stats: Callable[..., dict[str, Any]]
+
+    def _init_watching(self) -> None:
+        self._clock = TurnClock()
+        self._turns = DriverTimes()
+        self._episodes = RecentEpisodes()
+        self._resident = ResidentMemory()
+
+    def _collect_timed(self) -> Any:
+        """Collects a batch, and records the time that it took."""
+        before = self._frames
+        self._clock.begin()
+        try:
+            return self._collect_profiled()
+        finally:
+            self._clock.end()
+            self._note_turn(self._frames - before)
+
+    def _note_turn(self, frames: int) -> None:
+        """Records the turn that has just ended, in which ``frames`` frames were counted."""
+        self._turns.add(self._clock, frames, self._pop_waited())
+
+    def _pop_waited(self) -> float:
+        """Returns the seconds since the last call in which the thread waited for frames."""
+        raise NotImplementedError
+
+    @property
+    def _batches_ready(self) -> int:
+        """Number of batches that are finished but not delivered."""
+        return 0
+
+    @property
+    def _queue_depth(self) -> int:
+        """Number of requests that workers have not answered."""
+        return 0
+
+    def _figures(self) -> dict[str, Any]:
+        """Returns the figures for ``stats()``."""
+        episodes = self._episodes
+        return {
+            "restarts": 0,
+            "batches_ready": self._batches_ready,
+            "queue_depth": self._queue_depth,
+            "process_bytes": self._resident.bytes,
+            **self._turns.stats(),
+            **episodes.stats(),
+        }
+
+    def bottleneck(self) -> Bottleneck:
+        """Returns the part that limits the rate of collection, from the times of recent batches.
+
+        Example:
+            >>> from trawl import Collector
+            >>> with Collector("Pendulum-v1", frames_per_batch=100, total_frames=300) as collector:
+            ...     for batch in collector:
+            ...         pass
+            ...     limit = collector.bottleneck()
+            >>> limit.part
+            'environment'
+        """
+        return bottleneck_of(self._all_stats())
+
+    def report(self) -> Report:
+        """Returns a table of the collector's rates and shares of time, and its bottleneck.
+
+        ``print(collector.report())`` prints it. It can also be printed by ``rich``.
+        """
+        # Imports rich, which collection does not need.
+        from trawl.observe.report import Report
+
+        return Report(self._all_stats())
+
+    def _all_stats(self) -> dict[str, Any]:
+        """Returns the statistics of the collector and of each worker."""
+        return self.stats()

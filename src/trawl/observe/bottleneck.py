@@ -1,0 +1,162 @@
+"""The part of a collection that limits its rate, found from ``stats()``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from statistics import median
+from typing import Any
+
+# A worker is a straggler if its batches take this many times as long as the median worker's.
+_SLOWER = 1.5
+# If the learner waits for less than this share of the time, workers collect while it learns.
+_OVERLAPPED = 0.1
+# Workers that are idle for this share of the time could be fewer.
+_MOSTLY_IDLE = 0.6
+# Parts of a worker's time that can limit it. Their names in ``stats()``, and in a sentence.
+_WORK = {"env": "environment", "policy": "policy", "weights": "weights", "overhead": "overhead"}
+
+
+@dataclass(frozen=True)
+class Bottleneck:
+    """The part that limits the rate of a collection.
+
+    Attributes:
+        part: ``"environment"``, ``"policy"``, ``"weights"`` (loading new weights), ``"overhead"``
+            (of batches), ``"straggler"`` (a worker that others wait for), ``"learner"`` (code
+            outside of the collector), ``"driver"`` (work of the collector in the process that takes
+            batches), or ``"unknown"`` before the first batch.
+        share: share of the time that the part takes: of the workers' busy time or, for the learner
+            and the driver, of the time of the thread that takes batches.
+        sentence: a sentence that names the part, and suggests a remedy.
+        worker: number of the straggler; None for other parts.
+    """
+
+    part: str
+    share: float
+    sentence: str
+    worker: int | None = None
+
+    def __str__(self) -> str:
+        return self.sentence
+
+
+def bottleneck_of(stats: Mapping[str, Any]) -> Bottleneck:
+    """Returns the part that limits a collection.
+
+    Args:
+        stats: what ``stats("both")`` of a collector with workers, or ``stats()`` of another one,
+            returned.
+    """
+    if "env_share" not in stats:
+        return Bottleneck("unknown", 0.0, "No batch has been collected yet.")
+    workers = int(stats.get("workers", 0))
+    driver = _limiting_thread(stats, workers)
+    if driver is not None:
+        return driver
+    straggler = _straggler(stats, workers)
+    return straggler or _limiting_work(stats, workers)
+
+
+def _limiting_thread(stats: Mapping[str, Any], workers: int) -> Bottleneck | None:
+    """Returns the learner or the driver, if the thread that takes batches limits the rate."""
+    learner, driver, wait = (stats[f"{name}_share"] for name in ("learner", "driver", "wait"))
+    if max(learner, driver) <= wait:
+        return None
+    if learner >= driver:
+        if wait > _OVERLAPPED:
+            remedy = (
+                "Let workers collect while it learns (prefetch=1, or an asynchronous collector), "
+                "or make its updates faster"
+            )
+        else:
+            remedy = "Make its updates faster"
+            if workers > 1 and stats["idle_share"] > _MOSTLY_IDLE:
+                remedy += ", or save cores with fewer workers"
+        text = (
+            f"The learner limits the rate: {_percent(learner)} of the time is spent outside the "
+            f"collector, and {_percent(wait)} waiting for batches. {remedy}."
+        )
+        return Bottleneck("learner", learner, text)
+    text = (
+        f"The driver limits the rate: the collector's own work in the process that takes batches "
+        f"uses {_percent(driver)} of its time. Use larger batches (frames_per_batch), a cheaper "
+        "postproc, or let workers write into a shared replay buffer."
+    )
+    return Bottleneck("driver", driver, text)
+
+
+def _straggler(stats: Mapping[str, Any], workers: int) -> Bottleneck | None:
+    """Returns the worker that others wait for; None if there is none."""
+    if workers < 2 or stats.get("idle_share", 0.0) < 0.1:
+        return None
+    busy = {
+        index: 1.0 - stats[f"worker_{index}/idle_share"]
+        for index in range(workers)
+        if f"worker_{index}/idle_share" in stats
+    }
+    if len(busy) < 2:
+        return None
+    slowest = max(busy, key=busy.__getitem__)
+    others = median(share for index, share in busy.items() if index != slowest)
+    if busy[slowest] < _SLOWER * others:
+        return None
+    times = busy[slowest] / max(others, 1e-9)
+    text = (
+        f"Worker {slowest} limits the rate: its batches take {times:.1f} times as long as those of "
+        "the other workers, which wait for it. Use an asynchronous collector or "
+        f"preemptive_threshold, or find out why the environment of worker {slowest} is slow."
+    )
+    return Bottleneck("straggler", busy[slowest], text, slowest)
+
+
+def _limiting_work(stats: Mapping[str, Any], workers: int) -> Bottleneck:
+    """Returns the activity on which the workers spend most of their busy time."""
+    shares = {name: stats[f"{name}_share"] for name in _WORK}
+    if workers:
+        # While the thread that takes batches neither learns nor delivers them, idle workers wait
+        # for requests and answers to arrive.
+        outside = stats["learner_share"] + stats["driver_share"]
+        shares["overhead"] += max(0.0, stats["idle_share"] - outside)
+    busy = sum(shares.values()) or 1.0
+    name = max(shares, key=shares.__getitem__)
+    share = shares[name] / busy
+    whose = "a worker's busy time" if workers else "the time in the collector"
+    text = (
+        f"{_SUBJECTS[name]} the rate: it takes {_percent(share)} of {whose}, so "
+        f"without it, collection would be at most {_times(share)} as fast. "
+        f"{_remedy(name, workers)}."
+    )
+    return Bottleneck(_WORK[name], share, text)
+
+
+_SUBJECTS = {
+    "env": "The environment limits",
+    "policy": "The policy limits",
+    "weights": "Loading new weights limits",
+    "overhead": "The overhead of batches limits",
+}
+
+
+def _remedy(name: str, workers: int) -> str:
+    match name:
+        case "env":
+            more = "more workers" if workers else "workers (MultiSyncCollector) or a ParallelEnv"
+            return f"Use {more} if there are idle cores, or a faster environment"
+        case "policy":
+            return (
+                "Use more environments per worker, so that one call acts for many of them, a "
+                "smaller policy, or compile_policy=True"
+            )
+        case "weights":
+            return "Send weights less often, or send smaller weights"
+        case _:
+            return "Use larger batches (frames_per_batch)"
+
+
+def _times(share: float) -> str:
+    return "100 times or more" if share > 0.99 else f"{1 / (1 - share):.1f} times"
+
+
+def _percent(share: float) -> str:
+    return f"{share:.0%}"

@@ -1,0 +1,95 @@
+"""Rates and shares of time, from the times of batches."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from trawl.collectors.times import (
+    DRIVER_PARTS,
+    WORKER_PARTS,
+    BatchTimes,
+    DriverTimes,
+    TurnClock,
+    WorkerTimes,
+    shares_of,
+)
+from trawl.rollout.times import LoopTimes
+
+SECONDS = st.floats(0, 10)
+
+
+def batch(began, idle=0.0, env=0.0, policy=0.0, weights=0.0, overhead=0.0):
+    ended = began + env + policy + weights + overhead
+    return BatchTimes(began, began, began, ended, ended, env, policy, weights, idle)
+
+
+def test_shares_and_seconds_divide_the_time():
+    times = WorkerTimes()
+    times.add(batch(10.0, env=2.0, policy=1.0, overhead=0.5, weights=0.5), 40)
+    times.add(batch(15.0, idle=1.0, env=2.0, policy=1.0), 60)
+    facts = times.stats()
+    assert [facts[f"{part}_seconds"] for part in WORKER_PARTS] == [4.0, 2.0, 0.5, 0.5, 1.0]
+    assert [facts[f"{part}_share"] for part in WORKER_PARTS] == [0.5, 0.25, 0.0625, 0.0625, 0.125]
+    assert facts["frames_per_second"] == facts["frames_per_second_overall"] == 100 / 8
+
+
+def test_before_the_first_batch_there_are_no_figures():
+    assert WorkerTimes().stats() == DriverTimes().stats() == shares_of([WorkerTimes()]) == {}
+
+
+def test_old_batches_count_only_for_the_totals():
+    times = WorkerTimes()
+    times.add(batch(0.0, env=1.0), 10)
+    for start in range(100, 140):
+        times.add(batch(float(start), policy=1.0), 50)
+    facts = times.stats()
+    assert facts["env_share"] == 0
+    assert facts["policy_share"] == 1
+    assert facts["frames_per_second"] == 50
+    assert facts["env_seconds"] == 1
+    assert facts["frames_per_second_overall"] == pytest.approx((10 + 40 * 50) / 41)
+
+
+def test_a_single_batch_counts_however_long_it_took():
+    times = WorkerTimes()
+    times.add(batch(0.0, env=1000.0), 10)
+    assert times.stats()["frames_per_second"] == 0.01
+    times.add(batch(1000.0, policy=500.0), 10)
+    assert times.stats()["policy_share"] == 1
+
+
+@given(st.lists(st.tuples(SECONDS, SECONDS, SECONDS, SECONDS, SECONDS), min_size=1, max_size=20))
+def test_shares_of_several_workers_sum_to_one(spent):
+    workers = [WorkerTimes() for _ in spent]
+    for worker, seconds in zip(workers, spent, strict=True):
+        worker.add(batch(100.0, *seconds), 1)
+    facts = shares_of(workers)
+    shares = sum(facts[f"{part}_share"] for part in WORKER_PARTS)
+    whole = sum(map(sum, spent))
+    assert shares == pytest.approx(1) or (shares == 0 and whole < 1e-6)
+    assert sum(facts[f"{part}_seconds"] for part in WORKER_PARTS) == pytest.approx(whole, abs=1e-9)
+
+
+def test_a_clock_divides_its_turns():
+    clock, driver, loop = TurnClock(), DriverTimes(), LoopTimes()
+    for _ in range(3):
+        clock.begin()
+        loop.add(clock.began, clock.began + 1e-9, acting=1.0, stepping=3.0)
+        clock.end()
+        times = clock.batch_times(loop)
+        driver.add(clock, 5, waited=float("inf"))
+        assert times.env == pytest.approx(3 * times.policy)
+        assert times.received == times.began <= times.ended
+    facts = driver.stats()
+    assert facts["driver_seconds"] == 0
+    assert sum(facts[f"{part}_share"] for part in DRIVER_PARTS) == pytest.approx(1)
+    assert loop.env + loop.policy == pytest.approx(3e-9)
+
+
+def test_time_before_the_first_turn_counts_for_nobody():
+    clock = TurnClock()
+    clock.begin()
+    assert clock.paused == 0
+    clock.end()
+    clock.begin()
+    assert clock.paused > 0

@@ -1,0 +1,238 @@
+"""Rates, shares of time and episodes of a running collector, and the part that limits it."""
+
+import time
+from functools import partial
+
+import numpy as np
+import pytest
+from collector_parts import Buffer, Scorer, choose_by_step
+from multi_parts import CLASSES, envs, make
+from tensordict.nn import TensorDictModule
+
+from trawl import Collector, MultiSyncCollector, ParallelEnv
+from trawl.collectors import AsyncBatchedCollector
+from trawl.observe import EpisodeStats
+from trawl.testing import NestedEnv, NumberedEnv, RaggedEnv
+
+METHODS = ["inline", "messages", "forkserver"]
+PARTS = ("env", "policy", "overhead", "weights", "idle")
+DRIVER = ("learner", "wait", "driver")
+LENGTHS = (3, 5, 1)
+
+
+def shares(facts, parts, prefix=""):
+    return [facts[f"{prefix}{part}_share"] for part in parts]
+
+
+def check_figures(facts, workers=0):
+    """Checks what holds for the figures of any collector."""
+    assert sum(shares(facts, PARTS)) == pytest.approx(1)
+    assert sum(shares(facts, DRIVER)) == pytest.approx(1)
+    assert facts["frames_per_second"] > 0
+    assert facts["frames_per_second_overall"] > 0
+    assert facts["env_seconds"] > 0
+    assert facts["process_bytes"] > 1e6
+    assert facts["restarts"] == facts["batches_ready"] == facts["queue_depth"] == 0
+    for index in range(workers):
+        own = f"worker_{index}/"
+        assert sum(shares(facts, PARTS, own)) == pytest.approx(1)
+        assert facts[f"{own}frames_per_second"] > 0
+        assert facts[f"{own}process_bytes"] > 1e6
+
+
+def check_episodes(facts, batches):
+    """Compares the episodes with those in the batches."""
+    found = EpisodeStats()
+    for batch in batches:
+        found.update(batch)
+    assert facts["episodes"] == found.count > 0
+    if found.count <= 100:
+        assert facts["episode_return_mean"] == pytest.approx(found.recent_return)
+        assert facts["episode_length_mean"] == pytest.approx(found.recent_length)
+
+
+@pytest.mark.parametrize("kind", [NumberedEnv, NestedEnv, RaggedEnv])
+@pytest.mark.parametrize("several", [False, True])
+def test_a_collector_without_workers(kind, several):
+    sources = [partial(kind, i, lengths=LENGTHS) for i in range(2)] if several else kind
+    with Collector(sources, frames_per_batch=14, total_frames=140) as collector:
+        batches = list(collector)
+        facts = collector.stats()
+    check_figures(facts)
+    if several:
+        check_episodes(facts, batches)
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("cls", CLASSES)
+def test_collectors_with_workers(cls, method):
+    with make(cls, total_frames=200, start_method=method) as collector:
+        batches = list(collector)
+        facts = collector.stats("both")
+    check_figures(facts, workers=2)
+    check_episodes(facts, batches)
+    assert facts["episodes"] == sum(facts[f"worker_{i}/episodes"] for i in range(2))
+
+
+def test_frames_of_environments_at_their_own_pace():
+    sources = [partial(NumberedEnv, i, lengths=LENGTHS) for i in range(3)]
+    with AsyncBatchedCollector(
+        sources, policy=choose_by_step, frames_per_batch=20, total_frames=100
+    ) as collector:
+        batches = list(collector)
+        facts = collector.stats()
+    check_figures(facts)
+    check_episodes(facts, batches)
+
+
+def test_a_parallel_environment():
+    env = ParallelEnv(2, [partial(NumberedEnv, i, lengths=LENGTHS) for i in range(2)])
+    with Collector(env, frames_per_batch=20, total_frames=100) as collector:
+        batches = list(collector)
+        check_figures(collector.stats())
+        check_episodes(collector.stats(), batches)
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_batches_that_go_to_a_replay_buffer_count(shared):
+    with Collector(
+        partial(NumberedEnv, lengths=LENGTHS),
+        frames_per_batch=9,
+        total_frames=90,
+        replay_buffer=Buffer(),
+        extend_buffer=shared,
+    ) as collector:
+        for _ in collector:
+            pass
+        facts = collector.stats()
+    check_figures(facts)
+    assert facts["episodes"] == 30
+    assert facts["episode_length_mean"] == 3
+
+
+def test_before_the_first_batch_there_are_no_shares():
+    with make() as collector:
+        facts = collector.stats("both")
+    assert "env_share" not in facts
+    assert "frames_per_second" not in facts
+    assert facts["episodes"] == 0
+    assert np.isnan(facts["episode_return_mean"])
+
+
+def test_a_reset_begins_episodes_anew():
+    with Collector(
+        partial(NumberedEnv, lengths=[10]), frames_per_batch=5, total_frames=20
+    ) as collector:
+        collector.next()
+        collector.reset()
+        for _ in range(2):
+            collector.next()
+        facts = collector.stats()
+    assert facts["episodes"] == 1
+    assert facts["episode_length_mean"] == 10
+
+
+def test_episodes_go_on_after_a_state_was_loaded():
+    def made():
+        return Collector(
+            partial(NumberedEnv, lengths=[8]), frames_per_batch=6, total_frames=12, policy=None
+        )
+
+    with made() as first:
+        first.next()
+        state = first.state_dict()
+    with made() as second:
+        second.load_state_dict(state)
+        second.next()
+        facts = second.stats()
+    assert facts["episodes"] == 1
+    assert facts["episode_length_mean"] == 8
+
+
+# --- what limits
+
+# Long enough to exceed everything else, even on a machine that is busy.
+LONG = 0.02
+
+
+class SlowEnv(NumberedEnv):
+    """Takes its time for each step, if it is one of those that are slow."""
+
+    slow = (0, 1)
+
+    def step(self, action):
+        if self.number in self.slow:
+            time.sleep(LONG)
+        return super().step(action)
+
+
+class Straggling(SlowEnv):
+    slow = (1,)
+
+
+class SlowPolicy(Scorer):
+    def forward(self, observation):
+        time.sleep(LONG)
+        return super().forward(observation)
+
+
+class SlowToLoad(Scorer):
+    """Takes its time to load new weights."""
+
+    def get_extra_state(self):
+        return {"time": time.perf_counter()}
+
+    def set_extra_state(self, state):
+        time.sleep(20 * LONG)
+
+
+def wait_before_delivery(batch):
+    time.sleep(10 * LONG)
+    return batch
+
+
+def limited_by(kind=NumberedEnv, learn=0.0, update=False, policy=None, **options):
+    """Returns the bottleneck of a collector with two workers."""
+    sources = envs(2, kind=kind)
+    options = {"frames_per_batch": 8, "total_frames": 48} | options
+    with MultiSyncCollector(sources, policy, start_method="forkserver", **options) as collector:
+        for _ in collector:
+            time.sleep(learn)
+            if update:
+                collector.update_policy_weights_()
+        return collector.bottleneck()
+
+
+def acting(network):
+    return TensorDictModule(network, ["observation"], ["action"])
+
+
+@pytest.mark.parametrize(
+    ("part", "options"),
+    [
+        ("environment", {"kind": SlowEnv}),
+        ("policy", {"policy": acting(SlowPolicy())}),
+        ("weights", {"policy": acting(SlowToLoad()), "update": True}),
+        ("learner", {"learn": 10 * LONG}),
+        ("driver", {"postproc": wait_before_delivery}),
+    ],
+)
+def test_the_part_that_limits_is_found(part, options):
+    found = limited_by(**options)
+    assert found.part == part
+    assert found.share > 0.5
+
+
+def test_a_straggler_is_found():
+    found = limited_by(Straggling)
+    assert (found.part, found.worker) == ("straggler", 1)
+
+
+def test_a_collector_without_workers_tells_what_limits_it():
+    with Collector(SlowEnv, frames_per_batch=4, total_frames=8) as collector:
+        assert collector.bottleneck().part == "unknown"
+        collector.next()
+        assert collector.bottleneck().part == "environment"
+        time.sleep(20 * LONG)
+        collector.next()
+        assert collector.bottleneck().part == "learner"
