@@ -1,0 +1,85 @@
+"""Axes of charts: places of values, and their ticks."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+# Each step between two ticks is one of these numbers times a power of ten.
+_STEPS = (1, 2, 2.5, 5, 10)
+_SUFFIXES = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
+
+
+@dataclass(frozen=True)
+class Axis:
+    """Range of values that an axis shows.
+
+    Attributes:
+        low: value at the beginning of the axis.
+        high: value at its end.
+        label: what the values are.
+    """
+
+    low: float
+    high: float
+    label: str
+
+    @classmethod
+    def around(cls, values: NDArray[Any], label: str, *fixed: float) -> Axis:
+        """Returns an axis that shows all finite values and some room beside them.
+
+        Args:
+            values: the values.
+            label: what the values are.
+            *fixed: further values to show, without room beside them.
+        """
+        finite = values[np.isfinite(values)].astype(np.float64)
+        if not len(finite):
+            return cls(0.0, 1.0, label)
+        low, high = float(finite.min()), float(finite.max())
+        # Half values, because the difference of two large values may exceed the range of floats.
+        room = (high / 2 - low / 2) / 10 or abs(low) / 20 or 0.5
+        low, high = max(low - room, -1e308), min(high + room, 1e308)
+        # A fixed value that lies within the room bounds the axis.
+        for value in fixed:
+            low = value if value <= low + 2 * room else low
+            high = value if value >= high - 2 * room else high
+        return cls(low, high, label)
+
+    def place(self, values: NDArray[Any]) -> NDArray[np.float64]:
+        """Returns the places of values, from 0 at the beginning of the axis to 1 at its end."""
+        half = self.high / 2 - self.low / 2
+        places: NDArray[np.float64] = (values.astype(np.float64) / 2 - self.low / 2) / half
+        return places
+
+    def ticks(self, most: int = 6) -> list[float]:
+        """Returns round values to mark on the axis, at most ``most`` of them."""
+        rough = (self.high / 2 - self.low / 2) * 2 / most
+        if not math.isfinite(rough) or rough <= 0:
+            return []
+        power = 10.0 ** math.floor(math.log10(rough))
+        for factor in _STEPS:
+            first = math.ceil(self.low / (factor * power))
+            last = math.floor(self.high / (factor * power))
+            if last - first < most:
+                return [number * factor * power for number in range(first, last + 1)]
+        return []
+
+
+def compact(value: float) -> str:
+    """Formats a number in few characters, for the ticks of an axis.
+
+    Example:
+        >>> [compact(number) for number in (0, 0.25, -1250, 20_000, 2_500_000)]
+        ['0', '0.25', '-1,250', '20k', '2.5M']
+    """
+    size = abs(value)
+    if 10_000 <= size < 1e15:
+        for unit, suffix in _SUFFIXES:
+            if size >= unit:
+                return f"{value / unit:.4g}{suffix}"
+    return f"{value:,.0f}" if 1000 <= size < 10_000 else f"{value:.4g}"

@@ -1,0 +1,128 @@
+"""The section of the report on the entries of a dataset."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+import torch
+
+from trawl.cli.errors import shown
+from trawl.cli.html.axes import compact
+from trawl.cli.html.charts import bars, svg
+from trawl.cli.html.histograms import MOST_ENTRIES, MOST_TEXTS, EntrySummary
+from trawl.cli.html.markup import Markup, details, figure, note, section, table, tag
+from trawl.cli.summary import show_bytes
+from trawl.data.sinks.record import Record
+from trawl.keys import show_key
+from trawl.observe.progress import plural, short
+
+# Number of texts to list, the most frequent ones.
+_LISTED = 10
+
+
+def entries_section(record: Record, found: Sequence[EntrySummary]) -> Markup:
+    """Returns the section.
+
+    Args:
+        record: record of the dataset.
+        found: summaries of its entries.
+    """
+    content: list[str] = [_table(record, found)]
+    if sum(each.size > 0 for each in record.entries) > len(found):
+        content.append(note(f"Only the first {MOST_ENTRIES} entries have histograms."))
+    if any(each.step > 1 for each in found):
+        content.append(note("Entries with very many values are sampled: see their captions."))
+    drawings = (_figure(f"entry-{index}", each) for index, each in enumerate(found))
+    return section("entries", "Entries", *content, tag("div", *drawings, class_="small-charts"))
+
+
+def _table(record: Record, found: Iterable[EntrySummary]) -> Markup:
+    by_key = {each.entry.key: each for each in found}
+    rows = []
+    for entry in sorted(record.entries, key=lambda entry: entry.key):
+        shape = f"({', '.join(f'{n:,}' for n in (record.frames, *entry.shape))})"
+        size = "" if entry.dtype is None else show_bytes(record.frames * entry.row)
+        values = _values(by_key[entry.key]) if entry.key in by_key else [""] * 4
+        rows.append([tag("code", show_key(entry.key)), shape, entry.kind, size, *values])
+    heads = ("entry", "shape", "dtype", "size", "mean", "std", "min", "max")
+    caption = "Entries of each frame, with statistics over all their values"
+    return table("entries-table", caption, heads, rows, text=3)
+
+
+def _values(each: EntrySummary) -> list[str]:
+    """Returns mean, standard deviation, minimum and maximum, as text."""
+    found = each.moments
+    if not found.count:
+        return [""] * 4
+    return [short(value) for value in (found.mean, found.std, found.low, found.high)]
+
+
+def _figure(name: str, each: EntrySummary) -> Markup:
+    caption = show_key(each.entry.key)
+    if each.step > 1:
+        caption += f" (one of each {each.step:,} frames)"
+    if each.entry.dtype is None:
+        content = _texts(name, each)
+    elif not each.moments.count:
+        content = [note("No value is finite.")]
+    elif each.entry.dtype == torch.bool:
+        content = _booleans(name, each)
+    else:
+        content = _histogram(name, each)
+    return figure(f"{name}-caption", caption, *content, *_not_finite(each))
+
+
+def _not_finite(each: EntrySummary) -> list[Markup]:
+    """Returns a note that counts the values that the histogram lacks."""
+    found = [(each.nan, "NaN"), (each.infinite, "infinite")]
+    parts = [f"{plural(count, 'value')} {_is(count)} {what}" for count, what in found if count]
+    return [note(f"{' and '.join(parts)}.")] if parts else []
+
+
+def _is(count: int) -> str:
+    return "is" if count == 1 else "are"
+
+
+def _histogram(name: str, each: EntrySummary) -> list[Markup]:
+    counts, edges = each.histogram.counts, each.histogram.edges
+    highest = int(counts.argmax())
+    description = (
+        f"Histogram of {plural(each.moments.count, 'value')} in {plural(len(counts), 'bin')} from "
+        f"{short(edges[0])} to {short(edges[-1])}. The bin from {short(edges[highest])} to "
+        f"{short(edges[highest + 1])} has the most, {counts[highest]:,}."
+    )
+    places = np.linspace(0, 1, len(counts) + 1)
+    drawing = svg(description, bars(places, counts / max(1, counts.max()), "c-env"))
+    ends = (tag("span", compact(edges[0])), tag("span", compact(edges[-1])))
+    axis = tag("div", *ends, class_="ends", aria_hidden="true")
+    rows = [
+        [f"{low:.6g}", f"{high:.6g}", f"{count:,}"]
+        for low, high, count in zip(edges[:-1], edges[1:], counts, strict=True)
+    ]
+    values = table(f"{name}-values", "Number of values in each bin", ("from", "below", "values"), rows)
+    return [tag("div", drawing, axis, class_="histogram"), details("Data", values)]
+
+
+def _booleans(name: str, each: EntrySummary) -> list[Markup]:
+    total = each.moments.count
+    true = round(each.moments.mean * total)
+    rows = [
+        [word, f"{count:,}", f"{count / total:.2%}"]
+        for word, count in (("True", true), ("False", total - true))
+    ]
+    bar = tag("span", class_="bar c-env", style=f"width:{100 * true / total:.2f}%")
+    return [
+        tag("div", bar, class_="bar-row one", aria_hidden="true"),
+        table(f"{name}-values", "Counts; the bar shows the share of True", ("value", "count", "share"), rows),
+    ]
+
+
+def _texts(name: str, each: EntrySummary) -> list[Markup]:
+    rows = [[shown(text), f"{count:,}"] for text, count in each.texts.most_common(_LISTED)]
+    caption = f"{plural(len(each.texts), 'different text')}"
+    if each.other_texts:
+        caption = f"More than {MOST_TEXTS:,} different texts, some of them"
+    elif len(each.texts) > _LISTED:
+        caption += f", the {_LISTED} most frequent"
+    return [table(f"{name}-values", caption, ("text", "count"), rows)]

@@ -1,0 +1,259 @@
+"""The section of the report with the timeline of a trace.
+
+A span has a colour and a height by its name, so that the names differ without colours as well.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trawl.cli.html.axes import compact
+from trawl.cli.html.markup import Markup, details, joined, note, section, table, tag
+from trawl.cli.html.thinning import Lane, thinned, thinned_series
+from trawl.cli.html.trace import MOST_COUNTERS, MOST_LANES, SPANS, Trace
+from trawl.observe.progress import plural, short
+
+# Units of a lane's drawing for the whole trace: float32, which browsers use, has all of them.
+_UNITS = 4_000_000
+_HEIGHT = 20
+# Numbers of spans of all lanes, and of values of a counter, to draw.
+_MOST_SPANS, _MOST_VALUES = 50_000, 1000
+# Top and bottom of the spans of each name, and what they show.
+_STYLES = {
+    "batch": (0, 2, "making a batch"),
+    "env": (4, 20, "environment"),
+    "policy": (9, 20, "policy"),
+    "weights": (4, 12, "loading weights"),
+    "wait": (15, 20, "waiting"),
+    "restart": (0, 20, "restart"),
+    "learn": (4, 20, "your code between batches"),
+    "update": (4, 12, "sending weights"),
+    "request": (4, 12, "request for a batch"),
+    "deliver": (12, 20, "batch delivered"),
+    "other": (7, 17, "other"),
+}
+# These are drawn with a line of constant width, so that they can be seen however short they are.
+_ALWAYS_SEEN = ("restart", "request", "deliver")
+
+
+@dataclass(frozen=True)
+class _Scale:
+    """Conversion of times to units.
+
+    Attributes:
+        duration: duration of the trace in microseconds.
+    """
+
+    duration: float
+
+    def units(self, times: NDArray[np.float64]) -> NDArray[np.int64]:
+        return np.rint(times / self.duration * _UNITS).astype(np.int64)
+
+
+def timeline_section(trace: Trace | None, why: str = "") -> Markup:
+    """Returns the section.
+
+    Args:
+        trace: the trace; None if there is none.
+        why: reason why there is no trace, or why it is not complete.
+    """
+    content = [note(why)] if why else []
+    if trace is not None and (trace.lanes or trace.counters):
+        content += _content(trace)
+    elif not why:
+        content.append(note("The trace has no events."))
+    return section("timeline", "Timeline", *content)
+
+
+def _content(trace: Trace) -> list[Markup]:
+    beginning, duration = _extent(trace)
+    scale = _Scale(duration)
+    keys = trace.sorted_lanes()
+    whole = [Lane.of(trace.lanes[key], beginning) for key in keys]
+    labels = [trace.label(key) for key in keys]
+    drawn, bucket = thinned(whole, duration, _MOST_SPANS)
+    rows = [_lane(label, lane, scale) for label, lane in zip(labels, drawn, strict=True)]
+    counters = [
+        _counter(name, thinned_series(series, beginning, duration, _MOST_VALUES), scale)
+        for name, series in trace.counters.items()
+    ]
+    notes = []
+    if bucket:
+        notes.append(
+            note(
+                f"Spans shorter than {_time(bucket)} are joined: within {_time(bucket)}, the time of "
+                "each part is exact, but not the order."
+            )
+        )
+    if trace.left_out:
+        notes.append(
+            note(
+                f"{plural(trace.left_out, 'event')} beyond {MOST_LANES} lanes and {MOST_COUNTERS} "
+                "counters not drawn."
+            )
+        )
+    used = {name for lane in whole for name in lane.totals()}
+    view = tag(
+        "div",
+        *rows,
+        *counters,
+        _axis(duration),
+        class_="timeline",
+        role="group",
+        tabindex=0,
+        aria_label="Timeline. Arrow keys move it, plus and minus zoom, 0 shows all of it.",
+        data_units=_UNITS,
+        data_microseconds=f"{duration:.6g}",
+    )
+    caption = tag(
+        "figcaption", f"What each thread did during {_time(duration)}", id="timeline-caption"
+    )
+    drawing = (caption, _controls(), view, _legend(used), *notes)
+    return [
+        tag("figure", *drawing, aria_labelledby="timeline-caption"),
+        details("Data", _totals(labels, whole, duration), *_counter_table(trace)),
+    ]
+
+
+def _extent(trace: Trace) -> tuple[float, float]:
+    """Returns the beginning and the duration of a trace in microseconds."""
+    first, last = [], []
+    for spans in trace.lanes.values():
+        starts = np.array(spans.starts)
+        first.append(starts.min())
+        last.append((starts + np.array(spans.lengths)).max())
+    for series in trace.counters.values():
+        first.append(min(series.times))
+        last.append(max(series.times))
+    beginning = float(min(first))
+    return beginning, float(max(last)) - beginning or 1.0
+
+
+def _lane(label: str, lane: Lane, scale: _Scale) -> Markup:
+    shapes = [
+        _spans(name, lane.select(lane.names == number), scale)
+        for number, name in enumerate(SPANS)
+        if (lane.names == number).any()
+    ]
+    parts = ", ".join(
+        f"{name} {time / scale.duration:.1%}" if time else plural(count, name)
+        for name, (count, time) in lane.totals().items()
+    )
+    drawing = _drawing(f"{label}: {parts}", shapes, _HEIGHT)
+    return tag("div", tag("span", label, class_="lane-name"), drawing, class_="lane")
+
+
+def _spans(name: str, lane: Lane, scale: _Scale) -> Markup:
+    top, bottom, _ = _STYLES[name]
+    starts, stops = scale.units(lane.starts), scale.units(lane.starts + lane.lengths)
+    widths = np.maximum(stops - starts, 1)
+    height = bottom - top
+    # Each move is relative to the beginning of the span before, which keeps the numbers short.
+    moves = np.diff(starts, prepend=0)
+    spans = zip(moves.tolist(), widths.tolist(), strict=True)
+    path = "".join(f"m{move} 0h{width}v{height}h-{width}z" for move, width in spans)
+    return tag(
+        "path",
+        tag("title", name),
+        d=f"M0 {top}{path}",
+        class_=f"span c-{name}{' seen' if name in _ALWAYS_SEEN else ''}",
+    )
+
+
+def _counter(
+    name: str, found: tuple[NDArray[np.float64], NDArray[np.float64]], scale: _Scale
+) -> Markup:
+    times, values = found
+    low, high = min(0.0, float(values.min())), max(0.0, float(values.max()))
+    # Half values, because the difference of two large values may exceed the range of floats.
+    places = (values / 2 - low / 2) / ((high / 2 - low / 2) or 1.0)
+    heights = np.rint((1 - places) * 100).astype(int)
+    x = scale.units(times)
+    steps = "".join(f"H{a}V{b}" for a, b in zip(x[1:].tolist(), heights[1:].tolist(), strict=True))
+    path = tag("path", d=f"M{x[0]} {heights[0]}{steps}H{_UNITS}", class_="line c-env")
+    text = f"{name}: {compact(float(values.min()))} to {compact(float(values.max()))}"
+    drawing = _drawing(f"Counter {text}, at the end {short(float(values[-1]))}", [path], 100)
+    label = tag("span", text, class_="lane-name")
+    return tag("div", label, drawing, class_="lane counter")
+
+
+def _drawing(description: str, shapes: Sequence[Markup], height: int) -> Markup:
+    return tag(
+        "svg",
+        joined(shapes),
+        viewBox=f"0 0 {_UNITS} {height}",
+        preserveAspectRatio="none",
+        role="img",
+        aria_label=description,
+    )
+
+
+def _axis(duration: float) -> Markup:
+    labels = [
+        tag("span", _time(duration * part / 4), style=f"left:{25 * part}%") for part in range(5)
+    ]
+    return tag("div", *labels, class_="x-ticks", aria_hidden="true")
+
+
+def _controls() -> Markup:
+    """Returns the buttons, which the script shows, and the range of time in view."""
+    buttons = [
+        tag("button", sign, type="button", aria_label=label, data_do=what)
+        for what, sign, label in (
+            ("in", "+", "Zoom in"),
+            ("out", "−", "Zoom out"),
+            ("left", "◀", "Earlier"),
+            ("right", "▶", "Later"),
+            ("all", "All", "Show all"),
+        )
+    ]
+    shown = tag("output", class_="range", role="status")
+    help_text = tag("span", "Ctrl and wheel zoom, dragging moves.", class_="hint")
+    return tag("div", *buttons, shown, help_text, class_="controls", hidden=True)
+
+
+def _legend(used: set[str]) -> Markup:
+    items = []
+    for name in SPANS:
+        if name in used:
+            top, bottom, meaning = _STYLES[name]
+            shape = tag("path", d=f"M0 {top}h24v{bottom - top}h-24z", class_=f"span c-{name}")
+            swatch = tag("svg", shape, viewBox="0 0 24 20", class_="swatch", aria_hidden="true")
+            items.append(tag("li", swatch, tag("b", name), f": {meaning}"))
+    return tag("ul", *items, class_="legend")
+
+
+def _totals(labels: Sequence[str], lanes: Sequence[Lane], duration: float) -> Markup:
+    rows = [
+        [label, name, f"{count:,}", _time(time), f"{time / duration:.1%}"]
+        for label, lane in zip(labels, lanes, strict=True)
+        for name, (count, time) in lane.totals().items()
+    ]
+    heads = ("lane", "part", "spans", "time", "share of the trace")
+    return table("timeline-totals", "Time of each part, by lane", heads, rows, text=2)
+
+
+def _counter_table(trace: Trace) -> list[Markup]:
+    rows = [
+        [name, *(short(value) for value in (min(s.values), max(s.values), s.values[-1]))]
+        for name, s in trace.counters.items()
+    ]
+    heads = ("counter", "min", "max", "last")
+    return [table("timeline-counters", "Counters", heads, rows)] if rows else []
+
+
+def _time(microseconds: float) -> str:
+    """Formats a time in a suitable unit.
+
+    Example:
+        >>> [_time(number) for number in (0, 12.5, 3400, 2_500_000)]
+        ['0', '12.5 µs', '3.4 ms', '2.5 s']
+    """
+    for size, unit in ((1e6, "s"), (1e3, "ms"), (1.0, "µs")):
+        if microseconds >= size:
+            return f"{microseconds / size:,.4g} {unit}"
+    return "0" if not microseconds else f"{microseconds:.3g} µs"
