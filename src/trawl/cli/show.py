@@ -82,7 +82,16 @@ def show(args: ShowArguments) -> int:
         trace, why = find_trace(record)
         _write_html(
             args.html,
-            Report(_title(facts), described, record, stats, episodes, found, trace, why),
+            Report(
+                _title(facts) or directory.name,
+                described,
+                record,
+                stats,
+                episodes,
+                found,
+                trace,
+                why,
+            ),
         )
     console = Console(file=sys.stdout)
     print_facts(console, described)

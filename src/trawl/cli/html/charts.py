@@ -1,6 +1,6 @@
 """Charts as inline SVG.
 
-The lines of a chart are stretched to the width of the page, and its labels are HTML: they keep their
+The lines of a chart are stretched to the width of the page. Its labels are HTML, which keeps its
 size on a narrow page. Each chart has a text that describes it, and a table of its data.
 """
 
@@ -16,6 +16,8 @@ from trawl.cli.html.markup import Markup, figure, joined, tag
 
 # Size of a drawing in its own units, before it is stretched.
 WIDTH, HEIGHT = 1000, 300
+# There are gaps between bars if they are few: this share of their width.
+_FEW_BARS, _GAP = 32, 0.08
 
 _Numbers = NDArray[np.float64]
 
@@ -124,16 +126,15 @@ def bars(edges: _Numbers, heights: _Numbers, kind: str) -> Markup:
         heights: heights of the bars, from 0 to 1.
         kind: class of the bars.
     """
-    parts = []
-    for (left, _), (right, _), (_, top), height in zip(
-        _points(edges[:-1], heights),
-        _points(edges[1:], heights),
-        _points(edges[:-1], heights),
-        heights,
-        strict=True,
-    ):
-        if height > 0:
-            parts.append(f"M{left} {HEIGHT}V{top}H{right}V{HEIGHT}z")
+    lefts, rights = edges[:-1], edges[1:]
+    if len(heights) <= _FEW_BARS:
+        rights = rights - _GAP * (rights - lefts)
+    ends = zip(_points(lefts, heights), _points(rights, heights), strict=True)
+    parts = [
+        f"M{left} {HEIGHT}V{top}H{right}V{HEIGHT}z"
+        for (left, top), (right, _) in ends
+        if top != str(HEIGHT)
+    ]
     return tag("path", d="".join(parts), class_=f"bars {kind}")
 
 

@@ -33,8 +33,12 @@ def entries_section(record: Record, found: Sequence[EntrySummary]) -> Markup:
         content.append(note(f"Only the first {MOST_ENTRIES} entries have histograms."))
     if any(each.step > 1 for each in found):
         content.append(note("Entries with very many values are sampled: see their captions."))
-    drawings = (_figure(f"entry-{index}", each) for index, each in enumerate(found))
-    return section("entries", "Entries", *content, tag("div", *drawings, class_="small-charts"))
+    flags = [each for each in found if each.entry.dtype == torch.bool]
+    others = [each for each in found if each.entry.dtype != torch.bool]
+    drawings = [_figure(f"entry-{index}", each) for index, each in enumerate(others)]
+    content += [tag("div", *drawings, class_="small-charts")] if drawings else []
+    content += [_booleans(flags)] if flags else []
+    return section("entries", "Entries", *content)
 
 
 def _table(record: Record, found: Iterable[EntrySummary]) -> Markup:
@@ -66,8 +70,8 @@ def _figure(name: str, each: EntrySummary) -> Markup:
         content = _texts(name, each)
     elif not each.moments.count:
         content = [note("No value is finite.")]
-    elif each.entry.dtype == torch.bool:
-        content = _booleans(name, each)
+    elif each.moments.low == each.moments.high:
+        content = [note(f"{_all(each.moments.count)} {short(each.moments.low)}.")]
     else:
         content = _histogram(name, each)
     return figure(f"{name}-caption", caption, *content, *_not_finite(each))
@@ -80,42 +84,56 @@ def _not_finite(each: EntrySummary) -> list[Markup]:
     return [note(f"{' and '.join(parts)}.")] if parts else []
 
 
+def _all(count: int) -> str:
+    return "The only value is" if count == 1 else f"All {count:,} values are"
+
+
 def _is(count: int) -> str:
     return "is" if count == 1 else "are"
 
 
 def _histogram(name: str, each: EntrySummary) -> list[Markup]:
     counts, edges = each.histogram.counts, each.histogram.edges
+    # A bin of integers ends with the last integer in it.
+    below = "to" if each.histogram.whole else "below"
+    stops = edges[1:] - 1 if each.histogram.whole else edges[1:]
     highest = int(counts.argmax())
     description = (
         f"Histogram of {plural(each.moments.count, 'value')} in {plural(len(counts), 'bin')} from "
-        f"{short(edges[0])} to {short(edges[-1])}. The bin from {short(edges[highest])} to "
-        f"{short(edges[highest + 1])} has the most, {counts[highest]:,}."
+        f"{short(edges[0])} to {short(stops[-1])}. The bin from {short(edges[highest])} to "
+        f"{short(stops[highest])} has the most, {counts[highest]:,}."
     )
     places = np.linspace(0, 1, len(counts) + 1)
     drawing = svg(description, bars(places, counts / max(1, counts.max()), "c-env"))
-    ends = (tag("span", compact(edges[0])), tag("span", compact(edges[-1])))
+    ends = (tag("span", compact(edges[0])), tag("span", compact(stops[-1])))
     axis = tag("div", *ends, class_="ends", aria_hidden="true")
     rows = [
         [f"{low:.6g}", f"{high:.6g}", f"{count:,}"]
-        for low, high, count in zip(edges[:-1], edges[1:], counts, strict=True)
+        for low, high, count in zip(edges[:-1], stops, counts, strict=True)
     ]
-    values = table(f"{name}-values", "Number of values in each bin", ("from", "below", "values"), rows)
+    values = table(
+        f"{name}-values", "Number of values in each bin", ("from", below, "values"), rows
+    )
     return [tag("div", drawing, axis, class_="histogram"), details("Data", values)]
 
 
-def _booleans(name: str, each: EntrySummary) -> list[Markup]:
-    total = each.moments.count
-    true = round(each.moments.mean * total)
-    rows = [
-        [word, f"{count:,}", f"{count / total:.2%}"]
-        for word, count in (("True", true), ("False", total - true))
-    ]
-    bar = tag("span", class_="bar c-env", style=f"width:{100 * true / total:.2f}%")
-    return [
-        tag("div", bar, class_="bar-row one", aria_hidden="true"),
-        table(f"{name}-values", "Counts; the bar shows the share of True", ("value", "count", "share"), rows),
-    ]
+def _booleans(found: Sequence[EntrySummary]) -> Markup:
+    rows = []
+    for each in found:
+        total = each.moments.count
+        true = round(each.moments.mean * total)
+        bar = tag("span", class_="bar c-env", style=f"width:{100 * true / total:.2f}%")
+        rows.append(
+            [
+                tag("code", show_key(each.entry.key)),
+                tag("span", bar, class_="bar-row", aria_hidden="true"),
+                f"{true:,}",
+                f"{total - true:,}",
+                f"{true / total:.2%}",
+            ]
+        )
+    heads = ("entry", "share of True", "True", "False", "share")
+    return table("booleans", "Booleans", heads, rows, text=2)
 
 
 def _texts(name: str, each: EntrySummary) -> list[Markup]:

@@ -9,6 +9,8 @@ from trawl.cli.errors import printable
 
 # Elements without content and end tag.
 _VOID = {"hr", "link", "meta"}
+# Number of characters, with those of tags, from which on a text in a table is broken into lines.
+_LONG = 60
 
 
 class Markup(str):
@@ -91,8 +93,11 @@ def table(
     body = (
         tag(
             "tr",
-            tag("th", row[0], scope="row"),
-            *(tag("td", cell, class_=k) for cell, k in zip(row[1:], kinds[1:], strict=True)),
+            tag("th", row[0], scope="row", class_=_length(row[0])),
+            *(
+                tag("td", cell, class_=kind or _length(cell))
+                for cell, kind in zip(row[1:], kinds[1:], strict=True)
+            ),
         )
         for row in rows
     )
@@ -105,6 +110,11 @@ def table(
         tabindex=0,
         aria_labelledby=name,
     )
+
+
+def _length(cell: str) -> str | None:
+    """Returns the class of cells with long texts, which are broken into lines."""
+    return "long" if len(cell) > _LONG else None
 
 
 def details(summary: str, *content: str) -> Markup:

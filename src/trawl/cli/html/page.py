@@ -82,9 +82,7 @@ class Report:
 
 
 def _header(title: str, info: dict[str, Any]) -> Markup:
-    links = (
-        tag("li", tag("a", name, href=f"#{place}")) for place, name in _SECTIONS.items()
-    )
+    links = (tag("li", tag("a", name, href=f"#{place}")) for place, name in _SECTIONS.items())
     state = "complete" if info["complete"] else "not complete"
     return tag(
         "header",

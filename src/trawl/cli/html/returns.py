@@ -28,7 +28,9 @@ def returns_section(stats: EpisodeStats | None, episodes: Episodes, frames: int)
     """
     content: list[Markup] = []
     if stats is None:
-        why = "The dataset has no rewards, done flags and trajectory ids from which episodes follow."
+        why = (
+            "The dataset has no rewards, done flags and trajectory ids from which episodes follow."
+        )
         content = [note(why)]
     elif not len(episodes):
         content = [note("No episode has ended, so there are no returns and lengths.")]
@@ -99,7 +101,13 @@ def _rows(name: str, values: NDArray[Any], episodes: Episodes) -> Markup:
         found = values[group]
         numbers = (found.mean(), found.min(), found.max())
         rows.append(
-            [f"{episodes.ends[group[-1]]:,}", f"{len(group):,}", *(short(float(n)) for n in numbers)]
+            [
+                f"{episodes.ends[group[-1]]:,}",
+                f"{len(group):,}",
+                *(short(float(n)) for n in numbers),
+            ]
         )
     heads = ("up to frame", "episodes", "mean", "min", "max")
-    return table(f"{name}-values", f"{name.capitalize()} in groups of episodes", heads, rows, text=1)
+    return table(
+        f"{name}-values", f"{name.capitalize()} in groups of episodes", heads, rows, text=1
+    )

@@ -4,6 +4,7 @@
 for (const view of document.querySelectorAll("[data-units]")) {
   const units = Number(view.dataset.units);
   const microseconds = Number(view.dataset.microseconds);
+  const lanes = view.querySelectorAll(".dense");
   const drawings = view.querySelectorAll(".lane svg");
   const ticks = view.querySelectorAll(".x-ticks span");
   const controls = view.parentElement.querySelector(".controls");
@@ -23,6 +24,10 @@ for (const view of document.querySelectorAll("[data-units]")) {
     for (const drawing of drawings) {
       drawing.viewBox.baseVal.x = start;
       drawing.viewBox.baseVal.width = width;
+    }
+    // Few enough spans are in view to tell them apart.
+    for (const lane of lanes) {
+      lane.classList.toggle("zoomed", (lane.dataset.spans * width) / units < 400);
     }
     // The more is enlarged, the more digits tell two ticks apart.
     const digits = 4 + Math.ceil(Math.log10(units / width));

@@ -67,7 +67,6 @@ def _table(name: str, caption: str, found: Mapping[str, Any]) -> Markup:
     return table(f"{name}-table", caption, ("name", "value"), rows, text=2)
 
 
-
 def _value(value: Any) -> Markup:
     if isinstance(value, dict | list):
         # JSON shows nested values in full; as_text cuts what is longer than a few lines.

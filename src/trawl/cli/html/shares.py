@@ -83,7 +83,11 @@ def _bars(
         for row, shares in rows
     ]
     keys = [
-        tag("li", tag("span", class_=f"box c-{part}"), tag("b", part), f": {_MEANINGS[part]}")
+        tag(
+            "li",
+            tag("span", class_=f"box c-{part}"),
+            tag("span", tag("b", part), f": {_MEANINGS[part]}"),
+        )
         for part in parts
     ]
     cells = [

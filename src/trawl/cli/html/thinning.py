@@ -1,8 +1,8 @@
 """Thinning of traces, so that a page with a long trace stays small.
 
 Time is divided into buckets. The spans of a lane that are shorter than a bucket are joined within
-each bucket, by name. The time that a name takes in a bucket stays exact; only the order of the spans
-within the bucket is lost.
+each bucket, by name. The time that a name takes in a bucket stays exact. Only the order of the
+spans within the bucket is lost.
 """
 
 from __future__ import annotations
@@ -47,6 +47,19 @@ class Lane:
         """Returns some of the spans."""
         return Lane(self.starts[chosen], self.lengths[chosen], self.names[chosen])
 
+    def of_name(self, name: str) -> Lane:
+        """Returns the spans of a name."""
+        return self.select(self.names == SPANS.index(name))
+
+    def busy(self, times: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Returns how much time spans took before each of several times, if none overlap."""
+        before = np.r_[0.0, np.cumsum(self.lengths)]
+        last = np.searchsorted(self.starts, times, side="right")
+        # The last span that began may last on.
+        starts, lengths = np.r_[0.0, self.starts][last], np.r_[0.0, self.lengths][last]
+        busy: NDArray[np.float64] = before[last] - np.maximum(0.0, starts + lengths - times)
+        return busy
+
     def totals(self) -> dict[str, tuple[int, float]]:
         """Returns the number of spans and their time in microseconds, by name."""
         counts = np.bincount(self.names, minlength=len(SPANS))
@@ -86,7 +99,7 @@ def _joined(lane: Lane, bucket: float) -> Lane:
     places = (short.starts // bucket).astype(np.int64)
     # One key for each bucket and name; keys are sorted by time, and then by name.
     keys, inverse = np.unique(places * len(SPANS) + short.names, return_inverse=True)
-    lengths = np.bincount(inverse, short.lengths)
+    lengths = np.bincount(inverse, short.lengths).astype(np.float64)
     first = np.full(len(keys), np.inf)
     np.minimum.at(first, inverse, short.starts)
     starts = _laid_out(keys // len(SPANS), first, lengths)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -81,7 +82,7 @@ def _rows(seconds: NDArray[np.float64], frames: NDArray[np.float64]) -> Markup:
     """Returns a table with the mean rates of a few spans of time."""
     places = np.linspace(0, len(seconds) - 1, min(_MOST_ROWS + 1, len(seconds))).astype(int)
     rows = []
-    for a, b in zip(places[:-1], places[1:], strict=True):
+    for a, b in pairwise(places):
         rate = (frames[b] - frames[a]) / (seconds[b] - seconds[a])
         rows.append([f"{seconds[b]:,.4g}", f"{frames[b]:,.0f}", short(float(rate))])
     heads = ("seconds", "frames", "frames/s")

@@ -38,6 +38,11 @@ _STYLES = {
 }
 # These are drawn with a line of constant width, so that they can be seen however short they are.
 _ALWAYS_SEEN = ("restart", "request", "deliver")
+# Parts that divide the time of a lane, from bottom to top, and the room for them.
+_STACKED = ("env", "learn", "policy", "weights", "update", "other", "restart", "wait")
+_STACK_TOP = 4
+# Number of columns of all overviews together, and of one; a lane is dense if it has more spans.
+_MOST_COLUMNS, _FINEST_COLUMNS, _COARSEST_COLUMNS = 24_000, 400, 60
 
 
 @dataclass(frozen=True)
@@ -76,7 +81,12 @@ def _content(trace: Trace) -> list[Markup]:
     whole = [Lane.of(trace.lanes[key], beginning) for key in keys]
     labels = [trace.label(key) for key in keys]
     drawn, bucket = thinned(whole, duration, _MOST_SPANS)
-    rows = [_lane(label, lane, scale) for label, lane in zip(labels, drawn, strict=True)]
+    columns = _MOST_COLUMNS // max(1, len(keys))
+    columns = max(_COARSEST_COLUMNS, min(_FINEST_COLUMNS, columns))
+    rows = [
+        _lane(label, every, lane, scale, columns)
+        for label, every, lane in zip(labels, whole, drawn, strict=True)
+    ]
     counters = [
         _counter(name, thinned_series(series, beginning, duration, _MOST_VALUES), scale)
         for name, series in trace.counters.items()
@@ -85,8 +95,15 @@ def _content(trace: Trace) -> list[Markup]:
     if bucket:
         notes.append(
             note(
-                f"Spans shorter than {_time(bucket)} are joined: within {_time(bucket)}, the time of "
-                "each part is exact, but not the order."
+                f"Spans shorter than {_time(bucket)} are joined: within {_time(bucket)}, the time "
+                "of each part is exact, but not the order."
+            )
+        )
+    if any(len(lane) > columns for lane in whole):
+        notes.append(
+            note(
+                "Where spans are too short to be seen, the height of each part is its share of the "
+                "time. Zooming in shows the spans."
             )
         )
     if trace.left_out:
@@ -133,18 +150,53 @@ def _extent(trace: Trace) -> tuple[float, float]:
     return beginning, float(max(last)) - beginning or 1.0
 
 
-def _lane(label: str, lane: Lane, scale: _Scale) -> Markup:
-    shapes = [
-        _spans(name, lane.select(lane.names == number), scale)
+def _lane(label: str, whole: Lane, lane: Lane, scale: _Scale, columns: int) -> Markup:
+    """Returns the drawing of a lane.
+
+    If a lane is dense, its spans are narrower than a pixel. An overview replaces them until the
+    reader zooms in: the height of each part is its share of the time in a column.
+    """
+    shapes = {
+        name: _spans(name, lane.select(lane.names == number), scale)
         for number, name in enumerate(SPANS)
         if (lane.names == number).any()
+    }
+    dense = len(whole) > columns
+    stack = [name for name in _STACKED if name in shapes] if dense else []
+    content = [
+        *(tag("g", _overview(whole, stack, scale, columns), class_="far") for _ in stack[:1]),
+        tag("g", *(shapes[name] for name in stack), class_="near"),
+        *(shape for name, shape in shapes.items() if name not in stack or name in _ALWAYS_SEEN),
     ]
     parts = ", ".join(
         f"{name} {time / scale.duration:.1%}" if time else plural(count, name)
-        for name, (count, time) in lane.totals().items()
+        for name, (count, time) in whole.totals().items()
     )
-    drawing = _drawing(f"{label}: {parts}", shapes, _HEIGHT)
-    return tag("div", tag("span", label, class_="lane-name"), drawing, class_="lane")
+    drawing = _drawing(f"{label}: {parts}", content, _HEIGHT)
+    row = (tag("span", label, class_="lane-name"), drawing)
+    return tag("div", *row, class_="lane dense" if stack else "lane", data_spans=len(whole))
+
+
+def _overview(lane: Lane, names: Sequence[str], scale: _Scale, columns: int) -> Markup:
+    """Returns a stack of the shares of several parts in each column of time."""
+    edges = np.linspace(0, scale.duration, columns + 1)
+    times = [np.diff(lane.of_name(name).busy(edges)) for name in names]
+    shares = np.stack(times) / (edges[1] - edges[0])
+    # Spans that overlap would take more than all of the time.
+    shares /= np.maximum(1.0, shares.sum(0))
+    tops = _HEIGHT - np.cumsum(shares, 0) * (_HEIGHT - _STACK_TOP)
+    bottoms = np.concatenate([np.full((1, columns), _HEIGHT), tops[:-1]])
+    x = scale.units(edges).tolist()
+    paths = []
+    for name, top, bottom in zip(names, tops, bottoms, strict=True):
+        parts = [
+            f"M{left} {low:.4g}V{high:.4g}H{right}V{low:.4g}z"
+            for left, right, low, high in zip(x[:-1], x[1:], bottom, top, strict=True)
+            if low - high > 0.05
+        ]
+        path = "".join(parts)
+        paths.append(tag("path", tag("title", name), d=path, class_=f"span c-{name}"))
+    return joined(paths)
 
 
 def _spans(name: str, lane: Lane, scale: _Scale) -> Markup:
@@ -205,7 +257,7 @@ def _controls() -> Markup:
         tag("button", sign, type="button", aria_label=label, data_do=what)
         for what, sign, label in (
             ("in", "+", "Zoom in"),
-            ("out", "−", "Zoom out"),
+            ("out", "\N{MINUS SIGN}", "Zoom out"),
             ("left", "◀", "Earlier"),
             ("right", "▶", "Later"),
             ("all", "All", "Show all"),
@@ -223,7 +275,7 @@ def _legend(used: set[str]) -> Markup:
             top, bottom, meaning = _STYLES[name]
             shape = tag("path", d=f"M0 {top}h24v{bottom - top}h-24z", class_=f"span c-{name}")
             swatch = tag("svg", shape, viewBox="0 0 24 20", class_="swatch", aria_hidden="true")
-            items.append(tag("li", swatch, tag("b", name), f": {meaning}"))
+            items.append(tag("li", swatch, tag("span", tag("b", name), f": {meaning}")))
     return tag("ul", *items, class_="legend")
 
 
