@@ -152,7 +152,7 @@ def test_rewards_that_are_nan_leave_gaps(report):
     rewards[::40] = torch.nan
     write(frames(400, next__reward=rewards))
     page, _ = report()
-    assert "10 episodes without a finite return not drawn." in page.text
+    assert "Not drawn: 10 episodes without a finite return." in page.text
     assert "10 values are NaN." in page.text
     assert "nan" not in page.source.replace("NaN", "")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,6 +12,11 @@ from numpy.typing import NDArray
 
 # Each step between two ticks is one of these numbers times a power of ten.
 _STEPS = (1, 2, 2.5, 5, 10)
+# A tick may miss the end of its axis by this share of a step, due to rounding.
+_ROUNDING = 1e-9
+_LARGEST = sys.float_info.max
+# Shorter steps can't be computed.
+_FINEST = 1e-300
 _SUFFIXES = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
 
 
@@ -29,13 +35,13 @@ class Axis:
     label: str
 
     @classmethod
-    def around(cls, values: NDArray[Any], label: str, *fixed: float) -> Axis:
+    def around(cls, values: NDArray[Any], label: str, start: float | None = None) -> Axis:
         """Returns an axis that shows all finite values and some room beside them.
 
         Args:
             values: the values.
             label: what the values are.
-            *fixed: further values to show, without room beside them.
+            start: value at which the axis begins, if this value is close to the smallest one.
         """
         finite = values[np.isfinite(values)].astype(np.float64)
         if not len(finite):
@@ -43,11 +49,9 @@ class Axis:
         low, high = float(finite.min()), float(finite.max())
         # Half values, because the difference of two large values may exceed the range of floats.
         room = (high / 2 - low / 2) / 10 or abs(low) / 20 or 0.5
-        low, high = max(low - room, -1e308), min(high + room, 1e308)
-        # A fixed value that lies within the room bounds the axis.
-        for value in fixed:
-            low = value if value <= low + 2 * room else low
-            high = value if value >= high - 2 * room else high
+        low, high = max(low - room, -_LARGEST), min(high + room, _LARGEST)
+        if start is not None and abs(low - start) <= 2 * room:
+            low = start
         return cls(low, high, label)
 
     def place(self, values: NDArray[Any]) -> NDArray[np.float64]:
@@ -58,15 +62,17 @@ class Axis:
 
     def ticks(self, most: int = 6) -> list[float]:
         """Returns round values to mark on the axis, at most ``most`` of them."""
-        rough = (self.high / 2 - self.low / 2) * 2 / most
-        if not math.isfinite(rough) or rough <= 0:
+        rough = (self.high / 2 - self.low / 2) / most * 2
+        if rough < _FINEST:
             return []
         power = 10.0 ** math.floor(math.log10(rough))
         for factor in _STEPS:
-            first = math.ceil(self.low / (factor * power))
-            last = math.floor(self.high / (factor * power))
+            step = factor * power
+            first = math.ceil(self.low / step - _ROUNDING)
+            last = math.floor(self.high / step + _ROUNDING)
             if last - first < most:
-                return [number * factor * power for number in range(first, last + 1)]
+                ticks = (number * step for number in range(first, last + 1))
+                return [min(self.high, max(self.low, tick)) for tick in ticks]
         return []
 
 

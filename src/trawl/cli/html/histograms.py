@@ -7,6 +7,7 @@ pairs. The result therefore depends only on the values, and each value is read o
 from __future__ import annotations
 
 import math
+import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
@@ -76,7 +77,9 @@ class Histogram:
     def edges(self) -> NDArray[np.float64]:
         """Values between the bins, with the outer ends: one more than there are bins."""
         numbers = self._first + np.arange(len(self.counts) + 1, dtype=np.float64)
-        return np.ldexp(numbers, self._exponent)
+        with np.errstate(over="ignore"):  # of the end of the last bin
+            edges = np.ldexp(numbers, self._exponent)
+        return np.clip(edges, -sys.float_info.max, sys.float_info.max)
 
     def _range(self, exponent: int) -> list[int]:
         """Returns the first and last bin with another width; an empty list without values."""

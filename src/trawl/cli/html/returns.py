@@ -55,7 +55,7 @@ def _numbers(found: Moments) -> list[str]:
 
 def _chart(name: str, values: NDArray[Any], episodes: Episodes, frames: int) -> Markup:
     x = Axis(0.0, float(max(frames, 1)), "frames")
-    y = Axis.around(values, name)
+    y = Axis.around(values, name, 0.0 if name == "length" else None)
     every = slice(None, None, -(-len(values) // _MOST_DOTS))
     layers = [dots(x.place(episodes.ends[every]), y.place(values[every]), "c-env")]
     legend = [("dots c-env", "an episode")]
@@ -67,7 +67,7 @@ def _chart(name: str, values: NDArray[Any], episodes: Episodes, frames: int) -> 
         legend.append(("line c-policy", f"mean of the last {window:,} episodes"))
     finite = values[np.isfinite(values)]
     missing = len(values) - len(finite)
-    notes = [note(f"{plural(missing, 'episode')} without a finite {name} not drawn.")]
+    notes = [note(f"Not drawn: {plural(missing, 'episode')} without a finite {name}.")]
     return chart(
         name,
         f"{name.capitalize()} of each episode, over the number of frames when it ended",

@@ -109,8 +109,8 @@ def _content(trace: Trace) -> list[Markup]:
     if trace.left_out:
         notes.append(
             note(
-                f"{plural(trace.left_out, 'event')} beyond {MOST_LANES} lanes and {MOST_COUNTERS} "
-                "counters not drawn."
+                f"Not drawn: {plural(trace.left_out, 'event')} beyond {MOST_LANES} lanes and "
+                f"{MOST_COUNTERS} counters."
             )
         )
     used = {name for lane in whole for name in lane.totals()}
