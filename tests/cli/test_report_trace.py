@@ -21,7 +21,7 @@ from report_parts import (
 
 from trawl.cli.html import trace as trace_module
 from trawl.cli.html.thinning import Lane, thinned, thinned_series
-from trawl.cli.html.trace import SPANS, Series, Spans, read_trace
+from trawl.cli.html.trace import SPANS, Series, Spans, load_trace
 
 
 @pytest.fixture
@@ -173,17 +173,17 @@ def test_several_gzipped_files_in_one_are_read():
     whole = json.dumps(list(events(1))).encode()
     half = len(whole) // 2
     Path("t.json.gz").write_bytes(gzip.compress(whole[:half]) + gzip.compress(whole[half:]))
-    trace = read_trace(Path(), "t.json.gz")
+    trace = load_trace(Path(), "t.json.gz")
     assert trace.damage == ""
     assert len(trace.lanes[1, 0].starts) == 5 * (3 + 20) + 1
 
 
 def test_it_makes_no_difference_where_a_trace_is_divided(monkeypatch):
     Path("t.json").write_text(json.dumps({"traceEvents": [*events(2)]}, indent=1))
-    whole = read_trace(Path(), "t.json")
+    whole = load_trace(Path(), "t.json")
     for size in (1, 7, 100):
         monkeypatch.setattr(trace_module, "_READ", size)
-        assert read_trace(Path(), "t.json") == whole
+        assert load_trace(Path(), "t.json") == whole
 
 
 def random_lane(count, seed=1):

@@ -20,7 +20,7 @@ from tensordict import TensorDictBase
 from trawl.cli.arguments import ShowArguments
 from trawl.cli.errors import CliError, message_of, shown
 from trawl.cli.html.histograms import EntrySummary, followed, summaries
-from trawl.cli.html.page import Report
+from trawl.cli.html.page import HtmlReport
 from trawl.cli.html.trace import find_trace
 from trawl.cli.summary import (
     print_episodes,
@@ -82,8 +82,8 @@ def show(args: ShowArguments) -> int:
         trace, why = find_trace(record)
         _write_html(
             args.html,
-            Report(
-                _title(facts) or directory.name,
+            HtmlReport(
+                _title(facts) or directory.resolve().name,
                 described,
                 record,
                 stats,
@@ -201,7 +201,7 @@ def _title(info: dict[str, Any]) -> str:
     return f"{title}, policy {show_policy(info)}" if title and info.get("policy") else title
 
 
-def _write_html(file: str, report: Report) -> None:
+def _write_html(file: str, report: HtmlReport) -> None:
     try:
         Path(file).write_text(report.render(), encoding="utf-8")
     except OSError as error:

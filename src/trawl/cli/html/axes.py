@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -77,15 +78,24 @@ class Axis:
 
 
 def compact(value: float) -> str:
-    """Formats a number in few characters, for the ticks of an axis.
+    """Formats a number in few characters.
 
     Example:
         >>> [compact(number) for number in (0, 0.25, -1250, 20_000, 2_500_000)]
         ['0', '0.25', '-1,250', '20k', '2.5M']
     """
-    size = abs(value)
-    if 10_000 <= size < 1e15:
-        for unit, suffix in _SUFFIXES:
-            if size >= unit:
-                return f"{value / unit:.4g}{suffix}"
-    return f"{value:,.0f}" if 1000 <= size < 10_000 else f"{value:.4g}"
+    return compact_all([value])[0]
+
+
+def compact_all(values: Sequence[float]) -> list[str]:
+    """Formats numbers, such as the ticks of an axis, in few characters and the same unit.
+
+    Example:
+        >>> compact_all([0, 5000, 10_000])
+        ['0', '5k', '10k']
+    """
+    largest = max(map(abs, values), default=0.0)
+    if 10_000 <= largest < 1e15:
+        unit, suffix = next(each for each in _SUFFIXES if largest >= each[0])
+        return [f"{value / unit:.4g}{suffix}" if value else "0" for value in values]
+    return [f"{v:,.0f}" if 1000 <= abs(v) < 10_000 else f"{v:.4g}" for v in values]

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from trawl.cli.html.axes import Axis, compact
+from trawl.cli.html.axes import Axis, compact_all
 from trawl.cli.html.markup import Markup, figure, joined, tag
 
 # Size of a drawing in its own units, before it is stretched.
@@ -45,14 +45,14 @@ def chart(
         legend: class and meaning of each kind of shape.
     """
     across, up = x.ticks(), y.ticks()
-    names = [compact(value) for value in up]
+    names = compact_all(up)
     rows = [
         tag("span", text, style=f"bottom:{100 * at:.2f}%")
         for text, at in zip(names, y.place(np.array(up)), strict=True)
     ]
     columns = [
-        tag("span", compact(value), style=f"left:{100 * at:.2f}%")
-        for value, at in zip(across, x.place(np.array(across)), strict=True)
+        tag("span", text, style=f"left:{100 * at:.2f}%")
+        for text, at in zip(compact_all(across), x.place(np.array(across)), strict=True)
     ]
     drawing = svg(description, joined([_grid(x, y, across, up), *layers]))
     plot = tag(

@@ -27,7 +27,7 @@ _BLOCK, _MOST_VALUES = 1 << 20, 1 << 28
 # Number of entries to summarize, and number of texts to tell apart.
 MOST_ENTRIES, MOST_TEXTS = 200, 1000
 # A bin is not narrower than this share of the largest value, as a power of two.
-_FINEST = 40
+_FINEST, _SMALLEST = 40, -1000
 
 
 class Histogram:
@@ -52,25 +52,24 @@ class Histogram:
         self.whole = whole
         self.counts = np.zeros(0, np.int64)
         # Bin i begins at (first + i) * 2**exponent.
-        self._first, self._exponent = 0, 0 if whole else -1000
+        self._first, self._exponent = 0, 0 if whole else _SMALLEST
 
     def add(self, values: NDArray[np.int64] | NDArray[np.float64]) -> None:
         """Adds finite values."""
         if not values.size:
             return
-        low, high = values.min(), values.max()
-        largest = max(abs(float(low)), abs(float(high)))
-        finest = math.frexp(largest)[1] - _FINEST if largest else -1000
+        ends = np.array([values.min(), values.max()])
+        largest = float(np.abs(ends.astype(np.float64)).max())
+        finest = math.frexp(largest)[1] - _FINEST if largest else _SMALLEST
         exponent = max(self._exponent, 0 if self.whole else finest)
         while True:
-            places = [self._index(low, exponent), self._index(high, exponent)]
-            places += self._range(exponent)
+            places = [*self._places(ends, exponent).tolist(), *self._range(exponent)]
             first, last = min(places), max(places)
             if last - first < MOST_BINS:
                 break
             exponent += 1
         self._widen(exponent, first, last)
-        bins = self._places(values) - self._first
+        bins = self._places(values, exponent) - first
         self.counts += np.bincount(bins, minlength=len(self.counts))
 
     @property
@@ -88,15 +87,16 @@ class Histogram:
         shift = exponent - self._exponent
         return [self._first >> shift, (self._first + len(self.counts) - 1) >> shift]
 
-    def _index(self, value: np.int64 | np.float64, exponent: int) -> int:
+    def _places(
+        self, values: NDArray[np.int64] | NDArray[np.float64], exponent: int
+    ) -> NDArray[np.int64]:
+        """Returns the numbers of the bins of values, with a width of ``2**exponent``."""
         if self.whole:
-            return int(value) >> exponent
-        return math.floor(math.ldexp(float(value), -exponent))
-
-    def _places(self, values: NDArray[np.int64] | NDArray[np.float64]) -> NDArray[np.int64]:
-        if self.whole:
-            return values.astype(np.int64) >> self._exponent
-        return np.floor(np.ldexp(values, -self._exponent)).astype(np.int64)
+            return values.astype(np.int64) >> exponent
+        places = np.floor(np.ldexp(values, -exponent)).astype(np.int64)
+        # A small negative number may have become 0.
+        bins: NDArray[np.int64] = places - ((values < 0) & (places == 0))
+        return bins
 
     def _widen(self, exponent: int, first: int, last: int) -> None:
         """Moves the counts into bins from ``first`` to ``last`` of another width."""

@@ -34,7 +34,7 @@ _SECTIONS = {
 
 
 @dataclass(frozen=True)
-class Report:
+class HtmlReport:
     """Content of a report.
 
     Attributes:

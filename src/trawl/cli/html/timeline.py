@@ -25,19 +25,21 @@ _MOST_SPANS, _MOST_VALUES = 50_000, 1000
 # Top and bottom of the spans of each name, and what they show.
 _STYLES = {
     "batch": (0, 2, "making a batch"),
-    "env": (4, 20, "environment"),
-    "policy": (9, 20, "policy"),
+    "env": (4, 20, "steps and resets of environments"),
+    "policy": (9, 20, "calls of the policy"),
     "weights": (4, 12, "loading weights"),
     "wait": (15, 20, "waiting"),
-    "restart": (0, 20, "restart"),
+    "restart": (0, 20, "replacing a worker"),
+    "collect": (0, 2, "in the collector"),
     "learn": (4, 20, "your code between batches"),
     "update": (4, 12, "sending weights"),
     "request": (4, 12, "request for a batch"),
     "deliver": (12, 20, "batch delivered"),
+    "died": (0, 20, "death of the worker"),
     "other": (7, 17, "other"),
 }
 # These are drawn with a line of constant width, so that they can be seen however short they are.
-_ALWAYS_SEEN = ("restart", "request", "deliver")
+_ALWAYS_SEEN = ("restart", "request", "deliver", "died")
 # Parts that divide the time of a lane, from bottom to top, and the room for them.
 _STACKED = ("env", "learn", "policy", "weights", "update", "other", "restart", "wait")
 _STACK_TOP = 4

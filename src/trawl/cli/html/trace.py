@@ -27,7 +27,7 @@ from trawl.data.sinks.record import Record
 # Names of spans that are drawn in their own way; all others are drawn as "other".
 SPANS = (
     *("batch", "env", "policy", "weights", "wait", "restart"),
-    *("learn", "update", "request", "deliver", "other"),
+    *("collect", "learn", "update", "request", "deliver", "died", "other"),
 )
 # Limits for traces from strangers: number of characters, and of characters of one event; numbers
 # of lanes and counters; and the latest time.
@@ -44,6 +44,8 @@ _GZIP = 31
 _TRACE = "trace.json.gz"
 _CUT = "the file ends too early"
 _NUMBER = {name: number for number, name in enumerate(SPANS)}
+# Single steps have a lane of their own, with these names.
+_NUMBER |= {"act": _NUMBER["policy"], "step": _NUMBER["env"]}
 _DRIVER = 0
 
 _Lane = tuple[int, int]
@@ -107,7 +109,9 @@ class Trace:
         alone = sum(other == pid for other, _ in self.lanes) == 1
         if pid == _DRIVER:
             return thread
-        return process if alone or not thread or thread == process else f"{process}, {thread}"
+        if alone or not thread:
+            return process
+        return thread if thread.startswith(process) else f"{process}, {thread}"
 
     def sorted_lanes(self) -> list[_Lane]:
         """Returns the lanes in the order in which they are drawn: the driver's come first."""
@@ -177,7 +181,7 @@ def find_trace(record: Record) -> tuple[Trace | None, str]:
     named = record.given.get("trace")
     name = named if isinstance(named, str) and is_inside(named) else _TRACE
     try:
-        trace = read_trace(record.directory, name)
+        trace = load_trace(record.directory, name)
     except FileNotFoundError:
         if named is None:
             return None, "No trace was recorded: trawl collect --trace records one."
@@ -195,7 +199,7 @@ def _noted(record: Record, what: str) -> str:
     return f"{what[0].upper()}{what[1:]}."
 
 
-def read_trace(directory: Path, name: str) -> Trace:
+def load_trace(directory: Path, name: str) -> Trace:
     """Reads a trace file of a dataset.
 
     Args:
