@@ -61,11 +61,11 @@ def test_what_an_old_dataset_lacks_is_absent_with_a_reason(report):
     assert err == ""
     assert "<h1>d</h1>" in page.source
     for reason in (
-        "The dataset records no arguments",
+        "No arguments were recorded",
         "No throughput was recorded",
         "No shares of time were recorded",
         "No trace was recorded: trawl collect --trace records one.",
-        "The dataset records no statistics",
+        "No statistics were recorded",
     ):
         assert reason in page.text
     assert page.source.count('class="plot"') == 2

@@ -17,6 +17,10 @@ from trawl.data.sinks.record import Record
 from trawl.keys import show_key
 from trawl.observe.progress import plural, short
 
+# Numbers from here on are written with an exponent.
+_LARGE = 1e9
+# A bar of a bin with values has at least this height, so that it can be seen.
+_LOWEST = 0.015
 # Number of texts to list, the most frequent ones.
 _LISTED = 10
 
@@ -59,7 +63,12 @@ def _values(each: EntrySummary) -> list[str]:
     found = each.moments
     if not found.count:
         return [""] * 4
-    return [short(value) for value in (found.mean, found.std, found.low, found.high)]
+    return [_number(value) for value in (found.mean, found.std, found.low, found.high)]
+
+
+def _number(value: float) -> str:
+    """Formats a number with about four digits, however large it is."""
+    return f"{value:.4g}" if abs(value) >= _LARGE else short(value)
 
 
 def _figure(name: str, each: EntrySummary) -> Markup:
@@ -71,7 +80,7 @@ def _figure(name: str, each: EntrySummary) -> Markup:
     elif not each.moments.count:
         content = [note("No value is finite.")]
     elif each.moments.low == each.moments.high:
-        content = [note(f"{_all(each.moments.count)} {short(each.moments.low)}.")]
+        content = [note(f"{_all(each.moments.count)} {_number(each.moments.low)}.")]
     else:
         content = _histogram(name, each)
     return figure(f"{name}-caption", caption, *content, *_not_finite(each))
@@ -100,11 +109,12 @@ def _histogram(name: str, each: EntrySummary) -> list[Markup]:
     highest = int(counts.argmax())
     description = (
         f"Histogram of {plural(each.moments.count, 'value')} in {plural(len(counts), 'bin')} from "
-        f"{short(edges[0])} to {short(stops[-1])}. The bin from {short(edges[highest])} to "
-        f"{short(stops[highest])} has the most, {counts[highest]:,}."
+        f"{_number(edges[0])} to {_number(stops[-1])}. The bin from {_number(edges[highest])} to "
+        f"{_number(stops[highest])} has the most, {counts[highest]:,}."
     )
     places = np.linspace(0, 1, len(counts) + 1)
-    drawing = svg(description, bars(places, counts / max(1, counts.max()), "c-env"))
+    heights = np.where(counts > 0, np.maximum(counts / counts.max(), _LOWEST), 0.0)
+    drawing = svg(description, bars(places, heights, "c-env"))
     ends = (tag("span", compact(edges[0])), tag("span", compact(stops[-1])))
     axis = tag("div", *ends, class_="ends", aria_hidden="true")
     rows = [

@@ -22,8 +22,9 @@ from trawl.data.sinks.entries import Entry, to_texts
 from trawl.observe.episodes import Moments
 
 MOST_BINS = 64
-# Number of values to convert at a time, and number of values of an entry to read at most.
-_BLOCK, _MOST_VALUES = 1 << 20, 1 << 28
+# Number of values to convert at a time: they fit into a cache. Number of values of an entry to read
+# at most.
+_BLOCK, _MOST_VALUES = 1 << 16, 1 << 28
 # Number of entries to summarize, and number of texts to tell apart.
 MOST_ENTRIES, MOST_TEXTS = 200, 1000
 # A bin is not narrower than this share of the largest value, as a power of two.

@@ -103,6 +103,8 @@ for (const view of document.querySelectorAll("[data-units]")) {
   }
 
   view.dataset.live = "";
+  view.tabIndex = 0;
+  view.setAttribute("aria-label", "Timeline. Arrow keys move it, plus and minus zoom, 0 shows all.");
   controls.hidden = false;
   show();
 }

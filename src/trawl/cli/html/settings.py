@@ -32,7 +32,7 @@ def settings_section(facts: Mapping[str, str], info: dict[str, Any]) -> Markup:
         named = {f"--{_option(name)}": value for name, value in arguments.items() if name != "env"}
         content.append(details("Arguments", _table("arguments", "Arguments of the command", named)))
     else:
-        content.append(note("The dataset records no arguments: trawl collect did not write it."))
+        content.append(note("No arguments were recorded: trawl collect records them."))
     if isinstance(versions, dict):
         content.append(details("Versions", _table("versions", "Versions of packages", versions)))
     others = {name: value for name, value in info.items() if name not in _ELSEWHERE}
@@ -51,7 +51,9 @@ def statistics_section(info: dict[str, Any]) -> Markup:
         name = "Statistics of the collector at the end of the run"
         content = details("All statistics", _table("stats", name, found))
     else:
-        content = note("The dataset records no statistics of its collector: it is an old one.")
+        content = note(
+            "No statistics were recorded: trawl collect records them at the end of a run."
+        )
     return section("statistics", "Statistics", content)
 
 

@@ -43,7 +43,7 @@ def shares_section(info: dict[str, Any]) -> Markup:
     if driver:
         content += [_bars("driver", "Time of the driver", _DRIVER_PARTS, [("driver", driver)])]
     if not workers and not driver:
-        why = "No shares of time were recorded: the run is too short, or an old version made it."
+        why = "No shares of time were recorded: trawl collect records them at the end of a run."
         content.append(note(why))
         if is_number(info.get("env_time_share")):
             share = info["env_time_share"]

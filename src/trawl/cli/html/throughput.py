@@ -26,7 +26,7 @@ def throughput_section(info: dict[str, Any]) -> Markup:
     """
     content = _content(_points(info.get("throughput")))
     if not content:
-        why = "No throughput was recorded over time: the dataset is too short, or an old one."
+        why = "No throughput was recorded: trawl collect records it at the end of a run."
         content = [note(why), *_overall(info)]
     return section("throughput", "Throughput", *content)
 

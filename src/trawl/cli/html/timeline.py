@@ -123,8 +123,7 @@ def _content(trace: Trace) -> list[Markup]:
         _axis(duration),
         class_="timeline",
         role="group",
-        tabindex=0,
-        aria_label="Timeline. Arrow keys move it, plus and minus zoom, 0 shows all of it.",
+        aria_label="Timeline",
         data_units=_UNITS,
         data_microseconds=f"{duration:.6g}",
     )
