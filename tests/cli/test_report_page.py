@@ -137,6 +137,7 @@ def test_texts_of_frames_are_escaped(report):
         {"stats": {"env_share": "a", "idle_share": None}, "throughput": [[1]], "versions": 5},
         {"throughput": [[2, 5], [1, 6], [3, 4]], "bottleneck": {"sentence": 5}, "seconds": "x"},
         {"stats": {"env_share": -3, "worker_99999999999999999999/env_share": 1}, "trace": "../x"},
+        {"throughput": [[1.0, 5], [2.0, 1e400], [1e400, 8], [True, False]]},
         {"stats": {"env_share": 1e400, "a": 10**30}, "seconds": 0, "resumed": 3, "env": {"a": []}},
     ],
 )

@@ -169,7 +169,9 @@ def test_only_the_first_characters_of_an_endless_trace_are_read(report, monkeypa
     assert "only the first 10,000 characters are read" in report()[1]
 
 
-def test_several_gzipped_files_in_one_are_read():
+@pytest.mark.parametrize("size", [1, 5, 4096])
+def test_several_gzipped_files_in_one_are_read(monkeypatch, size):
+    monkeypatch.setattr(trace_module, "_READ", size)
     whole = json.dumps(list(events(1))).encode()
     half = len(whole) // 2
     Path("t.json.gz").write_bytes(gzip.compress(whole[:half]) + gzip.compress(whole[half:]))
@@ -214,9 +216,14 @@ def test_thinning_keeps_the_time_of_each_part_in_each_bucket():
     for name in ("env", "policy", "weights"):
         apart = lane.of_name(name).busy(edges) - thin.of_name(name).busy(edges)
         assert np.abs(apart).max() <= bucket
-    # Joined spans lie side by side, as the spans did.
-    inner = thin.starts[:-1] + thin.lengths[:-1]
-    assert (inner <= thin.starts[1:] + bucket).all()
+
+
+def test_joined_spans_lie_side_by_side():
+    lane, duration = random_lane(5000)
+    short = lane.select(lane.lengths < 10)
+    [thin], bucket = thinned([short], duration, 2000)
+    assert bucket > 10
+    assert (thin.starts[:-1] + thin.lengths[:-1] <= thin.starts[1:] + 1e-6).all()
 
 
 def test_few_spans_are_kept_as_they_are():

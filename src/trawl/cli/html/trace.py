@@ -223,11 +223,7 @@ def load_trace(directory: Path, name: str) -> Trace:
 
 
 def _texts(file: BinaryIO) -> Iterator[str]:
-    """Yields the text of a file in pieces, none of them empty.
-
-    Raises:
-        _Damage: if a gzipped file ends too early.
-    """
+    """Yields the text of a file in pieces, none of them empty."""
     decoder = getincrementaldecoder("utf-8")("replace")
     for piece in _unzipped(file):
         if text := decoder.decode(piece):
@@ -239,15 +235,11 @@ def _unzipped(file: BinaryIO) -> Iterator[bytes]:
     file.seek(0, os.SEEK_SET)
     inflater = zlib.decompressobj(_GZIP)
     while piece := file.read(_READ):
-        if zipped and inflater.eof:
-            # Several gzipped files, one after the other, are one file.
-            inflater = zlib.decompressobj(_GZIP)
         yield inflater.decompress(piece) if zipped else piece
+        # Several gzipped files, one after the other, are one file.
         while inflater.unused_data:
             rest, inflater = inflater.unused_data, zlib.decompressobj(_GZIP)
             yield inflater.decompress(rest)
-    if zipped and not inflater.eof:
-        raise _Damage(_CUT)
 
 
 def _events(texts: Iterator[str]) -> Iterator[Any]:
