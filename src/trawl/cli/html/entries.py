@@ -52,7 +52,7 @@ def _table(record: Record, found: Iterable[EntrySummary]) -> Markup:
         shape = f"({', '.join(f'{n:,}' for n in (record.frames, *entry.shape))})"
         size = "" if entry.dtype is None else show_bytes(record.frames * entry.row)
         values = _values(by_key[entry.key]) if entry.key in by_key else [""] * 4
-        rows.append([tag("code", show_key(entry.key)), shape, entry.kind, size, *values])
+        rows.append([tag("code", shown(show_key(entry.key))), shape, entry.kind, size, *values])
     heads = ("entry", "shape", "dtype", "size", "mean", "std", "min", "max")
     caption = "Entries of each frame, with statistics over all their values"
     return table("entries-table", caption, heads, rows, text=3)
@@ -72,7 +72,7 @@ def _number(value: float) -> str:
 
 
 def _figure(name: str, each: EntrySummary) -> Markup:
-    caption = show_key(each.entry.key)
+    caption = shown(show_key(each.entry.key))
     if each.step > 1:
         caption += f" (one of each {each.step:,} frames)"
     if each.entry.dtype is None:
@@ -135,7 +135,7 @@ def _booleans(found: Sequence[EntrySummary]) -> Markup:
         bar = tag("span", class_="bar c-env", style=f"width:{100 * true / total:.2f}%")
         rows.append(
             [
-                tag("code", show_key(each.entry.key)),
+                tag("code", shown(show_key(each.entry.key))),
                 tag("span", bar, class_="bar-row", aria_hidden="true"),
                 f"{true:,}",
                 f"{total - true:,}",

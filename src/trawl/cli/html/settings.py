@@ -6,6 +6,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+from trawl.cli.errors import shown
 from trawl.cli.html.markup import Markup, details, markup, note, section, table, tag
 from trawl.cli.html.values import as_text
 
@@ -63,7 +64,9 @@ def _option(name: str) -> str:
 
 
 def _table(name: str, caption: str, found: Mapping[str, Any]) -> Markup:
-    rows = [[tag("code", key), _value(value)] for key, value in [*found.items()][:_MOST_ROWS]]
+    rows = [
+        [tag("code", shown(key)), _value(value)] for key, value in [*found.items()][:_MOST_ROWS]
+    ]
     if len(found) > _MOST_ROWS:
         caption += f", the first {_MOST_ROWS:,}"
     return table(f"{name}-table", caption, ("name", "value"), rows, text=2)

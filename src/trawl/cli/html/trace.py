@@ -138,11 +138,13 @@ class Trace:
 
     def _name(self, kind: str, lane: _Lane, args: Any) -> None:
         args = args if isinstance(args, dict) else {}
+        most = 4 * MOST_LANES
         if kind == "process_sort_index" and is_number(args.get("sort_index")):
-            self._order[lane[0]] = args["sort_index"]
-        elif isinstance(args.get("name"), str) and len(self._names) < 4 * MOST_LANES:
+            if len(self._order) < most:
+                self._order[lane[0]] = args["sort_index"]
+        elif isinstance(args.get("name"), str) and len(self._names) < most:
             place = lane if kind == "thread_name" else (lane[0], 0)
-            self._names[kind, place] = args["name"]
+            self._names[kind, place] = shown(args["name"])
 
     def _span(self, lane: _Lane, time: float, length: float, name: str) -> None:
         spans = self.lanes.get(lane)
@@ -158,7 +160,7 @@ class Trace:
     def _count(self, name: str, time: float, args: Any) -> None:
         found = args if isinstance(args, dict) else {}
         for key, value in found.items():
-            label = name if len(found) == 1 else f"{name}: {key}"
+            label = shown(name if len(found) == 1 else f"{name}: {key}")
             if label not in self.counters and len(self.counters) >= MOST_COUNTERS:
                 self.left_out += 1
             elif is_number(value):
