@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from itertools import islice
 from typing import Any
 
 from trawl.cli.errors import shown
@@ -64,9 +65,8 @@ def _option(name: str) -> str:
 
 
 def _table(name: str, caption: str, found: Mapping[str, Any]) -> Markup:
-    rows = [
-        [tag("code", shown(key)), _value(value)] for key, value in [*found.items()][:_MOST_ROWS]
-    ]
+    some = islice(found.items(), _MOST_ROWS)
+    rows = [[tag("code", shown(key)), _value(value)] for key, value in some]
     if len(found) > _MOST_ROWS:
         caption += f", the first {_MOST_ROWS:,}"
     return table(f"{name}-table", caption, ("name", "value"), rows, text=2)

@@ -17,9 +17,9 @@ _MEANINGS = {
     "policy": "calls of the policy",
     "overhead": "the collector's own work in the workers",
     "weights": "loading new weights",
-    "idle": "waiting for a request",
-    "learner": "your own code between batches",
-    "wait": "waiting for a batch",
+    "idle": "no batch is requested",
+    "learner": "code between batches, such as writing the dataset",
+    "wait": "waiting until a batch is ready",
     "driver": "the collector's own work in the driver",
 }
 # Number of workers to draw.
@@ -39,7 +39,8 @@ def shares_section(info: dict[str, Any]) -> Markup:
     workers, driver = _workers(stats), _shares(stats, _DRIVER_PARTS)
     content = _sentence(info.get("bottleneck"))
     if workers:
-        content += [_bars("workers", "Time of the workers", _WORKER_PARTS, workers)]
+        whose = "workers" if len(workers) > 1 else "collector"
+        content += [_bars("workers", f"Time of the {whose}", _WORKER_PARTS, workers)]
     if driver:
         content += [_bars("driver", "Time of the driver", _DRIVER_PARTS, [("driver", driver)])]
     if not workers and not driver:
@@ -61,7 +62,7 @@ def _sentence(found: Any) -> list[Markup]:
 def _workers(stats: dict[str, Any]) -> list[tuple[str, dict[str, float]]]:
     """Returns names and shares of all workers together, and of each one if there are several."""
     numbers = {int(m[1]) for name in stats if (m := re.fullmatch(r"worker_(\d{1,6})/\w+", name))}
-    found = [("all workers" if numbers else "this process", _shares(stats, _WORKER_PARTS))]
+    found = [("all workers" if numbers else "collector", _shares(stats, _WORKER_PARTS))]
     for number in sorted(numbers)[:_MOST_WORKERS]:
         shares = _shares(stats, _WORKER_PARTS, f"worker_{number}/")
         found.append((f"worker {number}", shares))

@@ -31,7 +31,7 @@ _STYLES = {
     "wait": (15, 20, "waiting"),
     "restart": (0, 20, "replacing a worker"),
     "collect": (0, 2, "in the collector"),
-    "learn": (4, 20, "your code between batches"),
+    "learn": (4, 20, "code between batches"),
     "update": (4, 12, "sending weights"),
     "request": (4, 12, "request for a batch"),
     "deliver": (12, 20, "batch delivered"),
