@@ -207,6 +207,11 @@ class ShowArguments:
     ] = None
     """File for a plot of the returns: PNG, PDF or SVG, by its suffix (needs trawl-rl[plot])."""
 
+    html: Annotated[
+        str | None, tyro.conf.arg(metavar="FILE", help_behavior_hint="(default: none)")
+    ] = None
+    """File for a report on the run, as one HTML page that needs no other file and no network."""
+
     traceback: Traceback = False
 
 
@@ -220,7 +225,7 @@ _DESCRIPTION = """Collects experience for reinforcement learning.
 
   trawl collect Pendulum-v1 --frames 10000 --out runs/demo
 
-  trawl show runs/demo --plot returns.png
+  trawl show runs/demo --plot returns.png --html report.html
 
   trawl evaluate Pendulum-v1 --policy policy.pt2 --episodes 50
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import sys
+from collections import deque
 from collections.abc import Iterator, Sequence
 from itertools import chain
 from pathlib import Path
@@ -18,6 +19,9 @@ from tensordict import TensorDictBase
 
 from trawl.cli.arguments import ShowArguments
 from trawl.cli.errors import CliError, message_of, shown
+from trawl.cli.html.histograms import EntrySummary, followed, summaries
+from trawl.cli.html.page import HtmlReport
+from trawl.cli.html.trace import find_trace
 from trawl.cli.summary import (
     print_episodes,
     print_facts,
@@ -50,29 +54,54 @@ def show(args: ShowArguments) -> int:
         The exit code: 0.
 
     Raises:
-        CliError: if the dataset does not exist or can't be read, or if its returns can't be
-            plotted.
+        CliError: if the dataset does not exist or can't be read, if its returns can't be plotted,
+            or if the report can't be written.
     """
     directory = Path(args.directory)
+    found: list[EntrySummary] = []
     # Checked before the record is read: if the sink is closed in between, the record already tells
     # how the collection ended.
     closed = was_closed(directory)
     try:
         record = read_record(directory)
         facts = record.facts()
-        stats, episodes = read_episodes(load(directory, _chunk(record)), record.entries)
+        batches = load(directory, _chunk(record))
+        if args.html is not None:
+            found = summaries(record.entries, record.frames)
+            batches = followed(batches, found)
+        stats, episodes = read_episodes(batches, record.entries)
+        # Without episodes, the rest of the frames is not read yet.
+        deque(batches if found else (), maxlen=0)
     except (FileNotFoundError, ImportError, ValueError) as error:
         # An OSError without a file name has its message in the exception itself.
         raise CliError(str(error)) from error
     if args.plot is not None:
         _plot(args.plot, episodes, facts)
+    described = _facts(directory, facts, closed)
+    if args.html is not None:
+        trace, why = find_trace(record)
+        _write_html(
+            args.html,
+            HtmlReport(
+                _title(facts) or directory.resolve().name,
+                described,
+                record,
+                stats,
+                episodes,
+                found,
+                trace,
+                why,
+            ),
+        )
     console = Console(file=sys.stdout)
-    print_facts(console, _facts(directory, facts, closed))
+    print_facts(console, described)
     _print_entries(console, record)
     if stats is not None:
         print_episodes(console, stats)
     if args.plot is not None:
         console.print(f"the returns are plotted in {args.plot}", markup=False, soft_wrap=True)
+    if args.html is not None:
+        console.print(f"the report is written to {args.html}", markup=False, soft_wrap=True)
     return 0
 
 
@@ -166,14 +195,24 @@ def _print_entries(console: Console, record: Record) -> None:
     console.print(table)
 
 
+def _title(info: dict[str, Any]) -> str:
+    """Returns the environment and the policy, as far as they are recorded."""
+    title = show_environment(info)
+    return f"{title}, policy {show_policy(info)}" if title and info.get("policy") else title
+
+
+def _write_html(file: str, report: HtmlReport) -> None:
+    try:
+        Path(file).write_text(report.render(), encoding="utf-8")
+    except OSError as error:
+        raise CliError(f"{file} can't be written: {error.strerror or error}") from error
+
+
 def _plot(file: str, episodes: Episodes, info: dict[str, Any]) -> None:
     from trawl.observe.plots import plot_returns
 
-    title = show_environment(info)
-    if title and info.get("policy"):
-        title += f", policy {show_policy(info)}"
     try:
-        plot_returns(episodes, file, title=title)
+        plot_returns(episodes, file, title=_title(info))
     except OSError as error:
         raise CliError(f"{file} can't be written: {error.strerror}") from error
     except (ImportError, ValueError) as error:

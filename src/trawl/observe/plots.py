@@ -74,7 +74,7 @@ def _draw(axes: Any, episodes: Episodes) -> None:
         alpha=0.45,
         label="an episode",
     )
-    window = min(_LONGEST_MEAN, max(1, len(episodes) // 10))
+    window = mean_window(len(episodes))
     if window > 1:
         axes.plot(
             episodes.ends[window - 1 :],
@@ -93,6 +93,16 @@ def _draw(axes: Any, episodes: Episodes) -> None:
         axes.spines[side].set_visible(False)
     # The legend is outside the axes, so that it hides no episode.
     axes.figure.legend(frameon=False, loc="outside lower right", ncols=2)
+
+
+def mean_window(count: int) -> int:
+    """Returns the number of values that a running mean of ``count`` values covers.
+
+    Example:
+        >>> mean_window(5), mean_window(200), mean_window(10_000)
+        (1, 20, 100)
+    """
+    return min(_LONGEST_MEAN, max(1, count // 10))
 
 
 def running_mean(values: NDArray[np.float64], window: int) -> NDArray[np.float64]:

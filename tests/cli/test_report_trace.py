@@ -1,0 +1,256 @@
+import gzip
+import json
+import os
+import random
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+from report_parts import (
+    Page,
+    check_structure,
+    counter,
+    events,
+    frames,
+    label,
+    span,
+    write,
+    write_trace,
+)
+
+from trawl.cli.html import trace as trace_module
+from trawl.cli.html.thinning import Lane, thinned, thinned_series
+from trawl.cli.html.trace import SPANS, Series, Spans, load_trace
+
+
+@pytest.fixture
+def report(trawl):
+    """Writes a report on the dataset in ``d``; gives the page, and what was printed on stderr."""
+    write(frames(), "d")
+
+    def make():
+        code, _, err = trawl("show", "d", "--html", "report.html")
+        assert code == 0, err
+        page = Page()
+        check_structure(page)
+        return page, err
+
+    return make
+
+
+def test_a_trace_becomes_lanes_and_counters(report):
+    write_trace(events(2), "d/trace.json.gz")
+    page, err = report()
+    assert err == ""
+    described = [each["aria-label"] for each in page.all("svg") if "aria-label" in each]
+    lanes = [text.partition(":")[0] for text in described]
+    first = lanes.index("learner")
+    assert lanes[first : first + 4] == ["learner", "scheduler", "worker 0", "worker 1"]
+    assert "Counter policy version: 0 to 4, at the end 4" in described
+    # Five batches of ten frames in worker 0, whose environment takes 70 µs a step: 3.5 ms.
+    table = page.text.partition("Time of each part, by lane")[2]
+    row = table.partition("worker 0")[2].partition("worker 1")[0].split()
+    at = row.index("env")
+    assert row[at : at + 4] == ["env", "50", "3.5", "ms"]
+
+
+def test_the_record_names_the_trace(report, trawl):
+    write(frames(), "e", trace="other.json")
+    Path("e/other.json").write_text(json.dumps(list(events(1))))
+    assert trawl("show", "e", "--html", "report.html")[2] == ""
+    assert "worker 0" in Page().text
+
+
+def test_a_trace_that_is_missing_is_noted(trawl):
+    write(frames(), "e", trace="gone.json.gz")
+    code, _, err = trawl("show", "e", "--html", "report.html")
+    assert (code, err) == (0, "trawl: note: e: the trace gone.json.gz is missing\n")
+    assert "The trace gone.json.gz is missing." in Page().text
+
+
+def test_a_trace_that_was_cut_off_is_shown_up_to_there(report):
+    write_trace(events(2, 200), "d/trace.json.gz")
+    path = Path("d/trace.json.gz")
+    path.write_bytes(path.read_bytes()[:-5000])
+    page, err = report()
+    told = "the trace trace.json.gz is damaged: the file ends too early"
+    assert err == f"trawl: note: d: {told}\n"
+    assert f"T{told[1:]}." in page.text
+    assert "worker 0" in page.text
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"\x1f\x8b",
+        b"\x1f\x8bgarbage that is no gzip",
+        b"no json",
+        b"{}",
+        b'{"traceEvents": [{"ph": "X"',
+        b'{"traceEvents": [{"ph": nonsense}]}',
+        b'{"traceEvents": ' + b"[" * 100_000,
+        b'{"traceEvents": [{"ts": ' + b"9" * 5000 + b"}]}",
+        b"\xff\xfe\x00" * 100,
+    ],
+    ids=range(10),
+)
+def test_a_trace_that_is_no_trace_is_noted(report, content):
+    Path("d/trace.json.gz").write_bytes(content)
+    page, err = report()
+    assert err.startswith("trawl: note: d: the trace trace.json.gz is damaged: ")
+    assert err.count("\n") == 1
+    assert "The trace trace.json.gz is damaged: " in page.text
+
+
+def test_a_trace_that_is_a_link_is_not_followed(report):
+    write_trace(events(), "secret.json.gz")
+    os.symlink("../secret.json.gz", "d/trace.json.gz")
+    page, err = report()
+    assert "links are not followed" in err
+    assert "worker 0" not in page.text
+
+
+def test_events_of_unexpected_forms_are_ignored(report):
+    good = [span("env", 10, 5), label("process", "worker 0", 1)]
+    bad = [
+        None, 3, "x", [], {}, {"ph": "X"}, {"ph": "X", "name": 3, "ts": 1, "dur": 1},
+        {**span("env", 0, 1), "ts": "1"}, {**span("env", 0, 1), "ts": True},
+        {**span("env", 0, 1), "dur": -1}, {**span("env", 0, 1), "dur": None},
+        span("env", 1e300, 1), span("env", 1, 1e300), span("env", float("nan"), 1),
+        {"ph": "C", "name": "c", "ts": 1, "args": 5}, counter("c", 1, "x"), counter("c", 1, None),
+        {"ph": "M", "name": "process_name", "pid": 1, "args": {"name": 7}},
+        {"ph": "M", "name": "thread_name", "pid": {}, "tid": [], "args": None},
+    ]  # fmt: skip
+    write_trace([*bad, *good, *bad], "d/trace.json.gz")
+    page, err = report()
+    assert err == ""
+    assert 'aria-label="worker 0: env 100.0%"' in page.source
+
+
+def test_a_trace_without_events_is_called_so(report):
+    write_trace([], "d/trace.json.gz")
+    assert "The trace has no events." in report()[0].text
+
+
+def test_processes_with_several_threads_have_lanes_for_them(report):
+    found = [
+        *(label("process", "worker 0", 1), label("thread", "render", 1, 7)),
+        *(span("env", 0, 1, 1, 7), span("env", 0, 1, 1, 8), span("odd", 0, 1, 5)),
+    ]
+    write_trace(found, "d/trace.json.gz")
+    page, _ = report()
+    for text in ("worker 0, render", ">worker 0<", "process 5: other 100.0%"):
+        assert text in page.source
+
+
+def test_a_huge_trace_is_thinned(report):
+    write_trace(events(8, 30, 300), "d/trace.json.gz")
+    page, _ = report()
+    assert len(page.source) < 3_000_000
+    assert re.search(r"Spans shorter than [\d.]+ (ms|µs) are joined", page.text)
+    # The table counts every span.
+    assert page.text.count("9,000") >= 16
+
+
+def test_a_trace_with_very_many_lanes_is_cut(report):
+    found = [span("env", at * 10, 5, pid) for pid in range(1, 301) for at in range(300)]
+    write_trace([*found, *(counter(f"c{n}", 1, 1) for n in range(40))], "d/trace.json.gz")
+    page, _ = report()
+    assert len(page.source) < 3_000_000
+    assert page.source.count('class="lane dense"') == 256
+    assert "Not drawn: 13,208 events beyond 256 lanes and 32 counters." in page.text
+
+
+def test_only_the_first_characters_of_an_endless_trace_are_read(report, monkeypatch):
+    monkeypatch.setattr(trace_module, "_MOST_CHARS", 10_000)
+    write_trace(events(2, 50), "d/trace.json.gz")
+    assert "only the first 10,000 characters are read" in report()[1]
+
+
+@pytest.mark.parametrize("size", [1, 5, 4096])
+def test_several_gzipped_files_in_one_are_read(monkeypatch, size):
+    monkeypatch.setattr(trace_module, "_READ", size)
+    whole = json.dumps(list(events(1))).encode()
+    half = len(whole) // 2
+    Path("t.json.gz").write_bytes(gzip.compress(whole[:half]) + gzip.compress(whole[half:]))
+    trace = load_trace(Path(), "t.json.gz")
+    assert trace.damage == ""
+    assert len(trace.lanes[1, 0].starts) == 5 * (3 + 20) + 1
+
+
+def test_it_makes_no_difference_where_a_trace_is_divided(monkeypatch):
+    Path("t.json").write_text(json.dumps({"traceEvents": [*events(2)]}, indent=1))
+    whole = load_trace(Path(), "t.json")
+    for size in (1, 7, 100):
+        monkeypatch.setattr(trace_module, "_READ", size)
+        assert load_trace(Path(), "t.json") == whole
+
+
+def random_lane(count, seed=1):
+    """A lane with spans of any length, one after the other, with gaps."""
+    generator = random.Random(seed)
+    time, spans = 0.0, Spans()
+    for _ in range(count):
+        time += generator.choice([0, 0, 1, 50])
+        length = generator.choice([0.5, 1, 2, 3, 100])
+        spans.starts.append(time)
+        spans.lengths.append(length)
+        spans.names.append(generator.choice([1, 2, 3]))
+        time += length
+    return Lane.of(spans, 0.0), time
+
+
+def test_thinning_keeps_the_time_of_each_part_in_each_bucket():
+    lane, duration = random_lane(5000)
+    [thin], bucket = thinned([lane], duration, 2000)
+    assert len(thin) <= 2000
+    assert bucket > 3
+    assert (np.diff(thin.starts) >= 0).all()
+    assert {n: t for n, (_, t) in thin.totals().items()} == pytest.approx(
+        {n: t for n, (_, t) in lane.totals().items()}
+    )
+    # At the beginning of each bucket, no more than the span that lasts on is out of place.
+    edges = np.arange(0, duration, bucket)
+    for name in ("env", "policy", "weights"):
+        apart = lane.of_name(name).busy(edges) - thin.of_name(name).busy(edges)
+        assert np.abs(apart).max() <= bucket
+
+
+def test_joined_spans_lie_side_by_side():
+    lane, duration = random_lane(5000)
+    short = lane.select(lane.lengths < 10)
+    [thin], bucket = thinned([short], duration, 2000)
+    assert bucket > 10
+    assert (thin.starts[:-1] + thin.lengths[:-1] <= thin.starts[1:] + 1e-6).all()
+
+
+def test_few_spans_are_kept_as_they_are():
+    lane, duration = random_lane(100)
+    [thin], bucket = thinned([lane], duration, 100)
+    assert thin is lane
+    assert bucket == 0
+
+
+def test_the_time_of_spans_before_a_time_is_exact():
+    spans = Spans()
+    for start, length in ((10, 5), (20, 10)):
+        spans.starts.append(start)
+        spans.lengths.append(length)
+        spans.names.append(SPANS.index("env"))
+    lane = Lane.of(spans, 0.0)
+    times = np.array([0, 10, 12, 15, 19, 25, 30, 99.0])
+    assert lane.busy(times).tolist() == [0, 0, 2, 5, 5, 10, 15, 15]
+
+
+def test_a_thinned_counter_keeps_its_extremes():
+    series = Series()
+    for number in range(10_000):
+        series.times.append(float(number))
+        series.values.append(1e6 if number == 777 else -5.0 if number == 5000 else number % 7)
+    times, values = thinned_series(series, 0.0, 9999.0, 100)
+    assert len(times) <= 100
+    assert (np.diff(times) > 0).all()
+    assert (values.max(), values.min()) == (1e6, -5.0)
+    assert times[values == 1e6].tolist() == [777.0]
