@@ -51,29 +51,28 @@ def bottleneck_finder(args: CollectArguments) -> Callable[[Mapping[str, Any]], B
 
     def find(stats: Mapping[str, Any]) -> Bottleneck:
         found = bottleneck_of(stats)
-        subject = _subject(found)
+        subject, remedy = _subject(found), _remedy(found.part, args)
         if subject is None:
             return found
-        remedy = _remedy(found.part, args)
-        return replace(found, sentence=f"{subject}. {remedy}." if remedy else f"{subject}.")
+        return replace(found, sentence=f"{subject}: {remedy}." if remedy else f"{subject}.")
 
     return find
 
 
 def _subject(found: Bottleneck) -> str | None:
     """Returns the first part of the sentence; None if the sentence need not be changed."""
-    share = f"{found.share:.0%}"
+    busy, total = f"({found.share:.0%} of busy time)", f"({found.share:.0%} of the time)"
     match found.part:
         case "environment":
-            return f"The environment limits the rate, with {share} of the busy time"
+            return f"The environment limits the rate {busy}"
         case "policy":
-            return f"The policy limits the rate, with {share} of the busy time"
+            return f"The policy limits the rate {busy}"
         case "overhead":
-            return f"The overhead of batches limits the rate, with {share} of the busy time"
+            return f"The overhead of batches limits the rate {busy}"
         case "learner":
-            return f"Writing the dataset limits the rate, with {share} of the time"
+            return f"Writing the dataset limits the rate {total}"
         case "driver":
-            return f"Receiving batches limits the rate, with {share} of the time"
+            return f"Receiving batches limits the rate {total}"
         case "straggler":
             return f"Worker {found.worker} limits the rate, because the others wait for it"
         case _:
@@ -84,12 +83,12 @@ def _remedy(part: str, args: CollectArguments) -> str | None:
     """Returns an option that may help; None if there is none."""
     match part:
         case "environment":
-            return f"If there are idle cores, {'add' if args.workers else 'use'} --workers"
+            return "use more --workers if there are idle cores"
         case "policy":
-            return "Use more --envs, so that one call acts for more environments"
+            return "use more --envs, so that one call acts for more of them"
         case "overhead" | "driver" | "learner":
-            return "Use a larger --frames-per-batch"
+            return "use a larger --frames-per-batch"
         case "straggler" if not args.asynchronous:
-            return "With --async, no worker waits"
+            return "with --async, no worker waits"
         case _:
             return None

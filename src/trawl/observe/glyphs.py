@@ -76,10 +76,14 @@ class Glyphs:
         )
 
     def stacked_bar(self, shares: Sequence[float], width: int) -> Text:
-        """Returns a bar that is divided as the shares of the ``PART_COLORS`` divide the time."""
+        """Returns a bar that is divided as given by the shares of the ``PART_COLORS``.
+
+        Without shares, the bar is empty.
+        """
         bar = Text()
+        # Without shares, there are no sizes either.
         sizes = divided(shares, width)
-        for glyph, color, size in zip(self.parts, PART_COLORS.values(), sizes, strict=True):
+        for glyph, color, size in zip(self.parts, PART_COLORS.values(), sizes, strict=False):
             bar.append(glyph * size, color)
         return bar
 

@@ -188,4 +188,6 @@ def _bar_column(rows: Sequence[WorkerRow], glyphs: Glyphs, width: int) -> _Colum
 def _rate(row: WorkerRow) -> Text:
     if row.dead:
         return Text("dead", "bold red")
-    return Text("-" if row.rate is None else short(row.rate))
+    if row.rate is None:
+        return Text("-")
+    return Text(f"{row.rate:,.0f}" if row.rate >= 10 else short(row.rate))
