@@ -80,7 +80,10 @@ class ProgressPanel:
         if state.total is not None:
             done += f"/{state.total:,}"
         rate = f"{state.recent.rate:,.0f} frames/s"
-        text = f"{done} frames in {show_duration(state.elapsed)}{_GAP}"
+        text, since = f"{done} frames", f" in {show_duration(state.elapsed)}"
+        if len(text) + len(since) + len(_GAP) + len(rate) <= width:
+            text += since
+        text += _GAP
         room = min(_SPARK, width - len(text) - len(rate) - 1)
         spark = self._glyphs.sparkline(state.recent.rates(room), low=0.0)
         return Text.assemble(text, (rate, "bold"), " ", (spark, "cyan"))
@@ -103,8 +106,7 @@ class ProgressPanel:
             return []
         learner, wait, driver = (stats[f"{name}_share"] for name in ("learner", "wait", "driver"))
         text = (
-            f"driver thread: {wait:.0%} waiting for batches, {driver:.0%} collector, "
-            f"{learner:.0%} outside the collector"
+            f"driver thread: {wait:.0%} waiting, {driver:.0%} collector, {learner:.0%} outside it"
         )
         return [Text(self._glyphs.fit(text, width), "dim")]
 
