@@ -12,6 +12,10 @@ from rich.console import Console
 from trawl import Collector, MultiSyncCollector
 from trawl.backends import InlineBackend
 from trawl.observe import CollectionProgress
+from trawl.observe.bottleneck import bottleneck_of
+from trawl.observe.glyphs import UNICODE
+from trawl.observe.progress_state import ProgressState
+from trawl.observe.worker_rows import table_lines, worker_rows
 from trawl.testing import NumberedEnv
 
 LONG = "my_company.environments.manufacturing.lines:AssemblyLineWithManyStations-v12"
@@ -105,19 +109,28 @@ class WithDeadWorkers(InlineCollector):
 
 
 @pytest.mark.parametrize(
-    ("height", "own", "note"), [(10, [3], "mean, 1 dead"), (11, [3, 5], "mean")]
+    ("room", "labels", "note"),
+    [
+        (1, ["6 more"], "mean, 2 dead"),
+        (3, ["worker 3", "5 more", "all"], "mean, 1 dead"),
+        (5, ["worker 0", "worker 3", "worker 5", "3 more", "all"], "mean"),
+    ],
 )
-def test_a_dead_worker_has_a_row_in_preference_to_others(height, own, note):
-    collector = WithDeadWorkers([NumberedEnv] * 6, frames_per_batch=60, total_frames=600)
-    with running(collector, height=height) as progress:
-        lines = lines_of(progress, 100)
-    rows = [line for line in lines if line.startswith("worker ")]
-    assert [int(row.split()[1]) for row in rows] == own
-    assert all(" dead" in row for row in rows)
-    (more,) = [line for line in lines if " more " in line]
-    assert more.endswith(note)
+def test_dead_workers_have_a_row_in_preference_to_others(room, labels, note):
+    with WithDeadWorkers([NumberedEnv] * 6, frames_per_batch=60, total_frames=600) as collector:
+        state = ProgressState(collector, bottleneck_of)
+        rows = worker_rows(state, room)
+    assert [row.label for row in rows] == labels
+    assert [row.label for row in rows if row.dead] == [
+        name for name in labels if name in ("worker 3", "worker 5")
+    ]
+    (more,) = [row for row in rows if " more" in row.label]
+    assert more.note == note
+    cells = [line.plain for line in table_lines(rows, 100, UNICODE)]
+    assert sum(" dead " in line for line in cells[1:]) == len([row for row in rows if row.dead])
 
 
+@pytest.mark.filterwarnings("ignore:worker 1 was killed:RuntimeWarning")
 def test_restarts_have_a_column():
     collector = MultiSyncCollector(
         NumberedEnv, num_workers=2, frames_per_batch=20, total_frames=400
@@ -125,9 +138,8 @@ def test_restarts_have_a_column():
     with running(collector) as progress:
         assert "restarts" not in "\n".join(lines_of(progress, 60))
         os.kill(collector._pool.slots[1].worker.pid, signal.SIGKILL)
-        with pytest.warns(RuntimeWarning, match="worker 1 was killed"):
-            for batch in collector:
-                progress.update(batch)
+        for batch in collector:
+            progress.update(batch)
         lines = lines_of(progress, 60)
     (heading,) = [line for line in lines if "restarts" in line]
     place = heading.index("restarts") + len("restarts")

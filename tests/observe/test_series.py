@@ -1,3 +1,5 @@
+from itertools import pairwise
+
 import pytest
 
 from trawl.observe.series import RecentFrames, ThinnedSeries
@@ -13,7 +15,7 @@ def test_a_series_is_bounded_and_even(count):
     assert points[0] == (0, 0)
     assert points[-1] == (count - 1, 3 * (count - 1))
     assert all(y == 3 * x for x, y in points)
-    gaps = [b[0] - a[0] for a, b in zip(points, points[1:], strict=False)]
+    gaps = [b[0] - a[0] for a, b in pairwise(points)]
     # The last gap ends with the latest point, wherever that is.
     assert all(gap > 0 for gap in gaps)
     assert count <= 200 or max(gaps) <= 2 * min(gaps[:-1])
