@@ -85,7 +85,7 @@ def _remedy(part: str, args: CollectArguments) -> str | None:
         case "environment":
             return "use more --workers if there are idle cores"
         case "policy":
-            return "use more --envs, so that one call acts for more of them"
+            return "use more --envs, so that a call acts for more"
         case "overhead" | "driver" | "learner":
             return "use a larger --frames-per-batch"
         case "straggler" if not args.asynchronous:
