@@ -219,7 +219,9 @@ class CollectionProgress:
         try:
             self._live.start()
         except BaseException:
-            self._stop_live()
+            # A display that has not started fully can't be stopped without errors.
+            with suppress(Exception):
+                self._stop_live()
             raise
 
     def _stop_live(self) -> None:

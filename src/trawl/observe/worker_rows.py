@@ -138,7 +138,8 @@ def table_lines(rows: Sequence[WorkerRow], width: int, glyphs: Glyphs) -> list[T
         glyphs: characters to draw with.
     """
     columns = _columns(rows, glyphs)
-    used, kept = -_GAP, set()
+    used = -_GAP
+    kept: set[str] = set()
     for name in _by_importance(rows):
         needed = _GAP + (_NARROW_BAR if name == _BAR else columns[name].width)
         if used + needed <= width or not kept:
