@@ -114,9 +114,10 @@ def test_without_utf_8_the_panel_is_ascii(tmp_path, variables):
     assert re.search(r"Pendulum-v1  \[#+\]  100%", panel)
 
 
-def test_a_dumb_terminal_gets_lines(tmp_path):
+@pytest.mark.parametrize("variables", [{"TERM": "dumb"}, {"TTY_INTERACTIVE": "0"}])
+def test_a_terminal_without_a_cursor_gets_lines(tmp_path, variables):
     with Terminal("collect", "Pendulum-v1", "--frames", 300, "--out", "d", cwd=tmp_path,
-                  TERM="dumb") as terminal:  # fmt: skip
+                  **variables) as terminal:  # fmt: skip
         assert terminal.finish() == 0
     assert "\x1b" not in terminal.written
     assert terminal.text.startswith("300/300 frames  ")

@@ -256,7 +256,9 @@ class CollectionProgress:
 def _stderr() -> Console:
     """Returns a console for the standard error stream.
 
-    Variables such as ``FORCE_COLOR`` don't make a panel appear in a file.
+    Variables such as ``FORCE_COLOR`` don't make a panel appear in a file. ``TTY_INTERACTIVE=0``
+    suppresses the panel, which older versions of rich don't do themselves.
     """
     terminal = sys.stderr is not None and sys.stderr.isatty()
-    return Console(file=sys.stderr, force_interactive=None if terminal else False)
+    wanted = terminal and os.environ.get("TTY_INTERACTIVE") != "0"
+    return Console(file=sys.stderr, force_interactive=None if wanted else False)
