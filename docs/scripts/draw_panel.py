@@ -21,8 +21,8 @@ from trawl.cli.arguments import CollectArguments
 from trawl.cli.outcome import bottleneck_finder
 from trawl.observe import CollectionProgress
 
-ENV, WORKERS, SECONDS = "CartPole-v1", 4, 25.0
-COMMAND = f"trawl collect {ENV} --policy policies:actor --workers {WORKERS} --frames 400000"
+ENV, WORKERS, FRAMES, SECONDS = "CartPole-v1", 4, 500_000, 25.0
+COMMAND = f"trawl collect {ENV} --policy policies:actor --workers {WORKERS} --frames {FRAMES}"
 
 
 class Actor(nn.Module):
@@ -50,10 +50,16 @@ def main() -> None:
     console = Console(record=True, width=100, file=io.StringIO(), force_terminal=True)
     args = CollectArguments(env=ENV, workers=WORKERS)
     with MultiSyncCollector(
-        [ENV] * WORKERS, policy_factory=actor, frames_per_batch=1000, total_frames=400_000
+        [ENV] * WORKERS,
+        policy_factory=actor,
+        create_env_kwargs={"categorical_action_encoding": True},
+        frames_per_batch=1000,
+        total_frames=FRAMES,
     ) as collector:
+        # What it prints itself is not part of the picture.
+        elsewhere = Console(file=io.StringIO())
         progress = CollectionProgress(
-            collector, ENV, console, find_bottleneck=bottleneck_finder(args)
+            collector, ENV, elsewhere, find_bottleneck=bottleneck_finder(args)
         )
         started = time.monotonic()
         for batch in collector:
