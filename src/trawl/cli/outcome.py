@@ -85,7 +85,7 @@ def _remedy(part: str, args: CollectArguments) -> str | None:
         case "environment":
             return "use more --workers if there are idle cores"
         case "policy":
-            return "use more --envs, so that a call acts for more"
+            return "use more --envs, to act for many at once"
         case "overhead" | "driver" | "learner":
             return "use a larger --frames-per-batch"
         case "straggler" if not args.asynchronous:
