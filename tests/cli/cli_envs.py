@@ -127,3 +127,22 @@ def gaussian(env):
             distribution_class=torch.distributions.Normal,
         ),
     )
+
+
+class Gated(gymnasium.Env):
+    """At step 150, it waits until the pipe ``gate`` in the current folder is opened for writing."""
+
+    observation_space = spaces.Box(-1, 99, (2,))
+    action_space = spaces.Discrete(2)
+    taken = 0
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        return np.zeros(2, np.float32), {}
+
+    def step(self, action):
+        self.taken += 1
+        if self.taken == 150:
+            with open("gate"):
+                pass
+        return np.zeros(2, np.float32), 1.0, self.taken % 10 == 0, False, {}

@@ -1,6 +1,9 @@
+import contextlib
 import io
 import os
 import signal
+import subprocess
+import sys
 
 import gymnasium
 import numpy as np
@@ -8,8 +11,10 @@ import pytest
 from rich.console import Console
 
 from trawl import Collector, MultiAsyncCollector, MultiSyncCollector
-from trawl.observe import CollectionProgress
+from trawl.backends import InlineBackend
+from trawl.observe import Bottleneck, CollectionProgress
 from trawl.observe.formats import short
+from trawl.testing import NumberedEnv
 
 
 def shown(terminal):
@@ -33,6 +38,7 @@ def test_without_a_terminal_there_are_few_plain_lines():
     assert lines[-1].startswith("1,000/1,000 frames  ")
     for words in ("frames/s", "env ", "policy ", "episodes", "return ", "length "):
         assert words in lines[-1]
+    assert "  bottleneck " in lines[-1]
 
 
 def test_on_a_terminal_a_bar_shows_the_same():
@@ -132,8 +138,127 @@ def test_a_worker_that_was_replaced_is_shown(terminal):
             if progress.episodes.frames == 120:
                 os.kill(int(batch["observation"][1, 0, 0]), signal.SIGKILL)
     assert [line[4] for line in progress.workers()] == ["", "1 restart", ""]
-    assert "1 restart" in output.getvalue()
+    assert ("restarts" if terminal else "1 restart") in output.getvalue()
     assert "1 restart" in progress.figures()
     assert [line[2] for line in progress.workers()] != ["dead"] * 3
     progress.update(batch)
     assert [line[2] for line in progress.workers()] == ["dead"] * 3
+
+
+# --- what an update costs
+
+
+class CountedCollector(MultiSyncCollector):
+    """Counts how often its statistics are taken."""
+
+    taken = 0
+
+    def _new_backend(self):
+        return InlineBackend()
+
+    def stats(self, *view):
+        self.taken += 1
+        return super().stats(*view)
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_the_statistics_are_not_taken_with_every_batch(terminal):
+    console = Console(file=io.StringIO(), force_terminal=terminal, width=100)
+    options = {"num_workers": 2, "frames_per_batch": 20, "total_frames": 20_000}
+    # An iteration of the collector takes none.
+    with (
+        CountedCollector(NumberedEnv, **options) as collector,
+        CollectionProgress(collector, "a title", console) as progress,
+    ):
+        for batch in collector:
+            progress.update(batch)
+        taken, seconds = collector.taken, progress.seconds
+    # A thousand batches; ten lines, or four panels a second, and the first and the last time.
+    assert 2 <= taken <= 13 + 5 * seconds
+    assert progress.stats["frames"] == 20_000
+    assert progress.stats["workers_alive"] == 2
+
+
+def test_it_shows_the_frames_of_every_batch():
+    options = {"frames_per_batch": 25, "total_frames": 1000}
+    with Collector("CartPole-v1", **options) as collector:
+        progress = CollectionProgress(collector, console=Console(file=io.StringIO()))
+        for number, batch in enumerate(collector, 1):
+            progress.update(batch)
+            assert progress.stats["frames"] == progress.throughput[-1][1] == 25 * number
+
+
+def test_the_bottleneck_is_that_of_the_collector_unless_another_is_given():
+    options = {"frames_per_batch": 100, "total_frames": 300}
+    with Collector("CartPole-v1", **options) as collector:
+        progress = CollectionProgress(collector, console=Console(file=io.StringIO()))
+        own = CollectionProgress(
+            collector,
+            console=Console(file=io.StringIO()),
+            find_bottleneck=lambda stats: Bottleneck("policy", 0.5, f"{stats['frames']} frames"),
+        )
+        assert progress.bottleneck.part == "unknown"
+        for batch in collector:
+            progress.update(batch)
+            own.update(batch)
+        assert progress.bottleneck == collector.bottleneck()
+        assert str(own.bottleneck) == "300 frames"
+
+
+# --- the terminal stays sane
+
+
+class InterruptedFile(io.StringIO):
+    """A terminal on which Ctrl-C arrives while something certain is written to it."""
+
+    def __init__(self, words):
+        super().__init__()
+        self.words = words
+
+    def write(self, text):
+        super().write(text)
+        if self.words in text:
+            self.words = "\0"
+            raise KeyboardInterrupt
+        return len(text)
+
+
+@pytest.mark.parametrize("words", ["\x1b[?25l", "frames/s", "\x1b[?25h", "300/300"])
+def test_ctrl_c_leaves_the_cursor_visible(words):
+    file = InterruptedFile(words)
+    before = sys.stderr
+    with (
+        Collector("CartPole-v1", frames_per_batch=100, total_frames=300) as collector,
+        contextlib.suppress(KeyboardInterrupt),
+        CollectionProgress(
+            collector, "a title", Console(file=file, force_terminal=True, width=100)
+        ) as progress,
+    ):
+        for batch in collector:
+            progress.update(batch)
+    assert file.words == "\0", "it was not written"
+    text = file.getvalue()
+    assert text.rfind("\x1b[?25h") > text.rindex("\x1b[?25l")
+    assert sys.stderr is before
+
+
+def test_color_that_is_forced_makes_no_panel_in_a_file(tmp_path):
+    code = (
+        "from trawl import Collector\n"
+        "from trawl.observe import CollectionProgress\n"
+        "with (\n"
+        "    Collector('CartPole-v1', frames_per_batch=100, total_frames=300) as collector,\n"
+        "    CollectionProgress(collector) as progress,\n"
+        "):\n"
+        "    for batch in collector:\n"
+        "        progress.update(batch)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "FORCE_COLOR": "1"},
+        check=True,
+    )
+    assert "\x1b" not in done.stderr
+    assert len(done.stderr.splitlines()) == 3

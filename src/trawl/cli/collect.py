@@ -19,6 +19,7 @@ from trawl.cli.environments import check_numbers, env_kwargs, env_of_minari
 from trawl.cli.errors import CliError, StoppedEarly, describe, message_of
 from trawl.cli.interrupts import Interrupts
 from trawl.cli.notes import print_note
+from trawl.cli.outcome import bottleneck_finder, run_facts
 from trawl.cli.policies import fingerprint
 from trawl.cli.resume import is_resumed, previous_facts
 from trawl.cli.saving import StateSaver, continues, state_to_continue
@@ -192,7 +193,9 @@ class _Run:
         self.args, self.collector, self.directory, self.info = args, collector, directory, info
         each = collector.stats()["requested_frames_per_batch"]
         self.info["frames_per_batch"] = each
-        self.progress = CollectionProgress(collector, args.env)
+        self.progress = CollectionProgress(
+            collector, args.env, find_bottleneck=bottleneck_finder(args)
+        )
         self.interrupts = Interrupts(self.progress.say)
         self.hurried = False
         self.error: CliError | None = None
@@ -280,6 +283,7 @@ class _Run:
             "seconds": round(self.progress.seconds, 3),
             "env_time_share": round(facts.get("env_time_share", 0.0), 4),
             "episodes": self.progress.episodes.summary(),
+            **run_facts(self.progress),
         }
         if self.args.workers:
             outcome["workers"] = self._workers(facts["restarts"])

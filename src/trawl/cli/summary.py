@@ -36,8 +36,10 @@ def print_summary(
         "seed": str(info["seed"]),
         "frames": f"{episodes.frames:,} in {seconds:.1f} s: {rate:,.0f} a second",
         "time": f"environment {share:.0%}, policy {1 - share:.0%}",
-        "dataset": f"{directory} ({show_bytes(size_of(directory))})",
     }
+    if info.get("bottleneck"):
+        facts["limit"] = info["bottleneck"]["sentence"]
+    facts["dataset"] = f"{directory} ({show_bytes(size_of(directory))})"
     if "workers" in info:
         facts["workers"] = show_workers(info["workers"])
     if info.get("resumed"):

@@ -44,3 +44,17 @@ def show_bytes(size: float) -> str:
         if size < 1000:
             return f"{size:.1f} {unit}"
     return f"{size / 1000:.1f} TB"
+
+
+def show_duration(seconds: float) -> str:
+    """Formats a time span.
+
+    Example:
+        >>> [show_duration(seconds) for seconds in (7.6, 75, 7384, 200_000)]
+        ['0:07', '1:15', '2:03:04', '2 d 7 h']
+    """
+    minutes, rest = divmod(int(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    if hours >= 48:
+        return f"{hours // 24:,} d {hours % 24} h"
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"

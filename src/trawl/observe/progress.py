@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
-import math
+import atexit
 import os
 import sys
 import time
-from collections import deque
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-from rich.console import Console, Group, RenderableType
+from rich.console import Console, RenderableType
 from rich.live import Live
-from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
-from rich.table import Table
 from rich.text import Text
 from tensordict import TensorDictBase
 
+from trawl.observe.bottleneck import Bottleneck, bottleneck_of
 from trawl.observe.episodes import EpisodeStats
 from trawl.observe.formats import plural, short
+from trawl.observe.glyphs import glyphs_for
+from trawl.observe.panel import ProgressPanel
+from trawl.observe.progress_state import ProgressState
 
 if TYPE_CHECKING:
     # This import needs IPython, which is installed wherever a notebook runs.
@@ -27,26 +30,25 @@ if TYPE_CHECKING:
 # line is 30 s old.
 _LINES, _SECONDS = 10, 30.0
 _PER_SECOND = 4
-# Number of recent batches over which the rate is computed.
-_RATE_BATCHES = 20
 
 
 class CollectionProgress:
     """Shows the progress of a collection.
 
-    On a terminal or in a notebook, the display is a bar with statistics below it, and is updated
-    until the ``with`` block ends. If the collector has workers, a line for each worker follows.
-    Elsewhere, a line without escape codes is printed now and then.
+    On a terminal or in a notebook, the display is a panel that is updated until the ``with`` block
+    ends. It shows the progress and the time left, the rate during the last minute, the returns of
+    recent episodes, how each worker divides its time, and the bottleneck. Elsewhere, a line without
+    escape codes is printed now and then.
+
+    The collector's ``stats()`` are taken a few times a second. Workers are not queried, so the
+    display does not delay them.
 
     Args:
-        collector: the collector whose ``stats()`` are shown. The workers themselves are not
-            queried, so the display does not delay them.
+        collector: the collector whose ``stats()`` are shown.
         title: text before the bar.
         console: console to print to; by default, the standard error stream.
-
-    Attributes:
-        episodes: statistics of the episodes seen.
-        seconds: seconds from the construction of this object to the last batch.
+        find_bottleneck: function that finds the bottleneck in ``stats()``; by default, the
+            function that ``collector.bottleneck()`` uses.
 
     Example:
         >>> from trawl import Collector
@@ -61,73 +63,78 @@ class CollectionProgress:
         2
     """
 
-    def __init__(self, collector: Any, title: str = "", console: Console | None = None) -> None:
-        self.episodes = EpisodeStats()
-        self.seconds = 0.0
-        self._collector = collector
-        self._console = console or Console(file=sys.stderr)
-        self._started = time.perf_counter()
-        self._marks = _marks(self._started, 0)
-        self._workers: int = getattr(collector, "num_workers", 0)
-        self._facts = self._stats()
-        self._worker_marks = [
-            _marks(self._started, self._of(index, "frames")) for index in range(self._workers)
-        ]
-        self._note = ""
+    def __init__(
+        self,
+        collector: Any,
+        title: str = "",
+        console: Console | None = None,
+        *,
+        find_bottleneck: Callable[[Mapping[str, Any]], Bottleneck] = bottleneck_of,
+    ) -> None:
+        self._state = ProgressState(collector, find_bottleneck)
+        self._title = title
+        self._console = console or _stderr()
+        self._glyphs = glyphs_for(self._console)
         self._live: Live | None = None
         self._cell: CellOutput | None = None
-        self._shown = self._started
-        self._printed = (self._started, 0)
-        exact = getattr(collector, "exact_frames", False)
-        self._total = self._facts.get("total_frames") if exact else _whole_batches(self._facts)
-        self._bar = Progress(
-            TextColumn("{task.description}", markup=False),
-            BarColumn(),
-            TextColumn("{task.fields[frames]}"),
-            TaskProgressColumn(),
-            TimeElapsedColumn(),
-            auto_refresh=False,
-            console=self._console,
-        )
-        self._task = self._bar.add_task(title, total=self._total, frames=self._count())
+        self._shown = time.perf_counter()
+        self._printed = (self._shown, self._state.frames)
 
     def update(self, batch: TensorDictBase) -> None:
         """Updates the statistics with a batch that the collector delivered."""
-        self.episodes.update(batch)
-        self._facts = self._stats()
-        now, frames = time.perf_counter(), int(self._facts["frames"])
-        self.seconds = now - self._started
-        self._marks.append((now, frames))
-        for index, marks in enumerate(self._worker_marks):
-            own = self._of(index, "frames")
-            if own != marks[-1][1]:
-                marks.append((now, own))
-        self._bar.update(self._task, completed=frames, frames=self._count())
+        self._state.add(batch)
+        # On a terminal, a thread renders the panel.
         if self._cell is not None:
-            self._maybe_replace(now)
+            self._maybe_replace()
         elif self._live is None:
-            self._maybe_print(now, frames)
+            self._maybe_print()
 
     def say(self, note: str) -> None:
         """Shows a note at once; safe to call from a signal handler."""
-        self._note = note
+        self._state.note = note
         if self._live is None and self._cell is None:
             # Bypasses all buffers, since the signal may have interrupted a write to one of them.
             os.write(2, f"{note}\n".encode())
 
+    # --- what is shown
+
+    @property
+    def episodes(self) -> EpisodeStats:
+        """Statistics of the episodes seen."""
+        return self._state.episodes
+
+    @property
+    def seconds(self) -> float:
+        """Seconds from the construction of this object to the last batch."""
+        return self._state.seconds
+
     @property
     def rate(self) -> float:
-        """Frames per second over the last batches."""
-        return _rate(self._marks)
+        """Frames per second over the last seconds."""
+        return self._fresh.recent.rate
 
-    def _stats(self) -> dict[str, Any]:
-        view = ("both",) if self._workers else ()
-        facts: dict[str, Any] = self._collector.stats(*view)
-        return facts
+    @property
+    def stats(self) -> dict[str, Any]:
+        """The collector's statistics at the last batch, with those of each worker."""
+        return self._fresh.stats
 
-    def _of(self, index: int, name: str) -> Any:
-        """Returns a statistic of a worker, or None if it is not known."""
-        return self._facts.get(f"worker_{index}/{name}")
+    @property
+    def bottleneck(self) -> Bottleneck:
+        """The part that limits the rate."""
+        return self._fresh.bottleneck
+
+    @property
+    def throughput(self) -> list[tuple[float, int]]:
+        """Pairs of seconds and frames since the construction of this object.
+
+        There are at most 200 pairs, which are spread evenly over the collection.
+        """
+        return self._state.throughput
+
+    @property
+    def _fresh(self) -> ProgressState:
+        self._state.refresh()
+        return self._state
 
     def workers(self) -> list[list[str]]:
         """Returns a row of texts for each worker.
@@ -135,64 +142,50 @@ class CollectionProgress:
         A row has the worker's number, its frames, its rate, the share of time that it spends in
         its environment, and the number of its restarts.
         """
-        return [self._line(index) for index in range(self._workers)]
+        return [self._line(index) for index in range(self._fresh.workers)]
 
     def _line(self, index: int) -> list[str]:
-        share, restarts = self._of(index, "env_time_share"), self._of(index, "restarts")
-        rate = f"{_rate(self._worker_marks[index]):,.0f} frames/s"
+        def of(name: str) -> Any:
+            return self._state.of(index, name)
+
+        share, restarts = of("env_share"), of("restarts")
+        rate = f"{of('frames_per_second') or 0:,.0f} frames/s"
         return [
             f"worker {index}",
-            f"{self._of(index, 'frames'):,} frames",
-            rate if self._of(index, "alive") else "dead",
+            f"{of('frames') or 0:,} frames",
+            rate if of("alive") else "dead",
             f"env {share:.0%}" if share else "",
             plural(restarts, "restart") if restarts else "",
         ]
 
     def figures(self) -> list[str]:
         """Returns the statistics that are shown with the count of frames, formatted as text."""
-        parts = [f"{self.rate:,.0f} frames/s"]
-        share = self._facts.get("env_time_share")
+        stats, episodes = self._fresh.stats, self.episodes
+        parts = [f"{self._state.recent.rate:,.0f} frames/s"]
+        share = stats.get("env_time_share")
         if share:
             parts.append(f"env {share:.0%}, policy {1 - share:.0%}")
-        if self._facts.get("restarts"):
-            parts.append(plural(self._facts["restarts"], "restart"))
-        if self.episodes.count:
-            parts.append(plural(self.episodes.count, "episode"))
-            parts.append(f"return {short(self.episodes.recent_return)}")
-            parts.append(f"length {short(self.episodes.recent_length)}")
+        if stats.get("restarts"):
+            parts.append(plural(stats["restarts"], "restart"))
+        if episodes.count:
+            parts.append(plural(episodes.count, "episode"))
+            parts.append(f"return {short(episodes.recent_return)}")
+            parts.append(f"length {short(episodes.recent_length)}")
         return parts
-
-    def _count(self) -> str:
-        frames = self._facts["frames"]
-        return f"{frames:,} frames" if self._total is None else f"{frames:,}/{self._total:,} frames"
 
     # --- on a terminal, and in a notebook
 
     def render(self) -> RenderableType:
-        """Returns the bar with the statistics below it."""
-        parts: list[RenderableType] = [self._bar]
-        figures = "  ".join(self.figures())
-        parts.append(Text(figures, style="dim", overflow="ellipsis", no_wrap=True))
-        if self._note:
-            parts.append(Text(self._note, style="yellow"))
-        if self._workers:
-            parts.append(self._table())
-        return Group(*parts)
+        """Returns the panel."""
+        # An error of the collector is raised where its batches are taken.
+        with suppress(Exception):
+            self._state.refresh()
+        height = None if self._live is None else self._console.size.height
+        return ProgressPanel(self._state, self._title, self._glyphs, height)
 
-    def _table(self) -> Table:
-        """Returns a table with a line for each worker.
-
-        If there is no room for the whole table, its end is cut off.
-        """
-        table = Table.grid(padding=(0, 2, 0, 0))
-        for justify in ("left", "right", "right", "right", "left"):
-            table.add_column(justify=justify, no_wrap=True, style="dim")
-        for line in self.workers():
-            table.add_row(*line)
-        return table
-
-    def _maybe_replace(self, now: float) -> None:
+    def _maybe_replace(self) -> None:
         """Shows the latest statistics in the notebook, a few times a second."""
+        now = time.perf_counter()
         if self._cell is not None and now - self._shown >= 1 / _PER_SECOND:
             self._shown = now
             self._cell.replace(self.render())
@@ -202,47 +195,70 @@ class CollectionProgress:
             from trawl.observe.notebook import CellOutput
 
             self._cell = CellOutput(self.render(), self._console.width)
-        elif self._console.is_terminal and not self._console.is_dumb_terminal:
-            self._live = Live(
-                get_renderable=self.render,
-                console=self._console,
-                refresh_per_second=_PER_SECOND,
-            )
-            self._live.start()
+        elif self._console.is_terminal and self._console.is_interactive:
+            self._start_live()
         return self
 
     def __exit__(self, *exc_info: object) -> None:
+        self._state.finish()
         if self._cell is not None:
             self._cell.replace(self.render())
             self._cell = None
         if self._live is not None:
-            self._live.stop()
-            self._live = None
+            self._stop_live()
             self._console.print()
+
+    def _start_live(self) -> None:
+        # Ctrl-C may arrive at any point from here on.
+        atexit.register(self._show_cursor)
+        self._live = Live(
+            get_renderable=self.render,
+            console=self._console,
+            refresh_per_second=_PER_SECOND,
+        )
+        try:
+            self._live.start()
+        except BaseException:
+            # A display that has not started fully can't be stopped without errors.
+            with suppress(Exception):
+                self._stop_live()
+            raise
+
+    def _stop_live(self) -> None:
+        try:
+            if self._live is not None:
+                self._live.stop()
+        finally:
+            self._live = None
+            self._show_cursor()
+            atexit.unregister(self._show_cursor)
+
+    def _show_cursor(self) -> None:
+        self._console.show_cursor(True)
 
     # --- elsewhere
 
-    def _maybe_print(self, now: float, frames: int) -> None:
+    def _maybe_print(self) -> None:
+        now, frames = time.perf_counter(), self._state.counted
         then, before = self._printed
-        total = self._total
+        total = self._state.total
         tenth = total is not None and frames * _LINES // total > before * _LINES // total
         if tenth or now - then >= _SECONDS:
+            figures = self.figures()
+            frames = self._state.frames
             self._printed = now, frames
-            line = "  ".join([self._count(), *self.figures()])
+            done = f"{frames:,}" if total is None else f"{frames:,}/{total:,}"
+            part = self._state.bottleneck.part
+            line = "  ".join([f"{done} frames", *figures, f"bottleneck {part}"])
             self._console.print(Text(line), soft_wrap=True)
 
 
-def _marks(now: float, frames: int) -> deque[tuple[float, int]]:
-    """Returns a queue for recent pairs of time and frame count, with a first pair in it."""
-    return deque([(now, frames)], maxlen=_RATE_BATCHES)
+def _stderr() -> Console:
+    """Returns a console for the standard error stream.
 
-
-def _rate(marks: deque[tuple[float, int]]) -> float:
-    (then, before), (now, frames) = marks[0], marks[-1]
-    return (frames - before) / (now - then) if now > then else 0.0
-
-
-def _whole_batches(facts: dict[str, Any]) -> int | None:
-    """Returns ``total_frames`` rounded up to whole batches; None without a limit."""
-    total, batch = facts.get("total_frames"), facts["requested_frames_per_batch"]
-    return None if total is None else math.ceil(total / batch) * batch
+    Variables such as ``FORCE_COLOR`` don't make a panel appear in a file. ``TTY_INTERACTIVE=0``
+    suppresses the panel, which older versions of rich don't do themselves.
+    """
+    terminal = sys.stderr is not None and sys.stderr.isatty()
+    wanted = terminal and os.environ.get("TTY_INTERACTIVE") != "0"
+    return Console(file=sys.stderr, force_interactive=None if wanted else False)

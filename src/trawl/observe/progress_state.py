@@ -1,0 +1,160 @@
+"""State of a collection that a progress display shows."""
+
+from __future__ import annotations
+
+import math
+import threading
+import time
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from typing import Any
+
+from tensordict import TensorDictBase
+
+from trawl.observe.bottleneck import Bottleneck
+from trawl.observe.episodes import EpisodeStats
+from trawl.observe.series import RecentFrames, ThinnedSeries
+
+
+class ProgressState:
+    """Statistics of a collection, from its batches and from the collector's ``stats()``.
+
+    A batch only updates what can't be computed later. The collector's statistics are taken when
+    they are shown. The methods may be called from several threads, except for :meth:`add` and
+    :meth:`finish`.
+
+    Args:
+        collector: the collector.
+        find_bottleneck: function that finds the bottleneck in the collector's statistics.
+
+    Attributes:
+        episodes: statistics of the episodes seen.
+        seconds: seconds from the construction of this object to the last batch.
+        stats: the statistics of the collector that were taken last.
+        total: number of frames to collect; None for an endless collection.
+        recent: frame counts of the last minute.
+        note: a note for the user.
+    """
+
+    def __init__(
+        self, collector: Any, find_bottleneck: Callable[[Mapping[str, Any]], Bottleneck]
+    ) -> None:
+        self.episodes = EpisodeStats()
+        self.seconds = 0.0
+        self.note = ""
+        self._collector = collector
+        self._find_bottleneck = find_bottleneck
+        self._started = time.perf_counter()
+        self._ended = False
+        self._lock = threading.Lock()
+        self._stale = False
+        self.stats = self._take()
+        self._first = self._offset = self.frames
+        exact = getattr(collector, "exact_frames", False)
+        self.total: int | None = (
+            self.stats.get("total_frames") if exact else _whole_batches(self.stats)
+        )
+        self.recent = RecentFrames(self._started, self.frames)
+        self._throughput, self._returns = ThinnedSeries(), ThinnedSeries()
+        self._throughput.add(0.0, 0)
+
+    def add(self, batch: TensorDictBase) -> None:
+        """Adds a batch that the collector delivered."""
+        self.episodes.update(batch)
+        self.seconds = time.perf_counter() - self._started
+        self._stale = True
+        counted = self.counted
+        self._throughput.add(self.seconds, counted - self._first)
+        # After its last batch, the collector ends its workers.
+        if self.total is not None and counted >= self.total:
+            self.refresh()
+
+    def refresh(self) -> None:
+        """Takes the collector's statistics, if there was a batch since they were taken."""
+        with self._lock:
+            if not self._stale:
+                return
+            # A batch that arrives in the meantime sets it again.
+            self._stale = False
+            seconds, seen = self.seconds, self.episodes.frames
+            try:
+                self.stats = self._take()
+            except BaseException:
+                self._stale = True
+                raise
+            self._offset = self.frames - seen
+            self.recent.add(self._started + seconds, self.frames)
+            value = self.episodes.recent_return
+            if math.isfinite(value):
+                self._returns.add(self.frames, value)
+
+    def finish(self) -> None:
+        """Takes the statistics for the last time, and stops the clock."""
+        self._ended = True
+        before = self.stats
+        # An error of the collector is raised where its batches are taken.
+        with suppress(Exception):
+            self.refresh()
+        # If the collector has ended in the meantime, so have its workers, but none of them died.
+        alive = {name: value for name, value in before.items() if name.endswith("alive")}
+        self.stats = self.stats | alive
+
+    def _take(self) -> dict[str, Any]:
+        view = ("both",) if getattr(self._collector, "num_workers", 0) else ()
+        stats: dict[str, Any] = self._collector.stats(*view)
+        return stats
+
+    # --- derived figures
+
+    @property
+    def frames(self) -> int:
+        """Number of frames when the statistics were taken."""
+        return int(self.stats["frames"])
+
+    @property
+    def counted(self) -> int:
+        """Number of frames up to the last batch, counted without asking the collector."""
+        return self._offset + self.episodes.frames
+
+    @property
+    def workers(self) -> int:
+        """Number of workers; 0 for a collector without workers."""
+        return int(self.stats.get("workers", 0))
+
+    def of(self, index: int, name: str) -> Any:
+        """Returns a statistic of a worker, or None if it is not known."""
+        return self.stats.get(f"worker_{index}/{name}")
+
+    @property
+    def bottleneck(self) -> Bottleneck:
+        """The part that limits the rate."""
+        return self._find_bottleneck(self.stats)
+
+    @property
+    def throughput(self) -> list[tuple[float, int]]:
+        """Pairs of seconds and frames since this object was made, at most 200, evenly spread."""
+        return [(seconds, int(frames)) for seconds, frames in self._throughput.points]
+
+    @property
+    def returns(self) -> list[float]:
+        """Recent mean returns over the course of the collection, at most 200 of them."""
+        return [value for _, value in self._returns.points]
+
+    @property
+    def elapsed(self) -> float:
+        """Seconds since this object was made, up to the end of the collection."""
+        return self.seconds if self._ended else time.perf_counter() - self._started
+
+    @property
+    def left(self) -> float | None:
+        """Estimated seconds until the end; None if they are unknown, or if it has been reached."""
+        rate = self.recent.rate
+        if self.total is None or self._ended or self.frames >= self.total or rate <= 0:
+            return None
+        return max(0.0, (self.total - self.frames) / rate - (self.elapsed - self.seconds))
+
+
+def _whole_batches(stats: Mapping[str, Any]) -> int | None:
+    """Returns ``total_frames`` rounded up to whole batches; None without a limit."""
+    total, batch = stats.get("total_frames"), stats["requested_frames_per_batch"]
+    return None if total is None else math.ceil(total / batch) * batch

@@ -1,0 +1,85 @@
+"""A command that runs on a terminal, as a user sees it."""
+
+import fcntl
+import os
+import pty
+import re
+import select
+import struct
+import subprocess
+import termios
+import time
+
+from cli_parts import ENVIRONMENT, PATIENCE, TRAWL
+
+ESCAPES = re.compile(r"\x1b\[[\d;?]*[A-Za-z]")
+PLAIN = {"LANG": "C.UTF-8", "LC_ALL": "", "LC_CTYPE": "", "NO_COLOR": "", "COLUMNS": ""}
+HIDE, SHOW = "\x1b[?25l", "\x1b[?25h"
+
+
+class Terminal:
+    """Runs ``trawl`` on a terminal of its own, and keeps what it writes there.
+
+    Attributes:
+        written: all that the command wrote so far, with escape codes.
+    """
+
+    def __init__(self, *arguments, cwd, size=(100, 30), **variables):
+        self.written = ""
+        self._ours, self._theirs = pty.openpty()
+        self.resize(*size)
+        self.modes = termios.tcgetattr(self._theirs)
+        self._process = subprocess.Popen(
+            [*TRAWL, *map(str, arguments)],
+            cwd=cwd,
+            stdin=self._theirs,
+            stdout=self._theirs,
+            stderr=self._theirs,
+            env={**ENVIRONMENT, "TERM": "xterm-256color", **PLAIN, **variables},
+            start_new_session=True,
+            # So that Ctrl-C on the terminal reaches the command.
+            preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),
+        )
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *exc_info):
+        self._process.kill()
+        self._process.wait()
+        os.close(self._ours)
+        os.close(self._theirs)
+
+    def resize(self, width, height):
+        """Changes the size of the terminal."""
+        fcntl.ioctl(self._theirs, termios.TIOCSWINSZ, struct.pack("HHHH", height, width, 0, 0))
+
+    def send(self, keys):
+        """Types keys."""
+        os.write(self._ours, keys)
+
+    @property
+    def text(self):
+        """All that was written, without escape codes."""
+        return ESCAPES.sub("", self.written)
+
+    def until(self, words):
+        """Reads until the words are there; only what is written from now on counts."""
+        start, deadline = len(self.text), time.monotonic() + PATIENCE
+        while words not in self.text[start:]:
+            self._read(deadline)
+
+    def finish(self):
+        """Reads until the command has ended; returns its exit code."""
+        deadline = time.monotonic() + PATIENCE
+        while self._process.poll() is None:
+            self._read(deadline, 0.1)
+        while select.select([self._ours], [], [], 0)[0]:
+            self._read(deadline)
+        assert termios.tcgetattr(self._theirs) == self.modes
+        return self._process.returncode
+
+    def _read(self, deadline, wait=PATIENCE):
+        assert time.monotonic() < deadline, self.text[-3000:]
+        if select.select([self._ours], [], [], wait)[0]:
+            self.written += os.read(self._ours, 1 << 16).decode()
