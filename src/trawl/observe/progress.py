@@ -17,6 +17,7 @@ from rich.text import Text
 from tensordict import TensorDictBase
 
 from trawl.observe.episodes import EpisodeStats
+from trawl.observe.polling import full_stats
 
 if TYPE_CHECKING:
     # This import needs IPython, which is installed wherever a notebook runs.
@@ -68,7 +69,7 @@ class CollectionProgress:
         self._started = time.perf_counter()
         self._marks = _marks(self._started, 0)
         self._workers: int = getattr(collector, "num_workers", 0)
-        self._facts = self._stats()
+        self._facts = full_stats(collector)
         self._worker_marks = [
             _marks(self._started, self._of(index, "frames")) for index in range(self._workers)
         ]
@@ -93,7 +94,7 @@ class CollectionProgress:
     def update(self, batch: TensorDictBase) -> None:
         """Updates the statistics with a batch that the collector delivered."""
         self.episodes.update(batch)
-        self._facts = self._stats()
+        self._facts = full_stats(self._collector)
         now, frames = time.perf_counter(), int(self._facts["frames"])
         self.seconds = now - self._started
         self._marks.append((now, frames))
@@ -118,11 +119,6 @@ class CollectionProgress:
     def rate(self) -> float:
         """Frames per second over the last batches."""
         return _rate(self._marks)
-
-    def _stats(self) -> dict[str, Any]:
-        view = ("both",) if self._workers else ()
-        facts: dict[str, Any] = self._collector.stats(*view)
-        return facts
 
     def _of(self, index: int, name: str) -> Any:
         """Returns a statistic of a worker, or None if it is not known."""
