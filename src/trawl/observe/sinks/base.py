@@ -103,6 +103,21 @@ def load_library(module: str, extra: str) -> Any:
 
 
 @contextmanager
+def environment(settings: Mapping[str, str]) -> Iterator[None]:
+    """Sets environment variables within the context, unless the user has set them.
+
+    Some libraries read settings from nowhere else.
+    """
+    added = {name: value for name, value in settings.items() if name not in os.environ}
+    os.environ.update(added)
+    try:
+        yield
+    finally:
+        for name in added:
+            os.environ.pop(name, None)
+
+
+@contextmanager
 def unwritable(path: str, remedy: str) -> Iterator[None]:
     """Turns an ``OSError`` in the context into one that names a path and a remedy."""
     try:
@@ -110,7 +125,7 @@ def unwritable(path: str, remedy: str) -> Iterator[None]:
     except OSError as error:
         why = error.strerror or str(error)
         # With a number, Python picks the subclass, such as PermissionError.
-        raise OSError(error.errno, f"can't be written ({why}): {remedy}", path) from error
+        raise OSError(error.errno, f"{why} ({remedy})", path) from error
 
 
 def make_folder(path: str, remedy: str) -> None:

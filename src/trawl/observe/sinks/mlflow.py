@@ -4,16 +4,22 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from typing import Any
 
-from trawl.observe.sinks.base import PREFIX, StatsSink, finite_numbers, load_library, make_folder
+from trawl.observe.sinks.base import (
+    PREFIX,
+    StatsSink,
+    environment,
+    finite_numbers,
+    load_library,
+    make_folder,
+)
 
 # Most metrics that a tracking server takes in one request.
 _MOST = 1000
-# Settings of MLflow while this module imports it and opens a store, unless the user has set them:
-# no thread that reports on the use of MLflow, and folders as stores, which the user asks for.
+# While MLflow is imported and opens a store: no thread that reports on its use, and folders as
+# stores, which recent versions refuse otherwise.
 _SETTINGS = {"MLFLOW_DISABLE_TELEMETRY": "true", "MLFLOW_ALLOW_FILE_STORE": "true"}
 
 
@@ -41,11 +47,11 @@ class MLflowSink(StatsSink):
         >>> import tempfile
         >>> from trawl import Collector
         >>> from trawl.observe import MLflowSink, Monitor
-        >>> sink = MLflowSink(tempfile.mkdtemp())  # doctest: +SKIP
+        >>> sink = MLflowSink(tempfile.mkdtemp())
         >>> with (
         ...     Collector("CartPole-v1", frames_per_batch=10, total_frames=30) as collector,
         ...     Monitor(collector, [sink]),
-        ... ):  # doctest: +SKIP
+        ... ):
         ...     for batch in collector:
         ...         pass
     """
@@ -60,7 +66,7 @@ class MLflowSink(StatsSink):
         self.uri, self.experiment = os.fspath(uri), experiment
         self.run_name, self.prefix = run_name, prefix
         self.run_id: str | None = None
-        with _settings():
+        with environment(_SETTINGS):
             self._library = load_library("mlflow", "mlflow")
         self._client: Any = None
 
@@ -68,7 +74,7 @@ class MLflowSink(StatsSink):
         """Starts a run."""
         if ":" not in self.uri and not self.uri.startswith("databricks"):
             make_folder(self.uri, "pass another folder, or the URI of a tracking server")
-        with _settings():
+        with environment(_SETTINGS):
             client = self._library.MlflowClient(self.uri)
             found = client.get_experiment_by_name(self.experiment)
             experiment = client.create_experiment(self.experiment) if found is None else None
@@ -90,15 +96,3 @@ class MLflowSink(StatsSink):
         client, self._client = self._client, None
         if client is not None:
             client.set_terminated(self.run_id)
-
-
-@contextmanager
-def _settings() -> Iterator[None]:
-    """Sets environment variables, of which MLflow has no other form, within the context."""
-    added = {name: value for name, value in _SETTINGS.items() if name not in os.environ}
-    os.environ.update(added)
-    try:
-        yield
-    finally:
-        for name in added:
-            os.environ.pop(name, None)

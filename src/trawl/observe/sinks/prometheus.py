@@ -67,8 +67,10 @@ class PrometheusSink(StatsSink):
             server, thread = self._library.start_http_server(self._given, self.host, registry)
         except OSError as error:
             why = error.strerror or str(error)
-            text = f"can't listen on port {self._given} of {self.host} ({why}): pass another port"
-            raise OSError(error.errno, text) from error
+            raise OSError(
+                error.errno,
+                f"can't listen on port {self._given} of {self.host}: {why} (pass another port)",
+            ) from error
         self._server, self._thread = server, thread
         self.port = server.server_port
 

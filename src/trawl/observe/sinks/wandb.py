@@ -5,7 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from trawl.observe.sinks.base import PREFIX, StatsSink, finite_numbers, load_library
+from trawl.observe.sinks.base import (
+    PREFIX,
+    StatsSink,
+    environment,
+    finite_numbers,
+    load_library,
+)
+
+# While a run is made: no threads that report on the use of wandb, which never end.
+_SETTINGS = {"WANDB_ERROR_REPORTING": "false"}
 
 
 class WandbSink(StatsSink):
@@ -60,7 +69,8 @@ class WandbSink(StatsSink):
         if self._given is None:
             # The output of the program is left alone: this run is about the collector.
             quiet = {"settings": self._wandb.Settings(console="off")}
-            self._run = self._wandb.init(**{**quiet, **self._options})
+            with environment(_SETTINGS):
+                self._run = self._wandb.init(**{**quiet, **self._options})
         else:
             self._run = self._given
 
