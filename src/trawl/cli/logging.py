@@ -66,11 +66,19 @@ class _Shifted(StatsSink):
 
     def __init__(self, sink: StatsSink, earlier: int) -> None:
         self._sink, self._earlier = sink, earlier
-        self.open, self.close = sink.open, sink.close  # type: ignore[method-assign]
+
+    def open(self) -> None:
+        """Opens the sink."""
+        self._sink.open()
 
     def write(self, stats: Mapping[str, Any], step: int) -> None:
+        """Writes the statistics with all frames."""
         counts = {name: stats[name] + self._earlier for name in ("frames", "total_frames")}
         self._sink.write({**stats, **counts}, step + self._earlier)
+
+    def close(self) -> None:
+        """Closes the sink."""
+        self._sink.close()
 
     def __repr__(self) -> str:
         return repr(self._sink)

@@ -9,6 +9,7 @@ import warnings
 import weakref
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
+from numbers import Real
 from typing import Any
 
 from trawl.checks import check_seconds, seconds_above_zero
@@ -108,8 +109,11 @@ class _Poller:
         # Receives the last statistics, or None to poll a last time. Unlike an Event, such a queue
         # may be used by __del__ and callbacks of weak references, which run at any moment.
         self._ends: queue.SimpleQueue[dict[str, Any] | None] = queue.SimpleQueue()
+        # A collector reports its end even while it is deleted. Other objects are just gone.
+        self._reports_end = hasattr(collector, "add_close_callback")
         ends = self._ends
-        self._collector = weakref.ref(collector, lambda _: ends.put(None))
+        callback = None if self._reports_end else lambda _: ends.put(None)
+        self._collector = weakref.ref(collector, callback)
         self.thread = threading.Thread(target=self._run, name="Monitor", daemon=True)
 
     def open_sinks(self) -> None:
@@ -127,9 +131,8 @@ class _Poller:
     def start(self, collector: Any) -> None:
         """Starts the thread, which ends with the collector."""
         self.thread.start()
-        add = getattr(collector, "add_close_callback", None)
-        if add is not None:
-            add(self._end)
+        if self._reports_end:
+            collector.add_close_callback(self._end)
 
     def _end(self, collector: Any) -> None:
         """Keeps the last statistics of a collector that was closed, and ends the thread.
@@ -154,10 +157,13 @@ class _Poller:
         try:
             self._poll()
             while True:
+                gone = self._collector() is None
                 try:
                     last = self._ends.get(timeout=self._every)
                     break
                 except queue.Empty:
+                    if gone:  # it was deleted, and could not even be closed
+                        break
                     self._poll()
             if last is None:
                 self._poll()
@@ -181,16 +187,16 @@ class _Poller:
 
     def _write(self, stats: dict[str, Any]) -> None:
         self._polls += 1
-        step = int(stats.get("frames", self._polls))
+        frames = stats.get("frames")
+        step = int(frames) if isinstance(frames, Real) else self._polls
         for sink in self._sinks:
             self._attempt(sink, sink.write, stats, step)
 
     def _close(self) -> None:
         collector = self._collector()
-        remove = getattr(collector, "remove_close_callback", None)
-        if remove is not None:
-            remove(self._end)
-        del collector, remove
+        if collector is not None and self._reports_end:
+            collector.remove_close_callback(self._end)
+        del collector
         for sink in self._sinks:
             self._attempt(sink, sink.close)
             _in_use.pop(id(sink))

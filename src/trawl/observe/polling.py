@@ -23,7 +23,7 @@ def poll(collector: Any) -> dict[str, Any]:
     """
     _thread.polls = True
     try:
-        return full_stats(collector)
+        return dict(full_stats(collector))
     finally:
         _thread.polls = False
 
