@@ -114,6 +114,8 @@ class _Poller:
         ends = self._ends
         callback = None if self._reports_end else lambda _: ends.put(None)
         self._collector = weakref.ref(collector, callback)
+        # Asked for here, so that the first point is not that of a moment later.
+        self._first = self._stats_of(collector)
         self.thread = threading.Thread(target=self._run, name="Monitor", daemon=True)
 
     def open_sinks(self) -> None:
@@ -139,12 +141,14 @@ class _Poller:
 
         The thread could come too late to ask for them, if the collector was deleted.
         """
-        stats = None
+        self._ends.put(self._stats_of(collector))
+
+    def _stats_of(self, collector: Any) -> dict[str, Any] | None:
         try:
-            stats = poll(collector)
+            return poll(collector)
         except Exception as error:
             self._warn_once(self, f"the statistics of a collector can't be read: {error!r}")
-        self._ends.put(stats)
+            return None
 
     def stop(self, timeout: float | None) -> None:
         """Ends the thread after a last poll, and waits for it."""
@@ -155,7 +159,7 @@ class _Poller:
     def _run(self) -> None:
         last = None
         try:
-            self._poll()
+            self._write(self._first)
             while True:
                 gone = self._collector() is None
                 try:
@@ -167,25 +171,20 @@ class _Poller:
                     self._poll()
             if last is None:
                 self._poll()
-            else:
-                self._write(last)
+            self._write(last)
         finally:
             self._close()
 
     def _poll(self) -> None:
         collector = self._collector()
-        if collector is None:
-            return
-        try:
-            stats = poll(collector)
-        except Exception as error:
-            self._warn_once(self, f"the statistics of a collector can't be read: {error!r}")
-            return
+        stats = None if collector is None else self._stats_of(collector)
         # The collector may be deleted while the sinks are busy.
         del collector
         self._write(stats)
 
-    def _write(self, stats: dict[str, Any]) -> None:
+    def _write(self, stats: dict[str, Any] | None) -> None:
+        if stats is None:
+            return
         self._polls += 1
         frames = stats.get("frames")
         step = int(frames) if isinstance(frames, Real) else self._polls
