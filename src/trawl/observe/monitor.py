@@ -9,8 +9,7 @@ import warnings
 import weakref
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
-from numbers import Real
-from typing import Any
+from typing import Any, SupportsInt
 
 from trawl.checks import check_seconds, seconds_above_zero
 from trawl.observe.polling import poll
@@ -132,7 +131,11 @@ class _Poller:
 
     def start(self, collector: Any) -> None:
         """Starts the thread, which ends with the collector."""
-        self.thread.start()
+        try:
+            self.thread.start()
+        except RuntimeError:  # this process can have no more threads
+            self._close()
+            raise
         if self._reports_end:
             collector.add_close_callback(self._end)
 
@@ -187,7 +190,7 @@ class _Poller:
             return
         self._polls += 1
         frames = stats.get("frames")
-        step = int(frames) if isinstance(frames, Real) else self._polls
+        step = int(frames) if isinstance(frames, SupportsInt) else self._polls
         for sink in self._sinks:
             self._attempt(sink, sink.write, stats, step)
 
