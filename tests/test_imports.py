@@ -22,6 +22,7 @@ LAYERS = [
         "lean",
         "memory",
         "paths",
+        "polling",
         "tensordicts",
         "threads",
         "versions",

@@ -33,7 +33,7 @@ from trawl.collectors.profile import ProfileConfig, ProfiledCollector, RolloutPr
 from trawl.collectors.torchrl import register_collectors
 from trawl.collectors.trajectory_batcher import STATE, TrajectoryBatcher
 from trawl.collectors.weight_control import WeightControl
-from trawl.observe.polling import is_polling
+from trawl.polling import is_polling
 
 # Open collectors, each with the process that made it. An exit handler closes them: closing a sink
 # makes tensors, which aborts the process once the interpreter has begun to shut down.

@@ -12,8 +12,8 @@ from contextlib import ExitStack
 from typing import Any, SupportsInt
 
 from trawl.checks import check_seconds, seconds_above_zero
-from trawl.observe.polling import poll
 from trawl.observe.sinks import FunctionSink, LoggerSink, StatsSink
+from trawl.polling import poll
 from trawl.threads import stop_at_exit
 
 # Sinks of monitors that have not ended, by their ids. A sink has room for the files of one monitor.

@@ -17,7 +17,7 @@ from rich.text import Text
 from tensordict import TensorDictBase
 
 from trawl.observe.episodes import EpisodeStats
-from trawl.observe.polling import full_stats
+from trawl.polling import full_stats
 
 if TYPE_CHECKING:
     # This import needs IPython, which is installed wherever a notebook runs.
