@@ -36,7 +36,11 @@ def folder(tmp_path):
 
 
 _FIRST_USE = """
-    import sys, threading
+    import os, sys, threading
+
+    # Without these, MLflow does as in a program of its own.
+    for name in ("CI", "PYTEST_CURRENT_TEST"):
+        os.environ.pop(name, None)
     from trawl import Collector
     from trawl.observe import MLflowSink, Monitor
 

@@ -43,8 +43,10 @@ def test_values_that_are_no_numbers_are_left_out(tmp_path):
 def test_each_poll_is_on_disk_at_once(tmp_path):
     sink = TensorBoardSink(tmp_path)
     sink.open()
-    sink.write({"frames": 3}, 3)
-    assert scalars(tmp_path) == {"collector/frames": [(3, 3.0)]}
+    for frames in range(3):
+        sink.write({"frames": frames}, frames)
+        expected = [(step, float(step)) for step in range(frames + 1)]
+        assert scalars(tmp_path) == {"collector/frames": expected}
     sink.close()
 
 

@@ -20,7 +20,6 @@ def _offline(tmp_path, monkeypatch, nothing_left):
         monkeypatch.setenv(f"WANDB_{name}_DIR", str(tmp_path / name))
     monkeypatch.setenv("WANDB_MODE", "offline")
     monkeypatch.setenv("WANDB_SILENT", "true")
-    monkeypatch.setenv("WANDB_ERROR_REPORTING", "false")
     yield
     wandb.teardown()
 
@@ -73,15 +72,17 @@ def test_wandb_reads_the_numbers(workers, tmp_path):
     assert services() == []
 
 
-def test_the_service_ends_with_the_last_run(tmp_path):
-    sink = WandbSink("project", dir=tmp_path)
+def test_the_service_ends_with_the_last_run(tmp_path, monkeypatch):
+    monkeypatch.delenv("WANDB_MODE")
+    sink = WandbSink("project", dir=tmp_path, mode="offline")
     with make(0) as collector, Monitor(collector, [sink]):
         assert len(services()) == 1
         list(collector)
     assert services() == []
 
 
-def test_runs_of_the_program_go_on(tmp_path):
+def test_runs_of_the_program_go_on(tmp_path, monkeypatch):
+    monkeypatch.setenv("WANDB_ERROR_REPORTING", "false")
     (tmp_path / "mine").mkdir()
     with wandb.init(project="mine", dir=tmp_path / "mine") as run:
         watch(WandbSink("project", dir=tmp_path / "own"))
@@ -93,7 +94,8 @@ def test_runs_of_the_program_go_on(tmp_path):
     assert history(tmp_path / "own")[-1]["collector/frames"] == 60
 
 
-def test_a_run_of_the_program_can_be_used(tmp_path):
+def test_a_run_of_the_program_can_be_used(tmp_path, monkeypatch):
+    monkeypatch.setenv("WANDB_ERROR_REPORTING", "false")
     with wandb.init(project="mine", dir=tmp_path) as run:
         watch(WandbSink(run=run, prefix=""))
         run.log({"loss": 1.0}, step=60)
