@@ -14,7 +14,19 @@ ROOT = Path(trawl.__file__).parent
 
 # From the bottom to the top: a module imports only from its own layer and from lower ones.
 LAYERS = [
-    {"checks", "devices", "errors", "keys", "lean", "memory", "paths", "tensordicts", "versions"},
+    {
+        "checks",
+        "devices",
+        "errors",
+        "keys",
+        "lean",
+        "memory",
+        "paths",
+        "polling",
+        "tensordicts",
+        "threads",
+        "versions",
+    },
     {"backends"},
     {"envs"},
     {"data", "observe", "rollout", "weight_update"},

@@ -144,6 +144,19 @@ class CollectArguments:
     asynchronous: Annotated[Flag, _ORDER, tyro.conf.arg(name="async")] = False
     """Collect each batch from one worker, and write batches in the order in which they finish."""
 
+    log: Annotated[
+        tyro.conf.UseAppendAction[tuple[str, ...]],
+        tyro.conf.arg(metavar="TO", help_behavior_hint="(default: none; repeatable)"),
+    ] = ()
+    """Where to log statistics during collection; may be given several times.
+    tensorboard:DIR; wandb:PROJECT; mlflow:DIR or mlflow:URI; prometheus:PORT, on this machine, or
+    prometheus:HOST:PORT; csv:FILE. All but csv need the extra of their name."""
+
+    log_every: Annotated[
+        float, tyro.conf.arg(metavar="SECONDS", help_behavior_hint="(default: 10)")
+    ] = 10.0
+    """Seconds between two points of --log."""
+
     unsafe_pickle: UnsafePickle = False
 
     traceback: Traceback = False

@@ -18,6 +18,7 @@ from trawl.cli.collectors import batch_size, make_collector
 from trawl.cli.environments import check_numbers, env_kwargs, env_of_minari
 from trawl.cli.errors import CliError, StoppedEarly, describe, message_of
 from trawl.cli.interrupts import Interrupts
+from trawl.cli.logging import log_sinks, logged
 from trawl.cli.notes import print_note
 from trawl.cli.outcome import bottleneck_finder, run_facts
 from trawl.cli.policies import fingerprint
@@ -45,6 +46,7 @@ def collect(args: CollectArguments) -> int:
         OSError: if the dataset can't be written.
     """
     _check(args)
+    sinks = log_sinks(args)
     started = datetime.now(timezone.utc)
     directory = Path(args.out or run_name(args.env, started))
     before = _before(args, directory)
@@ -60,15 +62,17 @@ def collect(args: CollectArguments) -> int:
     if found is None:
         rest = replace(args, frames=args.frames - frames, frames_per_batch=each)
         collector, saved = make_collector(rest, seed, stream), None
+        uncounted = frames
     else:
         collector, saved = found
+        uncounted = 0
         stream, frames = seed, saved.sink.frames
     info = _facts(args, started, seed)
     if frames:
         again = {"frames": frames, "date": info["date"], "seed": stream}
         info["resumed"] = [*before.get("resumed", []), again]
         info["date"] = before.get("date", info["date"])
-    with collector:
+    with collector, logged(collector, sinks, args.log_every, uncounted):
         return _Run(args, collector, directory, info, saved).run()
 
 

@@ -2,38 +2,18 @@
 
 from __future__ import annotations
 
-import atexit
 import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
 from typing import TYPE_CHECKING, Any
-from weakref import WeakMethod, WeakSet
+from weakref import WeakMethod
 
 from trawl.checks import check_bool
 from trawl.collectors.config import CollectorConfig
 from trawl.collectors.trajectory_batcher import TrajectoryBatcher
-
-# Seconds that a thread may take to finish its current work when the interpreter exits.
-_AT_EXIT = 10.0
-# Threads to stop at exit. If the interpreter stops a thread inside torch, the process aborts.
-_running: WeakSet[Any] = WeakSet()
-
-
-def _stop_all() -> None:
-    for thread in list(_running):
-        # A thread that does not stop in time is waiting for workers, which later exit handlers end.
-        with suppress(Exception):
-            thread.stop(_AT_EXIT)
-
-
-def stop_at_exit(thread: Any) -> None:
-    """Calls ``thread.stop(timeout)`` when the interpreter exits, if the object still exists."""
-    _running.add(thread)
-    # Exit handlers run in reverse order: this one must run before those that close workers.
-    atexit.unregister(_stop_all)
-    atexit.register(_stop_all)
+from trawl.threads import stop_at_exit
 
 
 class Background:

@@ -25,6 +25,7 @@ from trawl.collectors.background import (
 )
 from trawl.collectors.budget import FrameBudget
 from trawl.collectors.checkpointing import CheckpointedCollector
+from trawl.collectors.closing import CloseCallbacks
 from trawl.collectors.config import CollectorConfig
 from trawl.collectors.delivery import BatchDelivery
 from trawl.collectors.policy_version import PolicyVersion, version_tracker
@@ -33,6 +34,7 @@ from trawl.collectors.torchrl import register_collectors
 from trawl.collectors.trajectory_batcher import STATE, TrajectoryBatcher
 from trawl.collectors.watching import WatchedCollector
 from trawl.collectors.weight_control import WeightControl
+from trawl.polling import is_polling
 
 # Open collectors, each with the process that made it. An exit handler closes them: closing a sink
 # makes tensors, which aborts the process once the interpreter has begun to shut down.
@@ -93,6 +95,7 @@ class BaseCollector(
         register_collectors(BaseCollector)
         self.config = config
         self.closed = False
+        self._close_callbacks = CloseCallbacks()
         _living[self] = os.getpid()
         self.pre_collect_hook: Callable[[], Any] | None = config.pre_collect_hook
         self.post_collect_hook: Callable[[Any], Any] | None = config.post_collect_hook
@@ -324,6 +327,36 @@ class BaseCollector(
         except Exception:
             if raise_on_error:
                 raise
+        finally:
+            if self.closed:
+                self._note_closed()
+
+    def _note_closed(self) -> None:
+        """Calls the functions that were passed to :meth:`add_close_callback`."""
+        self._close_callbacks.call(self)
+
+    def add_close_callback(self, callback: Callable[[Self], object]) -> None:
+        """Adds a function that is called with the collector, once the collector is closed.
+
+        The function is called whether :meth:`shutdown`, an error, the garbage collector or the
+        exit of the interpreter closes the collector, by the thread that closes it. If the
+        collector is closed already, the function is called at once.
+
+        Args:
+            callback: the function. It must return quickly and raise no error.
+
+        Example:
+            >>> from trawl import Collector
+            >>> collector = Collector("CartPole-v1", frames_per_batch=10, total_frames=10)
+            >>> collector.add_close_callback(lambda collector: print(collector.closed))
+            >>> collector.shutdown()
+            True
+        """
+        self._close_callbacks.add(callback, self)
+
+    def remove_close_callback(self, callback: Callable[[Self], object]) -> None:
+        """Removes a function that was added by :meth:`add_close_callback`, if it is still there."""
+        self._close_callbacks.remove(callback)
 
     def _close_sink(self) -> None:
         if self.config.sink is not None:
@@ -405,7 +438,8 @@ class BaseCollector(
             batches: outside of the collector, waiting for a batch, and in other work of the
             collector. The same names with ``_seconds`` give the seconds since the first batch.
         """
-        if self._background is not None:
+        # A monitor must not take the error away from the learner.
+        if self._background is not None and not is_polling():
             self._background.check()
         facts: dict[str, Any] = {
             "frames": self._frames,

@@ -9,6 +9,7 @@ from trawl.collectors.process_memory import ResidentMemory
 from trawl.collectors.times import DriverTimes, TurnClock
 from trawl.observe.bottleneck import Bottleneck, bottleneck_of
 from trawl.observe.episodes import RecentEpisodes
+from trawl.polling import full_stats
 
 if TYPE_CHECKING:
     from trawl.observe.report import Report
@@ -86,7 +87,7 @@ class WatchedCollector:
             >>> limit.part
             'environment'
         """
-        return bottleneck_of(self._all_stats())
+        return bottleneck_of(full_stats(self))
 
     def report(self) -> Report:
         """Returns a table of the collector's rates and shares of time, and its bottleneck.
@@ -96,8 +97,4 @@ class WatchedCollector:
         # Imports rich, which collection does not need.
         from trawl.observe.report import Report
 
-        return Report(self._all_stats())
-
-    def _all_stats(self) -> dict[str, Any]:
-        """Returns the statistics of the collector and of each worker."""
-        return self.stats()
+        return Report(full_stats(self))

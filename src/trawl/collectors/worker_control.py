@@ -254,10 +254,6 @@ class WorkerControl(WorkerState):
     def _queue_depth(self) -> int:
         return sum(len(slot.pending) for slot in self._pool.slots)
 
-    @override
-    def _all_stats(self) -> dict[str, Any]:
-        return self.stats("both")
-
     # --- hooks, profiles
 
     @property

@@ -82,6 +82,12 @@ class WorkerShutdown(WorkerControl):
             finally:
                 self._count_written()
 
+    @override
+    def _note_closed(self) -> None:
+        # Whoever is told of the end sees all frames.
+        self._count_written()
+        super()._note_closed()
+
     def __del__(self) -> None:
         # Workers get a few seconds to close their environments.
         if not self.__dict__.get("closed", True):

@@ -14,6 +14,7 @@ from tensordict import TensorDictBase
 from trawl.observe.bottleneck import Bottleneck
 from trawl.observe.episodes import EpisodeStats
 from trawl.observe.series import RecentFrames, ThinnedSeries
+from trawl.polling import poll
 
 
 class ProgressState:
@@ -48,7 +49,7 @@ class ProgressState:
         self._ended = False
         self._lock = threading.Lock()
         self._stale = False
-        self.stats = self._take()
+        self.stats = poll(self._collector)
         self._first = self._offset = self.frames
         exact = getattr(collector, "exact_frames", False)
         self.total: int | None = (
@@ -78,7 +79,7 @@ class ProgressState:
             self._stale = False
             seconds, seen = self.seconds, self.episodes.frames
             try:
-                self.stats = self._take()
+                self.stats = poll(self._collector)
             except BaseException:
                 self._stale = True
                 raise
@@ -98,11 +99,6 @@ class ProgressState:
         # If the collector has ended in the meantime, so have its workers, but none of them died.
         alive = {name: value for name, value in before.items() if name.endswith("alive")}
         self.stats = self.stats | alive
-
-    def _take(self) -> dict[str, Any]:
-        view = ("both",) if getattr(self._collector, "num_workers", 0) else ()
-        stats: dict[str, Any] = self._collector.stats(*view)
-        return stats
 
     # --- derived figures
 

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any
 
-from trawl.collectors.background import stop_at_exit
+from trawl.threads import stop_at_exit
 
 
 class EvaluationThread:

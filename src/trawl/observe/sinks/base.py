@@ -1,0 +1,140 @@
+"""Base class of the sinks of a monitor, and helpers that several of them share."""
+
+from __future__ import annotations
+
+import errno
+import importlib
+import math
+import os
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from numbers import Real
+from typing import Any
+
+# Prefix of the names in programs that show figures of other sources as well.
+PREFIX = "collector/"
+
+
+class StatsSink(ABC):
+    """Destination of a collector's statistics.
+
+    A :class:`~trawl.observe.Monitor` opens its sinks when it is made, writes to them from a thread
+    of its own, and closes them at the end. A closed sink can be used again by another monitor.
+
+    A subclass implements :meth:`write`. If it needs files or connections, it gets them in
+    :meth:`open` and releases them in :meth:`close`.
+
+    Example:
+        >>> from trawl import Collector
+        >>> from trawl.observe import Monitor, StatsSink
+        >>> class LastFrames(StatsSink):
+        ...     def write(self, stats, step):
+        ...         self.frames = step
+        >>> sink = LastFrames()
+        >>> with (
+        ...     Collector("CartPole-v1", frames_per_batch=10, total_frames=30) as collector,
+        ...     Monitor(collector, [sink]),
+        ... ):
+        ...     for batch in collector:
+        ...         pass
+        >>> sink.frames
+        30
+    """
+
+    def open(self) -> None:  # noqa: B027 - optional
+        """Gets the files and connections that the sink needs.
+
+        An error is raised where the monitor is made.
+        """
+
+    @abstractmethod
+    def write(self, stats: Mapping[str, Any], step: int) -> None:
+        """Writes the statistics of one poll.
+
+        If the method raises an error, the monitor warns once, and goes on.
+
+        Args:
+            stats: the collector's statistics: numbers, booleans and strings, by name.
+            step: the number of frames delivered so far.
+        """
+
+    def close(self) -> None:  # noqa: B027 - optional
+        """Releases files and connections; called by the thread that called :meth:`write`."""
+
+    def __repr__(self) -> str:
+        return type(self).__name__
+
+
+def finite_numbers(stats: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Returns the statistics that are finite numbers, with a prefix before each name.
+
+    Example:
+        >>> finite_numbers({"frames": 3, "env_path": "array", "mean": float("nan")}, "collector/")
+        {'collector/frames': 3}
+    """
+    return {
+        f"{prefix}{name}": value
+        for name, value in stats.items()
+        if isinstance(value, Real) and math.isfinite(value)
+    }
+
+
+def load_library(module: str, extra: str) -> Any:
+    """Imports a library that is an extra.
+
+    Args:
+        module: the module to import.
+        extra: the name of the extra.
+
+    Raises:
+        ModuleNotFoundError: if the library is not installed; the message names the extra.
+    """
+    library = module.partition(".")[0]
+    try:
+        return importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] != library:
+            raise
+        raise ModuleNotFoundError(
+            f"logging with {library} needs another package: pip install 'trawl-rl[{extra}]'",
+            name=library,
+        ) from None
+
+
+@contextmanager
+def environment(settings: Mapping[str, str]) -> Iterator[None]:
+    """Sets environment variables within the context, unless the user has set them.
+
+    Some libraries read settings from nowhere else.
+    """
+    added = {name: value for name, value in settings.items() if name not in os.environ}
+    os.environ.update(added)
+    try:
+        yield
+    finally:
+        for name in added:
+            os.environ.pop(name, None)
+
+
+@contextmanager
+def unwritable(path: str, remedy: str) -> Iterator[None]:
+    """Turns an ``OSError`` in the context into one that names a path and a remedy."""
+    try:
+        yield
+    except OSError as error:
+        why = error.strerror or str(error)
+        # With a number, Python picks the subclass, such as PermissionError.
+        raise OSError(error.errno, f"{why} ({remedy})", path) from error
+
+
+def make_folder(path: str, remedy: str) -> None:
+    """Makes a folder with its parents, unless it exists.
+
+    Raises:
+        OSError: if the folder can't be made, or files can't be made in it.
+    """
+    with unwritable(path, remedy):
+        os.makedirs(path, exist_ok=True)
+        if not os.access(path, os.W_OK | os.X_OK):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))

@@ -1,0 +1,104 @@
+import socket
+from pathlib import Path
+from urllib.error import URLError
+from urllib.request import urlopen
+
+import pytest
+from monitor_parts import make, watch
+
+from trawl.observe import Monitor, PrometheusSink
+
+pytest.importorskip("prometheus_client")
+
+pytestmark = pytest.mark.usefixtures("nothing_left")
+
+
+def scraped(port):
+    """The value of each gauge by name and labels, as Prometheus reads them."""
+    from prometheus_client.parser import text_string_to_metric_families
+
+    with urlopen(f"http://127.0.0.1:{port}/metrics") as answer:
+        text = answer.read().decode()
+    families = list(text_string_to_metric_families(text))
+    assert {family.type for family in families} <= {"gauge"}
+    assert len({family.name for family in families}) == len(families)
+    return {
+        (sample.name, sample.labels.get("worker")): sample.value
+        for family in families
+        for sample in family.samples
+    }
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_prometheus_reads_the_numbers(workers):
+    sink = PrometheusSink(0)
+    with make(workers) as collector, Monitor(collector, [sink], every=0.001):
+        list(collector)
+        expected = {
+            key_of(name): float(value)
+            for name, value in collector.stats(*["both"] * bool(workers)).items()
+            if not isinstance(value, str)
+        }
+        assert ("trawl_frames", None) in expected
+        assert (("trawl_per_worker_frames", "1") in expected) == (workers > 0)
+        # Polls that came before the last batch was let go of show other figures.
+        while scraped(sink.port) != expected:
+            pass
+
+
+def key_of(name):
+    """The name and the label of a statistic."""
+    worker, slash, rest = name.partition("/")
+    if slash:
+        return f"trawl_per_worker_{rest}", worker.removeprefix("worker_")
+    return f"trawl_{name}", None
+
+
+def test_odd_names_and_values_can_be_scraped():
+    sink = PrometheusSink(0)
+    sink.open()
+    sink.write({"a b/c.é": 1, "nan": float("nan"), "text": "x", "worker_12/a/b": 2}, 0)
+    found = scraped(sink.port)
+    sink.close()
+    assert found.pop(("trawl_nan", None)) != 0
+    assert found == {("trawl_a_b_c__", None): 1.0, ("trawl_per_worker_a_b", "12"): 2.0}
+
+
+def test_the_port_is_free_afterwards():
+    sink = PrometheusSink(0)
+    watch(sink)
+    with pytest.raises(URLError):
+        urlopen(f"http://127.0.0.1:{sink.port}/metrics")
+    with socket.create_server(("127.0.0.1", sink.port)):
+        pass
+
+
+def test_only_this_machine_is_listened_to():
+    sink = PrometheusSink(0)
+    sink.open()
+    lines = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()]
+    sink.close()
+    mine = [
+        at for _, at, _, state, *_ in lines if state == "0A" and at.endswith(f":{sink.port:04X}")
+    ]
+    assert mine == [f"0100007F:{sink.port:04X}"]
+
+
+def test_a_port_in_use_is_an_error_at_once():
+    with socket.create_server(("127.0.0.1", 0)) as server, make(0) as collector:
+        port = server.getsockname()[1]
+        with pytest.raises(OSError, match=f"port {port} of 127.0.0.1: .*pass another port"):
+            Monitor(collector, [PrometheusSink(port)])
+
+
+@pytest.mark.parametrize(
+    ("port", "error"), [(-1, ValueError), (65536, ValueError), ("80", TypeError), (True, TypeError)]
+)
+def test_wrong_ports(port, error):
+    with pytest.raises(error, match="port must be"):
+        PrometheusSink(port)
+
+
+def test_a_wrong_host_is_an_error_at_once():
+    with make(0) as collector, pytest.raises(OSError, match=r"port 0 of 1\.2\.3\.4"):
+        Monitor(collector, [PrometheusSink(0, "1.2.3.4")])
