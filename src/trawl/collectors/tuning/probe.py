@@ -1,0 +1,103 @@
+"""First look at an environment and a policy, in this process."""
+
+from __future__ import annotations
+
+import copy
+import math
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torch import nn
+
+from trawl.collectors.single import Collector
+from trawl.collectors.tuning.trial import Clock
+from trawl.envs.build import is_env, refuse_policy
+from trawl.envs.types import is_list
+
+# Seconds and batches after which a probe ends.
+_SECONDS = 0.2
+_BATCHES = 2
+# An environment that leaves its core idle for this share of the time waits for something.
+_WAITING_SHARE = 0.5
+
+
+@dataclass(frozen=True)
+class Probe:
+    """What a few steps of one environment show.
+
+    Attributes:
+        seconds_per_frame: wall-clock time of a frame, an upper bound.
+        env_batch: number of environments that the source makes at once; 0 for a single one.
+        waits: True if the process was idle for most of the time.
+    """
+
+    seconds_per_frame: float
+    env_batch: int
+    waits: bool
+
+
+def probe(source: Any, policy: Any, options: Mapping[str, Any]) -> Probe:
+    """Steps one environment a few times.
+
+    Args:
+        source: the source of one environment.
+        policy: the policy, or None.
+        options: options of the collector.
+
+    Raises:
+        Exception: any error of the environment, the policy or the options.
+    """
+    clocks: tuple[Clock, Clock] = (time.perf_counter, time.process_time)
+    with Collector(source, policy, frames_per_batch=1, **options) as collector:
+        collector.next()
+        before = [clock() for clock in clocks]
+        frames = batches = 0
+        while batches < _BATCHES or clocks[0]() - before[0] < _SECONDS:
+            frames += collector.next().numel()
+            batches += 1
+        wall, processor = (clock() - start for clock, start in zip(clocks, before, strict=True))
+        batch: Sequence[int] = collector.env.batch_size
+        return Probe(
+            seconds_per_frame=wall / frames,
+            env_batch=math.prod(batch) if batch else 0,
+            waits=processor < (1 - _WAITING_SHARE) * wall,
+        )
+
+
+def check_source(source: Any, purpose: str) -> None:
+    """Rejects a source from which environments can't be made repeatedly.
+
+    Args:
+        source: the argument ``create_env_fn``.
+        purpose: name of the function or option that makes the environments.
+
+    Raises:
+        TypeError: if the source is a list, an existing environment or a policy.
+    """
+    refuse_policy(source)
+    if is_list(source):
+        raise TypeError(
+            f"{purpose} chooses how many environments there are, so create_env_fn must be the "
+            f"source of one environment, but it is a list of {len(source)}: pass a Gymnasium id, "
+            "or a function that makes an environment"
+        )
+    if is_env(source):
+        raise TypeError(
+            f"{purpose} makes environments repeatedly, but create_env_fn is an existing "
+            f"environment: {source!r}. Pass a Gymnasium id, or a function that makes it"
+        )
+
+
+def own_copy(policy: Any) -> Any:
+    """Returns a copy of a module, so that trials leave no trace in it; other policies as they are.
+
+    A module that can't be copied is returned as well.
+    """
+    if not isinstance(policy, nn.Module):
+        return policy
+    try:
+        return copy.deepcopy(policy)
+    except Exception:
+        return policy
