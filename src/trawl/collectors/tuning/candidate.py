@@ -82,6 +82,23 @@ class Candidate:
             **found,
         }
 
+    @property
+    def label(self) -> str:
+        """Short name for tables.
+
+        Example:
+            >>> Candidate(workers=2, envs=4, frames_per_batch=800, sync=False).label
+            '2 workers x 4 envs, async'
+        """
+        if self.env_processes:
+            each = self.envs // self.env_processes
+            return f"ParallelEnv, {self.env_processes} x {_envs(each)}"
+        if not self.workers:
+            return f"one process, {_envs(self.envs)}"
+        order = "sync" if self.sync else "async"
+        ahead = f", prefetch={self.prefetch}" if self.prefetch else ""
+        return f"{plural(self.workers, 'worker')} x {_envs(self.envs)}, {order}{ahead}"
+
     def __str__(self) -> str:
         envs = plural(self.envs, "environment")
         if self.env_processes:
@@ -92,3 +109,7 @@ class Candidate:
         ahead = f", prefetch={self.prefetch}" if self.prefetch else ""
         each = " each" if self.workers > 1 else ""
         return f"{plural(self.workers, 'worker')} with {envs}{each}, {order}{ahead}"
+
+
+def _envs(count: int) -> str:
+    return plural(count, "env")

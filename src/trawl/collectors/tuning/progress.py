@@ -72,14 +72,14 @@ class TuneProgress:
         if not self._live and trial.candidate not in self._printed:
             self._printed.add(trial.candidate)
             seconds = time.perf_counter() - self._started
-            line = f"{seconds:5.1f} s  {trial.candidate}: {_result(trial)}"
+            line = f"{seconds:5.1f} s  {trial.candidate.label}: {_result(trial)}"
             self._console.print(Text(line), soft_wrap=True)
 
     def _show(self, candidate: Candidate) -> None:
         best = self._best
-        text = f"best: {best.candidate}, {_result(best)}" if best else ""
+        text = f"best: {best.candidate.label}, {_result(best)}" if best else ""
         passed = min(self._budget, time.perf_counter() - self._started)
-        self._bar.update(self._task, completed=passed, description=str(candidate), best=text)
+        self._bar.update(self._task, completed=passed, description=candidate.label, best=text)
         self._bar.refresh()
 
 

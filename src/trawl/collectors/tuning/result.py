@@ -16,7 +16,7 @@ from trawl.collectors.tuning.trial import Trial
 from trawl.observe.progress import short
 
 # Width of a table that is converted to text.
-_WIDTH = 110
+_WIDTH = 100
 
 
 @dataclass(frozen=True)
@@ -72,8 +72,8 @@ def ordered(trials: Sequence[Trial]) -> tuple[Trial, ...]:
 
 def _table(trials: Sequence[Trial], best: Trial) -> Table:
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    table.add_column("layout", style="cyan")
-    for name in ("frames/batch", "frames/s", "of best", "env", "measured"):
+    table.add_column("layout", style="cyan", no_wrap=True)
+    for name in ("batch", "frames/s", "of best", "env time"):
         table.add_column(name, justify="right", no_wrap=True)
     table.add_column("")
     for trial in trials:
@@ -83,15 +83,14 @@ def _table(trials: Sequence[Trial], best: Trial) -> Table:
 
 def _row(trial: Trial, best: Trial) -> list[str]:
     candidate = trial.candidate
-    row = [str(candidate), f"{candidate.frames_per_batch:,}"]
+    row = [candidate.label, f"{candidate.frames_per_batch:,}"]
     if not trial.measured:
-        return [*row, "", "", "", "", trial.error or "no time left to measure it"]
+        return [*row, "", "", "", trial.error or "no time left to measure it"]
     share = trial.env_share
     return [
         *row,
         short(trial.frames_per_second),
         f"{trial.frames_per_second / best.frames_per_second:.0%}",
         "" if share is None else f"{share:.0%}",
-        f"{trial.seconds:.1f} s",
         "chosen" if trial is best else "",
     ]

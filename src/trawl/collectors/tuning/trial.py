@@ -14,10 +14,9 @@ from trawl.envs.generators import get_states, set_states
 
 Clock = Callable[[], float]
 Learner = Callable[[Any], Any]
-# Batches of each asynchronous worker that may have been finished before the clock starts.
+# Batches that each asynchronous worker may have finished before the clock starts. As many are
+# measured at least, because workers deliver in bursts.
 _REQUESTS_PER_WORKER = 2
-# Share of a trial that may pass before the clock starts.
-_WARM_UP_SHARE = 0.5
 
 
 @dataclass(frozen=True)
@@ -106,8 +105,8 @@ def measure(
 ) -> Measurement:
     """Makes a collector, and measures how many frames per second it delivers.
 
-    The collector is closed before this function returns or raises. At least one batch is
-    measured, even if that takes longer than ``seconds``.
+    The collector is closed before this function returns or raises. A few batches are measured,
+    even if that takes longer than ``seconds``.
 
     Args:
         make: function that makes the collector.
@@ -125,14 +124,15 @@ def measure(
                 learner(batch)
             return int(batch.numel())
 
-        ahead = 0 if collector_is_sync(collector) else _REQUESTS_PER_WORKER
-        for _ in range(max(1, ahead * getattr(collector, "num_workers", 0))):
+        least = 1
+        if not collector_is_sync(collector):
+            least = _REQUESTS_PER_WORKER * collector.num_workers
+        for _ in range(least):
             step()
-            if clock() - began >= _WARM_UP_SHARE * seconds:
-                break
-        start, frames = clock(), 0
-        while not frames or clock() - began < seconds:
+        start, frames, batches = clock(), 0, 0
+        while batches < least or clock() - began < seconds:
             frames += step()
+            batches += 1
         # A clock may be too coarse for a single small batch.
         took = max(clock() - start, 1e-9)
         facts = collector.stats()

@@ -23,8 +23,9 @@ from trawl.collectors.tuning.trial import Learner, Measurement, measure, undistu
 from trawl.collectors.tuning.workers import FOR_ANY_COLLECTOR
 
 _LEAST_SECONDS = 1.0
-# Number of frames in a batch, unless one environment takes longer than this for them.
-_FRAMES, _BATCH_SECONDS = 1000, 0.3
+# Numbers of frames in a batch: the largest that one environment collects in a short time.
+_FRAMES = (1000, 500, 200, 100, 50, 20, 10, 5, 2)
+_BATCH_SECONDS = 0.5
 # Number of batches that have to fit in the budget: one to warm up, and one to measure.
 _LEAST_BATCHES = 2
 
@@ -147,7 +148,8 @@ def _options(candidate: Candidate, source: Any, options: Mapping[str, Any]) -> d
 
 
 def _default_frames(seen: Probe) -> int:
-    return max(1, min(_FRAMES, int(_BATCH_SECONDS / seen.seconds_per_frame)))
+    quick = (count for count in _FRAMES if count * seen.seconds_per_frame <= _BATCH_SECONDS)
+    return next(quick, 1)
 
 
 def _check(budget: Any, sync: Any, learner: Any, options: Mapping[str, Any]) -> None:
