@@ -79,9 +79,8 @@ def check_source(source: Any, purpose: str) -> None:
     refuse_policy(source)
     if is_list(source):
         raise TypeError(
-            f"{purpose} chooses how many environments there are, so create_env_fn must be the "
-            f"source of one environment, but it is a list of {len(source)}: pass a Gymnasium id, "
-            "or a function that makes an environment"
+            f"{purpose} needs the source of one environment, but create_env_fn is a list of "
+            f"{len(source)}: pass a Gymnasium id, or a function that makes an environment"
         )
     if is_env(source):
         raise TypeError(

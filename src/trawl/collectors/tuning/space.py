@@ -71,15 +71,20 @@ class SearchSpace:
     learner: bool = False
 
     def initial(self) -> list[Candidate]:
-        """Returns the layouts that are measured first; the simplest one comes first."""
+        """Returns the layouts that are measured first.
+
+        The simplest one comes first, then the most promising ones, in case there is no time for
+        all of them.
+        """
         counts = [self.processes]
         if self.processes >= 8:
             counts.append(self.processes // 4)
         if self.learner and self.processes > 1:
             counts.append(1)
-        rows = [self._one(envs) for envs in self.envs_per_process]
-        for count in counts:
-            for envs in self.envs_per_process:
+        rows = [self._one(1)]
+        for envs in reversed(self.envs_per_process):
+            rows.append(self._one(envs))
+            for count in counts:
                 rows += self._workers(count, envs)
                 rows.append(self._parallel(count, envs))
         return self._allowed(rows)

@@ -95,7 +95,7 @@ def tune(
         stack.enter_context(undisturbed())
         shown = stack.enter_context(TuneProgress(budget)) if progress else None
         seen = probe(create_env_fn, own, options)
-        frames = frames_per_batch or _default_frames(seen)
+        frames = frames_per_batch or default_frames(seen)
         _check_budget(budget, time.perf_counter() - began, frames, seen)
         space = space_for(
             cores=usable_cores(),
@@ -147,7 +147,8 @@ def _options(candidate: Candidate, source: Any, options: Mapping[str, Any]) -> d
     return {**candidate.options(source, options.get("create_env_kwargs")), **others}
 
 
-def _default_frames(seen: Probe) -> int:
+def default_frames(seen: Probe) -> int:
+    """Returns the smaller of the two sizes of a batch that a search compares."""
     quick = (count for count in _FRAMES if count * seen.seconds_per_frame <= _BATCH_SECONDS)
     return next(quick, 1)
 
