@@ -209,7 +209,7 @@ def compare_auto(
             chosen = collector.num_workers
     counts = powers_of_two(most_processes(usable_cores(), waits))
     rates = in_turn(
-        list(dict.fromkeys(counts)),
+        list(dict.fromkeys([*counts, chosen])),
         lambda count: measure(lambda: make(count), 2 * options.seconds).rate,
         3 * options.rounds,
     )

@@ -28,7 +28,7 @@ class Candidate:
         >>> from trawl.collectors.tuning import Candidate
         >>> candidate = Candidate(workers=2, envs=4, frames_per_batch=800, sync=False)
         >>> str(candidate)
-        '2 workers with 4 environments each, async'
+        '2 asynchronous workers with 4 environments each'
         >>> candidate.options("CartPole-v1")["num_collectors"]
         2
     """
@@ -105,10 +105,10 @@ class Candidate:
             return f"a ParallelEnv of {envs} in {plural(self.env_processes, 'process')}"
         if not self.workers:
             return f"one process with {envs}"
-        order = "sync" if self.sync else "async"
-        ahead = f", prefetch={self.prefetch}" if self.prefetch else ""
+        kind = "synchronous worker" if self.sync else "asynchronous worker"
+        ahead = f" and prefetch={self.prefetch}" if self.prefetch else ""
         each = " each" if self.workers > 1 else ""
-        return f"{plural(self.workers, 'worker')} with {envs}{each}, {order}{ahead}"
+        return f"{plural(self.workers, kind)} with {envs}{each}{ahead}"
 
 
 def _envs(count: int) -> str:

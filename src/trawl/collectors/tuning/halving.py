@@ -164,18 +164,20 @@ class Halving:
     def _round(self, field: Sequence[Candidate], seconds: float) -> None:
         """Measures all candidates, in turn, for about the given number of seconds in total."""
         self._rounds.append({})
-        end = self._clock() + seconds
-        turns = self._turns(seconds / len(field))
-        for turn in range(turns):
-            # Every second turn runs backwards, which cancels a steady change of conditions.
-            order = field if turn % 2 == 0 else field[::-1]
+        end = min(self._clock() + seconds, self._end)
+        order, left = field, self._turns(seconds / len(field))
+        while left:
             for index, candidate in enumerate(order):
-                now = self._clock()
-                if self._is_over() or (turn > 0 and now >= end):
+                if self._is_over():
                     break
                 if self.trials[candidate].error is None:
-                    left = (turns - turn) * len(field) - index
-                    self._try(candidate, max(0.0, (min(end, self._end) - now) / left))
+                    share = (end - self._clock()) / (left * len(field) - index)
+                    self._try(candidate, max(0.0, share))
+            # Every second turn runs backwards, which cancels a steady change of conditions.
+            order = order[::-1]
+            # By now it is known how long processes take to start.
+            seconds = end - self._clock()
+            left = self._turns(seconds / len(field)) if left > 1 and seconds > 0 else 0
         for candidate, rate in adjusted_rates(self._rounds).items():
             self.trials[candidate] = replace(self.trials[candidate], frames_per_second=rate)
 

@@ -7,20 +7,18 @@ import math
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from torch import nn
 
 from trawl.collectors.single import Collector
-from trawl.collectors.tuning.trial import Clock
 from trawl.envs.build import is_env, refuse_policy
 from trawl.envs.types import is_list
 
 # Seconds and batches after which a probe ends.
 _SECONDS = 0.2
 _BATCHES = 2
-# An environment that leaves its core idle for this share of the time waits for something.
-_WAITING_SHARE = 0.5
 
 
 @dataclass(frozen=True)
@@ -30,7 +28,8 @@ class Probe:
     Attributes:
         seconds_per_frame: wall-clock time of a frame, an upper bound.
         env_batch: number of environments that the source makes at once; 0 for a single one.
-        waits: True if the process was idle for most of the time.
+        waits: True if the process spent more time waiting, for anything but a processor, than
+            running.
     """
 
     seconds_per_frame: float
@@ -49,21 +48,33 @@ def probe(source: Any, policy: Any, options: Mapping[str, Any]) -> Probe:
     Raises:
         Exception: any error of the environment, the policy or the options.
     """
-    clocks: tuple[Clock, Clock] = (time.perf_counter, time.process_time)
     with Collector(source, policy, frames_per_batch=1, **options) as collector:
         collector.next()
-        before = [clock() for clock in clocks]
+        start, (ran, queued) = time.perf_counter(), processor_seconds()
         frames = batches = 0
-        while batches < _BATCHES or clocks[0]() - before[0] < _SECONDS:
+        while batches < _BATCHES or time.perf_counter() - start < _SECONDS:
             frames += collector.next().numel()
             batches += 1
-        wall, processor = (clock() - start for clock, start in zip(clocks, before, strict=True))
+        wall, after = time.perf_counter() - start, processor_seconds()
+        running = after[0] - ran
+        idle = wall - running - (after[1] - queued)
         batch: Sequence[int] = collector.env.batch_size
         return Probe(
             seconds_per_frame=wall / frames,
             env_batch=math.prod(batch) if batch else 0,
-            waits=processor < (1 - _WAITING_SHARE) * wall,
+            waits=idle > running,
         )
+
+
+def processor_seconds() -> tuple[float, float]:
+    """Returns the seconds for which this process ran, and waited for a processor to run on."""
+    # Other threads of the environment run as well.
+    ran = time.process_time()
+    try:
+        _, queued, _ = Path("/proc/thread-self/schedstat").read_text(encoding="ascii").split()
+        return ran, int(queued) / 1e9
+    except (OSError, ValueError):  # only Linux has this file
+        return ran, 0.0
 
 
 def check_source(source: Any, purpose: str) -> None:

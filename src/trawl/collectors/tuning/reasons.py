@@ -42,7 +42,7 @@ def _comparison(trials: Sequence[Trial], best: Trial) -> str:
             return f"{name} is the only layout that was measured."
         other = max(rest, key=lambda trial: trial.frames_per_second)
         times = other.frames_per_second / best.frames_per_second
-        ending = "no more than 3 % faster" if times > 1 else f"at {times:.0%} of its speed"
+        ending = "no more than 3% faster" if times > 1 else f"at {times:.0%} of its speed"
         return (
             f"{name} {verb} {best.frames_per_second:,.0f} frames per second; the best of the other "
             f"layouts ({other.candidate}) is {ending}."

@@ -40,7 +40,7 @@ class Measurement:
 
     def __add__(self, other: Measurement) -> Measurement:
         frames, seconds = self.frames + other.frames, self.seconds + other.seconds
-        return Measurement(frames, seconds, other.shares or self.shares)
+        return Measurement(frames, seconds, _mean(self, other))
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ class Trial:
             machine got faster or slower during the search, the rates of all layouts are adjusted
             to the same conditions.
         seconds: seconds for which it was measured, without the start of its processes.
-        shares: shares of time from the last measurement, such as ``env_share``.
+        shares: mean shares of time over all measurements, such as ``env_share``.
         error: first line of the error with which the layout failed, or None.
     """
 
@@ -79,12 +79,23 @@ class Trial:
             self,
             frames_per_second=found.rate,
             seconds=self.seconds + found.seconds,
-            shares=found.shares or self.shares,
+            shares=_mean(self, found),
         )
 
     def fail(self, error: BaseException) -> Trial:
         """Returns the result of a layout that raised an error."""
         return replace(self, frames_per_second=0.0, error=first_line(error))
+
+
+def _mean(one: Measurement | Trial, other: Measurement) -> dict[str, float]:
+    """Returns the mean shares of two measurements, weighted by their seconds."""
+    if not (one.shares and other.shares):
+        return one.shares or other.shares
+    total = one.seconds + other.seconds
+    return {
+        name: (share * one.seconds + other.shares.get(name, share) * other.seconds) / total
+        for name, share in one.shares.items()
+    }
 
 
 def first_line(error: BaseException) -> str:
