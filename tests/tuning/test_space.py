@@ -40,10 +40,10 @@ def test_all_layouts_are_within_the_limits(space):
         assert each.prefetch in (0, 1)
         assert not each.prefetch or (space.learner and each.sync)
         assert not (each.workers and each.env_processes)
-        assert each.frames_per_batch == space.frames or not space.fixed_frames
         envs = each.total_envs if each.sync else each.envs
         assert each.frames_per_batch >= envs
-        assert space.fixed_frames or each.frames_per_batch % envs == 0
+        assert each.frames_per_batch % envs == 0
+        assert not space.fixed_frames or 0 <= each.frames_per_batch - space.frames < envs
         assert each.env_processes == 0 or each.envs % each.env_processes == 0
 
 

@@ -53,15 +53,17 @@ def probe(source: Any, policy: Any, options: Mapping[str, Any]) -> Probe:
         start, (ran, queued) = time.perf_counter(), processor_seconds()
         frames = batches = 0
         while batches < _BATCHES or time.perf_counter() - start < _SECONDS:
-            frames += collector.next().numel()
+            batch = collector.next()
+            assert batch is not None
+            frames += batch.numel()
             batches += 1
         wall, after = time.perf_counter() - start, processor_seconds()
         running = after[0] - ran
         idle = wall - running - (after[1] - queued)
-        batch: Sequence[int] = collector.env.batch_size
+        size: Sequence[int] = collector.env.batch_size
         return Probe(
             seconds_per_frame=wall / frames,
-            env_batch=math.prod(batch) if batch else 0,
+            env_batch=math.prod(size) if size else 0,
             waits=idle > running,
         )
 

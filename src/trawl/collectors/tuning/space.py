@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -53,8 +54,9 @@ class SearchSpace:
     Attributes:
         processes: largest number of workers or of environment processes.
         frames: number of frames in a batch. Each layout rounds it to whole steps of all its
-            environments, unless ``fixed_frames`` is True.
-        fixed_frames: True if ``frames`` is the only size of a batch.
+            environments.
+        fixed_frames: True if ``frames`` is the only size of a batch. It is then rounded up, as a
+            collector does.
         envs_per_process: numbers of environments that one process steps.
         max_envs: largest number of environments in all processes together; None for no limit.
         sync: True or False if workers have to be synchronous or asynchronous; None for both.
@@ -131,7 +133,7 @@ class SearchSpace:
 
     def _frames(self, envs: int) -> int:
         if self.fixed_frames:
-            return self.frames
+            return math.ceil(self.frames / envs) * envs
         return max(1, round(self.frames / envs)) * envs
 
     def _allowed(self, rows: list[Candidate]) -> list[Candidate]:
@@ -144,7 +146,7 @@ class SearchSpace:
             return False
         # Each batch has at least one frame of each environment.
         per_batch = candidate.total_envs if candidate.sync else candidate.envs
-        return per_batch <= candidate.frames_per_batch
+        return per_batch <= (self.frames if self.fixed_frames else candidate.frames_per_batch)
 
 
 def space_for(

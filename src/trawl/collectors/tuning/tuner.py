@@ -25,7 +25,7 @@ from trawl.collectors.tuning.workers import FOR_ANY_COLLECTOR
 _LEAST_SECONDS = 1.0
 # Numbers of frames in a batch: the largest that one environment collects in a short time.
 _FRAMES = (1000, 500, 200, 100, 50, 20, 10, 5, 2)
-_BATCH_SECONDS = 0.5
+_BATCH_SECONDS = 1.0
 # Number of batches that have to fit in the budget: one to warm up, and one to measure.
 _LEAST_BATCHES = 2
 
@@ -78,7 +78,7 @@ def tune(
     Example:
         >>> import trawl
         >>> result = trawl.tune("CartPole-v1", budget=4, max_envs=4, progress=False)
-        >>> with trawl.Collector(**result.options, total_frames=1000) as collector:
+        >>> with trawl.Collector(**result.options) as collector:
         ...     batch = collector.next()
     """
     began = time.perf_counter()
