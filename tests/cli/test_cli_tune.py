@@ -2,6 +2,7 @@
 
 import re
 import shlex
+from pathlib import Path
 
 import pytest
 
@@ -9,6 +10,13 @@ from trawl.cli.arguments import parse
 from trawl.cli.tune import command_of
 from trawl.collectors.tuning import Candidate
 
+POLICY = """
+import torch
+
+
+def actor():
+    return lambda observation: torch.zeros(*observation.shape[:-1], 1)
+"""
 SMALL = ["--budget", "4", "--max-workers", "1", "--max-envs", "1"]
 
 
@@ -27,14 +35,12 @@ def test_a_search(trawl):
     assert found[0] == 0, found
 
 
-def test_a_policy_is_loaded_for_each_layout(trawl, monkeypatch):
-    from pathlib import Path
-
-    monkeypatch.syspath_prepend(str(Path(__file__).parent))
-    code, out, err = trawl("tune", "Pendulum-v1", *SMALL, "--policy", "cli_policies:actor")
+def test_a_policy_is_loaded_for_each_layout(trawl):
+    Path("mine.py").write_text(POLICY)
+    code, out, err = trawl("tune", "Pendulum-v1", *SMALL, "--policy", "mine.py:actor")
     assert code == 0, err
     assert "policy_factory=make_policy" in out
-    assert "trawl collect Pendulum-v1 --policy cli_policies:actor --frames-per-batch" in out
+    assert "trawl collect Pendulum-v1 --policy mine.py:actor --frames-per-batch" in out
 
 
 @pytest.mark.parametrize(

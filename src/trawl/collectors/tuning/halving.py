@@ -165,19 +165,19 @@ class Halving:
         """Measures all candidates, in turn, for about the given number of seconds in total."""
         self._rounds.append({})
         end = min(self._clock() + seconds, self._end)
-        order, left = field, self._turns(seconds / len(field))
+        order, left = list(field), self._turns(seconds / len(field))
         while left:
             for index, candidate in enumerate(order):
                 if self._is_over():
                     break
-                if self.trials[candidate].error is None:
-                    share = (end - self._clock()) / (left * len(field) - index)
-                    self._try(candidate, max(0.0, share))
+                share = (end - self._clock()) / (left * len(order) - index)
+                self._try(candidate, max(0.0, share))
             # Every second turn runs backwards, which cancels a steady change of conditions.
-            order = order[::-1]
+            order = [each for each in order[::-1] if self.trials[each].error is None]
             # By now it is known how long processes take to start.
             seconds = end - self._clock()
-            left = self._turns(seconds / len(field)) if left > 1 and seconds > 0 else 0
+            goes_on = left > 1 and seconds > 0 and bool(order)
+            left = self._turns(seconds / len(order)) if goes_on else 0
         for candidate, rate in adjusted_rates(self._rounds).items():
             self.trials[candidate] = replace(self.trials[candidate], frames_per_second=rate)
 
