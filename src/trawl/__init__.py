@@ -19,6 +19,7 @@ if TYPE_CHECKING:
         PolicyVersion,
         RandomPolicy,
         split_trajectories,
+        tune,
     )
     from trawl.envs import GymEnv, ParallelEnv, SerialEnv
 
@@ -39,6 +40,7 @@ __all__ = [
     "exploration_type",
     "set_exploration_type",
     "split_trajectories",
+    "tune",
 ]
 
 # Module and attribute of each public name. The module is imported when the name is first used.
@@ -59,6 +61,7 @@ _HOMES = {
     "exploration_type": ("tensordict.nn.probabilistic", "interaction_type"),
     "set_exploration_type": ("tensordict.nn", "set_interaction_type"),
     "split_trajectories": ("trawl.collectors", "split_trajectories"),
+    "tune": ("trawl.collectors", "tune"),
 }
 
 

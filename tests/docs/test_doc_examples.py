@@ -42,9 +42,10 @@ import torch
 
 import trawl
 from trawl.cli import main
-from trawl.cli.arguments import CollectArguments, EvaluateArguments, ShowArguments
+from trawl.cli.arguments import CollectArguments, EvaluateArguments, ShowArguments, TuneArguments
 from trawl.collectors.config import CollectorConfig
 from trawl.collectors.multi_config import MultiConfig
+from trawl.collectors.tuning import workers
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -114,6 +115,9 @@ def untouched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]
     )
     monkeypatch.setattr(sys, "path", [*sys.path])
     monkeypatch.setenv("COLUMNS", "100")
+    # "auto" measures for a moment, and remembers it in the empty folder.
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr(workers, "SECONDS", 1.0)
     modules = set(sys.modules)
     # Silences TorchRL. The variable is for the case that it is imported only later.
     monkeypatch.setenv("RL_LOGGING_LEVEL", "WARNING")
@@ -264,7 +268,9 @@ def test_all_options_of_workers_are_explained() -> None:
     assert [name for name in new if f"`{name}" not in guide.partition("## All options")[2]] == []
 
 
-@pytest.mark.parametrize("command", [CollectArguments, EvaluateArguments, ShowArguments])
+@pytest.mark.parametrize(
+    "command", [CollectArguments, EvaluateArguments, ShowArguments, TuneArguments]
+)
 def test_all_arguments_of_the_command_line_are_explained(command: type) -> None:
     page = (ROOT / "docs" / "cli.md").read_text(encoding="utf-8")
     names = {each.name for each in fields(command)} - {"env", "directory"}

@@ -13,7 +13,7 @@ from trawl.cli.notes import print_note, print_traceback, warnings_as_notes
 from trawl.lean import import_lean
 
 if TYPE_CHECKING:
-    from trawl.cli.arguments import CollectArguments, EvaluateArguments, ShowArguments
+    from trawl.cli.arguments import Arguments
 
 # Torch, rich and tyro are imported only when needed, so that other commands start fast.
 
@@ -76,7 +76,7 @@ def _main(argv: Sequence[str]) -> int:
             raise
 
 
-def _parse(argv: Sequence[str]) -> CollectArguments | EvaluateArguments | ShowArguments | int:
+def _parse(argv: Sequence[str]) -> Arguments | int:
     """Returns the parsed command, or an exit code if only help or an error was printed."""
     from trawl.cli.arguments import parse
 
@@ -86,8 +86,8 @@ def _parse(argv: Sequence[str]) -> CollectArguments | EvaluateArguments | ShowAr
         return stop.code if isinstance(stop.code, int) else 2
 
 
-def _run(command: CollectArguments | EvaluateArguments | ShowArguments) -> int:
-    from trawl.cli.arguments import CollectArguments, EvaluateArguments
+def _run(command: Arguments) -> int:
+    from trawl.cli.arguments import CollectArguments, EvaluateArguments, TuneArguments
 
     import_lean()
     if isinstance(command, CollectArguments):
@@ -98,6 +98,10 @@ def _run(command: CollectArguments | EvaluateArguments | ShowArguments) -> int:
         from trawl.cli.evaluate import evaluate
 
         return evaluate(command)
+    if isinstance(command, TuneArguments):
+        from trawl.cli.tune import tune
+
+        return tune(command)
     from trawl.cli.show import show
 
     return show(command)

@@ -11,6 +11,7 @@ import tyro
 # An option --name without a matching --no-name.
 Flag = tyro.conf.FlagCreatePairsOff[bool]
 _ORDER = tyro.conf.create_mutex_group(required=False, title="with --workers")
+_TUNE_ORDER = tyro.conf.create_mutex_group(required=False, title="workers")
 
 
 def _number(default: str = "", help: str | None = None) -> Any:
@@ -209,6 +210,48 @@ class EvaluateArguments:
 
 
 @dataclass(frozen=True)
+class TuneArguments:
+    """Measures which layout of environments and processes collects fastest on this machine.
+
+    The command compares one process, processes for environments and workers, with different
+    numbers of each. It prints a table, and how to use the best layout.
+    """
+
+    env: EnvName
+    env_kwargs: EnvKwargs = None
+    policy: PolicyName = "random"
+
+    budget: Annotated[float, tyro.conf.arg(metavar="SECONDS")] = 60.0
+    """Seconds for the search."""
+
+    frames_per_batch: Annotated[
+        int | None, _number("(default: about 1000 and 4000 are compared)")
+    ] = None
+    """Number of frames in a batch."""
+
+    sync: Annotated[Flag, _TUNE_ORDER] = False
+    """Compare only workers that make each batch together."""
+
+    asynchronous: Annotated[Flag, _TUNE_ORDER, tyro.conf.arg(name="async")] = False
+    """Compare only workers that make their own batches."""
+
+    max_workers: Annotated[int | None, _number("(default: by the number of CPU cores)")] = None
+    """Largest number of processes."""
+
+    max_envs: Annotated[int | None, _number("(default: no limit)")] = None
+    """Largest number of environments in all processes together."""
+
+    max_frames_per_traj: MaxSteps = None
+
+    seed: Annotated[int, _number()] = 0
+    """Seed for the function that makes the policy."""
+
+    unsafe_pickle: UnsafePickle = False
+
+    traceback: Traceback = False
+
+
+@dataclass(frozen=True)
 class ShowArguments:
     """Shows a dataset: its entries, episodes and returns, and how it was made."""
 
@@ -228,10 +271,12 @@ class ShowArguments:
     traceback: Traceback = False
 
 
+Arguments = CollectArguments | EvaluateArguments | ShowArguments | TuneArguments
 _Command = (
     Annotated[CollectArguments, tyro.conf.subcommand("collect")]
     | Annotated[EvaluateArguments, tyro.conf.subcommand("evaluate")]
     | Annotated[ShowArguments, tyro.conf.subcommand("show")]
+    | Annotated[TuneArguments, tyro.conf.subcommand("tune")]
 )
 
 _DESCRIPTION = """Collects experience for reinforcement learning.
@@ -242,19 +287,21 @@ _DESCRIPTION = """Collects experience for reinforcement learning.
 
   trawl evaluate Pendulum-v1 --policy policy.pt2 --episodes 50
 
+  trawl tune Pendulum-v1 --budget 60
+
   trawl --version
 
 Exit codes: 0, success; 2, an error, reported in one line; 130, stopped by Ctrl-C; 143, by SIGTERM.
 """
 
 
-def parse(argv: Sequence[str]) -> CollectArguments | EvaluateArguments | ShowArguments:
+def parse(argv: Sequence[str]) -> Arguments:
     """Parses the arguments of the command line.
 
     Raises:
         SystemExit: after printing help (code 0), or an error in the arguments (code 2).
     """
-    command: CollectArguments | EvaluateArguments | ShowArguments = tyro.cli(
+    command: Arguments = tyro.cli(
         _Command,
         prog="trawl",
         description=_DESCRIPTION,

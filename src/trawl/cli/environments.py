@@ -11,7 +11,7 @@ from typing import Any
 import gymnasium
 from gymnasium import spaces
 
-from trawl.cli.arguments import CollectArguments, EvaluateArguments
+from trawl.cli.arguments import CollectArguments, EvaluateArguments, TuneArguments
 from trawl.cli.errors import CliError, describe, message_of
 from trawl.cli.references import find, load_module, split
 from trawl.envs.base import TensorDictEnv
@@ -19,6 +19,8 @@ from trawl.envs.gym import GymEnv
 from trawl.envs.parallel import ParallelEnv
 from trawl.envs.serial import build_env
 from trawl.keys import show_key
+
+UsesEnv = CollectArguments | EvaluateArguments | TuneArguments
 
 
 @dataclass(frozen=True)
@@ -70,19 +72,29 @@ def check_numbers(args: CollectArguments | EvaluateArguments, *positive: str) ->
     Raises:
         CliError: if an option's value is out of range, or the backend needs ``--workers``.
     """
-    for name in positive:
-        value = getattr(args, name)
-        if value is not None and value < 1:
-            raise CliError(f"--{name.replace('_', '-')} must be at least 1, but it is {value}")
+    check_positive(args, *positive)
     if args.workers < 0:
         raise CliError(f"--workers must be at least 0, but it is {args.workers}")
     if args.backend != "process" and not args.workers:
         raise CliError(f"--backend {args.backend} needs workers: pass --workers")
-    if args.seed is not None and not 0 <= args.seed < 2**63:
-        raise CliError(f"--seed must be between 0 and 2**63 - 1, but it is {args.seed}")
+    check_seed_range(args.seed)
 
 
-def env_kwargs(args: CollectArguments | EvaluateArguments) -> dict[str, Any]:
+def check_positive(args: UsesEnv, *names: str) -> None:
+    """Raises a ``CliError`` if one of these options is below 1."""
+    for name in names:
+        value = getattr(args, name)
+        if value is not None and value < 1:
+            raise CliError(f"--{name.replace('_', '-')} must be at least 1, but it is {value}")
+
+
+def check_seed_range(seed: int | None) -> None:
+    """Raises a ``CliError`` if a seed is out of range."""
+    if seed is not None and not 0 <= seed < 2**63:
+        raise CliError(f"--seed must be between 0 and 2**63 - 1, but it is {seed}")
+
+
+def env_kwargs(args: UsesEnv) -> dict[str, Any]:
     """Returns the arguments in ``--env-kwargs``.
 
     Raises:
@@ -104,7 +116,7 @@ def env_kwargs(args: CollectArguments | EvaluateArguments) -> dict[str, Any]:
     return found
 
 
-def env_source(args: CollectArguments | EvaluateArguments) -> Any:
+def env_source(args: UsesEnv) -> Any:
     """Returns a collector's ``create_env_fn``: a Gymnasium id, or a function.
 
     Raises:
@@ -121,7 +133,7 @@ def env_source(args: CollectArguments | EvaluateArguments) -> Any:
     return partial(GymEnv, args.env, **kwargs) if kwargs else args.env
 
 
-def build_unchecked(args: CollectArguments | EvaluateArguments, source: Any) -> Any:
+def build_unchecked(args: UsesEnv, source: Any) -> Any:
     """Makes the command's environments as one environment, without checking their data.
 
     Raises:
@@ -131,7 +143,8 @@ def build_unchecked(args: CollectArguments | EvaluateArguments, source: Any) -> 
         if isinstance(args, CollectArguments) and args.env_processes:
             each = args.envs // args.env_processes
             return ParallelEnv(args.envs, source, envs_per_worker=each)
-        return build_env([source] * args.envs if args.envs > 1 else source, name="ENV")
+        count = 1 if isinstance(args, TuneArguments) else args.envs
+        return build_env([source] * count if count > 1 else source, name="ENV")
     except CliError:
         raise
     except Exception as error:

@@ -29,6 +29,7 @@ from trawl.weight_update import (
 if TYPE_CHECKING:
     from trawl.collectors.async_batched import AsyncBatchedCollector
     from trawl.collectors.evaluation import Comparison, EvaluationResult, Evaluator
+    from trawl.collectors.tuning import TuneResult, tune
 
 __all__ = [
     "AsyncBatchedCollector",
@@ -49,14 +50,17 @@ __all__ = [
     "RandomPolicy",
     "RayWeightUpdater",
     "RemoteModuleWeightUpdater",
+    "TuneResult",
     "VanillaWeightUpdater",
     "WeightUpdaterBase",
     "split_trajectories",
+    "tune",
 ]
 
 
 # Imported on first use: workers import this package too, but don't need these classes.
 _LATER = dict.fromkeys(("Comparison", "EvaluationResult", "Evaluator"), "evaluation")
+_LATER |= dict.fromkeys(("TuneResult", "tune"), "tuning")
 _LATER["AsyncBatchedCollector"] = "async_batched"
 
 

@@ -26,7 +26,7 @@ def plural(count: int, noun: str) -> str:
         >>> plural(1, "batch"), plural(1200, "frame")
         ('1 batch', '1,200 frames')
     """
-    ending = "" if count == 1 else "es" if noun.endswith("ch") else "s"
+    ending = "" if count == 1 else "es" if noun.endswith(("ch", "s")) else "s"
     return f"{count:,} {noun}{ending}"
 
 

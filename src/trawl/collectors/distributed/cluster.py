@@ -100,6 +100,8 @@ class ClusterArguments(MultiArguments):
     """The arguments that cluster collectors share with collectors of local worker processes."""
 
     collector_class: CollectorClass = field(default="single", kw_only=True)  # type: ignore[assignment]
+    # The fastest number of workers on this machine says nothing about a cluster.
+    num_workers: int | None = field(default=None, kw_only=True)
     # A launcher or Ray starts the workers.
     start_method: Any = field(default=None, init=False)
     worker_idx: None = field(default=None, init=False)

@@ -1,0 +1,168 @@
+"""Successive halving, with a clock of its own."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tuning_parts import Machine, candidate
+
+from trawl.collectors.tuning import Candidate, Trial
+from trawl.collectors.tuning.halving import TIE, Halving, choose, rounds_left, survivors
+
+RATES = st.lists(st.integers(1, 10_000), min_size=1, max_size=40)
+
+
+def search(machine: Machine, count: int, budget: float, **options) -> tuple[Halving, Trial]:
+    halving = Halving(machine.measure, budget, clock=machine.clock, **options)
+    return halving, halving.run([candidate(number) for number in range(count)])
+
+
+@given(RATES, st.floats(1, 100), st.floats(0, 3))
+def test_no_measurement_begins_after_the_budget(rates, budget, start):
+    machine = Machine(lambda one, now: rates[one.frames_per_batch - 1], start)
+    begun = []
+
+    def measure(one, seconds):
+        begun.append(machine.now)
+        return machine.measure(one, seconds)
+
+    Halving(measure, budget, clock=machine.clock).run([candidate(i) for i in range(len(rates))])
+    assert all(moment < budget for moment in begun)
+
+
+@given(RATES, st.floats(1, 100))
+def test_the_budget_is_never_exceeded_if_measurements_keep_their_time(rates, budget):
+    machine = Machine(lambda one, now: rates[one.frames_per_batch - 1])
+    search(machine, len(rates), budget)
+    assert machine.now <= budget + 1e-3
+
+
+@given(RATES)
+def test_the_best_survives(rates):
+    machine = Machine(lambda one, now: rates[one.frames_per_batch - 1])
+    halving, best = search(machine, len(rates), 60.0)
+    assert best.frames_per_second >= (1 - TIE) * max(rates) * (1 - 1e-6)
+    assert all(trial.measured for trial in halving.trials.values())
+
+
+@given(RATES, st.floats(0, 1))
+def test_equal_measurements_give_equal_choices(rates, start):
+    def run():
+        machine = Machine(lambda one, now: rates[one.frames_per_batch - 1], start)
+        return search(machine, len(rates), 30.0)[1], machine.measured
+
+    assert run() == run()
+
+
+@given(RATES, st.floats(0.2, 5.0))
+def test_a_machine_that_becomes_slower_changes_no_choice(rates, change):
+    """From the second round on, all candidates are measured under other conditions."""
+    count = len(rates)
+
+    def rate(one, now):
+        steady = rates[one.frames_per_batch - 1]
+        return steady if len(machine.measured) <= count else change * steady
+
+    machine = Machine(rate)
+    # So short a time that each candidate has one turn in the first round.
+    _, best = search(machine, count, 0.7 * rounds_left(count, False))
+    # Rates of dropped candidates are compared too, so that a tie may end otherwise.
+    assert rates[best.candidate.frames_per_batch - 1] >= (1 - TIE) * max(rates) * (1 - 1e-6)
+
+
+def test_neighbours_of_the_best_are_tried_once():
+    asked = []
+
+    def neighbours(one):
+        asked.append(one)
+        return [Candidate(workers=9, frames_per_batch=one.frames_per_batch)]
+
+    machine = Machine(lambda one, now: 10.0 * one.frames_per_batch + 100 * one.workers)
+    halving, best = search(machine, 10, 60.0, neighbours=neighbours)
+    assert best.candidate.workers == 9
+    assert asked == [candidate(9), candidate(8), candidate(7)]
+    assert len(halving.trials) == 13
+
+
+def test_a_candidate_that_fails_is_dropped_with_its_error():
+    machine = Machine(lambda one, now: 10.0)
+
+    def measure(one, seconds):
+        if one.frames_per_batch == 1:
+            raise ValueError("no such thing\nand more")
+        return machine.measure(one, seconds)
+
+    halving = Halving(measure, 10.0, clock=machine.clock)
+    best = halving.run([candidate(0), candidate(1)])
+    assert best.candidate == candidate(1)
+    failed = halving.trials[candidate(0)]
+    assert (failed.error, failed.measured) == ("ValueError: no such thing", False)
+    assert failed.frames_per_second == 0
+    assert len(halving.errors) == 1  # it is not tried again
+
+
+def test_a_candidate_may_fail_in_a_later_round():
+    machine = Machine(lambda one, now: 10.0 + one.frames_per_batch)
+
+    def measure(one, seconds):
+        if one == candidate(3) and one in machine.measured:
+            raise OSError("out of memory")
+        return machine.measure(one, seconds)
+
+    halving = Halving(measure, 60.0, clock=machine.clock)
+    assert halving.run([candidate(i) for i in range(4)]).candidate != candidate(3)
+    assert halving.trials[candidate(3)].error == "OSError: out of memory"
+
+
+def test_if_all_fail_the_first_error_is_the_cause():
+    def measure(one, seconds):
+        raise ZeroDivisionError(str(one.frames_per_batch))
+
+    # Time stands still, so that the search does not end because the time is over.
+    with pytest.raises(RuntimeError, match="no layout could be measured") as raised:
+        Halving(measure, 10.0, clock=lambda: 0.0).run([candidate(4), candidate(2)])
+    assert str(raised.value.__cause__) == "5"
+
+
+def test_an_interruption_ends_the_search():
+    def measure(one, seconds):
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        Halving(measure, 10.0).run([candidate(0)])
+
+
+def test_without_time_only_the_first_is_measured():
+    machine = Machine(lambda one, now: 10.0, start=5.0)
+    halving, best = search(machine, 3, 1.0)
+    assert machine.measured == [candidate(0)]
+    assert best.candidate == candidate(0)
+    assert [trial.measured for trial in halving.trials.values()] == [True, False, False]
+
+
+def test_slow_starts_make_longer_turns():
+    """Otherwise, almost all of the time would go to the starts."""
+    machine = Machine(lambda one, now: 100.0, start=1.0)
+    halving, _ = search(machine, 2, 64.0)
+    assert len(machine.measured) < 2 * 64.0 / (1.0 + 3.0)
+    assert sum(trial.seconds for trial in halving.trials.values()) > 64.0 / 2
+
+
+def trial(number: int, rate: float, seconds: float = 1.0, **numbers) -> Trial:
+    return Trial(candidate(number, **numbers), rate, seconds)
+
+
+def test_a_simpler_candidate_wins_a_tie():
+    trials = [trial(0, 100, workers=4), trial(0, 98, workers=2), trial(0, 96)]
+    assert choose(trials, [each.candidate for each in trials]) == trials[1]
+
+
+def test_a_brief_measurement_wins_no_tie():
+    trials = [trial(0, 100, 10.0, workers=2), trial(0, 100, 1.0)]
+    assert choose(trials, [trials[0].candidate]) == trials[0]
+
+
+def test_hopeless_candidates_do_not_go_on():
+    assert survivors([trial(0, 100), trial(1, 40), trial(2, 30), trial(3, 20)]) == [candidate(0)]
+    assert survivors([Trial(candidate(0))]) == []
