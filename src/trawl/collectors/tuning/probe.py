@@ -23,7 +23,7 @@ _BATCHES = 2
 
 @dataclass(frozen=True)
 class Probe:
-    """What a few steps of one environment show.
+    """Findings from a few steps of one environment.
 
     Attributes:
         seconds_per_frame: wall-clock time of a frame, an upper bound.

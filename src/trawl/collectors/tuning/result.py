@@ -1,4 +1,4 @@
-"""What :func:`~trawl.tune` returns: a table, the best layout, and why it is the best."""
+"""Result of :func:`~trawl.tune`: a table, the best layout, and why it is the best."""
 
 from __future__ import annotations
 

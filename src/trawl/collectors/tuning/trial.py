@@ -21,7 +21,7 @@ _REQUESTS_PER_WORKER = 2
 
 @dataclass(frozen=True)
 class Measurement:
-    """What one trial of a layout found.
+    """Findings from one trial of a layout.
 
     Attributes:
         frames: number of frames that were delivered in this time.
