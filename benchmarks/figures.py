@@ -11,6 +11,7 @@ from typing import Any
 import peers
 import work
 from harness import TRAWL, Case, Contender, Source
+from trawl.rollout.episode_sums import EndedEpisodes
 
 UNMEASURED = "without figures"
 GOAL = 0.99
@@ -25,8 +26,8 @@ class NoSums:
     def add_rows(self, *args: Any) -> None:
         pass
 
-    def pop(self) -> tuple[()]:
-        return ()
+    def pop(self) -> EndedEpisodes:
+        return EndedEpisodes()
 
 
 def source(make: Callable[[], Any], policy: Any, frames: int, measures: bool) -> Source:

@@ -10,6 +10,13 @@ from hypothesis import strategies as st
 from trawl.rollout.episode_sums import EpisodeSums
 
 
+def found(sums):
+    """Return and length of each episode that has ended."""
+    count, returns, lengths = sums.pop()
+    assert count == len(returns)
+    return sorted(zip(returns, lengths, strict=True))
+
+
 def expected(rewards, done, counted):
     """Return and length of each episode that ends, summed up step by step."""
     found = []
@@ -44,8 +51,8 @@ def test_sums_do_not_depend_on_batches(data):
     for start, stop in pairwise(cuts):
         part = slice(start, stop)
         sums.add(rewards[part], done[part], counted[part])
-    assert sorted(sums.pop()) == sorted(expected(rewards, done, counted))
-    assert sums.pop() == []
+    assert found(sums) == sorted(expected(rewards, done, counted))
+    assert sums.pop() == (0, (), ())
 
 
 @given(batches())
@@ -54,22 +61,58 @@ def test_without_a_mask_all_steps_count(data):
     sums = EpisodeSums(done.shape[1])
     for start, stop in pairwise(cuts):
         sums.add(rewards[start:stop], done[start:stop])
-    assert sorted(sums.pop()) == sorted(expected(rewards, done, np.ones_like(done)))
+    assert found(sums) == sorted(expected(rewards, done, np.ones_like(done)))
 
 
-@given(batches())
-def test_rows_may_come_sorted_by_environment(data):
-    rewards, done, _, _ = data
-    sums = EpisodeSums(done.shape[1])
-    envs = np.repeat(np.arange(done.shape[1]), len(done))
-    sums.add_rows(envs, rewards.T.reshape(-1), done.T.reshape(-1))
-    assert sorted(sums.pop()) == sorted(expected(rewards, done, np.ones_like(done)))
+@given(batches(), st.randoms())
+def test_frames_may_come_in_any_order_of_environments(data, randomly):
+    rewards, done, _, cuts = data
+    sums, steps = EpisodeSums(done.shape[1]), [0] * done.shape[1]
+    envs = [env for env in range(done.shape[1]) for _ in range(len(done))]
+    randomly.shuffle(envs)
+    frames = []
+    for env in envs:
+        frames.append((env, rewards[steps[env], env], done[steps[env], env]))
+        steps[env] += 1
+    for part in (frames[: cuts[1]], frames[cuts[1] :]):
+        if part:
+            sums.add_rows(*map(np.array, zip(*part, strict=True)))
+    assert found(sums) == sorted(expected(rewards, done, np.ones_like(done)))
 
 
 def test_a_batch_without_rows_changes_nothing():
     sums = EpisodeSums(2)
     sums.add_rows(np.zeros(0, np.int64), np.zeros(0), np.zeros(0, np.bool_))
-    assert sums.pop() == []
+    assert sums.pop() == (0, (), ())
+
+
+@pytest.mark.parametrize("steps", [50, 5000])
+@pytest.mark.parametrize("in_rows", [False, True])
+def test_the_last_hundred_episodes_are_kept(steps, in_rows):
+    sums = EpisodeSums(3)
+    rewards = np.arange(3.0 * steps).reshape(steps, 3)
+    every = np.ones((steps, 3), np.bool_)
+    if in_rows:
+        sums.add_rows(np.tile(np.arange(3), steps), rewards.reshape(-1), every.reshape(-1))
+    else:
+        sums.add(rewards, every)
+    count, returns, lengths = sums.pop()
+    assert count == 3 * steps
+    assert returns == tuple(range(3 * steps - 100, 3 * steps))
+    assert lengths == (1,) * 100
+
+
+@pytest.mark.parametrize("steps", [40, 4000])
+def test_small_and_large_batches_are_summed_up_alike(steps):
+    rng = np.random.default_rng(0)
+    sums, rewards = EpisodeSums(2), rng.normal(size=(steps, 2))
+    done = np.zeros((steps, 2), np.bool_)
+    done[rng.integers(0, steps, 20), rng.integers(0, 2, 20)] = True
+    sums.add(rewards, done)
+    wanted = sorted(expected(rewards, done, np.ones_like(done)))
+    for (total, length), (right, steps) in zip(found(sums), wanted, strict=True):
+        assert length == steps
+        assert total == pytest.approx(right)
 
 
 def test_a_reset_begins_anew_where_it_happened():
@@ -78,7 +121,7 @@ def test_a_reset_begins_anew_where_it_happened():
     sums.reset(np.array([True, False]))
     end[-1] = True
     sums.add(one, end)
-    assert sums.pop() == [(3.0, 3), (6.0, 6)]
+    assert found(sums) == [(3.0, 3), (6.0, 6)]
 
 
 def test_a_state_goes_on_where_it_was_taken():
@@ -88,7 +131,7 @@ def test_a_state_goes_on_where_it_was_taken():
     other.load_state_dict(sums.state_dict())
     end[-1] = True
     other.add(one, end)
-    assert other.pop() == [(6.0, 6)] * 2
+    assert found(other) == [(6.0, 6)] * 2
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
@@ -97,6 +140,6 @@ def test_small_rewards_are_summed_up_in_double_precision(dtype):
     rewards = np.full((100_000, 1), 0.1, dtype)
     sums.add(rewards, np.zeros(rewards.shape, np.bool_))
     sums.add(rewards[:1], np.ones((1, 1), np.bool_))
-    ((total, length),) = sums.pop()
+    ((total, length),) = found(sums)
     assert length == 100_001
     assert total == pytest.approx(float(dtype(0.1)) * length, rel=1e-12)

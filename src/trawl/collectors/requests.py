@@ -11,6 +11,7 @@ from trawl.backends.failure import Failure
 from trawl.collectors.snapshots import Snapshot
 from trawl.collectors.times import BatchTimes
 from trawl.keys import Key
+from trawl.rollout.episode_sums import NO_EPISODES, EndedEpisodes
 from trawl.rollout.layout import BatchPartition, Layout
 from trawl.weight_update.channel import WeightMessage
 from trawl.weight_update.layout import FlatLayout
@@ -125,7 +126,7 @@ class BatchReady:
         block: bytes of the batch in the worker's layout, if the batch is sent in that form.
         facts: the worker's statistics, for ``stats()``.
         times: the times of the batch; None if they are not known.
-        ended: return and length of each episode that ended in the batch.
+        ended: the episodes that ended in the batch.
         random: whether the actions were random.
         snapshot: the state of the worker after the batch, or None.
     """
@@ -139,7 +140,7 @@ class BatchReady:
     batch: bytes | None
     facts: Mapping[str, Any]
     times: BatchTimes | None = None
-    ended: Sequence[tuple[float, int]] = ()
+    ended: EndedEpisodes = NO_EPISODES
     random: bool = False
     buffers: Sequence[Any] = ()
     block: Any = None

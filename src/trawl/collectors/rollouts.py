@@ -102,7 +102,7 @@ class RolloutCollector(DirectWeights):
     def _note_turn(self, frames: int) -> None:
         super()._note_turn(frames)
         self._times.add(self._clock.batch_times(self._rollout.times), frames)
-        self._episodes.add(self._rollout.writer.sums.pop())
+        self._episodes.add(*self._rollout.writer.sums.pop())
 
     @override
     def _pop_waited(self) -> float:

@@ -156,7 +156,7 @@ class WorkerSlot:
         self.facts = dict(ready.facts)
         if ready.times is not None:
             self.times.add(ready.times, ready.frames)
-        self.episodes.add(ready.ended)
+        self.episodes.add(*ready.ended)
         if self.snapshot is not None and ready.snapshot is None:
             self.since.append(
                 BatchRecord(ready.random, ready.filled, ready.frames, ready.weights, ready.version)

@@ -332,7 +332,7 @@ class WorkerCollector(WorkerShutdown):
         """Counts the frames of batches that are being delivered or have been written."""
         for part in parts:
             self._frames += part.answer.frames
-            self._episodes.add(part.answer.ended)
+            self._episodes.add(*part.answer.ended)
         self._note_parts(parts)
 
     @override

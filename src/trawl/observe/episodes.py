@@ -108,33 +108,43 @@ class RecentEpisodes:
     Example:
         >>> from trawl.observe.episodes import RecentEpisodes
         >>> episodes = RecentEpisodes()
-        >>> episodes.add([(1.0, 10), (2.0, 30)])
+        >>> episodes.add(2, returns=[1.0, 2.0], lengths=[10, 30])
         >>> episodes.mean_return, episodes.mean_length
         (1.5, 20.0)
     """
 
     def __init__(self, window: int = 100) -> None:
         self.count = 0
-        self._recent: deque[tuple[float, int]] = deque(maxlen=window)
+        self._returns: deque[float] = deque(maxlen=window)
+        self._lengths: deque[int] = deque(maxlen=window)
 
-    def add(self, episodes: Sequence[tuple[float, int]]) -> None:
-        """Adds the return and the length of each episode."""
-        self._recent.extend(episodes)
-        self.count += len(episodes)
+    def add(self, count: int, returns: Sequence[float], lengths: Sequence[int]) -> None:
+        """Adds episodes.
 
-    def newest(self, count: int) -> list[tuple[float, int]]:
-        """Returns the last ``count`` episodes, or as many of them as the window has."""
-        return list(self._recent)[-count:] if count else []
+        Args:
+            count: number of episodes.
+            returns: returns of these episodes, or of the last ones if the window has no more room.
+            lengths: lengths of the same episodes.
+        """
+        self.count += count
+        self._returns.extend(returns)
+        self._lengths.extend(lengths)
+
+    def newest(self, count: int) -> tuple[tuple[float, ...], tuple[int, ...]]:
+        """Returns the returns and lengths of the last episodes, as far as the window has them."""
+        if not count:
+            return (), ()
+        return tuple(self._returns)[-count:], tuple(self._lengths)[-count:]
 
     @property
     def mean_return(self) -> float:
         """Mean return of the most recent episodes; NaN if no episode has ended."""
-        return _mean([value for value, _ in list(self._recent)])
+        return _mean(list(self._returns))
 
     @property
     def mean_length(self) -> float:
         """Mean length of the most recent episodes; NaN if no episode has ended."""
-        return _mean([length for _, length in list(self._recent)])
+        return _mean(list(self._lengths))
 
     def stats(self) -> dict[str, Any]:
         """Returns the figures under the names that a collector's ``stats()`` uses."""
@@ -232,8 +242,7 @@ class EpisodeStats:
     def _record(self, ended: Episodes) -> None:
         self.returns.add(ended.returns)
         self.lengths.add(ended.lengths)
-        pairs = zip(ended.returns.tolist(), ended.lengths.tolist(), strict=True)
-        self._recent.add(list(pairs))
+        self._recent.add(len(ended), ended.returns.tolist(), ended.lengths.tolist())
 
     @property
     def count(self) -> int:

@@ -3,12 +3,35 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from trawl.memory import Array, Mask
+
+#: Number of most recent episodes whose returns and lengths are kept.
+WINDOW = 100
+# Largest number of steps that are added without arrays. Arrays cost less for each step, but a call
+# of numpy takes microseconds if its code is not in the processor's cache.
+_FEW = 2048
+
+
+class EndedEpisodes(NamedTuple):
+    """Episodes that have ended.
+
+    Attributes:
+        number: number of episodes.
+        returns: returns of the most recent episodes, at most ``WINDOW``.
+        lengths: lengths of the same episodes.
+    """
+
+    number: int = 0
+    returns: tuple[float, ...] = ()
+    lengths: tuple[int, ...] = ()
+
+
+NO_EPISODES = EndedEpisodes()
 
 
 class EpisodeSums:
@@ -16,15 +39,14 @@ class EpisodeSums:
 
     Args:
         num_envs: number of environments.
-
-    Attributes:
-        ended: return and length of each episode that has ended, until :meth:`pop` removes them.
     """
 
     def __init__(self, num_envs: int) -> None:
         self._returns = np.zeros(num_envs)
         self._lengths = np.zeros(num_envs, np.int64)
-        self.ended: list[tuple[float, int]] = []
+        self._count = 0
+        # Plain numbers in two lists, because many tuples would make Python look for garbage.
+        self._ended: tuple[list[float], list[int]] = ([], [])
 
     def add(self, rewards: Array, done: Mask, counted: Mask | None = None) -> None:
         """Adds a batch.
@@ -41,33 +63,60 @@ class EpisodeSums:
                 self._returns += rewards.sum(0, dtype=np.float64)
             self._lengths += steps
             return
+        if counted is None and done.size <= _FEW:
+            self._add_few(rewards, done)
+            return
         done = done.T.copy()
         last = done.copy() if counted is None else done | ~counted.T
         # The last step of each environment in the batch ends a run.
         last[:, -1] = True
         stops = last.reshape(-1).nonzero()[0]
+        owners = stops // steps
         flat = None if counted is None else counted.T.reshape(-1)
-        self._add_runs(stops // steps, stops, rewards.T.reshape(-1), done.reshape(-1), flat)
+        times = stops - owners * steps
+        self._add_runs(owners, stops, times, rewards.T.reshape(-1), done.reshape(-1), flat)
+
+    def _add_few(self, rewards: Array, done: Mask) -> None:
+        """Adds a small batch, in which all steps count, with few calls of numpy."""
+        returns, lengths = self._returns.tolist(), self._lengths.tolist()
+        values, begun = rewards.T.tolist(), [0] * len(returns)
+        rows, envs = done.nonzero()
+        ended_returns, ended_lengths = self._ended
+        for row, env in zip(rows.tolist(), envs.tolist(), strict=True):
+            start, stop = begun[env], row + 1
+            ended_returns.append(returns[env] + sum(values[env][start:stop]))
+            ended_lengths.append(lengths[env] + stop - start)
+            returns[env], lengths[env], begun[env] = 0.0, 0, stop
+        self._count += len(rows)
+        self._trim()
+        for env, start in enumerate(begun):
+            returns[env] += sum(values[env][start:])
+            lengths[env] += len(done) - start
+        self._returns[:], self._lengths[:] = returns, lengths
 
     def add_rows(self, envs: NDArray[Any], rewards: Array, done: Mask) -> None:
-        """Adds frames that are sorted by environment, and for each environment by time.
+        """Adds frames in the order in which they were collected.
 
         Args:
             envs: environment of each frame.
             rewards: reward of each frame.
             done: True where a frame ended an episode.
         """
-        if len(envs):
-            last = done.copy()
-            last[-1] = True
-            last[:-1] |= envs[1:] != envs[:-1]
-            stops = last.nonzero()[0]
-            self._add_runs(envs[stops], stops, rewards, done, None)
+        if not len(envs):
+            return
+        order = np.argsort(envs, kind="stable")
+        envs, rewards, done = envs[order], rewards[order], done[order]
+        last = done.copy()
+        last[-1] = True
+        last[:-1] |= envs[1:] != envs[:-1]
+        stops = last.nonzero()[0]
+        self._add_runs(envs[stops], stops, order[stops], rewards, done, None)
 
     def _add_runs(
         self,
         owners: NDArray[Any],
         stops: NDArray[Any],
+        times: NDArray[Any],
         rewards: Array,
         done: Mask,
         counted: Mask | None,
@@ -77,6 +126,7 @@ class EpisodeSums:
         Args:
             owners: environment of each run; runs of one environment follow each other.
             stops: index of the last step of each run.
+            times: numbers that order the ends of the runs in time.
             rewards: reward of each step.
             done: True where a step ended an episode.
             counted: False where a step is no frame; None if all are.
@@ -100,7 +150,16 @@ class EpisodeSums:
         kept, going = owners[final], ~over[final]
         self._returns[kept] = np.where(going, returns[final], 0)
         self._lengths[kept] = lengths[final] * going
-        self.ended += zip(returns[whole].tolist(), lengths[whole].tolist(), strict=True)
+        ended = whole.nonzero()[0]
+        self._count += len(ended)
+        newest = ended[np.argsort(times[ended], kind="stable")[-WINDOW:]]
+        self._ended[0].extend(returns[newest].tolist())
+        self._ended[1].extend(lengths[newest].tolist())
+        self._trim()
+
+    def _trim(self) -> None:
+        for values in self._ended:
+            del values[:-WINDOW]
 
     def reset(self, mask: Mask | None = None) -> None:
         """Begins new episodes in all environments, or where ``mask`` is True."""
@@ -108,9 +167,12 @@ class EpisodeSums:
         self._returns[chosen] = 0
         self._lengths[chosen] = 0
 
-    def pop(self) -> list[tuple[float, int]]:
-        """Removes and returns the episodes that have ended."""
-        ended, self.ended = self.ended, []
+    def pop(self) -> EndedEpisodes:
+        """Removes and returns the episodes that have ended since the last call."""
+        ended = EndedEpisodes(self._count, tuple(self._ended[0]), tuple(self._ended[1]))
+        self._count = 0
+        for values in self._ended:
+            values.clear()
         return ended
 
     def state_dict(self) -> dict[str, Any]:

@@ -336,10 +336,8 @@ class ReadyBatchWriter(ArrayBatchWriter):
         return self._deliver(block)[:filled]
 
     def _sum_episodes(self, filled: int) -> None:
-        rows = self._rows
-        order = np.argsort(self._sources[:filled], kind="stable")
-        sources = self._sources[order]
-        self.sums.add_rows(sources, rows[REWARD][order, 0], rows[DONE][order, 0])
+        rewards, done = (self._rows[key][:filled, 0] for key in (REWARD, DONE))
+        self.sums.add_rows(self._sources[:filled], rewards, done)
 
     def _check_rewards(self, filled: int) -> None:
         rewards = self._rows[REWARD][:filled]

@@ -20,6 +20,7 @@ from trawl.collectors.weight_control import POLICY
 from trawl.collectors.worker import CollectorService, WorkerSpec
 from trawl.keys import TRAJ_IDS
 from trawl.observe.episodes import RecentEpisodes
+from trawl.rollout.episode_sums import EndedEpisodes
 from trawl.rollout.times import LoopTimes
 
 
@@ -111,7 +112,8 @@ class NestedService(CollectorService):
         loop.began, loop.ended = self._clock.began, self._clock.ended
         loop.env, loop.policy = loop.env + env, loop.policy + policy
         loop.weights += weights
-        ended = self._episodes.newest(self._episodes.count - count)
+        count = self._episodes.count - count
+        ended = EndedEpisodes(count, *self._episodes.newest(count))
         return replace(answer, times=self._clock.batch_times(loop), ended=ended)
 
     @property
