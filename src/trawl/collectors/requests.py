@@ -12,6 +12,7 @@ from trawl.collectors.snapshots import Snapshot
 from trawl.collectors.times import BatchTimes
 from trawl.keys import Key
 from trawl.rollout.layout import BatchPartition, Layout
+from trawl.rollout.times import StepSamples
 from trawl.weight_update.channel import WeightMessage
 from trawl.weight_update.layout import FlatLayout
 
@@ -28,6 +29,7 @@ class CollectRequest:
         part: index of this worker's part.
         breakable: whether an interrupt with this number, or a higher one, ends the batch early.
         most: number of frames that are still wanted; infinite for a whole batch.
+        samples_steps: whether to record the times of single steps.
     """
 
     number: int = 0
@@ -37,6 +39,7 @@ class CollectRequest:
     part: int = 0
     breakable: bool = False
     most: float = math.inf
+    samples_steps: bool = False
 
 
 @dataclass(frozen=True)
@@ -125,6 +128,7 @@ class BatchReady:
         block: bytes of the batch in the worker's layout, if the batch is sent in that form.
         facts: the worker's statistics, for ``stats()``.
         times: the times of the batch; None if they are not known.
+        steps: times of single steps; None if they were not recorded.
         ended: return and length of each episode that ended in the batch.
         random: whether the actions were random.
         snapshot: the state of the worker after the batch, or None.
@@ -139,6 +143,7 @@ class BatchReady:
     batch: bytes | None
     facts: Mapping[str, Any]
     times: BatchTimes | None = None
+    steps: StepSamples | None = None
     ended: Sequence[tuple[float, int]] = ()
     random: bool = False
     buffers: Sequence[Any] = ()

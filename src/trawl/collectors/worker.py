@@ -313,7 +313,8 @@ class CollectorService(HandleCalls, Service):
         collector = self.collector
         collector._clock.end()
         times = collector._clock.batch_times(collector._rollout.times)
-        return replace(answer, times=times, ended=collector._rollout.writer.sums.pop())
+        steps, ended = collector._rollout.pop_steps(), collector._rollout.writer.sums.pop()
+        return replace(answer, times=times, steps=steps, ended=ended)
 
     @override
     def close(self) -> None:
@@ -325,6 +326,7 @@ class CollectorService(HandleCalls, Service):
     def _collect(self, request: requests.CollectRequest) -> requests.BatchReady:
         collector = self.collector
         collector.most_frames = request.most
+        collector._rollout.record_steps(request.samples_steps)
         with nullcontext() if collector._profiler is None else collector._profiler.turn():
             if collector.config.replay_buffer is not None:
                 before = collector._frames

@@ -1,4 +1,4 @@
-"""Statistics, progress, bottlenecks and plots of a collection."""
+"""Statistics, progress, bottlenecks, timelines and plots of a collection."""
 
 import importlib
 from typing import TYPE_CHECKING, Any
@@ -8,8 +8,21 @@ if TYPE_CHECKING:
     from trawl.observe.episodes import Episodes, EpisodeStats
     from trawl.observe.progress import CollectionProgress
     from trawl.observe.report import Report
+    from trawl.observe.timeline import Instant, Span, Timeline, read_trace
+    from trawl.observe.trace_options import TraceOptions
 
-__all__ = ["Bottleneck", "CollectionProgress", "EpisodeStats", "Episodes", "Report"]
+__all__ = [
+    "Bottleneck",
+    "CollectionProgress",
+    "EpisodeStats",
+    "Episodes",
+    "Instant",
+    "Report",
+    "Span",
+    "Timeline",
+    "TraceOptions",
+    "read_trace",
+]
 
 # Module of each public name. The module is imported when the name is first used, because collectors
 # need only some of them.
@@ -18,7 +31,12 @@ _HOMES = {
     "CollectionProgress": "progress",
     "EpisodeStats": "episodes",
     "Episodes": "episodes",
+    "Instant": "timeline",
     "Report": "report",
+    "Span": "timeline",
+    "Timeline": "timeline",
+    "TraceOptions": "trace_options",
+    "read_trace": "timeline",
 }
 
 
