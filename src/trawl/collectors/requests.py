@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from time import perf_counter
 from typing import Any
 
 from trawl.backends.failure import Failure
@@ -96,6 +97,7 @@ class WorkerReady:
         warnings: warnings about the environment and the policy, which the driver shows.
         versioned: whether each frame has a policy version of its own already.
         snapshot: the state of the worker, or None.
+        at: time at which the worker was ready, by its ``time.perf_counter()``.
     """
 
     layout: Layout | None
@@ -108,6 +110,7 @@ class WorkerReady:
     warnings: Sequence[str] = ()
     versioned: bool = False
     snapshot: Snapshot | None = None
+    at: float = field(default_factory=perf_counter)
 
 
 @dataclass(frozen=True)

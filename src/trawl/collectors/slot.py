@@ -186,7 +186,7 @@ class WorkerSlot:
         """Records that the worker's collector has been made."""
         self.ready = ready
         if self.lane is not None:
-            self.lane.ready()
+            self.lane.ready(ready)
         self.trajectory = max(self.trajectory, ready.trajectory)
         self.note_snapshot(ready.snapshot)
 

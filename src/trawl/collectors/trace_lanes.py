@@ -8,7 +8,7 @@ from time import perf_counter
 from typing import Any, NamedTuple
 
 from trawl.collectors.clocks import RemoteClock, SharedClock
-from trawl.collectors.requests import BatchReady, CollectRequest
+from trawl.collectors.requests import BatchReady, CollectRequest, WorkerReady
 from trawl.collectors.times import BatchTimes
 from trawl.observe.timeline_file import TraceWriter
 from trawl.rollout.times import StepSamples
@@ -125,6 +125,9 @@ class WorkerLane(BatchLane):
         # Time at which each pending request was sent last.
         self._sent: dict[int, float] = {}
         self._died: float | None = None
+        # A restart that is not drawn yet, because its end is known by the replacement's clock only:
+        # times of the death, of the replacement's first message, and of its arrival.
+        self._restart: tuple[float, float, float] | None = None
 
     def requested(self, request: CollectRequest) -> None:
         """Draws a request, which is being sent to the worker."""
@@ -142,6 +145,7 @@ class WorkerLane(BatchLane):
         if sent is not None:
             clock.add_request(sent, times.received)
         clock.add_answer(times.ended, now)
+        self._draw_restart(clock)
         args: dict[str, Any] = {"request": answer.number, "frames": answer.frames}
         if answer.version is not None:
             args["version"] = answer.version
@@ -149,17 +153,30 @@ class WorkerLane(BatchLane):
 
     def died(self) -> None:
         """Draws the death of the worker."""
+        self._draw_restart(None)
         self._died = now = perf_counter()
         self.writer.instant(self.pid, 0, "died", now)
 
-    def ready(self) -> None:
-        """Draws the time that it took to replace the worker; does nothing for the first worker."""
+    def ready(self, ready: WorkerReady) -> None:
+        """Notes the first message of a worker, with which the restart of a dead one ends."""
         if self._died is None:
             return
-        self.writer.span(self.pid, 0, "restart", self._died, perf_counter() - self._died)
+        self._restart = self._died, ready.at, perf_counter()
         self._died = None
         # The replacement may be on another machine.
         self.clocks.append(self._new_clock())
+
+    def end(self) -> None:
+        """Draws what is not drawn yet."""
+        self._draw_restart(None)
+
+    def _draw_restart(self, clock: SharedClock | None) -> None:
+        """Draws a restart, whose end is that of its message if there is no clock."""
+        if self._restart is None:
+            return
+        (died, ready, read), self._restart = self._restart, None
+        ended = read if clock is None else ready - clock.used
+        self.writer.span(self.pid, 0, "restart", died, ended - died)
 
     def clock_facts(self, used: bool) -> list[dict[str, Any]]:
         """Returns the offset of each clock, and the maximum error of the spans drawn with it.
@@ -194,8 +211,9 @@ class Shifts:
         if pid not in self._shifts or kind != "X":
             return
         if event["name"] == "restart":
-            # The driver's clock measures a restart, and the replacement has another clock.
+            # The driver's clock tells when a restart began, and the replacement's when it ended.
             self._shifts[pid] = _shift(next(self._clocks[pid]))
+            event["dur"] = max(0.0, round(event["dur"] + self._shifts[pid], 4))
         else:
             event["ts"] = round(event["ts"] + self._shifts[pid], 4)
 

@@ -240,6 +240,8 @@ class WorkerTracer(Tracer):
     @override
     def _finish(self, now: float) -> bool:
         lanes = list(self._lanes.values())
+        for lane in lanes:
+            lane.end()
         complete = self.writer.close(self._info(now, _clocks(lanes, used=True)))
         path = self.options.file
         if complete and is_moved(lanes) and path.is_file():

@@ -117,10 +117,14 @@ class TraceWriter:
         self._owner = os.getpid()
         self._lines: list[str] = []
         self._due = monotonic() + _SECONDS
-        self._between = "\n"
+        self._between = ""
         self._file = TraceFile(path)
-        self._file.write(HEAD)
         self.open = True
+        try:
+            self._file.write(f"{HEAD}\n")
+        except OSError:
+            self._give_up()
+            raise
 
     # --- events
 
@@ -256,8 +260,8 @@ def rewrite(path: Path, change: Callable[[dict[str, Any]], None], info: Mapping[
 
 def _changed(path: Path, change: Callable[[dict[str, Any]], None]) -> Iterator[str]:
     """Yields the text of a file up to the end of its events, in large parts."""
-    lines = [HEAD]
-    between = "\n"
+    lines = [f"{HEAD}\n"]
+    between = ""
     for event in events_of(read_lines(path)):
         change(event)
         lines.append(between + json.dumps(event, separators=(",", ":")))
@@ -272,7 +276,8 @@ def events_of(lines: Iterator[str]) -> Iterator[dict[str, Any]]:
     """Yields the events in the lines of a file, up to the line after the events.
 
     Raises:
-        ValueError: if a line is not an event.
+        ValueError: if a line is not JSON.
+        TypeError: if a line is not an object.
     """
     for line in lines:
         if line.startswith(TAIL):
@@ -281,5 +286,5 @@ def events_of(lines: Iterator[str]) -> Iterator[dict[str, Any]]:
             continue
         event = json.loads(line.removesuffix(","))
         if not isinstance(event, dict):
-            raise ValueError(f"an event must be an object, but there is {line[:50]!r}")
+            raise TypeError(f"an event must be an object, but there is {line[:50]!r}")
         yield event
