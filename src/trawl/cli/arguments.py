@@ -144,6 +144,12 @@ class CollectArguments:
     asynchronous: Annotated[Flag, _ORDER, tyro.conf.arg(name="async")] = False
     """Collect each batch from one worker, and write batches in the order in which they finish."""
 
+    trace: Annotated[
+        str | None, tyro.conf.arg(metavar="FILE", help_behavior_hint="(default: none)")
+    ] = None
+    """File for a timeline of the collection, such as run.json.gz, which ui.perfetto.dev shows.
+    A file that exists is replaced."""
+
     unsafe_pickle: UnsafePickle = False
 
     traceback: Traceback = False
