@@ -7,6 +7,7 @@
     python benchmarks/run.py --group weights        # what new weights cost
     python benchmarks/run.py --group clusters       # those of Ray, process groups and RPC
     python benchmarks/run.py --group logs           # what it costs to log actions for a replay
+    python benchmarks/run.py --group traces         # what it costs to write a timeline
     python benchmarks/run.py --memory               # does memory stay flat?
 
 The cases of one process run in this one, on one thread. In those of many processes each contender
@@ -26,12 +27,15 @@ import dataclasses
 import importlib
 import os
 import time
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 if TYPE_CHECKING:
     from rich.console import Console
+
+    from harness import Case
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
@@ -100,15 +104,17 @@ ClustersName = Literal[
     "ray_weights_8",
 ]
 LogsName = Literal["log_pong", "log_cartpole", "log_cartpole_short", "log_pool", "log_pool_short"]
+TracesName = Literal["trace_cartpole", "trace_cartpole_short", "trace_workers"]
 GROUPS: dict[str, tuple[str, ...]] = {
     "single": get_args(SingleName),
     "multi": get_args(MultiName),
     "weights": get_args(WeightsName),
     "clusters": get_args(ClustersName),
     "logs": get_args(LogsName),
+    "traces": get_args(TracesName),
     "all": tuple(
         name
-        for group in (SingleName, MultiName, WeightsName, ClustersName, LogsName)
+        for group in (SingleName, MultiName, WeightsName, ClustersName, LogsName, TracesName)
         for name in get_args(group)
     ),
 }
@@ -118,10 +124,13 @@ GROUPS: dict[str, tuple[str, ...]] = {
 class Options:
     """Compare Trawl with its peers and with hand-written loops."""
 
-    cases: tuple[SingleName | MultiName | WeightsName | ClustersName | LogsName, ...] = ()
+    cases: tuple[
+        SingleName | MultiName | WeightsName | ClustersName | LogsName | TracesName, ...
+    ] = ()
     """What to measure; the whole group if none is named."""
-    group: Literal["single", "multi", "weights", "clusters", "logs", "all"] = "all"
-    """The cases of one process, of many, of new weights, of clusters, of logged actions, or all."""
+    group: Literal["single", "multi", "weights", "clusters", "logs", "traces", "all"] = "all"
+    """The cases of one process, of many, of new weights, of clusters, of logged actions, of
+    timelines, or all."""
     rounds: int = 7
     """How many times each contender gets its turn."""
     seconds: float = 0.7
@@ -140,6 +149,8 @@ class Options:
     """Where the numbers of clusters go."""
     logs_json: Path = RESULTS / "logs.json"
     """Where the numbers of logged actions go."""
+    traces_json: Path = RESULTS / "traces.json"
+    """Where the numbers of timelines go."""
     growth: Path = PICTURES / "growth.png"
     """Where the picture of many processes goes; it is made of the cases workers and sizes."""
     quick: bool = False
@@ -175,7 +186,13 @@ def main(options: Options) -> None:
     if multi:
         compare_multi(multi, options, console)
     if logs := [name for name in names if name in GROUPS["logs"]]:
-        compare_logs(logs, options, console)
+        from logs import CASES as LOGS
+
+        compare_own(logs, LOGS, options.logs_json, options, console)
+    if traces := [name for name in names if name in GROUPS["traces"]]:
+        from traces import CASES as TRACES
+
+        compare_own(traces, TRACES, options.traces_json, options, console)
     for group, title, path in (
         ("weights", "New weights", options.weights_json),
         ("clusters", "Clusters", options.clusters_json),
@@ -212,22 +229,27 @@ def compare(names: list[str], options: Options, console: Console) -> None:
     console.print(f"\nWritten: {options.json}, {options.chart}")
 
 
-def compare_logs(names: list[str], options: Options, console: Console) -> None:
-    """Run the cases of logged actions, print the table, write the file."""
+def compare_own(
+    names: list[str],
+    cases: Mapping[str, Callable[[], Case]],
+    path: Path,
+    options: Options,
+    console: Console,
+) -> None:
+    """Run cases that compare Trawl with itself, print the table, write the file."""
     from harness import measure
-    from logs import CASES
     from report import as_json, table, write_json
 
     results = []
     for name in names:
         with console.status(name):
-            case = CASES[name]()
+            case = cases[name]()
             results.append(measure(case, options.rounds, options.seconds, options.clock))
     console.print(table(results))
     if not options.quick:
         settings = {**_settings(options), "clock": options.clock}
-        write_json(options.logs_json, as_json(results, [], settings))
-        console.print(f"\nWritten: {options.logs_json}")
+        write_json(path, as_json(results, [], settings))
+        console.print(f"\nWritten: {path}")
 
 
 def compare_multi(names: list[str], options: Options, console: Console) -> None:
