@@ -8,7 +8,7 @@ import pytest
 
 from trawl.observe import Span, Timeline
 
-# Files have times to a tenth of a nanosecond, and a day has 1e14 of them.
+# Times in files are whole nanoseconds, and sums of many are compared.
 ROUNDED = 1e-7
 PARTS = ("env", "policy", "weights")
 

@@ -10,12 +10,12 @@ from typing import Any, NamedTuple
 from trawl.collectors.clocks import RemoteClock, SharedClock
 from trawl.collectors.requests import BatchReady, CollectRequest, WorkerReady
 from trawl.collectors.times import BatchTimes
-from trawl.observe.timeline_file import TraceWriter
+from trawl.observe.timeline_file import TraceWriter, moved
 from trawl.rollout.times import StepSamples
 
 #: Process and thread of the driver's lanes.
 DRIVER, LEARNER, SCHEDULER = 0, 0, 1
-# Spans that are too long for their place by less than this were rounded.
+# Seconds by which a span may be too long for its place, because times were rounded.
 _ROUNDED = 1e-7
 
 
@@ -25,34 +25,49 @@ class Piece(NamedTuple):
     Attributes:
         name: name of the activity.
         began: time at which the span begins.
-        seconds: duration that is drawn.
-        true: duration of the activity, which is longer if there is no room for it.
+        ended: time at which the span ends.
+        seconds: duration of the activity, if there is no room for it; None if there is.
     """
 
     name: str
     began: float
-    seconds: float
-    true: float
+    ended: float
+    seconds: float | None = None
 
 
-def pieces(times: BatchTimes) -> Iterator[Piece]:
-    """Yields the spans inside a batch, one after the other.
+class Pieces:
+    """Divides batches into spans of whole nanoseconds, whose sums are those of the true times."""
 
-    Steps of the environment and calls of the policy alternate. The spans have the sums of their
-    times.
-    """
-    cursor, limit = times.began, times.ended
-    if times.weights:
-        yield Piece("weights", cursor, times.weights, times.weights)
-        cursor += times.weights
-    used = times.policy + times.env
-    if cursor <= times.loop_began and used <= times.loop_ended - times.loop_began + _ROUNDED:
-        cursor, limit = times.loop_began, times.loop_ended
-    for name, seconds in (("policy", times.policy), ("env", times.env)):
-        if seconds:
-            # Workers with workers of their own have collected for longer than the batch took.
-            drawn = max(0.0, min(seconds, limit - cursor))
-            yield Piece(name, cursor, drawn, seconds)
+    def __init__(self) -> None:
+        # For each name, the seconds that were rounded off so far.
+        self._rests = {"policy": 0.0, "env": 0.0}
+
+    def of(self, times: BatchTimes) -> Iterator[Piece]:
+        """Yields the spans inside a batch, one after the other.
+
+        Steps of the environment and calls of the policy alternate. The spans have the sums of
+        their times.
+        """
+        cursor, limit = times.began, times.ended
+        if times.weights:
+            cursor += times.weights
+            yield Piece("weights", times.began, cursor)
+        used = times.policy + times.env
+        if cursor <= times.loop_began and used <= times.loop_ended - times.loop_began + _ROUNDED:
+            cursor, limit = times.loop_began, times.loop_ended
+        for name, seconds in (("policy", times.policy), ("env", times.env)):
+            if not seconds:
+                continue
+            room = max(0.0, limit - cursor)
+            if seconds > room + _ROUNDED:
+                # Workers with workers of their own have collected for longer than the batch took.
+                yield Piece(name, cursor, limit, seconds)
+                cursor = limit
+                continue
+            wanted = seconds + self._rests[name]
+            drawn = min(room, max(0.0, round(wanted, 9)))
+            self._rests[name] = wanted - drawn
+            yield Piece(name, cursor, cursor + drawn)
             cursor += drawn
 
 
@@ -73,6 +88,7 @@ class BatchLane:
         self.dropped = 0
         self._name = name
         self._has_steps = False
+        self._pieces = Pieces()
         writer.name(pid, 0, name, name)
 
     def draw(
@@ -88,12 +104,11 @@ class BatchLane:
         """
         span, began = self.writer.span, times.began - offset
         if times.idle:
-            span(self.pid, 0, "wait", began - times.idle, times.idle)
-        span(self.pid, 0, "batch", began, times.ended - times.began, args)
-        for piece in pieces(times):
-            cut = piece.true - piece.seconds > _ROUNDED
-            own = {"seconds": piece.true} if cut else None
-            span(self.pid, 0, piece.name, piece.began - offset, piece.seconds, own)
+            span(self.pid, 0, "wait", began - times.idle, began)
+        span(self.pid, 0, "batch", began, times.ended - offset, args)
+        for piece in self._pieces.of(times):
+            own = None if piece.seconds is None else {"seconds": piece.seconds}
+            span(self.pid, 0, piece.name, piece.began - offset, piece.ended - offset, own)
         if steps is not None:
             self._draw_steps(steps, offset)
 
@@ -103,8 +118,8 @@ class BatchLane:
             self.writer.name(self.pid, 1, self._name, f"{self._name} steps")
         self.dropped += steps.dropped
         for began, between, ended in steps.times:
-            self.writer.span(self.pid, 1, "act", began - offset, between - began)
-            self.writer.span(self.pid, 1, "step", between - offset, ended - between)
+            self.writer.span(self.pid, 1, "act", began - offset, between - offset)
+            self.writer.span(self.pid, 1, "step", between - offset, ended - offset)
 
 
 class WorkerLane(BatchLane):
@@ -149,7 +164,7 @@ class WorkerLane(BatchLane):
         args: dict[str, Any] = {"request": answer.number, "frames": answer.frames}
         if answer.version is not None:
             args["version"] = answer.version
-        self.draw(times, args, answer.steps, clock.used)
+        self.draw(times, args, answer.steps, _used(clock))
 
     def died(self) -> None:
         """Draws the death of the worker."""
@@ -175,8 +190,8 @@ class WorkerLane(BatchLane):
         if self._restart is None:
             return
         (died, ready, read), self._restart = self._restart, None
-        ended = read if clock is None else ready - clock.used
-        self.writer.span(self.pid, 0, "restart", died, ended - died)
+        ended = read if clock is None else ready - _used(clock)
+        self.writer.span(self.pid, 0, "restart", died, ended)
 
     def clock_facts(self, used: bool) -> list[dict[str, Any]]:
         """Returns the offset of each clock, and the maximum error of the spans drawn with it.
@@ -213,16 +228,24 @@ class Shifts:
         if event["name"] == "restart":
             # The driver's clock tells when a restart began, and the replacement's when it ended.
             self._shifts[pid] = _shift(next(self._clocks[pid]))
-            event["dur"] = max(0.0, round(event["dur"] + self._shifts[pid], 4))
+            event["dur"] = moved(event["dur"], self._shifts[pid])
         else:
-            event["ts"] = round(event["ts"] + self._shifts[pid], 4)
+            event["ts"] = moved(event["ts"], self._shifts[pid])
 
 
-def _shift(clock: SharedClock) -> float:
-    """Returns the microseconds by which events must be moved."""
-    return (clock.used - clock.offset) * 1e6
+def _used(clock: SharedClock) -> float:
+    """Returns the offset with which a clock's spans are drawn.
+
+    It is a number of whole nanoseconds, so that all times are rounded alike.
+    """
+    return round(clock.used, 9)
+
+
+def _shift(clock: SharedClock) -> int:
+    """Returns the nanoseconds by which events must be moved."""
+    return round((_used(clock) - clock.offset) * 1e9)
 
 
 def is_moved(lanes: Sequence[WorkerLane]) -> bool:
     """Returns True if the events of a worker have to be moved by a microsecond or more."""
-    return any(abs(_shift(clock)) >= 1 for lane in lanes for clock in lane.clocks)
+    return any(abs(_shift(clock)) >= 1000 for lane in lanes for clock in lane.clocks)

@@ -95,10 +95,8 @@ class Tracer:
         """
         ended = clock.began if clock.ended is None else clock.ended
         if clock.paused:
-            self.writer.span(DRIVER, LEARNER, "learn", clock.began - clock.paused, clock.paused)
-        self.writer.span(
-            DRIVER, LEARNER, "collect", clock.began, ended - clock.began, {"frames": frames}
-        )
+            self.writer.span(DRIVER, LEARNER, "learn", clock.began - clock.paused, clock.began)
+        self.writer.span(DRIVER, LEARNER, "collect", clock.began, ended, {"frames": frames})
         self._frames += frames
         before = clock.began if self._counted is None else self._counted
         if self._counted is None or ended - before >= _COUNTERS:
@@ -116,7 +114,7 @@ class Tracer:
 
     def waited(self, began: float, ended: float) -> None:
         """Draws a time in which the thread waited for frames."""
-        self.writer.span(DRIVER, LEARNER, "wait", began, ended - began)
+        self.writer.span(DRIVER, LEARNER, "wait", began, ended)
 
     @contextmanager
     def update(self) -> Iterator[None]:
@@ -125,8 +123,7 @@ class Tracer:
         try:
             yield
         finally:
-            seconds = perf_counter() - began
-            self.writer.span(DRIVER, self._lane_of_thread(), "update", began, seconds)
+            self.writer.span(DRIVER, self._lane_of_thread(), "update", began, perf_counter())
 
     def _lane_of_thread(self) -> int:
         """Returns the lane for updates by this thread."""

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from trawl.observe.timeline_file import HEAD, TAIL, events_of, read_lines
+from trawl.observe.timeline_file import HEAD, TAIL, events_of, nanoseconds_of, read_lines
 
 
 class Span(NamedTuple):
@@ -154,12 +154,13 @@ class _Reader:
             elif name == "trawl_timeline":
                 self.began = float(args["began"])
             return
-        at = float(event["ts"]) / 1e6 - self.began
+        at = nanoseconds_of(event["ts"]) / 1e9 - self.began
         if kind == "C":
             self.counters.setdefault(name, []).append((at, float(args["value"])))
             return
         lane = self.lanes[event["pid"], event["tid"]]
         if kind == "X":
-            self.spans.append(Span(lane, name, at, float(event["dur"]) / 1e6, args))
+            seconds = nanoseconds_of(event["dur"]) / 1e9
+            self.spans.append(Span(lane, name, at, seconds, args))
         elif kind == "i":
             self.instants.append(Instant(lane, name, at, args))

@@ -7,6 +7,7 @@ second or so. A reader can therefore use a file that was cut off, up to its last
 from __future__ import annotations
 
 import json
+import math
 import os
 import threading
 import zlib
@@ -28,6 +29,25 @@ _GZIP = 31
 _CHUNK = 1 << 16
 
 Args = Mapping[str, Any] | None
+
+# Readers convert times to whole nanoseconds, and some drop spans that then overlap. A quarter of a
+# nanosecond more keeps a time from being the next lower one, whether they round or cut it.
+_QUARTER = 0.25
+
+
+def _microseconds(nanoseconds: int) -> str:
+    nanoseconds = max(0, nanoseconds)
+    return f"{nanoseconds // 1000}.{nanoseconds % 1000:03d}25"
+
+
+def nanoseconds_of(microseconds: float) -> int:
+    """Returns a time of an event in nanoseconds."""
+    return math.floor(microseconds * 1000)
+
+
+def moved(microseconds: float, nanoseconds: int) -> float:
+    """Returns a time of an event that is later by some nanoseconds; never a negative one."""
+    return (max(0, nanoseconds_of(microseconds) + nanoseconds) + _QUARTER) / 1000
 
 
 class TraceFile:
@@ -143,26 +163,28 @@ class TraceWriter:
         self._add(f'{{"ph":"M","name":"{kind}","pid":{pid},"tid":{tid},"args":{json.dumps(args)}}}')
 
     def span(
-        self, pid: int, tid: int, name: str, began: float, seconds: float, args: Args = None
+        self, pid: int, tid: int, name: str, began: float, ended: float, args: Args = None
     ) -> None:
         """Adds a span of time."""
         own = f',"args":{json.dumps(args)}' if args else ""
+        start = round(began * 1e9)
         self._add(
-            f'{{"ph":"X","name":"{name}","pid":{pid},"tid":{tid},"ts":{began * 1e6:.4f},'
-            f'"dur":{max(0.0, seconds) * 1e6:.6f}{own}}}'
+            f'{{"ph":"X","name":"{name}","pid":{pid},"tid":{tid},"ts":{_microseconds(start)},'
+            f'"dur":{_microseconds(round(ended * 1e9) - start)}{own}}}'
         )
 
     def instant(self, pid: int, tid: int, name: str, at: float, args: Args = None) -> None:
         """Adds a point in time."""
         own = f',"args":{json.dumps(args)}' if args else ""
         self._add(
-            f'{{"ph":"i","s":"t","name":"{name}","pid":{pid},"tid":{tid},"ts":{at * 1e6:.4f}{own}}}'
+            f'{{"ph":"i","s":"t","name":"{name}","pid":{pid},"tid":{tid},'
+            f'"ts":{_microseconds(round(at * 1e9))}{own}}}'
         )
 
     def counter(self, name: str, at: float, value: float) -> None:
         """Adds a value of a counter."""
         self._add(
-            f'{{"ph":"C","name":"{name}","pid":0,"tid":0,"ts":{at * 1e6:.4f},'
+            f'{{"ph":"C","name":"{name}","pid":0,"tid":0,"ts":{_microseconds(round(at * 1e9))},'
             f'"args":{{"value":{json.dumps(value)}}}}}'
         )
 
