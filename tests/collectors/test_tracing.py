@@ -1,6 +1,7 @@
 """Timelines that collectors write."""
 
 import errno
+import gc
 import os
 import threading
 import warnings
@@ -391,6 +392,21 @@ def test_a_file_that_can_not_be_written_is_an_error_of_the_call(tmp_path, begin)
         begin(7)
     with pytest.raises(ValueError, match="trace must name a file"):
         begin("")
+
+
+@pytest.mark.parametrize("cls", [Collector, *CLASSES])
+def test_a_constructor_that_fails_closes_the_file(tmp_path, cls):
+    path = tmp_path / "run.json.gz"
+
+    def fail():
+        raise RuntimeError("no environment")
+
+    options = {} if cls is Collector else {"start_method": "inline"}
+    with pytest.raises(RuntimeError, match="no environment"):
+        cls(fail, by_step(), frames_per_batch=20, trace=path, **options)
+    gc.collect()
+    assert read_trace(path).complete
+    assert read_trace(path).spans == []
 
 
 def test_none_is_no_path():

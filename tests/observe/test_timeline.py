@@ -185,6 +185,32 @@ def test_a_write_that_fails_is_reported_once(tmp_path):
     assert [type(error) for error in errors] == [BrokenPipeError]
 
 
+def test_a_write_that_is_interrupted_leaves_what_was_before(tmp_path, monkeypatch):
+    path = tmp_path / "run.json.gz"
+    writer = TraceWriter(path, fail)
+    writer.begin(0.0)
+    writer.name(1, 0, "worker 0", "worker 0")
+    for number in range(600):
+        writer.span(1, 0, "batch", float(number), number + 1.0)
+    file = writer._file._file
+
+    class HalfWritten:
+        def write(self, view):
+            file.write(view[: len(view) // 2])
+            raise KeyboardInterrupt
+
+        def close(self):
+            file.close()
+
+    monkeypatch.setattr(writer._file, "_file", HalfWritten())
+    with pytest.raises(KeyboardInterrupt):
+        writer.close({})
+    assert not writer.close({})
+    timeline = read_trace(path)
+    assert not timeline.complete
+    assert len(timeline.spans) >= 500
+
+
 @pytest.mark.parametrize(
     ("path", "detail", "words"),
     [

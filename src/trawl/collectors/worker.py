@@ -310,10 +310,10 @@ class CollectorService(HandleCalls, Service):
 
     def _timed(self, answer: requests.BatchReady) -> requests.BatchReady:
         """Returns an answer with the times of its batch, and the episodes that ended."""
-        collector = self.collector
-        collector._clock.end()
-        times = collector._clock.batch_times(collector._rollout.times)
-        steps, ended = collector._rollout.pop_steps(), collector._rollout.writer.sums.pop()
+        clock, rollout = self.collector._clock, self.collector._rollout
+        clock.end()
+        times = clock.batch_times(rollout.times)
+        steps, ended = rollout.pop_steps(), rollout.writer.sums.pop()
         return replace(answer, times=times, steps=steps, ended=ended)
 
     @override

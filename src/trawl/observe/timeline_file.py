@@ -212,6 +212,10 @@ class TraceWriter:
         except OSError as error:
             self._give_up()
             return error
+        except BaseException:
+            # After Ctrl-C in the middle of a write, the rest would not fit to what was written.
+            self._give_up()
+            raise
         self._between = ",\n"
         return None
 
