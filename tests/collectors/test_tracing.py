@@ -262,6 +262,24 @@ def test_workers_that_write_into_a_buffer(tmp_path):
     assert sorted(delivered(timeline)) == sorted(drawn(timeline, 2))
 
 
+def test_batches_that_workers_wrote_last(tmp_path):
+    """Batches that are counted only when the collector is closed are drawn, too."""
+    from torchrl.data import LazyMemmapStorage, ReplayBuffer
+
+    path = tmp_path / "run.json.gz"
+    buffer = ReplayBuffer(storage=LazyMemmapStorage(10_000), shared=True)
+    options = {"frames_per_batch": 20, "replay_buffer": buffer}
+    with MultiAsyncCollector(envs(2), by_step(), trace=path, **options) as collector:
+        for _ in range(3):
+            collector.next()
+        while not collector._pool.batches:
+            collector._pool._pump(None)
+    timeline = read_trace(path)
+    assert collector.stats()["batches"] > 3
+    assert_whole(timeline, collector.stats("both"))
+    assert sorted(delivered(timeline)) == sorted(drawn(timeline, 2))
+
+
 @pytest.mark.filterwarnings("ignore:worker 0 was killed:RuntimeWarning")
 @pytest.mark.parametrize("cls", CLASSES, ids=["sync", "async"])
 def test_a_worker_that_is_replaced(tmp_path, cls):

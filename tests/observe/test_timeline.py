@@ -9,11 +9,11 @@ import zlib
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from trawl.observe import TraceOptions, read_trace
-from trawl.observe.timeline_file import TraceWriter, rewrite
+from trawl.observe.timeline_file import TraceWriter, moved, nanoseconds_of, rewrite
 from trawl.rollout.times import StepRecorder
 
 
@@ -154,6 +154,14 @@ def test_events_can_be_moved(tmp_path, name):
     assert [span.start for span in timeline.spans] == pytest.approx([5.0 + n for n in range(1500)])
     assert timeline.instants[0].at == pytest.approx(0.5)
     assert os.listdir(tmp_path) == [name]
+
+
+@given(st.integers(0, 10**15), st.integers(-(10**15), 10**15))
+@example(0, 1001)
+def test_moved_times_are_whole_nanoseconds(start, shift):
+    there = moved((start + 0.25) / 1000, shift)
+    for read in (nanoseconds_of(there), int(there * 1000), round(there * 1000)):
+        assert read == max(0, start + shift)
 
 
 def test_a_file_stays_if_its_events_can_not_be_moved(tmp_path):
