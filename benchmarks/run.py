@@ -8,6 +8,7 @@
     python benchmarks/run.py --group clusters       # those of Ray, process groups and RPC
     python benchmarks/run.py --group logs           # what it costs to log actions for a replay
     python benchmarks/run.py --group figures        # what the figures in stats() cost
+    python benchmarks/run.py --group traces         # what it costs to write a timeline
     python benchmarks/run.py --memory               # does memory stay flat?
 
 The cases of one process run in this one, on one thread. In those of many processes each contender
@@ -33,6 +34,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 
 if TYPE_CHECKING:
     from rich.console import Console
+
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
@@ -102,6 +104,7 @@ ClustersName = Literal[
 ]
 LogsName = Literal["log_pong", "log_cartpole", "log_cartpole_short", "log_pool", "log_pool_short"]
 FiguresName = Literal["figures_cartpole", "figures_pool"]
+TracesName = Literal["trace_cartpole", "trace_cartpole_short", "trace_workers"]
 GROUPS: dict[str, tuple[str, ...]] = {
     "single": get_args(SingleName),
     "multi": get_args(MultiName),
@@ -109,9 +112,18 @@ GROUPS: dict[str, tuple[str, ...]] = {
     "clusters": get_args(ClustersName),
     "logs": get_args(LogsName),
     "figures": get_args(FiguresName),
+    "traces": get_args(TracesName),
     "all": tuple(
         name
-        for group in (SingleName, MultiName, WeightsName, ClustersName, LogsName, FiguresName)
+        for group in (
+            SingleName,
+            MultiName,
+            WeightsName,
+            ClustersName,
+            LogsName,
+            FiguresName,
+            TracesName,
+        )
         for name in get_args(group)
     ),
 }
@@ -122,12 +134,15 @@ class Options:
     """Compare Trawl with its peers and with hand-written loops."""
 
     cases: tuple[
-        SingleName | MultiName | WeightsName | ClustersName | LogsName | FiguresName, ...
+        SingleName | MultiName | WeightsName | ClustersName | LogsName | FiguresName | TracesName,
+        ...,
     ] = ()
     """What to measure; the whole group if none is named."""
-    group: Literal["single", "multi", "weights", "clusters", "logs", "figures", "all"] = "all"
+    group: Literal["single", "multi", "weights", "clusters", "logs", "figures", "traces", "all"] = (
+        "all"
+    )
     """The cases of one process, of many processes, of new weights, of clusters, of the costs of
-    logged actions or of figures, or all."""
+    logged actions, of figures or of timelines, or all."""
     rounds: int = 7
     """How many times each contender gets its turn."""
     seconds: float = 0.7
@@ -148,6 +163,8 @@ class Options:
     """Where the numbers of logged actions go."""
     figures_json: Path = RESULTS / "figures.json"
     """Where the numbers of figures go."""
+    traces_json: Path = RESULTS / "traces.json"
+    """Where the numbers of timelines go."""
     growth: Path = PICTURES / "growth.png"
     """Where the picture of many processes goes; it is made of the cases workers and sizes."""
     quick: bool = False
@@ -182,7 +199,11 @@ def main(options: Options) -> None:
         compare(single, options, console)
     if multi:
         compare_multi(multi, options, console)
-    for group, path in (("logs", options.logs_json), ("figures", options.figures_json)):
+    for group, path in (
+        ("logs", options.logs_json),
+        ("figures", options.figures_json),
+        ("traces", options.traces_json),
+    ):
         if chosen := [name for name in names if name in GROUPS[group]]:
             compare_costs(group, chosen, path, options, console)
     for group, title, path in (

@@ -41,6 +41,12 @@ def tree():
             ["Pendulum-v1", "--policy", "full/f.py"],
             "full/f.py is not a policy: it is neither a program",
         ),
+        (["Pendulum-v1", "--trace", ""], "--trace must name a file, such as run.json.gz"),
+        (["Pendulum-v1", "--trace", "full"], "--trace full can't be written: Is a directory"),
+        (
+            ["Pendulum-v1", "--trace", "no/run.json.gz", "--workers", "2"],
+            "--trace no/run.json.gz can't be written: No such file or directory",
+        ),
         (["Pendulum-v1", "--out", "file"], "file already exists"),
         (["Pendulum-v1", "--out", "full"], "full already exists"),
         (["Pendulum-v1", "--out", "file/d"], "file/d can't be written: Not a directory"),

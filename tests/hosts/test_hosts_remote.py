@@ -9,6 +9,8 @@ from distributed_parts import CLASSES
 from hosts_parts import of_local_workers
 from network import network
 
+from trawl.observe import read_trace
+
 PATIENCE = 300
 NAMES = [cls.__name__ for cls in CLASSES]
 BEGIN = """
@@ -42,7 +44,8 @@ ROUNDS = [
 OF_ALL = f"""
 for number, (name, count, port) in enumerate({ROUNDS}):
     os.environ |= {{"MASTER_PORT": str(port), "WORLD_SIZE": str(count)}}
-    options = {{"num_workers": count - 1, "frames_per_batch": 40 * (count - 1)}}
+    path = os.path.join(os.environ["TRACES"], f"{{number}}.json.gz")
+    options = {{"num_workers": count - 1, "frames_per_batch": 40 * (count - 1), "trace": path}}
     with make(globals()[name], launcher="env", sync=True, cat_results=0, **options) as collector:
         if number == 0:
             say("made")
@@ -58,10 +61,10 @@ for _, count, port in {ROUNDS}:
 """
 
 
-def test_two_and_four_hosts(nursery):
+def test_two_and_four_hosts(nursery, tmp_path):
     """Batches equal those of local workers, even if a link is cut for a moment."""
     with network(nursery, 4) as (here, *others):
-        driver = here.python(BEGIN + OF_ALL, **place(here, 1, 4, 0))
+        driver = here.python(BEGIN + OF_ALL, **place(here, 1, 4, 0), TRACES=str(tmp_path))
         ranks = [
             host.python(RANK + OF_RANK, **place(here, 1, 4, number))
             for number, host in enumerate(others, 1)
@@ -76,6 +79,14 @@ def test_two_and_four_hosts(nursery):
             assert driver.hears() == f"{name} {count} {of_local_workers(count - 1)} {frames}"
         assert [one.end(PATIENCE) for one in (driver, *ranks)] == [0] * 4
         assert not any(host.processes() for host in (here, *others))
+    for number, (_, count, _) in enumerate(ROUNDS):
+        timeline = read_trace(tmp_path / f"{number}.json.gz")
+        lanes = [f"worker {index}" for index in range(count - 1)]
+        assert set(timeline.lanes) == {"learner", "scheduler", *lanes}
+        for clock in timeline.info["clocks"]:
+            assert abs(clock["offset"]) <= clock["error"]
+        for lane in lanes:
+            assert [span.name for span in timeline.lane(lane)].count("batch") == 10
 
 
 CUT = """

@@ -158,6 +158,12 @@ class CollectArguments:
     ] = 10.0
     """Seconds between two points of --log."""
 
+    trace: Annotated[
+        str | None, tyro.conf.arg(metavar="FILE", help_behavior_hint="(default: none)")
+    ] = None
+    """File for a timeline of the collection, such as run.json.gz, which ui.perfetto.dev shows.
+    A file that exists is replaced."""
+
     unsafe_pickle: UnsafePickle = False
 
     traceback: Traceback = False

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import secrets
 import signal
 import sys
@@ -73,6 +74,7 @@ def collect(args: CollectArguments) -> int:
         info["resumed"] = [*before.get("resumed", []), again]
         info["date"] = before.get("date", info["date"])
     with collector, logged(collector, sinks, args.log_every, uncounted):
+        _begin_trace(args, collector)
         return _Run(args, collector, directory, info, saved).run()
 
 
@@ -93,7 +95,20 @@ def _facts(args: CollectArguments, started: datetime, seed: int) -> dict[str, An
         facts["env_kwargs"] = kwargs
     if args.deterministic:
         facts["deterministic"] = True
+    if args.trace is not None:
+        facts["trace"] = os.path.abspath(args.trace)
     return facts
+
+
+def _begin_trace(args: CollectArguments, collector: Any) -> None:
+    """Begins the timeline that the arguments ask for; it ends with the collector."""
+    if args.trace is None:
+        return
+    try:
+        collector.trace(args.trace)
+    except OSError as error:
+        why = os.strerror(error.errno) if error.errno else message_of(error)
+        raise CliError(f"--trace {args.trace} can't be written: {why}") from error
 
 
 def _continued(
@@ -323,5 +338,7 @@ def _check(args: CollectArguments) -> None:
             "--env-processes can't be used with --workers, which step their environments "
             "themselves: leave one of them out"
         )
+    if args.trace is not None and not args.trace:
+        raise CliError("--trace must name a file, such as run.json.gz, but it is empty")
     if args.asynchronous and not args.workers:
         raise CliError("--async needs worker processes: pass --workers")

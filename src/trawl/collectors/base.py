@@ -31,9 +31,10 @@ from trawl.collectors.delivery import BatchDelivery
 from trawl.collectors.policy_version import PolicyVersion, version_tracker
 from trawl.collectors.profile import ProfileConfig, ProfiledCollector, RolloutProfiler
 from trawl.collectors.torchrl import register_collectors
+from trawl.collectors.tracing import TracedCollector
 from trawl.collectors.trajectory_batcher import STATE, TrajectoryBatcher
-from trawl.collectors.watching import WatchedCollector
 from trawl.collectors.weight_control import WeightControl
+from trawl.observe.trace_options import TraceOptions
 from trawl.polling import is_polling
 
 # Open collectors, each with the process that made it. An exit handler closes them: closing a sink
@@ -55,11 +56,11 @@ else:
     OptionAttributes = object
 
 
-class BaseCollector(
+class BaseCollector(  # type: ignore[misc]  # the option `trace` has a method of the same name
     FrameBudget,
     CollectorAccess,
     ProfiledCollector,
-    WatchedCollector,
+    TracedCollector,
     BackgroundCollector,
     WeightControl,
     CheckpointedCollector,
@@ -117,6 +118,8 @@ class BaseCollector(
         self._whole: TrajectoryBatcher | None = None
         if config.trajs_per_batch is not None:
             self._whole = self._new_whole(config)
+        if isinstance(config.trace, TraceOptions):
+            self._begin_trace(config.trace)
 
     def _new_whole(self, config: CollectorConfig) -> TrajectoryBatcher:
         """Makes the object that assembles this collector's frames into whole trajectories."""
@@ -323,7 +326,10 @@ class BaseCollector(
                     self._close(close_env)
                 finally:
                     self._close_checkpoints()
-                    self._close_sink()
+                    try:
+                        self._close_sink()
+                    finally:
+                        self._end_trace()
         except Exception:
             if raise_on_error:
                 raise

@@ -31,6 +31,7 @@ from trawl.collectors.options import (
 from trawl.collectors.types import SupportsStop, SupportsVersion, SupportsWrite, Switch
 from trawl.envs.batched import check_env_kwargs
 from trawl.envs.types import DeviceLike, EnvKwargs
+from trawl.observe.trace_options import TraceLike, check_trace
 from trawl.weight_update.scheme import WeightSyncScheme
 
 # Pyright treats the members of InteractionType as strings.
@@ -222,6 +223,8 @@ class CollectorConfig:
             rebuilds the environment from its id or function. The episode then ends as truncated,
             the row of the failed step is masked out in ``("collector", "mask")``, and
             ``stats()["env_restarts"]`` counts the restart.
+        trace: file for a timeline of the whole run, which Perfetto shows: a path, or
+            :class:`~trawl.observe.TraceOptions`. None: no timeline.
         worker_idx: index of the worker that this collector belongs to, for nested collectors.
         pre_collect_hook: function called without arguments before each batch is collected.
         post_collect_hook: function called with each batch when it is delivered.
@@ -276,6 +279,7 @@ class CollectorConfig:
         None, _schemes, DRIVER, WHOLE
     )
     on_env_error: Literal["raise", "restart"] = option("raise", one_of("raise", "restart"), EACH)
+    trace: TraceLike | None = option(None, check_trace, DRIVER, WHOLE)
     worker_idx: int | None = None
     pre_collect_hook: Callable[[], Any] | None = option(None, check_callable, EACH)
     post_collect_hook: Callable[[Any], Any] | None = option(None, check_callable, EACH)

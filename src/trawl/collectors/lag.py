@@ -15,14 +15,19 @@ class Lags:
     """Counts delivered frames by policy lag.
 
     The lag is the number of updates that were sent to the worker since it began the batch.
+
+    Attributes:
+        last: lag of the frames that were counted last.
     """
 
     def __init__(self) -> None:
         self._frames: Counter[int] = Counter()
+        self.last = 0
 
     def add(self, lag: int, frames: int) -> None:
         """Counts delivered frames with the given lag."""
         self._frames[lag] += frames
+        self.last = lag
 
     def stats(self) -> dict[str, Any]:
         """Returns the mean and the maximum lag, and the number of frames with each lag.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from time import perf_counter
 from typing import Any
 
 from trawl.backends.failure import Failure
@@ -13,6 +14,7 @@ from trawl.collectors.times import BatchTimes
 from trawl.keys import Key
 from trawl.rollout.episode_sums import NO_EPISODES, EndedEpisodes
 from trawl.rollout.layout import BatchPartition, Layout
+from trawl.rollout.times import StepSamples
 from trawl.weight_update.channel import WeightMessage
 from trawl.weight_update.layout import FlatLayout
 
@@ -29,6 +31,7 @@ class CollectRequest:
         part: index of this worker's part.
         breakable: whether an interrupt with this number, or a higher one, ends the batch early.
         most: number of frames that are still wanted; infinite for a whole batch.
+        samples_steps: whether to record the times of single steps.
     """
 
     number: int = 0
@@ -38,6 +41,7 @@ class CollectRequest:
     part: int = 0
     breakable: bool = False
     most: float = math.inf
+    samples_steps: bool = False
 
 
 @dataclass(frozen=True)
@@ -94,6 +98,7 @@ class WorkerReady:
         warnings: warnings about the environment and the policy, which the driver shows.
         versioned: whether each frame has a policy version of its own already.
         snapshot: the state of the worker, or None.
+        at: time at which the worker was ready, by its ``time.perf_counter()``.
     """
 
     layout: Layout | None
@@ -106,6 +111,7 @@ class WorkerReady:
     warnings: Sequence[str] = ()
     versioned: bool = False
     snapshot: Snapshot | None = None
+    at: float = field(default_factory=perf_counter)
 
 
 @dataclass(frozen=True)
@@ -126,6 +132,7 @@ class BatchReady:
         block: bytes of the batch in the worker's layout, if the batch is sent in that form.
         facts: the worker's statistics, for ``stats()``.
         times: the times of the batch; None if they are not known.
+        steps: times of single steps; None if they were not recorded.
         ended: the episodes that ended in the batch.
         random: whether the actions were random.
         snapshot: the state of the worker after the batch, or None.
@@ -140,6 +147,7 @@ class BatchReady:
     batch: bytes | None
     facts: Mapping[str, Any]
     times: BatchTimes | None = None
+    steps: StepSamples | None = None
     ended: EndedEpisodes = NO_EPISODES
     random: bool = False
     buffers: Sequence[Any] = ()

@@ -27,7 +27,9 @@ from trawl.collectors.first_ready import (
 )
 from trawl.collectors.policy_version import stamp
 from trawl.collectors.times import WorkerTimes, shares_of
+from trawl.collectors.tracer import LocalTracer, Tracer
 from trawl.collectors.weak import weak
+from trawl.observe.trace_options import TraceOptions
 from trawl.rollout.batch_writer import BatchOptions
 from trawl.rollout.block import Block
 from trawl.rollout.loop import Rollout
@@ -101,7 +103,11 @@ class RolloutCollector(DirectWeights):
     @override
     def _note_turn(self, frames: int) -> None:
         super()._note_turn(frames)
-        self._times.add(self._clock.batch_times(self._rollout.times), frames)
+        times = self._clock.batch_times(self._rollout.times)
+        self._times.add(times, frames)
+        tracer = self._tracer
+        if isinstance(tracer, LocalTracer):
+            tracer.batch(times, frames, self._rollout.pop_steps())
         self._episodes.add(*self._rollout.writer.sums.pop())
 
     @override
@@ -112,6 +118,23 @@ class RolloutCollector(DirectWeights):
     @override
     def _figures(self) -> dict[str, Any]:
         return super()._figures() | shares_of([self._times])
+
+    @override
+    def _new_tracer(self, options: TraceOptions) -> Tracer:
+        return LocalTracer("trace", options)
+
+    @override
+    def _connect_tracer(self) -> None:
+        # The constructor begins a timeline before it makes the inner loop.
+        if "_rollout" in vars(self):
+            self._rollout.record_steps(self._tracer is not None and self._tracer.samples_steps)
+
+    @override
+    def _counters(self) -> dict[str, float]:
+        facts = self._rollout.writer.describe() if "_rollout" in vars(self) else {}
+        names = {"batches_held": "batches held", "memory_bytes": "memory"}
+        own = {names[name]: facts[name] for name in names if name in facts}
+        return super()._counters() | own
 
     @property
     def _adds_steps(self) -> bool:

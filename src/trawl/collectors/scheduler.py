@@ -37,6 +37,8 @@ class Scheduler(ABC):
         frames_under_way: number of frames that have been requested but not yet delivered.
         requested: True if all requests for the next batch have been sent.
         waited: seconds in which the scheduler waited for workers.
+        on_wait: function that is called with the beginning and the end of each wait, or None.
+        samples_steps: True to have workers record the times of single steps.
     """
 
     def __init__(self, pool: WorkerPool, left: Callable[[], float] = lambda: math.inf) -> None:
@@ -47,6 +49,8 @@ class Scheduler(ABC):
         self.frames_under_way = 0
         self.requested = False
         self.waited = 0.0
+        self.on_wait: Callable[[float, float], None] | None = None
+        self.samples_steps = False
         # For each worker, the sizes of the batches that it was asked for and that have not arrived.
         self._requested: list[deque[int]] = []
         # Batches that have arrived and are not delivered yet, in the order of their arrival.
@@ -119,7 +123,9 @@ class Scheduler(ABC):
         self._requested[index].append(size)
         self.frames_under_way += size
         most = size if size < self.frames[index] else math.inf
-        request = CollectRequest(random=random, breakable=breakable, most=most)
+        request = CollectRequest(
+            random=random, breakable=breakable, most=most, samples_steps=self.samples_steps
+        )
         return self.pool.request_batch(index, place, request)
 
     def _next(self, timeout: float | None = None) -> WorkerBatch | None:
@@ -127,7 +133,10 @@ class Scheduler(ABC):
         try:
             return self._counted(self.pool.next_batch(timeout))
         finally:
-            self.waited += perf_counter() - before
+            now = perf_counter()
+            self.waited += now - before
+            if self.on_wait is not None:
+                self.on_wait(before, now)
 
     def _counted(self, part: WorkerBatch | None) -> WorkerBatch | None:
         if part is not None:

@@ -23,6 +23,7 @@ from trawl.envs.parallel import ParallelEnv
 from trawl.envs.serial import build_env
 from trawl.envs.types import DeviceLike, EnvKwargs, is_list
 from trawl.keys import as_key
+from trawl.observe.trace_options import TraceLike
 from trawl.rollout.serving import Batching, ServingOptions
 
 _MOST, _LEAST, _PATIENCE = 64, 1, 0.01
@@ -73,6 +74,7 @@ _OF_COLLECTOR = (
     "on_env_error",
     "compile_policy",
     "cudagraph_policy",
+    "trace",
 )
 
 
@@ -187,6 +189,7 @@ class AsyncBatchedArguments:
         compile_policy: whether and how the policy is compiled, as in a ``Collector``.
         cudagraph_policy: whether and how the policy is run as a CUDA graph, as in a ``Collector``.
             Set ``static_batch_size`` in ``server_config``, because a graph has a fixed batch size.
+        trace: file for a timeline of the whole run, as in a ``Collector``.
     """
 
     create_env_fn: Any = field(kw_only=False)
@@ -227,6 +230,7 @@ class AsyncBatchedArguments:
     max_policy_lag: int | None = None
     compile_policy: bool | Mapping[str, Any] | None = None
     cudagraph_policy: bool | Mapping[str, Any] | None = None
+    trace: TraceLike | None = None
 
     def __post_init__(self) -> None:
         if not is_list(self.create_env_fn):

@@ -163,6 +163,7 @@ class Collector(ResumableCollector):
                 restarts=self._restarts,
             )
         )
+        self._connect_tracer()
         for doubt in self._rollout.writer.warnings:
             warn(doubt)
         parts = self.env.parts if isinstance(self.env, TensorDictEnv) else ()

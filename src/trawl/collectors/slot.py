@@ -16,6 +16,7 @@ from trawl.collectors import requests
 from trawl.collectors.assembler import NO_SLICE, BufferSlice, WorkerBatch
 from trawl.collectors.snapshots import BatchRecord, Recovery, SentWeights, Snapshot
 from trawl.collectors.times import WorkerTimes
+from trawl.collectors.trace_lanes import WorkerLane
 from trawl.errors import WorkerDied
 from trawl.observe.episodes import RecentEpisodes
 
@@ -67,6 +68,7 @@ class WorkerSlot:
         facts: latest statistics of the worker.
         times: times of the batches that workers in this slot have collected.
         episodes: recent episodes of these workers.
+        lane: the worker's lane of a timeline; None while there is no timeline.
         silent: seconds of silence after which the worker was killed; None if it was not killed.
         snapshot: the worker's last snapshot, or None.
         since: batches that the worker has delivered since its last snapshot.
@@ -90,6 +92,7 @@ class WorkerSlot:
     facts: dict[str, Any] = field(default_factory=dict)
     times: WorkerTimes = field(default_factory=WorkerTimes)
     episodes: RecentEpisodes = field(default_factory=RecentEpisodes)
+    lane: WorkerLane | None = None
     silent: float | None = None
     snapshot: Snapshot | None = None
     since: list[BatchRecord] = field(default_factory=list)
@@ -130,6 +133,8 @@ class WorkerSlot:
         worker = self.worker
         if worker is None:
             return
+        if self.lane is not None and isinstance(request, requests.CollectRequest):
+            self.lane.requested(request)
         if isinstance(request, requests.CollectRequest) and request.memory is not None:
             assert place is not None
             if request.memory not in self.known:
@@ -156,6 +161,8 @@ class WorkerSlot:
         self.facts = dict(ready.facts)
         if ready.times is not None:
             self.times.add(ready.times, ready.frames)
+        if self.lane is not None:
+            self.lane.finished(ready)
         self.episodes.add(*ready.ended)
         if self.snapshot is not None and ready.snapshot is None:
             self.since.append(
@@ -178,6 +185,8 @@ class WorkerSlot:
     def start(self, ready: requests.WorkerReady) -> None:
         """Records that the worker's collector has been made."""
         self.ready = ready
+        if self.lane is not None:
+            self.lane.ready(ready)
         self.trajectory = max(self.trajectory, ready.trajectory)
         self.note_snapshot(ready.snapshot)
 
@@ -229,6 +238,8 @@ class WorkerSlot:
     def forget_worker(self) -> None:
         """Marks the worker as dead, and keeps its count of environment restarts."""
         self.worker = None
+        if self.lane is not None:
+            self.lane.died()
         # The replacement counts from zero.
         # With a snapshot, its count is that of the dead worker.
         if "env_restarts" in self.facts and self.snapshot is None:

@@ -43,6 +43,7 @@ class WeightControl(ABC):
 
         def _check_open(self, what: str) -> None: ...
         def _held(self) -> AbstractContextManager[None]: ...
+        def _timed_update(self) -> AbstractContextManager[None]: ...
 
     def _init_weights(self) -> None:
         """Sets the updater and the receiving schemes; called when the collector has its schemes."""
@@ -121,14 +122,18 @@ class WeightControl(ABC):
         }
         by_model = chosen_weights(forms, model_id)
         self._check_open("update_policy_weights_()")
-        if self.weight_updater is None:
-            self._update_models(by_model, worker_ids)
-            return
-        if weights_dict is not None or model_id is not None:
+        if self.weight_updater is not None and (weights_dict is not None or model_id is not None):
             raise ValueError(
                 "weights_dict and model_id can't be used with a weight_updater, which sends only "
                 "the weights of the policy"
             )
+        with self._timed_update():
+            self._send(by_model, worker_ids)
+
+    def _send(self, by_model: Mapping[str, Any], worker_ids: WorkerIds) -> None:
+        if self.weight_updater is None:
+            self._update_models(by_model, worker_ids)
+            return
         # The updater may write to the policy itself, so the policy must not act meanwhile.
         with self._held(), next_version(self._version):
             self.weight_updater(by_model[POLICY], worker_ids=worker_ids)

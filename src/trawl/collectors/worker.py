@@ -313,8 +313,9 @@ class CollectorService(HandleCalls, Service):
     def _timed(self, answer: requests.BatchReady) -> requests.BatchReady:
         """Returns an answer with the times of its batch, and the episodes that ended."""
         self._clock.end()
-        times = self._clock.batch_times(self._rollout.times)
-        return replace(answer, times=times, ended=self._rollout.writer.sums.pop())
+        times, rollout = self._clock.batch_times(self._rollout.times), self._rollout
+        steps, ended = rollout.pop_steps(), rollout.writer.sums.pop()
+        return replace(answer, times=times, steps=steps, ended=ended)
 
     @property
     def _rollout(self) -> Rollout:
@@ -330,6 +331,7 @@ class CollectorService(HandleCalls, Service):
     def _collect(self, request: requests.CollectRequest) -> requests.BatchReady:
         collector = self.collector
         collector.most_frames = request.most
+        collector._rollout.record_steps(request.samples_steps)
         with nullcontext() if collector._profiler is None else collector._profiler.turn():
             if collector.config.replay_buffer is not None:
                 before = collector._frames

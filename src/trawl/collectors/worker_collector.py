@@ -25,6 +25,7 @@ from trawl.collectors.setups import WorkerSetups, check_sendable, shared_buffer
 from trawl.collectors.single import Collector
 from trawl.collectors.slot import SlotLimits, WorkerSlot
 from trawl.collectors.snapshots import kept_copies
+from trawl.collectors.tracer import Tracer, WorkerTracer
 from trawl.collectors.trajectory_batcher import TrajectoryBatcher
 from trawl.collectors.unsent import UnsentWeights
 from trawl.collectors.weak import weak
@@ -35,6 +36,7 @@ from trawl.envs.own_process import parent_registry
 from trawl.envs.seeding import derive
 from trawl.envs.types import is_list
 from trawl.errors import WorkerError
+from trawl.observe.trace_options import TraceOptions
 from trawl.rollout.serving import by_environment
 from trawl.weight_update.messages import MessageWeightSyncScheme
 from trawl.weight_update.prepared import PreparedUpdate
@@ -153,6 +155,10 @@ class WorkerCollector(WorkerShutdown):
     def _new_whole(self, config: CollectorConfig) -> TrajectoryBatcher:
         return TrajectoryBatcher(config, self._inner_workers, self.num_workers)
 
+    @override
+    def _new_tracer(self, options: TraceOptions) -> Tracer:
+        return WorkerTracer("trace", options, remote=not self._workers_here)
+
     def _note_parts(self, parts: Sequence[WorkerBatch]) -> None:
         """Hook for subclasses, which is called with the workers' batches when these are counted."""
 
@@ -209,6 +215,7 @@ class WorkerCollector(WorkerShutdown):
         frames = [one.num_envs * one.steps for one in ready]
         self.requested_frames_per_batch = sum(frames) if self.sync else max(frames)
         self._scheduler.set_workers(None if self._workers_write else self._assembler, frames)
+        self._connect_tracer()
         return ready
 
     def _add_workers(
@@ -333,6 +340,9 @@ class WorkerCollector(WorkerShutdown):
         for part in parts:
             self._frames += part.answer.frames
             self._episodes.add(*part.answer.ended)
+        tracer = self._tracer
+        if isinstance(tracer, WorkerTracer):
+            tracer.delivered(parts)
         self._note_parts(parts)
 
     @override

@@ -16,6 +16,7 @@ from trawl.collectors.assembler import BatchAssembler
 from trawl.collectors.profile import ProfileConfig
 from trawl.collectors.slot import summary
 from trawl.collectors.times import shares_of
+from trawl.collectors.tracer import WorkerTracer
 from trawl.collectors.worker_state import WorkerState
 from trawl.envs.seeding import check_seed, derive
 from trawl.paths import get_path
@@ -234,6 +235,27 @@ class WorkerControl(WorkerState):
         if self.config.on_env_error == "restart":
             facts.setdefault("env_restarts", 0)
         return facts
+
+    @override
+    def _connect_tracer(self) -> None:
+        if "_scheduler" not in vars(self):
+            return
+        tracer, scheduler = self._tracer, self._scheduler
+        drawn = tracer if isinstance(tracer, WorkerTracer) else None
+        scheduler.on_wait = None if drawn is None else drawn.waited
+        scheduler.samples_steps = drawn is not None and drawn.samples_steps
+        for slot in self._pool.slots:
+            slot.lane = None if drawn is None else drawn.lane(slot.index)
+
+    @override
+    def _counters(self) -> dict[str, float]:
+        found = super()._counters()
+        if "_assembler" in vars(self):
+            found["policy lag"] = self._lags.last
+            pools = self._assembler.pools
+            found["batches held"] = sum(pool.leased for pool in pools)
+            found["memory"] = sum(pool.nbytes for pool in pools)
+        return found
 
     @override
     def _figures(self) -> dict[str, Any]:

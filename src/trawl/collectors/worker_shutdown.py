@@ -41,6 +41,13 @@ class WorkerShutdown(WorkerControl):
     # --- the end
 
     @override
+    def _end_trace(self) -> None:
+        if self.closed:
+            # The timeline shows the last batches, too.
+            self._count_written()
+        super()._end_trace()
+
+    @override
     def shutdown(
         self,
         timeout: float | None = None,

@@ -34,7 +34,7 @@ else:
     OptionAttributes = object
 
 
-class WorkerWeights(BaseCollector, OptionAttributes):
+class WorkerWeights(BaseCollector, OptionAttributes):  # type: ignore[misc]  # see BaseCollector
     """The part of a collector with workers that sends them weights.
 
     Weights and versions are kept for workers that replace dead ones.

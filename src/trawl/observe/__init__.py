@@ -1,4 +1,4 @@
-"""Statistics, progress, bottlenecks, monitors and plots of a collection."""
+"""Statistics, progress, bottlenecks, monitors, timelines and plots of a collection."""
 
 import importlib
 from typing import TYPE_CHECKING, Any
@@ -19,6 +19,8 @@ if TYPE_CHECKING:
         TensorBoardSink,
         WandbSink,
     )
+    from trawl.observe.timeline import Instant, Span, Timeline, read_trace
+    from trawl.observe.trace_options import TraceOptions
 
 __all__ = [
     "Bottleneck",
@@ -27,14 +29,19 @@ __all__ = [
     "EpisodeStats",
     "Episodes",
     "FunctionSink",
+    "Instant",
     "LoggerSink",
     "MLflowSink",
     "Monitor",
     "PrometheusSink",
     "Report",
+    "Span",
     "StatsSink",
     "TensorBoardSink",
+    "Timeline",
+    "TraceOptions",
     "WandbSink",
+    "read_trace",
 ]
 
 # Module of each public name. The module is imported when the name is first used, because collectors
@@ -46,14 +53,19 @@ _HOMES = {
     "EpisodeStats": "episodes",
     "Episodes": "episodes",
     "FunctionSink": "sinks",
+    "Instant": "timeline",
     "LoggerSink": "sinks",
     "MLflowSink": "sinks",
     "Monitor": "monitor",
     "PrometheusSink": "sinks",
     "Report": "report",
+    "Span": "timeline",
     "StatsSink": "sinks",
     "TensorBoardSink": "sinks",
+    "Timeline": "timeline",
+    "TraceOptions": "trace_options",
     "WandbSink": "sinks",
+    "read_trace": "timeline",
 }
 
 

@@ -30,7 +30,7 @@ from trawl.rollout.block import Block
 from trawl.rollout.policy import Policy
 from trawl.rollout.rng import RandomStream
 from trawl.rollout.tensordict_batch_writer import TensorDictBatchWriter
-from trawl.rollout.times import LoopTimes
+from trawl.rollout.times import LoopTimes, StepRecorder, StepSamples
 
 # Number of rows bound at a time, which limits the memory of the loop's lists of rows.
 _CHUNK = 512
@@ -78,6 +78,7 @@ class Rollout:
         self.stream: RandomStream | None = None
         self._act_time = self._step_time = 0.0
         self.times = LoopTimes()
+        self._steps: StepRecorder | None = None
 
     def _new_writer(self, env: Any, policy: Policy) -> BatchWriter:
         """Returns the faster batch writer that the environment and the policy allow."""
@@ -229,10 +230,22 @@ class Rollout:
             act(t)
         between = perf_counter()
         step(t)
-        if counts:
-            waited = self.writer.waited - waited
-            self._act_time += between - before - waited
-            self._step_time += perf_counter() - between + waited
+        if counts or self._steps is not None:
+            ended, waited = perf_counter(), self.writer.waited - waited
+            if counts:
+                self._act_time += between - before - waited
+                self._step_time += ended - between + waited
+            if self._steps is not None:
+                self._steps.add(before, between - waited, ended)
+
+    def record_steps(self, on: bool) -> None:
+        """Begins or ends to record the times of the steps that the loop times."""
+        if on != (self._steps is not None):
+            self._steps = StepRecorder() if on else None
+
+    def pop_steps(self) -> StepSamples | None:
+        """Returns the steps that were recorded since the last call; None if none are recorded."""
+        return None if self._steps is None else self._steps.pop()
 
     def settle(self) -> None:
         """Waits until no environment is stepping, so that environments can be called."""

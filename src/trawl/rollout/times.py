@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+from collections import deque
 from dataclasses import dataclass
+from typing import NamedTuple
+
+# Number of steps of a batch of which a StepRecorder keeps the times.
+_STEPS = 1024
 
 
 @dataclass
@@ -40,3 +45,46 @@ class LoopTimes:
         if timed:
             self.env += (ended - began) * stepping / timed
             self.policy += (ended - began) * acting / timed
+
+
+class StepSamples(NamedTuple):
+    """Times of single steps, as values of ``time.perf_counter()``.
+
+    Attributes:
+        times: for each step, the times at which the policy and the environment began, and the time
+            at which the environment ended.
+        dropped: number of earlier steps that were dropped.
+    """
+
+    times: list[tuple[float, float, float]]
+    dropped: int
+
+
+class StepRecorder:
+    """Ring buffer for the times of single steps; drops the oldest when it is full.
+
+    Args:
+        size: number of steps that it holds.
+    """
+
+    def __init__(self, size: int = _STEPS) -> None:
+        self._times: deque[tuple[float, float, float]] = deque(maxlen=size)
+        self._added = 0
+
+    def add(self, began: float, between: float, ended: float) -> None:
+        """Adds a step.
+
+        Args:
+            began: time at which the policy began.
+            between: time at which the environment began.
+            ended: time at which the environment ended.
+        """
+        self._added += 1
+        self._times.append((began, between, ended))
+
+    def pop(self) -> StepSamples:
+        """Removes and returns all steps since the last call."""
+        found = StepSamples(list(self._times), self._added - len(self._times))
+        self._times.clear()
+        self._added = 0
+        return found

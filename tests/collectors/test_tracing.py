@@ -1,0 +1,476 @@
+"""Timelines that collectors write."""
+
+import errno
+import gc
+import os
+import threading
+import warnings
+from functools import partial
+
+import pytest
+from collector_parts import Buffer, by_step
+from multi_parts import CLASSES, envs, make, until_it_fails
+from tensordict.nn import TensorDictModule
+from torch import nn
+from trace_parts import (
+    assert_lanes_nest,
+    assert_learner,
+    assert_sums,
+    assert_whole,
+    delivered,
+    drawn,
+)
+
+from trawl.collectors import AsyncBatchedCollector, Collector, MultiAsyncCollector
+from trawl.observe import TraceOptions, read_trace
+from trawl.testing import FaultyEnv, NumberedEnv
+
+METHODS = ["inline", "messages", "forkserver"]
+
+
+def names(timeline, lane):
+    return [span.name for span in timeline.lane(lane)]
+
+
+def network():
+    return TensorDictModule(nn.Linear(3, 1), ["observation"], ["action"])
+
+
+# --- without workers
+
+
+@pytest.mark.parametrize("detail", ["batch", "step"])
+def test_a_collector_draws_its_batches_and_the_learner(tmp_path, detail):
+    path = tmp_path / "run.json.gz"
+    options = {"frames_per_batch": 600, "total_frames": 3000, "track_policy_version": True}
+    trace = TraceOptions(path, detail)
+    with Collector("Pendulum-v1", network(), trace=trace, **options) as collector:
+        for _ in collector:
+            collector.update_policy_weights_()
+    stats, timeline = collector.stats(), read_trace(path)
+    assert_lanes_nest(timeline)
+    assert_learner(timeline, stats)
+    assert_sums(timeline, "collector", stats)
+    assert names(timeline, "collector")[:3] == ["batch", "policy", "env"]
+    assert names(timeline, "learner")[:4] == ["collect", "wait", "learn", "update"]
+    assert names(timeline, "learner").count("update") == 5
+    assert names(timeline, "learner").count("learn") == 4
+    batches = [span for span in timeline.lane("collector") if span.name == "batch"]
+    assert [span.args["frames"] for span in batches] == [600] * 5
+    assert timeline.counters["policy version"][-1][1] == 5
+    assert timeline.counters["batches held"][-1][1] == stats["batches_held"]
+    assert timeline.counters["memory"][-1][1] == stats["memory_bytes"]
+    assert timeline.counters["process memory"][-1][1] > 0
+    assert timeline.counters["frames/s"][0][1] == pytest.approx(600 / batches[0].seconds, rel=0.5)
+    assert timeline.info["detail"] == detail
+    assert (timeline.info["clocks"], timeline.info["steps_dropped"]) == ([], 0)
+    # Eight steps in each chunk of 512, and all chunks are shown.
+    steps = ["act", "step"] * (5 * 2 * 8)
+    assert ("collector steps" in timeline.lanes) == (detail == "step")
+    assert names(timeline, "collector steps") == (steps if detail == "step" else [])
+
+
+def test_steps_are_within_their_batches(tmp_path):
+    path = tmp_path / "run.json.gz"
+    trace = TraceOptions(path, "step")
+    with Collector(NumberedEnv, by_step(), frames_per_batch=20, trace=trace) as collector:
+        for _ in range(5):
+            collector.next()
+    timeline = read_trace(path)
+    batches = [span for span in timeline.lane("collector") if span.name == "batch"]
+    for step in timeline.lane("collector steps"):
+        assert sum(one.start <= step.start and step.end <= one.end for one in batches) == 1
+
+
+def test_steps_are_recorded_only_for_a_timeline_of_steps(tmp_path):
+    with Collector(NumberedEnv, by_step(), frames_per_batch=20) as collector:
+        collector.next()
+        assert collector._rollout.pop_steps() is None
+        with collector.trace(TraceOptions(tmp_path / "steps.json.gz", "step")):
+            collector.next()
+        collector.next()
+        assert collector._rollout.pop_steps() is None
+        with collector.trace(tmp_path / "batches.json.gz"):
+            collector.next()
+    assert len(read_trace(tmp_path / "steps.json.gz").lane("collector steps")) == 16
+    assert read_trace(tmp_path / "batches.json.gz").lanes == ["learner", "collector"]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"replay_buffer": Buffer},
+        {"replay_buffer": Buffer, "extend_buffer": False},
+        {"trajs_per_batch": 2, "traj_format": "cat"},
+        {"policy": None},
+        {"split_trajs": True},
+        {"exact_frames": True},
+        {"reset_at_each_iter": True},
+    ],
+    ids=str,
+)
+@pytest.mark.filterwarnings("ignore:split_trajs=True pads")
+def test_sums_are_those_of_the_statistics(tmp_path, options):
+    path = tmp_path / "run.json.gz"
+    options = {name: value() if value is Buffer else value for name, value in options.items()}
+    policy = options.pop("policy", by_step())
+    source = partial(NumberedEnv, lengths=[3, 5, 1])
+    options = {"frames_per_batch": 15, "total_frames": 105, **options}
+    with Collector(source, policy, trace=path, **options) as collector:
+        for _ in collector:
+            pass
+    timeline = read_trace(path)
+    assert_lanes_nest(timeline)
+    assert_learner(timeline, collector.stats())
+    assert_sums(timeline, "collector", collector.stats())
+
+
+class Twice(Collector):
+    """Collects each batch in two parts, of which only the last one's times are known."""
+
+    def rollout(self):
+        super().rollout()
+        return super().rollout()
+
+
+def test_a_batch_of_several_rollouts(tmp_path):
+    path = tmp_path / "run.json.gz"
+    with Twice(NumberedEnv, by_step(), frames_per_batch=20, trace=path) as collector:
+        for _ in range(5):
+            collector.next()
+    assert_lanes_nest(read_trace(path))
+    assert_sums(read_trace(path), "collector", collector.stats())
+
+
+def test_background_collection_and_updates_of_another_thread(tmp_path):
+    path = tmp_path / "run.json.gz"
+    buffer = Buffer()
+    options = {"frames_per_batch": 20, "total_frames": 400, "replay_buffer": buffer}
+    collector = Collector("Pendulum-v1", network(), trace=path, **options)
+    collector.start()
+    while collector.is_running():
+        collector.update_policy_weights_()
+    collector.async_shutdown()
+    timeline = read_trace(path)
+    assert_lanes_nest(timeline)
+    assert_learner(timeline, collector.stats())
+    assert_sums(timeline, "collector", collector.stats())
+    assert names(timeline, "collector").count("batch") == 20
+    assert "update" in names(timeline, "updates")
+
+
+@pytest.mark.parametrize("backend", ["threading", "multiprocessing"])
+def test_async_batched(tmp_path, backend):
+    path = tmp_path / "run.json.gz"
+    options = {"frames_per_batch": 50, "total_frames": 500, "env_backend": backend}
+    trace = TraceOptions(path, "step")
+    collector = AsyncBatchedCollector([NumberedEnv] * 4, policy=by_step(), trace=trace, **options)
+    with collector:
+        frames = [len(batch) for batch in collector]
+    timeline = read_trace(path)
+    assert sum(frames) == 500
+    assert_lanes_nest(timeline)
+    assert_learner(timeline, collector.stats())
+    assert_sums(timeline, "collector", collector.stats())
+    # Their steps have no fixed order, so single ones are not drawn.
+    assert timeline.lanes == ["learner", "collector"]
+
+
+def test_an_inference_process(tmp_path):
+    path = tmp_path / "run.json.gz"
+    options = {"frames_per_batch": 50, "total_frames": 500, "policy_backend": "multiprocessing"}
+    collector = AsyncBatchedCollector([NumberedEnv] * 4, policy=by_step(), trace=path, **options)
+    with collector:
+        assert sum(len(batch) for batch in collector) == 500
+    assert_whole(read_trace(path), collector.stats("both"), workers=1)
+
+
+# --- with workers
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("cls", CLASSES, ids=["sync", "async"])
+@pytest.mark.parametrize("detail", ["batch", "step"])
+def test_workers_draw_their_batches(tmp_path, cls, method, detail):
+    path = tmp_path / "run.json.gz"
+    trace = TraceOptions(path, detail)
+    options = {"frames_per_batch": 20, "total_frames": 200, "track_policy_version": True}
+    collector = make(
+        cls, policy=network(), create_env_fn=["Pendulum-v1"] * 2, trace=trace,
+        start_method=method, **options,
+    )  # fmt: skip
+    with collector:
+        for _ in collector:
+            collector.update_policy_weights_()
+    timeline, stats = read_trace(path), collector.stats("both")
+    assert_whole(timeline, stats)
+    # Which batches are delivered is known: all that were drawn.
+    assert sorted(delivered(timeline)) == sorted(drawn(timeline, 2))
+    assert {"env", "policy", "weights", "batch", "wait"} >= set(names(timeline, "worker 0"))
+    assert "weights" in names(timeline, "worker 0") + names(timeline, "worker 1")
+    assert names(timeline, "learner").count("update") == stats["batches"]
+    assert timeline.counters["policy version"][-1][1] == stats["policy_version"]
+    assert {"policy lag", "batches held", "memory", "frames/s"} <= set(timeline.counters)
+    assert [clock["error"] for clock in timeline.info["clocks"]] == [0, 0]
+    assert [clock["lane"] for clock in timeline.info["clocks"]] == ["worker 0", "worker 1"]
+    steps = names(timeline, "worker 0 steps")
+    count = names(timeline, "worker 0").count("batch")
+    assert steps == (["act", "step"] * (8 * count) if detail == "step" else [])
+
+
+@pytest.mark.parametrize(
+    ("cls", "options"),
+    [
+        (CLASSES[0], {"prefetch": 1}),
+        (CLASSES[0], {"preemptive_threshold": 0.5}),
+        (CLASSES[0], {"trajs_per_batch": 2, "traj_format": "cat"}),
+        (CLASSES[0], {"replay_buffer": Buffer}),
+        (CLASSES[0], {"update_at_each_batch": True, "policy": nn.Linear(1, 1)}),
+        (CLASSES[1], {"max_policy_lag": 1}),
+        (CLASSES[1], {"replay_buffer": Buffer, "exact_frames": True}),
+        (CLASSES[1], {"trajs_per_batch": 2, "traj_format": "cat"}),
+    ],
+    ids=str,
+)
+@pytest.mark.filterwarnings("ignore:total_frames=")
+def test_sums_of_workers_are_those_of_the_statistics(tmp_path, cls, options):
+    path = tmp_path / "run.json.gz"
+    options = {name: value() if value is Buffer else value for name, value in options.items()}
+    if "policy" in options:
+        options |= {"policy": network(), "create_env_fn": ["Pendulum-v1"] * 2}
+    options = {"frames_per_batch": 20, "total_frames": 200, **options}
+    collector = make(cls, trace=path, start_method="forkserver", **options)
+    with collector:
+        for _ in collector:
+            pass
+    assert_whole(read_trace(path), collector.stats("both"))
+
+
+def test_workers_that_write_into_a_buffer(tmp_path):
+    from torchrl.data import LazyMemmapStorage, ReplayBuffer
+
+    path = tmp_path / "run.json.gz"
+    buffer = ReplayBuffer(storage=LazyMemmapStorage(1000), shared=True)
+    options = {"frames_per_batch": 20, "total_frames": 400, "replay_buffer": buffer}
+    collector = MultiAsyncCollector(envs(2), by_step(), trace=path, **options)
+    collector.start()
+    while collector.is_running():
+        collector.stats()
+    collector.async_shutdown()
+    timeline = read_trace(path)
+    assert_whole(timeline, collector.stats("both"))
+    assert sorted(delivered(timeline)) == sorted(drawn(timeline, 2))
+
+
+def test_batches_that_workers_wrote_last(tmp_path):
+    """Batches that are counted only when the collector is closed are drawn, too."""
+    from torchrl.data import LazyMemmapStorage, ReplayBuffer
+
+    path = tmp_path / "run.json.gz"
+    buffer = ReplayBuffer(storage=LazyMemmapStorage(10_000), shared=True)
+    options = {"frames_per_batch": 20, "replay_buffer": buffer}
+    with MultiAsyncCollector(envs(2), by_step(), trace=path, **options) as collector:
+        for _ in range(3):
+            collector.next()
+        while not collector._pool.batches:
+            collector._pool._pump(None)
+    timeline = read_trace(path)
+    assert collector.stats()["batches"] > 3
+    assert_whole(timeline, collector.stats("both"))
+    assert sorted(delivered(timeline)) == sorted(drawn(timeline, 2))
+
+
+@pytest.mark.filterwarnings("ignore:worker 0 was killed:RuntimeWarning")
+@pytest.mark.parametrize("cls", CLASSES, ids=["sync", "async"])
+def test_a_worker_that_is_replaced(tmp_path, cls):
+    path = tmp_path / "run.json.gz"
+    options = {"frames_per_batch": 20, "trace": path, "start_method": "forkserver"}
+    collector = make(cls, **options)
+    with collector:
+        collector.next()
+        collector._pool.slots[0].worker.kill()
+        while not collector.stats()["restarts"]:
+            collector.next()
+        # The replacement makes batches, too.
+        before = collector.stats("both")["worker_0/batches"]
+        while collector.stats("both")["worker_0/batches"] < before + 3:
+            collector.next()
+    timeline = read_trace(path)
+    assert_whole(timeline, collector.stats("both"))
+    (died,) = (one for one in timeline.instants if one.name == "died")
+    (restart,) = (span for span in timeline.lane("worker 0") if span.name == "restart")
+    assert died.lane == "worker 0"
+    assert restart.start == pytest.approx(died.at)
+    assert restart.seconds > 0
+    after = [span for span in timeline.lane("worker 0") if span.start > restart.end]
+    assert [span.name for span in after].count("batch") >= 3
+    assert [clock["restart"] for clock in timeline.info["clocks"]] == [0, 1, 0]
+
+
+def test_a_run_that_fails_leaves_a_timeline(tmp_path):
+    path = tmp_path / "run.json.gz"
+    collector = make(
+        create_env_fn=[partial(FaultyEnv, 35, RuntimeError("broken")), NumberedEnv], trace=path
+    )
+    with pytest.raises(RuntimeError, match="broken"):
+        until_it_fails(collector)
+    timeline = read_trace(path)
+    assert_lanes_nest(timeline)
+    assert len(delivered(timeline)) == 2 * collector.stats()["batches"] > 0
+
+
+# --- beginning and end
+
+
+@pytest.mark.parametrize("cls", CLASSES, ids=["sync", "async"])
+def test_a_timeline_of_a_part_of_a_run(tmp_path, cls):
+    path = tmp_path / "run.json.gz"
+    with make(cls, start_method="forkserver", frames_per_batch=20) as collector:
+        collector.next()
+        with collector.trace(path):
+            for _ in range(3):
+                collector.next()
+        timeline = read_trace(path)
+        assert_lanes_nest(timeline)
+        assert len(delivered(timeline)) == (6 if cls is CLASSES[0] else 3)
+        assert [span.args["frames"] for span in timeline.spans if span.name == "collect"] == (
+            [20] * 3
+        )
+        content = path.read_bytes()
+        collector.next()
+    assert path.read_bytes() == content
+    assert not any(slot.lane for slot in collector._pool.slots)
+
+
+def test_no_trace_no_file(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with make(start_method="inline") as collector:
+        collector.next()
+    with Collector(NumberedEnv, by_step(), frames_per_batch=20) as collector:
+        collector.next()
+    assert os.listdir(tmp_path) == []
+
+
+def test_a_shutdown_ends_a_timeline(tmp_path):
+    path = tmp_path / "run.json.gz"
+    collector = Collector(NumberedEnv, by_step(), frames_per_batch=20)
+    with collector.trace(path):
+        collector.next()
+        collector.shutdown()
+        assert read_trace(path).complete
+    assert read_trace(path).complete
+    with pytest.raises(RuntimeError, match=r"trace\(\) failed because the collector was shut down"):
+        collector.trace(path)
+
+
+@pytest.mark.parametrize("of_constructor", [True, False])
+def test_two_timelines_at_once_are_refused(tmp_path, of_constructor):
+    first, second = tmp_path / "first.json.gz", tmp_path / "second.json.gz"
+    options = {"trace": first} if of_constructor else {}
+    with Collector(NumberedEnv, by_step(), frames_per_batch=20, **options) as collector:
+        if not of_constructor:
+            collector.trace(first)
+        with pytest.raises(RuntimeError, match="because this collector is writing one"):
+            collector.trace(second)
+        collector.next()
+    assert not second.exists()
+    assert names(read_trace(first), "collector").count("batch") == 1
+
+
+def test_one_timeline_after_the_other(tmp_path):
+    with Collector(NumberedEnv, by_step(), frames_per_batch=20) as collector:
+        for number in range(3):
+            with collector.trace(tmp_path / "run.json.gz"):
+                for _ in range(number):
+                    collector.next()
+            found = names(read_trace(tmp_path / "run.json.gz"), "collector")
+            assert found.count("batch") == number
+
+
+def constructor(trace):
+    Collector(NumberedEnv, by_step(), frames_per_batch=20, trace=trace)
+
+
+def of_workers(trace):
+    make(trace=trace)
+
+
+def method(trace):
+    with Collector(NumberedEnv, by_step(), frames_per_batch=20) as collector:
+        collector.trace(trace)
+
+
+@pytest.mark.parametrize("begin", [constructor, of_workers, method])
+def test_a_file_that_can_not_be_written_is_an_error_of_the_call(tmp_path, begin):
+    with pytest.raises(FileNotFoundError, match=r"trace can't be written to .*nowhere"):
+        begin(tmp_path / "nowhere" / "run.json.gz")
+    with pytest.raises(IsADirectoryError, match="trace can't be written"):
+        begin(tmp_path)
+    with pytest.raises(TypeError, match="trace must be the path of a file, or"):
+        begin(7)
+    with pytest.raises(ValueError, match="trace must name a file"):
+        begin("")
+
+
+@pytest.mark.parametrize("cls", [Collector, *CLASSES])
+def test_a_constructor_that_fails_closes_the_file(tmp_path, cls):
+    path = tmp_path / "run.json.gz"
+
+    def fail():
+        raise RuntimeError("no environment")
+
+    options = {} if cls is Collector else {"start_method": "inline"}
+    with pytest.raises(RuntimeError, match="no environment"):
+        cls(fail, by_step(), frames_per_batch=20, trace=path, **options)
+    gc.collect()
+    assert read_trace(path).complete
+    assert read_trace(path).spans == []
+
+
+def test_none_is_no_path():
+    with pytest.raises(TypeError, match="trace must be the path of a file, but it is None"):
+        method(None)
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="Linux has this device")
+def test_a_full_disk_at_the_beginning():
+    with pytest.raises(OSError, match="trace can't be written") as caught:
+        constructor("/dev/full")
+    assert caught.value.errno == errno.ENOSPC
+
+
+def test_a_disk_that_gets_full_is_one_warning(tmp_path):
+    path = tmp_path / "run.json.gz"
+    with Collector(NumberedEnv, by_step(), frames_per_batch=5, trace=path) as collector:
+        full = os.open("/dev/full", os.O_WRONLY)
+        os.dup2(full, collector._tracer.writer._file._file.fileno())
+        os.close(full)
+        with warnings.catch_warnings(record=True) as found:
+            warnings.simplefilter("always")
+            for _ in range(400):
+                collector.next()
+    assert [str(one.message).split(",")[0] for one in found] == [f"the timeline {path} ends here"]
+    assert not read_trace(path).complete
+
+
+def test_updates_of_several_threads_have_lanes_of_their_own(tmp_path):
+    path = tmp_path / "run.json.gz"
+    with Collector("Pendulum-v1", network(), frames_per_batch=20, trace=path) as collector:
+        collector.next()
+        barrier = threading.Barrier(2)
+
+        def update():
+            barrier.wait()
+            collector.update_policy_weights_()
+            barrier.wait()
+
+        threads = [threading.Thread(target=update) for _ in range(2)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        collector.update_policy_weights_()
+    timeline = read_trace(path)
+    assert_lanes_nest(timeline)
+    for lane in ("learner", "updates", "updates 2"):
+        assert names(timeline, lane).count("update") == 1
