@@ -25,7 +25,7 @@ from trawl.collectors.background import (
 )
 from trawl.collectors.budget import FrameBudget
 from trawl.collectors.checkpointing import CheckpointedCollector
-from trawl.collectors.closing import CloseCallbacks
+from trawl.collectors.closing import ClosingCollector
 from trawl.collectors.config import CollectorConfig
 from trawl.collectors.delivery import BatchDelivery
 from trawl.collectors.policy_version import PolicyVersion, version_tracker
@@ -64,6 +64,7 @@ class BaseCollector(  # type: ignore[misc]  # the option `trace` has a method of
     BackgroundCollector,
     WeightControl,
     CheckpointedCollector,
+    ClosingCollector,
     IterableDataset[Any],
     OptionAttributes,
 ):
@@ -96,7 +97,7 @@ class BaseCollector(  # type: ignore[misc]  # the option `trace` has a method of
         register_collectors(BaseCollector)
         self.config = config
         self.closed = False
-        self._close_callbacks = CloseCallbacks()
+        self._init_closing()
         _living[self] = os.getpid()
         self.pre_collect_hook: Callable[[], Any] | None = config.pre_collect_hook
         self.post_collect_hook: Callable[[Any], Any] | None = config.post_collect_hook
@@ -336,33 +337,6 @@ class BaseCollector(  # type: ignore[misc]  # the option `trace` has a method of
         finally:
             if self.closed:
                 self._note_closed()
-
-    def _note_closed(self) -> None:
-        """Calls the functions that were passed to :meth:`add_close_callback`."""
-        self._close_callbacks.call(self)
-
-    def add_close_callback(self, callback: Callable[[Self], object]) -> None:
-        """Adds a function that is called with the collector, once the collector is closed.
-
-        The function is called whether :meth:`shutdown`, an error, the garbage collector or the
-        exit of the interpreter closes the collector, by the thread that closes it. If the
-        collector is closed already, the function is called at once.
-
-        Args:
-            callback: the function. It must return quickly and raise no error.
-
-        Example:
-            >>> from trawl import Collector
-            >>> collector = Collector("CartPole-v1", frames_per_batch=10, total_frames=10)
-            >>> collector.add_close_callback(lambda collector: print(collector.closed))
-            >>> collector.shutdown()
-            True
-        """
-        self._close_callbacks.add(callback, self)
-
-    def remove_close_callback(self, callback: Callable[[Self], object]) -> None:
-        """Removes a function that was added by :meth:`add_close_callback`, if it is still there."""
-        self._close_callbacks.remove(callback)
 
     def _close_sink(self) -> None:
         if self.config.sink is not None:

@@ -6,6 +6,8 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
+from typing_extensions import Self
+
 
 class CloseCallbacks:
     """Functions that are called once, with the collector, after it was closed.
@@ -37,3 +39,37 @@ class CloseCallbacks:
             callbacks, self._callbacks = self._callbacks, None
         for callback in callbacks or ():
             callback(collector)
+
+
+class ClosingCollector:
+    """The part of a collector that calls functions when it is closed."""
+
+    def _init_closing(self) -> None:
+        self._close_callbacks = CloseCallbacks()
+
+    def _note_closed(self) -> None:
+        """Calls the functions that were passed to :meth:`add_close_callback`."""
+        self._close_callbacks.call(self)
+
+    def add_close_callback(self, callback: Callable[[Self], object]) -> None:
+        """Adds a function that is called with the collector, once the collector is closed.
+
+        The function is called whether :meth:`shutdown`, an error, the garbage collector or the
+        exit of the interpreter closes the collector, by the thread that closes it. If the
+        collector is closed already, the function is called at once.
+
+        Args:
+            callback: the function. It must return quickly and raise no error.
+
+        Example:
+            >>> from trawl import Collector
+            >>> collector = Collector("CartPole-v1", frames_per_batch=10, total_frames=10)
+            >>> collector.add_close_callback(lambda collector: print(collector.closed))
+            >>> collector.shutdown()
+            True
+        """
+        self._close_callbacks.add(callback, self)
+
+    def remove_close_callback(self, callback: Callable[[Self], object]) -> None:
+        """Removes a function that was added by :meth:`add_close_callback`, if it is still there."""
+        self._close_callbacks.remove(callback)

@@ -313,9 +313,8 @@ class CollectorService(HandleCalls, Service):
     def _timed(self, answer: requests.BatchReady) -> requests.BatchReady:
         """Returns an answer with the times of its batch, and the episodes that ended."""
         self._clock.end()
-        times, rollout = self._clock.batch_times(self._rollout.times), self._rollout
-        steps, ended = rollout.pop_steps(), rollout.writer.sums.pop()
-        return replace(answer, times=times, steps=steps, ended=ended)
+        times, steps = self._clock.batch_times(self._rollout.times), self._rollout.pop_steps()
+        return replace(answer, times=times, steps=steps, ended=self._rollout.writer.sums.pop())
 
     @property
     def _rollout(self) -> Rollout:
