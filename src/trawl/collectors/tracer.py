@@ -93,7 +93,7 @@ class Tracer:
             frames: number of frames that were counted in the turn.
             counters: function that returns the values of the counters.
         """
-        ended = clock.began if clock.ended is None else clock.ended
+        ended = clock.ended
         if clock.paused:
             self.writer.span(DRIVER, LEARNER, "learn", clock.began - clock.paused, clock.began)
         self.writer.span(DRIVER, LEARNER, "collect", clock.began, ended, {"frames": frames})

@@ -43,7 +43,8 @@ class CSVSink(StatsSink):
         ...     for batch in collector:
         ...         pass
         >>> with open(file, newline="") as opened:
-        ...     print(list(csv.DictReader(opened))[-1]["frames"])
+        ...     *_, last = csv.DictReader(opened)
+        >>> print(last["frames"])
         30
     """
 
