@@ -1,4 +1,4 @@
-"""Makes the picture of a report of `trawl show --html`, for docs/cli.md. It needs Chromium.
+"""Makes the picture of a report of `trawl show --html`, for the docs. It needs Chromium.
 
     python docs/scripts/draw_report.py
 
@@ -17,7 +17,7 @@ from PIL import Image
 
 ASSETS = Path(__file__).resolve().parents[1] / "assets"
 COMMANDS = (
-    "trawl collect LunarLander-v3 --frames 20000 --workers 3 --async --seed 1 --out run --trace",
+    "trawl collect LunarLander-v3 --frames 20000 --workers 3 --async --seed 1 --out run --trace run.json.gz",
     "trawl show run --html report.html",
 )
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "chrome")
@@ -28,7 +28,7 @@ FLAGS = (
 )
 # Sections in the picture, and its size.
 SHOWN = ("#bottleneck", "#timeline")
-WIDTH, HEIGHT = 1000, 1440
+WIDTH, HEIGHT = 1000, 1470
 
 
 def main() -> None:
@@ -36,6 +36,10 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         for command in COMMANDS:
             subprocess.run([sys.executable, "-m", *command.split()], cwd=folder, check=True)
+            # A report shows the timeline in the dataset's folder.
+            timeline = Path(folder, "run.json.gz")
+            if timeline.exists():
+                timeline.rename(Path(folder, "run", "trace.json.gz"))
         draw(Path(folder, "report.html"), ASSETS / "report.png")
 
 

@@ -80,12 +80,10 @@ class Report:
 
     def _driver(self) -> str:
         learner, wait, driver = (self.stats[f"{n}_share"] for n in ("learner", "wait", "driver"))
-        text = (
-            f"The thread that takes batches: {learner:.0%} learner, {wait:.0%} waiting for batches"
-        )
+        text = f"driver thread: {wait:.0%} waiting, {driver:.0%} collector, {learner:.0%} learner"
         if "workers" in self.stats:
             ready, depth = self.stats["batches_ready"], self.stats["queue_depth"]
-            text += f", {driver:.0%} driver; {ready} batches ready, {depth} requested"
+            text += f"; {ready} batches ready, {depth} requested"
         return text
 
     def _episodes(self) -> str:
