@@ -18,13 +18,12 @@ _WIDTH = 100
 
 
 class Report:
-    """Table of a collector's rates and shares of time, with its bottleneck.
+    """Table of a collector's rates and shares of time, followed by its bottleneck.
 
-    ``print(report)`` prints it as text, and ``rich`` can print it in color.
+    ``print`` prints the table as text, and a console of ``rich`` prints it in color.
 
     Args:
-        stats: what ``stats("both")`` of a collector with workers, or ``stats()`` of another one,
-            returned.
+        stats: statistics of a collector: ``stats("both")`` with workers, else ``stats()``.
 
     Example:
         >>> from trawl import Collector
