@@ -56,7 +56,7 @@ def main() -> None:
         frames_per_batch=1000,
         total_frames=FRAMES,
     ) as collector:
-        # What it prints itself is not part of the picture.
+        # Its own output is not part of the picture.
         elsewhere = Console(file=io.StringIO())
         progress = CollectionProgress(
             collector, ENV, elsewhere, find_bottleneck=bottleneck_finder(args)

@@ -1,4 +1,4 @@
-"""Makes the picture of a report of `trawl show --html`, for docs/cli.md. It needs Chromium.
+"""Makes the picture of a report of `trawl show --html`, for the docs. It needs Chromium.
 
     python docs/scripts/draw_report.py
 
@@ -16,10 +16,9 @@ from pathlib import Path
 from PIL import Image
 
 ASSETS = Path(__file__).resolve().parents[1] / "assets"
-COMMANDS = (
-    "trawl collect LunarLander-v3 --frames 20000 --workers 3 --async --seed 1 --out run --trace",
-    "trawl show run --html report.html",
-)
+COLLECT = "trawl collect LunarLander-v3 --frames 20000 --workers 3 --async --seed 1 --out run"
+TRACE = "run.json.gz"
+SHOW = "trawl show run --html report.html"
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "chrome")
 FLAGS = (
     *("--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run"),
@@ -28,15 +27,22 @@ FLAGS = (
 )
 # Sections in the picture, and its size.
 SHOWN = ("#bottleneck", "#timeline")
-WIDTH, HEIGHT = 1000, 1440
+WIDTH, HEIGHT = 1000, 1470
 
 
 def main() -> None:
     """Writes docs/assets/report.png."""
     with tempfile.TemporaryDirectory() as folder:
-        for command in COMMANDS:
-            subprocess.run([sys.executable, "-m", *command.split()], cwd=folder, check=True)
+        run(f"{COLLECT} --trace {TRACE}", folder)
+        # A report shows the timeline in the dataset's folder.
+        Path(folder, TRACE).rename(Path(folder, "run", "trace.json.gz"))
+        run(SHOW, folder)
         draw(Path(folder, "report.html"), ASSETS / "report.png")
+
+
+def run(command: str, folder: str) -> None:
+    """Runs a command of Trawl in a folder."""
+    subprocess.run([sys.executable, "-m", *command.split()], cwd=folder, check=True)
 
 
 def draw(page: Path, picture: Path) -> None:

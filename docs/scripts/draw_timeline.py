@@ -2,8 +2,8 @@
 
     python docs/scripts/draw_timeline.py
 
-Both are of runs that it makes just now: three workers, of which one has a slow environment, collect
-for a learner, all together and each on its own.
+The script makes two short runs with three workers and a learner. The environment of one worker is
+slow. In the first run, each batch comes from all workers; in the second, from one of them.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ COLOURS = {
     "update": "#8e5ea2",
     "wait": "#eeeeee",
 }
-# What encloses something else is drawn first.
+# Spans that enclose others are drawn first.
 ORDER = ["wait", "batch", "learn", "update", "weights", "policy", "env"]
 LABELS = {"batch": "rest of the batch"}
 LEARNING, SHOWN = 0.06, 0.6
@@ -70,7 +70,7 @@ class SlowPolicy(nn.Module):
 
 
 def run(sync: bool) -> Timeline:
-    """The timeline of a run."""
+    """Makes a run, and returns its timeline."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "run.json.gz")
         makes = [lambda seconds=seconds: Slow(seconds) for seconds in STEPS]

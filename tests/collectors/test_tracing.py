@@ -370,7 +370,7 @@ def test_two_timelines_at_once_are_refused(tmp_path, of_constructor):
     with Collector(NumberedEnv, by_step(), frames_per_batch=20, **options) as collector:
         if not of_constructor:
             collector.trace(first)
-        with pytest.raises(RuntimeError, match="because this collector is writing one"):
+        with pytest.raises(RuntimeError, match="because this collector is already writing one"):
             collector.trace(second)
         collector.next()
     assert not second.exists()

@@ -149,20 +149,20 @@ class CollectArguments:
         tyro.conf.UseAppendAction[tuple[str, ...]],
         tyro.conf.arg(metavar="TO", help_behavior_hint="(default: none; repeatable)"),
     ] = ()
-    """Where to log statistics during collection; may be given several times.
+    """Destination for statistics during collection; can be passed several times.
     tensorboard:DIR; wandb:PROJECT; mlflow:DIR or mlflow:URI; prometheus:PORT, on this machine, or
-    prometheus:HOST:PORT; csv:FILE. All but csv need the extra of their name."""
+    prometheus:HOST:PORT; csv:FILE. All but csv need the extra with their name."""
 
     log_every: Annotated[
         float, tyro.conf.arg(metavar="SECONDS", help_behavior_hint="(default: 10)")
     ] = 10.0
-    """Seconds between two points of --log."""
+    """Seconds between two polls of the statistics for --log."""
 
     trace: Annotated[
         str | None, tyro.conf.arg(metavar="FILE", help_behavior_hint="(default: none)")
     ] = None
-    """File for a timeline of the collection, such as run.json.gz, which ui.perfetto.dev shows.
-    A file that exists is replaced."""
+    """File for a timeline of the collection, such as run.json.gz; ui.perfetto.dev shows it.
+    An existing file is replaced."""
 
     unsafe_pickle: UnsafePickle = False
 
@@ -219,8 +219,8 @@ class EvaluateArguments:
 class TuneArguments:
     """Measures which layout of environments and processes collects fastest on this machine.
 
-    The command compares one process, processes for environments and workers, with different
-    numbers of each. It prints a table, and how to use the best layout.
+    The command compares one process, environments in processes, and workers, with different numbers
+    of each. It prints a table, and the best layout as lines of Python and as a command.
     """
 
     env: EnvName
@@ -236,10 +236,10 @@ class TuneArguments:
     """Number of frames in a batch."""
 
     sync: Annotated[Flag, _TUNE_ORDER] = False
-    """Compare only workers that make each batch together."""
+    """Compare only synchronous workers: each batch comes from all of them together."""
 
     asynchronous: Annotated[Flag, _TUNE_ORDER, tyro.conf.arg(name="async")] = False
-    """Compare only workers that make their own batches."""
+    """Compare only asynchronous workers: each batch comes from one of them."""
 
     max_workers: Annotated[int | None, _number("(default: by the number of CPU cores)")] = None
     """Largest number of processes."""
@@ -272,7 +272,7 @@ class ShowArguments:
     html: Annotated[
         str | None, tyro.conf.arg(metavar="FILE", help_behavior_hint="(default: none)")
     ] = None
-    """File for a report on the run, as one HTML page that needs no other file and no network."""
+    """File for an HTML report on the run: one page that needs no other file and no network."""
 
     traceback: Traceback = False
 

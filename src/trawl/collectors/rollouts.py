@@ -112,7 +112,7 @@ class RolloutCollector(DirectWeights):
 
     @override
     def _pop_waited(self) -> float:
-        # The thread that takes batches collects them itself.
+        # The driver thread collects the batch itself.
         return math.inf
 
     @override

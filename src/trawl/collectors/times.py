@@ -9,11 +9,12 @@ from typing import Any, NamedTuple
 
 from trawl.rollout.times import LoopTimes
 
-# Recent figures cover the last batches: at most this number, and at most this number of seconds.
+# Recent rates and shares cover the last batches: fewer than this number, and at most this number of
+# seconds.
 _BATCHES, _SECONDS = 256, 30.0
 #: Activities that divide a worker's time.
 WORKER_PARTS = ("env", "policy", "overhead", "weights", "idle")
-#: Activities that divide the time of the thread that takes batches from a collector.
+#: Activities that divide the time of the driver thread, which takes batches from a collector.
 DRIVER_PARTS = ("learner", "wait", "driver")
 
 
@@ -212,7 +213,7 @@ def _ratio(amount: float, whole: float) -> float:
 
 
 class DriverTimes:
-    """Rates and shares of time of the thread that takes batches from a collector."""
+    """Rates and shares of time of the driver thread, which takes batches from a collector."""
 
     def __init__(self) -> None:
         self._sums = RunningTotals(1 + len(DRIVER_PARTS))

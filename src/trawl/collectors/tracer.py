@@ -32,7 +32,7 @@ _COUNTERS = 0.1
 
 
 class Tracer:
-    """Draws what the thread that takes batches from a collector does.
+    """Draws the activities of the driver thread, which takes batches from a collector.
 
     Args:
         name: name of the argument that asked for the timeline, for error messages.

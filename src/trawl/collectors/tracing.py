@@ -32,16 +32,17 @@ class TracedCollector(WatchedCollector):
     def trace(self, trace: TraceLike) -> AbstractContextManager[None]:
         """Writes a timeline of the collection until the end of a ``with`` block.
 
-        The timeline begins at the call. It ends with the block, or when the collector is shut down.
+        The timeline begins at this call. It ends with the block, or when the collector is closed.
 
         Args:
-            trace: path of the file, or :class:`~trawl.observe.TraceOptions`. A file that exists is
+            trace: path of the file, or :class:`~trawl.observe.TraceOptions`. An existing file is
                 replaced.
 
         Raises:
             RuntimeError: if a timeline is already being written, or the collector is closed.
             OSError: if the file can't be written.
-            TypeError: if ``trace`` is neither a path nor options.
+            TypeError: if ``trace`` is neither a path nor ``TraceOptions``.
+            ValueError: if the path is empty.
 
         Example:
             >>> import tempfile
@@ -76,9 +77,9 @@ class TracedCollector(WatchedCollector):
     def _begin_trace(self, options: TraceOptions) -> None:
         if self._tracer is not None:
             raise RuntimeError(
-                f"trace can't be written to {str(options.file)!r}, because this collector is "
-                f"writing one to {str(self._tracer.options.file)!r}: end that one first, or leave "
-                "out the constructor's argument trace"
+                f"a timeline can't be written to {str(options.file)!r}, because this collector is "
+                f"already writing one to {str(self._tracer.options.file)!r}: end that one first, "
+                "or leave out the constructor's argument trace"
             )
         self._tracer = self._new_tracer(options)
         self._connect_tracer()

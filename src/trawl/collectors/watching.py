@@ -1,4 +1,4 @@
-"""Figures about a running collector: rates, shares of time, episodes, and what limits it."""
+"""Statistics of a running collector: rates, shares of time, episodes and the bottleneck."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class WatchedCollector:
     """The part of a collector that measures the time of its batches.
 
     Attributes:
-        _clock: clock of the thread that takes batches; in a worker, of the worker.
+        _clock: clock of the driver thread or, in a worker, of the worker.
     """
 
     _frames: int
@@ -64,7 +64,7 @@ class WatchedCollector:
         return 0
 
     def _figures(self) -> dict[str, Any]:
-        """Returns the figures for ``stats()``."""
+        """Returns this part of the collector's ``stats()``."""
         episodes = self._episodes
         return {
             "restarts": 0,
@@ -78,6 +78,8 @@ class WatchedCollector:
     def bottleneck(self) -> Bottleneck:
         """Returns the part that limits the rate of collection, from the times of recent batches.
 
+        The page "Watching a run" describes all parts.
+
         Example:
             >>> from trawl import Collector
             >>> with Collector("Pendulum-v1", frames_per_batch=100, total_frames=300) as collector:
@@ -90,9 +92,18 @@ class WatchedCollector:
         return bottleneck_of(full_stats(self))
 
     def report(self) -> Report:
-        """Returns a table of the collector's rates and shares of time, and its bottleneck.
+        """Returns a table of the collector's rates and shares of time, followed by its bottleneck.
 
-        ``print(collector.report())`` prints it. It can also be printed by ``rich``.
+        ``print`` prints the table as text, and a console of ``rich`` prints it in color.
+
+        Example:
+            >>> from trawl import Collector
+            >>> with Collector("Pendulum-v1", frames_per_batch=100, total_frames=300) as collector:
+            ...     for batch in collector:
+            ...         pass
+            ...     print(collector.report())  # doctest: +ELLIPSIS
+                       frames ...
+            collector     300 ...
         """
         # Imports rich, which collection does not need.
         from trawl.observe.report import Report

@@ -23,13 +23,15 @@ class Bottleneck:
 
     Attributes:
         part: ``"environment"``, ``"policy"``, ``"weights"`` (loading new weights), ``"overhead"``
-            (of batches), ``"straggler"`` (a worker that others wait for), ``"learner"`` (code
-            outside of the collector), ``"driver"`` (work of the collector in the process that takes
-            batches), or ``"unknown"`` before the first batch.
-        share: share of the time that the part takes: of the workers' busy time or, for the learner
-            and the driver, of the time of the thread that takes batches.
-        sentence: a sentence that names the part, and suggests a remedy.
-        worker: number of the straggler; None for other parts.
+            (preparing and finishing batches), ``"straggler"`` (a worker that others wait for),
+            ``"learner"`` (your code in the driver thread, which takes batches from the collector),
+            ``"driver"`` (the collector's own work in the driver thread), or ``"unknown"`` before
+            the first batch.
+        share: share of time that the part takes, from 0 to 1: of the driver thread's time for the
+            learner and the driver, of the worker's time for a straggler, and of the workers' busy
+            time for other parts.
+        sentence: sentence that names the part and suggests a remedy.
+        worker: index of the straggler; None for other parts.
     """
 
     part: str
@@ -42,11 +44,10 @@ class Bottleneck:
 
 
 def bottleneck_of(stats: Mapping[str, Any]) -> Bottleneck:
-    """Returns the part that limits a collection.
+    """Returns the part that limits the rate of a collection.
 
     Args:
-        stats: what ``stats("both")`` of a collector with workers, or ``stats()`` of another one,
-            returned.
+        stats: statistics of a collector: ``stats("both")`` with workers, else ``stats()``.
     """
     if "env_share" not in stats:
         return Bottleneck("unknown", 0.0, "No batch has been collected yet.")
@@ -59,7 +60,7 @@ def bottleneck_of(stats: Mapping[str, Any]) -> Bottleneck:
 
 
 def _limiting_thread(stats: Mapping[str, Any], workers: int) -> Bottleneck | None:
-    """Returns the learner or the driver, if the thread that takes batches limits the rate."""
+    """Returns the learner or the driver, if the driver thread limits the rate."""
     learner, driver, wait = (stats[f"{name}_share"] for name in ("learner", "driver", "wait"))
     if max(learner, driver) <= wait:
         return None
@@ -79,9 +80,9 @@ def _limiting_thread(stats: Mapping[str, Any], workers: int) -> Bottleneck | Non
         )
         return Bottleneck("learner", learner, text)
     text = (
-        f"The driver limits the rate: the collector's own work in the process that takes batches "
-        f"uses {_percent(driver)} of its time. Use larger batches (frames_per_batch), a cheaper "
-        "postproc, or let workers write into a shared replay buffer."
+        f"The driver limits the rate: {_percent(driver)} of the time is spent on the collector's "
+        "own work in the thread that takes batches. Use larger batches (frames_per_batch) or a "
+        "cheaper postproc, or let workers write into a shared replay buffer."
     )
     return Bottleneck("driver", driver, text)
 
@@ -114,8 +115,8 @@ def _limiting_work(stats: Mapping[str, Any], workers: int) -> Bottleneck:
     """Returns the activity on which the workers spend most of their busy time."""
     shares = {name: stats[f"{name}_share"] for name in _WORK}
     if workers:
-        # While the thread that takes batches neither learns nor delivers them, idle workers wait
-        # for requests and answers to arrive.
+        # While the driver thread neither learns nor delivers batches, idle workers wait for
+        # requests and answers to arrive.
         outside = stats["learner_share"] + stats["driver_share"]
         shares["overhead"] += max(0.0, stats["idle_share"] - outside)
     busy = sum(shares.values()) or 1.0

@@ -147,7 +147,7 @@ class RecentEpisodes:
         return _mean(list(self._lengths))
 
     def stats(self) -> dict[str, Any]:
-        """Returns the figures under the names that a collector's ``stats()`` uses."""
+        """Returns the statistics under the names that a collector's ``stats()`` uses."""
         return {
             "episodes": self.count,
             "episode_return_mean": self.mean_return,

@@ -21,17 +21,16 @@ _in_use: dict[int, StatsSink] = {}
 
 
 class Monitor:
-    """Writes the statistics of a collector to sinks, while the collector works.
+    """Writes the statistics of a collector to sinks while the collector works.
 
-    A thread polls ``collector.stats()``: at once, every ``every`` seconds, and a last time at the
-    end. With workers, it polls ``stats("both")``. Collection doesn't wait for the thread, and
-    workers are not queried. The x axis of each plot is ``frames``, the number of frames that were
-    delivered.
+    A thread polls ``collector.stats()``: at the start, every ``every`` seconds, and at the end.
+    With workers, it polls ``stats("both")``. Collection doesn't wait for the thread, and workers
+    are not queried. The x axis of each plot is ``frames``, the number of delivered frames.
 
     The monitor ends when it is closed, when the collector is closed or deleted, and when the
-    interpreter exits. It does not keep the collector alive, and need not be kept itself. If a sink
-    fails, the monitor warns once, tries the sink again at the next poll, and goes on with the other
-    sinks. Collection never ends because a sink failed.
+    interpreter exits. You need not keep a reference to the monitor, and the monitor does not keep
+    the collector alive. If a sink fails, the monitor warns once, tries the sink again at the next
+    poll, and goes on with the other sinks. A failing sink never ends the collection.
 
     Args:
         collector: any collector, or another object with a method ``stats()``.
@@ -42,8 +41,8 @@ class Monitor:
     Raises:
         TypeError: if an argument has the wrong type.
         ValueError: if ``every`` is not positive, or a sink is used by another monitor.
-        Exception: any error with which a sink opens, such as an ``OSError`` for a folder that can't
-            be written.
+        Exception: if a sink can't be opened: the error of the sink, such as an ``OSError`` for a
+            folder that can't be written.
 
     Example:
         >>> from trawl import Collector
@@ -76,15 +75,15 @@ class Monitor:
 
     @property
     def closed(self) -> bool:
-        """True once the last poll is written and the sinks are closed."""
+        """True if the last poll is written and the sinks are closed."""
         return not self._poller.thread.is_alive()
 
     def close(self, timeout: float | None = 60.0) -> None:
-        """Polls a last time, and closes the sinks; may be called any number of times.
+        """Polls a last time, and closes the sinks; later calls do nothing.
 
         Args:
-            timeout: seconds to wait for sinks that are slow; None to wait as long as it takes.
-                After this time, the call returns with a warning, and the thread goes on.
+            timeout: maximum number of seconds to wait for slow sinks; None for no limit. After
+                this time, the call returns with a warning, and the sinks close in the background.
         """
         seconds = None if timeout is None else check_seconds("timeout", timeout)
         self._poller.stop(seconds)

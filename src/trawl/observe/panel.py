@@ -100,7 +100,7 @@ class ProgressPanel:
         return Text.assemble(text, _GAP, (value, "bold"), " ", (spark, "cyan"))
 
     def _driver(self, width: int) -> list[Text]:
-        """Returns a line about the thread that takes batches, if workers collect them."""
+        """Returns a line about the driver thread, if there are workers."""
         stats = self._state.stats
         if not self._state.workers or "wait_share" not in stats:
             return []

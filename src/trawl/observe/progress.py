@@ -38,10 +38,10 @@ class CollectionProgress:
     On a terminal or in a notebook, the display is a panel that is updated until the ``with`` block
     ends. It shows the progress and the time left, the rate during the last minute, the returns of
     recent episodes, how each worker divides its time, and the bottleneck. Elsewhere, a line without
-    escape codes is printed now and then.
+    escape codes is printed from time to time.
 
-    The collector's ``stats()`` are taken a few times a second. Workers are not queried, so the
-    display does not delay them.
+    The display calls the collector's ``stats()`` a few times a second. Workers are not queried, so
+    the display does not delay them.
 
     Args:
         collector: the collector whose ``stats()`` are shown.

@@ -18,13 +18,12 @@ _WIDTH = 100
 
 
 class Report:
-    """Table of a collector's rates and shares of time, with its bottleneck.
+    """Table of a collector's rates and shares of time, followed by its bottleneck.
 
-    ``print(report)`` prints it as text, and ``rich`` can print it in color.
+    ``print`` prints the table as text, and a console of ``rich`` prints it in color.
 
     Args:
-        stats: what ``stats("both")`` of a collector with workers, or ``stats()`` of another one,
-            returned.
+        stats: statistics of a collector: ``stats("both")`` with workers, else ``stats()``.
 
     Example:
         >>> from trawl import Collector
@@ -80,12 +79,10 @@ class Report:
 
     def _driver(self) -> str:
         learner, wait, driver = (self.stats[f"{n}_share"] for n in ("learner", "wait", "driver"))
-        text = (
-            f"The thread that takes batches: {learner:.0%} learner, {wait:.0%} waiting for batches"
-        )
+        text = f"driver thread: {wait:.0%} waiting, {driver:.0%} collector, {learner:.0%} learner"
         if "workers" in self.stats:
             ready, depth = self.stats["batches_ready"], self.stats["queue_depth"]
-            text += f", {driver:.0%} driver; {ready} batches ready, {depth} requested"
+            text += f"; {ready} batches ready, {depth} requested"
         return text
 
     def _episodes(self) -> str:

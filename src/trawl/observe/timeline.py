@@ -1,4 +1,4 @@
-"""Timelines of collections, as they are read back from their files."""
+"""Timelines of collections, read from their files."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Span(NamedTuple):
         name: name of the activity.
         start: seconds from the start of the timeline.
         seconds: duration in seconds.
-        args: further facts.
+        args: further facts, such as ``"frames"``.
     """
 
     lane: str
@@ -58,9 +58,10 @@ class Timeline:
     Attributes:
         spans: the spans of all lanes, in the order in which they were written.
         instants: the points in time of all lanes.
-        counters: for each counter, its values, each with the seconds from the start.
+        counters: for each counter, pairs of the seconds from the start and the value.
         lanes: names of the lanes.
-        info: facts about the timeline; empty if the file was cut off.
+        info: facts about the timeline, such as ``"seconds"`` and ``"clocks"``; empty if the file
+            was cut off.
         complete: False if the file was cut off, for example because the program was killed.
     """
 
@@ -77,7 +78,7 @@ class Timeline:
         return sorted(own, key=lambda span: (span.start, -span.seconds))
 
     def seconds(self, lane: str, name: str) -> float:
-        """Returns the sum of the durations of a lane's spans of one name."""
+        """Returns the sum of the durations of all spans with a name in a lane."""
         own = (span for span in self.spans if (span.lane, span.name) == (lane, name))
         return sum(float(span.args.get("seconds", span.seconds)) for span in own)
 
@@ -85,7 +86,7 @@ class Timeline:
 def read_trace(path: str | os.PathLike[str]) -> Timeline:
     """Reads a timeline that a collector wrote.
 
-    If the file was cut off, the timeline has everything up to its last complete line.
+    If the file was cut off, the timeline contains everything up to the last complete line.
 
     Args:
         path: path of the file.

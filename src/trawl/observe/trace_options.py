@@ -1,4 +1,4 @@
-"""Options of a timeline, which say where it is written and how much it shows."""
+"""Options of a timeline: its file, and how much it shows."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ class TraceOptions:
     """File and detail of a timeline.
 
     Args:
-        path: file to write. With the suffix ``.gz``, it is compressed. A file that exists is
+        path: path of the file. With the suffix ``.gz``, the file is compressed. An existing file is
             replaced.
         detail: ``"batch"`` draws the spans of each batch. ``"step"`` also draws single steps: the
-            first 8 of each 512.
+            first 8 of every 512 steps of a batch.
 
     Raises:
         TypeError: if ``path`` is not a path.
@@ -59,7 +59,7 @@ class TraceOptions:
         return Path(os.path.abspath(os.fspath(self.path)))
 
 
-#: A timeline as users ask for it: its file alone, or with options.
+#: Value of an argument that asks for a timeline: a path, or options.
 TraceLike: TypeAlias = TraceOptions | str | os.PathLike[str]
 
 

@@ -20,7 +20,7 @@ _MEANINGS = {
     "idle": "no batch is requested",
     "learner": "code between batches, such as writing the dataset",
     "wait": "waiting until a batch is ready",
-    "driver": "the collector's own work in the driver",
+    "driver": "other work of the collector in the driver thread",
 }
 # Number of workers to draw.
 _MOST_WORKERS = 256
@@ -42,7 +42,8 @@ def shares_section(info: dict[str, Any]) -> Markup:
         whose = "workers" if len(workers) > 1 else "collector"
         content += [_bars("workers", f"Time of the {whose}", _WORKER_PARTS, workers)]
     if driver:
-        content += [_bars("driver", "Time of the driver", _DRIVER_PARTS, [("driver", driver)])]
+        rows = [("driver thread", driver)]
+        content += [_bars("driver", "Time of the driver thread", _DRIVER_PARTS, rows)]
     if not workers and not driver:
         why = "No shares of time were recorded: trawl collect records them at the end of a run."
         content.append(note(why))

@@ -1,4 +1,4 @@
-"""A way to divide environments among processes, whose speed can be measured."""
+"""Layout: a way to divide environments among processes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from trawl.observe.formats import plural
 
 @dataclass(frozen=True, kw_only=True)
 class Candidate:
-    """Options that decide where environments run and how batches are made.
+    """Layout: where environments are stepped, and how batches are made.
 
     Attributes:
         workers: number of workers. 0: this process collects.

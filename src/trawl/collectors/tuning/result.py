@@ -21,18 +21,19 @@ _WIDTH = 100
 
 @dataclass(frozen=True)
 class TuneResult:
-    """Layouts that were measured, and the best one. ``print`` shows them as a table.
+    """Measured layouts, and the best one. ``print`` shows them as a table.
 
     Attributes:
-        trials: result of each layout: the measured ones, the fastest first, then the others.
-        best: result of the layout that is recommended: the simplest one of those that are as fast
-            as the fastest, but for 3 %.
-        options: arguments that select the layout: ``Collector(policy=policy, **result.options)``.
+        trials: results of all layouts: the measured ones, the fastest first, then the others.
+        best: result of the recommended layout, the simplest of those that are at most 3 % slower
+            than the fastest.
+        options: arguments that select this layout: ``Collector(policy=policy, **result.options)``.
             They include ``create_env_fn`` and the options that were passed to ``tune``.
-        code: three lines of Python that make the collector and collect a batch. They use the names
-            ``policy``, ``make_policy`` and ``make_env`` for the arguments that have no text.
+        code: three lines of Python that make the collector and collect a batch. The names
+            ``policy``, ``make_policy`` and ``make_env`` stand for arguments that can't be written
+            as text.
         why: sentences that explain the choice.
-        seconds: seconds that the search took.
+        seconds: duration of the search in seconds.
 
     Example:
         >>> import trawl

@@ -50,9 +50,9 @@ class Trial:
     Attributes:
         candidate: the layout.
         frames_per_second: frames per second over all measurements; 0 if there are none. If the
-            machine got faster or slower during the search, the rates of all layouts are adjusted
+            machine gets faster or slower during the search, the rates of all layouts are adjusted
             to the same conditions.
-        seconds: seconds for which it was measured, without the start of its processes.
+        seconds: duration of all measurements in seconds, without the start of processes.
         shares: mean shares of time over all measurements, such as ``env_share``.
         error: first line of the error with which the layout failed, or None.
     """

@@ -45,28 +45,29 @@ def tune(
 ) -> TuneResult:
     """Measures on this machine which layout collects the most frames per second.
 
-    The function compares one process, a :class:`~trawl.ParallelEnv` and workers, with different
-    numbers of environments and processes. All layouts are measured briefly; the better half of
-    them is measured again for longer, and so on. Ctrl-C raises ``KeyboardInterrupt`` after all
-    processes of the search have ended.
+    A layout divides environments among processes: all in this process, in the processes of a
+    :class:`~trawl.ParallelEnv`, or in workers. The function compares layouts with different numbers
+    of environments and processes. It measures all of them briefly, then the better half for
+    longer, and so on. Ctrl-C raises ``KeyboardInterrupt`` after all processes of the search have
+    ended.
 
     Args:
         create_env_fn: the source of one environment: a Gymnasium id, or a function that makes it.
         policy: the policy, in any form that :class:`~trawl.Collector` accepts; or None for random
             actions.
-        budget: number of seconds for the search. It ends a little later if a measurement takes
-            longer than planned.
+        budget: number of seconds for the search. The search ends a little later if a measurement
+            takes longer than planned.
         frames_per_batch: number of frames in a batch. None: the function compares batches of about
             1,000 and 4,000 frames, or smaller ones if the environment is slow.
-        sync: True or False to compare only synchronous or only asynchronous workers.
-        learner: function that is called with each batch, and takes as long as the learner does. If
-            it learns, let it learn with a copy of the policy. None: batches are dropped, so
-            nothing is gained by collecting while a learner works.
-        max_workers: largest number of processes. None: the number of usable CPU cores, or more if
-            the environment mostly waits.
+        sync: True to compare only synchronous workers, False to compare only asynchronous ones.
+            None: both.
+        learner: function that is called with each batch, and takes as long as the learner does. It
+            must not change the policy, so let it train a copy. None: batches are dropped.
+        max_workers: largest number of processes. None: the number of CPU cores that the program may
+            use, or more if the environment mostly waits.
         max_envs: largest number of environments in all processes together. None: no limit.
         progress: True to show the progress on stderr.
-        **options: options that all collectors get, such as ``create_env_kwargs``,
+        **options: options of all measured collectors, such as ``create_env_kwargs``,
             ``policy_factory``, ``device`` or ``max_frames_per_traj``.
 
     Raises:

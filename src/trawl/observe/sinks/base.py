@@ -12,18 +12,18 @@ from contextlib import contextmanager
 from numbers import Real
 from typing import Any
 
-# Prefix of the names in programs that show figures of other sources as well.
+# Prefix of the names in tools that show values of other sources as well.
 PREFIX = "collector/"
 
 
 class StatsSink(ABC):
     """Destination of a collector's statistics.
 
-    A :class:`~trawl.observe.Monitor` opens its sinks when it is made, writes to them from a thread
-    of its own, and closes them at the end. A closed sink can be used again by another monitor.
+    A :class:`~trawl.observe.Monitor` opens its sinks in its constructor, writes to them in its own
+    thread, and closes them at the end. Another monitor can use a closed sink again.
 
-    A subclass implements :meth:`write`. If it needs files or connections, it gets them in
-    :meth:`open` and releases them in :meth:`close`.
+    A subclass implements :meth:`write`. If it needs files or connections, it opens them in
+    :meth:`open` and closes them in :meth:`close`.
 
     Example:
         >>> from trawl import Collector
@@ -43,9 +43,9 @@ class StatsSink(ABC):
     """
 
     def open(self) -> None:  # noqa: B027 - optional
-        """Gets the files and connections that the sink needs.
+        """Opens the files and connections that the sink needs.
 
-        An error is raised where the monitor is made.
+        The constructor of the monitor raises any error of this method.
         """
 
     @abstractmethod
@@ -60,7 +60,7 @@ class StatsSink(ABC):
         """
 
     def close(self) -> None:  # noqa: B027 - optional
-        """Releases files and connections; called by the thread that called :meth:`write`."""
+        """Closes files and connections; called by the thread that called :meth:`write`."""
 
     def __repr__(self) -> str:
         return type(self).__name__

@@ -17,13 +17,13 @@ _REMEDY = "pass another file"
 class CSVSink(StatsSink):
     """Writes a row of a CSV file for each poll.
 
-    The first column, ``time``, is the Unix time in seconds. The others are all statistics by their
-    names, texts included. A field is empty if the statistic was missing. If a new statistic
-    appears, the file is replaced by one with another column.
+    The first column, ``time``, is the Unix time in seconds. Each statistic has a column with its
+    name, even if it is a string. A field is empty if a poll lacks the statistic. When a new
+    statistic appears, the file gets another column.
 
     Args:
         file: path of the file. It must not exist, unless ``append`` is True.
-        append: True to continue the file, if it exists.
+        append: True to continue an existing file.
 
     Raises:
         FileExistsError: when the monitor is made, if the file exists and ``append`` is False.

@@ -14,7 +14,7 @@ class FunctionSink(StatsSink):
     A :class:`~trawl.observe.Monitor` makes this sink for a function in its list of sinks.
 
     Args:
-        function: the function. It is called with a dict of its own, in the monitor's thread.
+        function: function that is called with a new dict, in the monitor's thread.
     """
 
     def __init__(self, function: Callable[[dict[str, Any]], object]) -> None:

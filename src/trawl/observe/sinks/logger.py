@@ -9,14 +9,14 @@ from trawl.observe.sinks.base import PREFIX, StatsSink, finite_numbers
 
 
 class LoggerSink(StatsSink):
-    """Logs the statistics with a logger that has the methods of TorchRL's loggers.
+    """Logs the statistics that are finite numbers with a logger of TorchRL.
 
-    A :class:`~trawl.observe.Monitor` makes this sink for a logger in its list of sinks. Finite
-    numbers are logged; the logger is not closed at the end, because other code uses it as well.
+    A :class:`~trawl.observe.Monitor` makes this sink for a logger in its list of sinks. It does not
+    close the logger, because other code may use the logger as well.
 
     Args:
-        logger: object with a method ``log_scalar(name, value, step=...)``, which must allow calls
-            from another thread.
+        logger: a logger of TorchRL, or another object with a method
+            ``log_scalar(name, value, step=...)``. The monitor's thread calls this method.
         prefix: prefix of the names.
     """
 

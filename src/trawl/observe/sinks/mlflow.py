@@ -31,7 +31,7 @@ class MLflowSink(StatsSink):
 
     Args:
         uri: a folder, or the URI of a tracking server or a database.
-        experiment: name of the experiment, which is made if it doesn't exist.
+        experiment: name of the experiment. The sink creates it if it doesn't exist.
         run_name: name of the run; by default, MLflow invents one.
         prefix: prefix of the names.
 

@@ -17,9 +17,9 @@ _OF_WORKER = re.compile(r"worker_(\d+)/(.+)")
 class PrometheusSink(StatsSink):
     """Serves the statistics over HTTP, in the format that Prometheus scrapes.
 
-    Needs ``pip install 'trawl-rl[prometheus]'``. Each number is a gauge, ``trawl_frames`` for
-    ``frames``. The figures of workers have the prefix ``trawl_per_worker_`` and the label
-    ``worker``: ``trawl_per_worker_frames{worker="0"}``. A scrape shows the latest poll.
+    Needs ``pip install 'trawl-rl[prometheus]'``. Each number is a gauge, such as ``trawl_frames``
+    for ``frames``. The statistics of single workers have the prefix ``trawl_per_worker_`` and the
+    label ``worker``: ``trawl_per_worker_frames{worker="0"}``. A scrape returns the latest poll.
 
     Args:
         port: port of the server; 0 for any free port.
@@ -27,13 +27,14 @@ class PrometheusSink(StatsSink):
             this machine. Anyone who can reach the address can read the statistics.
 
     Attributes:
-        port: the port; while the server runs, the one that was chosen if 0 was given.
+        port: port of the server. If 0 was passed, this is the chosen port once the server runs.
 
     Raises:
         ModuleNotFoundError: if the Prometheus client is not installed.
         TypeError: if ``port`` is not an integer.
         ValueError: if ``port`` is out of range.
-        OSError: when the monitor is made, if the server can't listen, such as on a port in use.
+        OSError: when the monitor is made, if the server can't listen, for example because the port
+            is in use.
 
     Example:
         >>> from urllib.request import urlopen

@@ -15,8 +15,8 @@ class TensorBoardSink(StatsSink):
     Needs ``pip install 'trawl-rl[tensorboard]'``. Events are written to disk with each poll.
 
     Args:
-        directory: folder for the event file. If it has event files already, TensorBoard shows them
-            together.
+        directory: folder for the event file. If it already contains event files, TensorBoard shows
+            all of them together.
         prefix: prefix of the names.
 
     Raises:

@@ -25,8 +25,9 @@ class WandbSink(StatsSink):
 
     Args:
         project: name of the project.
-        run: the run to log to, which you finish yourself. Its steps must be numbers of frames as
-            well, because Weights & Biases drops figures whose step is lower than an earlier one.
+        run: an existing run to log to, which you finish yourself. Log your own values with the
+            number of frames as the step, because Weights & Biases drops values whose step is lower
+            than an earlier step.
         prefix: prefix of the names.
         **options: further arguments of ``wandb.init``, such as ``mode="offline"`` or ``name``.
 
