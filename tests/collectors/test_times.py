@@ -74,7 +74,7 @@ def test_a_clock_divides_its_turns():
     clock, driver, loop = TurnClock(), DriverTimes(), LoopTimes()
     for _ in range(3):
         clock.begin()
-        loop.add(clock.began, clock.began + 1e-9, acting=1.0, stepping=3.0)
+        loop.add(clock.began, clock.began + 1.0, acting=1.0, stepping=3.0)
         clock.end()
         times = clock.batch_times(loop)
         driver.add(clock, 5, waited=float("inf"))
@@ -83,7 +83,7 @@ def test_a_clock_divides_its_turns():
     facts = driver.stats()
     assert facts["driver_seconds"] == 0
     assert sum(facts[f"{part}_share"] for part in DRIVER_PARTS) == pytest.approx(1)
-    assert loop.env + loop.policy == pytest.approx(3e-9)
+    assert loop.env + loop.policy == pytest.approx(3.0)
 
 
 def test_time_before_the_first_turn_counts_for_nobody():
@@ -93,3 +93,12 @@ def test_time_before_the_first_turn_counts_for_nobody():
     clock.end()
     clock.begin()
     assert clock.paused > 0
+
+
+def test_a_loop_without_timed_steps_is_divided_like_the_others():
+    loop = LoopTimes()
+    loop.add(10.0, 12.0, acting=0.0, stepping=0.0)
+    assert loop.env == loop.policy == 0
+    loop.add(12.0, 16.0, acting=1.0, stepping=3.0)
+    loop.add(16.0, 18.0, acting=0.0, stepping=0.0)
+    assert (loop.env, loop.policy) == (4.5, 1.5)
