@@ -93,7 +93,7 @@ class Tracer:
             frames: number of frames that were counted in the turn.
             counters: function that returns the values of the counters.
         """
-        ended = clock.began if clock.ended is None else clock.ended
+        ended = clock.ended
         if clock.paused:
             self.writer.span(DRIVER, LEARNER, "learn", clock.began - clock.paused, clock.began)
         self.writer.span(DRIVER, LEARNER, "collect", clock.began, ended, {"frames": frames})
@@ -184,9 +184,8 @@ class LocalTracer(Tracer):
         self, clock: TurnClock, frames: int, counters: Callable[[], Mapping[str, Any]]
     ) -> None:
         super().end_turn(clock, frames, counters)
-        if clock.ended is not None:
-            # The thread collects the batch itself.
-            self.waited(clock.began, clock.ended)
+        # The thread collects the batch itself.
+        self.waited(clock.began, clock.ended)
 
     def batch(self, times: BatchTimes, frames: int, steps: StepSamples | None) -> None:
         """Draws a batch.
