@@ -37,6 +37,8 @@ def check_figures(facts, workers=0):
     assert facts["restarts"] == facts["batches_ready"] == facts["queue_depth"] == 0
     for index in range(workers):
         own = f"worker_{index}/"
+        if not facts[f"{own}batches"]:
+            continue  # the other worker was faster
         assert sum(shares(facts, PARTS, own)) == pytest.approx(1)
         assert facts[f"{own}frames_per_second"] > 0
         assert facts[f"{own}process_bytes"] > 1e6
