@@ -143,11 +143,14 @@ def test_batches_that_are_not_delivered_give_no_shares(tmp_path):
     with make(create_env_fn=sources, start_method="forkserver") as collector:
         taker = threading.Thread(target=collector.next)
         taker.start()
-        while "worker_0/env_share" not in collector.stats("both"):
-            time.sleep(0.001)
-        limit, report, facts = collector.bottleneck(), str(collector.report()), collector.stats()
-        gate.touch()
-        taker.join()
+        try:
+            while "worker_0/env_share" not in collector.stats("both"):
+                time.sleep(0.001)
+            limit, facts = collector.bottleneck(), collector.stats()
+            report = str(collector.report())
+        finally:
+            gate.touch()
+            taker.join()
         assert limit.part == "unknown"
         assert report == limit.sentence
         assert "env_share" not in facts
@@ -206,8 +209,8 @@ def test_episodes_go_on_after_a_state_was_loaded():
 
 # --- what limits
 
-# Long enough to exceed everything else, even on a machine that is busy.
-LONG = 0.02
+# A batch has four steps of this length, which exceed everything else even on a slow machine.
+LONG = 0.05
 
 
 class SlowEnv(NumberedEnv):
@@ -238,11 +241,11 @@ class SlowToLoad(Scorer):
         return {"time": time.perf_counter()}
 
     def set_extra_state(self, state):
-        time.sleep(20 * LONG)
+        time.sleep(4 * LONG)
 
 
 def wait_before_delivery(batch):
-    time.sleep(10 * LONG)
+    time.sleep(4 * LONG)
     return batch
 
 
@@ -268,7 +271,7 @@ def acting(network):
         ("environment", {"kind": SlowEnv}),
         ("policy", {"policy": acting(SlowPolicy())}),
         ("weights", {"policy": acting(SlowToLoad()), "update": True}),
-        ("learner", {"learn": 10 * LONG}),
+        ("learner", {"learn": 4 * LONG}),
         ("driver", {"postproc": wait_before_delivery}),
     ],
 )
