@@ -93,3 +93,12 @@ def test_time_before_the_first_turn_counts_for_nobody():
     clock.end()
     clock.begin()
     assert clock.paused > 0
+
+
+def test_a_loop_without_timed_steps_is_divided_like_the_others():
+    loop = LoopTimes()
+    loop.add(10.0, 12.0, acting=0.0, stepping=0.0)
+    assert loop.env == loop.policy == 0
+    loop.add(12.0, 16.0, acting=1.0, stepping=3.0)
+    loop.add(16.0, 18.0, acting=0.0, stepping=0.0)
+    assert (loop.env, loop.policy) == (4.5, 1.5)

@@ -1,7 +1,9 @@
 """Rates, shares of time and episodes of a running collector, and the part that limits it."""
 
+import threading
 import time
 from functools import partial
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -11,7 +13,7 @@ from tensordict.nn import TensorDictModule
 
 from trawl import Collector, MultiSyncCollector, ParallelEnv
 from trawl.collectors import AsyncBatchedCollector
-from trawl.observe import EpisodeStats
+from trawl.observe import EpisodeStats, read_trace
 from trawl.testing import NestedEnv, NumberedEnv, RaggedEnv
 
 METHODS = ["inline", "messages", "forkserver"]
@@ -35,6 +37,8 @@ def check_figures(facts, workers=0):
     assert facts["restarts"] == facts["batches_ready"] == facts["queue_depth"] == 0
     for index in range(workers):
         own = f"worker_{index}/"
+        if not facts[f"{own}batches"]:
+            continue  # the other worker was faster
         assert sum(shares(facts, PARTS, own)) == pytest.approx(1)
         assert facts[f"{own}frames_per_second"] > 0
         assert facts[f"{own}process_bytes"] > 1e6
@@ -119,6 +123,60 @@ def test_before_the_first_batch_there_are_no_shares():
     assert np.isnan(facts["episode_return_mean"])
 
 
+class Gated(NumberedEnv):
+    """Environment whose second copy waits in each step until a file exists."""
+
+    def __init__(self, number, gate):
+        super().__init__(number)
+        self.gate = gate
+
+    def step(self, action):
+        while self.number and not Path(self.gate).exists():
+            time.sleep(0.001)
+        return super().step(action)
+
+
+def test_batches_that_are_not_delivered_give_no_shares(tmp_path):
+    """Another thread may ask while the first batch waits for a worker."""
+    gate = tmp_path / "gate"
+    sources = [partial(Gated, i, str(gate)) for i in range(2)]
+    with make(create_env_fn=sources, start_method="forkserver") as collector:
+        taker = threading.Thread(target=collector.next)
+        taker.start()
+        try:
+            while "worker_0/env_share" not in collector.stats("both"):
+                time.sleep(0.001)
+            limit, facts = collector.bottleneck(), collector.stats()
+            report = str(collector.report())
+        finally:
+            gate.touch()
+            taker.join()
+        assert limit.part == "unknown"
+        assert report == limit.sentence
+        assert "env_share" not in facts
+        assert "learner_share" not in facts
+        assert {"env_share", "learner_share"} <= collector.stats().keys()
+        assert collector.bottleneck().part != "unknown"
+
+
+@pytest.mark.filterwarnings("ignore:worker 0 was killed:RuntimeWarning")
+def test_a_replacement_counts_no_batch_twice(tmp_path):
+    """Batches since the last snapshot are collected again, but not counted again."""
+    sources = [partial(NumberedEnv, i, lengths=[3]) for i in range(2)]
+    options = {"frames_per_batch": 12, "start_method": "forkserver", "worker_snapshots": 10}
+    trace = tmp_path / "run.json.gz"
+    with make(create_env_fn=sources, trace=trace, **options) as collector:
+        batches = [collector.next() for _ in range(3)]
+        collector._pool.slots[0].worker.kill()
+        while not collector.stats()["restarts"]:
+            batches.append(collector.next())
+        batches.append(collector.next())
+        facts = collector.stats("both")
+    check_episodes(facts, batches)
+    # Each batch is as long as its steps, at least.
+    assert not any("seconds" in span.args for span in read_trace(trace).lane("worker 0"))
+
+
 def test_a_reset_begins_episodes_anew():
     with Collector(
         partial(NumberedEnv, lengths=[10]), frames_per_batch=5, total_frames=20
@@ -151,8 +209,8 @@ def test_episodes_go_on_after_a_state_was_loaded():
 
 # --- what limits
 
-# Long enough to exceed everything else, even on a machine that is busy.
-LONG = 0.02
+# A batch has four steps of this length, which exceed everything else even on a slow machine.
+LONG = 0.05
 
 
 class SlowEnv(NumberedEnv):
@@ -183,11 +241,11 @@ class SlowToLoad(Scorer):
         return {"time": time.perf_counter()}
 
     def set_extra_state(self, state):
-        time.sleep(20 * LONG)
+        time.sleep(4 * LONG)
 
 
 def wait_before_delivery(batch):
-    time.sleep(10 * LONG)
+    time.sleep(4 * LONG)
     return batch
 
 
@@ -213,7 +271,7 @@ def acting(network):
         ("environment", {"kind": SlowEnv}),
         ("policy", {"policy": acting(SlowPolicy())}),
         ("weights", {"policy": acting(SlowToLoad()), "update": True}),
-        ("learner", {"learn": 10 * LONG}),
+        ("learner", {"learn": 4 * LONG}),
         ("driver", {"postproc": wait_before_delivery}),
     ],
 )

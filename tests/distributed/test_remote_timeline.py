@@ -20,8 +20,10 @@ AHEAD = 5000.0
 
 def assert_aligned(timeline, offset=0.0):
     """Checks that the true offset of each clock is within the error of the estimate."""
-    assert timeline.info["clocks"]
-    for clock in timeline.info["clocks"]:
+    # Of a worker that has not finished a batch yet, nothing is known.
+    known = [clock for clock in timeline.info["clocks"] if clock["error"] is not None]
+    assert known
+    for clock in known:
         assert clock["error"] > 0
         assert abs(clock["offset"] - offset) <= clock["error"]
 
@@ -56,7 +58,7 @@ def test_workers_draw_their_batches(tmp_path, cls, sync, detail):
     assert sorted(delivered(timeline)) == sorted(drawn(timeline, 2))
     assert_aligned(timeline)
     assert_between_request_and_delivery(timeline)
-    assert ("worker 1 steps" in timeline.lanes) == (detail == "step")
+    assert any(lane.endswith(" steps") for lane in timeline.lanes) == (detail == "step")
 
 
 def test_the_synchronous_class(tmp_path):

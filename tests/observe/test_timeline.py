@@ -5,6 +5,7 @@ import gzip
 import json
 import multiprocessing
 import os
+import signal
 import zlib
 from pathlib import Path
 
@@ -217,6 +218,51 @@ def test_a_write_that_is_interrupted_leaves_what_was_before(tmp_path, monkeypatc
     timeline = read_trace(path)
     assert not timeline.complete
     assert len(timeline.spans) >= 500
+
+
+@pytest.fixture
+def on_signal():
+    """Sets the handler of a signal until the end of the test."""
+    before = signal.getsignal(signal.SIGUSR1)
+    yield lambda handler: signal.signal(signal.SIGUSR1, handler)
+    signal.signal(signal.SIGUSR1, before)
+
+
+@pytest.mark.parametrize("name", ["run.json.gz", "run.json"])
+def test_a_signal_handler_may_end_a_timeline_during_a_write(tmp_path, monkeypatch, on_signal, name):
+    path, closed = tmp_path / name, []
+    writer = TraceWriter(path, fail)
+    writer.begin(0.0)
+    writer.name(1, 0, "worker 0", "worker 0")
+    file = writer._file._file
+
+    def end(*_):
+        writer.span(1, 0, "last", 600.0, 601.0)
+        closed.append(writer.close({"seconds": 601.0}))
+
+    class Interrupted:
+        def write(self, view):
+            if not closed:
+                signal.raise_signal(signal.SIGUSR1)
+            return file.write(view[:1000])
+
+        def close(self):
+            file.close()
+
+    on_signal(end)
+    monkeypatch.setattr(writer._file, "_file", Interrupted())
+    for number in range(600):
+        writer.span(1, 0, "batch", float(number), number + 1.0)
+    # The write that was interrupted has completed the file.
+    assert closed == [False]
+    assert not writer.open
+    timeline = read_trace(path)
+    assert timeline.info == {"seconds": 601.0}
+    assert timeline.complete
+    assert timeline.spans[-1].name == "last"
+    assert [span.start for span in timeline.spans[:-1]] == [
+        float(number) for number in range(len(timeline.spans) - 1)
+    ]
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,8 @@
 
 import asyncio
 import sys
+import threading
+import time
 
 import pytest
 import torch
@@ -66,6 +68,29 @@ def test_workers_are_added_while_others_collect():
         assert there.stats()["workers_alive"] == there.num_workers == 3
         late = [batch for batch in found if int(batch[TRAJ_IDS].max()) >= 1 << 40]
     assert set().union(*map(actions, late)) == {2}
+
+
+def test_statistics_can_be_read_while_a_worker_is_added(tmp_path):
+    gate, (make_env,) = tmp_path / "gate", envs(3)[2:]
+
+    def wait():
+        while not gate.exists():
+            time.sleep(0.01)
+        return make_env()
+
+    with collector() as there:
+        there.next()
+        adding = threading.Thread(target=there.add_collectors, args=([wait],))
+        adding.start()
+        try:
+            while "worker_2/frames" not in (stats := there.stats("both")):
+                time.sleep(0.01)
+        finally:
+            gate.touch()
+            adding.join()
+        assert stats["worker_2/frames"] == 0
+        there.next()
+        assert there.stats("both")["worker_2/requested_frames_per_batch"] == 6
 
 
 @pytest.mark.parametrize(("kind", "count"), [("sync", 2), ("async", 1)])

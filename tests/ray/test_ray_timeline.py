@@ -19,8 +19,10 @@ def make(path, sync=True, **options):
 
 def assert_aligned(timeline):
     """Checks that the true offset, which is 0 here, is within the error of the estimate."""
-    assert timeline.info["clocks"]
-    for clock in timeline.info["clocks"]:
+    # Of a worker that has not finished a batch yet, nothing is known.
+    known = [clock for clock in timeline.info["clocks"] if clock["error"] is not None]
+    assert known
+    for clock in known:
         assert clock["error"] > 0
         assert abs(clock["offset"]) <= clock["error"]
 
@@ -34,7 +36,7 @@ def test_actors_draw_their_batches(tmp_path, sync):
     assert_whole(timeline, collector.stats("both"))
     assert sorted(delivered(timeline)) == sorted(drawn(timeline, 2))
     assert_aligned(timeline)
-    assert "worker 0 steps" in timeline.lanes
+    assert any(lane.endswith(" steps") for lane in timeline.lanes)
 
 
 @pytest.mark.parametrize("kind", ["sync", "async"])

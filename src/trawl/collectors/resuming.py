@@ -21,6 +21,7 @@ from trawl.collectors.weight_control import POLICY
 from trawl.envs.state_parts import state_parts
 from trawl.errors import EnvStateError
 from trawl.rollout.env_restarts import EnvRestarts
+from trawl.rollout.times import LoopTimes
 
 # Format of the entry RESUME.
 _FORMAT = 1
@@ -257,6 +258,9 @@ class ResumableCollector(RolloutCollector):
                 self._batches += 1
         finally:
             self._receivers = receivers
+        # The driver has the times and the episodes of these batches already.
+        self._rollout.times = LoopTimes()
+        self._rollout.writer.sums.pop()
         policy = receivers.get(POLICY)
         if policy is not None and policy.newer:
             # The policy may have changed its own buffers since it loaded the newest weights.

@@ -102,13 +102,13 @@ class RolloutCollector(DirectWeights):
 
     @override
     def _note_turn(self, frames: int) -> None:
-        super()._note_turn(frames)
         times = self._clock.batch_times(self._rollout.times)
         self._times.add(times, frames)
+        self._episodes.add(*self._rollout.writer.sums.pop())
+        super()._note_turn(frames)
         tracer = self._tracer
         if isinstance(tracer, LocalTracer):
             tracer.batch(times, frames, self._rollout.pop_steps())
-        self._episodes.add(*self._rollout.writer.sums.pop())
 
     @override
     def _pop_waited(self) -> float:
@@ -116,8 +116,8 @@ class RolloutCollector(DirectWeights):
         return math.inf
 
     @override
-    def _figures(self) -> dict[str, Any]:
-        return super()._figures() | shares_of([self._times])
+    def _worker_shares(self) -> dict[str, Any]:
+        return shares_of([self._times])
 
     @override
     def _new_tracer(self, options: TraceOptions) -> Tracer:

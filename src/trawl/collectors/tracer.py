@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import datetime, timezone
+from itertools import count
 from time import perf_counter
 from typing import Any
 
@@ -61,6 +62,7 @@ class Tracer:
         self.writer.name(DRIVER, LEARNER, "driver", "learner")
         # Threads that update weights while another one takes batches, each with its lane.
         self._threads: dict[int, int] = {}
+        self._numbers = count(1)
         self._taker: int | None = None
         self._frames = 0
         self._counted: float | None = None
@@ -123,7 +125,9 @@ class Tracer:
         try:
             yield
         finally:
-            self.writer.span(DRIVER, self._lane_of_thread(), "update", began, perf_counter())
+            # Read first: a turn that begins while the lane is chosen is later than the update.
+            ended = perf_counter()
+            self.writer.span(DRIVER, self._lane_of_thread(), "update", began, ended)
 
     def _lane_of_thread(self) -> int:
         """Returns the lane for updates by this thread."""
@@ -132,11 +136,11 @@ class Tracer:
             return LEARNER
         # Another thread takes batches, so the update may overlap a batch.
         if own not in self._threads:
-            number = len(self._threads)
-            self._threads[own] = lane = SCHEDULER + 1 + number
-            self.writer.name(
-                DRIVER, lane, "driver", "updates" if not number else f"updates {number + 1}"
-            )
+            # Threads that come at the same moment get different numbers.
+            number = next(self._numbers)
+            self._threads[own] = lane = SCHEDULER + number
+            name = "updates" if number == 1 else f"updates {number}"
+            self.writer.name(DRIVER, lane, "driver", name)
         return self._threads[own]
 
     # --- the end
@@ -184,9 +188,8 @@ class LocalTracer(Tracer):
         self, clock: TurnClock, frames: int, counters: Callable[[], Mapping[str, Any]]
     ) -> None:
         super().end_turn(clock, frames, counters)
-        if clock.ended is not None:
-            # The thread collects the batch itself.
-            self.waited(clock.began, clock.ended)
+        # The thread collects the batch itself.
+        self.waited(clock.began, clock.ended)
 
     def batch(self, times: BatchTimes, frames: int, steps: StepSamples | None) -> None:
         """Draws a batch.

@@ -65,15 +65,22 @@ class WatchedCollector:
 
     def _figures(self) -> dict[str, Any]:
         """Returns this part of the collector's ``stats()``."""
-        episodes = self._episodes
+        episodes, turns = self._episodes, self._turns.stats()
+        # Workers may have finished batches before the first one is delivered.
+        shares = self._worker_shares() if turns else {}
         return {
             "restarts": 0,
             "batches_ready": self._batches_ready,
             "queue_depth": self._queue_depth,
             "process_bytes": self._resident.bytes,
-            **self._turns.stats(),
-            **episodes.stats(),
+            **turns,
+            **shares,
+            **self._episodes.stats(),
         }
+
+    def _worker_shares(self) -> dict[str, Any]:
+        """Returns how workers, or a collector without workers, divide their time."""
+        raise NotImplementedError
 
     def bottleneck(self) -> Bottleneck:
         """Returns the part that limits the rate of collection, from the times of recent batches.

@@ -218,7 +218,9 @@ class WorkerControl(WorkerState):
         if workers != "aggregate":
             for slot in self._pool.slots:
                 one = slot.stats()
-                one["requested_frames_per_batch"] = self._scheduler.frames[slot.index]
+                # A worker that is being added has no batches yet.
+                if slot.index < len(self._scheduler.frames):
+                    one["requested_frames_per_batch"] = self._scheduler.frames[slot.index]
                 version = self._sender.versions[slot.index]
                 if isinstance(version, int):
                     one["policy_version"] = version
@@ -258,8 +260,8 @@ class WorkerControl(WorkerState):
         return found
 
     @override
-    def _figures(self) -> dict[str, Any]:
-        return super()._figures() | shares_of([slot.times for slot in self._pool.slots])
+    def _worker_shares(self) -> dict[str, Any]:
+        return shares_of([slot.times for slot in self._pool.slots])
 
     @override
     def _pop_waited(self) -> float:

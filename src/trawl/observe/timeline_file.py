@@ -114,7 +114,7 @@ def read_lines(path: Path) -> Iterator[str]:
 
 
 class TraceWriter:
-    """Writes the events of a timeline. Any thread may call it.
+    """Writes the events of a timeline. Any thread may call it, and signal handlers, too.
 
     Times are seconds of this process's ``time.perf_counter()``.
 
@@ -133,7 +133,10 @@ class TraceWriter:
     def __init__(self, path: Path, report: Callable[[OSError], None]) -> None:
         self.path = path
         self._report = report
-        self._lock = threading.Lock()
+        # A signal handler that closes the collector may interrupt a write of its own thread.
+        self._lock = threading.RLock()
+        self._writing = False
+        self._end: str | None = None
         self._owner = os.getpid()
         self._lines: list[str] = []
         self._due = monotonic() + _SECONDS
@@ -195,20 +198,27 @@ class TraceWriter:
             if not self.open:
                 return
             self._lines.append(line)
-            if len(self._lines) < _EVENTS and monotonic() < self._due:
+            if self._writing or (len(self._lines) < _EVENTS and monotonic() < self._due):
                 return
             failed = self._flush()
         if failed is not None:
             self._report(failed)
 
     def _flush(self) -> OSError | None:
-        """Writes the events that wait, and returns the error if that fails."""
-        lines, self._lines = self._lines, []
-        self._due = monotonic() + _SECONDS
-        if not lines:
+        """Writes the events that wait, and the end if it is due; returns the error of a write."""
+        if not self.open:
             return None
+        self._writing = True
         try:
-            self._file.write(self._between + ",\n".join(lines))
+            while self._lines:
+                lines, self._lines = self._lines, []
+                between, self._between = self._between, ",\n"
+                self._due = monotonic() + _SECONDS
+                self._file.write(between + ",\n".join(lines))
+            if self._end is not None:
+                self._file.write(self._end)
+                self._file.close()
+                self.open = False
         except OSError as error:
             self._give_up()
             return error
@@ -216,7 +226,8 @@ class TraceWriter:
             # After Ctrl-C in the middle of a write, the rest would not fit to what was written.
             self._give_up()
             raise
-        self._between = ",\n"
+        finally:
+            self._writing = False
         return None
 
     @property
@@ -238,21 +249,19 @@ class TraceWriter:
             info: facts about the timeline, for ``otherData``.
 
         Returns:
-            True if the file is complete.
+            True if the file is complete. False if it can't be written any more, or if the caller
+            is a signal handler that has interrupted a write, which then completes the file.
         """
         if self._is_copy:
             return False
         with self._lock:
-            if not self.open:
+            if not self.open or self._end is not None:
+                return False
+            self._end = f"\n{TAIL}{json.dumps(info)}}}\n"
+            if self._writing:
+                # The write that a signal handler has interrupted ends the file.
                 return False
             failed = self._flush()
-            if failed is None:
-                try:
-                    self._file.write(f"\n{TAIL}{json.dumps(info)}}}\n")
-                    self._file.close()
-                except OSError as error:
-                    failed = error
-                    self._give_up()
             self.open = False
         if failed is not None:
             self._report(failed)

@@ -41,6 +41,9 @@ class LoopTimes:
             stepping: seconds of the environment's part of the timed steps.
         """
         self.began, self.ended = began, ended
+        if not acting + stepping:
+            # A batch that was interrupted after its first step is divided like the others.
+            acting, stepping = self.policy, self.env
         timed = acting + stepping
         if timed:
             self.env += (ended - began) * stepping / timed
