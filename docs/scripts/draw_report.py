@@ -17,7 +17,8 @@ from PIL import Image
 
 ASSETS = Path(__file__).resolve().parents[1] / "assets"
 COMMANDS = (
-    "trawl collect LunarLander-v3 --frames 20000 --workers 3 --async --seed 1 --out run --trace",
+    "trawl collect LunarLander-v3 --frames 20000 --workers 3 --async --seed 1 --out run "
+    "--trace run.json.gz",
     "trawl show run --html report.html",
 )
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "chrome")
