@@ -284,6 +284,8 @@ def test_lines_are_printed_without_a_terminal(capsys):
 def test_a_terminal_shows_a_bar(capsys):
     console = Console(force_terminal=True, width=120, color_system=None)
     with TuneProgress(10, console) as progress:
+        progress.update(candidate(3))
+        progress.update(Trial(candidate(3), error="ValueError: no"))
         progress.update(candidate(0))
         progress.update(Trial(candidate(0), 50.0, 1.0))
         progress.update(candidate(1))
