@@ -16,9 +16,11 @@ from pathlib import Path
 from PIL import Image
 
 ASSETS = Path(__file__).resolve().parents[1] / "assets"
-COLLECT = "trawl collect LunarLander-v3 --frames 20000 --workers 3 --async --seed 1 --out run"
-TRACE = "run.json.gz"
-SHOW = "trawl show run --html report.html"
+COMMANDS = (
+    "trawl collect LunarLander-v3 --frames 20000 --workers 3 --async --seed 1 --out run "
+    "--trace run.json.gz",
+    "trawl show run --html report.html",
+)
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "chrome")
 FLAGS = (
     *("--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run"),
@@ -33,10 +35,8 @@ WIDTH, HEIGHT = 1000, 1470
 def main() -> None:
     """Writes docs/assets/report.png."""
     with tempfile.TemporaryDirectory() as folder:
-        run(f"{COLLECT} --trace {TRACE}", folder)
-        # A report shows the timeline in the dataset's folder.
-        Path(folder, TRACE).rename(Path(folder, "run", "trace.json.gz"))
-        run(SHOW, folder)
+        for command in COMMANDS:
+            run(command, folder)
         draw(Path(folder, "report.html"), ASSETS / "report.png")
 
 

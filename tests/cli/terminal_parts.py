@@ -1,5 +1,6 @@
 """A command that runs on a terminal, as a user sees it."""
 
+import codecs
 import fcntl
 import os
 import pty
@@ -26,6 +27,8 @@ class Terminal:
 
     def __init__(self, *arguments, cwd, size=(100, 30), **variables):
         self.written = ""
+        # A character may arrive in two parts.
+        self._decoder = codecs.getincrementaldecoder("utf-8")()
         self._ours, self._theirs = pty.openpty()
         self.resize(*size)
         self.modes = termios.tcgetattr(self._theirs)
@@ -65,8 +68,13 @@ class Terminal:
 
     def until(self, words):
         """Reads until the words are there; only what is written from now on counts."""
-        start, deadline = len(self.text), time.monotonic() + PATIENCE
-        while words not in self.text[start:]:
+        start = len(self.written)
+        self.wait_for(lambda: words in ESCAPES.sub("", self.written[start:]))
+
+    def wait_for(self, condition):
+        """Reads until a condition holds."""
+        deadline = time.monotonic() + PATIENCE
+        while not condition():
             self._read(deadline)
 
     def finish(self):
@@ -82,4 +90,4 @@ class Terminal:
     def _read(self, deadline, wait=PATIENCE):
         assert time.monotonic() < deadline, self.text[-3000:]
         if select.select([self._ours], [], [], wait)[0]:
-            self.written += os.read(self._ours, 1 << 16).decode()
+            self.written += self._decoder.decode(os.read(self._ours, 1 << 16))

@@ -1,6 +1,8 @@
 """Timelines that ``trawl collect --trace`` writes."""
 
 import os
+import re
+from pathlib import Path
 
 import pytest
 
@@ -40,6 +42,30 @@ def test_a_continued_dataset_has_the_timeline_of_the_last_run(trawl):
         spans = read_trace(name).lane("collector")
         assert [span.name for span in spans].count("batch") == 5
         assert info("d")["trace"] == os.path.abspath(name)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_the_report_shows_the_timeline(trawl, workers):
+    trawl(
+        "collect", "Pendulum-v1", "--frames", 200, "--frames-per-batch", 20, "--out", "d",
+        "--trace", "run.json.gz", "--workers", workers,
+    )  # fmt: skip
+    code, _, err = trawl("show", "d", "--html", "report.html")
+    assert (code, err) == (0, "")
+    described = re.findall(r'aria-label="([^"]*)"', Path("report.html").read_text())
+    lanes = ["learner", *(["worker 0", "worker 1"] if workers else ["collector"])]
+    for lane in lanes:
+        (parts,) = [text for text in described if text.startswith(f"{lane}: ")]
+        assert ("collect" if lane == "learner" else "env") in parts
+        assert "other" not in parts
+
+
+def test_the_report_names_a_timeline_that_was_deleted(trawl):
+    trawl("collect", "Pendulum-v1", "--frames", 20, "--out", "d", "--trace", "run.json.gz")
+    os.remove("run.json.gz")
+    code, _, err = trawl("show", "d", "--html", "report.html")
+    assert code == 0
+    assert err == f"trawl: note: d: the trace {os.path.abspath('run.json.gz')} is missing\n"
 
 
 def test_no_timeline_unless_asked(trawl):

@@ -69,6 +69,25 @@ def test_a_trace_that_is_missing_is_noted(trawl):
     assert "The trace gone.json.gz is missing." in Page().text
 
 
+def test_a_trace_outside_of_the_dataset_is_read(trawl, tmp_path):
+    (tmp_path / "real.json").write_text(json.dumps(list(events(1)))[:-200])
+    (tmp_path / "link.json").symlink_to("real.json")
+    place = str(tmp_path / "link.json")
+    write(frames(), "e", trace=place)
+    code, _, err = trawl("show", "e", "--html", "report.html")
+    assert (code, err) == (
+        0, f"trawl: note: e: the trace {place} is damaged: the file ends too early\n"
+    )  # fmt: skip
+    assert "worker 0" in Page().text
+
+
+@pytest.mark.parametrize("place", ["/dev/zero", "/", "/no\0where", "/" + "x" * 5000])
+def test_places_of_a_stranger_are_not_read(trawl, place):
+    write(frames(), "e", trace=place)
+    assert trawl("show", "e", "--html", "report.html")[0] == 0
+    assert 'class="timeline"' not in Path("report.html").read_text()
+
+
 def test_a_trace_that_was_cut_off_is_shown_up_to_there(report):
     write_trace(events(2, 200), "d/trace.json.gz")
     path = Path("d/trace.json.gz")

@@ -188,6 +188,28 @@ def test_it_shows_the_frames_of_every_batch():
             assert progress.stats["frames"] == progress.throughput[-1][1] == 25 * number
 
 
+def test_a_panel_may_be_drawn_before_the_latest_batch_is_counted():
+    """A thread draws it at any moment, such as while the batch is written to a disk."""
+    options = {"frames_per_batch": 25, "total_frames": 1000}
+    with Collector("CartPole-v1", **options) as collector:
+        progress = CollectionProgress(collector, console=Console(file=io.StringIO()))
+        for batch in collector:
+            progress.render()
+            progress.update(batch)
+    assert [frames for _, frames in progress.throughput] == list(range(0, 1001, 25))
+
+
+def test_batches_that_were_not_shown_are_counted_at_the_end():
+    options = {"frames_per_batch": 25, "total_frames": 100}
+    with Collector("CartPole-v1", **options) as collector:
+        progress = CollectionProgress(collector, console=Console(file=io.StringIO()))
+        with progress:
+            for number, batch in enumerate(collector):
+                if number != 1:
+                    progress.update(batch)
+    assert progress.stats["frames"] == 100
+
+
 def test_the_bottleneck_is_that_of_the_collector_unless_another_is_given():
     options = {"frames_per_batch": 100, "total_frames": 300}
     with Collector("CartPole-v1", **options) as collector:

@@ -6,6 +6,8 @@ import functools
 import json
 import os
 import re
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -18,7 +20,7 @@ from trawl.collectors.tuning.identity import digest_of, machine
 
 @pytest.fixture
 def cache(tmp_path):
-    return WorkerCache(tmp_path / "inner" / "workers.json")
+    return WorkerCache(tmp_path / "inner")
 
 
 def test_what_was_put_in_comes_out(cache):
@@ -26,7 +28,7 @@ def test_what_was_put_in_comes_out(cache):
     cache.put("a", 4)
     cache.put("b", 2)
     cache.put("a", 8)
-    again = WorkerCache(cache.path)
+    again = WorkerCache(cache.path.parent)
     assert (again.get("a"), again.get("b"), again.get("c")) == (8, 2, None)
     assert os.listdir(cache.path.parent) == ["workers.json"]
 
@@ -63,7 +65,7 @@ def test_a_number_of_workers_that_is_none_is_ignored(cache, value):
 
 def test_a_folder_that_cannot_be_written_is_only_a_warning(tmp_path):
     (tmp_path / "file").write_text("")
-    cache = WorkerCache(tmp_path / "file" / "workers.json")
+    cache = WorkerCache(tmp_path / "file")
     with pytest.warns(RuntimeWarning) as seen:
         cache.put("a", 4)
     assert [re.search("is ignored|could not be saved", str(one.message))[0] for one in seen] == [
@@ -100,6 +102,18 @@ def test_the_folder_of_the_user_is_the_default(monkeypatch, tmp_path, value):
     assert cache_folder() == tmp_path / ".cache" / "trawl"
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "x"))
     assert cache_folder() == tmp_path / "x" / "trawl"
+
+
+def test_a_user_without_a_home_has_no_file(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_CACHE_HOME", "")
+    monkeypatch.delenv("HOME")
+    monkeypatch.setattr(os, "getuid", lambda: 2**31 - 7)
+    assert cache_folder() is None
+    cache = WorkerCache(None)
+    cache.put("a", 4)
+    assert cache.get("a") is None
+    assert os.listdir() == []
 
 
 # --- identity
@@ -162,6 +176,27 @@ def test_weights_do_not_count():
     one, other = Linear(), Linear()
     assert not torch.equal(one.layer.weight, other.layer.weight)
     assert digest_of(one) == digest_of(other)
+
+
+_DIGEST = """
+from trawl.collectors.tuning.identity import digest_of
+
+print(digest_of(lambda name: name in {"a", "b", "c", "d", "e"}, {"a", "b", "c"}))
+"""
+
+
+def test_every_run_gives_the_same_digest():
+    found = {
+        subprocess.run(
+            [sys.executable, "-c", _DIGEST],
+            env={**os.environ, "PYTHONHASHSEED": seed},
+            stdout=subprocess.PIPE,
+            check=True,
+        ).stdout
+        for seed in "12"
+    }
+    (digest,) = found
+    assert len(digest.strip()) == 64
 
 
 def test_some_things_have_no_identity():

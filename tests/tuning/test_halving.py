@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -113,6 +115,37 @@ def test_a_candidate_may_fail_in_a_later_round():
     halving = Halving(measure, 60.0, clock=machine.clock)
     assert halving.run([candidate(i) for i in range(4)]).candidate != candidate(3)
     assert halving.trials[candidate(3)].error == "OSError: out of memory"
+
+
+def test_if_the_last_ones_fail_an_earlier_one_is_chosen():
+    machine = Machine(lambda one, now: 10.0 * one.frames_per_batch)
+
+    def measure(one, seconds):
+        if one in machine.measured:
+            raise OSError("out of memory")
+        return machine.measure(one, seconds)
+
+    # So short a time that each candidate has one turn in the first round.
+    halving = Halving(measure, 2.0, clock=machine.clock)
+    assert halving.run([candidate(i) for i in range(4)]).candidate == candidate(1)
+    assert [one.measured for one in halving.trials.values()] == [True, True, False, False]
+
+
+def test_the_time_may_end_between_two_looks_at_the_clock():
+    """For each look at the clock, there is a search whose time is over right then."""
+    rates = [10.0, 20.0, 30.0, 40.0]
+    for last in range(1, 200):
+        looks = itertools.count()
+        machine = Machine(lambda one, now: rates[one.frames_per_batch - 1])
+
+        def clock(machine=machine, looks=looks, last=last):
+            return machine.now if next(looks) < last else 1e9
+
+        halving = Halving(machine.measure, 10.0, clock=clock)
+        assert halving.run([candidate(i) for i in range(4)]).measured
+        if next(looks) <= last:
+            return
+    raise AssertionError("the search did not end")
 
 
 def test_if_all_fail_the_first_error_is_the_cause():

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import signal
 import subprocess
 import sys
 from functools import partial
+from types import SimpleNamespace
 
 import gymnasium
 import psutil
@@ -17,6 +19,8 @@ from tuning_parts import SMALL, Linear, candidate
 import trawl
 from trawl import Collector
 from trawl.collectors.tuning import Trial, TuneResult, tuner
+from trawl.collectors.tuning.halving import Halving
+from trawl.collectors.tuning.probe import Probe
 from trawl.collectors.tuning.progress import TuneProgress
 from trawl.testing import FaultyEnv, NumberedEnv
 
@@ -94,6 +98,16 @@ def test_only_one_kind_of_worker(sync):
     assert {t.candidate.sync for t in result.trials if t.candidate.workers} == {sync}
 
 
+@pytest.fixture
+def brief(monkeypatch):
+    """Measurements are as brief as can be, and each layout is measured on every machine."""
+    ticks = itertools.count(0.0, 1e-3)
+    monkeypatch.setattr(tuner, "Halving", partial(Halving, clock=lambda: next(ticks)))
+    real = tuner.measure
+    monkeypatch.setattr(tuner, "measure", lambda make, seconds, *more: real(make, 0.0, *more))
+
+
+@pytest.mark.usefixtures("brief")
 def test_layouts_that_fail_are_noted(monkeypatch):
     """The environment can be made once in each process, but not twice."""
     made = []
@@ -117,6 +131,7 @@ def test_layouts_that_fail_are_noted(monkeypatch):
     assert "OSError: only one environment" in str(result)
 
 
+@pytest.mark.usefixtures("brief")
 def test_workers_that_cannot_get_the_environment_are_noted():
     class Unpicklable:
         def __call__(self):
@@ -197,6 +212,22 @@ def test_a_budget_too_small_for_a_batch_names_the_seconds_needed():
         trawl.tune(NumberedEnv, frames_per_batch=10**9, **SMALL)
 
 
+def test_an_environment_that_takes_long_to_make_costs_budget_only(monkeypatch):
+    """The clock stands still but for an hour that the first environment takes."""
+    made = []
+    clock = SimpleNamespace(perf_counter=lambda: 3600.0 * len(made))
+    monkeypatch.setattr(tuner, "time", clock)
+
+    def look(*arguments):
+        made.append(1)
+        return Probe(1e-4, 0, False)
+
+    monkeypatch.setattr(tuner, "probe", look)
+    result = trawl.tune(NumberedEnv, frames_per_batch=10, **{**SMALL, "max_envs": 4})
+    assert [trial.measured for trial in result.trials] == [True, False]
+    assert "1 layout of 2 could not be measured in time" in result.why
+
+
 # --- traces
 
 
@@ -214,7 +245,11 @@ def test_a_search_leaves_no_trace():
 
 def test_ctrl_c_leaves_no_process(tmp_path):
     process = subprocess.Popen(
-        [sys.executable, "-c", "import trawl; trawl.tune('CartPole-v1', budget=600, max_envs=2)"],
+        [
+            sys.executable,
+            "-c",
+            "import trawl; trawl.tune('CartPole-v1', budget=600, max_envs=2, max_workers=2)",
+        ],
         stderr=subprocess.PIPE,
         text=True,
         cwd=tmp_path,
@@ -249,6 +284,8 @@ def test_lines_are_printed_without_a_terminal(capsys):
 def test_a_terminal_shows_a_bar(capsys):
     console = Console(force_terminal=True, width=120, color_system=None)
     with TuneProgress(10, console) as progress:
+        progress.update(candidate(3))
+        progress.update(Trial(candidate(3), error="ValueError: no"))
         progress.update(candidate(0))
         progress.update(Trial(candidate(0), 50.0, 1.0))
         progress.update(candidate(1))

@@ -65,7 +65,7 @@ class WatchedCollector:
 
     def _figures(self) -> dict[str, Any]:
         """Returns this part of the collector's ``stats()``."""
-        episodes, turns = self._episodes, self._turns.stats()
+        turns = self._turns.stats()
         # Workers may have finished batches before the first one is delivered.
         shares = self._worker_shares() if turns else {}
         return {

@@ -200,13 +200,15 @@ class CollectionProgress:
         return self
 
     def __exit__(self, *exc_info: object) -> None:
-        self._state.finish()
-        if self._cell is not None:
-            self._cell.replace(self.render())
-            self._cell = None
-        if self._live is not None:
-            self._stop_live()
-            self._console.print()
+        try:
+            self._state.finish()
+            if self._cell is not None:
+                self._cell.replace(self.render())
+                self._cell = None
+        finally:
+            if self._live is not None:
+                self._stop_live()
+                self._console.print()
 
     def _start_live(self) -> None:
         # Ctrl-C may arrive at any point from here on.
@@ -244,6 +246,7 @@ class CollectionProgress:
         total = self._state.total
         tenth = total is not None and frames * _LINES // total > before * _LINES // total
         if tenth or now - then >= _SECONDS:
+            self._state.refresh(settled=True)
             figures = self.figures()
             frames = self._state.frames
             self._printed = now, frames

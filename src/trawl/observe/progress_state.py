@@ -16,13 +16,16 @@ from trawl.observe.episodes import EpisodeStats
 from trawl.observe.series import RecentFrames, ThinnedSeries
 from trawl.polling import poll
 
+# Seconds after which a batch compares its count of frames with that of the collector.
+_SETTLED = 1.0
+
 
 class ProgressState:
     """Statistics of a collection, from its batches and from the collector's ``stats()``.
 
     A batch only updates what can't be computed later. The collector's statistics are taken when
-    they are shown. The methods may be called from several threads, except for :meth:`add` and
-    :meth:`finish`.
+    they are shown, and once a second to compare the counts of frames. The methods may be called
+    from several threads, except for :meth:`add` and :meth:`finish`.
 
     Args:
         collector: the collector.
@@ -51,6 +54,7 @@ class ProgressState:
         self._stale = False
         self.stats = poll(self._collector)
         self._first = self._offset = self.frames
+        self._settled = 0.0
         exact = getattr(collector, "exact_frames", False)
         self.total: int | None = (
             self.stats.get("total_frames") if exact else _whole_batches(self.stats)
@@ -64,14 +68,19 @@ class ProgressState:
         self.episodes.update(batch)
         self.seconds = time.perf_counter() - self._started
         self._stale = True
-        counted = self.counted
-        self._throughput.add(self.seconds, counted - self._first)
         # After its last batch, the collector ends its workers.
-        if self.total is not None and counted >= self.total:
-            self.refresh()
+        ends = self.total is not None and self.counted >= self.total
+        if ends or self.seconds - self._settled >= _SETTLED:
+            self.refresh(settled=True)
+        self._throughput.add(self.seconds, self.counted - self._first)
 
-    def refresh(self) -> None:
-        """Takes the collector's statistics, if there was a batch since they were taken."""
+    def refresh(self, settled: bool = False) -> None:
+        """Takes the collector's statistics, if there was a batch since they were taken.
+
+        Args:
+            settled: True if each batch that was delivered has been added. Elsewhere, the latest
+                batch may be in the collector's count of frames, but not in :attr:`counted` yet.
+        """
         with self._lock:
             if not self._stale:
                 return
@@ -83,7 +92,8 @@ class ProgressState:
             except BaseException:
                 self._stale = True
                 raise
-            self._offset = self.frames - seen
+            if settled:
+                self._offset, self._settled = self.frames - seen, seconds
             self.recent.add(self._started + seconds, self.frames)
             value = self.episodes.recent_return
             if math.isfinite(value):

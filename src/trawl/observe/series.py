@@ -60,7 +60,7 @@ class ThinnedSeries:
     def points(self) -> list[tuple[float, float]]:
         """The points, in their order."""
         kept, latest = list(self._kept), self._latest
-        return kept if latest is None or kept[-1] == latest else [*kept, latest]
+        return kept if latest is None or kept[-1:] == [latest] else [*kept, latest]
 
 
 class RecentFrames:

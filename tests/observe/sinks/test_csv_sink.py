@@ -117,3 +117,17 @@ def test_a_full_disk_costs_no_row_that_was_written(tmp_path):
     sink.write({"frames": 3, "share": 1}, 3)
     sink.close()
     assert [row["frames"] for row in rows(file)] == ["1", "3"]
+
+
+def test_a_disk_that_is_full_to_the_end_costs_no_row_either(tmp_path):
+    file = tmp_path / "stats.csv"
+    sink = CSVSink(file)
+    sink.open()
+    sink.write({"frames": 1}, 1)
+    (tmp_path / "stats.csv.new").symlink_to("/dev/full")
+    with pytest.raises(OSError, match="No space left"):
+        sink.write({"frames": 2, "share": 1}, 2)
+    assert os.listdir(tmp_path) == ["stats.csv"]
+    sink.write({"frames": 3}, 3)
+    sink.close()
+    assert [row["frames"] for row in rows(file)] == ["1", "3"]

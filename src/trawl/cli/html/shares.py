@@ -9,8 +9,9 @@ from typing import Any
 from trawl.cli.errors import shown
 from trawl.cli.html.markup import Markup, figure, note, section, table, tag
 from trawl.cli.html.values import is_number
+from trawl.observe.glyphs import PART_COLORS
 
-_WORKER_PARTS = ("env", "policy", "overhead", "weights", "idle")
+_WORKER_PARTS = tuple(PART_COLORS)
 _DRIVER_PARTS = ("learner", "wait", "driver")
 _MEANINGS = {
     "env": "steps and resets of the environments",

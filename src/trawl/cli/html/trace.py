@@ -181,9 +181,9 @@ def find_trace(record: Record) -> tuple[Trace | None, str]:
         The trace, or None if there is none; and the sentence, which is empty for a whole trace.
     """
     named = record.given.get("trace")
-    name = named if isinstance(named, str) and is_inside(named) else _TRACE
+    directory, name = _place(record.directory, named)
     try:
-        trace = load_trace(record.directory, name)
+        trace = load_trace(directory, name)
     except FileNotFoundError:
         if named is None:
             return None, "No trace was recorded: trawl collect --trace records one."
@@ -192,7 +192,25 @@ def find_trace(record: Record) -> tuple[Trace | None, str]:
         return None, _noted(record, f"the trace can't be read: {message_of(error)}")
     if not trace.damage:
         return trace, ""
-    return trace, _noted(record, f"the trace {shown(name)} is damaged: {shown(trace.damage)}")
+    place = name if directory == record.directory else named
+    return trace, _noted(record, f"the trace {shown(place)} is damaged: {shown(trace.damage)}")
+
+
+def _place(dataset: Path, named: Any) -> tuple[Path, str]:
+    """Returns the folder and the name of a trace.
+
+    Args:
+        dataset: path of the dataset.
+        named: path of the trace in the record, not yet checked. ``trawl collect`` records an
+            absolute path; a relative one is a path within the dataset.
+    """
+    if not isinstance(named, str) or "\0" in named:
+        return dataset, _TRACE
+    if os.path.isabs(named):
+        # Only links within a dataset are refused: this path may lead anywhere anyway.
+        path = Path(os.path.realpath(named))
+        return path.parent, path.name
+    return dataset, named if is_inside(named) else _TRACE
 
 
 def _noted(record: Record, what: str) -> str:
@@ -202,10 +220,10 @@ def _noted(record: Record, what: str) -> str:
 
 
 def load_trace(directory: Path, name: str) -> Trace:
-    """Reads a trace file of a dataset.
+    """Reads a trace file.
 
     Args:
-        directory: path of the dataset.
+        directory: path of the folder in which the file is.
         name: name of the file.
 
     Raises:

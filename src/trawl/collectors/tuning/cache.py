@@ -22,11 +22,11 @@ class WorkerCache:
     Every error that concerns the file is only a warning, because a choice can be made anew.
 
     Args:
-        path: path of the file; by default ``trawl/workers.json`` in the user's cache folder.
+        folder: folder of the file ``workers.json``; None to remember nothing.
     """
 
-    def __init__(self, path: Path | None = None) -> None:
-        self.path = cache_folder() / "workers.json" if path is None else path
+    def __init__(self, folder: Path | None) -> None:
+        self.path = None if folder is None else folder / "workers.json"
 
     def get(self, key: str) -> int | None:
         """Returns the number of workers for a key; None if there is none."""
@@ -36,12 +36,14 @@ class WorkerCache:
 
     def put(self, key: str, count: int) -> None:
         """Remembers the number of workers for a key."""
+        if self.path is None:
+            return
         entries = self._read()
         entries.pop(key, None)
         entries[key] = count
         kept = dict(list(entries.items())[-_MOST:])
         try:
-            self._write(json.dumps({"format": _FORMAT, "workers": kept}, indent=1))
+            _replace(self.path, json.dumps({"format": _FORMAT, "workers": kept}, indent=1))
         except OSError as error:
             warn(
                 f"the number of workers could not be saved in {self.path}: {error}. It will be "
@@ -50,6 +52,8 @@ class WorkerCache:
             )
 
     def _read(self) -> dict[str, Any]:
+        if self.path is None:
+            return {}
         try:
             data = json.loads(self.path.read_text(encoding="utf-8"))
             if data["format"] == _FORMAT:
@@ -60,22 +64,26 @@ class WorkerCache:
             warn(f"{self.path} can't be read, and is ignored: {error}", RuntimeWarning)
         return {}
 
-    def _write(self, text: str) -> None:
-        """Replaces the file at once, so that no reader sees a part of it."""
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        descriptor, temporary = tempfile.mkstemp(dir=self.path.parent, prefix=".workers-")
-        try:
-            with open(descriptor, "w", encoding="utf-8") as file:
-                file.write(text)
-            os.replace(temporary, self.path)
-        except BaseException:
-            with suppress(OSError):
-                os.remove(temporary)
-            raise
+
+def _replace(path: Path, text: str) -> None:
+    """Replaces a file at once, so that no reader sees a part of it."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=".workers-")
+    try:
+        with open(descriptor, "w", encoding="utf-8") as file:
+            file.write(text)
+        os.replace(temporary, path)
+    except BaseException:
+        with suppress(OSError):
+            os.remove(temporary)
+        raise
 
 
-def cache_folder() -> Path:
-    """Returns Trawl's folder in the user's cache folder."""
+def cache_folder() -> Path | None:
+    """Returns Trawl's folder in the user's cache folder; None if the user has no home."""
     base = os.environ.get("XDG_CACHE_HOME", "")
     # The specification of the variable says that relative paths are to be ignored.
-    return (Path(base) if os.path.isabs(base) else Path("~/.cache").expanduser()) / "trawl"
+    if not os.path.isabs(base):
+        base = os.path.expanduser("~/.cache")
+    # Some containers have a user without a home.
+    return Path(base) / "trawl" if os.path.isabs(base) else None

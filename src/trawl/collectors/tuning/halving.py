@@ -140,8 +140,10 @@ class Halving:
             left = max(0.0, self._end - self._clock())
             self._round(field, left / rounds_left(len(field), refine is not None))
             best = survivors(self.trials[each] for each in field)
-            # With the time over, a round may end before all were measured.
-            self.finalists = best and [each for each in field if each in self._rounds[-1]]
+            # With the time over, a round may end before all, or even any, were measured.
+            self.finalists = [each for each in field if each in self._rounds[-1]] or [
+                each for each in self.finalists if self.trials[each].measured
+            ]
             if refine is not None and len(best) <= FEW:
                 best += self._enter(new for one in best for new in refine(one))
                 refine = None

@@ -128,6 +128,12 @@ def _name(value: Any) -> str:
 
 def _code(code: types.CodeType) -> str:
     """Returns a digest of a function's code that doesn't depend on its place in a file."""
-    constants = [_code(each) if hasattr(each, "co_code") else repr(each) for each in code.co_consts]
-    parts = [code.co_code.hex(), constants, list(code.co_names)]
+    parts = [code.co_code.hex(), [_constant(each) for each in code.co_consts], list(code.co_names)]
     return hashlib.sha256(repr(parts).encode()).hexdigest()
+
+
+def _constant(value: Any) -> str:
+    if isinstance(value, types.CodeType):
+        return _code(value)
+    # The order of a set of texts differs from run to run.
+    return repr(sorted(map(repr, value)) if isinstance(value, frozenset) else value)

@@ -58,14 +58,27 @@ def probe(source: Any, policy: Any, options: Mapping[str, Any]) -> Probe:
             frames += batch.numel()
             batches += 1
         wall, after = time.perf_counter() - start, processor_seconds()
-        running = after[0] - ran
-        idle = wall - running - (after[1] - queued)
         size: Sequence[int] = collector.env.batch_size
         return Probe(
             seconds_per_frame=wall / frames,
             env_batch=math.prod(size) if size else 0,
-            waits=idle > running,
+            waits=mostly_waits(wall, after[0] - ran, after[1] - queued),
         )
+
+
+def mostly_waits(wall: float, ran: float, queued: float) -> bool:
+    """Returns True if a process waited, for anything but a processor, for longer than it ran.
+
+    Args:
+        wall: seconds that passed.
+        ran: seconds for which the process ran.
+        queued: seconds for which it waited for a processor.
+
+    Example:
+        >>> mostly_waits(1.0, ran=0.1, queued=0.0), mostly_waits(1.0, ran=0.1, queued=0.9)
+        (True, False)
+    """
+    return wall - ran - queued > ran
 
 
 def processor_seconds() -> tuple[float, float]:

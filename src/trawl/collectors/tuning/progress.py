@@ -63,7 +63,7 @@ class TuneProgress:
 
     def _note(self, trial: Trial) -> None:
         best = self._best
-        if (
+        if trial.measured and (
             best is None
             or best.candidate == trial.candidate
             or trial.frames_per_second > best.frames_per_second

@@ -97,7 +97,7 @@ def tune(
         shown = stack.enter_context(TuneProgress(budget)) if progress else None
         seen = probe(create_env_fn, own, options)
         frames = frames_per_batch or default_frames(seen)
-        _check_budget(budget, time.perf_counter() - began, frames, seen)
+        _check_budget(budget, frames, seen)
         space = space_for(
             cores=usable_cores(),
             waits=seen.waits,
@@ -168,13 +168,15 @@ def _check(budget: Any, sync: Any, learner: Any, options: Mapping[str, Any]) -> 
         )
 
 
-def _check_budget(budget: float, passed: float, frames: int, seen: Probe) -> None:
-    """Rejects a budget that is too small to measure anything."""
+def _check_budget(budget: float, frames: int, seen: Probe) -> None:
+    """Rejects a budget that is too small to measure anything.
+
+    What it took to make the environment does not count, because the next time may be shorter.
+    """
     batch = frames * seen.seconds_per_frame
-    least = math.ceil(passed + _LEAST_BATCHES * batch)
+    least = math.ceil(_LEAST_BATCHES * batch)
     if budget < least:
         raise ValueError(
             f"budget must be at least {least} seconds, but it is {budget}: one environment takes "
-            f"about {batch:.1f} s for a batch of {frames:,} frames, and it took {passed:.1f} s to "
-            "make it"
+            f"about {batch:.1f} s for a batch of {frames:,} frames"
         )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from trawl.collectors.tuning.cache import WorkerCache
+from trawl.collectors.tuning.cache import WorkerCache, cache_folder
 from trawl.collectors.tuning.candidate import Candidate
 from trawl.collectors.tuning.halving import Halving
 from trawl.collectors.tuning.identity import digest_of, machine
@@ -81,7 +81,7 @@ def auto_workers(
     check_source(source, "num_workers='auto'")
     kept = measured_options(options, workers=True)
     key = digest_of(source, policy, kept, sync, machine())
-    cache = WorkerCache()
+    cache = WorkerCache(cache_folder())
     count = None if key is None else cache.get(key)
     if count is not None and count <= most_processes(usable_cores(), waits=True):
         return count

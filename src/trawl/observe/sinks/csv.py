@@ -6,6 +6,7 @@ import csv
 import os
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import IO, Any
 
 from trawl.observe.sinks.base import StatsSink, unwritable
@@ -114,7 +115,9 @@ class CSVSink(StatsSink):
             wider.flush()
             os.replace(temporary, self.file)
         except BaseException:
-            wider.close()
+            # A full disk fails this too.
+            with suppress(OSError):
+                wider.close()
             os.unlink(temporary)
             self._opened.seek(0, os.SEEK_END)
             raise
