@@ -79,6 +79,13 @@ def test_time_in_which_requests_are_on_their_way_is_overhead():
     assert found.part == "overhead"
 
 
+def test_a_worker_that_is_mostly_idle_itself_is_no_straggler():
+    shares = {"env": 0.06, "policy": 0.05, "overhead": 0.04, "idle": 0.85}
+    found = bottleneck_of(stats(2, (0.0, 0.93, 0.07), busy=(0.19, 0.12), **shares))
+    assert found.part == "overhead"
+    assert "mostly waiting for requests to arrive" in found.sentence
+
+
 def test_before_the_first_batch_nothing_is_known():
     found = bottleneck_of({"frames": 0})
     assert (found.part, found.share) == ("unknown", 0)

@@ -100,7 +100,8 @@ def _straggler(stats: Mapping[str, Any], workers: int) -> Bottleneck | None:
         return None
     slowest = max(busy, key=busy.__getitem__)
     others = median(share for index, share in busy.items() if index != slowest)
-    if busy[slowest] < _SLOWER * others:
+    # A worker that is itself idle for most of the time of waiting holds nobody up.
+    if busy[slowest] < max(_SLOWER * others, stats["wait_share"] / 2):
         return None
     times = busy[slowest] / max(others, 1e-9)
     text = (
@@ -119,10 +120,13 @@ def _limiting_work(stats: Mapping[str, Any], workers: int) -> Bottleneck:
         # requests and answers to arrive.
         outside = stats["learner_share"] + stats["driver_share"]
         shares["overhead"] += max(0.0, stats["idle_share"] - outside)
+    waits = workers > 0 and shares["overhead"] > 2 * stats["overhead_share"]
     busy = sum(shares.values()) or 1.0
     name = max(shares, key=shares.__getitem__)
     share = shares[name] / busy
     whose = "a worker's busy time" if workers else "the time in the collector"
+    if name == "overhead" and waits:
+        whose = "a worker's time, mostly waiting for requests to arrive"
     text = (
         f"{_SUBJECTS[name]} the rate: it takes {_percent(share)} of {whose}, so "
         f"without it, collection would be at most {_times(share)} as fast. "
