@@ -28,8 +28,8 @@ SETTINGS = {
 
 @pytest.fixture(scope="module")
 def nursery():
-    # Not Ray's scripts: with FastAPI installed, their import draws random numbers, and nodes that are
-    # forked afterwards would have the same id.
+    # Without Ray's scripts: if FastAPI is installed, their import draws random numbers, and nodes
+    # that are forked afterwards would have the same id.
     found = Nursery("hosts_parts", "trawl.backends.ray_backend", **SETTINGS)
     yield found
     found.close()

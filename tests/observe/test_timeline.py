@@ -42,6 +42,7 @@ def test_what_was_written_is_read(tmp_path, name):
     path = tmp_path / name
     written(path, info={"detail": "batch"})
     timeline = read_trace(path)
+    assert repr(timeline).startswith(f"Timeline({len(timeline.spans)} spans in ")
     assert timeline.complete
     assert timeline.info == {"detail": "batch"}
     assert timeline.lanes == ["worker 0"]

@@ -72,6 +72,10 @@ class Timeline:
     info: dict[str, Any] = field(default_factory=dict)
     complete: bool = False
 
+    def __repr__(self) -> str:
+        cut = "" if self.complete else ", cut off"
+        return f"Timeline({len(self.spans)} spans in {len(self.lanes)} lanes{cut})"
+
     def lane(self, lane: str) -> list[Span]:
         """Returns the spans of a lane, in the order of their starts; enclosing spans come first."""
         own = [span for span in self.spans if span.lane == lane]

@@ -149,9 +149,11 @@ class Halving:
                 refine = None
             field = best if len(best) > 1 else []
         if not self.finalists:
+            first = self.errors[0]
             raise RuntimeError(
-                "no layout could be measured; the first one failed"
-            ) from self.errors[0]
+                "no layout could be measured; the first one failed: "
+                f"{type(first).__name__}: {first}"
+            ) from first
         return choose(list(self.trials.values()), self.finalists)
 
     def _is_over(self) -> bool:
