@@ -239,7 +239,11 @@ def test_a_list_has_an_entry_for_each_worker(name, value):
         ),
         ({"num_workers": 0}, ValueError, r"num_workers must be at least 1, but it is 0"),
         ({"num_workers": True}, TypeError, r"num_workers must be an integer"),
-        ({"num_workers": "two"}, TypeError, r"num_workers must be an integer.*'two'"),
+        (
+            {"num_workers": "two"},
+            TypeError,
+            r"num_workers must be .* or 'auto'.*'two'",
+        ),
         ({"create_env_fn": []}, ValueError, r"create_env_fn must not be an empty list"),
         ({"frames_per_batch": 0}, ValueError, r"frames_per_batch must be at least 1"),
         ({"frames_per_batch": [5, 0]}, ValueError, r"frames_per_batch must be at least 1"),

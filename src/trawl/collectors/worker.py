@@ -309,12 +309,16 @@ class CollectorService(HandleCalls, Service):
 
     def _begin_turn(self, received: float) -> None:
         self._clock.begin(received)
+        self._measured: dict[str, Any] = {}
 
     def _timed(self, answer: requests.BatchReady) -> requests.BatchReady:
         """Returns an answer with the times of its batch, and the episodes that ended."""
-        self._clock.end()
-        times, steps = self._clock.batch_times(self._rollout.times), self._rollout.pop_steps()
-        return replace(answer, times=times, steps=steps, ended=self._rollout.writer.sums.pop())
+        if not self._measured:  # a batch that was written into a buffer has been measured then
+            self._clock.end()
+            times, rollout = self._clock.batch_times(self._rollout.times), self._rollout
+            steps, ended = rollout.pop_steps(), rollout.writer.sums.pop()
+            self._measured = {"times": times, "steps": steps, "ended": ended}
+        return replace(answer, **self._measured)
 
     @property
     def _rollout(self) -> Rollout:
@@ -379,7 +383,7 @@ class CollectorService(HandleCalls, Service):
         with self._port.undisturbed():
             self._port.send(requests.WriteBegan())
             yield
-            self._port.send(requests.WriteEnded(self._done(request, frames)))
+            self._port.send(requests.WriteEnded(self._timed(self._done(request, frames))))
 
     @property
     def _looks_at_batches(self) -> bool:
