@@ -87,6 +87,21 @@ def test_a_cluster_that_it_started_ends_with_it():
     assert said == ["said True", "said False", "said False True", "said True"]
 
 
+def test_a_cluster_that_it_started_exports_no_metrics():
+    said = run("""
+        import os
+        import ray
+        from trawl.backends.ray_cluster import connect
+
+        name = "RAY_enable_metrics_collection"
+        os.environ.pop(name)
+        connect({"address": "local", "num_cpus": 1, "object_store_memory": 100 << 20})
+        there = ray.remote(num_cpus=0)(lambda: os.environ.get(name))
+        print("said", ray.get(there.remote()), name in os.environ)
+    """)
+    assert said == ["said 0 False"]
+
+
 def test_a_cluster_outlives_the_thread_that_started_it():
     said = run("""
         import threading

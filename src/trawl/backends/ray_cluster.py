@@ -30,6 +30,9 @@ DEFAULT_RAY_INIT_CONFIG: dict[str, Any] = {
 # loopback address, as it does by default on systems other than Linux.
 _REACHABLE = "ENABLE_RAY_CLUSTER"
 _REACHABLE_ENV = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
+# Environment variable of Ray. In a process that exports metrics, threads continue to do so after
+# ray.shutdown(), and may crash the process.
+_METRICS_ENV = "RAY_enable_metrics_collection"
 
 # Attempts to start a node. Ray allows 30 seconds for each, which is too short on a busy machine.
 _STARTS = 4
@@ -99,7 +102,7 @@ def connect(config: Mapping[str, Any] | None = None) -> bool:
     with warnings.catch_warnings():
         # Ray's own code causes warnings.
         warnings.simplefilter("ignore")
-        with contextlib.nullcontext() if joins else _at_loopback():
+        with contextlib.nullcontext() if joins else _own_cluster():
             in_lasting_thread(lambda: _initialize(ray, own))
     _made = ray.get_runtime_context().get_worker_id()
     return True
@@ -192,19 +195,22 @@ def _joins(address: str | None) -> bool:
 
 
 @contextlib.contextmanager
-def _at_loopback() -> Iterator[None]:
-    """Context in which a new cluster can be reached only from this machine."""
+def _own_cluster() -> Iterator[None]:
+    """Context in which a new cluster can be reached only from this machine, without metrics."""
     constants = importlib.import_module("ray._private.ray_constants")
-    before = getattr(constants, _REACHABLE, True), os.environ.get(_REACHABLE_ENV)
+    reachable = getattr(constants, _REACHABLE, True)
+    before = {name: os.environ.get(name) for name in (_REACHABLE_ENV, _METRICS_ENV)}
     setattr(constants, _REACHABLE, False)
     os.environ[_REACHABLE_ENV] = "0"
+    os.environ.setdefault(_METRICS_ENV, "0")
     try:
         yield
     finally:
-        setattr(constants, _REACHABLE, before[0])
-        os.environ.pop(_REACHABLE_ENV)
-        if before[1] is not None:
-            os.environ[_REACHABLE_ENV] = before[1]
+        setattr(constants, _REACHABLE, reachable)
+        for name, value in before.items():
+            os.environ.pop(name)
+            if value is not None:
+                os.environ[name] = value
 
 
 def disconnect() -> None:
