@@ -1,5 +1,7 @@
 """Rates and shares of time, from the times of batches."""
 
+import statistics
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -13,7 +15,7 @@ from trawl.collectors.times import (
     WorkerTimes,
     shares_of,
 )
-from trawl.rollout.times import LoopTimes
+from trawl.rollout.times import LoopTimes, estimated_sum
 
 SECONDS = st.floats(0, 10)
 
@@ -74,7 +76,7 @@ def test_a_clock_divides_its_turns():
     clock, driver, loop = TurnClock(), DriverTimes(), LoopTimes()
     for _ in range(3):
         clock.begin()
-        loop.add(0.0, 2.0, acting=1.0, stepping=3.0)
+        loop.add(2.0, acting=0.5)
         clock.end()
         times = clock.batch_times(loop)
         driver.add(clock, 5, waited=float("inf"))
@@ -95,10 +97,16 @@ def test_time_before_the_first_turn_counts_for_nobody():
     assert clock.paused > 0
 
 
-def test_a_loop_without_timed_steps_is_divided_like_the_others():
+@given(st.lists(SECONDS), st.integers(0, 1000))
+def test_durations_that_were_not_measured_take_as_long_as_the_others(samples, missing):
+    count = len(samples) + missing
+    expected = sum(samples)
+    if len(samples) > 1:
+        expected += missing * statistics.fmean(samples[1:])
+    assert estimated_sum(samples, count) == pytest.approx(expected)
+
+
+def test_the_policy_takes_no_longer_than_the_loop():
     loop = LoopTimes()
-    loop.add(10.0, 12.0, acting=0.0, stepping=0.0)
-    assert loop.env == loop.policy == 0
-    loop.add(12.0, 16.0, acting=1.0, stepping=3.0)
-    loop.add(16.0, 18.0, acting=0.0, stepping=0.0)
-    assert (loop.env, loop.policy) == (4.5, 1.5)
+    loop.add(2.0, acting=3.0)
+    assert (loop.env, loop.policy) == (0, 2)

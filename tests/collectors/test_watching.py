@@ -228,6 +228,18 @@ class Straggling(SlowEnv):
     slow = (1,)
 
 
+class SlowToReset(NumberedEnv):
+    """Takes its time to begin an episode after the first one."""
+
+    resets = 0
+
+    def reset(self, **options):
+        self.resets += 1
+        if self.resets > 1:
+            time.sleep(4 * LONG)
+        return super().reset(**options)
+
+
 class SlowPolicy(Scorer):
     def forward(self, observation):
         time.sleep(LONG)
@@ -284,6 +296,14 @@ def test_the_part_that_limits_is_found(part, options):
 def test_a_straggler_is_found():
     found = limited_by(Straggling)
     assert (found.part, found.worker) == ("straggler", 1)
+
+
+def test_resets_count_for_the_environment():
+    source = partial(SlowToReset, lengths=[30])
+    with Collector(source, acting(Scorer()), frames_per_batch=60) as collector:
+        collector.next()
+        assert collector.env.env.resets == 3
+        assert collector.bottleneck().part == "environment"
 
 
 def test_a_collector_without_workers_tells_what_limits_it():

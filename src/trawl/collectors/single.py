@@ -348,7 +348,7 @@ class Collector(ResumableCollector):
         if self._restarts is not None:
             facts["env_restarts"] = self._restarts.count
         facts.update(self._rollout.writer.describe())
-        facts["env_time_share"] = self._rollout.env_share
+        facts["env_time_share"] = self._rollout.times.env_share
         return facts
 
     def _close(self, close_env: bool) -> None:

@@ -418,7 +418,7 @@ class CollectorService(HandleCalls, Service):
     ) -> requests.BatchReady:
         rollout = self._rollout
         facts = rollout.writer.describe()
-        facts["env_time_share"] = rollout.env_share
+        facts["env_time_share"] = rollout.times.env_share
         facts["process_bytes"] = self._resident.bytes
         if self.collector._restarts is not None:
             facts["env_restarts"] = self.collector._restarts.count

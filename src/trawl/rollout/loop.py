@@ -30,7 +30,7 @@ from trawl.rollout.block import Block
 from trawl.rollout.policy import Policy
 from trawl.rollout.rng import RandomStream
 from trawl.rollout.tensordict_batch_writer import TensorDictBatchWriter
-from trawl.rollout.times import LoopTimes, StepRecorder, StepSamples
+from trawl.rollout.times import LoopTimes, StepRecorder, StepSamples, estimated_sum
 
 # Number of rows bound at a time, which limits the memory of the loop's lists of rows.
 _CHUNK = 512
@@ -54,9 +54,8 @@ class Rollout:
     Attributes:
         writer: the object that fills the batches.
         steps_done: number of steps that each environment has taken.
-        env_share: share of the loop's time that the environment takes, estimated from samples.
         filled: number of rows that were filled in the last batch.
-        times: times of the last batch.
+        times: times of all batches, partly estimated from samples.
         stream: the collector's stream of random numbers; None to use the global generators.
         stamps_frames: True if each frame has the version of the policy that chose its action.
     """
@@ -76,7 +75,8 @@ class Rollout:
         self._most_steps = options.steps
         self.filled = 0
         self.stream: RandomStream | None = None
-        self._act_time = self._step_time = 0.0
+        # Seconds of the policy in the timed steps of the current chunk.
+        self._acts: list[float] = []
         self.times = LoopTimes()
         self._steps: StepRecorder | None = None
 
@@ -88,12 +88,6 @@ class Rollout:
     def env(self) -> Any:
         """The environment, which may be replaced after a failure."""
         return self.writer.env
-
-    @property
-    def env_share(self) -> float:
-        """Share of the loop's time that is spent in the environment rather than in the policy."""
-        total = self._act_time + self._step_time
-        return self._step_time / total if total else 0.0
 
     def limit(self, frames: float) -> None:
         """Sets the number of frames that are still wanted, before a batch is filled.
@@ -150,12 +144,9 @@ class Rollout:
         turn = self.stream.turn() if alone and self.stream is not None else nullcontext()
         with turn, torch.no_grad(), set_interaction_type(self.exploration):
             self.writer.begin(block)
-            act_time, step_time = self._act_time, self._step_time
-            began = perf_counter()
+            self.times.began = perf_counter()
             self.filled = self._fill(random, stopped)
-            self.times.add(
-                began, perf_counter(), self._act_time - act_time, self._step_time - step_time
-            )
+            self.times.ended = perf_counter()
             try:
                 batch = self.writer.finish(self.filled)
             except ValueError as error:
@@ -171,12 +162,16 @@ class Rollout:
             stop = min(start + _CHUNK, steps)
             before = perf_counter()
             act, step = self.writer.bind(start, stop, random)
+            bound = perf_counter()
             if act is None:
-                # Binding draws random actions for the whole chunk; only the share of the steps
-                # timed below counts.
-                timed = min(_TIMED, stop - start) / (stop - start)
-                self._act_time += (perf_counter() - before) * timed
+                # Binding has drawn random actions for the whole chunk.
+                self.times.policy += bound - before
+            self._acts.clear()
             done = self._run_chunk(act, step, start, stop - start, stopped)
+            # Calls of the policy take about the same time, unlike steps: a few of these reset
+            # environments. So the policy's time is estimated, and the environment has the rest.
+            acting = 0.0 if act is None else estimated_sum(self._acts, done)
+            self.times.add(perf_counter() - bound, acting)
             if done < stop - start:
                 return start + done
         return steps
@@ -195,8 +190,7 @@ class Rollout:
             for t in range(min(_TIMED, count)):
                 if stopped is not None and start + t and stopped():
                     return t
-                # The first step of a chunk settles things for the others, so it takes longer.
-                self._timed(act, step, t, counts=t > 0 or count == 1)
+                self._timed(act, step, t)
             rest = range(min(_TIMED, count), count)
             if stopped is not None:
                 for t in rest:
@@ -224,19 +218,17 @@ class Rollout:
             raise
         return count
 
-    def _timed(self, act: ActFn | None, step: StepFn, t: int, counts: bool) -> None:
+    def _timed(self, act: ActFn | None, step: StepFn, t: int) -> None:
         waited, before = self.writer.waited, perf_counter()
         if act is not None:
             act(t)
         between = perf_counter()
         step(t)
-        if counts or self._steps is not None:
-            ended, waited = perf_counter(), self.writer.waited - waited
-            if counts:
-                self._act_time += between - before - waited
-                self._step_time += ended - between + waited
-            if self._steps is not None:
-                self._steps.add(before, between - waited, ended)
+        # The policy has waited for environments that step in turn.
+        waited = self.writer.waited - waited
+        self._acts.append(between - before - waited)
+        if self._steps is not None:
+            self._steps.add(before, between - waited, perf_counter())
 
     def record_steps(self, on: bool) -> None:
         """Begins or ends to record the times of the steps that the loop times."""

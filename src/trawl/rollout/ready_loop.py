@@ -89,6 +89,6 @@ class ReadyRollout(Rollout):
             raise
         self._interrupted = False
         waited = writer.record.waited - waited
-        self._step_time += waited
-        self._act_time += perf_counter() - began - waited
+        seconds = perf_counter() - began
+        self.times.add(seconds, acting=seconds - waited)
         return filled

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -13,9 +14,6 @@ _STEPS = 1024
 @dataclass
 class LoopTimes:
     """Time that batches have spent in the environment, in the policy, and with new weights.
-
-    The loop times a few steps of each chunk. The whole time of the loop is divided in the same
-    proportion.
 
     Attributes:
         began: time of ``time.perf_counter()`` at which the last batch's first step began.
@@ -31,23 +29,40 @@ class LoopTimes:
     policy: float = 0.0
     weights: float = 0.0
 
-    def add(self, began: float, ended: float, acting: float, stepping: float) -> None:
-        """Adds the times of a batch.
+    @property
+    def env_share(self) -> float:
+        """Share of the time in the environment and the policy that the environment takes."""
+        total = self.env + self.policy
+        return self.env / total if total else 0.0
+
+    def add(self, seconds: float, acting: float) -> None:
+        """Adds the steps of a batch, or some of them.
 
         Args:
-            began: time at which the first step began.
-            ended: time at which the last step ended.
-            acting: seconds of the policy's part of the timed steps.
-            stepping: seconds of the environment's part of the timed steps.
+            seconds: seconds that the steps took.
+            acting: seconds of these in the policy; the rest counts for the environment.
         """
-        self.began, self.ended = began, ended
-        if not acting + stepping:
-            # A batch that was interrupted after its first step is divided like the others.
-            acting, stepping = self.policy, self.env
-        timed = acting + stepping
-        if timed:
-            self.env += (ended - began) * stepping / timed
-            self.policy += (ended - began) * acting / timed
+        acting = min(acting, seconds)
+        self.policy += acting
+        self.env += seconds - acting
+
+
+def estimated_sum(samples: Sequence[float], count: int) -> float:
+    """Returns the estimated sum of ``count`` durations, of which only the first were measured.
+
+    The first duration is often longer than the others, so it does not stand for any of them.
+
+    Args:
+        samples: measured durations, in seconds.
+        count: number of all durations.
+
+    Example:
+        >>> estimated_sum([5.0, 1.0, 2.0], count=11)
+        20.0
+    """
+    first, others = sum(samples[:1]), samples[1:]
+    missing = count - len(samples)
+    return first + sum(others) + (missing * sum(others) / len(others) if others else 0.0)
 
 
 class StepSamples(NamedTuple):
