@@ -63,3 +63,17 @@ def test_functions_are_called_if_the_collector_fails():
     with pytest.raises(OSError, match="a fault"):
         list(collector)
     assert called == [collector]
+
+
+def test_a_function_may_close_and_add_others(collector):
+    called = []
+
+    def first(one):
+        one.shutdown()
+        one.add_close_callback(lambda _: called.append("added"))
+        called.append("first")
+
+    collector.add_close_callback(first)
+    collector.add_close_callback(lambda _: called.append("second"))
+    collector.shutdown()
+    assert sorted(called) == ["added", "first", "second"]

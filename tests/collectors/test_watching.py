@@ -190,6 +190,20 @@ def test_a_reset_begins_episodes_anew():
     assert facts["episode_length_mean"] == 10
 
 
+def test_a_batch_that_is_collected_by_hand_does_not_count():
+    with Collector(partial(NumberedEnv, lengths=[4]), frames_per_batch=4) as collector:
+        collector.next()
+        before = collector.stats()
+        for _ in range(3):
+            collector.rollout()
+        assert collector.stats()["episodes"] == before["episodes"] == 1
+        collector.next()
+        facts = collector.stats()
+    assert facts["episodes"] == 2
+    busy = facts["env_seconds"] + facts["policy_seconds"] + facts["overhead_seconds"]
+    assert busy == pytest.approx(facts["wait_seconds"])
+
+
 def test_episodes_go_on_after_a_state_was_loaded():
     def made():
         return Collector(

@@ -49,6 +49,25 @@ def test_a_learner_that_collection_waits_for_should_overlap_with_it():
     assert "prefetch=1" in found.sentence
 
 
+@pytest.mark.parametrize("schedule", ["prefetch", "asynchronous"])
+def test_a_learner_that_workers_collect_ahead_of_must_become_faster(schedule):
+    facts = stats(2, (0.7, 0.25, 0.05), env=0.3, idle=0.7) | {"schedule": schedule}
+    found = bottleneck_of(facts)
+    assert found.part == "learner"
+    assert found.sentence.endswith("Make its updates faster, or save cores with fewer workers.")
+
+
+def test_without_workers_the_learner_needs_some():
+    found = bottleneck_of(stats(0, (0.7, 0.25, 0.05), env=0.3, idle=0.7))
+    assert "Let workers collect while it learns (MultiAsyncCollector)" in found.sentence
+
+
+def test_an_asynchronous_collector_has_no_straggler():
+    facts = stats(3, busy=(0.3, 0.95, 0.35), env=0.5, idle=0.5)
+    assert bottleneck_of(facts | {"schedule": "prefetch"}).part == "straggler"
+    assert bottleneck_of(facts | {"schedule": "asynchronous"}).part == "environment"
+
+
 def test_a_learner_that_never_waits_must_become_faster():
     found = bottleneck_of(stats(4, (0.95, 0.03, 0.02), env=0.2, idle=0.8))
     assert found.part == "learner"

@@ -51,6 +51,32 @@ def test_a_function_gets_a_dict_of_its_own():
 # --- its end
 
 
+@pytest.mark.parametrize("step", ["before", "after"])
+def test_an_interrupted_start_closes_the_sinks(step, monkeypatch):
+    """Ctrl-C comes just before, or just after, the thread begins."""
+    begin = threading.Thread.start
+
+    def start(thread):
+        if thread.name == "Monitor" and step == "before":
+            raise KeyboardInterrupt
+        begin(thread)
+        if thread.name == "Monitor":
+            raise KeyboardInterrupt
+
+    sink = Recorder()
+    with make(0) as collector:
+        with monkeypatch.context() as patch:
+            patch.setattr(threading.Thread, "start", start)
+            with pytest.raises(KeyboardInterrupt):
+                Monitor(collector, [sink])
+        for thread in threading.enumerate():
+            if thread.name == "Monitor":
+                thread.join(PATIENCE)
+        assert sink.calls[-1] == "close"
+        with Monitor(collector, [sink]):
+            pass
+
+
 @pytest.mark.parametrize("workers", [0, 2])
 def test_it_ends_with_the_collector(workers):
     sink = Recorder()

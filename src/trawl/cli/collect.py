@@ -88,15 +88,14 @@ def _facts(args: CollectArguments, started: datetime, seed: int) -> dict[str, An
         "date": started.isoformat(timespec="seconds"),
         "versions": versions(),
         "arguments": asdict(args),
-        # Replaces the value of an earlier run, which --resume continues.
+        # These replace the values of an earlier run, which --resume continues.
         "stopped_by": None,
+        "trace": None if args.trace is None else os.path.abspath(args.trace),
     }
     if kwargs := env_kwargs(args):
         facts["env_kwargs"] = kwargs
     if args.deterministic:
         facts["deterministic"] = True
-    if args.trace is not None:
-        facts["trace"] = os.path.abspath(args.trace)
     return facts
 
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 from typing_extensions import Self
@@ -16,28 +16,30 @@ class CloseCallbacks:
     """
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._callbacks: list[Callable[[Any], object]] | None = []
+        # There is no lock: a signal handler or a finalizer may close the collector in the middle of
+        # each method. The operations of the list are atomic.
+        self._callbacks: list[Callable[[Any], object]] = []
+        self._closed = False
 
     def add(self, callback: Callable[[Any], object], collector: Any) -> None:
         """Adds a function; if the collector is closed already, calls the function at once."""
-        with self._lock:
-            if self._callbacks is not None:
-                self._callbacks.append(callback)
-                return
-        callback(collector)
+        self._callbacks.append(callback)
+        if self._closed:
+            self.call(collector)
 
     def remove(self, callback: Callable[[Any], object]) -> None:
         """Removes a function, if it was added and not called yet."""
-        with self._lock:
-            if self._callbacks is not None and callback in self._callbacks:
-                self._callbacks.remove(callback)
+        with suppress(ValueError):
+            self._callbacks.remove(callback)
 
     def call(self, collector: Any) -> None:
-        """Calls all functions, unless they were called before."""
-        with self._lock:
-            callbacks, self._callbacks = self._callbacks, None
-        for callback in callbacks or ():
+        """Calls all functions that were not called before."""
+        self._closed = True
+        while True:
+            try:
+                callback = self._callbacks.pop(0)
+            except IndexError:
+                return
             callback(collector)
 
 

@@ -158,6 +158,10 @@ class RolloutCollector(DirectWeights):
             if self._whole is not None and not self._in_turn:
                 for source, frames in self._by_source(batch):
                     self._whole.miss(frames, source)
+            if not self._in_turn:
+                # These frames are not counted, so neither are their times and episodes.
+                self._clock.batch_times(self._rollout.times)
+                self._rollout.writer.sums.pop()
             return batch
 
     def _turn(self) -> TensorDictBase | None:

@@ -189,6 +189,7 @@ class WorkerControl(WorkerState):
         - ``env_time_share``, the environment's share of the loop's time.
         - ``batches_held``, the number of batches that are still referred to, and
           ``memory_bytes``, the memory of these batches and of spare blocks.
+        - ``schedule``, which is ``"synchronous"``, ``"prefetch"`` or ``"asynchronous"``.
         - For asynchronous collectors, with ``preemptive_threshold`` below 1 and with ``prefetch``,
           ``policy_lag_mean``, ``policy_lag_max``, and the number of frames with each lag, as
           ``policy_lag_0``, ``policy_lag_1`` and so on. The lag of a batch is the number of weight
@@ -232,6 +233,8 @@ class WorkerControl(WorkerState):
         facts = super().stats() | together
         facts["batches_held"] = sum(pool.leased for pool in pools)
         facts["memory_bytes"] = sum(pool.nbytes for pool in pools)
+        ahead = "prefetch" if self.config.prefetch else "synchronous"
+        facts["schedule"] = ahead if self.sync else "asynchronous"
         if not self.sync or self.config.preempts or self.config.prefetch:
             facts |= self._lags.stats()
         if self.config.on_env_error == "restart":

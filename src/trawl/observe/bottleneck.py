@@ -65,11 +65,9 @@ def _limiting_thread(stats: Mapping[str, Any], workers: int) -> Bottleneck | Non
     if max(learner, driver) <= wait:
         return None
     if learner >= driver:
-        if wait > _OVERLAPPED:
-            remedy = (
-                "Let workers collect while it learns (prefetch=1, or an asynchronous collector), "
-                "or make its updates faster"
-            )
+        if wait > _OVERLAPPED and not _collects_ahead(stats):
+            how = "prefetch=1, or an asynchronous collector" if workers else "MultiAsyncCollector"
+            remedy = f"Let workers collect while it learns ({how}), or make its updates faster"
         else:
             remedy = "Make its updates faster"
             if workers > 1 and stats["idle_share"] > _MOSTLY_IDLE:
@@ -87,10 +85,17 @@ def _limiting_thread(stats: Mapping[str, Any], workers: int) -> Bottleneck | Non
     return Bottleneck("driver", driver, text)
 
 
+def _collects_ahead(stats: Mapping[str, Any]) -> bool:
+    """Returns True if workers collect while the learner learns."""
+    return stats.get("schedule") in ("prefetch", "asynchronous")
+
+
 def _straggler(stats: Mapping[str, Any], workers: int) -> Bottleneck | None:
     """Returns the worker that others wait for; None if there is none."""
     if workers < 2 or stats.get("idle_share", 0.0) < 0.1:
         return None
+    if stats.get("schedule") == "asynchronous":
+        return None  # no worker waits for others
     busy = {
         index: 1.0 - stats[f"worker_{index}/idle_share"]
         for index in range(workers)

@@ -69,9 +69,13 @@ class Monitor:
         self.every = float(seconds_above_zero("every", check_seconds("every", every)))
         self._poller = _Poller(collector, [_as_sink(sink) for sink in sinks], self.every)
         self._poller.open_sinks()
-        # After the sinks were opened: their libraries have exit handlers too, which run later.
-        stop_at_exit(self._poller)
-        self._poller.start(collector)
+        try:
+            # After the sinks were opened: their libraries have exit handlers too, which run later.
+            stop_at_exit(self._poller)
+            self._poller.start(collector)
+        except BaseException:
+            self._poller.abandon()
+            raise
 
     @property
     def closed(self) -> bool:
@@ -130,13 +134,16 @@ class _Poller:
 
     def start(self, collector: Any) -> None:
         """Starts the thread, which ends with the collector."""
-        try:
-            self.thread.start()
-        except RuntimeError:  # this process can have no more threads
-            self._close()
-            raise
+        self.thread.start()
         if self._reports_end:
             collector.add_close_callback(self._end)
+
+    def abandon(self) -> None:
+        """Closes the sinks after a failed start: there are too many threads, or Ctrl-C came."""
+        if self.thread.ident is None:
+            self._close()
+        else:
+            self._ends.put(None)
 
     def _end(self, collector: Any) -> None:
         """Keeps the last statistics of a collector that was closed, and ends the thread.

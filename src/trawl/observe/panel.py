@@ -105,9 +105,7 @@ class ProgressPanel:
         if not self._state.workers or "wait_share" not in stats:
             return []
         learner, wait, driver = (stats[f"{name}_share"] for name in ("learner", "wait", "driver"))
-        text = (
-            f"driver thread: {wait:.0%} waiting, {driver:.0%} collector, {learner:.0%} outside it"
-        )
+        text = f"driver thread: {wait:.0%} waiting, {driver:.0%} collector, {learner:.0%} learner"
         return [Text(self._glyphs.fit(text, width), "dim")]
 
     def _bottleneck(self, width: int) -> list[Text]:

@@ -1,5 +1,8 @@
 import csv
+import errno
 import os
+import stat
+import tempfile
 
 import pandas
 import pytest
@@ -105,29 +108,57 @@ def test_a_file_that_can_not_be_written_is_an_error_at_once(append, tmp_path):
             Monitor(collector, [CSVSink(tmp_path, append)])
 
 
-def test_a_full_disk_costs_no_row_that_was_written(tmp_path):
+def test_a_full_disk_costs_no_row_that_was_written(tmp_path, monkeypatch):
+    def full(*_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
     file = tmp_path / "stats.csv"
     sink = CSVSink(file)
     sink.open()
     sink.write({"frames": 1}, 1)
-    (tmp_path / "stats.csv.new").mkdir()
-    with pytest.raises(IsADirectoryError):
-        sink.write({"frames": 2, "share": 1}, 2)
-    (tmp_path / "stats.csv.new").rmdir()
+    with monkeypatch.context() as patch:
+        patch.setattr(tempfile, "mkstemp", full)
+        with pytest.raises(OSError, match="No space left"):
+            sink.write({"frames": 2, "share": 1}, 2)
     sink.write({"frames": 3, "share": 1}, 3)
     sink.close()
     assert [row["frames"] for row in rows(file)] == ["1", "3"]
 
 
-def test_a_disk_that_is_full_to_the_end_costs_no_row_either(tmp_path):
+def test_a_disk_that_is_full_to_the_end_costs_no_row_either(tmp_path, monkeypatch):
+    def full(*_):
+        link = tmp_path / "full"
+        link.symlink_to("/dev/full")
+        return os.open(link, os.O_RDWR), str(link)
+
     file = tmp_path / "stats.csv"
     sink = CSVSink(file)
     sink.open()
     sink.write({"frames": 1}, 1)
-    (tmp_path / "stats.csv.new").symlink_to("/dev/full")
-    with pytest.raises(OSError, match="No space left"):
-        sink.write({"frames": 2, "share": 1}, 2)
+    with monkeypatch.context() as patch:
+        patch.setattr(tempfile, "mkstemp", full)
+        with pytest.raises(OSError, match="No space left"):
+            sink.write({"frames": 2, "share": 1}, 2)
     assert os.listdir(tmp_path) == ["stats.csv"]
     sink.write({"frames": 3}, 3)
     sink.close()
     assert [row["frames"] for row in rows(file)] == ["1", "3"]
+
+
+def test_other_files_stay_as_they_are(tmp_path):
+    file = tmp_path / "stats.csv"
+    other = tmp_path / "stats.csv.new"
+    other.write_text("mine")
+    write(CSVSink(file), {"frames": 0}, {"frames": 10, "share": 0.1})
+    assert other.read_text() == "mine"
+    assert sorted(os.listdir(tmp_path)) == ["stats.csv", "stats.csv.new"]
+
+
+def test_the_file_keeps_its_permissions(tmp_path):
+    file = tmp_path / "stats.csv"
+    sink = CSVSink(file)
+    sink.open()
+    file.chmod(0o640)
+    sink.write({"frames": 0}, 0)
+    sink.close()
+    assert stat.S_IMODE(file.stat().st_mode) == 0o640

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import csv
 import os
+import shutil
+import tempfile
 import time
 from collections.abc import Mapping
 from contextlib import suppress
@@ -103,8 +105,10 @@ class CSVSink(StatsSink):
     def _add_columns(self, new: list[str]) -> None:
         """Replaces the file by one with more columns; the old one stays whole until then."""
         assert self._opened is not None
-        columns, temporary = [*self._columns, *new], f"{self.file}.new"
-        wider = _text(temporary, "w+")
+        columns = [*self._columns, *new]
+        folder, name = os.path.split(os.path.abspath(self.file))
+        handle, temporary = tempfile.mkstemp(".new", f".{name}.", folder)
+        wider = _text(handle, "w+")
         try:
             writer = csv.writer(wider)
             writer.writerow(columns)
@@ -113,6 +117,7 @@ class CSVSink(StatsSink):
             next(rows, None)
             writer.writerows([*row, *[""] * len(new)] for row in rows)
             wider.flush()
+            shutil.copymode(self.file, temporary)
             os.replace(temporary, self.file)
         except BaseException:
             # A full disk fails this too.
@@ -136,5 +141,5 @@ def _last_byte(file: IO[bytes], end: int) -> bytes:
     return file.read(1)
 
 
-def _text(path: str, mode: str) -> IO[str]:
+def _text(path: str | int, mode: str) -> IO[str]:
     return open(path, mode, newline="", encoding="utf-8")
