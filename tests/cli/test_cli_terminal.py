@@ -55,7 +55,7 @@ def test_the_panel_is_there_while_a_batch_takes_its_time(tmp_path, gate):
     for words in ("cli_envs:Gated  ━", "100%", " frames/s", "30 episodes", "return 10.0", "█ env",
                   "collector", "limits the rate", "environment  cli_envs:Gated"):  # fmt: skip
         assert words in last, words
-    assert re.search(r"\n +limit  \w.* limits the rate .*\n", last)
+    assert re.search(r"\n +limit  \w.* limits the rate.*\n", last)
 
 
 def test_workers_have_rows(tmp_path):
