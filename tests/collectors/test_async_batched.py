@@ -6,6 +6,7 @@ import threading
 import time
 from functools import partial
 
+import numpy as np
 import pytest
 import torch
 from tensordict.nn import TensorDictModule
@@ -467,6 +468,30 @@ def test_an_error_does_no_harm_to_a_reset():
         found = set()
         while len(found) < 2:
             found |= set(collector.rollout()["env_index"].tolist())
+
+
+@BACKENDS
+def test_an_error_that_arrives_late_is_raised(backend):
+    """The answer of a failed step is seen before the message that has the error is read."""
+    makes = [NumberedEnv, partial(BreaksOnce, 1)]
+    with AsyncBatchedCollector(
+        makes, policy=Chooses(), frames_per_batch=10, env_backend=backend
+    ) as collector:
+        processes = collector.env.processes
+        wait, buffers = processes.wait_for_answers, collector.env.buffers
+
+        def late(timeout=None):
+            wait(timeout)
+            while (np.abs(buffers.answers) != np.asarray(buffers.numbers)).any():
+                time.sleep(0.001)
+
+        processes.wait_for_answers = late
+        with pytest.raises(ValueError, match="broken"):
+            for _ in range(10):
+                collector.rollout()
+        collector.reset()
+        processes.wait_for_answers = wait
+        collector.rollout()
 
 
 @BACKENDS

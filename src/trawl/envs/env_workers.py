@@ -384,6 +384,8 @@ class EnvWorkers(EnvProcesses):
                     self._handle_events(ignored=True)
             if self._timeout is not None:
                 self._kill_late(self._timeout)
+        # The errors of steps that have failed are dropped: each was sent before its answer.
+        self._handle_events(ignored=True)
         self._pending.clear()
 
     def _late(self, workers: Iterable[int] | None = None) -> list[int]:

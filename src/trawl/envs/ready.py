@@ -214,14 +214,14 @@ class ReadyEnvs:
         answered = np.abs(self._answers) == self._numbers
         for process in np.flatnonzero(self._stepping & answered).tolist():
             if self._answers[process] < 0 and process not in self._failed:
+                # The message with the error is there, but may not have been read yet.
+                self._processes.wait_for_answers(0)
                 if self._restart is None:
                     # The error was raised, and the next reset makes the environment usable again.
                     nothing = self.rows[process][:0]
                     self._stepping[process] = False
                     self.ready.append(Ready(process, nothing, nothing))
                     continue
-                # The message with the error is there, but was not read yet.
-                self._processes.wait_for_answers(0)
                 self._look_for_failures(self._restart)
             if process in self._failed and not self._is_restarted(process):
                 continue
