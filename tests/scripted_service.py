@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import threading
 from collections import deque
 from typing import Any
 
@@ -15,6 +16,9 @@ from trawl.backends.base import Port, Service
 
 # Each worker with its own interpreter has a list of its own.
 TALLY: list[int] = []
+# Ends the work of killed workers that are threads of the test process: it would slow down all later
+# tests.
+ABANDONED = threading.Event()
 
 
 class Unreadable:
@@ -135,7 +139,7 @@ class ScriptedService(Service):
     def hang(self) -> None:
         """Works forever."""
         self.port.send("hanging")
-        while True:
+        while not ABANDONED.is_set():
             pass
 
     def resist(self) -> None:
@@ -214,8 +218,9 @@ def make_failing(port: Port) -> Service:
 def make_hanging(port: Port) -> Service:
     """Sends a message, and then never finishes making a service."""
     port.send("making")
-    while True:
+    while not ABANDONED.is_set():
         pass
+    raise RuntimeError("abandoned")
 
 
 class Maker:
