@@ -8,7 +8,7 @@ pytest.register_assert_rewrite("backend_conformance")
 
 @pytest.fixture(scope="class", autouse=True)
 def no_thread_left():
-    """Ends the workers that are threads, even those that were killed in the middle of their work."""
+    """Ends the workers that are threads, even those that were killed while they worked."""
     yield
     scripted_service.ABANDONED.set()
     for thread in threading.enumerate():

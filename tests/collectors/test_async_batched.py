@@ -487,8 +487,7 @@ def test_an_error_that_arrives_late_is_raised(backend):
 
         processes.wait_for_answers = late
         with pytest.raises(ValueError, match="broken"):
-            for _ in range(10):
-                collector.rollout()
+            collect_forever(collector)
         collector.reset()
         processes.wait_for_answers = wait
         collector.rollout()
