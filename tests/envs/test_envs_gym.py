@@ -288,7 +288,7 @@ def test_an_unknown_id_is_gymnasiums_error():
 
 
 def test_something_else_is_no_environment():
-    with pytest.raises(TypeError, match=r"env must be a Gymnasium id.*int: 3"):
+    with pytest.raises(TypeError, match=r"env must be an id, a gymnasium.Env.*int: 3"):
         GymEnv(3)
 
 

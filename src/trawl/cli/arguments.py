@@ -25,7 +25,7 @@ EnvName = Annotated[
     tyro.conf.Positional,
     tyro.conf.arg(
         metavar="ENV",
-        help="Gymnasium id, such as Pendulum-v1;\n"
+        help="id, such as Pendulum-v1 or dm_control:cheetah/run;\n"
         "module:id, to import the module that registers the id; or\n"
         "module:function, for a function that makes an environment.\n"
         "A module may also be a file: path/to/file.py.",

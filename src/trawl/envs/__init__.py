@@ -1,8 +1,9 @@
-"""Gymnasium environments with the TensorDict interface, single ones and batches."""
+"""Environments with the TensorDict interface, single ones and batches."""
 
+from trawl.envs.dm import DMEnv
 from trawl.envs.gym import GymEnv
 from trawl.envs.masks import ObserveActionMask
 from trawl.envs.parallel import ParallelEnv
 from trawl.envs.serial import SerialEnv
 
-__all__ = ["GymEnv", "ObserveActionMask", "ParallelEnv", "SerialEnv"]
+__all__ = ["DMEnv", "GymEnv", "ObserveActionMask", "ParallelEnv", "SerialEnv"]

@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 from trawl.envs.base import TensorDictEnv
+from trawl.envs.dm import is_dm_env
 from trawl.envs.gym import GymEnv
 from trawl.envs.seeding import derive
 from trawl.envs.types import is_list
@@ -64,7 +65,8 @@ def _made_by(factory: Any, kwargs: dict[str, Any], name: str) -> Any:
         env = made if is_tensordict_env(made) else GymEnv(made)
     else:
         raise TypeError(_explain(f"{name} made an object that is not an environment", made))
-    if isinstance(env, GymEnv):
+    by_id = isinstance(factory, partial) and factory.func is GymEnv and not kwargs
+    if isinstance(env, GymEnv) and not (by_id and env.remake is not None):
         env.remake = partial(_made_by, factory, kwargs, name)
     return env
 
@@ -171,7 +173,10 @@ def is_tensordict_env(env: object) -> bool:
 def is_env(env: object) -> bool:
     """Returns True if ``env`` is an environment object, rather than an id or a factory."""
     return not isinstance(env, type) and (
-        is_tensordict_env(env) or isinstance(env, gymnasium.Env) or is_vector_env(env)
+        is_tensordict_env(env)
+        or isinstance(env, gymnasium.Env)
+        or is_vector_env(env)
+        or is_dm_env(env)
     )
 
 
@@ -190,6 +195,6 @@ def _explain(what: str, value: object) -> str:
     if hasattr(value, "possible_agents"):
         hint = ". Wrap a PettingZoo environment: torchrl.envs.PettingZooWrapper(env)"
     return (
-        f"{what}: expected a Gymnasium id, a Gymnasium, vector, EnvPool or TensorDict environment, "
+        f"{what}: expected an id, a Gymnasium, vector, EnvPool, dm_env or TensorDict environment, "
         f"or a function that makes one, but got {type(value).__name__}: {value!r}{hint}"
     )

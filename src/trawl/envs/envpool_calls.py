@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from difflib import get_close_matches
 from operator import itemgetter
 from typing import Any, NamedTuple
 
@@ -124,3 +125,37 @@ def _is_original(env: Any, name: str) -> bool:
     """Returns True if a method of an environment is EnvPool's own."""
     method = getattr(type(env), name, None)
     return name not in vars(env) and getattr(method, "__module__", "").startswith("envpool.")
+
+
+def make_envpool(
+    name: str, num_envs: int | None, autoreset_mode: Any, options: Mapping[str, Any]
+) -> Any:
+    """Makes an EnvPool environment.
+
+    Args:
+        name: EnvPool's id, such as ``"Pong-v5"``.
+        num_envs: number of sub-environments; None for one.
+        autoreset_mode: must be None, because EnvPool resets sub-environments by their ids.
+        options: arguments of ``envpool.make_gymnasium``.
+
+    Raises:
+        ImportError: if EnvPool is not installed.
+        ValueError: if there is no such id, or an autoreset mode is given.
+    """
+    if autoreset_mode is not None:
+        raise ValueError(
+            f"autoreset_mode={autoreset_mode!r} can't be used with envpool:{name}: leave the "
+            "argument out"
+        )
+    try:
+        import envpool
+    except ImportError as error:
+        raise ImportError(
+            f"envpool:{name} needs EnvPool: pip install 'trawl-rl[envpool]'"
+        ) from error
+    known = envpool.list_all_envs()
+    if name not in known:
+        near = get_close_matches(name, known, 5)
+        hint = f": did you mean {', '.join(near)}?" if near else ""
+        raise ValueError(f"EnvPool has no environment {name!r}{hint}")
+    return envpool.make_gymnasium(name, num_envs=num_envs or 1, **options)

@@ -20,6 +20,7 @@ from trawl.checks import check_bool, check_number
 from trawl.devices import optional_device
 from trawl.envs.capture import NONE, REPLAY, capture, check_identity, restore, way_of, ways_of
 from trawl.envs.capture.history import PoolLog, check_pool
+from trawl.envs.dm import DMEnv
 from trawl.envs.logged import LoggedEnv
 from trawl.envs.making import check_keys, check_replacement, make, single_spaces, wrapped
 from trawl.envs.masks import MASK_KEY, MaskKeeper, flat_mask, mask_keeper
@@ -29,7 +30,7 @@ from trawl.envs.seeding import check_seed, derive, next_seed
 from trawl.envs.spaces import SpaceCodec
 from trawl.envs.specs import NonTensor
 from trawl.envs.types import EnvLike
-from trawl.envs.vector import VectorAdapter, adapt, is_vector_env
+from trawl.envs.vector import VectorAdapter, adapt, is_envpool, is_vector_env
 from trawl.keys import DONE_KEYS, as_key, show_key
 
 
@@ -45,8 +46,9 @@ class GymEnv(LoggedEnv):
     have shape ``(*batch_size, 1)``.
 
     Args:
-        env: a Gymnasium id, a ``gymnasium.Env``, a ``gymnasium.vector.VectorEnv`` or an EnvPool
-            environment.
+        env: an id of Gymnasium, or an id such as ``"dm_control:cheetah/run"`` (see the page
+            "Environments"), a ``gymnasium.Env``, a ``gymnasium.vector.VectorEnv``, an EnvPool
+            environment or an environment of dm_env.
         categorical_action_encoding: True to encode discrete values as indices instead of one-hot
             vectors.
         frame_skip: number of steps that are taken with each action; the rewards are summed.
@@ -61,10 +63,12 @@ class GymEnv(LoggedEnv):
         device: device of the returned TensorDicts. With None, the TensorDicts have no device, and
             their tensors are on the CPU.
         **kwargs: further arguments of ``gymnasium.make`` (with ``num_envs``, of
-            ``gymnasium.make_vec``); allowed only with an id.
+            ``gymnasium.make_vec``), or of the package that makes the environment; allowed only with
+            an id.
 
     Raises:
         gymnasium.error.Error: if the id is unknown, or its environment can't be made.
+        ImportError: if a package that the id names is not installed.
         TypeError: if ``env`` is none of the above, if ``num_envs`` or ``kwargs`` are passed
             without an id, or if an argument has the wrong type.
         ValueError: if ``num_envs`` is below 1, or if arguments contradict each other.
@@ -108,6 +112,7 @@ class GymEnv(LoggedEnv):
         self.remake: Callable[[], Any] | None = None
         self.on_error: Callable[[Exception, bool], None] | None = None
         self.step_failed = False
+        self._has_id = isinstance(env, str)
         if isinstance(env, str):
             if num_envs is not None:
                 num_envs = check_number("num_envs", num_envs, least=1)
@@ -164,8 +169,9 @@ class GymEnv(LoggedEnv):
     @property
     def name(self) -> str:
         """The environment's id, or the name of its class if it has no id."""
-        spec = getattr(self.env, "spec", None)
-        return str(getattr(spec, "id", None) or type(self.env.unwrapped).__name__)
+        inner, spec = self.env.unwrapped, getattr(self.env, "spec", None)
+        name = getattr(inner, "name", None) if isinstance(inner, DMEnv) else None
+        return str(name or getattr(spec, "id", None) or type(inner).__name__)
 
     @property
     def fixed_layout(self) -> bool:
@@ -179,7 +185,7 @@ class GymEnv(LoggedEnv):
         return specs[self.action_keys[0]] if len(self.action_keys) == 1 else specs
 
     def set_seed(self, seed: int, static_seed: bool = False) -> int:
-        """Seeds the next reset.
+        """Seeds the next reset; an EnvPool environment with an id is made again with the seed.
 
         Args:
             seed: the seed, which must not be negative. In a vector environment, the first
@@ -190,6 +196,12 @@ class GymEnv(LoggedEnv):
             The seed for another environment; if ``static_seed``, the same seed.
         """
         seed = check_seed(seed)
+        if self._has_id and is_envpool(self.env):
+            # EnvPool takes its seed only when it is made.
+            remake: Any = self.remake
+            self._seed, self.remake = None, partial(remake, seed=seed % 2**31)
+            self.rebuild()
+            return next_seed(seed, static_seed)
         self._seed, self._rebuilds = (seed, static_seed), 0
         return self._set_seeds(seed, static_seed)
 

@@ -11,6 +11,8 @@ from gymnasium import Env
 from gymnasium.vector import AutoresetMode
 from gymnasium.wrappers import AddRenderObservation, FilterObservation
 
+from trawl.envs.dm import DMEnv, is_dm_env
+from trawl.envs.ids import maker_of
 from trawl.envs.outcomes import flag_of, reward_of
 from trawl.envs.spaces import SpaceCodec
 from trawl.envs.vector import is_envpool, is_vector_env
@@ -45,8 +47,17 @@ def make(
     autoreset_mode: AutoresetMode | str | None,
     kwargs: Mapping[str, Any],
 ) -> Any:
-    """Makes an environment from its id; with ``num_envs``, makes a vector environment."""
+    """Makes an environment from its id; with ``num_envs``, makes a vector environment.
+
+    Raises:
+        gymnasium.error.Error: if Gymnasium has no such id, or can't make the environment.
+        ImportError: if the package that makes the environment is not installed.
+        ValueError: if the package has no such environment.
+    """
     options = dict(kwargs)
+    maker, name = maker_of(env_id)
+    if maker is not None:
+        return maker(name, num_envs, autoreset_mode, options)
     if from_pixels:
         options.setdefault("render_mode", "rgb_array")
     if num_envs is None:
@@ -65,10 +76,12 @@ def wrapped(env: Any, frame_skip: int | None, from_pixels: bool, pixels_only: bo
         TypeError: if ``env`` does not have Gymnasium's interface.
         ValueError: if an argument is invalid, or does not apply to vector environments.
     """
+    if is_dm_env(env):
+        env = DMEnv(env)
     if not (isinstance(env, Env) or is_vector_env(env)):
         raise TypeError(
-            "env must be a Gymnasium id, a gymnasium.Env, a gymnasium.vector.VectorEnv or an "
-            f"EnvPool environment, but it is {type(env).__name__}: {env!r}"
+            "env must be an id, a gymnasium.Env, a gymnasium.vector.VectorEnv, an EnvPool "
+            f"environment or an environment of dm_env, but it is {type(env).__name__}: {env!r}"
         )
     if is_envpool(env) and not hasattr(env, "num_envs"):
         raise TypeError("an EnvPool environment must be made by envpool.make_gymnasium")

@@ -1,0 +1,233 @@
+"""Environments with the interface of dm_env, such as those of dm_control, as Gymnasium's."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeGuard
+
+import gymnasium
+import numpy as np
+from gymnasium import Space, spaces
+from typing_extensions import override
+
+# Methods of dm_env.Environment. In TorchRL and Trawl, attributes of these names are no methods.
+_METHODS = ("reset", "step", "observation_spec", "action_spec", "reward_spec", "discount_spec")
+#: Name of the observation that holds the discount.
+DISCOUNT = "discount"
+
+
+def is_dm_env(env: object) -> TypeGuard[Any]:
+    """Returns True if an object has the interface of ``dm_env.Environment``."""
+    kind = type(env)
+    return kind is not type and all(callable(getattr(kind, name, None)) for name in _METHODS)
+
+
+class DMEnv(gymnasium.Env[Any, Any]):
+    """Environment of dm_env with Gymnasium's interface.
+
+    Observations keep their names; an observation that is a single array is ``"observation"``. The
+    discount of each step becomes an observation, ``"discount"``, which is 1 after a reset. An
+    episode that ends with the discount 0 is terminated, and one that ends with another discount is
+    truncated.
+
+    Collectors and :class:`~trawl.envs.GymEnv` wrap environments of dm_env in this class.
+
+    Args:
+        env: the environment.
+        name: name of the environment, for messages.
+        render_options: arguments of ``physics.render`` in dm_control, such as ``height``, ``width``
+            and ``camera_id``.
+
+    Raises:
+        TypeError: if ``env`` is no environment of dm_env, or has data without a shape.
+        ValueError: if ``env`` has an observation ``"discount"`` itself.
+
+    Example:
+        >>> from dm_control import suite  # doctest: +SKIP
+        >>> env = DMEnv(suite.load("cheetah", "run"))  # doctest: +SKIP
+        >>> sorted(env.observation_space)  # doctest: +SKIP
+        ['discount', 'position', 'velocity']
+    """
+
+    def __init__(
+        self, env: Any, name: str | None = None, render_options: Mapping[str, Any] | None = None
+    ) -> None:
+        if not is_dm_env(env):
+            raise TypeError(f"env must be an environment of dm_env, but it is {env!r}")
+        self.env = env
+        self.name = name or type(env).__name__
+        self.action_space = _space(env.action_spec(), "action")
+        observed = env.observation_spec()
+        self._is_mapping = isinstance(observed, Mapping)
+        named = dict(observed) if self._is_mapping else {"observation": observed}
+        if DISCOUNT in named:
+            raise ValueError(
+                f"{self.name} has an observation {DISCOUNT!r}, which is the name of the discount "
+                "in a batch: rename the observation with a wrapper"
+            )
+        found = {name: _space(spec, str(name)) for name, spec in named.items()}
+        low, high = _bounds(env.discount_spec())
+        found[DISCOUNT] = spaces.Box(low, high, (), np.float32)
+        self.observation_space = spaces.Dict(found)
+        self._render_options = dict(render_options or {})
+        if hasattr(env, "physics"):
+            self.metadata = {"render_modes": ["rgb_array"]}
+            self.render_mode = "rgb_array"
+        # Also an attribute, so that a state of the environment includes it.
+        self._generator = _generator_of(env)
+
+    @override
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Any, dict[str, Any]]:
+        """Begins an episode.
+
+        Args:
+            seed: seed of the environment's random numbers. If the environment has no generator that
+                can be seeded, a warning says so.
+            options: ignored.
+        """
+        super().reset(seed=seed)
+        if seed is not None:
+            self._seed(seed)
+        return self._observation(self.env.reset(), 1.0), {}
+
+    def _seed(self, seed: int) -> None:
+        if self._generator is None:
+            warnings.warn(
+                f"{self.name} can't be seeded, because it has neither task.random nor "
+                "random_state: its episodes don't depend on the seed",
+                RuntimeWarning,
+                stacklevel=2,
+            )
+            return
+        # A generator takes 32 bits, or several such numbers.
+        words = [seed & 0xFFFFFFFF, seed >> 32]
+        self._generator.seed(words if words[1] else seed)
+
+    @override
+    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
+        """Takes a step.
+
+        Raises:
+            RuntimeError: if the environment begins an episode by itself.
+        """
+        timestep = self.env.step(action)
+        discount = timestep.discount
+        if discount is None:
+            raise RuntimeError(
+                f"{self.name} began a new episode in step(), before the last one had ended"
+            )
+        last = timestep.last()
+        terminated = last and not discount
+        observation = self._observation(timestep, discount)
+        return observation, timestep.reward, terminated, last and not terminated, {}
+
+    def _observation(self, timestep: Any, discount: Any) -> dict[str, Any]:
+        found = timestep.observation
+        named = dict(found) if self._is_mapping else {"observation": found}
+        named[DISCOUNT] = discount
+        return named
+
+    @override
+    def render(self) -> Any:
+        """Returns the rendered image, uint8 of shape ``(height, width, 3)``; only dm_control.
+
+        The array is a copy.
+        """
+        return self.env.physics.render(**self._render_options)
+
+    @override
+    def close(self) -> None:
+        """Closes the environment."""
+        self.env.close()
+
+    def __str__(self) -> str:
+        return f"DMEnv({self.name})"
+
+
+def make_dm_control(
+    name: str, num_envs: int | None, autoreset_mode: Any, options: Mapping[str, Any]
+) -> Any:
+    """Makes an environment of dm_control's suite.
+
+    Args:
+        name: domain and task, such as ``"cheetah/run"``.
+        num_envs: number of environments in a vector environment; None for a single one.
+        autoreset_mode: autoreset mode of the vector environment, or None.
+        options: arguments of ``dm_control.suite.load``, and ``render_options`` of :class:`DMEnv`.
+
+    Raises:
+        ImportError: if dm_control is not installed.
+        ValueError: if there is no such task.
+    """
+    try:
+        with warnings.catch_warnings():
+            # Without a display, dm_control uses another way to render.
+            warnings.filterwarnings("ignore", message=".*DISPLAY environment variable")
+            from dm_control import suite
+    except ImportError as error:
+        raise ImportError(
+            f"dm_control:{name} needs dm_control: pip install 'trawl-rl[dm_control]'"
+        ) from error
+    domain, _, task = name.partition("/")
+    tasks: dict[str, Sequence[str]] = suite.TASKS_BY_DOMAIN
+    if domain not in tasks:
+        raise ValueError(f"dm_control has no domain {domain!r}: it has {', '.join(sorted(tasks))}")
+    if task not in tasks[domain]:
+        raise ValueError(
+            f"dm_control's domain {domain!r} has no task {task!r}: it has "
+            f"{', '.join(sorted(tasks[domain]))}"
+        )
+    options = dict(options)
+    render_options = options.pop("render_options", None)
+
+    def make() -> DMEnv:
+        return DMEnv(suite.load(domain, task, **options), f"{domain}/{task}", render_options)
+
+    if num_envs is None:
+        return make()
+    vector = {} if autoreset_mode is None else {"autoreset_mode": autoreset_mode}
+    return gymnasium.vector.SyncVectorEnv([make] * num_envs, **vector)
+
+
+def _generator_of(env: Any) -> Any:
+    """Returns the generator of an environment of dm_control; None if there is none."""
+    for found in (getattr(env, "random_state", None), getattr(_task(env), "random", None)):
+        if isinstance(found, np.random.RandomState):
+            return found
+    return None
+
+
+def _task(env: Any) -> Any:
+    return getattr(env, "task", None)
+
+
+def _space(spec: Any, name: str) -> Space[Any]:
+    """Returns the Gymnasium space of a spec, or of a nest of specs."""
+    if isinstance(spec, Mapping):
+        return spaces.Dict({key: _space(one, f"{name}/{key}") for key, one in spec.items()})
+    if isinstance(spec, (list, tuple)):
+        return spaces.Tuple([_space(one, f"{name}/{i}") for i, one in enumerate(spec)])
+    dtype = np.dtype(spec.dtype)
+    if hasattr(spec, "num_values"):
+        return spaces.Discrete(int(spec.num_values))
+    if dtype == np.bool_:
+        return spaces.MultiBinary(spec.shape)
+    if dtype.kind not in "iuf":
+        raise TypeError(f"{name} has the dtype {dtype}, but only numbers and bools can be stored")
+    low, high = _bounds(spec)
+    return spaces.Box(low, high, spec.shape, dtype.type)
+
+
+def _bounds(spec: Any) -> tuple[Any, Any]:
+    """Returns the bounds of a spec, of its shape."""
+    dtype = np.dtype(spec.dtype)
+    if dtype.kind == "f":
+        low, high = -np.inf, np.inf
+    else:
+        low, high = np.iinfo(dtype).min, np.iinfo(dtype).max
+    low, high = getattr(spec, "minimum", low), getattr(spec, "maximum", high)
+    low, high = (np.broadcast_to(np.asarray(one, dtype), spec.shape) for one in (low, high))
+    return low, high

@@ -1,0 +1,307 @@
+"""Environments of dm_env and dm_control."""
+
+import sys
+from functools import partial
+
+import numpy as np
+import pytest
+import torch
+from tensordict import TensorDict
+
+from trawl import Collector, MultiSyncCollector
+from trawl.envs import GymEnv, ParallelEnv
+from trawl.envs.dm import DMEnv
+
+dm_env = pytest.importorskip("dm_env")
+from dm_env import specs  # noqa: E402
+
+# Gymnasium warns of bounds that float32 can't represent.
+pytestmark = pytest.mark.filterwarnings("ignore:.*precision lowered by casting")
+
+
+class Scripted(dm_env.Environment):
+    """Counts its steps; episode n has ``lengths[n]`` steps and ends with ``discounts[n]``."""
+
+    def __init__(self, lengths=(3, 1, 4), discounts=(0.0, 0.9, 1.0), first=0):
+        self.lengths, self.discounts = lengths, discounts
+        self.random_state = np.random.RandomState(0)
+        self.episode, self.steps, self.first = -1, 0, first
+
+    def reset(self):
+        self.episode, self.steps = self.episode + 1, 0
+        self.drawn = self.random_state.rand()
+        return dm_env.restart(self._observation())
+
+    def step(self, action):
+        assert action.shape == (2,), action
+        self.steps += 1
+        index = self.episode % len(self.lengths)
+        reward = float(self.steps + action.sum())
+        if self.steps < self.lengths[index]:
+            return dm_env.transition(reward, self._observation(), discount=0.5)
+        kind, discount = dm_env.StepType.LAST, self.discounts[index]
+        return dm_env.TimeStep(kind, reward, discount, self._observation())
+
+    def _observation(self):
+        place = np.array([self.first, self.episode, self.steps], dtype=np.float64)
+        return {
+            "place": place,
+            "drawn": self.drawn,
+            "inner": {"odd": np.array([self.steps % 2 == 1])},
+        }
+
+    def observation_spec(self):
+        return {
+            "place": specs.Array((3,), np.float64),
+            "drawn": specs.BoundedArray((), np.float64, 0.0, 1.0),
+            "inner": {"odd": specs.Array((1,), np.bool_)},
+        }
+
+    def action_spec(self):
+        return specs.BoundedArray((2,), np.float32, -1.0, [1.0, 2.0])
+
+
+class Single(Scripted):
+    """Its observation is one array, and its action an index."""
+
+    random_state = None
+
+    def __init__(self):
+        super().__init__()
+        self.random_state = None
+
+    def reset(self):
+        self.drawn, self.episode, self.steps = 0.0, self.episode + 1, 0
+        return dm_env.restart(self._observation())
+
+    def step(self, action):
+        assert 0 <= int(action) < 4
+        return super().step(np.zeros(2))
+
+    def _observation(self):
+        return np.array([self.steps], dtype=np.int32)
+
+    def observation_spec(self):
+        return specs.BoundedArray((1,), np.int32, 0, 9)
+
+    def action_spec(self):
+        return specs.DiscreteArray(4)
+
+
+def by_hand(env, actions, begins=True):
+    """The frames of a loop that calls the environment itself."""
+    frames, timestep, discount = [], env.reset(), 1.0
+    for action in actions:
+        root, before = timestep.observation, discount
+        timestep = env.step(action.numpy())
+        discount = timestep.discount
+        following = timestep.observation
+        ended = timestep.last()
+        frames.append(
+            {
+                "place": root["place"], "drawn": [root["drawn"]], "odd": root["inner"]["odd"],
+                "next place": following["place"], "next odd": following["inner"]["odd"],
+                "reward": [timestep.reward], "discount": [before], "next discount": [discount],
+                "terminated": [ended and discount == 0], "truncated": [ended and discount != 0],
+            }
+        )  # fmt: skip
+        if ended:
+            timestep, discount = env.reset(), 1.0
+    return frames
+
+
+def same(batch, frames):
+    def stacked(name):
+        return torch.as_tensor(np.array([frame[name] for frame in frames]))
+
+    following = batch["next"]
+    found = {
+        "place": batch["place"], "drawn": batch["drawn"], "odd": batch["inner", "odd"],
+        "next place": following["place"], "next odd": following["inner", "odd"],
+        "reward": following["reward"], "discount": batch["discount"],
+        "next discount": following["discount"], "terminated": following["terminated"],
+        "truncated": following["truncated"],
+    }  # fmt: skip
+    for name, value in found.items():
+        expected = stacked(name)
+        assert value.shape == expected.shape, name
+        assert torch.equal(value, expected.to(value.dtype)), name
+    return True
+
+
+@pytest.mark.parametrize("frames_per_batch", [1, 8, 20])
+def test_frames_are_those_of_a_loop_by_hand(frames_per_batch):
+    with Collector(Scripted, frames_per_batch=frames_per_batch, total_frames=40) as collector:
+        batch = torch.cat(list(collector))
+        assert collector.stats()["env_path"] == "array"
+    # The constructor of the collector begins no second episode.
+    assert same(batch[:40], by_hand(Scripted(), batch["action"][:40]))
+    assert batch["place"].dtype is torch.float64
+    assert batch["action"].dtype is torch.float32
+    assert batch["inner", "odd"].dtype is torch.int8
+    ids = batch["collector", "traj_ids"].tolist()
+    assert ids == batch["place"][:, 1].long().tolist()
+
+
+def several(kind):
+    sources = [partial(Scripted, first=index) for index in range(2)]
+    if kind == "list":
+        return Collector(sources, frames_per_batch=20)
+    if kind == "processes":
+        return Collector(partial(ParallelEnv, 2, sources), frames_per_batch=20)
+    return MultiSyncCollector(sources, frames_per_batch=20, cat_results="stack")
+
+
+@pytest.mark.parametrize("kind", ["list", "processes", "workers"])
+def test_several_environments(kind):
+    with several(kind) as collector:
+        batch = collector.next()
+    for index in range(2):
+        assert same(batch[index], by_hand(Scripted(first=index), batch["action"][index]))
+
+
+def test_an_observation_that_is_one_array():
+    with Collector(Single, frames_per_batch=8) as collector:
+        batch = collector.next()
+    assert batch["observation"][:, 0].tolist() == [0, 1, 2, 0, 0, 1, 2, 3]
+    assert batch["observation"].dtype is torch.int32
+    assert batch["action"].shape == (8, 4)
+    assert batch["next", "discount"][:, 0].tolist() == pytest.approx(
+        [0.5, 0.5, 0, 0.9, 0.5, 0.5, 0.5, 1]
+    )
+
+
+def test_the_seed_is_that_of_its_generator():
+    def drawn(seed):
+        with Collector(partial(Scripted, lengths=(1,)), frames_per_batch=5) as collector:
+            collector.set_seed(seed)
+            return collector.next()["drawn"]
+
+    assert torch.equal(drawn(3), drawn(3))
+    assert not torch.equal(drawn(3), drawn(2**40))
+    env = DMEnv(Scripted())
+    env.reset(seed=5)
+    assert env.env.drawn == np.random.RandomState(5).rand()
+
+
+def test_an_environment_that_can_not_be_seeded_is_a_warning():
+    with pytest.warns(RuntimeWarning, match="Single can't be seeded, because it has neither"):
+        DMEnv(Single()).reset(seed=1)
+
+
+def test_time_limits_and_tensordict_steps():
+    env = GymEnv(Scripted())
+    frames = env.rollout(8, break_when_any_done=False)
+    assert same(frames, by_hand(Scripted(), frames["action"]))
+    with Collector(Scripted, frames_per_batch=8, max_frames_per_traj=2) as collector:
+        batch = collector.next()
+    assert batch["place"][:, 2].tolist() == [0, 1, 0, 0, 1, 0, 1, 0]
+
+
+class Restarts(Scripted):
+    def step(self, action):
+        return self.reset() if self.steps else super().step(action)
+
+
+class HasDiscount(Scripted):
+    def observation_spec(self):
+        return {"discount": specs.Array((), np.float64)}
+
+
+class Texts(Scripted):
+    def observation_spec(self):
+        return {"a": {"text": specs.StringArray(())}}
+
+
+def test_bad_environments_are_refused():
+    with (
+        Collector(Restarts, frames_per_batch=8) as collector,
+        pytest.raises(RuntimeError, match=r"Restarts began a new episode in step\(\)"),
+    ):
+        collector.next()
+    with pytest.raises(ValueError, match="HasDiscount has an observation 'discount'"):
+        GymEnv(HasDiscount())
+    with pytest.raises(TypeError, match="a/text has the dtype"):
+        GymEnv(Texts())
+    with pytest.raises(TypeError, match="must be an environment of dm_env, but it is 3"):
+        DMEnv(3)
+
+
+# --- ids and dm_control
+
+
+@pytest.mark.parametrize(
+    ("env_id", "package", "extra"),
+    [
+        ("dm_control:cheetah/run", "dm_control", "dm_control"),
+        ("envpool:Pong-v5", "envpool", "envpool"),
+    ],
+)
+def test_a_missing_package_names_the_extra(env_id, package, extra, monkeypatch):
+    monkeypatch.setitem(sys.modules, package, None)
+    with pytest.raises(ImportError, match=rf"{env_id} needs .*: pip install 'trawl-rl\[{extra}\]'"):
+        GymEnv(env_id)
+
+
+def test_ids_that_do_not_exist():
+    pytest.importorskip("dm_control")
+    with pytest.raises(ValueError, match="no domain 'cheeta': it has acrobot"):
+        GymEnv("dm_control:cheeta/run")
+    with pytest.raises(ValueError, match="domain 'cheetah' has no task 'fly': it has run"):
+        GymEnv("dm_control:cheetah/fly")
+
+
+def test_dm_control_is_that_of_a_loop_by_hand():
+    suite = pytest.importorskip("dm_control.suite")
+    with Collector("dm_control:cartpole/swingup", frames_per_batch=1010) as collector:
+        collector.set_seed(3)
+        batch = collector.next()
+        assert collector.env_state_methods() == ["pickle"]
+    # set_seed has seeded the task as the argument "random" does.
+    env = suite.load("cartpole", "swingup")
+    env.task.random.seed(3)
+    timestep = env.reset()
+    for index, action in enumerate(batch["action"][:1000]):
+        for name, value in timestep.observation.items():
+            assert np.array_equal(batch[name][index], value)
+        timestep = env.step(action.numpy())
+        assert batch["next", "reward"][index].item() == np.float32(timestep.reward)
+    assert timestep.last()
+    assert batch["next", "truncated"][999]
+    assert not batch["next", "terminated"].any()
+
+
+def test_its_state_continues_bit_for_bit():
+    pytest.importorskip("dm_control")
+    make = partial(Collector, "dm_control:cartpole/swingup", frames_per_batch=400)
+    with make() as collector, make() as other:
+        collector.set_seed(1)
+        collector.next()
+        state = collector.state_dict()
+        later = [collector.next() for _ in range(3)]
+        other.load_state_dict(state)
+        for batch in later:
+            again = other.next()
+            assert all(torch.equal(batch[key], again[key]) for key in batch.keys(True, True))
+
+
+def test_keys_are_those_of_torchrl():
+    pytest.importorskip("dm_control")
+    envs = pytest.importorskip("torchrl.envs")
+    theirs, ours = envs.DMControlEnv("cheetah", "run"), GymEnv("dm_control:cheetah/run")
+    expected, found = theirs.rollout(3), ours.rollout(3)
+    assert isinstance(found, TensorDict)
+    keys = set(found.keys(True, True)) - {"discount", ("next", "discount")}
+    assert keys == set(expected.keys(True, True))
+    for key in keys:
+        assert found[key].shape == expected[key].shape
+        if key != ("next", "reward"):  # float32 in Trawl
+            assert found[key].dtype is expected[key].dtype
+    theirs.close()
+
+
+def test_a_vector_of_ids():
+    pytest.importorskip("dm_control")
+    env = GymEnv("dm_control:cartpole/balance", num_envs=2, autoreset_mode="SameStep")
+    assert env.rollout(3)["position"].shape == (2, 3, 3)
+    env.close()
