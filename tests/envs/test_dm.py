@@ -15,9 +15,6 @@ from trawl.envs.dm import DMEnv
 dm_env = pytest.importorskip("dm_env")
 from dm_env import specs  # noqa: E402
 
-# Gymnasium warns of bounds that float32 can't represent.
-pytestmark = pytest.mark.filterwarnings("ignore:.*precision lowered by casting")
-
 
 class Scripted(dm_env.Environment):
     """Counts its steps; episode n has ``lengths[n]`` steps and ends with ``discounts[n]``."""

@@ -67,8 +67,7 @@ class DMEnv(gymnasium.Env[Any, Any]):
                 "in a batch: rename the observation with a wrapper"
             )
         found = {name: _space(spec, str(name)) for name, spec in named.items()}
-        low, high = _bounds(env.discount_spec())
-        found[DISCOUNT] = spaces.Box(low, high, (), np.float32)
+        found[DISCOUNT] = _box(env.discount_spec(), np.dtype(np.float32))
         self.observation_space = spaces.Dict(found)
         self._render_options = dict(render_options or {})
         if hasattr(env, "physics"):
@@ -217,17 +216,14 @@ def _space(spec: Any, name: str) -> Space[Any]:
         return spaces.MultiBinary(spec.shape)
     if dtype.kind not in "iuf":
         raise TypeError(f"{name} has the dtype {dtype}, but only numbers and bools can be stored")
-    low, high = _bounds(spec)
+    return _box(spec, dtype)
+
+
+def _box(spec: Any, dtype: np.dtype[Any]) -> spaces.Box:
+    """Returns the Box space of a spec of numbers."""
+    least, most = -np.inf, np.inf
+    if dtype.kind != "f":
+        least, most = np.iinfo(dtype).min, np.iinfo(dtype).max
+    bounds = getattr(spec, "minimum", least), getattr(spec, "maximum", most)
+    low, high = (np.broadcast_to(np.asarray(one, dtype), spec.shape) for one in bounds)
     return spaces.Box(low, high, spec.shape, dtype.type)
-
-
-def _bounds(spec: Any) -> tuple[Any, Any]:
-    """Returns the bounds of a spec, of its shape."""
-    dtype = np.dtype(spec.dtype)
-    if dtype.kind == "f":
-        low, high = -np.inf, np.inf
-    else:
-        low, high = np.iinfo(dtype).min, np.iinfo(dtype).max
-    low, high = getattr(spec, "minimum", low), getattr(spec, "maximum", high)
-    low, high = (np.broadcast_to(np.asarray(one, dtype), spec.shape) for one in (low, high))
-    return low, high
