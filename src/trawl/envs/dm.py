@@ -67,8 +67,13 @@ class DMEnv(gymnasium.Env[Any, Any]):
                 "in a batch: rename the observation with a wrapper"
             )
         found = {name: _space(spec, str(name)) for name, spec in named.items()}
-        found[DISCOUNT] = _box(env.discount_spec(), np.dtype(np.float32))
+        discount = _box(env.discount_spec(), np.dtype(np.float32))
+        found[DISCOUNT] = spaces.Box(discount.low.reshape(1), discount.high.reshape(1))
         self.observation_space = spaces.Dict(found)
+        # The arrays of the most common discounts.
+        self._discounts = {value: np.array([value], np.float32) for value in (0.0, 1.0)}
+        for array in self._discounts.values():
+            array.flags.writeable = False
         self._render_options = dict(render_options or {})
         if hasattr(env, "physics"):
             self.metadata = {"render_modes": ["rgb_array"]}
@@ -118,15 +123,17 @@ class DMEnv(gymnasium.Env[Any, Any]):
             raise RuntimeError(
                 f"{self.name} began a new episode in step(), before the last one had ended"
             )
-        last = timestep.last()
-        terminated = last and not discount
         observation = self._observation(timestep, discount)
-        return observation, timestep.reward, terminated, last and not terminated, {}
+        if not timestep.last():
+            return observation, timestep.reward, False, False, {}
+        terminated = not discount
+        return observation, timestep.reward, terminated, not terminated, {}
 
     def _observation(self, timestep: Any, discount: Any) -> dict[str, Any]:
         found = timestep.observation
         named = dict(found) if self._is_mapping else {"observation": found}
-        named[DISCOUNT] = discount
+        array = self._discounts.get(discount)
+        named[DISCOUNT] = np.array([discount], np.float32) if array is None else array
         return named
 
     @override

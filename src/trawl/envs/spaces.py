@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 from typing import Any
 
 import numpy as np
@@ -88,6 +89,9 @@ class SpaceCodec:
         self.space = space
         self.leaves = list(_leaves(space, (root,), (), categorical, top=True))
         self._encoders = [_encoder(leaf) for leaf in self.leaves]
+        self._pick = _picker([leaf.path for leaf in self.leaves])
+        # The leaves that need encoding.
+        self._encoded = [(i, one) for i, one in enumerate(self._encoders) if one is not None]
         self._decoders = [_decoder(leaf) for leaf in self.leaves]
 
     @property
@@ -114,12 +118,9 @@ class SpaceCodec:
 
     def encode(self, sample: Any) -> list[Any]:
         """Returns the arrays of a sample or a batch of samples, in the order of ``leaves``."""
-        values = []
-        for leaf, encoder in zip(self.leaves, self._encoders, strict=True):
-            value = sample
-            for step in leaf.path:
-                value = value[step]
-            values.append(value if encoder is None else encoder(value))
+        values = self._pick(sample)
+        for index, encoder in self._encoded:
+            values[index] = encoder(values[index])
         return values
 
     def decode(self, arrays: Sequence[Any]) -> Any:
@@ -128,6 +129,26 @@ class SpaceCodec:
         if len(parts) == 1 and not self.leaves[0].path:
             return parts[0]
         return _nest(self.space, iter(parts))
+
+
+def _picker(paths: Sequence[tuple[Any, ...]]) -> Callable[[Any], list[Any]]:
+    """Returns a function that returns the parts of a sample at the given paths."""
+    if len(paths) > 1 and all(len(path) == 1 for path in paths):
+        pick = itemgetter(*(path[0] for path in paths))
+        return lambda sample: list(pick(sample))
+    if list(paths) == [()]:
+        return lambda sample: [sample]
+
+    def walk(sample: Any) -> list[Any]:
+        found = []
+        for path in paths:
+            value = sample
+            for step in path:
+                value = value[step]
+            found.append(value)
+        return found
+
+    return walk
 
 
 def _leaves(

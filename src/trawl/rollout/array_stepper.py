@@ -128,7 +128,8 @@ class SingleStepper(ArrayStepper):
             return step_array
 
         encode = self._observed.encode
-        write_next, write_root = map(self._observed.writer, (next_rows, root_rows))
+        write_next = self._observed.writer(next_rows)
+        write_root, write_again = self._observed.writer(root_rows), rewriter(root_rows)
 
         def step(t: int) -> None:
             obs, reward, terminated, truncated, _ = gym_step(read_action(t))
@@ -136,14 +137,16 @@ class SingleStepper(ArrayStepper):
                 rewards[t] = reward
             except TypeError:
                 rewards[t] = reward_of(reward, env)
-            write_next(t, encode(obs))
+            leaves = encode(obs)
+            write_next(t, leaves)
             if (
                 (terminated is not False and terminated is not NO)
                 or (truncated is not False and truncated is not NO)
                 or t >= cutoff
             ):
-                obs = restart(t, obs, terminated, truncated)
-            write_root(t, encode(obs))
+                write_root(t, encode(restart(t, obs, terminated, truncated)))
+            else:
+                write_again(t, leaves)
 
         return step
 
@@ -299,6 +302,16 @@ class _Observations:
         array = np.asarray(value)
         self._leaves[index].check(array, self._batch)
         return array
+
+
+def rewriter(rows: list[list[Array]]) -> Callable[[int, list[Any]], None]:
+    """Returns a function that writes leaves into row ``t``, which were checked before."""
+
+    def write(t: int, leaves: list[Any]) -> None:
+        for target, value in zip(rows, leaves, strict=True):
+            target[t][...] = value
+
+    return write
 
 
 def from_bfloat16(array: Array) -> Array:
