@@ -49,6 +49,8 @@ class Walk(gymnasium.Env):
 
 
 class Picture(Walk):
+    # What shows pictures to people waits as long as one is to be seen.
+    metadata = {**Walk.metadata, "render_fps": 1000}  # noqa: RUF012 - as Gymnasium
     observation_space = spaces.Box(0, 255, (8, 8, 3), np.uint8)
 
     def observe(self):
