@@ -106,7 +106,7 @@ warned = pytest.mark.filterwarnings(
 @warned
 @pytest.mark.parametrize("options", OPTIONS, ids=lambda options: "-".join(options) or "plain")
 @given(batches=st.integers(0, 6), name=st.sampled_from(sorted(SPACES)), envs=st.integers(1, 3))
-@settings(max_examples=8)
+@settings(max_examples=4)
 def test_a_collector_continues_bit_for_bit(options, batches, name, envs):
     source = [name] * envs if envs > 1 else name
     check(lambda: Collector(source, noisy(*SPACES[name]), frames_per_batch=60, **options), batches)
