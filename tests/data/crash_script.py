@@ -17,7 +17,7 @@ from sink_parts import LENGTH, SINKS, frames
 
 from trawl.data import info, load
 
-KILLS, MORE = 15, 700
+KILLS, MORE = 8, 700
 OPTIONS = {"memmap": {}, "minari": {}, "parquet": {"commit_bytes": 5000}}
 # Imported before there are processes, so that these are killed while they write.
 LIBRARIES = (
