@@ -442,12 +442,6 @@ class CollectorService(HandleCalls, Service):
         return lambda: interrupted() >= number
 
 
-def call_path(collector: Any, path: str, args: Any, kwargs: Any) -> Any:
-    """Calls the method at path ``path`` of a worker's collector."""
-    (result,) = collector.map_fn(path, [args], [kwargs])
-    return result
-
-
 def fake(collector: Any) -> TensorDictBase:
     """Returns a batch of zeros with the layout of a worker's batches."""
     batch: TensorDictBase = collector._rollout.writer.fake()

@@ -17,7 +17,7 @@ from trawl.collectors.profile import ProfileConfig
 from trawl.collectors.slot import summary
 from trawl.collectors.times import shares_of
 from trawl.collectors.tracer import WorkerTracer
-from trawl.collectors.worker_state import WorkerState
+from trawl.collectors.worker_state import WorkerState, call_path
 from trawl.envs.seeding import check_seed, derive
 from trawl.paths import get_path
 
@@ -124,7 +124,7 @@ class WorkerControl(WorkerState):
         if self._is_of_buffer(method_name):
             return super().map_fn(method_name, args, kwargs)
         calls = [(method_name, *own) for own in zip(args, kwargs, strict=True)]
-        return self._each(worker.call_path, calls)
+        return self._each(call_path, calls)
 
     @override
     def get_distant_attr(self, attr: str) -> list[Any]:

@@ -220,3 +220,9 @@ def _check_state(state_dict: Mapping[str, Any], workers: Sequence[str]) -> None:
         for entry in ("frames", "iter"):
             if entry not in state_dict[name]:
                 raise KeyError(f"state_dict[{name!r}] has no {entry!r}")
+
+
+def call_path(collector: Any, path: str, args: Any, kwargs: Any) -> Any:
+    """Calls the method at path ``path`` of a worker's collector."""
+    (result,) = collector.map_fn(path, [args], [kwargs])
+    return result
