@@ -20,6 +20,8 @@ from trawl.checks import check_bool, check_number
 from trawl.devices import optional_device
 from trawl.envs.capture import NONE, REPLAY, capture, check_identity, restore, way_of, ways_of
 from trawl.envs.capture.history import PoolLog, check_pool
+from trawl.envs.finding_infos import with_infos
+from trawl.envs.infos import InfoKeys
 from trawl.envs.logged import LoggedEnv
 from trawl.envs.making import check_keys, check_replacement, make, single_spaces, wrapped
 from trawl.envs.masks import MASK_KEY, MaskKeeper, flat_mask, mask_keeper
@@ -58,6 +60,11 @@ class GymEnv(LoggedEnv):
             ``gymnasium.vector.AutoresetMode`` or its value: ``"NextStep"``, ``"SameStep"`` or
             ``"Disabled"``. It is required if the environment's metadata has no
             ``"autoreset_mode"``. With an id, the vector environment is made in this mode.
+        info_keys: names of entries of ``info`` that become observations, as a list of names or as
+            a mapping from names to spaces. An entry ``"name"`` has the key ``("info", "name")``.
+            Where an info lacks the entry, it is zero. If no space is given, the layout is found
+            from first values. For this, another environment is made, reset and, if the reset lacks
+            an entry, stepped with random actions; an environment object is itself used for this.
         device: device of the returned TensorDicts. With None, the TensorDicts have no device, and
             their tensors are on the CPU.
         **kwargs: further arguments of ``gymnasium.make`` (with ``num_envs``, of
@@ -96,6 +103,7 @@ class GymEnv(LoggedEnv):
         pixels_only: bool = False,
         num_envs: int | None = None,
         autoreset_mode: AutoresetMode | str | None = None,
+        info_keys: InfoKeys | None = None,
         device: torch.device | str | None = None,
         **kwargs: Any,
     ) -> None:
@@ -108,27 +116,35 @@ class GymEnv(LoggedEnv):
         self.remake: Callable[[], Any] | None = None
         self.on_error: Callable[[Exception, bool], None] | None = None
         self.step_failed = False
+        spare: Callable[[], Any] | None = None
+        env_id = env
         if isinstance(env, str):
             if num_envs is not None:
                 num_envs = check_number("num_envs", num_envs, least=1)
-            self.remake = partial(
-                GymEnv,
-                env,
-                categorical_action_encoding=categorical_action_encoding,
-                frame_skip=frame_skip,
-                from_pixels=from_pixels,
-                pixels_only=pixels_only,
-                num_envs=num_envs,
-                autoreset_mode=autoreset_mode,
-                **kwargs,
-            )
-            env = make(env, num_envs, from_pixels, autoreset_mode, kwargs)
+            spare = partial(make, env, num_envs, from_pixels, autoreset_mode, kwargs)
+            env = spare()
         elif kwargs or num_envs is not None:
             raise TypeError(
                 f"{sorted(kwargs) or ['num_envs']} can be used only with the id of an "
                 f"environment: they can't change {type(env).__name__}, which already exists"
             )
         self.env = wrapped(env, frame_skip, from_pixels, pixels_only)
+        if info_keys is not None:
+            # A replacement needs no search for the layout.
+            self.env, info_keys = with_infos(self.env, info_keys, autoreset_mode, spare)
+        if isinstance(env_id, str):
+            self.remake = partial(
+                GymEnv,
+                env_id,
+                categorical_action_encoding=categorical_action_encoding,
+                frame_skip=frame_skip,
+                from_pixels=from_pixels,
+                pixels_only=pixels_only,
+                num_envs=num_envs,
+                autoreset_mode=autoreset_mode,
+                info_keys=info_keys,
+                **kwargs,
+            )
         self.device = optional_device("device", device)
         self.categorical_action_encoding = categorical_action_encoding
         self._seed: tuple[int, bool] | None = None  # of the last set_seed()

@@ -136,14 +136,15 @@ class SingleStepper(ArrayStepper):
                 rewards[t] = reward
             except TypeError:
                 rewards[t] = reward_of(reward, env)
-            write_next(t, encode(obs))
+            leaves = encode(obs)
+            write_next(t, leaves)
             if (
                 (terminated is not False and terminated is not NO)
                 or (truncated is not False and truncated is not NO)
                 or t >= cutoff
             ):
-                obs = restart(t, obs, terminated, truncated)
-            write_root(t, encode(obs))
+                leaves = encode(restart(t, obs, terminated, truncated))
+            write_root(t, leaves)
 
         return step
 
