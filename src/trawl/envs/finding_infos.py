@@ -15,7 +15,7 @@ from trawl.envs.final_obs import marks_presence
 from trawl.envs.info_wrappers import InfoEnvPool, InfoSingle, InfoVector
 from trawl.envs.infos import InfoKeys, InfoLayout, box, given_spaces, space_of
 from trawl.envs.making import single_spaces
-from trawl.envs.masks import MASK_KEY
+from trawl.envs.masks import newest_masks
 from trawl.envs.pool import is_pool
 from trawl.envs.vector import is_envpool, is_vector_env
 
@@ -128,6 +128,7 @@ def _probe(env: Any, wanted: set[str]) -> dict[str, Space[Any]]:
     action_space.seed(0)
     found: dict[str, Any] = {}
     _, info = env.reset()
+    masks: Any = None
     for _ in range(_STEPS):
         for one in _rows(info, env.num_envs) if batched else [info]:
             for name, value in one.items():
@@ -137,7 +138,8 @@ def _probe(env: Any, wanted: set[str]) -> dict[str, Space[Any]]:
                 found.setdefault(name, value)
         if wanted <= found.keys():
             break
-        result = env.step(_sample(action_space, info, batched))
+        masks = newest_masks(masks, info if batched else [info])
+        result = env.step(_sample(action_space, masks))
         info = result[-1]
         if not batched and (result[2] or result[3]):
             for name, value in info.items():
@@ -149,9 +151,17 @@ def _probe(env: Any, wanted: set[str]) -> dict[str, Space[Any]]:
     return {name: space_of(value) for name, value in found.items() if name not in hidden}
 
 
-def _sample(space: Any, info: Any, batched: bool) -> Any:
-    if not batched and isinstance(space, spaces.Discrete) and MASK_KEY in info:
-        return space.sample(np.asarray(info[MASK_KEY], np.int8))
+def _sample(space: Any, masks: Any) -> Any:
+    """Draws random actions, which follow the masks where they can."""
+    if masks is None:
+        return space.sample()
+    if isinstance(space, spaces.Discrete):
+        return space.sample(np.asarray(masks[0] != 0, np.int8))
+    if isinstance(space, spaces.MultiDiscrete):
+        # The choices of one environment, or one choice of each environment.
+        flat = np.asarray(masks != 0, np.int8).ravel()
+        if len(flat) == space.nvec.sum():
+            return space.sample(tuple(np.split(flat, np.cumsum(space.nvec.ravel())[:-1])))
     return space.sample()
 
 

@@ -89,6 +89,7 @@ class InfoLeaf:
 
     def read_batch(self, values: Any, batch: tuple[int, ...]) -> Array:
         """Returns values of all environments in a batch as one array."""
+        assert self.dtype is not None
         array, shape = as_array(values), (*batch, *self.shape)
         if array is None:
             raise TypeError(
@@ -255,8 +256,8 @@ def as_array(value: Any) -> Array | None:
 def box(shape: Sequence[int], dtype: Any) -> spaces.Box:
     """Returns the space of all arrays of a shape and dtype; numbers become vectors of length 1."""
     kind = np.dtype(dtype)
-    low, high = (False, True) if kind.kind == "b" else (-np.inf, np.inf)
-    return spaces.Box(low, high, tuple(shape) or (1,), kind.type)  # type: ignore[arg-type]
+    low, high = (0, 1) if kind.kind == "b" else (-np.inf, np.inf)
+    return spaces.Box(low, high, tuple(shape) or (1,), kind.type)
 
 
 def space_of(value: Any) -> Space[Any]:
