@@ -21,6 +21,8 @@ from trawl.envs.vector import is_envpool, is_vector_env
 
 # Steps that are taken to see values, at most.
 _STEPS = 1000
+# Results of EnvPool that are not in the info.
+_OUTCOME = frozenset({"reward", "done", "trunc", "discount", "step_type"})
 
 
 def with_infos(
@@ -115,9 +117,9 @@ def _declared(env: Any) -> dict[str, Space[Any]]:
     found: dict[str, Space[Any]] = {}
     for key, spec in env.spec.state_array_spec.items():
         name = key.removeprefix("info:")
-        if name != key and "." not in name:
-            shape = tuple(spec.shape)
-            found[name] = box(shape, spec.dtype)
+        observed = name == "obs" or name.startswith(("obs:", "obs."))
+        if not observed and name not in _OUTCOME and "." not in name:
+            found[name] = box([n for n in spec.shape if n != -1], spec.dtype)
     return found
 
 

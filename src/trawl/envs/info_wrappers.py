@@ -5,17 +5,20 @@ As observations, the entries reach batches, policies, workers and states like al
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import copy
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import gymnasium
 import numpy as np
 from gymnasium import Space, spaces
 from gymnasium.vector import VectorWrapper
+from gymnasium.vector.utils import batch_space
 from typing_extensions import override
 
 from trawl.envs.final_obs import final_sample
 from trawl.envs.infos import INFO_KEY, InfoLayout
+from trawl.envs.spaces import SpaceCodec
 from trawl.memory import Mask
 
 
@@ -36,6 +39,8 @@ class InfoMerger:
 
     def __init__(self, observed: Space[Any], layout: InfoLayout) -> None:
         self.layout = layout
+        # The copy has a random generator of its own.
+        observed = copy.deepcopy(observed)
         self._nested = isinstance(observed, spaces.Dict)
         parts = dict(observed.spaces) if isinstance(observed, spaces.Dict) else {}
         if INFO_KEY in parts:
@@ -59,6 +64,30 @@ class InfoSingle(gymnasium.Wrapper[Any, Any, Any, Any]):
         super().__init__(env)
         self._merge = InfoMerger(env.observation_space, layout)
         self.observation_space = self._merge.space
+
+    def leaf_reader(self, codec: SpaceCodec) -> Callable[[Any, Any], list[Any]] | None:
+        """Returns a function that encodes results of the wrapped environment without this wrapper.
+
+        The function takes an observation and an info, and returns the leaves of the merged
+        observation. Returns None if a leaf needs more than a look-up.
+
+        Args:
+            codec: codec of the merged observations.
+        """
+        leaves = self._merge.layout.leaves
+        keys = [("observation",), *((INFO_KEY, *leaf.path) for leaf in leaves)]
+        flat = all(len(leaf.path) == 1 for leaf in leaves)
+        if not (flat and codec.verbatim and [leaf.key for leaf in codec.leaves] == keys):
+            return None
+        readers = [(leaf.path[0], leaf.read) for leaf in leaves]
+
+        def read(obs: Any, info: Any) -> list[Any]:
+            get, values = info.get, [obs]
+            for name, read_value in readers:
+                values.append(read_value(get(name)))
+            return values
+
+        return read
 
     @override
     def reset(self, **kwargs: Any) -> Any:
@@ -93,6 +122,7 @@ class InfoVector(VectorWrapper[Any, Any, Any, Any, Any]):
         self._same_step = same_step
         self._statistics = statistics
         self.single_observation_space = self._merge.space
+        self.observation_space = batch_space(self._merge.space, self.num_envs)
         self._newest: list[Any] = []
 
     @override

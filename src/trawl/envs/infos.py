@@ -256,7 +256,12 @@ def as_array(value: Any) -> Array | None:
 def box(shape: Sequence[int], dtype: Any) -> spaces.Box:
     """Returns the space of all arrays of a shape and dtype; numbers become vectors of length 1."""
     kind = np.dtype(dtype)
-    low, high = (0, 1) if kind.kind == "b" else (-np.inf, np.inf)
+    low: float = -np.inf
+    high: float = np.inf
+    if kind.kind == "b":
+        low, high = 0, 1
+    elif kind.kind in "iu":
+        low, high = int(np.iinfo(kind).min), int(np.iinfo(kind).max)
     return spaces.Box(low, high, tuple(shape) or (1,), kind.type)
 
 

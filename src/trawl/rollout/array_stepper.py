@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from typing_extensions import override
 
 from trawl.envs.gym import GymEnv
+from trawl.envs.info_wrappers import InfoSingle
 from trawl.envs.outcomes import NO, RESET_GIVES, flag_of, reward_of
 from trawl.envs.seeding import next_kwargs
 from trawl.envs.spaces import SpaceCodec
@@ -129,24 +130,41 @@ class SingleStepper(ArrayStepper):
 
         encode = self._observed.encode
         write_next, write_root = map(self._observed.writer, (next_rows, root_rows))
+        write_both = self._observed.writer(next_rows, root_rows)
+        gym_step, read_leaves = _leaf_step(env)
 
         def step(t: int) -> None:
-            obs, reward, terminated, truncated, _ = gym_step(read_action(t))
+            obs, reward, terminated, truncated, info = gym_step(read_action(t))
             try:
                 rewards[t] = reward
             except TypeError:
                 rewards[t] = reward_of(reward, env)
-            leaves = encode(obs)
-            write_next(t, leaves)
+            leaves = read_leaves(obs, info)
             if (
                 (terminated is not False and terminated is not NO)
                 or (truncated is not False and truncated is not NO)
                 or t >= cutoff
             ):
-                leaves = encode(restart(t, obs, terminated, truncated))
-            write_root(t, leaves)
+                write_next(t, leaves)
+                begun = restart(t, None, terminated, truncated)
+                write_root(t, leaves if begun is None else encode(begun))
+            else:
+                write_both(t, leaves)
 
         return step
+
+
+def _leaf_step(env: GymEnv) -> tuple[Callable[[Any], Any], Callable[[Any, Any], list[Any]]]:
+    """Returns a function that steps an environment, and one that reads leaves from its results.
+
+    The second function takes an observation and an info.
+    """
+    if isinstance(env.env, InfoSingle):
+        read = env.env.leaf_reader(env.observation_codec)
+        if read is not None:
+            return env.env.env.step, read
+    encode = env.observation_codec.encode
+    return env.env.step, lambda obs, _: encode(obs)
 
 
 class SerialStepper(ArrayStepper):
@@ -280,10 +298,17 @@ class _Observations:
         self.shapes = [(*batch, *leaf.spec.shape) for leaf in codec.leaves]
         self.dtypes = [leaf.dtype for leaf in codec.leaves if codec.fixed]
 
-    def writer(self, rows: list[list[Array]]) -> Callable[[int, list[Any]], None]:
-        """Returns a function that writes encoded leaves into row ``t``."""
-        targets = list(zip(range(len(rows)), rows, self.shapes, strict=True))
-        checked, dtypes = self.checked, list(self.dtypes)
+    def writer(
+        self, rows: list[list[Array]], more: list[list[Array]] | None = None
+    ) -> Callable[[int, list[Any]], None]:
+        """Returns a function that writes encoded leaves into row ``t``.
+
+        Args:
+            rows: rows of each leaf.
+            more: further rows of each leaf, into which the function writes as well.
+        """
+        checked, dtypes, indices = self.checked, list(self.dtypes), range(len(rows))
+        targets = list(zip(indices, rows, self.shapes, strict=True))
 
         def write(t: int, leaves: list[Any]) -> None:
             for (index, target, shape), value in zip(targets, leaves, strict=True):
@@ -293,7 +318,20 @@ class _Observations:
                     dtypes[index] = value.dtype
                 target[t][...] = value
 
-        return write
+        if more is None:
+            return write
+        pairs = list(zip(indices, rows, more, self.shapes, strict=True))
+
+        def write_both(t: int, leaves: list[Any]) -> None:
+            for (index, target, other, shape), value in zip(pairs, leaves, strict=True):
+                known = value.__class__ is np.ndarray and value.dtype is dtypes[index]
+                if not known or value.shape != shape:
+                    value = checked(index, value)
+                    dtypes[index] = value.dtype
+                target[t][...] = value
+                other[t][...] = value
+
+        return write_both
 
     def checked(self, index: int, value: Any) -> Array:
         """Returns the value as an array; raises an error if it does not fit the leaf."""
