@@ -62,9 +62,8 @@ class GymEnv(LoggedEnv):
             ``"autoreset_mode"``. With an id, the vector environment is made in this mode.
         info_keys: names of entries of ``info`` that become observations, as a list of names or as
             a mapping from names to spaces. An entry ``"name"`` has the key ``("info", "name")``.
-            Where an info lacks the entry, it is zero. If no space is given, the layout is found
-            from first values. For this, another environment is made, reset and, if the reset lacks
-            an entry, stepped with random actions; an environment object is itself used for this.
+            Where an info lacks the entry, it is zero. Without a space, the layout is found in
+            random steps of another environment or, if ``env`` is an object, of ``env`` itself.
         device: device of the returned TensorDicts. With None, the TensorDicts have no device, and
             their tensors are on the CPU.
         **kwargs: further arguments of ``gymnasium.make`` (with ``num_envs``, of

@@ -6,7 +6,7 @@ As observations, the entries reach batches, policies, workers and states like al
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import gymnasium
@@ -17,7 +17,7 @@ from gymnasium.vector.utils import batch_space
 from typing_extensions import override
 
 from trawl.envs.final_obs import final_sample
-from trawl.envs.infos import INFO_KEY, InfoLayout
+from trawl.envs.infos import INFO_KEY, InfoLayout, InfoLeaf
 from trawl.envs.spaces import SpaceCodec
 from trawl.memory import Mask
 
@@ -65,11 +65,11 @@ class InfoSingle(gymnasium.Wrapper[Any, Any, Any, Any]):
         self._merge = InfoMerger(env.observation_space, layout)
         self.observation_space = self._merge.space
 
-    def leaf_reader(self, codec: SpaceCodec) -> Callable[[Any, Any], list[Any]] | None:
-        """Returns a function that encodes results of the wrapped environment without this wrapper.
+    def direct_leaves(self, codec: SpaceCodec) -> list[InfoLeaf] | None:
+        """Returns the leaves of the merged observations after the first one.
 
-        The function takes an observation and an info, and returns the leaves of the merged
-        observation. Returns None if a leaf needs more than a look-up.
+        If every leaf is an observation array or an entry at the top of the info, a caller may step
+        the wrapped environment and read them itself. In other cases, returns None.
 
         Args:
             codec: codec of the merged observations.
@@ -77,17 +77,8 @@ class InfoSingle(gymnasium.Wrapper[Any, Any, Any, Any]):
         leaves = self._merge.layout.leaves
         keys = [("observation",), *((INFO_KEY, *leaf.path) for leaf in leaves)]
         flat = all(len(leaf.path) == 1 for leaf in leaves)
-        if not (flat and codec.verbatim and [leaf.key for leaf in codec.leaves] == keys):
-            return None
-        readers = [(leaf.path[0], leaf.read) for leaf in leaves]
-
-        def read(obs: Any, info: Any) -> list[Any]:
-            get, values = info.get, [obs]
-            for name, read_value in readers:
-                values.append(read_value(get(name)))
-            return values
-
-        return read
+        direct = flat and codec.verbatim and [leaf.key for leaf in codec.leaves] == keys
+        return leaves if direct else None
 
     @override
     def reset(self, **kwargs: Any) -> Any:

@@ -18,6 +18,7 @@ from typing_extensions import override
 
 from trawl.envs.gym import GymEnv
 from trawl.envs.info_wrappers import InfoSingle
+from trawl.envs.infos import InfoLeaf
 from trawl.envs.outcomes import NO, RESET_GIVES, flag_of, reward_of
 from trawl.envs.seeding import next_kwargs
 from trawl.envs.spaces import SpaceCodec
@@ -58,7 +59,8 @@ class SingleStepper(ArrayStepper):
 
     def __init__(self, env: GymEnv) -> None:
         self.env = env
-        self._observed = _Observations(env.observation_codec, ())
+        infos = _direct_leaves(env) or []
+        self._observed = _Observations(env.observation_codec, (), [leaf.read for leaf in infos])
 
     @override
     def reset(self, view: StepArrays, mask: NDArray[np.bool_] | None, **kwargs: Any) -> None:
@@ -159,12 +161,20 @@ def _leaf_step(env: GymEnv) -> tuple[Callable[[Any], Any], Callable[[Any, Any], 
 
     The second function takes an observation and an info.
     """
-    if isinstance(env.env, InfoSingle):
-        read = env.env.leaf_reader(env.observation_codec)
-        if read is not None:
-            return env.env.env.step, read
+    direct = _direct_leaves(env)
+    if direct is not None:
+        names = [leaf.path[0] for leaf in direct]
+        return env.env.env.step, lambda obs, info: [obs, *map(info.get, names)]
     encode = env.observation_codec.encode
     return env.env.step, lambda obs, _: encode(obs)
+
+
+def _direct_leaves(env: GymEnv) -> list[InfoLeaf] | None:
+    """Returns the leaves that are read from the info without a wrapper, or None."""
+    wrapper = env.env
+    if not isinstance(wrapper, InfoSingle):
+        return None
+    return wrapper.direct_leaves(env.observation_codec)
 
 
 class SerialStepper(ArrayStepper):
@@ -286,10 +296,22 @@ def _at_limit(episodes: EpisodeTracker, first: int, row: int, num_envs: int) -> 
 
 
 class _Observations:
-    """Writes observations into rows, and rejects those of the wrong shape."""
+    """Writes observations into rows, and rejects those of the wrong shape.
 
-    def __init__(self, codec: SpaceCodec, batch: tuple[int, ...]) -> None:
+    Args:
+        codec: codec of the observations.
+        batch: shape of the batch of environments.
+        last: functions that convert values of the last leaves, or raise an error.
+    """
+
+    def __init__(
+        self,
+        codec: SpaceCodec,
+        batch: tuple[int, ...],
+        last: Sequence[Callable[[Any], Array]] = (),
+    ) -> None:
         self.encode = codec.encode
+        self._converters = dict(zip(range(len(codec.leaves))[-len(last) :], last, strict=False))
         self._batch = batch
         # True if an observation is a single array that is written without encoding.
         self.is_array = codec.plain and not codec.leaves[0].path
@@ -335,6 +357,8 @@ class _Observations:
 
     def checked(self, index: int, value: Any) -> Array:
         """Returns the value as an array; raises an error if it does not fit the leaf."""
+        if index in self._converters:
+            return self._converters[index](value)
         array = np.asarray(value)
         self._leaves[index].check(array, self._batch)
         return array
