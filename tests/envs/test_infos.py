@@ -192,7 +192,7 @@ def test_a_mapping_states_spaces():
 
 
 class Changing(Scripted):
-    """Changes one of its infos in the third step."""
+    """Changes one of its infos in the fourth step."""
 
     def __init__(self, value):
         super().__init__()
@@ -200,7 +200,7 @@ class Changing(Scripted):
 
     def shown(self):
         obs, info = super().shown()
-        return obs, info | ({"vector": self.value} if self.steps == 3 else {})
+        return obs, info | ({"vector": self.value} if self.steps == 4 else {})
 
 
 @pytest.mark.parametrize(
@@ -228,10 +228,20 @@ def test_an_integer_that_becomes_a_float_is_an_error():
     env.close()
 
 
+@pytest.mark.parametrize("options", [{}, {"num_envs": 2}])
+def test_a_number_that_is_an_integer_only_at_a_reset(options):
+    env = GymEnv("FrozenLake-v1", info_keys=["prob"], **options)
+    assert env.full_observation_spec["info", "prob"].dtype is torch.float64
+    with Collector(env, frames_per_batch=4, total_frames=4) as collector:
+        (batch,) = collector
+    assert (batch["next", "info", "prob"] - 1 / 3).abs().max() < 1e-6
+
+
 def test_a_missing_value_is_zero_and_none_counts_as_missing():
     env = GymEnv(Changing(None), info_keys=["vector"])
     td = env.reset()
-    for _ in range(3):
+    for _ in range(4):
+        assert td["info", "vector"][2] == 1
         td = env.step(td.set("action", torch.tensor([1, 0, 0])))["next"]
     assert td["info", "vector"].tolist() == [0, 0, 0]
     env.close()

@@ -13,7 +13,7 @@ from gymnasium.vector import SyncVectorEnv, VectorWrapper
 from trawl.envs.autoreset import autoreset_mode
 from trawl.envs.final_obs import marks_presence
 from trawl.envs.info_wrappers import InfoEnvPool, InfoSingle, InfoVector
-from trawl.envs.infos import InfoKeys, InfoLayout, box, given_spaces, space_of
+from trawl.envs.infos import InfoKeys, InfoLayout, as_array, box, given_spaces, space_of
 from trawl.envs.making import single_spaces
 from trawl.envs.masks import newest_masks
 from trawl.envs.pool import is_pool
@@ -21,6 +21,8 @@ from trawl.envs.vector import is_envpool, is_vector_env
 
 # Steps that are taken to see values, at most.
 _STEPS = 1000
+# Steps that are taken in any case: a reset may return an integer where steps return a float.
+_LEAST = 3
 # Results of EnvPool that are not in the info.
 _OUTCOME = frozenset({"reward", "done", "trunc", "discount", "step_type"})
 
@@ -131,26 +133,33 @@ def _probe(env: Any, wanted: set[str]) -> dict[str, Space[Any]]:
     found: dict[str, Any] = {}
     _, info = env.reset()
     masks: Any = None
-    for _ in range(_STEPS):
+    for step in range(_STEPS):
         for one in _rows(info, env.num_envs) if batched else [info]:
-            for name, value in one.items():
-                if value is not None:
-                    found.setdefault(name, value)
-            for name, value in (one.get("final_info") or {}).items():
-                found.setdefault(name, value)
-        if wanted <= found.keys():
+            found = _merged(_merged(found, one), one.get("final_info"))
+        if step >= _LEAST and wanted <= found.keys():
             break
         masks = newest_masks(masks, info if batched else [info])
         result = env.step(_sample(action_space, masks))
         info = result[-1]
         if not batched and (result[2] or result[3]):
-            for name, value in info.items():
-                found.setdefault(name, value)
-            if wanted <= found.keys():
-                break
+            found = _merged(found, info)
             _, info = env.reset()
     hidden = ("final_obs", "final_observation", "final_info")
     return {name: space_of(value) for name, value in found.items() if name not in hidden}
+
+
+def _merged(old: Any, new: Any) -> Any:
+    """Returns a value with a layout that fits both values."""
+    if old is None or new is None:
+        return new if old is None else old
+    if isinstance(old, Mapping) and isinstance(new, Mapping):
+        return {name: _merged(old.get(name), new.get(name)) for name in {**old, **new}}
+    one, other = as_array(old), as_array(new)
+    if one is None or other is None:
+        return old if one is None else new
+    if one.shape == other.shape and one.dtype != other.dtype:
+        return one.astype(np.result_type(one, other))
+    return old
 
 
 def _sample(space: Any, masks: Any) -> Any:

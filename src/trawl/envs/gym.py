@@ -106,17 +106,13 @@ class GymEnv(LoggedEnv):
         device: torch.device | str | None = None,
         **kwargs: Any,
     ) -> None:
-        for name, switch in (
-            ("categorical_action_encoding", categorical_action_encoding),
-            ("from_pixels", from_pixels),
-            ("pixels_only", pixels_only),
-        ):
-            check_bool(name, switch)
+        check_bool("categorical_action_encoding", categorical_action_encoding)
+        check_bool("from_pixels", from_pixels)
+        check_bool("pixels_only", pixels_only)
         self.remake: Callable[[], Any] | None = None
         self.on_error: Callable[[Exception, bool], None] | None = None
         self.step_failed = False
-        spare: Callable[[], Any] | None = None
-        env_id = env
+        spare, env_id = None, env
         if isinstance(env, str):
             if num_envs is not None:
                 num_envs = check_number("num_envs", num_envs, least=1)
