@@ -69,6 +69,18 @@ def test_batches_have_the_infos_of_each_step_and_reset(kind, path):
     assert bool(seen) is (path == "tensordict")
 
 
+def test_flat_infos_of_a_single_environment_are_read_without_the_wrapper(monkeypatch):
+    env = GymEnv(Scripted(), info_keys=["vector", "count", "at_end"])
+    monkeypatch.delattr(type(env.env), "step")
+    with Collector(env, frames_per_batch=24, total_frames=24) as collector:
+        (batch,) = collector
+    for rows in (batch, batch["next"]):
+        episode, steps = rows["observation"].split(1, -1)
+        assert (rows["info", "count"] == 100 * episode + steps).all()
+        assert (rows["info", "vector"][:, :1] == steps).all()
+        assert (rows["info", "at_end"] == (70 + episode) * (steps == 4)).all()
+
+
 def test_a_policy_reads_the_infos_of_its_step():
     module = TensorDictModule(
         lambda mask: torch.nn.functional.one_hot(mask.long().sum(-1) - 1, 3),

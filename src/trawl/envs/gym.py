@@ -21,6 +21,7 @@ from trawl.devices import optional_device
 from trawl.envs.capture import NONE, REPLAY, capture, check_identity, restore, way_of, ways_of
 from trawl.envs.capture.history import PoolLog, check_pool
 from trawl.envs.finding_infos import with_infos
+from trawl.envs.info_wrappers import keep_masks
 from trawl.envs.infos import InfoKeys
 from trawl.envs.logged import LoggedEnv
 from trawl.envs.making import check_keys, check_replacement, make, single_spaces, wrapped
@@ -221,7 +222,7 @@ class GymEnv(LoggedEnv):
             kwargs.setdefault("seed", seeds[0])
         obs, info = self.reset_simulator(**kwargs)
         if MASK_KEY in info and self._masks is None:
-            self.env = self._masks = MaskKeeper(self.env, flat_mask(info[MASK_KEY]))
+            self.env, self._masks = keep_masks(self.env, flat_mask(info[MASK_KEY]))
         self.decide_log()
         return obs
 

@@ -18,8 +18,9 @@ from typing_extensions import override
 
 from trawl.envs.final_obs import final_sample
 from trawl.envs.infos import INFO_KEY, InfoLayout, InfoLeaf
+from trawl.envs.masks import MaskKeeper
 from trawl.envs.spaces import SpaceCodec
-from trawl.memory import Mask
+from trawl.memory import Array, Mask
 
 
 class InfoMerger:
@@ -66,16 +67,18 @@ class InfoSingle(gymnasium.Wrapper[Any, Any, Any, Any]):
         self.observation_space = self._merge.space
 
     def direct_leaves(self, codec: SpaceCodec) -> list[InfoLeaf] | None:
-        """Returns the leaves of the merged observations after the first one.
+        """Returns the leaves of the merged observations before the last one.
 
-        If every leaf is an observation array or an entry at the top of the info, a caller may step
-        the wrapped environment and read them itself. In other cases, returns None.
+        If the last leaf is the whole observation, and the others are entries at the top of the
+        info, a caller may step the wrapped environment and read them itself. In other cases,
+        returns None.
 
         Args:
             codec: codec of the merged observations.
         """
         leaves = self._merge.layout.leaves
-        keys = [("observation",), *((INFO_KEY, *leaf.path) for leaf in leaves)]
+        # Gymnasium sorts the entries of a Dict space.
+        keys = [*((INFO_KEY, *leaf.path) for leaf in leaves), ("observation",)]
         flat = all(len(leaf.path) == 1 for leaf in leaves)
         direct = flat and codec.verbatim and [leaf.key for leaf in codec.leaves] == keys
         return leaves if direct else None
@@ -91,6 +94,23 @@ class InfoSingle(gymnasium.Wrapper[Any, Any, Any, Any]):
         obs, reward, terminated, truncated, info = self.env.step(action)
         merge = self._merge
         return merge(obs, merge.layout.sample(info)), reward, terminated, truncated, info
+
+
+def keep_masks(env: Any, mask: Array) -> tuple[Any, MaskKeeper]:
+    """Wraps an environment so that its action masks are kept; an :class:`InfoSingle` stays outside.
+
+    Args:
+        env: the environment.
+        mask: the newest mask.
+
+    Returns:
+        The environment, and the wrapper that keeps the masks.
+    """
+    if isinstance(env, InfoSingle):
+        env.env = keeper = MaskKeeper(env.env, mask)
+        return env, keeper
+    keeper = MaskKeeper(env, mask)
+    return keeper, keeper
 
 
 class InfoVector(VectorWrapper[Any, Any, Any, Any, Any]):

@@ -164,7 +164,7 @@ def _leaf_step(env: GymEnv) -> tuple[Callable[[Any], Any], Callable[[Any, Any], 
     direct = _direct_leaves(env)
     if direct is not None:
         names = [leaf.path[0] for leaf in direct]
-        return env.env.env.step, lambda obs, info: [obs, *map(info.get, names)]
+        return env.env.env.step, lambda obs, info: [*map(info.get, names), obs]
     encode = env.observation_codec.encode
     return env.env.step, lambda obs, _: encode(obs)
 
@@ -301,17 +301,17 @@ class _Observations:
     Args:
         codec: codec of the observations.
         batch: shape of the batch of environments.
-        last: functions that convert values of the last leaves, or raise an error.
+        first: functions that convert values of the first leaves, or raise an error.
     """
 
     def __init__(
         self,
         codec: SpaceCodec,
         batch: tuple[int, ...],
-        last: Sequence[Callable[[Any], Array]] = (),
+        first: Sequence[Callable[[Any], Array]] = (),
     ) -> None:
         self.encode = codec.encode
-        self._converters = dict(zip(range(len(codec.leaves))[-len(last) :], last, strict=False))
+        self._converters = dict(enumerate(first))
         self._batch = batch
         # True if an observation is a single array that is written without encoding.
         self.is_array = codec.plain and not codec.leaves[0].path
