@@ -9,6 +9,7 @@
     python benchmarks/run.py --group logs           # what it costs to log actions for a replay
     python benchmarks/run.py --group figures        # what the figures in stats() cost
     python benchmarks/run.py --group traces         # what it costs to write a timeline
+    python benchmarks/run.py --group infos          # what entries of info cost
     python benchmarks/run.py --memory               # does memory stay flat?
 
 The cases of one process run in this one, on one thread. In those of many processes each contender
@@ -105,6 +106,7 @@ ClustersName = Literal[
 LogsName = Literal["log_pong", "log_cartpole", "log_cartpole_short", "log_pool", "log_pool_short"]
 FiguresName = Literal["figures_cartpole", "figures_pool"]
 TracesName = Literal["trace_cartpole", "trace_cartpole_short", "trace_workers"]
+InfosName = Literal["info_cartpole"]
 GROUPS: dict[str, tuple[str, ...]] = {
     "single": get_args(SingleName),
     "multi": get_args(MultiName),
@@ -113,6 +115,7 @@ GROUPS: dict[str, tuple[str, ...]] = {
     "logs": get_args(LogsName),
     "figures": get_args(FiguresName),
     "traces": get_args(TracesName),
+    "infos": get_args(InfosName),
     "all": tuple(
         name
         for group in (
@@ -123,6 +126,7 @@ GROUPS: dict[str, tuple[str, ...]] = {
             LogsName,
             FiguresName,
             TracesName,
+            InfosName,
         )
         for name in get_args(group)
     ),
@@ -134,15 +138,22 @@ class Options:
     """Compare Trawl with its peers and with hand-written loops."""
 
     cases: tuple[
-        SingleName | MultiName | WeightsName | ClustersName | LogsName | FiguresName | TracesName,
+        SingleName
+        | MultiName
+        | WeightsName
+        | ClustersName
+        | LogsName
+        | FiguresName
+        | TracesName
+        | InfosName,
         ...,
     ] = ()
     """What to measure; the whole group if none is named."""
-    group: Literal["single", "multi", "weights", "clusters", "logs", "figures", "traces", "all"] = (
-        "all"
-    )
+    group: Literal[
+        "single", "multi", "weights", "clusters", "logs", "figures", "traces", "infos", "all"
+    ] = "all"
     """The cases of one process, of many processes, of new weights, of clusters, of the costs of
-    logged actions, of figures or of timelines, or all."""
+    logged actions, of figures, of timelines or of values of info, or all."""
     rounds: int = 7
     """How many times each contender gets its turn."""
     seconds: float = 0.7
@@ -165,6 +176,8 @@ class Options:
     """Where the numbers of figures go."""
     traces_json: Path = RESULTS / "traces.json"
     """Where the numbers of timelines go."""
+    infos_json: Path = RESULTS / "infos.json"
+    """Where the numbers of values of info go."""
     growth: Path = PICTURES / "growth.png"
     """Where the picture of many processes goes; it is made of the cases workers and sizes."""
     quick: bool = False
@@ -203,6 +216,7 @@ def main(options: Options) -> None:
         ("logs", options.logs_json),
         ("figures", options.figures_json),
         ("traces", options.traces_json),
+        ("infos", options.infos_json),
     ):
         if chosen := [name for name in names if name in GROUPS[group]]:
             compare_costs(group, chosen, path, options, console)

@@ -54,7 +54,12 @@ def with_infos(
             f"info_keys can't be used with {type(env).__name__} and a batch_size below num_envs: "
             "make the environment without batch_size"
         )
-    found = _find(env, given, spare)
+    try:
+        found = _find(env, given, spare)
+    except Exception:
+        if spare is not None:
+            env.close()
+        raise
     layout = InfoLayout(found)
     if is_envpool(env):
         return InfoEnvPool(env, layout, single_spaces(env, True)[0]), found

@@ -126,7 +126,6 @@ class GymEnv(LoggedEnv):
             )
         self.env = wrapped(env, frame_skip, from_pixels, pixels_only)
         if info_keys is not None:
-            # A replacement needs no search for the layout.
             self.env, info_keys = with_infos(self.env, info_keys, autoreset_mode, spare)
         if isinstance(env_id, str):
             self.remake = partial(
