@@ -14,13 +14,13 @@ class Scripted(gymnasium.Env):
     """
 
     def __init__(self, length=4, text=False):
-        self.observation_space = spaces.Box(-np.inf, np.inf, (2,), np.float64)
+        self.observation_space = spaces.Box(-np.inf, np.inf, (3,), np.float64)
         self.action_space = spaces.Discrete(3)
         self.length, self.text = length, text
         self.episode, self.steps = 0, 0
 
     def shown(self):
-        obs = np.array([self.episode, self.steps], np.float64)
+        obs = np.array([self.episode, self.steps, self.length], np.float64)
         info = {
             "count": 100 * self.episode + self.steps,
             "vector": np.array([self.steps, self.episode, 1], np.float32),
@@ -52,15 +52,14 @@ class Scripted(gymnasium.Env):
 KEYS = ["count", "vector", "nested", "action_mask", "at_reset", "at_end"]
 
 
-def check(rows, length):
+def check(rows):
     """Compares infos with the observations in the same rows.
 
     Args:
         rows: TensorDict with observations and infos, of any batch size.
-        length: number of steps of an episode.
     """
     obs, info = rows["observation"].double(), rows["info"]
-    episode, steps = obs[..., :1], obs[..., 1:]
+    episode, steps, length = obs.split(1, -1)
     assert (info["count"] == 100 * episode + steps).all()
     assert info["vector"].shape[-1] == 3
     assert (info["vector"][..., :1] == steps).all()

@@ -26,7 +26,7 @@ def single(**options):
 
 
 def vector(mode, kind=SyncVectorEnv, wrapper=None, **options):
-    env = kind([Scripted, partial(Scripted, 4)], autoreset_mode=mode)
+    env = kind([Scripted, partial(Scripted, 3)], autoreset_mode=mode)
     return GymEnv(env if wrapper is None else wrapper(env), info_keys=KEYS, **options)
 
 
@@ -52,7 +52,7 @@ def test_batches_have_the_infos_of_each_step_and_reset(kind, path):
     seen = []
 
     def policy(td):
-        check(td, 4)
+        check(td)
         seen.append(1)
         action = torch.nn.functional.one_hot(torch.zeros(td.batch_size, dtype=torch.int64), 3)
         return td.set("action", action)
@@ -63,8 +63,8 @@ def test_batches_have_the_infos_of_each_step_and_reset(kind, path):
             valid = batch
             if ("collector", "mask") in batch.keys(True):
                 valid = batch[batch["collector", "mask"]]
-            check(valid, 4)
-            check(valid["next"], 4)
+            check(valid)
+            check(valid["next"])
             assert valid["next", "done"].any()
     assert bool(seen) is (path == "tensordict")
 
@@ -75,7 +75,7 @@ def test_flat_infos_of_a_single_environment_are_read_without_the_wrapper(monkeyp
     with Collector(env, frames_per_batch=24, total_frames=24) as collector:
         (batch,) = collector
     for rows in (batch, batch["next"]):
-        episode, steps = rows["observation"].split(1, -1)
+        episode, steps, _ = rows["observation"].split(1, -1)
         assert (rows["info", "count"] == 100 * episode + steps).all()
         assert (rows["info", "vector"][:, :1] == steps).all()
         assert (rows["info", "at_end"] == (70 + episode) * (steps == 4)).all()
@@ -101,8 +101,8 @@ def test_episodes_that_the_collector_ends_have_infos(kind, limit):
         env, None, frames_per_batch=24, total_frames=24, max_frames_per_traj=limit
     ) as collector:
         (batch,) = collector
-    check(batch, 4)
-    check(batch["next"], 4)
+    check(batch)
+    check(batch["next"])
     assert (batch["next", "observation"][..., 1].max() == limit).item()
 
 
@@ -112,7 +112,7 @@ def test_a_partial_reset_keeps_the_infos_of_the_other_environments():
     action = torch.tensor([[1, 0, 0], [1, 0, 0]])
     _, root = env.step_and_maybe_reset(root.set("action", action))
     root = env.reset(root.set("_reset", torch.tensor([[True], [False]])))
-    check(root, 4)
+    check(root)
     assert root["observation"][:, 1].tolist() == [0, 1]
     env.close()
 
@@ -126,17 +126,17 @@ def test_create_env_kwargs_and_workers():
         create_env_kwargs={"info_keys": KEYS},
     ) as collector:
         (batch,) = collector
-    check(batch, 4)
-    check(batch["next"], 4)
+    check(batch)
+    check(batch["next"])
 
 
 def test_an_id_keeps_its_first_reset():
     """The layout is found in another environment."""
     env = GymEnv(registered(), info_keys=["count"])
-    assert env.reset()["observation"].tolist() == [1, 0]
+    assert env.reset()["observation"].tolist() == [1, 0, 4]
     env.close()
     env = GymEnv(registered(), info_keys=["at_end"], num_envs=2)
-    assert env.reset()["observation"].tolist() == [[1, 0]] * 2
+    assert env.reset()["observation"].tolist() == [[1, 0, 4]] * 2
     env.close()
 
 
@@ -175,10 +175,10 @@ def test_text_is_non_tensor_data(kind):
         action = torch.tensor([[1, 0, 0]] * count).reshape(*td.batch_size, 3)
         td, following = env.step_and_maybe_reset(td.set("action", action))
         for rows in (td["next"], following):
-            seen = rows["observation"].reshape(count, 2).int().tolist()
+            seen = rows["observation"].reshape(count, 3).int().tolist()
             text = rows["info", "text"]
             assert ([text] if isinstance(text, str) else list(text)) == [
-                f"{e}:{s}" for e, s in seen
+                f"{e}:{s}" for e, s, _ in seen
             ]
         td = following
     env.close()
@@ -234,7 +234,7 @@ def test_a_value_of_another_layout_is_an_error(value, error, words):
 
 def test_an_integer_that_becomes_a_float_is_an_error():
     env = GymEnv(Changing(1), info_keys={"count": spaces.Box(0, 1000, (1,), np.int64)})
-    env.env.env.shown = lambda: (np.zeros(2), {"count": 0.5})
+    env.env.env.shown = lambda: (np.zeros(3), {"count": 0.5})
     with pytest.raises(TypeError, match=r"info\['count'\] is float64.*int64"):
         env.reset()
     env.close()
