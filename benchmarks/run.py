@@ -10,6 +10,7 @@
     python benchmarks/run.py --group figures        # what the figures in stats() cost
     python benchmarks/run.py --group traces         # what it costs to write a timeline
     python benchmarks/run.py --group environments   # those that Gymnasium does not make
+    python benchmarks/run.py --group infos          # what entries of info cost
     python benchmarks/run.py --memory               # does memory stay flat?
 
 The cases of one process run in this one, on one thread. In those of many processes each contender
@@ -107,8 +108,18 @@ LogsName = Literal["log_pong", "log_cartpole", "log_cartpole_short", "log_pool",
 FiguresName = Literal["figures_cartpole", "figures_pool"]
 TracesName = Literal["trace_cartpole", "trace_cartpole_short", "trace_workers"]
 EnvironmentsName = Literal["dm_control"]
+InfosName = Literal["info_cartpole"]
 GroupName = Literal[
-    "single", "multi", "weights", "clusters", "logs", "figures", "traces", "environments", "all"
+    "single",
+    "multi",
+    "weights",
+    "clusters",
+    "logs",
+    "figures",
+    "traces",
+    "environments",
+    "infos",
+    "all",
 ]
 GROUPS: dict[str, tuple[str, ...]] = {
     "single": get_args(SingleName),
@@ -119,6 +130,7 @@ GROUPS: dict[str, tuple[str, ...]] = {
     "figures": get_args(FiguresName),
     "traces": get_args(TracesName),
     "environments": get_args(EnvironmentsName),
+    "infos": get_args(InfosName),
     "all": tuple(
         name
         for group in (
@@ -130,6 +142,7 @@ GROUPS: dict[str, tuple[str, ...]] = {
             FiguresName,
             TracesName,
             EnvironmentsName,
+            InfosName,
         )
         for name in get_args(group)
     ),
@@ -148,13 +161,15 @@ class Options:
         | LogsName
         | FiguresName
         | TracesName
-        | EnvironmentsName,
+        | EnvironmentsName
+        | InfosName,
         ...,
     ] = ()
     """What to measure; the whole group if none is named."""
     group: GroupName = "all"
     """The cases of one process, of many processes, of new weights, of clusters, of the costs of
-    logged actions, of figures or of timelines, of other kinds of environments, or all."""
+    logged actions, of figures or of timelines, of other kinds of environments, of values of info,
+    or all."""
     rounds: int = 7
     """How many times each contender gets its turn."""
     seconds: float = 0.7
@@ -179,6 +194,8 @@ class Options:
     """Where the numbers of timelines go."""
     environments_json: Path = RESULTS / "environments.json"
     """Where the numbers of other kinds of environments go."""
+    infos_json: Path = RESULTS / "infos.json"
+    """Where the numbers of values of info go."""
     growth: Path = PICTURES / "growth.png"
     """Where the picture of many processes goes; it is made of the cases workers and sizes."""
     quick: bool = False
@@ -218,6 +235,7 @@ def main(options: Options) -> None:
         ("figures", options.figures_json),
         ("traces", options.traces_json),
         ("environments", options.environments_json),
+        ("infos", options.infos_json),
     ):
         if chosen := [name for name in names if name in GROUPS[group]]:
             compare_costs(group, chosen, path, options, console)

@@ -11,6 +11,8 @@ from typing import Any
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorEnv, VectorWrapper
 from gymnasium.wrappers import vector as wrappers
 
+from trawl.envs.info_wrappers import InfoVector
+
 # Gymnasium's wrappers, grouped by their effect. Stateless wrappers transform each value separately,
 # so it makes no difference whether sub-environments are reset one at a time or all together.
 _STATELESS = frozenset(
@@ -101,7 +103,7 @@ def is_plain(env: Any) -> bool:
     on resets that happen according to the environment's mode.
     """
     base = getattr(env, "unwrapped", env)
-    around = list(wrappers_of(env))
+    around = [wrapper for wrapper in wrappers_of(env) if type(wrapper) is not InfoVector]
     if type(base) is AsyncVectorEnv:
         if base.worker is not None:
             return False
@@ -123,13 +125,19 @@ def resets_twice(env: Any) -> bool:
 
 def shows_observations(env: Any) -> bool:
     """Returns True if the wrappers pass on the environment's observations unchanged."""
-    known = {*_ACTIONS, *_REWARDS, *_STATISTICS, wrappers.DictInfoToList}
+    known = {*_ACTIONS, *_REWARDS, *_STATISTICS, wrappers.DictInfoToList, InfoVector}
     return all(type(wrapper) in known for wrapper in wrappers_of(env))
 
 
 def keeps_zero_rewards(env: Any) -> bool:
     """Returns True if the wrappers leave rewards of zero unchanged."""
-    known = {*_STATELESS, *_ACTIONS, *_STATISTICS, wrappers.NormalizeObservation}
+    known = {
+        *_STATELESS,
+        *_ACTIONS,
+        *_STATISTICS,
+        wrappers.NormalizeObservation,
+        InfoVector,
+    }
     known -= {*_REWARDS}
     return all(type(wrapper) in known for wrapper in wrappers_of(env))
 

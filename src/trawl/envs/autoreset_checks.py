@@ -15,12 +15,10 @@ import numpy as np
 from gymnasium.vector import AutoresetMode
 
 from trawl.envs.autoreset import is_plain, keeps_zero_rewards, shows_observations
+from trawl.envs.final_obs import final_sample
 from trawl.envs.outcomes import Outcome
 from trawl.envs.spaces import SpaceCodec
 from trawl.memory import Array, Mask
-
-# Keys of the last observation in the info: since Gymnasium 1.1, and in earlier versions.
-_FINAL = ("final_obs", "final_observation")
 
 
 class ModeCheck:
@@ -65,7 +63,7 @@ class ModeCheck:
 
     def final(self, info: Any, row: int) -> list[Any] | None:
         """Returns the encoded last observation of a row's episode, or None if the info has none."""
-        sample = _final_sample(info, row)
+        sample = final_sample(info, row)
         return None if sample is None else self._codec.encode(sample)
 
     def required_final(self, info: Any, row: int) -> list[Any]:
@@ -141,30 +139,6 @@ class ModeCheck:
 
     def _assumed(self) -> str:
         return f"{self._env!r} is assumed to have autoreset mode {self._mode.value!r}"
-
-
-def _final_sample(info: Any, row: int) -> Any:
-    """Returns the last observation of sub-environment ``row`` in ``info``, or None."""
-    if isinstance(info, (list, tuple)):
-        # DictInfoToList returns one info for each sub-environment.
-        return next((info[row][name] for name in _FINAL if name in info[row]), None)
-    for name in _FINAL:
-        if name in info:
-            present = info.get(f"_{name}")
-            return _row(info[name], row) if present is None or present[row] else None
-    return None
-
-
-def _row(sample: Any, row: int) -> Any:
-    """Returns the value of sub-environment ``row`` from an info entry that ``VectorEnv`` merged."""
-    if isinstance(sample, dict):
-        # For each entry, "_entry" is a mask of the sub-environments that have the entry.
-        return {k: _row(v, row) for k, v in sample.items() if not _marks_presence(k, sample)}
-    return sample[row]
-
-
-def _marks_presence(key: Any, sample: dict[Any, Any]) -> bool:
-    return str(key).startswith("_") and str(key)[1:] in sample
 
 
 def _rows(leaves: Sequence[Any], row: int) -> list[Any]:

@@ -18,9 +18,12 @@ from typing_extensions import override
 
 from trawl.checks import check_bool, check_number
 from trawl.devices import optional_device
-from trawl.envs.capture import NONE, REPLAY, capture, check_identity, restore, way_of, ways_of
-from trawl.envs.capture.history import PoolLog, check_pool
+from trawl.envs.capture import capture, restore
+from trawl.envs.capture.history import PoolLog
 from trawl.envs.dm import DMEnv
+from trawl.envs.finding_infos import with_infos
+from trawl.envs.info_wrappers import keep_masks
+from trawl.envs.infos import InfoKeys
 from trawl.envs.logged import LoggedEnv
 from trawl.envs.making import check_keys, check_replacement, make, single_spaces, wrapped
 from trawl.envs.masks import MASK_KEY, MaskKeeper, flat_mask, mask_keeper
@@ -60,6 +63,10 @@ class GymEnv(LoggedEnv):
             ``gymnasium.vector.AutoresetMode`` or its value: ``"NextStep"``, ``"SameStep"`` or
             ``"Disabled"``. It is required if the environment's metadata has no
             ``"autoreset_mode"``. With an id, the vector environment is made in this mode.
+        info_keys: names of entries of ``info`` that become observations, as a list of names or as
+            a mapping from names to spaces. An entry ``"name"`` has the key ``("info", "name")``.
+            Where an info lacks the entry, it is zero. Without a space, the layout is found in
+            random steps of another environment or, if ``env`` is an object, of ``env`` itself.
         device: device of the returned TensorDicts. With None, the TensorDicts have no device, and
             their tensors are on the CPU.
         **kwargs: further arguments of ``gymnasium.make`` (with ``num_envs``, of
@@ -100,40 +107,44 @@ class GymEnv(LoggedEnv):
         pixels_only: bool = False,
         num_envs: int | None = None,
         autoreset_mode: AutoresetMode | str | None = None,
+        info_keys: InfoKeys | None = None,
         device: torch.device | str | None = None,
         **kwargs: Any,
     ) -> None:
-        for name, switch in (
-            ("categorical_action_encoding", categorical_action_encoding),
-            ("from_pixels", from_pixels),
-            ("pixels_only", pixels_only),
-        ):
-            check_bool(name, switch)
+        check_bool("categorical_action_encoding", categorical_action_encoding)
+        check_bool("from_pixels", from_pixels)
+        check_bool("pixels_only", pixels_only)
         self.remake: Callable[[], Any] | None = None
         self.on_error: Callable[[Exception, bool], None] | None = None
         self.step_failed = False
         self._has_id = isinstance(env, str)
+        spare, env_id = None, env
         if isinstance(env, str):
             if num_envs is not None:
                 num_envs = check_number("num_envs", num_envs, least=1)
-            self.remake = partial(
-                GymEnv,
-                env,
-                categorical_action_encoding=categorical_action_encoding,
-                frame_skip=frame_skip,
-                from_pixels=from_pixels,
-                pixels_only=pixels_only,
-                num_envs=num_envs,
-                autoreset_mode=autoreset_mode,
-                **kwargs,
-            )
-            env = make(env, num_envs, from_pixels, autoreset_mode, kwargs)
+            spare = partial(make, env, num_envs, from_pixels, autoreset_mode, kwargs)
+            env = spare()
         elif kwargs or num_envs is not None:
             raise TypeError(
                 f"{sorted(kwargs) or ['num_envs']} can be used only with the id of an "
                 f"environment: they can't change {type(env).__name__}, which already exists"
             )
         self.env = wrapped(env, frame_skip, from_pixels, pixels_only)
+        if info_keys is not None:
+            self.env, info_keys = with_infos(self.env, info_keys, autoreset_mode, spare)
+        if isinstance(env_id, str):
+            self.remake = partial(
+                GymEnv,
+                env_id,
+                categorical_action_encoding=categorical_action_encoding,
+                frame_skip=frame_skip,
+                from_pixels=from_pixels,
+                pixels_only=pixels_only,
+                num_envs=num_envs,
+                autoreset_mode=autoreset_mode,
+                info_keys=info_keys,
+                **kwargs,
+            )
         self.device = optional_device("device", device)
         self.categorical_action_encoding = categorical_action_encoding
         self._seed: tuple[int, bool] | None = None  # of the last set_seed()
@@ -222,7 +233,7 @@ class GymEnv(LoggedEnv):
             kwargs.setdefault("seed", seeds[0])
         obs, info = self.reset_simulator(**kwargs)
         if MASK_KEY in info and self._masks is None:
-            self.env = self._masks = MaskKeeper(self.env, flat_mask(info[MASK_KEY]))
+            self.env, self._masks = keep_masks(self.env, flat_mask(info[MASK_KEY]))
         self.decide_log()
         return obs
 
@@ -240,16 +251,6 @@ class GymEnv(LoggedEnv):
     @override
     def _close(self) -> None:
         self.env.close()
-
-    @property
-    @override
-    def state_methods(self) -> list[str]:
-        log = self.log
-        if isinstance(log, PoolLog):
-            return [REPLAY if log.why is None else NONE] * self.batch_size.numel()
-        if isinstance(self.vector, Pool):
-            return super().state_methods
-        return [way_of(self.env, log)] if self.vector is None else ways_of(self.env)
 
     @override
     def capture(self) -> dict[str, Any]:
@@ -269,11 +270,6 @@ class GymEnv(LoggedEnv):
             "seeds": self._seeds,
             "rebuilds": self._rebuilds,
         }
-
-    @override
-    def check_state(self, state: Mapping[str, Any]) -> None:
-        check = check_pool if isinstance(self.log, PoolLog) else check_identity
-        check(self.env, state["env"])
 
     @override
     def restore(self, state: Mapping[str, Any], trust: bool = False) -> None:

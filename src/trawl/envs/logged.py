@@ -5,9 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from typing_extensions import override
+
 from trawl.envs.base import TensorDictEnv
+from trawl.envs.capture import NONE, REPLAY, check_identity, way_of, ways_of
 from trawl.envs.capture.history import PoolLog, check_pool
 from trawl.envs.capture.replay import EpisodeLog, needs_log
+from trawl.envs.pool import Pool
 from trawl.envs.spaces import SpaceCodec
 from trawl.envs.vector import VectorAdapter
 
@@ -98,3 +102,18 @@ class LoggedEnv(TensorDictEnv):
     def rebuild(self) -> None:
         """Makes the simulator anew."""
         raise NotImplementedError
+
+    @property
+    @override
+    def state_methods(self) -> list[str]:
+        log = self.log
+        if isinstance(log, PoolLog):
+            return [REPLAY if log.why is None else NONE] * self.batch_size.numel()
+        if isinstance(self.vector, Pool):
+            return super().state_methods
+        return [way_of(self.env, log)] if self.vector is None else ways_of(self.env)
+
+    @override
+    def check_state(self, state: Mapping[str, Any]) -> None:
+        check = check_pool if isinstance(self.log, PoolLog) else check_identity
+        check(self.env, state["env"])

@@ -109,6 +109,11 @@ class SpaceCodec:
         """True if there is a single leaf that needs no encoding, as in a Box or MultiBinary."""
         return len(self.leaves) == 1 and self._encoders[0] is None
 
+    @property
+    def verbatim(self) -> bool:
+        """True if all leaves have a fixed layout and need no encoding."""
+        return self.fixed and all(encoder is None for encoder in self._encoders)
+
     def composite(self, batch: Sequence[int] = ()) -> Composite:
         """Returns the specs of the leaves, with ``batch`` prepended to each shape."""
         result = Composite(shape=batch)

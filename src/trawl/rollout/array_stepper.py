@@ -17,6 +17,8 @@ from numpy.typing import NDArray
 from typing_extensions import override
 
 from trawl.envs.gym import GymEnv
+from trawl.envs.info_wrappers import InfoSingle
+from trawl.envs.infos import InfoLeaf
 from trawl.envs.outcomes import NO, RESET_GIVES, flag_of, reward_of
 from trawl.envs.seeding import next_kwargs
 from trawl.envs.spaces import SpaceCodec
@@ -57,7 +59,8 @@ class SingleStepper(ArrayStepper):
 
     def __init__(self, env: GymEnv) -> None:
         self.env = env
-        self._observed = _Observations(env.observation_codec, ())
+        infos = _direct_leaves(env) or []
+        self._observed = _Observations(env.observation_codec, (), [leaf.read for leaf in infos])
 
     @override
     def reset(self, view: StepArrays, mask: NDArray[np.bool_] | None, **kwargs: Any) -> None:
@@ -128,27 +131,50 @@ class SingleStepper(ArrayStepper):
             return step_array
 
         encode = self._observed.encode
-        write_next = self._observed.writer(next_rows)
-        write_root, write_again = self._observed.writer(root_rows), rewriter(root_rows)
+        write_next, write_root = map(self._observed.writer, (next_rows, root_rows))
+        write_both = self._observed.writer(next_rows, root_rows)
+        gym_step, read_leaves = _leaf_step(env)
 
         def step(t: int) -> None:
-            obs, reward, terminated, truncated, _ = gym_step(read_action(t))
+            obs, reward, terminated, truncated, info = gym_step(read_action(t))
             try:
                 rewards[t] = reward
             except TypeError:
                 rewards[t] = reward_of(reward, env)
-            leaves = encode(obs)
-            write_next(t, leaves)
+            leaves = read_leaves(obs, info)
             if (
                 (terminated is not False and terminated is not NO)
                 or (truncated is not False and truncated is not NO)
                 or t >= cutoff
             ):
-                write_root(t, encode(restart(t, obs, terminated, truncated)))
+                write_next(t, leaves)
+                begun = restart(t, None, terminated, truncated)
+                write_root(t, leaves if begun is None else encode(begun))
             else:
-                write_again(t, leaves)
+                write_both(t, leaves)
 
         return step
+
+
+def _leaf_step(env: GymEnv) -> tuple[Callable[[Any], Any], Callable[[Any, Any], list[Any]]]:
+    """Returns a function that steps an environment, and one that reads leaves from its results.
+
+    The second function takes an observation and an info.
+    """
+    direct = _direct_leaves(env)
+    if direct is not None:
+        names = [leaf.path[0] for leaf in direct]
+        return env.env.env.step, lambda obs, info: [*map(info.get, names), obs]
+    encode = env.observation_codec.encode
+    return env.env.step, lambda obs, _: encode(obs)
+
+
+def _direct_leaves(env: GymEnv) -> list[InfoLeaf] | None:
+    """Returns the leaves that are read from the info without a wrapper, or None."""
+    wrapper = env.env
+    if not isinstance(wrapper, InfoSingle):
+        return None
+    return wrapper.direct_leaves(env.observation_codec)
 
 
 class SerialStepper(ArrayStepper):
@@ -270,10 +296,22 @@ def _at_limit(episodes: EpisodeTracker, first: int, row: int, num_envs: int) -> 
 
 
 class _Observations:
-    """Writes observations into rows, and rejects those of the wrong shape."""
+    """Writes observations into rows, and rejects those of the wrong shape.
 
-    def __init__(self, codec: SpaceCodec, batch: tuple[int, ...]) -> None:
+    Args:
+        codec: codec of the observations.
+        batch: shape of the batch of environments.
+        first: functions that convert values of the first leaves, or raise an error.
+    """
+
+    def __init__(
+        self,
+        codec: SpaceCodec,
+        batch: tuple[int, ...],
+        first: Sequence[Callable[[Any], Array]] = (),
+    ) -> None:
         self.encode = codec.encode
+        self._converters = dict(enumerate(first))
         self._batch = batch
         # True if an observation is a single array that is written without encoding.
         self.is_array = codec.plain and not codec.leaves[0].path
@@ -282,10 +320,17 @@ class _Observations:
         self.shapes = [(*batch, *leaf.spec.shape) for leaf in codec.leaves]
         self.dtypes = [leaf.dtype for leaf in codec.leaves if codec.fixed]
 
-    def writer(self, rows: list[list[Array]]) -> Callable[[int, list[Any]], None]:
-        """Returns a function that writes encoded leaves into row ``t``."""
-        targets = list(zip(range(len(rows)), rows, self.shapes, strict=True))
-        checked, dtypes = self.checked, list(self.dtypes)
+    def writer(
+        self, rows: list[list[Array]], more: list[list[Array]] | None = None
+    ) -> Callable[[int, list[Any]], None]:
+        """Returns a function that writes encoded leaves into row ``t``.
+
+        Args:
+            rows: rows of each leaf.
+            more: further rows of each leaf, into which the function writes as well.
+        """
+        checked, dtypes, indices = self.checked, list(self.dtypes), range(len(rows))
+        targets = list(zip(indices, rows, self.shapes, strict=True))
 
         def write(t: int, leaves: list[Any]) -> None:
             for (index, target, shape), value in zip(targets, leaves, strict=True):
@@ -295,23 +340,28 @@ class _Observations:
                     dtypes[index] = value.dtype
                 target[t][...] = value
 
-        return write
+        if more is None:
+            return write
+        pairs = list(zip(indices, rows, more, self.shapes, strict=True))
+
+        def write_both(t: int, leaves: list[Any]) -> None:
+            for (index, target, other, shape), value in zip(pairs, leaves, strict=True):
+                known = value.__class__ is np.ndarray and value.dtype is dtypes[index]
+                if not known or value.shape != shape:
+                    value = checked(index, value)
+                    dtypes[index] = value.dtype
+                target[t][...] = value
+                other[t][...] = value
+
+        return write_both
 
     def checked(self, index: int, value: Any) -> Array:
         """Returns the value as an array; raises an error if it does not fit the leaf."""
+        if index in self._converters:
+            return self._converters[index](value)
         array = np.asarray(value)
         self._leaves[index].check(array, self._batch)
         return array
-
-
-def rewriter(rows: list[list[Array]]) -> Callable[[int, list[Any]], None]:
-    """Returns a function that writes leaves into row ``t``, which were checked before."""
-
-    def write(t: int, leaves: list[Any]) -> None:
-        for target, value in zip(rows, leaves, strict=True):
-            target[t][...] = value
-
-    return write
 
 
 def from_bfloat16(array: Array) -> Array:

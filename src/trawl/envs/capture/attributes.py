@@ -24,13 +24,15 @@ from gymnasium.envs.registration import EnvSpec
 from gymnasium.spaces import GraphInstance
 from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
 
+from trawl.envs.info_wrappers import InfoMerger
+
 _PLAIN = (type(None), bool, int, float, str, bytes)
 _TENSORS = (torch.bool, torch.uint8, torch.int32, torch.int64, torch.float32, torch.float64)
 _CONTAINERS = (list, tuple, deque, dict)
 # Number of items of a container that are looked at, and of bytes of an array that count as an item.
 _LOOKED_AT, _BYTES_PER_ITEM = 1000, 256
 _SEQUENCES: dict[str, Callable[[Iterable[Any]], Any]] = {"list": list, "tuple": tuple}
-_FIXED = (types.ModuleType, np.dtype, np.ufunc, type, EnvSpec, AutoresetMode)
+_FIXED = (types.ModuleType, np.dtype, np.ufunc, type, EnvSpec, AutoresetMode, InfoMerger)
 # Windows and images of renderers, on which no step depends.
 _SHOWN = frozenset({"pygame.surface.Surface", "pygame.time.Clock", "pygame.font.Font"})
 # Attributes of Gymnasium that never change.

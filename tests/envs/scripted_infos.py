@@ -1,0 +1,72 @@
+"""A scripted environment whose infos are known at every step and reset."""
+
+import gymnasium
+import numpy as np
+from gymnasium import spaces
+
+
+class Scripted(gymnasium.Env):
+    """Observes its episode and step; its infos are functions of both.
+
+    Args:
+        length: number of steps of an episode.
+        text: True to report text.
+    """
+
+    def __init__(self, length=4, text=False):
+        self.observation_space = spaces.Box(-np.inf, np.inf, (3,), np.float64)
+        self.action_space = spaces.Discrete(3)
+        self.length, self.text = length, text
+        self.episode, self.steps = 0, 0
+
+    def shown(self):
+        obs = np.array([self.episode, self.steps, self.length], np.float64)
+        info = {
+            "count": 100 * self.episode + self.steps,
+            "vector": np.array([self.steps, self.episode, 1], np.float32),
+            "nested": {"flag": self.steps % 2 == 1, "deep": {"half": self.steps / 2}},
+            "action_mask": np.array([1, self.steps % 2, 0], np.int8),
+        }
+        if self.text:
+            info["text"] = f"{self.episode}:{self.steps}"
+        if self.steps == 0:
+            info["at_reset"] = 7 + self.episode
+        elif self.steps == self.length:
+            info["at_end"] = 70 + self.episode
+        return obs, info
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.episode += 1
+        self.steps = 0
+        return self.shown()
+
+    def step(self, action):
+        if not [1, self.steps % 2, 0][action]:
+            raise AssertionError(f"action {action} is not allowed in step {self.steps}")
+        self.steps += 1
+        obs, info = self.shown()
+        return obs, 1.0, self.steps == self.length, False, info
+
+
+KEYS = ["count", "vector", "nested", "action_mask", "at_reset", "at_end"]
+
+
+def check(rows):
+    """Compares infos with the observations in the same rows.
+
+    Args:
+        rows: TensorDict with observations and infos, of any batch size.
+    """
+    obs, info = rows["observation"].double(), rows["info"]
+    episode, steps, length = obs.split(1, -1)
+    assert (info["count"] == 100 * episode + steps).all()
+    assert info["vector"].shape[-1] == 3
+    assert (info["vector"][..., :1] == steps).all()
+    assert (info["vector"][..., 1:2] == episode).all()
+    assert (info["nested", "flag"] == (steps % 2 == 1)).all()
+    assert (info["nested", "deep", "half"] == steps / 2).all()
+    assert (info["action_mask"][..., 1:2] == steps % 2).all()
+    assert (info["action_mask"][..., 0] == 1).all()
+    assert (info["at_reset"] == (7 + episode) * (steps == 0)).all()
+    assert (info["at_end"] == (70 + episode) * (steps == length)).all()
