@@ -4,5 +4,6 @@ from trawl.envs.gym import GymEnv
 from trawl.envs.masks import ObserveActionMask
 from trawl.envs.parallel import ParallelEnv
 from trawl.envs.serial import SerialEnv
+from trawl.envs.torch_vector import TorchVectorEnv
 
-__all__ = ["GymEnv", "ObserveActionMask", "ParallelEnv", "SerialEnv"]
+__all__ = ["GymEnv", "ObserveActionMask", "ParallelEnv", "SerialEnv", "TorchVectorEnv"]

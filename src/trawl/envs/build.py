@@ -16,6 +16,7 @@ from torch import nn
 from trawl.envs.base import TensorDictEnv
 from trawl.envs.gym import GymEnv
 from trawl.envs.seeding import derive
+from trawl.envs.torch_vector import TorchVectorEnv, returns_tensors
 from trawl.envs.types import is_list
 from trawl.envs.vector import is_vector_env
 
@@ -40,7 +41,14 @@ def build_one(
         return _made_by(source, kwargs, name)
     if kwargs:
         return _with_kwargs(env, kwargs)
-    return env if is_tensordict_env(env) else GymEnv(env)
+    return _wrapped(env)
+
+
+def _wrapped(env: Any) -> Any:
+    """Returns an environment object with the TensorDict interface."""
+    if is_tensordict_env(env):
+        return env
+    return TorchVectorEnv(env) if returns_tensors(env) else GymEnv(env)
 
 
 def refuse_policy(source: Any, name: str = "create_env_fn") -> None:
@@ -61,7 +69,7 @@ def _made_by(factory: Any, kwargs: dict[str, Any], name: str) -> Any:
     if isinstance(made, str):
         env: Any = GymEnv(made)
     elif is_env(made):
-        env = made if is_tensordict_env(made) else GymEnv(made)
+        env = _wrapped(made)
     else:
         raise TypeError(_explain(f"{name} made an object that is not an environment", made))
     if isinstance(env, GymEnv):
@@ -171,7 +179,10 @@ def is_tensordict_env(env: object) -> bool:
 def is_env(env: object) -> bool:
     """Returns True if ``env`` is an environment object, rather than an id or a factory."""
     return not isinstance(env, type) and (
-        is_tensordict_env(env) or isinstance(env, gymnasium.Env) or is_vector_env(env)
+        is_tensordict_env(env)
+        or isinstance(env, gymnasium.Env)
+        or is_vector_env(env)
+        or returns_tensors(env)
     )
 
 
