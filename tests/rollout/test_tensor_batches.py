@@ -8,7 +8,7 @@ import pytest
 import torch
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from tensordict import TensorDict, TensorDictBase
-from tensordict.nn import TensorDictModule
+from tensordict.nn import TensorDictModule, TensorDictModuleBase, TensorDictSequential
 from torch import nn
 
 from trawl.collectors import Collector, MultiAsyncCollector, MultiSyncCollector
@@ -41,28 +41,35 @@ def on_torch(mode: AutoresetMode, **options: Any) -> TorchVectorEnv:
     return TorchVectorEnv(env, **options)
 
 
-class Memory(nn.Module):
-    """Policy that reads what it wrote in the step before."""
-
-    def forward(self, observation: Any, hidden: Any) -> Any:
-        after = hidden + observation[..., :2]
-        score = torch.cat([observation[..., :2], after], -1)
-        return nn.functional.one_hot(score.sum(-1).long() % 4, 4), after
-
-
-class State(nn.Module):
+class State(TensorDictModuleBase):
     """Policy with a recurrent state; the first call begins it."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.in_keys = ["observation", "is_init"]
-        self.out_keys = ["action", ("next", "h")]
+    in_keys = ["observation", "is_init", "h"]  # noqa: RUF012 - as tensordict
+    out_keys = ["action", ("next", "h")]  # noqa: RUF012
 
     def forward(self, td: TensorDictBase) -> TensorDictBase:
         h = td.get("h", torch.zeros(*td.batch_size, 1))
         td["action"] = nn.functional.one_hot((h[..., 0].long()) % 4, 4)
         td["next", "h"] = h + 1 + td["is_init"].float()
         return td
+
+
+def memory() -> Any:
+    """Returns a chain that reads what it wrote in the step before."""
+
+    def remember(observation: Any, memory: Any = None) -> Any:
+        return observation[..., :2] if memory is None else memory + observation[..., :2]
+
+    class Chain(TensorDictModuleBase):
+        in_keys = ["observation"]  # noqa: RUF012
+        out_keys = ["action", "memory"]  # noqa: RUF012
+
+        def forward(self, td: TensorDictBase) -> TensorDictBase:
+            td["memory"] = remember(td["observation"], td.get("memory", None))
+            td["action"] = nn.functional.one_hot(td["memory"].sum(-1).long() % 4, 4)
+            return td
+
+    return Chain()
 
 
 def plain() -> Any:
@@ -72,24 +79,22 @@ def plain() -> Any:
         lambda p: nn.functional.one_hot(p.argmax(-1), 4), in_keys=["p"], out_keys=["action"]
     )
     first = TensorDictModule(net, in_keys=["observation"], out_keys=["p"])
-    from tensordict.nn import TensorDictSequential
-
     return TensorDictSequential(first, one_hot)
 
 
-POLICIES = {"none": lambda: None, "plain": plain, "state": State}
+POLICIES = {"none": lambda: None, "plain": plain, "state": State, "memory": memory}
 CASES: dict[str, dict[str, Any]] = {
     "plain": {},
     "no ids": {"track_traj_ids": False},
     "limit": {"max_frames_per_traj": 2},
     "reset": {"reset_at_each_iter": True},
-    "random": {"init_random_frames": 20},
+    "random": {"init_random_frames": 24},
     "compact": {"compact_obs": True},
     "exact": {"exact_frames": True, "total_frames": 31},
-    "budget": {"total_frames": 40},
+    "no blocks": {"use_buffers": False},
     "truncated": {"set_truncated": True},
-    "split": {"split_trajs": True},
-    "whole": {"trajs_per_batch": 3},
+    "split": {"trajs_per_batch": 3, "traj_format": "cat"},
+    "whole": {"trajs_per_batch": 3, "traj_format": "padded"},
 }
 
 
@@ -140,7 +145,7 @@ def test_partial_reset_by_ids() -> None:
     env = on_torch(AutoresetMode.DISABLED, partial_reset="ids")
     found, _ = batches(env, plain())
     assert_same(found, expected)
-    assert "env_idx" in env.env.resets[-1]
+    assert "env_idx" in env.env.options_seen
 
 
 def test_last_observations_are_true() -> None:

@@ -27,7 +27,7 @@ class NumberedTorchEnv:
         device: device of its data.
 
     Attributes:
-        resets: the options of all resets.
+        options_seen: names of the options that resets had.
 
     Example:
         >>> from trawl.collectors import Collector
@@ -58,7 +58,7 @@ class NumberedTorchEnv:
         self._inner = SyncVectorEnv(makers, autoreset_mode=mode)
         self.single_observation_space = self._inner.single_observation_space
         self.single_action_space = self._inner.single_action_space
-        self.resets: list[dict[str, Any]] = []
+        self.options_seen: set[str] = set()
 
     @property
     def unwrapped(self) -> NumberedTorchEnv:
@@ -68,7 +68,7 @@ class NumberedTorchEnv:
     def reset(self, *, seed: Any = None, options: Any = None) -> tuple[Tensor, dict[str, Any]]:
         """Resets all environments, or those of ``options["reset_mask"]`` or ``["env_idx"]``."""
         options = dict(options or {})
-        self.resets.append(options)
+        self.options_seen |= options.keys()
         rows = options.pop("env_idx", None)
         mask = options.pop("reset_mask", None)
         if rows is not None:
