@@ -19,6 +19,7 @@ from trawl.envs.seeding import derive
 from trawl.envs.torch_vector import TorchVectorEnv, returns_tensors
 from trawl.envs.types import is_list
 from trawl.envs.vector import is_vector_env
+from trawl.envs.vmas_env import VmasEnv, is_vmas
 
 _PROTOCOL = ("reset", "step_and_maybe_reset", "batch_size", "full_action_spec", "done_keys")
 
@@ -48,6 +49,8 @@ def _wrapped(env: Any) -> Any:
     """Returns an environment object with the TensorDict interface."""
     if is_tensordict_env(env):
         return env
+    if is_vmas(env):
+        return VmasEnv(env)
     return TorchVectorEnv(env) if returns_tensors(env) else GymEnv(env)
 
 
@@ -183,6 +186,7 @@ def is_env(env: object) -> bool:
         or isinstance(env, gymnasium.Env)
         or is_vector_env(env)
         or returns_tensors(env)
+        or is_vmas(env)
     )
 
 

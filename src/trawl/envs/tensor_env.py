@@ -15,7 +15,8 @@ None of them except the last waits for the device, unless the environment does.
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import torch
@@ -34,14 +35,14 @@ class TensorStep(NamedTuple):
 
     Attributes:
         last: the observation leaves; where an episode ended, the true last observation.
-        reward: the rewards, ``(num_envs,)``.
+        rewards: the reward leaves, each with the shape that its spec has.
         terminated: bool, ``(num_envs,)``.
         truncated: bool, ``(num_envs,)``.
         skipped: True where the step was only a reset, ``(num_envs,)``; None if no step ever is.
     """
 
     last: list[Tensor]
-    reward: Tensor
+    rewards: list[Tensor]
     terminated: Tensor
     truncated: Tensor
     skipped: Tensor | None
@@ -51,19 +52,22 @@ class TensorEnv(TensorDictEnv):
     """Base class of batches of environments whose data are tensors on one device.
 
     A subclass sets the attributes of :class:`~trawl.envs.base.TensorDictEnv` and those below. All
-    leaves have the order of ``observation_keys`` or ``action_keys``.
+    leaves have the order of ``observation_keys``, ``reward_keys`` or ``action_keys``.
 
     Attributes:
         home: device of all tensors.
         observation_keys: keys of the observation leaves.
         can_restart: True if :meth:`begin_next` can begin an episode in any environment.
         skips: True if some steps are only resets.
+        agents: number of agents by the key of their group, if there are groups of agents. The
+            entries of a group have a dimension for its agents after those of the batch.
     """
 
     home: torch.device
     observation_keys: list[Key]
     can_restart: bool = False
     skips: bool = False
+    agents: Mapping[str, int] = MappingProxyType({})
     _seed: int | None = None
     _last: TensorStep | None = None
 
@@ -120,7 +124,8 @@ class TensorEnv(TensorDictEnv):
         self.check()
         following = self._observations(step.last)
         shape = (*self.batch_size, 1)
-        following.set("reward", step.reward.to(torch.float32, copy=True).reshape(shape))
+        for key, value in zip(self.reward_keys, step.rewards, strict=True):
+            following.set(key, value.to(torch.float32, copy=True))
         for name in ("terminated", "truncated"):
             following.set(name, getattr(step, name).to(torch.bool, copy=True).reshape(shape))
         return following.set("done", following.get("terminated") | following.get("truncated"))

@@ -151,17 +151,17 @@ class TorchVectorEnv(TensorEnv):
     def advance(self, actions: Iterable[Tensor]) -> TensorStep:
         action = self.action_codec.decode(actions)
         obs, reward, terminated, truncated, info = self.env.step(action)
-        reward = self._row(reward, "reward")
+        reward = self._row(reward, "reward").unsqueeze(-1)
         terminated = self._row(terminated, "terminated")
         truncated = self._row(truncated, "truncated")
         last = self._shown = self.observation_codec.encode(obs)
         skipped = self._ended if self.skips else None
         if self.mode is AutoresetMode.DISABLED:
-            return TensorStep(last, reward, terminated, truncated, None)
+            return TensorStep(last, [reward], terminated, truncated, None)
         ended = self._ended = torch.logical_or(terminated, truncated)
         if self.mode is AutoresetMode.SAME_STEP:
             last = self._with_final(last, ended, info)
-        return TensorStep(last, reward, terminated, truncated, skipped)
+        return TensorStep(last, [reward], terminated, truncated, skipped)
 
     def _row(self, value: Any, name: str) -> Tensor:
         """Returns the reward or a flag with one value for each environment."""

@@ -21,7 +21,6 @@ from trawl.keys import (
     DONE_KEYS,
     IS_INIT,
     MASK,
-    REWARD,
     STEP_COUNT,
     TRAJ_IDS,
     Key,
@@ -151,7 +150,9 @@ class TensorBatchWriter(BatchWriter):
         leaves.update({key: written[next_of(key)] for key in self._policy_leaves.states})
         leaves.update(written)
         leaves.update({next_of(key): leaf for key, leaf in self._roots.items()})
-        leaves[REWARD] = Leaf((1,), torch.float32)
+        rewards = self.env.full_reward_spec
+        for key in self.env.reward_keys:
+            leaves[next_of(as_key(key))] = Leaf(tuple(rewards[key].shape[1:]), torch.float32)
         if self.options.track_traj_ids:
             leaves[TRAJ_IDS] = Leaf((), torch.int64)
         if self.env.skips:
@@ -191,9 +192,7 @@ class TensorBatchWriter(BatchWriter):
                 rows[filled:] = 0
         self.env.check()
         self._number(tensors, filled)
-        batch = block.deliver(
-            self.hidden, (self.num_envs, self.options.steps), self.env.device
-        )
+        batch = self._deliver(block)
         return None if given is not None and copy_into(batch, given.lease) else batch
 
     def _number(self, tensors: Mapping[Key, Tensor], filled: int) -> None:
@@ -202,7 +201,7 @@ class TensorBatchWriter(BatchWriter):
             self.policy.check_samples(
                 lambda key: tensors[key][:filled] if key in tensors else None
             )
-        rewards = tensors[REWARD][:filled, :, 0].cpu().numpy()
+        rewards = self._rewards(tensors, filled)
         done = tensors[DONE][:filled, :, 0].cpu().numpy()
         counted = tensors[MASK][:filled].cpu().numpy() if self.env.skips else None
         check_rewards(rewards, lambda: self._actions(tensors, filled))
@@ -212,6 +211,14 @@ class TensorBatchWriter(BatchWriter):
         if self.options.track_traj_ids:
             tensors[TRAJ_IDS][:filled].copy_(ids)
             tensors[TRAJ_IDS][filled:] = -1
+
+    def _rewards(self, tensors: Mapping[Key, Tensor], filled: int) -> NDArray[Any]:
+        """Returns the rewards of the environments; those of several agents are averaged."""
+        keys = [next_of(as_key(key)) for key in self.env.reward_keys]
+        parts = [tensors[key][:filled].reshape(filled, self.num_envs, -1) for key in keys]
+        if len(parts) == 1 and parts[0].shape[-1] == 1:
+            return parts[0][..., 0].cpu().numpy()
+        return torch.cat(parts, -1).double().mean(-1).cpu().numpy()
 
     def _actions(self, tensors: Mapping[Key, Tensor], filled: int) -> dict[Key, NDArray[Any]]:
         keys = map(as_key, self.env.action_keys)
@@ -257,8 +264,17 @@ class TensorBatchWriter(BatchWriter):
 
     def fake(self) -> TensorDictBase:
         """Returns a batch of zeros with the layout of a real one."""
+        return self._deliver(self.pool.lease()).zero_()
+
+    def _deliver(self, block: TensorBlock) -> TensorDictBase:
         size = (self.num_envs, self.options.steps)
-        return self.pool.lease().deliver(self.hidden, size, self.env.device).zero_()
+        batch = block.deliver(self.hidden, size, self.env.device)
+        for group, count in self.env.agents.items():
+            for root in (batch, batch.get("next")):
+                part = root.get(group, None)
+                if part is not None:
+                    part.batch_size = (*size, count)
+        return batch
 
     @override
     def describe(self) -> dict[str, Any]:

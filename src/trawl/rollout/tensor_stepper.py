@@ -12,7 +12,6 @@ from trawl.keys import (
     DONE,
     IS_INIT,
     MASK,
-    REWARD,
     STEP_COUNT,
     TERMINATED,
     TRUNCATED,
@@ -59,9 +58,9 @@ class TensorStepper:
 
         keys = env.observation_keys
         observed = list(zip(*[rows(next_of(key)) for key in keys], strict=True))
-        following = list(zip(*[self._following(block, key, start, stop) for key in keys]))
+        following = list(zip(*[self._following(block, key, start, stop) for key in keys], strict=True))
         actions = list(zip(*[rows(as_key(key)) for key in env.action_keys], strict=True))
-        rewards = tensors[REWARD][start:stop, :, 0].unbind(0)
+        rewards = list(zip(*[rows(next_of(as_key(key))) for key in env.reward_keys], strict=True))
         terminated, truncated, done = (
             tensors[key][start:stop, :, 0].unbind(0) for key in (TERMINATED, TRUNCATED, DONE)
         )
@@ -73,7 +72,8 @@ class TensorStepper:
             result = env.advance(actions[t])
             for row, value in zip(observed[t], result.last, strict=True):
                 row.copy_(value)
-            rewards[t].copy_(result.reward)
+            for row, value in zip(rewards[t], result.rewards, strict=True):
+                row.copy_(value)
             terminated[t].copy_(result.terminated)
             truncated[t].copy_(result.truncated)
             ended = torch.logical_or(result.terminated, result.truncated, out=done[t])
