@@ -54,6 +54,8 @@ SingleName = Literal[
     "categorical1",
     "categorical8",
     "torchrl_env",
+    "tensors",
+    "vmas",
     "import",
 ]
 MultiName = Literal[

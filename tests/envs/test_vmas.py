@@ -26,7 +26,9 @@ def rows(td: Any) -> dict[Any, Any]:
     }
 
 
-@pytest.mark.parametrize("scenario", ["balance", "simple_tag", "simple_adversary", "football"])
+@pytest.mark.parametrize(
+    "scenario", ["balance", "simple_tag", "simple_adversary", "football", "wheel"]
+)
 def test_keys_are_those_of_torchrl(scenario: str) -> None:
     from torchrl.envs import VmasEnv as Theirs
 
@@ -66,7 +68,8 @@ def test_discrete_actions_and_flags() -> None:
     with Collector(env, frames_per_batch=4 * 6) as collector:
         batch = next(iter(collector))
     assert batch["agents", "action"].shape == (4, 6, 3)
-    assert batch["next", "truncated"][:, 4].all() and not batch["next", "terminated"].any()
+    assert batch["next", "truncated"][:, 4].all()
+    assert not batch["next", "terminated"].any()
 
 
 def test_limit_and_seed() -> None:

@@ -122,7 +122,8 @@ def assert_same(one: Sequence[TensorDictBase], other: Sequence[TensorDictBase]) 
         assert set(a.keys(True, True)) == set(b.keys(True, True))
         for key in a.keys(True, True):
             x, y = a.get(key), b.get(key)
-            assert x.dtype is y.dtype and torch.equal(x, y), (key, x, y)
+            assert x.dtype is y.dtype, key
+            assert torch.equal(x, y), (key, x, y)
 
 
 @pytest.mark.parametrize("policy", POLICIES)
@@ -135,7 +136,8 @@ def test_batches_are_those_of_numpy(mode: AutoresetMode, case: str, policy: str)
     expected, old = batches(on_numpy(mode), make(), **options)
     found, new = batches(on_torch(mode), make(), **options)
     assert_same(found, expected)
-    assert new["env_path"] == "tensor" and old["env_path"] == "array"
+    assert new["env_path"] == "tensor"
+    assert old["env_path"] == "array"
     names = ["frames", "episodes", "mean_return", "mean_length"]
     assert [new.get(name) for name in names] == [old.get(name) for name in names]
 
@@ -198,7 +200,8 @@ def test_state_is_restored() -> None:
         writer.reset()
         writer.load_state_dict(state)
         again = writer.state_dict()
-        assert state["episodes"] == again["episodes"] and state["sums"] == again["sums"]
+        assert state["episodes"] == again["episodes"]
+        assert state["sums"] == again["sums"]
         for name, row in state["rows"].items():
             assert torch.equal(row, again["rows"][name])
 
@@ -262,13 +265,15 @@ def test_limit_needs_partial_resets() -> None:
 def test_tensordict_interface_agrees() -> None:
     for mode in AutoresetMode:
         env = on_torch(mode)
-        frames = env.rollout(6, lambda td: td.set("action", torch.eye(4)[:COUNT].long()),
-                             break_when_any_done=False)
+        frames = env.rollout(
+            6, lambda td: td.set("action", torch.eye(4)[:COUNT].long()), break_when_any_done=False
+        )
         assert frames.batch_size == (COUNT, 6)
         done = frames["next", "done"].squeeze(-1)
         same = frames["next", "observation"][..., 1] == frames["observation"][..., 1]
         if mode is not AutoresetMode.NEXT_STEP:
-            assert same.all() and done.any()
+            assert same.all()
+            assert done.any()
         env.close()
 
 
@@ -276,6 +281,7 @@ def test_storing_device_and_policy_device() -> None:
     options = {"frames_per_batch": 6, "storing_device": "cpu", "policy_device": "cpu"}
     with Collector(on_torch(AutoresetMode.SAME_STEP), plain(), **options) as collector:
         batch = next(iter(collector))
-        assert isinstance(batch, TensorDict) and batch.device == torch.device("cpu")
+        assert isinstance(batch, TensorDict)
+        assert batch.device == torch.device("cpu")
     with pytest.raises(ValueError, match="can't be moved"):
         Collector(on_torch(AutoresetMode.SAME_STEP), frames_per_batch=6, env_device="meta")

@@ -4,7 +4,7 @@ An environment of another library is adapted by a subclass of :class:`TensorEnv`
 for tensors calls four methods, and knows nothing else about the environment:
 
 1. :meth:`TensorEnv.begin` begins episodes and returns observations.
-2. :meth:`TensorEnv.advance` takes a step. Where an episode ends, it returns the true last
+2. :meth:`TensorEnv.advance` takes a step. Where an episode ends, its result has the true last
    observation.
 3. :meth:`TensorEnv.begin_next` returns the observations that the next step begins with.
 4. :meth:`TensorEnv.check` raises errors that could not be raised during the steps.
@@ -34,7 +34,9 @@ class TensorStep(NamedTuple):
     """Results of a step, each with a row for each environment.
 
     Attributes:
-        last: the observation leaves; where an episode ended, the true last observation.
+        last: the observation leaves that the step returned.
+        final: leaves with the true last observations of the episodes that the step ended; other
+            rows may have any values. None if ``last`` has them.
         rewards: the reward leaves, each with the shape that its spec has.
         terminated: bool, ``(num_envs,)``.
         truncated: bool, ``(num_envs,)``.
@@ -42,10 +44,21 @@ class TensorStep(NamedTuple):
     """
 
     last: list[Tensor]
+    final: list[Tensor] | None
     rewards: list[Tensor]
     terminated: Tensor
     truncated: Tensor
     skipped: Tensor | None
+
+    def observations(self) -> list[Tensor]:
+        """Returns the leaves with the true last observation where an episode ended."""
+        if self.final is None:
+            return self.last
+        ended = self.terminated | self.truncated
+        return [
+            torch.where(ended.view(-1, *[1] * (leaf.ndim - 1)), final, leaf)
+            for leaf, final in zip(self.last, self.final, strict=True)
+        ]
 
 
 class TensorEnv(TensorDictEnv):
@@ -93,7 +106,7 @@ class TensorEnv(TensorDictEnv):
                 None if none is.
         """
 
-    def check(self) -> None:  # noqa: B027
+    def check(self) -> None:
         """Raises errors of the steps since the last call; called once per batch."""
 
     # --- the interface of TensorDicts
@@ -122,7 +135,7 @@ class TensorEnv(TensorDictEnv):
         actions = [self._action(tensordict, key) for key in self.action_keys]
         self._last = step = self.advance(actions)
         self.check()
-        following = self._observations(step.last)
+        following = self._observations(step.observations())
         shape = (*self.batch_size, 1)
         for key, value in zip(self.reward_keys, step.rewards, strict=True):
             following.set(key, value.to(torch.float32, copy=True))

@@ -157,11 +157,12 @@ class TorchVectorEnv(TensorEnv):
         last = self._shown = self.observation_codec.encode(obs)
         skipped = self._ended if self.skips else None
         if self.mode is AutoresetMode.DISABLED:
-            return TensorStep(last, [reward], terminated, truncated, None)
+            return TensorStep(last, None, [reward], terminated, truncated, None)
         ended = self._ended = torch.logical_or(terminated, truncated)
+        final = None
         if self.mode is AutoresetMode.SAME_STEP:
-            last = self._with_final(last, ended, info)
-        return TensorStep(last, [reward], terminated, truncated, skipped)
+            final = self._final(ended, info)
+        return TensorStep(last, final, [reward], terminated, truncated, skipped)
 
     def _row(self, value: Any, name: str) -> Tensor:
         """Returns the reward or a flag with one value for each environment."""
@@ -183,21 +184,18 @@ class TorchVectorEnv(TensorEnv):
             )
         if name != "reward" and value.dtype is not torch.bool:
             value = value != 0
-        return value if value.ndim == 1 else value.squeeze(-1)
+        row: Tensor = value if value.ndim == 1 else value.squeeze(-1)
+        return row
 
-    def _with_final(self, fresh: list[Tensor], ended: Tensor, info: Any) -> list[Tensor]:
-        """Returns the leaves, with the true last observation where an episode ended."""
+    def _final(self, ended: Tensor, info: Any) -> list[Tensor] | None:
+        """Returns the leaves of the last observations in ``info``, or None if it has none."""
         final: Any = None
         if isinstance(info, Mapping):
             final = next((info[name] for name in _FINAL if info.get(name) is not None), None)
         if final is None:
             self._lost = ended if self._lost is None else self._lost | ended
-            return fresh
-        leaves = self.observation_codec.encode(final)
-        return [
-            torch.where(ended.view(-1, *[1] * (leaf.ndim - 1)), last, leaf)
-            for leaf, last in zip(fresh, leaves, strict=True)
-        ]
+            return None
+        return self.observation_codec.encode(final)
 
     @override
     def begin_next(self, ended: Tensor, cut: Tensor | None = None) -> list[Tensor]:

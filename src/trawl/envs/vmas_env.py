@@ -17,10 +17,11 @@ from trawl.envs.tensor_env import TensorEnv, TensorStep
 class VmasEnv(TensorEnv):
     """Environment that ``vmas.make_env`` made.
 
-    Agents whose names differ only in a number at the end form a group. If there is only one group,
-    it is called ``"agents"``. The observations, the actions, the rewards and the entries of
-    ``info`` of a group have the keys ``(group, "observation")``, ``(group, "action")``,
-    ``(group, "reward")`` and ``(group, "info", name)``, with a dimension for its agents. The flags
+    Agents whose names differ only in a number at the end form a group, which has the name without
+    the number. If all agents are called ``"agent_0"`` and so on, the group is ``"agents"``. The
+    observations, the actions, the rewards and the entries of ``info`` (as float32) of a group have
+    the keys ``(group, "observation")``, ``(group, "action")``, ``(group, "reward")`` and
+    ``(group, "info", name)``, with a dimension for its agents. The flags
     belong to all agents. If the environment was made without ``terminated_truncated=True``, all
     its ends count as ``terminated``.
 
@@ -91,8 +92,9 @@ class VmasEnv(TensorEnv):
                 f"the action space of group {group!r} is {space}, which is not supported: make the "
                 "environment without multidiscrete_actions=True"
             )
-        low, high = (torch.from_numpy(bound).expand(len(members), -1) for bound in (
-            space.low, space.high))
+        low, high = (
+            torch.from_numpy(bound).expand(len(members), -1) for bound in (space.low, space.high)
+        )
         spec = Bounded(low.clone(), high.clone(), torch.float32)
         return spec.expand(count).to(self.home)
 
@@ -172,7 +174,9 @@ class VmasEnv(TensorEnv):
         given: list[Any] = [None] * len(self.env.agents)
         for members, row in zip(self._members, actions, strict=True):
             # Copies, because VMAS changes its actions.
-            parts = row.clone().unsqueeze(-1) if self._discrete else row.to(torch.float32, copy=True)
+            parts = (
+                row.clone().unsqueeze(-1) if self._discrete else row.to(torch.float32, copy=True)
+            )
             for index, part in zip(members, parts.unbind(1), strict=True):
                 given[index] = part
         obs, rewards, *flags, infos = self.env.step(given)
@@ -182,10 +186,10 @@ class VmasEnv(TensorEnv):
             by_agent = [rewards[agent.name] for agent in self.env.agents]
         leaves = self._shown = self._show(obs, infos)
         grouped = [
-            torch.stack([by_agent[i] for i in members], 1).unsqueeze(-1)
+            torch.stack([by_agent[i] for i in members], 1).reshape(-1, len(members), 1)
             for members in self._members
         ]
-        return TensorStep(leaves, grouped, terminated, truncated, None)
+        return TensorStep(leaves, None, grouped, terminated, truncated, None)
 
     @override
     def begin_next(self, ended: Tensor, cut: Tensor | None = None) -> list[Tensor]:
@@ -213,7 +217,7 @@ def _groups_of(names: Sequence[str]) -> dict[str, list[str]]:
         prefix, separator, number = name.rpartition("_")
         group = prefix if separator and number.isdigit() else name
         groups.setdefault(group, []).append(name)
-    return {"agents": list(names)} if len(groups) == 1 else groups
+    return {"agents": list(names)} if list(groups) == ["agent"] else groups
 
 
 def _listed(space: Any, numbers: Mapping[str, int]) -> list[Any]:
@@ -233,4 +237,6 @@ def _as_gymnasium(space: Any) -> Any:
 
 
 def _column(value: Tensor) -> Tensor:
+    """Returns an entry of info as float32, with a dimension after that of the environments."""
+    value = value.to(torch.float32)
     return value.unsqueeze(-1) if value.ndim == 1 else value

@@ -198,9 +198,7 @@ class TensorBatchWriter(BatchWriter):
     def _number(self, tensors: Mapping[Key, Tensor], filled: int) -> None:
         """Writes trajectory ids, checks the rewards, and adds them to the statistics."""
         if filled:
-            self.policy.check_samples(
-                lambda key: tensors[key][:filled] if key in tensors else None
-            )
+            self.policy.check_samples(lambda key: tensors[key][:filled] if key in tensors else None)
         rewards = self._rewards(tensors, filled)
         done = tensors[DONE][:filled, :, 0].cpu().numpy()
         counted = tensors[MASK][:filled].cpu().numpy() if self.env.skips else None

@@ -18,7 +18,6 @@ from trawl.rollout.plan import unwrap
 from trawl.rollout.policy import Policy
 from trawl.rollout.tensor_block import TensorBlock
 
-
 _MASK: Key = (MASK_KEY,)
 
 
@@ -142,8 +141,6 @@ class TensorPolicyBinder:
             chosen[start + t].copy_(masked_rand(spec, masks[start + t]))
 
         return act
-
-
 
 
 def _fits(given: torch.dtype, expected: torch.dtype) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -52,13 +52,16 @@ class TensorStepper:
     def bind(self, block: TensorBlock, start: int, stop: int) -> StepFn:
         """Returns a function of ``t`` that takes the step of row ``start + t``."""
         env, tensors = self._env, block.tensors
+        merge = _merge_few if env.home.type == "cpu" else _merge
 
         def rows(key: Key) -> tuple[Tensor, ...]:
             return tensors[key][start:stop].unbind(0)
 
         keys = env.observation_keys
         observed = list(zip(*[rows(next_of(key)) for key in keys], strict=True))
-        following = list(zip(*[self._following(block, key, start, stop) for key in keys], strict=True))
+        following = list(
+            zip(*[self._following(block, key, start, stop) for key in keys], strict=True)
+        )
         actions = list(zip(*[rows(as_key(key)) for key in env.action_keys], strict=True))
         rewards = list(zip(*[rows(next_of(as_key(key))) for key in env.reward_keys], strict=True))
         terminated, truncated, done = (
@@ -77,6 +80,8 @@ class TensorStepper:
             terminated[t].copy_(result.terminated)
             truncated[t].copy_(result.truncated)
             ended = torch.logical_or(result.terminated, result.truncated, out=done[t])
+            if result.final is not None:
+                merge(observed[t], result.final, ended)
             cut = None
             if cut_off is not None:
                 # A copy, because the limit adds to the flags.
@@ -132,6 +137,21 @@ class TensorStepper:
             values = block.tensors[key][start:stop].unbind(0)
             found.append(_carried(values, [self._next_row[key]] * (stop - start)))
         return found
+
+
+def _merge(rows: Sequence[Tensor], values: Sequence[Tensor], mask: Tensor) -> None:
+    """Writes values where the mask is True, without asking the device whether it is anywhere."""
+    for row, value in zip(rows, values, strict=True):
+        chosen = mask.view(-1, *[1] * (row.ndim - 1))
+        row.copy_(torch.where(chosen, value.to(row.dtype), row))
+
+
+def _merge_few(rows: Sequence[Tensor], values: Sequence[Tensor], mask: Tensor) -> None:
+    """Writes values where the mask is True, on the CPU."""
+    chosen = mask.nonzero().squeeze(-1)
+    if len(chosen):
+        for row, value in zip(rows, values, strict=True):
+            row.index_copy_(0, chosen, value.index_select(0, chosen).to(row.dtype))
 
 
 def _starts(done: Tensor, result: TensorStep) -> Tensor:
