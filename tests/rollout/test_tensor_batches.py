@@ -94,6 +94,7 @@ CASES: dict[str, dict[str, Any]] = {
     "no blocks": {"use_buffers": False},
     "truncated": {"set_truncated": True},
     "split": {"trajs_per_batch": 3, "traj_format": "cat"},
+    "compiled": {"compile_policy": {"backend": "eager"}},
     "whole": {"trajs_per_batch": 3, "traj_format": "padded"},
 }
 

@@ -30,7 +30,7 @@ from trawl.keys import (
 )
 from trawl.rollout.array_policy import PolicyLeaves
 from trawl.rollout.batch_writer import ActFn, BatchOptions, BatchWriter, NoFixedLayout, StepFn
-from trawl.rollout.block import Block, copy_into
+from trawl.rollout.block import Block
 from trawl.rollout.checks import check_actions, check_rewards, check_same_layout
 from trawl.rollout.episode_sums import EpisodeSums
 from trawl.rollout.layout import Layout, Leaf
@@ -192,8 +192,12 @@ class TensorBatchWriter(BatchWriter):
                 rows[filled:] = 0
         self.env.check()
         self._number(tensors, filled)
-        batch = self._deliver(block)
-        return None if given is not None and copy_into(batch, given.lease) else batch
+        if given is None:
+            return self._deliver(block)
+        # A worker's batch is in memory of the host, which it shares with the driver.
+        for key, target in given.lease.tensors.items():
+            target.copy_(tensors[key].transpose(0, 1))
+        return None
 
     def _number(self, tensors: Mapping[Key, Tensor], filled: int) -> None:
         """Writes trajectory ids, checks the rewards, and adds them to the statistics."""
@@ -224,10 +228,7 @@ class TensorBatchWriter(BatchWriter):
 
     @property
     @override
-    def layout(self) -> Layout | None:
-        """The layout of batches in the memory that workers share, or None on another device."""
-        if self.env.home.type != "cpu":
-            return None
+    def layout(self) -> Layout:
         return Layout(self._leaves, tuple(self.env.batch_size), self.options.steps)
 
     @property

@@ -34,14 +34,24 @@ class BatchEpisodeTracker(EpisodeTracker):
         if not count:
             ids = np.broadcast_to(current, done.shape).copy()
         else:
-            # In each row, the number of the latest end of an earlier row, from 1; 0 if none.
-            latest = np.zeros((len(done) + 1, done.shape[1]), dtype=np.int64)
-            latest[rows + 1, envs] = np.arange(1, count + 1)
-            np.maximum.accumulate(latest, axis=0, out=latest)
-            ids = np.where(latest > 0, first + (latest - 1) * self.stride, current)
-            self.ids = ids[-1].tolist()
+            # Each environment's ends, one environment after another.
+            order = np.argsort(envs, kind="stable")
+            rows, envs = rows[order], envs[order]
+            begun = first + order * self.stride
+            # Numbers of the trajectories of an environment, and the rows in which they begin.
+            per_env = np.bincount(envs, minlength=len(current))
+            at = np.cumsum(per_env) - per_env + np.arange(len(current))
+            numbers = np.empty(count + len(current), dtype=np.int64)
+            starts = np.zeros_like(numbers)
+            later = np.ones(len(numbers), dtype=np.bool_)
+            later[at] = False
+            numbers[at], numbers[later] = current, begun
+            starts[later] = rows + 1
+            stops = np.full_like(starts, len(done))
+            stops[:-1][later[1:]] = starts[1:][later[1:]]
+            ids = np.repeat(numbers, stops - starts).reshape(len(current), len(done)).T
+            self.ids = numbers[at + per_env].tolist()
             self.next_id = first + count * self.stride
-            ids = ids[:-1]
         ids[skipped] = NO_TRAJECTORY
         return ids
 
