@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
@@ -72,6 +73,16 @@ def memory() -> Any:
     return Chain()
 
 
+def changes() -> Any:
+    """Returns a policy that changes its input."""
+
+    def act(observation: Any) -> Any:
+        observation += 1
+        return nn.functional.one_hot(observation.sum(-1).long() % 4, 4)
+
+    return TensorDictModule(act, in_keys=["observation"], out_keys=["action"])
+
+
 def plain() -> Any:
     torch.manual_seed(0)
     net = nn.Sequential(nn.Linear(5, 4), nn.Softmax(-1))
@@ -82,7 +93,13 @@ def plain() -> Any:
     return TensorDictSequential(first, one_hot)
 
 
-POLICIES = {"none": lambda: None, "plain": plain, "state": State, "memory": memory}
+POLICIES = {
+    "none": lambda: None,
+    "plain": plain,
+    "state": State,
+    "memory": memory,
+    "changes": changes,
+}
 CASES: dict[str, dict[str, Any]] = {
     "plain": {},
     "no ids": {"track_traj_ids": False},
@@ -151,6 +168,29 @@ def test_partial_reset_by_ids() -> None:
     assert "env_idx" in env.env.options_seen
 
 
+@pytest.mark.parametrize("mode", AutoresetMode)
+def test_interrupted_batches(mode: AutoresetMode) -> None:
+    def every_third() -> Callable[[], bool]:
+        calls = iter(range(1, 1000))
+        return lambda: next(calls) % 3 == 0
+
+    expected, _ = batches(on_numpy(mode), State(), interruptor=every_third())
+    found, _ = batches(on_torch(mode), State(), interruptor=every_third())
+    assert_same(found, expected)
+    assert (found[0]["collector", "traj_ids"][:, -1] == -1).all()
+
+
+def test_single_environments_are_reset_between_batches() -> None:
+    found = []
+    for env in (on_numpy(AutoresetMode.DISABLED), on_torch(AutoresetMode.DISABLED)):
+        with Collector(env, State(), frames_per_batch=9) as collector:
+            iterator = iter(collector)
+            next(iterator)
+            collector._rollout.reset(np.array([True, False, True]))
+            found.append([next(iterator).clone()])
+    assert_same(*found)
+
+
 def test_last_observations_are_true() -> None:
     (batch, *_), _ = batches(on_torch(AutoresetMode.SAME_STEP), plain())
     done = batch["next", "done"].squeeze(-1)
@@ -166,6 +206,8 @@ def test_workers(kind: Any) -> None:
     options: dict[str, Any] = {"frames_per_batch": 12, "total_frames": 48}
     if kind is MultiSyncCollector:
         options["cat_results"] = "stack"
+    else:
+        options["compact_obs"] = True
     found = []
     for factory in (make, numpy):
         collector = kind([factory] * (2 if kind is MultiSyncCollector else 1), plain(), **options)

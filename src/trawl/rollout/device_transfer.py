@@ -163,8 +163,8 @@ def moved(batch: TensorDictBase, device: torch.device) -> TensorDictBase:
         target = torch.empty(value.shape, dtype=value.dtype, pin_memory=True)
         return target.copy_(value.contiguous(), non_blocking=True)
 
-    result: Any = batch.apply(copy, device=device)
+    result: TensorDictBase = batch.apply(copy, device=device)
     copied = torch.cuda.Event()
     copied.record(torch.cuda.current_stream(source))
     copied.synchronize()
-    return result  # type: ignore[no-any-return]
+    return result
