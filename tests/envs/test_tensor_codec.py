@@ -68,5 +68,5 @@ def test_loose_spaces_are_refused() -> None:
 
 def test_missing_entries_are_named() -> None:
     codec = TensorCodec(SPACE, "observation", CPU, 3)
-    with pytest.raises(ValueError, match="'box' is missing: .* keys"):
+    with pytest.raises(ValueError, match=r"'binary' is missing: .* keys"):
         codec.encode({"other": torch.zeros(3)})
