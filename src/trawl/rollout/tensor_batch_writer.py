@@ -88,8 +88,10 @@ class TensorBatchWriter(BatchWriter):
         self.pool = TensorPool(
             self._leaves, self.num_envs, options.steps, env.home, options.recycle
         )
-        self._binder = TensorPolicyBinder(env, policy, self._policy_leaves, self._roots, self._next)
         self._stepper = TensorStepper(env, options.limit, self._policy_leaves, self._next)
+        self._binder = TensorPolicyBinder(
+            env, policy, self._policy_leaves, self._roots, self._next, self._stepper
+        )
         self._block = TensorBlock({})
         self._given: Block | None = None
 

@@ -17,6 +17,7 @@ from trawl.rollout.layout import Leaf
 from trawl.rollout.plan import unwrap
 from trawl.rollout.policy import Policy
 from trawl.rollout.tensor_block import TensorBlock
+from trawl.rollout.tensor_stepper import TensorStepper
 
 _MASK: Key = (MASK_KEY,)
 
@@ -30,6 +31,7 @@ class TensorPolicyBinder:
         leaves: entries that the policy writes.
         readable: entries of the environment's data that the policy can read, by key.
         next_row: for each entry of the next frame, the row after a batch's last row.
+        stepper: the object that steps the environment.
     """
 
     def __init__(
@@ -39,12 +41,14 @@ class TensorPolicyBinder:
         leaves: PolicyLeaves,
         readable: Mapping[Key, Leaf],
         next_row: Mapping[Key, Tensor],
+        stepper: TensorStepper,
     ) -> None:
         self._env = env
         self._policy = policy
         self._leaves = leaves
         self._readable = {*readable, *leaves.states, *leaves.memories}
         self._next_row = next_row
+        self._stepper = stepper
 
     def bind(self, block: TensorBlock, start: int, stop: int, random: bool) -> ActFn | None:
         """Returns a function of ``t`` that acts in row ``start + t``.
@@ -61,6 +65,8 @@ class TensorPolicyBinder:
         prepare = self._prepare()
         if len(inputs) == 1 and len(writers) == 1 and prepare is None:
             (values,), (write_only,) = inputs, writers
+            if plan.reads[0] in env.observation_keys:
+                return self._act_on_latest(plan.reads[0], values, call, write_only)
 
             def act_plain(t: int) -> None:
                 write_only(t, call(values[t]))
@@ -76,6 +82,23 @@ class TensorPolicyBinder:
                 outputs = (outputs,)
             for write, output in zip(writers, outputs, strict=True):
                 write(t, output)
+
+        return act
+
+    def _act_on_latest(
+        self,
+        key: Key,
+        values: list[Tensor],
+        call: Callable[..., Any],
+        write: Callable[[int, Any], None],
+    ) -> ActFn:
+        """Returns a function that passes the environment's own observation to the policy."""
+        stepper, index = self._stepper, self._env.observation_keys.index(key)
+        dtype = values[0].dtype
+
+        def act(t: int) -> None:
+            value = values[t] if stepper.latest is None else stepper.latest[index]
+            write(t, call(value if value.dtype is dtype else values[t]))
 
         return act
 

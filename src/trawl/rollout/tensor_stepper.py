@@ -35,6 +35,10 @@ class TensorStepper:
         limit: number of steps after which an episode is cut off; None for no limit.
         leaves: entries that the policy writes.
         next_row: for each entry of the next frame, the row after a batch's last row.
+
+    Attributes:
+        latest: the observations that the last step of the chunk returned for the next frame; None
+            before the first step. They are more likely to be in the cache than their copies.
     """
 
     def __init__(
@@ -48,10 +52,12 @@ class TensorStepper:
         self._limit = limit
         self._leaves = leaves
         self._next_row = next_row
+        self.latest: list[Tensor] | None = None
 
     def bind(self, block: TensorBlock, start: int, stop: int) -> StepFn:
         """Returns a function of ``t`` that takes the step of row ``start + t``."""
         env, tensors = self._env, block.tensors
+        self.latest = None
         merge = _merge_few if env.home.type == "cpu" else _merge
 
         def rows(key: Key) -> tuple[Tensor, ...]:
@@ -87,7 +93,7 @@ class TensorStepper:
                 # A copy, because the limit adds to the flags.
                 ended = ended.clone()
                 cut = cut_off(t, ended, truncated[t], done[t])
-            begun = env.begin_next(ended, cut)
+            begun = self.latest = env.begin_next(ended, cut)
             for row, value in zip(following[t], begun, strict=True):
                 row.copy_(value)
             if masks and result.skipped is not None:
