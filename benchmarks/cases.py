@@ -7,6 +7,7 @@ from typing import Any
 import hand
 import peers
 import stochastic
+import tensors
 import work
 from frameworks import others
 from harness import HAND, TRAWL, Case, Contender, Source
@@ -201,5 +202,7 @@ CASES = {
         envpool_ready_short,
         images,
         torchrl_env,
+        tensors.tensors,
+        tensors.vmas,
     )
 } | stochastic.CASES

@@ -56,6 +56,8 @@ SingleName = Literal[
     "categorical1",
     "categorical8",
     "torchrl_env",
+    "tensors",
+    "vmas",
     "import",
 ]
 MultiName = Literal[

@@ -12,6 +12,7 @@ from tensordict import TensorDictBase
 from trawl.collectors.config import CollectorConfig
 from trawl.collectors.utils import split_trajectories
 from trawl.keys import MASK
+from trawl.rollout.device_transfer import moved
 from trawl.tensordicts import drop_private
 
 # Entry of a state that holds the state of ``postproc``.
@@ -116,7 +117,7 @@ class BatchDelivery:
             return batch
         if self.storing_device is None:
             return batch.clear_device_()
-        return batch.to(self.storing_device)
+        return moved(batch, self.storing_device)
 
     def truncate_last(self, batch: TensorDictBase, filled: int) -> None:
         """Marks the last of ``filled`` steps as truncated and done."""

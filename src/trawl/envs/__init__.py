@@ -5,5 +5,15 @@ from trawl.envs.gym import GymEnv
 from trawl.envs.masks import ObserveActionMask
 from trawl.envs.parallel import ParallelEnv
 from trawl.envs.serial import SerialEnv
+from trawl.envs.torch_vector import TorchVectorEnv
+from trawl.envs.vmas_env import VmasEnv
 
-__all__ = ["DMEnv", "GymEnv", "ObserveActionMask", "ParallelEnv", "SerialEnv"]
+__all__ = [
+    "DMEnv",
+    "GymEnv",
+    "ObserveActionMask",
+    "ParallelEnv",
+    "SerialEnv",
+    "TorchVectorEnv",
+    "VmasEnv",
+]

@@ -17,8 +17,10 @@ from trawl.envs.base import TensorDictEnv
 from trawl.envs.dm import is_dm_env
 from trawl.envs.gym import GymEnv
 from trawl.envs.seeding import derive
+from trawl.envs.torch_vector import TorchVectorEnv, returns_tensors
 from trawl.envs.types import is_list
 from trawl.envs.vector import is_vector_env
+from trawl.envs.vmas_env import VmasEnv, is_vmas
 
 _PROTOCOL = ("reset", "step_and_maybe_reset", "batch_size", "full_action_spec", "done_keys")
 
@@ -41,7 +43,16 @@ def build_one(
         return _made_by(source, kwargs, name)
     if kwargs:
         return _with_kwargs(env, kwargs)
-    return env if is_tensordict_env(env) else GymEnv(env)
+    return _wrapped(env)
+
+
+def _wrapped(env: Any) -> Any:
+    """Returns an environment object with the TensorDict interface."""
+    if is_tensordict_env(env):
+        return env
+    if is_vmas(env):
+        return VmasEnv(env)
+    return TorchVectorEnv(env) if returns_tensors(env) else GymEnv(env)
 
 
 def refuse_policy(source: Any, name: str = "create_env_fn") -> None:
@@ -62,7 +73,7 @@ def _made_by(factory: Any, kwargs: dict[str, Any], name: str) -> Any:
     if isinstance(made, str):
         env: Any = GymEnv(made)
     elif is_env(made):
-        env = made if is_tensordict_env(made) else GymEnv(made)
+        env = _wrapped(made)
     else:
         raise TypeError(_explain(f"{name} made an object that is not an environment", made))
     by_id = isinstance(factory, partial) and factory.func is GymEnv and not kwargs
@@ -177,6 +188,8 @@ def is_env(env: object) -> bool:
         or isinstance(env, gymnasium.Env)
         or is_vector_env(env)
         or is_dm_env(env)
+        or returns_tensors(env)
+        or is_vmas(env)
     )
 
 

@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorEnv
 from gymnasium.vector.async_vector_env import AsyncState
+from torch import Tensor
 from typing_extensions import override
 
 from trawl.envs.autoreset import autoreset_mode, forgetful_wrapper, is_plain, resets_twice
@@ -89,6 +90,11 @@ class VectorAdapter:
             several = isinstance(self.env.unwrapped, (SyncVectorEnv, AsyncVectorEnv))
             kwargs.setdefault("seed", list(seeds) if several else seeds[0])
         obs, info = self.env.reset(**kwargs)
+        if isinstance(obs, Tensor):
+            raise TypeError(
+                f"{self.env!r} returns torch tensors, but does not state their device: pass "
+                "TorchVectorEnv(env)"
+            )
         self.masks = newest_masks(None, info)
         self._shown = self.codec.encode(obs)
         return self._shown

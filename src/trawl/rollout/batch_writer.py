@@ -1,4 +1,4 @@
-"""Contract between the loop and the two ways to fill a batch."""
+"""Contract between the loop and the three ways to fill a batch."""
 
 from __future__ import annotations
 

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from tensordict import TensorDictBase
 from torch import Tensor
 
 from trawl.keys import Key
@@ -146,3 +147,24 @@ def _entry(block: Tensor, offset: int, dtype: torch.dtype, shape: tuple[int, ...
 def transfer_to(device: torch.device | None) -> DeviceTransfer | None:
     """Returns an object that copies to and from a device; None for the CPU."""
     return None if device is None or device.type == "cpu" else DeviceTransfer(device)
+
+
+def moved(batch: TensorDictBase, device: torch.device) -> TensorDictBase:
+    """Returns a batch on another device.
+
+    From a GPU to the host, all entries are copied to pinned memory before the function waits once.
+    """
+    source = batch.device
+    if source is None or source.type != "cuda" or device.type != "cpu":
+        return batch.to(device)
+
+    def copy(value: Tensor) -> Tensor:
+        # Contiguous on the device first, because a copy of separate rows is slow.
+        target = torch.empty(value.shape, dtype=value.dtype, pin_memory=True)
+        return target.copy_(value.contiguous(), non_blocking=True)
+
+    result: TensorDictBase = batch.apply(copy, device=device)
+    copied = torch.cuda.Event()
+    copied.record(torch.cuda.current_stream(source))
+    copied.synchronize()
+    return result

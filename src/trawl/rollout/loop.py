@@ -23,12 +23,14 @@ from tensordict.nn import InteractionType, set_interaction_type
 
 from trawl.envs.base import TensorDictEnv
 from trawl.envs.generators import global_state, set_global_state
+from trawl.envs.tensor_env import TensorEnv
 from trawl.errors import add_note
 from trawl.rollout.array_batch_writer import ArrayBatchWriter
 from trawl.rollout.batch_writer import ActFn, BatchOptions, BatchWriter, NoFixedLayout, StepFn
 from trawl.rollout.block import Block
 from trawl.rollout.policy import Policy
 from trawl.rollout.rng import RandomStream
+from trawl.rollout.tensor_batch_writer import TensorBatchWriter
 from trawl.rollout.tensordict_batch_writer import TensorDictBatchWriter
 from trawl.rollout.times import LoopTimes, StepRecorder, StepSamples, estimated_sum
 
@@ -299,6 +301,11 @@ def _choose(env: Any, policy: Policy, options: BatchOptions) -> BatchWriter:
         name = type(env).__name__
         why = f"{name} is not a Gymnasium environment: its own step takes and returns TensorDicts"
         return TensorDictBatchWriter(env, policy, options, why)
+    if isinstance(env, TensorEnv):
+        try:
+            return TensorBatchWriter(env, policy, options)
+        except NoFixedLayout as why:
+            return TensorDictBatchWriter(env, policy, options, str(why))
     if not getattr(env, "fixed_layout", False):
         return TensorDictBatchWriter(
             env, policy, options, "its spaces have no fixed shape and dtype"

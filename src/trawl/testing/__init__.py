@@ -9,6 +9,7 @@ from trawl.testing.envs import (
     SelfResettingVectorEnv,
 )
 from trawl.testing.ledger import Ledger
+from trawl.testing.tensor_envs import NumberedTorchEnv
 
 __all__ = [
     "FaultyEnv",
@@ -16,6 +17,7 @@ __all__ = [
     "Ledger",
     "NestedEnv",
     "NumberedEnv",
+    "NumberedTorchEnv",
     "RaggedEnv",
     "SelfResettingVectorEnv",
 ]

@@ -1,0 +1,209 @@
+"""Conversion between samples of Gymnasium spaces whose data are tensors and flat lists of tensors.
+
+:class:`TensorCodec` is the counterpart of :class:`~trawl.envs.spaces.SpaceCodec` for tensors: it
+has the same leaves, keys and encodings.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from gymnasium import Space, spaces
+from torch import Tensor
+from torch.nn.functional import one_hot
+
+from trawl.envs.spaces import SpaceCodec, SpaceLeaf
+from trawl.envs.specs import Categorical, Composite, MultiCategorical
+from trawl.keys import show_key
+
+Convert = Callable[[Tensor], Tensor]
+
+
+class TensorCodec:
+    """Encodes and decodes the tensors of a batch of samples of one Gymnasium space.
+
+    Args:
+        space: the space of a single environment.
+        root: ``"observation"`` or ``"action"``; see :class:`~trawl.envs.spaces.SpaceCodec`.
+        device: device of the tensors.
+        num_envs: number of environments.
+        categorical: True to keep discrete values as indices instead of one-hot vectors.
+
+    Raises:
+        ValueError: if a leaf of the space has no fixed shape and dtype.
+    """
+
+    def __init__(
+        self,
+        space: Space[Any],
+        root: str,
+        device: torch.device,
+        num_envs: int,
+        categorical: bool = False,
+    ) -> None:
+        codec = SpaceCodec(space, root, categorical)
+        if codec.loose:
+            keys = ", ".join(show_key(leaf.key) for leaf in codec.loose)
+            raise ValueError(
+                f"the {root} space of an environment whose data are tensors must have a fixed "
+                f"shape and dtype, but {keys} has none: {space}"
+            )
+        self.space = space
+        self.leaves: list[SpaceLeaf] = codec.leaves
+        self.codec = codec
+        self._root = root
+        self._device = device
+        self._num_envs = num_envs
+        self._encoders = [_encoder(leaf) for leaf in self.leaves]
+        self._decoders = [_decoder(leaf, device) for leaf in self.leaves]
+        # Shape and dtype of each leaf as the environment returned it first.
+        self._seen: list[tuple[torch.Size, torch.dtype]] = []
+
+    def composite(self, batch: Sequence[int]) -> Composite:
+        """Returns the specs of the leaves, with ``batch`` prepended to each shape."""
+        return self.codec.composite(batch)
+
+    def encode(self, sample: Any) -> list[Tensor]:
+        """Returns the leaves of a batch of samples, each of shape ``(num_envs, ...)``.
+
+        Raises:
+            TypeError: if a leaf is not a tensor, or has another dtype than before.
+            ValueError: if a leaf has the wrong shape, or is on another device.
+        """
+        values = [self._at(sample, leaf) for leaf in self.leaves]
+        if not self._seen:
+            self._learn(values)
+        for leaf, value, seen in zip(self.leaves, values, self._seen, strict=True):
+            if value.shape != seen[0] or value.dtype is not seen[1] or value.device != self._device:
+                self._explain(leaf, value, *seen)
+        return [
+            value if encode is None else encode(value)
+            for value, encode in zip(values, self._encoders, strict=True)
+        ]
+
+    def decode(self, values: Iterable[Tensor]) -> Any:
+        """Returns an action, or a nested action, for ``env.step``.
+
+        The result shares no memory with ``values``, because an environment may change its action.
+        """
+        parts = [decode(value) for decode, value in zip(self._decoders, values, strict=True)]
+        return parts[0] if len(parts) == 1 and not self.leaves[0].path else self._nested(parts)
+
+    def _nested(self, parts: list[Tensor]) -> Any:
+        by_path = {leaf.path: part for leaf, part in zip(self.leaves, parts, strict=True)}
+        return _build(self.space, (), by_path)
+
+    def _at(self, sample: Any, leaf: SpaceLeaf) -> Tensor:
+        value = sample
+        for step in leaf.path:
+            try:
+                value = value[step]
+            except (KeyError, IndexError, TypeError) as error:
+                raise ValueError(
+                    f"{self._root} {show_key(leaf.key)} is missing: the environment returned "
+                    f"{_outline(sample)}"
+                ) from error
+        if not isinstance(value, Tensor):
+            raise TypeError(
+                f"{self._root} {show_key(leaf.key)} must be a torch tensor, as in the first reset, "
+                f"but it is {type(value).__name__}"
+            )
+        return value
+
+    def _learn(self, values: list[Tensor]) -> None:
+        """Checks the first sample, and records its layout."""
+        for leaf, value in zip(self.leaves, values, strict=True):
+            expected = torch.Size((self._num_envs, *(leaf.space.shape or ())))
+            if value.shape != expected or value.device != self._device:
+                self._explain(leaf, value, expected, value.dtype)
+            if not torch.can_cast(value.dtype, leaf.spec.dtype):
+                raise TypeError(
+                    f"{self._root} {show_key(leaf.key)} is {value.dtype}, but its space says "
+                    f"{leaf.spec.dtype}"
+                )
+        self._seen = [(value.shape, value.dtype) for value in values]
+
+    def _explain(
+        self, leaf: SpaceLeaf, value: Tensor, shape: torch.Size, dtype: torch.dtype
+    ) -> None:
+        name = f"{self._root} {show_key(leaf.key)}"
+        if value.shape != shape:
+            raise ValueError(
+                f"{name} has shape {tuple(value.shape)}, but {tuple(shape)} is expected: one row "
+                "for each environment, of the shape that the space says"
+            )
+        if value.device != self._device:
+            raise ValueError(
+                f"{name} is on {value.device}, but the environment's data are on {self._device}: "
+                "the device must not change"
+            )
+        raise TypeError(f"{name} is {value.dtype}, but at first {dtype}: the dtype must not change")
+
+
+def _build(space: Space[Any], path: tuple[Any, ...], parts: Mapping[tuple[Any, ...], Any]) -> Any:
+    if isinstance(space, spaces.Dict):
+        return {name: _build(one, (*path, name), parts) for name, one in space.spaces.items()}
+    if isinstance(space, spaces.Tuple):
+        return tuple(_build(one, (*path, i), parts) for i, one in enumerate(space.spaces))
+    return parts[path]
+
+
+def _outline(sample: Any) -> str:
+    if isinstance(sample, Mapping):
+        return f"a mapping with the keys {list(sample)}"
+    return type(sample).__name__
+
+
+def _encoder(leaf: SpaceLeaf) -> Convert | None:
+    space, spec = leaf.space, leaf.spec
+    if isinstance(space, spaces.Discrete):
+        start, n = int(space.start), int(space.n)
+        if isinstance(spec, Categorical):
+            return lambda value: value - start
+        return lambda value: one_hot(value.long() - start, n)
+    if isinstance(space, spaces.MultiDiscrete):
+        starts = [int(one) for one in np.asarray(space.start).flatten()]
+        shape = space.shape
+        if isinstance(spec, MultiCategorical):
+            offset = torch.tensor(starts).reshape(shape)
+            return lambda value: value - offset.to(value.device)
+        sizes = [int(n) for n in np.asarray(space.nvec).flatten()]
+
+        def encode(value: Tensor) -> Tensor:
+            columns = value.long().flatten(1).unbind(1)
+            trio = zip(columns, starts, sizes, strict=True)
+            return torch.cat([one_hot(column - start, n) for column, start, n in trio], -1)
+
+        return encode
+    if space.shape == ():
+        return lambda value: value.unsqueeze(-1)
+    return None
+
+
+def _decoder(leaf: SpaceLeaf, device: torch.device) -> Convert:
+    space, spec = leaf.space, leaf.spec
+    if isinstance(space, spaces.Discrete):
+        start = int(space.start)
+        if isinstance(spec, Categorical):
+            return lambda value: value + start
+        return lambda value: value.argmax(-1) + start
+    if isinstance(space, spaces.MultiDiscrete):
+        shape = space.shape
+        # Made once: a copy from the host in each step would wait for the device.
+        starts = torch.as_tensor(np.asarray(space.start, np.int64), device=device)
+        if isinstance(spec, MultiCategorical):
+            return lambda value: value + starts
+        sizes = [int(n) for n in np.asarray(space.nvec).flatten()]
+
+        def decode(value: Tensor) -> Tensor:
+            index = torch.stack([part.argmax(-1) for part in value.split(sizes, -1)], -1)
+            return index.reshape(len(index), *shape) + starts
+
+        return decode
+    dtype = torch.from_numpy(np.empty(0, space.dtype)).dtype
+    if space.shape == ():
+        return lambda value: value[..., 0].to(dtype, copy=True)
+    return lambda value: value.to(dtype, copy=True)

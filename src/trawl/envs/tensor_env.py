@@ -1,0 +1,203 @@
+"""Interface between batched environments whose data are tensors and the loop that steps them.
+
+An environment of another library is adapted by a subclass of :class:`TensorEnv`. The batch writer
+for tensors calls four methods, and knows nothing else about the environment:
+
+1. :meth:`TensorEnv.begin` begins episodes and returns observations.
+2. :meth:`TensorEnv.advance` takes a step. Where an episode ends, its result has the true last
+   observation.
+3. :meth:`TensorEnv.begin_next` returns the observations that the next step begins with.
+4. :meth:`TensorEnv.check` raises errors that could not be raised during the steps.
+
+None of them except the last waits for the device, unless the environment does.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Iterable, Mapping
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+import torch
+from tensordict import TensorDict, TensorDictBase
+from torch import Tensor
+from typing_extensions import override
+
+from trawl.envs.base import TensorDictEnv
+from trawl.envs.seeding import check_seed, next_seed
+from trawl.envs.vector import VectorAdapter
+from trawl.keys import Key, as_key, show_key
+
+
+class TensorStep(NamedTuple):
+    """Results of a step, each with a row for each environment.
+
+    Attributes:
+        last: the observation leaves that the step returned.
+        final: leaves with the true last observations of the episodes that the step ended; other
+            rows may have any values. None if ``last`` has them.
+        rewards: the reward leaves, each with the shape that its spec has.
+        terminated: bool, ``(num_envs,)``.
+        truncated: bool, ``(num_envs,)``.
+        skipped: True where the step was only a reset, ``(num_envs,)``; None if no step ever is.
+    """
+
+    last: list[Tensor]
+    final: list[Tensor] | None
+    rewards: list[Tensor]
+    terminated: Tensor
+    truncated: Tensor
+    skipped: Tensor | None
+
+    def observations(self) -> list[Tensor]:
+        """Returns the leaves with the true last observation where an episode ended."""
+        if self.final is None:
+            return self.last
+        ended = self.terminated | self.truncated
+        return [
+            torch.where(ended.view(-1, *[1] * (leaf.ndim - 1)), final, leaf)
+            for leaf, final in zip(self.last, self.final, strict=True)
+        ]
+
+
+class TensorEnv(TensorDictEnv):
+    """Base class of batches of environments whose data are tensors on one device.
+
+    A subclass sets the attributes of :class:`~trawl.envs.base.TensorDictEnv` and those below. All
+    leaves have the order of ``observation_keys``, ``reward_keys`` or ``action_keys``.
+
+    Attributes:
+        home: device of all tensors.
+        observation_keys: keys of the observation leaves.
+        can_restart: True if :meth:`begin_next` can begin an episode in any environment.
+        skips: True if some steps are only resets.
+        agents: number of agents by the key of their group, if there are groups of agents. The
+            entries of a group have a dimension for its agents after those of the batch.
+    """
+
+    home: torch.device
+    observation_keys: list[Key]
+    can_restart: bool = False
+    skips: bool = False
+    agents: Mapping[str, int] = MappingProxyType({})
+    _seed: int | None = None
+    _last: TensorStep | None = None
+
+    @abstractmethod
+    def begin(self, mask: Tensor | None, **kwargs: Any) -> list[Tensor]:
+        """Begins episodes in all environments, or where ``mask`` is True.
+
+        Returns:
+            The observations of all environments.
+        """
+
+    @abstractmethod
+    def advance(self, actions: Iterable[Tensor]) -> TensorStep:
+        """Takes a step with the leaves of the action."""
+
+    @abstractmethod
+    def begin_next(self, ended: Tensor, cut: Tensor | None = None) -> list[Tensor]:
+        """Returns the observations that the next step begins with.
+
+        Args:
+            ended: True where the last step ended an episode.
+            cut: True where an episode that has not ended is cut off, which needs ``can_restart``;
+                None if none is.
+        """
+
+    def check(self) -> None:
+        """Raises errors of the steps since the last call; called once per batch."""
+
+    # --- the interface of TensorDicts
+
+    def _observations(self, leaves: Iterable[Tensor]) -> TensorDict:
+        result = TensorDict({}, self.batch_size)
+        for key, value in zip(self.observation_keys, leaves, strict=True):
+            # A copy, because an environment may reuse the memory of its observations.
+            result.set(key, value.to(self.full_observation_spec[key].dtype, copy=True))
+        return result
+
+    @override
+    def _reset(self, mask: Tensor | None, **kwargs: Any) -> TensorDict:
+        last, self._last = self._last, None
+        if mask is None or (mask.all() and kwargs):
+            return self._observations(self.begin(None, **kwargs))
+        mask = mask.to(self.home)
+        if last is None:
+            return self._observations(self.begin(mask, **kwargs))
+        ended = last.terminated | last.truncated
+        more = mask & ~ended
+        return self._observations(self.begin_next(ended & mask, more if more.any() else None))
+
+    @override
+    def _step(self, tensordict: TensorDictBase) -> TensorDict:
+        actions = [self._action(tensordict, key) for key in self.action_keys]
+        self._last = step = self.advance(actions)
+        self.check()
+        following = self._observations(step.observations())
+        shape = (*self.batch_size, 1)
+        for key, value in zip(self.reward_keys, step.rewards, strict=True):
+            following.set(key, value.to(torch.float32, copy=True))
+        for name in ("terminated", "truncated"):
+            following.set(name, getattr(step, name).to(torch.bool, copy=True).reshape(shape))
+        return following.set("done", following.get("terminated") | following.get("truncated"))
+
+    def _action(self, tensordict: TensorDictBase, key: Any) -> Tensor:
+        value: Any = tensordict.get(key, None)
+        if value is None:
+            present = ", ".join(sorted(map(str, tensordict.keys())))
+            raise KeyError(
+                f"no action {show_key(as_key(key))} in the TensorDict, which has {present}"
+            )
+        return value.detach().to(self.home)  # type: ignore[no-any-return]
+
+    @override
+    def autoreset_mask(self) -> Tensor | None:
+        if not self.skips:
+            return None
+        last = self._last
+        if last is None or last.skipped is None:
+            return torch.zeros(self.batch_size, dtype=torch.bool, device=self.home)
+        return last.skipped
+
+    @override
+    def set_seed(self, seed: int, static_seed: bool = False) -> int:
+        """Seeds the next reset, from which the environment derives the seeds of its parts."""
+        self._seed = seed = check_seed(seed)
+        for _ in range(self.batch_size.numel()):
+            seed = next_seed(seed, static_seed)
+        return seed
+
+    @override
+    def to(self, device: torch.device | str) -> TensorDictEnv:
+        """Sets the device of the TensorDicts, which must be that of the environment's data.
+
+        Raises:
+            ValueError: if the environment's data are on another device.
+        """
+        wanted = torch.device(device)
+        if wanted.type != self.home.type or wanted.index not in (None, self.home.index):
+            raise ValueError(
+                f"device={str(device)!r}: the data of {self!r} are on {self.home}, and can't be "
+                "moved. Make the environment on that device, or pass storing_device or "
+                "policy_device to the collector"
+            )
+        self.device = self.home
+        self.full_observation_spec = self.full_observation_spec.to(self.home)
+        self.full_action_spec = self.full_action_spec.to(self.home)
+        return self
+
+    @property
+    @override
+    def parts(self) -> list[Any]:
+        return [self]
+
+    @property
+    @override
+    def vectors(self) -> list[VectorAdapter]:
+        return []
+
+    def __repr__(self) -> str:
+        size = list(self.batch_size)
+        return f"{type(self).__name__}({self.name}, batch_size={size}, device={self.home})"

@@ -1,0 +1,311 @@
+"""Vector environments with Gymnasium's API that return torch tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import torch
+from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
+from torch import Tensor
+from typing_extensions import override
+
+from trawl.envs.autoreset import autoreset_mode as declared_mode
+from trawl.envs.making import check_keys
+from trawl.envs.tensor_codec import TensorCodec
+from trawl.envs.tensor_env import TensorEnv, TensorStep
+from trawl.envs.vector import is_envpool
+
+_API = ("num_envs", "single_observation_space", "single_action_space", "reset", "step")
+_FINAL = ("final_obs", "final_observation")
+#: Option of ``reset`` that selects the environments of a partial reset.
+_PARTIAL = {"mask": "reset_mask", "ids": "env_idx"}
+
+
+class TorchVectorEnv(TensorEnv):
+    """Vector environment with Gymnasium's API whose data are torch tensors, on any device.
+
+    Collectors step it without numpy, and keep batches on the device of its data. The keys and
+    encodings are those of :class:`~trawl.envs.GymEnv`.
+
+    Args:
+        env: object with ``num_envs``, ``single_observation_space``, ``single_action_space``,
+            ``reset`` and ``step`` of a Gymnasium ``VectorEnv``. The observations, the reward and
+            the flags are tensors with a row for each environment.
+        autoreset_mode: mode in which ``env`` begins new episodes, as a
+            ``gymnasium.vector.AutoresetMode`` or its value; required if its metadata has no
+            ``"autoreset_mode"``. In mode ``"SameStep"``, a step that ends an episode must return
+            ``info["final_obs"]`` or ``info["final_observation"]``, with a row for each environment.
+        partial_reset: form in which ``reset`` takes the environments to reset: ``"mask"`` for
+            ``options={"reset_mask": mask}``, ``"ids"`` for ``options={"env_idx": ids}``, None if it
+            can't reset some of them. By default, ``"mask"`` in mode ``"Disabled"``, else None. With
+            ids, each partial reset waits for the device.
+        categorical_action_encoding: True to encode discrete values as indices instead of one-hot
+            vectors.
+        device: device of the data; by default, the environment's ``device`` or, if it has none,
+            the device of the first observations.
+
+    Raises:
+        TypeError: if ``env`` lacks a part of the API, or does not return tensors.
+        ValueError: if an argument is invalid, or the autoreset mode is unknown.
+
+    Example:
+        >>> from trawl.envs import TorchVectorEnv
+        >>> from trawl.testing import NumberedTorchEnv
+        >>> env = TorchVectorEnv(NumberedTorchEnv(3, lengths=[2]))
+        >>> env.rollout(2)["next", "done"].squeeze(-1).tolist()
+        [[False, True], [False, True], [False, True]]
+    """
+
+    def __init__(
+        self,
+        env: Any,
+        *,
+        autoreset_mode: AutoresetMode | str | None = None,
+        partial_reset: str | None = None,
+        categorical_action_encoding: bool = False,
+        device: torch.device | str | None = None,
+    ) -> None:
+        _check_api(env)
+        self.env = env
+        self.mode = _mode_of(env, autoreset_mode)
+        if partial_reset is None and self.mode is AutoresetMode.DISABLED:
+            partial_reset = "mask"
+        if partial_reset not in (None, *_PARTIAL):
+            raise ValueError(
+                f"partial_reset must be one of {[*_PARTIAL]} or None, but it is {partial_reset!r}"
+            )
+        self._partial = partial_reset
+        self.can_restart = partial_reset is not None
+        self.skips = self.mode is AutoresetMode.NEXT_STEP
+        count = int(env.num_envs)
+        self.batch_size = torch.Size([count])
+        self._first: Any = None
+        place = declared_device(env) if device is None else torch.device(device)
+        if place is None:
+            self._first = env.reset()
+            place = _device_of(self._first[0])
+        self.home = _indexed(place)
+        # On the CPU, TensorDicts have no device, as those of other environments.
+        self.device = None if self.home.type == "cpu" else self.home
+        one_hot = categorical_action_encoding
+        observed, acted = env.single_observation_space, env.single_action_space
+        self.observation_codec = TensorCodec(observed, "observation", self.home, count, one_hot)
+        self.action_codec = TensorCodec(acted, "action", self.home, count, one_hot)
+        check_keys(self.observation_codec.codec, self.action_codec.codec)
+        self.observation_keys = [leaf.key for leaf in self.observation_codec.leaves]
+        spec = self.observation_codec.composite(self.batch_size)
+        self.full_observation_spec = spec.to(self.home)
+        self.full_action_spec = self.action_codec.composite(self.batch_size).to(self.home)
+        self._shown: list[Tensor] = []
+        self._none = torch.zeros(count, dtype=torch.bool, device=self.home)
+        self._ended = self._none
+        self._has_final = False
+        # True where an episode ended without a last observation, or None.
+        self._lost: Tensor | None = None
+        # Asking a GPU whether an episode ended would wait for it, but the CPU answers at once.
+        self._asks = self.home.type == "cpu"
+
+    @property
+    @override
+    def name(self) -> str:
+        spec = getattr(self.env, "spec", None)
+        return str(getattr(spec, "id", None) or type(_unwrapped(self.env)).__name__)
+
+    # --- what the loop calls
+
+    @override
+    def begin(self, mask: Tensor | None, **kwargs: Any) -> list[Tensor]:
+        if mask is not None and not (self._seed is not None and mask.all()):
+            return self._begin_some(mask, **kwargs)
+        first, self._first = self._first, None
+        seed, self._seed = self._seed, None
+        if seed is not None:
+            kwargs.setdefault("seed", seed)
+        obs, _ = self.env.reset(**kwargs) if first is None or kwargs else first
+        self._ended = self._none
+        self._shown = self.observation_codec.encode(obs)
+        return self._shown
+
+    def _begin_some(self, mask: Tensor, **kwargs: Any) -> list[Tensor]:
+        if self._partial is not None:
+            return self._reset_rows(mask, **kwargs)
+        # An environment that is about to reset by itself needs nothing.
+        if (mask & ~self._ended).any():
+            if not mask.all():
+                raise _cant_restart(self.env)
+            return self.begin(None, **kwargs)
+        return self._shown
+
+    def _reset_rows(self, mask: Tensor, **kwargs: Any) -> list[Tensor]:
+        assert self._partial is not None
+        # A copy, because the environment may keep or change it.
+        rows = mask.clone() if self._partial == "mask" else mask.nonzero().squeeze(-1)
+        options = {**(kwargs.pop("options", None) or {}), _PARTIAL[self._partial]: rows}
+        obs, _ = self.env.reset(options=options, **kwargs)
+        self._ended = self._ended & ~mask
+        self._shown = self.observation_codec.encode(obs)
+        return self._shown
+
+    @override
+    def advance(self, actions: Iterable[Tensor]) -> TensorStep:
+        action = self.action_codec.decode(actions)
+        obs, reward, terminated, truncated, info = self.env.step(action)
+        reward = self._row(reward, "reward").unsqueeze(-1)
+        terminated = self._row(terminated, "terminated")
+        truncated = self._row(truncated, "truncated")
+        last = self._shown = self.observation_codec.encode(obs)
+        skipped = self._ended if self.skips else None
+        if self.mode is AutoresetMode.DISABLED:
+            return TensorStep(last, None, [reward], terminated, truncated, None)
+        ended = self._ended = torch.logical_or(terminated, truncated)
+        final = None
+        if self.mode is AutoresetMode.SAME_STEP:
+            final = self._final(ended, info)
+        return TensorStep(last, final, [reward], terminated, truncated, skipped)
+
+    def _row(self, value: Any, name: str) -> Tensor:
+        """Returns the reward or a flag with one value for each environment."""
+        count = self.batch_size[0]
+        if not isinstance(value, Tensor):
+            raise TypeError(
+                f"step of {self!r} returned {name} as {type(value).__name__}, but it must be a "
+                "torch tensor, as the observations"
+            )
+        if value.shape not in ((count,), (count, 1)):
+            raise ValueError(
+                f"step of {self!r} returned {name} of shape {tuple(value.shape)}, but the shape "
+                f"must be ({count},), with one value for each environment"
+            )
+        if value.device != self.home:
+            raise ValueError(
+                f"step of {self!r} returned {name} on {value.device}, but the observations are on "
+                f"{self.home}"
+            )
+        if name != "reward" and value.dtype is not torch.bool:
+            value = value != 0
+        row: Tensor = value if value.ndim == 1 else value.squeeze(-1)
+        return row
+
+    def _final(self, ended: Tensor, info: Any) -> list[Tensor] | None:
+        """Returns the leaves of the last observations in ``info``, or None if it has none."""
+        final: Any = None
+        if isinstance(info, Mapping):
+            final = next((info[name] for name in _FINAL if info.get(name) is not None), None)
+        if final is None:
+            self._lost = ended if self._lost is None else self._lost | ended
+            return None
+        return self.observation_codec.encode(final)
+
+    @override
+    def begin_next(self, ended: Tensor, cut: Tensor | None = None) -> list[Tensor]:
+        if self.mode is AutoresetMode.DISABLED:
+            ended = ended if cut is None else ended | cut
+        elif cut is None:
+            return self._shown
+        else:
+            ended = cut
+        if self._asks and not ended.any():
+            return self._shown
+        return self.begin(ended)
+
+    @override
+    def check(self) -> None:
+        """Raises an error if an episode ended and its last observation is missing.
+
+        Raises:
+            ValueError: if so. The message says what the environment must return.
+        """
+        lost, self._lost = self._lost, None
+        if lost is not None and lost.any():
+            raise ValueError(
+                f"{self!r} ended an episode in autoreset mode 'SameStep', but its info has no "
+                "'final_obs' (or 'final_observation'), so the last observation of the episode is "
+                "lost. Make it return the last observation, or state another mode with "
+                "TorchVectorEnv(env, autoreset_mode=...)"
+            )
+
+    @override
+    def _close(self) -> None:
+        self.env.close()
+
+
+def returns_tensors(env: Any) -> bool:
+    """Returns True if ``env`` is a vector environment that states a torch device for its data."""
+    if isinstance(env, (type, SyncVectorEnv, AsyncVectorEnv)) or is_envpool(env):
+        return False
+    return all(hasattr(env, name) for name in _API) and declared_device(env) is not None
+
+
+def declared_device(env: Any) -> torch.device | None:
+    """Returns the device that an environment states for its data, or None."""
+    for one in (env, _unwrapped(env)):
+        place = getattr(one, "device", None)
+        if isinstance(place, torch.device):
+            return place
+        if isinstance(place, str):
+            try:
+                return torch.device(place)
+            except RuntimeError:
+                continue
+    return None
+
+
+def _unwrapped(env: Any) -> Any:
+    return getattr(env, "unwrapped", env)
+
+
+def _indexed(place: torch.device) -> torch.device:
+    """Returns the device with its index, so that it equals that of a tensor."""
+    if place.type == "cpu":
+        return torch.device("cpu")
+    return torch.empty(0, device=place).device
+
+
+def _device_of(obs: Any) -> torch.device:
+    if isinstance(obs, Tensor):
+        return obs.device
+    parts: Iterable[Any] = ()
+    if isinstance(obs, Mapping):
+        parts = obs.values()
+    elif isinstance(obs, tuple):
+        parts = obs
+    for part in parts:
+        return _device_of(part)
+    raise TypeError(
+        f"the environment's reset must return torch tensors, but it returned {type(obs).__name__}: "
+        "use GymEnv for an environment that returns numpy arrays"
+    )
+
+
+def _check_api(env: Any) -> None:
+    missing = [name for name in _API if not hasattr(env, name)]
+    if missing:
+        raise TypeError(
+            f"TorchVectorEnv needs an environment with Gymnasium's vector API, but "
+            f"{type(env).__name__} has no {', '.join(missing)}"
+        )
+
+
+def _mode_of(env: Any, given: AutoresetMode | str | None) -> AutoresetMode:
+    modes = [mode.value for mode in AutoresetMode]
+    if given is None and not (hasattr(env, "metadata") and hasattr(env, "unwrapped")):
+        raise ValueError(
+            f"{env!r} doesn't state when it resets its environments: pass autoreset_mode, one of "
+            f"{modes}, to TorchVectorEnv"
+        )
+    return declared_mode(env) if given is None else _as_mode(given, modes)
+
+
+def _as_mode(given: AutoresetMode | str, modes: list[str]) -> AutoresetMode:
+    try:
+        return AutoresetMode(given)
+    except ValueError:
+        raise ValueError(f"autoreset_mode must be one of {modes}, but it is {given!r}") from None
+
+
+def _cant_restart(env: Any) -> ValueError:
+    return ValueError(
+        f"{type(env).__name__} resets its environments by itself, and can't restart some of them. "
+        "If its reset takes a mask or ids, state it: TorchVectorEnv(env, partial_reset='mask')"
+    )

@@ -1,0 +1,291 @@
+"""Batches of environments whose data are tensors, filled on the device of the data.
+
+Nothing in the loop waits for the device. Once per batch, the rewards and the flags are copied to
+the host, for trajectory ids, statistics and checks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from numpy.typing import NDArray
+from tensordict import TensorDict, TensorDictBase
+from torch import Tensor
+from typing_extensions import override
+
+from trawl.envs.tensor_env import TensorEnv
+from trawl.keys import (
+    DONE,
+    DONE_KEYS,
+    IS_INIT,
+    MASK,
+    STEP_COUNT,
+    TRAJ_IDS,
+    Key,
+    as_key,
+    next_of,
+    show_key,
+)
+from trawl.rollout.array_policy import PolicyLeaves
+from trawl.rollout.batch_writer import ActFn, BatchOptions, BatchWriter, NoFixedLayout, StepFn
+from trawl.rollout.block import Block
+from trawl.rollout.checks import check_actions, check_rewards, check_same_layout
+from trawl.rollout.episode_sums import EpisodeSums
+from trawl.rollout.layout import Layout, Leaf
+from trawl.rollout.policy import Policy
+from trawl.rollout.tensor_block import TensorBlock, TensorPool
+from trawl.rollout.tensor_episodes import BatchEpisodeTracker
+from trawl.rollout.tensor_policy import TensorPolicyBinder
+from trawl.rollout.tensor_stepper import TensorStepper
+
+_FLAG = Leaf((1,), torch.bool)
+_ROOT_FLAGS: list[Key] = [(key,) for key in DONE_KEYS]
+
+
+class TensorBatchWriter(BatchWriter):
+    """Fills batches with the frames of an environment whose data are tensors.
+
+    Args:
+        env: the environment; the constructor resets it.
+        policy: the policy; the constructor calls it once to find out what it writes.
+        options: options of the batches.
+
+    Raises:
+        NoFixedLayout: if the entries that the policy writes have no fixed layout.
+        ValueError: if an option needs resets that the environment can't make.
+    """
+
+    env: TensorEnv
+
+    def __init__(self, env: TensorEnv, policy: Policy, options: BatchOptions) -> None:
+        _check_limit(env, options.limit)
+        self.env = env
+        self.policy = policy
+        self.options = options
+        self.warnings: Sequence[str] = ()
+        self.num_envs = env.batch_size.numel()
+        self.episodes = BatchEpisodeTracker(self.num_envs)
+        self.sums = EpisodeSums(self.num_envs)
+        observed = env.full_observation_spec
+        self._roots = {
+            key: Leaf(tuple(observed[key].shape[1:]), observed[key].dtype)
+            for key in env.observation_keys
+        }
+        asked = policy.reads_is_init if options.is_init is None else options.is_init
+        self._marks_starts = asked and IS_INIT not in self._roots
+        self._roots |= dict.fromkeys(_ROOT_FLAGS, _FLAG)
+        if options.limit is not None:
+            self._roots[STEP_COUNT] = Leaf((1,), torch.int64)
+        if self._marks_starts:
+            self._roots[IS_INIT] = _FLAG
+        # The entries that the next batch begins with.
+        self._next = {key: self._zeros(leaf) for key, leaf in self._roots.items()}
+        self._begin_episodes(None)
+        self._policy_leaves = self._discover()
+        self._leaves = self._all_leaves()
+        self.pool = TensorPool(
+            self._leaves, self.num_envs, options.steps, env.home, options.recycle
+        )
+        self._stepper = TensorStepper(env, options.limit, self._policy_leaves, self._next)
+        self._binder = TensorPolicyBinder(
+            env, policy, self._policy_leaves, self._roots, self._next, self._stepper
+        )
+        self._block = TensorBlock({})
+        self._given: Block | None = None
+
+    def _zeros(self, leaf: Leaf) -> Tensor:
+        shape = (self.num_envs, *leaf.shape)
+        return torch.zeros(shape, dtype=leaf.dtype, device=self.env.home)
+
+    def _begin_episodes(self, mask: Tensor | None, **kwargs: Any) -> None:
+        """Begins episodes in all environments, or in those of the mask, in the next batch."""
+        leaves = self.env.begin(mask, **kwargs)
+        for key, leaf in zip(self.env.observation_keys, leaves, strict=True):
+            self._next[key].copy_(leaf)
+        rows = slice(None) if mask is None else mask
+        for key, row in self._next.items():
+            if key not in self.env.observation_keys:
+                row[rows] = key == IS_INIT
+
+    def _discover(self) -> PolicyLeaves:
+        """Calls the policy once to find out what it writes."""
+        env, batch = self.env, self.env.batch_size
+        root = TensorDict({}, batch, device=env.device)
+        for key, row in self._next.items():
+            root.set(key, row.clone())
+        with torch.no_grad():
+            found = self.policy.discover(root)
+        given = {next_of(key) for key in self._roots}
+        found = {key: value for key, value in found.items() if key not in given}
+        self.policy.writes = tuple(found)
+        check_actions(env, self.policy.module, found)
+        written = {key: self._leaf_of(key, value) for key, value in found.items()}
+        for key in written.keys() & self._roots.keys():
+            if written[key] != self._roots[key]:
+                raise NoFixedLayout(f"the policy overwrites {show_key(key)} with another layout")
+        states = [key[1:] for key in written if key[0] == "next" and key[1:] not in self._roots]
+        known = {*self._roots, *states}
+        remembered = self.policy.remembered(written)
+        memories = [key for key in remembered if key not in known and key[0] != "next"]
+        for key in states:
+            self._next[key] = self._zeros(written[next_of(key)])
+        for key in memories:
+            self._next[key] = self._zeros(written[key])
+        return PolicyLeaves(written, states, memories, {})
+
+    def _leaf_of(self, key: Key, value: Any) -> Leaf:
+        if not isinstance(value, Tensor):
+            raise NoFixedLayout(f"the policy writes {type(value).__name__} to {show_key(key)}")
+        if value.shape[:1] != self.env.batch_size:
+            raise ValueError(
+                f"policy wrote {show_key(key)} with shape {tuple(value.shape)}, but the "
+                f"environment's batch size is {list(self.env.batch_size)}: the shape must begin "
+                "with the batch size"
+            )
+        return Leaf(tuple(value.shape[1:]), value.dtype)
+
+    def _all_leaves(self) -> dict[Key, Leaf]:
+        written = self._policy_leaves.written
+        leaves = dict(self._roots)
+        leaves.update({key: written[next_of(key)] for key in self._policy_leaves.states})
+        leaves.update(written)
+        leaves.update({next_of(key): leaf for key, leaf in self._roots.items()})
+        rewards = self.env.full_reward_spec
+        for key in self.env.reward_keys:
+            leaves[next_of(as_key(key))] = Leaf(tuple(rewards[key].shape[1:]), torch.float32)
+        if self.options.track_traj_ids:
+            leaves[TRAJ_IDS] = Leaf((), torch.int64)
+        if self.env.skips:
+            leaves[MASK] = Leaf((), torch.bool)
+        return leaves
+
+    # --- filling
+
+    @override
+    def begin(self, block: Block | None = None) -> None:
+        self._given = block
+        self._block = self.pool.lease()
+        tensors = self._block.tensors
+        for key in _ROOT_FLAGS:
+            tensors[key].zero_()
+        if self._marks_starts:
+            tensors[next_of(IS_INIT)].zero_()
+        for key, row in self._next.items():
+            if key not in self._policy_leaves.memories:
+                tensors[key][0].copy_(row)
+
+    @override
+    def bind(self, start: int, stop: int, random: bool) -> tuple[ActFn | None, StepFn]:
+        act = self._binder.bind(self._block, start, stop, random)
+        return act, self._stepper.bind(self._block, start, stop)
+
+    @override
+    def finish(self, filled: int) -> TensorDictBase | None:
+        block, self._block = self._block, TensorBlock({})
+        given, self._given = self._given, None
+        tensors = block.tensors
+        if filled < self.options.steps:
+            for key, row in self._next.items():
+                if key not in self._policy_leaves.memories:
+                    row.copy_(tensors[key][filled])
+            for rows in tensors.values():
+                rows[filled:] = 0
+        self.env.check()
+        self._number(tensors, filled)
+        if given is None:
+            return self._deliver(block)
+        # A worker's batch is in memory of the host, which it shares with the driver.
+        for key, target in given.lease.tensors.items():
+            target.copy_(tensors[key].transpose(0, 1))
+        return None
+
+    def _number(self, tensors: Mapping[Key, Tensor], filled: int) -> None:
+        """Writes trajectory ids, checks the rewards, and adds them to the statistics."""
+        if filled:
+            self.policy.check_samples(lambda key: tensors[key][:filled] if key in tensors else None)
+        rewards = self._rewards(tensors, filled)
+        done = tensors[DONE][:filled, :, 0].cpu().numpy()
+        counted = tensors[MASK][:filled].cpu().numpy() if self.env.skips else None
+        check_rewards(rewards, lambda: self._actions(tensors, filled))
+        self.sums.add(rewards, done, counted)
+        skipped = done & False if counted is None else ~counted
+        ids = torch.from_numpy(self.episodes.number(done, skipped))
+        if self.options.track_traj_ids:
+            tensors[TRAJ_IDS][:filled].copy_(ids)
+            tensors[TRAJ_IDS][filled:] = -1
+
+    def _rewards(self, tensors: Mapping[Key, Tensor], filled: int) -> NDArray[Any]:
+        """Returns the rewards of the environments; those of several agents are averaged."""
+        keys = [next_of(as_key(key)) for key in self.env.reward_keys]
+        parts = [tensors[key][:filled].reshape(filled, self.num_envs, -1) for key in keys]
+        if len(parts) == 1 and parts[0].shape[-1] == 1:
+            return parts[0][..., 0].cpu().numpy()
+        return torch.cat(parts, -1).double().mean(-1).cpu().numpy()
+
+    def _actions(self, tensors: Mapping[Key, Tensor], filled: int) -> dict[Key, NDArray[Any]]:
+        keys = map(as_key, self.env.action_keys)
+        return {key: tensors[key][:filled].cpu().float().numpy() for key in keys}
+
+    @property
+    @override
+    def layout(self) -> Layout:
+        return Layout(self._leaves, tuple(self.env.batch_size), self.options.steps)
+
+    @property
+    @override
+    def hidden(self) -> set[Key]:
+        repeated = self._roots.keys() - set(_ROOT_FLAGS) if self.options.compact else ()
+        return set(map(next_of, repeated))
+
+    # --- between batches
+
+    @override
+    def reset(self, mask: NDArray[Any] | None = None, **kwargs: Any) -> None:
+        chosen = None if mask is None else torch.from_numpy(mask).to(self.env.home)
+        self._begin_episodes(chosen, **kwargs)
+        self.sums.reset(mask)
+        self.episodes.renew(mask)
+
+    @override
+    def state_dict(self) -> dict[str, Any]:
+        rows = {show_key(key): row.clone() for key, row in self._next.items()}
+        episodes, sums = self.episodes.state_dict(), self.sums.state_dict()
+        return {"rows": rows, "episodes": episodes, "sums": sums}
+
+    @override
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        own = {show_key(key): row for key, row in self._next.items()}
+        check_same_layout(own, state["rows"])
+        for name, row in own.items():
+            row.copy_(state["rows"][name])
+        self.episodes.load_state_dict(state["episodes"])
+        self.sums.load_state_dict(state["sums"])
+
+    def fake(self) -> TensorDictBase:
+        """Returns a batch of zeros with the layout of a real one."""
+        return self._deliver(self.pool.lease()).zero_()
+
+    def _deliver(self, block: TensorBlock) -> TensorDictBase:
+        size = (self.num_envs, self.options.steps)
+        batch = block.deliver(self.hidden, size, self.env.device)
+        for group, count in self.env.agents.items():
+            for root in (batch, batch.get("next")):
+                part = root.get(group, None)
+                if part is not None:
+                    part.batch_size = (*size, count)
+        return batch
+
+    @override
+    def describe(self) -> dict[str, Any]:
+        return {"env_path": "tensor", **self.policy.describe(), **self.pool.describe()}
+
+
+def _check_limit(env: TensorEnv, limit: int | None) -> None:
+    if limit is not None and not env.can_restart:
+        raise ValueError(
+            f"max_frames_per_traj={limit} needs an environment that can restart some of its "
+            f"sub-environments, and {env.name} can't. If its reset takes a mask or ids, state it: "
+            "TorchVectorEnv(env, partial_reset='mask')"
+        )

@@ -1,0 +1,171 @@
+"""Functions that call the policy on rows that are tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from trawl.envs.masks import MASK_KEY, fits, masked_rand
+from trawl.envs.tensor_env import TensorEnv
+from trawl.keys import Key, as_key, show_key
+from trawl.rollout.array_policy import PolicyLeaves
+from trawl.rollout.batch_writer import ActFn
+from trawl.rollout.layout import Leaf
+from trawl.rollout.plan import unwrap
+from trawl.rollout.policy import Policy
+from trawl.rollout.tensor_block import TensorBlock
+from trawl.rollout.tensor_stepper import TensorStepper
+
+_MASK: Key = (MASK_KEY,)
+
+
+class TensorPolicyBinder:
+    """Binds a policy to chunks of the rows of a batch of tensors.
+
+    Args:
+        env: the environment.
+        policy: the policy.
+        leaves: entries that the policy writes.
+        readable: entries of the environment's data that the policy can read, by key.
+        next_row: for each entry of the next frame, the row after a batch's last row.
+        stepper: the object that steps the environment.
+    """
+
+    def __init__(
+        self,
+        env: TensorEnv,
+        policy: Policy,
+        leaves: PolicyLeaves,
+        readable: Mapping[Key, Leaf],
+        next_row: Mapping[Key, Tensor],
+        stepper: TensorStepper,
+    ) -> None:
+        self._env = env
+        self._policy = policy
+        self._leaves = leaves
+        self._readable = {*readable, *leaves.states, *leaves.memories}
+        self._next_row = next_row
+        self._stepper = stepper
+
+    def bind(self, block: TensorBlock, start: int, stop: int, random: bool) -> ActFn | None:
+        """Returns a function of ``t`` that acts in row ``start + t``.
+
+        Returns None if all actions of the chunk have already been drawn at random.
+        """
+        if random or self._policy.draws_from(self._env):
+            return self._act_randomly(block, start, stop)
+        env, policy = self._env, self._policy
+        plan = policy.plan(self._readable, tuple(env.batch_size), env.device)
+        inputs = [self._inputs(block, key, start, stop) for key in plan.reads]
+        writers = [self._writer(block, key, start, stop) for key in plan.writes]
+        call = plan.call
+        prepare = self._prepare()
+        if len(inputs) == 1 and len(writers) == 1 and prepare is None:
+            (values,), (write_only,) = inputs, writers
+            if plan.reads[0] in env.observation_keys:
+                return self._act_on_latest(plan.reads[0], values, call, write_only)
+
+            def act_plain(t: int) -> None:
+                write_only(t, call(values[t]))
+
+            return act_plain
+
+        def act(t: int) -> None:
+            arguments = [values[t] for values in inputs]
+            if prepare is not None:
+                arguments = [prepare(argument) for argument in arguments]
+            outputs = call(*arguments)
+            if len(writers) == 1:
+                outputs = (outputs,)
+            for write, output in zip(writers, outputs, strict=True):
+                write(t, output)
+
+        return act
+
+    def _act_on_latest(
+        self,
+        key: Key,
+        values: list[Tensor],
+        call: Callable[..., Any],
+        write: Callable[[int, Any], None],
+    ) -> ActFn:
+        """Returns a function that passes the environment's own observation to the policy."""
+        stepper, index = self._stepper, self._env.observation_keys.index(key)
+        dtype = values[0].dtype
+
+        def act(t: int) -> None:
+            value = values[t] if stepper.latest is None else stepper.latest[index]
+            write(t, call(value if value.dtype is dtype else values[t]))
+
+        return act
+
+    def _prepare(self) -> Callable[[Tensor], Tensor] | None:
+        """Returns a function to apply to each input, or None."""
+        policy = self._policy
+        if policy.is_elsewhere(self._env.home):
+            device = policy.device
+            return lambda row: row.to(device, non_blocking=True)
+        # Its memory row is written after the call, so a policy must not keep or return it.
+        if self._leaves.memories or not policy.leaves_inputs_alone:
+            return torch.clone
+        return None
+
+    def _inputs(self, block: TensorBlock, key: Key, start: int, stop: int) -> list[Tensor]:
+        if key in self._leaves.memories:
+            return [self._next_row[key]] * (stop - start)
+        return list(block.tensors[key][start:stop].unbind(0))
+
+    def _writer(
+        self, block: TensorBlock, key: Key, start: int, stop: int
+    ) -> Callable[[int, Any], None]:
+        rows = block.tensors[key][start:stop].unbind(0)
+        shape, dtype = rows[0].shape, rows[0].dtype
+
+        def write(t: int, value: Any) -> None:
+            tensor = value if isinstance(value, Tensor) else unwrap(value, key)
+            if tensor.shape != shape:
+                raise ValueError(
+                    f"policy wrote {show_key(key)} with shape {tuple(tensor.shape)}, but at first "
+                    f"with shape {tuple(shape)}: the shape must not change"
+                )
+            if tensor.dtype is not dtype and not _fits(tensor.dtype, dtype):
+                raise TypeError(
+                    f"policy wrote {show_key(key)} as {tensor.dtype}, but at first as {dtype}: the "
+                    "dtype must not change"
+                )
+            rows[t].copy_(tensor.detach() if tensor.requires_grad else tensor)
+
+        return write
+
+    def _act_randomly(self, block: TensorBlock, start: int, stop: int) -> ActFn | None:
+        """Draws random actions for the whole chunk; the policy's other entries become zero."""
+        env, tensors = self._env, block.tensors
+        actions = {as_key(key): key for key in env.action_keys}
+        for key in self._leaves.written:
+            rows = tensors[key][start:stop]
+            if key in actions:
+                rows.copy_(env.full_action_spec[actions[key]].rand((stop - start,)))
+            else:
+                rows.zero_()
+        for key in self._leaves.states:
+            tensors[key][start + 1 : stop + 1] = 0
+        for key in (*self._leaves.states, *self._leaves.memories):
+            self._next_row[key].zero_()
+        name, *more = env.action_keys
+        spec, shown = env.full_action_spec[name], tensors.get(_MASK)
+        if more or shown is None or not fits(spec, shown.shape[1:], 1):
+            return None
+        chosen, masks = tensors[as_key(name)], shown
+
+        def act(t: int) -> None:
+            chosen[start + t].copy_(masked_rand(spec, masks[start + t]))
+
+        return act
+
+
+def _fits(given: torch.dtype, expected: torch.dtype) -> bool:
+    """Returns True if a cast loses no more than precision."""
+    return torch.can_cast(given, expected) and given.is_floating_point == expected.is_floating_point

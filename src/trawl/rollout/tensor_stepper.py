@@ -1,0 +1,185 @@
+"""Functions that step an environment whose data are tensors, and write the results into rows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from trawl.envs.tensor_env import TensorEnv, TensorStep
+from trawl.keys import (
+    DONE,
+    IS_INIT,
+    MASK,
+    STEP_COUNT,
+    TERMINATED,
+    TRUNCATED,
+    Key,
+    as_key,
+    next_of,
+)
+from trawl.rollout.array_policy import PolicyLeaves
+from trawl.rollout.batch_writer import StepFn
+from trawl.rollout.tensor_block import TensorBlock
+
+# Writes entries of the next frame, given the row and the environments in which an episode begins.
+_Follow = Callable[[int, Tensor], None]
+
+
+class TensorStepper:
+    """Steps an environment, and writes results and entries of the next frame.
+
+    Args:
+        env: the environment.
+        limit: number of steps after which an episode is cut off; None for no limit.
+        leaves: entries that the policy writes.
+        next_row: for each entry of the next frame, the row after a batch's last row.
+
+    Attributes:
+        latest: the observations that the last step of the chunk returned for the next frame; None
+            before the first step. They are more likely to be in the cache than their copies.
+    """
+
+    def __init__(
+        self,
+        env: TensorEnv,
+        limit: int | None,
+        leaves: PolicyLeaves,
+        next_row: Mapping[Key, Tensor],
+    ) -> None:
+        self._env = env
+        self._limit = limit
+        self._leaves = leaves
+        self._next_row = next_row
+        self.latest: list[Tensor] | None = None
+
+    def bind(self, block: TensorBlock, start: int, stop: int) -> StepFn:
+        """Returns a function of ``t`` that takes the step of row ``start + t``."""
+        env, tensors = self._env, block.tensors
+        self.latest = None
+        merge = _merge_few if env.home.type == "cpu" else _merge
+
+        def rows(key: Key) -> tuple[Tensor, ...]:
+            return tensors[key][start:stop].unbind(0)
+
+        keys = env.observation_keys
+        observed = list(zip(*[rows(next_of(key)) for key in keys], strict=True))
+        following = list(
+            zip(*[self._following(block, key, start, stop) for key in keys], strict=True)
+        )
+        actions = list(zip(*[rows(as_key(key)) for key in env.action_keys], strict=True))
+        rewards = list(zip(*[rows(next_of(as_key(key))) for key in env.reward_keys], strict=True))
+        terminated, truncated, done = (
+            tensors[key][start:stop, :, 0].unbind(0) for key in (TERMINATED, TRUNCATED, DONE)
+        )
+        masks = rows(MASK) if env.skips else ()
+        cut_off = self._cutter(block, start, stop)
+        follow = self._followers(block, start, stop)
+
+        def step(t: int) -> None:
+            result = env.advance(actions[t])
+            for row, value in zip(observed[t], result.last, strict=True):
+                row.copy_(value)
+            for row, value in zip(rewards[t], result.rewards, strict=True):
+                row.copy_(value)
+            terminated[t].copy_(result.terminated)
+            truncated[t].copy_(result.truncated)
+            ended = torch.logical_or(result.terminated, result.truncated, out=done[t])
+            if result.final is not None:
+                merge(observed[t], result.final, ended)
+            cut = None
+            if cut_off is not None:
+                # A copy, because the limit adds to the flags.
+                ended = ended.clone()
+                cut = cut_off(t, ended, truncated[t], done[t])
+            begun = self.latest = env.begin_next(ended, cut)
+            for row, value in zip(following[t], begun, strict=True):
+                row.copy_(value)
+            if masks and result.skipped is not None:
+                torch.logical_not(result.skipped, out=masks[t])
+            if follow:
+                starts = _starts(done[t], result)
+                for write in follow:
+                    write(t, starts)
+
+        return step
+
+    def _following(self, block: TensorBlock, key: Key, start: int, stop: int) -> list[Tensor]:
+        """Returns the row of the next frame for each step."""
+        found = list(block.tensors[key][start + 1 : stop + 1].unbind(0))
+        return found if len(found) == stop - start else [*found, self._next_row[key]]
+
+    def _cutter(
+        self, block: TensorBlock, start: int, stop: int
+    ) -> Callable[[int, Tensor, Tensor, Tensor], Tensor] | None:
+        """Returns a function that counts a step, and marks and returns the episodes to cut off."""
+        limit = self._limit
+        if limit is None:
+            return None
+        counts = block.tensors[STEP_COUNT][start:stop, :, 0].unbind(0)
+        after = block.tensors[next_of(STEP_COUNT)][start:stop, :, 0].unbind(0)
+
+        def cut_off(t: int, ended: Tensor, truncated: Tensor, done: Tensor) -> Tensor:
+            torch.add(counts[t], 1, out=after[t])
+            late = after[t] >= limit
+            truncated |= late
+            done |= late
+            return late & ~ended
+
+        return cut_off
+
+    def _followers(self, block: TensorBlock, start: int, stop: int) -> list[_Follow]:
+        found: list[_Follow] = []
+        if self._limit is not None:
+            after = block.tensors[next_of(STEP_COUNT)][start:stop].unbind(0)
+            found.append(_carried(after, self._following(block, STEP_COUNT, start, stop)))
+        if IS_INIT in self._next_row and next_of(IS_INIT) in block.tensors:
+            found.append(_marked(self._following(block, IS_INIT, start, stop)))
+        for key in self._leaves.states:
+            values = block.tensors[next_of(key)][start:stop].unbind(0)
+            found.append(_carried(values, self._following(block, key, start, stop)))
+        for key in self._leaves.memories:
+            values = block.tensors[key][start:stop].unbind(0)
+            found.append(_carried(values, [self._next_row[key]] * (stop - start)))
+        return found
+
+
+def _merge(rows: Sequence[Tensor], values: Sequence[Tensor], mask: Tensor) -> None:
+    """Writes values where the mask is True, without asking the device whether it is anywhere."""
+    for row, value in zip(rows, values, strict=True):
+        chosen = mask.view(-1, *[1] * (row.ndim - 1))
+        row.copy_(torch.where(chosen, value.to(row.dtype), row))
+
+
+def _merge_few(rows: Sequence[Tensor], values: Sequence[Tensor], mask: Tensor) -> None:
+    """Writes values where the mask is True, on the CPU."""
+    chosen = mask.nonzero().squeeze(-1)
+    if len(chosen):
+        for row, value in zip(rows, values, strict=True):
+            row.index_copy_(0, chosen, value.index_select(0, chosen).to(row.dtype))
+
+
+def _starts(done: Tensor, result: TensorStep) -> Tensor:
+    """Returns True where the next row is the first of an episode."""
+    return done if result.skipped is None else done | result.skipped
+
+
+def _carried(values: tuple[Tensor, ...], targets: list[Tensor]) -> _Follow:
+    """Returns a function that passes an entry on, or zeros where an episode begins."""
+
+    def write(t: int, starts: Tensor) -> None:
+        value = values[t]
+        mask = starts.view(-1, *[1] * (value.ndim - 1))
+        torch.where(mask, torch.zeros_like(value), value, out=targets[t])
+
+    return write
+
+
+def _marked(targets: list[Tensor]) -> _Follow:
+    rows = [target[:, 0] for target in targets]
+
+    def write(t: int, starts: Tensor) -> None:
+        rows[t].copy_(starts)
+
+    return write

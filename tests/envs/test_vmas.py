@@ -1,0 +1,82 @@
+"""Environments of VMAS, compared with TorchRL's wrapper."""
+
+import warnings
+from typing import Any
+
+import pytest
+import torch
+
+from trawl.collectors import Collector
+from trawl.envs import VmasEnv
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")  # Gym, which VMAS imports, warns about itself.
+    vmas = pytest.importorskip("vmas")
+
+
+def make(scenario: str = "balance", **options: Any) -> Any:
+    return vmas.make_env(scenario, **{"num_envs": 4, "max_steps": 5, "seed": 0, **options})
+
+
+def rows(td: Any) -> dict[Any, Any]:
+    return {
+        key: (tuple(value.shape), value.dtype)
+        for key, value in td.items(True, True)
+        if "truncated" not in key and key[-1] != "truncated"
+    }
+
+
+@pytest.mark.parametrize(
+    "scenario", ["balance", "simple_tag", "simple_adversary", "football", "wheel"]
+)
+def test_keys_are_those_of_torchrl(scenario: str) -> None:
+    from torchrl.envs import VmasEnv as Theirs
+
+    own, theirs = VmasEnv(make(scenario)), Theirs(scenario, num_envs=4, max_steps=5, seed=0)
+    assert own.group_map == theirs.group_map
+    found, expected = own.rollout(3), theirs.rollout(3)
+    assert rows(found) == rows(expected)
+    for key in own.action_keys:
+        assert own.full_action_spec[key].shape == theirs.full_action_spec[key].shape
+
+
+def test_frames_are_those_of_the_simulator() -> None:
+    env = make()
+    with Collector(env, frames_per_batch=4 * 12) as collector:
+        assert isinstance(collector.env, VmasEnv)
+        batch = next(iter(collector))
+        assert collector.stats()["env_path"] == "tensor"
+    assert batch["agents"].batch_size == (4, 12, 3)
+    done = batch["next", "done"].squeeze(-1)
+    assert done[0].tolist() == [t % 5 == 4 for t in range(12)]
+    obs, after = batch["agents", "observation"], batch["next", "agents", "observation"]
+    goes_on = ~done[:, :-1]
+    assert torch.equal(obs[:, 1:][goes_on], after[:, :-1][goes_on])
+    assert not torch.equal(obs[:, 5], after[:, 4])
+    # The same actions from the same seed give the same frames.
+    again = make()
+    shown = again.reset()
+    for t in range(4):
+        assert torch.equal(torch.stack(shown, 1), obs[:, t])
+        shown, rewards, _, _ = again.step(list(batch["agents", "action"][:, t].unbind(1)))
+        expected = torch.stack(rewards, 1).unsqueeze(-1)
+        assert torch.equal(expected, batch["next", "agents", "reward"][:, t])
+
+
+def test_discrete_actions_and_flags() -> None:
+    env = make(continuous_actions=False, terminated_truncated=True)
+    with Collector(env, frames_per_batch=4 * 6) as collector:
+        batch = next(iter(collector))
+    assert batch["agents", "action"].shape == (4, 6, 3)
+    assert batch["next", "truncated"][:, 4].all()
+    assert not batch["next", "terminated"].any()
+
+
+def test_limit_and_seed() -> None:
+    found = []
+    for _ in range(2):
+        with Collector(make(max_steps=None), frames_per_batch=4 * 7, max_frames_per_traj=3) as one:
+            one.set_seed(1)
+            found.append(next(iter(one)).clone())
+    assert found[0]["next", "truncated"].squeeze(-1)[0].tolist() == [0, 0, 1, 0, 0, 1, 0]
+    assert (found[0] == found[1]).all()

@@ -1,0 +1,330 @@
+"""Batches of environments of torch tensors, compared with those of the same ones on numpy."""
+
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from gymnasium.vector import AutoresetMode, SyncVectorEnv
+from tensordict import TensorDict, TensorDictBase
+from tensordict.nn import TensorDictModule, TensorDictModuleBase, TensorDictSequential
+from torch import nn
+
+from trawl.collectors import Collector, MultiAsyncCollector, MultiSyncCollector
+from trawl.envs import TorchVectorEnv
+from trawl.testing import NumberedEnv, NumberedTorchEnv, SelfResettingVectorEnv
+
+COUNT = 3
+LENGTHS = [2, 3, 1, 4]
+ENDS = ["terminated", "truncated", "both"]
+
+
+def makers() -> list[Callable[[], NumberedEnv]]:
+    return [
+        partial(NumberedEnv, i, [*LENGTHS[i % len(LENGTHS) :], *LENGTHS], ENDS)
+        for i in range(COUNT)
+    ]
+
+
+def on_numpy(mode: AutoresetMode) -> Any:
+    if mode is AutoresetMode.NEXT_STEP:
+        # Gymnasium's own environments are reset at once, without a step for it.
+        return SelfResettingVectorEnv(makers())
+    return SyncVectorEnv(makers(), autoreset_mode=mode)
+
+
+def on_torch(mode: AutoresetMode, **options: Any) -> TorchVectorEnv:
+    env = NumberedTorchEnv(COUNT, LENGTHS, ENDS, mode)
+    if mode is AutoresetMode.SAME_STEP:
+        options.setdefault("partial_reset", "mask")
+    return TorchVectorEnv(env, **options)
+
+
+class State(TensorDictModuleBase):
+    """Policy with a recurrent state; the first call begins it."""
+
+    in_keys = ["observation", "is_init", "h"]  # noqa: RUF012 - as tensordict
+    out_keys = ["action", ("next", "h")]  # noqa: RUF012
+
+    def forward(self, td: TensorDictBase) -> TensorDictBase:
+        h = td.get("h", torch.zeros(*td.batch_size, 1))
+        td["action"] = nn.functional.one_hot((h[..., 0].long()) % 4, 4)
+        td["next", "h"] = h + 1 + td["is_init"].float()
+        return td
+
+
+def memory() -> Any:
+    """Returns a chain that reads what it wrote in the step before."""
+
+    def remember(observation: Any, memory: Any = None) -> Any:
+        return observation[..., :2] if memory is None else memory + observation[..., :2]
+
+    class Chain(TensorDictModuleBase):
+        in_keys = ["observation"]  # noqa: RUF012
+        out_keys = ["action", "memory"]  # noqa: RUF012
+
+        def forward(self, td: TensorDictBase) -> TensorDictBase:
+            td["memory"] = remember(td["observation"], td.get("memory", None))
+            td["action"] = nn.functional.one_hot(td["memory"].sum(-1).long() % 4, 4)
+            return td
+
+    return Chain()
+
+
+def changes() -> Any:
+    """Returns a policy that changes its input."""
+
+    def act(observation: Any) -> Any:
+        observation += 1
+        return nn.functional.one_hot(observation.sum(-1).long() % 4, 4)
+
+    return TensorDictModule(act, in_keys=["observation"], out_keys=["action"])
+
+
+def plain() -> Any:
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(5, 4), nn.Softmax(-1))
+    one_hot = TensorDictModule(
+        lambda p: nn.functional.one_hot(p.argmax(-1), 4), in_keys=["p"], out_keys=["action"]
+    )
+    first = TensorDictModule(net, in_keys=["observation"], out_keys=["p"])
+    return TensorDictSequential(first, one_hot)
+
+
+POLICIES = {
+    "none": lambda: None,
+    "plain": plain,
+    "state": State,
+    "memory": memory,
+    "changes": changes,
+}
+CASES: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "no ids": {"track_traj_ids": False},
+    "limit": {"max_frames_per_traj": 2},
+    "reset": {"reset_at_each_iter": True},
+    "random": {"init_random_frames": 24},
+    "compact": {"compact_obs": True},
+    "exact": {"exact_frames": True, "total_frames": 31},
+    "no blocks": {"use_buffers": False},
+    "truncated": {"set_truncated": True},
+    "split": {"trajs_per_batch": 3, "traj_format": "cat"},
+    "compiled": {"compile_policy": {"backend": "eager"}},
+    "whole": {"trajs_per_batch": 3, "traj_format": "padded"},
+}
+
+
+def batches(env: Any, policy: Any, count: int = 4, **options: Any) -> tuple[Any, Any]:
+    options = {"frames_per_batch": 4 * COUNT, "total_frames": -1, **options}
+    collector = Collector(env, policy, **options)
+    try:
+        collector.set_seed(3)
+        found = []
+        for batch in collector:
+            found.append(batch.clone())
+            if len(found) == count:
+                break
+        stats = collector.stats()
+        return found, stats
+    finally:
+        collector.shutdown()
+
+
+def assert_same(one: Sequence[TensorDictBase], other: Sequence[TensorDictBase]) -> None:
+    assert len(one) == len(other) > 0
+    for a, b in zip(one, other, strict=True):
+        assert a.batch_size == b.batch_size
+        assert a.names == b.names
+        assert set(a.keys(True, True)) == set(b.keys(True, True))
+        for key in a.keys(True, True):
+            x, y = a.get(key), b.get(key)
+            assert x.dtype is y.dtype, key
+            assert torch.equal(x, y), (key, x, y)
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("mode", AutoresetMode)
+def test_batches_are_those_of_numpy(mode: AutoresetMode, case: str, policy: str) -> None:
+    if case == "limit" and mode is AutoresetMode.NEXT_STEP:
+        pytest.skip("an environment that resets itself in its next step can't be cut off")
+    options, make = CASES[case], POLICIES[policy]
+    expected, old = batches(on_numpy(mode), make(), **options)
+    found, new = batches(on_torch(mode), make(), **options)
+    assert_same(found, expected)
+    assert new["env_path"] == "tensor"
+    assert old["env_path"] == "array"
+    names = ["frames", "episodes", "mean_return", "mean_length"]
+    assert [new.get(name) for name in names] == [old.get(name) for name in names]
+
+
+def test_partial_reset_by_ids() -> None:
+    expected, _ = batches(on_numpy(AutoresetMode.DISABLED), plain())
+    env = on_torch(AutoresetMode.DISABLED, partial_reset="ids")
+    found, _ = batches(env, plain())
+    assert_same(found, expected)
+    assert "env_idx" in env.env.options_seen
+
+
+@pytest.mark.parametrize("mode", AutoresetMode)
+def test_interrupted_batches(mode: AutoresetMode) -> None:
+    def every_third() -> Callable[[], bool]:
+        calls = iter(range(1, 1000))
+        return lambda: next(calls) % 3 == 0
+
+    expected, _ = batches(on_numpy(mode), State(), interruptor=every_third())
+    found, _ = batches(on_torch(mode), State(), interruptor=every_third())
+    assert_same(found, expected)
+    assert (found[0]["collector", "traj_ids"][:, -1] == -1).all()
+
+
+def test_single_environments_are_reset_between_batches() -> None:
+    found = []
+    for env in (on_numpy(AutoresetMode.DISABLED), on_torch(AutoresetMode.DISABLED)):
+        with Collector(env, State(), frames_per_batch=9) as collector:
+            iterator = iter(collector)
+            next(iterator)
+            collector._rollout.reset(np.array([True, False, True]))
+            found.append([next(iterator).clone()])
+    assert_same(*found)
+
+
+def test_last_observations_are_true() -> None:
+    (batch, *_), _ = batches(on_torch(AutoresetMode.SAME_STEP), plain())
+    done = batch["next", "done"].squeeze(-1)
+    assert done.any()
+    # The number of the episode does not change with its last step.
+    assert torch.equal(batch["next", "observation"][..., 1], batch["observation"][..., 1])
+
+
+@pytest.mark.parametrize("kind", [MultiSyncCollector, MultiAsyncCollector])
+def test_workers(kind: Any) -> None:
+    make = partial(NumberedTorchEnv, COUNT, LENGTHS, ENDS)
+    numpy = partial(SyncVectorEnv, makers(), autoreset_mode=AutoresetMode.SAME_STEP)
+    options: dict[str, Any] = {"frames_per_batch": 12, "total_frames": 48}
+    if kind is MultiSyncCollector:
+        options["cat_results"] = "stack"
+    else:
+        options["compact_obs"] = True
+    found = []
+    for factory in (make, numpy):
+        collector = kind([factory] * (2 if kind is MultiSyncCollector else 1), plain(), **options)
+        try:
+            collector.set_seed(0)
+            found.append([batch.clone() for batch in collector])
+        finally:
+            collector.shutdown()
+    assert_same(*found)
+
+
+def test_held_batches_stay_as_they_are() -> None:
+    with Collector(on_torch(AutoresetMode.SAME_STEP), plain(), frames_per_batch=6) as collector:
+        iterator = iter(collector)
+        held = [next(iterator) for _ in range(5)]
+        copies = [batch.clone() for batch in held]
+        for _ in range(5):
+            next(iterator)
+        assert_same(held, copies)
+        pointers = {batch["observation"].data_ptr() for batch in held}
+        assert len(pointers) == 5
+        assert collector.stats()["batches_held"] >= 5
+
+
+def test_state_is_restored() -> None:
+    def collected(collector: Collector) -> Iterator[TensorDictBase]:
+        return iter(collector)
+
+    with Collector(on_torch(AutoresetMode.SAME_STEP), State(), frames_per_batch=9) as collector:
+        next(iter(collector))
+        writer = collector._rollout.writer
+        state = writer.state_dict()
+        writer.reset()
+        writer.load_state_dict(state)
+        again = writer.state_dict()
+        assert state["episodes"] == again["episodes"]
+        assert state["sums"] == again["sums"]
+        for name, row in state["rows"].items():
+            assert torch.equal(row, again["rows"][name])
+
+
+class Changing(NumberedTorchEnv):
+    """Environment whose data change in its third step."""
+
+    def __init__(self, change: Callable[[Any], Any], part: int) -> None:
+        super().__init__(COUNT)
+        self.change, self.part, self.steps = change, part, 0
+
+    def step(self, actions: Any) -> Any:
+        result = list(super().step(actions))
+        self.steps += 1
+        if self.steps == 3:
+            result[self.part] = self.change(result[self.part])
+        return tuple(result)
+
+
+@pytest.mark.parametrize(
+    ("change", "part", "error", "text"),
+    [
+        (lambda x: x[:, :3], 0, ValueError, r"'observation' has shape \(3, 3\)"),
+        (lambda x: x[:2], 0, ValueError, r"'observation' has shape \(2, 5\)"),
+        (lambda x: x.double(), 0, TypeError, "'observation' is torch.float64, but at first"),
+        (lambda x: x.to("meta"), 0, ValueError, "'observation' is on meta"),
+        (lambda x: x.numpy(), 0, TypeError, "'observation' must be a torch tensor"),
+        (lambda x: {"a": x}, 0, TypeError, "'observation' must be a torch tensor"),
+        (lambda x: x.unsqueeze(0), 1, ValueError, r"reward of shape \(1, 3\)"),
+        (lambda x: x.to("meta"), 1, ValueError, "reward on meta"),
+        (lambda x: x.tolist(), 2, TypeError, "terminated as list"),
+        (lambda x: x[:1], 3, ValueError, r"truncated of shape \(1,\)"),
+        (lambda x: x * torch.nan, 1, ValueError, "reward of nan"),
+    ],
+)
+def test_changes_are_refused(change: Any, part: int, error: Any, text: str) -> None:
+    with (
+        Collector(Changing(change, part), frames_per_batch=12) as collector,
+        pytest.raises(error, match=text),
+    ):
+        next(iter(collector))
+
+
+def test_missing_last_observation_is_an_error() -> None:
+    class Forgetful(NumberedTorchEnv):
+        def step(self, actions: Any) -> Any:
+            return (*super().step(actions)[:4], {})
+
+    with (
+        Collector(Forgetful(COUNT, [2]), frames_per_batch=12) as collector,
+        pytest.raises(ValueError, match="no 'final_obs'"),
+    ):
+        next(iter(collector))
+
+
+def test_limit_needs_partial_resets() -> None:
+    with pytest.raises(ValueError, match="partial_reset='mask'"):
+        Collector(NumberedTorchEnv(COUNT), frames_per_batch=3, max_frames_per_traj=2)
+
+
+def test_tensordict_interface_agrees() -> None:
+    for mode in AutoresetMode:
+        env = on_torch(mode)
+        frames = env.rollout(
+            6, lambda td: td.set("action", torch.eye(4)[:COUNT].long()), break_when_any_done=False
+        )
+        assert frames.batch_size == (COUNT, 6)
+        done = frames["next", "done"].squeeze(-1)
+        same = frames["next", "observation"][..., 1] == frames["observation"][..., 1]
+        if mode is not AutoresetMode.NEXT_STEP:
+            assert same.all()
+            assert done.any()
+        env.close()
+
+
+def test_storing_device_and_policy_device() -> None:
+    options = {"frames_per_batch": 6, "storing_device": "cpu", "policy_device": "cpu"}
+    with Collector(on_torch(AutoresetMode.SAME_STEP), plain(), **options) as collector:
+        batch = next(iter(collector))
+        assert isinstance(batch, TensorDict)
+        assert batch.device == torch.device("cpu")
+    with pytest.raises(ValueError, match="can't be moved"):
+        Collector(on_torch(AutoresetMode.SAME_STEP), frames_per_batch=6, env_device="meta")

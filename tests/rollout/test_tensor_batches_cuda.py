@@ -1,0 +1,116 @@
+"""Batches of environments whose data are on a GPU."""
+
+from typing import Any
+
+import pytest
+import torch
+from gymnasium.spaces import Box
+from gymnasium.vector import AutoresetMode
+from tensordict.nn import TensorDictModule
+from torch import Tensor, nn
+
+from trawl.collectors import Collector
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+
+COUNT, WIDTH, LENGTH = 64, 256, 7
+
+
+class Counting:
+    """Environment on the GPU whose observations have the number of its steps in all places."""
+
+    metadata = {"autoreset_mode": AutoresetMode.SAME_STEP}  # noqa: RUF012 - as Gymnasium
+    num_envs = COUNT
+    device = "cuda"
+    single_observation_space = Box(-float("inf"), float("inf"), (WIDTH,))
+    single_action_space = Box(-1, 1, (2,))
+
+    def __init__(self) -> None:
+        self.unwrapped = self
+
+    def reset(self, *, seed: Any = None, options: Any = None) -> tuple[Tensor, dict[str, Any]]:
+        self.steps = torch.zeros(COUNT, device="cuda")
+        self.age = torch.arange(COUNT, device="cuda") % LENGTH
+        self.never = torch.zeros(COUNT, dtype=torch.bool, device="cuda")
+        return self.steps.unsqueeze(-1).expand(COUNT, WIDTH).clone(), {}
+
+    def step(self, action: Tensor) -> tuple[Any, ...]:
+        self.steps = self.steps + 1
+        self.age = self.age + 1
+        ended = self.age >= LENGTH
+        self.age = self.age.masked_fill(ended, 0)
+        obs = self.steps.unsqueeze(-1).expand(COUNT, WIDTH).clone()
+        return obs, self.steps, ended, self.never, {"final_obs": obs + 0.5}
+
+    def close(self) -> None:
+        pass
+
+
+def policy() -> TensorDictModule:
+    net = nn.Linear(WIDTH, 2).cuda()
+    return TensorDictModule(net, in_keys=["observation"], out_keys=["action"])
+
+
+def expected(first: int, steps: int) -> Tensor:
+    return torch.arange(first, first + steps, device="cuda").expand(COUNT, steps).float()
+
+
+def test_batches_are_on_the_device_and_exact() -> None:
+    with Collector(Counting(), policy(), frames_per_batch=COUNT * 10) as collector:
+        iterator = iter(collector)
+        for index in range(3):
+            batch = next(iterator)
+            assert batch.device == torch.device("cuda:0")
+            assert torch.equal(batch["observation"][..., 5], expected(10 * index, 10))
+            done = batch["next", "done"].squeeze(-1)
+            last = expected(10 * index + 1, 10) + 0.5 * done
+            assert torch.equal(batch["next", "observation"][..., 5], last)
+
+
+def test_no_step_waits_for_the_device() -> None:
+    with Collector(Counting(), policy(), frames_per_batch=COUNT * 10) as collector:
+        next(iter(collector))
+        writer = collector._rollout.writer
+        with torch.no_grad():
+            writer.begin()
+            act, step = writer.bind(0, 10, False)
+            assert act is not None
+            torch.cuda.set_sync_debug_mode("error")
+            try:
+                for t in range(10):
+                    act(t)
+                    step(t)
+            finally:
+                torch.cuda.set_sync_debug_mode("default")
+            writer.finish(10)
+
+
+def test_memory_is_not_reused_while_another_stream_reads_it() -> None:
+    side = torch.cuda.Stream()
+    with Collector(Counting(), policy(), frames_per_batch=COUNT * 10) as collector:
+        iterator = iter(collector)
+        copies = []
+        for _ in range(6):
+            batch = next(iterator)
+            side.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(side):
+                # The copy starts long after the next batch is collected.
+                torch.cuda._sleep(50_000_000)
+                observation = batch["observation"]
+                copies.append(observation.clone())
+                observation.record_stream(side)
+            del batch, observation
+        torch.cuda.synchronize()
+        for index, copy in enumerate(copies):
+            assert torch.equal(copy[..., 5], expected(10 * index, 10))
+
+
+def test_stored_on_the_host() -> None:
+    options: dict[str, Any] = {"frames_per_batch": COUNT * 10, "storing_device": "cpu"}
+    with Collector(Counting(), policy(), **options) as collector:
+        iterator = iter(collector)
+        for index in range(3):
+            batch = next(iterator)
+            assert batch.device == torch.device("cpu")
+            assert batch["observation"].is_pinned()
+            assert torch.equal(batch["observation"][..., 5], expected(10 * index, 10).cpu())
