@@ -92,9 +92,8 @@ class WatchedCollector:
             >>> with Collector("Pendulum-v1", frames_per_batch=100, total_frames=300) as collector:
             ...     for batch in collector:
             ...         pass
-            ...     limit = collector.bottleneck()
-            >>> limit.part
-            'environment'
+            ...     print(collector.bottleneck())
+            The ... limits the rate...
         """
         return bottleneck_of(full_stats(self))
 

@@ -32,7 +32,7 @@ class Report:
         ...     for batch in collector:
         ...         pass
         ...     report = Report(collector.stats())
-        >>> "The environment limits the rate" in str(report)
+        >>> "limits the rate" in str(report)
         True
     """
 
