@@ -21,9 +21,9 @@ class VmasEnv(TensorEnv):
     the number. If all agents are called ``"agent_0"`` and so on, the group is ``"agents"``. The
     observations, the actions, the rewards and the entries of ``info`` (as float32) of a group have
     the keys ``(group, "observation")``, ``(group, "action")``, ``(group, "reward")`` and
-    ``(group, "info", name)``, with a dimension for its agents. The flags
-    belong to all agents. If the environment was made without ``terminated_truncated=True``, all
-    its ends count as ``terminated``.
+    ``(group, "info", name)``, with a dimension for its agents. The flags belong to all agents. If
+    the environment was made without ``terminated_truncated=True``, all its ends count as
+    ``terminated``.
 
     Args:
         env: the environment. It may have been made with any options except
