@@ -13,8 +13,10 @@ import gymnasium
 import torch
 from torch import nn
 
+from trawl.envs.agent_steps import is_pettingzoo
 from trawl.envs.base import TensorDictEnv
 from trawl.envs.gym import GymEnv
+from trawl.envs.pettingzoo import PettingZooEnv
 from trawl.envs.seeding import derive
 from trawl.envs.types import is_list
 from trawl.envs.vector import is_vector_env
@@ -40,7 +42,14 @@ def build_one(
         return _made_by(source, kwargs, name)
     if kwargs:
         return _with_kwargs(env, kwargs)
-    return env if is_tensordict_env(env) else GymEnv(env)
+    return _adapted(env)
+
+
+def _adapted(env: Any) -> Any:
+    """Returns an environment object with the TensorDict interface."""
+    if is_tensordict_env(env):
+        return env
+    return PettingZooEnv(env) if is_pettingzoo(env) else GymEnv(env)
 
 
 def refuse_policy(source: Any, name: str = "create_env_fn") -> None:
@@ -61,7 +70,7 @@ def _made_by(factory: Any, kwargs: dict[str, Any], name: str) -> Any:
     if isinstance(made, str):
         env: Any = GymEnv(made)
     elif is_env(made):
-        env = made if is_tensordict_env(made) else GymEnv(made)
+        env = _adapted(made)
     else:
         raise TypeError(_explain(f"{name} made an object that is not an environment", made))
     if isinstance(env, GymEnv):
@@ -171,7 +180,10 @@ def is_tensordict_env(env: object) -> bool:
 def is_env(env: object) -> bool:
     """Returns True if ``env`` is an environment object, rather than an id or a factory."""
     return not isinstance(env, type) and (
-        is_tensordict_env(env) or isinstance(env, gymnasium.Env) or is_vector_env(env)
+        is_tensordict_env(env)
+        or isinstance(env, gymnasium.Env)
+        or is_vector_env(env)
+        or is_pettingzoo(env)
     )
 
 
@@ -186,10 +198,7 @@ def _with_kwargs(env: Any, kwargs: Mapping[str, Any]) -> Any:
 
 
 def _explain(what: str, value: object) -> str:
-    hint = ""
-    if hasattr(value, "possible_agents"):
-        hint = ". Wrap a PettingZoo environment: torchrl.envs.PettingZooWrapper(env)"
     return (
-        f"{what}: expected a Gymnasium id, a Gymnasium, vector, EnvPool or TensorDict environment, "
-        f"or a function that makes one, but got {type(value).__name__}: {value!r}{hint}"
+        f"{what}: expected a Gymnasium id, a Gymnasium, vector, EnvPool, PettingZoo or TensorDict "
+        f"environment, or a function that makes one, but got {type(value).__name__}: {value!r}"
     )
