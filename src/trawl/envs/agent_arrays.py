@@ -61,7 +61,7 @@ class AgentArrays:
         name, count = group.name, len(group.agents)
         observed = self.observations
         for leaf in group.observed.leaves:
-            observed[name, *leaf.key] = np.zeros((count, *leaf.spec.shape), leaf.dtype)
+            observed[(name, *leaf.key)] = np.zeros((count, *leaf.spec.shape), leaf.dtype)
         for info, example in infos.items():
             observed[name, INFO, info] = np.zeros((count, *example.shape), example.dtype)
         if masked:
@@ -188,7 +188,7 @@ class _AgentSlot:
         self._agent, self._group = agent, group.name
         self._codec = group.observed
         rows = {key: array[index, ...] for key, array in arrays.observations.items()}
-        self._rows = [rows[group.name, *leaf.key] for leaf in self._codec.leaves]
+        self._rows = [rows[(group.name, *leaf.key)] for leaf in self._codec.leaves]
         self._shapes = [row.shape for row in self._rows]
         plain = group.observed.plain and group.observed.leaves[0].path == ("observation",)
         self._row = self._rows[0] if plain and not group.masked else None
@@ -250,7 +250,7 @@ class _AgentSlot:
         except (KeyError, IndexError, TypeError) as error:
             raise ValueError(
                 f"the observation of agent {self._agent!r} does not fit its space "
-                f"{self._codec.space['observation']}: {value!r}"
+                f"{self._codec.space}: {value!r}"
             ) from error
         for index, leaf in enumerate(leaves):
             self._rows[index][...] = self._check(index, leaf)

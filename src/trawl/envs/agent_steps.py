@@ -50,9 +50,11 @@ class ParallelSteps:
 
     def step(self, actions: dict[str, Any]) -> AgentResults:
         """Takes a step with the actions of the agents that act."""
-        results = self.env.step(actions)
+        observations, rewards, terminations, truncations, infos = self.env.step(actions)
         acting = tuple(self.env.agents)
-        return AgentResults(*results, acting, not acting)
+        return AgentResults(
+            observations, rewards, terminations, truncations, infos, acting, not acting
+        )
 
 
 class TurnSteps:

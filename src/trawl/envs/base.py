@@ -133,8 +133,7 @@ class TensorDictEnv(ABC):
         If agents have rewards of their own, the specs of the rewards by key.
         """
         keys = self.reward_keys
-        spec: Spec | Composite = self.full_reward_spec
-        return spec[keys[0]] if len(keys) == 1 else spec
+        return self.full_reward_spec[keys[0]] if len(keys) == 1 else self.full_reward_spec
 
     @property
     def full_done_spec(self) -> Composite:

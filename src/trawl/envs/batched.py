@@ -51,7 +51,7 @@ class BatchedEnv(TensorDictEnv):
         self.full_observation_spec = first.full_observation_spec.expand(len(members)).to(place)
         self.full_action_spec = first.full_action_spec.expand(len(members)).to(place)
         # Agents have rewards and flags of their own.
-        self._member = first if isinstance(first, TensorDictEnv) else None
+        self._member = first if getattr(first, "full_reward_spec", None) is not None else None
 
     @property
     @override

@@ -94,6 +94,12 @@ def check_rebuildable(env: Any, source: Any) -> None:
             getattr(part, "remake", None) is None and not part.has_processes for part in env.parts
         ]
         parts = env.parts
+        for part in parts:
+            if isinstance(part, PettingZooEnv):
+                raise ValueError(
+                    "on_env_error='restart' can't be used with PettingZoo environments, such as "
+                    f"{part!r}: leave the argument out, so that an error is raised"
+                )
     else:
         parts = list(source) if is_list(source) else [source]
         fixed = [is_env(part) for part in parts]

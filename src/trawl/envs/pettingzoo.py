@@ -99,7 +99,6 @@ class PettingZooEnv(TensorDictEnv):
         self.device = optional_device("device", device)
         self.batch_size = torch.Size([])
         self.parallel = not is_turn_based(env)
-        self.remake: Callable[[], Any] | None = None
         self._steps = ParallelSteps(env) if self.parallel else TurnSteps(env)
         self._seed: int | None = None
         self._returns_state = return_state
@@ -203,7 +202,7 @@ class PettingZooEnv(TensorDictEnv):
         return self._placed(self._reset(None, **kwargs))
 
     def _step(self, tensordict: TensorDictBase) -> TensorDict:
-        actions = {}
+        actions: dict[str, Any] = {}
         for group in self.agent_groups:
             rows = [
                 _action(tensordict, (group.name, *as_key(leaf.key))) for leaf in group.acted.leaves
@@ -267,8 +266,8 @@ def decoder(codec: SpaceCodec) -> Callable[[Sequence[Array]], list[Any]]:
     if not more and first.path == ("action",) and isinstance(first.spec, Categorical):
         start = int(first.space.start)  # type: ignore[attr-defined]
         if start == 0:
-            return lambda rows: rows[0].tolist()  # type: ignore[no-any-return]
-        return lambda rows: (rows[0] + start).tolist()  # type: ignore[no-any-return]
+            return lambda rows: rows[0].tolist()
+        return lambda rows: (rows[0] + start).tolist()
     return lambda rows: [
         decode(agent)["action"] for agent in zip(*(list(row) for row in rows), strict=True)
     ]
@@ -288,7 +287,7 @@ def _has_mask(group: AgentGroup, first: AgentResults) -> bool:
     if shown and group.num_choices is None:
         raise ValueError(
             f"the agents of group {group.name!r} have an action mask, but their action "
-            f"{group.acted.space['action']} can't have one"
+            "can't have one"
         )
     return shown
 

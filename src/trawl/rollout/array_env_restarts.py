@@ -39,11 +39,6 @@ def make_stepper(env: Any, restarts: EnvRestarts | None) -> ArrayStepper:
     if isinstance(env, ParallelEnv):
         return ParallelStepper(env, restarts)
     if isinstance(env, PettingZooEnv):
-        if restarts is not None:
-            raise ValueError(
-                "on_env_error='restart' can't be used with PettingZoo environments, such as "
-                f"{env!r}: leave the argument out, so that an error is raised"
-            )
         return AgentStepper(env)
     return _unguarded_stepper(env) if restarts is None else RestartingStepper(env, restarts)
 
