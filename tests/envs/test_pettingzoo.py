@@ -168,11 +168,17 @@ def test_seeds_and_resets_reach_the_environment():
     assert torch.equal(first["walker", "action"], again["walker", "action"])
 
 
-@pytest.mark.parametrize("map_", [None, {"team": AGENTS[:2], "pilot": AGENTS[2:]}])
+@pytest.mark.parametrize(
+    "map_", [None, {"pilot": AGENTS[2:], "team": AGENTS[:2]}, {agent: [agent] for agent in AGENTS}]
+)
 def test_groups_are_named_by_prefix_or_by_the_map(map_):
-    env = PettingZooEnv(Walkers(), group_map=map_)
+    env = PettingZooEnv(Walkers(late=False), group_map=map_)
     assert env.group_map == (map_ or WALKERS)
-    assert set(env.full_action_spec.keys()) == set(map_ or WALKERS)
+    frame = env.rollout(2)[1]
+    for group, agents in env.group_map.items():
+        assert frame[group, "action"].shape == (len(agents),)
+        seen = frame["next", group, "observation"][:, 0].tolist()
+        assert seen == [number(2, agent) for agent in agents]
 
 
 def test_the_state_and_one_hot_actions():
@@ -188,9 +194,9 @@ def test_unknown_and_repeated_agents_in_a_group_map_are_refused():
         PettingZooEnv(Walkers(), group_map={"all": [*AGENTS[:2], "swimmer"]})
     with pytest.raises(ValueError, match="exactly once, but it names 'flyer' 0 times"):
         PettingZooEnv(Walkers(), group_map={"all": AGENTS[:2]})
-    with pytest.raises(ValueError, match="'team' need equal spaces.*'flyer'"):
+    with pytest.raises(ValueError, match=r"'team' need equal spaces.*'flyer'"):
         PettingZooEnv(Walkers(), group_map={"team": AGENTS})
-    with pytest.raises(TypeError, match="group_map must be a mapping.*3"):
+    with pytest.raises(TypeError, match=r"group_map must be a mapping.*3"):
         PettingZooEnv(Walkers(), group_map=3)
     with pytest.raises(ValueError, match="reserved name: 'next'"):
         PettingZooEnv(Walkers(), group_map={"next": AGENTS[:2], "b": AGENTS[2:]})
@@ -239,7 +245,7 @@ def test_changes_in_mid_run_are_refused(change, error, message):
 
 
 def test_restarts_are_refused():
-    with pytest.raises(ValueError, match="on_env_error='restart' can't be used with PettingZoo"):
+    with pytest.raises(ValueError, match=r"on_env_error='restart' can't be used with PettingZoo"):
         Collector(Walkers, None, frames_per_batch=6, on_env_error="restart")
 
 

@@ -187,7 +187,8 @@ class _AgentSlot:
     ) -> None:
         self._agent, self._group = agent, group.name
         self._codec = group.observed
-        rows = {key: array[index, ...] for key, array in arrays.observations.items()}
+        own = {key: one for key, one in arrays.observations.items() if key[0] == group.name}
+        rows = {key: array[index, ...] for key, array in own.items()}
         self._rows = [rows[(group.name, *leaf.key)] for leaf in self._codec.leaves]
         self._shapes = [row.shape for row in self._rows]
         plain = group.observed.plain and group.observed.leaves[0].path == ("observation",)

@@ -50,7 +50,8 @@ class BatchedEnv(TensorDictEnv):
         place = self.device or "cpu"
         self.full_observation_spec = first.full_observation_spec.expand(len(members)).to(place)
         self.full_action_spec = first.full_action_spec.expand(len(members)).to(place)
-        # Agents have rewards and flags of their own.
+        # Agents have rewards and flags of their own. Descriptions of other libraries' environments
+        # have no specs of them.
         self._member = first if getattr(first, "full_reward_spec", None) is not None else None
 
     @property
@@ -58,14 +59,16 @@ class BatchedEnv(TensorDictEnv):
     def full_reward_spec(self) -> Composite:
         if self._member is None:
             return super().full_reward_spec
-        return self._member.full_reward_spec.expand(len(self.members)).to(self.device or "cpu")
+        single: Composite = self._member.full_reward_spec
+        return single.expand(len(self.members)).to(self.device or "cpu")
 
     @property
     @override
     def full_done_spec(self) -> Composite:
         if self._member is None:
             return super().full_done_spec
-        return self._member.full_done_spec.expand(len(self.members)).to(self.device or "cpu")
+        single: Composite = self._member.full_done_spec
+        return single.expand(len(self.members)).to(self.device or "cpu")
 
     @property
     def name(self) -> str:
