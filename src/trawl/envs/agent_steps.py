@@ -86,19 +86,16 @@ class TurnSteps:
         env, agents = self.env, list(self.env.agents)
         terminations = {agent: env.terminations[agent] for agent in agents}
         truncations = {agent: env.truncations[agent] for agent in agents}
-        results = AgentResults(
-            {agent: env.observe(agent) for agent in agents},
-            {agent: env.rewards[agent] for agent in agents},
-            terminations,
-            truncations,
-            {agent: env.infos.get(agent, {}) for agent in agents},
-            (),
-            all(terminations[agent] or truncations[agent] for agent in agents),
-        )
-        while not results.over and self._selected_is_done():
+        observations = {agent: env.observe(agent) for agent in agents}
+        rewards = {agent: env.rewards[agent] for agent in agents}
+        infos = {agent: env.infos.get(agent, {}) for agent in agents}
+        over = all(terminations[agent] or truncations[agent] for agent in agents)
+        # A dead step changes these entries, so it is taken after they have been read.
+        while not over and self._selected_is_done():
             env.step(None)
-            results = results._replace(over=not env.agents)
-        return results._replace(acting=(env.agent_selection,))
+            over = not env.agents
+        acting = (env.agent_selection,)
+        return AgentResults(observations, rewards, terminations, truncations, infos, acting, over)
 
     def _selected_is_done(self) -> bool:
         env = self.env
