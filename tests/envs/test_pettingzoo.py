@@ -145,6 +145,14 @@ def test_a_limit_truncates_the_agents_that_are_alive():
     assert batch["walker", "done"][4].any().item() is False
 
 
+def test_the_flags_of_a_dead_agent_end_with_its_episode():
+    env = PettingZooEnv(Walkers(late=False), done_on_any=False)
+    # The agent is dead at the end of the first batch, and the episode ends with the second one.
+    with Collector(env, None, frames_per_batch=3, total_frames=12) as collector:
+        first = [batch["walker", "done"][0, 0].item() for batch in collector]
+    assert first == [False, True, False, True]
+
+
 def test_the_return_of_a_team_is_the_mean_of_its_agents():
     env = PettingZooEnv(Walkers(late=False), done_on_any=False)
     with Collector(env, None, frames_per_batch=12) as collector:
