@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import agents
 import hand
 import peers
 import stochastic
@@ -191,18 +192,22 @@ def torchrl_env() -> Case:
     )
 
 
-CASES = {
-    case.__name__: case
-    for case in (
-        pendulum,
-        batch8,
-        envpool,
-        envpool_short,
-        envpool_ready,
-        envpool_ready_short,
-        images,
-        torchrl_env,
-        tensors.tensors,
-        tensors.vmas,
-    )
-} | stochastic.CASES
+CASES = (
+    {
+        case.__name__: case
+        for case in (
+            pendulum,
+            batch8,
+            envpool,
+            envpool_short,
+            envpool_ready,
+            envpool_ready_short,
+            images,
+            torchrl_env,
+            tensors.tensors,
+            tensors.vmas,
+        )
+    }
+    | stochastic.CASES
+    | agents.CASES
+)

@@ -55,6 +55,7 @@ SingleName = Literal[
     "tanh_normal8",
     "categorical1",
     "categorical8",
+    "spread8",
     "torchrl_env",
     "tensors",
     "vmas",

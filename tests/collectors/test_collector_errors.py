@@ -631,16 +631,6 @@ def test_whole_trajectories_need_a_storage_of_one_dimension():
     )
 
 
-def test_a_pettingzoo_environment_needs_torchrls_wrapper():
-    from pettingzoo import ParallelEnv
-
-    class Agents(ParallelEnv):
-        possible_agents = ("red", "blue")
-
-    with pytest.raises(TypeError, match=r"Agents.*torchrl\.envs\.PettingZooWrapper\(env\)"):
-        Collector(Agents(), frames_per_batch=10)
-
-
 @pytest.mark.parametrize("name", ["reset_at_each_iter", "split_trajs", "trust_policy"])
 def test_a_text_is_neither_true_nor_false(name):
     refused(

@@ -4,6 +4,7 @@ from trawl.envs.dm import DMEnv
 from trawl.envs.gym import GymEnv
 from trawl.envs.masks import ObserveActionMask
 from trawl.envs.parallel import ParallelEnv
+from trawl.envs.pettingzoo import PettingZooEnv
 from trawl.envs.serial import SerialEnv
 from trawl.envs.torch_vector import TorchVectorEnv
 from trawl.envs.vmas_env import VmasEnv
@@ -13,6 +14,7 @@ __all__ = [
     "GymEnv",
     "ObserveActionMask",
     "ParallelEnv",
+    "PettingZooEnv",
     "SerialEnv",
     "TorchVectorEnv",
     "VmasEnv",

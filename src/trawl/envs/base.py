@@ -127,10 +127,13 @@ class TensorDictEnv(ABC):
         return Composite({"reward": Unbounded(shape, device=self.device)}, self.batch_size)
 
     @property
-    def reward_spec(self) -> Spec:
-        """Spec of the reward: float32, of shape ``(*batch_size, 1)``."""
-        spec: Spec = self.full_reward_spec["reward"]
-        return spec
+    def reward_spec(self) -> Any:
+        """Spec of the reward: float32, of shape ``(*batch_size, 1)``.
+
+        If agents have rewards of their own, the specs of the rewards by key.
+        """
+        keys = self.reward_keys
+        return self.full_reward_spec[keys[0]] if len(keys) == 1 else self.full_reward_spec
 
     @property
     def full_done_spec(self) -> Composite:
@@ -187,9 +190,9 @@ class TensorDictEnv(ABC):
         return ["_reset"]
 
     @property
-    def reward_keys(self) -> list[str]:
+    def reward_keys(self) -> list[Any]:
         """Keys of the rewards."""
-        return ["reward"]
+        return list(self.full_reward_spec.keys(True, True))
 
     def fake_tensordict(self) -> TensorDict:
         """Returns a frame of zeros with the layout of a real frame."""
@@ -220,7 +223,10 @@ class TensorDictEnv(ABC):
             if not mask.any():
                 return tensordict.exclude("_reset")
         fresh = self._reset(mask, **kwargs)
-        fresh.update(self.full_done_spec.zero())
+        for key, flag in self.full_done_spec.zero().items(True, True):
+            # Agents that are absent in the first step are done.
+            if key not in fresh.keys(True, True):
+                fresh.set(key, flag)
         fresh = self._placed(fresh)
         if mask is None or tensordict is None or mask.all():
             return fresh
@@ -252,7 +258,7 @@ class TensorDictEnv(ABC):
             The result of :meth:`step`, and the TensorDict for the next step.
         """
         tensordict = self.step(tensordict)
-        root = tensordict.get("next").exclude("reward")
+        root = tensordict.get("next").exclude(*self.reward_keys)
         if root.get("done").any():
             self._restart(root)
         return tensordict, root

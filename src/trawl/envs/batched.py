@@ -9,9 +9,11 @@ from typing import Any
 import torch
 from tensordict import TensorDict, TensorDictBase
 from torch import Tensor
+from typing_extensions import override
 
 from trawl.envs.base import TensorDictEnv
 from trawl.envs.seeding import check_seed
+from trawl.envs.specs import Composite
 from trawl.envs.types import is_list
 from trawl.keys import as_key, show_key
 
@@ -48,6 +50,25 @@ class BatchedEnv(TensorDictEnv):
         place = self.device or "cpu"
         self.full_observation_spec = first.full_observation_spec.expand(len(members)).to(place)
         self.full_action_spec = first.full_action_spec.expand(len(members)).to(place)
+        # Agents have rewards and flags of their own. Descriptions of other libraries' environments
+        # have no specs of them.
+        self._member = first if getattr(first, "full_reward_spec", None) is not None else None
+
+    @property
+    @override
+    def full_reward_spec(self) -> Composite:
+        if self._member is None:
+            return super().full_reward_spec
+        single: Composite = self._member.full_reward_spec
+        return single.expand(len(self.members)).to(self.device or "cpu")
+
+    @property
+    @override
+    def full_done_spec(self) -> Composite:
+        if self._member is None:
+            return super().full_done_spec
+        single: Composite = self._member.full_done_spec
+        return single.expand(len(self.members)).to(self.device or "cpu")
 
     @property
     def name(self) -> str:

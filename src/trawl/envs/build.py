@@ -13,9 +13,11 @@ import gymnasium
 import torch
 from torch import nn
 
+from trawl.envs.agent_steps import is_pettingzoo
 from trawl.envs.base import TensorDictEnv
 from trawl.envs.dm import is_dm_env
 from trawl.envs.gym import GymEnv
+from trawl.envs.pettingzoo import PettingZooEnv
 from trawl.envs.seeding import derive
 from trawl.envs.torch_vector import TorchVectorEnv, returns_tensors
 from trawl.envs.types import is_list
@@ -43,13 +45,15 @@ def build_one(
         return _made_by(source, kwargs, name)
     if kwargs:
         return _with_kwargs(env, kwargs)
-    return _wrapped(env)
+    return _adapted(env)
 
 
-def _wrapped(env: Any) -> Any:
+def _adapted(env: Any) -> Any:
     """Returns an environment object with the TensorDict interface."""
     if is_tensordict_env(env):
         return env
+    if is_pettingzoo(env):
+        return PettingZooEnv(env)
     if is_vmas(env):
         return VmasEnv(env)
     return TorchVectorEnv(env) if returns_tensors(env) else GymEnv(env)
@@ -73,7 +77,7 @@ def _made_by(factory: Any, kwargs: dict[str, Any], name: str) -> Any:
     if isinstance(made, str):
         env: Any = GymEnv(made)
     elif is_env(made):
-        env = _wrapped(made)
+        env = _adapted(made)
     else:
         raise TypeError(_explain(f"{name} made an object that is not an environment", made))
     by_id = isinstance(factory, partial) and factory.func is GymEnv and not kwargs
@@ -98,6 +102,12 @@ def check_rebuildable(env: Any, source: Any) -> None:
             getattr(part, "remake", None) is None and not part.has_processes for part in env.parts
         ]
         parts = env.parts
+        for part in parts:
+            if isinstance(part, PettingZooEnv):
+                raise ValueError(
+                    "on_env_error='restart' can't be used with PettingZoo environments, such as "
+                    f"{part!r}: leave the argument out, so that an error is raised"
+                )
     else:
         parts = list(source) if is_list(source) else [source]
         fixed = [is_env(part) for part in parts]
@@ -190,6 +200,7 @@ def is_env(env: object) -> bool:
         or is_dm_env(env)
         or returns_tensors(env)
         or is_vmas(env)
+        or is_pettingzoo(env)
     )
 
 
@@ -204,10 +215,7 @@ def _with_kwargs(env: Any, kwargs: Mapping[str, Any]) -> Any:
 
 
 def _explain(what: str, value: object) -> str:
-    hint = ""
-    if hasattr(value, "possible_agents"):
-        hint = ". Wrap a PettingZoo environment: torchrl.envs.PettingZooWrapper(env)"
     return (
-        f"{what}: expected an id, a Gymnasium, vector, EnvPool, dm_env or TensorDict environment, "
-        f"or a function that makes one, but got {type(value).__name__}: {value!r}{hint}"
+        f"{what}: expected an id, a Gymnasium, vector, EnvPool, dm_env, PettingZoo or TensorDict "
+        f"environment, or a function that makes one, but got {type(value).__name__}: {value!r}"
     )

@@ -83,6 +83,8 @@ class EnvInfo:
         autoresets: True if some of the environment's steps are only resets.
         carried: keys of observations that are also inputs of the environment's next step. A policy
             may write them under ``"next"``.
+        full_reward_spec: specs of the rewards; None if another library made the environment.
+        full_done_spec: specs of the flags; None if another library made the environment.
         fake: a frame of zeros, or None if ``fixed_layout`` is True.
     """
 
@@ -96,6 +98,8 @@ class EnvInfo:
     cannot_restart: tuple[str, ...]
     autoresets: bool
     carried: frozenset[Key]
+    full_reward_spec: Any
+    full_done_spec: Any
     fake: TensorDictBase | None
 
     def __repr__(self) -> str:
@@ -297,7 +301,9 @@ class EnvService(Service):
 
 def _info_of(env: Any) -> EnvInfo:
     own = isinstance(env, TensorDictEnv)
-    fixed = bool(getattr(env, "fixed_layout", False)) if own else _is_fixed(env)
+    # Step buffers have one reward for each environment.
+    plain = own and env.reward_keys == ["reward"]
+    fixed = plain and bool(getattr(env, "fixed_layout", False)) if own else _is_fixed(env)
     cannot = [v for v in env.vectors if not v.can_restart] if own else []
     return EnvInfo(
         name=getattr(env, "name", repr(env)),
@@ -310,6 +316,8 @@ def _info_of(env: Any) -> EnvInfo:
         cannot_restart=tuple(type(vector.env).__name__ for vector in cannot),
         autoresets=own and env.autoreset_mask() is not None,
         carried=frozenset(map(as_key, env.full_state_spec.keys(True, True))),
+        full_reward_spec=env.full_reward_spec if own else None,
+        full_done_spec=env.full_done_spec if own else None,
         fake=None if fixed else env.fake_tensordict(),
     )
 

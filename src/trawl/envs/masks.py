@@ -19,6 +19,7 @@ from torch import Tensor
 from typing_extensions import override
 
 from trawl.envs.specs import Binary, Categorical, Composite, MultiCategorical, MultiOneHot
+from trawl.keys import as_key
 from trawl.memory import Array
 
 MASK_KEY = "action_mask"
@@ -88,7 +89,8 @@ def rand_actions(
     """Draws random actions that the action mask allows.
 
     Args:
-        specs: the specs of the actions; if there are several actions, masks are ignored.
+        specs: the specs of the actions; if there are several actions, a mask
+            belongs to the action next to it, as in ``(group, "action_mask")``.
         given: the environment's observations, or None. If they include a mask, it takes
             precedence over ``mask``.
         mask: the mask from ``info``, or None.
@@ -98,6 +100,11 @@ def rand_actions(
     """
     drawn = specs.rand()
     keys = list(specs.keys(True, True))
+    if given is not None:
+        for key in (key for key in keys if not isinstance(key, str)):
+            own: Any = given.get(mask_key_of(key), None)
+            if isinstance(own, Tensor) and fits(specs[key], own.shape, own.ndim - 1):
+                drawn.set(key, masked_rand(specs[key], own))
     if len(keys) != 1:
         return drawn
     shown: Any = None if given is None else given.get(MASK_KEY, None)
@@ -112,6 +119,11 @@ def rand_actions(
             f"action has {sum(sizes)} choices: a mask needs an entry for each choice"
         )
     return drawn
+
+
+def mask_key_of(action: Any) -> tuple[str, ...]:
+    """Returns the key of the action mask that belongs to an action, next to the action."""
+    return (*as_key(action)[:-1], MASK_KEY)
 
 
 def flat_mask(mask: Any) -> Array:

@@ -17,7 +17,6 @@ from trawl.envs.base import TensorDictEnv
 from trawl.envs.parallel import ParallelEnv
 from trawl.keys import (
     DONE,
-    DONE_KEYS,
     IS_INIT,
     MASK,
     REWARD,
@@ -50,8 +49,6 @@ from trawl.rollout.slab import SlabPool
 from trawl.rollout.step_logs import StepLogs, keep_logs
 
 _FLAG = Leaf((1,), torch.bool)
-_ROOT_FLAGS: list[Key] = [(key,) for key in DONE_KEYS]
-_FLAGS = [*_ROOT_FLAGS, *map(next_of, _ROOT_FLAGS)]
 
 
 class ArrayBatchWriter(BatchWriter):
@@ -79,10 +76,18 @@ class ArrayBatchWriter(BatchWriter):
         self.sums = EpisodeSums(self.num_envs)
         self._masked = has_autoreset_steps(env, options.limit) or options.restarts is not None
         self._observed = _leaves(env.full_observation_spec, len(self.batch))
+        # Several agents have flags and rewards of their own.
+        self._flags = _leaves(env.full_done_spec, len(self.batch))
+        rewards = _leaves(env.full_reward_spec, len(self.batch))
+        self._rewards = {next_of(key): leaf for key, leaf in rewards.items()}
         asked = policy.reads_is_init if options.is_init is None else options.is_init
         self._marks_starts = asked and IS_INIT not in self._observed
         self._roots = self._root_leaves()
         self._next_obs = {key: self._new_row(leaf) for key, leaf in self._observed.items()}
+        for key in self._flags:
+            # Agents that are absent stay done, while the flags at the root begin as False.
+            if len(key) > 1:
+                self._next_obs[key] = self._new_row(self._flags[key])
         if self._marks_starts:
             self._next_obs[IS_INIT] = self._new_row(_FLAG)
             self._next_obs[IS_INIT][:] = True
@@ -128,7 +133,7 @@ class ArrayBatchWriter(BatchWriter):
 
     def _root_leaves(self) -> dict[Key, Leaf]:
         """Returns the entries that exist before the policy acts."""
-        leaves = {**self._observed, **dict.fromkeys(_ROOT_FLAGS, _FLAG)}
+        leaves = {**self._observed, **self._flags}
         if self.options.limit is not None:
             leaves[STEP_COUNT] = Leaf((1,), torch.int64)
         if self._marks_starts:
@@ -141,7 +146,7 @@ class ArrayBatchWriter(BatchWriter):
         leaves.update({key: written[next_of(key)] for key in self._policy_leaves.states})
         leaves.update(written)
         leaves.update({next_of(key): leaf for key, leaf in self._roots.items()})
-        leaves[REWARD] = Leaf((1,), torch.float32)
+        leaves.update(self._rewards)
         if self.options.track_traj_ids:
             leaves[TRAJ_IDS] = Leaf((), torch.int64)
         if self._masked:
@@ -215,14 +220,17 @@ class ArrayBatchWriter(BatchWriter):
         self._logs.begin()
         self._block = block = block or Block(self.pool.lease())
         self._view = view = StepArrays(block.flat_rows, self._next_obs, bfloat16=self._bfloat16)
-        for key in _FLAGS:
+        for key in self._flags:
             view.arrays[key][...] = False
+            view.arrays[next_of(key)][...] = False
         if self._masked:
             view.arrays[MASK][...] = True
         memories = self._policy_leaves.memories
         for key, next_obs in self._next_obs.items():
             if key not in memories:
                 view.arrays[key][0] = next_obs
+        for key in self._flags.keys() & self._next_obs.keys():
+            self._next_obs[key][...] = False
         starts = [
             StartValue(view.arrays[key], self._next_obs[key], 0)
             for key in self._policy_leaves.states
@@ -280,7 +288,7 @@ class ArrayBatchWriter(BatchWriter):
         if filled:
             self.policy.check_samples(lambda key: block.tensor(key, filled))
         actions = {as_key(key): block.flat_rows[as_key(key)] for key in self.env.action_keys}
-        rewards = block.flat_rows[REWARD][:filled, :, 0]
+        rewards = self._rewards_of(block, filled)
         check_rewards(rewards, lambda: actions)
         counted = block.flat_rows[MASK][:filled] if self._masked else None
         self.sums.add(rewards, block.flat_rows[DONE][:filled, :, 0], counted)
@@ -288,6 +296,15 @@ class ArrayBatchWriter(BatchWriter):
             block.flush()
             return None
         return self._deliver(block)
+
+    def _rewards_of(self, block: Block, filled: int) -> Array:
+        """Returns the reward of each step; if agents have their own, the mean of all agents."""
+        if REWARD in self._rewards:
+            return block.flat_rows[REWARD][:filled, :, 0]
+        lead = (filled, self.num_envs, -1)
+        parts = [block.flat_rows[key][:filled].reshape(lead) for key in self._rewards]
+        mean: Array = np.concatenate(parts, -1).mean(-1)
+        return mean
 
     def _carry_on_from(self, block: Block, row: int) -> None:
         """Makes the row after the last step the first row of the next batch."""
@@ -303,7 +320,7 @@ class ArrayBatchWriter(BatchWriter):
     @property
     @override
     def hidden(self) -> set[Key]:
-        repeated = self._roots.keys() - set(_ROOT_FLAGS) if self.options.compact else ()
+        repeated = self._roots.keys() - self._flags.keys() if self.options.compact else ()
         return set(map(next_of, repeated))
 
     def _deliver(self, block: Block) -> TensorDictBase:

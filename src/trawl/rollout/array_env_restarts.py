@@ -11,8 +11,10 @@ from typing_extensions import override
 from trawl.envs.capture.history import PoolLog
 from trawl.envs.gym import GymEnv
 from trawl.envs.parallel import ParallelEnv
+from trawl.envs.pettingzoo import PettingZooEnv
 from trawl.envs.serial import SerialEnv
 from trawl.keys import DONE, MASK
+from trawl.rollout.agent_stepper import AgentStepper
 from trawl.rollout.array_stepper import (
     ArrayStepper,
     SerialStepper,
@@ -36,6 +38,8 @@ def make_stepper(env: Any, restarts: EnvRestarts | None) -> ArrayStepper:
         return SerialStepper([make_stepper(child, restarts) for child in env.envs])
     if isinstance(env, ParallelEnv):
         return ParallelStepper(env, restarts)
+    if isinstance(env, PettingZooEnv):
+        return AgentStepper(env)
     return _unguarded_stepper(env) if restarts is None else RestartingStepper(env, restarts)
 
 

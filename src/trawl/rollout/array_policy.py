@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from trawl.envs.base import TensorDictEnv
-from trawl.envs.masks import MASK_KEY, fits, masked_rand, rand_actions
+from trawl.envs.masks import MASK_KEY, fits, mask_key_of, masked_rand, rand_actions
 from trawl.keys import Key, as_key, next_of, show_key
 from trawl.memory import Array
 from trawl.rollout.batch_writer import ActFn
@@ -157,20 +157,19 @@ class PolicyBinder:
         allowed action at each step.
         """
         self._fill_random(block, start, stop)
-        name, *more = self.env.action_keys
-        spec, shown = self.env.full_action_spec[name], block.rows.get((MASK_KEY,))
-        rows = block.rows[as_key(name)]
-        dtype = self.leaves.written[as_key(name)].dtype
-        if more:
-            return None
-        if shown is not None and fits(spec, shown.shape[1:], len(self.batch)):
-            masks = torch.from_numpy(shown)
+        drawn = [found for key in self.env.action_keys if (found := self._masked(block, key))]
+        if drawn:
 
             def act(t: int) -> None:
-                drawn = masked_rand(spec, masks[start + t])
-                rows[start + t] = as_array(drawn.to(dtype).cpu())
+                for spec, masks, rows, dtype in drawn:
+                    allowed = masked_rand(spec, masks[start + t])
+                    rows[start + t] = as_array(allowed.to(dtype).cpu())
 
             return act
+        name, *more = self.env.action_keys
+        if more:
+            return None
+        rows, dtype = block.rows[as_key(name)], self.leaves.written[as_key(name)].dtype
         if self.env.action_mask() is None:
             return None
 
@@ -179,6 +178,23 @@ class PolicyBinder:
             rows[start + t] = as_array(drawn.get(name).to(dtype).cpu())
 
         return act_by_info
+
+    def _masked(self, block: Block, name: Any) -> tuple[Any, Tensor, Array, torch.dtype] | None:
+        """Returns what is needed to draw an action that its mask in the observation allows.
+
+        Returns:
+            The action's spec, the rows of the mask, the rows of the action and the dtype of the
+            action; None if the observation has no mask for the action.
+        """
+        key, spec = as_key(name), self.env.full_action_spec[name]
+        shown = block.rows.get(mask_key_of(key))
+        # A mask at the root belongs to the only action; one in a group belongs to its agents.
+        if shown is None and len(self.env.action_keys) == 1:
+            shown = block.rows.get((MASK_KEY,))
+        if shown is None or not fits(spec, shown.shape[1:], shown.ndim - 2):
+            return None
+        rows, dtype = block.rows[key], self.leaves.written[key].dtype
+        return spec, torch.from_numpy(shown), rows, dtype
 
     def _fill_random(self, block: Block, start: int, stop: int) -> None:
         """Draws all actions of the chunk at once, and sets the policy's other entries to zero."""

@@ -79,6 +79,8 @@ class TensorDictBatchWriter(BatchWriter):
         self._limit = options.limit if own else None
         asked = policy.reads_is_init if options.is_init is None else options.is_init
         self._marks_starts = own and asked
+        flags = env.full_done_spec.keys(True, True) if own else ()
+        self._agent_flags = [key for key in flags if not isinstance(key, str)]
         self.episodes = EpisodeTracker(self.num_envs, None)
         self.sums = EpisodeSums(self.num_envs)
         self._records: list[TensorDictBase] = []
@@ -238,6 +240,7 @@ class TensorDictBatchWriter(BatchWriter):
                 cut &= ~self._parts.failed().unsqueeze(-1).to(cut.device)
             following.set("truncated", following.get("truncated") | late)
             following.set("done", following.get("done") | late)
+            self._truncate_agents(following, late)
             if cut.any():
                 root = self.env.reset(root.copy().set("_reset", cut))
         failed = None if self._parts is None else self._parts.failed()
@@ -263,6 +266,14 @@ class TensorDictBatchWriter(BatchWriter):
         for key in self._memories:
             root.set(key, self._where(done, self._first, frame, key))
         return root
+
+    def _truncate_agents(self, following: TensorDictBase, late: Tensor) -> None:
+        """Truncates agents that have flags of their own, unless they are done."""
+        for group in {key[:-1] for key in map(as_key, self._agent_flags)}:
+            done, truncated = ((*group, name) for name in ("done", "truncated"))
+            cut = late.unsqueeze(-1) & ~following.get(done)
+            following.set(truncated, following.get(truncated) | cut)
+            following.set(done, following.get(done) | cut)
 
     def _where(
         self, mask: Tensor, chosen: TensorDictBase, other: TensorDictBase, key: Key

@@ -1,0 +1,311 @@
+"""PettingZoo environments, parallel and AEC, with the TensorDict interface."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from tensordict import TensorDict, TensorDictBase
+from torch import Tensor
+from typing_extensions import override
+
+from trawl.checks import check_bool
+from trawl.devices import optional_device
+from trawl.envs.agent_arrays import AGENT_MASK, INFO, AgentArrays
+from trawl.envs.agent_groups import AgentGroup, make_groups
+from trawl.envs.agent_steps import (
+    AgentResults,
+    ParallelSteps,
+    TurnSteps,
+    is_pettingzoo,
+    is_turn_based,
+)
+from trawl.envs.base import TensorDictEnv
+from trawl.envs.masks import MASK_KEY
+from trawl.envs.seeding import check_seed, next_seed
+from trawl.envs.spaces import SpaceCodec
+from trawl.envs.specs import Categorical, Composite, Unbounded
+from trawl.envs.vector import VectorAdapter
+from trawl.keys import as_key, nested, show_key
+from trawl.memory import Array
+
+STATE = "state"
+
+
+class PettingZooEnv(TensorDictEnv):
+    """PettingZoo environment, parallel or AEC, with the TensorDict interface.
+
+    The agents are put into groups. The entries of a group are stacked: the first dimension after
+    the environment's batch dimensions numbers the agents. The keys are those of TorchRL's
+    ``PettingZooWrapper``.
+
+    Args:
+        env: a ``pettingzoo.ParallelEnv`` or ``pettingzoo.AECEnv``.
+        group_map: agents of each group, as a mapping from names of groups to lists of agents, or a
+            member of TorchRL's ``MarlGroupMapType``. By default, agents of a parallel environment
+            whose names differ only in the number at the end are one group (``agent_0`` and
+            ``agent_1`` become ``"agent"``). In an AEC environment, each agent is a group.
+        use_mask: True to add ``(group, "mask")``, which is True for the agents that act in this
+            step. None adds it for an AEC environment, and if ``done_on_any`` is False.
+        categorical_actions: True if a discrete action is an index, False if it is a one-hot vector.
+        done_on_any: True to end an episode when the first agent is done, False to end it when all
+            agents are done. None means True for a parallel environment, and False for an AEC one.
+        return_state: True to add ``"state"``, the result of the environment's ``state()``.
+        device: device of the returned TensorDicts. With None, the TensorDicts have no device, and
+            their tensors are on the CPU.
+
+    Raises:
+        TypeError: if ``env`` is not a PettingZoo environment.
+        ValueError: if ``group_map`` does not name each agent exactly once, or agents of one group
+            have different spaces.
+
+    Example:
+        >>> from mpe2 import simple_spread_v3
+        >>> from trawl.envs import PettingZooEnv
+        >>> env = PettingZooEnv(simple_spread_v3.parallel_env())
+        >>> env.group_map
+        {'agent': ['agent_0', 'agent_1', 'agent_2']}
+        >>> env.rollout(5)["agent", "observation"].shape
+        torch.Size([5, 3, 18])
+        >>> env.close()
+    """
+
+    fixed_layout = True
+
+    def __init__(
+        self,
+        env: Any,
+        *,
+        group_map: Any = None,
+        use_mask: bool | None = None,
+        categorical_actions: bool = True,
+        done_on_any: bool | None = None,
+        return_state: bool = False,
+        device: torch.device | str | None = None,
+    ) -> None:
+        if not is_pettingzoo(env):
+            raise TypeError(
+                "env must be a pettingzoo.ParallelEnv or a pettingzoo.AECEnv, but it is "
+                f"{type(env).__name__}: {env!r}"
+            )
+        check_bool("categorical_actions", categorical_actions)
+        check_bool("return_state", return_state)
+        for name, switch in (("use_mask", use_mask), ("done_on_any", done_on_any)):
+            if switch is not None:
+                check_bool(name, switch)
+        self.env = env
+        self.device = optional_device("device", device)
+        self.batch_size = torch.Size([])
+        self.parallel = not is_turn_based(env)
+        self._steps = ParallelSteps(env) if self.parallel else TurnSteps(env)
+        self._seed: int | None = None
+        self._returns_state = return_state
+        self.done_on_any = self.parallel if done_on_any is None else done_on_any
+        self.use_mask = (not (self.parallel and self.done_on_any)) if use_mask is None else use_mask
+        if not self.parallel and not self.use_mask:
+            raise ValueError(
+                "use_mask=False can't be used with an AEC environment, in which only one agent "
+                "acts in each step: leave the argument out"
+            )
+        self.group_map = make_groups(group_map, env.possible_agents, self.parallel)
+        self.agent_groups = [
+            AgentGroup(name, agents, env, categorical_actions)
+            for name, agents in self.group_map.items()
+        ]
+        self._describe(self._steps.reset())
+
+    def _describe(self, first: AgentResults) -> None:
+        """Makes the arrays and the specs, given the results of the first reset."""
+        infos = {group.name: _infos_of(group, first) for group in self.agent_groups}
+        masked = [group.name for group in self.agent_groups if _has_mask(group, first)]
+        self.arrays = AgentArrays(self.agent_groups, infos, masked, self.use_mask, self.done_on_any)
+        if self._returns_state:
+            self.arrays.observations[(STATE,)] = np.array(self.env.state())
+        observed, acted = Composite(), Composite()
+        rewards, flags = Composite(), Composite()
+        for key, spec in super().full_done_spec.items():
+            flags[key] = spec
+        for group in self.agent_groups:
+            name, count = group.name, len(group.agents)
+            observed[name] = group.specs(group.observed)
+            acted[name] = group.specs(group.acted)
+            rewards[name], flags[name] = group.reward_spec, group.done_spec
+            if name in masked:
+                shape = (count, group.num_choices or 0)
+                observed[name, MASK_KEY] = Categorical(2, shape, torch.bool)
+            if self.use_mask:
+                observed[name, AGENT_MASK] = Categorical(2, (count,), torch.bool)
+            for info in infos[name]:
+                observed[name, INFO, info] = _unbounded(self.arrays.observations[name, INFO, info])
+        if self._returns_state:
+            observed[STATE] = _unbounded(self.arrays.observations[(STATE,)])
+        place = self.device or "cpu"
+        self.full_observation_spec, self.full_action_spec = observed.to(place), acted.to(place)
+        self._reward_spec, self._done_spec = rewards, flags
+
+    # --- specs
+
+    @property
+    @override
+    def full_reward_spec(self) -> Composite:
+        return self._reward_spec.to(self.device or "cpu")
+
+    @property
+    @override
+    def full_done_spec(self) -> Composite:
+        return self._done_spec.to(self.device or "cpu")
+
+    # --- steps, for the array path
+
+    def begin_episode(self, **kwargs: Any) -> None:
+        """Resets the environment, and writes the results to ``arrays``."""
+        seed, self._seed = self._seed, None
+        if seed is not None:
+            kwargs.setdefault("seed", seed)
+        self.arrays.begin(self._steps.reset(**kwargs))
+        self._read_state()
+
+    def advance(self, actions: dict[str, Any]) -> None:
+        """Takes a step, and writes the results to ``arrays``.
+
+        Args:
+            actions: action of each agent; those of agents that do not act are ignored.
+        """
+        if self.parallel:
+            actions = {agent: actions[agent] for agent in self.env.agents}
+        self.arrays.update(self._steps.step(actions))
+        self._read_state()
+
+    def _read_state(self) -> None:
+        if self._returns_state:
+            state, target = np.asarray(self.env.state()), self.arrays.observations[(STATE,)]
+            if state.shape != target.shape:
+                raise ValueError(
+                    f"the environment's state has shape {state.shape}, but at first "
+                    f"{target.shape}: the shape must not change"
+                )
+            target[...] = state
+
+    # --- TensorDicts
+
+    def _reset(self, mask: Tensor | None, **kwargs: Any) -> TensorDict:
+        self.begin_episode(**kwargs)
+        return self._tensordict({**self.arrays.observations, **self.arrays.flags})
+
+    @override
+    def reset(self, tensordict: TensorDictBase | None = None, **kwargs: Any) -> TensorDictBase:
+        mask = None if tensordict is None else tensordict.get("_reset", None)
+        if tensordict is not None and mask is not None and not mask.any():
+            return tensordict.exclude("_reset")
+        return self._placed(self._reset(None, **kwargs))
+
+    def _step(self, tensordict: TensorDictBase) -> TensorDict:
+        actions: dict[str, Any] = {}
+        for group in self.agent_groups:
+            rows = [
+                _action(tensordict, (group.name, *as_key(leaf.key))) for leaf in group.acted.leaves
+            ]
+            actions.update(zip(group.agents, decoder(group.acted)(rows), strict=True))
+        self.advance(actions)
+        arrays = self.arrays
+        return self._tensordict({**arrays.observations, **arrays.rewards, **arrays.flags})
+
+    def _tensordict(self, arrays: dict[Any, Array]) -> TensorDict:
+        values = {key: torch.from_numpy(array.copy()) for key, array in arrays.items()}
+        result = TensorDict(nested(values), [])
+        for group in self.agent_groups:
+            result.get(group.name).batch_size = [len(group.agents)]
+        return result
+
+    # --- the rest
+
+    @override
+    def set_seed(self, seed: int, static_seed: bool = False) -> int:
+        """Seeds the next reset.
+
+        Returns:
+            The seed for another environment; if ``static_seed``, the same seed.
+        """
+        self._seed = seed = check_seed(seed)
+        return next_seed(seed, static_seed)
+
+    @override
+    def _close(self) -> None:
+        self.env.close()
+
+    @property
+    @override
+    def name(self) -> str:
+        metadata = getattr(self.env, "metadata", None) or {}
+        return str(metadata.get("name") or type(self.env.unwrapped).__name__)
+
+    @property
+    @override
+    def vectors(self) -> list[VectorAdapter]:
+        return []
+
+    @property
+    @override
+    def parts(self) -> list[Any]:
+        return [self]
+
+    @override
+    def autoreset_mask(self) -> Tensor | None:
+        return None
+
+    def __repr__(self) -> str:
+        return f"PettingZooEnv({self.name}, groups={self.group_map})"
+
+
+def decoder(codec: SpaceCodec) -> Callable[[Sequence[Array]], list[Any]]:
+    """Returns a function from rows of actions, one row for each agent, to a list of actions."""
+    leaves, decode = codec.leaves, codec.decode
+    (first, *more) = leaves
+    if not more and first.path == ("action",) and isinstance(first.spec, Categorical):
+        start = int(first.space.start)  # type: ignore[attr-defined]
+        if start == 0:
+            return lambda rows: rows[0].tolist()
+        return lambda rows: (rows[0] + start).tolist()
+    return lambda rows: [
+        decode(agent)["action"] for agent in zip(*(list(row) for row in rows), strict=True)
+    ]
+
+
+def _action(tensordict: TensorDictBase, key: Any) -> Array:
+    value = tensordict.get(key, None)
+    if value is None:
+        raise KeyError(f"no action {show_key(key)} in the TensorDict")
+    value = value.detach().cpu()
+    array: Array = (value.float() if value.dtype is torch.bfloat16 else value).numpy()
+    return array
+
+
+def _has_mask(group: AgentGroup, first: AgentResults) -> bool:
+    shown = group.masked or any(MASK_KEY in first.infos.get(agent, ()) for agent in group.agents)
+    if shown and group.num_choices is None:
+        raise ValueError(
+            f"the agents of group {group.name!r} have an action mask, but their action "
+            "can't have one"
+        )
+    return shown
+
+
+def _infos_of(group: AgentGroup, first: AgentResults) -> dict[str, Array]:
+    """Returns an example of each numeric info that an agent of the group has after a reset."""
+    found: dict[str, Array] = {}
+    for agent in group.agents:
+        for name, value in first.infos.get(agent, {}).items():
+            array = np.asarray(value)
+            numeric = array.dtype.kind in "biuf"
+            if isinstance(value, float) and not isinstance(value, np.floating):
+                array = array.astype(np.float32)
+            if numeric and name != MASK_KEY:
+                found.setdefault(str(name), array)
+    return found
+
+
+def _unbounded(example: Array) -> Any:
+    """Returns a spec with the shape and dtype of an array."""
+    return Unbounded(example.shape, torch.from_numpy(example).dtype)

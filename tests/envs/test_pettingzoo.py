@@ -1,0 +1,281 @@
+"""PettingZoo environments: keys, values, flags and masks, against plain loops and TorchRL."""
+
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+
+from tests.envs.agents import AGENTS, Turns, Walkers, allowed, number
+from trawl import Collector
+from trawl.envs import PettingZooEnv, SerialEnv
+
+WALKERS = {"walker": AGENTS[:2], "flyer": AGENTS[2:]}
+
+
+def by_hand(steps, env, mask):
+    """Steps `Walkers` without a library, and returns the entries of each agent as lists."""
+    rows = []
+    obs, _ = env.reset()
+    flags = {a: (False, False) if a in obs else (True, True) for a in AGENTS}
+
+    def agent_rows(obs, flags, acting, rewards=None):
+        found = {}
+        for agent in AGENTS:
+            value = obs.get(agent)
+            inner = value["observation"] if isinstance(value, dict) else value
+            there = agent in obs
+            terminated, truncated = flags[agent]
+            found[agent] = {
+                "observation": inner if there else np.zeros(env.size(agent), np.float32),
+                "mask": agent in acting,
+                "done": terminated or truncated,
+                "terminated": terminated,
+                "truncated": truncated,
+                "reward": (rewards or {}).get(agent, 0.0),
+            }
+            if mask:
+                free = np.ones(4)
+                found[agent]["action_mask"] = allowed(env.t) if agent in acting else free
+        return found
+
+    for _ in range(steps):
+        before = agent_rows(obs, flags, env.agents)
+        obs, rewards, terminated, truncated, _ = env.step(dict.fromkeys(env.agents, 3))
+        flags = {a: (terminated[a], truncated[a]) if a in obs else (True, True) for a in AGENTS}
+        after = agent_rows(obs, flags, env.agents, rewards)
+        over = not env.agents
+        rows.append((before, after, over))
+        if over:
+            obs, _ = env.reset()
+            flags = {a: (False, False) if a in obs else (True, True) for a in AGENTS}
+    return rows
+
+
+def check_agents(frame, expected, rewards):
+    for group, agents in WALKERS.items():
+        for index, agent in enumerate(agents):
+            for name, value in expected[agent].items():
+                if name == "reward" and not rewards:
+                    continue
+                key = (group, name)
+                if name == "observation" and (group, name, "observation") in frame.keys(True):
+                    key = (group, name, "observation")
+                got = frame.get(key)[index].numpy().reshape(np.shape(value))
+                np.testing.assert_array_equal(got, value, err_msg=f"{agent} {name}")
+
+
+@pytest.mark.parametrize("masks", ["", "observation", "info"])
+@pytest.mark.parametrize("frames", [18, 3])
+def test_agents_that_die_and_appear_are_as_in_a_plain_loop(masks, frames):
+    def act(td):
+        for group, agents in WALKERS.items():
+            td.set((group, "action"), torch.full((len(agents),), 3))
+        return td
+
+    env = PettingZooEnv(Walkers(masks), done_on_any=False)
+    with Collector(env, act, frames_per_batch=frames, total_frames=18) as collector:
+        batch = torch.cat(list(collector))[:18]
+        assert collector.stats()["env_path"] == "array"
+    expected = by_hand(18, Walkers(masks), masks == "observation")
+    for t, (before, after, over) in enumerate(expected):
+        check_agents(batch[t], before, False)
+        check_agents(batch[t]["next"], after, True)
+        assert batch[t]["next", "done"].item() is over
+        assert batch[t]["done"].item() is False
+        assert batch[t]["next", "truncated"].item() is over
+    assert (
+        batch["collector", "traj_ids"].unique_consecutive(return_counts=True)[1].tolist() == [6] * 3
+    )
+
+
+def test_steps_of_the_environment_itself_are_those_of_the_array_path():
+    env = PettingZooEnv(Walkers("observation"), done_on_any=False)
+
+    def act(td):
+        return td.set(("walker", "action"), torch.tensor([1, 2])).set(
+            ("flyer", "action"), torch.tensor([3])
+        )
+
+    expected = env.rollout(14, act, break_when_any_done=False)
+    with Collector(env, act, frames_per_batch=14, total_frames=14) as collector:
+        batch = collector.next().exclude("collector")
+    assert set(batch.keys(True, True)) == set(expected.keys(True, True))
+    for key in batch.keys(True, True):
+        assert torch.equal(batch.get(key), expected.get(key)), key
+        assert batch.get(key).dtype == expected.get(key).dtype, key
+
+
+def test_agents_in_turn_and_their_dead_steps():
+    source = Turns()
+    with Collector(PettingZooEnv(source), None, frames_per_batch=32, total_frames=32) as collector:
+        source.taken.clear()
+        batch = collector.next()
+    masks = torch.cat([batch[agent, "mask"] for agent in AGENTS], -1)
+    assert masks.sum(-1).tolist() == [1] * 32
+    one = [0, 1, 2, 0, 1, 2, 1, 2]
+    assert masks.int().argmax(-1).tolist() == one * 4
+    actions = torch.cat([batch[agent, "action"] for agent in AGENTS], -1)
+    assert source.taken == [(AGENTS[i], actions[t, i].item()) for t, i in enumerate(one * 4)]
+    assert batch["next", "done"].flatten().nonzero().flatten().tolist() == [7, 15, 23, 31]
+    own = batch["next", "walker_0", "reward"].flatten()[:8].tolist()
+    assert own == [1, -1, -1, 4, 0, 0, 0, 0]
+    assert batch["next", "walker_0", "done"].flatten()[:8].tolist() == [False] * 3 + [True] * 5
+
+
+@pytest.mark.parametrize("masks", ["observation", "info"])
+def test_random_actions_respect_the_masks_of_agents_in_a_vector(masks):
+    envs = [lambda: PettingZooEnv(Walkers(masks, late=False), done_on_any=False)] * 3
+    with Collector(envs, None, frames_per_batch=90, total_frames=90) as collector:
+        batch = collector.next()
+    for group in WALKERS:
+        taken = batch[group, "action_mask"].gather(-1, batch[group, "action"].unsqueeze(-1))
+        assert taken.all()
+        assert len(batch[group, "action"].unique()) == 4
+
+
+def test_a_limit_truncates_the_agents_that_are_alive():
+    env = PettingZooEnv(Walkers(late=False), done_on_any=False)
+    with Collector(env, None, frames_per_batch=8, max_frames_per_traj=4) as collector:
+        batch = collector.next()
+    walkers = batch["next", "walker"]
+    assert batch["next", "done"].flatten().tolist() == [False, False, False, True] * 2
+    assert walkers["truncated"][3].flatten().tolist() == [True, True]
+    assert walkers["done"][3].flatten().tolist() == [True, True]
+    assert walkers["done"][2].flatten().tolist() == [True, False]
+    assert batch["walker", "done"][4].any().item() is False
+
+
+def test_the_flags_of_a_dead_agent_end_with_its_episode():
+    env = PettingZooEnv(Walkers(late=False), done_on_any=False)
+    # The agent is dead at the end of the first batch, and the episode ends with the second one.
+    with Collector(env, None, frames_per_batch=3, total_frames=12) as collector:
+        first = [batch["walker", "done"][0, 0].item() for batch in collector]
+    assert first == [False, True, False, True]
+
+
+def test_the_return_of_a_team_is_the_mean_of_its_agents():
+    env = PettingZooEnv(Walkers(late=False), done_on_any=False)
+    with Collector(env, None, frames_per_batch=12) as collector:
+        collector.next()
+        mean = collector.stats()["episode_return_mean"]
+    sums = [sum(number(t, a) for t in range(1, 4 if a == "walker_0" else 7)) for a in AGENTS]
+    assert mean == pytest.approx(np.mean(sums))
+
+
+def test_seeds_and_resets_reach_the_environment():
+    source = Walkers(late=False)
+    with Collector(source, None, frames_per_batch=4) as collector:
+        collector.set_seed(7)
+        first = collector.next()
+        assert 7 in source.seeds or any(seed is not None for seed in source.seeds)
+        collector.reset()
+        assert collector.next()["flyer", "observation"][0].unique().tolist() == [20]
+    with Collector(Walkers(late=False), None, frames_per_batch=4) as collector:
+        collector.set_seed(7)
+        again = collector.next()
+    assert torch.equal(first["walker", "action"], again["walker", "action"])
+
+
+@pytest.mark.parametrize(
+    "map_", [None, {"pilot": AGENTS[2:], "team": AGENTS[:2]}, {agent: [agent] for agent in AGENTS}]
+)
+def test_groups_are_named_by_prefix_or_by_the_map(map_):
+    env = PettingZooEnv(Walkers(late=False), group_map=map_)
+    assert env.group_map == (map_ or WALKERS)
+    frame = env.rollout(2)[1]
+    for group, agents in env.group_map.items():
+        assert frame[group, "action"].shape == (len(agents),)
+        seen = frame["next", group, "observation"][:, 0].tolist()
+        assert seen == [number(2, agent) for agent in agents]
+
+
+def test_the_state_and_one_hot_actions():
+    env = PettingZooEnv(Walkers(late=False), return_state=True, categorical_actions=False)
+    batch = env.rollout(3)
+    assert batch["next", "state"].tolist() == [[1, -1], [2, -2], [3, -3]]
+    assert batch["walker", "action"].shape == (3, 2, 4)
+    assert set(env.reward_keys) == {("walker", "reward"), ("flyer", "reward")}
+
+
+def test_unknown_and_repeated_agents_in_a_group_map_are_refused():
+    with pytest.raises(ValueError, match=r"does not have: \['swimmer'\]"):
+        PettingZooEnv(Walkers(), group_map={"all": [*AGENTS[:2], "swimmer"]})
+    with pytest.raises(ValueError, match="exactly once, but it names 'flyer' 0 times"):
+        PettingZooEnv(Walkers(), group_map={"all": AGENTS[:2]})
+    with pytest.raises(ValueError, match=r"'team' need equal spaces.*'flyer'"):
+        PettingZooEnv(Walkers(), group_map={"team": AGENTS})
+    with pytest.raises(TypeError, match=r"group_map must be a mapping.*3"):
+        PettingZooEnv(Walkers(), group_map=3)
+    with pytest.raises(ValueError, match="reserved name: 'next'"):
+        PettingZooEnv(Walkers(), group_map={"next": AGENTS[:2], "b": AGENTS[2:]})
+    with pytest.raises(ValueError, match="use_mask=False can't be used with an AEC"):
+        PettingZooEnv(Turns(), use_mask=False)
+    with pytest.raises(TypeError, match="env must be a pettingzoo"):
+        PettingZooEnv(3)
+
+
+class Changing(Walkers):
+    """In step 2, something changes that must not change."""
+
+    def __init__(self, change):
+        super().__init__(late=False)
+        self.change = change
+
+    def step(self, actions):
+        obs, rewards, *rest = super().step(actions)
+        if self.t == 2:
+            if self.change == "agents":
+                obs["stranger"] = obs["flyer"]
+            elif self.change == "shape":
+                obs["walker_1"] = np.zeros(5, np.float32)
+            elif self.change == "dtype":
+                obs["walker_1"] = obs["walker_1"].astype(complex)
+            else:
+                rewards["walker_1"] = "much"
+        return obs, rewards, *rest
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "message"),
+    [
+        ("agents", RuntimeError, r"\['stranger'\], which are not among its possible_agents"),
+        ("shape", ValueError, r"walker_1' has shape \(5,\).*says \(2,\)"),
+        ("dtype", TypeError, "walker_1' is complex128.*float32"),
+        ("reward", TypeError, "reward of agent 'walker_1' must be a number.*much"),
+    ],
+)
+def test_changes_in_mid_run_are_refused(change, error, message):
+    with (
+        Collector(Changing(change), None, frames_per_batch=6) as collector,
+        pytest.raises(error, match=message),
+    ):
+        collector.next()
+
+
+def test_restarts_are_refused():
+    with pytest.raises(ValueError, match=r"on_env_error='restart' can't be used with PettingZoo"):
+        Collector(Walkers, None, frames_per_batch=6, on_env_error="restart")
+
+
+def test_spaces_without_a_layout_are_refused():
+    class Text(Walkers):
+        def observation_space(self, agent):
+            return spaces.Text(5)
+
+    with pytest.raises(ValueError, match=r"\('walker', 'observation'\) has no fixed layout"):
+        PettingZooEnv(Text())
+
+
+def test_a_closed_collector_closes_the_environment():
+    source = Walkers()
+    Collector(source, None, frames_per_batch=2).shutdown()
+    assert source.closed
+
+
+def test_a_batch_of_environments_steps_and_resets_each_on_its_own():
+    env = SerialEnv(2, [lambda: Walkers(late=False), lambda: Walkers(late=False)])
+    batch = env.rollout(7, break_when_any_done=False)
+    assert batch["next", "done"].squeeze(-1).int().tolist() == [[0, 0, 1, 0, 0, 1, 0]] * 2
+    assert batch["walker", "observation"].shape == (2, 7, 2, 2)
+    assert env.full_reward_spec["walker", "reward"].shape == (2, 2, 1)
+    env.close()
