@@ -152,9 +152,19 @@ def test_a_missing_library_names_its_extra(tmp_path):
 
 
 def test_a_sink_that_fails_later_is_noted(tmp_path):
-    # A folder has the name of the file that would get another column after the first batch.
-    (tmp_path / "a.csv.new").mkdir()
-    done = run(*COLLECT, "--out", "run", "--log", "csv:a.csv", cwd=tmp_path)
+    # The environment removes the folder of a file that gets more columns after the first batch.
+    (tmp_path / "logs").mkdir()
+    (tmp_path / "envs.py").write_text(
+        "import os, shutil\n"
+        "from gymnasium.envs.classic_control import CartPoleEnv\n"
+        "class Removes(CartPoleEnv):\n"
+        "    def step(self, action):\n"
+        "        if os.path.exists('logs/a.csv'):\n"
+        "            shutil.rmtree('logs')\n"
+        "        return super().step(action)\n"
+    )
+    command = ["collect", "envs.py:Removes", *COLLECT[2:]]
+    done = run(*command, "--out", "run", "--log", "csv:logs/a.csv", cwd=tmp_path)
     assert done.returncode == 0
     assert done.stderr.count("note: a sink of a monitor failed") == 1
     assert info(tmp_path / "run")["complete"]

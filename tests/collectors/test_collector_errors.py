@@ -176,7 +176,7 @@ def test_subclasses_take_no_backend():
 
 @pytest.mark.parametrize("thing", [3, None, {}, object()], ids=named)
 def test_something_else_is_no_environment(thing):
-    match = "create_env_fn: expected a Gymnasium id.* but got (int|NoneType|dict|object)"
+    match = "create_env_fn: expected an id.* but got (int|NoneType|dict|object)"
     with pytest.raises(TypeError, match=match):
         Collector(thing, frames_per_batch=4)
 

@@ -73,6 +73,8 @@ def collect(args: CollectArguments) -> int:
         again = {"frames": frames, "date": info["date"], "seed": stream}
         info["resumed"] = [*before.get("resumed", []), again]
         info["date"] = before.get("date", info["date"])
+        # The timeline of an earlier run does not show this one.
+        info.setdefault("trace", None)
     with collector, logged(collector, sinks, args.log_every, uncounted):
         _begin_trace(args, collector)
         return _Run(args, collector, directory, info, saved).run()
@@ -88,14 +90,15 @@ def _facts(args: CollectArguments, started: datetime, seed: int) -> dict[str, An
         "date": started.isoformat(timespec="seconds"),
         "versions": versions(),
         "arguments": asdict(args),
-        # These replace the values of an earlier run, which --resume continues.
+        # Replaces the value of an earlier run, which --resume continues.
         "stopped_by": None,
-        "trace": None if args.trace is None else os.path.abspath(args.trace),
     }
     if kwargs := env_kwargs(args):
         facts["env_kwargs"] = kwargs
     if args.deterministic:
         facts["deterministic"] = True
+    if args.trace is not None:
+        facts["trace"] = os.path.abspath(args.trace)
     return facts
 
 
