@@ -15,8 +15,9 @@ from trawl.cli.arguments import CollectArguments, EvaluateArguments, TuneArgumen
 from trawl.cli.errors import CliError, describe, message_of
 from trawl.cli.references import find, load_module, split
 from trawl.envs.base import TensorDictEnv
+from trawl.envs.build import env_of_id
 from trawl.envs.gym import GymEnv
-from trawl.envs.ids import maker_of
+from trawl.envs.ids import is_known
 from trawl.envs.parallel import ParallelEnv
 from trawl.envs.serial import build_env
 from trawl.keys import show_key
@@ -127,13 +128,13 @@ def env_source(args: UsesEnv) -> Any:
     kwargs = env_kwargs(args)
     # Most ids have a version ("-v1"), which is not allowed in a Python name. For any other name,
     # the module has to be imported to find out if the name is a function or an id.
-    is_id = maker_of(args.env)[0] is not None or not module
+    is_id = is_known(args.env) or not module
     is_name = all(part.isidentifier() for part in name.split("."))
     if module.endswith(".py") or (is_name and not is_id):
         factory = EnvFactory(args.env, kwargs)
         if factory.find() is not None or module.endswith(".py"):
             return factory
-    return partial(GymEnv, args.env, **kwargs) if kwargs else args.env
+    return partial(env_of_id, args.env, **kwargs) if kwargs else args.env
 
 
 def build_unchecked(args: UsesEnv, source: Any) -> Any:

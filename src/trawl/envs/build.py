@@ -17,6 +17,7 @@ from trawl.envs.agent_steps import is_pettingzoo
 from trawl.envs.base import TensorDictEnv
 from trawl.envs.dm import is_dm_env
 from trawl.envs.gym import GymEnv
+from trawl.envs.ids import make_other
 from trawl.envs.pettingzoo import PettingZooEnv
 from trawl.envs.seeding import derive
 from trawl.envs.torch_vector import TorchVectorEnv, returns_tensors
@@ -36,7 +37,7 @@ def build_one(
     """
     kwargs = dict(kwargs or {})
     if isinstance(source, str):
-        return GymEnv(source, **kwargs)
+        return env_of_id(source, **kwargs)
     env = source
     if not is_env(env):
         if not callable(source):
@@ -46,6 +47,17 @@ def build_one(
     if kwargs:
         return _with_kwargs(env, kwargs)
     return _adapted(env)
+
+
+def env_of_id(env_id: str, **kwargs: Any) -> Any:
+    """Makes the environment with an id.
+
+    Args:
+        env_id: the id.
+        **kwargs: arguments of :class:`GymEnv`, or of the library that the id names.
+    """
+    other = make_other(env_id, kwargs)
+    return GymEnv(env_id, **kwargs) if other is None else other
 
 
 def _adapted(env: Any) -> Any:
@@ -75,12 +87,12 @@ def _made_by(factory: Any, kwargs: dict[str, Any], name: str) -> Any:
     """
     made = factory(**kwargs)
     if isinstance(made, str):
-        env: Any = GymEnv(made)
+        env: Any = env_of_id(made)
     elif is_env(made):
         env = _adapted(made)
     else:
         raise TypeError(_explain(f"{name} made an object that is not an environment", made))
-    by_id = isinstance(factory, partial) and factory.func is GymEnv and not kwargs
+    by_id = isinstance(factory, partial) and factory.func in (GymEnv, env_of_id) and not kwargs
     if isinstance(env, GymEnv) and not (by_id and env.remake is not None):
         env.remake = partial(_made_by, factory, kwargs, name)
     return env

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping
+from functools import partial
+from importlib import import_module
+from importlib.util import find_spec
 from typing import Any
 
 from trawl.envs.dm import make_dm_control
 from trawl.envs.envpool_calls import make_envpool
+from trawl.envs.pettingzoo import PettingZooEnv
+from trawl.envs.vmas_env import VmasEnv
 
-# Makes an environment from the rest of its id, the number of environments in a vector environment
-# or None, the autoreset mode or None, and further arguments.
+# Makes an environment for GymEnv from the rest of its id, the number of environments in a vector
+# environment or None, the autoreset mode or None, and further arguments.
 _Maker = Callable[[str, int | None, Any, Mapping[str, Any]], Any]
 _MAKERS: dict[str, _Maker] = {"dm_control": make_dm_control, "envpool": make_envpool}
 
@@ -29,3 +35,106 @@ def maker_of(env_id: str) -> tuple[_Maker | None, str]:
     prefix, _, name = env_id.partition(":")
     maker = _MAKERS.get(prefix)
     return (None, env_id) if maker is None else (maker, name)
+
+
+def make_pettingzoo(name: str, options: Mapping[str, Any]) -> PettingZooEnv:
+    """Makes a PettingZoo environment: the parallel one, if there is one.
+
+    Args:
+        name: id in PettingZoo's registry, such as ``"classic/rps-v2"``; or a module of another
+            package, such as ``"mpe2/simple_spread_v3"``.
+        options: arguments of :class:`PettingZooEnv` and of the environment; ``parallel=False``
+            makes the AEC environment.
+
+    Raises:
+        ImportError: if PettingZoo is not installed.
+        ValueError: if there is no such environment.
+    """
+    try:
+        import_module("pettingzoo")
+    except ImportError as error:
+        raise ImportError(
+            f"pettingzoo:{name} needs PettingZoo: pip install 'trawl-rl[pettingzoo]'"
+        ) from error
+    own = inspect.signature(PettingZooEnv).parameters.keys() & options.keys()
+    rest = {key: value for key, value in options.items() if key not in own}
+    kinds = ("parallel", "aec") if rest.pop("parallel", True) else ("aec",)
+    module = _module_of(name)
+    for kind in kinds:
+        own_make = getattr(module, _FACTORIES[kind], None)
+        make = _registered(kind, name) if module is None else own_make
+        if make is not None:
+            return PettingZooEnv(make(**rest), **{key: options[key] for key in own})
+    raise ValueError(
+        f"there is no PettingZoo environment {name!r}: use an id such as classic/rps-v2, or a "
+        "module of an installed package, such as mpe2/simple_spread_v3"
+    )
+
+
+# The functions in an environment's module.
+_FACTORIES = {"parallel": "parallel_env", "aec": "env"}
+
+
+def _registered(kind: str, name: str) -> Callable[..., Any] | None:
+    """Returns a function that makes an environment of PettingZoo's registry, or None."""
+    import pettingzoo
+
+    errors = pettingzoo.env_registry.exceptions
+    try:
+        pettingzoo.spec(kind, name)
+    except (errors.NameNotFound, errors.NamespaceNotFound, errors.VersionNotFound):
+        return None
+    return partial(pettingzoo.make, kind, name)
+
+
+def _module_of(name: str) -> Any:
+    """Returns the module of an environment in a package of its own; None if there is none."""
+    package, _, module = name.partition("/")
+    if not (package.isidentifier() and module.isidentifier()) or find_spec(package) is None:
+        return None
+    path = f"{package}.{module}"
+    return None if find_spec(path) is None else import_module(path)
+
+
+def make_vmas(name: str, options: Mapping[str, Any]) -> VmasEnv:
+    """Makes an environment of VMAS.
+
+    Args:
+        name: the scenario, such as ``"balance"``.
+        options: arguments of ``vmas.make_env``; ``num_envs`` is 1 if it is left out.
+
+    Raises:
+        ImportError: if VMAS is not installed.
+        ValueError: if there is no such scenario.
+    """
+    try:
+        import vmas
+    except ImportError as error:
+        raise ImportError(f"vmas:{name} needs VMAS: pip install 'trawl-rl[vmas]'") from error
+    try:
+        return VmasEnv(vmas.make_env(name, **{"num_envs": 1, **options}))
+    except AssertionError as error:
+        if "not found" not in str(error):
+            raise
+        raise ValueError(
+            f"VMAS has no scenario {name!r}: it has {', '.join(vmas.scenarios)}"
+        ) from error
+
+
+# Makes an environment that is not Gymnasium's, from the rest of its id and further arguments.
+_OTHERS: dict[str, Callable[[str, Mapping[str, Any]], Any]] = {
+    "pettingzoo": make_pettingzoo,
+    "vmas": make_vmas,
+}
+
+
+def is_known(env_id: str) -> bool:
+    """Returns True if an id begins with the name of a library, so that Gymnasium has no such id."""
+    return env_id.partition(":")[0] in _MAKERS.keys() | _OTHERS.keys()
+
+
+def make_other(env_id: str, options: Mapping[str, Any]) -> Any:
+    """Makes an environment with an interface of its own; returns None for other ids."""
+    prefix, _, name = env_id.partition(":")
+    make = _OTHERS.get(prefix)
+    return None if make is None else make(name, options)

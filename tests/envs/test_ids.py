@@ -1,0 +1,79 @@
+"""Ids of environments that Gymnasium does not make."""
+
+import sys
+
+import pytest
+
+from trawl import Collector
+from trawl.envs import PettingZooEnv, VmasEnv
+from trawl.envs.build import build_one
+from trawl.envs.ids import is_known
+
+
+def test_ids_of_gymnasium_are_left_alone():
+    assert not is_known("CartPole-v1")
+    assert not is_known("module:CartPole-v1")
+    assert build_one("CartPole-v1").name == "CartPole-v1"
+
+
+def test_pettingzoo():
+    pytest.importorskip("mpe2")
+    env = build_one("pettingzoo:mpe2/simple_spread_v3", {"N": 2, "categorical_actions": False})
+    assert isinstance(env, PettingZooEnv)
+    assert env.rollout(3)["agent", "action"].shape == (3, 2, 5)
+    env.close()
+    env = build_one("pettingzoo:mpe2/simple_spread_v3", {"parallel": False})
+    assert list(env.group_map) == ["agent_0", "agent_1", "agent_2"]
+    env.close()
+
+
+def test_an_environment_within_pettingzoo():
+    pytest.importorskip("pygame")
+    with Collector("pettingzoo:classic/rps-v2", frames_per_batch=10) as collector:
+        assert collector.next()["player", "observation"].shape == (10, 2, 4)
+    env = build_one("pettingzoo:classic/tictactoe-v3")  # there is no parallel one
+    assert list(env.group_map) == ["player_1", "player_2"]
+    env.close()
+
+
+def test_vmas():
+    pytest.importorskip("vmas")
+    options = {"num_envs": 2, "max_steps": 3}
+    with Collector("vmas:balance", frames_per_batch=8, create_env_kwargs=options) as collector:
+        batch = collector.next()
+    assert isinstance(collector.env, VmasEnv)
+    assert batch["next", "done"][:, 2].all()
+    assert build_one("vmas:balance").batch_size == (1,)
+
+
+@pytest.mark.parametrize("env_id", ["pettingzoo:mpe2/nothing_v0", "pettingzoo:nothing/at_all"])
+def test_an_unknown_module_of_pettingzoo(env_id):
+    pytest.importorskip("pettingzoo")
+    with pytest.raises(ValueError, match=r"there is no PettingZoo environment '.*nothing"):
+        build_one(env_id)
+
+
+def test_an_unknown_scenario_of_vmas():
+    pytest.importorskip("vmas")
+    with pytest.raises(ValueError, match=r"VMAS has no scenario 'nothing': it has balance, "):
+        build_one("vmas:nothing")
+
+
+def test_a_missing_package_names_the_extra(monkeypatch):
+    monkeypatch.setitem(sys.modules, "vmas", None)
+    with pytest.raises(ImportError, match=r"vmas:balance needs VMAS: .*'trawl-rl\[vmas\]'"):
+        build_one("vmas:balance")
+    monkeypatch.setitem(sys.modules, "pettingzoo", None)
+    with pytest.raises(ImportError, match=r"needs PettingZoo: .*'trawl-rl\[pettingzoo\]'"):
+        build_one("pettingzoo:mpe2/simple_spread_v3")
+
+
+def test_the_command_takes_them(tmp_path, monkeypatch):
+    pytest.importorskip("vmas")
+    from trawl.cli import main
+    from trawl.data import load
+
+    monkeypatch.chdir(tmp_path)
+    command = ["collect", "vmas:balance", "--env-kwargs", '{"num_envs": 2, "max_steps": 5}']
+    assert main([*command, "--frames", "20", "--out", "found"]) == 0
+    assert load("found")["agents", "observation"].shape == (20, 3, 16)
