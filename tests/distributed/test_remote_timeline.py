@@ -79,7 +79,7 @@ def test_a_worker_whose_collector_has_workers(tmp_path):
     assert_whole(read_trace(path), collector.stats("both"), nested=True)
 
 
-@pytest.mark.filterwarnings("ignore:worker 0 .*a new worker takes:RuntimeWarning")
+@pytest.mark.filterwarnings("ignore:(?s)worker 0 .*a new worker takes:RuntimeWarning")
 @BOTH
 def test_a_worker_that_is_replaced(tmp_path, cls):
     path = tmp_path / "run.json.gz"
@@ -106,7 +106,7 @@ def can_have_another_clock():
 
 
 @pytest.mark.skipif(not can_have_another_clock(), reason="needs time namespaces")
-@pytest.mark.filterwarnings("ignore:worker 0 .*a new worker takes:RuntimeWarning")
+@pytest.mark.filterwarnings("ignore:(?s)worker 0 .*a new worker takes:RuntimeWarning")
 @BOTH
 @SYNC
 def test_workers_with_another_clock(tmp_path, cls, sync):
