@@ -29,7 +29,7 @@ from trawl.keys import (
 )
 from trawl.memory import Array
 from trawl.rollout.array_env_restarts import make_stepper
-from trawl.rollout.array_policy import PolicyBinder, PolicyLeaves, converter
+from trawl.rollout.array_policy import PolicyBinder, PolicyLeaves, converter, leaf_of
 from trawl.rollout.batch_writer import ActFn, BatchOptions, BatchWriter, NoFixedLayout, StepFn
 from trawl.rollout.block import Block, zeros
 from trawl.rollout.checks import (
@@ -168,7 +168,7 @@ class ArrayBatchWriter(BatchWriter):
         found = {key: value for key, value in found.items() if key not in given}
         self.policy.writes = tuple(found)
         check_actions(self.env, self.policy.module, found)
-        written = {key: self._leaf_of(key, value) for key, value in found.items()}
+        written = {key: leaf_of(key, value, self.batch) for key, value in found.items()}
         for key in written.keys() & self._roots.keys():
             if written[key] != self._roots[key]:
                 raise NoFixedLayout(f"the policy overwrites {show_key(key)} with another layout")
@@ -199,18 +199,6 @@ class ArrayBatchWriter(BatchWriter):
             else:
                 root.set(key, torch.zeros(shape, dtype=leaf.dtype))
         return root
-
-    def _leaf_of(self, key: Key, value: Any) -> Leaf:
-        if not isinstance(value, Tensor):
-            raise NoFixedLayout(f"the policy writes {type(value).__name__} to {show_key(key)}")
-        batch = len(self.batch)
-        if tuple(value.shape[:batch]) != self.batch:
-            raise ValueError(
-                f"policy wrote {show_key(key)} with shape {tuple(value.shape)}, but the "
-                f"environment's batch size is {list(self.batch)}: the shape must begin with the "
-                "batch size"
-            )
-        return Leaf(tuple(value.shape[batch:]), value.dtype)
 
     # --- filling
 

@@ -14,7 +14,7 @@ from trawl.envs.base import TensorDictEnv
 from trawl.envs.masks import MASK_KEY, fits, mask_key_of, masked_rand, rand_actions
 from trawl.keys import Key, as_key, next_of, show_key
 from trawl.memory import Array
-from trawl.rollout.batch_writer import ActFn
+from trawl.rollout.batch_writer import ActFn, NoFixedLayout
 from trawl.rollout.block import Block, BlockPart, as_array
 from trawl.rollout.episodes import following, split_rows
 from trawl.rollout.layout import Leaf
@@ -129,26 +129,7 @@ class PolicyBinder:
         plan = self.policy.plan(set(self._readable), self.batch, self.env.device)
         inputs, fetch = self._inputs(block, plan.reads, start, stop)
         writers = [self._writer(block, key, start, stop) for key in plan.writes]
-        call = plan.call
-        if len(inputs) == 1 and len(writers) == 1 and fetch is None:
-            (values,), (write_only,) = inputs, writers
-
-            def act_plain(t: int) -> None:
-                write_only(t, call(values[t]))
-
-            return act_plain
-
-        def act(t: int) -> None:
-            arguments = [values[t] for values in inputs]
-            if fetch is not None:
-                arguments = [fetch(argument) for argument in arguments]
-            outputs = call(*arguments)
-            if len(writers) == 1:
-                outputs = (outputs,)
-            for write, output in zip(writers, outputs, strict=True):
-                write(t, output)
-
-        return act
+        return act_fn(plan.call, inputs, writers, fetch)
 
     def _act_randomly(self, block: Block, start: int, stop: int) -> ActFn | None:
         """Draws random actions for the whole chunk at once.
@@ -291,6 +272,63 @@ class _Clones:
 
     def __getitem__(self, t: int) -> Tensor:
         return self._tensor.clone()
+
+
+def leaf_of(key: Key, value: Any, batch: tuple[int, ...]) -> Leaf:
+    """Returns the layout of an entry that a policy has written.
+
+    Args:
+        key: key of the entry.
+        value: its value.
+        batch: batch size of the environment.
+
+    Raises:
+        NoFixedLayout: if the value is no tensor.
+        ValueError: if its shape does not begin with the batch size.
+    """
+    if not isinstance(value, Tensor):
+        raise NoFixedLayout(f"the policy writes {type(value).__name__} to {show_key(key)}")
+    if tuple(value.shape[: len(batch)]) != batch:
+        raise ValueError(
+            f"policy wrote {show_key(key)} with shape {tuple(value.shape)}, but the "
+            f"environment's batch size is {list(batch)}: the shape must begin with the batch size"
+        )
+    return Leaf(tuple(value.shape[len(batch) :]), value.dtype)
+
+
+def act_fn(
+    call: Callable[..., Any],
+    inputs: Sequence[Sequence[Any]],
+    writers: Sequence[Callable[[int, Any], None]],
+    prepare: Callable[[Any], Any] | None,
+) -> ActFn:
+    """Returns a function of ``t`` that calls a policy with row ``t`` of its inputs.
+
+    Args:
+        call: the policy's plan.
+        inputs: rows of each input.
+        writers: functions that write the outputs into row ``t``.
+        prepare: function to apply to each input, or None.
+    """
+    if len(inputs) == 1 and len(writers) == 1 and prepare is None:
+        (values,), (write_only,) = inputs, writers
+
+        def act_plain(t: int) -> None:
+            write_only(t, call(values[t]))
+
+        return act_plain
+
+    def act(t: int) -> None:
+        arguments = [values[t] for values in inputs]
+        if prepare is not None:
+            arguments = [prepare(argument) for argument in arguments]
+        outputs = call(*arguments)
+        if len(writers) == 1:
+            outputs = (outputs,)
+        for write, output in zip(writers, outputs, strict=True):
+            write(t, output)
+
+    return act
 
 
 def converter(sample: Tensor) -> Callable[[Any], Array]:

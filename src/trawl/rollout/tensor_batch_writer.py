@@ -28,7 +28,7 @@ from trawl.keys import (
     next_of,
     show_key,
 )
-from trawl.rollout.array_policy import PolicyLeaves
+from trawl.rollout.array_policy import PolicyLeaves, leaf_of
 from trawl.rollout.batch_writer import ActFn, BatchOptions, BatchWriter, NoFixedLayout, StepFn
 from trawl.rollout.block import Block
 from trawl.rollout.checks import check_actions, check_rewards, check_same_layout
@@ -121,7 +121,7 @@ class TensorBatchWriter(BatchWriter):
         found = {key: value for key, value in found.items() if key not in given}
         self.policy.writes = tuple(found)
         check_actions(env, self.policy.module, found)
-        written = {key: self._leaf_of(key, value) for key, value in found.items()}
+        written = {key: leaf_of(key, value, tuple(batch)) for key, value in found.items()}
         for key in written.keys() & self._roots.keys():
             if written[key] != self._roots[key]:
                 raise NoFixedLayout(f"the policy overwrites {show_key(key)} with another layout")
@@ -134,17 +134,6 @@ class TensorBatchWriter(BatchWriter):
         for key in memories:
             self._next[key] = self._zeros(written[key])
         return PolicyLeaves(written, states, memories, {})
-
-    def _leaf_of(self, key: Key, value: Any) -> Leaf:
-        if not isinstance(value, Tensor):
-            raise NoFixedLayout(f"the policy writes {type(value).__name__} to {show_key(key)}")
-        if value.shape[:1] != self.env.batch_size:
-            raise ValueError(
-                f"policy wrote {show_key(key)} with shape {tuple(value.shape)}, but the "
-                f"environment's batch size is {list(self.env.batch_size)}: the shape must begin "
-                "with the batch size"
-            )
-        return Leaf(tuple(value.shape[1:]), value.dtype)
 
     def _all_leaves(self) -> dict[Key, Leaf]:
         written = self._policy_leaves.written

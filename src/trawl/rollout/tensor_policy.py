@@ -11,7 +11,7 @@ from torch import Tensor
 from trawl.envs.masks import MASK_KEY, fits, masked_rand
 from trawl.envs.tensor_env import TensorEnv
 from trawl.keys import Key, as_key, show_key
-from trawl.rollout.array_policy import PolicyLeaves
+from trawl.rollout.array_policy import PolicyLeaves, act_fn
 from trawl.rollout.batch_writer import ActFn
 from trawl.rollout.layout import Leaf
 from trawl.rollout.plan import unwrap
@@ -61,29 +61,11 @@ class TensorPolicyBinder:
         plan = policy.plan(self._readable, tuple(env.batch_size), env.device)
         inputs = [self._inputs(block, key, start, stop) for key in plan.reads]
         writers = [self._writer(block, key, start, stop) for key in plan.writes]
-        call = plan.call
         prepare = self._prepare()
-        if len(inputs) == 1 and len(writers) == 1 and prepare is None:
-            (values,), (write_only,) = inputs, writers
-            if plan.reads[0] in env.observation_keys:
-                return self._act_on_latest(plan.reads[0], values, call, write_only)
-
-            def act_plain(t: int) -> None:
-                write_only(t, call(values[t]))
-
-            return act_plain
-
-        def act(t: int) -> None:
-            arguments = [values[t] for values in inputs]
-            if prepare is not None:
-                arguments = [prepare(argument) for argument in arguments]
-            outputs = call(*arguments)
-            if len(writers) == 1:
-                outputs = (outputs,)
-            for write, output in zip(writers, outputs, strict=True):
-                write(t, output)
-
-        return act
+        only = plan.reads[0] if len(inputs) == len(writers) == 1 and prepare is None else None
+        if only is not None and only in env.observation_keys:
+            return self._act_on_latest(only, inputs[0], plan.call, writers[0])
+        return act_fn(plan.call, inputs, writers, prepare)
 
     def _act_on_latest(
         self,
