@@ -22,7 +22,7 @@ settings.load_profile("ci" if os.environ.get("CI") else "local")
 # Ray's workers have the lowest priority but a few, unless this says otherwise: beside tests that
 # keep all processors busy they would hardly ever run.
 os.environ.setdefault("RAY_worker_niceness", "0")
-# Threads that export Ray's metrics continue after ray.shutdown(), and have crashed later tests.
+# A thread that exports Ray's metrics has crashed the process of the tests.
 os.environ.setdefault("RAY_enable_metrics_collection", "0")
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:

@@ -30,8 +30,7 @@ DEFAULT_RAY_INIT_CONFIG: dict[str, Any] = {
 # loopback address, as it does by default on systems other than Linux.
 _REACHABLE = "ENABLE_RAY_CLUSTER"
 _REACHABLE_ENV = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
-# Environment variable of Ray. In a process that exports metrics, threads continue to do so after
-# ray.shutdown(), and may crash the process.
+# Environment variable of Ray. The threads that export the metrics of a process may crash it.
 _METRICS_ENV = "RAY_enable_metrics_collection"
 
 # Attempts to start a node. Ray allows 30 seconds for each, which is too short on a busy machine.

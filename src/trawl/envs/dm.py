@@ -200,14 +200,11 @@ def make_dm_control(
 
 def _generator_of(env: Any) -> Any:
     """Returns the generator of an environment of dm_control; None if there is none."""
-    for found in (getattr(env, "random_state", None), getattr(_task(env), "random", None)):
+    task = getattr(env, "task", None)
+    for found in (getattr(env, "random_state", None), getattr(task, "random", None)):
         if isinstance(found, np.random.RandomState):
             return found
     return None
-
-
-def _task(env: Any) -> Any:
-    return getattr(env, "task", None)
 
 
 def _space(spec: Any, name: str) -> Space[Any]:
