@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import mmap
+from contextlib import suppress
 from typing import Any, Protocol
 
 import numpy as np
@@ -12,6 +14,8 @@ Mask = NDArray[np.bool_]
 
 # In bytes: a cache line, which is wide enough for every SIMD load.
 ALIGNMENT = 64
+# Memory of this size or more asks for huge pages, which usually have this size.
+_HUGE_PAGE = 2 << 20
 
 
 class Memory(Protocol):
@@ -31,7 +35,24 @@ class PrivateMemory:
 
     def __init__(self, nbytes: int) -> None:
         self.nbytes = nbytes
-        self.buffer = bytearray(max(nbytes, 1))
+        self.buffer: Any = _huge(nbytes) if nbytes >= _HUGE_PAGE else bytearray(max(nbytes, 1))
+
+
+def _huge(nbytes: int) -> Any:
+    """Returns memory that asks for huge pages, with which a batch is written faster."""
+    if not hasattr(mmap, "MADV_HUGEPAGE"):
+        return bytearray(nbytes)
+    memory = mmap.mmap(-1, nbytes, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    ask_for_huge_pages(memory)
+    return memory
+
+
+def ask_for_huge_pages(memory: mmap.mmap) -> None:
+    """Asks for huge pages if the memory is large enough and the system has them."""
+    if len(memory) >= _HUGE_PAGE and hasattr(mmap, "MADV_HUGEPAGE"):
+        # Linux may have been built without them.
+        with suppress(OSError):
+            memory.madvise(mmap.MADV_HUGEPAGE)
 
 
 def aligned(nbytes: int) -> int:

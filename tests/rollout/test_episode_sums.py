@@ -64,6 +64,19 @@ def test_without_a_mask_all_steps_count(data):
     assert found(sums) == sorted(expected(rewards, done, np.ones_like(done)))
 
 
+def test_many_environments_are_added_alike():
+    rng = np.random.default_rng(0)
+    rows, alike = EpisodeSums(1024), EpisodeSums(1024)
+    for share in (0.1, 0, 0.3):
+        rewards = rng.integers(-9, 9, (7, 1024)).astype(np.float32)
+        done = rng.random((7, 1024)) < share
+        rows.add(rewards, done)
+        # With a mask, the batch is added as a whole.
+        alike.add(rewards, done, np.ones_like(done))
+        assert rows.state_dict() == alike.state_dict()
+        assert rows.pop() == alike.pop()
+
+
 @given(batches(), st.randoms())
 def test_frames_may_come_in_any_order_of_environments(data, randomly):
     rewards, done, _, cuts = data

@@ -11,14 +11,13 @@ import os
 import sys
 import tempfile
 import weakref
-from contextlib import suppress
 from multiprocessing import reduction
 from typing import Any
 
+from trawl.memory import ask_for_huge_pages
+
 # The same number on all architectures; Python has no name for it.
 _POPULATE_WRITE = getattr(mmap, "MADV_POPULATE_WRITE", 23)
-# Memory of this size or more asks for huge pages, which usually have this size.
-_HUGE_PAGE = 2 << 20
 
 
 class SharedMemory:
@@ -76,10 +75,8 @@ def _mapped(fd: int, nbytes: int) -> mmap.mmap:
         memory = mmap.mmap(fd, max(nbytes, 1), trackfd=False)
     else:
         memory = mmap.mmap(fd, max(nbytes, 1))
-    if nbytes >= _HUGE_PAGE and hasattr(mmap, "MADV_HUGEPAGE"):
-        # By default, Linux grants no huge pages for shared memory, and ignores the request.
-        with suppress(OSError):
-            memory.madvise(mmap.MADV_HUGEPAGE)
+    # By default, Linux grants no huge pages for shared memory, and ignores the request.
+    ask_for_huge_pages(memory)
     return memory
 
 

@@ -61,6 +61,8 @@ class TensorCodec:
         self._decoders = [_decoder(leaf, device) for leaf in self.leaves]
         # Shape and dtype of each leaf as the environment returned it first.
         self._seen: list[tuple[torch.Size, torch.dtype]] = []
+        # The same for a single tensor that needs no encoding; None for other spaces.
+        self._plain: tuple[torch.Size, torch.dtype] | None = None
 
     def composite(self, batch: Sequence[int]) -> Composite:
         """Returns the specs of the leaves, with ``batch`` prepended to each shape."""
@@ -73,6 +75,10 @@ class TensorCodec:
             TypeError: if a leaf is not a tensor, or has another dtype than before.
             ValueError: if a leaf has the wrong shape, or is on another device.
         """
+        if self._plain is not None and sample.__class__ is Tensor:
+            shape, dtype = self._plain
+            if sample.shape == shape and sample.dtype is dtype and sample.device == self._device:
+                return [sample]
         values = [self._at(sample, leaf) for leaf in self.leaves]
         if not self._seen:
             self._learn(values)
@@ -125,6 +131,8 @@ class TensorCodec:
                     f"{leaf.spec.dtype}"
                 )
         self._seen = [(value.shape, value.dtype) for value in values]
+        if len(values) == 1 and not self.leaves[0].path and self._encoders == [None]:
+            (self._plain,) = self._seen
 
     def _explain(
         self, leaf: SpaceLeaf, value: Tensor, shape: torch.Size, dtype: torch.dtype

@@ -15,6 +15,8 @@ WINDOW = 100
 # Largest number of steps that are added without arrays. Arrays cost less for each step, but a call
 # of numpy takes microseconds if its code is not in the processor's cache.
 _FEW = 2048
+# Number of environments from which a batch is added row by row, which needs no transposed copies.
+_MANY = 1024
 
 
 class EndedEpisodes(NamedTuple):
@@ -66,6 +68,9 @@ class EpisodeSums:
         if counted is None and done.size <= _FEW:
             self._add_few(rewards, done)
             return
+        if counted is None and done.shape[1] >= _MANY:
+            self._add_many(rewards, done)
+            return
         done = done.T.copy()
         last = done.copy() if counted is None else done | ~counted.T
         # The last step of each environment in the batch ends a run.
@@ -93,6 +98,26 @@ class EpisodeSums:
             returns[env] += sum(values[env][start:])
             lengths[env] += len(done) - start
         self._returns[:], self._lengths[:] = returns, lengths
+
+    def _add_many(self, rewards: Array, done: Mask) -> None:
+        """Adds a batch of many environments, in which all steps count."""
+        start, returns, lengths = 0, self._returns, self._lengths
+        found: list[tuple[Array, Array]] = []
+        # Rewards may be infinite.
+        with np.errstate(invalid="ignore"):
+            for row in np.flatnonzero(done.any(1)).tolist():
+                returns += rewards[start : row + 1].sum(0, dtype=np.float64)
+                envs, start = done[row].nonzero()[0], row + 1
+                found.append((returns[envs], lengths[envs] + start))
+                # The steps of the whole batch are added to all lengths at its end.
+                returns[envs], lengths[envs] = 0, -start
+            returns += rewards[start:].sum(0, dtype=np.float64)
+        lengths += len(done)
+        self._count += sum(len(ended) for ended, _ in found)
+        for ended_returns, ended_lengths in found[-WINDOW:]:
+            self._ended[0].extend(ended_returns[-WINDOW:].tolist())
+            self._ended[1].extend(ended_lengths[-WINDOW:].tolist())
+        self._trim()
 
     def add_rows(self, envs: NDArray[Any], rewards: Array, done: Mask) -> None:
         """Adds frames in the order in which they were collected.

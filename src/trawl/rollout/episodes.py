@@ -126,7 +126,7 @@ class EpisodeTracker:
         self.counts_ahead = False
         self.next_id = num_envs
         self.stride = 1
-        self.ids = list(range(num_envs))
+        self.ids: list[int] | Array = list(range(num_envs))
         self._began = [0] * num_envs  # first row of this batch that is not yet numbered
         self._steps = [0] * num_envs  # steps of the episode before that row
         self._traj_ids: Array | None = None

@@ -21,6 +21,7 @@ from trawl.keys import (
     DONE_KEYS,
     IS_INIT,
     MASK,
+    NO_TRAJECTORY,
     STEP_COUNT,
     TRAJ_IDS,
     Key,
@@ -28,6 +29,7 @@ from trawl.keys import (
     next_of,
     show_key,
 )
+from trawl.memory import Mask
 from trawl.rollout.array_policy import PolicyLeaves, leaf_of
 from trawl.rollout.batch_writer import ActFn, BatchOptions, BatchWriter, NoFixedLayout, StepFn
 from trawl.rollout.block import Block
@@ -199,11 +201,18 @@ class TensorBatchWriter(BatchWriter):
         counted = tensors[MASK][:filled].cpu().numpy() if self.env.skips else None
         check_rewards(rewards, lambda: self._actions(tensors, filled))
         self.sums.add(rewards, done, counted)
-        skipped = done & False if counted is None else ~counted
-        ids = torch.from_numpy(self.episodes.number(done, skipped))
-        if self.options.track_traj_ids:
-            tensors[TRAJ_IDS][:filled].copy_(ids)
-            tensors[TRAJ_IDS][filled:] = -1
+        self._write_ids(tensors, done, None if counted is None else ~counted)
+
+    def _write_ids(self, tensors: Mapping[Key, Tensor], done: Mask, skipped: Mask | None) -> None:
+        target, filled = tensors.get(TRAJ_IDS), len(done)
+        if target is None or target.device.type != "cpu":
+            ids = torch.from_numpy(self.episodes.number(done, skipped))
+            if target is not None:
+                target[:filled].copy_(ids)
+        else:
+            self.episodes.write(target[:filled].numpy(), done, skipped)
+        if target is not None:
+            target[filled:] = NO_TRAJECTORY
 
     def _rewards(self, tensors: Mapping[Key, Tensor], filled: int) -> NDArray[Any]:
         """Returns the rewards of the environments; those of several agents are averaged."""

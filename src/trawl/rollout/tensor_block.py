@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import torch
 from tensordict import TensorDict
@@ -26,6 +26,17 @@ class TensorBlock:
 
     def __init__(self, tensors: Mapping[Key, Tensor]) -> None:
         self.tensors = tensors
+        self._chunk = (0, 0)
+        self._rows: dict[Key, Sequence[Tensor]] = {}
+
+    def rows(self, key: Key, start: int, stop: int) -> Sequence[Tensor]:
+        """Returns the rows of a chunk, and the row after it if there is one."""
+        if (start, stop) != self._chunk:
+            self._chunk, self._rows = (start, stop), {}
+        found = self._rows.get(key)
+        if found is None:
+            found = self._rows[key] = self.tensors[key][start : stop + 1].unbind(0)
+        return found
 
     def deliver(
         self, hidden: set[Key], batch: tuple[int, int], device: torch.device | None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -70,7 +70,7 @@ class TensorPolicyBinder:
     def _act_on_latest(
         self,
         key: Key,
-        values: list[Tensor],
+        values: Sequence[Tensor],
         call: Callable[..., Any],
         write: Callable[[int, Any], None],
     ) -> ActFn:
@@ -95,15 +95,15 @@ class TensorPolicyBinder:
             return torch.clone
         return None
 
-    def _inputs(self, block: TensorBlock, key: Key, start: int, stop: int) -> list[Tensor]:
+    def _inputs(self, block: TensorBlock, key: Key, start: int, stop: int) -> Sequence[Tensor]:
         if key in self._leaves.memories:
             return [self._next_row[key]] * (stop - start)
-        return list(block.tensors[key][start:stop].unbind(0))
+        return block.rows(key, start, stop)
 
     def _writer(
         self, block: TensorBlock, key: Key, start: int, stop: int
     ) -> Callable[[int, Any], None]:
-        rows = block.tensors[key][start:stop].unbind(0)
+        rows = block.rows(key, start, stop)
         shape, dtype = rows[0].shape, rows[0].dtype
 
         def write(t: int, value: Any) -> None:

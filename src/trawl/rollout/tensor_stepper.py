@@ -60,8 +60,8 @@ class TensorStepper:
         self.latest = None
         merge = _merge_few if env.home.type == "cpu" else _merge
 
-        def rows(key: Key) -> tuple[Tensor, ...]:
-            return tensors[key][start:stop].unbind(0)
+        def rows(key: Key) -> Sequence[Tensor]:
+            return block.rows(key, start, stop)
 
         keys = env.observation_keys
         observed = list(zip(*[rows(next_of(key)) for key in keys], strict=True))
@@ -107,8 +107,8 @@ class TensorStepper:
 
     def _following(self, block: TensorBlock, key: Key, start: int, stop: int) -> list[Tensor]:
         """Returns the row of the next frame for each step."""
-        found = list(block.tensors[key][start + 1 : stop + 1].unbind(0))
-        return found if len(found) == stop - start else [*found, self._next_row[key]]
+        found = block.rows(key, start, stop)[1:]
+        return [*found] if len(found) == stop - start else [*found, self._next_row[key]]
 
     def _cutter(
         self, block: TensorBlock, start: int, stop: int
@@ -132,15 +132,15 @@ class TensorStepper:
     def _followers(self, block: TensorBlock, start: int, stop: int) -> list[_Follow]:
         found: list[_Follow] = []
         if self._limit is not None:
-            after = block.tensors[next_of(STEP_COUNT)][start:stop].unbind(0)
+            after = block.rows(next_of(STEP_COUNT), start, stop)
             found.append(_carried(after, self._following(block, STEP_COUNT, start, stop)))
         if IS_INIT in self._next_row and next_of(IS_INIT) in block.tensors:
             found.append(_marked(self._following(block, IS_INIT, start, stop)))
         for key in self._leaves.states:
-            values = block.tensors[next_of(key)][start:stop].unbind(0)
+            values = block.rows(next_of(key), start, stop)
             found.append(_carried(values, self._following(block, key, start, stop)))
         for key in self._leaves.memories:
-            values = block.tensors[key][start:stop].unbind(0)
+            values = block.rows(key, start, stop)
             found.append(_carried(values, [self._next_row[key]] * (stop - start)))
         return found
 
@@ -154,8 +154,10 @@ def _merge(rows: Sequence[Tensor], values: Sequence[Tensor], mask: Tensor) -> No
 
 def _merge_few(rows: Sequence[Tensor], values: Sequence[Tensor], mask: Tensor) -> None:
     """Writes values where the mask is True, on the CPU."""
-    chosen = mask.nonzero().squeeze(-1)
-    if len(chosen):
+    # numpy finds them faster.
+    found = mask.numpy().nonzero()[0]
+    if len(found):
+        chosen = torch.from_numpy(found)
         for row, value in zip(rows, values, strict=True):
             row.index_copy_(0, chosen, value.index_select(0, chosen).to(row.dtype))
 
@@ -165,7 +167,7 @@ def _starts(done: Tensor, result: TensorStep) -> Tensor:
     return done if result.skipped is None else done | result.skipped
 
 
-def _carried(values: tuple[Tensor, ...], targets: list[Tensor]) -> _Follow:
+def _carried(values: Sequence[Tensor], targets: list[Tensor]) -> _Follow:
     """Returns a function that passes an entry on, or zeros where an episode begins."""
 
     def write(t: int, starts: Tensor) -> None:
