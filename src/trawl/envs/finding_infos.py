@@ -13,7 +13,6 @@ from gymnasium.vector import SyncVectorEnv, VectorWrapper
 from trawl.envs.autoreset import autoreset_mode
 from trawl.envs.final_obs import marks_presence
 from trawl.envs.info_keys import (
-    INFO_KEY,
     InfoEntry,
     InfoKey,
     InfoKeys,
@@ -24,7 +23,7 @@ from trawl.envs.info_keys import (
     space_of,
 )
 from trawl.envs.info_wrappers import InfoEnvPool, InfoSingle, InfoVector
-from trawl.envs.infos import InfoLayout
+from trawl.envs.infos import INFO_KEY, InfoLayout
 from trawl.envs.making import single_spaces
 from trawl.envs.masks import newest_masks
 from trawl.envs.pool import is_pool

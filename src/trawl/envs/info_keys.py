@@ -15,8 +15,6 @@ from trawl.envs.final_obs import FINAL_OBS
 from trawl.keys import Key, as_key, show_key
 from trawl.memory import Array
 
-INFO_KEY = "info"
-
 _RESERVED = (*FINAL_OBS, "final_info")
 
 
@@ -28,8 +26,8 @@ class InfoKey:
         name: name of the entry in ``info``. For an entry of a nested dictionary, a tuple of names,
             such as ``("episode", "r")``.
         spec: layout of the entry, as in a mapping that is passed as ``info_keys``: a Gymnasium
-            space, a spec, a mapping of these, ``object``, or None to find the layout in the first
-            values.
+            space, a spec, a mapping of these, ``str``, ``object``, or None to find the layout in
+            the first values.
         key: key of the entry in a batch, where it is also found under ``"next"``; by default,
             ``("info", *name)``.
 
@@ -109,6 +107,21 @@ class AnyValue(Space[Any]):
         return "AnyValue()"
 
 
+class AnyText(spaces.Text):
+    """Space of all texts."""
+
+    def __init__(self) -> None:
+        super().__init__(2**31 - 1, min_length=0)
+
+    @override
+    def sample(self, mask: Any = None, probability: Any = None) -> str:
+        return ""
+
+    @override
+    def contains(self, x: Any) -> bool:
+        return isinstance(x, str)
+
+
 @dataclass(frozen=True)
 class InfoEntry:
     """Entry of ``info`` with everything that ``info_keys`` says about it.
@@ -142,7 +155,7 @@ def given_entries(info_keys: InfoKeys) -> list[InfoEntry]:
     """
     expected = (
         "info_keys must be a list of names and InfoKeys, or a mapping from names to spaces, specs, "
-        "object or None"
+        "str, object or None"
     )
     if isinstance(info_keys, (str, bytes)) or not isinstance(info_keys, (Sequence, Mapping)):
         raise TypeError(f"{expected}, but it is {info_keys!r}")
@@ -200,6 +213,8 @@ def space_of(value: Any) -> Space[Any]:
     """Returns the space of values that have the same layout as ``value``."""
     if isinstance(value, Mapping) and value:
         return spaces.Dict({str(name): space_of(child) for name, child in value.items()})
+    if isinstance(value, str):
+        return AnyText()
     array = as_array(value)
     return AnyValue() if array is None else box(array.shape, array.dtype)
 
@@ -207,8 +222,10 @@ def space_of(value: Any) -> Space[Any]:
 def _given(name: Any, spec: Any) -> Space[Any] | None:
     if spec is None or isinstance(spec, Space):
         return spec
-    if spec is object or spec is str:
+    if spec is object:
         return AnyValue()
+    if spec is str:
+        return AnyText()
     if isinstance(spec, Mapping) or (hasattr(spec, "items") and hasattr(spec, "keys")):
         parts = {str(key): _given(name, part) for key, part in spec.items()}
         if None not in parts.values():
@@ -221,6 +238,6 @@ def _given(name: Any, spec: Any) -> Space[Any] | None:
         return box(shape, kind)
     raise TypeError(
         f"info_keys[{name!r}] must be a gymnasium space, a spec with a shape and a dtype, a "
-        f"mapping of these, object (for text and other values without a layout) or None, but it "
-        f"is {spec!r}"
+        f"mapping of these, str (for text), object (for other values without a layout) or None, "
+        f"but it is {spec!r}"
     )
