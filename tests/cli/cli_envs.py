@@ -146,3 +146,47 @@ class Gated(gymnasium.Env):
             with open("gate"):
                 pass
         return np.zeros(2, np.float32), 1.0, self.taken % 10 == 0, False, {}
+
+
+class Informing(gymnasium.Env):
+    """Its info has an action mask, text, statistics of episodes and nested values."""
+
+    observation_space = spaces.Box(-1, 99, (1,))
+    action_space = spaces.Discrete(3)
+
+    def _shown(self):
+        mask = np.array([1, self.step_count % 2, 0], np.int8)
+        info = {"action_mask": mask, "said": f"é step {self.step_count}", "object": object()}
+        info["nested"] = {"half": self.step_count / 2}
+        return np.full(1, self.step_count, np.float32), info
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.step_count = 0
+        return self._shown()
+
+    def step(self, action):
+        assert [1, self.step_count % 2, 0][action], f"action {action} is not allowed"
+        self.step_count += 1
+        obs, info = self._shown()
+        done = self.step_count == 5
+        if done:
+            info["episode"] = {"r": 5.0, "l": 5}
+        return obs, 1.0, done, False, info
+
+
+def with_infos():
+    from trawl.envs import GymEnv
+
+    return GymEnv(Informing(), info_keys=["action_mask"])
+
+
+def allowed():
+    """A policy that takes the last action that is allowed, from ("info", "action_mask")."""
+    import torch
+    from tensordict.nn import TensorDictModule
+
+    def act(mask):
+        return torch.nn.functional.one_hot(mask.long().sum(-1) - 1, 3)
+
+    return TensorDictModule(act, [("info", "action_mask")], ["action"])

@@ -72,11 +72,12 @@ def test_each_layout_has_a_command_that_collects_with_it(trawl, candidate, optio
 
 def test_all_options_of_the_environment_are_in_the_command():
     typed = parse(
-        ["tune", "CartPole-v1", "--policy", "p.pt", "--max-frames-per-traj", "5", "--unsafe-pickle"]
-    )
+        ["tune", "CartPole-v1", "--policy", "p.pt", "--max-frames-per-traj", "5", "--unsafe-pickle",
+         "--info-keys", "a", "b/c"]
+    )  # fmt: skip
     assert command_of(typed, Candidate(frames_per_batch=8)) == (
-        "trawl collect CartPole-v1 --policy p.pt --max-frames-per-traj 5 --frames-per-batch 8 "
-        "--unsafe-pickle"
+        "trawl collect CartPole-v1 --policy p.pt --max-frames-per-traj 5 --info-keys a b/c "
+        "--frames-per-batch 8 --unsafe-pickle"
     )
 
 

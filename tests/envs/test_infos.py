@@ -15,7 +15,7 @@ from scripted_infos import KEYS, Scripted, check
 from tensordict.nn import TensorDictModule
 
 from trawl.collectors import Collector, MultiSyncCollector
-from trawl.envs import GymEnv, ParallelEnv, SerialEnv
+from trawl.envs import GymEnv, InfoKey, ParallelEnv, SerialEnv
 from trawl.envs.specs import Composite, Unbounded
 
 MODES = ["NextStep", "SameStep", "Disabled"]
@@ -262,12 +262,25 @@ def test_a_missing_value_is_zero_and_none_counts_as_missing():
 @pytest.mark.parametrize(
     ("keys", "error", "words"),
     [
-        (["absent"], ValueError, r"\['absent'\].*'count'.*'nested'"),
+        (["absent"], ValueError, r"'absent'.*'count'.*'nested'"),
         ("count", TypeError, "list of names"),
-        ([1], TypeError, "name 1"),
-        (["count", "count"], ValueError, "more than once"),
+        ([1], TypeError, "a name must be .* but it is 1"),
+        (["count", "count"], ValueError, r"\(.info., .count.\) more than once"),
         (["final_obs"], ValueError, "under 'next'"),
         ({"count": 3}, TypeError, r"info_keys\['count'\]"),
+        (
+            ["nested/absent"],
+            ValueError,
+            r"'nested/absent'.*'nested', 'nested/deep', ",
+        ),
+        ([("nested", "absent")], ValueError, r"\('nested', 'absent'\)"),
+        ([("nested", 1)], TypeError, r"must be a string or a tuple of strings"),
+        (
+            ["nested", "nested/flag"],
+            ValueError,
+            r"'nested'\) and .*'flag'\), of which one ",
+        ),
+        (["count", InfoKey("vector", key=("info", "count"))], ValueError, "more than once"),
     ],
 )
 def test_bad_keys(keys, error, words):
@@ -275,11 +288,107 @@ def test_bad_keys(keys, error, words):
         GymEnv(Scripted(), info_keys=keys)
 
 
+@pytest.mark.parametrize(
+    ("options", "error", "words"),
+    [
+        ({"name": ()}, TypeError, "the name of an InfoKey must be"),
+        ({"name": "count", "key": 3}, TypeError, "the key of an InfoKey must be .* but it is 3"),
+        ({"name": "count", "key": ("next", "count")}, ValueError, "leave 'next' out"),
+        ({"name": "final_info"}, ValueError, "under 'next'"),
+    ],
+)
+def test_bad_info_keys(options, error, words):
+    with pytest.raises(error, match=words):
+        InfoKey(**options)
+
+
+@pytest.mark.parametrize("key", ["observation", "reward", "action", ("done", "count")])
+def test_a_key_that_is_taken(key):
+    with pytest.raises(ValueError, match="pass another key"):
+        GymEnv(Scripted(), info_keys=[InfoKey("count", key=key)])
+
+
+CHOSEN = [
+    "count",
+    InfoKey(("nested", "flag"), key="flag"),
+    InfoKey("nested/deep", key=("task", "deep")),
+    InfoKey("vector", Unbounded((3,), torch.float64), key="vector"),
+    "nested/deep/half",
+]
+
+
+@pytest.mark.parametrize("observed", ["array", "dict"])
+@pytest.mark.parametrize("kind", ["single", *MODES])
+def test_keys_that_the_user_chooses(kind, observed):
+    def make():
+        env = Scripted()
+        if observed == "array":
+            return env
+        return gymnasium.wrappers.TransformObservation(
+            env, lambda obs: {"observation": obs}, spaces.Dict(observation=env.observation_space)
+        )
+
+    env = make() if kind == "single" else SyncVectorEnv([make] * 2, autoreset_mode=kind)
+    with Collector(
+        GymEnv(env, info_keys=CHOSEN), None, frames_per_batch=24, total_frames=48
+    ) as collector:
+        for batch in collector:
+            if ("collector", "mask") in batch.keys(True):
+                batch = batch[batch["collector", "mask"]]
+            for rows in (batch, batch["next"]):
+                episode, steps, _ = rows["observation"].split(1, -1)
+                assert (rows["info", "count"] == 100 * episode + steps).all()
+                assert (rows["flag"] == (steps % 2 == 1)).all()
+                assert rows["flag"].dtype is torch.bool
+                assert (rows["task", "deep", "half"] == steps / 2).all()
+                assert (rows["info", "nested", "deep", "half"] == steps / 2).all()
+                assert rows["vector"].dtype is torch.float64
+                assert (rows["vector"][..., :1] == steps).all()
+                assert set(rows["info"].keys()) == {"count", "nested"}
+
+
+def test_one_of_the_statistics_of_an_episode():
+    keys = ["episode/r", InfoKey(("episode", "l"), key="length")]
+    env = GymEnv(RecordEpisodeStatistics(Scripted()), info_keys=keys)
+    with Collector(env, mask_policy, frames_per_batch=40) as collector:
+        batch = next(iter(collector))
+    done = batch["next", "done"]
+    assert (batch["next", "length"] == 4 * done).all()
+    assert (batch["next", "info", "episode", "r"] == 4.0 * done).all()
+    assert list(batch["info"].keys(True, True)) == [("episode", "r")]
+
+
+def test_a_name_with_a_slash_comes_before_a_nested_one():
+    class Both(Scripted):
+        def shown(self):
+            obs, info = super().shown()
+            return obs, info | {"nested/flag": 5.0}
+
+    env = GymEnv(Both(), info_keys=["nested/flag", ("nested", "flag")])
+    td = env.reset()
+    assert td["info", "nested/flag"] == 5
+    assert not td["info", "nested", "flag"]
+    env.close()
+    # With a layout, a name is never split.
+    env = GymEnv(Scripted(), info_keys={"nested/flag": spaces.Box(0, 9, (1,))})
+    assert list(env.reset()["info"].keys()) == ["nested/flag"]
+    env.close()
+
+
+def test_chosen_keys_of_an_id_are_kept_when_it_is_made_again():
+    env = GymEnv(registered(), info_keys=CHOSEN)
+    before = env.full_observation_spec
+    env.rebuild()
+    assert env.full_observation_spec == before
+    assert ("task", "deep", "half") in env.full_observation_spec.keys(True, True)
+    env.close()
+
+
 def test_an_observation_named_info():
     env = gymnasium.wrappers.TransformObservation(
         Scripted(), lambda obs: {"info": obs}, spaces.Dict({"info": Scripted().observation_space})
     )
-    with pytest.raises(ValueError, match="rename it"):
+    with pytest.raises(ValueError, match="or rename the observation"):
         GymEnv(env, info_keys=["count"])
 
 
@@ -313,7 +422,7 @@ def pushing(td):
 
 def test_envpool():
     envpool = pytest.importorskip("envpool")
-    with pytest.raises(ValueError, match=r"\['absent'\].*elapsed_step"):
+    with pytest.raises(ValueError, match=r"'absent'.*elapsed_step"):
         GymEnv(envpool.make_gymnasium("CartPole-v1", num_envs=2), info_keys=["absent"])
     for path in ("array", "tensordict"):
         env = envpool.make_gymnasium("CartPole-v1", num_envs=2, seed=1)

@@ -40,6 +40,16 @@ EnvKwargs = Annotated[
         "They are passed to the function; with an id, to trawl.envs.GymEnv and gymnasium.make.",
     ),
 ]
+InfoNames = Annotated[
+    tuple[str, ...],
+    tyro.conf.arg(
+        metavar="NAME ...",
+        help_behavior_hint="",
+        help="Entries of the environment's info that become entries of each frame, such as\n"
+        'action_mask, or episode/r for an element of info["episode"].\n'
+        'The policy can read them under ("info", NAME).',
+    ),
+]
 PolicyName = Annotated[
     str,
     tyro.conf.arg(
@@ -87,6 +97,7 @@ class CollectArguments:
 
     env: EnvName
     env_kwargs: EnvKwargs = None
+    info_keys: InfoNames = ()
     policy: PolicyName = "random"
 
     deterministic: Flag = False
@@ -179,6 +190,7 @@ class EvaluateArguments:
 
     env: EnvName
     env_kwargs: EnvKwargs = None
+    info_keys: InfoNames = ()
     policy: PolicyName = "random"
 
     episodes: Annotated[int, _number()] = 20
@@ -225,6 +237,7 @@ class TuneArguments:
 
     env: EnvName
     env_kwargs: EnvKwargs = None
+    info_keys: InfoNames = ()
     policy: PolicyName = "random"
 
     budget: Annotated[float, tyro.conf.arg(metavar="SECONDS")] = 60.0

@@ -82,7 +82,7 @@ def collect(args: CollectArguments) -> int:
 
 def _facts(args: CollectArguments, started: datetime, seed: int) -> dict[str, Any]:
     """Returns facts about a collection, for the dataset's record."""
-    facts = {
+    facts: dict[str, Any] = {
         "env": args.env,
         "policy": args.policy,
         "policy_sha256": fingerprint(args.policy),
@@ -95,6 +95,8 @@ def _facts(args: CollectArguments, started: datetime, seed: int) -> dict[str, An
     }
     if kwargs := env_kwargs(args):
         facts["env_kwargs"] = kwargs
+    if args.info_keys:
+        facts["info_keys"] = list(args.info_keys)
     if args.deterministic:
         facts["deterministic"] = True
     if args.trace is not None:

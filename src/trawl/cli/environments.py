@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -15,7 +15,7 @@ from trawl.cli.arguments import CollectArguments, EvaluateArguments, TuneArgumen
 from trawl.cli.errors import CliError, describe, message_of
 from trawl.cli.references import find, load_module, split
 from trawl.envs.base import TensorDictEnv
-from trawl.envs.build import env_of_id
+from trawl.envs.build import env_of_id, is_env, is_tensordict_env
 from trawl.envs.gym import GymEnv
 from trawl.envs.ids import is_known
 from trawl.envs.parallel import ParallelEnv
@@ -32,10 +32,12 @@ class EnvFactory:
     Args:
         text: ``module:name``, as the user passed it.
         kwargs: arguments of the function or, with an id, of ``GymEnv``.
+        info_keys: names of entries of the environment's info that become observations.
     """
 
     text: str
     kwargs: dict[str, Any] = field(default_factory=dict)
+    info_keys: list[str] = field(default_factory=list)
 
     def __call__(self) -> Any:
         """Returns a new environment.
@@ -45,7 +47,21 @@ class EnvFactory:
         """
         name = split(self.text)[1]
         factory = self.find()
-        return GymEnv(name, **self.kwargs) if factory is None else factory(**self.kwargs)
+        if factory is None:
+            return GymEnv(name, **_with_info(self.kwargs, self.info_keys))
+        made = factory(**self.kwargs)
+        return self._observed(made) if self.info_keys else made
+
+    def _observed(self, made: Any) -> Any:
+        """Returns the function's environment with entries of its info."""
+        if isinstance(made, str):
+            return env_of_id(made, info_keys=self.info_keys)
+        if is_tensordict_env(made) or not is_env(made):
+            raise CliError(
+                f"--info-keys can't be used with {self.text}, which returns {made!r}: in the "
+                "function, pass info_keys to the object that makes it, such as GymEnv"
+            )
+        return GymEnv(made, info_keys=self.info_keys)
 
     def find(self) -> Any:
         """Returns the function; None for an id that the module registers.
@@ -115,7 +131,13 @@ def env_kwargs(args: UsesEnv) -> dict[str, Any]:
             "--env-kwargs must be a JSON object, such as '{\"g\": 9.8}', but it is "
             f"{args.env_kwargs}"
         )
+    if "info_keys" in found and args.info_keys:
+        raise CliError("--env-kwargs has info_keys, and so has --info-keys: pass one of them")
     return found
+
+
+def _with_info(kwargs: dict[str, Any], info_keys: Sequence[str]) -> dict[str, Any]:
+    return {**kwargs, "info_keys": list(info_keys)} if info_keys else kwargs
 
 
 def env_source(args: UsesEnv) -> Any:
@@ -131,10 +153,11 @@ def env_source(args: UsesEnv) -> Any:
     is_id = is_known(args.env) or not module
     is_name = all(part.isidentifier() for part in name.split("."))
     if module.endswith(".py") or (is_name and not is_id):
-        factory = EnvFactory(args.env, kwargs)
+        factory = EnvFactory(args.env, kwargs, list(args.info_keys))
         if factory.find() is not None or module.endswith(".py"):
             return factory
-    return partial(env_of_id, args.env, **kwargs) if kwargs else args.env
+    options = _with_info(kwargs, args.info_keys)
+    return partial(env_of_id, args.env, **options) if options else args.env
 
 
 def build_unchecked(args: UsesEnv, source: Any) -> Any:
@@ -201,7 +224,8 @@ def _loose_leaves(env: TensorDictEnv) -> Iterator[tuple[Any, Any]]:
 
 def env_of_minari(args: CollectArguments) -> Any:
     """Returns the argument ``env`` for a MinariSink: an id, an environment, or None."""
-    source = env_source(args)
+    # Minari has a place of its own for infos, so the environment's own spaces are used.
+    source = env_source(replace(args, info_keys=()))
     if isinstance(source, str):
         return source
     env = build_env(source)

@@ -90,6 +90,7 @@ def _facts(args: EvaluateArguments, started: datetime, result: EvaluationResult)
     facts: dict[str, Any] = {
         "env": args.env,
         "env_kwargs": env_kwargs(args),
+        "info_keys": list(args.info_keys),
         "policy": args.policy,
         "policy_sha256": fingerprint(args.policy),
         "stochastic": args.stochastic,

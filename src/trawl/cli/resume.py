@@ -43,6 +43,7 @@ def previous_facts(args: CollectArguments, directory: Path) -> dict[str, Any]:
     limit = "max_frames_per_traj"
     _same(directory, "--max-frames-per-traj", made.get(limit), args.max_frames_per_traj)
     _same(directory, "--env-kwargs", facts.get("env_kwargs"), env_kwargs(args) or None)
+    _same(directory, "--info-keys", facts.get("info_keys"), list(args.info_keys) or None)
     _same(directory, "--deterministic", bool(facts.get("deterministic")), args.deterministic)
     if args.seed is not None:
         _same(directory, "--seed", facts.get("seed"), args.seed)

@@ -91,6 +91,8 @@ def command_of(args: TuneArguments, candidate: Candidate) -> str:
         value = getattr(args, name)
         if value not in (None, "random"):
             words += [f"--{name.replace('_', '-')}", str(value)]
+    if args.info_keys:
+        words += ["--info-keys", *args.info_keys]
     if candidate.envs > 1:
         words += ["--envs", str(candidate.envs)]
     if candidate.env_processes:

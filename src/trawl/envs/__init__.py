@@ -2,6 +2,7 @@
 
 from trawl.envs.dm import DMEnv
 from trawl.envs.gym import GymEnv
+from trawl.envs.info_keys import InfoKey
 from trawl.envs.masks import ObserveActionMask
 from trawl.envs.parallel import ParallelEnv
 from trawl.envs.pettingzoo import PettingZooEnv
@@ -12,6 +13,7 @@ from trawl.envs.vmas_env import VmasEnv
 __all__ = [
     "DMEnv",
     "GymEnv",
+    "InfoKey",
     "ObserveActionMask",
     "ParallelEnv",
     "PettingZooEnv",

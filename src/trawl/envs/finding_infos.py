@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -12,12 +12,23 @@ from gymnasium.vector import SyncVectorEnv, VectorWrapper
 
 from trawl.envs.autoreset import autoreset_mode
 from trawl.envs.final_obs import marks_presence
+from trawl.envs.info_keys import (
+    InfoEntry,
+    InfoKey,
+    InfoKeys,
+    as_array,
+    box,
+    check_keys_differ,
+    given_entries,
+    space_of,
+)
 from trawl.envs.info_wrappers import InfoEnvPool, InfoSingle, InfoVector
-from trawl.envs.infos import InfoKeys, InfoLayout, as_array, box, given_spaces, space_of
+from trawl.envs.infos import INFO_KEY, InfoLayout
 from trawl.envs.making import single_spaces
 from trawl.envs.masks import newest_masks
 from trawl.envs.pool import is_pool
 from trawl.envs.vector import is_envpool, is_vector_env
+from trawl.keys import Key, show_key
 
 # Steps that are taken to see values, at most.
 _STEPS = 1000
@@ -29,7 +40,7 @@ _OUTCOME = frozenset({"reward", "done", "trunc", "discount", "step_type"})
 
 def with_infos(
     env: Any, info_keys: InfoKeys, mode: Any = None, spare: Callable[[], Any] | None = None
-) -> tuple[Any, dict[str, Space[Any]]]:
+) -> tuple[Any, list[InfoKey]]:
     """Wraps an environment so that its observations have entries of its info.
 
     Args:
@@ -40,15 +51,15 @@ def with_infos(
             to look for them in ``env``.
 
     Returns:
-        The environment, and the space of each entry.
+        The environment, and the entries with their spaces and keys.
 
     Raises:
         TypeError: if ``info_keys`` is of another type.
-        ValueError: if ``info_keys`` has a name that the info lacks.
+        ValueError: if ``info_keys`` has a name that the info lacks, or keys that clash.
     """
-    given = given_spaces(info_keys)
+    given = given_entries(info_keys)
     if not given:
-        return env, {}
+        return env, []
     if is_pool(env) and not is_envpool(env):
         raise ValueError(
             f"info_keys can't be used with {type(env).__name__} and a batch_size below num_envs: "
@@ -56,44 +67,84 @@ def with_infos(
         )
     try:
         found = _find(env, given, spare)
+        entries = [(path, given[i].key or (INFO_KEY, *path), space) for i, path, space in found]
+        check_keys_differ([key for _, key, _ in entries])
+        layout = InfoLayout(entries)
+        wrapped = _wrap(env, layout, mode)
     except Exception:
         if spare is not None:
             env.close()
         raise
-    layout = InfoLayout(found)
+    return wrapped, [InfoKey(path, space, key) for path, key, space in entries]
+
+
+def _wrap(env: Any, layout: InfoLayout, mode: Any) -> Any:
     if is_envpool(env):
-        return InfoEnvPool(env, layout, single_spaces(env, True)[0]), found
+        return InfoEnvPool(env, layout, single_spaces(env, True)[0])
     if not is_vector_env(env):
-        return InfoSingle(env, layout), found
+        return InfoSingle(env, layout)
     same_step = autoreset_mode(env, mode).value == "SameStep"
-    outside = tuple(name for name in _statistics(env, VectorWrapper) if name in found)
-    return InfoVector(env, layout, same_step, outside), found
+    names = {leaf.path[0] for leaf in layout.leaves}
+    outside = tuple(name for name in _statistics(env, VectorWrapper) if name in names)
+    return InfoVector(env, layout, same_step, outside)
 
 
 def _find(
-    env: Any, given: Mapping[str, Space[Any] | None], spare: Callable[[], Any] | None
-) -> dict[str, Space[Any]]:
-    known = {name: space for name, space in given.items() if space is not None}
-    missing = [name for name in given if name not in known]
+    env: Any, given: Sequence[InfoEntry], spare: Callable[[], Any] | None
+) -> list[tuple[int, Key, Space[Any]]]:
+    """Returns the number, the path and the space of each entry."""
+    known: dict[str, Space[Any]] = {}
+    missing = [entry for entry in given if entry.space is None]
     if is_envpool(env):
-        found = _declared(env)
+        known = _declared(env)
     else:
-        found = {name: _episode() for name in _all_statistics(env)}
-        if not set(missing) <= set(found):
+        known = {name: _episode() for name in _all_statistics(env)}
+        wanted = [entry for entry in missing if _located(entry, known) is None]
+        if wanted:
             probed = env if spare is None else spare()
             try:
-                found = {**_probe(probed, set(missing) - set(found)), **found}
+                known = {**_probe(probed, wanted), **known}
             finally:
                 if probed is not env:
                     probed.close()
-    absent = [name for name in missing if name not in found]
-    if absent:
-        raise ValueError(
-            f"info_keys has {absent}, but the info of {env} has only {sorted(found)}. If a name "
-            "appears later than the first episodes, state its space: "
-            f"info_keys={{{absent[0]!r}: gymnasium.spaces.Box(...)}}"
-        )
-    return {name: known[name] if name in known else found[name] for name in given}
+    found = []
+    for index, entry in enumerate(given):
+        located = (entry.path, entry.space) if entry.space is not None else _located(entry, known)
+        if located is None:
+            raise ValueError(_absent(env, entry.path, known))
+        found.append((index, *located))
+    return found
+
+
+def _located(entry: InfoEntry, known: Mapping[str, Any]) -> tuple[Key, Any] | None:
+    """Returns the path of an entry, and its space or value; None if there is none."""
+    for path in entry.paths():
+        value: Any = known
+        for name in path:
+            inner = value.spaces if isinstance(value, spaces.Dict) else value
+            value = inner.get(name) if isinstance(inner, Mapping) else None
+        if value is not None:
+            return path, value
+    return None
+
+
+def _absent(env: Any, path: Key, known: Mapping[str, Any]) -> str:
+    shown = show_key(path)
+    return (
+        f"info_keys has {shown}, but the info of {env} has only {_names(known)}. If the entry "
+        "appears later than the first episodes, state its space: "
+        f"info_keys={{{shown}: gymnasium.spaces.Box(...)}}"
+    )
+
+
+def _names(known: Mapping[str, Any]) -> list[str]:
+    """Returns the names of all entries; those of nested entries are joined with slashes."""
+    names = []
+    for name, space in known.items():
+        names.append(name)
+        if isinstance(space, spaces.Dict):
+            names += [f"{name}/{inner}" for inner in _names(space.spaces)]
+    return sorted(names)
 
 
 def _episode() -> Space[Any]:
@@ -130,7 +181,7 @@ def _declared(env: Any) -> dict[str, Space[Any]]:
     return found
 
 
-def _probe(env: Any, wanted: set[str]) -> dict[str, Space[Any]]:
+def _probe(env: Any, wanted: Sequence[InfoEntry]) -> dict[str, Space[Any]]:
     """Returns the spaces of the entries that appear in a reset and some random steps."""
     batched = is_vector_env(env)
     action_space = copy.deepcopy(env.action_space)
@@ -141,7 +192,7 @@ def _probe(env: Any, wanted: set[str]) -> dict[str, Space[Any]]:
     for step in range(_STEPS):
         for one in _rows(info, env.num_envs) if batched else [info]:
             found = _merged(_merged(found, one), one.get("final_info"))
-        if step >= _LEAST and wanted <= found.keys():
+        if step >= _LEAST and all(_located(entry, found) for entry in wanted):
             break
         masks = newest_masks(masks, info if batched else [info])
         result = env.step(_sample(action_space, masks))

@@ -22,8 +22,8 @@ from trawl.envs.capture import capture, restore
 from trawl.envs.capture.history import PoolLog
 from trawl.envs.dm import DMEnv
 from trawl.envs.finding_infos import with_infos
+from trawl.envs.info_keys import InfoKeys
 from trawl.envs.info_wrappers import keep_masks
-from trawl.envs.infos import InfoKeys
 from trawl.envs.logged import LoggedEnv
 from trawl.envs.making import check_keys, check_replacement, make, single_spaces, wrapped
 from trawl.envs.masks import MASK_KEY, MaskKeeper, flat_mask, mask_keeper
@@ -63,10 +63,11 @@ class GymEnv(LoggedEnv):
             ``gymnasium.vector.AutoresetMode`` or its value: ``"NextStep"``, ``"SameStep"`` or
             ``"Disabled"``. It is required if the environment's metadata has no
             ``"autoreset_mode"``. With an id, the vector environment is made in this mode.
-        info_keys: names of entries of ``info`` that become observations, as a list of names or as
-            a mapping from names to spaces. An entry ``"name"`` has the key ``("info", "name")``.
-            Where an info lacks the entry, it is zero. Without a space, the layout is found in
-            random steps of another environment or, if ``env`` is an object, of ``env`` itself.
+        info_keys: entries of ``info`` that become observations, as a list of names or of
+            :class:`InfoKey`, or as a mapping from names to spaces. An entry ``"name"`` has the key
+            ``("info", "name")``, unless an ``InfoKey`` states another one. Where an info lacks the
+            entry, it is zero. Without a space, the layout is found in random steps of another
+            environment or, if ``env`` is an object, of ``env`` itself.
         device: device of the returned TensorDicts. With None, the TensorDicts have no device, and
             their tensors are on the CPU.
         **kwargs: further arguments of ``gymnasium.make`` (with ``num_envs``, of

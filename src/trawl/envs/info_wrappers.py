@@ -17,7 +17,7 @@ from gymnasium.vector.utils import batch_space
 from typing_extensions import override
 
 from trawl.envs.final_obs import final_sample
-from trawl.envs.infos import INFO_KEY, InfoLayout, InfoLeaf
+from trawl.envs.infos import InfoLayout, InfoLeaf
 from trawl.envs.masks import MaskKeeper
 from trawl.envs.spaces import SpaceCodec
 from trawl.memory import Array, Mask
@@ -35,7 +35,7 @@ class InfoMerger:
         layout: layout of the entries.
 
     Raises:
-        ValueError: if the observation space is a Dict with an entry ``"info"``.
+        ValueError: if an observation has the name of an entry.
     """
 
     def __init__(self, observed: Space[Any], layout: InfoLayout) -> None:
@@ -44,18 +44,24 @@ class InfoMerger:
         observed = copy.deepcopy(observed)
         self._nested = isinstance(observed, spaces.Dict)
         parts = dict(observed.spaces) if isinstance(observed, spaces.Dict) else {}
-        if INFO_KEY in parts:
-            raise ValueError(
-                f"info_keys adds an entry {INFO_KEY!r} to the observation, which already has one: "
-                "rename it with a wrapper"
-            )
-        self.space = spaces.Dict(
-            {**(parts if self._nested else {"observation": observed}), INFO_KEY: layout.space}
-        )
+        if not self._nested:
+            parts["observation"] = observed
+        for name in layout.space.spaces:
+            if name in parts:
+                raise ValueError(
+                    f"info_keys adds an entry {name!r} to the observation, which already has one: "
+                    "pass another key, as in InfoKey(..., key=...), or rename the observation "
+                    "with a wrapper"
+                )
+        self.space = spaces.Dict({**parts, **layout.space.spaces})
 
     def __call__(self, obs: Any, infos: dict[str, Any]) -> dict[str, Any]:
         """Returns an observation with entries of the info."""
-        return {**obs, INFO_KEY: infos} if self._nested else {"observation": obs, INFO_KEY: infos}
+        return {**obs, **infos} if self._nested else {"observation": obs, **infos}
+
+    def observed(self, path: tuple[Any, ...]) -> tuple[Any, ...]:
+        """Returns the path of a merged observation in the observation without the info."""
+        return path if self._nested else path[1:]
 
 
 class InfoSingle(gymnasium.Wrapper[Any, Any, Any, Any]):
@@ -66,22 +72,29 @@ class InfoSingle(gymnasium.Wrapper[Any, Any, Any, Any]):
         self._merge = InfoMerger(env.observation_space, layout)
         self.observation_space = self._merge.space
 
-    def direct_leaves(self, codec: SpaceCodec) -> list[InfoLeaf] | None:
-        """Returns the leaves of the merged observations before the last one.
+    def direct_leaves(self, codec: SpaceCodec) -> dict[int, InfoLeaf] | None:
+        """Returns the leaves of the info among those of the merged observations, by their index.
 
-        If the last leaf is the whole observation, and the others are entries at the top of the
-        info, a caller may step the wrapped environment and read them itself. In other cases,
-        returns None.
+        If no leaf has to be encoded, a caller may step the wrapped environment, read these leaves
+        from the info itself, and the others from the observation. In other cases, returns None.
 
         Args:
             codec: codec of the merged observations.
         """
-        leaves = self._merge.layout.leaves
-        # Gymnasium sorts the entries of a Dict space.
-        keys = [*((INFO_KEY, *leaf.path) for leaf in leaves), ("observation",)]
-        flat = all(len(leaf.path) == 1 for leaf in leaves)
-        direct = flat and codec.verbatim and [leaf.key for leaf in codec.leaves] == keys
-        return leaves if direct else None
+        infos = {leaf.key: leaf for leaf in self._merge.layout.leaves}
+        return (
+            {
+                index: infos[leaf.path]
+                for index, leaf in enumerate(codec.leaves)
+                if leaf.path in infos
+            }
+            if codec.verbatim
+            else None
+        )
+
+    def observed(self, path: tuple[Any, ...]) -> tuple[Any, ...]:
+        """Returns the path of a merged observation in the observation without the info."""
+        return self._merge.observed(path)
 
     @override
     def reset(self, **kwargs: Any) -> Any:

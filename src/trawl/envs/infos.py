@@ -15,43 +15,12 @@ from typing import Any
 import numpy as np
 import torch
 from gymnasium import Space, spaces
-from typing_extensions import override
 
-from trawl.envs.final_obs import FINAL_OBS
+from trawl.envs.info_keys import as_array
+from trawl.keys import Key
 from trawl.memory import Array, Mask
 
 INFO_KEY = "info"
-InfoKeys = Sequence[str] | Mapping[str, Any]
-
-_RESERVED = (*FINAL_OBS, "final_info")
-
-
-class AnyValue(Space[Any]):
-    """Space of values without a fixed layout, such as text, that are stored unchanged."""
-
-    def __init__(self) -> None:
-        super().__init__()
-
-    @override
-    def sample(self, mask: Any = None, probability: Any = None) -> None:
-        return None
-
-    @override
-    def contains(self, x: Any) -> bool:
-        return True
-
-    @property
-    @override
-    def is_np_flattenable(self) -> bool:
-        return False
-
-    @override
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, AnyValue)
-
-    @override
-    def __repr__(self) -> str:
-        return "AnyValue()"
 
 
 @dataclass(frozen=True, eq=False)
@@ -59,16 +28,27 @@ class InfoLeaf:
     """One value in the info.
 
     Attributes:
-        path: names that lead to the value.
+        path: names that lead to the value in the info.
+        key: names that lead to the value in the observation.
         shape: shape of the value.
         dtype: dtype of the value; None if the value is stored unchanged.
         blank: value for a step or a reset whose info lacks the entry.
     """
 
-    path: tuple[str, ...]
+    path: Key
+    key: Key
     shape: tuple[int, ...]
     dtype: np.dtype[Any] | None
     blank: Any
+
+    def find(self, info: Mapping[str, Any]) -> Any:
+        """Returns the value in the info of a single environment; a blank value if it is missing."""
+        value: Any = info
+        for name in self.path:
+            if not isinstance(value, Mapping) or name not in value:
+                return self.blank
+            value = value[name]
+        return value
 
     def read(self, value: Any) -> Any:
         """Returns a value in the leaf's shape and dtype; a value of None counts as missing.
@@ -78,7 +58,7 @@ class InfoLeaf:
             TypeError: if the value can't be converted to the dtype without loss.
         """
         if self.dtype is None:
-            return value
+            return self.blank if value is None else value
         if (
             value.__class__ is np.ndarray
             and value.dtype is self.dtype
@@ -159,25 +139,20 @@ class InfoLayout:
     """Entries of an environment's info, with their layout.
 
     Args:
-        entries: the space of each entry.
+        entries: the path, the key and the space of each entry.
     """
 
-    def __init__(self, entries: Mapping[str, Space[Any]]) -> None:
-        self.space = spaces.Dict(dict(entries))
-        self.leaves = list(_leaves(self.space, ()))
-        self._single = [(leaf, leaf.path[0], leaf.path[1:]) for leaf in self.leaves]
-        self._flat = all(len(leaf.path) == 1 for leaf in self.leaves)
+    def __init__(self, entries: Iterable[tuple[Key, Key, Space[Any]]]) -> None:
+        nest: dict[str, Any] = {}
+        self.leaves: list[InfoLeaf] = []
+        for path, key, space in entries:
+            _place(nest, key, space)
+            self.leaves.extend(_leaves(space, path, key))
+        self.space = _dict_space(nest)
 
     def sample(self, info: Mapping[str, Any]) -> dict[str, Any]:
         """Returns the entries in the info of a single environment, nested as in ``space``."""
-        if self._flat:
-            return {name: leaf.read(info.get(name, leaf.blank)) for leaf, name, _ in self._single}
-        values = []
-        for leaf, name, rest in self._single:
-            value = info.get(name)
-            found = _at(value, rest) if rest else value
-            values.append(leaf.blank if found is None else leaf.read(found))
-        return self.nest(values)
+        return self.nest(leaf.read(leaf.find(info)) for leaf in self.leaves)
 
     def columns(self, num_envs: int) -> list[Any]:
         """Returns blank values of each leaf for a batch of environments."""
@@ -209,11 +184,19 @@ class InfoLayout:
         """Returns values of the leaves, nested as in ``space``."""
         result: dict[str, Any] = {}
         for leaf, value in zip(self.leaves, values, strict=True):
-            place = result
-            for name in leaf.path[:-1]:
-                place = place.setdefault(name, {})
-            place[leaf.path[-1]] = value
+            _place(result, leaf.key, value)
         return result
+
+
+def _place(nest: dict[str, Any], key: Key, value: Any) -> None:
+    for name in key[:-1]:
+        nest = nest.setdefault(name, {})
+    nest[key[-1]] = value
+
+
+def _dict_space(nest: Mapping[str, Any]) -> spaces.Dict:
+    parts = {name: _dict_space(v) if isinstance(v, dict) else v for name, v in nest.items()}
+    return spaces.Dict(parts)
 
 
 def _at(value: Any, path: Sequence[str]) -> Any:
@@ -225,99 +208,16 @@ def _at(value: Any, path: Sequence[str]) -> Any:
     return value
 
 
-def _leaves(space: spaces.Dict, path: tuple[str, ...]) -> Iterable[InfoLeaf]:
-    for name, child in space.spaces.items():
-        place = (*path, name)
-        if isinstance(child, spaces.Dict):
-            yield from _leaves(child, place)
-        elif isinstance(child, (spaces.Box, spaces.MultiBinary)):
-            assert child.shape is not None
-            yield InfoLeaf(place, child.shape, child.dtype, np.zeros(child.shape, child.dtype))
-        elif isinstance(child, (spaces.Discrete, spaces.MultiDiscrete)):
-            assert child.shape is not None
-            blank = np.full(child.shape, child.start, child.dtype)
-            yield InfoLeaf(place, child.shape, child.dtype, blank)
-        else:
-            blank_text = "" if isinstance(child, spaces.Text) else None
-            yield InfoLeaf(place, (), None, blank_text)
-
-
-def as_array(value: Any) -> Array | None:
-    """Returns numbers as an array; None if a value is not a number or an array of numbers."""
-    if isinstance(value, torch.Tensor):
-        value = value.detach().cpu().numpy()
-    try:
-        array = np.asarray(value)
-    except ValueError:  # lists of different lengths
-        return None
-    return array if array.dtype.kind in "biuf" else None
-
-
-def box(shape: Sequence[int], dtype: Any) -> spaces.Box:
-    """Returns the space of all arrays of a shape and dtype; numbers become vectors of length 1."""
-    kind = np.dtype(dtype)
-    low: float = -np.inf
-    high: float = np.inf
-    if kind.kind == "b":
-        low, high = 0, 1
-    elif kind.kind in "iu":
-        low, high = int(np.iinfo(kind).min), int(np.iinfo(kind).max)
-    return spaces.Box(low, high, tuple(shape) or (1,), kind.type)
-
-
-def space_of(value: Any) -> Space[Any]:
-    """Returns the space of values that have the same layout as ``value``."""
-    if isinstance(value, Mapping) and value:
-        return spaces.Dict({str(name): space_of(child) for name, child in value.items()})
-    array = as_array(value)
-    return AnyValue() if array is None else box(array.shape, array.dtype)
-
-
-def given_spaces(info_keys: InfoKeys) -> dict[str, Space[Any] | None]:
-    """Returns the names in ``info_keys`` with the given spaces; None where there is none.
-
-    Raises:
-        TypeError: if ``info_keys`` is neither a list of names nor a mapping from names to spaces.
-        ValueError: if a name is repeated or reserved.
-    """
-    expected = (
-        "info_keys must be a list of names, or a mapping from names to spaces, specs, object or "
-        "None"
-    )
-    if isinstance(info_keys, (str, bytes)) or not isinstance(info_keys, (Sequence, Mapping)):
-        raise TypeError(f"{expected}, but it is {info_keys!r}")
-    for name in info_keys:
-        if not isinstance(name, str):
-            raise TypeError(f"{expected}, but it has a name {name!r}")
-        if name in _RESERVED:
-            raise ValueError(
-                f"info_keys has {name!r}, which vector environments use for the end of episodes: "
-                "batches have the last observations under 'next'"
-            )
-    if isinstance(info_keys, Mapping):
-        return {name: _given(name, spec) for name, spec in info_keys.items()}
-    if len(set(info_keys)) < len(info_keys):
-        raise ValueError(f"info_keys has a name more than once: {list(info_keys)!r}")
-    return dict.fromkeys(info_keys)
-
-
-def _given(name: str, spec: Any) -> Space[Any] | None:
-    if spec is None or isinstance(spec, Space):
-        return spec
-    if spec is object or spec is str:
-        return AnyValue()
-    if isinstance(spec, Mapping) or (hasattr(spec, "items") and hasattr(spec, "keys")):
-        parts = {str(key): _given(name, part) for key, part in spec.items()}
-        if None not in parts.values():
-            return spaces.Dict(parts)  # type: ignore[arg-type]
-    shape, dtype = getattr(spec, "shape", None), getattr(spec, "dtype", None)
-    if shape is not None and isinstance(dtype, (torch.dtype, np.dtype)):
-        kind = (
-            torch.empty(0, dtype=dtype).numpy().dtype if isinstance(dtype, torch.dtype) else dtype
-        )
-        return box(shape, kind)
-    raise TypeError(
-        f"info_keys[{name!r}] must be a gymnasium space, a spec with a shape and a dtype, a "
-        f"mapping of these, object (for text and other values without a layout) or None, but it "
-        f"is {spec!r}"
-    )
+def _leaves(space: Space[Any], path: Key, key: Key) -> Iterable[InfoLeaf]:
+    if isinstance(space, spaces.Dict):
+        for name, child in space.spaces.items():
+            yield from _leaves(child, (*path, name), (*key, name))
+    elif isinstance(space, (spaces.Box, spaces.MultiBinary)):
+        assert space.shape is not None
+        yield InfoLeaf(path, key, space.shape, space.dtype, np.zeros(space.shape, space.dtype))
+    elif isinstance(space, (spaces.Discrete, spaces.MultiDiscrete)):
+        assert space.shape is not None
+        blank = np.full(space.shape, space.start, space.dtype)
+        yield InfoLeaf(path, key, space.shape, space.dtype, blank)
+    else:
+        yield InfoLeaf(path, key, (), None, "" if isinstance(space, spaces.Text) else None)

@@ -120,7 +120,7 @@ def check_keys(observed: SpaceCodec, acted: SpaceCodec) -> None:
             raise ValueError(
                 f"the environment has an observation {show_key(key)}, but a frame needs that key "
                 f"for an action, or for something else ({', '.join(_RESERVED)}): rename the "
-                "observation with a wrapper"
+                "observation with a wrapper; for an entry of info, pass another key"
             )
 
 

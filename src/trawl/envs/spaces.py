@@ -89,7 +89,7 @@ class SpaceCodec:
         self.space = space
         self.leaves = list(_leaves(space, (root,), (), categorical, top=True))
         self._encoders = [_encoder(leaf) for leaf in self.leaves]
-        self._pick = _picker([leaf.path for leaf in self.leaves])
+        self._pick = picker([leaf.path for leaf in self.leaves])
         # The leaves that need encoding.
         self._encoded = [(i, one) for i, one in enumerate(self._encoders) if one is not None]
         self._decoders = [_decoder(leaf) for leaf in self.leaves]
@@ -136,7 +136,7 @@ class SpaceCodec:
         return _nest(self.space, iter(parts))
 
 
-def _picker(paths: Sequence[tuple[Any, ...]]) -> Callable[[Any], list[Any]]:
+def picker(paths: Sequence[tuple[Any, ...]]) -> Callable[[Any], list[Any]]:
     """Returns a function that returns the parts of a sample at the given paths."""
     if len(paths) > 1 and all(len(path) == 1 for path in paths):
         pick = itemgetter(*(path[0] for path in paths))

@@ -28,6 +28,7 @@ from trawl.keys import DONE, MASK, REWARD, TERMINATED, TRUNCATED, as_key, next_o
 from trawl.memory import Array
 from trawl.rollout.batch_writer import StepFn
 from trawl.rollout.episodes import EpisodeTracker, StepArrays
+from trawl.rollout.observation_rows import ObservationRows, leaf_reader
 
 
 class ArrayStepper(Protocol):
@@ -59,8 +60,7 @@ class SingleStepper(ArrayStepper):
 
     def __init__(self, env: GymEnv) -> None:
         self.env = env
-        infos = _direct_leaves(env) or []
-        self._observed = _Observations(env.observation_codec, (), [leaf.read for leaf in infos])
+        self._observed = ObservationRows(env.observation_codec, (), _direct_leaves(env))
 
     @override
     def reset(self, view: StepArrays, mask: NDArray[np.bool_] | None, **kwargs: Any) -> None:
@@ -77,9 +77,6 @@ class SingleStepper(ArrayStepper):
         gym_step = env.env.step
         gym_reset = env.env.reset if env.log is None else env.reset_simulator
         index, view = view.first, view.single()
-        keys = self._observed.keys
-        next_rows = [view.rows(next_of(key), start, stop) for key in keys]
-        root_rows = [view.following(key, start, stop) for key in keys]
         read_action = _action_reader(env.action_codec, view, start, stop)
         terminations, truncations, dones = (
             view.arrays[key][start:stop, 0] for key in (TERMINATED, TRUNCATED, DONE)
@@ -101,7 +98,9 @@ class SingleStepper(ArrayStepper):
             return gym_reset()[0]
 
         if self._observed.is_array:
-            (next_row,), (root_row,) = next_rows, root_rows
+            (key,) = self._observed.keys
+            next_row = view.rows(next_of(key), start, stop)
+            root_row = view.following(key, start, stop)
             (shape,), checked = self._observed.shapes, self._observed.checked
             (dtype,) = self._observed.dtypes
             latest = view.latest
@@ -131,9 +130,8 @@ class SingleStepper(ArrayStepper):
             return step_array
 
         encode = self._observed.encode
-        write_next, write_root = map(self._observed.writer, (next_rows, root_rows))
-        write_both = self._observed.writer(next_rows, root_rows)
-        gym_step, read_leaves = _leaf_step(env)
+        write_next, write_root, write_both = self._observed.bind(view, start, stop)
+        gym_step, read_leaves = self._leaf_step()
 
         def step(t: int) -> None:
             obs, reward, terminated, truncated, info = gym_step(read_action(t))
@@ -155,22 +153,22 @@ class SingleStepper(ArrayStepper):
 
         return step
 
+    def _leaf_step(self) -> tuple[Callable[[Any], Any], Callable[[Any, Any], list[Any]]]:
+        """Returns a function that steps the environment, and one that reads leaves.
 
-def _leaf_step(env: GymEnv) -> tuple[Callable[[Any], Any], Callable[[Any, Any], list[Any]]]:
-    """Returns a function that steps an environment, and one that reads leaves from its results.
-
-    The second function takes an observation and an info.
-    """
-    direct = _direct_leaves(env)
-    if direct is not None:
-        names = [leaf.path[0] for leaf in direct]
-        return env.env.env.step, lambda obs, info: [*map(info.get, names), obs]
-    encode = env.observation_codec.encode
-    return env.env.step, lambda obs, _: encode(obs)
+        The second function takes an observation and an info, which a step has returned.
+        """
+        env, infos = self.env, _direct_leaves(self.env)
+        if infos is None:
+            encode = self._observed.encode
+            return env.env.step, lambda obs, _: encode(obs)
+        leaves = enumerate(env.observation_codec.leaves)
+        paths = [env.env.observed(leaf.path) for index, leaf in leaves if index not in infos]
+        return env.env.env.step, leaf_reader(list(infos.values()), paths)
 
 
-def _direct_leaves(env: GymEnv) -> list[InfoLeaf] | None:
-    """Returns the leaves that are read from the info without a wrapper, or None."""
+def _direct_leaves(env: GymEnv) -> dict[int, InfoLeaf] | None:
+    """Returns the leaves that are read from the info without a wrapper, by their index."""
     wrapper = env.env
     if not isinstance(wrapper, InfoSingle):
         return None
@@ -225,7 +223,7 @@ class VectorStepper(ArrayStepper):
             raise TypeError(f"{env!r} is not a vector environment")
         self.env = env
         self.num_envs = env.vector.num_envs
-        self._observed = _Observations(env.observation_codec, (self.num_envs,))
+        self._observed = ObservationRows(env.observation_codec, (self.num_envs,))
 
     @property
     def vector(self) -> VectorAdapter:
@@ -293,75 +291,6 @@ class VectorStepper(ArrayStepper):
 
 def _at_limit(episodes: EpisodeTracker, first: int, row: int, num_envs: int) -> Array:
     return np.array([row >= episodes.cutoff(first + index) for index in range(num_envs)])
-
-
-class _Observations:
-    """Writes observations into rows, and rejects those of the wrong shape.
-
-    Args:
-        codec: codec of the observations.
-        batch: shape of the batch of environments.
-        first: functions that convert values of the first leaves, or raise an error.
-    """
-
-    def __init__(
-        self,
-        codec: SpaceCodec,
-        batch: tuple[int, ...],
-        first: Sequence[Callable[[Any], Array]] = (),
-    ) -> None:
-        self.encode = codec.encode
-        self._converters = dict(enumerate(first))
-        self._batch = batch
-        # True if an observation is a single array that is written without encoding.
-        self.is_array = codec.plain and not codec.leaves[0].path
-        self.keys = [leaf.key for leaf in codec.leaves]
-        self._leaves = codec.leaves
-        self.shapes = [(*batch, *leaf.spec.shape) for leaf in codec.leaves]
-        self.dtypes = [leaf.dtype for leaf in codec.leaves if codec.fixed]
-
-    def writer(
-        self, rows: list[list[Array]], more: list[list[Array]] | None = None
-    ) -> Callable[[int, list[Any]], None]:
-        """Returns a function that writes encoded leaves into row ``t``.
-
-        Args:
-            rows: rows of each leaf.
-            more: further rows of each leaf, into which the function writes as well.
-        """
-        checked, dtypes, indices = self.checked, list(self.dtypes), range(len(rows))
-        targets = list(zip(indices, rows, self.shapes, strict=True))
-
-        def write(t: int, leaves: list[Any]) -> None:
-            for (index, target, shape), value in zip(targets, leaves, strict=True):
-                known = value.__class__ is np.ndarray and value.dtype is dtypes[index]
-                if not known or value.shape != shape:
-                    value = checked(index, value)
-                    dtypes[index] = value.dtype
-                target[t][...] = value
-
-        if more is None:
-            return write
-        pairs = list(zip(indices, rows, more, self.shapes, strict=True))
-
-        def write_both(t: int, leaves: list[Any]) -> None:
-            for (index, target, other, shape), value in zip(pairs, leaves, strict=True):
-                known = value.__class__ is np.ndarray and value.dtype is dtypes[index]
-                if not known or value.shape != shape:
-                    value = checked(index, value)
-                    dtypes[index] = value.dtype
-                target[t][...] = value
-                other[t][...] = value
-
-        return write_both
-
-    def checked(self, index: int, value: Any) -> Array:
-        """Returns the value as an array; raises an error if it does not fit the leaf."""
-        if index in self._converters:
-            return self._converters[index](value)
-        array = np.asarray(value)
-        self._leaves[index].check(array, self._batch)
-        return array
 
 
 def from_bfloat16(array: Array) -> Array:

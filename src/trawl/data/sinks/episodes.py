@@ -141,10 +141,12 @@ class EpisodeCodec:
             truncated = done & ~terminated
         return done, terminated, truncated
 
-    def _info(self, entry: Entry, rows: TensorDictBase) -> NDArray[Any]:
+    def _info(self, entry: Entry, rows: TensorDictBase) -> Any:
         values = _values(rows, entry)
         after = entry.key[0] == "next"
-        return np.concatenate([values[:1], values] if after else [values, values[-1:]])
+        array = np.concatenate([values[:1], values] if after else [values, values[-1:]])
+        # Minari writes lists of texts, but no arrays of objects.
+        return array.tolist() if entry.dtype is None else array
 
     # --- from Minari
 

@@ -1,0 +1,243 @@
+"""The argument ``info_keys``: entries of ``info`` that a batch holds, their keys and layouts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from gymnasium import Space, spaces
+from typing_extensions import override
+
+from trawl.envs.final_obs import FINAL_OBS
+from trawl.keys import Key, as_key, show_key
+from trawl.memory import Array
+
+_RESERVED = (*FINAL_OBS, "final_info")
+
+
+@dataclass(frozen=True, eq=False)
+class InfoKey:
+    """Entry of ``info`` that becomes an entry of batches.
+
+    Args:
+        name: name of the entry in ``info``. For an entry of a nested dictionary, a tuple of names,
+            such as ``("episode", "r")``.
+        spec: layout of the entry, as in a mapping that is passed as ``info_keys``: a Gymnasium
+            space, a spec, a mapping of these, ``str``, ``object``, or None to find the layout in
+            the first values.
+        key: key of the entry in a batch, where it is also found under ``"next"``; by default,
+            ``("info", *name)``.
+
+    Raises:
+        TypeError: if ``name`` or ``key`` is neither a string nor a tuple of strings.
+        ValueError: if ``name`` is reserved, or ``key`` begins with ``"next"``.
+
+    Example:
+        >>> from trawl.envs import GymEnv, InfoKey
+        >>> env = GymEnv("FrozenLake-v1", info_keys=[InfoKey("prob", key="probability")])
+        >>> env.reset()["probability"].shape
+        torch.Size([1])
+        >>> env.close()
+    """
+
+    name: str | Sequence[str]
+    spec: Any = None
+    key: str | Sequence[str] | None = None
+
+    def __post_init__(self) -> None:
+        for what, value in (("name", self.name), ("key", self.key)):
+            if value is not None or what == "name":
+                _check_names(f"the {what} of an InfoKey", value)
+        if self.path[0] in _RESERVED:
+            raise ValueError(
+                f"info_keys has {self.path[0]!r}, which vector environments use for the end of "
+                "episodes: batches have the last observations under 'next'"
+            )
+        if self.key is not None and as_key(self.key)[0] == "next":
+            raise ValueError(
+                f"the key of an InfoKey is {self.key!r}, but the entry is both at the root of a "
+                "batch and under 'next': leave 'next' out"
+            )
+
+    @property
+    def path(self) -> Key:
+        """Names that lead to the entry in ``info``."""
+        return as_key(self.name)
+
+
+InfoKeys = Sequence[str | Sequence[str] | InfoKey] | Mapping[Any, Any]
+
+
+def _check_names(what: str, value: Any) -> None:
+    if isinstance(value, str) and value:
+        return
+    is_list = isinstance(value, Sequence) and not isinstance(value, (str, bytes))
+    if not (is_list and len(value) and all(isinstance(part, str) for part in value)):
+        raise TypeError(f"{what} must be a string or a tuple of strings, but it is {value!r}")
+
+
+class AnyValue(Space[Any]):
+    """Space of values without a fixed layout, such as text, that are stored unchanged."""
+
+    def __init__(self) -> None:
+        super().__init__()
+
+    @override
+    def sample(self, mask: Any = None, probability: Any = None) -> None:
+        return None
+
+    @override
+    def contains(self, x: Any) -> bool:
+        return True
+
+    @property
+    @override
+    def is_np_flattenable(self) -> bool:
+        return False
+
+    @override
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, AnyValue)
+
+    @override
+    def __repr__(self) -> str:
+        return "AnyValue()"
+
+
+class AnyText(spaces.Text):
+    """Space of all texts."""
+
+    def __init__(self) -> None:
+        super().__init__(2**31 - 1, min_length=0)
+
+    @override
+    def sample(self, mask: Any = None, probability: Any = None) -> str:
+        return ""
+
+    @override
+    def contains(self, x: Any) -> bool:
+        return isinstance(x, str)
+
+
+@dataclass(frozen=True)
+class InfoEntry:
+    """Entry of ``info`` with everything that ``info_keys`` says about it.
+
+    Attributes:
+        path: names that lead to the entry in ``info``.
+        space: the entry's space; None if it is not known yet.
+        key: key in the batch; None if it follows from ``path``.
+    """
+
+    path: Key
+    space: Space[Any] | None
+    key: Key | None
+
+    def paths(self) -> Iterator[Key]:
+        """Yields the places in ``info`` where the entry may be.
+
+        A name may itself have a slash; otherwise, a slash separates the names of nested entries.
+        """
+        yield self.path
+        if len(self.path) == 1 and "/" in self.path[0] and self.space is None:
+            yield tuple(self.path[0].split("/"))
+
+
+def given_entries(info_keys: InfoKeys) -> list[InfoEntry]:
+    """Returns the entries that ``info_keys`` names.
+
+    Raises:
+        TypeError: if ``info_keys`` is neither a list of names nor a mapping from names to spaces.
+        ValueError: if a name is reserved.
+    """
+    expected = (
+        "info_keys must be a list of names and InfoKeys, or a mapping from names to spaces, specs, "
+        "str, object or None"
+    )
+    if isinstance(info_keys, (str, bytes)) or not isinstance(info_keys, (Sequence, Mapping)):
+        raise TypeError(f"{expected}, but it is {info_keys!r}")
+    specs: Mapping[Any, Any] = info_keys if isinstance(info_keys, Mapping) else {}
+    found = []
+    for name in info_keys:
+        if isinstance(name, InfoKey):
+            entry = name
+        else:
+            _check_names(f"{expected}; a name", name)
+            entry = InfoKey(name, specs.get(name))
+        key = None if entry.key is None else as_key(entry.key)
+        found.append(InfoEntry(entry.path, _given(entry.name, entry.spec), key))
+    return found
+
+
+def check_keys_differ(keys: Sequence[Key]) -> None:
+    """Raises a ``ValueError`` if two entries have the same key, or one is inside the other."""
+    for index, key in enumerate(keys):
+        for other in keys[:index]:
+            if key == other:
+                raise ValueError(f"info_keys has {show_key(key)} more than once")
+            short = min(len(key), len(other))
+            if key[:short] == other[:short]:
+                raise ValueError(
+                    f"info_keys has {show_key(other)} and {show_key(key)}, of which one contains "
+                    "the other: leave one out, or give it another key with InfoKey(..., key=...)"
+                )
+
+
+def as_array(value: Any) -> Array | None:
+    """Returns numbers as an array; None if a value is not a number or an array of numbers."""
+    if isinstance(value, torch.Tensor):
+        value = value.detach().cpu().numpy()
+    try:
+        array = np.asarray(value)
+    except ValueError:  # lists of different lengths
+        return None
+    return array if array.dtype.kind in "biuf" else None
+
+
+def box(shape: Sequence[int], dtype: Any) -> spaces.Box:
+    """Returns the space of all arrays of a shape and dtype; numbers become vectors of length 1."""
+    kind = np.dtype(dtype)
+    low: float = -np.inf
+    high: float = np.inf
+    if kind.kind == "b":
+        low, high = 0, 1
+    elif kind.kind in "iu":
+        low, high = int(np.iinfo(kind).min), int(np.iinfo(kind).max)
+    return spaces.Box(low, high, tuple(shape) or (1,), kind.type)
+
+
+def space_of(value: Any) -> Space[Any]:
+    """Returns the space of values that have the same layout as ``value``."""
+    if isinstance(value, Mapping) and value:
+        return spaces.Dict({str(name): space_of(child) for name, child in value.items()})
+    if isinstance(value, str):
+        return AnyText()
+    array = as_array(value)
+    return AnyValue() if array is None else box(array.shape, array.dtype)
+
+
+def _given(name: Any, spec: Any) -> Space[Any] | None:
+    if spec is None or isinstance(spec, Space):
+        return spec
+    if spec is object:
+        return AnyValue()
+    if spec is str:
+        return AnyText()
+    if isinstance(spec, Mapping) or (hasattr(spec, "items") and hasattr(spec, "keys")):
+        parts = {str(key): _given(name, part) for key, part in spec.items()}
+        if None not in parts.values():
+            return spaces.Dict(parts)  # type: ignore[arg-type]
+    shape, dtype = getattr(spec, "shape", None), getattr(spec, "dtype", None)
+    if shape is not None and isinstance(dtype, (torch.dtype, np.dtype)):
+        kind = (
+            torch.empty(0, dtype=dtype).numpy().dtype if isinstance(dtype, torch.dtype) else dtype
+        )
+        return box(shape, kind)
+    raise TypeError(
+        f"info_keys[{name!r}] must be a gymnasium space, a spec with a shape and a dtype, a "
+        f"mapping of these, str (for text), object (for other values without a layout) or None, "
+        f"but it is {spec!r}"
+    )
