@@ -85,6 +85,17 @@ class Single(Scripted):
         return specs.DiscreteArray(4)
 
 
+class Flat(Scripted):
+    """Its observation is a flat mapping of arrays."""
+
+    def _observation(self):
+        place = np.array([self.first, self.episode, self.steps], dtype=np.float64)
+        return {"place": place, "odd": np.array([self.steps % 2 == 1])}
+
+    def observation_spec(self):
+        return {"place": specs.Array((3,), np.float64), "odd": specs.Array((1,), np.bool_)}
+
+
 def by_hand(env, actions, begins=True):
     """The frames of a loop that calls the environment itself."""
     frames, timestep, discount = [], env.reset(), 1.0
@@ -193,6 +204,90 @@ def test_time_limits_and_tensordict_steps():
     with Collector(Scripted, frames_per_batch=8, max_frames_per_traj=2) as collector:
         batch = collector.next()
     assert batch["place"][:, 2].tolist() == [0, 1, 0, 0, 1, 0, 1, 0]
+
+
+@pytest.mark.parametrize("frames_per_batch", [1, 8, 600])
+def test_a_flat_observation_gives_the_frames_of_single_steps(frames_per_batch):
+    env = GymEnv(Flat())
+    with Collector(Flat, frames_per_batch=frames_per_batch, total_frames=1200) as collector:
+        batch = torch.cat(list(collector))[:1200].exclude("collector")
+    actions = iter(batch["action"])
+    expected = env.rollout(
+        1200, lambda td: td.set("action", next(actions)), break_when_any_done=False
+    )
+    assert set(batch.keys(True, True)) == set(expected.keys(True, True))
+    for key in batch.keys(True, True):
+        assert torch.equal(batch[key], expected[key]), key
+        assert batch[key].dtype is expected[key].dtype, key
+
+
+def test_a_flat_observation_with_a_time_limit():
+    with Collector(
+        partial(Flat, lengths=(3, 2, 5), discounts=(0.0, 0.0, 1.0)),
+        frames_per_batch=8,
+        max_frames_per_traj=3,
+    ) as collector:
+        following = collector.next()["next"]
+    assert following["place"][:, 2].tolist() == [1, 2, 3, 1, 2, 1, 2, 3]
+    # An episode that ends with the limit may also reach its terminal state.
+    assert following["terminated"].flatten().nonzero().flatten().tolist() == [2, 4]
+    assert following["truncated"].flatten().nonzero().flatten().tolist() == [2, 7]
+    assert following["discount"].flatten().tolist() == [0.5, 0.5, 0, 0.5, 0, 0.5, 0.5, 0.5]
+
+
+class Changing(Flat):
+    """Returns something else in its second step."""
+
+    def __init__(self, change):
+        super().__init__()
+        self.change = change
+
+    def step(self, action):
+        timestep = super().step(action)
+        return timestep._replace(**self.change) if self.steps == 2 else timestep
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "message"),
+    [
+        ({"observation": {"place": np.zeros(4), "odd": [True]}}, ValueError, r"place.*\(4,\)"),
+        (
+            {"observation": {"place": np.zeros(3, complex), "odd": [True]}},
+            TypeError,
+            "place.*complex128",
+        ),
+        ({"observation": {"odd": np.array([True])}}, KeyError, "place"),
+        ({"reward": "much"}, TypeError, "reward='much'"),
+        ({"reward": None}, TypeError, "reward=None"),
+        ({"discount": None}, RuntimeError, r"began a new episode in step\(\)"),
+        ({"discount": "half"}, TypeError, "discount='half'"),
+    ],
+)
+def test_changes_in_mid_run_are_refused(change, error, message):
+    with (
+        Collector(partial(Changing, change), frames_per_batch=8) as collector,
+        pytest.raises(error, match=message),
+    ):
+        collector.next()
+
+
+def test_an_environment_that_fails_is_made_again():
+    made = []
+
+    def make():
+        made.append(Changing({"reward": "much"}) if len(made) < 2 else Flat(first=len(made)))
+        return made[-1]
+
+    with (
+        Collector(make, frames_per_batch=8, total_frames=8, on_env_error="restart") as collector,
+        pytest.warns(RuntimeWarning, match="reward='much'"),
+    ):
+        batch = collector.next()
+    assert len(made) == 3
+    mask = batch["collector", "mask"]
+    assert mask.tolist() == [True, False, True, False, True, True, True, True]
+    assert batch["place"][mask][:, 0].tolist() == [0, 0, 2, 2, 2, 2]
+    assert batch["place"][mask][:, 2].tolist() == [0, 0, 0, 1, 2, 0]
 
 
 class Restarts(Scripted):

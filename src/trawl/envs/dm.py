@@ -15,6 +15,8 @@ from typing_extensions import override
 _METHODS = ("reset", "step", "observation_spec", "action_spec", "reward_spec", "discount_spec")
 #: Name of the observation that holds the discount.
 DISCOUNT = "discount"
+#: Discount of the observation with which an episode begins.
+FIRST_DISCOUNT = 1.0
 
 
 def is_dm_env(env: object) -> TypeGuard[Any]:
@@ -39,6 +41,10 @@ class DMEnv(gymnasium.Env[Any, Any]):
         render_options: arguments of ``physics.render`` in dm_control, such as ``height``, ``width``
             and ``camera_id``.
 
+    Attributes:
+        env: the environment.
+        has_names: True if the observation of ``env`` is a mapping.
+
     Raises:
         TypeError: if ``env`` is no environment of dm_env, or has data without a shape.
         ValueError: if ``env`` has an observation ``"discount"`` itself.
@@ -59,8 +65,8 @@ class DMEnv(gymnasium.Env[Any, Any]):
         self.name = name or type(env).__name__
         self.action_space = _space(env.action_spec(), "action")
         observed = env.observation_spec()
-        self._is_mapping = isinstance(observed, Mapping)
-        named = dict(observed) if self._is_mapping else {"observation": observed}
+        self.has_names = isinstance(observed, Mapping)
+        named = dict(observed) if self.has_names else {"observation": observed}
         if DISCOUNT in named:
             raise ValueError(
                 f"{self.name} has an observation {DISCOUNT!r}, which is the name of the discount "
@@ -95,7 +101,7 @@ class DMEnv(gymnasium.Env[Any, Any]):
         super().reset(seed=seed)
         if seed is not None:
             self._seed(seed)
-        return self._observation(self.env.reset(), 1.0), {}
+        return self._observation(self.env.reset(), FIRST_DISCOUNT), {}
 
     def _seed(self, seed: int) -> None:
         if self._generator is None:
@@ -120,18 +126,22 @@ class DMEnv(gymnasium.Env[Any, Any]):
         timestep = self.env.step(action)
         discount = timestep.discount
         if discount is None:
-            raise RuntimeError(
-                f"{self.name} began a new episode in step(), before the last one had ended"
-            )
+            raise self.begun_early()
         observation = self._observation(timestep, discount)
         if not timestep.last():
             return observation, timestep.reward, False, False, {}
         terminated = not discount
         return observation, timestep.reward, terminated, not terminated, {}
 
+    def begun_early(self) -> RuntimeError:
+        """Returns the error for a step that began an episode."""
+        return RuntimeError(
+            f"{self.name} began a new episode in step(), before the last one had ended"
+        )
+
     def _observation(self, timestep: Any, discount: Any) -> dict[str, Any]:
         found = timestep.observation
-        named = dict(found) if self._is_mapping else {"observation": found}
+        named = dict(found) if self.has_names else {"observation": found}
         array = self._discounts.get(discount)
         named[DISCOUNT] = np.array([discount], np.float32) if array is None else array
         return named

@@ -22,6 +22,7 @@ from trawl.rollout.array_stepper import (
     VectorStepper,
 )
 from trawl.rollout.batch_writer import StepFn
+from trawl.rollout.dm_stepper import DMStepper, has_named_arrays
 from trawl.rollout.env_restarts import EnvRestarts, FailureCounter
 from trawl.rollout.episodes import EpisodeTracker, StepArrays, discard_step, truncate
 from trawl.rollout.parallel_stepper import ParallelStepper
@@ -44,7 +45,9 @@ def make_stepper(env: Any, restarts: EnvRestarts | None) -> ArrayStepper:
 
 
 def _unguarded_stepper(env: GymEnv) -> ArrayStepper:
-    return SingleStepper(env) if env.vector is None else VectorStepper(env)
+    if env.vector is not None:
+        return VectorStepper(env)
+    return DMStepper(env) if has_named_arrays(env) else SingleStepper(env)
 
 
 class RestartingStepper(ArrayStepper):

@@ -71,13 +71,17 @@ class SingleStepper(ArrayStepper):
             for index, value in enumerate(self._observed.encode(obs)):
                 view.next_obs[self._observed.keys[index]][0] = self._observed.checked(index, value)
 
+    def _reset_function(self) -> Callable[[], Any]:
+        """Returns the function that begins an episode; it also records a log if there is one."""
+        reset: Any = self.env.env.reset if self.env.log is None else self.env.reset_simulator
+        return reset  # type: ignore[no-any-return]
+
     @override
     def bind(self, view: StepArrays, episodes: EpisodeTracker, start: int, stop: int) -> StepFn:
         env = self.env
-        gym_step = env.env.step
-        gym_reset = env.env.reset if env.log is None else env.reset_simulator
+        gym_step, gym_reset = env.env.step, self._reset_function()
         index, view = view.first, view.single()
-        read_action = _action_reader(env.action_codec, view, start, stop)
+        read_action = action_reader(env.action_codec, view, start, stop)
         terminations, truncations, dones = (
             view.arrays[key][start:stop, 0] for key in (TERMINATED, TRUNCATED, DONE)
         )
@@ -252,7 +256,7 @@ class VectorStepper(ArrayStepper):
         write_next = self._observed.writer([view.rows(next_of(k), start, stop) for k in keys])
         root_rows = [view.following(k, start, stop) for k in keys]
         write_root = self._observed.writer(root_rows)
-        read_action = _action_reader(self.env.action_codec, view, start, stop)
+        read_action = action_reader(self.env.action_codec, view, start, stop)
         rewards, terminations, truncations, dones = (
             view.arrays[key][start:stop, :, 0] for key in (REWARD, TERMINATED, TRUNCATED, DONE)
         )
@@ -298,7 +302,7 @@ def from_bfloat16(array: Array) -> Array:
     return np.asarray((array.astype(np.uint32) << 16).view(np.float32))
 
 
-def _action_reader(
+def action_reader(
     codec: SpaceCodec, view: StepArrays, start: int, stop: int
 ) -> Callable[[int], Any]:
     """Returns a function that reads row ``t``'s actions in the form that ``env.step`` expects."""

@@ -1,0 +1,114 @@
+"""Stepper of dm_env environments, which reads their time steps without Gymnasium's interface."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from typing_extensions import override
+
+from trawl.envs.dm import DISCOUNT, FIRST_DISCOUNT, DMEnv
+from trawl.envs.gym import GymEnv
+from trawl.envs.outcomes import reward_of
+from trawl.keys import DONE, REWARD, TERMINATED, TRUNCATED, next_of
+from trawl.memory import Array
+from trawl.rollout.array_stepper import SingleStepper, action_reader
+from trawl.rollout.batch_writer import StepFn
+from trawl.rollout.episodes import EpisodeTracker, StepArrays
+
+_DISCOUNT = (DISCOUNT,)
+
+
+def has_named_arrays(env: GymEnv) -> bool:
+    """Returns True for a dm_env environment with a flat mapping of arrays as its observation.
+
+    An environment with a wrapper around its :class:`DMEnv` doesn't count.
+    """
+    codec = env.observation_codec
+    return (
+        type(env.env) is DMEnv
+        and env.env.has_names
+        and codec.verbatim
+        and all(len(leaf.path) == 1 for leaf in codec.leaves)
+    )
+
+
+class DMStepper(SingleStepper):
+    """Steps one dm_env environment whose observation is a mapping of arrays."""
+
+    @override
+    def bind(self, view: StepArrays, episodes: EpisodeTracker, start: int, stop: int) -> StepFn:
+        env, index, view = self.env, view.first, view.single()
+        dm: Any = env.env
+        dm_step, reset, checked = dm.env.step, self._reset_function(), self._observed.checked
+        read_action = action_reader(env.action_codec, view, start, stop)
+        numbers = [n for n, key in enumerate(self._observed.keys) if key != _DISCOUNT]
+        keys = [self._observed.keys[n] for n in numbers]
+        # Indexing an array takes less time than making a list of its rows, each used only once.
+        observed = [
+            (n, key[0], self._observed.dtypes[n], self._observed.shapes[n], rows[start:stop])
+            for n, key in zip(numbers, keys, strict=True)
+            for rows in (view.arrays[next_of(key)],)
+        ]
+        # Observations from which the next steps begin; the next batch begins with the last ones.
+        inner_roots = [view.arrays[key][start + 1 : stop + 1] for key in keys]
+        last_roots = [view.next_obs[key][None] for key in keys]
+        terminations, truncations, dones = (
+            view.arrays[key][start:stop, 0] for key in (TERMINATED, TRUNCATED, DONE)
+        )
+        # Unlike an array, a memoryview accepts only numbers, and assigning to it is faster.
+        rewards: Any = view.arrays[REWARD][start:stop, 0].data
+        discounts: Any = view.arrays[next_of(_DISCOUNT)][start:stop, 0].data
+        root_discounts: Any = view.arrays[_DISCOUNT][start + 1 : stop + 1, 0].data
+        last_discount, inside = view.next_obs[_DISCOUNT], len(root_discounts)
+        cutoff = episodes.cutoff(index) - start
+
+        def end(t: int, timestep: Any, roots: list[Array], at: int) -> Any:
+            """Ends the episode with step ``t``; writes the next one's first observation."""
+            nonlocal cutoff
+            for number, name, _, _, rows in observed:
+                rows[t] = checked(number, timestep.observation[name])
+            terminated = timestep.last() and not timestep.discount
+            terminations[t], dones[t] = terminated, True
+            truncations[t] = not terminated or t >= cutoff
+            episodes.end(index, start + t)
+            cutoff = episodes.cutoff(index) - start
+            first = reset()[0]
+            for (number, name, *_), following in zip(observed, roots, strict=True):
+                following[at] = checked(number, first[name])
+
+        def step(t: int) -> None:
+            timestep = dm_step(read_action(t))
+            roots, at = (inner_roots, t) if t < inside else (last_roots, 0)
+            discount = timestep.discount
+            if discount is None:
+                raise dm.begun_early()
+            try:
+                rewards[t] = timestep.reward
+            except TypeError:
+                rewards[t] = reward_of(timestep.reward, env)
+            try:
+                discounts[t] = discount
+            except TypeError as error:
+                raise TypeError(
+                    f"step of {env!r} returned discount={discount!r}, but it must be a number"
+                ) from error
+            if timestep.last() or t >= cutoff:
+                end(t, timestep, roots, at)
+                discount = FIRST_DISCOUNT
+            else:
+                found = timestep.observation
+                for leaf, following in zip(observed, roots, strict=True):
+                    number, name, dtype, shape, rows = leaf
+                    value = found[name]
+                    known = value.__class__ is np.ndarray and value.dtype is dtype
+                    if not known or value.shape != shape:
+                        value = checked(number, value)
+                    rows[t] = value
+                    following[at] = value
+            if t < inside:
+                root_discounts[t] = discount
+            else:
+                last_discount[0] = discount
+
+        return step
