@@ -2,6 +2,8 @@
 
 from trawl.envs.dm import DMEnv
 from trawl.envs.gym import GymEnv
+from trawl.envs.jax_env import JaxEnv
+from trawl.envs.jax_functions import JaxFunctionalEnv
 from trawl.envs.masks import ObserveActionMask
 from trawl.envs.parallel import ParallelEnv
 from trawl.envs.pettingzoo import PettingZooEnv
@@ -12,6 +14,8 @@ from trawl.envs.vmas_env import VmasEnv
 __all__ = [
     "DMEnv",
     "GymEnv",
+    "JaxEnv",
+    "JaxFunctionalEnv",
     "ObserveActionMask",
     "ParallelEnv",
     "PettingZooEnv",
