@@ -25,6 +25,9 @@ os.environ.setdefault("RAY_worker_niceness", "0")
 # A thread that exports Ray's metrics has crashed the process of the tests.
 os.environ.setdefault("RAY_enable_metrics_collection", "0")
 
+# JAX would look for other devices, and warn if it finds none that it can use.
+os.environ.setdefault("JAX_PLATFORMS", "cpu")
+
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     # So begins what a shell runs in the background, and what tests start would inherit it.
     signal.signal(signal.SIGINT, signal.default_int_handler)

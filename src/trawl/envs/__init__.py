@@ -3,6 +3,8 @@
 from trawl.envs.dm import DMEnv
 from trawl.envs.gym import GymEnv
 from trawl.envs.info_keys import InfoKey
+from trawl.envs.jax_env import JaxEnv
+from trawl.envs.jax_functions import JaxFunctionalEnv
 from trawl.envs.masks import ObserveActionMask
 from trawl.envs.parallel import ParallelEnv
 from trawl.envs.pettingzoo import PettingZooEnv
@@ -14,6 +16,8 @@ __all__ = [
     "DMEnv",
     "GymEnv",
     "InfoKey",
+    "JaxEnv",
+    "JaxFunctionalEnv",
     "ObserveActionMask",
     "ParallelEnv",
     "PettingZooEnv",

@@ -18,6 +18,7 @@ from trawl.envs.base import TensorDictEnv
 from trawl.envs.dm import is_dm_env
 from trawl.envs.gym import GymEnv
 from trawl.envs.ids import make_other
+from trawl.envs.jax_functions import is_jax
 from trawl.envs.pettingzoo import PettingZooEnv
 from trawl.envs.seeding import derive
 from trawl.envs.torch_vector import TorchVectorEnv, returns_tensors
@@ -227,6 +228,11 @@ def _with_kwargs(env: Any, kwargs: Mapping[str, Any]) -> Any:
 
 
 def _explain(what: str, value: object) -> str:
+    if is_jax(value):
+        return (
+            f"{what}: environments of JAX are stepped as a batch: pass "
+            f"JaxEnv(env, num_envs=...) instead of {type(value).__name__}"
+        )
     return (
         f"{what}: expected an id, a Gymnasium, vector, EnvPool, dm_env, PettingZoo or TensorDict "
         f"environment, or a function that makes one, but got {type(value).__name__}: {value!r}"

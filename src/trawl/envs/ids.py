@@ -11,6 +11,7 @@ from typing import Any
 
 from trawl.envs.dm import make_dm_control
 from trawl.envs.envpool_calls import make_envpool
+from trawl.envs.jax_ids import make_brax, make_gymnax, make_jumanji
 from trawl.envs.pettingzoo import PettingZooEnv
 from trawl.envs.vmas_env import VmasEnv
 
@@ -123,6 +124,9 @@ def make_vmas(name: str, options: Mapping[str, Any]) -> VmasEnv:
 
 # Makes an environment that is not Gymnasium's, from the rest of its id and further arguments.
 _OTHERS: dict[str, Callable[[str, Mapping[str, Any]], Any]] = {
+    "brax": make_brax,
+    "gymnax": make_gymnax,
+    "jumanji": make_jumanji,
     "pettingzoo": make_pettingzoo,
     "vmas": make_vmas,
 }

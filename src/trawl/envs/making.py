@@ -14,12 +14,7 @@ from gymnasium.wrappers import AddRenderObservation, FilterObservation
 from trawl.envs.dm import DMEnv, is_dm_env
 from trawl.envs.ids import maker_of
 from trawl.envs.outcomes import flag_of, reward_of
-from trawl.envs.spaces import SpaceCodec
 from trawl.envs.vector import is_envpool, is_vector_env
-from trawl.keys import DONE_KEYS, show_key
-
-# Keys that a frame uses besides those of observations and actions.
-_RESERVED = ("reward", *DONE_KEYS, "next", "collector", "_reset")
 
 
 class _FrameSkip(gymnasium.Wrapper[Any, Any, Any, Any]):
@@ -109,19 +104,6 @@ def wrapped(env: Any, frame_skip: int | None, from_pixels: bool, pixels_only: bo
     elif pixels_only:
         raise ValueError("pixels_only=True needs from_pixels=True")
     return env
-
-
-def check_keys(observed: SpaceCodec, acted: SpaceCodec) -> None:
-    """Rejects observation keys that a frame uses for something else."""
-    taken = {(name,) for name in _RESERVED} | {leaf.key for leaf in acted.leaves}
-    for key in (leaf.key for leaf in observed.leaves):
-        parts = {key[:length] for length in range(1, len(key) + 1)}
-        if parts & taken or any(other[: len(key)] == key for other in taken):
-            raise ValueError(
-                f"the environment has an observation {show_key(key)}, but a frame needs that key "
-                f"for an action, or for something else ({', '.join(_RESERVED)}): rename the "
-                "observation with a wrapper; for an entry of info, pass another key"
-            )
 
 
 def single_spaces(env: Any, batched: bool) -> Sequence[Any]:

@@ -29,8 +29,11 @@ from trawl.envs.specs import (
     Spec,
     Unbounded,
 )
-from trawl.keys import Key, show_key
+from trawl.keys import DONE_KEYS, Key, show_key
 from trawl.memory import Array
+
+# Keys that a frame uses besides those of observations and actions.
+_RESERVED = ("reward", *DONE_KEYS, "next", "collector", "_reset")
 
 
 @dataclass(frozen=True)
@@ -133,7 +136,20 @@ class SpaceCodec:
         parts = [decoder(array) for decoder, array in zip(self._decoders, arrays, strict=True)]
         if len(parts) == 1 and not self.leaves[0].path:
             return parts[0]
-        return _nest(self.space, iter(parts))
+        return nest(self.space, iter(parts))
+
+
+def check_keys(observed: SpaceCodec, acted: SpaceCodec) -> None:
+    """Rejects observation keys that a frame uses for something else."""
+    taken = {(name,) for name in _RESERVED} | {leaf.key for leaf in acted.leaves}
+    for key in (leaf.key for leaf in observed.leaves):
+        parts = {key[:length] for length in range(1, len(key) + 1)}
+        if parts & taken or any(other[: len(key)] == key for other in taken):
+            raise ValueError(
+                f"the environment has an observation {show_key(key)}, but a frame needs that key "
+                f"for an action, or for something else ({', '.join(_RESERVED)}): rename the "
+                "observation with a wrapper; for an entry of info, pass another key"
+            )
 
 
 def picker(paths: Sequence[tuple[Any, ...]]) -> Callable[[Any], list[Any]]:
@@ -170,11 +186,12 @@ def _leaves(
         yield SpaceLeaf(key, path, space, _spec(space, categorical))
 
 
-def _nest(space: Space[Any], parts: Iterator[Any]) -> Any:
+def nest(space: Space[Any], parts: Iterator[Any]) -> Any:
+    """Returns a sample of a space, made of its leaves in order."""
     if isinstance(space, spaces.Dict):
-        return {name: _nest(child, parts) for name, child in space.spaces.items()}
+        return {name: nest(child, parts) for name, child in space.spaces.items()}
     if isinstance(space, spaces.Tuple):
-        return tuple(_nest(child, parts) for child in space.spaces)
+        return tuple(nest(child, parts) for child in space.spaces)
     return next(parts)
 
 

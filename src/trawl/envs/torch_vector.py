@@ -11,7 +11,7 @@ from torch import Tensor
 from typing_extensions import override
 
 from trawl.envs.autoreset import autoreset_mode as declared_mode
-from trawl.envs.making import check_keys
+from trawl.envs.spaces import check_keys
 from trawl.envs.tensor_codec import TensorCodec
 from trawl.envs.tensor_env import TensorEnv, TensorStep
 from trawl.envs.vector import is_envpool

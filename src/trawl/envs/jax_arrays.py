@@ -1,0 +1,206 @@
+"""Conversion between the arrays of JAX, tensors, and the entries of a batch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import fields, is_dataclass
+from importlib import import_module
+from typing import Any
+
+import numpy as np
+import torch
+from gymnasium import Space, spaces
+from torch import Tensor
+
+from trawl.envs.spaces import SpaceCodec, SpaceLeaf, nest
+from trawl.envs.specs import Categorical, MultiCategorical
+from trawl.keys import Key, show_key
+
+# Dtypes that JAX has only if its option jax_enable_x64 is set, and their replacements.
+_NARROW = {torch.int64: torch.int32, torch.float64: torch.float32}
+
+
+def load_jax() -> Any:
+    """Returns the module ``jax``.
+
+    Raises:
+        ImportError: if JAX is not installed; the message names the extra.
+    """
+    try:
+        return import_module("jax")
+    except ImportError as error:
+        raise ImportError("JaxEnv needs JAX: pip install 'trawl-rl[jax]'") from error
+
+
+def devices_of(device: torch.device | str | None) -> tuple[Any, torch.device]:
+    """Returns a device of JAX, and the same device of PyTorch.
+
+    Args:
+        device: the device of PyTorch; None for the default device of JAX.
+
+    Raises:
+        ValueError: if JAX or PyTorch can't use the device.
+    """
+    jax = load_jax()
+    if device is None:
+        found = jax.config.jax_default_device or jax.devices()[0]
+        found = jax.devices(found)[0] if isinstance(found, str) else found
+        if found.platform not in ("cpu", "gpu"):
+            raise ValueError(
+                f"the default device of JAX is {found}, which PyTorch can't read: pass device='cpu'"
+            )
+    else:
+        wanted = torch.device(device)
+        platform = "gpu" if wanted.type == "cuda" else wanted.type
+        try:
+            found = jax.devices(platform)[wanted.index or 0]
+        except (RuntimeError, IndexError) as error:
+            raise ValueError(f"device={str(device)!r}: JAX has no such device: {error}") from error
+    if found.platform == "cpu":
+        return found, torch.device("cpu")
+    if not torch.cuda.is_available():
+        raise ValueError(
+            f"the environment would be on {found}, but this PyTorch has no CUDA: pass device='cpu'"
+        )
+    return found, torch.device("cuda", found.local_hardware_id)
+
+
+def as_plain(obs: Any) -> Any:
+    """Returns a pytree with dicts for named tuples, dataclasses and mappings.
+
+    Sequences become tuples. Fields that are None are left out.
+    """
+    if isinstance(obs, Mapping):
+        items: Any = obs.items()
+    elif isinstance(obs, tuple) and hasattr(obs, "_asdict"):
+        items = obs._asdict().items()
+    elif is_dataclass(obs):
+        items = ((field.name, getattr(obs, field.name)) for field in fields(obs))
+    elif isinstance(obs, (tuple, list)):
+        return tuple(as_plain(part) for part in obs)
+    else:
+        return obs
+    return {str(name): as_plain(part) for name, part in items if part is not None}
+
+
+def observation_space(plain: Any) -> Space[Any]:
+    """Returns a space for the shapes and dtypes of an observation.
+
+    Args:
+        plain: shapes and dtypes, nested as :func:`as_plain` returns them.
+
+    Raises:
+        TypeError: if PyTorch has no such dtype.
+    """
+    if isinstance(plain, dict):
+        return spaces.Dict({name: observation_space(part) for name, part in plain.items()})
+    if isinstance(plain, tuple):
+        return spaces.Tuple([observation_space(part) for part in plain])
+    dtype = np.dtype(plain.dtype) if isinstance(plain.dtype, np.dtype) else None
+    if dtype is None or dtype.kind not in "fiub":
+        raise TypeError(
+            f"an observation must have numbers or bools, but its dtype is {plain.dtype}"
+        )
+    if dtype.kind == "f":
+        return spaces.Box(-np.inf, np.inf, plain.shape, dtype.type)
+    if dtype.kind == "b":
+        return spaces.Box(0, 1, plain.shape, np.bool_)
+    limits = np.iinfo(dtype)
+    return spaces.Box(limits.min, limits.max, plain.shape, dtype.type)
+
+
+def picked(plain: Any, leaves: Sequence[SpaceLeaf], batch: int) -> tuple[Any, ...]:
+    """Returns the leaves of an observation; scalars become vectors with one element.
+
+    Args:
+        plain: the observation, as :func:`as_plain` returns it.
+        leaves: the leaves.
+        batch: number of dimensions before those of a single observation.
+    """
+    found = []
+    for leaf in leaves:
+        value = plain
+        for step in leaf.path:
+            value = value[step]
+        found.append(value if value.ndim > batch else value[..., None])
+    return tuple(found)
+
+
+def flat(plain: Any, path: Key = ()) -> Iterator[tuple[Key, Any]]:
+    """Yields the leaves of an observation, as :func:`as_plain` returns it, with their paths."""
+    if not isinstance(plain, (dict, tuple)):
+        yield path, plain
+        return
+    items = plain.items() if isinstance(plain, dict) else enumerate(plain)
+    for name, part in items:
+        yield from flat(part, (*path, str(name)))
+
+
+def action_decoder(codec: SpaceCodec) -> Callable[[Sequence[Any]], Any]:
+    """Returns a function that makes a sample of the action space from the leaves of an action."""
+    decoders = [_decoder(leaf) for leaf in codec.leaves]
+
+    def decode(arrays: Sequence[Any]) -> Any:
+        parts = [one(array) for one, array in zip(decoders, arrays, strict=True)]
+        return nest(codec.space, iter(parts))
+
+    return decode
+
+
+def _decoder(leaf: SpaceLeaf) -> Callable[[Any], Any]:
+    space, spec, jnp = leaf.space, leaf.spec, load_jax().numpy
+    if isinstance(space, spaces.Discrete):
+        start = int(space.start)
+        if isinstance(spec, Categorical):
+            return lambda array: array + start
+        return lambda array: array.argmax(-1) + start
+    if isinstance(space, spaces.MultiDiscrete):
+        shape, starts = space.shape, np.asarray(space.start, np.int32)
+        if isinstance(spec, MultiCategorical):
+            return lambda array: array + starts
+        cuts = np.cumsum([int(n) for n in np.asarray(space.nvec).flatten()])[:-1]
+
+        def decode(array: Any) -> Any:
+            index = jnp.stack([part.argmax(-1) for part in jnp.split(array, cuts, -1)], -1)
+            return index.reshape(shape) + starts
+
+        return decode
+    dtype = load_jax().dtypes.canonicalize_dtype(space.dtype)
+    scalar = space.shape == ()
+    return lambda array: (array[..., 0] if scalar else array).astype(dtype)
+
+
+def giver(device: torch.device) -> Callable[[Tensor], Any]:
+    """Returns a function that makes an argument for a compiled function from a tensor.
+
+    The argument is a copy of its own, because JAX may read it, or keep it as a part of a state,
+    after the batch that holds the tensor has changed.
+    """
+    jax = load_jax()
+    narrow = {} if jax.config.jax_enable_x64 else _NARROW
+
+    def copied(tensor: Tensor) -> Tensor:
+        return tensor.detach().to(device, narrow.get(tensor.dtype, tensor.dtype), copy=True)
+
+    if device.type == "cpu":
+        # Takes half the time of dlpack, which has no compiled path for arguments.
+        return lambda tensor: copied(tensor).numpy()
+    return lambda tensor: jax.dlpack.from_dlpack(copied(tensor))
+
+
+def viewer(device: torch.device) -> Callable[[Any], Tensor]:
+    """Returns a function that makes a tensor in the memory of an array.
+
+    The tensor keeps the memory alive. On the CPU, the function waits until the array is computed;
+    on a GPU, the current stream does.
+    """
+    if device.type == "cpu":
+        # Without the questions that torch.from_dlpack asks first, which take as long as the rest.
+        return lambda array: torch.from_dlpack(array.__dlpack__())
+    view: Callable[[Any], Tensor] = torch.from_dlpack
+    return view
+
+
+def name_of(path: Key) -> str:
+    """Returns the name of a leaf of an observation, for messages."""
+    return show_key(path or ("observation",))

@@ -1,0 +1,201 @@
+"""Batches of environments of JAX, compiled together."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import Tensor
+from typing_extensions import override
+
+from trawl.envs.jax_arrays import (
+    action_decoder,
+    as_plain,
+    devices_of,
+    giver,
+    load_jax,
+    observation_space,
+    viewer,
+)
+from trawl.envs.jax_functions import functions_of
+from trawl.envs.jax_steps import JaxCalls, Progress, SingleCalls, batch_calls
+from trawl.envs.seeding import check_seed, derive
+from trawl.envs.spaces import SpaceCodec, check_keys
+from trawl.envs.tensor_env import TensorEnv, TensorStep
+
+
+class JaxEnv(TensorEnv):
+    """Batch of environments that are pure functions of JAX.
+
+    The environments are batched by ``jax.vmap``. A step of all of them, with the resets of those
+    whose episodes end, is one function that ``jax.jit`` compiles. Observations, rewards and flags
+    become tensors in the memory of JAX's arrays.
+
+    The keys are those of :class:`~trawl.envs.GymEnv`. Observations keep the shape and the dtype
+    that the environment gives them, but a scalar becomes a vector with one element. The entries of
+    a dict, a dataclass or a named tuple keep their names.
+
+    Args:
+        env: a single environment of gymnax, Brax (or MuJoCo Playground) or Jumanji, or an object
+            with the methods of :class:`~trawl.envs.JaxFunctionalEnv`. It must neither be a batch
+            nor begin new episodes by itself.
+        num_envs: number of environments in the batch.
+        params: parameters of an environment of gymnax; by default, its ``default_params``.
+        seed: seed of the random keys until ``set_seed`` is called; by default, a random one.
+        categorical_action_encoding: True to encode discrete actions as indices instead of one-hot
+            vectors.
+        device: device of the data; by default, the default device of JAX.
+        jit: False to call the functions without compiling them, which is slow. Print statements and
+            breakpoints in the environment then work.
+
+    Raises:
+        ImportError: if JAX is not installed.
+        TypeError: if ``env`` is none of these environments.
+        ValueError: if an argument is invalid, if ``env`` is a batch or begins new episodes by
+            itself, or if a step returns data of another layout than a reset.
+
+    Example:
+        >>> import gymnax  # doctest: +SKIP
+        >>> from trawl.envs import JaxEnv
+        >>> env = JaxEnv(gymnax.make("CartPole-v1")[0], num_envs=1024)  # doctest: +SKIP
+        >>> env.rollout(10)["observation"].shape  # doctest: +SKIP
+        torch.Size([1024, 10, 4])
+    """
+
+    can_restart = True
+
+    def __init__(
+        self,
+        env: Any,
+        num_envs: int,
+        *,
+        params: Any = None,
+        seed: int | None = None,
+        categorical_action_encoding: bool = False,
+        device: torch.device | str | None = None,
+        jit: bool = True,
+    ) -> None:
+        if isinstance(num_envs, bool) or not isinstance(num_envs, int) or num_envs < 1:
+            raise ValueError(f"num_envs must be a positive number, but it is {num_envs!r}")
+        jax = load_jax()
+        if isinstance(env, tuple) and len(env) == 2 and params is None:
+            # As gymnax.make returns it.
+            env, params = env
+        self.env = env
+        self._options: dict[str, Any] = {
+            "params": params,
+            "seed": seed,
+            "categorical_action_encoding": categorical_action_encoding,
+            "device": device,
+            "jit": jit,
+        }
+        self._place, self.home = devices_of(device)
+        # On the CPU, TensorDicts have no device, as those of other environments.
+        self.device = None if self.home.type == "cpu" else self.home
+        self.batch_size = torch.Size([num_envs])
+        self._functions = functions_of(env, params)
+        self._compiled = jit
+        self._calls = self._make(categorical_action_encoding)
+        self._give, self._view = giver(self.home), viewer(self.home)
+        self._shown: list[Tensor] = []
+        self._leaves: tuple[Any, ...] = ()
+        with jax.default_device(self._place):
+            self._set_keys(int.from_bytes(os.urandom(4), "little") if seed is None else seed)
+
+    def _make(self, categorical: bool) -> JaxCalls:
+        """Sets the specs, and returns the functions of the batch."""
+        jax = load_jax()
+        acted = SpaceCodec(self._functions.action_space, "action", categorical)
+        if acted.loose:
+            raise ValueError(
+                f"the action space of {self.name} must have a fixed shape and dtype, but it is "
+                f"{acted.space}"
+            )
+        single = SingleCalls(self._functions, action_decoder(acted), self._compiled)
+        key = jax.eval_shape(jax.random.PRNGKey, 0)
+        observed = SpaceCodec(observation_space(as_plain(single.outline(key)[1])), "observation")
+        check_keys(observed, acted)
+        to_dtype = jax.dtypes.canonicalize_dtype
+        shapes = [(leaf.spec.shape, to_dtype(leaf.dtype)) for leaf in acted.leaves]
+        single.check(key, tuple(jax.ShapeDtypeStruct(*shape) for shape in shapes))
+        self.observation_keys = [leaf.key for leaf in observed.leaves]
+        self.full_observation_spec = observed.composite(self.batch_size).to(self.home)
+        self.full_action_spec = acted.composite(self.batch_size).to(self.home)
+        count, on_cpu = self.batch_size[0], self.home.type == "cpu"
+        return batch_calls(single, observed.leaves, count, self._compiled, on_cpu)
+
+    def _set_keys(self, seed: int) -> None:
+        jax = load_jax()
+        count, seed = self.batch_size[0], check_seed(seed)
+        # JAX would drop the upper half of a larger seed.
+        key = jax.random.PRNGKey(seed if seed < 2**32 else derive(seed, "jax"))
+        keys = jax.random.split(key, (2, count))
+        steps, episodes = jax.numpy.uint32(0), jax.numpy.zeros(count, jax.numpy.uint32)
+        # None of these follows the default device, once they are placed.
+        self._keys, *rest = jax.device_put((keys, steps, episodes), self._place)
+        self._progress = Progress(*rest, None)
+
+    @property
+    @override
+    def name(self) -> str:
+        return self._functions.name
+
+    # --- what the loop calls
+
+    @override
+    def begin(self, mask: Tensor | None, **kwargs: Any) -> list[Tensor]:
+        if kwargs.get("options") is not None:
+            raise ValueError("environments of JAX take no options for a reset")
+        whole = mask is None or bool(mask.all())
+        seed, self._seed = kwargs.get("seed", self._seed), None
+        if whole and seed is not None:
+            with load_jax().default_device(self._place):
+                self._set_keys(seed)
+        if mask is not None and self._leaves and not whole:
+            return self._renew(mask)
+        progress = self._progress._replace(state=None)
+        self._progress, self._leaves = self._calls.begin(self._keys, progress)
+        self._shown = [*map(self._view, self._leaves)]
+        return self._shown
+
+    def _renew(self, mask: Tensor) -> list[Tensor]:
+        chosen = self._give(mask)
+        self._progress, self._leaves = self._calls.renew(
+            self._keys, self._progress, self._leaves, chosen
+        )
+        self._shown = [*map(self._view, self._leaves)]
+        return self._shown
+
+    @override
+    def advance(self, actions: Iterable[Tensor]) -> TensorStep:
+        given = tuple(map(self._give, actions))
+        found = self._calls.step(self._keys, self._progress, given)
+        self._progress, self._leaves = found.progress, found.shown
+        view = self._view
+        last, self._shown = [*map(view, found.last)], [*map(view, found.shown)]
+        flags = view(found.terminated), view(found.truncated)
+        return TensorStep(last, None, [view(found.reward)], *flags, None)
+
+    @override
+    def begin_next(self, ended: Tensor, cut: Tensor | None = None) -> list[Tensor]:
+        # Where an episode ended, the step has begun a new one.
+        return self._shown if cut is None else self._renew(cut)
+
+    @override
+    def _close(self) -> None:
+        close = getattr(self.env, "close", None)
+        if callable(close):
+            close()
+
+    # --- copies, for other processes
+
+    @override
+    def __reduce__(self) -> Any:
+        # Compiled functions can't be pickled. A copy begins with episodes of its own.
+        return _copied, (self.env, self.batch_size[0], self._options)
+
+
+def _copied(env: Any, num_envs: int, options: dict[str, Any]) -> JaxEnv:
+    return JaxEnv(env, num_envs, **options)

@@ -1,0 +1,220 @@
+"""Compiled functions that reset and step a batch of environments of JAX.
+
+Environment ``i`` has two keys: ``keys[0][i]`` for its steps and ``keys[1][i]`` for its episodes.
+The number of the step is folded into the first one, and the number of the episode into the second
+one. A key that the environment does not use is never computed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+from trawl.envs.jax_arrays import as_plain, flat, load_jax, name_of, picked
+from trawl.envs.jax_functions import JaxFunctions
+from trawl.envs.spaces import SpaceLeaf
+from trawl.keys import show_key
+
+
+class Progress(NamedTuple):
+    """Everything that changes from one step to the next.
+
+    Attributes:
+        steps: number of steps of the batch.
+        episodes: number of resets of each environment.
+        state: state of each environment.
+    """
+
+    steps: Any
+    episodes: Any
+    state: Any
+
+
+class StepResult(NamedTuple):
+    """Results of a step; new episodes have begun where one ended.
+
+    Attributes:
+        progress: the progress after the step.
+        last: leaves of the observations that the step returned.
+        shown: leaves of the observations that the next step begins with.
+        reward: float32, ``(num_envs, 1)``.
+        terminated: bool, ``(num_envs,)``.
+        truncated: bool, ``(num_envs,)``.
+    """
+
+    progress: Progress
+    last: tuple[Any, ...]
+    shown: tuple[Any, ...]
+    reward: Any
+    terminated: Any
+    truncated: Any
+
+
+class JaxCalls(NamedTuple):
+    """Functions of a batch of environments.
+
+    Attributes:
+        begin: takes the keys and a progress without state; begins an episode in each environment,
+            and returns the progress and the leaves of the observations.
+        renew: takes the keys, the progress, the leaves and a mask; begins episodes where the mask
+            is True, and returns the progress and the leaves.
+        step: takes the keys, the progress and the leaves of the action.
+    """
+
+    begin: Callable[[Any, Progress], tuple[Progress, tuple[Any, ...]]]
+    renew: Callable[[Any, Progress, tuple[Any, ...], Any], tuple[Progress, tuple[Any, ...]]]
+    step: Callable[[Any, Progress, tuple[Any, ...]], StepResult]
+
+
+class SingleCalls:
+    """Functions of a single environment, and the layout of their results.
+
+    Args:
+        functions: the functions of the environment.
+        decode: function that makes an action of its leaves.
+        compiled: True to compile the functions.
+    """
+
+    def __init__(
+        self, functions: JaxFunctions, decode: Callable[[Sequence[Any]], Any], compiled: bool
+    ) -> None:
+        jax = load_jax()
+        jnp = jax.numpy
+
+        def step(key: Any, state: Any, leaves: Sequence[Any]) -> tuple[Any, Any, Any, Any, Any]:
+            state, obs, *rest = functions.step(key, state, decode(leaves))
+            for name, value in zip(("reward", "terminated", "truncated"), rest, strict=True):
+                if jnp.shape(value) != ():
+                    raise ValueError(
+                        f"step of {functions.name} returned {name} of shape {jnp.shape(value)}, "
+                        "but it must be a scalar: one environment is stepped at a time"
+                    )
+            reward, terminated, truncated = map(jnp.asarray, rest)
+            return state, obs, reward.astype(jnp.float32), terminated != 0, truncated != 0
+
+        def reset(key: Any) -> tuple[Any, Any]:
+            return functions.reset(key)
+
+        # Compiled here, so that they are traced once for all their uses.
+        self.reset: Callable[..., Any] = jax.jit(reset) if compiled else reset
+        self.step: Callable[..., Any] = jax.jit(step) if compiled else step
+        self.name = functions.name
+
+    def outline(self, key: Any, actions: tuple[Any, ...] | None = None) -> Any:
+        """Returns the shapes and dtypes of the state and the observation.
+
+        Args:
+            key: shape of a key.
+            actions: shapes of the leaves of an action; None for the results of a reset.
+        """
+        jax = load_jax()
+        if actions is None:
+            return jax.eval_shape(self.reset, key)
+        return jax.eval_shape(self.step, key, self._strong(self.outline(key)[0]), actions)[:2]
+
+    def _strong(self, outline: Any) -> Any:
+        jax = load_jax()
+        return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), outline)
+
+    def check(self, key: Any, actions: tuple[Any, ...]) -> Any:
+        """Checks that a step returns data of the same layout as a reset.
+
+        Returns:
+            The layout of the state.
+
+        Raises:
+            ValueError: if a shape, a dtype or the structure differs; the message names the entry.
+        """
+        jax = load_jax()
+        (begun, first), (state, obs) = self.outline(key), self.outline(key, actions)
+        one, other = dict(flat(as_plain(first))), dict(flat(as_plain(obs)))
+        for path in sorted({*one, *other}):
+            _compare(f"observation {name_of(path)}", one.get(path), other.get(path))
+        old, new = (jax.tree_util.tree_flatten_with_path(tree)[0] for tree in (begun, state))
+        named = [{jax.tree_util.keystr(path): leaf for path, leaf in part} for part in (old, new)]
+        for name in sorted({*named[0], *named[1]}):
+            _compare(f"the entry {name or '()'} of the state", *(part.get(name) for part in named))
+        if jax.tree.structure(begun) != jax.tree.structure(state):
+            raise ValueError(
+                f"step of {self.name} returns a state of another structure than reset: "
+                f"{jax.tree.structure(state)} instead of {jax.tree.structure(begun)}"
+            )
+        return self._strong(begun)
+
+
+def _compare(what: str, one: Any, other: Any) -> None:
+    texts = ["missing" if x is None else f"{x.dtype} of shape {x.shape}" for x in (one, other)]
+    if texts[0] != texts[1]:
+        raise ValueError(
+            f"{what} must be the same after a reset and after a step, but it is {texts[0]} after a "
+            f"reset, and {texts[1]} after a step"
+        )
+
+
+def _check_layout(leaf: SpaceLeaf, value: Any, shape: tuple[int, ...]) -> None:
+    if (value.shape, value.dtype) != (shape, leaf.dtype):
+        raise ValueError(
+            f"observation {show_key(leaf.key)} of a step is {value.dtype} of shape "
+            f"{value.shape[1:]}, but before it was {leaf.dtype} of shape {shape[1:]}: the layout "
+            "must not change"
+        )
+
+
+def batch_calls(
+    single: SingleCalls, leaves: Sequence[SpaceLeaf], num_envs: int, compiled: bool, branch: bool
+) -> JaxCalls:
+    """Returns the functions of a batch of environments.
+
+    Args:
+        single: the functions of one environment.
+        leaves: the leaves of an observation.
+        num_envs: number of environments.
+        compiled: True to compile the functions.
+        branch: True to ask in each step whether any episode ended, and to leave out the resets if
+            not. A GPU would wait for the answer.
+    """
+    jax = load_jax()
+    jnp = jax.numpy
+    fold = jax.random.fold_in
+
+    def strong(state: Any) -> Any:
+        # A state that begins as a Python number would else be compiled for twice.
+        return jax.tree.map(lambda x: jnp.asarray(x, x.dtype), state)
+
+    def begin(keys: Any, progress: Progress) -> tuple[Progress, tuple[Any, ...]]:
+        state, obs = jax.vmap(single.reset)(jax.vmap(fold)(keys[1], progress.episodes))
+        shown = picked(as_plain(obs), leaves, 1)
+        return Progress(progress.steps, progress.episodes + 1, strong(state)), strong(shown)
+
+    def renew(
+        keys: Any, progress: Progress, shown: tuple[Any, ...], mask: Any
+    ) -> tuple[Progress, tuple[Any, ...]]:
+        def choose(fresh: Any, old: Any) -> Any:
+            return jnp.where(mask.reshape(num_envs, *[1] * (old.ndim - 1)), fresh, old)
+
+        def renewed() -> Any:
+            begun, first = begin(keys, progress)
+            return jax.tree.map(choose, (begun.state, first), (progress.state, shown))
+
+        def kept() -> Any:
+            return progress.state, shown
+
+        state, shown = jax.lax.cond(mask.any(), renewed, kept) if branch else renewed()
+        episodes = progress.episodes + mask.astype(progress.episodes.dtype)
+        return Progress(progress.steps, episodes, state), shown
+
+    def step(keys: Any, progress: Progress, actions: tuple[Any, ...]) -> StepResult:
+        own = jax.vmap(fold, (0, None))(keys[0], progress.steps)
+        state, obs, reward, *flags = jax.vmap(single.step)(own, progress.state, actions)
+        terminated, truncated = flags
+        last = strong(picked(as_plain(obs), leaves, 1))
+        for leaf, value in zip(leaves, last, strict=True):
+            # At the time of compilation; each time if the function is not compiled.
+            _check_layout(leaf, value, (num_envs, *leaf.spec.shape))
+        progress = Progress(progress.steps + 1, progress.episodes, strong(state))
+        progress, shown = renew(keys, progress, last, terminated | truncated)
+        return StepResult(progress, last, shown, reward[:, None], terminated, truncated)
+
+    if not compiled:
+        return JaxCalls(begin, renew, step)
+    return JaxCalls(jax.jit(begin), jax.jit(renew), jax.jit(step))

@@ -1,0 +1,318 @@
+"""Batches of environments of JAX, compared with those of the same ones on numpy."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+from tensordict import TensorDictBase
+from tensordict.nn import TensorDictModule, TensorDictModuleBase
+from torch import nn
+
+pytest.importorskip("jax")
+
+from jax_parts import COUNT, Scripted, Twin, TwinWithResets, make_scripted, scripted
+
+from trawl.collectors import Collector, MultiAsyncCollector, MultiSyncCollector
+from trawl.envs import JaxEnv
+
+
+class Recurrent(TensorDictModuleBase):
+    """Policy with a recurrent state."""
+
+    in_keys = ["observation", "is_init", "h"]  # noqa: RUF012 - as tensordict
+    out_keys = ["action", ("next", "h")]  # noqa: RUF012
+
+    def forward(self, td: TensorDictBase) -> TensorDictBase:
+        h = td.get("h", torch.zeros(*td.batch_size, 1))
+        td["action"] = nn.functional.one_hot((h[..., 0].long()) % 4, 4)
+        td["next", "h"] = h + 1 + td["is_init"].float()
+        return td
+
+
+def _act(observation: Any) -> Any:
+    return nn.functional.one_hot(observation.sum(-1).long() % 4, 4)
+
+
+def plain() -> Any:
+    return TensorDictModule(_act, in_keys=["observation"], out_keys=["action"])
+
+
+def changes() -> Any:
+    """Returns a policy that changes its input."""
+
+    def act(observation: Any) -> Any:
+        observation += 1
+        return _act(observation)
+
+    return TensorDictModule(act, in_keys=["observation"], out_keys=["action"])
+
+
+POLICIES = {"none": lambda: None, "plain": plain, "state": Recurrent, "changes": changes}
+CASES: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "reset": {"reset_at_each_iter": True},
+    "random": {"init_random_frames": 24},
+    "exact": {"exact_frames": True, "total_frames": 31},
+    "limit": {"max_frames_per_traj": 2},
+    "whole": {"trajs_per_batch": 3, "traj_format": "padded"},
+}
+
+
+def batches(env: Any, policy: Any, count: int = 4, seed: int = 3, **options: Any) -> Any:
+    options = {"frames_per_batch": 4 * COUNT, "total_frames": -1, **options}
+    with Collector(env, policy, **options) as collector:
+        collector.set_seed(seed)
+        found = []
+        for batch in collector:
+            found.append(batch.clone())
+            if len(found) == count:
+                break
+        return found, collector.stats()
+
+
+def assert_same(one: Sequence[TensorDictBase], other: Sequence[TensorDictBase]) -> None:
+    assert len(one) == len(other) > 0
+    for a, b in zip(one, other, strict=True):
+        assert a.batch_size == b.batch_size
+        assert set(a.keys(True, True)) == set(b.keys(True, True))
+        for key in a.keys(True, True):
+            assert a.get(key).dtype is b.get(key).dtype, key
+            assert torch.equal(a.get(key), b.get(key)), (key, a.get(key), b.get(key))
+
+
+class Reused(JaxEnv):
+    """Environment that stays open, because it is compiled only once for many tests."""
+
+    def close(self, **options: Any) -> None:
+        pass
+
+
+@pytest.fixture(scope="module")
+def reused() -> JaxEnv:
+    return Reused(Scripted(), COUNT)
+
+
+@pytest.fixture
+def fresh(reused: JaxEnv) -> JaxEnv:
+    """Returns the environment as if it were new."""
+    reused.set_seed(0)
+    reused.begin(None)
+    return reused
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("case", CASES)
+def test_batches_are_those_of_numpy(fresh: JaxEnv, case: str, policy: str) -> None:
+    options, make = CASES[case], POLICIES[policy]
+    twin = TwinWithResets() if case == "limit" else Twin()
+    expected, old = batches(twin, make(), **options)
+    found, new = batches(fresh, make(), **options)
+    assert_same(found, expected)
+    assert new["env_path"] == "tensor"
+    names = ["frames", "episodes", "mean_return", "mean_length"]
+    assert [new.get(name) for name in names] == [old.get(name) for name in names]
+
+
+def test_interrupted_batches(fresh: JaxEnv) -> None:
+    def every_third() -> Callable[[], bool]:
+        calls = iter(range(1, 1000))
+        return lambda: next(calls) % 3 == 0
+
+    expected, _ = batches(Twin(), Recurrent(), interruptor=every_third())
+    found, _ = batches(fresh, Recurrent(), interruptor=every_third())
+    assert_same(found, expected)
+
+
+def test_single_environments_are_reset_between_batches(fresh: JaxEnv) -> None:
+    found = []
+    for env in (TwinWithResets(), fresh):
+        with Collector(env, Recurrent(), frames_per_batch=9) as collector:
+            collector.set_seed(1)
+            iterator = iter(collector)
+            next(iterator)
+            collector._rollout.reset(np.array([True, False, True]))
+            found.append([next(iterator).clone()])
+    assert_same(*found)
+
+
+def test_last_observations_are_true(fresh: JaxEnv) -> None:
+    (batch, *_), _ = batches(fresh, plain())
+    done = batch["next", "done"].squeeze(-1)
+    assert done.any()
+    assert not done.all()
+    # The number of the episode does not change with its last step, but after it.
+    old, new = batch["observation"], batch["next", "observation"]
+    assert torch.equal(new[..., 0], old[..., 0])
+    assert torch.equal(new[..., 1], old[..., 1] + 1)
+    assert (old[:, 1:, 1][done[:, :-1]] == 0).all()
+
+
+def test_seeds(fresh: JaxEnv) -> None:
+    one, _ = batches(fresh, plain(), seed=5)
+    again, _ = batches(fresh, plain(), seed=5)
+    assert_same(one, again)
+    other, _ = batches(fresh, plain(), seed=6)
+    assert not torch.equal(one[0]["observation"], other[0]["observation"])
+    numbers = one[0]["observation"][..., 0]
+    assert len(set(numbers[:, 0].tolist())) == COUNT
+
+
+def test_a_seed_beyond_32_bits(fresh: JaxEnv) -> None:
+    first = []
+    for seed in (1, 2**32 + 1):
+        fresh.set_seed(seed)
+        first.append(fresh.begin(None)[0].clone())
+    assert not torch.equal(*first)
+
+
+@pytest.mark.parametrize(
+    ("kind", "count", "make"),
+    [(MultiSyncCollector, 2, lambda: make_scripted), (MultiAsyncCollector, 1, scripted)],
+    ids=["a function in two workers", "a copy of an environment"],
+)
+def test_workers(kind: Any, count: int, make: Any) -> None:
+    options: dict[str, Any] = {"frames_per_batch": 12, "total_frames": 36}
+    if count == 2:
+        options["cat_results"] = "stack"
+    found = []
+    for factory, method in ((make(), "forkserver"), (Twin, "inline")):
+        collector = kind([factory] * count, plain(), start_method=method, **options)
+        try:
+            collector.set_seed(0)
+            found.append([batch.clone() for batch in collector])
+        finally:
+            collector.shutdown()
+    assert_same(*found)
+
+
+def test_held_batches_stay_as_they_are(fresh: JaxEnv) -> None:
+    with Collector(fresh, plain(), frames_per_batch=6) as collector:
+        iterator = iter(collector)
+        held = [next(iterator) for _ in range(3)]
+        copies = [batch.clone() for batch in held]
+        for _ in range(3):
+            next(iterator)
+        assert_same(held, copies)
+
+
+def test_tensordict_interface(fresh: JaxEnv) -> None:
+    actions = torch.eye(4)[:COUNT].long()
+    fresh.set_seed(0)
+    frames = fresh.rollout(8, lambda td: td.set("action", actions), break_when_any_done=False)
+    twin = Twin()
+    twin.reset(seed=0)
+    for t in range(8):
+        obs, reward, terminated, truncated, info = twin.step(np.arange(COUNT))
+        last = [
+            info["final_obs"][i] if terminated[i] or truncated[i] else obs[i] for i in range(COUNT)
+        ]
+        following = frames["next"][:, t]
+        assert np.array_equal(following["observation"], np.stack(last))
+        assert np.array_equal(following["reward"][:, 0], reward)
+        assert np.array_equal(following["terminated"][:, 0], terminated)
+        assert np.array_equal(following["truncated"][:, 0], truncated)
+
+
+def test_without_compiling(fresh: JaxEnv) -> None:
+    plain_env = scripted(jit=False)
+    actions = torch.eye(4)[:COUNT].long()
+    found = []
+    for env in (fresh, plain_env):
+        env.set_seed(0)
+        found.append(env.rollout(1, lambda td: td.set("action", actions)))
+    assert_same(found[:1], found[1:])
+
+
+class Growing(Scripted):
+    """Environment whose observations change in its first step."""
+
+    def __init__(self, change: Callable[[Any], Any]) -> None:
+        self.change, self.calls = change, 0
+
+    def step(self, key: Any, state: Any, action: Any) -> tuple[Any, ...]:
+        state, obs, *rest = super().step(key, state, action)
+        self.calls += 1
+        # The first call finds out the layout.
+        return (state, self.change(obs) if self.calls == 2 else obs, *rest)
+
+
+@pytest.mark.parametrize(
+    ("change", "text"),
+    [
+        (lambda obs: obs[:2], r"'observation' of a step is float32 of shape \(2,\)"),
+        (lambda obs: obs.astype("int32"), r"is int32 of shape \(4,\), but before it was float32"),
+    ],
+)
+def test_changes_are_refused(change: Any, text: str) -> None:
+    env = JaxEnv(Growing(change), COUNT, jit=False)
+    with (
+        Collector(env, plain(), frames_per_batch=3) as collector,
+        pytest.raises(ValueError, match=text),
+    ):
+        next(iter(collector))
+
+
+class Remembering(Scripted):
+    """Environment whose state is the last action, and whose observation is the one before."""
+
+    action_space = spaces.Box(-1, 1, (2,), np.float32)
+
+    def reset(self, key: Any) -> tuple[Any, Any]:
+        import jax.numpy as jnp
+
+        return jnp.zeros(2), jnp.zeros(2)
+
+    def step(self, key: Any, state: Any, action: Any) -> tuple[Any, ...]:
+        # Without any arithmetic, JAX may use the memory of its argument for the result.
+        return action, state, 0.0, False, False
+
+
+def test_the_environment_keeps_no_memory_of_the_batch() -> None:
+    env = JaxEnv(Remembering(), 64)
+    env.begin(None)
+    # As in a batch: rows that a later batch overwrites, each aligned as JAX wants it.
+    rows = torch.rand(3, 64, 2)
+    kept = rows.clone()
+    for t in range(3):
+        step = env.advance([rows[t]])
+        rows[t] = 7
+        assert torch.equal(step.last[0], kept[t - 1] if t else torch.zeros(64, 2))
+
+
+class Slow(Remembering):
+    """Environment that is still computing when its step returns."""
+
+    def step(self, key: Any, state: Any, action: Any) -> tuple[Any, ...]:
+        import jax
+
+        found = jax.lax.fori_loop(0, 2000, lambda i, x: x + action, state)
+        return found, found, found[0], found[1] > 1, False
+
+
+def test_results_are_waited_for() -> None:
+    env = JaxEnv(Slow(), 4096)
+    env.begin(None)
+    rows = torch.ones(4096, 2)
+    found = env.advance([rows])
+    rows.fill_(5)
+    assert (found.last[0] == 2000).all()
+    assert (found.rewards[0] == 2000).all()
+    assert found.terminated.all()
+    assert (env.begin_next(found.terminated)[0] == 0).all()
+
+
+def test_tensors_keep_the_memory_of_their_arrays() -> None:
+    env = JaxEnv(Remembering(), 1000)
+    env.begin(None)
+    actions = [torch.full((1000, 2), float(t)) for t in range(20)]
+    held = [env.advance([action]).last[0] for action in actions]
+    del env
+    gc.collect()
+    for t, tensor in enumerate(held):
+        assert (tensor == max(t - 1, 0)).all()
