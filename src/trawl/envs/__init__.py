@@ -1,6 +1,7 @@
 """Environments with the TensorDict interface, single ones and batches."""
 
 from trawl.envs.dm import DMEnv
+from trawl.envs.frame_stack import FrameStack
 from trawl.envs.gym import GymEnv
 from trawl.envs.masks import ObserveActionMask
 from trawl.envs.parallel import ParallelEnv
@@ -11,6 +12,7 @@ from trawl.envs.vmas_env import VmasEnv
 
 __all__ = [
     "DMEnv",
+    "FrameStack",
     "GymEnv",
     "ObserveActionMask",
     "ParallelEnv",
