@@ -220,8 +220,7 @@ class BatchAssembler:
             layout = self._ready[part.index].layout
             assert layout is not None, "a worker without a layout sends no block"
             sent = tensors_in(layout, part.answer.block)
-            for key, tensor in partition.part(part.index, lease.tensors).items():
-                tensor.copy_(sent[key])
+            partition.copy_part(part.index, lease.tensors, sent)
         return as_batch(lease, self.hidden, None)
 
     def _stamped_all(self, batch: TensorDictBase, parts: Sequence[WorkerBatch]) -> TensorDictBase:

@@ -30,6 +30,7 @@ from trawl.collectors.options import (
 )
 from trawl.collectors.types import SupportsStop, SupportsVersion, SupportsWrite, Switch
 from trawl.envs.batched import check_env_kwargs
+from trawl.envs.frame_stack import FrameStackLike, as_frame_stack
 from trawl.envs.types import DeviceLike, EnvKwargs
 from trawl.observe.trace_options import TraceLike, check_trace
 from trawl.weight_update.scheme import WeightSyncScheme
@@ -158,6 +159,9 @@ class CollectorConfig:
         create_env_kwargs: keyword arguments for the function that makes the environment.
         max_frames_per_traj: number of steps after which an episode is truncated. None, 0 or -1:
             never.
+        frame_stack: number of frames that observations are stacks of, or a
+            :class:`~trawl.envs.FrameStack`. Batches store each frame once, and their observations
+            are :class:`~trawl.data.StackedFrames`. None: observations are not stacked.
         init_random_frames: number of frames collected with random actions before the policy acts.
         reset_at_each_iter: True to reset the environment before each batch.
         reset_when_done: must be True, because when an episode ends, another one always begins.
@@ -242,6 +246,7 @@ class CollectorConfig:
     policy_device: DeviceLike | None = option(None, None, EACH, LIST)
     create_env_kwargs: EnvKwargs | None = option(None, check_env_kwargs, EACH, LIST)
     max_frames_per_traj: int | None = option(None, _count, EACH)
+    frame_stack: FrameStackLike | None = option(None, as_frame_stack)
     init_random_frames: int | None = option(None, _count, DRIVER)
     reset_at_each_iter: bool = option(False, None, EACH)
     reset_when_done: bool = option(True, _reset_when_done)

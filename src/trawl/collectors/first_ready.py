@@ -97,6 +97,12 @@ def new_ready_rollout(
     Raises:
         ValueError: if the data of the environments has no fixed layout.
     """
+    if options.frame_stack is not None:
+        raise ValueError(
+            "frame_stack can't be used where environments step each at its own pace, because "
+            "successive frames of a batch are of different environments: stack the frames in the "
+            "environments"
+        )
     if not env.fixed_layout:
         raise ValueError(
             "AsyncBatchedCollector needs environments whose data has a fixed layout, but "

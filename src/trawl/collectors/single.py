@@ -34,6 +34,7 @@ from trawl.collectors.torchrl import add_transforms, give_specs, is_random, name
 from trawl.collectors.weak import weak
 from trawl.envs.base import TensorDictEnv
 from trawl.envs.build import check_rebuildable
+from trawl.envs.frame_stack import as_frame_stack
 from trawl.envs.seeding import check_seed, derive
 from trawl.envs.serial import build_env
 from trawl.paths import get_path
@@ -161,6 +162,7 @@ class Collector(ResumableCollector):
                 recycle=config.use_buffers is not False,
                 is_init=config.auto_register_policy_transforms,
                 restarts=self._restarts,
+                frame_stack=as_frame_stack("frame_stack", config.frame_stack),
             )
         )
         self._connect_tracer()
@@ -218,7 +220,7 @@ class Collector(ResumableCollector):
         self.policy = moved
         transform = compiler(config.compile_policy, config.cudagraph_policy, self.policy_device)
         self._resolved = Policy(
-            resolve(moved, self.env, trusted),
+            resolve(moved, self.env, trusted, as_frame_stack("frame_stack", config.frame_stack)),
             config.exploration_type,
             self.policy_device,
             transform,

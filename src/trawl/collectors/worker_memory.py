@@ -61,10 +61,11 @@ class WorkerMemory:
             partition = self._partitions[request.partition]
             memory = self._port.memory(request.memory)
             tensors, _ = tensors_over(partition.whole, memory)
-            part = partition.part(request.part, tensors)
-            for start, stop in byte_ranges(part.values(), memory):
+            part, index = partition.part(request.part, tensors), request.part
+            for start, stop in byte_ranges(partition.written(index, tensors).values(), memory):
                 self._port.populate(request.memory, start, stop)
-            block = Block(Lease(partition.layouts[request.part], part))
+            starts = partition.pool_starts(index)
+            block = Block(Lease(partition.layouts[index], part, pool_starts=starts))
         self._blocks[request.memory] = block  # the most recently used comes last
         if len(self._blocks) > _MOST_BLOCKS:
             del self._blocks[next(iter(self._blocks))]

@@ -5,6 +5,7 @@ from trawl.data.postprocs import MultiStep
 from trawl.data.ray_buffer import RayReplayBuffer
 from trawl.data.sinks import MemmapSink, MinariSink, ParquetSink, Sink
 from trawl.data.trajectories import TrajectoryAssembler, join
+from trawl.stacked_frames import StackedFrames
 
 __all__ = [
     "MemmapSink",
@@ -13,6 +14,7 @@ __all__ = [
     "ParquetSink",
     "RayReplayBuffer",
     "Sink",
+    "StackedFrames",
     "TrajectoryAssembler",
     "info",
     "join",

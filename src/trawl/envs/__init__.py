@@ -1,6 +1,7 @@
 """Environments with the TensorDict interface, single ones and batches."""
 
 from trawl.envs.dm import DMEnv
+from trawl.envs.frame_stack import FrameStack
 from trawl.envs.gym import GymEnv
 from trawl.envs.info_keys import InfoKey
 from trawl.envs.jax_env import JaxEnv
@@ -14,6 +15,7 @@ from trawl.envs.vmas_env import VmasEnv
 
 __all__ = [
     "DMEnv",
+    "FrameStack",
     "GymEnv",
     "InfoKey",
     "JaxEnv",

@@ -39,7 +39,7 @@ from trawl.rollout.checks import (
     has_autoreset_steps,
 )
 from trawl.rollout.episode_sums import EpisodeSums
-from trawl.rollout.episodes import EpisodeTracker, StartValue, StepArrays
+from trawl.rollout.episodes import EpisodeStart, EpisodeTracker, StartValue, StepArrays
 from trawl.rollout.groups import Group, GroupsInTurn
 from trawl.rollout.layout import Layout, Leaf
 from trawl.rollout.parallel_stepper import ParallelStepper
@@ -83,7 +83,7 @@ class ArrayBatchWriter(BatchWriter):
         asked = policy.reads_is_init if options.is_init is None else options.is_init
         self._marks_starts = asked and IS_INIT not in self._observed
         self._roots = self._root_leaves()
-        self._next_obs = {key: self._new_row(leaf) for key, leaf in self._observed.items()}
+        self._next_obs = self._new_next_obs()
         for key in self._flags:
             # Agents that are absent stay done, while the flags at the root begin as False.
             if len(key) > 1:
@@ -95,10 +95,9 @@ class ArrayBatchWriter(BatchWriter):
         self._policy_leaves = self._discover()
         # A policy without in_keys may read every entry.
         self.episodes.counts_ahead = not policy.in_keys or STEP_COUNT in policy.in_keys
-        alone = not self.batch and len(self._observed) == 1
-        self._latest = LatestObservation(next(iter(self._observed))) if alone else None
+        self._latest = self._new_latest()
         self._binder = PolicyBinder(
-            env, policy, self._policy_leaves, self._roots, self._next_obs, latest=self._latest
+            env, policy, self._policy_leaves, self._readable, self._next_obs, latest=self._latest
         )
         self._group_binders = self._bind_parts()
         self._in_turn: GroupsInTurn | None = None
@@ -110,6 +109,14 @@ class ArrayBatchWriter(BatchWriter):
         self._block: Block | None = None
         self._given = False
         self._view = StepArrays({}, self._next_obs)
+
+    def _new_next_obs(self) -> dict[Key, Array]:
+        """Returns memory for the observations after the last step."""
+        return {key: self._new_row(leaf) for key, leaf in self._observed.items()}
+
+    def _new_latest(self) -> LatestObservation | None:
+        alone = not self.batch and len(self._observed) == 1
+        return LatestObservation(next(iter(self._observed))) if alone else None
 
     def _start(self) -> None:
         """Begins the first episodes."""
@@ -125,8 +132,8 @@ class ArrayBatchWriter(BatchWriter):
             chosen = slice(group * rows, (group + 1) * rows)
             next_obs = {key: array[chosen] for key, array in self._next_obs.items()}
             part = range(group * size, (group + 1) * size)
-            leaves, roots = self._policy_leaves, self._roots
-            found.append((part, PolicyBinder(env, self.policy, leaves, roots, next_obs, part)))
+            leaves, readable = self._policy_leaves, self._readable
+            found.append((part, PolicyBinder(env, self.policy, leaves, readable, next_obs, part)))
         return found
 
     # --- entries of a batch
@@ -139,6 +146,11 @@ class ArrayBatchWriter(BatchWriter):
         if self._marks_starts:
             leaves[IS_INIT] = _FLAG
         return leaves
+
+    @property
+    def _readable(self) -> dict[Key, Leaf]:
+        """The entries that exist before the policy acts, as the policy reads them."""
+        return self._roots
 
     def _all_leaves(self) -> dict[Key, Leaf]:
         written = self._policy_leaves.written
@@ -192,22 +204,32 @@ class ArrayBatchWriter(BatchWriter):
 
     def _first_root(self) -> TensorDict:
         root = TensorDict({}, self.batch, device=self.env.device)
-        for key, leaf in self._roots.items():
+        for key, leaf in self._readable.items():
             shape = (*self.batch, *leaf.shape)
             if key in self._next_obs:
-                root.set(key, torch.from_numpy(self._next_obs[key].copy()).reshape(shape))
+                root.set(key, torch.from_numpy(self._first_value(key)).reshape(shape))
             else:
                 root.set(key, torch.zeros(shape, dtype=leaf.dtype))
         return root
 
+    def _first_value(self, key: Key) -> Array:
+        """Returns a copy of an observation with which the first step begins."""
+        return self._next_obs[key].copy()
+
     # --- filling
+
+    def _arrays_of(self, block: Block) -> dict[Key, Array]:
+        """Returns the arrays that a step writes, with time first."""
+        return block.flat_rows
 
     @override
     def begin(self, block: Block | None = None) -> None:
         self._given = block is not None
         self._logs.begin()
         self._block = block = block or Block(self.pool.lease())
-        self._view = view = StepArrays(block.flat_rows, self._next_obs, bfloat16=self._bfloat16)
+        self._view = view = StepArrays(
+            self._arrays_of(block), self._next_obs, bfloat16=self._bfloat16
+        )
         for key in self._flags:
             view.arrays[key][...] = False
             view.arrays[next_of(key)][...] = False
@@ -229,7 +251,12 @@ class ArrayBatchWriter(BatchWriter):
                 rows[...] = False
             self._next_obs[IS_INIT][:] = False
             starts.append(StartValue(view.arrays[IS_INIT], self._next_obs[IS_INIT], True))
-        self.episodes.begin(view, starts)
+        self.episodes.begin(view, [*starts, *self._more_starts])
+
+    @property
+    def _more_starts(self) -> Sequence[EpisodeStart]:
+        """Objects that are called when an episode begins, in addition to entries of the batch."""
+        return ()
 
     @override
     def bind(self, start: int, stop: int, random: bool) -> tuple[ActFn | None, StepFn]:
@@ -267,11 +294,12 @@ class ArrayBatchWriter(BatchWriter):
         if self._in_turn is not None:
             self._in_turn.finish()
         block, self._block = self._block, None
+        arrays = self._view.arrays
         self._view = StepArrays({}, self._next_obs)
         self._logs.finish(block.flat_rows, self.episodes, filled)
         self.episodes.finish(filled)
         if filled < self.options.steps:
-            self._carry_on_from(block, filled)
+            self._carry_on_from(arrays, filled)
             block.clear_from(filled, but=TRAJ_IDS)
         if filled:
             self.policy.check_samples(lambda key: block.tensor(key, filled))
@@ -280,6 +308,10 @@ class ArrayBatchWriter(BatchWriter):
         check_rewards(rewards, lambda: actions)
         counted = block.flat_rows[MASK][:filled] if self._masked else None
         self.sums.add(rewards, block.flat_rows[DONE][:filled, :, 0], counted)
+        return self._finished(block, filled)
+
+    def _finished(self, block: Block, filled: int) -> TensorDictBase | None:
+        """Returns the batch, or None if it is in the block that was passed to :meth:`begin`."""
         if self._given:
             block.flush()
             return None
@@ -294,11 +326,11 @@ class ArrayBatchWriter(BatchWriter):
         mean: Array = np.concatenate(parts, -1).mean(-1)
         return mean
 
-    def _carry_on_from(self, block: Block, row: int) -> None:
+    def _carry_on_from(self, arrays: Mapping[Key, Array], row: int) -> None:
         """Makes the row after the last step the first row of the next batch."""
         for key, next_obs in self._next_obs.items():
             if key not in self._policy_leaves.memories:
-                next_obs[...] = block.flat_rows[key][row]
+                next_obs[...] = arrays[key][row]
 
     @property
     @override

@@ -21,6 +21,7 @@ from trawl.rollout.layout import Leaf
 from trawl.rollout.plan import unwrap
 from trawl.rollout.policy import Policy
 from trawl.rollout.policy_inputs import InputCopies, LatestObservation
+from trawl.rollout.windows import WindowArrays
 
 
 @dataclass
@@ -204,7 +205,7 @@ class PolicyBinder:
             if key in self.leaves.memories:
                 inputs.append(_Clones(self._memory(key)))
             elif guarded:
-                inputs.append(self._copied(key, block.rows[key][start:stop]))
+                inputs.append(self._copied(key, block.readable(key, start, stop)))
             else:
                 rows, together = block.inputs(key, start, stop)
                 inputs.append(rows)
@@ -213,7 +214,7 @@ class PolicyBinder:
             return inputs, lambda row: row.to(device, non_blocking=True)
         return inputs, None if contiguous else Tensor.contiguous
 
-    def _copied(self, key: Key, rows: Array) -> InputCopies:
+    def _copied(self, key: Key, rows: Array | WindowArrays) -> InputCopies:
         """Returns copies of rows for a policy that may change or keep its inputs."""
         copies = self._copies.get(key)
         if copies is None:

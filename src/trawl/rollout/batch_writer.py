@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 from tensordict import TensorDictBase
 
+from trawl.envs.frame_stack import FrameStack
 from trawl.keys import Key
 from trawl.rollout.block import Block
 from trawl.rollout.env_restarts import EnvRestarts
@@ -36,6 +37,7 @@ class BatchOptions:
             episode; None to add the flag only if the policy reads it.
         restarts: record of failures, if environments that fail are rebuilt; None to raise errors
             instead.
+        frame_stack: stacks of observations; None if observations are not stacked.
     """
 
     steps: int
@@ -45,6 +47,7 @@ class BatchOptions:
     recycle: bool = True
     is_init: bool | None = None
     restarts: EnvRestarts | None = None
+    frame_stack: FrameStack | None = None
 
 
 class BatchWriter(Protocol):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -11,10 +11,12 @@ import torch
 from tensordict import TensorDict, TensorDictBase
 from torch import Tensor
 
-from trawl.keys import Key
+from trawl.keys import Key, next_of
 from trawl.memory import Array
-from trawl.rollout.layout import Layout, layout_of
+from trawl.rollout.layout import Layout, layout_of, pool_key
 from trawl.rollout.slab import Lease
+from trawl.rollout.windows import WindowArrays, Windows
+from trawl.stacked_frames import StackedFrames
 from trawl.tensordicts import tensordict_of
 
 # A step of several environments writes one row for each of them, and in the delivered batch these
@@ -33,10 +35,12 @@ class Block:
         lease: the memory that will be delivered.
         rows: arrays with time first, ``(steps, *batch, *leaf)``, by key.
         flat_rows: the same arrays with a single batch dimension, ``(steps, num_envs, *leaf)``.
+        windows: stacks that a policy reads instead of the entries of the batch, by key.
     """
 
     def __init__(self, lease: Lease) -> None:
         self.lease = lease
+        self.windows: Mapping[Key, Windows] = {}
         layout = lease.layout
         axis = len(layout.batch)
         self._staged = {
@@ -44,8 +48,7 @@ class Block:
             for key in staged_keys(layout)
         }
         self._tensors: dict[Key, Tensor] = {
-            key: self._staged.get(key, tensor.movedim(axis, 0) if axis else tensor)
-            for key, tensor in lease.tensors.items()
+            key: self._staged.get(key, lease.tensors[key].movedim(axis, 0)) for key in layout.leaves
         }
         self.rows: dict[Key, Array] = {key: as_array(t) for key, t in self._tensors.items()}
         lead = (layout.steps, math.prod(layout.batch))
@@ -53,11 +56,25 @@ class Block:
             key: rows.reshape(*lead, *layout.leaves[key].shape) for key, rows in self.rows.items()
         }
 
-    def inputs(self, key: Key, start: int, stop: int) -> tuple[tuple[Tensor, ...], bool]:
+    def inputs(self, key: Key, start: int, stop: int) -> tuple[Sequence[Tensor], bool]:
         """Returns the rows of an entry as tensors, and True if each of them is contiguous."""
-        tensor = self._tensors[key]
-        apart = bool(self.lease.layout.batch) and key not in self._staged
-        return tensor[start:stop].unbind(0), not apart
+        return self._inputs(key, start, stop, slice(None))
+
+    def _inputs(
+        self, key: Key, start: int, stop: int, envs: slice
+    ) -> tuple[Sequence[Tensor], bool]:
+        if key in self.windows:
+            return self.windows[key].tensors(start, stop, envs)
+        tensor = self._tensors[key][start:stop]
+        batch = bool(self.lease.layout.batch)
+        apart = batch and key not in self._staged
+        return (tensor[:, envs] if batch else tensor).unbind(0), not apart
+
+    def readable(self, key: Key, start: int, stop: int) -> Array | WindowArrays:
+        """Returns the rows of an entry as the policy reads it."""
+        if key in self.windows:
+            return self.windows[key].arrays(start, stop, slice(None))
+        return self.rows[key][start:stop]
 
     def tensor(self, key: Key, steps: int) -> Tensor | None:
         """Returns the first rows of an entry, ``(steps, *batch, *leaf)``; None if there is none."""
@@ -67,9 +84,13 @@ class Block:
     def part(self, first: int, stop: int) -> BlockPart:
         """Returns the rows of some environments: a range along the first batch dimension."""
         chosen = slice(first, stop)
+        rows = {key: rows[:, chosen] for key, rows in self.rows.items()}
         return BlockPart(
-            {key: rows[:, chosen] for key, rows in self.rows.items()},
-            lambda key, a, b: (self._tensors[key][a:b, chosen].unbind(0), key in self._staged),
+            rows,
+            lambda key, a, b: self._inputs(key, a, b, chosen),
+            lambda key, a, b: (
+                self.windows[key].arrays(a, b, chosen) if key in self.windows else rows[key][a:b]
+            ),
         )
 
     def clear_from(self, row: int, but: Key) -> None:
@@ -102,10 +123,12 @@ class BlockPart:
     Attributes:
         rows: arrays with time first, ``(steps, *batch, *leaf)``, by key.
         inputs: function with the results of :meth:`Block.inputs`.
+        readable: function with the results of :meth:`Block.readable`.
     """
 
     rows: dict[Key, Array]
-    inputs: Callable[[Key, int, int], tuple[tuple[Tensor, ...], bool]]
+    inputs: Callable[[Key, int, int], tuple[Sequence[Tensor], bool]]
+    readable: Callable[[Key, int, int], Array | WindowArrays]
 
 
 def as_batch(lease: Lease, hidden: Iterable[Key], device: torch.device | None) -> TensorDict:
@@ -116,8 +139,13 @@ def as_batch(lease: Lease, hidden: Iterable[Key], device: torch.device | None) -
         hidden: keys to leave out.
         device: device to which the TensorDict is moved; None leaves it without a device.
     """
-    shown = {key: tensor for key, tensor in lease.tensors.items() if key not in hidden}
     layout = lease.layout
+    shown = {key: lease.tensors[key] for key in layout.leaves if key not in hidden}
+    for key in layout.pools:
+        frames = lease.tensors[pool_key(key)]
+        for name in (key, next_of(key)):
+            if name in shown:
+                shown[name] = StackedFrames(frames, shown[name])
     names = [*[None] * len(layout.batch), "time"]
     batch = tensordict_of(shown, (*layout.batch, layout.steps), names)
     return batch if device is None else batch.to(device)

@@ -7,11 +7,12 @@ writes trajectory ids, step counts and ``is_init``.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
+from typing_extensions import override
 
 from trawl.keys import DONE, MASK, NO_TRAJECTORY, STEP_COUNT, TRAJ_IDS, TRUNCATED, Key, next_of
 from trawl.memory import Array
@@ -89,8 +90,15 @@ def split_rows(array: Array) -> list[Array]:
     return list(array) if array.ndim > 1 else [array[i, ...] for i in range(len(array))]
 
 
+class EpisodeStart(Protocol):
+    """Object that writes entries of a batch where an episode begins."""
+
+    def write(self, index: int, row: int) -> None:
+        """Writes the entries of the environment ``index``, whose episode begins in ``row``."""
+
+
 @dataclass(frozen=True)
-class StartValue:
+class StartValue(EpisodeStart):
     """Entry that is set to a fixed value where an episode begins.
 
     Attributes:
@@ -103,6 +111,11 @@ class StartValue:
     rows: Array | None
     next_obs: Array
     value: Any
+
+    @override
+    def write(self, index: int, row: int) -> None:
+        target = self.next_obs if self.rows is None or row == len(self.rows) else self.rows[row]
+        target[index] = self.value
 
 
 class EpisodeTracker:
@@ -131,14 +144,14 @@ class EpisodeTracker:
         self._steps = [0] * num_envs  # steps of the episode before that row
         self._traj_ids: Array | None = None
         self._counts: tuple[Array, Array] | None = None
-        self._starts: list[StartValue] = []
+        self._starts: Sequence[EpisodeStart] = []
 
-    def begin(self, batch: StepArrays, starts: list[StartValue]) -> None:
+    def begin(self, batch: StepArrays, starts: Sequence[EpisodeStart]) -> None:
         """Begins a new batch.
 
         Args:
             batch: the arrays of the batch.
-            starts: other entries to write when an episode begins.
+            starts: objects that are called when an episode begins.
         """
         self._traj_ids = batch.arrays.get(TRAJ_IDS)
         self._starts = starts
@@ -287,9 +300,7 @@ class EpisodeTracker:
         self._began[index] = row
         self._count_ahead(index, row)
         for start in self._starts:
-            rows = start.rows
-            target = start.next_obs if rows is None or row == len(rows) else rows[row]
-            target[index] = start.value
+            start.write(index, row)
 
 
 def discard_step(view: StepArrays, episodes: EpisodeTracker, row: int, envs: Iterable[int]) -> None:

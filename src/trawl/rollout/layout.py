@@ -10,7 +10,7 @@ import torch
 from tensordict import TensorDictBase, is_leaf_nontensor
 from torch import Tensor
 
-from trawl.keys import Key, as_key
+from trawl.keys import Key, as_key, next_of
 from trawl.memory import aligned
 from trawl.tensordicts import has_lazy
 
@@ -28,6 +28,42 @@ class Leaf:
     dtype: torch.dtype
 
 
+@dataclass(frozen=True)
+class FramePool:
+    """Frames of an observation that is stacked, each of which is stored once.
+
+    The entry itself has the positions of its frames in the pool. For each environment, the pool has
+    the frames with which a batch begins and one for each step. After these, it has a frame of
+    zeros, and room for the first frames of episodes that begin within the batch.
+
+    Attributes:
+        frame: one frame.
+        size: number of frames in a stack.
+    """
+
+    frame: Leaf
+    size: int
+
+    def frames_of(self, envs: int, steps: int) -> int:
+        """Returns the number of frames for environments, without those that begin episodes."""
+        return envs * (self.size + steps)
+
+    def rows(self, envs: int, steps: int) -> int:
+        """Returns the number of frames in the pool of one batch."""
+        return self.frames_of(envs, steps) + 1 + _FIRST_FRAMES + envs * steps // _STEPS_PER_EPISODE
+
+
+# Room for first frames in a pool: one for each of so many steps, and a few more. If episodes are
+# shorter on average, a batch gets additional memory.
+_STEPS_PER_EPISODE = 16
+_FIRST_FRAMES = 4
+
+
+def pool_key(key: Key) -> Key:
+    """Returns the key under which the frames of a stacked observation lie in a block."""
+    return ("_frames", *key)
+
+
 class Layout:
     """Layout of a batch.
 
@@ -37,21 +73,42 @@ class Layout:
         leaves: entries of a frame, by key.
         batch: batch size of the environment; ``()`` for a single environment.
         steps: number of frames of each environment in a batch.
+        pools: frames of the observations that are stacked, by key.
+        parts: layouts of the batches that are joined in this one, each of which has its own part of
+            every pool.
 
     Attributes:
-        offsets: offset of each leaf in the block, in bytes, by key.
+        offsets: offset of each leaf and each pool in the block, in bytes, by key.
         nbytes: size of the block in bytes.
     """
 
-    def __init__(self, leaves: Mapping[Key, Leaf], batch: tuple[int, ...], steps: int) -> None:
+    def __init__(
+        self,
+        leaves: Mapping[Key, Leaf],
+        batch: tuple[int, ...],
+        steps: int,
+        pools: Mapping[Key, FramePool] | None = None,
+        parts: Sequence[Layout] = (),
+    ) -> None:
         self.leaves = dict(leaves)
         self.batch = batch
         self.steps = steps
+        self.pools = dict(pools or {})
+        self.pool_rows: dict[Key, int] = {
+            key: sum(part.pool_rows[key] for part in parts)
+            if parts
+            else pool.rows(math.prod(batch), steps)
+            for key, pool in self.pools.items()
+        }
         self.offsets: dict[Key, int] = {}
         self.nbytes = 0
         for key, leaf in self.leaves.items():
             self.offsets[key] = self.nbytes
             self.nbytes += aligned(math.prod(self.shape(key)) * leaf.dtype.itemsize)
+        for key, pool in self.pools.items():
+            self.offsets[pool_key(key)] = self.nbytes
+            frame = math.prod(pool.frame.shape) * pool.frame.dtype.itemsize
+            self.nbytes += aligned(self.pool_rows[key] * frame)
 
     def shape(self, key: Key) -> tuple[int, ...]:
         """Returns the shape of an entry in the batch."""
@@ -59,7 +116,8 @@ class Layout:
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Layout) and all(
-            getattr(self, name) == getattr(other, name) for name in ("leaves", "batch", "steps")
+            getattr(self, name) == getattr(other, name)
+            for name in ("leaves", "batch", "steps", "pools", "pool_rows")
         )
 
     def __hash__(self) -> int:
@@ -113,10 +171,11 @@ class BatchPartition:
         self._batch = batch = part.batch
         self._steps = list(steps)
         self._how = "time" if along_time(how, batch) else how
-        self.layouts = [Layout(part.leaves, batch, length) for length in self._steps]
+        pools = part.pools
+        self.layouts = [Layout(part.leaves, batch, length, pools) for length in self._steps]
         count = len(self._steps)
         if self._how == "time":
-            self.whole = Layout(part.leaves, batch, sum(self._steps))
+            self.whole = Layout(part.leaves, batch, sum(self._steps), pools, self.layouts)
             return
         if len(set(self._steps)) > 1:
             raise ValueError(
@@ -124,10 +183,41 @@ class BatchPartition:
                 f"have {self._steps} steps: use cat_results=-1 to join them along time"
             )
         together = (count, *batch) if how == "stack" else (count * batch[0], *batch[1:])
-        self.whole = Layout(part.leaves, together, self._steps[0])
+        self.whole = Layout(part.leaves, together, self._steps[0], pools, self.layouts)
+
+    def pool_starts(self, index: int) -> dict[Key, int]:
+        """Returns the first row of a worker's part in each pool, by the key of the observation."""
+        before = self.layouts[:index]
+        return {key: sum(one.pool_rows[key] for one in before) for key in self.whole.pools}
+
+    def written(self, index: int, tensors: Mapping[Key, Tensor]) -> dict[Key, Tensor]:
+        """Returns the memory that a worker writes to, from the tensors of the whole block."""
+        found = self.part(index, tensors)
+        for key, start in self.pool_starts(index).items():
+            rows = self.layouts[index].pool_rows[key]
+            found[pool_key(key)] = found[pool_key(key)][start : start + rows]
+        return found
+
+    def copy_part(self, index: int, block: Mapping[Key, Tensor], own: Mapping[Key, Tensor]) -> None:
+        """Copies the batch of a worker from memory of its own to its part of a block."""
+        part = self.written(index, block)
+        for key, tensor in part.items():
+            tensor.copy_(own[key])
+        for key, start in self.pool_starts(index).items():
+            for name in (key, next_of(key)):
+                part[name] += start
 
     def part(self, index: int, tensors: Mapping[Key, Tensor]) -> dict[Key, Tensor]:
-        """Returns a worker's part of the tensors of the whole block."""
+        """Returns a worker's part of the tensors of the whole block.
+
+        Its stacked observations refer to the frames of all workers, so pools are not divided.
+        """
+        pools = set(map(pool_key, self.whole.pools))
+        divided = {key: tensor for key, tensor in tensors.items() if key not in pools}
+        whole = {key: tensor for key, tensor in tensors.items() if key in pools}
+        return {**self._part(index, divided), **whole}
+
+    def _part(self, index: int, tensors: Mapping[Key, Tensor]) -> dict[Key, Tensor]:
         if self._how == "stack":
             return {key: tensor[index] for key, tensor in tensors.items()}
         if self._how == "time":

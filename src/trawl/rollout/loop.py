@@ -22,6 +22,7 @@ from tensordict import TensorDictBase
 from tensordict.nn import InteractionType, set_interaction_type
 
 from trawl.envs.base import TensorDictEnv
+from trawl.envs.frame_stack import FrameStack
 from trawl.envs.generators import global_state, set_global_state
 from trawl.envs.tensor_env import TensorEnv
 from trawl.errors import add_note
@@ -30,6 +31,7 @@ from trawl.rollout.batch_writer import ActFn, BatchOptions, BatchWriter, NoFixed
 from trawl.rollout.block import Block
 from trawl.rollout.policy import Policy
 from trawl.rollout.rng import RandomStream
+from trawl.rollout.stacked_batch_writer import StackedBatchWriter
 from trawl.rollout.tensor_batch_writer import TensorBatchWriter
 from trawl.rollout.tensordict_batch_writer import TensorDictBatchWriter
 from trawl.rollout.times import LoopTimes, StepRecorder, StepSamples, estimated_sum
@@ -297,6 +299,8 @@ def note_failure(error: Exception, note: str) -> None:
 
 
 def _choose(env: Any, policy: Policy, options: BatchOptions) -> BatchWriter:
+    if options.frame_stack is not None:
+        return _stacked(env, policy, options, options.frame_stack)
     if not isinstance(env, TensorDictEnv):
         name = type(env).__name__
         why = f"{name} is not a Gymnasium environment: its own step takes and returns TensorDicts"
@@ -314,3 +318,24 @@ def _choose(env: Any, policy: Policy, options: BatchOptions) -> BatchWriter:
         return ArrayBatchWriter(env, policy, options)
     except NoFixedLayout as why:
         return TensorDictBatchWriter(env, policy, options, str(why))
+
+
+def _stacked(
+    env: Any, policy: Policy, options: BatchOptions, frame_stack: FrameStack
+) -> BatchWriter:
+    """Returns the batch writer that stacks frames.
+
+    Raises:
+        ValueError: if the environment or the policy does not allow it.
+    """
+    why = "an environment of Gymnasium's API with data of fixed shape and dtype"
+    arrays = isinstance(env, TensorDictEnv) and not isinstance(env, TensorEnv)
+    if arrays and getattr(env, "fixed_layout", False):
+        try:
+            return StackedBatchWriter(env, policy, options, frame_stack)
+        except NoFixedLayout as error:
+            why = f"a policy whose entries have a fixed layout, but {error}"
+    raise ValueError(
+        f"frame_stack can't be used with {env!r}: it needs {why}. Stack the frames in the "
+        "environment instead"
+    )

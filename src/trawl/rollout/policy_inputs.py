@@ -15,6 +15,7 @@ from torch import Tensor
 
 from trawl.keys import Key
 from trawl.memory import Array
+from trawl.rollout.windows import WindowArrays
 
 
 class LatestObservation:
@@ -63,10 +64,11 @@ class InputCopies:
     def __init__(self, dtype: torch.dtype, latest: LatestObservation | None = None) -> None:
         self._dtype = dtype
         self.latest = latest
-        self._rows = self._copy = np.empty(0)
+        self._rows: Array | WindowArrays = np.empty(0)
+        self._copy = np.empty(0)
         self._unused = 0
 
-    def bind(self, rows: Array) -> None:
+    def bind(self, rows: Array | WindowArrays) -> None:
         """Sets the rows to copy."""
         self._rows = rows
         if self._copy.shape != rows.shape[1:] or self._copy.dtype != rows.dtype:

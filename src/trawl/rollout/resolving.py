@@ -10,11 +10,12 @@ from tensordict import TensorDictBase
 from tensordict.nn import TensorDictModule, TensorDictModuleBase
 from torch import Tensor, nn
 
+from trawl.envs.frame_stack import FrameStack
 from trawl.keys import as_key, show_keys
 from trawl.rollout.random_policy import RandomPolicy
 
 
-def resolve(policy: Any, env: Any, trust: bool) -> Any:
+def resolve(policy: Any, env: Any, trust: bool, frame_stack: FrameStack | None = None) -> Any:
     """Returns a function of a TensorDict for a policy, by the rules of TorchRL's collectors.
 
     A ``TensorDictModule``, a :class:`RandomPolicy`, a compiled module and a callable whose only
@@ -27,6 +28,7 @@ def resolve(policy: Any, env: Any, trust: bool) -> Any:
         policy: the user's policy.
         env: the environment, for its observation and action keys.
         trust: True to return any callable unchanged.
+        frame_stack: the stacks that observations become; None if they are not stacked.
 
     Raises:
         TypeError: if the policy can't be called, has only one of ``in_keys`` and ``out_keys``, or
@@ -53,7 +55,7 @@ def resolve(policy: Any, env: Any, trust: bool) -> Any:
         raise TypeError(f"policy {name_of(policy)} must have both in_keys and out_keys, or neither")
     if _takes_tensordict(policy):
         return policy
-    return _wrap(policy, env)
+    return _wrap(policy, env, frame_stack)
 
 
 def name_of(policy: Any) -> str:
@@ -94,7 +96,7 @@ def _takes_tensordict(policy: Any) -> bool:
     return isinstance(hint, type) and issubclass(hint, TensorDictBase)
 
 
-def _wrap(policy: Any, env: Any) -> TensorDictModule:
+def _wrap(policy: Any, env: Any, frame_stack: FrameStack | None) -> TensorDictModule:
     observations = {str(key) for key in env.observation_spec.keys()}  # noqa: SIM118
     parameters = _parameters(policy)
     required = [p.name for p in parameters if p.default is inspect.Parameter.empty]
@@ -108,7 +110,9 @@ def _wrap(policy: Any, env: Any) -> TensorDictModule:
         )
     names = [p.name for p in parameters if p.name in observations]
     out_keys = list(env.action_keys)
-    out_keys += [f"output{i + 1}" for i in range(_extra_outputs(policy, env, names, out_keys))]
+    sample = env.observation_spec.rand()
+    sample = sample if frame_stack is None else frame_stack.repeated(sample)
+    out_keys += [f"output{i + 1}" for i in range(_extra_outputs(policy, sample, names, out_keys))]
     if names == [p.name for p in parameters if p.kind is not p.KEYWORD_ONLY][: len(names)]:
         return TensorDictModule(policy, in_keys=names, out_keys=out_keys)
     # If the inputs were passed by position, they would reach the wrong parameters.
@@ -116,9 +120,10 @@ def _wrap(policy: Any, env: Any) -> TensorDictModule:
     return TensorDictModule(policy, in_keys=by_name, out_keys=out_keys, out_to_in_map=True)
 
 
-def _extra_outputs(policy: Any, env: Any, in_keys: list[str], actions: list[Any]) -> int:
+def _extra_outputs(
+    policy: Any, sample: TensorDictBase, in_keys: list[str], actions: list[Any]
+) -> int:
     """Calls the policy, and returns the number of values that it returns besides the actions."""
-    sample = env.observation_spec.rand()
     device = (
         next((p.device for p in policy.parameters()), None)
         if isinstance(policy, nn.Module)

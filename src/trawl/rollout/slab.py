@@ -11,7 +11,7 @@ import math
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
 
@@ -22,7 +22,7 @@ from torch import Tensor
 
 from trawl.keys import Key
 from trawl.memory import ALIGNMENT, Memory, PrivateMemory
-from trawl.rollout.layout import Layout
+from trawl.rollout.layout import Layout, pool_key
 
 # Two blocks are enough for the usual loop: one is filled while the user holds the previous one.
 _KEEP = 2
@@ -36,13 +36,15 @@ class Lease:
 
     Attributes:
         layout: layout of the batch.
-        tensors: a tensor of the whole batch for each key.
+        tensors: a tensor of the whole batch for each key, and the pools of frames.
         memory: the block.
+        pool_starts: first row of the batch's own part in each pool of frames, by key.
     """
 
     layout: Layout
     tensors: Mapping[Key, Tensor]
     memory: Any = None
+    pool_starts: Mapping[Key, int] = field(default_factory=dict)
 
 
 def tensors_over(layout: Layout, buffer: Any) -> tuple[dict[Key, Tensor], NDArray[np.uint8]]:
@@ -60,7 +62,14 @@ def tensors_over(layout: Layout, buffer: Any) -> tuple[dict[Key, Tensor], NDArra
 
 def tensors_in(layout: Layout, block: NDArray[np.uint8]) -> dict[Key, Tensor]:
     """Returns the tensors of a batch in its block; the tensors keep ``block`` alive."""
-    return {key: _tensor(block, layout, key) for key in layout.leaves}
+    tensors = {
+        key: _tensor(block, layout.offsets[key], layout.shape(key), leaf.dtype)
+        for key, leaf in layout.leaves.items()
+    }
+    for key, pool in layout.pools.items():
+        shape, place = (layout.pool_rows[key], *pool.frame.shape), pool_key(key)
+        tensors[place] = _tensor(block, layout.offsets[place], shape, pool.frame.dtype)
+    return tensors
 
 
 def byte_ranges(tensors: Iterable[Tensor], buffer: Any) -> Iterator[tuple[int, int]]:
@@ -80,13 +89,14 @@ def needed_bytes(layout: Layout) -> int:
     return layout.nbytes + ALIGNMENT
 
 
-def _tensor(block: NDArray[np.uint8], layout: Layout, key: Key) -> Tensor:
+def _tensor(
+    block: NDArray[np.uint8], offset: int, shape: tuple[int, ...], dtype: torch.dtype
+) -> Tensor:
     """Returns an entry with its own storage, so that saving it doesn't save the whole block."""
-    shape, dtype = layout.shape(key), layout.leaves[key].dtype
     if not math.prod(shape):
         return torch.empty(shape, dtype=dtype)
     # Half the time of ``torch.frombuffer``. The new array refers to ``block``.
-    array = np.ndarray(shape, _numpy_dtype(dtype), block, layout.offsets[key])
+    array = np.ndarray(shape, _numpy_dtype(dtype), block, offset)
     tensor = torch.from_numpy(array)
     return tensor if tensor.dtype is dtype else tensor.view(dtype)
 

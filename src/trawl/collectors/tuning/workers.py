@@ -28,6 +28,7 @@ FOR_ANY_COLLECTOR = (
     "device",
     "env_device",
     "exploration_type",
+    "frame_stack",
     "max_frames_per_traj",
     "on_env_error",
     "policy_device",

@@ -1,0 +1,107 @@
+"""Option that stacks the last frames of observations."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, TypeAlias
+
+import torch
+from tensordict import TensorDictBase
+
+from trawl.checks import check_number
+from trawl.envs.infos import INFO_KEY
+from trawl.envs.masks import MASK_KEY
+from trawl.keys import Key, as_key, show_keys
+
+_PADDINGS = ("reset", "zero")
+
+
+@dataclass(frozen=True)
+class FrameStack:
+    """Stacks of the last frames of an episode, as an option of a collector.
+
+    Args:
+        size: number of frames in a stack, at least 2.
+        padding: frames that complete a stack at the beginning of an episode. ``"reset"`` repeats
+            the episode's first frame, and ``"zero"`` uses frames of zeros.
+        keys: keys of the observations that are stacked. None stacks all observations, except action
+            masks and entries of ``info``.
+
+    Raises:
+        TypeError: if ``size`` is not an integer.
+        ValueError: if ``size`` is below 2, ``padding`` is unknown, or ``keys`` is empty.
+
+    Example:
+        >>> from trawl.collectors import Collector
+        >>> from trawl.envs import FrameStack
+        >>> stack = FrameStack(3, padding="zero")
+        >>> with Collector("CartPole-v1", frames_per_batch=10, frame_stack=stack) as collector:
+        ...     batch = next(iter(collector))
+        >>> batch["observation"].shape
+        torch.Size([10, 3, 4])
+    """
+
+    size: int
+    padding: Literal["reset", "zero"] = "reset"
+    keys: Sequence[Any] | None = None
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "size", check_number("size", self.size, least=2))
+        if self.padding not in _PADDINGS:
+            raise ValueError(f"padding must be 'reset' or 'zero', but it is {self.padding!r}")
+        if self.keys is None:
+            return
+        keys = (self.keys,) if isinstance(self.keys, str) else tuple(self.keys)
+        if not keys:
+            raise ValueError(
+                "keys must name the observations to stack, but it is empty: leave it out to stack "
+                "all observations"
+            )
+        object.__setattr__(self, "keys", tuple(map(as_key, keys)))
+
+    def stacked(self, observed: Iterable[Key]) -> list[Key]:
+        """Returns the keys of the observations that are stacked.
+
+        Args:
+            observed: keys of all observations.
+
+        Raises:
+            ValueError: if there is no observation of a given key, or none to stack.
+        """
+        found = list(observed)
+        if self.keys is None:
+            keys = [key for key in found if key[0] != INFO_KEY and key[-1] != MASK_KEY]
+            if not keys:
+                raise ValueError("frame_stack needs an observation, but the environment has none")
+            return keys
+        missing = set(self.keys) - set(found)
+        if missing:
+            raise ValueError(
+                f"frame_stack has the keys {show_keys(missing)}, but the environment's "
+                f"observations are {show_keys(set(found))}"
+            )
+        return list(self.keys)
+
+    def repeated(self, frames: TensorDictBase) -> TensorDictBase:
+        """Returns observations in which each stacked entry is a stack of equal frames."""
+        keys = [as_key(key) for key in frames.keys(True, True)]
+        for key in self.stacked(keys):
+            frames.set(key, torch.stack([frames.get(key)] * self.size, frames.ndim))
+        return frames
+
+
+#: A number of frames, or the stacks themselves.
+FrameStackLike: TypeAlias = int | FrameStack
+
+
+def as_frame_stack(name: str, value: Any) -> FrameStack | None:
+    """Returns the value of an option as a :class:`FrameStack`, or None.
+
+    Args:
+        name: name of the option.
+        value: a number of frames, a :class:`FrameStack`, or None.
+    """
+    if value is None or isinstance(value, FrameStack):
+        return value
+    return FrameStack(check_number(name, value, least=2))

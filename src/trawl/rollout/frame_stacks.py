@@ -1,0 +1,193 @@
+"""Frames of stacked observations: memory, windows for the policy, and positions in batches.
+
+A batch has each frame once, in a pool. The steppers write the frame after each step to the pool,
+and the frame with which the next step begins to ``recent``, memory that is not part of the batch.
+The policy reads its stacks there, as windows. If an episode begins, the frames before its first
+frame are overwritten with padding, so that windows need not be copied.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from trawl.envs.frame_stack import FrameStack
+from trawl.keys import Key, next_of
+from trawl.memory import Array
+from trawl.rollout.block import Block, as_array, as_batch
+from trawl.rollout.layout import FramePool, Leaf, pool_key
+from trawl.rollout.slab import Lease
+from trawl.rollout.windows import Windows
+
+
+class FrameStacks:
+    """Frames of the stacked observations of a batch of environments.
+
+    Args:
+        option: the option of the collector.
+        leaves: one frame of each stacked observation, by key.
+        batch: batch size of the environments.
+        num_envs: number of environments.
+        steps: number of steps in a batch.
+
+    Attributes:
+        entries: the stacked observations in a batch, which are positions of frames.
+        readable: the stacked observations as the policy reads them.
+        pools: the frames, by key.
+        newest: the frames after the last step of a batch, ``(num_envs, *frame)``, by key.
+    """
+
+    def __init__(
+        self,
+        option: FrameStack,
+        leaves: Mapping[Key, Leaf],
+        batch: tuple[int, ...],
+        num_envs: int,
+        steps: int,
+    ) -> None:
+        size = option.size
+        self._steps = steps
+        self._size = size
+        self._num_envs = num_envs
+        self._repeats = option.padding == "reset"
+        self.entries = {key: Leaf((size,), torch.int64) for key in leaves}
+        self.readable = {key: Leaf((size, *leaf.shape), leaf.dtype) for key, leaf in leaves.items()}
+        self.pools = {key: FramePool(leaf, size) for key, leaf in leaves.items()}
+        self._recent = {
+            key: as_array(torch.zeros((num_envs, size + steps, *leaf.shape), dtype=leaf.dtype))
+            for key, leaf in leaves.items()
+        }
+        self.newest: dict[Key, Array] = {key: rows[:, -1] for key, rows in self._recent.items()}
+        self._windows = {
+            key: Windows(rows, size, batch, self.settle) for key, rows in self._recent.items()
+        }
+        # Positions of the frames of each step, in a batch in which no episode begins.
+        env, step = np.arange(num_envs) * (size + steps), np.arange(steps)[:, None, None]
+        self._positions: NDArray[np.int64] = step + env[:, None] + np.arange(size)
+        self._zero = num_envs * (size + steps)
+        self._pool: dict[Key, Array] = {}
+        self._starts: Mapping[Key, int] = {}
+        # Environments and first rows of episodes whose first frames have not been stored yet.
+        self._begun: list[tuple[int, int]] = []
+        # Environment, first row and position of the first frame of each other episode.
+        self._stored: list[tuple[int, int, int]] = []
+        # First frames for which the pool has no room.
+        self._more: dict[Key, list[Array]] = {}
+
+    # --- between batches
+
+    def restart(self, chosen: NDArray[np.bool_] | None = None) -> None:
+        """Completes the stacks of environments that were reset, whose newest frames are set."""
+        envs: Any = slice(None) if chosen is None else chosen
+        for key, recent in self._recent.items():
+            first = self.newest[key][envs]
+            recent[envs, : self._size - 1] = first[:, None] if self._repeats else 0
+
+    def first_stacks(self, key: Key) -> Array:
+        """Returns a copy of the stacks with which a batch begins, ``(num_envs, size, *frame)``."""
+        earlier = self._recent[key][:, : self._size - 1]
+        return np.concatenate([earlier, self.newest[key][:, None]], 1)
+
+    def earlier_frames(self) -> dict[Key, Array]:
+        """Returns the frames before the newest one, with which the next batch begins, by key."""
+        return {key: recent[:, : self._size - 1] for key, recent in self._recent.items()}
+
+    # --- within a batch
+
+    def begin(self, block: Block) -> dict[Key, Array]:
+        """Begins a batch in a block.
+
+        Returns:
+            The arrays that the steppers write, with time first, by key.
+        """
+        self._begun.clear()
+        self._stored.clear()
+        self._more = {key: [] for key in self._recent}
+        block.windows = self._windows
+        self._starts = block.lease.pool_starts
+        arrays = {}
+        for key, recent in self._recent.items():
+            size = self._size
+            recent[:, size - 1] = self.newest[key]
+            start = self._starts.get(key, 0)
+            rows = block.lease.layout.pool_rows[key]
+            frames = as_array(block.lease.tensors[pool_key(key)])[start : start + rows]
+            self._pool[key] = frames
+            frames[self._zero] = 0
+            own = frames[: self._zero].reshape(self._num_envs, -1, *frames.shape[1:])
+            own[:, :size] = recent[:, :size]
+            arrays[key] = recent[:, size - 1 : -1].swapaxes(0, 1)
+            arrays[next_of(key)] = own[:, size:].swapaxes(0, 1)
+        return arrays
+
+    def write(self, index: int, row: int) -> None:
+        """Notes that an episode of an environment begins in ``row``.
+
+        Its first frame is not there yet.
+        """
+        self._begun.append((index, row))
+
+    def settle(self) -> None:
+        """Stores the first frames of episodes that have begun, and completes their stacks."""
+        if not self._begun:
+            return
+        for index, row in self._begun:
+            position = self._zero + 1 + len(self._stored)
+            self._stored.append((index, row, position))
+            last = row + self._size - 1
+            for key, recent in self._recent.items():
+                first, pool = recent[index, last], self._pool[key]
+                if position < len(pool):
+                    pool[position] = first
+                else:
+                    self._more[key].append(first.copy())
+                recent[index, row:last] = first if self._repeats else 0
+        self._begun.clear()
+
+    def finish(self, block: Block, filled: int) -> None:
+        """Writes the positions of the frames of a batch, of which ``filled`` steps were taken."""
+        self.settle()
+        size = self._size
+        for key, recent in self._recent.items():
+            recent[:, :size] = recent[:, filled : filled + size].copy()
+            start = 0 if self._more[key] else self._starts.get(key, 0)
+            roots, after = block.flat_rows[key], block.flat_rows[next_of(key)]
+            np.add(self._positions, start, out=roots)
+            np.add(self._positions, start + 1, out=after)
+            for index, row, position in self._stored:
+                padding = start + (position if self._repeats else self._zero)
+                _begin_stacks(roots[row:, index], size - 1, padding, start + position)
+                _begin_stacks(after[row:, index], size - 2, padding, start + position)
+            roots[filled:] = after[filled:] = start + self._zero
+
+    @property
+    def needs_more(self) -> bool:
+        """True if the pool of the last batch has no room for the first frames of all episodes."""
+        return any(self._more.values())
+
+    def deliver(self, block: Block, hidden: set[Key], device: torch.device | None) -> Any:
+        """Returns a batch whose pool had no room for all first frames."""
+        tensors = dict(block.lease.tensors)
+        for key, more in self._more.items():
+            frames = np.concatenate([self._pool[key], np.stack(more)])
+            tensors[pool_key(key)] = torch.from_numpy(frames)
+        return as_batch(Lease(block.lease.layout, tensors), hidden, device)
+
+
+def _begin_stacks(rows: Array, earlier: int, padding: int, first: int) -> None:
+    """Changes the positions in the first stacks of an episode.
+
+    Args:
+        rows: positions of the frames of each step, from the episode's first step on.
+        earlier: number of frames before the episode's first frame in the first stack.
+        padding: position of the frame that completes stacks.
+        first: position of the episode's first frame.
+    """
+    for step in range(min(earlier + 1, len(rows))):
+        before = earlier - step
+        rows[step, :before] = padding
+        rows[step, before] = first

@@ -1,0 +1,142 @@
+"""Batches of fixed layout in which observations are stacks of frames, each stored once."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from tensordict import TensorDictBase
+from torch import Tensor
+from typing_extensions import override
+
+from trawl.envs.base import TensorDictEnv
+from trawl.envs.frame_stack import FrameStack
+from trawl.keys import Key, next_of, show_key
+from trawl.memory import Array
+from trawl.rollout.array_batch_writer import ArrayBatchWriter
+from trawl.rollout.array_policy import PolicyLeaves
+from trawl.rollout.batch_writer import BatchOptions
+from trawl.rollout.block import Block
+from trawl.rollout.episodes import EpisodeStart
+from trawl.rollout.frame_stacks import FrameStacks
+from trawl.rollout.layout import Layout, Leaf
+from trawl.rollout.policy import Policy
+from trawl.rollout.policy_inputs import LatestObservation
+
+
+class StackedBatchWriter(ArrayBatchWriter):
+    """Fills batches in which observations are stacks of frames.
+
+    Args:
+        env: the environment; the constructor resets it.
+        policy: the policy; the constructor calls it once to find out what it writes.
+        options: options of the batches, with ``frame_stack``.
+        frame_stack: the stacks.
+
+    Raises:
+        NoFixedLayout: if the entries that the policy writes have no fixed layout.
+        ValueError: if the environment has no observations to stack, or has several agents, or if
+            the policy writes an observation that is stacked.
+    """
+
+    _stacks: FrameStacks
+
+    def __init__(
+        self, env: TensorDictEnv, policy: Policy, options: BatchOptions, frame_stack: FrameStack
+    ) -> None:
+        self._option = frame_stack
+        if any(isinstance(key, tuple) and len(key) > 1 for key in env.done_keys):
+            raise ValueError(
+                f"frame_stack can't be used with {env!r}, whose agents have observations and flags "
+                "of their own: stack the frames in the environment"
+            )
+        super().__init__(env, policy, options)
+
+    @override
+    def _new_next_obs(self) -> dict[Key, Array]:
+        keys = self._option.stacked(self._observed)
+        leaves = {key: self._observed[key] for key in keys}
+        self._stacks = FrameStacks(
+            self._option, leaves, self.batch, self.num_envs, self.options.steps
+        )
+        return {**super()._new_next_obs(), **self._stacks.newest}
+
+    @override
+    def _new_latest(self) -> LatestObservation | None:
+        return None
+
+    @override
+    def _start(self) -> None:
+        super()._start()
+        self._stacks.restart()
+
+    @property
+    @override
+    def _readable(self) -> dict[Key, Leaf]:
+        return {**self._roots, **self._stacks.readable}
+
+    @override
+    def _first_value(self, key: Key) -> Array:
+        stacked = key in self._stacks.readable
+        return self._stacks.first_stacks(key) if stacked else super()._first_value(key)
+
+    @override
+    def _discover(self) -> PolicyLeaves:
+        leaves = super()._discover()
+        for key in self._stacks.entries:
+            for name in (key, next_of(key)):
+                if name in leaves.written:
+                    raise ValueError(
+                        f"the policy writes {show_key(name)}, which frame_stack stacks: choose the "
+                        "observations with FrameStack(..., keys=[...])"
+                    )
+        return leaves
+
+    @override
+    def _new_layout(self) -> Layout:
+        leaves = self._all_leaves()
+        for key, leaf in self._stacks.entries.items():
+            leaves[key] = leaves[next_of(key)] = leaf
+        return Layout(leaves, self.batch, self.options.steps, self._stacks.pools)
+
+    @override
+    def _arrays_of(self, block: Block) -> dict[Key, Array]:
+        return {**block.flat_rows, **self._stacks.begin(block)}
+
+    @property
+    @override
+    def _more_starts(self) -> Sequence[EpisodeStart]:
+        return (self._stacks,)
+
+    @override
+    def _finished(self, block: Block, filled: int) -> TensorDictBase | None:
+        self._stacks.finish(block, filled)
+        if not self._stacks.needs_more:
+            return super()._finished(block, filled)
+        block.flush()
+        return self._stacks.deliver(block, self.hidden, self.env.device)
+
+    @override
+    def reset(self, mask: NDArray[np.bool_] | None = None, **kwargs: Any) -> None:
+        super().reset(mask, **kwargs)
+        self._stacks.restart(mask)
+
+    @override
+    def _saved_rows(self) -> dict[str, Tensor]:
+        earlier = self._stacks.earlier_frames()
+        return {
+            **super()._saved_rows(),
+            **{f"{show_key(k)} earlier": torch.from_numpy(rows) for k, rows in earlier.items()},
+        }
+
+    @override
+    def fake(self) -> TensorDictBase:
+        batch = super().fake()
+        for key in self._stacks.entries:
+            for name in (key, next_of(key)):
+                if name in batch.keys(True):
+                    batch.set(name, torch.zeros_like(batch.get(name)))
+        return batch

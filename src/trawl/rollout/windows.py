@@ -1,0 +1,87 @@
+"""Stacks of frames that a policy reads as windows of consecutive frames, without a copy."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from trawl.memory import Array
+
+
+class WindowArrays:
+    """Rows of stacks as numpy arrays.
+
+    Args:
+        rows: the stacks, ``(steps, *batch, size, *frame)``.
+        prepare: function that completes the stacks of episodes that have just begun; it is called
+            before a row is read.
+    """
+
+    def __init__(self, rows: Array, prepare: Callable[[], None]) -> None:
+        self._rows = rows
+        self._prepare = prepare
+        self.shape = rows.shape
+        self.dtype = rows.dtype
+
+    def __getitem__(self, t: int) -> Array:
+        self._prepare()
+        row: Array = self._rows[t]
+        return row
+
+
+class _WindowTensors(Sequence[Tensor]):
+    """Rows of stacks as tensors."""
+
+    def __init__(self, rows: Sequence[Tensor], prepare: Callable[[], None]) -> None:
+        self._rows = rows
+        self._prepare = prepare
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def __getitem__(self, t: Any) -> Any:
+        self._prepare()
+        return self._rows[t]
+
+
+class Windows:
+    """Stacks of an observation, as windows that move over the frames of each environment.
+
+    Args:
+        frames: frames of each environment, ``(num_envs, size + steps, *frame)``.
+        size: number of frames in a stack.
+        batch: batch size of the environments.
+        prepare: function that completes the stacks of episodes that have just begun.
+    """
+
+    def __init__(
+        self, frames: Array, size: int, batch: tuple[int, ...], prepare: Callable[[], None]
+    ) -> None:
+        self._prepare = prepare
+        self._contiguous = math.prod(batch) == 1
+        # (num_envs, steps + 1, *frame, size), and then with time first.
+        moving = torch.from_numpy(frames).unfold(1, size, 1).movedim(-1, 2).movedim(1, 0)
+        self._stacks = moving.unflatten(1, batch) if batch else moving[:, 0]
+
+    def tensors(self, start: int, stop: int, envs: slice) -> tuple[Sequence[Tensor], bool]:
+        """Returns the stacks of some rows as tensors, and True if each of them is contiguous.
+
+        Args:
+            start: the first row.
+            stop: the row after the last one.
+            envs: range of environments along the first batch dimension.
+        """
+        rows = self._chosen(start, stop, envs).unbind(0)
+        return _WindowTensors(rows, self._prepare), self._contiguous
+
+    def arrays(self, start: int, stop: int, envs: slice) -> WindowArrays:
+        """Returns the stacks of some rows as arrays."""
+        return WindowArrays(self._chosen(start, stop, envs).numpy(), self._prepare)
+
+    def _chosen(self, start: int, stop: int, envs: slice) -> Tensor:
+        rows = self._stacks[start:stop]
+        return rows if envs == slice(None) else rows[:, envs]

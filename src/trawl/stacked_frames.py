@@ -1,0 +1,386 @@
+"""Tensor of stacked frames that stores each frame once, and expands when it is read."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_map
+from typing_extensions import Self, override
+
+aten: Any = torch.ops.aten
+
+
+class StackedFrames(Tensor):
+    """Tensor of stacked frames that stores each frame once.
+
+    The tensor has the value ``frames[positions]`` and its shape. Operations on the dimensions of
+    ``positions``, such as slices, masks, ``reshape``, ``stack`` and ``cat``, return another
+    ``StackedFrames``, and copy no frames or only those that are needed. ``clone()``,
+    ``to(device)`` and pickles hold each frame once, too. Any other operation is computed with the
+    stacks themselves, and returns an ordinary tensor.
+
+    Several tensors may share their frames. An operation in place, such as ``copy_``, therefore
+    gives the tensor its own memory first. Slices of the tensor can't be changed in place, because
+    their memory is not that of the tensor.
+
+    Args:
+        frames: all frames, of shape ``(number of frames, *frame)``.
+        positions: positions in ``frames``, int64. The last dimension is usually the stack.
+
+    Example:
+        >>> import torch
+        >>> from trawl.data import StackedFrames
+        >>> frames = torch.arange(6).reshape(6, 1)
+        >>> stacks = StackedFrames(frames, torch.tensor([[0, 1, 2], [1, 2, 3], [2, 3, 4]]))
+        >>> stacks.shape
+        torch.Size([3, 3, 1])
+        >>> type(stacks[1:]).__name__
+        'StackedFrames'
+        >>> stacks[1].flatten() + 0.5
+        tensor([1.5000, 2.5000, 3.5000])
+    """
+
+    _frames: Tensor
+    _positions: Tensor
+    _is_slice: bool
+
+    # Operations reach __torch_dispatch__ without detours.
+    __torch_function__: ClassVar[Any] = torch._C._disabled_torch_function_impl
+
+    @staticmethod
+    def __new__(cls, frames: Tensor, positions: Tensor, is_slice: bool = False) -> StackedFrames:
+        """Returns the tensor, without a copy of the frames."""
+        shape = (*positions.shape, *frames.shape[1:])
+        make: Any = Tensor._make_wrapper_subclass
+        made: StackedFrames = make(cls, shape, dtype=frames.dtype, device=frames.device)
+        made._frames, made._positions, made._is_slice = frames, positions, is_slice
+        return made
+
+    @property
+    def frames(self) -> Tensor:
+        """All frames, of shape ``(number of frames, *frame)``, which other tensors may share."""
+        return self._frames
+
+    @property
+    def positions(self) -> Tensor:
+        """Position in the frames of each frame of the stacks, int64."""
+        return self._positions
+
+    @property
+    def is_slice(self) -> bool:
+        """True if the tensor is a slice of another one, so that it can't be changed in place."""
+        return self._is_slice
+
+    @override
+    def to_dense(self, *args: Any, **kwargs: Any) -> Tensor:
+        """Returns the stacks as an ordinary tensor, which shares no memory with this one."""
+        flat = self._frames.index_select(0, self._positions.reshape(-1))
+        return flat.reshape(self.shape)
+
+    def compact(self) -> StackedFrames:
+        """Returns an equal tensor without the frames that its stacks don't need.
+
+        Returns ``self`` if nearly all frames are needed.
+        """
+        if self._positions.numel() >= 2 * len(self._frames):
+            return self
+        used, positions = torch.unique(self._positions, return_inverse=True)
+        if 5 * len(used) > 4 * len(self._frames):
+            return self
+        return StackedFrames(self._frames.index_select(0, used), positions)
+
+    def _own(self) -> Tensor:
+        """Gives the tensor memory of its own, and returns this memory as an ordinary tensor.
+
+        Raises:
+            RuntimeError: if the tensor is a view of another one, which would not be changed.
+        """
+        if self._is_slice:
+            raise RuntimeError(
+                "a slice of StackedFrames can't be changed in place, because it shares no memory "
+                "with the stacks: change stacks.to_dense(), and assign the result to the batch"
+            )
+        dense = self.to_dense()
+        leads = self._positions.shape
+        self._frames = dense.view(leads.numel(), *self.shape[len(leads) :])
+        self._positions = torch.arange(leads.numel(), device=self.device).view(leads)
+        return dense
+
+    @classmethod
+    def __torch_dispatch__(  # type: ignore[override]
+        cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        """Applies an operation to the positions if possible, and otherwise to the stacks."""
+        kwargs = kwargs or {}
+        handler = _HANDLERS.get(func)
+        if handler is not None:
+            result = handler(*args, **kwargs)
+            if result is not NotImplemented:
+                return result
+        if func._schema.is_mutable and isinstance(args[0], StackedFrames):
+            changed = args[0]
+            func(changed._own(), *tree_map(_dense, args[1:]), **tree_map(_dense, kwargs))
+            return changed
+        return func(*tree_map(_dense, args), **tree_map(_dense, kwargs))
+
+    def __tensor_flatten__(self) -> tuple[list[str], None]:
+        """Returns the names of the tensors that this one consists of, for ``torch.compile``."""
+        return ["_frames", "_positions"], None
+
+    @staticmethod
+    def __tensor_unflatten__(inner: Any, _: Any, size: Any, stride: Any) -> StackedFrames:
+        """Returns the tensor that consists of ``inner``, for ``torch.compile``."""
+        return StackedFrames(inner["_frames"], inner["_positions"])
+
+    # --- methods that read or write memory, which this tensor doesn't have
+
+    @override
+    def __setitem__(self, index: Any, value: Any) -> None:
+        self._own()[index] = _dense(value)
+
+    @override
+    def numpy(self, *args: Any, **kwargs: Any) -> Any:
+        return self.to_dense().numpy(*args, **kwargs)
+
+    @override
+    def __array__(self, *args: Any, **kwargs: Any) -> Any:
+        return self.to_dense().__array__(*args, **kwargs)
+
+    @override
+    def tolist(self) -> Any:
+        return self.to_dense().tolist()
+
+    @override
+    def is_shared(self) -> bool:
+        return bool(self._frames.is_shared() and self._positions.is_shared())
+
+    @override
+    def share_memory_(self) -> Self:
+        self._frames.share_memory_()
+        self._positions.share_memory_()
+        return self
+
+    @override
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        small = self.compact()
+        return StackedFrames, (small._frames, small._positions)
+
+    @override
+    def __deepcopy__(self, memo: Any) -> Tensor:
+        return self.clone()
+
+    def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
+        return (
+            f"StackedFrames(shape={tuple(self.shape)}, dtype={self.dtype}, device={self.device}, "
+            f"frames={len(self._frames)})"
+        )
+
+
+def _dense(value: Any) -> Any:
+    return value.to_dense() if isinstance(value, StackedFrames) else value
+
+
+# --- operations on the positions. Each handler returns NotImplemented if the stacks are needed.
+
+
+def _on_dim(op: Any) -> Callable[..., Any]:
+    """Returns a handler of a view whose second argument is a dimension."""
+
+    def handler(stacks: StackedFrames, dim: int = 0, *args: Any, **kwargs: Any) -> Any:
+        dim = dim % stacks.ndim
+        if dim >= stacks.positions.ndim:
+            return NotImplemented
+        return _views(stacks, op(stacks.positions, dim, *args, **kwargs))
+
+    return handler
+
+
+def _split(op: Any) -> Callable[..., Any]:
+    def handler(stacks: StackedFrames, sizes: Any, dim: int = 0) -> Any:
+        dim = dim % stacks.ndim
+        if dim >= stacks.positions.ndim:
+            return NotImplemented
+        return _views(stacks, op(stacks.positions, sizes, dim))
+
+    return handler
+
+
+def _views(stacks: StackedFrames, positions: Any) -> Any:
+    """Returns slices of the stacks, or a list of slices if ``positions`` are several tensors."""
+    if isinstance(positions, Tensor):
+        return StackedFrames(stacks.frames, positions, True)
+    return [StackedFrames(stacks.frames, one, True) for one in positions]
+
+
+def _unsqueeze(stacks: StackedFrames, dim: int) -> Any:
+    dim = dim % (stacks.ndim + 1)
+    if dim > stacks.positions.ndim:
+        return NotImplemented
+    return _views(stacks, stacks.positions.unsqueeze(dim))
+
+
+def _transpose(stacks: StackedFrames, one: int, other: int) -> Any:
+    one, other = one % stacks.ndim, other % stacks.ndim
+    if max(one, other) >= stacks.positions.ndim:
+        return NotImplemented
+    return _views(stacks, stacks.positions.transpose(one, other))
+
+
+def _permute(stacks: StackedFrames, dims: Sequence[int]) -> Any:
+    dims = [dim % stacks.ndim for dim in dims]
+    leads = stacks.positions.ndim
+    if dims[leads:] != list(range(leads, stacks.ndim)):
+        return NotImplemented
+    return _views(stacks, stacks.positions.permute(dims[:leads]))
+
+
+def _view(stacks: StackedFrames, shape: Sequence[int]) -> Any:
+    frame = tuple(stacks.frames.shape[1:])
+    leads = len(shape) - len(frame)
+    lead = list(shape[:leads])
+    if leads < 0 or tuple(shape[leads:]) != frame:
+        return NotImplemented
+    if -1 not in lead and math.prod(lead) != stacks.positions.numel():
+        return NotImplemented
+    return _views(stacks, stacks.positions.reshape(lead))
+
+
+def _at(stacks: StackedFrames, indices: Sequence[Tensor | None]) -> Any:
+    if isinstance(stacks, StackedFrames):
+        given = list(indices)
+        while given and given[-1] is None:
+            given.pop()
+        masks = (torch.bool, torch.uint8)
+        used = sum(1 if one is None or one.dtype not in masks else one.ndim for one in given)
+        if used <= stacks.positions.ndim:
+            found = aten.index.Tensor(stacks.positions, [_dense(one) for one in given])
+            return StackedFrames(stacks.frames, found)
+    return NotImplemented
+
+
+def _select_many(stacks: StackedFrames, dim: int, chosen: Tensor) -> Any:
+    dim = dim % stacks.ndim if isinstance(stacks, StackedFrames) else 0
+    if not isinstance(stacks, StackedFrames) or dim >= stacks.positions.ndim:
+        return NotImplemented
+    return StackedFrames(stacks.frames, stacks.positions.index_select(dim, chosen))
+
+
+def _same(stacks: StackedFrames) -> Any:
+    return StackedFrames(stacks.frames, stacks.positions, True)
+
+
+def _clone(stacks: StackedFrames, memory_format: Any = None) -> Any:
+    if memory_format not in (None, torch.contiguous_format, torch.preserve_format):
+        return NotImplemented
+    small = stacks.compact()
+    if small.frames is not stacks.frames:
+        return StackedFrames(small.frames, small.positions)
+    return StackedFrames(small.frames.clone(), small.positions.clone())
+
+
+def _to_copy(stacks: StackedFrames, *, dtype: Any = None, device: Any = None, **more: Any) -> Any:
+    if dtype not in (None, stacks.dtype) or device is None:
+        return NotImplemented
+    wait = {"non_blocking": more.get("non_blocking", False)}
+    small = stacks.compact()
+    return StackedFrames(small.frames.to(device, **wait), small.positions.to(device, **wait))
+
+
+def _pinned(stacks: StackedFrames, *args: Any, **kwargs: Any) -> Any:
+    small = stacks.compact()
+    return StackedFrames(small.frames.pin_memory(), small.positions.pin_memory())
+
+
+def _join(join: Callable[..., Tensor]) -> Callable[..., Any]:
+    """Returns a handler of ``stack`` or ``cat``."""
+
+    def handler(parts: Sequence[Any], dim: int = 0) -> Any:
+        first = parts[0]
+        alike = all(
+            isinstance(part, StackedFrames)
+            and part.ndim == first.ndim
+            and part.frames.shape[1:] == first.frames.shape[1:]
+            and part.dtype == first.dtype
+            and part.device == first.device
+            for part in parts
+        )
+        if not alike:
+            return NotImplemented
+        leads = first.positions.ndim
+        dim = dim % (first.ndim + (join is torch.stack))
+        if dim > leads or (dim == leads and join is torch.cat):
+            return NotImplemented
+        frames, indices = _joined_frames(parts)
+        return StackedFrames(frames, join(indices, dim))
+
+    return handler
+
+
+def _joined_frames(parts: Sequence[StackedFrames]) -> tuple[Tensor, list[Tensor]]:
+    """Returns the frames of several tensors, and their positions for each tensor."""
+    if all(part.frames is parts[0].frames for part in parts):
+        return parts[0].frames, [part.positions for part in parts]
+    places: dict[int, int] = {}
+    frames: list[Tensor] = []
+    indices = []
+    count = 0
+    for part in (part.compact() for part in parts):
+        if id(part.frames) not in places:
+            places[id(part.frames)] = count
+            frames.append(part.frames)
+            count += len(part.frames)
+        indices.append(part.positions + places[id(part.frames)])
+    return torch.cat(frames), indices
+
+
+def _like(name: str) -> tuple[Any, Callable[..., Any]]:
+    """Returns an operation that needs only the layout of its first argument, and its handler."""
+    op = getattr(aten, name).default
+    return op, lambda stacks, *args, **kwargs: op(
+        stacks.frames.new_empty(stacks.shape) if isinstance(stacks, StackedFrames) else stacks,
+        *args,
+        **kwargs,
+    )
+
+
+_HANDLERS: dict[Any, Callable[..., Any]] = {
+    aten.select.int: _on_dim(aten.select.int),
+    aten.slice.Tensor: _on_dim(aten.slice.Tensor),
+    aten.unbind.int: _on_dim(aten.unbind.int),
+    aten.squeeze.dim: _on_dim(aten.squeeze.dim),
+    aten.split.Tensor: _split(aten.split.Tensor),
+    aten.split_with_sizes.default: _split(aten.split_with_sizes.default),
+    aten.unsqueeze.default: _unsqueeze,
+    aten.transpose.int: _transpose,
+    aten.permute.default: _permute,
+    aten.view.default: _view,
+    aten._unsafe_view.default: _view,
+    aten.index.Tensor: _at,
+    aten.index_select.default: _select_many,
+    aten.detach.default: _same,
+    aten.alias.default: _same,
+    aten.lift_fresh.default: _same,
+    aten.clone.default: _clone,
+    aten._to_copy.default: _to_copy,
+    aten._pin_memory.default: _pinned,
+    aten.stack.default: _join(torch.stack),
+    aten.cat.default: _join(torch.cat),
+    **dict(
+        _like(name)
+        for name in (
+            "empty_like",
+            "zeros_like",
+            "ones_like",
+            "full_like",
+            "rand_like",
+            "new_empty",
+            "new_zeros",
+            "new_ones",
+            "new_full",
+        )
+    ),
+}
