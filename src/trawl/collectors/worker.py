@@ -319,8 +319,8 @@ class CollectorService(HandleCalls, Service):
             self._clock.end()
             times, rollout = self._clock.batch_times(self._rollout.times), self._rollout
             steps, ended = rollout.pop_steps(), rollout.writer.sums.pop()
-            statistics = pop_statistics(self.collector)
-            self._measured = dict(times=times, steps=steps, ended=ended, statistics=statistics)
+            self._measured = {"times": times, "steps": steps, "ended": ended}
+            self._measured["statistics"] = pop_statistics(self.collector)
         return replace(answer, **self._measured)
 
     @property

@@ -108,7 +108,7 @@ class ArrayBatchWriter(BatchWriter):
         layout = self._new_layout()
         self._bfloat16 = frozenset(k for k, leaf in layout.leaves.items() if _is_bfloat16(leaf))
         states = frozenset(self._policy_leaves.states)
-        self._logs = StepLogs(logged, self._begun(), states, self._bfloat16)
+        self._logs = StepLogs(logged, self._first_rows(), states, self._bfloat16)
         self.pool = SlabPool(layout, options.recycle)
         self._block: Block | None = None
         self._given = False
@@ -119,11 +119,11 @@ class ArrayBatchWriter(BatchWriter):
         self._reset_envs(None)
 
     def _reset_envs(self, mask: NDArray[np.bool_] | None, **kwargs: Any) -> None:
-        self.stepper.reset(StepArrays({}, self._begun()), mask, **kwargs)
+        self.stepper.reset(StepArrays({}, self._first_rows()), mask, **kwargs)
         if self._normalizer is not None:
             self._normalizer.reset(mask)
 
-    def _begun(self) -> dict[Key, Array]:
+    def _first_rows(self) -> dict[Key, Array]:
         """Returns the rows into which the stepper writes what the next batch begins with."""
         own = {} if self._normalizer is None else self._normalizer.raw_next
         return self._next_obs | own
@@ -267,7 +267,7 @@ class ArrayBatchWriter(BatchWriter):
         if self._normalizer is None:
             return view
         arrays = self._normalizer.begin(view.arrays, self.in_groups)
-        return StepArrays(arrays, self._begun(), bfloat16=self._bfloat16)
+        return StepArrays(arrays, self._first_rows(), bfloat16=self._bfloat16)
 
     @override
     def bind(self, start: int, stop: int, random: bool) -> tuple[ActFn | None, StepFn]:

@@ -86,5 +86,6 @@ class Moments:
     @classmethod
     def from_state(cls, state: Any) -> Moments:
         """Returns the moments of a state that :meth:`state_dict` returned."""
-        mean, deviations = (np.array(state[name], np.float64) for name in ("mean", "deviations"))
+        found = (torch.as_tensor(state[name]).double() for name in ("mean", "deviations"))
+        mean, deviations = (one.numpy().copy() for one in found)
         return cls(int(state["count"]), mean, deviations)

@@ -111,8 +111,8 @@ class _Observation:
         """Writes normalised values; ``target`` may be ``source`` itself."""
         np.subtract(source, self._mean, target)
         np.multiply(target, self._scale, target)
-        np.maximum(target, self._low, target)
-        np.minimum(target, self._high, target)
+        np.maximum(target, self._low, out=target)
+        np.minimum(target, self._high, out=target)
 
 
 class BatchNormalizer:
@@ -284,8 +284,8 @@ class BatchNormalizer:
                 row = rows[t]
                 subtract(raw[t], mean, row)
                 multiply(row, scale, row)
-                maximum(row, low, row)
-                minimum(row, high, row)
+                maximum(row, low, out=row)
+                minimum(row, high, out=row)
             if start + t >= self._due:
                 self._refresh(start + t + 1)
 
