@@ -17,6 +17,7 @@ from trawl.collectors.policy_version import PolicyVersion
 from trawl.collectors.profile import ProfileConfig
 from trawl.collectors.single import Collector
 from trawl.collectors.utils import split_trajectories
+from trawl.rollout.normalization import Normalization, NormalizeObservation, NormalizeReward
 from trawl.rollout.random_policy import RandomPolicy
 from trawl.weight_update import (
     MultiProcessedWeightUpdater,
@@ -45,6 +46,9 @@ __all__ = [
     "MultiConfig",
     "MultiProcessedWeightUpdater",
     "MultiSyncCollector",
+    "Normalization",
+    "NormalizeObservation",
+    "NormalizeReward",
     "PolicyVersion",
     "ProfileConfig",
     "RandomPolicy",

@@ -28,6 +28,7 @@ from trawl.collectors.checkpointing import CheckpointedCollector
 from trawl.collectors.closing import ClosingCollector
 from trawl.collectors.config import CollectorConfig
 from trawl.collectors.delivery import BatchDelivery
+from trawl.collectors.normalizing import NormalizingCollector
 from trawl.collectors.policy_version import PolicyVersion, version_tracker
 from trawl.collectors.profile import ProfileConfig, ProfiledCollector, RolloutProfiler
 from trawl.collectors.torchrl import register_collectors
@@ -64,6 +65,7 @@ class BaseCollector(  # type: ignore[misc]  # the option `trace` has a method of
     BackgroundCollector,
     WeightControl,
     CheckpointedCollector,
+    NormalizingCollector,
     ClosingCollector,
     IterableDataset[Any],
     OptionAttributes,

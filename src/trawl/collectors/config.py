@@ -26,6 +26,7 @@ from trawl.collectors.options import (
     check_switch,
     one_of,
     option,
+    switch_or,
     validate,
 )
 from trawl.collectors.types import SupportsStop, SupportsVersion, SupportsWrite, Switch
@@ -33,6 +34,7 @@ from trawl.envs.batched import check_env_kwargs
 from trawl.envs.frame_stack import FrameStackLike, as_frame_stack
 from trawl.envs.types import DeviceLike, EnvKwargs
 from trawl.observe.trace_options import TraceLike, check_trace
+from trawl.rollout.normalization import NormalizeObservation, NormalizeReward
 from trawl.weight_update.scheme import WeightSyncScheme
 
 # Pyright treats the members of InteractionType as strings.
@@ -227,6 +229,12 @@ class CollectorConfig:
             rebuilds the environment from its id or function. The episode then ends as truncated,
             the row of the failed step is masked out in ``("collector", "mask")``, and
             ``stats()["env_restarts"]`` counts the restart.
+        normalize_observations: True to normalise observations by their running mean and variance,
+            or a :class:`~trawl.collectors.NormalizeObservation`. The policy and the batches have
+            the normalised values.
+        normalize_rewards: True to divide rewards by the running standard deviation of the
+            discounted return, or a :class:`~trawl.collectors.NormalizeReward`. ``stats()`` has the
+            returns of the environment.
         trace: file for a timeline of the whole run, which Perfetto shows: a path, or
             :class:`~trawl.observe.TraceOptions`. None: no timeline.
         worker_idx: index of the worker that this collector belongs to, for nested collectors.
@@ -284,6 +292,10 @@ class CollectorConfig:
         None, _schemes, DRIVER, WHOLE
     )
     on_env_error: Literal["raise", "restart"] = option("raise", one_of("raise", "restart"), EACH)
+    normalize_observations: bool | NormalizeObservation = option(
+        False, switch_or(NormalizeObservation), WHOLE
+    )
+    normalize_rewards: bool | NormalizeReward = option(False, switch_or(NormalizeReward), WHOLE)
     trace: TraceLike | None = option(None, check_trace, DRIVER, WHOLE)
     worker_idx: int | None = None
     pre_collect_hook: Callable[[], Any] | None = option(None, check_callable, EACH)

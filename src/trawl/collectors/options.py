@@ -103,6 +103,23 @@ def one_of(*choices: Any) -> Check:
     return check
 
 
+def switch_or(options: type[Any]) -> Check:
+    """Returns a check that accepts a bool, or an instance of a class; True becomes an instance."""
+
+    def check(name: str, value: Any) -> Any:
+        if value is None or value is False:
+            return False
+        if value is True:
+            return options()
+        if not isinstance(value, options):
+            raise TypeError(
+                f"{name} must be True, False or a {options.__name__}, but it is {value!r}"
+            )
+        return value
+
+    return check
+
+
 def check_instance(name: str, value: Any, method: str) -> Any:
     """Returns the value; raises a ``TypeError`` if it is a class instead of an instance.
 

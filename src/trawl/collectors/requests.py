@@ -14,6 +14,7 @@ from trawl.collectors.times import BatchTimes
 from trawl.keys import Key
 from trawl.rollout.episode_sums import NO_EPISODES, EndedEpisodes
 from trawl.rollout.layout import BatchPartition, Layout
+from trawl.rollout.normalization import SharedStatistics, Statistics
 from trawl.rollout.times import StepSamples
 from trawl.weight_update.channel import WeightMessage
 from trawl.weight_update.layout import FlatLayout
@@ -32,6 +33,7 @@ class CollectRequest:
         breakable: whether an interrupt with this number, or a higher one, ends the batch early.
         most: number of frames that are still wanted; infinite for a whole batch.
         samples_steps: whether to record the times of single steps.
+        normalization: statistics with which the batch begins; None if nothing is normalised.
     """
 
     number: int = 0
@@ -42,6 +44,7 @@ class CollectRequest:
     breakable: bool = False
     most: float = math.inf
     samples_steps: bool = False
+    normalization: SharedStatistics | None = None
 
 
 @dataclass(frozen=True)
@@ -98,6 +101,7 @@ class WorkerReady:
         warnings: warnings about the environment and the policy, which the driver shows.
         versioned: whether each frame has a policy version of its own already.
         snapshot: the state of the worker, or None.
+        statistics: statistics of no frames, for each entry that is normalised.
         at: time at which the worker was ready, by its ``time.perf_counter()``.
     """
 
@@ -111,6 +115,7 @@ class WorkerReady:
     warnings: Sequence[str] = ()
     versioned: bool = False
     snapshot: Snapshot | None = None
+    statistics: Statistics = field(default_factory=dict)
     at: float = field(default_factory=perf_counter)
 
 
@@ -136,6 +141,7 @@ class BatchReady:
         ended: the episodes that ended in the batch.
         random: whether the actions were random.
         snapshot: the state of the worker after the batch, or None.
+        statistics: statistics of the frames of the batch, for each entry that is normalised.
     """
 
     number: int
@@ -153,6 +159,7 @@ class BatchReady:
     buffers: Sequence[Any] = ()
     block: Any = None
     snapshot: Snapshot | None = None
+    statistics: Statistics = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

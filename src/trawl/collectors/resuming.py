@@ -81,7 +81,7 @@ class ResumableCollector(RolloutCollector):
                 state["policy_state_dict"] = deepcopy(module.state_dict())
             if self._version is not None:
                 state["policy_version"] = self._version.version
-            state |= self._delivery_state()
+            state |= self._delivery_state() | self._normalization_state()
             try:
                 state[RESUME] = self._resume_state()
             except EnvStateError as error:
@@ -143,6 +143,7 @@ class ResumableCollector(RolloutCollector):
         for name in needed:
             if name not in state_dict:
                 raise KeyError(f"state_dict has no {name!r}; it has {sorted(state_dict)}")
+        self._check_normalization(state_dict)
         with self._held():
             mismatch = self.state_mismatch(state_dict.get(RESUME))
             if mismatch is not None and on_state_mismatch == "raise":
@@ -152,6 +153,7 @@ class ResumableCollector(RolloutCollector):
                     module.load_state_dict(state_dict["policy_state_dict"], strict=strict)
                 raises = on_state_mismatch == "raise"
                 self.resumed = self._load_episodes(state_dict, trust, raises, mismatch)
+            self._load_normalization(state_dict)
             if not self.resumed:
                 self._begin_episodes(state_dict, strict)
             self._frames = int(state_dict["frames"])
@@ -251,6 +253,8 @@ class ResumableCollector(RolloutCollector):
             for index, batch in enumerate(recovery.batches):
                 for weights in recovery.weights_before(index):
                     self._models.prepare(POLICY, weights)()
+                if self.normalization is not None:
+                    self.normalization.load(batch.normalization)
                 if self._version is not None and batch.version is not None:
                     self._version.version = batch.version
                 self._run_into(None, batch.random, stop_after(batch.steps))
@@ -261,6 +265,8 @@ class ResumableCollector(RolloutCollector):
         # The driver has the times and the episodes of these batches already.
         self._rollout.times = LoopTimes()
         self._rollout.writer.sums.pop()
+        if self.normalization is not None:
+            self.normalization.pop_delta()
         policy = receivers.get(POLICY)
         if policy is not None and policy.newer:
             # The policy may have changed its own buffers since it loaded the newest weights.

@@ -16,6 +16,7 @@ from trawl.collectors.exact import shares
 from trawl.collectors.lag import LagBound
 from trawl.collectors.pool import WorkerPool
 from trawl.collectors.requests import CollectRequest
+from trawl.rollout.normalization import Normalization
 
 # Time that a batch waits for interrupted workers, as a share of the time that the batch has taken
 # so far. A worker in the middle of a longer step delivers with the next batch.
@@ -39,6 +40,7 @@ class Scheduler(ABC):
         waited: seconds in which the scheduler waited for workers.
         on_wait: function that is called with the beginning and the end of each wait, or None.
         samples_steps: True to have workers record the times of single steps.
+        normalization: the statistics that requests carry; None if nothing is normalised.
     """
 
     def __init__(self, pool: WorkerPool, left: Callable[[], float] = lambda: math.inf) -> None:
@@ -51,6 +53,7 @@ class Scheduler(ABC):
         self.waited = 0.0
         self.on_wait: Callable[[float, float], None] | None = None
         self.samples_steps = False
+        self.normalization: Normalization | None = None
         # For each worker, the sizes of the batches that it was asked for and that have not arrived.
         self._requested: list[deque[int]] = []
         # Batches that have arrived and are not delivered yet, in the order of their arrival.
@@ -124,7 +127,11 @@ class Scheduler(ABC):
         self.frames_under_way += size
         most = size if size < self.frames[index] else math.inf
         request = CollectRequest(
-            random=random, breakable=breakable, most=most, samples_steps=self.samples_steps
+            random=random,
+            breakable=breakable,
+            most=most,
+            samples_steps=self.samples_steps,
+            normalization=None if self.normalization is None else self.normalization.share(),
         )
         return self.pool.request_batch(index, place, request)
 

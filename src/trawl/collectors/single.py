@@ -22,6 +22,7 @@ from trawl.collectors.dispatch import (
     elsewhere,
 )
 from trawl.collectors.multi_config import MultiConfig
+from trawl.collectors.normalizing import normalize_options
 from trawl.collectors.options import did_you_mean
 from trawl.collectors.placing import (
     compiler,
@@ -163,8 +164,10 @@ class Collector(ResumableCollector):
                 is_init=config.auto_register_policy_transforms,
                 restarts=self._restarts,
                 frame_stack=as_frame_stack("frame_stack", config.frame_stack),
+                normalize=normalize_options(config),
             )
         )
+        self.normalization = self._rollout.writer.normalization
         self._connect_tracer()
         for doubt in self._rollout.writer.warnings:
             warn(doubt)

@@ -155,7 +155,7 @@ class WorkerSlot:
 
     def finish(self, ready: requests.BatchReady) -> WorkerBatch:
         """Records that a batch was collected, and returns the batch."""
-        _, place = self.pending.pop(ready.number)
+        request, place = self.pending.pop(ready.number)
         self.written = None
         self.trajectory = max(self.trajectory, ready.trajectory)
         self.facts = dict(ready.facts)
@@ -165,9 +165,9 @@ class WorkerSlot:
             self.lane.finished(ready)
         self.episodes.add(*ready.ended)
         if self.snapshot is not None and ready.snapshot is None:
-            self.since.append(
-                BatchRecord(ready.random, ready.filled, ready.frames, ready.weights, ready.version)
-            )
+            assert isinstance(request, requests.CollectRequest)
+            facts = ready.random, ready.filled, ready.frames, ready.weights, ready.version
+            self.since.append(BatchRecord(*facts, request.normalization))
         self.note_snapshot(ready.snapshot)
         return WorkerBatch(self.index, place or NO_SLICE, ready)
 

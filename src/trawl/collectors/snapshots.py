@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from trawl.rollout.normalization import SharedStatistics
 from trawl.weight_update.prepared import PreparedUpdate
 from trawl.weight_update.store import Version
 from trawl.weight_update.tensors import Weights, unpacked_extra
@@ -47,6 +48,7 @@ class BatchRecord:
         frames: number of frames of experience in the batch.
         updates: number of weight updates that the worker had received.
         version: version of the policy.
+        normalization: statistics with which the batch began; None if nothing is normalised.
     """
 
     random: bool
@@ -54,6 +56,7 @@ class BatchRecord:
     frames: int
     updates: int
     version: Version
+    normalization: SharedStatistics | None = None
 
 
 @dataclass(frozen=True)

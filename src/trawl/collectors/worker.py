@@ -32,6 +32,7 @@ from trawl.collectors.delivery import count_frames
 from trawl.collectors.dispatch import DIRECT
 from trawl.collectors.first_ready import pool_of
 from trawl.collectors.handle_calls import HandleCalls
+from trawl.collectors.normalizing import empty_statistics, load_statistics, pop_statistics
 from trawl.collectors.policy_version import stamp
 from trawl.collectors.process_memory import ResidentMemory
 from trawl.collectors.rollouts import overrides_rollout
@@ -182,6 +183,7 @@ class CollectorService(HandleCalls, Service):
                 warnings=(*writer.warnings, *self._doubts(spec)),
                 versioned=self._rollout.stamps_frames,
                 snapshot=self._snapshots.take(self._updates),
+                statistics=empty_statistics(self.collector),
             )
         )
 
@@ -318,6 +320,7 @@ class CollectorService(HandleCalls, Service):
             times, rollout = self._clock.batch_times(self._rollout.times), self._rollout
             steps, ended = rollout.pop_steps(), rollout.writer.sums.pop()
             self._measured = {"times": times, "steps": steps, "ended": ended}
+            self._measured["statistics"] = pop_statistics(self.collector)
         return replace(answer, **self._measured)
 
     @property
@@ -334,6 +337,7 @@ class CollectorService(HandleCalls, Service):
     def _collect(self, request: requests.CollectRequest) -> requests.BatchReady:
         collector = self.collector
         collector.most_frames = request.most
+        load_statistics(collector, request.normalization)
         collector._rollout.record_steps(request.samples_steps)
         with nullcontext() if collector._profiler is None else collector._profiler.turn():
             if collector.config.replay_buffer is not None:

@@ -18,6 +18,7 @@ from trawl.collectors.delivery import BatchDelivery, count_frames
 from trawl.collectors.exact import first_frames, limited
 from trawl.collectors.lag import Lags
 from trawl.collectors.multi_config import WRITER_OPTIONS, check_names, sources
+from trawl.collectors.normalizing import normalize_options
 from trawl.collectors.pool import WorkerPool
 from trawl.collectors.requests import WorkerReady
 from trawl.collectors.scheduler import AsyncScheduler, Scheduler, SyncScheduler
@@ -37,6 +38,7 @@ from trawl.envs.seeding import derive
 from trawl.envs.types import is_list
 from trawl.errors import WorkerError
 from trawl.observe.trace_options import TraceOptions
+from trawl.rollout.normalization import Normalization
 from trawl.rollout.serving import by_environment
 from trawl.weight_update.messages import MessageWeightSyncScheme
 from trawl.weight_update.prepared import PreparedUpdate
@@ -215,6 +217,10 @@ class WorkerCollector(WorkerShutdown):
         frames = [one.num_envs * one.steps for one in ready]
         self.requested_frames_per_batch = sum(frames) if self.sync else max(frames)
         self._scheduler.set_workers(None if self._workers_write else self._assembler, frames)
+        normalize = normalize_options(self.config)
+        if self.normalization is None and normalize:
+            self.normalization = Normalization(normalize, ready[0].statistics)
+            self._scheduler.normalization = self.normalization
         self._connect_tracer()
         return ready
 
@@ -340,6 +346,8 @@ class WorkerCollector(WorkerShutdown):
         for part in parts:
             self._frames += part.answer.frames
             self._episodes.add(*part.answer.ended)
+            if self.normalization is not None:
+                self.normalization.merge(part.answer.statistics)
         tracer = self._tracer
         if isinstance(tracer, WorkerTracer):
             tracer.delivered(parts)

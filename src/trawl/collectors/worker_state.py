@@ -14,6 +14,7 @@ from trawl.collectors.resuming import check_resume
 from trawl.collectors.snapshots import RESUME
 from trawl.collectors.worker_weights import WorkerWeights
 from trawl.envs.capture.frames import from_plain, to_plain
+from trawl.rollout.moments import Moments
 
 # Entry of the state with the batches that were finished, but not delivered.
 _FINISHED = "finished"
@@ -84,6 +85,7 @@ class WorkerState(WorkerWeights):
             state[_FINISHED] = [self._saved(part) for part in finished]
             state[_REQUESTED] = self._scheduler.requested
             state |= self._delivery_state()
+            state |= self._normalization_state()
             if self._version is not None:
                 state["policy_version"] = self.policy_version
         return state
@@ -101,6 +103,7 @@ class WorkerState(WorkerWeights):
             "lag": self._sender.count(part.index) - answer.weights,
             "trajectory": answer.trajectory,
             "random": answer.random,
+            "statistics": [[list(k), v.state_dict()] for k, v in answer.statistics.items()],
         }
 
     def _loaded(self, saved: Mapping[str, Any]) -> WorkerBatch:
@@ -116,6 +119,9 @@ class WorkerState(WorkerWeights):
             batch=None if batch is None else cloudpickle.dumps(from_plain(batch)),
             facts={},
             random=saved["random"],
+            statistics={
+                tuple(key): Moments.from_state(one) for key, one in saved.get("statistics", ())
+            },
         )
         return WorkerBatch(saved["worker"], NO_SLICE, answer)
 
@@ -145,6 +151,7 @@ class WorkerState(WorkerWeights):
         self._check_open("load_state_dict()")
         names = [f"worker{index}" for index in range(self.num_workers)]
         _check_state(state_dict, names)
+        self._check_normalization(state_dict)
         version = state_dict.get("policy_version", self.policy_version)
         loaded = {
             i: weights
@@ -189,6 +196,7 @@ class WorkerState(WorkerWeights):
             self._sender.set_version(version)
             self._frames, self._batches = int(state_dict["frames"]), int(state_dict["iter"])
             self._load_delivery(state_dict, last, self.resumed)
+            self._load_normalization(state_dict)
             parts = [self._loaded(one) for one in state_dict.get(_FINISHED, ())]
             self._scheduler.put_back(parts, state_dict.get(_REQUESTED, False))
             for setup, seed in zip(self._setups, state_dict.get("seeds", ()), strict=False):

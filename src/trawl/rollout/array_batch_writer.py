@@ -42,6 +42,7 @@ from trawl.rollout.episode_sums import EpisodeSums
 from trawl.rollout.episodes import EpisodeStart, EpisodeTracker, StartValue, StepArrays
 from trawl.rollout.groups import Group, GroupsInTurn
 from trawl.rollout.layout import Layout, Leaf
+from trawl.rollout.normalizer import BatchNormalizer
 from trawl.rollout.parallel_stepper import ParallelStepper
 from trawl.rollout.policy import Policy
 from trawl.rollout.policy_inputs import LatestObservation
@@ -91,6 +92,7 @@ class ArrayBatchWriter(BatchWriter):
         if self._marks_starts:
             self._next_obs[IS_INIT] = self._new_row(_FLAG)
             self._next_obs[IS_INIT][:] = True
+        self._normalizer = self._new_normalizer()
         self._start()
         self._policy_leaves = self._discover()
         # A policy without in_keys may read every entry.
@@ -104,10 +106,12 @@ class ArrayBatchWriter(BatchWriter):
         layout = self._new_layout()
         self._bfloat16 = frozenset(k for k, leaf in layout.leaves.items() if _is_bfloat16(leaf))
         states = frozenset(self._policy_leaves.states)
-        self._logs = StepLogs(logged, self._next_obs, states, self._bfloat16)
+        self._logs = StepLogs(logged, self._first_rows(), states, self._bfloat16)
         self.pool = SlabPool(layout, options.recycle)
         self._block: Block | None = None
         self._given = False
+        # What the policy reads and writes, and what the stepper writes.
+        self._arrays: dict[Key, Array] = {}
         self._view = StepArrays({}, self._next_obs)
 
     def _new_next_obs(self) -> dict[Key, Array]:
@@ -115,12 +119,33 @@ class ArrayBatchWriter(BatchWriter):
         return {key: self._new_row(leaf) for key, leaf in self._observed.items()}
 
     def _new_latest(self) -> LatestObservation | None:
-        alone = not self.batch and len(self._observed) == 1
+        # The environment's last observation is not what the policy reads if it is normalised.
+        alone = not self.batch and len(self._observed) == 1 and self._normalizer is None
         return LatestObservation(next(iter(self._observed))) if alone else None
 
     def _start(self) -> None:
         """Begins the first episodes."""
-        self.stepper.reset(StepArrays({}, self._next_obs), None)
+        self._reset_envs(None)
+
+    def _reset_envs(self, mask: NDArray[np.bool_] | None, **kwargs: Any) -> None:
+        self.stepper.reset(StepArrays({}, self._first_rows()), mask, **kwargs)
+        if self._normalizer is not None:
+            self._normalizer.reset(mask)
+
+    def _first_rows(self) -> dict[Key, Array]:
+        """Returns the rows into which the stepper writes what the next batch begins with."""
+        own = {} if self._normalizer is None else self._normalizer.raw_next
+        return self._next_obs | own
+
+    def _new_normalizer(self) -> BatchNormalizer | None:
+        options = self.options
+        if not options.normalize:
+            return None
+        normalizer = BatchNormalizer(
+            options.normalize, self._observed, self._rewards, self._next_obs, options.steps
+        )
+        self.normalization = normalizer.normalization
+        return normalizer
 
     def _bind_parts(self) -> list[tuple[range, PolicyBinder]]:
         """Returns the range and the binder of each group of environments, if there are several."""
@@ -159,6 +184,8 @@ class ArrayBatchWriter(BatchWriter):
         leaves.update(written)
         leaves.update({next_of(key): leaf for key, leaf in self._roots.items()})
         leaves.update(self._rewards)
+        if self._normalizer is not None:
+            leaves.update(self._normalizer.more_leaves)
         if self.options.track_traj_ids:
             leaves[TRAJ_IDS] = Leaf((), torch.int64)
         if self._masked:
@@ -192,6 +219,11 @@ class ArrayBatchWriter(BatchWriter):
         if isinstance(self.stepper, ParallelStepper):
             self.stepper.written = frozenset(known.intersection(states, self._observed))
         for key in states:
+            if self._normalizer is not None and key in self._normalizer.keys:
+                raise ValueError(
+                    f"the policy writes {show_key(next_of(key))}, so the environment's own values "
+                    "can't be normalised: leave the key out of NormalizeObservation(keys=...)"
+                )
             if key in self._observed:
                 if written[next_of(key)] != self._observed[key]:
                     raise NoFixedLayout(f"the policy writes {show_key(key)} with another layout")
@@ -227,14 +259,14 @@ class ArrayBatchWriter(BatchWriter):
         self._given = block is not None
         self._logs.begin()
         self._block = block = block or Block(self.pool.lease())
-        self._view = view = StepArrays(
-            self._arrays_of(block), self._next_obs, bfloat16=self._bfloat16
-        )
+        self._arrays = self._arrays_of(block)
+        view = StepArrays(self._arrays, self._next_obs, bfloat16=self._bfloat16)
         for key in self._flags:
             view.arrays[key][...] = False
             view.arrays[next_of(key)][...] = False
         if self._masked:
             view.arrays[MASK][...] = True
+        self._view = self._stepper_view(view)
         memories = self._policy_leaves.memories
         for key, next_obs in self._next_obs.items():
             if key not in memories:
@@ -258,6 +290,13 @@ class ArrayBatchWriter(BatchWriter):
         """Objects that are called when an episode begins, in addition to entries of the batch."""
         return ()
 
+    def _stepper_view(self, view: StepArrays) -> StepArrays:
+        """Returns the arrays that the stepper writes, for the arrays that the policy reads."""
+        if self._normalizer is None:
+            return view
+        arrays = self._normalizer.begin(view.arrays, self.in_groups)
+        return StepArrays(arrays, self._first_rows(), bfloat16=self._bfloat16)
+
     @override
     def bind(self, start: int, stop: int, random: bool) -> tuple[ActFn | None, StepFn]:
         assert self._block is not None
@@ -265,7 +304,13 @@ class ArrayBatchWriter(BatchWriter):
             return self._bind_groups(self._block, start, stop)
         act = self._binder.bind(self._block, start, stop, random)
         self._view.latest = self._latest if self._binder.reads_latest else None
-        return act, self.stepper.bind(self._view, self.episodes, start, stop)
+        step = self.stepper.bind(self._view, self.episodes, start, stop)
+        return act, self._normalized(step, slice(0, self.num_envs), start, stop)
+
+    def _normalized(self, step: StepFn, part: slice, start: int, stop: int) -> StepFn:
+        if self._normalizer is None:
+            return step
+        return self._normalizer.bind(step, self._view, part, start, stop)
 
     @property
     @override
@@ -281,10 +326,14 @@ class ArrayBatchWriter(BatchWriter):
         assert isinstance(self.stepper, ParallelStepper)
         count = len(self._group_binders)
         steps = self.stepper.bind_groups(self._view, self.episodes, start, stop, count)
-        groups = [
-            Group(binder.bind_policy(block.part(part.start, part.stop), start, stop), *own)
-            for (part, binder), own in zip(self._group_binders, steps, strict=True)
-        ]
+        rows = self.num_envs // count
+        groups = []
+        for number, ((part, binder), (send, receive)) in enumerate(
+            zip(self._group_binders, steps, strict=True)
+        ):
+            act = binder.bind_policy(block.part(part.start, part.stop), start, stop)
+            own = slice(number * rows, (number + 1) * rows)
+            groups.append(Group(act, send, self._normalized(receive, own, start, stop)))
         self._in_turn = GroupsInTurn(groups, stop - start)
         return self._in_turn.act, self._in_turn.step
 
@@ -294,7 +343,7 @@ class ArrayBatchWriter(BatchWriter):
         if self._in_turn is not None:
             self._in_turn.finish()
         block, self._block = self._block, None
-        arrays = self._view.arrays
+        arrays, self._arrays = self._arrays, {}
         self._view = StepArrays({}, self._next_obs)
         self._logs.finish(block.flat_rows, self.episodes, filled)
         self.episodes.finish(filled)
@@ -308,6 +357,8 @@ class ArrayBatchWriter(BatchWriter):
         check_rewards(rewards, lambda: actions)
         counted = block.flat_rows[MASK][:filled] if self._masked else None
         self.sums.add(rewards, block.flat_rows[DONE][:filled, :, 0], counted)
+        if self._normalizer is not None:
+            self._normalizer.finish(filled, filled < self.options.steps)
         return self._finished(block, filled)
 
     def _finished(self, block: Block, filled: int) -> TensorDictBase | None:
@@ -350,7 +401,7 @@ class ArrayBatchWriter(BatchWriter):
 
     @override
     def reset(self, mask: NDArray[np.bool_] | None = None, **kwargs: Any) -> None:
-        self.stepper.reset(StepArrays({}, self._next_obs), mask, **kwargs)
+        self._reset_envs(mask, **kwargs)
         self.sums.reset(mask)
         chosen = np.ones(self.num_envs, dtype=np.bool_) if mask is None else mask
         for index in np.flatnonzero(chosen):
@@ -377,7 +428,10 @@ class ArrayBatchWriter(BatchWriter):
 
     def _saved_rows(self) -> dict[str, Tensor]:
         """Returns tensors that share the memory of the entries that a state has."""
-        return {show_key(key): torch.from_numpy(row) for key, row in self._next_obs.items()}
+        rows = {show_key(key): row for key, row in self._next_obs.items()}
+        if self._normalizer is not None:
+            rows |= self._normalizer.saved_rows()
+        return {name: torch.from_numpy(row) for name, row in rows.items()}
 
     def fake(self) -> TensorDictBase:
         """Returns a batch of zeros."""

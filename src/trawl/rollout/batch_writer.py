@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import numpy as np
@@ -17,6 +17,7 @@ from trawl.rollout.env_restarts import EnvRestarts
 from trawl.rollout.episode_sums import EpisodeSums
 from trawl.rollout.episodes import EpisodeTracker
 from trawl.rollout.layout import Layout
+from trawl.rollout.normalization import Normalization, NormalizeOptions
 from trawl.rollout.policy import Policy
 
 ActFn = Callable[[int], None]
@@ -38,6 +39,7 @@ class BatchOptions:
         restarts: record of failures, if environments that fail are rebuilt; None to raise errors
             instead.
         frame_stack: stacks of observations; None if observations are not stacked.
+        normalize: what is normalised.
     """
 
     steps: int
@@ -48,6 +50,7 @@ class BatchOptions:
     is_init: bool | None = None
     restarts: EnvRestarts | None = None
     frame_stack: FrameStack | None = None
+    normalize: NormalizeOptions = field(default_factory=NormalizeOptions)
 
 
 class BatchWriter(Protocol):
@@ -64,6 +67,7 @@ class BatchWriter(Protocol):
         episodes: position of each environment in its episode.
         sums: return and length of each environment's episode so far.
         warnings: warnings to the user about the environment and the policy.
+        normalization: statistics with which frames are normalised; None if they are not.
     """
 
     env: Any
@@ -72,6 +76,7 @@ class BatchWriter(Protocol):
     episodes: EpisodeTracker
     sums: EpisodeSums
     warnings: Sequence[str]
+    normalization: Normalization | None = None
 
     @property
     def waited(self) -> float:

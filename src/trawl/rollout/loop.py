@@ -304,20 +304,19 @@ def _choose(env: Any, policy: Policy, options: BatchOptions) -> BatchWriter:
     if not isinstance(env, TensorDictEnv):
         name = type(env).__name__
         why = f"{name} is not a Gymnasium environment: its own step takes and returns TensorDicts"
-        return TensorDictBatchWriter(env, policy, options, why)
+        return _by_tensordict(env, policy, options, why)
     if isinstance(env, TensorEnv):
+        options.normalize.refuse(f"the data of {env.name} are tensors")
         try:
             return TensorBatchWriter(env, policy, options)
         except NoFixedLayout as why:
-            return TensorDictBatchWriter(env, policy, options, str(why))
+            return _by_tensordict(env, policy, options, str(why))
     if not getattr(env, "fixed_layout", False):
-        return TensorDictBatchWriter(
-            env, policy, options, "its spaces have no fixed shape and dtype"
-        )
+        return _by_tensordict(env, policy, options, "its spaces have no fixed shape and dtype")
     try:
         return ArrayBatchWriter(env, policy, options)
     except NoFixedLayout as why:
-        return TensorDictBatchWriter(env, policy, options, str(why))
+        return _by_tensordict(env, policy, options, str(why))
 
 
 def _stacked(
@@ -339,3 +338,8 @@ def _stacked(
         f"frame_stack can't be used with {env!r}: it needs {why}. Stack the frames in the "
         "environment instead"
     )
+
+
+def _by_tensordict(env: Any, policy: Policy, options: BatchOptions, why: str) -> BatchWriter:
+    options.normalize.refuse(why)
+    return TensorDictBatchWriter(env, policy, options, why)

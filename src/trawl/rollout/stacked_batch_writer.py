@@ -14,7 +14,7 @@ from typing_extensions import override
 
 from trawl.envs.base import TensorDictEnv
 from trawl.envs.frame_stack import FrameStack
-from trawl.keys import Key, next_of, show_key
+from trawl.keys import Key, next_of, show_key, show_keys
 from trawl.memory import Array
 from trawl.rollout.array_batch_writer import ArrayBatchWriter
 from trawl.rollout.array_policy import PolicyLeaves
@@ -23,6 +23,7 @@ from trawl.rollout.block import Block
 from trawl.rollout.episodes import EpisodeStart
 from trawl.rollout.frame_stacks import FrameStacks
 from trawl.rollout.layout import Layout, Leaf
+from trawl.rollout.normalizer import BatchNormalizer
 from trawl.rollout.policy import Policy
 from trawl.rollout.policy_inputs import LatestObservation
 
@@ -63,6 +64,17 @@ class StackedBatchWriter(ArrayBatchWriter):
             self._option, leaves, self.batch, self.num_envs, self.options.steps
         )
         return {**super()._new_next_obs(), **self._stacks.newest}
+
+    @override
+    def _new_normalizer(self) -> BatchNormalizer | None:
+        normalizer = super()._new_normalizer()
+        both = self._stacks.entries.keys() & ({} if normalizer is None else set(normalizer.keys))
+        if both:
+            raise ValueError(
+                f"frame_stack and normalize_observations can't both change {show_keys(both)}: "
+                "choose the observations of one of them with its argument keys"
+            )
+        return normalizer
 
     @override
     def _new_latest(self) -> LatestObservation | None:

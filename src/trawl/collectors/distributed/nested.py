@@ -15,6 +15,7 @@ from typing_extensions import override
 from trawl.backends.folding import fold
 from trawl.collectors.delivery import count_frames
 from trawl.collectors.multi_config import NOT_HERE
+from trawl.collectors.normalizing import empty_statistics, load_statistics, pop_statistics
 from trawl.collectors.requests import BatchReady, CollectRequest, WorkerReady
 from trawl.collectors.weight_control import POLICY
 from trawl.collectors.worker import CollectorService, WorkerSpec
@@ -55,6 +56,7 @@ class NestedService(CollectorService):
                 batch_size=(),
                 trajectory=self._next,
                 weight_layouts=self._weight_layouts(),
+                statistics=empty_statistics(collector),
             )
         )
 
@@ -73,6 +75,7 @@ class NestedService(CollectorService):
         collector = self.collector
         collector._is_random = lambda: request.random
         collector.most_frames = request.most
+        load_statistics(collector, request.normalization)
         before = collector._frames
         self._name_writes(request)
         batch = collector.next()
@@ -114,7 +117,8 @@ class NestedService(CollectorService):
         loop.weights += weights
         count = self._episodes.count - count
         ended = EndedEpisodes(count, *self._episodes.newest(count))
-        return replace(answer, times=self._clock.batch_times(loop), ended=ended)
+        times, statistics = self._clock.batch_times(loop), pop_statistics(self.collector)
+        return replace(answer, times=times, ended=ended, statistics=statistics)
 
     @property
     def _episodes(self) -> RecentEpisodes:

@@ -21,8 +21,10 @@ from trawl.collectors.evaluation.reading import EpisodeReader, EvaluatedEpisodes
 from trawl.collectors.evaluation.snapshot import private_copy
 from trawl.collectors.evaluation.worker import evaluation_class, worker_seed
 from trawl.collectors.multi import MultiSyncCollector
+from trawl.collectors.normalizing import load_statistics
 from trawl.collectors.options import at_least, option, validate
 from trawl.collectors.single import Collector
+from trawl.rollout.normalization import SharedStatistics
 from trawl.weight_update.tensors import Weights
 
 # Steps of each environment in a batch. An evaluation may run up to this many more steps than it
@@ -123,13 +125,20 @@ class EvaluationEngine:
             with self._isolation(0):
                 self._collector = _make_collector(self.setup, self._stopping)
 
-    def run(self, weights: Mapping[str, Weights], seed: int, step: int) -> Measured:
+    def run(
+        self,
+        weights: Mapping[str, Weights],
+        seed: int,
+        step: int,
+        statistics: SharedStatistics | None = None,
+    ) -> Measured:
         """Runs one evaluation.
 
         Args:
             weights: weights by model.
             seed: seed of the episodes.
             step: number of the step at which videos are logged.
+            statistics: statistics with which observations are normalised; None if they are not.
 
         Raises:
             EvaluationStopped: if the evaluator was shut down meanwhile.
@@ -141,6 +150,7 @@ class EvaluationEngine:
         with self._isolation(seed) as random:
             if weights:
                 collector.update_policy_weights_(weights_dict=dict(weights))
+            load_statistics(collector, statistics)
             while True:
                 if random is not None:
                     random.seed(policy_seed(worker_seed(seed, 0)))

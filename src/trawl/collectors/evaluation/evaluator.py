@@ -20,6 +20,7 @@ from trawl.collectors.evaluation.engine import EvaluationEngine, EvaluationStopp
 from trawl.collectors.evaluation.options import (
     check_policies,
     collector_options,
+    normalizing_options,
     place,
 )
 from trawl.collectors.evaluation.pending import PendingResults
@@ -35,6 +36,7 @@ from trawl.collectors.evaluation.snapshot import check_different, snapshot, snap
 from trawl.collectors.evaluation.thread import EvaluationThread
 from trawl.collectors.options import check_callable, one_of
 from trawl.envs.seeding import check_seed
+from trawl.rollout.normalization import Normalization, SharedStatistics
 from trawl.weight_update.tensors import Weights
 
 _REWARD, _DONE = ("next", "reward"), ("next", "done")
@@ -95,6 +97,8 @@ class Evaluator:
         num_envs: number of environments in each worker, which are stepped as a batch.
         num_workers: number of processes or actors.
         seed: seed of the episodes; None for a new seed in each evaluation.
+        normalization: attribute ``normalization`` of the learner's collector. Each evaluation
+            normalises observations with the statistics of the moment, and doesn't change them.
 
     Raises:
         ValueError: if a value is invalid, or arguments contradict each other.
@@ -141,6 +145,7 @@ class Evaluator:
         num_envs: int = 1,
         num_workers: int = 1,
         seed: int | None = 0,
+        normalization: Normalization | None = None,
     ) -> None:
         check_policies(env, policy, policy_factory)
         self.busy_policy = one_of("skip", "error", "queue")("busy_policy", busy_policy)
@@ -152,6 +157,8 @@ class Evaluator:
         options = collector_options(
             self.backend, collector_kwargs, policy, device, more, num_gpus, ray_kwargs
         )
+        self.normalization = normalization
+        options |= normalizing_options(normalization)
         setup = Setup(
             env=env,
             policy=policy,
@@ -310,6 +317,7 @@ class Evaluator:
                 weights,
                 seed,
                 number,
+                None if self.normalization is None else self.normalization.frozen(),
                 self.log_prefix,
                 self._metrics_fn,
                 self._on_result,
@@ -421,6 +429,7 @@ def _evaluated(
     weights: Mapping[str, Weights],
     seed: int,
     step: int,
+    statistics: SharedStatistics | None,
     prefix: str,
     metrics_fn: Callable[[TensorDictBase], Mapping[str, Any]] | None,
     on_result: Callable[[TensorDict], Any] | None,
@@ -430,7 +439,7 @@ def _evaluated(
     The function has no reference to the evaluator, so that the evaluator can be garbage-collected
     meanwhile.
     """
-    measured = engine.run(weights, seed, step)
+    measured = engine.run(weights, seed, step, statistics)
     metrics: dict[str, Any] = {}
     if metrics_fn is not None and measured.trajectories is not None:
         metrics = metrics_of(metrics_fn(measured.trajectories))

@@ -14,6 +14,7 @@ from trawl.collectors.options import one_of
 from trawl.collectors.single import Collector
 from trawl.envs.build import is_env
 from trawl.envs.types import is_list
+from trawl.rollout.normalization import Normalization
 
 _BY_NAME = {"Collector": Collector, "MultiSyncCollector": MultiSyncCollector}
 
@@ -31,6 +32,8 @@ _OWN = frozenset(
         "init_random_frames",
         "interruptor",
         "max_frames_per_traj",
+        "normalize_observations",
+        "normalize_rewards",
         "num_collectors",
         "num_workers",
         "policy",
@@ -184,6 +187,28 @@ def single_key(name: str, key: Any) -> Any:
             raise ValueError(f"{name} must be a single key, but there are {len(key)}: {key!r}")
         return key[0]
     return key
+
+
+def normalizing_options(normalization: Any) -> dict[str, Any]:
+    """Returns the options of a collector that normalises observations like the learner's.
+
+    Rewards are not normalised, so returns are those of the environment.
+
+    Args:
+        normalization: the statistics of the learner's collector, or None.
+
+    Raises:
+        TypeError: if ``normalization`` is something else.
+    """
+    if normalization is None:
+        return {}
+    if not isinstance(normalization, Normalization):
+        raise TypeError(
+            "normalization must be the attribute `normalization` of a collector that normalises, "
+            f"but it is {normalization!r}"
+        )
+    options = normalization.options.observations
+    return {} if options is None else {"normalize_observations": options}
 
 
 def collector_options(

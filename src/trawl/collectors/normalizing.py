@@ -1,0 +1,82 @@
+"""Statistics for normalisation: in states of collectors, and between workers and their driver."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from trawl.collectors.config import CollectorConfig
+from trawl.rollout.normalization import (
+    Normalization,
+    NormalizeObservation,
+    NormalizeOptions,
+    NormalizeReward,
+    SharedStatistics,
+    Statistics,
+)
+
+# Entry of a state with the statistics.
+_NORMALIZATION = "normalization"
+
+
+class NormalizingCollector:
+    """The part of a collector that has statistics for normalisation.
+
+    Attributes:
+        normalization: statistics with which observations and rewards are normalised; None if they
+            are not.
+    """
+
+    normalization: Normalization | None = None
+
+    def _normalization_state(self) -> dict[str, Any]:
+        """Returns the statistics, as an entry of a state."""
+        found = self.normalization
+        return {} if found is None else {_NORMALIZATION: found.state_dict()}
+
+    def _check_normalization(self, state: Mapping[str, Any]) -> None:
+        """Checks that a state has the statistics that this collector needs.
+
+        Raises:
+            KeyError: if the state has no statistics.
+            ValueError: if it has the statistics of other entries.
+        """
+        if self.normalization is not None:
+            if _NORMALIZATION not in state:
+                raise KeyError(f"state_dict has no {_NORMALIZATION!r}; it has {sorted(state)}")
+            self.normalization.check_state(state[_NORMALIZATION])
+
+    def _load_normalization(self, state: Mapping[str, Any]) -> None:
+        """Restores the entry that :meth:`_normalization_state` returned."""
+        if self.normalization is not None:
+            self.normalization.load_state_dict(state[_NORMALIZATION])
+
+
+def normalize_options(config: CollectorConfig) -> NormalizeOptions:
+    """Returns what a collector normalises, and how."""
+    observations, rewards = config.normalize_observations, config.normalize_rewards
+    return NormalizeOptions(
+        observations if isinstance(observations, NormalizeObservation) else None,
+        rewards if isinstance(rewards, NormalizeReward) else None,
+    )
+
+
+# --- in a worker
+
+
+def empty_statistics(collector: NormalizingCollector) -> Statistics:
+    """Returns the statistics of no frames, for each entry that a collector normalises."""
+    found = collector.normalization
+    return {} if found is None else found.empty()
+
+
+def load_statistics(collector: NormalizingCollector, sent: SharedStatistics | None) -> None:
+    """Replaces the statistics of a worker's collector by those that the driver sent."""
+    if collector.normalization is not None:
+        collector.normalization.load(sent)
+
+
+def pop_statistics(collector: NormalizingCollector) -> Statistics:
+    """Returns the statistics of the frames since the last call."""
+    found = collector.normalization
+    return {} if found is None else found.pop_delta()

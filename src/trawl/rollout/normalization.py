@@ -1,0 +1,326 @@
+"""Normalisation of observations and rewards: its options and its statistics."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from trawl.keys import Key, as_key, show_key
+from trawl.rollout.moments import Moments
+
+Statistics: TypeAlias = dict[Key, Moments]
+
+
+def _check_positive(name: str, value: Any) -> float:
+    number = not isinstance(value, bool) and isinstance(value, (int, float))
+    if not number or not value > 0:
+        raise ValueError(f"{name} must be a number above 0, but it is {value!r}")
+    return float(value)
+
+
+@dataclass(frozen=True, kw_only=True)
+class NormalizeObservation:
+    """Options of the collectors' ``normalize_observations``.
+
+    Each element of an observation is normalised to
+    ``(value - mean) / sqrt(variance + epsilon)``, and clipped.
+
+    Attributes:
+        keys: keys of the observations to normalise. None: all observations of floating-point
+            numbers, except values of ``info``.
+        clip: largest absolute value of a normalised element; ``math.inf`` for no limit.
+        epsilon: number that is added to the variance.
+
+    Raises:
+        ValueError: if ``clip`` or ``epsilon`` is not positive, or ``keys`` is empty.
+
+    Example:
+        >>> from trawl.collectors import Collector, NormalizeObservation
+        >>> options = NormalizeObservation(clip=5.0)
+        >>> with Collector(
+        ...     "Pendulum-v1", frames_per_batch=50, normalize_observations=options
+        ... ) as collector:
+        ...     batch = collector.next()
+        >>> bool(batch["observation"].abs().max() <= 5)
+        True
+    """
+
+    keys: Sequence[Any] | None = None
+    clip: float = 10.0
+    epsilon: float = 1e-8
+
+    def __post_init__(self) -> None:
+        _check_positive("clip", self.clip)
+        _check_positive("epsilon", self.epsilon)
+        if self.keys is not None:
+            keys = [self.keys] if isinstance(self.keys, str) else list(self.keys)
+            if not keys:
+                raise ValueError("keys must name at least one observation, but it is empty")
+            object.__setattr__(self, "keys", tuple(map(as_key, keys)))
+
+
+@dataclass(frozen=True, kw_only=True)
+class NormalizeReward:
+    """Options of the collectors' ``normalize_rewards``.
+
+    A reward is divided by ``sqrt(variance + epsilon)``, where the variance is that of the
+    discounted return, and clipped. The mean is not subtracted, so rewards keep their sign.
+
+    Attributes:
+        gamma: discount of the return, from 0 to 1.
+        clip: largest absolute value of a normalised reward; ``math.inf`` for no limit.
+        epsilon: number that is added to the variance.
+        keep_raw: True to write the rewards of the environment to ``("next", "raw_reward")``.
+
+    Raises:
+        ValueError: if a value is out of range.
+
+    Example:
+        >>> from trawl.collectors import Collector, NormalizeReward
+        >>> options = NormalizeReward(gamma=0.9, keep_raw=True)
+        >>> with Collector(
+        ...     "Pendulum-v1", frames_per_batch=50, normalize_rewards=options
+        ... ) as collector:
+        ...     batch = collector.next()
+        >>> bool((batch["next", "reward"] > batch["next", "raw_reward"]).all())
+        True
+    """
+
+    gamma: float = 0.99
+    clip: float = 10.0
+    epsilon: float = 1e-8
+    keep_raw: bool = False
+
+    def __post_init__(self) -> None:
+        _check_positive("clip", self.clip)
+        _check_positive("epsilon", self.epsilon)
+        number = not isinstance(self.gamma, bool) and isinstance(self.gamma, (int, float))
+        if not number or not 0 <= self.gamma <= 1:
+            raise ValueError(f"gamma must be a number from 0 to 1, but it is {self.gamma!r}")
+
+
+@dataclass(frozen=True)
+class NormalizeOptions:
+    """What a collector normalises, and how.
+
+    Attributes:
+        observations: options for observations; None to leave them as they are.
+        rewards: options for rewards; None to leave them as they are.
+    """
+
+    observations: NormalizeObservation | None = None
+    rewards: NormalizeReward | None = None
+
+    def __bool__(self) -> bool:
+        return self.observations is not None or self.rewards is not None
+
+    def refuse(self, why: str) -> None:
+        """Raises an error if something is to be normalised.
+
+        Args:
+            why: the reason why it can't be.
+
+        Raises:
+            ValueError: if an option is set.
+        """
+        if self:
+            name = "normalize_rewards" if self.observations is None else "normalize_observations"
+            raise ValueError(
+                f"{name} needs frames of fixed layout on the array path, but {why}: normalise in "
+                "the environment instead, for example with TorchRL's VecNormV2 (see 'Transforms' "
+                "in the documentation)"
+            )
+
+
+@dataclass(frozen=True)
+class SharedStatistics:
+    """Statistics of all workers together, which the driver sends with a request.
+
+    Attributes:
+        statistics: the statistics of each entry.
+        training: True if the worker may add its frames to them.
+    """
+
+    statistics: Statistics
+    training: bool
+
+
+class Normalization:
+    """Statistics with which a collector normalises observations and rewards.
+
+    A collector has this object as ``collector.normalization``. With workers, it holds the merged
+    statistics of the frames of all batches that were delivered or written.
+
+    Args:
+        options: what is normalised.
+        statistics: the statistics to begin with, one for each entry.
+
+    Attributes:
+        training: False to leave the statistics as they are. With workers, the change applies to
+            the batches that are requested after it.
+
+    Example:
+        >>> from trawl.collectors import Collector
+        >>> with Collector(
+        ...     "Pendulum-v1", frames_per_batch=50, normalize_observations=True
+        ... ) as collector:
+        ...     batch = collector.next()
+        ...     found = collector.normalization.observations["observation"]
+        >>> found.count, found.mean.shape, found.var.shape
+        (50, (3,), (3,))
+    """
+
+    def __init__(self, options: NormalizeOptions, statistics: Statistics) -> None:
+        self.options = options
+        self.training = True
+        self._statistics = dict(statistics)
+        # What was added since pop_delta() was called.
+        self._delta: Statistics = {}
+
+    @property
+    def observations(self) -> dict[Any, Moments]:
+        """Count, mean and variance of each observation, by key."""
+        found = self._statistics.items()
+        return {_name(key): one for key, one in found if not _is_reward(key)}
+
+    @property
+    def rewards(self) -> dict[Any, Moments]:
+        """Count, mean and variance of the discounted return, by the key of the reward."""
+        return {_name(key[1:]): one for key, one in self._statistics.items() if _is_reward(key)}
+
+    def normalize_observation(self, values: Tensor, key: Any = "observation") -> Tensor:
+        """Returns observations of the environment as the policy sees them.
+
+        Args:
+            values: observations of shape ``(*batch_size, *shape)``; they are not changed.
+            key: key of the observation.
+
+        Raises:
+            KeyError: if the collector doesn't normalise this observation.
+        """
+        options, name = self.options.observations, as_key(key)
+        if options is None or name not in self._statistics:
+            raise KeyError(
+                f"{show_key(name)} is not normalised; normalised are {list(self.observations)}"
+            )
+        mean, scale = affine(self._statistics[name], options.epsilon)
+        shift, factor = (torch.from_numpy(one).to(values) for one in (mean, scale))
+        return ((values - shift) * factor).clamp(-options.clip, options.clip)
+
+    # --- sharing
+
+    def of(self, key: Key) -> Moments:
+        """Returns the statistics of an entry."""
+        return self._statistics[key]
+
+    def merge(self, delta: Mapping[Key, Moments]) -> None:
+        """Adds the statistics of new frames, unless the statistics are frozen."""
+        if self.training:
+            self._statistics = _merged(self._statistics, delta)
+            self._delta = _merged(self._delta, delta)
+
+    def pop_delta(self) -> Statistics:
+        """Returns what was added since the last call."""
+        delta, self._delta = self._delta, {}
+        return delta
+
+    def share(self) -> SharedStatistics:
+        """Returns the statistics in the form in which they are sent."""
+        return SharedStatistics(self._statistics, self.training)
+
+    def load(self, shared: SharedStatistics | None) -> None:
+        """Replaces the statistics by those that were sent; None leaves them unchanged."""
+        if shared is not None:
+            self._statistics = {key: shared.statistics[key] for key in self._statistics}
+            self.training = shared.training
+            self._delta = {}
+
+    def frozen(self) -> SharedStatistics:
+        """Returns the present statistics, which the receiver doesn't change."""
+        return SharedStatistics(dict(self._statistics), training=False)
+
+    def empty(self) -> Statistics:
+        """Returns the statistics of no frames."""
+        found = self._statistics.items()
+        return {key: Moments.empty(one.mean.shape) for key, one in found}
+
+    # --- state
+
+    def state_dict(self) -> dict[str, Any]:
+        """Returns the statistics as numbers and tensors."""
+        found = self._statistics.items()
+        return {
+            "training": self.training,
+            "statistics": {show_key(key): one.state_dict() for key, one in found},
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restores a state that :meth:`state_dict` returned.
+
+        Raises:
+            ValueError: if the state has other entries, or entries of another shape. In this case,
+                nothing is changed.
+        """
+        self._statistics |= self._read(state)
+        self.training = bool(state["training"])
+        self._delta = {}
+
+    def check_state(self, state: Mapping[str, Any]) -> None:
+        """Raises an error if :meth:`load_state_dict` would raise one."""
+        self._read(state)
+
+    def _read(self, state: Mapping[str, Any]) -> Statistics:
+        saved, own = state["statistics"], {show_key(key): key for key in self._statistics}
+        if saved.keys() != own.keys():
+            raise ValueError(
+                f"the state has statistics of {sorted(saved)}, but the collector normalises "
+                f"{sorted(own)}: load the state into a collector that is made with the same options"
+            )
+        found = {key: Moments.from_state(saved[name]) for name, key in own.items()}
+        for key, one in found.items():
+            shape = self._statistics[key].mean.shape
+            if one.mean.shape != shape:
+                raise ValueError(
+                    f"the state has statistics of {show_key(key)} of shape {one.mean.shape}, but "
+                    f"the collector has them of shape {shape}"
+                )
+        return found
+
+    def __repr__(self) -> str:
+        counts = {show_key(key): one.count for key, one in self._statistics.items()}
+        return f"{type(self).__name__}(training={self.training}, counts={counts})"
+
+
+def affine(moments: Moments, epsilon: float) -> tuple[Any, Any]:
+    """Returns the mean to subtract and the factor to multiply with, float64."""
+    if not moments.count:
+        return np.zeros_like(moments.mean), np.ones_like(moments.mean)
+    return moments.mean, 1.0 / np.sqrt(moments.var + epsilon)
+
+
+def _merged(one: Mapping[Key, Moments], other: Mapping[Key, Moments]) -> Statistics:
+    found = dict(one)
+    for key, moments in other.items():
+        found[key] = found[key].merged(moments) if key in found else moments
+    for key, moments in other.items():
+        if not math.isfinite(float(np.sum(moments.deviations))):
+            raise ValueError(
+                f"{show_key(key)} has values that are not finite, so it can't be normalised: "
+                "replace them in the environment, for example by gymnasium.wrappers."
+                "TransformObservation or TransformReward"
+            )
+    return found
+
+
+def _is_reward(key: Key) -> bool:
+    return key[0] == "next"
+
+
+def _name(key: Key) -> Any:
+    return key[0] if len(key) == 1 else key

@@ -1,0 +1,458 @@
+"""Observations and rewards that one process normalises."""
+
+import functools
+import io
+import itertools
+
+import gymnasium
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+from gymnasium.vector import AutoresetMode, SyncVectorEnv
+from tensordict.nn import TensorDictModule
+from torch import nn
+
+from trawl.collectors import (
+    Collector,
+    Normalization,
+    NormalizeObservation,
+    NormalizeReward,
+)
+from trawl.envs import GymEnv, ParallelEnv
+
+MASK = ("collector", "mask")
+NEXT = ("next", "observation")
+REWARD = ("next", "reward")
+DONE = ("next", "done")
+
+
+class Walk(gymnasium.Env):
+    """Random steps away from 100, in episodes of random length; actions change nothing."""
+
+    observation_space = spaces.Box(-np.inf, np.inf, (2,), np.float32)
+    action_space = spaces.Box(-1.0, 1.0, (1,), np.float32)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.place = self.np_random.normal(size=2) * (1, 5) + 100
+        return self.place.astype(np.float32), {}
+
+    def step(self, action):
+        self.place = self.place + self.np_random.normal(size=2)
+        ended = bool(self.np_random.random() < 0.1)
+        return self.place.astype(np.float32), float(self.place[0] - 99), ended, False, {}
+
+
+def vector(mode, count=3):
+    return SyncVectorEnv([Walk] * count, autoreset_mode=mode)
+
+
+SOURCES = {
+    "single": lambda: Walk,
+    "list": lambda: [Walk, Walk, Walk],
+    "next_step": lambda: functools.partial(vector, AutoresetMode.NEXT_STEP),
+    "same_step": lambda: functools.partial(vector, AutoresetMode.SAME_STEP),
+    "disabled": lambda: functools.partial(vector, AutoresetMode.DISABLED),
+}
+
+
+@pytest.fixture(params=SOURCES, name="source")
+def _source(request):
+    return SOURCES[request.param]()
+
+
+def policy():
+    torch.manual_seed(0)
+    return TensorDictModule(nn.Linear(2, 1), ["observation"], ["action"])
+
+
+def collected(source, count=4, **options):
+    """Batches, with time as the first dimension and the environments as the second."""
+    options = {"frames_per_batch": 120, **options}
+    with Collector(source, policy(), **options) as collector:
+        collector.set_seed(0)
+        batches = [collector.next() for _ in range(count)]
+        found = collector.normalization
+        stats = collector.stats()
+    batches = [b[None] if b.ndim == 1 else b for b in batches]
+    return [b.transpose(0, 1) for b in batches], found, stats
+
+
+def frames(batches, key):
+    """The values of all frames, without rows that hold none."""
+    found = []
+    for batch in batches:
+        mask = batch.get(MASK, torch.ones(batch.shape, dtype=torch.bool))
+        found.append(batch[key][mask].numpy().astype(np.float64))
+    return np.concatenate(found)
+
+
+def scaled(values, mean, var, clip=10.0):
+    return np.clip((values - mean) / np.sqrt(var + 1e-8), -clip, clip)
+
+
+def test_statistics_are_those_of_all_frames(source):
+    raw, nothing, _ = collected(source)
+    _, found, _ = collected(source, normalize_observations=True)
+    assert nothing is None
+    exact, own = frames(raw, "observation"), found.observations["observation"]
+    assert own.count == len(exact)
+    np.testing.assert_allclose(own.mean, exact.mean(0), rtol=1e-10)
+    np.testing.assert_allclose(own.var, exact.var(0), rtol=1e-8)
+
+
+def test_each_value_is_normalised_once_with_the_statistics_before_it(source):
+    raw, _, _ = collected(source)
+    batches, _, _ = collected(source, normalize_observations=True)
+    for number, batch in enumerate(batches):
+        # Observations before and after a step, where the episode goes on, are the same value.
+        goes_on = ~batch[DONE][:-1, :, 0]
+        after, before = batch[NEXT][:-1], batch["observation"][1:]
+        assert torch.equal(after[goes_on], before[goes_on])
+        if number < 2:
+            continue
+        # By now, fewer frames are added in a batch than there are, so the statistics are those
+        # of all batches before.
+        seen = frames(raw[:number], "observation")
+        for key, first in (("observation", 1), (NEXT, 0)):
+            values = raw[number][key].numpy()[first:].astype(np.float64)
+            own = batch[key].numpy()[first:]
+            expected = scaled(values, seen.mean(0), seen.var(0))
+            np.testing.assert_allclose(own, expected, rtol=1e-3, atol=1e-3)
+
+
+def test_a_batch_begins_with_the_last_observations_of_the_batch_before(source):
+    batches, _, _ = collected(source, normalize_observations=True)
+    for one, other in itertools.pairwise(batches):
+        goes_on = ~one[DONE][-1, :, 0]
+        assert torch.equal(one[NEXT][-1][goes_on], other["observation"][0][goes_on])
+
+
+def test_statistics_are_brought_up_to_date_in_the_first_batch():
+    raw, _, _ = collected(Walk, 1, frames_per_batch=64)
+    (batch,), _, _ = collected(Walk, 1, frames_per_batch=64, normalize_observations=True)
+    values, own = (b["observation"][:, 0].numpy() for b in (raw[0], batch))
+    assert (own[:16] == 10).all()  # 100 without statistics, clipped
+    for first, last in ((16, 32), (32, 64)):
+        seen = values[:first].astype(np.float64)
+        expected = scaled(values[first:last], seen.mean(0), seen.var(0))
+        # The row after the last one that the statistics count has the statistics before it.
+        np.testing.assert_allclose(own[first + 1 : last], expected[1:], rtol=1e-3, atol=1e-3)
+
+
+def returns_of(rewards, done, mask, gamma):
+    found, running = [], np.zeros(rewards.shape[1])
+    for row in range(len(rewards)):
+        running = running * gamma + rewards[row]
+        found.append(running)
+        running = np.where(done[row] | ~mask[row], 0, running)
+    return np.array(found)[mask]
+
+
+def test_rewards_are_divided_by_the_deviation_of_the_discounted_return(source):
+    options = NormalizeReward(gamma=0.9, keep_raw=True)
+    raw, _, stats = collected(source)
+    batches, found, own_stats = collected(source, normalize_rewards=options)
+    rewards = np.concatenate([b[REWARD].numpy()[..., 0] for b in raw]).astype(np.float64)
+    done = np.concatenate([b[DONE].numpy()[..., 0] for b in raw])
+    mask = [b.get(MASK, torch.ones(b.shape, dtype=torch.bool)).numpy() for b in raw]
+    exact = returns_of(rewards, done, np.concatenate(mask), 0.9)
+    own = found.rewards["reward"]
+    assert own.count == len(exact)
+    np.testing.assert_allclose(own.mean, exact.mean(), rtol=1e-10)
+    np.testing.assert_allclose(own.var, exact.var(), rtol=1e-8)
+    for one, other in zip(batches, raw, strict=True):
+        assert torch.equal(one["next", "raw_reward"], other[REWARD])
+    last = batches[-1][REWARD].numpy()
+    expected = np.clip(raw[-1][REWARD].numpy() / np.sqrt(exact.var() + 1e-8), -10, 10)
+    np.testing.assert_allclose(last, expected, rtol=1e-5)
+    assert own_stats["episode_return_mean"] == stats["episode_return_mean"]
+
+
+@pytest.mark.parametrize("groups", [1, 2])
+def test_environments_in_processes_are_normalised_like_others(groups):
+    options = {"normalize_observations": True, "normalize_rewards": True, "frames_per_batch": 24}
+    expected, one, _ = collected([Walk] * 2, 3, **options)
+    found, other, _ = collected(
+        functools.partial(ParallelEnv, 2, Walk, groups=groups), 3, **options
+    )
+    own, same = (n.observations["observation"] for n in (one, other))
+    assert own.count == same.count
+    assert np.array_equal(own.mean, same.mean)
+    # In groups, the statistics don't change in the middle of a batch.
+    if groups == 1:
+        assert all((a == b).all() for a, b in zip(found, expected, strict=True))
+
+
+@pytest.mark.parametrize("options", [{}, {"compact_obs": True}, {"max_frames_per_traj": 7}])
+def test_options_can_be_combined(options):
+    plain, _, _ = collected(SOURCES["list"](), **options)
+    batches, found, _ = collected(
+        SOURCES["list"](), normalize_observations=True, normalize_rewards=True, **options
+    )
+    assert found.observations["observation"].count == sum(b.numel() for b in plain)
+    assert torch.equal(batches[-1][DONE], plain[-1][DONE])
+
+
+def test_a_frozen_normalisation_keeps_its_statistics():
+    with Collector(Walk, frames_per_batch=50, normalize_observations=True) as collector:
+        collector.set_seed(0)
+        collector.next()
+        found = collector.normalization
+        before = found.observations["observation"]
+        found.training = False
+        batch = collector.next()
+        assert found.observations["observation"] is before
+        found.training = True
+        collector.next()
+        assert found.observations["observation"].count == 100
+    assert batch["observation"].abs().max() < 10
+
+
+@pytest.mark.parametrize("seeded", [True, False], ids=["seeded", "given"])
+def test_two_equally_seeded_collectors_are_equal(seeded):
+    first = []
+    for _ in range(2):
+        with Collector(Walk, policy(), frames_per_batch=50, normalize_observations=True) as one:
+            if not seeded:
+                one.reset(seed=3)
+            one.set_seed(3)
+            first.append(one.next())
+    assert (first[0] == first[1]).all()
+
+
+def through_a_file(state):
+    file = io.BytesIO()
+    torch.save(state, file)
+    file.seek(0)
+    return torch.load(file, weights_only=True)
+
+
+def test_a_state_resumes_to_the_bit(source):
+    options = {"normalize_observations": True, "normalize_rewards": NormalizeReward(keep_raw=True)}
+    with Collector(source, policy(), frames_per_batch=60, **options) as one:
+        one.set_seed(0)
+        one.next()
+        state = through_a_file(one.state_dict())
+        expected = [one.next() for _ in range(2)]
+    with Collector(source, policy(), frames_per_batch=60, **options) as other:
+        other.load_state_dict(state)
+        found = [other.next() for _ in range(2)]
+        count = other.normalization.observations["observation"].count
+    assert all((a == b).all() for a, b in zip(found, expected, strict=True))
+    assert (
+        count
+        == sum(frames([b], REWARD).size for b in found)
+        + state["normalization"]["statistics"]["'observation'"]["count"]
+    )
+
+
+def test_a_state_right_after_a_seed_resumes_to_the_bit():
+    with Collector(Walk, policy(), frames_per_batch=60, normalize_observations=True) as one:
+        one.set_seed(0)
+        one.next()
+        one.set_seed(1)
+        state = one.state_dict()
+        expected = one.next()
+    with Collector(Walk, policy(), frames_per_batch=60, normalize_observations=True) as other:
+        other.load_state_dict(state)
+        assert (other.next() == expected).all()
+
+
+def test_a_state_without_statistics_is_refused():
+    with (
+        Collector(Walk, frames_per_batch=10) as one,
+        Collector(Walk, frames_per_batch=10, normalize_observations=True) as other,
+        Collector(Walk, frames_per_batch=10, normalize_rewards=True) as third,
+    ):
+        with pytest.raises(KeyError, match="no 'normalization'"):
+            other.load_state_dict(one.state_dict())
+        with pytest.raises(ValueError, match="normalises"):
+            other.load_state_dict(third.state_dict())
+
+
+def test_single_steps_are_normalised_for_a_buffer():
+    rows = []
+
+    class Buffer:
+        def add(self, frame):
+            rows.append(frame.clone())
+
+    with Collector(
+        Walk,
+        frames_per_batch=30,
+        total_frames=60,
+        replay_buffer=Buffer(),
+        extend_buffer=False,
+        normalize_observations=True,
+    ) as collector:
+        for _ in collector:
+            pass
+        assert collector.normalization.observations["observation"].count == 60
+    assert len(rows) == 60
+    assert rows[-1]["observation"].abs().max() < 10
+
+
+def test_an_interrupted_batch_counts_the_steps_that_were_taken():
+    calls = iter([False] * 11 + [True] + [False] * 200)
+    with Collector(
+        Walk,
+        policy(),
+        frames_per_batch=50,
+        interruptor=lambda: next(calls),
+        normalize_observations=True,
+    ) as collector:
+        collector.set_seed(0)
+        first, second = collector.next(), collector.next()
+        count = collector.normalization.observations["observation"].count
+    assert count == 12 + 50
+    assert torch.equal(first[NEXT][11], second["observation"][0]) or bool(first[DONE][11])
+
+
+class Failing(Walk):
+    """Fails at its 25th step."""
+
+    steps = 0
+
+    def step(self, action):
+        type(self).steps += 1
+        if type(self).steps == 25:
+            raise OSError("it broke")
+        return super().step(action)
+
+
+@pytest.mark.filterwarnings("ignore:.*it broke:RuntimeWarning")
+def test_a_failed_step_does_not_count():
+    Failing.steps = 0
+    with Collector(
+        Failing, policy(), frames_per_batch=50, on_env_error="restart", normalize_observations=True
+    ) as collector:
+        batch = collector.next()
+        assert collector.normalization.observations["observation"].count == 49
+    assert int(batch[MASK].sum()) == 49
+
+
+class Pair(gymnasium.Env):
+    """A dictionary of numbers, images and a choice."""
+
+    observation_space = spaces.Dict(
+        a=spaces.Box(-1, 1, (2,), np.float64),
+        image=spaces.Box(0, 255, (2, 2), np.uint8),
+        inner=spaces.Dict(b=spaces.Box(-1, 1, (), np.float32)),
+    )
+    action_space = spaces.Discrete(2)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.observation_space.seed(0)
+        return self.observation_space.sample(), {"value": np.float32(3)}
+
+    def step(self, action):
+        return self.observation_space.sample(), 1.0, False, False, {"value": np.float32(3)}
+
+
+def test_all_floating_point_observations_are_normalised():
+    env = GymEnv(Pair(), info_keys=["value"])
+    with Collector(env, frames_per_batch=100, normalize_observations=True) as collector:
+        batch = [collector.next() for _ in range(2)][-1]
+        found = collector.normalization.observations
+    assert set(found) == {"a", ("inner", "b")}
+    assert found["inner", "b"].mean.shape == (1,)
+    assert batch["a"].dtype == torch.float64
+    assert abs(float(batch["a"].std()) - 1) < 0.2
+    assert batch["image"].dtype == torch.uint8
+    assert (batch["info", "value"] == 3).all()
+
+
+def test_keys_choose_observations():
+    chosen = NormalizeObservation(keys=[("inner", "b")], clip=0.5)
+    with Collector(Pair, frames_per_batch=50, normalize_observations=chosen) as collector:
+        batch = [collector.next() for _ in range(2)][-1]
+        assert list(collector.normalization.observations) == [("inner", "b")]
+    assert batch["inner", "b"].abs().max() == 0.5
+    assert batch["a"].abs().max() <= 1
+
+
+def test_the_statistics_normalise_other_observations():
+    with Collector(Walk, frames_per_batch=64, normalize_observations=True) as collector:
+        collector.next()
+        found = collector.normalization
+    values = torch.tensor([[100.0, 90.0]])
+    own = found.observations["observation"]
+    np.testing.assert_allclose(
+        found.normalize_observation(values), scaled(values.numpy(), own.mean, own.var), rtol=1e-5
+    )
+    assert values.tolist() == [[100, 90]]
+    with pytest.raises(KeyError, match="'other' is not normalised"):
+        found.normalize_observation(values, "other")
+    assert "observation" in repr(found)
+    assert isinstance(found, Normalization)
+
+
+# --- errors
+
+
+@pytest.mark.parametrize(
+    ("kind", "options", "text"),
+    [
+        (NormalizeObservation, {"clip": 0}, "clip must be a number above 0, but it is 0"),
+        (NormalizeObservation, {"epsilon": -1.0}, "epsilon must be a number above 0"),
+        (NormalizeObservation, {"keys": []}, "keys must name at least one"),
+        (NormalizeReward, {"gamma": 1.5}, "gamma must be a number from 0 to 1, but it is 1.5"),
+        (NormalizeReward, {"clip": "10"}, "clip must be a number above 0, but it is '10'"),
+    ],
+)
+def test_bad_options_are_refused(kind, options, text):
+    with pytest.raises(ValueError, match=text):
+        kind(**options)
+
+
+@pytest.mark.parametrize(
+    ("source", "options", "error", "text"),
+    [
+        (Walk, {"normalize_observations": 3}, TypeError, "True, False or a NormalizeObservation"),
+        (Walk, {"normalize_rewards": NormalizeObservation()}, TypeError, "NormalizeReward"),
+        (
+            Pair,
+            {"normalize_observations": NormalizeObservation(keys=["x"])},
+            KeyError,
+            "the key 'x', but the observations are",
+        ),
+        (
+            Pair,
+            {"normalize_observations": NormalizeObservation(keys="image")},
+            ValueError,
+            "'image', but its dtype is torch.uint8",
+        ),
+        ("FrozenLake-v1", {"normalize_observations": True}, ValueError, "floating-point numbers"),
+    ],
+)
+def test_mistakes_are_named(source, options, error, text):
+    with pytest.raises(error, match=text):
+        Collector(source, frames_per_batch=10, **options)
+
+
+def test_an_environment_of_torchrl_is_refused():
+    from torchrl.envs import GymEnv as TorchRLGymEnv
+
+    with pytest.raises(ValueError, match=r"is not a Gymnasium environment.*VecNorm"):
+        Collector(
+            lambda: TorchRLGymEnv("Pendulum-v1"), frames_per_batch=10, normalize_observations=True
+        )
+
+
+class Broken(Walk):
+    """Returns an infinite observation and reward."""
+
+    def step(self, action):
+        return np.array([np.inf, 0], np.float32), np.inf, False, False, {}
+
+
+@pytest.mark.parametrize("name", ["normalize_observations", "normalize_rewards"])
+def test_infinite_values_are_an_error(name):
+    with (
+        Collector(Broken, frames_per_batch=10, **{name: True}) as collector,
+        pytest.raises(ValueError, match="values that are not finite, so it can't be normalised"),
+    ):
+        collector.next()

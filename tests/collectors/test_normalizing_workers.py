@@ -1,0 +1,228 @@
+"""Statistics for normalisation that all workers share."""
+
+import io
+
+import numpy as np
+import pytest
+import torch
+from multi_parts import CLASSES
+from tensordict import TensorDict
+from tensordict.nn import TensorDictModule
+from torch import nn
+
+from trawl.backends import InlineBackend
+from trawl.collectors import (
+    Collector,
+    MultiAsyncCollector,
+    MultiSyncCollector,
+    NormalizeObservation,
+    NormalizeReward,
+)
+from trawl.rollout.moments import Moments
+
+REWARD = ("next", "reward")
+OPTIONS = {"normalize_observations": True, "normalize_rewards": NormalizeReward(keep_raw=True)}
+
+
+def policy():
+    torch.manual_seed(0)
+    return TensorDictModule(nn.Linear(3, 1), ["observation"], ["action"])
+
+
+def make(cls=MultiSyncCollector, workers=2, method="inline", **options):
+    """A collector; with the method ``"messages"``, workers share no memory with their driver."""
+    if method == "messages":
+        method = "inline"
+        cls = type(cls.__name__, (cls,), {"_new_backend": lambda self: InlineBackend(False)})
+    options = {"frames_per_batch": 80, "max_frames_per_traj": 30, **OPTIONS, **options}
+    return cls(["Pendulum-v1"] * workers, policy(), start_method=method, **options)
+
+
+def batches(collector, count):
+    return [collector.next().clone() for _ in range(count)]
+
+
+def equal(one, other):
+    return all(bool((a == b).all()) for a, b in zip(one, other, strict=True))
+
+
+def close(found, expected):
+    assert found.count == expected.count
+    np.testing.assert_allclose(found.mean, expected.mean, rtol=1e-9, atol=1e-9)
+    np.testing.assert_allclose(found.var, expected.var, rtol=1e-9)
+
+
+@pytest.mark.parametrize("cls", CLASSES, ids=["sync", "async"])
+@pytest.mark.parametrize("method", ["inline", "messages"])
+def test_statistics_are_those_of_the_frames_of_all_workers(cls, method):
+    plain = {"normalize_observations": False, "normalize_rewards": False}
+    # Random actions don't depend on observations, so both collect the same frames.
+    options = {"init_random_frames": 10**6, "method": method}
+    with make(cls, **plain, **options) as collector:
+        collector.set_seed(0)
+        assert collector.normalization is None
+        raw = batches(collector, 9)
+    with make(cls, **options) as collector:
+        collector.set_seed(0)
+        found = collector.normalization
+        assert found.observations["observation"].count == 0
+        own = batches(collector, 9)
+        assert found.observations["observation"].count == sum(b.numel() for b in own)
+    if cls is MultiSyncCollector:
+        seen = torch.cat([b["observation"].reshape(-1, 3) for b in raw]).numpy()
+        close(found.observations["observation"], Moments.of(seen))
+        assert all(
+            torch.equal(a["next", "raw_reward"], b[REWARD]) for a, b in zip(own, raw, strict=True)
+        )
+    # Later batches are normalised.
+    assert own[-1]["observation"].abs().max() < 5
+
+
+@pytest.mark.parametrize("prefetch", [0, 1])
+@pytest.mark.parametrize("method", ["messages", "forkserver"])
+def test_one_seed_gives_equal_batches_everywhere(method, prefetch):
+    found = []
+    for how in ("inline", method):
+        with make(method=how, prefetch=prefetch, total_frames=320) as collector:
+            collector.set_seed(3)
+            found.append(list(collector))
+    assert len(found[0]) == 4
+    assert equal(*found)
+
+
+def test_all_workers_begin_a_batch_with_the_same_statistics():
+    with make(frames_per_batch=64, max_frames_per_traj=None) as collector:
+        collector.set_seed(0)
+        for number in range(3):
+            batch = collector.next()
+            shared = collector.normalization.observations["observation"]
+            assert shared.count == 64 * (number + 1)
+        frozen = collector.normalization.frozen().statistics["observation",]
+        collector.normalization.training = False
+        batch = collector.next()
+        # Pendulum's cosine and sine: normalised by the same numbers, their squares add up to 1.
+        own = batch["observation"][..., 1:, :2].double().numpy()
+        scale = np.sqrt(frozen.var[:2] + 1e-8)
+        squares = np.square(own * scale + frozen.mean[:2]).sum(-1)
+    np.testing.assert_allclose(squares, 1, atol=1e-4)
+
+
+@pytest.mark.parametrize("cls", CLASSES, ids=["sync", "async"])
+def test_frozen_statistics_stay_as_they_are(cls):
+    with make(cls) as collector:
+        collector.next()
+        found = collector.normalization
+        found.training = False
+        before = found.observations["observation"]
+        batches(collector, 6)
+        assert found.observations["observation"] is before
+
+
+def through_a_file(state):
+    file = io.BytesIO()
+    torch.save(state, file)
+    file.seek(0)
+    return torch.load(file, weights_only=True)
+
+
+@pytest.mark.parametrize("options", [{}, {"prefetch": 1}], ids=["plain", "prefetch"])
+def test_a_state_resumes_to_the_bit(options):
+    with make(**options) as one:
+        one.set_seed(0)
+        batches(one, 2)
+        state = through_a_file(one.state_dict())
+        expected = batches(one, 2)
+        last = one.normalization.state_dict()
+    with make(**options) as other:
+        other.load_state_dict(state)
+        assert equal(batches(other, 2), expected)
+        again = other.normalization.state_dict()
+    assert state["normalization"]["statistics"]["'observation'"]["count"] == 160
+    assert (TensorDict(last["statistics"]) == TensorDict(again["statistics"])).all()
+
+
+def test_finished_batches_of_a_state_are_counted_when_they_are_delivered():
+    with make(MultiAsyncCollector) as one:
+        one.set_seed(0)
+        one.next()
+        state = through_a_file(one.state_dict())
+        counted = one.normalization.observations["observation"].count
+    assert counted == 80
+    assert state["finished"]
+    with make(MultiAsyncCollector) as other:
+        other.load_state_dict(state)
+        delivered = sum(b.numel() for b in batches(other, 5))
+        assert other.normalization.observations["observation"].count == counted + delivered
+
+
+def test_a_state_of_other_statistics_is_refused():
+    with make(normalize_rewards=False) as one, make() as other:
+        with pytest.raises(ValueError, match="has statistics of"):
+            other.load_state_dict(one.state_dict())
+        assert other.next() is not None
+
+
+def test_a_checkpoint_holds_the_statistics(tmp_path):
+    with make() as one:
+        one.set_seed(0)
+        one.next()
+        one.checkpoint(tmp_path)
+        expected = one.next().clone()
+    with make() as other:
+        assert other.load_checkpoint(tmp_path)
+        assert equal([other.next()], [expected])
+
+
+class Buffer:
+    """Keeps what is written to it."""
+
+    def __init__(self):
+        self.batches = []
+
+    def extend(self, batch):
+        self.batches.append(batch.clone())
+
+
+@pytest.mark.parametrize("cls", CLASSES, ids=["sync", "async"])
+def test_batches_for_a_buffer_are_normalised(cls):
+    buffer = Buffer()
+    with make(cls, total_frames=320, replay_buffer=buffer) as collector:
+        for _ in collector:
+            pass
+        assert collector.normalization.observations["observation"].count == 320
+    assert sum(b.numel() for b in buffer.batches) == 320
+
+
+def test_returns_in_the_statistics_are_those_of_the_environment():
+    with make(total_frames=320) as collector:
+        raw = [b["next", "raw_reward"].reshape(2, -1) for b in collector]
+        mean = collector.stats()["episode_return_mean"]
+    whole = torch.cat(raw, -1)[:, : 160 // 30 * 30].reshape(-1, 30).sum(-1)
+    assert mean == pytest.approx(float(whole.mean()), rel=1e-5)
+
+
+def test_a_growing_collector_and_lists_of_keys():
+    chosen = NormalizeObservation(keys=["observation"])
+    with make(normalize_observations=chosen, workers=3, frames_per_batch=90) as collector:
+        collector.next()
+        assert collector.normalization.observations["observation"].count == 90
+
+
+def test_an_error_of_a_worker_names_the_mistake():
+    with pytest.raises(KeyError, match="the key 'x', but the observations are"):
+        make(normalize_observations=NormalizeObservation(keys=["x"]))
+
+
+def test_a_collector_that_overrides_rollout_shares_its_statistics():
+    with make(collector_class=Twice, frames_per_batch=80) as collector:
+        batch = collector.next()
+        # The frames that it drops were seen, too.
+        assert collector.normalization.observations["observation"].count == 2 * batch.numel()
+
+
+class Twice(Collector):
+    """Drops every second batch."""
+
+    def rollout(self):
+        super().rollout()
+        return super().rollout()
