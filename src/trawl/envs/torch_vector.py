@@ -57,6 +57,8 @@ class TorchVectorEnv(TensorEnv):
         [[False, True], [False, True], [False, True]]
     """
 
+    state_names = ("_shown", "_ended")
+
     def __init__(
         self,
         env: Any,
