@@ -38,6 +38,7 @@ from trawl.envs.build import check_rebuildable
 from trawl.envs.frame_stack import as_frame_stack
 from trawl.envs.seeding import check_seed, derive
 from trawl.envs.serial import build_env
+from trawl.envs.tensor_env import TensorEnv
 from trawl.paths import get_path
 from trawl.rollout.batch_writer import BatchOptions
 from trawl.rollout.env_restarts import EnvRestarts
@@ -145,6 +146,9 @@ class Collector(ResumableCollector):
         config = self.config
         if env_device is not None:
             self.env = self.env.to(env_device)
+        if storing_device is None and isinstance(self.env, TensorEnv):
+            # All entries of its batches are on its device, wherever the policy is.
+            storing_device = self.env.device
         self.env_device = env_device if env_device is not None else self.env.device
         self.policy_device, self.storing_device = policy_device, storing_device
         self._build_policy(policy)
@@ -312,7 +316,9 @@ class Collector(ResumableCollector):
             following = self.env.set_seed(seed, static_seed=static_seed)
             rebuilds = 0 if self._restarts is None else self._restarts.count
             self._seed = (seed, static_seed, rebuilds)
-            self._rollout.stream = RandomStream(derive(seed, "policy"), self.policy_device)
+            self._rollout.stream = RandomStream(
+                derive(seed, "policy"), self._rollout.generator_device
+            )
             self._restart()
         return int(following)
 

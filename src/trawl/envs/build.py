@@ -21,7 +21,7 @@ from trawl.envs.ids import make_other
 from trawl.envs.jax_functions import is_jax
 from trawl.envs.pettingzoo import PettingZooEnv
 from trawl.envs.seeding import derive
-from trawl.envs.torch_vector import TorchVectorEnv, returns_tensors
+from trawl.envs.torch_vector import as_torch_vector, may_return_tensors
 from trawl.envs.types import is_list
 from trawl.envs.vector import is_vector_env
 from trawl.envs.vmas_env import VmasEnv, is_vmas
@@ -69,7 +69,8 @@ def _adapted(env: Any) -> Any:
         return PettingZooEnv(env)
     if is_vmas(env):
         return VmasEnv(env)
-    return TorchVectorEnv(env) if returns_tensors(env) else GymEnv(env)
+    torch_vector = as_torch_vector(env)
+    return GymEnv(env) if torch_vector is None else torch_vector
 
 
 def refuse_policy(source: Any, name: str = "create_env_fn") -> None:
@@ -211,7 +212,7 @@ def is_env(env: object) -> bool:
         or isinstance(env, gymnasium.Env)
         or is_vector_env(env)
         or is_dm_env(env)
-        or returns_tensors(env)
+        or may_return_tensors(env)
         or is_vmas(env)
         or is_pettingzoo(env)
     )

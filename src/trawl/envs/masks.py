@@ -66,7 +66,8 @@ def masked_rand(spec: Any, mask: Tensor) -> Tensor:
     """
     rows = mask.reshape(-1, mask.shape[-1])
     if isinstance(spec, Binary):
-        drawn = torch.where(rows == 2, torch.randint(0, 2, rows.shape), rows)
+        bits = torch.randint(0, 2, rows.shape, device=rows.device)
+        drawn = torch.where(rows == 2, bits, rows)
         return drawn.reshape(spec.shape).to(spec.dtype).to(spec.device)
     sizes = choices(spec) or []
     indices = [_choose(part) for part in rows.split(sizes, -1)]
@@ -78,9 +79,12 @@ def masked_rand(spec: Any, mask: Tensor) -> Tensor:
 
 def _choose(allowed: Tensor) -> Tensor:
     """Draws an allowed value for each row; returns the indices, of shape ``(rows, 1)``."""
-    weights = (allowed != 0).to(torch.float64).cpu()
+    weights = (allowed != 0).to(torch.float64)
     weights[:, 0] += weights.sum(-1) == 0
-    return torch.multinomial(weights, 1)
+    if weights.device.type == "cpu":
+        return torch.multinomial(weights, 1)
+    # On a GPU, multinomial() would wait for a check of the weights. A race of clocks draws alike.
+    return (weights / torch.empty_like(weights).exponential_()).argmax(-1, keepdim=True)
 
 
 def rand_actions(

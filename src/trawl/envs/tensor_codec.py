@@ -57,7 +57,7 @@ class TensorCodec:
         self._root = root
         self._device = device
         self._num_envs = num_envs
-        self._encoders = [_encoder(leaf) for leaf in self.leaves]
+        self._encoders = [_encoder(leaf, device) for leaf in self.leaves]
         self._decoders = [_decoder(leaf, device) for leaf in self.leaves]
         # Shape and dtype of each leaf as the environment returned it first.
         self._seen: list[tuple[torch.Size, torch.dtype]] = []
@@ -165,7 +165,7 @@ def _outline(sample: Any) -> str:
     return type(sample).__name__
 
 
-def _encoder(leaf: SpaceLeaf) -> Convert | None:
+def _encoder(leaf: SpaceLeaf, device: torch.device) -> Convert | None:
     space, spec = leaf.space, leaf.spec
     if isinstance(space, spaces.Discrete):
         start, n = int(space.start), int(space.n)
@@ -176,8 +176,9 @@ def _encoder(leaf: SpaceLeaf) -> Convert | None:
         starts = [int(one) for one in np.asarray(space.start).flatten()]
         shape = space.shape
         if isinstance(spec, MultiCategorical):
-            offset = torch.tensor(starts).reshape(shape)
-            return lambda value: value - offset.to(value.device)
+            # Made once: a copy from the host in each step would wait for the device.
+            offset = torch.tensor(starts, device=device).reshape(shape)
+            return lambda value: value - offset
         sizes = [int(n) for n in np.asarray(space.nvec).flatten()]
 
         def encode(value: Tensor) -> Tensor:
@@ -200,7 +201,6 @@ def _decoder(leaf: SpaceLeaf, device: torch.device) -> Convert:
         return lambda value: value.argmax(-1) + start
     if isinstance(space, spaces.MultiDiscrete):
         shape = space.shape
-        # Made once: a copy from the host in each step would wait for the device.
         starts = torch.as_tensor(np.asarray(space.start, np.int64), device=device)
         if isinstance(spec, MultiCategorical):
             return lambda value: value + starts

@@ -15,7 +15,7 @@ None of them except the last waits for the device, unless the environment does.
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -25,6 +25,7 @@ from torch import Tensor
 from typing_extensions import override
 
 from trawl.envs.base import TensorDictEnv
+from trawl.envs.capture.objects import ObjectGraph
 from trawl.envs.seeding import check_seed, next_seed
 from trawl.envs.vector import VectorAdapter
 from trawl.keys import Key, as_key, show_key
@@ -74,7 +75,14 @@ class TensorEnv(TensorDictEnv):
         skips: True if some steps are only resets.
         agents: number of agents by the key of their group, if there are groups of agents. The
             entries of a group have a dimension for its agents after those of the batch.
+        env: the environment of the other library, whose state can be captured if it, or an object
+            in it, has methods ``get_state()`` and ``set_state(state)``, or if all its attributes
+            are tensors, numbers and objects of these (see :mod:`trawl.envs.capture.objects`).
+        state_names: names of the attributes of the subclass that belong to its state.
     """
+
+    env: Any
+    state_names: Sequence[str] = ()
 
     home: torch.device
     observation_keys: list[Key]
@@ -187,6 +195,30 @@ class TensorEnv(TensorDictEnv):
         self.full_observation_spec = self.full_observation_spec.to(self.home)
         self.full_action_spec = self.full_action_spec.to(self.home)
         return self
+
+    # --- the state of the environment
+
+    @property
+    def _graph(self) -> ObjectGraph:
+        return ObjectGraph(self.env, self, ("_seed", *self.state_names))
+
+    @property
+    @override
+    def state_methods(self) -> list[str]:
+        return [self._graph.way] * self.batch_size.numel()
+
+    @override
+    def capture(self) -> dict[str, Any]:
+        return self._graph.capture()
+
+    @override
+    def check_state(self, state: Mapping[str, Any]) -> None:
+        self._graph.check(state)
+
+    @override
+    def restore(self, state: Mapping[str, Any], trust: bool = False) -> None:
+        self._last = None
+        self._graph.restore(state)
 
     @property
     @override

@@ -6,7 +6,13 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
-from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
+from gymnasium.vector import (
+    AsyncVectorEnv,
+    AutoresetMode,
+    SyncVectorEnv,
+    VectorEnv,
+    VectorWrapper,
+)
 from torch import Tensor
 from typing_extensions import override
 
@@ -18,6 +24,8 @@ from trawl.envs.vector import is_envpool
 
 _API = ("num_envs", "single_observation_space", "single_action_space", "reset", "step")
 _FINAL = ("final_obs", "final_observation")
+# Objects that an environment of torch tensors is likely to have.
+_TORCH = (Tensor, torch.device, torch.Generator, torch.nn.Module)
 #: Option of ``reset`` that selects the environments of a partial reset.
 _PARTIAL = {"mask": "reset_mask", "ids": "env_idx"}
 
@@ -57,6 +65,8 @@ class TorchVectorEnv(TensorEnv):
         [[False, True], [False, True], [False, True]]
     """
 
+    state_names = ("_shown", "_ended")
+
     def __init__(
         self,
         env: Any,
@@ -68,6 +78,18 @@ class TorchVectorEnv(TensorEnv):
     ) -> None:
         _check_api(env)
         self.env = env
+        self._first: Any = None
+        place = declared_device(env) if device is None else torch.device(device)
+        if place is None:
+            # The first batch begins with this reset.
+            self._first = env.reset()
+            place = _device_of(self._first[0])
+            if place is None:
+                raise NoTensors(
+                    f"the reset of {type(env).__name__} must return torch tensors, but it returned "
+                    f"{type(self._first[0]).__name__}: use GymEnv for an environment that returns "
+                    "numpy arrays"
+                )
         self.mode = _mode_of(env, autoreset_mode)
         if partial_reset is None and self.mode is AutoresetMode.DISABLED:
             partial_reset = "mask"
@@ -80,11 +102,6 @@ class TorchVectorEnv(TensorEnv):
         self.skips = self.mode is AutoresetMode.NEXT_STEP
         count = int(env.num_envs)
         self.batch_size = torch.Size([count])
-        self._first: Any = None
-        place = declared_device(env) if device is None else torch.device(device)
-        if place is None:
-            self._first = env.reset()
-            place = _device_of(self._first[0])
         self.home = _indexed(place)
         # On the CPU, TensorDicts have no device, as those of other environments.
         self.device = None if self.home.type == "cpu" else self.home
@@ -230,11 +247,39 @@ class TorchVectorEnv(TensorEnv):
         self.env.close()
 
 
-def returns_tensors(env: Any) -> bool:
-    """Returns True if ``env`` is a vector environment that states a torch device for its data."""
+class NoTensors(TypeError):
+    """Raised if the reset of an environment returns no tensor."""
+
+
+def may_return_tensors(env: Any) -> bool:
+    """Returns True if ``env`` is a vector environment whose data may be tensors.
+
+    That is the case if it states a torch device, if it isn't a ``VectorEnv`` of Gymnasium, or if it
+    has an object of torch among its attributes. Only a reset tells for certain.
+    """
     if isinstance(env, (type, SyncVectorEnv, AsyncVectorEnv)) or is_envpool(env):
         return False
-    return all(hasattr(env, name) for name in _API) and declared_device(env) is not None
+    if not all(hasattr(env, name) for name in _API):
+        return False
+    if declared_device(env) is not None or not isinstance(env, VectorEnv):
+        return True
+    layers = [env]
+    while isinstance(layers[-1], VectorWrapper):
+        layers.append(layers[-1].env)
+    values = [value for layer in layers for value in getattr(layer, "__dict__", {}).values()]
+    return any(isinstance(value, _TORCH) for value in values)
+
+
+def as_torch_vector(env: Any) -> TorchVectorEnv | None:
+    """Returns the adapter of a vector environment whose data are tensors, or None for others."""
+    if not may_return_tensors(env):
+        return None
+    try:
+        return TorchVectorEnv(env)
+    except NoTensors:
+        if isinstance(env, VectorEnv):
+            return None
+        raise
 
 
 def declared_device(env: Any) -> torch.device | None:
@@ -262,20 +307,14 @@ def _indexed(place: torch.device) -> torch.device:
     return torch.empty(0, device=place).device
 
 
-def _device_of(obs: Any) -> torch.device:
+def _device_of(obs: Any) -> torch.device | None:
+    """Returns the device of the first tensor in an observation; None if there is none."""
     if isinstance(obs, Tensor):
         return obs.device
-    parts: Iterable[Any] = ()
-    if isinstance(obs, Mapping):
-        parts = obs.values()
-    elif isinstance(obs, tuple):
+    parts: Iterable[Any] = obs.values() if isinstance(obs, Mapping) else ()
+    if isinstance(obs, tuple):
         parts = obs
-    for part in parts:
-        return _device_of(part)
-    raise TypeError(
-        f"the environment's reset must return torch tensors, but it returned {type(obs).__name__}: "
-        "use GymEnv for an environment that returns numpy arrays"
-    )
+    return next((place for place in map(_device_of, parts) if place is not None), None)
 
 
 def _check_api(env: Any) -> None:
@@ -289,12 +328,20 @@ def _check_api(env: Any) -> None:
 
 def _mode_of(env: Any, given: AutoresetMode | str | None) -> AutoresetMode:
     modes = [mode.value for mode in AutoresetMode]
-    if given is None and not (hasattr(env, "metadata") and hasattr(env, "unwrapped")):
-        raise ValueError(
-            f"{env!r} doesn't state when it resets its environments: pass autoreset_mode, one of "
-            f"{modes}, to TorchVectorEnv"
-        )
-    return declared_mode(env) if given is None else _as_mode(given, modes)
+    if given is not None:
+        return _as_mode(given, modes)
+    unknown: Exception | None = None
+    if hasattr(env, "metadata") and hasattr(env, "unwrapped"):
+        try:
+            return declared_mode(env)
+        except ValueError as error:
+            if "autoreset_mode" in env.metadata:
+                raise
+            unknown = error
+    raise ValueError(
+        f"{env!r} doesn't state when it resets its environments: pass autoreset_mode, one of "
+        f"{modes}, to TorchVectorEnv"
+    ) from unknown
 
 
 def _as_mode(given: AutoresetMode | str, modes: list[str]) -> AutoresetMode:

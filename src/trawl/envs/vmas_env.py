@@ -41,6 +41,7 @@ class VmasEnv(TensorEnv):
     """
 
     can_restart = True
+    state_names = ("_begun", "_shown", "random_state")
 
     def __init__(self, env: Any) -> None:
         self.env = env
@@ -58,6 +59,7 @@ class VmasEnv(TensorEnv):
         self._none = torch.zeros(count, dtype=torch.bool, device=self.home)
         # The reset tells which entries info has.
         self._begun: list[Tensor] | None = None
+        self._shown: list[Tensor] = []
         self._info: list[list[str]] = []
         self._begin_all()
         self._make_specs()
@@ -119,6 +121,16 @@ class VmasEnv(TensorEnv):
     @override
     def name(self) -> str:
         return f"vmas {type(self.env.scenario).__module__.rpartition('.')[2]}"
+
+    @property
+    def random_state(self) -> list[Any]:
+        """States of the generators from which all environments of VMAS in a process draw."""
+        return list(self.env.vmas_random_state)
+
+    @random_state.setter
+    def random_state(self, states: list[Any]) -> None:
+        # The methods of VMAS refer to this list.
+        self.env.vmas_random_state[:] = states
 
     # --- what the loop calls
 

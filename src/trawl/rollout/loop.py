@@ -93,6 +93,14 @@ class Rollout:
         """The environment, which may be replaced after a failure."""
         return self.writer.env
 
+    @property
+    def generator_device(self) -> torch.device | None:
+        """Device, besides the CPU, from whose generator the policy or the environment draws."""
+        policy = self.writer.policy.device
+        if isinstance(self.env, TensorEnv) and (policy is None or policy.type != "cuda"):
+            return self.env.device
+        return policy
+
     def limit(self, frames: float) -> None:
         """Sets the number of frames that are still wanted, before a batch is filled.
 
@@ -249,7 +257,7 @@ class Rollout:
     def state_dict(self) -> dict[str, Any]:
         """Returns what the next batch depends on, except environments and weights."""
         own = self.stream
-        random = global_state(self.writer.policy.device) if own is None else own.state_dict()
+        random = global_state(self.generator_device) if own is None else own.state_dict()
         return {
             "writer": self.writer.state_dict(),
             "random": random,
@@ -271,7 +279,7 @@ class Rollout:
 
         If the collector was not seeded, it draws from the global generators, which are restored.
         """
-        device = self.writer.policy.device
+        device = self.generator_device
         if not state["own_stream"]:
             self.stream = None
             set_global_state(state["random"], device)

@@ -89,7 +89,9 @@ class TensorPolicyBinder:
         policy = self._policy
         if policy.is_elsewhere(self._env.home):
             device = policy.device
-            return lambda row: row.to(device, non_blocking=True)
+            # A copy to the CPU must be complete before the policy reads it.
+            to_gpu = device is not None and device.type == "cuda"
+            return lambda row: row.to(device, non_blocking=to_gpu)
         # Its memory row is written after the call, so a policy must not keep or return it.
         if self._leaves.memories or not policy.leaves_inputs_alone:
             return torch.clone

@@ -89,7 +89,7 @@ class Encoder:
             self._look_at(owner)
             return {}
         found = {}
-        constant = _CONSTANT | _FACTORIES if isinstance(owner, SyncVectorEnv) else _CONSTANT
+        constant = constant_names(owner)
         # Sorted, because environments may set attributes in different orders.
         for name, value in sorted(_attributes(owner).items()):
             if name in skip or name in constant or self.is_fixed(value):
@@ -213,6 +213,11 @@ class Encoder:
 
     def _looked_at(self, values: Iterable[Any]) -> Iterable[Any]:
         return islice(values, _LOOKED_AT) if self.looks_only else values
+
+
+def constant_names(owner: Any) -> frozenset[str]:
+    """Returns the names of the attributes of an object that never change."""
+    return _CONSTANT | _FACTORIES if isinstance(owner, SyncVectorEnv) else _CONSTANT
 
 
 def has_children(generator: np.random.Generator) -> bool:

@@ -1,0 +1,210 @@
+"""States of collectors whose environments have torch tensors as data."""
+
+import io
+import threading
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from gymnasium.spaces import Box
+from gymnasium.vector import AutoresetMode
+from tensordict import TensorDictBase
+from tensordict.nn import TensorDictModule
+from torch import Tensor, nn
+
+from trawl.collectors import Collector
+from trawl.envs import TorchVectorEnv
+from trawl.errors import EnvStateError
+from trawl.testing import NumberedTorchEnv
+
+COUNT = 3
+
+
+class Body:
+    """Part of a simulator, which refers to the whole."""
+
+    def __init__(self, world: Any) -> None:
+        self.world = world
+        self.place = torch.zeros(COUNT, 2)
+        # The first numbers of each row, in the same memory.
+        self.first = self.place[:, 0]
+
+
+class Drawing:
+    """Simulator that draws from a generator of its own, with objects inside."""
+
+    num_envs = COUNT
+    device = torch.device("cpu")
+    metadata = {"autoreset_mode": AutoresetMode.SAME_STEP}  # noqa: RUF012 - as Gymnasium
+    single_observation_space = Box(-float("inf"), float("inf"), (2,))
+    single_action_space = Box(-1, 1, (2,))
+
+    def __init__(self, start: int = 0) -> None:
+        self.unwrapped = self
+        self.generator = torch.Generator().manual_seed(start)
+        self.bodies = [Body(self), Body(self)]
+        self.touching = {*self.bodies, Body, None}
+        self.names = {"a": 1, 3: None}
+        self.last: Tensor | None = None
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Tensor, Any]:
+        if seed is not None:
+            self.generator.manual_seed(seed)
+        self.age = torch.arange(COUNT)
+        for body in self.bodies:
+            body.place.normal_(generator=self.generator)
+        return self.bodies[0].place, {}
+
+    def step(self, action: Tensor) -> tuple[Any, ...]:
+        one, other = self.bodies
+        one.place += torch.randn(COUNT, 2, generator=self.generator) + other.place + action
+        one.first.mul_(0.5)
+        self.last = final = one.place.clone()
+        self.age = self.age + 1
+        ended = self.age % 7 == 0
+        one.place[ended] = 0
+        return one.place, final[:, 0], ended, ended & False, {"final_obs": final}
+
+    def close(self) -> None:
+        pass
+
+
+class Stateful(Drawing):
+    """Simulator that states its own state, and has an attribute that can't be captured."""
+
+    def __init__(self, start: int = 0) -> None:
+        super().__init__(start)
+        self.lock = threading.Lock()
+
+    def get_state(self) -> dict[str, Any]:
+        places = [body.place for body in self.bodies]
+        return {"age": self.age, "places": places, "generator": self.generator.get_state()}
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        self.age = state["age"]
+        for body, place in zip(self.bodies, state["places"], strict=True):
+            body.place.copy_(place)
+        self.generator.set_state(state["generator"])
+
+
+class Noisy(nn.Module):
+    def forward(self, observation: Tensor) -> Tensor:
+        return torch.tanh(observation[..., :2] + torch.rand_like(observation[..., :2]))
+
+
+def noisy(*prefix: str) -> TensorDictModule:
+    keys: Any = [(*prefix, "observation")], [(*prefix, "action")]
+    return TensorDictModule(Noisy(), *keys)
+
+
+def stored(state: Any) -> Any:
+    """Returns a state as it is after it was saved and loaded."""
+    file = io.BytesIO()
+    torch.save(state, file)
+    file.seek(0)
+    return torch.load(file, weights_only=True)
+
+
+def assert_resumes(make: Callable[[int], Any], policy: Any, seed: int | None) -> list[str]:
+    """Compares a collector that goes on with one that loads its state."""
+    with (
+        Collector(make(0), policy, frames_per_batch=8 * COUNT) as collector,
+        Collector(make(1), policy, frames_per_batch=8 * COUNT) as other,
+    ):
+        if seed is not None:
+            collector.set_seed(seed)
+        other.next()
+        collector.next()
+        state = stored(collector.state_dict())
+        expected = [collector.next().clone() for _ in range(3)]
+        other.load_state_dict(state)
+        found: list[TensorDictBase] = [other.next() for _ in range(3)]
+        for one, two in zip(found, expected, strict=True):
+            assert (one == two).all()
+        assert expected[0]["next", "done"].any()
+        return collector.env_state_methods()
+
+
+@pytest.mark.parametrize("seed", [None, 3])
+@pytest.mark.parametrize(("kind", "way"), [(Drawing, "attributes"), (Stateful, "get_state")])
+def test_collectors_resume(kind: Any, way: str, seed: int | None) -> None:
+    assert assert_resumes(kind, noisy(), seed) == [way] * COUNT
+
+
+@pytest.mark.parametrize("mode", AutoresetMode)
+def test_all_autoreset_modes(mode: AutoresetMode) -> None:
+    def make(start: int) -> Any:
+        return NumberedTorchEnv(COUNT, [2, 3, 4], autoreset_mode=mode)
+
+    assert_resumes(make, None, 5)
+
+
+@pytest.mark.parametrize("scenario", ["balance", "football"])
+def test_vmas_resumes(scenario: str) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # Gym, which VMAS imports, warns about itself.
+        vmas = pytest.importorskip("vmas")
+
+    def make(seed: int) -> Any:
+        return vmas.make_env(scenario, num_envs=COUNT, max_steps=7, seed=seed)
+
+    policy = noisy("agents") if scenario == "balance" else None
+    assert assert_resumes(make, policy, 3) == ["attributes"] * COUNT
+
+
+class Locked(Drawing):
+    """Simulator with an attribute that can't be captured."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lock = threading.Lock()
+        self.stream = io.BytesIO()
+
+
+def test_what_cant_be_captured_is_named() -> None:
+    with Collector(Locked(), noisy(), frames_per_batch=6) as collector:
+        assert collector.env_state_methods() == ["none"] * COUNT
+        with pytest.raises(EnvStateError, match=r"Locked.stream, .* get_state\(\) and set_state"):
+            collector.env.capture()
+        state = collector.state_dict()
+        collector.load_state_dict(state)
+        assert not collector.resumed
+
+
+class Longer(Drawing):
+    """Simulator with one more object."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.bodies.append(Body(self))
+
+
+def test_states_of_other_environments_are_refused() -> None:
+    env = TorchVectorEnv(Drawing())
+    env.rollout(1)
+    state = env.capture()
+    other = TorchVectorEnv(Longer())
+    with pytest.raises(EnvStateError, match="its list of objects is"):
+        other.check_state(state)
+    fewer = TorchVectorEnv(NumberedTorchEnv(2))
+    with pytest.raises(EnvStateError, match="another environment"):
+        fewer.restore(state)
+
+
+def test_references_stay() -> None:
+    one, other = TorchVectorEnv(Drawing()), TorchVectorEnv(Drawing())
+    one.rollout(3)
+    one.env.last = None
+    del one.env.names
+    other.rollout(1)
+    memory = other.env.bodies[0].place
+    other.restore(stored(one.capture()))
+    bodies = other.env.bodies
+    assert bodies[0].place is memory
+    assert bodies[0].first.data_ptr() == memory.data_ptr()
+    assert torch.equal(memory, one.env.bodies[0].place)
+    assert other.env.last is None
+    assert not hasattr(other.env, "names")
+    assert other.env.touching == {*bodies, Body, None}

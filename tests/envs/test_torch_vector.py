@@ -1,0 +1,111 @@
+"""Recognition of vector environments whose data are torch tensors, and errors of their adapter."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from gymnasium.spaces import Box, Dict, Discrete
+from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv, VectorWrapper
+
+from trawl.collectors import Collector
+from trawl.envs import GymEnv, TorchVectorEnv
+from trawl.testing import NumberedEnv, NumberedTorchEnv, SelfResettingVectorEnv
+
+
+class Bare:
+    """Environment without a device, whose observations have an array and a tensor."""
+
+    num_envs = 2
+    metadata = {"autoreset_mode": AutoresetMode.SAME_STEP}  # noqa: RUF012 - as Gymnasium
+    single_observation_space = Dict(a=Box(0, 9, (1,)), b=Dict(c=Box(0, 9, (1,))))
+    single_action_space = Discrete(2)
+
+    def __init__(self) -> None:
+        self.unwrapped = self
+        self.resets = 0
+
+    def shown(self) -> Any:
+        value = torch.full((2, 1), float(self.resets))
+        return {"a": value, "b": {"c": value + 0.5}}
+
+    def reset(self, *, seed: Any = None, options: Any = None) -> Any:
+        self.resets += 1
+        return self.shown(), {}
+
+    def step(self, action: Any) -> Any:
+        no = torch.zeros(2, dtype=torch.bool)
+        return self.shown(), torch.ones(2), no, no, {}
+
+    def close(self) -> None:
+        pass
+
+
+class Derived(Bare, VectorEnv):  # type: ignore[type-arg,misc]
+    """The same as a class of Gymnasium, with a tensor among its attributes."""
+
+    def __init__(self) -> None:
+        self.resets = 0
+        self.weights = torch.zeros(1)
+
+
+class Arrays(Bare):
+    def shown(self) -> Any:
+        value = np.full((2, 1), 1.0, np.float32)
+        return {"a": value, "b": {"c": value}}
+
+
+class Mixed(Bare):
+    def shown(self) -> Any:
+        found = super().shown()
+        return {"a": found["a"].numpy(), "b": found["b"]}
+
+
+@pytest.mark.parametrize(("kind", "wrap"), [(Bare, False), (Derived, False), (Derived, True)])
+def test_a_reset_tells(kind: Any, wrap: bool) -> None:
+    env = VectorWrapper(kind()) if wrap else kind()
+    with Collector(env, frames_per_batch=4) as collector:
+        assert isinstance(collector.env, TorchVectorEnv)
+        batch = collector.next()
+        assert collector.stats()["env_path"] == "tensor"
+    # The batch begins with the reset that was looked at.
+    assert batch["a"][:, 0].tolist() == [[1], [1]]
+    assert (env.env if wrap else env).resets == 1
+
+
+def test_a_factory_is_no_environment() -> None:
+    with Collector(Bare, frames_per_batch=4) as collector:
+        assert isinstance(collector.env, TorchVectorEnv)
+
+
+def test_arrays_are_refused_or_left_to_gym_env() -> None:
+    with pytest.raises(TypeError, match="must return torch tensors, but it returned dict"):
+        Collector(Arrays(), frames_per_batch=4)
+    with pytest.raises(TypeError, match="'a' must be a torch tensor"):
+        Collector(Mixed(), frames_per_batch=4)
+    numpy = [
+        SyncVectorEnv([NumberedEnv] * 2),
+        SelfResettingVectorEnv([NumberedEnv] * 2),
+        VectorWrapper(SelfResettingVectorEnv([NumberedEnv] * 2)),
+    ]
+    for env in numpy:
+        with Collector(env, frames_per_batch=4) as collector:
+            assert type(collector.env) is GymEnv
+            # It was not reset before.
+            assert collector.next()["observation"][0, 0, 1] == 0
+
+
+def test_an_unknown_mode_is_an_error() -> None:
+    class Silent(Bare):
+        metadata = {}  # noqa: RUF012
+
+    with pytest.raises(ValueError, match=r"pass autoreset_mode, one of .* to TorchVectorEnv"):
+        TorchVectorEnv(Silent())
+    assert TorchVectorEnv(Silent(), autoreset_mode="Disabled").can_restart
+
+
+def test_no_api() -> None:
+    with pytest.raises(TypeError, match="NumberedEnv has no num_envs"):
+        TorchVectorEnv(NumberedEnv())
+    with pytest.raises(ValueError, match="partial_reset must be one of"):
+        TorchVectorEnv(NumberedTorchEnv(2), partial_reset="rows")
