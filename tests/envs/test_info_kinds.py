@@ -91,6 +91,34 @@ def pushing(td):
     return td.set("action", torch.nn.functional.one_hot(left, 2))
 
 
+def telling():
+    return GymEnv(
+        Scripted(4, True), info_keys={"text": str, "never": str, "nothing": object, "count": None}
+    )
+
+
+@pytest.mark.parametrize("kind", ["a list", "processes", "workers"])
+def test_text(kind):
+    options = {"frames_per_batch": 24}
+    if kind == "workers":
+        collector = MultiSyncCollector([telling] * 2, None, **options)
+    else:
+        source = [telling] * 2 if kind == "a list" else ParallelEnv(2, telling)
+        collector = Collector(source, None, **options)
+    with collector:
+        batch = collector.next().reshape(-1)
+    for rows in (batch, batch["next"]):
+        seen = rows["observation"].int().tolist()
+        assert list(rows["info", "text"]) == [f"{episode}:{step}" for episode, step, _ in seen]
+        assert set(rows["info", "never"]) == {""}
+        assert set(rows["info", "nothing"]) == {None}
+
+
+def test_text_needs_environments_that_step_together():
+    with pytest.raises(ValueError, match="needs environments whose data has a fixed layout"):
+        AsyncBatchedCollector([telling] * 2, policy=FirstAllowed(), frames_per_batch=24)
+
+
 @pytest.mark.parametrize("ready", [4, 2])
 @pytest.mark.parametrize("kind", [Collector, AsyncBatchedCollector])
 def test_envpool(kind, ready):

@@ -12,6 +12,7 @@ from gymnasium.vector import AutoresetMode
 from gymnasium.wrappers import AddRenderObservation, FilterObservation
 
 from trawl.envs.dm import DMEnv, is_dm_env
+from trawl.envs.gymnasium_extras import named_extras
 from trawl.envs.ids import maker_of
 from trawl.envs.outcomes import flag_of, reward_of
 from trawl.envs.spaces import SpaceCodec
@@ -60,6 +61,16 @@ def make(
         return maker(name, num_envs, autoreset_mode, options)
     if from_pixels:
         options.setdefault("render_mode", "rgb_array")
+    with named_extras(env_id):
+        return _make_by_gymnasium(env_id, num_envs, autoreset_mode, options)
+
+
+def _make_by_gymnasium(
+    env_id: str,
+    num_envs: int | None,
+    autoreset_mode: AutoresetMode | str | None,
+    options: dict[str, Any],
+) -> Any:
     if num_envs is None:
         return gymnasium.make(env_id, **options)
     mode = options.setdefault("vectorization_mode", "sync")
