@@ -111,7 +111,7 @@ LogsName = Literal["log_pong", "log_cartpole", "log_cartpole_short", "log_pool",
 FiguresName = Literal["figures_cartpole", "figures_pool"]
 TracesName = Literal["trace_cartpole", "trace_cartpole_short", "trace_workers"]
 EnvironmentsName = Literal["dm_control"]
-InfosName = Literal["info_cartpole"]
+InfosName = Literal["info_cartpole", "info_random"]
 GroupName = Literal[
     "single",
     "multi",

@@ -2,6 +2,8 @@
 
 import sys
 
+import gymnasium
+import nursery
 import pytest
 
 from trawl import Collector
@@ -66,6 +68,52 @@ def test_a_missing_package_names_the_extra(monkeypatch):
     monkeypatch.setitem(sys.modules, "pettingzoo", None)
     with pytest.raises(ImportError, match=r"needs PettingZoo: .*'trawl-rl\[pettingzoo\]'"):
         build_one("pettingzoo:mpe2/simple_spread_v3")
+
+
+@pytest.mark.parametrize(
+    ("env_id", "package", "words"),
+    [
+        ("ALE/Pong-v5", "ale_py", r"ALE/Pong-v5 needs ALE: .*'trawl-rl\[atari\]'"),
+        ("ale_py:ALE/Pong-v5", "ale_py", r"needs ALE: .*'trawl-rl\[atari\]'"),
+        ("HalfCheetah-v5", "mujoco", r"HalfCheetah-v5 needs MuJoCo: .*'trawl-rl\[mujoco\]'"),
+    ],
+)
+@pytest.mark.parametrize("options", [{}, {"num_envs": 2}], ids=["one", "vector"])
+def test_a_missing_package_of_gymnasium_names_the_extra(
+    env_id, package, words, options, monkeypatch
+):
+    for name in [name for name in sys.modules if name.split(".")[0] == package]:
+        monkeypatch.setitem(sys.modules, name, None)
+    monkeypatch.setitem(sys.modules, package, None)
+    for name in [name for name in sys.modules if name.startswith("gymnasium.envs.mujoco")]:
+        monkeypatch.delitem(sys.modules, name)
+    kept = {k: v for k, v in gymnasium.registry.items() if not k.startswith("ALE/")}
+    monkeypatch.setattr(gymnasium.envs.registration, "registry", kept)
+    monkeypatch.setattr(gymnasium, "registry", kept)
+    with pytest.raises(ImportError, match=words):
+        build_one(env_id, options)
+
+
+def test_another_missing_package_keeps_its_error():
+    gymnasium.register("Lacking-v0", "nowhere_at_all:Env")
+    try:
+        with pytest.raises(ModuleNotFoundError, match="nowhere_at_all"):
+            build_one("Lacking-v0")
+    finally:
+        del gymnasium.registry["Lacking-v0"]
+
+
+def test_atari_games_are_registered_when_they_are_needed():
+    pytest.importorskip("ale_py")
+    code = """
+from trawl.envs import GymEnv
+env = GymEnv("ALE/Pong-v5", obs_type="ram", info_keys=["lives"])
+print(env.reset()["info", "lives"].item())
+env.close()
+"""
+    done = nursery.run(code, cwd=".")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split()[-1] == "0"
 
 
 def test_the_command_takes_them(tmp_path, monkeypatch):

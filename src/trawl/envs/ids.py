@@ -131,6 +131,8 @@ _OTHERS: dict[str, Callable[[str, Mapping[str, Any]], Any]] = {
     "vmas": make_vmas,
 }
 
+_CLASSES: dict[str, type] = {"pettingzoo": PettingZooEnv, "vmas": VmasEnv}
+
 
 def is_known(env_id: str) -> bool:
     """Returns True if an id begins with the name of a library, so that Gymnasium has no such id."""
@@ -138,7 +140,18 @@ def is_known(env_id: str) -> bool:
 
 
 def make_other(env_id: str, options: Mapping[str, Any]) -> Any:
-    """Makes an environment with an interface of its own; returns None for other ids."""
+    """Makes an environment with an interface of its own; returns None for other ids.
+
+    Raises:
+        TypeError: if there are ``info_keys`` that the environment can't have.
+    """
     prefix, _, name = env_id.partition(":")
     make = _OTHERS.get(prefix)
-    return None if make is None else make(name, options)
+    if make is None:
+        return None
+    if "info_keys" in options and "info_keys" not in inspect.signature(_CLASSES[prefix]).parameters:
+        raise TypeError(
+            f"info_keys can't be used with {env_id}: {_CLASSES[prefix].__name__} has no such "
+            "argument. Leave it out"
+        )
+    return make(name, options)

@@ -12,6 +12,7 @@ from gymnasium.vector import AutoresetMode
 from gymnasium.wrappers import AddRenderObservation, FilterObservation
 
 from trawl.envs.dm import DMEnv, is_dm_env
+from trawl.envs.gymnasium_extras import named_extras
 from trawl.envs.ids import maker_of
 from trawl.envs.outcomes import flag_of, reward_of
 from trawl.envs.vector import is_envpool, is_vector_env
@@ -55,6 +56,16 @@ def make(
         return maker(name, num_envs, autoreset_mode, options)
     if from_pixels:
         options.setdefault("render_mode", "rgb_array")
+    with named_extras(env_id):
+        return _make_by_gymnasium(env_id, num_envs, autoreset_mode, options)
+
+
+def _make_by_gymnasium(
+    env_id: str,
+    num_envs: int | None,
+    autoreset_mode: AutoresetMode | str | None,
+    options: dict[str, Any],
+) -> Any:
     if num_envs is None:
         return gymnasium.make(env_id, **options)
     mode = options.setdefault("vectorization_mode", "sync")
@@ -76,7 +87,8 @@ def wrapped(env: Any, frame_skip: int | None, from_pixels: bool, pixels_only: bo
     if not (isinstance(env, Env) or is_vector_env(env)):
         raise TypeError(
             "env must be an id, a gymnasium.Env, a gymnasium.vector.VectorEnv, an EnvPool "
-            f"environment or an environment of dm_env, but it is {type(env).__name__}: {env!r}"
+            f"environment or an environment of dm_env, but it is {type(env).__name__}: {env!r}. "
+            "Pass an environment of another kind to the collector as it is"
         )
     if is_envpool(env) and not hasattr(env, "num_envs"):
         raise TypeError("an EnvPool environment must be made by envpool.make_gymnasium")

@@ -146,7 +146,7 @@ class Pool(VectorAdapter):
     def why_alone(self) -> str:
         """Text that says where the environment can be used."""
         return (
-            f"{type(self.env).__name__} with batch_size={self.ready_envs} and num_envs="
+            f"{type(self.env.unwrapped).__name__} with batch_size={self.ready_envs} and num_envs="
             f"{self.num_envs} doesn't step all of its environments at once, so it works only as "
             "the environment of a Collector or an AsyncBatchedCollector, alone and in the same "
             "process: pass it there, or make it without batch_size"

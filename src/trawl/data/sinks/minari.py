@@ -33,6 +33,7 @@ from trawl.data.sinks.stored_episodes import (
     read,
 )
 from trawl.data.trajectories import runs
+from trawl.envs.gymnasium_extras import register_atari
 from trawl.keys import TRAJ_IDS
 
 __all__ = ["MinariSink", "batches", "default_id", "read"]
@@ -355,6 +356,7 @@ def _check_env(env: Any) -> None:
         module, _, name = env.rpartition(":")
         if module:
             importlib.import_module(module)
+        register_atari(name)
         env = gymnasium.spec(name)
     elif env is not None and not isinstance(env, (gymnasium.Env, EnvSpec)):
         raise TypeError(
