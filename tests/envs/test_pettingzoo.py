@@ -241,7 +241,7 @@ class Changing(Walkers):
         ("agents", RuntimeError, r"\['stranger'\], which are not among its possible_agents"),
         ("shape", ValueError, r"walker_1' has shape \(5,\).*says \(2,\)"),
         ("dtype", TypeError, "walker_1' is complex128.*float32"),
-        ("reward", TypeError, "reward of agent 'walker_1' must be a number.*much"),
+        ("reward", TypeError, "agent 'walker_1' returned reward='much', but .* number"),
     ],
 )
 def test_changes_in_mid_run_are_refused(change, error, message):

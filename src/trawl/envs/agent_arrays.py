@@ -10,6 +10,7 @@ import numpy as np
 from trawl.envs.agent_groups import AgentGroup
 from trawl.envs.agent_steps import AgentResults
 from trawl.envs.masks import MASK_KEY, flat_mask
+from trawl.envs.outcomes import reward_of
 from trawl.keys import DONE_KEYS, Key, show_key
 from trawl.memory import Array
 
@@ -36,6 +37,7 @@ class AgentArrays:
         flags: arrays of the flags, by key; those of the episode are at the root.
         flagged: True if a flag of an agent is set.
         done: True if the episode has ended.
+        acting: agents that act in the next step.
     """
 
     def __init__(
@@ -52,10 +54,12 @@ class AgentArrays:
         self.flagged = self.done = False
         self._use_mask, self._any = use_mask, done_on_any
         self._slots: dict[str, _AgentSlot] = {}
+        # Agents with an action mask or infos.
+        self._informed: list[tuple[str, _AgentSlot]] = []
         for group in groups:
             self._add(group, infos.get(group.name, {}), group.name in masked)
         self._present: frozenset[str] = frozenset()
-        self._acting: tuple[str, ...] | None = None
+        self.acting: tuple[str, ...] = ()
 
     def _add(self, group: AgentGroup, infos: Mapping[str, Array], masked: bool) -> None:
         name, count = group.name, len(group.agents)
@@ -72,7 +76,10 @@ class AgentArrays:
         for key in DONE_KEYS:
             self.flags[name, key] = np.zeros((count, 1), np.bool_)
         for index, agent in enumerate(group.agents):
-            self._slots[agent] = _AgentSlot(self, group, agent, index, tuple(infos), masked)
+            slot = _AgentSlot(self, group, agent, index, tuple(infos), masked)
+            self._slots[agent] = slot
+            if infos or masked:
+                self._informed.append((agent, slot))
 
     def begin(self, results: AgentResults) -> None:
         """Writes the results of a reset."""
@@ -81,37 +88,42 @@ class AgentArrays:
         for rewards in self.rewards.values():
             rewards[...] = 0
         self.flagged = self.done = False
-        self._present, self._acting = frozenset(self._slots), None
-        self._write(results)
+        self._present, self.acting = frozenset(self._slots), ()
+        self._write(results.observations, results.infos, results.acting)
         # An episode has just begun, even if some agents are not there yet.
         self._set_root(False, False)
 
     def update(self, results: AgentResults) -> None:
         """Writes the results of a step."""
-        self._write(results)
-        for rewards in self.rewards.values():
-            rewards[...] = 0
+        observations, rewards, terminations, truncations, infos, acting, over = results
+        self._write(observations, infos, acting)
         slots = self._slots
-        for agent, reward in results.rewards.items():
-            if agent in self._present:
+        if rewards.keys() == self._present and len(rewards) == len(slots):
+            for agent, reward in rewards.items():
                 slots[agent].set_reward(reward)
-        terminations, truncations = results.terminations, results.truncations
+        else:
+            for agent, slot in slots.items():
+                slot.set_reward(rewards.get(agent, 0) if agent in self._present else 0)
         ended = any(terminations.values()) or any(truncations.values())
-        if ended or self.flagged or results.over:
-            self._set_flags(terminations, truncations, results.over)
+        if ended or self.flagged or over:
+            self._set_flags(terminations, truncations, over)
 
-    def _write(self, results: AgentResults) -> None:
-        if results.observations.keys() != self._present:
-            self._change_agents(results.observations)
-        acting = results.acting
-        if acting != self._acting:
-            self._acting = acting
+    def _write(
+        self, observations: Mapping[str, Any], infos: Mapping[str, Any], acting: tuple[str, ...]
+    ) -> None:
+        if observations.keys() != self._present:
+            self._change_agents(observations)
+        slots = self._slots
+        if acting != self.acting:
+            self.acting = acting
             if self._use_mask:
-                for agent, slot in self._slots.items():
+                for agent, slot in slots.items():
                     slot.acts[...] = agent in acting
-        infos = results.infos
-        for agent, value in results.observations.items():
-            self._slots[agent].write(value, infos.get(agent, _NOTHING), agent in acting)
+        for agent, value in observations.items():
+            slots[agent].write(value)
+        for agent, slot in self._informed:
+            if agent in observations:
+                slot.write_info(observations[agent], infos.get(agent, _NOTHING), agent in acting)
 
     def _change_agents(self, observations: Mapping[str, Any]) -> None:
         """Clears the rows of agents that are no longer present."""
@@ -197,7 +209,8 @@ class _AgentSlot:
         self._infos = [(name, rows[group.name, INFO, name]) for name in infos]
         self._mask = rows[group.name, MASK_KEY] if masked else None
         self.acts = rows.get((group.name, AGENT_MASK), np.zeros((), np.bool_))
-        self._reward = arrays.rewards[group.name, "reward"][index]
+        # Unlike an array, a memoryview accepts only numbers, and assigning to it is faster.
+        self._reward: Any = arrays.rewards[group.name, "reward"][index].data
         self.flags = [arrays.flags[group.name, key][index] for key in DONE_KEYS]
 
     @property
@@ -221,13 +234,14 @@ class _AgentSlot:
     def set_reward(self, reward: Any) -> None:
         try:
             self._reward[0] = reward
-        except (TypeError, ValueError) as error:
-            raise TypeError(
-                f"the reward of agent {self._agent!r} must be a number, but it is {reward!r}"
-            ) from error
+        except TypeError:
+            self._reward[0] = reward_of(reward, self)
 
-    def write(self, value: Any, info: Any, acts: bool) -> None:
-        """Writes the agent's observation, action mask and infos."""
+    def __repr__(self) -> str:
+        return f"agent {self._agent!r}"
+
+    def write(self, value: Any) -> None:
+        """Writes the agent's observation."""
         row = self._row
         if row is None:
             self._write_leaves(value)
@@ -237,6 +251,15 @@ class _AgentSlot:
             row[...] = value
         else:
             row[...] = self._check(0, value)
+
+    def write_info(self, value: Any, info: Any, acts: bool) -> None:
+        """Writes the agent's action mask and infos.
+
+        Args:
+            value: the agent's observation, which may have the mask.
+            info: the agent's info.
+            acts: True if the agent acts next.
+        """
         if self._mask is not None:
             self._write_mask(value, info, acts)
         for name, target in self._infos:

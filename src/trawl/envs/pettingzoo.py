@@ -114,6 +114,7 @@ class PettingZooEnv(TensorDictEnv):
             AgentGroup(name, agents, env, categorical_actions)
             for name, agents in self.group_map.items()
         ]
+        self._all_agents = tuple(agent for group in self.agent_groups for agent in group.agents)
         self._describe(self._steps.reset())
 
     def _describe(self, first: AgentResults) -> None:
@@ -173,8 +174,10 @@ class PettingZooEnv(TensorDictEnv):
         Args:
             actions: action of each agent; those of agents that do not act are ignored.
         """
-        if self.parallel:
-            actions = {agent: actions[agent] for agent in self.env.agents}
+        acting = self.arrays.acting
+        if self.parallel and acting != self._all_agents:
+            # An environment may depend on the order of its agents.
+            actions = {agent: actions[agent] for agent in acting}
         self.arrays.update(self._steps.step(actions))
         self._read_state()
 

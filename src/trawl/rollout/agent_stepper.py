@@ -11,7 +11,8 @@ from typing_extensions import override
 from trawl.envs.outcomes import RESET_GIVES
 from trawl.envs.pettingzoo import PettingZooEnv, decoder
 from trawl.errors import resetting
-from trawl.keys import DONE_KEYS, next_of
+from trawl.keys import DONE_KEYS, Key, next_of
+from trawl.memory import Array
 from trawl.rollout.array_stepper import ArrayStepper, from_bfloat16
 from trawl.rollout.batch_writer import StepFn
 from trawl.rollout.episodes import EpisodeTracker, StepArrays
@@ -44,49 +45,48 @@ class AgentStepper(ArrayStepper):
     def bind(self, view: StepArrays, episodes: EpisodeTracker, start: int, stop: int) -> StepFn:
         env, arrays, index, view = self.env, self.env.arrays, view.first, view.single()
         advance, begin_episode = env.advance, env.begin_episode
-        observed = [
-            (array, view.rows(next_of(key), start, stop), view.following(key, start, stop))
-            for key, array in arrays.observations.items()
-        ]
-        rewards = [
-            (array, view.rows(next_of(key), start, stop)) for key, array in arrays.rewards.items()
-        ]
-        flags = [
-            (array, view.rows(next_of(key), start, stop)) for key, array in arrays.flags.items()
-        ]
-        # The flags of agents that are absent are passed on to the next step.
-        passed = [
-            (array, view.following(key, start, stop))
-            for key, array in arrays.flags.items()
-            if key not in _ROOT
-        ]
+        # Indexing an array takes less time than making a list of its rows, each used only once.
+        observed, rewards, flags = (
+            [(array, view.arrays[next_of(key)][start:stop]) for key, array in found.items()]
+            for found in (arrays.observations, arrays.rewards, arrays.flags)
+        )
+        # Entries that are passed on to the next step, with the flags of agents that are absent.
+        passed = {k: array for k, array in arrays.flags.items() if k not in _ROOT}
+        roots = _Roots(view, arrays.observations, start, stop)
+        flag_roots = _Roots(view, passed, start, stop)
+        inner, inner_flags, inside = roots.inner, flag_roots.inner, roots.inside
         read_actions = self._action_reader(view, start, stop)
         cutoff = episodes.cutoff(index) - start
 
-        def step(t: int) -> None:
+        def end(t: int) -> None:
+            """Ends the episode with step ``t``, and begins the next one."""
             nonlocal cutoff
+            episodes.end(index, start + t)
+            cutoff = episodes.cutoff(index) - start
+            begin_episode()
+
+        def step(t: int) -> None:
             advance(read_actions(t))
             if t >= cutoff:
                 arrays.cut_off()
             for array, rows in rewards:
-                rows[t][...] = array
+                rows[t] = array
+            for array, rows in observed:
+                rows[t] = array
             if arrays.flagged:
                 for array, rows in flags:
-                    rows[t][...] = array
-            if arrays.done:
-                for array, rows, _ in observed:
-                    rows[t][...] = array
-                episodes.end(index, start + t)
-                cutoff = episodes.cutoff(index) - start
-                begin_episode()
-                for array, _, following in observed:
-                    following[t][...] = array
-            else:
-                for array, rows, following in observed:
-                    rows[t][...] = following[t][...] = array
+                    rows[t] = array
+                if arrays.done:
+                    end(t)
+            if t >= inside:
+                roots.write_last()
+                flag_roots.write_last()
+                return
+            for array, rows in inner:
+                rows[t] = array
             if arrays.flagged:
-                for array, following in passed:
-                    following[t][...] = array
+                for array, rows in inner_flags:
+                    rows[t] = array
 
         return step
 
@@ -106,6 +106,33 @@ class AgentStepper(ArrayStepper):
             return actions
 
         return read
+
+
+class _Roots:
+    """Entries from which the next steps begin.
+
+    Args:
+        view: the arrays of the environment.
+        found: the arrays with the newest values, by key.
+        start: first row of the chunk.
+        stop: row after the last one of the chunk.
+
+    Attributes:
+        inner: each array, and the rows after those of the chunk.
+        inside: number of these rows; a step at the end of the batch has no row after it.
+    """
+
+    def __init__(self, view: StepArrays, found: dict[Key, Array], start: int, stop: int) -> None:
+        self.inner = [
+            (array, view.arrays[key][start + 1 : stop + 1]) for key, array in found.items()
+        ]
+        self.inside = min((len(rows) for _, rows in self.inner), default=0)
+        self._last = [(array, view.next_obs[key]) for key, array in found.items()]
+
+    def write_last(self) -> None:
+        """Writes the entries with which the next batch begins."""
+        for array, target in self._last:
+            target[...] = array
 
 
 _ROOT = [(key,) for key in DONE_KEYS]
