@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from gymnasium import Space, spaces
 from torch import Tensor
+from torch.utils.dlpack import from_dlpack
 
 from trawl.envs.spaces import SpaceCodec, SpaceLeaf, nest
 from trawl.envs.specs import Categorical, MultiCategorical
@@ -173,8 +174,7 @@ def _decoder(leaf: SpaceLeaf) -> Callable[[Any], Any]:
 def giver(device: torch.device) -> Callable[[Tensor], Any]:
     """Returns a function that makes an argument for a compiled function from a tensor.
 
-    The argument is a copy of its own, because JAX may read it, or keep it as a part of a state,
-    after the batch that holds the tensor has changed.
+    The argument is a copy, because JAX may still read it after the call has returned.
     """
     jax = load_jax()
     narrow = {} if jax.config.jax_enable_x64 else _NARROW
@@ -195,10 +195,9 @@ def viewer(device: torch.device) -> Callable[[Any], Tensor]:
     on a GPU, the current stream does.
     """
     if device.type == "cpu":
-        # Without the questions that torch.from_dlpack asks first, which take as long as the rest.
-        return lambda array: torch.from_dlpack(array.__dlpack__())
-    view: Callable[[Any], Tensor] = torch.from_dlpack
-    return view
+        # Without the questions that from_dlpack asks first, which take as long as the rest.
+        return lambda array: from_dlpack(array.__dlpack__())
+    return from_dlpack
 
 
 def name_of(path: Key) -> str:

@@ -134,8 +134,8 @@ class JaxEnv(TensorEnv):
         keys = jax.random.split(key, (2, count))
         steps, episodes = jax.numpy.uint32(0), jax.numpy.zeros(count, jax.numpy.uint32)
         # None of these follows the default device, once they are placed.
-        self._keys, *rest = jax.device_put((keys, steps, episodes), self._place)
-        self._progress = Progress(*rest, None)
+        self._keys, *counts = jax.device_put((keys, steps, episodes), self._place)
+        self._progress = Progress(counts[0], counts[1], None)
 
     @property
     @override

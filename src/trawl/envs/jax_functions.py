@@ -199,8 +199,8 @@ def _brax(env: Any) -> JaxFunctions:
 def _jumanji(env: Any) -> JaxFunctions:
     if env.reward_spec.shape != ():
         raise ValueError(
-            f"{env!r} has several rewards, for each of its agents: wrap it in "
-            "jumanji.wrappers.MultiToSingleWrapper"
+            f"{type(env.unwrapped).__name__} has several rewards, one for each of its agents: wrap "
+            "it in jumanji.wrappers.MultiToSingleWrapper"
         )
 
     def reset(key: Any) -> tuple[Any, Any]:

@@ -1,0 +1,335 @@
+"""Environments of gymnax, Brax and Jumanji, compared with loops written by hand."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tensordict import TensorDict
+
+from trawl import Collector
+from trawl.envs import JaxEnv
+from trawl.envs.build import build_one
+from trawl.envs.jax_functions import functions_of
+
+jax = pytest.importorskip("jax")
+jnp = jax.numpy
+COUNT, STEPS = 5, 40
+
+
+def by_hand(
+    functions: Any, actions: np.ndarray[Any, Any], seed: int, raw: Any = lambda obs: obs
+) -> dict[str, np.ndarray[Any, Any]]:
+    """Steps each environment on its own, with the keys that `JaxEnv` gives it.
+
+    `functions` have a reset and a step that return a state, an observation, and after a step the
+    reward and the two flags.
+    """
+    keys = jax.random.split(jax.random.PRNGKey(seed), (2, COUNT))
+    reset, step = jax.jit(jax.vmap(functions.reset)), jax.jit(jax.vmap(functions.step))
+    fold = jax.jit(jax.vmap(jax.random.fold_in))
+    episodes = np.zeros(COUNT, np.uint32)
+    state, obs = reset(fold(keys[1], episodes))
+    rows: dict[str, list[Any]] = {name: [] for name in ("old", "new", "reward", "ended", "cut")}
+    for t, action in enumerate(actions):
+        rows["old"].append(raw(obs))
+        own = fold(keys[0], np.full(COUNT, t, np.uint32))
+        state, obs, reward, terminated, truncated = step(own, state, action)
+        for name, value in (
+            ("new", raw(obs)), ("reward", reward), ("ended", terminated), ("cut", truncated)
+        ):  # fmt: skip
+            rows[name].append(value)
+        over = np.asarray(terminated | truncated)
+        episodes += 1
+        fresh = reset(fold(keys[1], episodes))
+        episodes -= ~over
+        state, obs = jax.tree.map(
+            lambda new, now, over=over: jnp.where(
+                over.reshape(-1, *[1] * (now.ndim - 1)), new, now
+            ),
+            fresh,
+            (state, obs),
+        )
+    return {name: np.stack([np.asarray(row) for row in found], 1) for name, found in rows.items()}
+
+
+def collected(env: JaxEnv, actions: Any, seed: int = 1) -> TensorDict:
+    """Collects a batch with given actions."""
+    rows = iter(actions)
+
+    def policy(td: Any) -> Any:
+        return td.set("action", next(rows))
+
+    # The first call only finds out what the policy writes.
+    rows = iter([actions[0], *actions])
+    with Collector(env, policy, frames_per_batch=COUNT * STEPS) as collector:
+        collector.set_seed(seed)
+        return next(iter(collector)).clone()
+
+
+def assert_same(batch: Any, found: Any, key: str = "observation") -> None:
+    # A fused step may round differently from the parts that it is made of.
+    for rows, name in ((batch, "old"), (batch["next"], "new")):
+        assert torch.allclose(rows[key].float(), torch.tensor(found[name]).float(), rtol=1e-5)
+    following = batch["next"]
+    assert torch.allclose(following["reward"][..., 0], torch.tensor(found["reward"]).float())
+    assert np.array_equal(following["terminated"][..., 0], found["ended"])
+    assert np.array_equal(following["truncated"][..., 0], found["cut"])
+
+
+@pytest.fixture(scope="module")
+def cartpole() -> Any:
+    gymnax = pytest.importorskip("gymnax")
+    env, params = gymnax.make("CartPole-v1")
+    return env, replace(params, max_steps_in_episode=12)
+
+
+def test_gymnax(cartpole: Any) -> None:
+    env, params = cartpole
+
+    def step(key: Any, state: Any, action: Any) -> Any:
+        obs, state, reward, done, _ = env.step_env(key, state, action, params)
+        late = state.time >= params.max_steps_in_episode
+        fell = (abs(state.x) > params.x_threshold) | (
+            abs(state.theta) > params.theta_threshold_radians
+        )
+        assert done.dtype == bool
+        return state, obs, reward, done & fell, done & late & ~fell
+
+    functions = SimpleNamespace(
+        reset=lambda key: tuple(reversed(env.reset_env(key, params))), step=step
+    )
+    choice = np.random.default_rng(0).integers(0, 2, (STEPS, COUNT))
+    found = by_hand(functions, choice, 1)
+    made = JaxEnv((env, params), COUNT)
+    batch = collected(made, torch.nn.functional.one_hot(torch.from_numpy(choice), 2))
+    assert_same(batch, found)
+    assert found["ended"].any()
+    assert found["cut"].any()
+    assert made.name == "gymnax CartPole-v1"
+
+
+def test_gymnax_bit_for_bit(cartpole: Any) -> None:
+    """The same compiled functions, called by hand."""
+    env = JaxEnv(cartpole, COUNT, categorical_action_encoding=True)
+    choice = torch.randint(2, (STEPS, COUNT))
+    batch = collected(env, choice)
+    env.set_seed(1)
+    obs = env.begin(None)[0].clone()
+    for t in range(STEPS):
+        assert torch.equal(batch["observation"][:, t], obs)
+        step = env.advance([choice[t]])
+        assert torch.equal(batch["next", "observation"][:, t], step.last[0])
+        assert torch.equal(batch["next", "reward"][:, t], step.rewards[0])
+        obs = env.begin_next(step.terminated | step.truncated)[0].clone()
+
+
+def test_brax() -> None:
+    pytest.importorskip("brax")
+    from brax import envs
+
+    env = envs.create("fast", episode_length=7, auto_reset=False)
+
+    def reset(key: Any) -> Any:
+        state = env.reset(key)
+        return state, state.obs
+
+    def step(key: Any, state: Any, action: Any) -> Any:
+        state = env.step(state, action)
+        cut = state.info["truncation"] > 0
+        return state, state.obs, state.reward, (state.done > 0) & ~cut, cut
+
+    choice = np.random.default_rng(0).uniform(-1, 1, (STEPS, COUNT, 1)).astype(np.float32)
+    found = by_hand(SimpleNamespace(reset=reset, step=step), choice, 1)
+    made = JaxEnv(env, COUNT)
+    batch = collected(made, torch.from_numpy(choice))
+    assert_same(batch, found)
+    assert found["cut"][:, 6::7].all()
+    assert found["cut"].sum() == COUNT * (STEPS // 7)
+    assert made.name == "brax Fast"
+
+
+def test_observations_of_brax_in_a_dict() -> None:
+    pytest.importorskip("brax")
+    options = {"num_envs": 2, "episode_length": 3, "obs_mode": "dict_state"}
+    env = build_one("brax:fast", options)
+    frames = env.rollout(4, break_when_any_done=False)
+    assert frames["state"].shape == (2, 4, 2)
+    assert frames["next", "truncated"][:, 2].all()
+
+
+@pytest.fixture(scope="module")
+def puzzle() -> Any:
+    jumanji = pytest.importorskip("jumanji")
+    from jumanji.environments.logic.sliding_tile_puzzle.generator import RandomWalkGenerator
+
+    generator = RandomWalkGenerator(grid_size=2, num_random_moves=2)
+    return jumanji.make("SlidingTilePuzzle-v0", generator=generator, time_limit=9)
+
+
+@pytest.fixture(scope="module")
+def puzzles(puzzle: Any) -> JaxEnv:
+    """A batch that is compiled once."""
+    return JaxEnv(puzzle, COUNT)
+
+
+def test_jumanji(puzzle: Any, puzzles: JaxEnv) -> None:
+    env = puzzle
+
+    def reset(key: Any) -> Any:
+        state, first = env.reset(key)
+        return state, first.observation
+
+    def step(key: Any, state: Any, action: Any) -> Any:
+        state, found = env.step(state, action)
+        last = found.step_type == 2
+        dead = found.discount == 0
+        return state, found.observation, found.reward, last & dead, last & ~dead
+
+    choice = np.random.default_rng(0).integers(0, 4, (STEPS, COUNT))
+    functions = SimpleNamespace(reset=reset, step=step)
+    found = by_hand(functions, choice, 1, lambda obs: obs.puzzle)
+    batch = collected(puzzles, torch.nn.functional.one_hot(torch.from_numpy(choice), 4))
+    assert_same(batch, found, "puzzle")
+    assert batch["action_mask"].dtype is torch.bool
+    assert batch["step_count"].shape == (COUNT, STEPS, 1)
+    assert found["ended"].any()
+
+
+def test_random_actions_respect_the_mask_of_jumanji(puzzles: JaxEnv) -> None:
+    puzzles.is_closed = False  # the collector of another test has closed it
+    with Collector(puzzles, frames_per_batch=100) as collector:
+        collector.set_seed(0)
+        batch = next(iter(collector))
+    chosen = batch["action"].argmax(-1, keepdim=True)
+    allowed = batch["action_mask"]
+    assert allowed.gather(-1, chosen).all()
+    assert not allowed.all()
+
+
+def test_ends_of_jumanji_by_the_discount() -> None:
+    jumanji = pytest.importorskip("jumanji")
+    types = pytest.importorskip("jumanji.types")
+    specs = pytest.importorskip("jumanji.specs")
+
+    class Ending(jumanji.Environment):  # type: ignore[misc, name-defined]
+        """Environment whose first step is its last one, with the action as its discount."""
+
+        observation_spec = specs.Array((), float)
+        action_spec = specs.BoundedArray((), float, 0, 1)
+
+        def reset(self, key: Any) -> Any:
+            return key, types.restart(jnp.zeros(()))
+
+        def step(self, state: Any, action: Any) -> Any:
+            return state, types.truncation(jnp.zeros(()), jnp.zeros(()), action)
+
+    env = JaxEnv(Ending(), 2)
+    frame = env.rollout(1, lambda td: td.set("action", torch.tensor([[0.0], [1.0]])))
+    assert frame["next", "terminated"].flatten().tolist() == [True, False]
+    assert frame["next", "truncated"].flatten().tolist() == [False, True]
+
+
+def test_parameters_of_gymnax() -> None:
+    pytest.importorskip("gymnax")
+    options = {"num_envs": 2, "max_steps_in_episode": 3, "seed": 0}
+    env = build_one("gymnax:Pendulum-v1", options)
+    frames = env.rollout(3)
+    assert frames["next", "truncated"][:, 2].all()
+    assert not frames["next", "terminated"].any()
+    assert build_one("gymnax:CartPole-v1").batch_size == (1,)
+
+
+@pytest.mark.parametrize(
+    ("name", "shape", "dtype"),
+    [
+        ("Breakout-MinAtar", (10, 10, 4), torch.float32),
+        ("Catch-bsuite", (10, 5), torch.float32),
+        ("FourRooms-misc", (4,), torch.int32),
+        ("PointRobot-misc", (6,), torch.float32),
+    ],
+)
+def test_layouts_of_gymnax(name: str, shape: tuple[int, ...], dtype: torch.dtype) -> None:
+    gymnax = pytest.importorskip("gymnax")
+    spec = JaxEnv(gymnax.make(name), 2).observation_spec["observation"]
+    assert (spec.shape, spec.dtype) == ((2, *shape), dtype)
+
+
+def test_a_time_limit_of_gymnax_that_marks_the_state() -> None:
+    """Breakout writes every end into its state, so that its state does not tell the reason."""
+    pytest.importorskip("gymnax")
+    env = build_one("gymnax:Breakout-MinAtar", {"num_envs": 3, "max_steps_in_episode": 4})
+    flags = env.rollout(4, break_when_any_done=False)["next"]
+    assert flags["truncated"][:, 3].all()
+    assert not flags["terminated"].any()
+
+
+@pytest.mark.parametrize(
+    ("env_id", "text"),
+    [
+        ("gymnax:CartPol-v1", "gymnax has no environment 'CartPol-v1': did you mean CartPole-v1"),
+        ("brax:antt", "brax has no environment 'antt': did you mean ant"),
+        ("jumanji:Snak-v1", "jumanji has no environment 'Snak-v1': did you mean Snake-v1"),
+    ],
+)
+def test_unknown_names(env_id: str, text: str) -> None:
+    pytest.importorskip(env_id.partition(":")[0])
+    with pytest.raises(ValueError, match=text):
+        build_one(env_id)
+
+
+@pytest.mark.parametrize("name", ["gymnax", "brax", "jumanji"])
+def test_missing_packages(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (name, f"{name}.envs"):
+        monkeypatch.setitem(sys.modules, module, None)
+    with pytest.raises(ImportError, match=f"{name}:some needs another package: pip install {name}"):
+        build_one(f"{name}:some")
+    monkeypatch.setitem(sys.modules, "jax", None)
+    with pytest.raises(ImportError, match=r"pip install 'trawl-rl\[jax\]'"):
+        build_one(f"{name}:some")
+    with pytest.raises(ImportError, match=r"JaxEnv needs JAX: pip install 'trawl-rl\[jax\]'"):
+        JaxEnv(object(), 1)
+
+
+def test_environments_that_are_batches_or_reset_themselves() -> None:
+    pytest.importorskip("brax")
+    from brax import envs
+    from brax.envs.wrappers.training import VmapWrapper
+
+    with pytest.raises(ValueError, match="AutoResetWrapper hides the last observation"):
+        JaxEnv(envs.create("fast"), 2)
+    with pytest.raises(ValueError, match="VmapWrapper makes a batch of environments"):
+        JaxEnv(VmapWrapper(envs.get_environment("fast")), 2)
+
+
+def test_wrappers_of_gymnax_and_jumanji() -> None:
+    gymnax, jumanji = pytest.importorskip("gymnax"), pytest.importorskip("jumanji")
+    from gymnax.wrappers import LogWrapper
+    from jumanji.wrappers import AutoResetWrapper
+
+    with pytest.raises(TypeError, match="A wrapper of gymnax has no step_env"):
+        JaxEnv(LogWrapper(gymnax.make("CartPole-v1")[0]), 2)
+    with pytest.raises(ValueError, match="AutoResetWrapper hides the last observation"):
+        JaxEnv(AutoResetWrapper(jumanji.make("Snake-v1")), 2)
+
+
+def test_several_rewards_of_jumanji() -> None:
+    jumanji = pytest.importorskip("jumanji")
+    from jumanji.wrappers import MultiToSingleWrapper
+
+    env = jumanji.make("LevelBasedForaging-v0")
+    with pytest.raises(ValueError, match=r"has several rewards.*MultiToSingleWrapper"):
+        functions_of(env)
+    assert functions_of(MultiToSingleWrapper(env)).action_space.shape == (2,)
+
+
+def test_a_collector_asks_for_a_batch(cartpole: Any) -> None:
+    with pytest.raises(TypeError, match=r"pass JaxEnv\(env, num_envs=...\) instead of CartPole"):
+        Collector(cartpole[0], frames_per_batch=2)
+    with pytest.raises(TypeError, match=r"pass JaxEnv\(env, num_envs=...\) instead of CartPole"):
+        Collector(lambda: cartpole[0], frames_per_batch=2)
