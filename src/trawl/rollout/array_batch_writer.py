@@ -382,7 +382,8 @@ class ArrayBatchWriter(BatchWriter):
     def fake(self) -> TensorDictBase:
         """Returns a batch of zeros."""
         block = Block(self.pool.lease())
-        return self._deliver(block).zero_()
+        block.clear()
+        return self._deliver(block)
 
     @override
     def describe(self) -> dict[str, Any]:

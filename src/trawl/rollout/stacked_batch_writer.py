@@ -131,12 +131,3 @@ class StackedBatchWriter(ArrayBatchWriter):
             **super()._saved_rows(),
             **{f"{show_key(k)} earlier": torch.from_numpy(rows) for k, rows in earlier.items()},
         }
-
-    @override
-    def fake(self) -> TensorDictBase:
-        batch = super().fake()
-        for key in self._stacks.entries:
-            for name in (key, next_of(key)):
-                if name in batch.keys(True):
-                    batch.set(name, torch.zeros_like(batch.get(name)))
-        return batch
