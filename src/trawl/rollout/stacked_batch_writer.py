@@ -14,7 +14,7 @@ from typing_extensions import override
 
 from trawl.envs.base import TensorDictEnv
 from trawl.envs.frame_stack import FrameStack
-from trawl.keys import Key, next_of, show_key
+from trawl.keys import Key, as_key, next_of, show_key
 from trawl.memory import Array
 from trawl.rollout.array_batch_writer import ArrayBatchWriter
 from trawl.rollout.array_policy import PolicyLeaves
@@ -48,10 +48,10 @@ class StackedBatchWriter(ArrayBatchWriter):
         self, env: TensorDictEnv, policy: Policy, options: BatchOptions, frame_stack: FrameStack
     ) -> None:
         self._option = frame_stack
-        if any(isinstance(key, tuple) and len(key) > 1 for key in env.done_keys):
+        if any(len(as_key(key)) > 1 for key in (*env.done_keys, *env.reward_keys)):
             raise ValueError(
-                f"frame_stack can't be used with {env!r}, whose agents have observations and flags "
-                "of their own: stack the frames in the environment"
+                f"frame_stack can't be used with {env!r}, whose agents have observations and "
+                "rewards of their own: stack the frames in the environment"
             )
         super().__init__(env, policy, options)
 
