@@ -111,6 +111,10 @@ class StackedFrames(Tensor):
         return dense
 
     @classmethod
+    def _owned(cls, value: Any) -> Any:
+        return value._own() if isinstance(value, StackedFrames) else value
+
+    @classmethod
     def __torch_dispatch__(  # type: ignore[override]
         cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
@@ -121,11 +125,18 @@ class StackedFrames(Tensor):
             result = handler(*args, **kwargs)
             if result is not NotImplemented:
                 return result
-        if func._schema.is_mutable and isinstance(args[0], StackedFrames):
-            changed = args[0]
-            func(changed._own(), *tree_map(_dense, args[1:]), **tree_map(_dense, kwargs))
-            return changed
-        return func(*tree_map(_dense, args), **tree_map(_dense, kwargs))
+        if not func._schema.is_mutable:
+            return func(*tree_map(_dense, args), **tree_map(_dense, kwargs))
+        written = [
+            argument.alias_info is not None and argument.alias_info.is_write
+            for argument in func._schema.arguments
+        ]
+        values = [
+            tree_map(cls._owned if writes else _dense, value)
+            for writes, value in zip(written, args, strict=False)
+        ]
+        result = func(*values, **tree_map(_dense, kwargs))
+        return args[0] if written[0] and isinstance(args[0], StackedFrames) else result
 
     def __tensor_flatten__(self) -> tuple[list[str], None]:
         """Returns the names of the tensors that this one consists of, for ``torch.compile``."""

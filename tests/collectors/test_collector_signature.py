@@ -18,6 +18,7 @@ DEFAULTS = {
     "env_device": None,
     "create_env_kwargs": None,
     "max_frames_per_traj": None,
+    "frame_stack": None,
     "init_random_frames": None,
     "reset_at_each_iter": False,
     "postproc": None,

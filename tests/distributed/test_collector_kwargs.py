@@ -4,7 +4,7 @@ from functools import partial
 
 import pytest
 import torch
-from collector_parts import Buffer, by_step
+from collector_parts import Buffer, by_step, choose_by_step
 from distributed_parts import CLASSES
 from multi_parts import Chooser, envs
 from tensordict import TensorDictBase
@@ -55,6 +55,11 @@ class Call:
 KEEPERS = (Buffer, Sink, Call)
 
 
+def by_newest(observation):
+    """A policy for stacks of two frames."""
+    return choose_by_step(observation[..., -1, :])
+
+
 def marked(batch):
     return batch.set("mark", torch.ones(batch.shape))
 
@@ -75,6 +80,7 @@ VALUES = {
     "split_trajs": (True, {}),
     "track_traj_ids": (False, {}),
     "exploration_type": (ExplorationType.MEAN, {}),
+    "frame_stack": (2, {"policy": by_newest}),
     "compact_obs": (True, {}),
     "set_truncated": (True, {}),
     "use_buffers": (False, {}),

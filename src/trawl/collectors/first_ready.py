@@ -45,6 +45,7 @@ def check_pool_options(config: CollectorConfig, pool: Pool) -> None:
         "max_frames_per_traj": "environments end their episodes themselves",
         "split_trajs": f"{each}; trajs_per_batch delivers whole trajectories",
         "set_truncated": each,
+        "frame_stack": f"{each}; many pools can stack frames themselves",
     }
     for name, reason in reasons.items():
         if getattr(config, name):
@@ -97,12 +98,6 @@ def new_ready_rollout(
     Raises:
         ValueError: if the data of the environments has no fixed layout.
     """
-    if options.frame_stack is not None:
-        raise ValueError(
-            "frame_stack can't be used where environments step each at its own pace, because "
-            "successive frames of a batch are of different environments: stack the frames in the "
-            "environments"
-        )
     if not env.fixed_layout:
         raise ValueError(
             "AsyncBatchedCollector needs environments whose data has a fixed layout, but "

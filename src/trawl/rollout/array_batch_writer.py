@@ -209,7 +209,7 @@ class ArrayBatchWriter(BatchWriter):
         check_actions(self.env, self.policy.module, found)
         written = {key: leaf_of(key, value, self.batch) for key, value in found.items()}
         for key in written.keys() & self._roots.keys():
-            if written[key] != self._roots[key]:
+            if written[key] != self._readable[key]:
                 raise NoFixedLayout(f"the policy overwrites {show_key(key)} with another layout")
         states = [key[1:] for key in written if key[0] == "next"]
         known = {*self._roots, *states}
@@ -436,7 +436,8 @@ class ArrayBatchWriter(BatchWriter):
     def fake(self) -> TensorDictBase:
         """Returns a batch of zeros."""
         block = Block(self.pool.lease())
-        return self._deliver(block).zero_()
+        block.clear()
+        return self._deliver(block)
 
     @override
     def describe(self) -> dict[str, Any]:

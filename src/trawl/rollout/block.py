@@ -99,6 +99,11 @@ class Block:
             if key != but:
                 rows[row:] = 0
 
+    def clear(self) -> None:
+        """Zeroes the whole block."""
+        for tensor in (*self.lease.tensors.values(), *self._staged.values()):
+            tensor.zero_()
+
     def deliver(self, hidden: set[Key], device: torch.device | None) -> TensorDictBase:
         """Returns the batch as a TensorDict.
 

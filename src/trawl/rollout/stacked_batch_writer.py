@@ -14,7 +14,7 @@ from typing_extensions import override
 
 from trawl.envs.base import TensorDictEnv
 from trawl.envs.frame_stack import FrameStack
-from trawl.keys import Key, next_of, show_key, show_keys
+from trawl.keys import Key, as_key, next_of, show_key, show_keys
 from trawl.memory import Array
 from trawl.rollout.array_batch_writer import ArrayBatchWriter
 from trawl.rollout.array_policy import PolicyLeaves
@@ -49,10 +49,10 @@ class StackedBatchWriter(ArrayBatchWriter):
         self, env: TensorDictEnv, policy: Policy, options: BatchOptions, frame_stack: FrameStack
     ) -> None:
         self._option = frame_stack
-        if any(isinstance(key, tuple) and len(key) > 1 for key in env.done_keys):
+        if any(len(as_key(key)) > 1 for key in (*env.done_keys, *env.reward_keys)):
             raise ValueError(
-                f"frame_stack can't be used with {env!r}, whose agents have observations and flags "
-                "of their own: stack the frames in the environment"
+                f"frame_stack can't be used with {env!r}, whose agents have observations and "
+                "rewards of their own: stack the frames in the environment"
             )
         super().__init__(env, policy, options)
 
@@ -143,12 +143,3 @@ class StackedBatchWriter(ArrayBatchWriter):
             **super()._saved_rows(),
             **{f"{show_key(k)} earlier": torch.from_numpy(rows) for k, rows in earlier.items()},
         }
-
-    @override
-    def fake(self) -> TensorDictBase:
-        batch = super().fake()
-        for key in self._stacks.entries:
-            for name in (key, next_of(key)):
-                if name in batch.keys(True):
-                    batch.set(name, torch.zeros_like(batch.get(name)))
-        return batch

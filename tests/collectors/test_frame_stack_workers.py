@@ -1,0 +1,133 @@
+"""Stacks of frames that workers collect, into shared memory or into messages."""
+
+from __future__ import annotations
+
+import gc
+import pickle
+
+import pytest
+import torch
+from multi_parts import CLASSES, make
+from stack_parts import SIZE, Env, by_stack, check_equal
+
+from trawl import MultiSyncCollector
+from trawl.data import StackedFrames
+from trawl.envs import FrameStack
+
+METHODS = ["inline", "messages"]
+# With short episodes, the first frames do not fit into the memory of a batch.
+LENGTHS = {"short": (1, 2), "long": (9, 30)}
+
+
+def envs(lengths, padding=None, several=True):
+    """Environments of two workers; with a padding, Gymnasium's wrapper stacks their frames."""
+    flat = [Env(number, lengths, padding) for number in range(4)]
+    return [flat[:2], flat[2:]] if several else flat[:2]
+
+
+def batches(cls, sources, count=3, **options):
+    found = []
+    options.setdefault("frames_per_batch", 40)
+    with make(cls, create_env_fn=sources, policy=by_stack(), **options) as collector:
+        collector.set_seed(1)
+        for batch in collector:
+            found.append(batch)
+            if len(found) == count:
+                return found
+    raise AssertionError
+
+
+def check(cls, lengths, several=True, **options):
+    """Compares the batches of workers that stack frames with those of wrapped environments."""
+    found = batches(cls, envs(lengths, None, several), frame_stack=SIZE, **options)
+    check_equal(found, batches(cls, envs(lengths, "reset", several), **options))
+    return found
+
+
+@pytest.mark.parametrize("lengths", LENGTHS)
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("cls", CLASSES)
+def test_batches_are_those_of_gymnasiums_wrapper(cls, method, lengths):
+    found = check(cls, LENGTHS[lengths], start_method=method, frames_per_batch=80)
+    assert isinstance(found[0]["observation"], StackedFrames)
+
+
+@pytest.mark.parametrize("several", [True, False])
+@pytest.mark.parametrize("how", ["stack", 0, -1])
+@pytest.mark.parametrize("lengths", LENGTHS)
+@pytest.mark.parametrize("method", METHODS)
+def test_batches_of_workers_are_combined(method, lengths, how, several):
+    options = {"start_method": method, "cat_results": how, "frames_per_batch": 40}
+    check(MultiSyncCollector, LENGTHS[lengths], several, **options)
+
+
+def test_workers_may_have_batches_of_different_lengths():
+    check(
+        MultiSyncCollector,
+        LENGTHS["long"],
+        False,
+        cat_results=-1,
+        frames_per_batch=[12, 30],
+    )
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"exact_frames": True, "total_frames": 101},
+        {"compact_obs": True},
+        {"max_frames_per_traj": 7},
+        {"trajs_per_batch": 2, "traj_format": "cat"},
+        {"init_random_frames": 40},
+    ],
+    ids=str,
+)
+def test_other_options_keep_their_meaning(options):
+    check(MultiSyncCollector, LENGTHS["long"], frames_per_batch=40, **options)
+
+
+def test_worker_processes_write_into_shared_memory():
+    options = {"frame_stack": SIZE, "frames_per_batch": 80, "count": 2}
+    found, expected = (
+        batches(MultiSyncCollector, envs(LENGTHS["long"]), start_method=method, **options)
+        for method in ("forkserver", "inline")
+    )
+    check_equal(found, expected)
+    observation, after = found[0]["observation"], found[0]["next", "observation"]
+    assert observation.frames is after.frames
+    # 20 steps and 4 frames before them of each of 4 environments; room for the first frames.
+    assert len(observation.frames) < 4 * 24 + 20
+
+
+def test_an_observation_keeps_the_memory_of_its_batch():
+    options = {"frame_stack": SIZE, "frames_per_batch": 40}
+    with make(create_env_fn=envs((9,)), policy=by_stack(), **options) as collector:
+        iterator = iter(collector)
+        kept = [next(iterator)["observation"][0] for _ in range(4)]
+        values = [one.to_dense() for one in kept]
+        for _ in range(4):
+            next(iterator)
+        for one, value in zip(kept, values, strict=True):
+            assert torch.equal(one, value)
+        del kept, one
+        gc.collect()
+
+
+def test_a_state_has_the_stacks_of_running_episodes():
+    options = {"create_env_fn": envs((9, 30)), "policy": by_stack(), "frame_stack": SIZE}
+    options["frames_per_batch"] = 40
+    with make(**options) as one, make(**options) as other:
+        one.set_seed(1)
+        for _ in range(3):
+            one.next()
+        other.load_state_dict(one.state_dict())
+        check_equal([other.next() for _ in range(3)], [one.next() for _ in range(3)])
+
+
+def test_stacks_travel_to_workers():
+    stack = FrameStack(SIZE, "zero", keys=["observation"])
+    assert pickle.loads(pickle.dumps(stack)) == stack
+    options = {"frame_stack": stack, "start_method": "messages"}
+    found = batches(MultiSyncCollector, envs((9,)), **options)
+    expected = batches(MultiSyncCollector, envs((9,), "zero"), start_method="messages")
+    check_equal(found, expected)

@@ -1,0 +1,385 @@
+"""Stacks of frames: the batches are those of Gymnasium's wrapper, with each frame stored once."""
+
+from __future__ import annotations
+
+import gc
+from functools import partial
+
+import gymnasium
+import numpy as np
+import pytest
+import torch
+from gymnasium.spaces import Box, Dict, Discrete
+from gymnasium.wrappers import AtariPreprocessing, FrameStackObservation
+from hypothesis import given
+from hypothesis import strategies as st
+from stack_parts import KINDS, LENGTHS, SIZE, by_stack, check_as_wrapped, choose_by_stack, made
+from tensordict import TensorDict
+from tensordict.nn import TensorDictModule
+from torch import nn
+from torch.overrides import TorchFunctionMode
+
+from trawl import Collector
+from trawl.data import StackedFrames
+from trawl.envs import FrameStack
+from trawl.testing import FaultyEnv, NumberedEnv
+
+POLICIES = {"random": None, "guarded": choose_by_stack, "module": by_stack()}
+OPTIONS = [
+    {"reset_at_each_iter": True},
+    {"compact_obs": True},
+    {"set_truncated": True},
+    {"return_same_td": True},
+    {"init_random_frames": 48},
+    {"exact_frames": True, "total_frames": 37},
+    {"trajs_per_batch": 3, "traj_format": "padded"},
+    {"trajs_per_batch": 3, "traj_format": "cat"},
+    {"auto_register_policy_transforms": True},
+    {"track_policy_version": True},
+    {"storing_device": "cpu"},
+    {"use_buffers": False},
+]
+
+
+@pytest.mark.parametrize("padding", ["reset", "zero"])
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("policy", POLICIES)
+def test_batches_are_those_of_gymnasiums_wrapper(policy, kind, padding):
+    check_as_wrapped(kind, padding, policy=POLICIES[policy])
+
+
+@pytest.mark.parametrize("kind", ["single", "list"])
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+def test_so_are_they_with_other_options(options, kind):
+    check_as_wrapped(kind, policy=by_stack(), **options)
+
+
+@pytest.mark.filterwarnings("ignore:split_trajs=True pads")
+@pytest.mark.parametrize("kind", ["single", "list", "disabled"])
+@pytest.mark.parametrize("options", [{"split_trajs": True}, {"max_frames_per_traj": 5}], ids=str)
+def test_so_are_they_with_limits_and_where_they_are_split(options, kind):
+    check_as_wrapped(kind, policy=by_stack(), **options)
+
+
+@pytest.mark.parametrize("kind", ["parallel", "groups"])
+def test_so_are_those_of_environments_in_processes(kind):
+    check_as_wrapped(kind, policy=by_stack(), count=3)
+
+
+@pytest.mark.parametrize("kind", ["single", "list"])
+@pytest.mark.parametrize("frames", [3, 1101])
+def test_batches_may_be_shorter_than_a_stack_or_longer_than_a_chunk(kind, frames):
+    options = {"frames_per_batch": frames, "count": 3 if frames > 100 else 20}
+    check_as_wrapped(kind, policy=by_stack(), lengths=(30,), **options)
+
+
+@given(
+    st.lists(st.integers(1, 12), min_size=1, max_size=5),
+    st.integers(1, 9),
+    st.sampled_from(["reset", "zero"]),
+)
+def test_stacks_begin_anew_with_each_episode(lengths, frames, padding):
+    check_as_wrapped(
+        "single", padding, lengths, count=8, frames_per_batch=frames, policy=by_stack()
+    )
+
+
+def test_a_batch_stores_each_frame_once():
+    (batch,) = check_as_wrapped("list", lengths=(30,), count=1, frames_per_batch=300)
+    observation, after = batch["observation"], batch["next", "observation"]
+    assert isinstance(observation, StackedFrames)
+    assert observation.frames is after.frames
+    # 100 steps and 4 frames before them in each of 3 environments, and 9 that begin episodes.
+    assert len(torch.unique(torch.cat([observation.positions, after.positions]))) == 321
+    assert len(observation.frames) < 1.1 * 321
+
+
+def test_a_batch_has_more_memory_if_episodes_are_short():
+    long, short = (
+        check_as_wrapped("single", lengths=lengths, count=1, frames_per_batch=64)[0]
+        for lengths in ((100,), (1,))
+    )
+    assert len(short["observation"].frames) > len(long["observation"].frames)
+
+
+def test_an_observation_keeps_the_memory_of_its_batch():
+    with Collector(NumberedEnv(lengths=[7]), frames_per_batch=10, frame_stack=3) as collector:
+        batches = iter(collector)
+        kept = [next(batches)["next", "observation"][2:] for _ in range(5)]
+        values = [one.to_dense() for one in kept]
+        for _ in range(5):
+            next(batches)
+        assert collector.stats()["batches_held"] >= 5
+        for one, value in zip(kept, values, strict=True):
+            assert torch.equal(one, value)
+        del kept, one
+        gc.collect()
+        next(batches)
+        assert collector.stats()["batches_held"] < 3
+
+
+class Spoiler(nn.Module):
+    """A policy that changes its input, and keeps it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.kept = []
+
+    def forward(self, observation):
+        action = choose_by_stack(observation)
+        self.kept.append((observation, observation.clone()))
+        observation += 1
+        return action
+
+
+def test_a_policy_may_change_and_keep_its_input():
+    spoiler = Spoiler()
+    check_as_wrapped("single", policy=spoiler)
+    for now, before in spoiler.kept:
+        assert torch.equal(now, before + 1)
+
+
+class Cart(gymnasium.Env):
+    """An environment whose action is a vector."""
+
+    observation_space, action_space = Box(-9, 9, (3,)), Box(-9, 9, (2,))
+
+    def reset(self, **_):
+        return np.zeros(3, np.float32), {}
+
+    def step(self, action):
+        return np.ones(3, np.float32), 0.0, False, False, {}
+
+
+class Inputs(TorchFunctionMode):
+    """Notes the addresses of tensors that are flattened."""
+
+    def __init__(self):
+        super().__init__()
+        self.addresses = []
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        if func is torch.Tensor.flatten:
+            self.addresses.append(args[0].data_ptr())
+        return func(*args, **(kwargs or {}))
+
+
+def test_a_harmless_policy_reads_windows_without_a_copy():
+    module = nn.Sequential(nn.Flatten(-2), nn.Linear(3 * SIZE, 2))
+    policy = TensorDictModule(module, ["observation"], ["action"])
+    collector = Collector(Cart(), policy, frames_per_batch=20, frame_stack=SIZE)
+    with collector, Inputs() as inputs:
+        next(iter(collector))
+    assert set(np.diff(inputs.addresses)) == {3 * 4}  # bytes of a frame
+
+
+@pytest.mark.parametrize("kind", ["single", "list", "disabled"])
+def test_a_reset_begins_stacks_anew(kind):
+    stacks = []
+    for padding in (None, "reset"):
+        options = {"frame_stack": SIZE} if padding is None else {}
+        with Collector(made(kind, (40,), padding), frames_per_batch=12, **options) as collector:
+            collector.set_seed(3)
+            next(iter(collector))
+            collector.reset(None if kind == "single" else [0])
+            stacks.append(next(iter(collector))["observation"])
+    assert torch.equal(*stacks)
+
+
+def test_an_interrupted_batch_goes_on_where_it_stopped():
+    stops = []
+    for padding in (None, "reset"):
+        steps = iter(range(10_000))
+        options = {"frame_stack": SIZE} if padding is None else {}
+        with Collector(
+            made("list", LENGTHS, padding),
+            by_stack(),
+            frames_per_batch=30,
+            interruptor=lambda steps=steps: next(steps) % 7 == 6,
+            **options,
+        ) as collector:
+            collector.set_seed(3)
+            stops.append([next(iter(collector)) for _ in range(6)])
+    for one, other in zip(*stops, strict=True):
+        for key, value in other.items(True, True):
+            assert torch.equal(one.get(key), value), key
+
+
+def test_an_environment_that_is_rebuilt_begins_a_new_stack():
+    env = partial(FaultyEnv, 5, ValueError("broken"), lengths=[20])
+    with (
+        pytest.warns(RuntimeWarning, match="broken"),
+        Collector(
+            [env, partial(NumberedEnv, 1)],
+            frames_per_batch=20,
+            frame_stack=3,
+            on_env_error="restart",
+        ) as collector,
+    ):
+        batch = next(iter(collector))
+    mask = batch["collector", "mask"][0]
+    failed = int((~mask).nonzero()[0])
+    first = batch["observation"][0, failed + 1]
+    assert torch.equal(first[0], first[2])
+    assert not torch.equal(batch["observation"][0, failed][0], first[2])
+
+
+@pytest.mark.parametrize("kind", ["single", "list", "disabled"])
+@pytest.mark.parametrize("lengths", [(1, 2, 9), (40,)])
+def test_a_state_has_the_stacks_of_running_episodes(kind, lengths):
+    options = {"frames_per_batch": 24, "frame_stack": SIZE}
+    with (
+        Collector(made(kind, lengths), by_stack(), **options) as one,
+        Collector(made(kind, lengths), by_stack(), **options) as other,
+    ):
+        one.set_seed(1)
+        for _ in range(3):
+            next(iter(one))
+        other.load_state_dict(one.state_dict())
+        for _ in range(3):
+            expected, found = next(iter(one)), next(iter(other))
+            for key, value in expected.items(True, True):
+                assert torch.equal(found.get(key), value), key
+
+
+class Several(gymnasium.Env):
+    """An environment with several observations."""
+
+    observation_space = Dict(
+        {
+            "pixels": Box(0, 255, (2, 2), np.uint8),
+            "speed": Box(-9, 9, (3,)),
+            "action_mask": Box(0, 1, (2,), np.int8),
+        }
+    )
+    action_space = Discrete(2)
+
+    def __init__(self):
+        self.steps = 0
+
+    def reset(self, **_):
+        return self.observe(), {}
+
+    def observe(self):
+        self.steps += 1
+        pixels = np.full((2, 2), self.steps, np.uint8)
+        return {
+            "pixels": pixels,
+            "speed": np.full(3, self.steps, np.float32),
+            "action_mask": np.ones(2, np.int8),
+        }
+
+    def step(self, action):
+        return self.observe(), 0.0, self.steps % 5 == 0, False, {}
+
+
+@pytest.mark.parametrize(
+    ("keys", "stacked"),
+    [(None, {"pixels", "speed"}), (["pixels"], {"pixels"}), ("speed", {"speed"})],
+)
+def test_keys_choose_the_observations(keys, stacked):
+    with Collector(
+        Several(), frames_per_batch=20, frame_stack=FrameStack(2, keys=keys)
+    ) as collector:
+        batch = next(iter(collector))
+    for key, shape in {"pixels": (2, 2), "speed": (3,), "action_mask": (2,)}.items():
+        expected = (20, 2, *shape) if key in stacked else (20, *shape)
+        assert batch[key].shape == batch["next", key].shape == expected
+
+
+def test_atari():
+    pytest.importorskip("ale_py")
+    import ale_py
+
+    gymnasium.register_envs(ale_py)
+    found = []
+    for wrapped in (False, True):
+        env = gymnasium.make("ALE/Breakout-v5", frameskip=1, max_num_frames_per_episode=120)
+        env = AtariPreprocessing(env, noop_max=0, terminal_on_life_loss=True)
+        if wrapped:
+            env = FrameStackObservation(env, 4)
+        options = {} if wrapped else {"frame_stack": 4}
+        with Collector(env, frames_per_batch=50, **options) as collector:
+            collector.set_seed(0)
+            found.append([next(iter(collector)) for _ in range(2)])
+    for one, other in zip(*found, strict=True):
+        assert other["observation"].shape == (50, 4, 84, 84)
+        for key, value in other.items(True, True):
+            assert torch.equal(one.get(key), value), key
+        assert other["next", "done"].any()
+
+
+def test_a_fake_batch_has_the_layout_of_a_real_one():
+    with Collector(made("list"), frames_per_batch=12, frame_stack=SIZE) as collector:
+        fake, real = collector.fake_tensordict(), next(iter(collector))
+    assert {k: (v.shape, v.dtype) for k, v in fake.items(True, True)} == {
+        k: (v.shape, v.dtype) for k, v in real.items(True, True)
+    }
+    assert not fake["observation"].any()
+
+
+# --- mistakes
+
+
+@pytest.mark.parametrize(
+    ("value", "error", "text"),
+    [
+        (1, ValueError, "frame_stack must be at least 2, but it is 1"),
+        ("4", TypeError, "frame_stack must be an integer"),
+        (True, TypeError, "frame_stack must be an integer"),
+    ],
+)
+def test_a_wrong_number_is_refused(value, error, text):
+    with pytest.raises(error, match=text):
+        Collector(NumberedEnv(), frames_per_batch=10, frame_stack=value)
+
+
+@pytest.mark.parametrize(
+    ("make", "text"),
+    [
+        (lambda: FrameStack(0), "size must be at least 2"),
+        (lambda: FrameStack(2, "mirror"), "padding must be 'reset' or 'zero', but it is 'mirror'"),
+        (lambda: FrameStack(2, keys=[]), "keys must name the observations"),
+    ],
+)
+def test_wrong_stacks_are_refused(make, text):
+    with pytest.raises(ValueError, match=text):
+        make()
+
+
+def test_unknown_keys_are_named():
+    stack = FrameStack(2, keys=["pixels"])
+    with pytest.raises(ValueError, match=r"\['pixels'\], but .* are \['observation'\]"):
+        Collector(NumberedEnv(), frames_per_batch=10, frame_stack=stack)
+
+
+def test_the_policy_must_not_write_stacks():
+    def act(frame: TensorDict) -> TensorDict:
+        frame["action"] = choose_by_stack(frame["observation"])
+        frame["observation"] = frame["observation"] + 1
+        return frame
+
+    with pytest.raises(ValueError, match=r"the policy writes .*, which frame_stack stacks"):
+        Collector(NumberedEnv(), act, frames_per_batch=10, frame_stack=2)
+
+
+def test_environments_of_other_kinds_are_refused():
+    pytest.importorskip("torchrl")
+    from torchrl.envs import GymEnv
+
+    with pytest.raises(ValueError, match=r"frame_stack can't be used with .*Gymnasium's API"):
+        Collector(GymEnv("CartPole-v1"), frames_per_batch=10, frame_stack=2)
+
+
+def test_several_agents_are_refused():
+    spread = pytest.importorskip("mpe2.simple_spread_v3")
+    with pytest.raises(ValueError, match="whose agents have"):
+        Collector(spread.parallel_env, frames_per_batch=10, frame_stack=2)
+
+
+def test_environments_at_their_own_pace_are_refused():
+    envpool = pytest.importorskip("envpool")
+    pool = envpool.make_gymnasium("CartPole-v1", num_envs=4, batch_size=2)
+    with pytest.raises(ValueError, match=r"frame_stack=.* can't be used with .* batch_size=2"):
+        Collector(pool, frames_per_batch=12, frame_stack=2)
+    pool.close()
