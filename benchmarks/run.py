@@ -11,6 +11,7 @@
     python benchmarks/run.py --group traces         # what it costs to write a timeline
     python benchmarks/run.py --group environments   # those that Gymnasium does not make
     python benchmarks/run.py --group infos          # what entries of info cost
+    python benchmarks/run.py --group normalizing    # what normalised observations cost
     python benchmarks/run.py --memory               # does memory stay flat?
 
 The cases of one process run in this one, on one thread. In those of many processes each contender
@@ -112,6 +113,7 @@ FiguresName = Literal["figures_cartpole", "figures_pool"]
 TracesName = Literal["trace_cartpole", "trace_cartpole_short", "trace_workers"]
 EnvironmentsName = Literal["dm_control"]
 InfosName = Literal["info_cartpole"]
+NormalizingName = Literal["normalize_pendulum"]
 GroupName = Literal[
     "single",
     "multi",
@@ -122,6 +124,7 @@ GroupName = Literal[
     "traces",
     "environments",
     "infos",
+    "normalizing",
     "all",
 ]
 GROUPS: dict[str, tuple[str, ...]] = {
@@ -134,6 +137,7 @@ GROUPS: dict[str, tuple[str, ...]] = {
     "traces": get_args(TracesName),
     "environments": get_args(EnvironmentsName),
     "infos": get_args(InfosName),
+    "normalizing": get_args(NormalizingName),
     "all": tuple(
         name
         for group in (
@@ -146,6 +150,7 @@ GROUPS: dict[str, tuple[str, ...]] = {
             TracesName,
             EnvironmentsName,
             InfosName,
+            NormalizingName,
         )
         for name in get_args(group)
     ),
@@ -165,14 +170,15 @@ class Options:
         | FiguresName
         | TracesName
         | EnvironmentsName
-        | InfosName,
+        | InfosName
+        | NormalizingName,
         ...,
     ] = ()
     """What to measure; the whole group if none is named."""
     group: GroupName = "all"
     """The cases of one process, of many processes, of new weights, of clusters, of the costs of
     logged actions, of figures or of timelines, of other kinds of environments, of values of info,
-    or all."""
+    of normalisation, or all."""
     rounds: int = 7
     """How many times each contender gets its turn."""
     seconds: float = 0.7
@@ -199,6 +205,8 @@ class Options:
     """Where the numbers of other kinds of environments go."""
     infos_json: Path = RESULTS / "infos.json"
     """Where the numbers of values of info go."""
+    normalizing_json: Path = RESULTS / "normalizing.json"
+    """Where the numbers of normalisation go."""
     growth: Path = PICTURES / "growth.png"
     """Where the picture of many processes goes; it is made of the cases workers and sizes."""
     quick: bool = False
@@ -239,6 +247,7 @@ def main(options: Options) -> None:
         ("traces", options.traces_json),
         ("environments", options.environments_json),
         ("infos", options.infos_json),
+        ("normalizing", options.normalizing_json),
     ):
         if chosen := [name for name in names if name in GROUPS[group]]:
             compare_costs(group, chosen, path, options, console)
