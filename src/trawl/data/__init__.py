@@ -4,9 +4,11 @@ from trawl.data.dataset import info, load
 from trawl.data.postprocs import MultiStep
 from trawl.data.ray_buffer import RayReplayBuffer
 from trawl.data.sinks import MemmapSink, MinariSink, ParquetSink, Sink
+from trawl.data.time_limits import BootstrapTimeLimits, bootstrap_time_limits
 from trawl.data.trajectories import TrajectoryAssembler, join
 
 __all__ = [
+    "BootstrapTimeLimits",
     "MemmapSink",
     "MinariSink",
     "MultiStep",
@@ -14,6 +16,7 @@ __all__ = [
     "RayReplayBuffer",
     "Sink",
     "TrajectoryAssembler",
+    "bootstrap_time_limits",
     "info",
     "join",
     "load",
