@@ -172,6 +172,8 @@ def test_mistakes_are_named():
         bootstrap_time_limits(frames(), critic(), None)
     with pytest.raises(TypeError, match="must return a TensorDict or a tensor"):
         bootstrap_time_limits(frames(), lambda steps: 1.0)
+    with pytest.raises(KeyError, match=r"reads 'observation', but .* compact_obs=True"):
+        bootstrap_time_limits(frames().exclude(("next", "observation")), critic())
     for key, text in (("truncated", "no flag 'truncated' under 'next'"), ("reward", "no .*reward")):
         with pytest.raises(KeyError, match=text):
             bootstrap_time_limits(frames().exclude(("next", key)), critic())

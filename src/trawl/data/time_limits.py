@@ -82,7 +82,7 @@ def bootstrap_time_limits(
         >>> (found["next", "reward"] - batch["next", "reward"]).flatten().round()
         tensor([ 0.,  0.,  0., 90.,  0.,  0.,  0., 90.])
     """
-    check_gamma(gamma)
+    _check_gamma(gamma)
     rewards = list(_rewards(batch))
     rows = torch.stack([one.cut.reshape(*batch.shape, -1).any(-1) for one in rewards]).any(0)
     result = batch.copy()
@@ -90,6 +90,7 @@ def bootstrap_time_limits(
         return result
     after = batch.get("next")
     steps: Any = after[rows]
+    _check_inputs(value_network, steps)
     with torch.no_grad():
         values = value_network(steps.to(device) if (device := _device(value_network)) else steps)
     following = after.copy()
@@ -149,7 +150,7 @@ class BootstrapTimeLimits:
                 "value_network must be a TensorDict module, or a function of a TensorDict, but it "
                 f"is {value_network!r}"
             )
-        check_gamma(gamma)
+        _check_gamma(gamma)
         self.value_network, self.gamma = value_network, gamma
         self.value_key, self.set_terminated = value_key, set_terminated
 
@@ -177,7 +178,7 @@ class BootstrapTimeLimits:
         )
 
 
-def check_gamma(gamma: Any) -> None:
+def _check_gamma(gamma: Any) -> None:
     """Raises an error if a discount is not a number from 0 to 1."""
     if isinstance(gamma, bool) or not hasattr(gamma, "__float__"):
         raise TypeError(f"gamma must be a number, but it is {gamma!r}")
@@ -227,6 +228,16 @@ def _like(flag: Tensor, reward: Tensor, batch_dims: int) -> Tensor:
     missing = reward.ndim - flag.ndim
     shape = (*flag.shape[:batch_dims], *[1] * missing, *flag.shape[batch_dims:])
     return flag.reshape(shape).expand(reward.shape)
+
+
+def _check_inputs(network: Any, steps: TensorDictBase) -> None:
+    """Raises an error if a value network reads an entry that the steps lack."""
+    for key in getattr(network, "in_keys", ()):
+        if steps.get(key, None) is None:
+            raise KeyError(
+                f"the value network reads {show_key(as_key(key))}, but the batch has no such entry "
+                "under 'next'. If the collector has compact_obs=True, leave it out"
+            )
 
 
 def _device(network: Any) -> torch.device | None:
