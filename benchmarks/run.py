@@ -12,6 +12,7 @@
     python benchmarks/run.py --group environments   # those that Gymnasium does not make
     python benchmarks/run.py --group infos          # what entries of info cost
     python benchmarks/run.py --group stacks         # stacks of frames, each stored once
+    python benchmarks/run.py --group normalizing    # what normalised observations cost
     python benchmarks/run.py --memory               # does memory stay flat?
 
 The cases of one process run in this one, on one thread. In those of many processes each contender
@@ -114,6 +115,7 @@ TracesName = Literal["trace_cartpole", "trace_cartpole_short", "trace_workers"]
 EnvironmentsName = Literal["dm_control"]
 InfosName = Literal["info_cartpole", "info_random"]
 StacksName = Literal["stack_images", "stack_images8", "stack_pong"]
+NormalizingName = Literal["normalize_pendulum"]
 GroupName = Literal[
     "single",
     "multi",
@@ -125,6 +127,7 @@ GroupName = Literal[
     "environments",
     "infos",
     "stacks",
+    "normalizing",
     "all",
 ]
 GROUPS: dict[str, tuple[str, ...]] = {
@@ -138,6 +141,7 @@ GROUPS: dict[str, tuple[str, ...]] = {
     "environments": get_args(EnvironmentsName),
     "infos": get_args(InfosName),
     "stacks": get_args(StacksName),
+    "normalizing": get_args(NormalizingName),
     "all": tuple(
         name
         for group in (
@@ -151,6 +155,7 @@ GROUPS: dict[str, tuple[str, ...]] = {
             EnvironmentsName,
             InfosName,
             StacksName,
+            NormalizingName,
         )
         for name in get_args(group)
     ),
@@ -171,14 +176,15 @@ class Options:
         | TracesName
         | EnvironmentsName
         | InfosName
-        | StacksName,
+        | StacksName
+        | NormalizingName,
         ...,
     ] = ()
     """What to measure; the whole group if none is named."""
     group: GroupName = "all"
     """The cases of one process, of many processes, of new weights, of clusters, of the costs of
     logged actions, of figures or of timelines, of other kinds of environments, of values of info,
-    of stacks of frames, or all."""
+    of stacks of frames, of normalisation, or all."""
     rounds: int = 7
     """How many times each contender gets its turn."""
     seconds: float = 0.7
@@ -207,6 +213,8 @@ class Options:
     """Where the numbers of values of info go."""
     stacks_json: Path = RESULTS / "stacks.json"
     """Where the numbers of stacks of frames go."""
+    normalizing_json: Path = RESULTS / "normalizing.json"
+    """Where the numbers of normalisation go."""
     growth: Path = PICTURES / "growth.png"
     """Where the picture of many processes goes; it is made of the cases workers and sizes."""
     quick: bool = False
@@ -248,6 +256,7 @@ def main(options: Options) -> None:
         ("environments", options.environments_json),
         ("infos", options.infos_json),
         ("stacks", options.stacks_json),
+        ("normalizing", options.normalizing_json),
     ):
         if chosen := [name for name in names if name in GROUPS[group]]:
             compare_costs(group, chosen, path, options, console)

@@ -456,3 +456,50 @@ def test_infinite_values_are_an_error(name):
         pytest.raises(ValueError, match="values that are not finite, so it can't be normalised"),
     ):
         collector.next()
+
+
+# --- other kinds of environments
+
+
+def test_agents_have_statistics_of_their_group():
+    pytest.importorskip("mpe2")
+    options = {"normalize_observations": True, "normalize_rewards": NormalizeReward(keep_raw=True)}
+    source = "pettingzoo:mpe2/simple_spread_v3"
+    with Collector(source, frames_per_batch=100, **options) as collector:
+        collector.set_seed(0)
+        batches = [collector.next() for _ in range(3)]
+        found = collector.normalization
+        mean = collector.stats()["episode_return_mean"]
+    own, reward = found.observations["agent", "observation"], found.rewards["agent", "reward"]
+    assert own.count == 300
+    assert own.mean.shape == (3, 18)
+    assert reward.count == 3 * 300
+    raw = torch.cat([b["next", "agent", "raw_reward"] for b in batches]).squeeze(-1)
+    done = torch.cat([b["next", "done"] for b in batches]).squeeze(-1)
+    ones = np.ones((len(done), 3), bool)
+    ended = done[:, None].expand(-1, 3).numpy()
+    exact = returns_of(raw.double().numpy(), ended, ones, 0.99)
+    np.testing.assert_allclose(reward.var, exact.var(), rtol=1e-8)
+    returns = raw.mean(-1)[: 12 * 25].reshape(12, 25).sum(-1)
+    assert mean == pytest.approx(float(returns.mean()), rel=1e-4)
+    assert batches[-1]["agent", "observation"].abs().max() < 10
+
+
+def test_envpool_is_normalised_unless_its_environments_come_as_they_are_ready():
+    envpool = pytest.importorskip("envpool")
+
+    def made(**options):
+        return envpool.make_gymnasium("Pendulum-v1", num_envs=4, seed=0, **options)
+
+    with Collector(made(), frames_per_batch=1000, normalize_observations=True) as collector:
+        batches = [collector.next() for _ in range(2)]
+        counted = collector.normalization.observations["observation"].count
+    assert counted == sum(int(b.get(MASK).sum()) if MASK in b.keys(True) else 1000 for b in batches)
+    with pytest.raises(ValueError, match=r"frames are arrays .* of different environments"):
+        Collector(made(batch_size=2), frames_per_batch=10, normalize_observations=True)
+
+
+def test_environments_of_tensors_are_refused():
+    pytest.importorskip("vmas")
+    with pytest.raises(ValueError, match=r"normalize_rewards .* the data of vmas are tensors"):
+        Collector("vmas:balance", frames_per_batch=10, normalize_rewards=True)

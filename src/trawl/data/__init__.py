@@ -4,10 +4,12 @@ from trawl.data.dataset import info, load
 from trawl.data.postprocs import MultiStep
 from trawl.data.ray_buffer import RayReplayBuffer
 from trawl.data.sinks import MemmapSink, MinariSink, ParquetSink, Sink
+from trawl.data.time_limits import BootstrapTimeLimits, bootstrap_time_limits
 from trawl.data.trajectories import TrajectoryAssembler, join
 from trawl.stacked_frames import StackedFrames
 
 __all__ = [
+    "BootstrapTimeLimits",
     "MemmapSink",
     "MinariSink",
     "MultiStep",
@@ -16,6 +18,7 @@ __all__ = [
     "Sink",
     "StackedFrames",
     "TrajectoryAssembler",
+    "bootstrap_time_limits",
     "info",
     "join",
     "load",

@@ -312,9 +312,10 @@ def _choose(env: Any, policy: Policy, options: BatchOptions) -> BatchWriter:
     if not isinstance(env, TensorDictEnv):
         name = type(env).__name__
         why = f"{name} is not a Gymnasium environment: its own step takes and returns TensorDicts"
-        return _by_tensordict(env, policy, options, why)
+        options.normalize.refuse(why, "the environment, for example by TorchRL's VecNormV2")
+        return TensorDictBatchWriter(env, policy, options, why)
     if isinstance(env, TensorEnv):
-        options.normalize.refuse(f"the data of {env.name} are tensors")
+        options.normalize.refuse(f"the data of {env.name.strip()} are tensors")
         try:
             return TensorBatchWriter(env, policy, options)
         except NoFixedLayout as why:

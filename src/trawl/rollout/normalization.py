@@ -120,11 +120,12 @@ class NormalizeOptions:
     def __bool__(self) -> bool:
         return self.observations is not None or self.rewards is not None
 
-    def refuse(self, why: str) -> None:
+    def refuse(self, why: str, instead: str = "the environment or the policy") -> None:
         """Raises an error if something is to be normalised.
 
         Args:
             why: the reason why it can't be.
+            instead: where to normalise instead.
 
         Raises:
             ValueError: if an option is set.
@@ -132,9 +133,8 @@ class NormalizeOptions:
         if self:
             name = "normalize_rewards" if self.observations is None else "normalize_observations"
             raise ValueError(
-                f"{name} needs frames of fixed layout on the array path, but {why}: normalise in "
-                "the environment instead, for example with TorchRL's VecNormV2 (see 'Transforms' "
-                "in the documentation)"
+                f"{name} works with environments whose frames are arrays of fixed layout, but "
+                f"{why}: normalise in {instead}"
             )
 
 
