@@ -92,6 +92,11 @@ class TensorEnv(TensorDictEnv):
     _seed: int | None = None
     _last: TensorStep | None = None
 
+    @property
+    def answers_at_once(self) -> bool:
+        """True on the CPU. On a GPU, code that reads a value of a tensor waits for the device."""
+        return self.home.type == "cpu"
+
     @abstractmethod
     def begin(self, mask: Tensor | None, **kwargs: Any) -> list[Tensor]:
         """Begins episodes in all environments, or where ``mask`` is True.

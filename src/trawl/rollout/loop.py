@@ -315,9 +315,13 @@ def _choose(env: Any, policy: Policy, options: BatchOptions) -> BatchWriter:
         except NoFixedLayout as why:
             return TensorDictBatchWriter(env, policy, options, str(why))
     if not getattr(env, "fixed_layout", False):
-        return TensorDictBatchWriter(
-            env, policy, options, "its spaces have no fixed shape and dtype"
-        )
+        why = "its spaces have no fixed shape and dtype"
+        if any(isinstance(part, TensorEnv) for part in env.parts):
+            why = (
+                "it is a list of environments whose data are tensors: pass one environment with "
+                "more sub-environments, or use workers"
+            )
+        return TensorDictBatchWriter(env, policy, options, why)
     try:
         return ArrayBatchWriter(env, policy, options)
     except NoFixedLayout as why:

@@ -58,7 +58,7 @@ class TensorStepper:
         """Returns a function of ``t`` that takes the step of row ``start + t``."""
         env, tensors = self._env, block.tensors
         self.latest = None
-        merge = _merge_few if env.home.type == "cpu" else _merge
+        merge = _merge_few if env.answers_at_once else _merge
 
         def rows(key: Key) -> Sequence[Tensor]:
             return block.rows(key, start, stop)
