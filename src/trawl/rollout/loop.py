@@ -313,16 +313,26 @@ def _choose(env: Any, policy: Policy, options: BatchOptions) -> BatchWriter:
         try:
             return TensorBatchWriter(env, policy, options)
         except NoFixedLayout as why:
+            _refuse_restarts(options, str(why))
             return TensorDictBatchWriter(env, policy, options, str(why))
     if not getattr(env, "fixed_layout", False):
-        why = "its spaces have no fixed shape and dtype"
+        reason = "its spaces have no fixed shape and dtype"
         if any(isinstance(part, TensorEnv) for part in env.parts):
-            why = (
+            reason = (
                 "it is a list of environments whose data are tensors: pass one environment with "
                 "more sub-environments, or use workers"
             )
-        return TensorDictBatchWriter(env, policy, options, why)
+            _refuse_restarts(options, reason)
+        return TensorDictBatchWriter(env, policy, options, reason)
     try:
         return ArrayBatchWriter(env, policy, options)
     except NoFixedLayout as why:
         return TensorDictBatchWriter(env, policy, options, str(why))
+
+
+def _refuse_restarts(options: BatchOptions, why: str) -> None:
+    if options.restarts is not None:
+        raise ValueError(
+            "on_env_error='restart' can be used with an environment whose data are tensors only if "
+            f"it is the collector's only one and frames have a fixed layout, but {why}"
+        )
