@@ -219,6 +219,15 @@ def test_workers(kind: Any) -> None:
     assert_same(*found)
 
 
+def test_lists_are_stepped_with_tensordicts() -> None:
+    makers = [partial(on_torch, AutoresetMode.SAME_STEP)] * 2
+    expected, _ = batches([partial(on_numpy, AutoresetMode.SAME_STEP)] * 2, plain())
+    found, stats = batches(makers, plain())
+    assert_same(found, expected)
+    assert stats["env_path"] == "tensordict"
+    assert "pass one environment with more sub-environments" in stats["env_path_reason"]
+
+
 def test_held_batches_stay_as_they_are() -> None:
     with Collector(on_torch(AutoresetMode.SAME_STEP), plain(), frames_per_batch=6) as collector:
         iterator = iter(collector)

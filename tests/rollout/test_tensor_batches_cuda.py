@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 import torch
-from gymnasium.spaces import Box
+from gymnasium.spaces import Box, Dict, Discrete, MultiBinary
 from gymnasium.vector import AutoresetMode
 from tensordict.nn import TensorDictModule
 from torch import Tensor, nn
@@ -114,3 +114,92 @@ def test_stored_on_the_host() -> None:
             assert batch.device == torch.device("cpu")
             assert batch["observation"].is_pinned()
             assert torch.equal(batch["observation"][..., 5], expected(10 * index, 10).cpu())
+
+
+def test_the_profiler_sees_no_wait_in_the_loop() -> None:
+    with Collector(Counting(), policy(), frames_per_batch=COUNT * 10) as collector:
+        next(iter(collector))
+        writer = collector._rollout.writer
+        with torch.no_grad():
+            writer.begin()
+            act, step = writer.bind(0, 10, False)
+            assert act is not None
+            with torch.profiler.profile() as profile:
+                for t in range(10):
+                    act(t)
+                    step(t)
+            writer.finish(10)
+    names = {event.key for event in profile.key_averages()}
+    assert "cudaLaunchKernel" in names
+    waits = {name for name in names if "Synchronize" in name or "DtoH" in name or "HtoD" in name}
+    assert waits == set()
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"policy_device": "cpu"},
+        {"policy_device": "cuda"},
+        {"policy_device": "cuda", "cudagraph_policy": True},
+        {"policy_device": "cuda", "compile_policy": True},
+        {"storing_device": "cuda"},
+        {"device": "cuda"},
+    ],
+    ids=str,
+)
+def test_devices_of_the_policy_and_of_batches(options: dict[str, Any]) -> None:
+    net = policy()
+    with Collector(Counting(), net, frames_per_batch=COUNT * 10, **options) as collector:
+        for index in range(3):
+            batch = collector.next()
+            assert batch.device == torch.device("cuda:0")
+            assert torch.equal(batch["observation"][..., 5], expected(10 * index, 10))
+            with torch.no_grad():
+                actions = net.module(batch["observation"])
+            torch.testing.assert_close(batch["action"], actions, rtol=1e-2, atol=1e-2)
+
+
+class Noisy(nn.Module):
+    def forward(self, observation: Tensor) -> Tensor:
+        return torch.rand_like(observation[..., :2])
+
+
+@pytest.mark.parametrize("seed", [None, 3])
+def test_the_generator_of_the_gpu_is_part_of_the_state(seed: int | None) -> None:
+    noisy = TensorDictModule(Noisy(), in_keys=["observation"], out_keys=["action"])
+    with (
+        Collector(Counting(), noisy, frames_per_batch=COUNT * 10) as collector,
+        Collector(Counting(), noisy, frames_per_batch=COUNT * 10) as other,
+    ):
+        if seed is not None:
+            collector.set_seed(seed)
+        collector.next()
+        state = collector.state_dict()
+        after = collector.next().clone()
+        other.load_state_dict(state)
+        assert (other.next() == after).all()
+
+
+class Masked(Counting):
+    """It allows one of three actions, by the parity of its steps."""
+
+    single_observation_space = Dict(action_mask=MultiBinary(3))  # type: ignore[assignment]
+    single_action_space = Discrete(3)  # type: ignore[assignment]
+
+    def reset(self, **kwargs: Any) -> Any:
+        super().reset(**kwargs)
+        return self.shown(), {}
+
+    def shown(self) -> Any:
+        allowed = torch.nn.functional.one_hot((self.steps % 2).long(), 3)
+        return {"action_mask": allowed.to(torch.int8)}
+
+    def step(self, action: Tensor) -> tuple[Any, ...]:
+        _, *rest, _ = super().step(action.float())
+        return self.shown(), *rest, {"final_obs": self.shown()}
+
+
+def test_random_actions_respect_masks() -> None:
+    with Collector(Masked(), frames_per_batch=COUNT * 10) as collector:
+        batch = collector.next()
+    assert torch.equal(batch["action"].bool(), batch["action_mask"].bool())

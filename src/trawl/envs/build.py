@@ -21,6 +21,7 @@ from trawl.envs.ids import make_other
 from trawl.envs.jax_functions import is_jax
 from trawl.envs.pettingzoo import PettingZooEnv
 from trawl.envs.seeding import derive
+from trawl.envs.tensor_env import TensorEnv
 from trawl.envs.torch_vector import as_torch_vector, may_return_tensors
 from trawl.envs.types import is_list
 from trawl.envs.vector import is_vector_env
@@ -38,7 +39,10 @@ def build_one(
     """
     kwargs = dict(kwargs or {})
     if isinstance(source, str):
-        return env_of_id(source, **kwargs)
+        made = env_of_id(source, **kwargs)
+        if isinstance(made, TensorEnv):
+            made.remake = partial(env_of_id, source, **kwargs)
+        return made
     env = source
     if not is_env(env):
         if not callable(source):
@@ -85,7 +89,8 @@ def refuse_policy(source: Any, name: str = "create_env_fn") -> None:
 def _made_by(factory: Any, kwargs: dict[str, Any], name: str) -> Any:
     """Calls ``factory`` and returns its result as an environment.
 
-    A :class:`GymEnv` stores the call in ``remake``, so that the environment can be built again.
+    A :class:`GymEnv` or a :class:`TensorEnv` stores the call in ``remake``, so that the environment
+    can be built again.
     """
     made = factory(**kwargs)
     if isinstance(made, str):
@@ -95,7 +100,7 @@ def _made_by(factory: Any, kwargs: dict[str, Any], name: str) -> Any:
     else:
         raise TypeError(_explain(f"{name} made an object that is not an environment", made))
     by_id = isinstance(factory, partial) and factory.func in (GymEnv, env_of_id) and not kwargs
-    if isinstance(env, GymEnv) and not (by_id and env.remake is not None):
+    if isinstance(env, (GymEnv, TensorEnv)) and not (by_id and env.remake is not None):
         env.remake = partial(_made_by, factory, kwargs, name)
     return env
 

@@ -25,10 +25,11 @@ from trawl.envs.finding_infos import with_infos
 from trawl.envs.info_keys import InfoKeys
 from trawl.envs.info_wrappers import keep_masks
 from trawl.envs.logged import LoggedEnv
-from trawl.envs.making import check_replacement, make, single_spaces, wrapped
+from trawl.envs.making import make, single_spaces, wrapped
 from trawl.envs.masks import MASK_KEY, MaskKeeper, flat_mask, mask_keeper
 from trawl.envs.outcomes import flag_of, reward_of
 from trawl.envs.pool import Pool, adapt_pool, is_pool
+from trawl.envs.replacements import check_replacement
 from trawl.envs.seeding import check_seed, derive, next_seed
 from trawl.envs.spaces import SpaceCodec, check_keys
 from trawl.envs.specs import NonTensor

@@ -15,7 +15,8 @@ None of them except the last waits for the device, unless the environment does.
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -26,7 +27,8 @@ from typing_extensions import override
 
 from trawl.envs.base import TensorDictEnv
 from trawl.envs.capture.objects import ObjectGraph
-from trawl.envs.seeding import check_seed, next_seed
+from trawl.envs.replacements import check_replacement
+from trawl.envs.seeding import check_seed, derive, next_seed
 from trawl.envs.vector import VectorAdapter
 from trawl.keys import Key, as_key, show_key
 
@@ -79,9 +81,12 @@ class TensorEnv(TensorDictEnv):
             in it, has methods ``get_state()`` and ``set_state(state)``, or if all its attributes
             are tensors, numbers and objects of these (see :mod:`trawl.envs.capture.objects`).
         state_names: names of the attributes of the subclass that belong to its state.
+        remake: function that makes another environment like this one; None if it was passed as an
+            object.
     """
 
     env: Any
+    remake: Callable[[], Any] | None = None
     state_names: Sequence[str] = ()
 
     home: torch.device
@@ -90,7 +95,15 @@ class TensorEnv(TensorDictEnv):
     skips: bool = False
     agents: Mapping[str, int] = MappingProxyType({})
     _seed: int | None = None
+    # The seed that was set last, and the number of rebuilds since.
+    _given_seed: int | None = None
+    _rebuilds: int = 0
     _last: TensorStep | None = None
+
+    @property
+    def answers_at_once(self) -> bool:
+        """True on the CPU. On a GPU, code that reads a value of a tensor waits for the device."""
+        return self.home.type == "cpu"
 
     @abstractmethod
     def begin(self, mask: Tensor | None, **kwargs: Any) -> list[Tensor]:
@@ -172,7 +185,8 @@ class TensorEnv(TensorDictEnv):
     @override
     def set_seed(self, seed: int, static_seed: bool = False) -> int:
         """Seeds the next reset, from which the environment derives the seeds of its parts."""
-        self._seed = seed = check_seed(seed)
+        self._seed = self._given_seed = seed = check_seed(seed)
+        self._rebuilds = 0
         for _ in range(self.batch_size.numel()):
             seed = next_seed(seed, static_seed)
         return seed
@@ -196,11 +210,35 @@ class TensorEnv(TensorDictEnv):
         self.full_action_spec = self.full_action_spec.to(self.home)
         return self
 
+    def rebuild(self) -> None:
+        """Closes the environment, ignoring errors, and makes a new one in the same way.
+
+        If the environment was seeded, its next reset has a seed derived from that seed and the
+        number of rebuilds.
+
+        Raises:
+            RuntimeError: if the environment was passed as an object.
+            ValueError: if the new one has other specs, or is the same object as before.
+        """
+        if self.remake is None:
+            raise RuntimeError(
+                f"{self!r} was passed as an existing environment, so it can't be made again"
+            )
+        with suppress(Exception):
+            self.close(raise_if_closed=False)
+        fresh = self.remake()
+        check_replacement(self, fresh, type(self))
+        seed, count = self._given_seed, self._rebuilds + 1
+        own = {"remake": self.remake, "_given_seed": seed, "_rebuilds": count, "is_closed": False}
+        vars(self).update({**vars(fresh), **own})
+        self._seed = None if seed is None else derive(seed, "rebuild", count)
+        self._last = None
+
     # --- the state of the environment
 
     @property
     def _graph(self) -> ObjectGraph:
-        return ObjectGraph(self.env, self, ("_seed", *self.state_names))
+        return ObjectGraph(self.env, self, ("_seed", "_given_seed", "_rebuilds", *self.state_names))
 
     @property
     @override

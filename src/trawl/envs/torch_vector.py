@@ -120,8 +120,6 @@ class TorchVectorEnv(TensorEnv):
         self._has_final = False
         # True where an episode ended without a last observation, or None.
         self._lost: Tensor | None = None
-        # Asking a GPU whether an episode ended would wait for it, but the CPU answers at once.
-        self._asks = self.home.type == "cpu"
 
     @property
     @override
@@ -222,7 +220,7 @@ class TorchVectorEnv(TensorEnv):
             return self._shown
         else:
             ended = cut
-        if self._asks and not ended.any():
+        if self.answers_at_once and not ended.any():
             return self._shown
         return self.begin(ended)
 

@@ -319,9 +319,17 @@ def _choose(env: Any, policy: Policy, options: BatchOptions) -> BatchWriter:
         try:
             return TensorBatchWriter(env, policy, options)
         except NoFixedLayout as why:
+            _refuse_restarts(options, str(why))
             return _by_tensordict(env, policy, options, str(why))
     if not getattr(env, "fixed_layout", False):
-        return _by_tensordict(env, policy, options, "its spaces have no fixed shape and dtype")
+        reason = "its spaces have no fixed shape and dtype"
+        if any(isinstance(part, TensorEnv) for part in env.parts):
+            reason = (
+                "it is a list of environments whose data are tensors: pass one environment with "
+                "more sub-environments, or use workers"
+            )
+            _refuse_restarts(options, reason)
+        return _by_tensordict(env, policy, options, reason)
     try:
         return ArrayBatchWriter(env, policy, options)
     except NoFixedLayout as why:
@@ -352,3 +360,11 @@ def _stacked(
 def _by_tensordict(env: Any, policy: Policy, options: BatchOptions, why: str) -> BatchWriter:
     options.normalize.refuse(why)
     return TensorDictBatchWriter(env, policy, options, why)
+
+
+def _refuse_restarts(options: BatchOptions, why: str) -> None:
+    if options.restarts is not None:
+        raise ValueError(
+            "on_env_error='restart' can be used with an environment whose data are tensors only if "
+            f"it is the collector's only one and frames have a fixed layout, but {why}"
+        )

@@ -38,6 +38,7 @@ from trawl.rollout.episode_sums import EpisodeSums
 from trawl.rollout.layout import Layout, Leaf
 from trawl.rollout.policy import Policy
 from trawl.rollout.tensor_block import TensorBlock, TensorPool
+from trawl.rollout.tensor_env_restarts import RestartingTensorStepper
 from trawl.rollout.tensor_episodes import BatchEpisodeTracker
 from trawl.rollout.tensor_policy import TensorPolicyBinder
 from trawl.rollout.tensor_stepper import TensorStepper
@@ -70,6 +71,7 @@ class TensorBatchWriter(BatchWriter):
         self.num_envs = env.batch_size.numel()
         self.episodes = BatchEpisodeTracker(self.num_envs)
         self.sums = EpisodeSums(self.num_envs)
+        self._masked = env.skips or options.restarts is not None
         observed = env.full_observation_spec
         self._roots = {
             key: Leaf(tuple(observed[key].shape[1:]), observed[key].dtype)
@@ -90,12 +92,18 @@ class TensorBatchWriter(BatchWriter):
         self.pool = TensorPool(
             self._leaves, self.num_envs, options.steps, env.home, options.recycle
         )
-        self._stepper = TensorStepper(env, options.limit, self._policy_leaves, self._next)
+        self._stepper = self._new_stepper()
         self._binder = TensorPolicyBinder(
             env, policy, self._policy_leaves, self._roots, self._next, self._stepper
         )
         self._block = TensorBlock({})
         self._given: Block | None = None
+
+    def _new_stepper(self) -> TensorStepper:
+        limit, restarts = self.options.limit, self.options.restarts
+        if restarts is None:
+            return TensorStepper(self.env, limit, self._policy_leaves, self._next)
+        return RestartingTensorStepper(self.env, limit, self._policy_leaves, self._next, restarts)
 
     def _zeros(self, leaf: Leaf) -> Tensor:
         shape = (self.num_envs, *leaf.shape)
@@ -148,7 +156,7 @@ class TensorBatchWriter(BatchWriter):
             leaves[next_of(as_key(key))] = Leaf(tuple(rewards[key].shape[1:]), torch.float32)
         if self.options.track_traj_ids:
             leaves[TRAJ_IDS] = Leaf((), torch.int64)
-        if self.env.skips:
+        if self._masked:
             leaves[MASK] = Leaf((), torch.bool)
         return leaves
 
@@ -161,6 +169,8 @@ class TensorBatchWriter(BatchWriter):
         tensors = self._block.tensors
         for key in _ROOT_FLAGS:
             tensors[key].zero_()
+        if self._masked:
+            tensors[MASK].fill_(True)
         if self._marks_starts:
             tensors[next_of(IS_INIT)].zero_()
         for key, row in self._next.items():
@@ -198,19 +208,21 @@ class TensorBatchWriter(BatchWriter):
             self.policy.check_samples(lambda key: tensors[key][:filled] if key in tensors else None)
         rewards = self._rewards(tensors, filled)
         done = tensors[DONE][:filled, :, 0].cpu().numpy()
-        counted = tensors[MASK][:filled].cpu().numpy() if self.env.skips else None
+        counted = tensors[MASK][:filled].cpu().numpy() if self._masked else None
         check_rewards(rewards, lambda: self._actions(tensors, filled))
         self.sums.add(rewards, done, counted)
         self._write_ids(tensors, done, None if counted is None else ~counted)
 
     def _write_ids(self, tensors: Mapping[Key, Tensor], done: Mask, skipped: Mask | None) -> None:
-        target, filled = tensors.get(TRAJ_IDS), len(done)
+        target, filled, cut = tensors.get(TRAJ_IDS), len(done), False
+        if isinstance(self._stepper, RestartingTensorStepper):
+            cut, self._stepper.cut = self._stepper.cut, False
         if target is None or target.device.type != "cpu":
-            ids = torch.from_numpy(self.episodes.number(done, skipped))
+            ids = torch.from_numpy(self.episodes.number(done, skipped, cut))
             if target is not None:
                 target[:filled].copy_(ids)
         else:
-            self.episodes.write(target[:filled].numpy(), done, skipped)
+            self.episodes.write(target[:filled].numpy(), done, skipped, cut)
         if target is not None:
             target[filled:] = NO_TRAJECTORY
 

@@ -29,20 +29,23 @@ class BatchEpisodeTracker(EpisodeTracker):
         self.ids = np.arange(num_envs)
 
     @override
-    def number(self, done: Mask, skipped: Mask | None = None) -> Array:
+    def number(self, done: Mask, skipped: Mask | None = None, cut: bool = False) -> Array:
         ids = np.empty(done.shape, dtype=np.int64)
-        self.write(ids, done, skipped)
+        self.write(ids, done, skipped, cut)
         return ids
 
-    def write(self, ids: Array, done: Mask, skipped: Mask | None = None) -> None:
+    def write(self, ids: Array, done: Mask, skipped: Mask | None = None, cut: bool = False) -> None:
         """Writes the trajectory ids of a batch; in the order of the rows, each end takes the next.
 
         Args:
             ids: array to write to, ``(steps, num_envs)``.
             done: True where a step ended an episode, ``(steps, num_envs)``.
             skipped: True where a step is not experience; None if all steps are.
+            cut: True if the episodes of the batch before end with the first row, which is skipped.
         """
         ends = done if skipped is None else done & ~skipped
+        if cut:
+            ends[0] = True
         current, start = self.ids, 0
         for row in np.flatnonzero(ends.any(1)).tolist():
             ids[start : row + 1] = current

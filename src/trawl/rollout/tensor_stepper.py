@@ -39,7 +39,10 @@ class TensorStepper:
     Attributes:
         latest: the observations that the last step of the chunk returned for the next frame; None
             before the first step. They are more likely to be in the cache than their copies.
+        taken: number of the last step of the chunk whose flags have been written.
     """
+
+    taken = -1
 
     def __init__(
         self,
@@ -58,7 +61,7 @@ class TensorStepper:
         """Returns a function of ``t`` that takes the step of row ``start + t``."""
         env, tensors = self._env, block.tensors
         self.latest = None
-        merge = _merge_few if env.home.type == "cpu" else _merge
+        merge = _merge_few if env.answers_at_once else _merge
 
         def rows(key: Key) -> Sequence[Tensor]:
             return block.rows(key, start, stop)
@@ -88,6 +91,9 @@ class TensorStepper:
             ended = torch.logical_or(result.terminated, result.truncated, out=done[t])
             if result.final is not None:
                 merge(observed[t], result.final, ended)
+            if result.skipped is not None:
+                torch.logical_not(result.skipped, out=masks[t])
+            self.taken = t
             cut = None
             if cut_off is not None:
                 # A copy, because the limit adds to the flags.
@@ -96,8 +102,6 @@ class TensorStepper:
             begun = self.latest = env.begin_next(ended, cut)
             for row, value in zip(following[t], begun, strict=True):
                 row.copy_(value)
-            if masks and result.skipped is not None:
-                torch.logical_not(result.skipped, out=masks[t])
             if follow:
                 starts = _starts(done[t], result)
                 for write in follow:
