@@ -114,14 +114,3 @@ env.close()
     done = nursery.run(code, cwd=".")
     assert done.returncode == 0, done.stderr
     assert done.stdout.split()[-1] == "0"
-
-
-def test_the_command_takes_them(tmp_path, monkeypatch):
-    pytest.importorskip("vmas")
-    from trawl.cli import main
-    from trawl.data import load
-
-    monkeypatch.chdir(tmp_path)
-    command = ["collect", "vmas:balance", "--env-kwargs", '{"num_envs": 2, "max_steps": 5}']
-    assert main([*command, "--frames", "20", "--out", "found"]) == 0
-    assert load("found")["agents", "observation"].shape == (20, 3, 16)

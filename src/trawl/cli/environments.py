@@ -20,7 +20,7 @@ from trawl.envs.gym import GymEnv
 from trawl.envs.ids import is_known
 from trawl.envs.parallel import ParallelEnv
 from trawl.envs.serial import build_env
-from trawl.keys import show_key
+from trawl.keys import as_key, show_key
 
 UsesEnv = CollectArguments | EvaluateArguments | TuneArguments
 
@@ -199,6 +199,12 @@ def make_env(args: CollectArguments, source: Any) -> Any:
 
 
 def _check_layout(args: CollectArguments, env: Any) -> None:
+    rewards = [as_key(key) for key in env.reward_keys]
+    if args.format == "minari" and rewards != [("reward",)]:
+        raise CliError(
+            f"environment {args.env} has the rewards {', '.join(map(show_key, rewards))}, but the "
+            "format minari holds one reward for each step: pass --format memmap or parquet"
+        )
     if not isinstance(env, TensorDictEnv):
         return
     for key, space in _loose_leaves(env):
@@ -222,11 +228,26 @@ def _loose_leaves(env: TensorDictEnv) -> Iterator[tuple[Any, Any]]:
                 yield from ((leaf.key, leaf.space) for leaf in codec.loose)
 
 
+def reward_key(args: EvaluateArguments, env: Any) -> Any:
+    """Returns the key of the environment's reward in a batch.
+
+    Raises:
+        CliError: if several groups of agents have rewards of their own.
+    """
+    keys = list(env.reward_keys)
+    if len(keys) != 1:
+        raise CliError(
+            f"environment {args.env} has several rewards ({', '.join(map(repr, keys))}), but an "
+            "evaluation needs one: use trawl.Evaluator with reward_keys, or agents in one group"
+        )
+    return ("next", *as_key(keys[0]))
+
+
 def env_of_minari(args: CollectArguments) -> Any:
     """Returns the argument ``env`` for a MinariSink: an id, an environment, or None."""
     # Minari has a place of its own for infos, so the environment's own spaces are used.
     source = env_source(replace(args, info_keys=()))
-    if isinstance(source, str):
+    if isinstance(source, str) and not is_known(source):
         return source
     env = build_env(source)
     # Only the environment's spaces and spec are used, which a closed environment still has.

@@ -17,7 +17,13 @@ from rich.table import Table
 from tensordict.nn import InteractionType
 
 from trawl.cli.arguments import EvaluateArguments
-from trawl.cli.environments import build_unchecked, check_numbers, env_kwargs, env_source
+from trawl.cli.environments import (
+    build_unchecked,
+    check_numbers,
+    env_kwargs,
+    env_source,
+    reward_key,
+)
 from trawl.cli.errors import CliError, blamed, explained
 from trawl.cli.policies import PolicyLoader, fingerprint
 from trawl.cli.references import search_here
@@ -62,6 +68,7 @@ def _evaluator(args: EvaluateArguments) -> Evaluator:
         # Loads the policy even with workers, so that errors are found before the workers start.
         with explained(f"--policy {args.policy}"):
             policy = loader(env)
+        reward = reward_key(args, env)
     finally:
         env.close(raise_if_closed=False)
     kind = InteractionType.RANDOM if args.stochastic else InteractionType.DETERMINISTIC
@@ -76,6 +83,7 @@ def _evaluator(args: EvaluateArguments) -> Evaluator:
             num_trajectories=args.episodes,
             max_steps=args.max_steps,
             exploration_type=kind,
+            reward_keys=reward,
             backend=args.backend if args.workers else "thread",
             num_envs=args.envs,
             num_workers=max(1, args.workers),

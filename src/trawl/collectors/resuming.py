@@ -85,7 +85,8 @@ class ResumableCollector(RolloutCollector):
             try:
                 state[RESUME] = self._resume_state()
             except EnvStateError as error:
-                state[UNCAPTURED] = str(error)
+                # Without the traceback of the process that the environment is in.
+                state[UNCAPTURED] = str(getattr(error, "original", None) or error)
         return state
 
     def _resume_state(self) -> dict[str, Any]:

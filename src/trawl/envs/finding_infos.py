@@ -130,8 +130,10 @@ def _located(entry: InfoEntry, known: Mapping[str, Any]) -> tuple[Key, Any] | No
 
 def _absent(env: Any, path: Key, known: Mapping[str, Any]) -> str:
     shown = show_key(path)
+    # An EnvPool environment prints its whole configuration.
+    name = type(env).__name__ if is_envpool(env) else env
     return (
-        f"info_keys has {shown}, but the info of {env} has only {_names(known)}. If the entry "
+        f"info_keys has {shown}, but the info of {name} has only {_names(known)}. If the entry "
         "appears later than the first episodes, state its space: "
         f"info_keys={{{shown}: gymnasium.spaces.Box(...)}}"
     )

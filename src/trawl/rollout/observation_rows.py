@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
+from operator import itemgetter
 from typing import Any
 
 import numpy as np
@@ -157,10 +158,11 @@ class ObservationRows:
         numbers = [index in self._converters for index in range(len(after))]
         after_targets = list(map(_target, after, numbers))
         begin_targets = list(map(_target, begin, numbers))
+        both = _write_both if any(target[3] for target in after_targets) else _write_vectors
         return (
             _write_one(after_targets, slow, (True, False)),
             _write_one(begin_targets, slow, (False, True)),
-            _write_both(after_targets, begin_targets, slow),
+            both(after_targets, begin_targets, slow),
         )
 
 
@@ -196,6 +198,28 @@ def _write_both(after: list[_Target], begin: list[_Target], slow: _Slow) -> Writ
     def write(t: int, leaves: list[Any]) -> None:
         for (index, memory, slices, firsts, numbers, other), value in zip(own, leaves, strict=True):
             place: Any = firsts[t] if value.__class__ in numbers else slices[t]
+            try:
+                memory[place] = value
+                other[place] = value
+            except _UNFIT:
+                pass
+            else:
+                continue
+            slow(index, t, value, (True, True))
+
+    return write
+
+
+def _write_vectors(after: list[_Target], begin: list[_Target], slow: _Slow) -> Writer:
+    """Returns a function that writes both rows, if no leaf may be a number."""
+    own = [
+        (index, slices, memory, other[0])
+        for index, ((memory, slices, *_), other) in enumerate(zip(after, begin, strict=True))
+    ]
+
+    def write(t: int, leaves: list[Any]) -> None:
+        for (index, slices, memory, other), value in zip(own, leaves, strict=True):
+            place = slices[t]
             try:
                 memory[place] = value
                 other[place] = value
@@ -248,6 +272,14 @@ def leaf_reader(
         finders = [leaf.find for leaf in infos]
         return lambda obs, info: [*(find(info) for find in finders), *pick(obs)]
     names, blanks = [leaf.path[0] for leaf in infos], [leaf.blank for leaf in infos]
-    if list(paths) == [()]:
-        return lambda obs, info: [*map(info.get, names, blanks), obs]
-    return lambda obs, info: [*map(info.get, names, blanks), *pick(obs)]
+    if list(paths) != [()] or len(names) < 2:
+        return lambda obs, info: [*map(info.get, names, blanks), *pick(obs)]
+    get = itemgetter(*names)
+
+    def read(obs: Any, info: Mapping[str, Any]) -> list[Any]:
+        try:
+            return [*get(info), obs]
+        except KeyError:
+            return [*map(info.get, names, blanks), obs]
+
+    return read
