@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
+import torch
 
 from trawl.envs.agent_groups import AgentGroup
 from trawl.envs.agent_steps import AgentResults
@@ -80,6 +81,32 @@ class AgentArrays:
             self._slots[agent] = slot
             if infos or masked:
                 self._informed.append((agent, slot))
+
+    def reward_rows(self) -> list[Array]:
+        """Returns the rewards of each group, one for each agent."""
+        return [rewards[:, 0] for rewards in self.rewards.values()]
+
+    def state_dict(self) -> dict[str, Any]:
+        """Returns the newest results as plain data."""
+        arrays = {"observations": self.observations, "rewards": self.rewards, "flags": self.flags}
+        return {
+            **{
+                name: [torch.from_numpy(array.copy()) for array in found.values()]
+                for name, found in arrays.items()
+            },
+            "present": sorted(self._present),
+            "acting": list(self.acting),
+            "flagged": self.flagged,
+            "done": self.done,
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restores results that :meth:`state_dict` returned."""
+        for name in ("observations", "rewards", "flags"):
+            for array, saved in zip(getattr(self, name).values(), state[name], strict=True):
+                array[...] = saved.numpy()
+        self._present, self.acting = frozenset(state["present"]), tuple(state["acting"])
+        self.flagged, self.done = state["flagged"], state["done"]
 
     def begin(self, results: AgentResults) -> None:
         """Writes the results of a reset."""

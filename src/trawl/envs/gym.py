@@ -25,10 +25,11 @@ from trawl.envs.finding_infos import with_infos
 from trawl.envs.info_wrappers import keep_masks
 from trawl.envs.infos import InfoKeys
 from trawl.envs.logged import LoggedEnv
-from trawl.envs.making import check_keys, check_replacement, make, single_spaces, wrapped
+from trawl.envs.making import check_keys, make, single_spaces, wrapped
 from trawl.envs.masks import MASK_KEY, MaskKeeper, flat_mask, mask_keeper
 from trawl.envs.outcomes import flag_of, reward_of
 from trawl.envs.pool import Pool, adapt_pool, is_pool
+from trawl.envs.replacing import check_replacement
 from trawl.envs.seeding import check_seed, derive, next_seed
 from trawl.envs.spaces import SpaceCodec
 from trawl.envs.specs import NonTensor
@@ -187,7 +188,7 @@ class GymEnv(LoggedEnv):
     @property
     def fixed_layout(self) -> bool:
         """True if all actions and observations have a fixed shape and dtype."""
-        return self.observation_codec.fixed and self.action_codec.fixed
+        return bool(self.observation_codec.fixed and self.action_codec.fixed)
 
     @property
     def action_spec_unbatched(self) -> Any:

@@ -64,7 +64,9 @@ def make_pettingzoo(name: str, options: Mapping[str, Any]) -> PettingZooEnv:
         own_make = getattr(module, _FACTORIES[kind], None)
         make = _registered(kind, name) if module is None else own_make
         if make is not None:
-            return PettingZooEnv(make(**rest), **{key: options[key] for key in own})
+            env = PettingZooEnv(make(**rest), **{key: options[key] for key in own})
+            env.remake = partial(make_pettingzoo, name, options)
+            return env
     raise ValueError(
         f"there is no PettingZoo environment {name!r}: use an id such as classic/rps-v2, or a "
         "module of an installed package, such as mpe2/simple_spread_v3"

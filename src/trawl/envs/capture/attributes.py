@@ -301,7 +301,12 @@ class Decoder:
             case "deque":
                 return deque(map(self.decode, data["items"]), data["maxlen"])
             case "dict":
-                return {self.decode(key): self.decode(item) for key, item in data["items"]}
+                known = present if type(present) is dict else {}
+                made: dict[Any, Any] = {}
+                for name, item in data["items"]:
+                    key = self.decode(name)
+                    made[key] = self.decode(item, known.get(key))
+                return made
             case "graph":
                 return GraphInstance(*map(self.decode, data["items"]))
             case "generator":
