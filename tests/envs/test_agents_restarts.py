@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from tests.envs.agents import Turns, Walkers, number
-from trawl import Collector, MultiSyncCollector
+from trawl import Collector, MultiSyncCollector, RandomPolicy
+from trawl.collectors import AsyncBatchedCollector
 from trawl.envs import ParallelEnv, PettingZooEnv
 from trawl.errors import EnvStateError
 
@@ -88,6 +89,22 @@ def test_a_reset_that_fails_keeps_the_step_before_it():
 def test_an_environment_that_was_passed_as_an_object_is_refused():
     with pytest.raises(ValueError, match=r"can be rebuilt, but create_env_fn is an existing"):
         Collector(Walkers(), None, frames_per_batch=6, on_env_error="restart")
+
+
+def test_an_environment_in_another_thread_is_refused():
+    with pytest.raises(ValueError, match=r"ParallelEnv.*agents have rewards.*use a list"):
+        Collector(
+            partial(ParallelEnv, 1, Walkers, backend="thread"),
+            None,
+            frames_per_batch=6,
+            on_env_error="restart",
+        )
+
+
+def test_a_collector_of_environments_at_their_own_pace_names_another_one():
+    policy = RandomPolicy(PettingZooEnv(Walkers()).full_action_spec.expand(2))
+    with pytest.raises(ValueError, match=r"agents of walkers have rewards.*use MultiAsyncColl"):
+        AsyncBatchedCollector([Walkers] * 2, policy=policy, frames_per_batch=6, backend="threading")
 
 
 def test_another_environment_as_the_replacement_is_refused():

@@ -19,7 +19,7 @@ from trawl.envs.build import env_of_id
 from trawl.envs.gym import GymEnv
 from trawl.envs.ids import is_known
 from trawl.envs.parallel import ParallelEnv
-from trawl.envs.serial import build_env
+from trawl.envs.serial import build_env, several_of_id
 from trawl.keys import show_key
 
 UsesEnv = CollectArguments | EvaluateArguments | TuneArguments
@@ -134,6 +134,9 @@ def env_source(args: UsesEnv) -> Any:
         factory = EnvFactory(args.env, kwargs)
         if factory.find() is not None or module.endswith(".py"):
             return factory
+    several = several_of_id(args.env, kwargs)
+    if several is not None:
+        return several
     return partial(env_of_id, args.env, **kwargs) if kwargs else args.env
 
 

@@ -135,6 +135,11 @@ def is_known(env_id: str) -> bool:
     return env_id.partition(":")[0] in _MAKERS.keys() | _OTHERS.keys()
 
 
+def lacks_vectors(env_id: str) -> bool:
+    """Returns True if an id names a library that makes only single environments."""
+    return env_id.partition(":")[0] == "pettingzoo"
+
+
 def make_other(env_id: str, options: Mapping[str, Any]) -> Any:
     """Makes an environment with an interface of its own; returns None for other ids."""
     prefix, _, name = env_id.partition(":")

@@ -38,6 +38,7 @@ from trawl.rollout.times import LoopTimes, StepRecorder, StepSamples, estimated_
 _CHUNK = 512
 # Number of steps timed in each chunk: reading the clock is cheap, but not free.
 _TIMED = 8
+_LOOSE = "its spaces have no fixed shape and dtype"
 _STEP_GIVES = "(observation, reward, terminated, truncated, info)"
 
 
@@ -307,9 +308,9 @@ def _choose(env: Any, policy: Policy, options: BatchOptions) -> BatchWriter:
         except NoFixedLayout as why:
             return TensorDictBatchWriter(env, policy, options, str(why))
     if not getattr(env, "fixed_layout", False):
-        return TensorDictBatchWriter(
-            env, policy, options, "its spaces have no fixed shape and dtype"
-        )
+        own = env.reward_keys != ["reward"]
+        why = "its agents have rewards of their own" if own else _LOOSE
+        return TensorDictBatchWriter(env, policy, options, why)
     try:
         return ArrayBatchWriter(env, policy, options)
     except NoFixedLayout as why:

@@ -301,12 +301,12 @@ class Decoder:
             case "deque":
                 return deque(map(self.decode, data["items"]), data["maxlen"])
             case "dict":
-                known = present if type(present) is dict else {}
-                made: dict[Any, Any] = {}
+                inside = present if type(present) is dict else {}
+                pairs: dict[Any, Any] = {}
                 for name, item in data["items"]:
                     key = self.decode(name)
-                    made[key] = self.decode(item, known.get(key))
-                return made
+                    pairs[key] = self.decode(item, inside.get(key))
+                return pairs
             case "graph":
                 return GraphInstance(*map(self.decode, data["items"]))
             case "generator":
