@@ -18,6 +18,7 @@ from trawl.devices import optional_device
 from trawl.envs.agent_actions import AgentActions
 from trawl.envs.agent_arrays import AGENT_MASK, INFO, AgentArrays
 from trawl.envs.agent_groups import AgentGroup, make_groups
+from trawl.envs.agent_infos import chosen_infos, first_infos
 from trawl.envs.agent_log import AgentLog
 from trawl.envs.agent_steps import (
     AgentResults,
@@ -28,7 +29,7 @@ from trawl.envs.agent_steps import (
 )
 from trawl.envs.capture import capture, restore
 from trawl.envs.capture.replay import EpisodeLog
-from trawl.envs.infos import AnyValue
+from trawl.envs.infos import AnyValue, InfoLeaf
 from trawl.envs.logged import LoggedEnv
 from trawl.envs.masks import MASK_KEY
 from trawl.envs.replacing import check_replacement
@@ -61,6 +62,10 @@ class PettingZooEnv(LoggedEnv):
         done_on_any: True to end an episode when the first agent is done, False to end it when all
             agents are done. None means True for a parallel environment, and False for an AEC one.
         return_state: True to add ``"state"``, the result of the environment's ``state()``.
+        info_keys: names of entries of the agents' infos that become ``(group, "info", name)``: a
+            list of names, or a mapping from names to spaces, as in :class:`GymEnv`. A mapping from
+            names of groups to these applies to each group on its own. By default, all numbers and
+            arrays that an info has after the first reset are taken.
         device: device of the returned TensorDicts. With None, the TensorDicts have no device, and
             their tensors are on the CPU.
 
@@ -71,7 +76,7 @@ class PettingZooEnv(LoggedEnv):
     Raises:
         TypeError: if ``env`` is not a PettingZoo environment.
         ValueError: if ``group_map`` does not name each agent exactly once, or agents of one group
-            have different spaces.
+            have different spaces; if ``info_keys`` has a name that no info has.
 
     Example:
         >>> from mpe2 import simple_spread_v3
@@ -95,6 +100,7 @@ class PettingZooEnv(LoggedEnv):
         categorical_actions: bool = True,
         done_on_any: bool | None = None,
         return_state: bool = False,
+        info_keys: Any = None,
         device: torch.device | str | None = None,
     ) -> None:
         if not is_pettingzoo(env):
@@ -131,11 +137,17 @@ class PettingZooEnv(LoggedEnv):
         ]
         self.action_codec: Any = AgentActions(self.agent_groups)
         self._all_agents = tuple(agent for group in self.agent_groups for agent in group.agents)
-        self._describe(self._steps.reset())
+        first = self._steps.reset()
+        self._describe(first, self._infos(first, info_keys))
 
-    def _describe(self, first: AgentResults) -> None:
+    def _infos(self, first: AgentResults, info_keys: Any) -> dict[str, list[InfoLeaf]]:
+        """Returns the leaves of the infos that batches have, by group."""
+        if info_keys is None:
+            return {group.name: first_infos(group, first) for group in self.agent_groups}
+        return chosen_infos(self.agent_groups, self._steps, info_keys)
+
+    def _describe(self, first: AgentResults, infos: dict[str, list[InfoLeaf]]) -> None:
         """Makes the arrays and the specs, given the results of the first reset."""
-        infos = {group.name: _infos_of(group, first) for group in self.agent_groups}
         masked = [group.name for group in self.agent_groups if _has_mask(group, first)]
         self.arrays = AgentArrays(self.agent_groups, infos, masked, self.use_mask, self.done_on_any)
         if self._returns_state:
@@ -155,7 +167,8 @@ class PettingZooEnv(LoggedEnv):
             if self.use_mask:
                 observed[name, AGENT_MASK] = Categorical(2, (count,), torch.bool)
             for info in infos[name]:
-                observed[name, INFO, info] = _unbounded(self.arrays.observations[name, INFO, info])
+                key = (name, INFO, *info.path)
+                observed[key] = _unbounded(self.arrays.observations[key])
         if self._returns_state:
             observed[STATE] = _unbounded(self.arrays.observations[(STATE,)])
         place = self.device or "cpu"
@@ -378,20 +391,6 @@ def _has_mask(group: AgentGroup, first: AgentResults) -> bool:
             "can't have one"
         )
     return shown
-
-
-def _infos_of(group: AgentGroup, first: AgentResults) -> dict[str, Array]:
-    """Returns an example of each numeric info that an agent of the group has after a reset."""
-    found: dict[str, Array] = {}
-    for agent in group.agents:
-        for name, value in first.infos.get(agent, {}).items():
-            array = np.asarray(value)
-            numeric = array.dtype.kind in "biuf"
-            if isinstance(value, float) and not isinstance(value, np.floating):
-                array = array.astype(np.float32)
-            if numeric and name != MASK_KEY:
-                found.setdefault(str(name), array)
-    return found
 
 
 def _unbounded(example: Array) -> Any:

@@ -309,8 +309,8 @@ def _choose(env: Any, policy: Policy, options: BatchOptions) -> BatchWriter:
             return TensorDictBatchWriter(env, policy, options, str(why))
     if not getattr(env, "fixed_layout", False):
         own = env.reward_keys != ["reward"]
-        why = "its agents have rewards of their own" if own else _LOOSE
-        return TensorDictBatchWriter(env, policy, options, why)
+        reason = "its agents have rewards of their own" if own else _LOOSE
+        return TensorDictBatchWriter(env, policy, options, reason)
     try:
         return ArrayBatchWriter(env, policy, options)
     except NoFixedLayout as why:
