@@ -10,6 +10,7 @@ from trawl import Collector
 from trawl.envs import PettingZooEnv, VmasEnv
 from trawl.envs.build import build_one
 from trawl.envs.ids import is_known
+from trawl.envs.serial import build_env
 
 
 def test_ids_of_gymnasium_are_left_alone():
@@ -36,6 +37,20 @@ def test_an_environment_within_pettingzoo():
     env = build_one("pettingzoo:classic/tictactoe-v3")  # there is no parallel one
     assert list(env.group_map) == ["player_1", "player_2"]
     env.close()
+
+
+def test_several_environments_of_pettingzoo():
+    pytest.importorskip("mpe2")
+    options = {"num_envs": 4, "N": 2}
+    env_id = "pettingzoo:mpe2/simple_spread_v3"
+    with Collector(env_id, frames_per_batch=8, create_env_kwargs=options) as collector:
+        batch = collector.next()
+        assert collector.stats()["env_path"] == "array"
+    assert batch["agent", "observation"].shape[:3] == (4, 2, 2)
+    first = batch["agent", "observation"][:, 0].flatten(1)
+    assert len(first.unique(dim=0)) == 4
+    with pytest.raises(ValueError, match="num_envs must be at least 1, but it is 0"):
+        build_env(env_id, {"num_envs": 0})
 
 
 def test_vmas():
@@ -114,3 +129,14 @@ env.close()
     done = nursery.run(code, cwd=".")
     assert done.returncode == 0, done.stderr
     assert done.stdout.split()[-1] == "0"
+
+
+def test_the_command_takes_several_environments_of_pettingzoo(tmp_path, monkeypatch):
+    pytest.importorskip("mpe2")
+    from trawl.cli import main
+    from trawl.data import load
+
+    monkeypatch.chdir(tmp_path)
+    command = ["collect", "pettingzoo:mpe2/simple_spread_v3", "--env-kwargs", '{"num_envs": 2}']
+    assert main([*command, "--frames", "20", "--out", "found"]) == 0
+    assert load("found")["agent", "observation"].shape == (20, 3, 18)

@@ -252,11 +252,6 @@ def test_changes_in_mid_run_are_refused(change, error, message):
         collector.next()
 
 
-def test_restarts_are_refused():
-    with pytest.raises(ValueError, match=r"on_env_error='restart' can't be used with PettingZoo"):
-        Collector(Walkers, None, frames_per_batch=6, on_env_error="restart")
-
-
 def test_spaces_without_a_layout_are_refused():
     class Text(Walkers):
         def observation_space(self, agent):

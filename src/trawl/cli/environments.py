@@ -19,7 +19,7 @@ from trawl.envs.build import env_of_id, is_env, is_tensordict_env
 from trawl.envs.gym import GymEnv
 from trawl.envs.ids import is_known
 from trawl.envs.parallel import ParallelEnv
-from trawl.envs.serial import build_env
+from trawl.envs.serial import build_env, several_of_id
 from trawl.keys import as_key, show_key
 
 UsesEnv = CollectArguments | EvaluateArguments | TuneArguments
@@ -157,6 +157,9 @@ def env_source(args: UsesEnv) -> Any:
         if factory.find() is not None or module.endswith(".py"):
             return factory
     options = _with_info(kwargs, args.info_keys)
+    several = several_of_id(args.env, options)
+    if several is not None:
+        return several
     return partial(env_of_id, args.env, **options) if options else args.env
 
 

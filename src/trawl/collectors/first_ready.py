@@ -96,8 +96,14 @@ def new_ready_rollout(
         version: function that returns the policy's current version.
 
     Raises:
-        ValueError: if the data of the environments has no fixed layout.
+        ValueError: if the data of the environments has no fixed layout, or if they have several
+            agents.
     """
+    if env.reward_keys != ["reward"]:
+        raise ValueError(
+            f"AsyncBatchedCollector needs one reward for each environment, but the agents of "
+            f"{env.name} have rewards of their own: use MultiAsyncCollector"
+        )
     if not env.fixed_layout:
         raise ValueError(
             "AsyncBatchedCollector needs environments whose data has a fixed layout, but "

@@ -36,6 +36,7 @@ from trawl.collectors.weak import weak
 from trawl.envs.base import TensorDictEnv
 from trawl.envs.build import check_rebuildable
 from trawl.envs.frame_stack import as_frame_stack
+from trawl.envs.pettingzoo import PettingZooEnv
 from trawl.envs.seeding import check_seed, derive
 from trawl.envs.serial import build_env
 from trawl.envs.tensor_env import TensorEnv
@@ -176,13 +177,15 @@ class Collector(ResumableCollector):
         for doubt in self._rollout.writer.warnings:
             warn(doubt)
         parts = self.env.parts if isinstance(self.env, TensorDictEnv) else ()
-        if self._restarts is not None and any(part.has_processes for part in parts):
+        if self._restarts is not None and any(
+            part.has_processes or isinstance(part, PettingZooEnv) for part in parts
+        ):
             facts = self._rollout.writer.describe()
             if facts["env_path"] != "array":
                 raise ValueError(
-                    "on_env_error='restart' can restart the environments of a ParallelEnv only if "
-                    f"frames have a fixed layout, but {facts['env_path_reason']}: use a list of "
-                    "environments"
+                    "on_env_error='restart' can restart the environments of a ParallelEnv, and "
+                    "those of PettingZoo, only if frames have a fixed layout, but "
+                    f"{facts['env_path_reason']}: use a list of environments"
                 )
         grouped = any(getattr(part, "groups", 1) > 1 for part in parts)
         if grouped and not self._rollout.writer.in_groups:

@@ -6,15 +6,17 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
+import torch
 
 from trawl.envs.agent_groups import AgentGroup
 from trawl.envs.agent_steps import AgentResults
+from trawl.envs.infos import InfoLeaf
 from trawl.envs.masks import MASK_KEY, flat_mask
 from trawl.envs.outcomes import reward_of
+from trawl.errors import add_note
 from trawl.keys import DONE_KEYS, Key, show_key
 from trawl.memory import Array
 
-INFO = "info"
 AGENT_MASK = "mask"
 
 
@@ -25,7 +27,7 @@ class AgentArrays:
 
     Args:
         groups: the groups of agents.
-        infos: keys of the entries of ``info`` that are kept, by group, each with an example.
+        infos: entries of ``info`` that are kept, by group.
         masked: names of the groups with an action mask.
         use_mask: True to mark the agents that act.
         done_on_any: True if the episode ends with the first agent that is done, False if it ends
@@ -43,7 +45,7 @@ class AgentArrays:
     def __init__(
         self,
         groups: Sequence[AgentGroup],
-        infos: Mapping[str, Mapping[str, Array]],
+        infos: Mapping[str, Sequence[InfoLeaf]],
         masked: Sequence[str],
         use_mask: bool,
         done_on_any: bool,
@@ -57,17 +59,17 @@ class AgentArrays:
         # Agents with an action mask or infos.
         self._informed: list[tuple[str, _AgentSlot]] = []
         for group in groups:
-            self._add(group, infos.get(group.name, {}), group.name in masked)
+            self._add(group, infos.get(group.name, ()), group.name in masked)
         self._present: frozenset[str] = frozenset()
         self.acting: tuple[str, ...] = ()
 
-    def _add(self, group: AgentGroup, infos: Mapping[str, Array], masked: bool) -> None:
+    def _add(self, group: AgentGroup, infos: Sequence[InfoLeaf], masked: bool) -> None:
         name, count = group.name, len(group.agents)
         observed = self.observations
         for leaf in group.observed.leaves:
             observed[(name, *leaf.key)] = np.zeros((count, *leaf.spec.shape), leaf.dtype)
-        for info, example in infos.items():
-            observed[name, INFO, info] = np.zeros((count, *example.shape), example.dtype)
+        for info in infos:
+            observed[(name, *info.key)] = np.zeros((count, *info.shape), info.dtype)
         if masked:
             observed[name, MASK_KEY] = np.ones((count, group.num_choices or 0), np.bool_)
         if self._use_mask:
@@ -76,10 +78,36 @@ class AgentArrays:
         for key in DONE_KEYS:
             self.flags[name, key] = np.zeros((count, 1), np.bool_)
         for index, agent in enumerate(group.agents):
-            slot = _AgentSlot(self, group, agent, index, tuple(infos), masked)
+            slot = _AgentSlot(self, group, agent, index, infos, masked)
             self._slots[agent] = slot
             if infos or masked:
                 self._informed.append((agent, slot))
+
+    def reward_rows(self) -> list[Array]:
+        """Returns the rewards of each group, one for each agent."""
+        return [rewards[:, 0] for rewards in self.rewards.values()]
+
+    def state_dict(self) -> dict[str, Any]:
+        """Returns the newest results as plain data."""
+        arrays = {"observations": self.observations, "rewards": self.rewards, "flags": self.flags}
+        return {
+            **{
+                name: [torch.from_numpy(array.copy()) for array in found.values()]
+                for name, found in arrays.items()
+            },
+            "present": sorted(self._present),
+            "acting": list(self.acting),
+            "flagged": self.flagged,
+            "done": self.done,
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restores results that :meth:`state_dict` returned."""
+        for name in ("observations", "rewards", "flags"):
+            for array, saved in zip(getattr(self, name).values(), state[name], strict=True):
+                array[...] = saved.numpy()
+        self._present, self.acting = frozenset(state["present"]), tuple(state["acting"])
+        self.flagged, self.done = state["flagged"], state["done"]
 
     def begin(self, results: AgentResults) -> None:
         """Writes the results of a reset."""
@@ -194,7 +222,7 @@ class _AgentSlot:
         group: AgentGroup,
         agent: str,
         index: int,
-        infos: tuple[str, ...],
+        infos: Sequence[InfoLeaf],
         masked: bool,
     ) -> None:
         self._agent, self._group = agent, group.name
@@ -206,7 +234,7 @@ class _AgentSlot:
         plain = group.observed.plain and group.observed.leaves[0].path == ("observation",)
         self._row = self._rows[0] if plain and not group.masked else None
         self._shape, self._dtype = self._shapes[0], self._rows[0].dtype
-        self._infos = [(name, rows[group.name, INFO, name]) for name in infos]
+        self._infos = [(leaf, rows[(group.name, *leaf.key)]) for leaf in infos]
         self._mask = rows[group.name, MASK_KEY] if masked else None
         self.acts = rows.get((group.name, AGENT_MASK), np.zeros((), np.bool_))
         # Unlike an array, a memoryview accepts only numbers, and assigning to it is faster.
@@ -221,8 +249,8 @@ class _AgentSlot:
         """Sets all entries of an agent that is not present."""
         for row in self._rows:
             row[...] = 0
-        for _, row in self._infos:
-            row[...] = 0
+        for leaf, row in self._infos:
+            row[...] = leaf.blank
         if self._mask is not None:
             self._mask[...] = True
         self._reward[0] = 0
@@ -262,11 +290,15 @@ class _AgentSlot:
         """
         if self._mask is not None:
             self._write_mask(value, info, acts)
-        for name, target in self._infos:
-            if name in info:
-                target[...] = info[name]
-            else:
-                target[...] = 0
+        for leaf, target in self._infos:
+            found = info
+            for name in leaf.path:
+                found = found.get(name) if isinstance(found, Mapping) else None
+            try:
+                target[...] = leaf.read(found)
+            except (TypeError, ValueError) as error:
+                add_note(error, f"in the info of agent {self._agent!r}")
+                raise
 
     def _write_leaves(self, value: Any) -> None:
         try:

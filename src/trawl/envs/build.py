@@ -89,8 +89,8 @@ def refuse_policy(source: Any, name: str = "create_env_fn") -> None:
 def _made_by(factory: Any, kwargs: dict[str, Any], name: str) -> Any:
     """Calls ``factory`` and returns its result as an environment.
 
-    A :class:`GymEnv` or a :class:`TensorEnv` stores the call in ``remake``, so that the environment
-    can be built again.
+    A :class:`GymEnv`, a :class:`PettingZooEnv` or a :class:`TensorEnv` stores the call in
+    ``remake``, so that the environment can be built again.
     """
     made = factory(**kwargs)
     if isinstance(made, str):
@@ -100,7 +100,8 @@ def _made_by(factory: Any, kwargs: dict[str, Any], name: str) -> Any:
     else:
         raise TypeError(_explain(f"{name} made an object that is not an environment", made))
     by_id = isinstance(factory, partial) and factory.func in (GymEnv, env_of_id) and not kwargs
-    if isinstance(env, (GymEnv, TensorEnv)) and not (by_id and env.remake is not None):
+    remade = isinstance(env, (GymEnv, PettingZooEnv, TensorEnv))
+    if remade and not (by_id and env.remake is not None):
         env.remake = partial(_made_by, factory, kwargs, name)
     return env
 
@@ -121,12 +122,6 @@ def check_rebuildable(env: Any, source: Any) -> None:
             getattr(part, "remake", None) is None and not part.has_processes for part in env.parts
         ]
         parts = env.parts
-        for part in parts:
-            if isinstance(part, PettingZooEnv):
-                raise ValueError(
-                    "on_env_error='restart' can't be used with PettingZoo environments, such as "
-                    f"{part!r}: leave the argument out, so that an error is raised"
-                )
     else:
         parts = list(source) if is_list(source) else [source]
         fixed = [is_env(part) for part in parts]

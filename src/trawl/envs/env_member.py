@@ -14,6 +14,7 @@ from torch import Tensor
 from trawl.envs.base import TensorDictEnv
 from trawl.envs.capture.frames import from_plain, to_plain
 from trawl.envs.gym import GymEnv
+from trawl.envs.logged import LoggedEnv
 from trawl.envs.masks import MASK_KEY
 from trawl.envs.outcomes import RESET_GIVES, flag_of, reward_of
 from trawl.envs.spaces import SpaceCodec
@@ -57,7 +58,7 @@ class EnvMember:
     def _made(self) -> Any:
         """Makes the environment, which keeps a log if it may have to be replayed."""
         env = self._make()
-        if isinstance(env, GymEnv) and env.vector is None:
+        if isinstance(env, LoggedEnv) and env.vector is None:
             env.keep_log()
         return env
 

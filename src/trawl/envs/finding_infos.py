@@ -99,7 +99,7 @@ def _find(
         known = _declared(env)
     else:
         known = {name: _episode() for name in _all_statistics(env)}
-        wanted = [entry for entry in missing if _located(entry, known) is None]
+        wanted = [entry for entry in missing if entry.located(known) is None]
         if wanted:
             probed = env if spare is None else spare()
             try:
@@ -109,23 +109,11 @@ def _find(
                     probed.close()
     found = []
     for index, entry in enumerate(given):
-        located = (entry.path, entry.space) if entry.space is not None else _located(entry, known)
+        located = entry.located(known)
         if located is None:
             raise ValueError(_absent(env, entry.path, known))
         found.append((index, *located))
     return found
-
-
-def _located(entry: InfoEntry, known: Mapping[str, Any]) -> tuple[Key, Any] | None:
-    """Returns the path of an entry, and its space or value; None if there is none."""
-    for path in entry.paths():
-        value: Any = known
-        for name in path:
-            inner = value.spaces if isinstance(value, spaces.Dict) else value
-            value = inner.get(name) if isinstance(inner, Mapping) else None
-        if value is not None:
-            return path, value
-    return None
 
 
 def _absent(env: Any, path: Key, known: Mapping[str, Any]) -> str:
@@ -194,7 +182,7 @@ def _probe(env: Any, wanted: Sequence[InfoEntry]) -> dict[str, Space[Any]]:
     for step in range(_STEPS):
         for one in _rows(info, env.num_envs) if batched else [info]:
             found = _merged(_merged(found, one), one.get("final_info"))
-        if step >= _LEAST and all(_located(entry, found) for entry in wanted):
+        if step >= _LEAST and all(entry.located(found) for entry in wanted):
             break
         masks = newest_masks(masks, info if batched else [info])
         result = env.step(_sample(action_space, masks))

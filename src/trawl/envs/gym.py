@@ -189,7 +189,7 @@ class GymEnv(LoggedEnv):
     @property
     def fixed_layout(self) -> bool:
         """True if all actions and observations have a fixed shape and dtype."""
-        return self.observation_codec.fixed and self.action_codec.fixed
+        return bool(self.observation_codec.fixed and self.action_codec.fixed)
 
     @property
     def action_spec_unbatched(self) -> Any:

@@ -65,7 +65,9 @@ def make_pettingzoo(name: str, options: Mapping[str, Any]) -> PettingZooEnv:
         own_make = getattr(module, _FACTORIES[kind], None)
         make = _registered(kind, name) if module is None else own_make
         if make is not None:
-            return PettingZooEnv(make(**rest), **{key: options[key] for key in own})
+            env = PettingZooEnv(make(**rest), **{key: options[key] for key in own})
+            env.remake = partial(make_pettingzoo, name, options)
+            return env
     raise ValueError(
         f"there is no PettingZoo environment {name!r}: use an id such as classic/rps-v2, or a "
         "module of an installed package, such as mpe2/simple_spread_v3"
@@ -137,6 +139,11 @@ _CLASSES: dict[str, type] = {"pettingzoo": PettingZooEnv, "vmas": VmasEnv}
 def is_known(env_id: str) -> bool:
     """Returns True if an id begins with the name of a library, so that Gymnasium has no such id."""
     return env_id.partition(":")[0] in _MAKERS.keys() | _OTHERS.keys()
+
+
+def lacks_vectors(env_id: str) -> bool:
+    """Returns True if an id names a library that makes only single environments."""
+    return env_id.partition(":")[0] == "pettingzoo"
 
 
 def make_other(env_id: str, options: Mapping[str, Any]) -> Any:

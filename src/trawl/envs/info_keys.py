@@ -145,6 +145,26 @@ class InfoEntry:
         if len(self.path) == 1 and "/" in self.path[0] and self.space is None:
             yield tuple(self.path[0].split("/"))
 
+    def located(self, known: Mapping[str, Any]) -> tuple[Key, Any] | None:
+        """Returns the path of the entry, and its space or an example of its value.
+
+        Args:
+            known: spaces or examples of all entries, nested as in ``info``.
+
+        Returns:
+            The path and the space or value; None if there is no such entry.
+        """
+        if self.space is not None:
+            return self.path, self.space
+        for path in self.paths():
+            value: Any = known
+            for name in path:
+                inner = value.spaces if isinstance(value, spaces.Dict) else value
+                value = inner.get(name) if isinstance(inner, Mapping) else None
+            if value is not None:
+                return path, value
+        return None
+
 
 def given_entries(info_keys: InfoKeys) -> list[InfoEntry]:
     """Returns the entries that ``info_keys`` names.

@@ -1,4 +1,4 @@
-"""Logs from which Gymnasium environments are replayed, if their state can't be read."""
+"""Logs from which environments are replayed, if their state can't be read."""
 
 from __future__ import annotations
 
@@ -12,12 +12,13 @@ from trawl.envs.capture import NONE, REPLAY, check_identity, way_of, ways_of
 from trawl.envs.capture.history import PoolLog, check_pool
 from trawl.envs.capture.replay import EpisodeLog, needs_log
 from trawl.envs.pool import Pool
-from trawl.envs.spaces import SpaceCodec
 from trawl.envs.vector import VectorAdapter
+from trawl.keys import REWARD, Key
+from trawl.memory import Array
 
 
 class LoggedEnv(TensorDictEnv):
-    """The part of a Gymnasium environment that keeps a log, if it may have to be replayed.
+    """The part of an environment that keeps a log, if it may have to be replayed.
 
     Attributes:
         log: log from which the environment can be replayed; None unless :meth:`keep_log` was
@@ -26,9 +27,9 @@ class LoggedEnv(TensorDictEnv):
 
     log: EpisodeLog | PoolLog | None = None
     env: Any
-    vector: VectorAdapter | None
-    observation_codec: SpaceCodec
-    action_codec: SpaceCodec
+    vector: VectorAdapter | None = None
+    observation_codec: Any
+    action_codec: Any
     _decided = False
 
     def keep_log(self) -> None:
@@ -40,10 +41,13 @@ class LoggedEnv(TensorDictEnv):
         if self._decided or self.log is not None or not self.action_codec.fixed:
             return
         if self.vector is None:
-            self.log = EpisodeLog(self.observation_codec, self.action_codec)
+            self.log = self._new_log()
         else:
             self._decided = True
             self.log = self.vector.log = self.vector.new_log(self.action_codec)
+
+    def _new_log(self) -> EpisodeLog:
+        return EpisodeLog(self.observation_codec, self.action_codec)
 
     def decide_log(self) -> None:
         """Drops the log after the first reset, if the environment's state is plain data."""
@@ -67,9 +71,28 @@ class LoggedEnv(TensorDictEnv):
 
     def reset_simulator(self, **kwargs: Any) -> Any:
         """Resets a simulator that is not a vector environment, and notes this in its log."""
-        if isinstance(self.log, EpisodeLog) and not self._is_known_plain():
-            self.log.begin(self.env, kwargs)
+        self.note_reset(kwargs)
         return self.env.reset(**kwargs)
+
+    def note_reset(self, arguments: Mapping[str, Any]) -> None:
+        """Notes in the log how an episode begins, just before the reset that begins it.
+
+        Args:
+            arguments: arguments of the reset.
+        """
+        if isinstance(self.log, EpisodeLog) and not self._is_known_plain():
+            self.log.begin(self.env, arguments)
+
+    def reward_rows(self, rows: Mapping[Key, Array], chosen: Any, first: int, stop: int) -> Array:
+        """Returns the rewards that the log gets, with time as the first dimension.
+
+        Args:
+            rows: the entries of a batch, ``(steps, num_envs, *leaf)``, by key.
+            chosen: index of the environment, or a slice.
+            first: the first row.
+            stop: the row after the last one.
+        """
+        return rows[REWARD][first:stop, chosen, 0]
 
     def _is_known_plain(self) -> bool:
         """Returns True before the first reset of an environment that will need no log.

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -13,8 +15,11 @@ from typing_extensions import override
 
 from trawl.checks import check_bool
 from trawl.devices import optional_device
-from trawl.envs.agent_arrays import AGENT_MASK, INFO, AgentArrays
+from trawl.envs.agent_actions import AgentActions
+from trawl.envs.agent_arrays import AGENT_MASK, AgentArrays
 from trawl.envs.agent_groups import AgentGroup, make_groups
+from trawl.envs.agent_infos import chosen_infos, first_infos
+from trawl.envs.agent_log import AgentLog
 from trawl.envs.agent_steps import (
     AgentResults,
     ParallelSteps,
@@ -22,19 +27,24 @@ from trawl.envs.agent_steps import (
     is_pettingzoo,
     is_turn_based,
 )
-from trawl.envs.base import TensorDictEnv
+from trawl.envs.capture import capture, restore
+from trawl.envs.capture.replay import EpisodeLog
+from trawl.envs.info_keys import AnyValue
+from trawl.envs.infos import InfoLeaf
+from trawl.envs.logged import LoggedEnv
 from trawl.envs.masks import MASK_KEY
-from trawl.envs.seeding import check_seed, next_seed
-from trawl.envs.spaces import SpaceCodec
+from trawl.envs.replacements import check_replacement
+from trawl.envs.seeding import check_seed, derive, next_seed
+from trawl.envs.spaces import SpaceLeaf
 from trawl.envs.specs import Categorical, Composite, Unbounded
 from trawl.envs.vector import VectorAdapter
-from trawl.keys import as_key, nested, show_key
+from trawl.keys import Key, nested, next_of, show_key
 from trawl.memory import Array
 
 STATE = "state"
 
 
-class PettingZooEnv(TensorDictEnv):
+class PettingZooEnv(LoggedEnv):
     """PettingZoo environment, parallel or AEC, with the TensorDict interface.
 
     The agents are put into groups. The entries of a group are stacked: the first dimension after
@@ -53,13 +63,21 @@ class PettingZooEnv(TensorDictEnv):
         done_on_any: True to end an episode when the first agent is done, False to end it when all
             agents are done. None means True for a parallel environment, and False for an AEC one.
         return_state: True to add ``"state"``, the result of the environment's ``state()``.
+        info_keys: names of entries of the agents' infos that become ``(group, "info", name)``: a
+            list of names, or a mapping from names to spaces, as in :class:`GymEnv`. A mapping from
+            names of groups to these applies to each group on its own. By default, all numbers and
+            arrays that an info has after the first reset are taken.
         device: device of the returned TensorDicts. With None, the TensorDicts have no device, and
             their tensors are on the CPU.
+
+    Attributes:
+        remake: function that makes another environment like this one; None if ``env`` was passed
+            as an object.
 
     Raises:
         TypeError: if ``env`` is not a PettingZoo environment.
         ValueError: if ``group_map`` does not name each agent exactly once, or agents of one group
-            have different spaces.
+            have different spaces; if ``info_keys`` has a name that no info has.
 
     Example:
         >>> from mpe2 import simple_spread_v3
@@ -83,6 +101,7 @@ class PettingZooEnv(TensorDictEnv):
         categorical_actions: bool = True,
         done_on_any: bool | None = None,
         return_state: bool = False,
+        info_keys: Any = None,
         device: torch.device | str | None = None,
     ) -> None:
         if not is_pettingzoo(env):
@@ -96,10 +115,13 @@ class PettingZooEnv(TensorDictEnv):
             if switch is not None:
                 check_bool(name, switch)
         self.env = env
+        self.remake: Callable[[], Any] | None = None
+        self._rebuilds = 0  # since the last set_seed()
+        self._first_seed: int | None = None  # of the last set_seed()
         self.device = optional_device("device", device)
         self.batch_size = torch.Size([])
         self.parallel = not is_turn_based(env)
-        self._steps = ParallelSteps(env) if self.parallel else TurnSteps(env)
+        self._use(env)
         self._seed: int | None = None
         self._returns_state = return_state
         self.done_on_any = self.parallel if done_on_any is None else done_on_any
@@ -114,12 +136,19 @@ class PettingZooEnv(TensorDictEnv):
             AgentGroup(name, agents, env, categorical_actions)
             for name, agents in self.group_map.items()
         ]
+        self.action_codec: Any = AgentActions(self.agent_groups)
         self._all_agents = tuple(agent for group in self.agent_groups for agent in group.agents)
-        self._describe(self._steps.reset())
+        first = self._steps.reset()
+        self._describe(first, self._infos(first, info_keys))
 
-    def _describe(self, first: AgentResults) -> None:
+    def _infos(self, first: AgentResults, info_keys: Any) -> dict[str, list[InfoLeaf]]:
+        """Returns the leaves of the infos that batches have, by group."""
+        if info_keys is None:
+            return {group.name: first_infos(group, first) for group in self.agent_groups}
+        return chosen_infos(self.agent_groups, self._steps, info_keys)
+
+    def _describe(self, first: AgentResults, infos: dict[str, list[InfoLeaf]]) -> None:
         """Makes the arrays and the specs, given the results of the first reset."""
-        infos = {group.name: _infos_of(group, first) for group in self.agent_groups}
         masked = [group.name for group in self.agent_groups if _has_mask(group, first)]
         self.arrays = AgentArrays(self.agent_groups, infos, masked, self.use_mask, self.done_on_any)
         if self._returns_state:
@@ -139,12 +168,19 @@ class PettingZooEnv(TensorDictEnv):
             if self.use_mask:
                 observed[name, AGENT_MASK] = Categorical(2, (count,), torch.bool)
             for info in infos[name]:
-                observed[name, INFO, info] = _unbounded(self.arrays.observations[name, INFO, info])
+                key = (name, *info.key)
+                observed[key] = _unbounded(self.arrays.observations[key])
         if self._returns_state:
             observed[STATE] = _unbounded(self.arrays.observations[(STATE,)])
         place = self.device or "cpu"
         self.full_observation_spec, self.full_action_spec = observed.to(place), acted.to(place)
         self._reward_spec, self._done_spec = rewards, flags
+        self.observation_codec: Any = _Observations(
+            [
+                SpaceLeaf(key, (), AnyValue(), self.full_observation_spec[key])
+                for key in self.arrays.observations
+            ]
+        )
 
     # --- specs
 
@@ -165,6 +201,14 @@ class PettingZooEnv(TensorDictEnv):
         seed, self._seed = self._seed, None
         if seed is not None:
             kwargs.setdefault("seed", seed)
+        self.note_reset(kwargs)
+        self.start_episode(**kwargs)
+        self.decide_log()
+        if self.log is not None:
+            self.log.observe(self.observation_codec.encode(self.arrays.observations))
+
+    def start_episode(self, **kwargs: Any) -> None:
+        """Resets the environment like :meth:`begin_episode`, but ignores seeds and the log."""
         self.arrays.begin(self._steps.reset(**kwargs))
         self._read_state()
 
@@ -205,14 +249,12 @@ class PettingZooEnv(TensorDictEnv):
         return self._placed(self._reset(None, **kwargs))
 
     def _step(self, tensordict: TensorDictBase) -> TensorDict:
-        actions: dict[str, Any] = {}
-        for group in self.agent_groups:
-            rows = [
-                _action(tensordict, (group.name, *as_key(leaf.key))) for leaf in group.acted.leaves
-            ]
-            actions.update(zip(group.agents, decoder(group.acted)(rows), strict=True))
-        self.advance(actions)
+        rows = [_action(tensordict, leaf.key) for leaf in self.action_codec.leaves]
+        self.advance(self.action_codec.decode(rows))
         arrays = self.arrays
+        if self.log is not None:
+            self.log.add_step(rows, np.concatenate(arrays.reward_rows()))
+            self.log.observe(self.observation_codec.encode(arrays.observations))
         return self._tensordict({**arrays.observations, **arrays.rewards, **arrays.flags})
 
     def _tensordict(self, arrays: dict[Any, Array]) -> TensorDict:
@@ -231,8 +273,68 @@ class PettingZooEnv(TensorDictEnv):
         Returns:
             The seed for another environment; if ``static_seed``, the same seed.
         """
-        self._seed = seed = check_seed(seed)
+        self._seed = self._first_seed = seed = check_seed(seed)
+        self._rebuilds = 0
         return next_seed(seed, static_seed)
+
+    def rebuild(self) -> None:
+        """Closes the environment, ignoring errors, and makes a new one in the same way.
+
+        If the environment was seeded, the next reset gets a seed that is derived from the last one.
+
+        Raises:
+            RuntimeError: if the environment was passed as an object.
+            ValueError: if the new environment has other spaces, or is the same object as before.
+        """
+        if self.remake is None:
+            raise RuntimeError(
+                f"{self!r} was passed as an existing environment, so it can't be made again"
+            )
+        if not self.is_closed:
+            with suppress(Exception):
+                self.close()
+        fresh = self.remake()
+        check_replacement(self, fresh, PettingZooEnv)
+        self.is_closed = False
+        self._use(fresh.env)
+        self.renew_log()
+        self._rebuilds += 1
+        if self._first_seed is not None:
+            self._seed = derive(self._first_seed, "rebuild", self._rebuilds)
+
+    def _use(self, env: Any) -> None:
+        self.env, self._steps = env, ParallelSteps(env) if self.parallel else TurnSteps(env)
+
+    # --- the state
+
+    @override
+    def _new_log(self) -> EpisodeLog:
+        return AgentLog(self)
+
+    @property
+    def _episode_log(self) -> EpisodeLog | None:
+        return self.log if isinstance(self.log, EpisodeLog) else None
+
+    @override
+    def reward_rows(self, rows: Mapping[Key, Array], chosen: Any, first: int, stop: int) -> Array:
+        found = [rows[next_of(key)][first:stop, chosen, :, 0] for key in self.arrays.rewards]
+        return np.concatenate(found, -1)
+
+    @override
+    def capture(self) -> dict[str, Any]:
+        return {
+            "env": capture(self.env, self._episode_log),
+            "arrays": self.arrays.state_dict(),
+            "seeds": [self._seed, self._first_seed],
+            "rebuilds": self._rebuilds,
+        }
+
+    @override
+    def restore(self, state: Mapping[str, Any], trust: bool = False) -> None:
+        self._use(restore(self.env, state["env"], trust, self._episode_log))
+        self.arrays.load_state_dict(state["arrays"])
+        self._seed, self._first_seed = state["seeds"]
+        self._rebuilds = state["rebuilds"]
 
     @override
     def _close(self) -> None:
@@ -262,18 +364,15 @@ class PettingZooEnv(TensorDictEnv):
         return f"PettingZooEnv({self.name}, groups={self.group_map})"
 
 
-def decoder(codec: SpaceCodec) -> Callable[[Sequence[Array]], list[Any]]:
-    """Returns a function from rows of actions, one row for each agent, to a list of actions."""
-    leaves, decode = codec.leaves, codec.decode
-    (first, *more) = leaves
-    if not more and first.path == ("action",) and isinstance(first.spec, Categorical):
-        start = int(first.space.start)  # type: ignore[attr-defined]
-        if start == 0:
-            return lambda rows: rows[0].tolist()
-        return lambda rows: (rows[0] + start).tolist()
-    return lambda rows: [
-        decode(agent)["action"] for agent in zip(*(list(row) for row in rows), strict=True)
-    ]
+@dataclass
+class _Observations:
+    """Codec of the arrays of all observations, which need no encoding."""
+
+    leaves: list[SpaceLeaf]
+
+    def encode(self, arrays: Mapping[Key, Array]) -> list[Array]:
+        """Returns the arrays in the order of ``leaves``."""
+        return list(arrays.values())
 
 
 def _action(tensordict: TensorDictBase, key: Any) -> Array:
@@ -293,20 +392,6 @@ def _has_mask(group: AgentGroup, first: AgentResults) -> bool:
             "can't have one"
         )
     return shown
-
-
-def _infos_of(group: AgentGroup, first: AgentResults) -> dict[str, Array]:
-    """Returns an example of each numeric info that an agent of the group has after a reset."""
-    found: dict[str, Array] = {}
-    for agent in group.agents:
-        for name, value in first.infos.get(agent, {}).items():
-            array = np.asarray(value)
-            numeric = array.dtype.kind in "biuf"
-            if isinstance(value, float) and not isinstance(value, np.floating):
-                array = array.astype(np.float32)
-            if numeric and name != MASK_KEY:
-                found.setdefault(str(name), array)
-    return found
 
 
 def _unbounded(example: Array) -> Any:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -13,10 +14,12 @@ from tensordict import TensorDict, TensorDictBase
 from torch import Tensor
 from typing_extensions import override
 
+from trawl.checks import check_number
 from trawl.devices import optional_device
 from trawl.envs.base import TensorDictEnv
 from trawl.envs.batched import BatchedEnv, arguments_of, factories_of
-from trawl.envs.build import build_one, distinct
+from trawl.envs.build import build_one, distinct, env_of_id
+from trawl.envs.ids import lacks_vectors
 from trawl.envs.seeding import next_kwargs
 from trawl.envs.types import EnvKwargs, EnvSources, is_list
 from trawl.envs.vector import VectorAdapter
@@ -155,12 +158,33 @@ def build_env(source: Any, kwargs: EnvKwargs | None = None, *, name: str = "crea
     """
     if is_list(source):
         return _build_list(source, kwargs, name)
+    if isinstance(source, str) and isinstance(kwargs, Mapping):
+        make_several = several_of_id(source, kwargs)
+        if make_several is not None:
+            return make_several()
     if kwargs is not None and not isinstance(kwargs, Mapping):
         raise TypeError(
             f"create_env_kwargs is a list, which needs a list of environments, but {name} is "
             f"{source!r}: pass a mapping"
         )
     return build_one(source, kwargs, name)
+
+
+def several_of_id(env_id: str, kwargs: Mapping[str, Any]) -> Callable[[], SerialEnv] | None:
+    """Returns a function that makes a batch of environments of a library without vectors.
+
+    Args:
+        env_id: the id.
+        kwargs: arguments of the environments, and ``num_envs``.
+
+    Returns:
+        The function; None if there is no ``num_envs``, or the library makes the vector itself.
+    """
+    if "num_envs" not in kwargs or not lacks_vectors(env_id):
+        return None
+    options = dict(kwargs)
+    count = check_number("num_envs", options.pop("num_envs"), least=1)
+    return partial(SerialEnv, count, partial(env_of_id, env_id, **options))
 
 
 def _build_list(source: Sequence[Any], kwargs: Any, name: str) -> Any:

@@ -117,6 +117,10 @@ class SpaceCodec:
         """True if all leaves have a fixed layout and need no encoding."""
         return self.fixed and all(encoder is None for encoder in self._encoders)
 
+    def compact(self) -> SpaceCodec:
+        """Returns a codec of the same actions, with discrete actions as indices."""
+        return SpaceCodec(self.space, "action", categorical=True)
+
     def composite(self, batch: Sequence[int] = ()) -> Composite:
         """Returns the specs of the leaves, with ``batch`` prepended to each shape."""
         result = Composite(shape=batch)

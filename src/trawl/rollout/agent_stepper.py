@@ -9,16 +9,16 @@ from numpy.typing import NDArray
 from typing_extensions import override
 
 from trawl.envs.outcomes import RESET_GIVES
-from trawl.envs.pettingzoo import PettingZooEnv, decoder
+from trawl.envs.pettingzoo import PettingZooEnv
 from trawl.errors import resetting
 from trawl.keys import DONE_KEYS, Key, next_of
 from trawl.memory import Array
-from trawl.rollout.array_stepper import ArrayStepper, from_bfloat16
+from trawl.rollout.array_stepper import EnvStepper, from_bfloat16
 from trawl.rollout.batch_writer import StepFn
 from trawl.rollout.episodes import EpisodeTracker, StepArrays
 
 
-class AgentStepper(ArrayStepper):
+class AgentStepper(EnvStepper):
     """Steps one PettingZoo environment.
 
     Args:
@@ -29,6 +29,9 @@ class AgentStepper(ArrayStepper):
 
     def __init__(self, env: PettingZooEnv) -> None:
         self.env = env
+        arrays = env.arrays
+        self.root_keys = [*arrays.observations, *(key for key in arrays.flags if key not in _ROOT)]
+        self.agent_groups = list(env.group_map)
 
     @override
     def reset(self, view: StepArrays, mask: NDArray[np.bool_] | None, **kwargs: Any) -> None:
@@ -92,20 +95,13 @@ class AgentStepper(ArrayStepper):
 
     def _action_reader(self, view: StepArrays, start: int, stop: int) -> Any:
         """Returns a function that reads row ``t``'s action of each agent."""
-        parts = []
-        for group in self.env.agent_groups:
-            keys = [(group.name, *leaf.key) for leaf in group.acted.leaves]
-            leaves = [(key in view.bfloat16, view.rows(key, start, stop)) for key in keys]
-            parts.append((group.agents, decoder(group.acted), leaves))
-
-        def read(t: int) -> dict[str, Any]:
-            actions: dict[str, Any] = {}
-            for agents, decode, leaves in parts:
-                rows = [from_bfloat16(own[t]) if cast else own[t] for cast, own in leaves]
-                actions.update(zip(agents, decode(rows), strict=True))
-            return actions
-
-        return read
+        codec = self.env.action_codec
+        keys, decode = [leaf.key for leaf in codec.leaves], codec.decode
+        arrays = [view.arrays[key][start:stop] for key in keys]
+        if view.bfloat16.isdisjoint(keys):
+            return lambda t: decode([array[t] for array in arrays])
+        exact = [from_bfloat16 if key in view.bfloat16 else np.copy for key in keys]
+        return lambda t: decode([read(array[t]) for read, array in zip(exact, arrays, strict=True)])
 
 
 class _Roots:

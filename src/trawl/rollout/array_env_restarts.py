@@ -17,6 +17,7 @@ from trawl.keys import DONE, MASK
 from trawl.rollout.agent_stepper import AgentStepper
 from trawl.rollout.array_stepper import (
     ArrayStepper,
+    EnvStepper,
     SerialStepper,
     SingleStepper,
     VectorStepper,
@@ -39,12 +40,12 @@ def make_stepper(env: Any, restarts: EnvRestarts | None) -> ArrayStepper:
         return SerialStepper([make_stepper(child, restarts) for child in env.envs])
     if isinstance(env, ParallelEnv):
         return ParallelStepper(env, restarts)
-    if isinstance(env, PettingZooEnv):
-        return AgentStepper(env)
     return _unguarded_stepper(env) if restarts is None else RestartingStepper(env, restarts)
 
 
-def _unguarded_stepper(env: GymEnv) -> ArrayStepper:
+def _unguarded_stepper(env: GymEnv | PettingZooEnv) -> EnvStepper:
+    if isinstance(env, PettingZooEnv):
+        return AgentStepper(env)
     if env.vector is not None:
         return VectorStepper(env)
     return DMStepper(env) if has_named_arrays(env) else SingleStepper(env)
@@ -58,7 +59,7 @@ class RestartingStepper(ArrayStepper):
         restarts: the collector's record of failures.
     """
 
-    def __init__(self, env: GymEnv, restarts: EnvRestarts) -> None:
+    def __init__(self, env: GymEnv | PettingZooEnv, restarts: EnvRestarts) -> None:
         self.env = env
         self._stepper = _unguarded_stepper(env)
         self.num_envs = self._stepper.num_envs
@@ -104,13 +105,13 @@ class RestartingStepper(ArrayStepper):
         if taken:
             _end_episodes(view, episodes, row)
         else:
-            discard_step(view, episodes, row, range(self.num_envs))
+            discard_step(view, episodes, row, range(self.num_envs), self._stepper.agent_groups)
         if isinstance(self.env.log, PoolLog):
             self.env.log.skipped = row + 1
-        for leaf in self.env.observation_codec.leaves:
-            rows = view.arrays[leaf.key]
+        for key in self._stepper.root_keys:
+            rows = view.arrays[key]
             if row + 1 < len(rows):
-                rows[row + 1] = view.next_obs[leaf.key]
+                rows[row + 1] = view.next_obs[key]
 
     def _rebuild(self, view: StepArrays) -> None:
         self.env.rebuild()

@@ -24,7 +24,7 @@ from trawl.envs.seeding import next_kwargs
 from trawl.envs.spaces import SpaceCodec
 from trawl.envs.vector import VectorAdapter
 from trawl.errors import add_note, resetting
-from trawl.keys import DONE, MASK, REWARD, TERMINATED, TRUNCATED, as_key, next_of
+from trawl.keys import DONE, MASK, REWARD, TERMINATED, TRUNCATED, Key, as_key, next_of
 from trawl.memory import Array
 from trawl.rollout.batch_writer import StepFn
 from trawl.rollout.episodes import EpisodeTracker, StepArrays
@@ -36,9 +36,11 @@ class ArrayStepper(Protocol):
 
     Attributes:
         num_envs: number of environments.
+        agent_groups: names of the groups of agents, which have flags of their own.
     """
 
     num_envs: int
+    agent_groups: Sequence[str] = ()
 
     def reset(self, view: StepArrays, mask: NDArray[np.bool_] | None, **kwargs: Any) -> None:
         """Begins episodes, and writes their first observations to ``view.next_obs``.
@@ -53,7 +55,17 @@ class ArrayStepper(Protocol):
         """Returns a function of ``t`` that takes the step of row ``start + t``."""
 
 
-class SingleStepper(ArrayStepper):
+class EnvStepper(ArrayStepper, Protocol):
+    """Steps one environment, which may be a vector environment.
+
+    Attributes:
+        root_keys: keys of the entries that a reset writes.
+    """
+
+    root_keys: Sequence[Key]
+
+
+class SingleStepper(EnvStepper):
     """Steps one Gymnasium environment."""
 
     num_envs = 1
@@ -61,6 +73,7 @@ class SingleStepper(ArrayStepper):
     def __init__(self, env: GymEnv) -> None:
         self.env = env
         self._observed = ObservationRows(env.observation_codec, (), _direct_leaves(env))
+        self.root_keys = self._observed.keys
 
     @override
     def reset(self, view: StepArrays, mask: NDArray[np.bool_] | None, **kwargs: Any) -> None:
@@ -219,7 +232,7 @@ class SerialStepper(ArrayStepper):
         return step
 
 
-class VectorStepper(ArrayStepper):
+class VectorStepper(EnvStepper):
     """Steps a vector environment."""
 
     def __init__(self, env: GymEnv) -> None:
@@ -228,6 +241,7 @@ class VectorStepper(ArrayStepper):
         self.env = env
         self.num_envs = env.vector.num_envs
         self._observed = ObservationRows(env.observation_codec, (self.num_envs,))
+        self.root_keys = self._observed.keys
 
     @property
     def vector(self) -> VectorAdapter:

@@ -303,7 +303,13 @@ class EpisodeTracker:
             start.write(index, row)
 
 
-def discard_step(view: StepArrays, episodes: EpisodeTracker, row: int, envs: Iterable[int]) -> None:
+def discard_step(
+    view: StepArrays,
+    episodes: EpisodeTracker,
+    row: int,
+    envs: Iterable[int],
+    groups: Sequence[str] = (),
+) -> None:
     """Discards the steps of some environments in ``row``, and ends their episodes before it.
 
     Args:
@@ -311,17 +317,24 @@ def discard_step(view: StepArrays, episodes: EpisodeTracker, row: int, envs: Ite
         episodes: tracker of the environments' episodes.
         row: the row.
         envs: numbers of the environments in ``view``.
+        groups: names of the groups of agents that have flags of their own.
     """
     for index in envs:
         if episodes.break_off(view.first + index, row):
-            truncate(view, row - 1, index)
+            truncate(view, row - 1, index, groups)
         view.arrays[MASK][row, index] = False
         for key, rows in view.arrays.items():
             if key[0] == "next":
                 rows[row, index] = 0
 
 
-def truncate(view: StepArrays, row: int, env: int) -> None:
-    """Marks an environment's step in ``row`` as truncated and done."""
+def truncate(view: StepArrays, row: int, env: int, groups: Sequence[str] = ()) -> None:
+    """Marks an environment's step in ``row`` as truncated and done, and so for its agents."""
     for key in (TRUNCATED, DONE):
         view.arrays[key][row, env] = True
+    for group in groups:
+        done, truncated = (
+            view.arrays[next_of((group, name))][row, env] for name in ("done", "truncated")
+        )
+        truncated |= ~done
+        done[...] = True

@@ -40,6 +40,7 @@ from trawl.rollout.times import LoopTimes, StepRecorder, StepSamples, estimated_
 _CHUNK = 512
 # Number of steps timed in each chunk: reading the clock is cheap, but not free.
 _TIMED = 8
+_LOOSE = "its spaces have no fixed shape and dtype"
 _STEP_GIVES = "(observation, reward, terminated, truncated, info)"
 
 
@@ -322,13 +323,15 @@ def _choose(env: Any, policy: Policy, options: BatchOptions) -> BatchWriter:
             _refuse_restarts(options, str(why))
             return _by_tensordict(env, policy, options, str(why))
     if not getattr(env, "fixed_layout", False):
-        reason = "its spaces have no fixed shape and dtype"
+        reason = _LOOSE
         if any(isinstance(part, TensorEnv) for part in env.parts):
             reason = (
                 "it is a list of environments whose data are tensors: pass one environment with "
                 "more sub-environments, or use workers"
             )
             _refuse_restarts(options, reason)
+        elif env.reward_keys != ["reward"]:
+            reason = "its agents have rewards of their own"
         return _by_tensordict(env, policy, options, reason)
     try:
         return ArrayBatchWriter(env, policy, options)

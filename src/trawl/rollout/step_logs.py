@@ -7,14 +7,14 @@ from typing import Any
 
 from trawl.envs.base import TensorDictEnv
 from trawl.envs.capture.history import PoolLog
-from trawl.envs.gym import GymEnv
-from trawl.keys import DONE, REWARD, Key
+from trawl.envs.logged import LoggedEnv
+from trawl.keys import DONE, Key
 from trawl.memory import Array
 from trawl.rollout.array_stepper import from_bfloat16
 from trawl.rollout.episodes import EpisodeTracker
 
 
-def keep_logs(env: Any) -> list[tuple[int, GymEnv]]:
+def keep_logs(env: Any) -> list[tuple[int, LoggedEnv]]:
     """Makes environments keep logs, if they may have to be replayed.
 
     Args:
@@ -24,9 +24,9 @@ def keep_logs(env: Any) -> list[tuple[int, GymEnv]]:
         Environments that may keep logs, each with its index. After the first reset, an environment
         keeps its log only if it needs one.
     """
-    found, index = list[tuple[int, GymEnv]](), 0
+    found, index = list[tuple[int, LoggedEnv]](), 0
     for part in env.parts if isinstance(env, TensorDictEnv) else ():
-        if isinstance(part, GymEnv):
+        if isinstance(part, LoggedEnv):
             part.keep_log()
             found.append((index, part))
         index += max(1, part.batch_size.numel())
@@ -45,12 +45,12 @@ class StepLogs:
 
     def __init__(
         self,
-        found: list[tuple[int, GymEnv]],
+        found: list[tuple[int, LoggedEnv]],
         next_obs: Mapping[Key, Array],
         changed: frozenset[Key],
         bfloat16: frozenset[Key],
     ) -> None:
-        self._logged = list[tuple[int, GymEnv, list[Array]]]()
+        self._logged = list[tuple[int, LoggedEnv, list[Array]]]()
         self._bfloat16 = bfloat16
         self._in_batch = False
         for index, env in found:
@@ -88,15 +88,20 @@ class StepLogs:
             if isinstance(log, PoolLog):
                 first, log.skipped = log.skipped, 0
                 actions = self._actions(rows, env, chosen, first, filled)
-                rewards = rows[REWARD][first:filled, chosen, 0]
+                rewards = env.reward_rows(rows, chosen, first, filled)
                 log.add(actions, rewards, rows[DONE][first:filled, chosen, 0])
             elif log is not None:
                 first = episodes.first_row(index)
                 actions = self._actions(rows, env, index, first, filled)
-                log.extend(actions, rows[REWARD][first:filled, index, 0])
+                log.extend(actions, env.reward_rows(rows, index, first, filled))
 
     def _actions(
-        self, rows: Mapping[Key, Array], env: GymEnv, chosen: int | slice, first: int, filled: int
+        self,
+        rows: Mapping[Key, Array],
+        env: LoggedEnv,
+        chosen: int | slice,
+        first: int,
+        filled: int,
     ) -> list[Array]:
         found = []
         for leaf in env.action_codec.leaves:
@@ -105,6 +110,6 @@ class StepLogs:
         return found
 
 
-def _rows_of(env: GymEnv, index: int) -> Any:
+def _rows_of(env: LoggedEnv, index: int) -> Any:
     """Returns the index of an environment's rows in arrays for all environments."""
     return slice(index, index + env.batch_size.numel()) if env.batch_size else index

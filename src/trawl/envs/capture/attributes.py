@@ -306,7 +306,12 @@ class Decoder:
             case "deque":
                 return deque(map(self.decode, data["items"]), data["maxlen"])
             case "dict":
-                return {self.decode(key): self.decode(item) for key, item in data["items"]}
+                inside = present if type(present) is dict else {}
+                pairs: dict[Any, Any] = {}
+                for name, item in data["items"]:
+                    key = self.decode(name)
+                    pairs[key] = self.decode(item, inside.get(key))
+                return pairs
             case "graph":
                 return GraphInstance(*map(self.decode, data["items"]))
             case "generator":

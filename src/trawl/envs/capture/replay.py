@@ -8,7 +8,7 @@ code that resets and steps the environment passes the resets and the actions to 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from typing_extensions import override
@@ -16,9 +16,8 @@ from typing_extensions import override
 from trawl.envs.capture import origin
 from trawl.envs.capture.attributes import Decoder, Encoder, NotPlain
 from trawl.envs.capture.emulator import emulator_of, emulator_state
-from trawl.envs.capture.step_log import StepLog, digest
+from trawl.envs.capture.step_log import ActionCodec, ObservationLeaves, StepLog, digest
 from trawl.envs.capture.ways import chain, is_plain, wrappers_are_plain
-from trawl.envs.spaces import SpaceCodec
 from trawl.errors import EnvStateError
 
 #: Way of an environment whose episode is replayed.
@@ -29,6 +28,13 @@ MOST_STEPS = 1_000_000
 MOST_BYTES = 64 * 2**20
 
 
+class ObservationCodec(ObservationLeaves, Protocol):
+    """Codec of observations, such as a :class:`~trawl.envs.spaces.SpaceCodec`."""
+
+    def encode(self, sample: Any, /) -> list[Any]:
+        """Returns the arrays of an observation, in the order of ``leaves``."""
+
+
 class EpisodeLog(StepLog):
     """Origin of the current episode of an environment, and the actions since then.
 
@@ -37,8 +43,9 @@ class EpisodeLog(StepLog):
         actions: codec of the actions, which have a fixed layout.
     """
 
-    def __init__(self, observations: SpaceCodec, actions: SpaceCodec) -> None:
+    def __init__(self, observations: ObservationCodec, actions: ActionCodec) -> None:
         super().__init__(observations, actions, MOST_STEPS, MOST_BYTES)
+        self._encode = observations.encode
         # Function that returns the origin as plain data.
         self._origin: Callable[[], dict[str, Any]] = dict
         self._made: dict[str, Any] | None = None
@@ -124,9 +131,7 @@ class EpisodeLog(StepLog):
         members = chain(env)
         try:
             origin.write(members, state["origin"], self._made or {})
-            obs, _ = env.reset(**origin.arguments_of(state["origin"]))
-            obs, rewards = self._steps(env, obs)
-            leaves = self._observations.encode(obs)
+            leaves, rewards = self._play(env, origin.arguments_of(state["origin"]))
         except EnvStateError:
             raise
         except Exception as error:
@@ -144,8 +149,17 @@ class EpisodeLog(StepLog):
         for member, attributes in zip(members[:-1], state["wrappers"], strict=True):
             decoder.write(member, attributes)
 
-    def _steps(self, env: Any, obs: Any) -> tuple[Any, int]:
-        """Repeats all steps, and returns the last observation and a digest of the rewards."""
+    def _play(self, env: Any, arguments: Mapping[str, Any]) -> tuple[list[Any], int]:
+        """Repeats the reset and all steps.
+
+        Args:
+            env: the environment.
+            arguments: arguments of the reset.
+
+        Returns:
+            The leaves of the last observation, and a digest of the rewards.
+        """
+        obs, _ = env.reset(**arguments)
         rewards, reward = 0, np.empty(1, np.float32)
         for step in range(self.steps):
             obs, reward[0], terminated, truncated, _ = env.step(self.action(step))
@@ -155,7 +169,7 @@ class EpisodeLog(StepLog):
                     f"{env} was replayed, but its episode ended after {step + 1} steps instead of "
                     f"going on for {self.steps}"
                 )
-        return obs, rewards
+        return self._encode(obs), rewards
 
 
 def _end(base: Any) -> dict[str, Any]:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
 
-from trawl.envs.spaces import SpaceCodec, SpaceLeaf
+from trawl.envs.spaces import SpaceLeaf
 from trawl.envs.specs import MultiOneHot, NonTensor
 from trawl.errors import EnvStateError
 from trawl.keys import show_key
@@ -17,6 +17,24 @@ from trawl.memory import Array
 
 # Maximum number of discrete values that take one byte each.
 _BYTE = 256
+
+
+class ObservationLeaves(Protocol):
+    """Leaves of observations, as a :class:`~trawl.envs.spaces.SpaceCodec` has them."""
+
+    leaves: list[SpaceLeaf]
+
+
+class ActionCodec(Protocol):
+    """Codec of actions, such as a :class:`~trawl.envs.spaces.SpaceCodec`."""
+
+    leaves: list[SpaceLeaf]
+
+    def compact(self) -> ActionCodec:
+        """Returns a codec of the same actions, with discrete actions as indices."""
+
+    def decode(self, arrays: Sequence[Any], /) -> Any:
+        """Returns the action of a step, given arrays in the order of ``leaves``."""
 
 
 class StepLog:
@@ -35,10 +53,14 @@ class StepLog:
     """
 
     def __init__(
-        self, observations: SpaceCodec, actions: SpaceCodec, most_steps: int, most_bytes: int
+        self,
+        observations: ObservationLeaves,
+        actions: ActionCodec,
+        most_steps: int,
+        most_bytes: int,
     ) -> None:
         # Indices take less memory than one-hot vectors, and are decoded to the same actions.
-        self._codec = SpaceCodec(actions.space, "action", categorical=True)
+        self._codec = actions.compact()
         self._observations = observations
         self._leaves = actions.leaves
         self._most_steps, self._most_bytes = most_steps, most_bytes

@@ -27,9 +27,30 @@ _VARYING = ("_", "efc_", "iefc_", "contact", "arena", "buffer", "island", "map_"
 def chain(env: Any) -> list[Any]:
     """Returns the wrappers around an environment, outermost first, and the environment itself."""
     found = [env]
-    while isinstance(found[-1], (Wrapper, VectorWrapper)):
-        found.append(found[-1].env)
+    while (inner := _wrapped(found[-1])) is not None:
+        found.append(inner)
     return found
+
+
+# Wrappers of PettingZoo, which are looked up by name so that it is not imported, and the attributes
+# that hold what they wrap.
+_AGENT_WRAPPERS = {
+    "BaseWrapper": "env",
+    "BaseParallelWrapper": "env",
+    "aec_to_parallel_wrapper": "aec_env",
+    "turn_based_aec_to_parallel_wrapper": "aec_env",
+    "parallel_to_aec_wrapper": "env",
+}
+
+
+def _wrapped(env: Any) -> Any:
+    """Returns the environment that a wrapper wraps; None if ``env`` is not a wrapper."""
+    if isinstance(env, (Wrapper, VectorWrapper)):
+        return env.env
+    for kind in type(env).__mro__:
+        if kind.__module__.startswith("pettingzoo.utils.") and kind.__name__ in _AGENT_WRAPPERS:
+            return getattr(env, _AGENT_WRAPPERS[kind.__name__])
+    return None
 
 
 class Way(ABC):

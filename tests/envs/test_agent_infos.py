@@ -1,0 +1,189 @@
+"""Infos and action masks of agents in batches."""
+
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+
+from tests.envs.agents import Turns, Walkers, allowed
+from trawl import Collector
+from trawl.envs import InfoKey, PettingZooEnv
+
+
+class Telling(Walkers):
+    """Its infos have costs, which are integers at first, and places of walkers from step 2 on."""
+
+    def _info(self, agent):
+        info = {"cost": self.t if self.t < 2 else self.t + 0.5, "text": "no number"}
+        if agent != "flyer" and self.t >= 2:
+            info["place"] = {"xy": np.array([self.t, -self.t])}
+        if agent == "flyer":
+            info["height"] = np.float32(self.t)
+        return info
+
+
+def make(info_keys, **options):
+    return PettingZooEnv(Telling(**options), done_on_any=False, info_keys=info_keys)
+
+
+def collect(env, frames=6):
+    with Collector(env, None, frames_per_batch=frames) as collector:
+        batch = collector.next()
+        assert collector.stats()["env_path"] == "array"
+    return batch
+
+
+COSTS = [0, 1, 2.5, 3.5, 4.5, 5.5]
+
+
+def test_named_infos_are_found_in_steps():
+    batch = collect(make(["cost"], late=False))
+    assert batch["flyer", "info", "cost"].dtype is torch.float64
+    assert batch["flyer", "info", "cost"].shape == (6, 1, 1)
+    assert batch["flyer", "info", "cost"].flatten().tolist() == COSTS
+    assert batch["next", "flyer", "info", "cost"].flatten().tolist() == [*COSTS[1:], 6.5]
+    # The first walker dies in step 3, whose info is still there.
+    assert batch["next", "walker", "info", "cost"][:, 0, 0].tolist() == [1, 2.5, 3.5, 0, 0, 0]
+    assert set(batch["walker", "info"].keys()) == {"cost"}
+
+
+def test_agents_that_are_not_there_have_blank_infos():
+    class Counting(Walkers):
+        def _info(self, agent):
+            return {"n": 4 + self.t}
+
+    keys = {"n": spaces.Discrete(9, start=3)}
+    batch = collect(PettingZooEnv(Counting(), done_on_any=False, info_keys=keys))
+    # The flyer appears in step 2, and the first walker is there until step 3.
+    assert batch["flyer", "info", "n"].flatten().tolist() == [3, 3, 6, 7, 8, 9]
+    assert batch["walker", "info", "n"][:, 0].flatten().tolist() == [4, 5, 6, 7, 3, 3]
+
+
+def test_each_group_has_infos_of_its_own():
+    keys = {"walker": {"place": None}, "flyer": ["height", "cost"]}
+    batch = collect(make(keys, late=False))
+    assert set(batch["walker"].keys() & {"info"}) == {"info"}
+    places = batch["next", "walker", "info", "place", "xy"][:, 1]
+    assert places.tolist() == [[0, 0], *([t, -t] for t in range(2, 7))]
+    assert places.dtype is torch.int64
+    assert batch["next", "flyer", "info", "height"].dtype is torch.float32
+    assert set(batch["flyer", "info"].keys()) == {"cost", "height"}
+
+
+def test_entries_of_nested_infos_have_the_keys_that_they_are_given():
+    keys = {"walker": [InfoKey(("place", "xy"), key="position")], "flyer": [("height",)]}
+    batch = collect(make(keys, late=False))
+    places = batch["next", "walker", "position"][:, 1]
+    assert places.tolist() == [[0, 0], *([t, -t] for t in range(2, 7))]
+    assert "info" not in batch["walker"].keys()  # noqa: SIM118
+    assert batch["next", "flyer", "info", "height"].flatten().tolist() == list(range(1, 7))
+
+
+def test_no_infos():
+    assert "info" not in collect(make([], late=False))["walker"].keys()  # noqa: SIM118
+    only = collect(make({"flyer": ["cost"]}, late=False))
+    assert "info" not in only["walker"].keys()  # noqa: SIM118
+    # By default, numbers of the first reset are taken, as TorchRL does.
+    batch = collect(PettingZooEnv(Walkers(late=False), done_on_any=False))
+    assert batch["next", "flyer", "info", "cost"][:, 0].tolist() == [0.5 * t for t in range(1, 7)]
+    assert set(batch["flyer", "info"].keys()) == {"cost"}
+
+
+def test_infos_in_turn_follow_masks_while_they_are_found():
+    class TellingTurns(Turns):
+        def step(self, action):
+            super().step(action)
+            for agent in self.agents:
+                self.infos[agent] = {"n": self.n}
+
+    batch = collect(PettingZooEnv(TellingTurns(), info_keys=["n"]), 8)
+    assert batch["next", "flyer", "info", "n"].flatten().tolist() == list(range(1, 9))
+
+
+@pytest.mark.parametrize(
+    ("keys", "error", "message"),
+    [
+        (["speed"], ValueError, r"'speed', but the infos of group 'walker' have only \['cost'"),
+        (["text"], TypeError, "'text', which is no number or array in group 'walker'"),
+        ({"flyer": ["cost"], "cost": None}, ValueError, r"names of groups, and also \['cost'\]"),
+        ("cost", TypeError, "info_keys must be a list of names"),
+        (["cost", "cost"], ValueError, "more than once"),
+    ],
+)
+def test_names_that_can_not_be_taken_are_refused(keys, error, message):
+    with pytest.raises(error, match=message):
+        make(keys, late=False)
+
+
+class Changing(Walkers):
+    def __init__(self, value):
+        super().__init__(late=False)
+        self.value = value
+
+    def _info(self, agent):
+        wrong = agent == "walker_1" and self.t == 2
+        return {"cost": self.value if wrong else 0.5}
+
+
+@pytest.mark.parametrize("keys", [None, {"cost": spaces.Box(0, 1, ())}])
+@pytest.mark.parametrize(
+    ("value", "error", "message"),
+    [
+        (np.zeros(3), ValueError, r"info\['cost'\] has shape \(3,\)"),
+        (1j, TypeError, r"info\['cost'\] is complex"),
+        ("much", TypeError, r"info\['cost'\] is str 'much'"),
+    ],
+)
+def test_values_that_change_in_mid_run_are_refused(keys, value, error, message):
+    env = PettingZooEnv(Changing(value), info_keys=keys)
+    with (
+        Collector(env, None, frames_per_batch=6) as collector,
+        pytest.raises(error, match=message) as caught,
+    ):
+        collector.next()
+    assert "in the info of agent 'walker_1'" in "".join(caught.value.__notes__)
+
+
+@pytest.mark.parametrize("masks", ["observation", "info"])
+def test_a_policy_reads_the_mask_of_its_step(masks):
+    seen = []
+
+    def act(td):
+        for group in ("walker", "flyer"):
+            mask = td[group, "action_mask"]
+            td[group, "action"] = mask.int().argmax(-1)
+            seen.append(mask.clone())
+        return td
+
+    env = PettingZooEnv(Walkers(masks, late=False), done_on_any=False)
+    with Collector(env, act, frames_per_batch=6) as collector:
+        batch = collector.next()
+    expected = [allowed(t).astype(bool).tolist() for t in range(6)]
+    assert batch["flyer", "action_mask"][:, 0].tolist() == expected
+    assert [mask[0].tolist() for mask in seen[1::2]][-6:] == expected
+    assert batch["flyer", "action"].flatten().tolist() == [1, 0, 0, 0, 1, 0]
+
+
+@pytest.mark.parametrize("game", ["tictactoe-v3", "connect_four-v3"])
+@pytest.mark.parametrize("count", [None, 3])
+def test_random_players_make_only_moves_that_a_game_allows(game, count):
+    pytest.importorskip("pygame")
+    options = {} if count is None else {"num_envs": count}
+    with Collector(
+        f"pettingzoo:classic/{game}",
+        frames_per_batch=60 * (count or 1),
+        create_env_kwargs=options,
+    ) as collector:
+        batch = collector.next()
+        assert collector.stats()["env_path"] == "array"
+    players = [name for name in ("player_1", "player_2", "player_0") if name in batch.keys()]  # noqa: SIM118
+    assert len(players) == 2
+    for player in players:
+        taken = batch[player, "action_mask"].gather(-1, batch[player, "action"].unsqueeze(-1))
+        assert taken.all()
+        # A player who makes an illegal move loses with the reward -1, and the other gets 0.
+    rewards = sum(batch["next", player, "reward"] for player in players)
+    assert not rewards.any()
+    assert batch["next", "done"].any()
+    # Of the player whose turn it is, some moves are not allowed.
+    assert not batch[players[0], "action_mask"].all()

@@ -1,0 +1,240 @@
+"""PettingZoo environments that fail are made again, and their episodes are resumed from states."""
+
+import io
+from functools import partial
+
+import numpy as np
+import pytest
+import torch
+
+from tests.envs.agents import Turns, Walkers, number
+from trawl import Collector, MultiSyncCollector, RandomPolicy
+from trawl.collectors import AsyncBatchedCollector
+from trawl.envs import ParallelEnv, PettingZooEnv
+from trawl.errors import EnvStateError
+
+
+class Failing(Walkers):
+    """Fails in one step, or in one reset."""
+
+    def __init__(self, step=None, reset=None):
+        super().__init__(late=False)
+        self.fails_in, self.resets = step, 0
+        self.fails_in_reset = reset
+
+    def reset(self, seed=None, options=None):
+        self.resets += 1
+        if self.resets == self.fails_in_reset:
+            raise OSError("no begin")
+        return super().reset(seed, options)
+
+    def step(self, actions):
+        if self.t + 1 == self.fails_in:
+            raise OSError("no answer")
+        return super().step(actions)
+
+
+def collected(made, frames=12, **options):
+    """Collects frames from environments of which the first one fails."""
+    envs = iter(made)
+
+    def make():
+        return PettingZooEnv(next(envs), done_on_any=False)
+
+    options = {"frames_per_batch": frames, "on_env_error": "restart", **options}
+    with Collector(make, None, **options) as collector:
+        collector.set_seed(5)
+        with pytest.warns(RuntimeWarning, match="OSError: no .*rebuilt because"):
+            batch = collector.next()
+        assert collector.stats()["env_restarts"] == 1
+    return batch
+
+
+@pytest.mark.parametrize("frames", [12, 5])
+def test_a_step_that_fails_truncates_the_episode(frames):
+    second = Walkers(late=False)
+    batch = collected([Failing(step=5), second], frames)
+    mask = batch["collector", "mask"]
+    assert mask.tolist() == [i != 4 for i in range(frames)]
+    following = batch["next"]
+    assert following["done"].flatten().tolist()[:5] == [False, False, False, True, False]
+    assert following["truncated"][3].item()
+    # The first walker had died in step 3.
+    assert following["walker", "done"][3].flatten().tolist() == [True, True]
+    assert following["walker", "truncated"][3].flatten().tolist() == [True, True]
+    assert following["walker", "terminated"][3].flatten().tolist() == [True, False]
+    assert following["flyer", "truncated"][3].item()
+    assert not following["flyer", "observation"][4].any()
+    steps = [0, 1, 2, 3, None, 0, 1, 2, 3, 4, 5, 0][:frames]
+    for row, step in enumerate(steps):
+        if step is not None:
+            value = number(step, "flyer")
+            assert batch["flyer", "observation"][row].unique().tolist() == [value]
+    assert batch["collector", "traj_ids"][mask].unique_consecutive().numel() == (
+        1 if frames == 5 else 3
+    )
+    assert second.seeds[-1 if frames == 5 else -2] is not None
+
+
+def test_a_reset_that_fails_keeps_the_step_before_it():
+    # The constructors of the collector and of the environment have reset it twice, set_seed once.
+    batch = collected([Failing(reset=4), Walkers(late=False)])
+    assert batch["collector", "mask"].all()
+    assert batch["next", "done"].flatten().nonzero().flatten().tolist() == [5, 11]
+    assert batch["next", "flyer", "observation"][:, 0, 0].tolist() == [
+        number(t, "flyer") for t in [1, 2, 3, 4, 5, 6] * 2
+    ]
+
+
+def test_an_environment_that_was_passed_as_an_object_is_refused():
+    with pytest.raises(ValueError, match=r"can be rebuilt, but create_env_fn is an existing"):
+        Collector(Walkers(), None, frames_per_batch=6, on_env_error="restart")
+
+
+def test_an_environment_in_another_thread_is_refused():
+    with pytest.raises(ValueError, match=r"ParallelEnv.*agents have rewards.*use a list"):
+        Collector(
+            partial(ParallelEnv, 1, Walkers, backend="thread"),
+            None,
+            frames_per_batch=6,
+            on_env_error="restart",
+        )
+
+
+def test_a_collector_of_environments_at_their_own_pace_names_another_one():
+    policy = RandomPolicy(PettingZooEnv(Walkers()).full_action_spec.expand(2))
+    with pytest.raises(ValueError, match=r"agents of walkers have rewards.*use MultiAsyncColl"):
+        AsyncBatchedCollector([Walkers] * 2, policy=policy, frames_per_batch=6, backend="threading")
+
+
+def test_another_environment_as_the_replacement_is_refused():
+    made = iter([Failing(step=2), Turns()])
+    with (
+        Collector(
+            lambda: next(made), None, frames_per_batch=6, on_env_error="restart"
+        ) as collector,
+        pytest.raises(OSError, match="no answer") as caught,
+    ):
+        collector.next()
+    assert "was made again with full_observation_spec" in "".join(caught.value.__notes__)
+
+
+def walkers(masks="observation"):
+    return PettingZooEnv(Walkers(masks), done_on_any=False)
+
+
+def spread(make="parallel_env"):
+    module = pytest.importorskip("mpe2.simple_spread_v3")
+    return getattr(module, make)(max_cycles=8)
+
+
+def in_turn():
+    return spread("env")
+
+
+def assert_resumes(source, way, *, count=1, **options):
+    """Compares a collector that goes on with one that loads its state."""
+    options = {"frames_per_batch": 20 * count, **options}
+    with Collector(source, None, **options) as first, Collector(source, None, **options) as other:
+        first.set_seed(1)
+        first.next()
+        assert first.env_state_methods() == [way] * count
+        file = io.BytesIO()
+        torch.save(first.state_dict(), file)
+        file.seek(0)
+        other.next()
+        other.load_state_dict(torch.load(file, weights_only=True))
+        for _ in range(3):
+            batch, again = first.next(), other.next()
+            for key in batch.keys(True, True):
+                assert torch.equal(batch.get(key), again.get(key)), key
+
+
+@pytest.mark.parametrize(
+    ("source", "way", "options"),
+    [
+        (walkers, "attributes", {}),
+        (partial(walkers, "info"), "attributes", {"max_frames_per_traj": 4}),
+        (Turns, "attributes", {}),
+        (spread, "replay", {}),
+        (spread, "replay", {"max_frames_per_traj": 3}),
+        (in_turn, "replay", {}),
+        ("pettingzoo:classic/rps-v2", "attributes", {}),
+        ("pettingzoo:classic/tictactoe-v3", "attributes", {}),
+    ],
+)
+def test_states_continue_bit_for_bit(source, way, options):
+    if isinstance(source, str):
+        pytest.importorskip("pygame")
+    assert_resumes(source, way, **options)
+
+
+def test_states_of_a_batch_and_of_environments_in_processes():
+    assert_resumes([spread] * 2, "replay", count=2)
+    options = {"backend": "thread"}
+    assert_resumes(partial(ParallelEnv, 2, spread, **options), "replay", count=2)
+
+
+def test_states_of_workers():
+    options = {"frames_per_batch": 20, "total_frames": 200}
+    with (
+        MultiSyncCollector([spread], None, **options) as first,
+        MultiSyncCollector([spread], None, **options) as other,
+    ):
+        first.set_seed(1)
+        next(iter(first))
+        other.load_state_dict(first.state_dict())
+        batch, again = next(iter(first)), next(iter(other))
+        assert torch.equal(batch["agent", "observation"], again["agent", "observation"])
+
+
+class Closed(Walkers):
+    """Neither its attributes nor a pickle can be its state."""
+
+    def __init__(self):
+        super().__init__(late=False)
+        self.draw = (one for one in torch.rand(1000).tolist())
+
+    def _observe(self, agent):
+        return super()._observe(agent) + next(self.draw)
+
+
+def test_a_state_that_can_not_be_captured():
+    with Collector(Closed, None, frames_per_batch=4) as collector:
+        collector.next()
+        assert collector.env_state_methods() == ["none"]
+        state = collector.state_dict()
+        collector.load_state_dict(state, on_state_mismatch="new_episodes")
+        assert collector.next()["next", "done"].flatten().tolist() == [False, False, True, False]
+
+
+class Seeded(Closed):
+    """Its episodes depend on a generator, and on something that no state has."""
+
+    steps = 0
+
+    def __init__(self):
+        super().__init__()
+        self.np_random = np.random.default_rng(0)
+
+    def _observe(self, agent):
+        type(self).steps += 1
+        return Walkers._observe(self, agent) + type(self).steps
+
+
+def test_a_replay_with_other_results_is_an_error():
+    with Collector(Seeded, None, frames_per_batch=4) as collector:
+        collector.next()
+        assert collector.env_state_methods() == ["replay"]
+        state = collector.state_dict()
+        with pytest.raises(EnvStateError, match=r"replayed.*'observation'\) after them differ"):
+            collector.load_state_dict(state)
+
+
+def test_a_state_of_another_environment_is_refused():
+    with (
+        Collector(walkers, None, frames_per_batch=4) as one,
+        Collector(Turns, None, frames_per_batch=4) as other,
+        pytest.raises(EnvStateError, match=r"wrapper chain is .*Walkers.*Turns"),
+    ):
+        other.load_state_dict(one.state_dict())
