@@ -35,11 +35,18 @@ def collect(*arguments, cwd, at=0, number=signal.SIGKILL, always=True):
     )
 
 
+# The frames of unbroken runs, and the numbers of their events, by the arguments.
+_WHOLE = {}
+
+
 def whole(arguments, cwd):
-    """An unbroken run; gives its frames, and the number of its events."""
-    done = collect(*arguments, "--out", "whole-v0", cwd=cwd)
-    assert done.returncode == 0, done.stderr
-    return load(cwd / "whole-v0"), int(done.stdout.split()[-1])
+    """An unbroken run, which tests share; gives its frames, and the number of its events."""
+    name = tuple(map(str, arguments))
+    if name not in _WHOLE:
+        done = collect(*arguments, "--out", "whole-v0", cwd=cwd)
+        assert done.returncode == 0, done.stderr
+        _WHOLE[name] = load(cwd / "whole-v0").clone(), int(done.stdout.split()[-1])
+    return _WHOLE[name]
 
 
 def broken(arguments, cwd, count, kills, seed, number=signal.SIGKILL):

@@ -79,15 +79,17 @@ def test_each_asynchronous_worker_comes_to_the_same(tmp_path):
 
 @pytest.mark.parametrize("kind", ["minari", "parquet"])
 def test_an_interrupted_run_comes_to_the_same(kind, tmp_path):
-    arguments = [*RUN, "--format", kind, "--envs", "2"]
+    arguments = [*RUN, "--format", kind, "--envs", 2]
     expected, count = whole(arguments, tmp_path)
     assert equal(broken(arguments, tmp_path, count, 2, 0, signal.SIGINT), expected)
 
 
-@pytest.mark.parametrize(("kind", "first"), [("memmap", 250), ("minari", 250), ("parquet", 240)])
-def test_more_frames_than_before_come_to_the_same(kind, first, tmp_path):
+@pytest.mark.parametrize(
+    ("kind", "first", "envs"), [("memmap", 250, 3), ("minari", 250, 3), ("parquet", 240, 2)]
+)
+def test_more_frames_than_before_come_to_the_same(kind, first, envs, tmp_path):
     """With 250, the last batch is cut, and its missing frames are collected later."""
-    arguments = [*RUN, "--format", kind, "--envs", "3"]
+    arguments = [*RUN, "--format", kind, "--envs", envs]
     expected, _ = whole(arguments, tmp_path)
     short = [str(first) if each == "600" else each for each in arguments]
     assert collect(*short, "--out", "d-v0", cwd=tmp_path).returncode == 0
@@ -100,14 +102,11 @@ def test_more_frames_than_before_come_to_the_same(kind, first, tmp_path):
 
 
 def test_a_second_ctrl_c_loses_nothing_that_can_be_collected_again(tmp_path):
-    arguments = [*RUN, "--format", "memmap"]
-    expected, _ = whole(arguments, tmp_path)
     policy = ["--policy", "cli_policies:ctrl_c_twice"]
     stopped = collect(*RUN, *policy, "--out", "d", cwd=tmp_path)
     assert stopped.returncode == 130
     saved = load_state(tmp_path / "d")
     assert saved.sink.frames == 120
-    assert len(expected) == 600
 
 
 def test_the_last_state_is_that_of_the_last_batch(tmp_path):

@@ -154,10 +154,19 @@ class PolicyBinder:
         rows, dtype = block.rows[as_key(name)], self.leaves.written[as_key(name)].dtype
         if self.env.action_mask() is None:
             return None
+        spec, known = self.env.full_action_spec[name], None
 
         def act_by_info(t: int) -> None:
-            drawn = rand_actions(self.env.full_action_spec, None, self.env.action_mask())
-            rows[start + t] = as_array(drawn.get(name).to(dtype).cpu())
+            nonlocal known
+            mask: Any = self.env.action_mask()
+            if mask.shape != known:
+                # Raises an error if the mask is of another size.
+                rand_actions(self.env.full_action_spec, None, mask)
+                if not fits(spec, mask.shape, 1):
+                    return  # the action was drawn with those of the whole chunk
+                known = mask.shape
+            allowed = masked_rand(spec, torch.from_numpy(mask))
+            rows[start + t] = as_array(allowed.to(dtype).cpu())
 
         return act_by_info
 
