@@ -1,5 +1,6 @@
 """Environments of dm_env and dm_control."""
 
+import subprocess
 import sys
 from functools import partial
 
@@ -375,6 +376,16 @@ def test_its_state_continues_bit_for_bit():
         for batch in later:
             again = other.next()
             assert all(torch.equal(batch[key], again[key]) for key in batch.keys(True, True))
+
+
+def test_images():
+    pytest.importorskip("dm_control")
+    program = [sys.executable, "-m", "tests.envs.dm_pixels"]
+    result = subprocess.run(program, capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stderr
+    said = result.stdout.strip().splitlines()[-1]
+    if said != "done":
+        pytest.skip(f"dm_control can't render here: {said}")
 
 
 def test_keys_are_those_of_torchrl():
