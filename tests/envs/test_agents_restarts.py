@@ -142,6 +142,8 @@ def assert_resumes(source, way, *, count=1, **options):
         file = io.BytesIO()
         torch.save(first.state_dict(), file)
         file.seek(0)
+        # Another moment of an episode, in which other agents are there.
+        other.next()
         other.next()
         other.load_state_dict(torch.load(file, weights_only=True))
         for _ in range(3):

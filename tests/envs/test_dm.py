@@ -1,5 +1,6 @@
 """Environments of dm_env and dm_control."""
 
+import subprocess
 import sys
 from functools import partial
 
@@ -259,7 +260,12 @@ class Changing(Flat):
         ({"observation": {"odd": np.array([True])}}, KeyError, "place"),
         ({"reward": "much"}, TypeError, "reward='much'"),
         ({"reward": None}, TypeError, "reward=None"),
-        ({"discount": None}, RuntimeError, r"began a new episode in step\(\)"),
+        ({"discount": None}, RuntimeError, "Changing returned a time step without a discount"),
+        (
+            {"discount": None, "step_type": dm_env.StepType.FIRST},
+            RuntimeError,
+            r"began a new episode in step\(\)",
+        ),
         ({"discount": "half"}, TypeError, "discount='half'"),
     ],
 )
@@ -269,6 +275,32 @@ def test_changes_in_mid_run_are_refused(change, error, message):
         pytest.raises(error, match=message),
     ):
         collector.next()
+
+
+@pytest.mark.parametrize("source", [Flat, Scripted])
+def test_a_discount_of_zero_ends_no_episode_and_a_last_step_does(source):
+    class Odd(source):
+        def step(self, action):
+            timestep = super().step(action)
+            return timestep._replace(discount=0.0) if self.steps == 2 else timestep
+
+    with Collector(partial(Odd, (3, 4), (1.0, 0.0)), frames_per_batch=9) as collector:
+        following = collector.next()["next"]
+    assert following["discount"].flatten().tolist() == [0.5, 0, 1, 0.5, 0, 0.5, 0, 0.5, 0]
+    assert following["terminated"].flatten().nonzero().flatten().tolist() == [6]
+    assert following["truncated"].flatten().nonzero().flatten().tolist() == [2]
+
+
+def test_a_reset_at_an_odd_moment_begins_an_episode():
+    with Collector([Flat, Flat], frames_per_batch=4) as collector:
+        collector.next()
+        collector.reset([1])
+        batch = collector.next()
+    # Episodes of 3, 1 and 4 steps.
+    assert batch["place"][:, :, 1:].tolist() == [[[0, 2], [1, 0]], [[1, 0], [2, 0]]]
+    assert batch["discount"][:, 0, 0].tolist() == [0.5, 1]
+    assert batch["collector", "traj_ids"][0, 0] == 0
+    assert len(batch["collector", "traj_ids"].unique()) == 4
 
 
 def test_an_environment_that_fails_is_made_again():
@@ -375,6 +407,16 @@ def test_its_state_continues_bit_for_bit():
         for batch in later:
             again = other.next()
             assert all(torch.equal(batch[key], again[key]) for key in batch.keys(True, True))
+
+
+def test_images():
+    pytest.importorskip("dm_control")
+    program = [sys.executable, "-m", "tests.envs.dm_pixels"]
+    result = subprocess.run(program, capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stderr
+    said = result.stdout.strip().splitlines()[-1]
+    if said != "done":
+        pytest.skip(f"dm_control can't render here: {said}")
 
 
 def test_keys_are_those_of_torchrl():

@@ -126,17 +126,22 @@ class DMEnv(gymnasium.Env[Any, Any]):
         timestep = self.env.step(action)
         discount = timestep.discount
         if discount is None:
-            raise self.begun_early()
+            raise self.no_discount(timestep)
         observation = self._observation(timestep, discount)
         if not timestep.last():
             return observation, timestep.reward, False, False, {}
         terminated = not discount
         return observation, timestep.reward, terminated, not terminated, {}
 
-    def begun_early(self) -> RuntimeError:
-        """Returns the error for a step that began an episode."""
+    def no_discount(self, timestep: Any) -> RuntimeError:
+        """Returns the error for a step without a discount, such as one that began an episode."""
+        if timestep.first():
+            return RuntimeError(
+                f"{self.name} began a new episode in step(), before the last one had ended"
+            )
         return RuntimeError(
-            f"{self.name} began a new episode in step(), before the last one had ended"
+            f"{self.name} returned a time step without a discount, which only a reset may return: "
+            "the last step of an episode needs one, too (0 if it is terminated)"
         )
 
     def _observation(self, timestep: Any, discount: Any) -> dict[str, Any]:

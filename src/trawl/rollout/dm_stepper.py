@@ -82,7 +82,7 @@ class DMStepper(SingleStepper):
             roots, at = (inner_roots, t) if t < inside else (last_roots, 0)
             discount = timestep.discount
             if discount is None:
-                raise dm.begun_early()
+                raise dm.no_discount(timestep)
             try:
                 rewards[t] = timestep.reward
             except TypeError:
