@@ -21,6 +21,7 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import torch
+from numpy.typing import NDArray
 from tensordict import TensorDict, TensorDictBase
 from torch import Tensor
 from typing_extensions import override
@@ -80,12 +81,15 @@ class TensorEnv(TensorDictEnv):
         env: the environment of the other library, whose state can be captured if it, or an object
             in it, has methods ``get_state()`` and ``set_state(state)``, or if all its attributes
             are tensors, numbers and objects of these (see :mod:`trawl.envs.capture.objects`).
+        shown_mask: newest action masks in the info, with a row for each environment; None if there
+            are none.
         state_names: names of the attributes of the subclass that belong to its state.
         remake: function that makes another environment like this one; None if it was passed as an
             object.
     """
 
     env: Any
+    shown_mask: Tensor | None = None
     remake: Callable[[], Any] | None = None
     state_names: Sequence[str] = ()
 
@@ -172,6 +176,10 @@ class TensorEnv(TensorDictEnv):
                 f"no action {show_key(as_key(key))} in the TensorDict, which has {present}"
             )
         return value.detach().to(self.home)  # type: ignore[no-any-return]
+
+    @override
+    def action_mask(self) -> NDArray[Any] | None:
+        return None if self.shown_mask is None else self.shown_mask.cpu().numpy()
 
     @override
     def autoreset_mask(self) -> Tensor | None:
