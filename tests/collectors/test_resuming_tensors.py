@@ -173,6 +173,32 @@ def test_what_cant_be_captured_is_named() -> None:
         assert not collector.resumed
 
 
+class Undeclared(TorchVectorEnv):
+    """Adapter that doesn't say what its state is."""
+
+    state_names = None
+
+
+class Complete(TorchVectorEnv):
+    """Adapter whose attributes are the whole state."""
+
+    state_names = ("_shown", "_ended", "age")
+    simulator = None
+    age = 3
+
+
+def test_adapters_say_what_their_state_is() -> None:
+    with Collector(Undeclared(Drawing()), noisy(), frames_per_batch=6) as collector:
+        assert collector.env_state_methods() == ["none"] * COUNT
+        collector.load_state_dict(collector.state_dict())
+        assert not collector.resumed
+    env, other = Complete(Locked()), Complete(Locked())
+    env.age = 7
+    assert env.state_methods == ["attributes"] * COUNT
+    other.restore(stored(env.capture()))
+    assert other.age == 7
+
+
 class Longer(Drawing):
     """Simulator with one more object."""
 

@@ -33,6 +33,7 @@ def test_keys_are_those_of_torchrl(scenario: str) -> None:
     from torchrl.envs import VmasEnv as Theirs
 
     own, theirs = VmasEnv(make(scenario)), Theirs(scenario, num_envs=4, max_steps=5, seed=0)
+    assert own.name == f"vmas {scenario}"
     assert own.group_map == theirs.group_map
     found, expected = own.rollout(3), theirs.rollout(3)
     assert rows(found) == rows(expected)

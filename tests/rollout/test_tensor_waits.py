@@ -123,6 +123,18 @@ class Discrete(Simulator):
         return self.age.unsqueeze(-1).expand(COUNT, 2)
 
 
+class Informed(Simulator):
+    def reset(self, **kwargs: Any) -> Any:
+        return super().reset(**kwargs)[0], self.told()
+
+    def told(self) -> Any:
+        return {"age": self.age, "_age": self.age > 1, "action_mask": torch.ones(COUNT, 3)}
+
+    def step(self, action: Tensor) -> Any:
+        *results, info = super().step(action)
+        return *results, {**info, **self.told(), "final_info": self.told()}
+
+
 class Gpu(TorchVectorEnv):
     """Adapter that does what it does on a GPU."""
 
@@ -208,6 +220,14 @@ def test_no_conversion_waits() -> None:
     found, batch = loop_waits(env, two_choices())
     assert found == []
     assert batch["observation"].max() == LENGTH
+
+
+@pytest.mark.parametrize("mode", AutoresetMode)
+def test_no_info_waits(mode: AutoresetMode) -> None:
+    env = Gpu(Informed(mode), info_keys=["age"])
+    found, batch = loop_waits(env, plain())
+    assert found == []
+    assert batch["next", "info", "age"].max() == LENGTH - (mode is AutoresetMode.SAME_STEP)
 
 
 def test_the_modes_see_what_waits() -> None:

@@ -21,6 +21,7 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import torch
+from numpy.typing import NDArray
 from tensordict import TensorDict, TensorDictBase
 from torch import Tensor
 from typing_extensions import override
@@ -30,6 +31,7 @@ from trawl.envs.capture.objects import ObjectGraph
 from trawl.envs.replacements import check_replacement
 from trawl.envs.seeding import check_seed, derive, next_seed
 from trawl.envs.vector import VectorAdapter
+from trawl.errors import EnvStateError
 from trawl.keys import Key, as_key, show_key
 
 
@@ -77,17 +79,19 @@ class TensorEnv(TensorDictEnv):
         skips: True if some steps are only resets.
         agents: number of agents by the key of their group, if there are groups of agents. The
             entries of a group have a dimension for its agents after those of the batch.
-        env: the environment of the other library, whose state can be captured if it, or an object
-            in it, has methods ``get_state()`` and ``set_state(state)``, or if all its attributes
-            are tensors, numbers and objects of these (see :mod:`trawl.envs.capture.objects`).
-        state_names: names of the attributes of the subclass that belong to its state.
+        env: the environment of the other library.
+        shown_mask: newest action masks in the info, with a row for each environment; None if there
+            are none.
+        state_names: names of the attributes of the subclass that belong to its state, together with
+            the state of ``simulator``; None if the state can't be captured.
         remake: function that makes another environment like this one; None if it was passed as an
             object.
     """
 
     env: Any
+    shown_mask: Tensor | None = None
     remake: Callable[[], Any] | None = None
-    state_names: Sequence[str] = ()
+    state_names: Sequence[str] | None = None
 
     home: torch.device
     observation_keys: list[Key]
@@ -174,6 +178,10 @@ class TensorEnv(TensorDictEnv):
         return value.detach().to(self.home)  # type: ignore[no-any-return]
 
     @override
+    def action_mask(self) -> NDArray[Any] | None:
+        return None if self.shown_mask is None else self.shown_mask.cpu().numpy()
+
+    @override
     def autoreset_mask(self) -> Tensor | None:
         if not self.skips:
             return None
@@ -237,13 +245,25 @@ class TensorEnv(TensorDictEnv):
     # --- the state of the environment
 
     @property
+    def simulator(self) -> Any:
+        """Object that is captured with all objects in it; None if ``state_names`` has everything.
+
+        See :mod:`trawl.envs.capture.objects`.
+        """
+        return self.env
+
+    @property
     def _graph(self) -> ObjectGraph:
-        return ObjectGraph(self.env, self, ("_seed", "_given_seed", "_rebuilds", *self.state_names))
+        if self.state_names is None:
+            raise EnvStateError(f"the state of {self!r} can't be captured")
+        names = ("_seed", "_given_seed", "_rebuilds", *self.state_names)
+        return ObjectGraph(self.simulator, self, names)
 
     @property
     @override
     def state_methods(self) -> list[str]:
-        return [self._graph.way] * self.batch_size.numel()
+        way = "none" if self.state_names is None else self._graph.way
+        return [way] * self.batch_size.numel()
 
     @override
     def capture(self) -> dict[str, Any]:

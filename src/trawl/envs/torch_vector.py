@@ -17,9 +17,12 @@ from torch import Tensor
 from typing_extensions import override
 
 from trawl.envs.autoreset import autoreset_mode as declared_mode
+from trawl.envs.info_keys import InfoKeys, given_entries
+from trawl.envs.masks import MASK_KEY, rand_actions
 from trawl.envs.spaces import check_keys
 from trawl.envs.tensor_codec import TensorCodec
 from trawl.envs.tensor_env import TensorEnv, TensorStep
+from trawl.envs.tensor_infos import InfoTensors, tensor_layout
 from trawl.envs.vector import is_envpool
 
 _API = ("num_envs", "single_observation_space", "single_action_space", "reset", "step")
@@ -52,6 +55,10 @@ class TorchVectorEnv(TensorEnv):
             vectors.
         device: device of the data; by default, the environment's ``device`` or, if it has none,
             the device of the first observations.
+        info_keys: entries of ``info`` to add to the observations under ``("info", name)``: a list
+            of names, or a mapping from names to spaces or specs. They are tensors with a row for
+            each environment. To find the layout of a name without a space, the environment is
+            reset and, if the info of the reset lacks the name, stepped with random actions.
 
     Raises:
         TypeError: if ``env`` lacks a part of the API, or does not return tensors.
@@ -65,7 +72,7 @@ class TorchVectorEnv(TensorEnv):
         [[False, True], [False, True], [False, True]]
     """
 
-    state_names = ("_shown", "_ended")
+    state_names = ("_shown", "_ended", "shown_mask")
 
     def __init__(
         self,
@@ -75,6 +82,7 @@ class TorchVectorEnv(TensorEnv):
         partial_reset: str | None = None,
         categorical_action_encoding: bool = False,
         device: torch.device | str | None = None,
+        info_keys: InfoKeys = (),
     ) -> None:
         _check_api(env)
         self.env = env
@@ -106,20 +114,48 @@ class TorchVectorEnv(TensorEnv):
         # On the CPU, TensorDicts have no device, as those of other environments.
         self.device = None if self.home.type == "cpu" else self.home
         one_hot = categorical_action_encoding
-        observed, acted = env.single_observation_space, env.single_action_space
-        self.observation_codec = TensorCodec(observed, "observation", self.home, count, one_hot)
+        acted = env.single_action_space
         self.action_codec = TensorCodec(acted, "action", self.home, count, one_hot)
+        self.full_action_spec = self.action_codec.composite(self.batch_size).to(self.home)
+        self._add_infos(info_keys)
+        observed = self.env.single_observation_space
+        self.observation_codec = TensorCodec(observed, "observation", self.home, count, one_hot)
         check_keys(self.observation_codec.codec, self.action_codec.codec)
         self.observation_keys = [leaf.key for leaf in self.observation_codec.leaves]
         spec = self.observation_codec.composite(self.batch_size)
         self.full_observation_spec = spec.to(self.home)
-        self.full_action_spec = self.action_codec.composite(self.batch_size).to(self.home)
         self._shown: list[Tensor] = []
         self._none = torch.zeros(count, dtype=torch.bool, device=self.home)
         self._ended = self._none
         self._has_final = False
         # True where an episode ended without a last observation, or None.
         self._lost: Tensor | None = None
+
+    def _add_infos(self, info_keys: InfoKeys) -> None:
+        """Wraps the environment so that its observations have entries of the info."""
+        given = given_entries(info_keys)
+        if not given:
+            return
+        if any(entry.space is None for entry in given) and self._first is None:
+            self._first = self.env.reset()
+        info = {} if self._first is None else self._first[1]
+        layout, stepped = tensor_layout(self.env, given, info, self._random_step)
+        self.env = wrapped = InfoTensors(self.env, layout, self.home)
+        if stepped:
+            # The environment is reset again before the first batch.
+            self._first = None
+        elif self._first is not None:
+            self._first = wrapped.merged(*self._first)
+
+    def _random_step(self, info: Any) -> list[Any]:
+        """Takes a random step, and returns its info and that of the reset that may follow it."""
+        self._note_mask(info)
+        actions = rand_actions(self.full_action_spec, None, self.action_mask())
+        values = [actions.get(leaf.key) for leaf in self.action_codec.leaves]
+        _, _, terminated, truncated, info = self.env.step(self.action_codec.decode(values))
+        ended = bool(torch.logical_or(terminated, truncated).any())
+        resets = ended and self.mode is AutoresetMode.DISABLED
+        return [info, self.env.reset()[1]] if resets else [info]
 
     @property
     @override
@@ -137,8 +173,10 @@ class TorchVectorEnv(TensorEnv):
         seed, self._seed = self._seed, None
         if seed is not None:
             kwargs.setdefault("seed", seed)
-        obs, _ = self.env.reset(**kwargs) if first is None or kwargs else first
+        obs, info = self.env.reset(**kwargs) if first is None or kwargs else first
         self._ended = self._none
+        self.shown_mask = None
+        self._note_mask(info)
         self._shown = self.observation_codec.encode(obs)
         return self._shown
 
@@ -157,7 +195,8 @@ class TorchVectorEnv(TensorEnv):
         # A copy, because the environment may keep or change it.
         rows = mask.clone() if self._partial == "mask" else mask.nonzero().squeeze(-1)
         options = {**(kwargs.pop("options", None) or {}), _PARTIAL[self._partial]: rows}
-        obs, _ = self.env.reset(options=options, **kwargs)
+        obs, info = self.env.reset(options=options, **kwargs)
+        self._note_mask(info, mask)
         self._ended = self._ended & ~mask
         self._shown = self.observation_codec.encode(obs)
         return self._shown
@@ -166,6 +205,8 @@ class TorchVectorEnv(TensorEnv):
     def advance(self, actions: Iterable[Tensor]) -> TensorStep:
         action = self.action_codec.decode(actions)
         obs, reward, terminated, truncated, info = self.env.step(action)
+        if self.shown_mask is not None:
+            self._note_mask(info)
         reward = self._row(reward, "reward").unsqueeze(-1)
         terminated = self._row(terminated, "terminated")
         truncated = self._row(truncated, "truncated")
@@ -178,6 +219,18 @@ class TorchVectorEnv(TensorEnv):
         if self.mode is AutoresetMode.SAME_STEP:
             final = self._final(ended, info)
         return TensorStep(last, final, [reward], terminated, truncated, skipped)
+
+    def _note_mask(self, info: Any, rows: Tensor | None = None) -> None:
+        """Keeps the newest action masks in an info, which may have them for some rows only."""
+        shown = info.get(MASK_KEY) if isinstance(info, Mapping) else None
+        if not isinstance(shown, Tensor):
+            return
+        marked, old = info.get(f"_{MASK_KEY}"), self.shown_mask
+        for mark in (marked, rows):
+            if mark is not None and old is not None:
+                shown = torch.where(mark.unsqueeze(-1), shown, old)
+        # A copy, because the environment may change it before the next action is drawn.
+        self.shown_mask = shown.clone()
 
     def _row(self, value: Any, name: str) -> Tensor:
         """Returns the reward or a flag with one value for each environment."""

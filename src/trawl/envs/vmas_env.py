@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -120,7 +121,9 @@ class VmasEnv(TensorEnv):
     @property
     @override
     def name(self) -> str:
-        return f"vmas {type(self.env.scenario).__module__.rpartition('.')[2]}"
+        # VMAS loads the file of a scenario as a module without a name.
+        code = type(self.env.scenario).make_world.__code__
+        return f"vmas {Path(code.co_filename).stem}"
 
     @property
     def random_state(self) -> list[Any]:

@@ -139,13 +139,16 @@ class TensorPolicyBinder:
         for key in (*self._leaves.states, *self._leaves.memories):
             self._next_row[key].zero_()
         name, *more = env.action_keys
-        spec, shown = env.full_action_spec[name], tensors.get(_MASK)
-        if more or shown is None or not fits(spec, shown.shape[1:], 1):
+        spec, masks = env.full_action_spec[name], tensors.get(_MASK)
+        kept = env.shown_mask if masks is None else masks[0]
+        if more or kept is None or not fits(spec, kept.shape, 1):
             return None
-        chosen, masks = tensors[as_key(name)], shown
+        chosen = tensors[as_key(name)]
 
         def act(t: int) -> None:
-            chosen[start + t].copy_(masked_rand(spec, masks[start + t]))
+            mask = env.shown_mask if masks is None else masks[start + t]
+            assert mask is not None
+            chosen[start + t].copy_(masked_rand(spec, mask))
 
         return act
 

@@ -103,3 +103,13 @@ def test_wrong_uris_are_errors_at_once():
 
     with make(0) as collector, pytest.raises(MlflowException), warnings.catch_warnings():
         Monitor(collector, [MLflowSink("nothing://known")])
+
+
+def test_a_relative_folder_is_that_of_the_working_folder(tmp_path, monkeypatch):
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
+    for name in ("one", "other"):
+        monkeypatch.chdir(tmp_path)
+        (tmp_path / name).mkdir()
+        monkeypatch.chdir(name)
+        watch(MLflowSink("same-name"))
+        assert len(runs(tmp_path / name / "same-name")) == 1

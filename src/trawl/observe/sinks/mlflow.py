@@ -72,10 +72,13 @@ class MLflowSink(StatsSink):
 
     def open(self) -> None:
         """Starts a run."""
-        if ":" not in self.uri and not self.uri.startswith("databricks"):
-            make_folder(self.uri, "pass another folder, or the URI of a tracking server")
+        uri = self.uri
+        if ":" not in uri and not uri.startswith("databricks"):
+            make_folder(uri, "pass another folder, or the URI of a tracking server")
+            # MLflow keeps the stores of a program by their URI, even if the working folder changes.
+            uri = os.path.abspath(uri)
         with environment(_SETTINGS):
-            client = self._library.MlflowClient(self.uri)
+            client = self._library.MlflowClient(uri)
             found = client.get_experiment_by_name(self.experiment)
             experiment = client.create_experiment(self.experiment) if found is None else None
             run = client.create_run(experiment or found.experiment_id, run_name=self.run_name)
