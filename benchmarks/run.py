@@ -59,6 +59,8 @@ SingleName = Literal[
     "torchrl_env",
     "tensors",
     "vmas",
+    "gymnax",
+    "gymnax_short",
     "import",
 ]
 MultiName = Literal[
