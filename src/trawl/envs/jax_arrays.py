@@ -206,9 +206,9 @@ def as_saved(array: Any) -> Tensor:
     if jax.numpy.issubdtype(array.dtype, jax.dtypes.prng_key):
         array = jax.random.key_data(array)
     found = np.array(array)
-    # Numpy does not know some dtypes, such as bfloat16.
-    known = found.dtype.kind in "biufc"
-    return torch.from_numpy(found if known else found.view(f"u{found.itemsize}"))
+    # Numpy does not know some dtypes, such as bfloat16, and PyTorch does not load all unsigned ones.
+    known = found.dtype.kind in "bifc"
+    return torch.from_numpy(found if known else found.view(f"i{found.itemsize}"))
 
 
 def as_jax(saved: Tensor, like: Any) -> Any:
