@@ -206,7 +206,7 @@ def as_saved(array: Any) -> Tensor:
     if jax.numpy.issubdtype(array.dtype, jax.dtypes.prng_key):
         array = jax.random.key_data(array)
     found = np.array(array)
-    # Numpy does not know some dtypes, such as bfloat16, and PyTorch does not load all unsigned ones.
+    # Numpy does not know bfloat16, and PyTorch can't load all unsigned dtypes.
     known = found.dtype.kind in "bifc"
     return torch.from_numpy(found if known else found.view(f"i{found.itemsize}"))
 
@@ -220,7 +220,8 @@ def as_jax(saved: Tensor, like: Any) -> Any:
     """
     jax, found = load_jax(), saved.numpy()
     if jax.numpy.issubdtype(like.dtype, jax.dtypes.prng_key):
-        return jax.random.wrap_key_data(found, impl=jax.random.key_impl(like))
+        numbers = found.view(jax.random.key_data(like).dtype)
+        return jax.random.wrap_key_data(numbers, impl=jax.random.key_impl(like))
     # A copy, because JAX may use the memory of its argument.
     return jax.numpy.array(found.view(like.dtype))
 
