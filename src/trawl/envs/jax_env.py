@@ -43,7 +43,8 @@ class JaxEnv(TensorEnv):
     Args:
         env: a single environment of gymnax, Brax (or MuJoCo Playground) or Jumanji, or an object
             with the methods of :class:`~trawl.envs.JaxFunctionalEnv`. It must neither be a batch
-            nor begin new episodes by itself.
+            nor begin new episodes by itself. The pair that ``gymnax.make`` returns, of an
+            environment and its parameters, works too.
         num_envs: number of environments in the batch.
         params: parameters of an environment of gymnax; by default, its ``default_params``.
         seed: seed of the random keys until ``set_seed`` is called; by default, a random one.
@@ -60,11 +61,11 @@ class JaxEnv(TensorEnv):
             itself, or if a step returns data of another layout than a reset.
 
     Example:
-        >>> import gymnax  # doctest: +SKIP
+        >>> import gymnax
         >>> from trawl.envs import JaxEnv
-        >>> env = JaxEnv(gymnax.make("CartPole-v1")[0], num_envs=1024)  # doctest: +SKIP
-        >>> env.rollout(10)["observation"].shape  # doctest: +SKIP
-        torch.Size([1024, 10, 4])
+        >>> env = JaxEnv(gymnax.make("CartPole-v1"), num_envs=64)
+        >>> env.rollout(5)["observation"].shape
+        torch.Size([64, 5, 4])
     """
 
     can_restart = True
@@ -161,6 +162,10 @@ class JaxEnv(TensorEnv):
         return self._begin_all()
 
     def _begin_all(self) -> list[Tensor]:
+        if self.home.type == "cuda":
+            # No argument comes from PyTorch, so that JAX would not wait until PyTorch has read the
+            # memory that is freed here.
+            torch.cuda.current_stream(self.home).synchronize()
         progress = self._progress._replace(state=None)
         self._progress, self._leaves = self._calls.begin(self._keys, progress)
         self._shown = [*map(self._view, self._leaves)]
