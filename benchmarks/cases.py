@@ -209,6 +209,7 @@ CASES = (
             tensors.vmas,
             jax_envs.gymnax,
             jax_envs.gymnax_short,
+            jax_envs.jumanji,
         )
     }
     | stochastic.CASES

@@ -1,4 +1,4 @@
-"""Environments of JAX: gymnax's CartPole."""
+"""Environments of JAX: gymnax's CartPole, and Jumanji's Game2048."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from tensordict.nn import TensorDictModule
 from torch import Tensor
 
 import peers
@@ -14,6 +15,7 @@ import work
 from harness import HAND, TRAWL, Case, Contender, Source
 
 COUNT, STEPS = 1024, 128
+BOARDS, MOVES = 256, 64
 # The seeds of untrained weights that balance a pole well and badly, as in the case `envpool`.
 BALANCING, FALLING = 4, 9
 
@@ -116,5 +118,44 @@ def _gymnax(name: str, episodes: str, seed: int) -> Case:
         (
             Contender(TRAWL, lambda: _trawl(work.acting(net))),
             Contender(HAND, lambda: hand_gymnax(net), 0.9, "one compiled step, dlpack"),
+        ),
+    )
+
+
+def _boards() -> Any:
+    import jumanji
+
+    return jumanji.make("Game2048-v1")
+
+
+def _trawl_boards(policy: Any) -> Source:
+    from trawl.envs import JaxEnv
+
+    env = JaxEnv(_boards(), BOARDS, categorical_action_encoding=True)
+    return peers.trawl(env, policy, BOARDS * MOVES)
+
+
+def _torchrl_boards(policy: Any) -> Source:
+    from torchrl.envs import JumanjiWrapper
+
+    env = JumanjiWrapper(_boards(), batch_size=[BOARDS], categorical_action_encoding=True, jit=True)
+    env.set_seed(0)
+    for frames, _ in peers.torchrl(env, policy, BOARDS * MOVES):
+        # It has no entries for `truncated`.
+        yield frames, None
+
+
+def jumanji() -> Case:
+    net = work.Argmax(work.mlp(16, 4))
+    policy = TensorDictModule(
+        lambda board: net(board.flatten(-2).float()), in_keys=["board"], out_keys=["action"]
+    )
+    note = "JumanjiWrapper, trust_policy=True; batches have the state of the simulator, too"
+    return Case(
+        "jumanji",
+        f"Jumanji, {BOARDS} x Game2048, MLP 2x64",
+        (
+            Contender(TRAWL, lambda: _trawl_boards(policy)),
+            Contender("TorchRL", lambda: _torchrl_boards(policy), note=note),
         ),
     )

@@ -61,6 +61,7 @@ SingleName = Literal[
     "vmas",
     "gymnax",
     "gymnax_short",
+    "jumanji",
     "import",
 ]
 MultiName = Literal[
