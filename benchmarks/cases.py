@@ -6,6 +6,7 @@ from typing import Any
 
 import agents
 import hand
+import jax_envs
 import peers
 import stochastic
 import tensors
@@ -206,6 +207,9 @@ CASES = (
             torchrl_env,
             tensors.tensors,
             tensors.vmas,
+            jax_envs.gymnax,
+            jax_envs.gymnax_short,
+            jax_envs.jumanji,
         )
     }
     | stochastic.CASES

@@ -61,6 +61,9 @@ SingleName = Literal[
     "torchrl_env",
     "tensors",
     "vmas",
+    "gymnax",
+    "gymnax_short",
+    "jumanji",
     "import",
 ]
 MultiName = Literal[

@@ -58,7 +58,7 @@ class Drift:
         """Nothing is open."""
 
 
-def _empty(sizes: tuple[int, int], shapes: dict[Any, tuple[int, ...]]) -> dict[Any, Tensor]:
+def empty(sizes: tuple[int, int], shapes: dict[Any, tuple[int, ...]]) -> dict[Any, Tensor]:
     flags = dict.fromkeys(hand.FLAGS, (1,))
     flags |= {("next", name): (1,) for name in hand.FLAGS}
     memory = {key: torch.zeros(*sizes, *shape) for key, shape in shapes.items()}
@@ -67,7 +67,7 @@ def _empty(sizes: tuple[int, int], shapes: dict[Any, tuple[int, ...]]) -> dict[A
     return memory
 
 
-def _deliver(memory: dict[Any, Tensor], batch: tuple[int, int]) -> TensorDict:
+def deliver(memory: dict[Any, Tensor], batch: tuple[int, int]) -> TensorDict:
     return TensorDict({key: value.transpose(0, 1) for key, value in memory.items()}, batch)
 
 
@@ -75,8 +75,8 @@ def hand_drift(act: Callable[[Tensor], Tensor]) -> Source:
     """The best loop by hand: preallocated memory, time first, written with `out` or copied once."""
     env = Drift()
     shapes = {"observation": (WIDTH,), ("next", "observation"): (WIDTH,), "action": (ACTIONS,)}
-    memory = _empty((STEPS, COUNT), {**shapes, ("next", "reward"): (1,)})
-    batch = _deliver(memory, (COUNT, STEPS))
+    memory = empty((STEPS, COUNT), {**shapes, ("next", "reward"): (1,)})
+    batch = deliver(memory, (COUNT, STEPS))
     rows = {key: value.unbind(0) for key, value in memory.items()}
     flat = {k: v[..., 0].unbind(0) for k, v in memory.items() if v.ndim == 3 and v.shape[-1] == 1}
     ids, seen = torch.arange(COUNT), env.reset()[0]
@@ -135,8 +135,8 @@ def hand_vmas(act: Callable[[Tensor], Tensor]) -> Source:
     for name, width in names:
         for prefix in ("agents",), ("next", "agents"):
             shapes[(*prefix, *name)] = (*group, width)
-    memory = _empty((VMAS_STEPS, VMAS_COUNT), shapes)
-    batch = _deliver(memory, (VMAS_COUNT, VMAS_STEPS))
+    memory = empty((VMAS_STEPS, VMAS_COUNT), shapes)
+    batch = deliver(memory, (VMAS_COUNT, VMAS_STEPS))
     rows = {key: value.unbind(0) for key, value in memory.items()}
     ids, total = torch.arange(VMAS_COUNT), VMAS_COUNT
 

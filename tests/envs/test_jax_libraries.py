@@ -20,6 +20,11 @@ from trawl.envs.jax_functions import functions_of
 jax = pytest.importorskip("jax")
 jnp = jax.numpy
 COUNT, STEPS = 5, 40
+# Of some environments of gymnax.
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:Explicitly requested dtype int64:UserWarning"),
+    pytest.mark.filterwarnings("ignore:scatter inputs have incompatible types:FutureWarning"),
+]
 
 
 def by_hand(

@@ -200,6 +200,32 @@ def viewer(device: torch.device) -> Callable[[Any], Tensor]:
     return from_dlpack
 
 
+def as_saved(array: Any) -> Tensor:
+    """Returns a copy of an array, or of the numbers in a random key, as a tensor."""
+    jax = load_jax()
+    if jax.numpy.issubdtype(array.dtype, jax.dtypes.prng_key):
+        array = jax.random.key_data(array)
+    found = np.array(array)
+    # Numpy does not know bfloat16, and PyTorch can't load all unsigned dtypes.
+    known = found.dtype.kind in "bifc"
+    return torch.from_numpy(found if known else found.view(f"i{found.itemsize}"))
+
+
+def as_jax(saved: Tensor, like: Any) -> Any:
+    """Returns an array, or a random key, from what :func:`as_saved` returned.
+
+    Args:
+        saved: the data.
+        like: array or key of the same shape and dtype.
+    """
+    jax, found = load_jax(), saved.numpy()
+    if jax.numpy.issubdtype(like.dtype, jax.dtypes.prng_key):
+        numbers = found.view(jax.random.key_data(like).dtype)
+        return jax.random.wrap_key_data(numbers, impl=jax.random.key_impl(like))
+    # A copy, because JAX may use the memory of its argument.
+    return jax.numpy.array(found.view(like.dtype))
+
+
 def name_of(path: Key) -> str:
     """Returns the name of a leaf of an observation, for messages."""
     return show_key(path or ("observation",))

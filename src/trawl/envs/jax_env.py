@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
@@ -12,7 +12,9 @@ from typing_extensions import override
 
 from trawl.envs.jax_arrays import (
     action_decoder,
+    as_jax,
     as_plain,
+    as_saved,
     devices_of,
     giver,
     load_jax,
@@ -24,6 +26,7 @@ from trawl.envs.jax_steps import JaxCalls, Progress, SingleCalls, batch_calls
 from trawl.envs.seeding import check_seed, derive
 from trawl.envs.spaces import SpaceCodec, check_keys
 from trawl.envs.tensor_env import TensorEnv, TensorStep
+from trawl.errors import EnvStateError
 
 
 class JaxEnv(TensorEnv):
@@ -40,7 +43,8 @@ class JaxEnv(TensorEnv):
     Args:
         env: a single environment of gymnax, Brax (or MuJoCo Playground) or Jumanji, or an object
             with the methods of :class:`~trawl.envs.JaxFunctionalEnv`. It must neither be a batch
-            nor begin new episodes by itself.
+            nor begin new episodes by itself. The pair that ``gymnax.make`` returns, of an
+            environment and its parameters, works too.
         num_envs: number of environments in the batch.
         params: parameters of an environment of gymnax; by default, its ``default_params``.
         seed: seed of the random keys until ``set_seed`` is called; by default, a random one.
@@ -57,11 +61,11 @@ class JaxEnv(TensorEnv):
             itself, or if a step returns data of another layout than a reset.
 
     Example:
-        >>> import gymnax  # doctest: +SKIP
+        >>> import gymnax
         >>> from trawl.envs import JaxEnv
-        >>> env = JaxEnv(gymnax.make("CartPole-v1")[0], num_envs=1024)  # doctest: +SKIP
-        >>> env.rollout(10)["observation"].shape  # doctest: +SKIP
-        torch.Size([1024, 10, 4])
+        >>> env = JaxEnv(gymnax.make("CartPole-v1"), num_envs=64)
+        >>> env.rollout(5)["observation"].shape
+        torch.Size([64, 5, 4])
     """
 
     can_restart = True
@@ -155,6 +159,13 @@ class JaxEnv(TensorEnv):
                 self._set_keys(seed)
         if mask is not None and self._leaves and not whole:
             return self._renew(mask)
+        return self._begin_all()
+
+    def _begin_all(self) -> list[Tensor]:
+        if self.home.type == "cuda":
+            # No argument comes from PyTorch, so that JAX would not wait until PyTorch has read the
+            # memory that is freed here.
+            torch.cuda.current_stream(self.home).synchronize()
         progress = self._progress._replace(state=None)
         self._progress, self._leaves = self._calls.begin(self._keys, progress)
         self._shown = [*map(self._view, self._leaves)]
@@ -188,6 +199,59 @@ class JaxEnv(TensorEnv):
         close = getattr(self.env, "close", None)
         if callable(close):
             close()
+
+    # --- the state of the environments
+
+    @property
+    @override
+    def state_methods(self) -> list[str]:
+        return ["get_state"] * self.batch_size[0]
+
+    @override
+    def capture(self) -> dict[str, Any]:
+        identity, arrays = self._outline(), load_jax().tree.leaves(self._all())
+        return {
+            "identity": identity,
+            "arrays": [*map(as_saved, arrays)],
+            "seed": self._seed,
+        }
+
+    def _all(self) -> tuple[Any, ...]:
+        """Returns everything that the next steps depend on."""
+        return self._keys, self._progress, self._leaves
+
+    def _outline(self) -> dict[str, Any]:
+        """Returns a description that is equal for all batches of the same environment."""
+        if not self._leaves:
+            self._begin_all()
+        arrays = load_jax().tree.leaves(self._all())
+        return {
+            "name": self.name,
+            "number of environments": self.batch_size[0],
+            "layout": [f"{array.dtype} {list(array.shape)}" for array in arrays],
+        }
+
+    @override
+    def check_state(self, state: Mapping[str, Any]) -> None:
+        mine, other = self._outline(), state.get("identity", {})
+        for what, value in mine.items():
+            if other.get(what) != value:
+                raise EnvStateError(
+                    f"the state is one of another environment: its {what} is {other.get(what)}, "
+                    f"but that of {self!r} is {value}"
+                )
+
+    @override
+    def restore(self, state: Mapping[str, Any], trust: bool = False) -> None:
+        self.check_state(state)
+        jax = load_jax()
+        old, structure = jax.tree.flatten(self._all())
+        new = [as_jax(array, like) for array, like in zip(state["arrays"], old, strict=True)]
+        found = jax.device_put(jax.tree.unflatten(structure, new), self._place)
+        self._keys, self._progress, self._leaves = found
+        self._shown = [*map(self._view, self._leaves)]
+        # A seed waits for the next reset.
+        self._seed, self._last = state["seed"], None
 
     # --- copies, for other processes
 

@@ -24,16 +24,20 @@ class JaxFunctionalEnv(Protocol):
         action_space: Gymnasium space of the actions.
 
     Example:
-        >>> import jax.numpy as jnp  # doctest: +SKIP
-        >>> class Countdown:  # doctest: +SKIP
+        >>> import gymnasium
+        >>> import jax.numpy as jnp
+        >>> from trawl.envs import JaxEnv
+        >>> class Countdown:
         ...     action_space = gymnasium.spaces.Discrete(2)
         ...
         ...     def reset(self, key):
-        ...         return jnp.float32(3), jnp.zeros(1)
+        ...         return jnp.float32(3), jnp.full(1, 3.0)
         ...
         ...     def step(self, key, state, action):
         ...         left = state - 1
         ...         return left, jnp.stack([left]), 1.0, left <= 0, False
+        >>> JaxEnv(Countdown(), num_envs=2).rollout(5)["observation"].squeeze(-1).tolist()
+        [[3.0, 2.0, 1.0], [3.0, 2.0, 1.0]]
     """
 
     action_space: Space[Any]

@@ -1,0 +1,131 @@
+"""States of environments of JAX: runs that continue bit for bit."""
+
+from __future__ import annotations
+
+import io
+from typing import Any
+
+import pytest
+import torch
+from gymnasium import spaces
+from jax_parts import COUNT, Scripted, make_scripted
+from tensordict.nn import TensorDictModule
+from torch import nn
+
+from trawl.collectors import Collector, MultiSyncCollector
+from trawl.envs import JaxEnv
+from trawl.errors import EnvStateError
+
+jax = pytest.importorskip("jax")
+jnp = jax.numpy
+
+
+def policy() -> Any:
+    """Returns a policy that draws its actions."""
+
+    def act(observation: Any) -> Any:
+        logits = observation[..., :1] % 7 + torch.arange(4.0)
+        return nn.functional.one_hot(torch.distributions.Categorical(logits=logits).sample(), 4)
+
+    return TensorDictModule(act, in_keys=["observation"], out_keys=["action"])
+
+
+def saved(state: Any) -> Any:
+    """Returns a state as it comes back from a file."""
+    file = io.BytesIO()
+    torch.save(state, file)
+    file.seek(0)
+    return torch.load(file, weights_only=True)
+
+
+def same(one: Any, other: Any) -> bool:
+    return all(torch.equal(one[key], other[key]) for key in one.keys(True, True))
+
+
+@pytest.mark.parametrize("options", [{}, {"max_frames_per_traj": 2}], ids=["plain", "limit"])
+def test_a_collector_continues(options: Any) -> None:
+    options = {"frames_per_batch": 5 * COUNT, "total_frames": -1, **options}
+    with Collector(JaxEnv(Scripted(), COUNT), policy(), **options) as collector:
+        collector.set_seed(4)
+        batches = iter(collector)
+        next(batches)
+        assert collector.env_state_methods() == ["get_state"] * COUNT
+        state = saved(collector.state_dict())
+        expected = [next(batches).clone() for _ in range(2)]
+    with Collector(JaxEnv(Scripted(), COUNT), policy(), **options) as collector:
+        collector.load_state_dict(state)
+        batches = iter(collector)
+        found = [next(batches).clone() for _ in range(2)]
+    assert all(same(*pair) for pair in zip(expected, found, strict=True))
+
+
+def test_a_seed_that_waits_for_the_next_reset() -> None:
+    one, other = JaxEnv(Odd(), 3, seed=1), JaxEnv(Odd(), 3, seed=2)
+    one.set_seed(5)
+    other.restore(saved(one.capture()))
+    action = torch.tensor([[1, 0]] * 3)
+    first, second = (env.rollout(1, lambda td: td.set("action", action)) for env in (one, other))
+    assert torch.equal(first["next", "observation"], second["next", "observation"])
+
+
+def test_workers_continue() -> None:
+    options: dict[str, Any] = {"frames_per_batch": 12, "total_frames": -1}
+    options |= {"start_method": "inline", "cat_results": 0}
+    found = []
+    with MultiSyncCollector([make_scripted] * 2, policy(), **options) as collector:
+        collector.set_seed(4)
+        batches = iter(collector)
+        next(batches)
+        state = saved(collector.state_dict())
+        found.append(next(batches).clone())
+    with MultiSyncCollector([make_scripted] * 2, policy(), **options) as collector:
+        collector.load_state_dict(state)
+        found.append(next(iter(collector)).clone())
+    assert same(*found)
+
+
+class Odd:
+    """Environment whose state has a typed key, and numbers that numpy does not know."""
+
+    action_space = spaces.Discrete(2)
+
+    def reset(self, key: Any) -> Any:
+        return (jax.random.wrap_key_data(key), jnp.bfloat16(0.5)), jnp.zeros(1)
+
+    def step(self, key: Any, state: Any, action: Any) -> Any:
+        own, number = state
+        own, used = jax.random.split(own)
+        number = (number * 3 + 1) % 5
+        obs = jax.random.uniform(used, (1,)) + number.astype(jnp.float32)
+        return (own, number.astype(jnp.bfloat16)), obs, 0.0, False, False
+
+
+def test_states_with_other_dtypes() -> None:
+    one, other = JaxEnv(Odd(), 3, seed=1), JaxEnv(Odd(), 3, seed=2)
+    action = torch.tensor([[1, 0]] * 3)
+    one.begin(None)
+    other.begin(None)
+    assert not torch.equal(one.advance([action]).last[0], other.advance([action]).last[0])
+    other.restore(saved(one.capture()))
+    for _ in range(3):
+        assert torch.equal(one.advance([action]).last[0], other.advance([action]).last[0])
+
+
+def test_a_captured_state_does_not_change() -> None:
+    env = JaxEnv(Odd(), 3, seed=1)
+    state = env.capture()
+    copies = [array.clone() for array in state["arrays"]]
+    env.advance([torch.tensor([[1, 0]] * 3)])
+    assert all(torch.equal(*pair) for pair in zip(state["arrays"], copies, strict=True))
+
+
+def test_states_of_other_environments_are_refused() -> None:
+    state = JaxEnv(Odd(), 3).capture()
+    with pytest.raises(EnvStateError, match=r"its number of environments is 3, but .* is 2"):
+        JaxEnv(Odd(), 2).restore(state)
+    with pytest.raises(EnvStateError, match=r"its name is Odd, but that of .* is Scripted"):
+        JaxEnv(Scripted(), 3).restore(state)
+    Changed = type("Odd", (Odd,), {"reset": lambda self, key: (jnp.zeros(2), jnp.zeros(1))})
+    Changed.step = lambda self, key, state, action: (state, jnp.zeros(1), 0.0, False, False)
+    with pytest.raises(EnvStateError, match=r"its layout is .*, but"):
+        JaxEnv(Changed(), 3).restore(state)
