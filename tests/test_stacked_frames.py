@@ -48,6 +48,7 @@ KEEPING = {
     "flat frames": lambda x: x.reshape(-1, *FRAME),
     "transpose": lambda x: x.view(3, 4, SIZE, *FRAME).transpose(0, 1).reshape(-1, SIZE, *FRAME),
     "permute": lambda x: x.view(3, 4, SIZE, *FRAME).permute(1, 0, 2, 3, 4),
+    "negative": lambda x: x.transpose(-4, -3).permute(-4, 1, -2, 3).unsqueeze(-5),
     "movedim": lambda x: x.view(3, 4, SIZE, *FRAME).movedim(0, 1),
     "squeeze": lambda x: x.unsqueeze(1).squeeze(1),
     "unbind": lambda x: x.unbind(0)[2],
@@ -128,6 +129,21 @@ def test_any_index_gives_the_same(data):
     second = data.draw(st.one_of(st.integers(-4, 3), st.just(slice(None)), st.just(None)))
     index = data.draw(st.sampled_from([(first,), (first, second), (..., second, slice(None))]))
     check(x[index], x.to_dense()[index])
+
+
+@pytest.mark.parametrize("dim", [-5, 4, 8])
+def test_a_dimension_out_of_range_is_an_error(dim):
+    for operation in (
+        lambda x: x.unbind(dim),
+        lambda x: x.select(dim, 0),
+        lambda x: x.split(2, dim),
+        lambda x: x.transpose(0, dim),
+        lambda x: x.permute(0, 1, 2, dim),
+        lambda x: torch.cat([x, x], dim),
+        lambda x: x.index_select(dim, ORDER),
+    ):
+        with pytest.raises(IndexError, match="out of range"):
+            operation(stacks())
 
 
 def test_a_clone_has_memory_of_its_own():
