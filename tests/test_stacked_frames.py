@@ -160,6 +160,17 @@ def test_a_part_takes_only_the_frames_that_it_needs():
     assert len(torch.cat([stacks()[:2], stacks()[:2]]).frames) == 2 * (SIZE + 1)
 
 
+@pytest.mark.parametrize("count", [1, 3, 9])
+def test_compact_stacks_are_equal_and_need_all_their_frames(count):
+    frames = torch.arange(400).reshape(100, 2, 2)
+    positions = torch.randint(0, 100, (count, SIZE), generator=torch.Generator().manual_seed(0))
+    x = StackedFrames(frames, positions)
+    check(x.compact(), x.to_dense(), keeps=True)
+    assert len(x.compact().frames) == len(positions.unique())
+    everything = StackedFrames(frames, torch.arange(100))
+    assert everything.compact() is everything
+
+
 def test_a_pickled_batch_has_each_frame_once():
     frames = torch.zeros(STEPS + SIZE, 50, 50)
     positions = torch.arange(STEPS)[:, None] + torch.arange(SIZE)
@@ -213,7 +224,7 @@ def test_gradients_reach_modules():
 def test_a_compiled_function_takes_stacks():
     @torch.compile(backend="aot_eager", fullgraph=True)
     def mean(x):
-        return x[2:].float().mean((1, 2, 3))
+        return x[2:].clone().float().mean((1, 2, 3))
 
     check(mean(stacks()), stacks().to_dense()[2:].float().mean((1, 2, 3)), keeps=False)
 

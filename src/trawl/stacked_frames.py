@@ -13,6 +13,11 @@ from typing_extensions import Self, override
 
 aten: Any = torch.ops.aten
 
+# Share of the frames that a copy must need to have them all, so that several copies share them.
+_NEARLY_ALL = 0.8
+# Sorting is faster than marking all frames, if there are so many times as many frames as positions.
+_SPARSE = 32
+
 
 class StackedFrames(Tensor):
     """Tensor of stacked frames that stores each frame once.
@@ -86,18 +91,24 @@ class StackedFrames(Tensor):
 
         Returns ``self`` if nearly all frames are needed.
         """
-        if self._positions.numel() >= 2 * len(self._frames):
+        frames, positions = self._frames, self._positions
+        # Compiled functions and meta tensors have no values to look at.
+        if torch.compiler.is_compiling() or frames.is_meta:
             return self
-        used, positions = torch.unique(self._positions, return_inverse=True)
-        if 5 * len(used) > 4 * len(self._frames):
+        if _SPARSE * positions.numel() < len(frames):
+            used, renumbered = torch.unique(positions, return_inverse=True)
+            return StackedFrames(frames.index_select(0, used), renumbered)
+        needed = torch.zeros(len(frames), dtype=torch.bool, device=frames.device)
+        needed[positions.reshape(-1)] = True
+        if needed.count_nonzero() > _NEARLY_ALL * len(frames):
             return self
-        return StackedFrames(self._frames.index_select(0, used), positions)
+        return StackedFrames(frames[needed], (needed.cumsum(0) - 1)[positions])
 
     def _own(self) -> Tensor:
         """Gives the tensor memory of its own, and returns this memory as an ordinary tensor.
 
         Raises:
-            RuntimeError: if the tensor is a view of another one, which would not be changed.
+            RuntimeError: if the tensor is a slice of another one, which would not be changed.
         """
         if self._is_slice:
             raise RuntimeError(
