@@ -48,6 +48,7 @@ KEEPING = {
     "flat frames": lambda x: x.reshape(-1, *FRAME),
     "transpose": lambda x: x.view(3, 4, SIZE, *FRAME).transpose(0, 1).reshape(-1, SIZE, *FRAME),
     "permute": lambda x: x.view(3, 4, SIZE, *FRAME).permute(1, 0, 2, 3, 4),
+    "negative": lambda x: x.transpose(-4, -3).permute(-4, 1, -2, 3).unsqueeze(-5),
     "movedim": lambda x: x.view(3, 4, SIZE, *FRAME).movedim(0, 1),
     "squeeze": lambda x: x.unsqueeze(1).squeeze(1),
     "unbind": lambda x: x.unbind(0)[2],
@@ -130,6 +131,21 @@ def test_any_index_gives_the_same(data):
     check(x[index], x.to_dense()[index])
 
 
+@pytest.mark.parametrize("dim", [-5, 4, 8])
+def test_a_dimension_out_of_range_is_an_error(dim):
+    for operation in (
+        lambda x: x.unbind(dim),
+        lambda x: x.select(dim, 0),
+        lambda x: x.split(2, dim),
+        lambda x: x.transpose(0, dim),
+        lambda x: x.permute(0, 1, 2, dim),
+        lambda x: torch.cat([x, x], dim),
+        lambda x: x.index_select(dim, ORDER),
+    ):
+        with pytest.raises(IndexError, match="out of range"):
+            operation(stacks())
+
+
 def test_a_clone_has_memory_of_its_own():
     x = stacks()
     before, clone = x.to_dense(), x.clone()
@@ -142,6 +158,17 @@ def test_a_part_takes_only_the_frames_that_it_needs():
     assert len(part.frames) == SIZE + 1
     assert len(pickle.loads(pickle.dumps(stacks()[2:4])).frames) == SIZE + 1
     assert len(torch.cat([stacks()[:2], stacks()[:2]]).frames) == 2 * (SIZE + 1)
+
+
+@pytest.mark.parametrize("count", [1, 3, 9])
+def test_compact_stacks_are_equal_and_need_all_their_frames(count):
+    frames = torch.arange(400).reshape(100, 2, 2)
+    positions = torch.randint(0, 100, (count, SIZE), generator=torch.Generator().manual_seed(0))
+    x = StackedFrames(frames, positions)
+    check(x.compact(), x.to_dense(), keeps=True)
+    assert len(x.compact().frames) == len(positions.unique())
+    everything = StackedFrames(frames, torch.arange(100))
+    assert everything.compact() is everything
 
 
 def test_a_pickled_batch_has_each_frame_once():
@@ -197,7 +224,7 @@ def test_gradients_reach_modules():
 def test_a_compiled_function_takes_stacks():
     @torch.compile(backend="aot_eager", fullgraph=True)
     def mean(x):
-        return x[2:].float().mean((1, 2, 3))
+        return x[2:].clone().float().mean((1, 2, 3))
 
     check(mean(stacks()), stacks().to_dense()[2:].float().mean((1, 2, 3)), keeps=False)
 

@@ -13,6 +13,11 @@ from typing_extensions import Self, override
 
 aten: Any = torch.ops.aten
 
+# Share of the frames that a copy must need to have them all, so that several copies share them.
+_NEARLY_ALL = 0.8
+# Sorting is faster than marking all frames, if there are so many times as many frames as positions.
+_SPARSE = 32
+
 
 class StackedFrames(Tensor):
     """Tensor of stacked frames that stores each frame once.
@@ -86,18 +91,24 @@ class StackedFrames(Tensor):
 
         Returns ``self`` if nearly all frames are needed.
         """
-        if self._positions.numel() >= 2 * len(self._frames):
+        frames, positions = self._frames, self._positions
+        # Compiled functions and meta tensors have no values to look at.
+        if torch.compiler.is_compiling() or frames.is_meta:
             return self
-        used, positions = torch.unique(self._positions, return_inverse=True)
-        if 5 * len(used) > 4 * len(self._frames):
+        if _SPARSE * positions.numel() < len(frames):
+            used, renumbered = torch.unique(positions, return_inverse=True)
+            return StackedFrames(frames.index_select(0, used), renumbered)
+        needed = torch.zeros(len(frames), dtype=torch.bool, device=frames.device)
+        needed[positions.reshape(-1)] = True
+        if needed.count_nonzero() > _NEARLY_ALL * len(frames):
             return self
-        return StackedFrames(self._frames.index_select(0, used), positions)
+        return StackedFrames(frames[needed], (needed.cumsum(0) - 1)[positions])
 
     def _own(self) -> Tensor:
         """Gives the tensor memory of its own, and returns this memory as an ordinary tensor.
 
         Raises:
-            RuntimeError: if the tensor is a view of another one, which would not be changed.
+            RuntimeError: if the tensor is a slice of another one, which would not be changed.
         """
         if self._is_slice:
             raise RuntimeError(
@@ -202,20 +213,20 @@ def _on_dim(op: Any) -> Callable[..., Any]:
     """Returns a handler of a view whose second argument is a dimension."""
 
     def handler(stacks: StackedFrames, dim: int = 0, *args: Any, **kwargs: Any) -> Any:
-        dim = dim % stacks.ndim
-        if dim >= stacks.positions.ndim:
+        lead = _leading(stacks, dim)
+        if lead is None:
             return NotImplemented
-        return _views(stacks, op(stacks.positions, dim, *args, **kwargs))
+        return _views(stacks, op(stacks.positions, lead, *args, **kwargs))
 
     return handler
 
 
 def _split(op: Any) -> Callable[..., Any]:
     def handler(stacks: StackedFrames, sizes: Any, dim: int = 0) -> Any:
-        dim = dim % stacks.ndim
-        if dim >= stacks.positions.ndim:
+        lead = _leading(stacks, dim)
+        if lead is None:
             return NotImplemented
-        return _views(stacks, op(stacks.positions, sizes, dim))
+        return _views(stacks, op(stacks.positions, sizes, lead))
 
     return handler
 
@@ -227,26 +238,38 @@ def _views(stacks: StackedFrames, positions: Any) -> Any:
     return [StackedFrames(stacks.frames, one, True) for one in positions]
 
 
+def _leading(stacks: StackedFrames, dim: int, more: int = 0) -> int | None:
+    """Returns a dimension as one of ``positions``; None if it is none of them, or out of range.
+
+    Args:
+        stacks: the stacks.
+        dim: dimension of the stacks, which may be negative.
+        more: number of dimensions that the operation adds.
+    """
+    dims = stacks.ndim + more
+    lead = dim + dims if dim < 0 else dim
+    return lead if 0 <= lead < stacks.positions.ndim + more else None
+
+
 def _unsqueeze(stacks: StackedFrames, dim: int) -> Any:
-    dim = dim % (stacks.ndim + 1)
-    if dim > stacks.positions.ndim:
-        return NotImplemented
-    return _views(stacks, stacks.positions.unsqueeze(dim))
+    lead = _leading(stacks, dim, 1)
+    return NotImplemented if lead is None else _views(stacks, stacks.positions.unsqueeze(lead))
 
 
 def _transpose(stacks: StackedFrames, one: int, other: int) -> Any:
-    one, other = one % stacks.ndim, other % stacks.ndim
-    if max(one, other) >= stacks.positions.ndim:
+    leads = _leading(stacks, one), _leading(stacks, other)
+    if None in leads:
         return NotImplemented
-    return _views(stacks, stacks.positions.transpose(one, other))
+    return _views(stacks, aten.transpose.int(stacks.positions, *leads))
 
 
 def _permute(stacks: StackedFrames, dims: Sequence[int]) -> Any:
-    dims = [dim % stacks.ndim for dim in dims]
     leads = stacks.positions.ndim
-    if dims[leads:] != list(range(leads, stacks.ndim)):
+    order = [_leading(stacks, dim) for dim in dims[:leads]]
+    kept = all(dims[dim] in (dim, dim - stacks.ndim) for dim in range(leads, len(dims)))
+    if None in order or not kept or len(dims) != stacks.ndim:
         return NotImplemented
-    return _views(stacks, stacks.positions.permute(dims[:leads]))
+    return _views(stacks, aten.permute.default(stacks.positions, order))
 
 
 def _view(stacks: StackedFrames, shape: Sequence[int]) -> Any:
@@ -274,10 +297,10 @@ def _at(stacks: StackedFrames, indices: Sequence[Tensor | None]) -> Any:
 
 
 def _select_many(stacks: StackedFrames, dim: int, chosen: Tensor) -> Any:
-    dim = dim % stacks.ndim if isinstance(stacks, StackedFrames) else 0
-    if not isinstance(stacks, StackedFrames) or dim >= stacks.positions.ndim:
+    lead = _leading(stacks, dim) if isinstance(stacks, StackedFrames) else None
+    if lead is None:
         return NotImplemented
-    return StackedFrames(stacks.frames, stacks.positions.index_select(dim, chosen))
+    return StackedFrames(stacks.frames, stacks.positions.index_select(lead, _dense(chosen)))
 
 
 def _same(stacks: StackedFrames) -> Any:
@@ -321,12 +344,11 @@ def _join(join: Callable[..., Tensor]) -> Callable[..., Any]:
         )
         if not alike:
             return NotImplemented
-        leads = first.positions.ndim
-        dim = dim % (first.ndim + (join is torch.stack))
-        if dim > leads or (dim == leads and join is torch.cat):
+        lead = _leading(first, dim, 1 if join is torch.stack else 0)
+        if lead is None:
             return NotImplemented
-        frames, indices = _joined_frames(parts)
-        return StackedFrames(frames, join(indices, dim))
+        frames, positions = _joined_frames(parts)
+        return StackedFrames(frames, join(positions, lead))
 
     return handler
 

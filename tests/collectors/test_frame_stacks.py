@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import io
 from functools import partial
 
 import gymnasium
@@ -13,13 +14,24 @@ from gymnasium.spaces import Box, Dict, Discrete
 from gymnasium.wrappers import AtariPreprocessing, FrameStackObservation
 from hypothesis import given
 from hypothesis import strategies as st
-from stack_parts import KINDS, LENGTHS, SIZE, by_stack, check_as_wrapped, choose_by_stack, made
+from stack_parts import (
+    KINDS,
+    LENGTHS,
+    SIZE,
+    Env,
+    by_stack,
+    check_as_wrapped,
+    check_equal,
+    choose_by_stack,
+    collected,
+    made,
+)
 from tensordict import TensorDict
 from tensordict.nn import TensorDictModule
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
-from trawl import Collector
+from trawl import Collector, Evaluator
 from trawl.data import StackedFrames
 from trawl.envs import FrameStack
 from trawl.testing import FaultyEnv, NumberedEnv
@@ -140,15 +152,24 @@ def test_a_policy_may_change_and_keep_its_input():
 
 
 class Cart(gymnasium.Env):
-    """An environment whose action is a vector."""
+    """An environment whose action is a vector, with short episodes of different lengths."""
 
-    observation_space, action_space = Box(-9, 9, (3,)), Box(-9, 9, (2,))
+    observation_space, action_space = Box(-99, 999, (3,)), Box(-99, 999, (2,))
+
+    def __init__(self):
+        self.steps = self.episodes = 0
 
     def reset(self, **_):
-        return np.zeros(3, np.float32), {}
+        self.episodes += 1
+        return self.observe(), {}
+
+    def observe(self):
+        self.steps += 1
+        return np.full(3, self.steps, np.float32)
 
     def step(self, action):
-        return np.ones(3, np.float32), 0.0, False, False, {}
+        done = self.steps % (3 + self.episodes % 4) == 0
+        return self.observe(), float(action[0]), done, False, {}
 
 
 class Inputs(TorchFunctionMode):
@@ -171,6 +192,27 @@ def test_a_harmless_policy_reads_windows_without_a_copy():
     with collector, Inputs() as inputs:
         next(iter(collector))
     assert set(np.diff(inputs.addresses)) == {3 * 4}  # bytes of a frame
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_the_windows_of_a_harmless_policy_are_right(count):
+    torch.manual_seed(0)
+    module = nn.Sequential(nn.Flatten(-2), nn.Linear(3 * SIZE, 2))
+    policy = TensorDictModule(module, ["observation"], ["action"])
+    wrapped = [lambda: FrameStackObservation(Cart(), SIZE)] * count
+    found = collected(5, Collector, [Cart] * count, policy, FrameStack(SIZE), frames_per_batch=24)
+    check_equal(found, collected(5, Collector, wrapped, policy, None, frames_per_batch=24))
+
+
+def test_the_frame_of_zeros_is_written_in_used_memory():
+    stack = FrameStack(SIZE, "zero")
+    with Collector(NumberedEnv(lengths=[3]), frames_per_batch=9, frame_stack=stack) as collector:
+        lease = collector._rollout.writer.pool.lease()
+        for tensor in lease.tensors.values():
+            tensor.fill_(1)
+        del lease, tensor
+        batch = next(iter(collector))
+    assert not batch["observation"][3, :-1].any()
 
 
 @pytest.mark.parametrize("kind", ["single", "list", "disabled"])
@@ -240,6 +282,50 @@ def test_a_state_has_the_stacks_of_running_episodes(kind, lengths):
             expected, found = next(iter(one)), next(iter(other))
             for key, value in expected.items(True, True):
                 assert torch.equal(found.get(key), value), key
+
+
+def test_a_state_has_the_stacks_of_unfinished_trajectories():
+    options = {"frame_stack": SIZE, "trajs_per_batch": 3, "traj_format": "cat"}
+    options |= {"frames_per_batch": 24, "policy": by_stack()}
+    with (
+        Collector(made("list", (9, 30)), **options) as one,
+        Collector(made("list", (9, 30)), **options) as other,
+    ):
+        one.set_seed(1)
+        for _ in range(3):
+            one.next()
+        file = io.BytesIO()
+        torch.save(one.state_dict(), file)
+        file.seek(0)
+        other.load_state_dict(torch.load(file, weights_only=True))
+        check_equal([other.next() for _ in range(3)], [one.next() for _ in range(3)])
+
+
+def test_an_evaluation_stacks_frames():
+    results = []
+    for padding in (None, "reset"):
+        options = {"frame_stack": SIZE} if padding is None else {}
+        envs = Env(0, (9, 30), padding)
+        with Evaluator(envs, by_stack(), num_trajectories=3, collector_kwargs=options) as evaluator:
+            results.append(evaluator.evaluate())
+    assert results[0]["eval/reward"] == results[1]["eval/reward"]
+
+
+@pytest.mark.parametrize("kind", ["single", "list"])
+def test_a_compiled_policy_reads_stacks(kind):
+    check_as_wrapped(kind, policy=Linear(), compile_policy={"backend": "eager"})
+
+
+class Linear(nn.Module):
+    """A policy with weights."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.layers = nn.Sequential(nn.Flatten(-2), nn.Linear(5 * SIZE, 4))
+
+    def forward(self, observation):
+        return nn.functional.one_hot(self.layers(observation).argmax(-1), 4)
 
 
 class Several(gymnasium.Env):

@@ -50,7 +50,6 @@ class FrameStacks:
         steps: int,
     ) -> None:
         size = option.size
-        self._steps = steps
         self._size = size
         self._num_envs = num_envs
         self._repeats = option.padding == "reset"

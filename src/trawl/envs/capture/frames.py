@@ -17,6 +17,7 @@ from tensordict import (
 from torch import Tensor
 
 from trawl.envs.capture.attributes import Decoder, Encoder, NotPlain
+from trawl.stacked_frames import StackedFrames
 
 # Kind of a value that is not plain data.
 _OBJECT = "whole"
@@ -38,6 +39,10 @@ def _to_tree(value: Any, encode: Callable[[Any], Any]) -> dict[str, Any]:
         kind = "stack" if isinstance(value, NonTensorStack) else "lazy"
         parts = [_to_tree(part, encode) for part in value.tensordicts]
         return {"kind": kind, "dim": value.stack_dim, "parts": parts}
+    if isinstance(value, StackedFrames):
+        small = value.compact()
+        frames, positions = encode(small.frames), encode(small.positions)
+        return {"kind": "stacked", "frames": frames, "positions": positions}
     if isinstance(value, Tensor):
         return {"kind": "leaf", "value": encode(value)}
     device = None if value.device is None else str(value.device)
@@ -73,6 +78,8 @@ def _from_tree(data: Mapping[str, Any], decode: Callable[[Any, Any], Any], prese
     kind = data["kind"]
     if kind == "leaf":
         return decode(data["value"], present if isinstance(present, Tensor) else None)
+    if kind == "stacked":
+        return StackedFrames(decode(data["frames"], None), decode(data["positions"], None))
     if kind == "data":
         value = decode(data["value"], getattr(present, "data", None))
         return NonTensorData(value, data["shape"], device=data["device"])
