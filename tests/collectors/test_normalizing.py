@@ -295,19 +295,53 @@ def test_single_steps_are_normalised_for_a_buffer():
 
 
 def test_an_interrupted_batch_counts_the_steps_that_were_taken():
-    calls = iter([False] * 11 + [True] + [False] * 200)
-    with Collector(
-        Walk,
-        policy(),
-        frames_per_batch=50,
-        interruptor=lambda: next(calls),
-        normalize_observations=True,
-    ) as collector:
-        collector.set_seed(0)
-        first, second = collector.next(), collector.next()
-        count = collector.normalization.observations["observation"].count
-    assert count == 12 + 50
+    found = []
+    for options in ({}, {"normalize_observations": True}):
+        calls = iter([False] * 11 + [True] + [False] * 200)
+        with Collector(
+            Walk,
+            policy(),
+            frames_per_batch=50,
+            interruptor=functools.partial(next, calls),
+            **options,
+        ) as collector:
+            collector.set_seed(0)
+            found.append((collector.next()[:12], collector.next()))
+            own = collector.normalization
+    exact = np.concatenate([b["observation"].numpy().astype(np.float64) for b in found[0]])
+    moments = own.observations["observation"]
+    assert moments.count == len(exact) == 12 + 50
+    np.testing.assert_allclose(moments.mean, exact.mean(0), rtol=1e-10)
+    first, second = found[1]
     assert torch.equal(first[NEXT][11], second["observation"][0]) or bool(first[DONE][11])
+
+
+def test_episodes_that_a_reset_ends_have_no_return_after_it():
+    options = {"frames_per_batch": 20, "reset_at_each_iter": True}
+    rewards, done = [], []
+    for normalized in ({}, {"normalize_rewards": NormalizeReward(gamma=0.9)}):
+        with Collector(Walk, policy(), **options, **normalized) as collector:
+            collector.set_seed(0)
+            batches = [collector.next() for _ in range(3)]
+            found = collector.normalization
+        rewards.append(torch.cat([b[REWARD] for b in batches]).double().numpy())
+        done.append(torch.cat([b[DONE] for b in batches]).numpy())
+    done[0][19::20] = True
+    exact = returns_of(rewards[0], done[0], np.ones((60, 1), bool), 0.9)
+    np.testing.assert_allclose(found.rewards["reward"].var, exact.var(), rtol=1e-9)
+
+
+def test_a_seed_in_the_middle_normalises_the_first_observation():
+    with Collector(Walk, policy(), frames_per_batch=50, normalize_observations=True) as collector:
+        collector.set_seed(0)
+        collector.next()
+        own = collector.normalization.observations["observation"]
+        collector.set_seed(1)
+        first = collector.next()["observation"][0].numpy()
+    with Collector(Walk, policy(), frames_per_batch=50) as other:
+        other.set_seed(1)
+        raw = other.next()["observation"][0].numpy()
+    np.testing.assert_allclose(first, scaled(raw, own.mean, own.var), rtol=1e-3, atol=1e-3)
 
 
 class Failing(Walk):
@@ -323,14 +357,25 @@ class Failing(Walk):
 
 
 @pytest.mark.filterwarnings("ignore:.*it broke:RuntimeWarning")
-def test_a_failed_step_does_not_count():
-    Failing.steps = 0
-    with Collector(
-        Failing, policy(), frames_per_batch=50, on_env_error="restart", normalize_observations=True
-    ) as collector:
-        batch = collector.next()
-        assert collector.normalization.observations["observation"].count == 49
-    assert int(batch[MASK].sum()) == 49
+@pytest.mark.parametrize("frames", [24, 50], ids=["first_row", "middle"])
+def test_a_failed_step_does_not_count(frames):
+    found = []
+    for options in ({}, {"normalize_observations": True, "normalize_rewards": True}):
+        Failing.steps = 0
+        options |= {"frames_per_batch": frames, "on_env_error": "restart"}
+        with Collector(Failing, policy(), **options) as collector:
+            collector.set_seed(0)
+            found.append([collector.next() for _ in range(2)])
+            own = collector.normalization
+    raw = torch.cat(found[0])
+    mask = raw[MASK].numpy()
+    assert mask.sum() == 2 * frames - 1
+    observed = raw["observation"].numpy().astype(np.float64)[mask]
+    assert own.observations["observation"].count == len(observed)
+    np.testing.assert_allclose(own.observations["observation"].mean, observed.mean(0), rtol=1e-9)
+    rewards = raw[REWARD].numpy().astype(np.float64)
+    exact = returns_of(rewards, raw[DONE].numpy(), mask[:, None], 0.99)
+    np.testing.assert_allclose(own.rewards["reward"].var, exact.var(), rtol=1e-9)
 
 
 class Pair(gymnasium.Env):

@@ -107,6 +107,17 @@ def test_all_workers_begin_a_batch_with_the_same_statistics():
     np.testing.assert_allclose(squares, 1, atol=1e-4)
 
 
+def test_first_observations_after_a_seed_have_the_statistics_of_all_workers():
+    with make(frames_per_batch=64) as collector:
+        collector.set_seed(0)
+        batches(collector, 2)
+        shared = collector.normalization.observations["observation"]
+        collector.set_seed(1)
+        first = collector.next()["observation"][:, 0, :2].double().numpy()
+    squares = np.square(first * np.sqrt(shared.var[:2] + 1e-8) + shared.mean[:2]).sum(-1)
+    np.testing.assert_allclose(squares, 1, atol=1e-4)
+
+
 @pytest.mark.parametrize("cls", CLASSES, ids=["sync", "async"])
 def test_frozen_statistics_stay_as_they_are(cls):
     with make(cls) as collector:
