@@ -248,6 +248,31 @@ def test_a_state_resumes_to_the_bit(source):
     )
 
 
+class Replayed(Walk):
+    """Its state has a generator, so that its actions are logged and replayed."""
+
+    def reset(self, **kwargs):
+        self.numbers = (number for number in range(1000))
+        return super().reset(**kwargs)
+
+    def step(self, action):
+        obs, reward, *rest = super().step(action)
+        return obs, reward + next(self.numbers), *rest
+
+
+def test_an_environment_that_is_replayed_resumes_to_the_bit():
+    options = {"frames_per_batch": 60, "normalize_observations": True, "normalize_rewards": True}
+    with Collector(Replayed, policy(), **options) as one:
+        one.set_seed(0)
+        one.next()
+        assert one.env_state_methods() == ["replay"]
+        state = one.state_dict()
+        expected = one.next()
+    with Collector(Replayed, policy(), **options) as other:
+        other.load_state_dict(state)
+        assert (other.next() == expected).all()
+
+
 def test_a_state_right_after_a_seed_resumes_to_the_bit():
     with Collector(Walk, policy(), frames_per_batch=60, normalize_observations=True) as one:
         one.set_seed(0)
