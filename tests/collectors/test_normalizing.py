@@ -244,7 +244,7 @@ def test_a_state_resumes_to_the_bit(source):
     assert (
         count
         == sum(frames([b], REWARD).size for b in found)
-        + state["normalization"]["statistics"]["'observation'"]["count"]
+        + state["normalization"]["statistics"][0]["count"]
     )
 
 
@@ -458,6 +458,22 @@ def test_the_statistics_normalise_other_observations():
         found.normalize_observation(values, "other")
     assert "observation" in repr(found)
     assert isinstance(found, Normalization)
+
+
+def test_a_state_normalises_without_a_collector():
+    options = NormalizeObservation(keys=["observation"], clip=2.0)
+    with Collector(
+        Walk, frames_per_batch=64, normalize_observations=options, normalize_rewards=True
+    ) as collector:
+        collector.next()
+        own = collector.normalization
+        found = Normalization.from_state(through_a_file(own.state_dict()))
+    assert found.options == own.options
+    values = torch.tensor([[100.0, 90.0]])
+    assert torch.equal(found.normalize_observation(values), own.normalize_observation(values))
+    assert found.rewards["reward"].count == 64
+    with pytest.raises(ValueError, match=r"must be one that .* KeyError\('observations'\)"):
+        Normalization.from_state({"weight": torch.zeros(3)})
 
 
 # --- errors

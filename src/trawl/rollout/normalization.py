@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any, TypeAlias
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from trawl.keys import Key, as_key, show_key
+from trawl.keys import Key, as_key, show_key, show_keys
 from trawl.rollout.moments import Moments
 
 Statistics: TypeAlias = dict[Key, Moments]
@@ -253,15 +253,46 @@ class Normalization:
     # --- state
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns the statistics as numbers and tensors."""
-        found = self._statistics.items()
+        """Returns the options and the statistics as numbers, lists and tensors."""
+        observations, rewards = self.options.observations, self.options.rewards
         return {
             "training": self.training,
-            "statistics": {show_key(key): one.state_dict() for key, one in found},
+            "observations": None if observations is None else asdict(observations),
+            "rewards": None if rewards is None else asdict(rewards),
+            "statistics": [
+                {"key": list(key), **one.state_dict()} for key, one in self._statistics.items()
+            ],
         }
 
+    @classmethod
+    def from_state(cls, state: Mapping[str, Any]) -> Normalization:
+        """Returns a normalisation without a collector, for example to act with a policy elsewhere.
+
+        Args:
+            state: a state that :meth:`state_dict` returned.
+
+        Raises:
+            ValueError: if it is something else.
+        """
+        try:
+            observations, rewards = state["observations"], state["rewards"]
+            options = NormalizeOptions(
+                None if observations is None else NormalizeObservation(**observations),
+                None if rewards is None else NormalizeReward(**rewards),
+            )
+            found = cls(options, _statistics_of(state))
+            found.training = bool(state["training"])
+        except (KeyError, TypeError) as error:
+            raise ValueError(
+                "the state must be one that collector.normalization.state_dict() returned, but "
+                f"{error!r} was raised while it was read"
+            ) from error
+        return found
+
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restores a state that :meth:`state_dict` returned.
+        """Restores the statistics of a state that :meth:`state_dict` returned.
+
+        The options stay those of this object.
 
         Raises:
             ValueError: if the state has other entries, or entries of another shape. In this case,
@@ -276,13 +307,13 @@ class Normalization:
         self._read(state)
 
     def _read(self, state: Mapping[str, Any]) -> Statistics:
-        saved, own = state["statistics"], {show_key(key): key for key in self._statistics}
-        if saved.keys() != own.keys():
+        found = _statistics_of(state)
+        if found.keys() != self._statistics.keys():
             raise ValueError(
-                f"the state has statistics of {sorted(saved)}, but the collector normalises "
-                f"{sorted(own)}: load the state into a collector that is made with the same options"
+                f"the state has statistics of {show_keys(set(found))}, but the collector "
+                f"normalises {show_keys(set(self._statistics))}: load the state into a collector "
+                "that is made with the same options"
             )
-        found = {key: Moments.from_state(saved[name]) for name, key in own.items()}
         for key, one in found.items():
             shape = self._statistics[key].mean.shape
             if one.mean.shape != shape:
@@ -316,6 +347,10 @@ def _merged(one: Mapping[Key, Moments], other: Mapping[Key, Moments]) -> Statist
                 "TransformObservation or TransformReward"
             )
     return found
+
+
+def _statistics_of(state: Mapping[str, Any]) -> Statistics:
+    return {tuple(one["key"]): Moments.from_state(one) for one in state["statistics"]}
 
 
 def _is_reward(key: Key) -> bool:
