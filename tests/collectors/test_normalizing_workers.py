@@ -17,7 +17,7 @@ from trawl.collectors import (
     NormalizeObservation,
     NormalizeReward,
 )
-from trawl.rollout.moments import Moments
+from trawl.rollout.moments import RunningMoments
 
 REWARD = ("next", "reward")
 OPTIONS = {"normalize_observations": True, "normalize_rewards": NormalizeReward(keep_raw=True)}
@@ -69,7 +69,7 @@ def test_statistics_are_those_of_the_frames_of_all_workers(cls, method):
         assert found.observations["observation"].count == sum(b.numel() for b in own)
     if cls is MultiSyncCollector:
         seen = torch.cat([b["observation"].reshape(-1, 3) for b in raw]).numpy()
-        close(found.observations["observation"], Moments.of(seen))
+        close(found.observations["observation"], RunningMoments.of(seen))
         assert all(
             torch.equal(a["next", "raw_reward"], b[REWARD]) for a, b in zip(own, raw, strict=True)
         )

@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 
 from trawl.keys import Key, as_key, show_key, show_keys
-from trawl.rollout.moments import Moments
+from trawl.rollout.moments import RunningMoments
 
-Statistics: TypeAlias = dict[Key, Moments]
+Statistics: TypeAlias = dict[Key, RunningMoments]
 
 
 def _check_positive(name: str, value: Any) -> float:
@@ -107,7 +107,7 @@ class NormalizeReward:
 
 @dataclass(frozen=True)
 class NormalizeOptions:
-    """What a collector normalises, and how.
+    """Options of everything that a collector normalises.
 
     Attributes:
         observations: options for observations; None to leave them as they are.
@@ -184,13 +184,13 @@ class Normalization:
         self._delta: Statistics = {}
 
     @property
-    def observations(self) -> dict[Any, Moments]:
+    def observations(self) -> dict[Any, RunningMoments]:
         """Count, mean and variance of each observation, by key."""
         found = self._statistics.items()
         return {_name(key): one for key, one in found if not _is_reward(key)}
 
     @property
-    def rewards(self) -> dict[Any, Moments]:
+    def rewards(self) -> dict[Any, RunningMoments]:
         """Count, mean and variance of the discounted return, by the key of the reward."""
         return {_name(key[1:]): one for key, one in self._statistics.items() if _is_reward(key)}
 
@@ -215,11 +215,11 @@ class Normalization:
 
     # --- sharing
 
-    def of(self, key: Key) -> Moments:
+    def of(self, key: Key) -> RunningMoments:
         """Returns the statistics of an entry."""
         return self._statistics[key]
 
-    def merge(self, delta: Mapping[Key, Moments]) -> None:
+    def merge(self, delta: Mapping[Key, RunningMoments]) -> None:
         """Adds the statistics of new frames, unless the statistics are frozen."""
         if self.training:
             self._statistics = _merged(self._statistics, delta)
@@ -248,7 +248,7 @@ class Normalization:
     def empty(self) -> Statistics:
         """Returns the statistics of no frames."""
         found = self._statistics.items()
-        return {key: Moments.empty(one.mean.shape) for key, one in found}
+        return {key: RunningMoments.empty(one.mean.shape) for key, one in found}
 
     # --- state
 
@@ -328,14 +328,14 @@ class Normalization:
         return f"{type(self).__name__}(training={self.training}, counts={counts})"
 
 
-def affine(moments: Moments, epsilon: float) -> tuple[Any, Any]:
+def affine(moments: RunningMoments, epsilon: float) -> tuple[Any, Any]:
     """Returns the mean to subtract and the factor to multiply with, float64."""
     if not moments.count:
         return np.zeros_like(moments.mean), np.ones_like(moments.mean)
     return moments.mean, 1.0 / np.sqrt(moments.var + epsilon)
 
 
-def _merged(one: Mapping[Key, Moments], other: Mapping[Key, Moments]) -> Statistics:
+def _merged(one: Mapping[Key, RunningMoments], other: Mapping[Key, RunningMoments]) -> Statistics:
     found = dict(one)
     for key, moments in other.items():
         found[key] = found[key].merged(moments) if key in found else moments
@@ -350,7 +350,7 @@ def _merged(one: Mapping[Key, Moments], other: Mapping[Key, Moments]) -> Statist
 
 
 def _statistics_of(state: Mapping[str, Any]) -> Statistics:
-    return {tuple(one["key"]): Moments.from_state(one) for one in state["statistics"]}
+    return {tuple(one["key"]): RunningMoments.from_state(one) for one in state["statistics"]}
 
 
 def _is_reward(key: Key) -> bool:
