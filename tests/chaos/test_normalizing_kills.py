@@ -56,7 +56,7 @@ def test_with_snapshots_a_kill_changes_nothing(tmp_path: Path, every: int, prefe
     with replaced(KILLED, times=1):
         found, own = run(
             MultiSyncCollector,
-            Once(tmp_path / "once", 70, kill),
+            Once(tmp_path / "once", 110, kill),
             prefetch=prefetch,
             worker_snapshots=every,
         )

@@ -8,7 +8,7 @@ import pytest
 import torch
 from cli_policies import Net
 
-from trawl.collectors import Evaluator
+from trawl.collectors import Collector, Evaluator
 
 
 def saved_policy(path):
@@ -113,3 +113,31 @@ def test_wrong_arguments(trawl, tmp_path, arguments, message):
     assert message in err
     assert len(err.strip().splitlines()) == 1
     assert not (tmp_path / "runs").exists()
+
+
+def test_observations_are_normalised_by_the_statistics_of_a_file(trawl, tmp_path):
+    network = saved_policy("policy.pt2")
+    with Collector("Pendulum-v1", frames_per_batch=100, normalize_observations=True) as collector:
+        collector.next()
+        statistics = collector.normalization
+    torch.save(statistics.state_dict(), "statistics.pt")
+    arguments = ["Pendulum-v1", "--policy", "policy.pt2", "--episodes", "2", "--max-steps", "30"]
+    arguments += ["--normalization", "statistics.pt"]
+    code, _, err = trawl("evaluate", *arguments, "--out", "one.json")
+    assert code == 0, err
+    facts = json.loads((tmp_path / "one.json").read_text())
+    options = {"num_trajectories": 2, "max_steps": 30}
+    with Evaluator("Pendulum-v1", network, normalization=statistics, **options) as evaluator:
+        expected = evaluator.evaluate().episodes.returns.tolist()
+    assert facts["returns"] == pytest.approx(expected, rel=1e-5)
+    with Evaluator("Pendulum-v1", network, **options) as evaluator:
+        assert facts["returns"] != pytest.approx(evaluator.evaluate().episodes.returns.tolist())
+
+
+def test_a_file_without_statistics_is_refused(trawl, tmp_path):
+    torch.save({"weight": torch.zeros(3)}, "weights.pt")
+    for name, text in (("none.pt", "there is no such file"), ("weights.pt", "torch.save wrote of")):
+        code, _, err = trawl("evaluate", "Pendulum-v1", "--normalization", name)
+        assert code == 2
+        assert f"--normalization {name}" in err
+        assert text in " ".join(err.split())

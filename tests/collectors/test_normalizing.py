@@ -244,8 +244,33 @@ def test_a_state_resumes_to_the_bit(source):
     assert (
         count
         == sum(frames([b], REWARD).size for b in found)
-        + state["normalization"]["statistics"]["'observation'"]["count"]
+        + state["normalization"]["statistics"][0]["count"]
     )
+
+
+class Replayed(Walk):
+    """Its state has a generator, so that its actions are logged and replayed."""
+
+    def reset(self, **kwargs):
+        self.numbers = (number for number in range(1000))
+        return super().reset(**kwargs)
+
+    def step(self, action):
+        obs, reward, *rest = super().step(action)
+        return obs, reward + next(self.numbers), *rest
+
+
+def test_an_environment_that_is_replayed_resumes_to_the_bit():
+    options = {"frames_per_batch": 60, "normalize_observations": True, "normalize_rewards": True}
+    with Collector(Replayed, policy(), **options) as one:
+        one.set_seed(0)
+        one.next()
+        assert one.env_state_methods() == ["replay"]
+        state = one.state_dict()
+        expected = one.next()
+    with Collector(Replayed, policy(), **options) as other:
+        other.load_state_dict(state)
+        assert (other.next() == expected).all()
 
 
 def test_a_state_right_after_a_seed_resumes_to_the_bit():
@@ -295,19 +320,53 @@ def test_single_steps_are_normalised_for_a_buffer():
 
 
 def test_an_interrupted_batch_counts_the_steps_that_were_taken():
-    calls = iter([False] * 11 + [True] + [False] * 200)
-    with Collector(
-        Walk,
-        policy(),
-        frames_per_batch=50,
-        interruptor=lambda: next(calls),
-        normalize_observations=True,
-    ) as collector:
-        collector.set_seed(0)
-        first, second = collector.next(), collector.next()
-        count = collector.normalization.observations["observation"].count
-    assert count == 12 + 50
+    found = []
+    for options in ({}, {"normalize_observations": True}):
+        calls = iter([False] * 11 + [True] + [False] * 200)
+        with Collector(
+            Walk,
+            policy(),
+            frames_per_batch=50,
+            interruptor=functools.partial(next, calls),
+            **options,
+        ) as collector:
+            collector.set_seed(0)
+            found.append((collector.next()[:12], collector.next()))
+            own = collector.normalization
+    exact = np.concatenate([b["observation"].numpy().astype(np.float64) for b in found[0]])
+    moments = own.observations["observation"]
+    assert moments.count == len(exact) == 12 + 50
+    np.testing.assert_allclose(moments.mean, exact.mean(0), rtol=1e-10)
+    first, second = found[1]
     assert torch.equal(first[NEXT][11], second["observation"][0]) or bool(first[DONE][11])
+
+
+def test_episodes_that_a_reset_ends_have_no_return_after_it():
+    options = {"frames_per_batch": 20, "reset_at_each_iter": True}
+    rewards, done = [], []
+    for normalized in ({}, {"normalize_rewards": NormalizeReward(gamma=0.9)}):
+        with Collector(Walk, policy(), **options, **normalized) as collector:
+            collector.set_seed(0)
+            batches = [collector.next() for _ in range(3)]
+            found = collector.normalization
+        rewards.append(torch.cat([b[REWARD] for b in batches]).double().numpy())
+        done.append(torch.cat([b[DONE] for b in batches]).numpy())
+    done[0][19::20] = True
+    exact = returns_of(rewards[0], done[0], np.ones((60, 1), bool), 0.9)
+    np.testing.assert_allclose(found.rewards["reward"].var, exact.var(), rtol=1e-9)
+
+
+def test_a_seed_in_the_middle_normalises_the_first_observation():
+    with Collector(Walk, policy(), frames_per_batch=50, normalize_observations=True) as collector:
+        collector.set_seed(0)
+        collector.next()
+        own = collector.normalization.observations["observation"]
+        collector.set_seed(1)
+        first = collector.next()["observation"][0].numpy()
+    with Collector(Walk, policy(), frames_per_batch=50) as other:
+        other.set_seed(1)
+        raw = other.next()["observation"][0].numpy()
+    np.testing.assert_allclose(first, scaled(raw, own.mean, own.var), rtol=1e-3, atol=1e-3)
 
 
 class Failing(Walk):
@@ -323,14 +382,25 @@ class Failing(Walk):
 
 
 @pytest.mark.filterwarnings("ignore:.*it broke:RuntimeWarning")
-def test_a_failed_step_does_not_count():
-    Failing.steps = 0
-    with Collector(
-        Failing, policy(), frames_per_batch=50, on_env_error="restart", normalize_observations=True
-    ) as collector:
-        batch = collector.next()
-        assert collector.normalization.observations["observation"].count == 49
-    assert int(batch[MASK].sum()) == 49
+@pytest.mark.parametrize("frames", [24, 50], ids=["first_row", "middle"])
+def test_a_failed_step_does_not_count(frames):
+    found = []
+    for options in ({}, {"normalize_observations": True, "normalize_rewards": True}):
+        Failing.steps = 0
+        options |= {"frames_per_batch": frames, "on_env_error": "restart"}
+        with Collector(Failing, policy(), **options) as collector:
+            collector.set_seed(0)
+            found.append([collector.next() for _ in range(2)])
+            own = collector.normalization
+    raw = torch.cat(found[0])
+    mask = raw[MASK].numpy()
+    assert mask.sum() == 2 * frames - 1
+    observed = raw["observation"].numpy().astype(np.float64)[mask]
+    assert own.observations["observation"].count == len(observed)
+    np.testing.assert_allclose(own.observations["observation"].mean, observed.mean(0), rtol=1e-9)
+    rewards = raw[REWARD].numpy().astype(np.float64)
+    exact = returns_of(rewards, raw[DONE].numpy(), mask[:, None], 0.99)
+    np.testing.assert_allclose(own.rewards["reward"].var, exact.var(), rtol=1e-9)
 
 
 class Pair(gymnasium.Env):
@@ -388,6 +458,22 @@ def test_the_statistics_normalise_other_observations():
         found.normalize_observation(values, "other")
     assert "observation" in repr(found)
     assert isinstance(found, Normalization)
+
+
+def test_a_state_normalises_without_a_collector():
+    options = NormalizeObservation(keys=["observation"], clip=2.0)
+    with Collector(
+        Walk, frames_per_batch=64, normalize_observations=options, normalize_rewards=True
+    ) as collector:
+        collector.next()
+        own = collector.normalization
+        found = Normalization.from_state(through_a_file(own.state_dict()))
+    assert found.options == own.options
+    values = torch.tensor([[100.0, 90.0]])
+    assert torch.equal(found.normalize_observation(values), own.normalize_observation(values))
+    assert found.rewards["reward"].count == 64
+    with pytest.raises(ValueError, match=r"must be one that .* KeyError\('observations'\)"):
+        Normalization.from_state({"weight": torch.zeros(3)})
 
 
 # --- errors

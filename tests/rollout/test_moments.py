@@ -6,7 +6,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trawl.rollout.moments import Moments
+from trawl.rollout.moments import RunningMoments
 
 
 def close(one, other, rtol=1e-9):
@@ -18,7 +18,7 @@ def close(one, other, rtol=1e-9):
 
 
 def merged(parts, shape):
-    found = Moments.empty(shape)
+    found = RunningMoments.empty(shape)
     for part in parts:
         found = found.merged(part)
     return found
@@ -35,14 +35,14 @@ def merged(parts, shape):
 def test_any_split_merges_to_the_moments_of_all_samples(seed, sizes, shape, dtype, offset):
     rng = np.random.default_rng(seed)
     samples = (rng.normal(size=(sum(sizes), *shape)) * 3 + offset).astype(dtype)
-    parts = [Moments.of(part) for part in np.split(samples, np.cumsum(sizes)[:-1])]
+    parts = [RunningMoments.of(part) for part in np.split(samples, np.cumsum(sizes)[:-1])]
     whole = merged(parts, shape)
     assert whole.count == len(samples)
     assert whole.mean.shape == whole.var.shape == shape
     if len(samples):
         exact = samples.astype(np.float64)
         mean = exact.mean(0)
-        close(whole, Moments(len(samples), mean, np.square(exact - mean).sum(0)))
+        close(whole, RunningMoments(len(samples), mean, np.square(exact - mean).sum(0)))
     shuffled = [parts[i] for i in rng.permutation(len(parts))]
     close(merged(shuffled, shape), whole)
 
@@ -50,24 +50,24 @@ def test_any_split_merges_to_the_moments_of_all_samples(seed, sizes, shape, dtyp
 def test_many_samples_are_added_up_in_parts():
     samples = np.random.default_rng(0).normal(size=(50_000, 3)).astype(np.float32) + 1000
     exact = samples.astype(np.float64)
-    found = Moments.of(samples)
+    found = RunningMoments.of(samples)
     np.testing.assert_allclose(found.mean, exact.mean(0), rtol=1e-12)
     np.testing.assert_allclose(found.var, exact.var(0), rtol=1e-9)
 
 
 def test_no_samples_change_nothing():
-    some = Moments.of(np.arange(6.0).reshape(3, 2))
-    assert some.merged(Moments.empty((2,))) is some
-    assert Moments.empty((2,)).merged(some) is some
-    assert Moments.empty((2,)).var.tolist() == [1, 1]
+    some = RunningMoments.of(np.arange(6.0).reshape(3, 2))
+    assert some.merged(RunningMoments.empty((2,))) is some
+    assert RunningMoments.empty((2,)).merged(some) is some
+    assert RunningMoments.empty((2,)).var.tolist() == [1, 1]
 
 
 @pytest.mark.parametrize("shape", [(), (2, 3)])
 def test_a_state_holds_the_moments_exactly(shape):
-    some = Moments.of(np.random.default_rng(0).normal(size=(5, *shape)))
+    some = RunningMoments.of(np.random.default_rng(0).normal(size=(5, *shape)))
     state = some.state_dict()
     assert all(isinstance(state[name], torch.Tensor) for name in ("mean", "deviations"))
-    other = Moments.from_state(state)
+    other = RunningMoments.from_state(state)
     assert other.count == some.count
     assert np.array_equal(other.mean, some.mean)
     assert np.array_equal(other.deviations, some.deviations)

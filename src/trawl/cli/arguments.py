@@ -209,6 +209,10 @@ class EvaluateArguments:
     """Sample the actions of a probabilistic policy.
     Without this option, the policy takes the most likely action, or the mean."""
 
+    normalization: Annotated[str | None, tyro.conf.arg(metavar="FILE")] = None
+    """File with the statistics by which the learner's collector normalised observations:
+    what torch.save wrote of collector.normalization.state_dict()."""
+
     max_steps: MaxSteps = None
 
     envs: NumEnvs = 1

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from rich import box
 from rich.console import Console
 from rich.table import Table
@@ -32,6 +33,7 @@ from trawl.cli.versions import versions
 from trawl.collectors.evaluation import EvaluationResult, Evaluator
 from trawl.collectors.evaluation.statistics import Summary, summarise
 from trawl.observe.formats import plural, short
+from trawl.rollout.normalization import Normalization
 
 
 def evaluate(args: EvaluateArguments) -> int:
@@ -71,6 +73,7 @@ def _evaluator(args: EvaluateArguments) -> Evaluator:
         reward = reward_key(args, env)
     finally:
         env.close(raise_if_closed=False)
+    normalization = _normalization(args.normalization)
     kind = InteractionType.RANDOM if args.stochastic else InteractionType.DETERMINISTIC
     # The evaluator's thread has its own random generators, so the seeded policy is made here.
     acts: dict[str, Any] = {"policy_factory": loader}
@@ -89,7 +92,23 @@ def _evaluator(args: EvaluateArguments) -> Evaluator:
             num_workers=max(1, args.workers),
             seed=args.seed,
             dump_video=False,
+            normalization=normalization,
         )
+
+
+def _normalization(path: str | None) -> Normalization | None:
+    """Returns the statistics of a file, or None if there is no file.
+
+    Raises:
+        CliError: if the file can't be read, or has something else.
+    """
+    if path is None:
+        return None
+    if not Path(path).is_file():
+        raise CliError(f"--normalization {path}: there is no such file")
+    hint = ". The file must be what torch.save wrote of collector.normalization.state_dict()"
+    with explained(f"--normalization {path} can't be read", Exception, hint):
+        return Normalization.from_state(torch.load(path, weights_only=True))
 
 
 def _facts(args: EvaluateArguments, started: datetime, result: EvaluationResult) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from trawl.collectors.resuming import check_resume
 from trawl.collectors.snapshots import RESUME
 from trawl.collectors.worker_weights import WorkerWeights
 from trawl.envs.capture.frames import from_plain, to_plain
-from trawl.rollout.moments import Moments
+from trawl.rollout.moments import RunningMoments
 
 # Entry of the state with the batches that were finished, but not delivered.
 _FINISHED = "finished"
@@ -120,7 +120,8 @@ class WorkerState(WorkerWeights):
             facts={},
             random=saved["random"],
             statistics={
-                tuple(key): Moments.from_state(one) for key, one in saved.get("statistics", ())
+                tuple(key): RunningMoments.from_state(one)
+                for key, one in saved.get("statistics", ())
             },
         )
         return WorkerBatch(saved["worker"], NO_SLICE, answer)

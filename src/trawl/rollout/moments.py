@@ -18,7 +18,7 @@ _PART = 1 << 15
 
 
 @dataclass(frozen=True, eq=False)
-class Moments:
+class RunningMoments:
     """Count, mean and squared deviations of samples.
 
     Two sets of samples are merged by the formulas of Chan, Golub and LeVeque (*Updating Formulae
@@ -36,12 +36,12 @@ class Moments:
     deviations: Floats
 
     @classmethod
-    def empty(cls, shape: tuple[int, ...] = ()) -> Moments:
+    def empty(cls, shape: tuple[int, ...] = ()) -> RunningMoments:
         """Returns the moments of no samples."""
         return cls(0, np.zeros(shape), np.zeros(shape))
 
     @classmethod
-    def of(cls, samples: Array) -> Moments:
+    def of(cls, samples: Array) -> RunningMoments:
         """Returns the moments of samples of shape ``(count, *shape)``."""
         shape = samples.shape[1:]
         found = cls.empty(shape)
@@ -57,7 +57,7 @@ class Moments:
                 found = found.merged(part)
         return found
 
-    def merged(self, other: Moments) -> Moments:
+    def merged(self, other: RunningMoments) -> RunningMoments:
         """Returns the moments of the samples of both."""
         if not (self.count and other.count):
             return self if self.count else other
@@ -65,7 +65,7 @@ class Moments:
         apart = other.mean - self.mean
         mean = self.mean + apart * (other.count / count)
         between = np.square(apart) * (self.count * (other.count / count))
-        return Moments(count, mean, self.deviations + other.deviations + between)
+        return RunningMoments(count, mean, self.deviations + other.deviations + between)
 
     @property
     def var(self) -> Floats:
@@ -84,7 +84,7 @@ class Moments:
         return {"count": self.count, "mean": mean, "deviations": deviations}
 
     @classmethod
-    def from_state(cls, state: Any) -> Moments:
+    def from_state(cls, state: Any) -> RunningMoments:
         """Returns the moments of a state that :meth:`state_dict` returned."""
         found = (torch.as_tensor(state[name]).double() for name in ("mean", "deviations"))
         mean, deviations = (one.numpy().copy() for one in found)

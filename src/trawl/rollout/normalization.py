@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any, TypeAlias
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from trawl.keys import Key, as_key, show_key
-from trawl.rollout.moments import Moments
+from trawl.keys import Key, as_key, show_key, show_keys
+from trawl.rollout.moments import RunningMoments
 
-Statistics: TypeAlias = dict[Key, Moments]
+Statistics: TypeAlias = dict[Key, RunningMoments]
 
 
 def _check_positive(name: str, value: Any) -> float:
@@ -107,7 +107,7 @@ class NormalizeReward:
 
 @dataclass(frozen=True)
 class NormalizeOptions:
-    """What a collector normalises, and how.
+    """Options of everything that a collector normalises.
 
     Attributes:
         observations: options for observations; None to leave them as they are.
@@ -184,13 +184,13 @@ class Normalization:
         self._delta: Statistics = {}
 
     @property
-    def observations(self) -> dict[Any, Moments]:
+    def observations(self) -> dict[Any, RunningMoments]:
         """Count, mean and variance of each observation, by key."""
         found = self._statistics.items()
         return {_name(key): one for key, one in found if not _is_reward(key)}
 
     @property
-    def rewards(self) -> dict[Any, Moments]:
+    def rewards(self) -> dict[Any, RunningMoments]:
         """Count, mean and variance of the discounted return, by the key of the reward."""
         return {_name(key[1:]): one for key, one in self._statistics.items() if _is_reward(key)}
 
@@ -215,11 +215,11 @@ class Normalization:
 
     # --- sharing
 
-    def of(self, key: Key) -> Moments:
+    def of(self, key: Key) -> RunningMoments:
         """Returns the statistics of an entry."""
         return self._statistics[key]
 
-    def merge(self, delta: Mapping[Key, Moments]) -> None:
+    def merge(self, delta: Mapping[Key, RunningMoments]) -> None:
         """Adds the statistics of new frames, unless the statistics are frozen."""
         if self.training:
             self._statistics = _merged(self._statistics, delta)
@@ -248,20 +248,51 @@ class Normalization:
     def empty(self) -> Statistics:
         """Returns the statistics of no frames."""
         found = self._statistics.items()
-        return {key: Moments.empty(one.mean.shape) for key, one in found}
+        return {key: RunningMoments.empty(one.mean.shape) for key, one in found}
 
     # --- state
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns the statistics as numbers and tensors."""
-        found = self._statistics.items()
+        """Returns the options and the statistics as numbers, lists and tensors."""
+        observations, rewards = self.options.observations, self.options.rewards
         return {
             "training": self.training,
-            "statistics": {show_key(key): one.state_dict() for key, one in found},
+            "observations": None if observations is None else asdict(observations),
+            "rewards": None if rewards is None else asdict(rewards),
+            "statistics": [
+                {"key": list(key), **one.state_dict()} for key, one in self._statistics.items()
+            ],
         }
 
+    @classmethod
+    def from_state(cls, state: Mapping[str, Any]) -> Normalization:
+        """Returns a normalisation without a collector, for example to act with a policy elsewhere.
+
+        Args:
+            state: a state that :meth:`state_dict` returned.
+
+        Raises:
+            ValueError: if it is something else.
+        """
+        try:
+            observations, rewards = state["observations"], state["rewards"]
+            options = NormalizeOptions(
+                None if observations is None else NormalizeObservation(**observations),
+                None if rewards is None else NormalizeReward(**rewards),
+            )
+            found = cls(options, _statistics_of(state))
+            found.training = bool(state["training"])
+        except (KeyError, TypeError) as error:
+            raise ValueError(
+                "the state must be one that collector.normalization.state_dict() returned, but "
+                f"{error!r} was raised while it was read"
+            ) from error
+        return found
+
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restores a state that :meth:`state_dict` returned.
+        """Restores the statistics of a state that :meth:`state_dict` returned.
+
+        The options stay those of this object.
 
         Raises:
             ValueError: if the state has other entries, or entries of another shape. In this case,
@@ -276,13 +307,13 @@ class Normalization:
         self._read(state)
 
     def _read(self, state: Mapping[str, Any]) -> Statistics:
-        saved, own = state["statistics"], {show_key(key): key for key in self._statistics}
-        if saved.keys() != own.keys():
+        found = _statistics_of(state)
+        if found.keys() != self._statistics.keys():
             raise ValueError(
-                f"the state has statistics of {sorted(saved)}, but the collector normalises "
-                f"{sorted(own)}: load the state into a collector that is made with the same options"
+                f"the state has statistics of {show_keys(set(found))}, but the collector "
+                f"normalises {show_keys(set(self._statistics))}: load the state into a collector "
+                "that is made with the same options"
             )
-        found = {key: Moments.from_state(saved[name]) for name, key in own.items()}
         for key, one in found.items():
             shape = self._statistics[key].mean.shape
             if one.mean.shape != shape:
@@ -297,14 +328,14 @@ class Normalization:
         return f"{type(self).__name__}(training={self.training}, counts={counts})"
 
 
-def affine(moments: Moments, epsilon: float) -> tuple[Any, Any]:
+def affine(moments: RunningMoments, epsilon: float) -> tuple[Any, Any]:
     """Returns the mean to subtract and the factor to multiply with, float64."""
     if not moments.count:
         return np.zeros_like(moments.mean), np.ones_like(moments.mean)
     return moments.mean, 1.0 / np.sqrt(moments.var + epsilon)
 
 
-def _merged(one: Mapping[Key, Moments], other: Mapping[Key, Moments]) -> Statistics:
+def _merged(one: Mapping[Key, RunningMoments], other: Mapping[Key, RunningMoments]) -> Statistics:
     found = dict(one)
     for key, moments in other.items():
         found[key] = found[key].merged(moments) if key in found else moments
@@ -316,6 +347,10 @@ def _merged(one: Mapping[Key, Moments], other: Mapping[Key, Moments]) -> Statist
                 "TransformObservation or TransformReward"
             )
     return found
+
+
+def _statistics_of(state: Mapping[str, Any]) -> Statistics:
+    return {tuple(one["key"]): RunningMoments.from_state(one) for one in state["statistics"]}
 
 
 def _is_reward(key: Key) -> bool:

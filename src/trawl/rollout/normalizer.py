@@ -19,7 +19,7 @@ from trawl.memory import Array, Mask
 from trawl.rollout.batch_writer import StepFn
 from trawl.rollout.episodes import StepArrays
 from trawl.rollout.layout import Leaf
-from trawl.rollout.moments import Moments
+from trawl.rollout.moments import RunningMoments
 from trawl.rollout.normalization import (
     Normalization,
     NormalizeObservation,
@@ -103,7 +103,7 @@ class _Observation:
         """Arrays to subtract, multiply with, and clip to; they keep their identity."""
         return self._mean, self._scale, self._low, self._high
 
-    def load(self, moments: Moments, epsilon: float) -> None:
+    def load(self, moments: RunningMoments, epsilon: float) -> None:
         """Sets the statistics for all rows from now on."""
         self._mean[...], self._scale[...] = affine(moments, epsilon)
 
@@ -165,8 +165,8 @@ class BatchNormalizer:
         self._num_envs = count
 
     def _empty(self) -> Statistics:
-        found = {one.key: Moments.empty(one.raw.shape[2:]) for one in self._observations}
-        return found | {one.key: Moments.empty() for one in self._rewards}
+        found = {one.key: RunningMoments.empty(one.raw.shape[2:]) for one in self._observations}
+        return found | {one.key: RunningMoments.empty() for one in self._rewards}
 
     @property
     def keys(self) -> list[Key]:
@@ -309,7 +309,7 @@ class BatchNormalizer:
         self._first = stop
 
     def _count(self, key: Key, samples: Array) -> None:
-        moments = Moments.of(samples)
+        moments = RunningMoments.of(samples)
         self._delta[key] = self._delta[key].merged(moments) if key in self._delta else moments
 
     def finish(self, filled: int, partial: bool) -> None:
@@ -379,7 +379,7 @@ class _Reward:
                 multiply(row, kept, carry)
         return returns
 
-    def normalize(self, rewards: Array, moments: Moments) -> None:
+    def normalize(self, rewards: Array, moments: RunningMoments) -> None:
         """Normalises rewards in place."""
         _, scale = affine(moments, self.options.epsilon)
         np.multiply(rewards, rewards.dtype.type(scale), rewards)
