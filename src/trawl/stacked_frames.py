@@ -22,7 +22,9 @@ _SPARSE = 32
 class StackedFrames(Tensor):
     """Tensor of stacked frames that stores each frame once.
 
-    The tensor has the value ``frames[positions]`` and its shape. Operations on the dimensions of
+    ``StackedFrames(frames, positions)`` has the value ``frames[positions]`` and its shape, where
+    ``frames`` has the shape ``(number of frames, *frame)``, and ``positions`` are int64. The last
+    dimension of ``positions`` is usually the stack. Operations on the dimensions of
     ``positions``, such as slices, masks, ``reshape``, ``stack`` and ``cat``, return another
     ``StackedFrames``, and copy no frames or only those that are needed. ``clone()``,
     ``to(device)`` and pickles hold each frame once, too. Any other operation is computed with the
@@ -31,10 +33,6 @@ class StackedFrames(Tensor):
     Several tensors may share their frames. An operation in place, such as ``copy_``, therefore
     gives the tensor its own memory first. Slices of the tensor can't be changed in place, because
     their memory is not that of the tensor.
-
-    Args:
-        frames: all frames, of shape ``(number of frames, *frame)``.
-        positions: positions in ``frames``, int64. The last dimension is usually the stack.
 
     Example:
         >>> import torch
@@ -58,7 +56,13 @@ class StackedFrames(Tensor):
 
     @staticmethod
     def __new__(cls, frames: Tensor, positions: Tensor, is_slice: bool = False) -> StackedFrames:
-        """Returns the tensor, without a copy of the frames."""
+        """Returns the tensor, without a copy of the frames.
+
+        Args:
+            frames: all frames, of shape ``(number of frames, *frame)``.
+            positions: positions in ``frames``, int64.
+            is_slice: True if the tensor is a slice of another one.
+        """
         shape = (*positions.shape, *frames.shape[1:])
         make: Any = Tensor._make_wrapper_subclass
         made: StackedFrames = make(cls, shape, dtype=frames.dtype, device=frames.device)
