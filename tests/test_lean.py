@@ -32,6 +32,7 @@ with Collector("Pendulum-v1", policy, frames_per_batch=100) as collector:
     assert collector.next().shape == (100,)
 assert "torch._dynamo" not in sys.modules
 assert "pandas" not in sys.modules
+assert "jax" not in sys.modules
 """
     )
 
