@@ -175,7 +175,7 @@ class PettingZooEnv(LoggedEnv):
         place = self.device or "cpu"
         self.full_observation_spec, self.full_action_spec = observed.to(place), acted.to(place)
         self._reward_spec, self._done_spec = rewards, flags
-        self.observation_codec: Any = _Observations(
+        self.observation_codec: Any = _ObservationArrays(
             [
                 SpaceLeaf(key, (), AnyValue(), self.full_observation_spec[key])
                 for key in self.arrays.observations
@@ -365,7 +365,7 @@ class PettingZooEnv(LoggedEnv):
 
 
 @dataclass
-class _Observations:
+class _ObservationArrays:
     """Codec of the arrays of all observations, which need no encoding."""
 
     leaves: list[SpaceLeaf]

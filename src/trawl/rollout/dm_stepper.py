@@ -17,6 +17,7 @@ from trawl.rollout.batch_writer import StepFn
 from trawl.rollout.episodes import EpisodeTracker, StepArrays
 
 _DISCOUNT = (DISCOUNT,)
+_Leaf = tuple[int, str, np.dtype[Any], tuple[int, ...], Array]
 
 
 def has_named_arrays(env: GymEnv) -> bool:
@@ -36,23 +37,35 @@ def has_named_arrays(env: GymEnv) -> bool:
 class DMStepper(SingleStepper):
     """Steps one dm_env environment whose observation is a mapping of arrays."""
 
+    def _targets(
+        self, view: StepArrays, start: int, stop: int
+    ) -> tuple[list[_Leaf], list[Array], list[Array]]:
+        """Returns the arrays into which observations are written, without the discount.
+
+        Returns:
+            For each leaf, its number, name, dtype and shape, and the array of the observations
+            after the steps of a chunk; the arrays of the observations from which the next steps
+            begin; and those from which the next batch begins.
+        """
+        numbers = [n for n, key in enumerate(self._observed.keys) if key != _DISCOUNT]
+        keys = [self._observed.keys[n] for n in numbers]
+        # Indexing an array takes less time than making a list of its rows, each used only once.
+        arrays = [view.arrays[next_of(key)][start:stop] for key in keys]
+        observed = [
+            (n, key[0], self._observed.dtypes[n], self._observed.shapes[n], rows)
+            for n, key, rows in zip(numbers, keys, arrays, strict=True)
+        ]
+        inner_roots = [view.arrays[key][start + 1 : stop + 1] for key in keys]
+        last_roots = [view.next_obs[key][None] for key in keys]
+        return observed, inner_roots, last_roots
+
     @override
     def bind(self, view: StepArrays, episodes: EpisodeTracker, start: int, stop: int) -> StepFn:
         env, index, view = self.env, view.first, view.single()
         dm: Any = env.env
         dm_step, reset, checked = dm.env.step, self._reset_function(), self._observed.checked
         read_action = action_reader(env.action_codec, view, start, stop)
-        numbers = [n for n, key in enumerate(self._observed.keys) if key != _DISCOUNT]
-        keys = [self._observed.keys[n] for n in numbers]
-        # Indexing an array takes less time than making a list of its rows, each used only once.
-        observed = [
-            (n, key[0], self._observed.dtypes[n], self._observed.shapes[n], rows[start:stop])
-            for n, key in zip(numbers, keys, strict=True)
-            for rows in (view.arrays[next_of(key)],)
-        ]
-        # Observations from which the next steps begin; the next batch begins with the last ones.
-        inner_roots = [view.arrays[key][start + 1 : stop + 1] for key in keys]
-        last_roots = [view.next_obs[key][None] for key in keys]
+        observed, inner_roots, last_roots = self._targets(view, start, stop)
         terminations, truncations, dones = (
             view.arrays[key][start:stop, 0] for key in (TERMINATED, TRUNCATED, DONE)
         )
