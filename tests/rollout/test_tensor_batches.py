@@ -297,6 +297,22 @@ def test_changes_are_refused(change: Any, part: int, error: Any, text: str) -> N
         next(iter(collector))
 
 
+class Differentiable(NumberedTorchEnv):
+    """Environment whose data have gradients."""
+
+    def step(self, actions: Any) -> Any:
+        obs, reward, *flags, info = super().step(actions)
+        shown = {name: value.requires_grad_() for name, value in info.items()}
+        return obs.requires_grad_(), reward.requires_grad_(), *flags, shown
+
+
+def test_gradients_are_left_out() -> None:
+    batch = batches(Differentiable(COUNT, LENGTHS, ENDS), plain())[0]
+    expected = batches(on_torch(AutoresetMode.SAME_STEP, partial_reset=None), plain())[0]
+    assert_same(batch, expected)
+    assert not any(value.requires_grad for value in batch[0].values(True, True))
+
+
 def test_missing_last_observation_is_an_error() -> None:
     class Forgetful(NumberedTorchEnv):
         def step(self, actions: Any) -> Any:

@@ -106,7 +106,9 @@ class EpisodeSums:
         # Rewards may be infinite.
         with np.errstate(invalid="ignore"):
             for row in np.flatnonzero(done.any(1)).tolist():
-                returns += rewards[start : row + 1].sum(0, dtype=np.float64)
+                if row > start:
+                    returns += rewards[start:row].sum(0, dtype=np.float64)
+                returns += rewards[row]
                 envs, start = done[row].nonzero()[0], row + 1
                 found.append((returns[envs], lengths[envs] + start))
                 # The steps of the whole batch are added to all lengths at its end.
