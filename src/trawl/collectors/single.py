@@ -148,8 +148,7 @@ class Collector(ResumableCollector):
         if env_device is not None:
             self.env = self.env.to(env_device)
         if storing_device is None and isinstance(self.env, TensorEnv):
-            # All entries of its batches are on its device, wherever the policy is.
-            storing_device = self.env.device
+            storing_device = self.env.device  # all entries of its batches are there
         self.env_device = env_device if env_device is not None else self.env.device
         self.policy_device, self.storing_device = policy_device, storing_device
         self._build_policy(policy)
