@@ -15,6 +15,7 @@ import json
 import multiprocessing.resource_tracker
 import os
 import select
+import shlex
 import signal
 import socket
 import subprocess
@@ -142,6 +143,50 @@ class Nursery:
         """Ends it, and all programs."""
         self._socket.close()
         self._process.wait()
+
+
+# What is run instead of Python; it runs Python for all other programs. It is a shell script first,
+# as the path of an interpreter in a first line may have no blanks.
+_HEADER = """#!/bin/sh
+'''exec' {python} -SE "$0" "$@"
+' '''
+"""
+_CALLER = """import json, os, socket, sys
+
+arguments = sys.argv[1:]
+if not ({is_known}):
+    os.execv({python!r}, [{python!r}, *arguments])
+request = {{
+    "code": {code!r},
+    "arguments": [arguments[0], *arguments],
+    "cwd": os.getcwd(),
+    "env": dict(os.environ),
+    "warn": [],
+}}
+with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as nursery:
+    nursery.connect({place!r})
+    socket.send_fds(nursery, [json.dumps(request).encode()], [0, 1, 2])
+    nursery.recv(100)
+    ended = json.loads(nursery.recv(100) or "[0, 1]")
+sys.exit(ended[1])
+"""
+
+
+def write_python(folder, place, is_known, code):
+    """Writes a program that others run instead of Python, and returns its path.
+
+    Args:
+        folder: where it is written.
+        place: the path where a nursery listens.
+        is_known: expression that is True for ``arguments`` of which the nursery runs the program.
+        code: what the nursery runs; in ``sys.argv``, the arguments follow the first of them.
+    """
+    path = os.path.join(folder, "python")
+    with open(path, "w") as file:
+        file.write(_HEADER.format(python=shlex.quote(sys.executable)))
+        file.write(_CALLER.format(python=sys.executable, place=place, is_known=is_known, code=code))
+    os.chmod(path, 0o700)
+    return path
 
 
 class Program:

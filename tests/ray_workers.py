@@ -10,13 +10,11 @@ import functools
 import importlib
 import importlib.util
 import os
-import shlex
-import sys
 import tempfile
 from collections.abc import Iterator
 
 import pytest
-from nursery import Nursery
+from nursery import Nursery, write_python
 
 _MODULES = (
     "trawl.collectors.distributed.ray",
@@ -26,35 +24,11 @@ _MODULES = (
 # Ray reads its settings as it is imported, which TorchRL does as well.
 _RAY = ("ray._private.workers.default_worker", "torchrl.data")
 
-# What is run instead of Python; it runs Python for all that is no worker. It is a shell's script
-# first, as the path of an interpreter in a first line may have no blanks.
-_HEADER = """#!/bin/sh
-'''exec' {python} -SE "$0" "$@"
-' '''
-"""
-_CALLER = '''import json, os, socket, sys
-
-arguments = sys.argv[1:]
-if os.path.basename(arguments[0]) != "default_worker.py":
-    os.execv({python!r}, [{python!r}, *arguments])
-code = """import runpy, sys
+# A worker's script, which is run in a process that has imported what it needs.
+_SCRIPT = """import runpy, sys
 sys.path[:] = filter(None, sys.path)
 runpy.run_path(sys.argv.pop(0), run_name="__main__")
 """
-request = {{
-    "code": code,
-    "arguments": [arguments[0], *arguments],
-    "cwd": os.getcwd(),
-    "env": dict(os.environ),
-    "warn": [],
-}}
-with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as nursery:
-    nursery.connect({place!r})
-    socket.send_fds(nursery, [json.dumps(request).encode()], [0, 1, 2])
-    nursery.recv(100)
-    ended = json.loads(nursery.recv(100) or "[0, 1]")
-sys.exit(ended[1])
-'''
 
 
 @contextlib.contextmanager
@@ -63,11 +37,9 @@ def forked_workers() -> Iterator[str]:
     # Workers are to find no more than others do: not the modules of tests.
     path = [os.path.dirname(__file__), *filter(None, [os.environ.get("PYTHONPATH")])]
     with tempfile.TemporaryDirectory() as folder:
-        place, caller = os.path.join(folder, "nursery"), os.path.join(folder, "python")
-        with open(caller, "w") as file:
-            file.write(_HEADER.format(python=shlex.quote(sys.executable)))
-            file.write(_CALLER.format(python=sys.executable, place=place))
-        os.chmod(caller, 0o700)
+        place = os.path.join(folder, "nursery")
+        is_script = 'os.path.basename(arguments[0]) == "default_worker.py"'
+        caller = write_python(folder, place, is_script, _SCRIPT)
         nursery = Nursery(*_MODULES, place=place, later=_RAY, PYTHONPATH=os.pathsep.join(path))
         try:
             with _orderly():

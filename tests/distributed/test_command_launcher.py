@@ -6,11 +6,13 @@ import select
 import signal
 import subprocess
 import sys
+import tempfile
 
 import psutil
 import pytest
 from backend_conformance import BackendConformance
 from distributed_parts import CLASSES, make
+from nursery import Nursery, write_python
 
 from trawl.backends.launch import LaunchPlan
 from trawl.backends.launch_command import KEY, CommandLauncher
@@ -22,6 +24,26 @@ from trawl.errors import WorkerDied
 SHELL = "exec {worker}"
 
 
+# A module, which is run in a process that has imported what workers need.
+_MODULE = """import runpy, sys
+sys.argv[1:] = sys.argv[3:]
+runpy.run_module("trawl.backends.launch_command", run_name="__main__", alter_sys=True)
+"""
+
+
+@pytest.fixture(scope="class")
+def forking_python(request):
+    """Workers of the class start at once: they are forked."""
+    with tempfile.TemporaryDirectory() as folder:
+        place = os.path.join(folder, "nursery")
+        is_worker = 'arguments[:2] == ["-m", "trawl.backends.launch_command"]'
+        request.cls.python = write_python(folder, place, is_worker, _MODULE)
+        nursery = Nursery("torch.distributed", "trawl.collectors.worker", place=place)
+        yield
+        nursery.close()
+
+
+@pytest.mark.usefixtures("forking_python")
 class TestCommandLauncher(BackendConformance):
     shares_memory = False
     # Its reasons name the command, too.
@@ -29,7 +51,8 @@ class TestCommandLauncher(BackendConformance):
     many = 3
 
     def new_backend(self):
-        return RemoteBackend(LaunchPlan(CommandLauncher(SHELL)), ProcessGroupCarrier())
+        command = [self.python, "{arguments}"]
+        return RemoteBackend(LaunchPlan(CommandLauncher(command)), ProcessGroupCarrier())
 
 
 def commanded(command, cls=CLASSES[0], **options):
