@@ -4,8 +4,6 @@ import copy
 import io
 import math
 import os
-import subprocess
-import sys
 import threading
 import time
 from collections import defaultdict
@@ -14,6 +12,7 @@ from pathlib import Path
 
 import gymnasium
 import numpy as np
+import nursery
 import pytest
 import torch
 from hypothesis import given, settings
@@ -480,9 +479,8 @@ def test_another_process_continues(tmp_path):
         torch.save(collector.state_dict(), path)
         later = torch.stack([collector.next().clone() for _ in range(6)])
     code = f"import test_resuming_async_batched as tests; tests.continue_from({path!r})"
-    here = str(Path(__file__).parent)
-    variables = {**os.environ, "PYTHONPATH": os.pathsep.join([here, *sys.path])}
-    subprocess.run([sys.executable, "-c", code], env=variables, check=True)
+    done = nursery.run(code, cwd=Path(__file__).parent)
+    assert done.returncode == 0, done.stderr
     assert same(type(later).load(path + ".frames"), later)
 
 

@@ -1,11 +1,10 @@
 """Collectors over EnvPool continue bit for bit: a new pool repeats everything."""
 
 import io
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
+import nursery
 import pytest
 import torch
 from hypothesis import given, settings
@@ -164,7 +163,8 @@ def test_another_process_continues(tmp_path):
             collector.next()
         torch.save(collector.state_dict(), tmp_path / "state")
         expected = [collector.next()["next", "observation"].clone() for _ in range(4)]
-    subprocess.run([sys.executable, "-c", program], cwd=tmp_path, check=True)
+    done = nursery.run(program, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
     found = torch.load(tmp_path / "batches", weights_only=True)
     assert all(map(torch.equal, expected, found))
 

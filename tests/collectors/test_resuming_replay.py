@@ -1,13 +1,12 @@
 """Collectors of environments whose state can't be read continue bit for bit, by a replay."""
 
-import subprocess
-import sys
 from collections import defaultdict
 from functools import partial
 from pathlib import Path
 
 import gymnasium
 import numpy as np
+import nursery
 import pytest
 import torch
 from closed_envs import ACTIONS, Closed, Forgetful, Pickled
@@ -272,7 +271,8 @@ def test_another_process_continues(tmp_path):
             collector.next()
         torch.save(collector.state_dict(), tmp_path / "state")
         expected = [collector.next()["next", "observation"].clone() for _ in range(4)]
-    subprocess.run([sys.executable, "-c", program], cwd=tmp_path, check=True)
+    done = nursery.run(program, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
     found = torch.load(tmp_path / "batches", weights_only=True)
     assert all(map(torch.equal, expected, found))
 

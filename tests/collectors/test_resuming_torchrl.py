@@ -1,11 +1,9 @@
 """A collector with environments of TorchRL continues from a state, bit for bit."""
 
-import os
-import subprocess
-import sys
 from functools import partial
 from pathlib import Path
 
+import nursery
 import pytest
 import torch
 from hypothesis import given, settings
@@ -151,13 +149,8 @@ def test_in_another_process(name, policy, tmp_path):
         expected = [collector.next() for _ in range(4)]
     call = f"main({name!r}, {policy!r}, {path!r}, 4)"
     code = f"from torchrl_resuming_parts import main; {call}"
-    folders = [str(Path(__file__).parent), *sys.path]
-    subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", code],
-        check=True,
-        cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(folders)},
-    )
+    done = nursery.run(code, cwd=Path(__file__).parent, warn=["ignore"])
+    assert done.returncode == 0, done.stderr
     found = torch.load(path + ".frames", weights_only=True)
     assert all(tree_equal(to_plain(one), other) for one, other in zip(expected, found, strict=True))
 

@@ -2,13 +2,12 @@
 
 import io
 import json
-import subprocess
-import sys
 from collections import deque
 from enum import Enum
 
 import gymnasium
 import numpy as np
+import nursery
 import pytest
 import torch
 from gymnasium import spaces, wrappers
@@ -172,24 +171,22 @@ def test_the_emulator_of_atari():
         assert way_of(sticky) == NONE
 
 
-def test_another_process_continues():
+def test_another_process_continues(tmp_path):
     env = gymnasium.make("CartPole-v1")
     env.reset(seed=3)
     drive(env, [0] * 7)
     state = capture(env)
     program = (
-        "import sys, torch, gymnasium, io, json\n"
+        "import sys, torch, gymnasium, json\n"
         "from trawl.envs.capture import restore\n"
-        "state = torch.load(io.BytesIO(sys.stdin.buffer.read()), weights_only=True)\n"
+        "state = torch.load(sys.argv[1], weights_only=True)\n"
         "env = restore(gymnasium.make('CartPole-v1'), state)\n"
         "found = [env.step(0)[0].tolist() for _ in range(2)] + [env.reset()[0].tolist()]\n"
         "print(json.dumps(found))\n"
     )
-    file = io.BytesIO()
-    torch.save(state, file)
-    done = subprocess.run(
-        [sys.executable, "-c", program], input=file.getvalue(), capture_output=True, check=True
-    )
+    torch.save(state, tmp_path / "state")
+    done = nursery.run(program, tmp_path / "state")
+    assert done.returncode == 0, done.stderr
     expected = [env.step(0)[0].tolist() for _ in range(2)] + [env.reset()[0].tolist()]
     assert json.loads(done.stdout) == expected
 

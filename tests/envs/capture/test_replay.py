@@ -2,12 +2,11 @@
 
 import io
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import gymnasium
 import numpy as np
+import nursery
 import pytest
 import torch
 from closed_envs import ACTIONS, Closed, Forgetful, Latched, Pickled
@@ -155,28 +154,27 @@ def test_long_records_of_wrappers_are_as_they_were():
     assert len(env.env.rewards) == 400
 
 
-def test_another_process_repeats_the_episode():
+def test_another_process_repeats_the_episode(tmp_path):
     env = logged(wrapped(Closed("dict")))
     env.set_seed(3)
     torch.manual_seed(0)
     _, root = drive(env, env.reset(), 40)
     program = (
-        "import sys, torch, io, json\n"
+        "import sys, torch, json\n"
         f"sys.path[:0] = [{str(FOLDER)!r}, {str(Path(__file__).parent)!r}]\n"
         "from closed_envs import Closed\n"
         "from test_replay import drive, logged, wrapped\n"
-        "root, state = torch.load(io.BytesIO(sys.stdin.buffer.read()), weights_only=True)\n"
+        "root, state = torch.load(sys.argv[1], weights_only=True)\n"
         "env = logged(wrapped(Closed('dict')))\n"
         "env.restore(state)\n"
         "torch.manual_seed(1)\n"
         "frames, _ = drive(env, env.fake_tensordict().update(root), 30)\n"
         "print(json.dumps([frame['next', 'observation'].tolist() for frame in frames]))\n"
     )
-    file = io.BytesIO()
-    torch.save([{"observation": root["observation"]}, env.capture()], file)
-    done = subprocess.run(
-        [sys.executable, "-c", program], input=file.getvalue(), capture_output=True, check=True
-    )
+    path = tmp_path / "state"
+    torch.save([{"observation": root["observation"]}, env.capture()], path)
+    done = nursery.run(program, path)
+    assert done.returncode == 0, done.stderr
     torch.manual_seed(1)
     frames, _ = drive(env, root, 30)
     expected = [frame["next", "observation"].tolist() for frame in frames]
