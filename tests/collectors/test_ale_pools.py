@@ -1,5 +1,7 @@
 """Collectors of ALE's own vector environment, which returns whichever Atari games are ready."""
 
+import functools
+
 import numpy as np
 import pytest
 import torch
@@ -46,6 +48,7 @@ class Pixels(nn.Module):
         return nn.functional.one_hot(action_of(observation.long()), 4)
 
 
+@functools.cache
 def played_by_hand(count, steps):
     """The frames of each game, played with all others: observation, reward, the next, flags."""
     envs = games(count, 0, AutoresetMode.NEXT_STEP)
