@@ -56,13 +56,7 @@ class StackedFrames(Tensor):
 
     @staticmethod
     def __new__(cls, frames: Tensor, positions: Tensor, is_slice: bool = False) -> StackedFrames:
-        """Returns the tensor, without a copy of the frames.
-
-        Args:
-            frames: all frames, of shape ``(number of frames, *frame)``.
-            positions: positions in ``frames``, int64.
-            is_slice: True if the tensor is a slice of another one.
-        """
+        """Returns the tensor, without a copy of the frames."""
         shape = (*positions.shape, *frames.shape[1:])
         make: Any = Tensor._make_wrapper_subclass
         made: StackedFrames = make(cls, shape, dtype=frames.dtype, device=frames.device)
