@@ -8,7 +8,6 @@ don't wait for batches that were requested earlier.
 from __future__ import annotations
 
 import pickle
-import warnings
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
@@ -41,6 +40,7 @@ from trawl.collectors.snapshots import Recovery, SnapshotTaker
 from trawl.collectors.times import TurnClock
 from trawl.collectors.weight_control import POLICY
 from trawl.collectors.worker_memory import WorkerMemory
+from trawl.collectors.worker_warnings import forward_warnings, unreached_networks
 from trawl.envs.capture.signing import signing_key, use_signing_key
 from trawl.envs.own_process import prepare_process
 from trawl.keys import MASK
@@ -128,7 +128,7 @@ class CollectorService(HandleCalls, Service):
         use_signing_key(spec.signing_key)
         if spec.threads is not None:
             prepare_process(spec.threads, spec.registry)
-            self._pass_warnings_on()
+            forward_warnings(port)
         if spec.init_fn is not None:
             spec.init_fn()
         policy = None if spec.policy is None else pickle.loads(spec.policy)
@@ -180,7 +180,7 @@ class CollectorService(HandleCalls, Service):
                 batch_size=tuple(self.collector.env.batch_size),
                 trajectory=writer.episodes.next_id,
                 weight_layouts=self._weight_layouts(),
-                warnings=(*writer.warnings, *self._doubts(spec)),
+                warnings=(*writer.warnings, *self._network_warnings(spec)),
                 versioned=self._rollout.stamps_frames,
                 snapshot=self._snapshots.take(self._updates),
                 statistics=empty_statistics(self.collector),
@@ -215,21 +215,12 @@ class CollectorService(HandleCalls, Service):
         count: int = self.collector._receivers[POLICY].count
         return count
 
-    def _doubts(self, spec: WorkerSpec) -> list[str]:
+    def _network_warnings(self, spec: WorkerSpec) -> list[str]:
         """Returns a warning if the policy was sent with networks that updates can't reach."""
-        models = [self._model(model_id) for model_id in self.collector._receivers]
-        modules = [model.modules() for model in models if isinstance(model, nn.Module)]
-        reached = {part for parts in modules for part in parts}
-        found = [one for one in self.collector._resolved.networks if one not in reached]
-        if spec.policy is None or not found:
+        if spec.policy is None:
             return []
-        names = ", ".join(sorted({type(one).__name__ for one in found}))
-        return [
-            f"the policy calls a network that is not part of it ({names}): workers act with a "
-            "copy of the network, and weight updates don't reach the copy. Pass the network "
-            "itself as the policy, for example as TensorDictModule(network, ['observation'], "
-            "['action']). If its weights stay as they are, call network.requires_grad_(False)"
-        ]
+        models = [self._model(model_id) for model_id in self.collector._receivers]
+        return unreached_networks(self.collector._resolved.networks, models)
 
     def _weight_layouts(self) -> dict[str, FlatLayout]:
         """Returns the memory layout of the weights of each model that may receive weights.
@@ -246,17 +237,6 @@ class CollectorService(HandleCalls, Service):
 
     def _model(self, model_id: str) -> Any:
         return self.collector._models.find(model_id)
-
-    def _pass_warnings_on(self) -> None:
-        """Forwards warnings to the driver, whose filters decide which warnings are shown."""
-        warnings.resetwarnings()
-        warnings.simplefilter("default")
-        for ignored in (DeprecationWarning, PendingDeprecationWarning, ImportWarning):
-            warnings.simplefilter("ignore", ignored)
-        warnings.showwarning = self._show_warning
-
-    def _show_warning(self, message: Any, category: type[Warning], *_: Any, **__: Any) -> None:
-        self._port.send(requests.WorkerWarning(str(message), category))
 
     def _warn(self, text: str) -> None:
         self._port.send(requests.WorkerWarning(text, RuntimeWarning))

@@ -89,10 +89,7 @@ def bootstrap_time_limits(
     if not rows.any():
         return result
     after = batch.get("next")
-    steps: Any = after[rows]
-    _check_inputs(value_network, steps)
-    with torch.no_grad():
-        values = value_network(steps.to(device) if (device := _device(value_network)) else steps)
+    values = _values(value_network, after[rows])
     following = after.copy()
     for one in rewards:
         reward = after.get(one.key)
@@ -228,6 +225,14 @@ def _like(flag: Tensor, reward: Tensor, batch_dims: int) -> Tensor:
     missing = reward.ndim - flag.ndim
     shape = (*flag.shape[:batch_dims], *[1] * missing, *flag.shape[batch_dims:])
     return flag.reshape(shape).expand(reward.shape)
+
+
+def _values(network: Callable[[TensorDictBase], Any], steps: Any) -> Any:
+    """Returns what a value network returns for the observations after some steps."""
+    _check_inputs(network, steps)
+    device = _device(network)
+    with torch.no_grad():
+        return network(steps if device is None else steps.to(device))
 
 
 def _check_inputs(network: Any, steps: TensorDictBase) -> None:

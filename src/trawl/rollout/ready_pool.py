@@ -16,7 +16,7 @@ from trawl.envs.step_buffers import AUTORESET, RESET, TERMINATED, TRUNCATED
 from trawl.errors import EnvStateError, resetting
 from trawl.keys import Key, as_key
 from trawl.memory import Array
-from trawl.rollout.ready_source import NO_ROWS, ReadySource, StepResults
+from trawl.rollout.ready_source import NO_ROWS, ReadyResults, ReadySource
 
 # By the flags of a step: the flags with RESET if the episode ended, and the next step's flags if
 # that step will be the reset.
@@ -53,7 +53,7 @@ class ReadyPool(ReadySource):
         self._has_stale = False
         # First observations of episodes that the last step has begun.
         self._begun: dict[Key, Array] = {}
-        self._due: StepResults | None = None
+        self._due: ReadyResults | None = None
         # Rows that were received and have no action yet.
         self._turn = NO_ROWS
 
@@ -98,7 +98,7 @@ class ReadyPool(ReadySource):
         self._has_stale = bool(self._stale.any())
         return results.only(~stale)
 
-    def _with_flags(self, results: PoolResults) -> StepResults:
+    def _with_flags(self, results: PoolResults) -> ReadyResults:
         rows, leaves, rewards, terminated, truncated, begun = results
         # The bits are TERMINATED and TRUNCATED.
         flags: NDArray[np.uint8] = terminated.view(np.uint8) | self._resetting[rows]
@@ -108,7 +108,7 @@ class ReadyPool(ReadySource):
             flags = _WITH_RESET[flags]
         if begun is not None:
             self._note_begun(rows, begun)
-        return StepResults(rows, dict(zip(self._keys, leaves, strict=True)), rewards, flags)
+        return ReadyResults(rows, dict(zip(self._keys, leaves, strict=True)), rewards, flags)
 
     def _note_begun(self, rows: Rows, begun: list[Array]) -> None:
         for key, values in zip(self._keys, begun, strict=True):
@@ -118,7 +118,7 @@ class ReadyPool(ReadySource):
             self._begun[key][rows] = values
 
     @override
-    def take(self, most: int) -> StepResults:
+    def take(self, most: int) -> ReadyResults:
         due = self._due
         assert due is not None
         if len(due.rows) <= most:

@@ -17,7 +17,7 @@ from trawl.memory import Array
 from trawl.rollout.env_restarts import EnvRestarts
 from trawl.rollout.lag_limit import lag_limit
 from trawl.rollout.parallel_repairs import ParallelRepairs
-from trawl.rollout.ready_source import NO_ROWS, ReadySource, StepResults
+from trawl.rollout.ready_source import NO_ROWS, ReadyResults, ReadySource
 from trawl.rollout.serving import Batching, ServingOptions
 
 
@@ -102,7 +102,7 @@ class ReadyProcesses(ReadySource):
         self._waiting = [process for process in self._waiting if process not in again]
 
     @override
-    def take(self, most: int) -> StepResults:
+    def take(self, most: int) -> ReadyResults:
         taken: list[Rows] = []
         limit, self._held = self._limit, False
         if limit is not None:
@@ -125,7 +125,7 @@ class ReadyProcesses(ReadySource):
             most -= len(rows)
         buffers, chosen = self._buffers, np.concatenate([NO_ROWS, *taken])
         observed = {key: array[chosen] for key, array in buffers.observed.items()}
-        return StepResults(chosen, observed, buffers.rewards[chosen], buffers.flags[chosen])
+        return ReadyResults(chosen, observed, buffers.rewards[chosen], buffers.flags[chosen])
 
     @override
     def begun(self, rows: Rows) -> Mapping[Key, Array]:

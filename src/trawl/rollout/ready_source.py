@@ -15,7 +15,7 @@ from trawl.memory import Array
 NO_ROWS: Rows = np.empty(0, np.int64)
 
 
-class StepResults(NamedTuple):
+class ReadyResults(NamedTuple):
     """Results of environments that have taken a step.
 
     All arrays have a row for each environment, in the same order.
@@ -33,10 +33,10 @@ class StepResults(NamedTuple):
     rewards: Array
     flags: NDArray[np.uint8]
 
-    def only(self, chosen: slice | Array) -> StepResults:
+    def only(self, chosen: slice | Array) -> ReadyResults:
         """Returns the results of some of the environments."""
         observed = {key: array[chosen] for key, array in self.observed.items()}
-        return StepResults(self.rows[chosen], observed, self.rewards[chosen], self.flags[chosen])
+        return ReadyResults(self.rows[chosen], observed, self.rewards[chosen], self.flags[chosen])
 
 
 class ReadySource(Protocol):
@@ -72,7 +72,7 @@ class ReadySource(Protocol):
     def wait(self) -> None:
         """Waits until there are results to take, or an environment has failed."""
 
-    def take(self, most: int) -> StepResults:
+    def take(self, most: int) -> ReadyResults:
         """Returns results that were not taken yet, of up to ``most`` rows.
 
         There may be none if the only results are to be delivered after others.

@@ -33,7 +33,7 @@ from trawl.rollout.random_actions import RandomActions
 from trawl.rollout.ready_policy import ReadyPolicy
 from trawl.rollout.ready_pool import ReadyPool
 from trawl.rollout.ready_processes import ReadyProcesses
-from trawl.rollout.ready_source import ReadySource, StepResults
+from trawl.rollout.ready_source import ReadyResults, ReadySource
 from trawl.rollout.serving import ServingOptions, ServingRecord
 
 
@@ -206,7 +206,7 @@ class ReadyBatchWriter(ArrayBatchWriter):
                     self._rows[key][last] |= not self._rows[keys.DONE][last]
         self._forget(np.array(broken))
 
-    def _record_frames(self, results: StepResults, start: int) -> int:
+    def _record_frames(self, results: ReadyResults, start: int) -> int:
         """Writes the frames of environments into the batch; returns the number of filled rows."""
         everyone, flags = results.rows, results.flags
         rewards, observations = results.rewards, results.observed
