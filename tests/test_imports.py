@@ -16,6 +16,7 @@ ROOT = Path(trawl.__file__).parent
 LAYERS = [
     {
         "checks",
+        "computed_tensor",
         "devices",
         "errors",
         "keys",
@@ -24,6 +25,7 @@ LAYERS = [
         "operators",
         "paths",
         "polling",
+        "read_only",
         "stacked_frames",
         "tensordicts",
         "threads",

@@ -7,7 +7,7 @@ import io
 import math
 import multiprocessing
 import pickle
-import threading
+import sys
 from tempfile import TemporaryDirectory
 
 import numpy as np
@@ -109,7 +109,7 @@ def check(found, expected, keeps=None):
     assert found.dtype == expected.dtype
     assert torch.equal(found, expected)
     if keeps is not None:
-        assert type(found) is (StackedFrames if keeps else torch.Tensor)
+        assert isinstance(found, StackedFrames) == keeps
 
 
 @pytest.mark.parametrize("name", KEEPING)
@@ -295,24 +295,91 @@ def test_collectives_refuse_stacks():
     assert x.unique().tolist() == [1]
 
 
-def test_another_thread_reads_a_pair_that_fits():
-    x = stacks()
-    before = x.to_dense()
-    stop = threading.Event()
-    wrong = []
+def test_frames_and_positions_fit_at_each_moment_of_a_change():
+    x, before = stacks()[1:].clone(), stacks()[1:].to_dense()
+    file = sys.modules[StackedFrames.__module__].__file__
+    lines = set()
 
-    def read():
-        while not stop.is_set():
-            if not torch.equal(x[2:4], before[2:4]):
-                wrong.append(True)
+    def trace(frame, event, argument):
+        if frame.f_code.co_filename != file:
+            return None
+        lines.add(frame.f_lineno)
+        # As another thread reads it.
+        assert torch.equal(x[2:4].to_dense(), before[2:4])
+        return trace
 
-    reader = threading.Thread(target=read)
-    reader.start()
-    for _ in range(300):
+    previous = sys.gettrace()
+    sys.settrace(trace)
+    try:
         x.add_(0)
-    stop.set()
-    reader.join()
-    assert not wrong
+    finally:
+        sys.settrace(previous)
+    assert len(lines) > 5
+
+
+VIEWS = {
+    "flatten": lambda x: x.flatten(1),
+    "movedim": lambda x: x.movedim(-1, 1),
+    "pixels": lambda x: x[..., 0],
+    "other dtype": lambda x: x.view(torch.int8),
+    "unbind": lambda x: x.unbind(-1)[0],
+    "split": lambda x: x.split(2, -1)[1],
+    "expand": lambda x: x.expand(2, *x.shape),
+    "diagonal": lambda x: x.diagonal(0, -1, -2),
+    "view of a view": lambda x: x.flatten(1)[:, 3:],
+    "detached": lambda x: x.flatten(1).detach(),
+}
+
+
+@pytest.mark.parametrize("name", VIEWS)
+def test_views_of_pixels_cant_be_changed_in_place(name):
+    x, dense = stacks(), stacks().to_dense()
+    view, expected = VIEWS[name](x), VIEWS[name](dense)
+    check(view, expected, keeps=False)
+    assert view.stride() == expected.stride()
+    for change in (
+        lambda: view.zero_(),
+        lambda: view.__setitem__(0, 1),
+        lambda: torch.add(expected, 1, out=view),
+        lambda: torch._foreach_zero_([view]),
+    ):
+        with pytest.raises(RuntimeError, match="can't be changed in place"):
+            change()
+    check(view, expected)
+    check(x, dense)
+
+
+USES_OF_VIEWS = {
+    "arithmetic": lambda x: x + 1,
+    "numpy": lambda x: torch.from_numpy(x.numpy()),
+    "array": lambda x: torch.from_numpy(np.asarray(x)),
+    "list": lambda x: torch.tensor(x.tolist(), dtype=torch.uint8),
+    "DLPack": torch.from_dlpack,
+    "deepcopy": copy.deepcopy,
+    "pickle": lambda x: pickle.loads(pickle.dumps(x)),
+    "clone": lambda x: x.clone().add_(1),
+    "contiguous": lambda x: x.movedim(1, 0).contiguous(),
+    "into other memory": lambda x: torch.zeros(x.shape, dtype=x.dtype).copy_(x),
+    "into stacks": lambda x: stacks().copy_(x.view(STEPS, SIZE, *FRAME)),
+    "a layer": lambda x: nn.functional.linear(x.float(), torch.ones(2, x.shape[1])),
+    "compiled": torch.compile(lambda x: x + 1, backend="aot_eager", fullgraph=True),
+    "a batch": lambda x: TensorDict({"a": x}, STEPS)[2:4].clone()["a"],
+    "shared": lambda x: x.share_memory_(),
+}
+
+
+@pytest.mark.parametrize("name", USES_OF_VIEWS)
+def test_views_of_pixels_can_be_read_as_usual(name):
+    use = USES_OF_VIEWS[name]
+    check(use(stacks().flatten(1)), use(stacks().to_dense().flatten(1)))
+
+
+def test_views_of_pixels_look_like_tensors():
+    pixels, dense = stacks().float()[..., 0], stacks().to_dense()
+    view = stacks()[..., 0]
+    assert repr(view) == repr(dense[..., 0])
+    assert f"{stacks(torch.float32)[1, 0, 0, 0]:.2f}" == f"{pixels[1, 0, 0]:.2f}"
+    assert view.share_memory_().is_shared()
 
 
 def test_gradients_reach_modules():

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -72,3 +72,12 @@ def _checked(given: Any, result: Any) -> Any:
             "pass a tensor of the shape of the result"
         )
     return given
+
+
+def named_arguments(
+    func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> Iterator[tuple[Any, Any]]:
+    """Yields each argument of a call as the operator's schema declares it, and its value."""
+    declared = func._schema.arguments
+    yield from zip(declared, args, strict=False)
+    yield from ((one, kwargs[one.name]) for one in declared if one.name in kwargs)

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map
 from typing_extensions import Self, override
 
+from trawl.computed_tensor import ComputedTensor
 from trawl.operators import changed_results, check_in_place, check_namespace, is_written
+from trawl.read_only import CANT_CHANGE, read_only
 
 aten: Any = torch.ops.aten
 
@@ -21,7 +23,7 @@ _NEARLY_ALL = 0.8
 _SPARSE = 32
 
 
-class StackedFrames(Tensor):
+class StackedFrames(ComputedTensor):
     """Tensor of stacked frames that stores each frame once.
 
     ``StackedFrames(frames, positions)`` has the value ``frames[positions]`` and its shape, where
@@ -33,8 +35,8 @@ class StackedFrames(Tensor):
     stacks themselves, and returns an ordinary tensor.
 
     Several tensors may share their frames. An operation in place, such as ``copy_``, therefore
-    gives the tensor its own memory first. Slices of the tensor can't be changed in place, because
-    their memory is not that of the tensor.
+    gives the tensor its own memory first. Slices and views of the tensor can't be changed in
+    place, because their memory is not that of the tensor.
 
     Example:
         >>> import torch
@@ -52,9 +54,6 @@ class StackedFrames(Tensor):
     # Frames and positions. They are one attribute, so that other threads read a pair that fits.
     _stored: tuple[Tensor, Tensor]
     _is_slice: bool
-
-    # Operations reach __torch_dispatch__ without detours.
-    __torch_function__: ClassVar[Any] = torch._C._disabled_torch_function_impl
 
     @staticmethod
     def __new__(cls, frames: Tensor, positions: Tensor, is_slice: bool = False) -> StackedFrames:
@@ -111,10 +110,7 @@ class StackedFrames(Tensor):
             RuntimeError: if the tensor is a slice of another one, which would not be changed.
         """
         if self._is_slice:
-            raise RuntimeError(
-                "a slice of StackedFrames can't be changed in place, because it shares no memory "
-                "with the stacks: change stacks.to_dense(), and assign the result to the batch"
-            )
+            raise RuntimeError(CANT_CHANGE)
         dense = self.to_dense()
         leads = self.positions.shape
         frames = dense.view(leads.numel(), *self.shape[len(leads) :])
@@ -138,7 +134,8 @@ class StackedFrames(Tensor):
             if result is not NotImplemented:
                 return result
         if not func._schema.is_mutable:
-            return func(*tree_map(_dense, args), **tree_map(_dense, kwargs))
+            dense = tree_map(_dense, args), tree_map(_dense, kwargs)
+            return read_only(func, func(*dense[0], **dense[1]))
         return cls._change(func, args, kwargs)
 
     @classmethod
@@ -174,31 +171,6 @@ class StackedFrames(Tensor):
         self._own()[index] = _dense(value)
 
     @override
-    def numpy(self, *args: Any, **kwargs: Any) -> Any:
-        return self.to_dense().numpy(*args, **kwargs)
-
-    @override
-    def __array__(self, *args: Any, **kwargs: Any) -> Any:
-        return self.to_dense().__array__(*args, **kwargs)
-
-    @override
-    def tolist(self) -> Any:
-        return self.to_dense().tolist()
-
-    def __dlpack__(self, *args: Any, **kwargs: Any) -> Any:  # type: ignore[override]
-        return self.to_dense().__dlpack__(*args, **kwargs)
-
-    def __dlpack_device__(self) -> Any:
-        return self.to_dense().__dlpack_device__()
-
-    @override
-    def data_ptr(self) -> int:
-        raise RuntimeError(
-            "StackedFrames have no memory that holds the stacks: call to_dense() first, or use "
-            "frames and positions"
-        )
-
-    @override
     def is_shared(self) -> bool:
         return all(one.is_shared() for one in self._stored)
 
@@ -211,10 +183,6 @@ class StackedFrames(Tensor):
     @override
     def __reduce_ex__(self, protocol: Any) -> Any:
         return StackedFrames, self.compact()._stored
-
-    @override
-    def __deepcopy__(self, memo: Any) -> Tensor:
-        return self.clone()
 
     def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
         return (
