@@ -144,6 +144,17 @@ def test_values_that_change_in_mid_run_are_refused(keys, value, error, message):
     assert "in the info of agent 'walker_1'" in "".join(caught.value.__notes__)
 
 
+def test_an_integer_that_wraps_round_is_refused():
+    walkers = Changing(1)
+    walkers._info = lambda agent: {"cost": np.int64(100 * (walkers.t + 1))}
+    env = PettingZooEnv(walkers, info_keys={"cost": spaces.Box(0, 100, (), np.int8)})
+    env.reset()
+    walkers._info = lambda agent: {"cost": np.int64(300)}
+    with pytest.raises(TypeError, match=r"is 300, .* int8, which can't hold this number"):
+        env.reset()
+    env.close()
+
+
 @pytest.mark.parametrize("masks", ["observation", "info"])
 def test_a_policy_reads_the_mask_of_its_step(masks):
     seen = []

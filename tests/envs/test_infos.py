@@ -240,6 +240,92 @@ def test_an_integer_that_becomes_a_float_is_an_error():
     env.close()
 
 
+class Counting(gymnasium.Env):
+    """Reports one value at each reset, and another in each step."""
+
+    observation_space = spaces.Box(-1, 1, (2,), np.float32)
+    action_space = spaces.Discrete(2)
+
+    def __init__(self, first, later):
+        self.values = first, later
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        return np.zeros(2, np.float32), {"x": self.values[0]}
+
+    def step(self, action):
+        return np.zeros(2, np.float32), 0.0, False, False, {"x": self.values[1]}
+
+
+def number_box(dtype):
+    return {"x": spaces.Box(0, 100, (1,), dtype)}
+
+
+@pytest.mark.parametrize(
+    ("dtype", "value"),
+    [
+        (np.int32, 2**40),
+        (np.int8, np.int64(300)),
+        (np.int8, [300]),
+        (np.uint8, np.uint64(300)),
+        (np.int64, np.uint64(2**63)),
+    ],
+)
+@pytest.mark.parametrize("kind", ["single", "vector"])
+def test_a_number_that_the_dtype_cannot_hold_is_an_error(kind, dtype, value):
+    env = Counting(np.uint8(1), value)
+    if kind == "vector":
+        env = SyncVectorEnv([lambda: env] * 2, autoreset_mode="SameStep")
+    env = GymEnv(env, info_keys=number_box(dtype))
+    with (
+        Collector(env, frames_per_batch=8) as collector,
+        pytest.raises(TypeError, match=r"info\['x'\] is .*can't hold this number"),
+    ):
+        collector.next()
+
+
+@pytest.mark.parametrize(
+    ("dtype", "value"),
+    [(np.int8, 100), (np.float32, 0.1), (np.float32, 1e300), (np.float16, 0.1), (np.float32, 7)],
+)
+@pytest.mark.parametrize("kind", ["single", "vector"])
+def test_floats_are_rounded(kind, dtype, value):
+    env = Counting(value, value)
+    if kind == "vector":
+        env = SyncVectorEnv([lambda: env] * 2, autoreset_mode="SameStep")
+    env = GymEnv(env, info_keys=number_box(dtype))
+    with Collector(env, frames_per_batch=4) as collector:
+        found = collector.next()["next", "info", "x"]
+    with np.errstate(over="ignore"):
+        assert (found.numpy() == np.asarray(value).astype(dtype)).all()
+
+
+def test_a_dictionary_whose_names_are_not_text_is_stored_unchanged():
+    value = {1: 2.0, "two": {3: 4}}
+    env = GymEnv(Counting({"a": 1, "b": value}, {"a": 1, "b": value}), info_keys=["x"])
+    with Collector(env, frames_per_batch=4) as collector:
+        batch = collector.next()
+    assert batch["next", "info", "x", "a"].flatten().tolist() == [1] * 4
+    assert list(batch["next", "info", "x", "b"]) == [value] * 4
+
+
+def test_a_number_in_place_of_text_is_an_error():
+    for keys in (["x"], {"x": str}):
+        env = GymEnv(Counting("a", "a"), info_keys=keys)
+        env.env.env.values = "a", 3
+        with (
+            Collector(env, frames_per_batch=4) as collector,
+            pytest.raises(TypeError, match=r"info\['x'\] is int 3, but it was, .* text"),
+        ):
+            collector.next()
+
+
+@pytest.mark.parametrize("key", ["is_init", ("group", "is_init")])
+def test_a_key_that_a_collector_writes_is_refused(key):
+    with pytest.raises(ValueError, match="a collector writes 'is_init' itself"):
+        InfoKey("prob", key=key)
+
+
 @pytest.mark.parametrize("options", [{}, {"num_envs": 2}])
 def test_a_number_that_is_an_integer_only_at_a_reset(options):
     env = GymEnv("FrozenLake-v1", info_keys=["prob"], **options)

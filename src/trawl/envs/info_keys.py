@@ -33,7 +33,8 @@ class InfoKey:
 
     Raises:
         TypeError: if ``name`` or ``key`` is neither a string nor a tuple of strings.
-        ValueError: if ``name`` is reserved, or ``key`` begins with ``"next"``.
+        ValueError: if ``name`` is reserved, if ``key`` begins with ``"next"``, or if it ends with
+            ``"is_init"``.
 
     Example:
         >>> from trawl.envs import GymEnv, InfoKey
@@ -55,6 +56,11 @@ class InfoKey:
             raise ValueError(
                 f"info_keys has {self.path[0]!r}, which vector environments use for the end of "
                 "episodes: batches have the last observations under 'next'"
+            )
+        if self.key is not None and as_key(self.key)[-1] == "is_init":
+            raise ValueError(
+                f"the key of an InfoKey is {self.key!r}, but a collector writes 'is_init' itself "
+                "if a policy reads it: choose another key"
             )
         if self.key is not None and as_key(self.key)[0] == "next":
             raise ValueError(
@@ -231,7 +237,7 @@ def box(shape: Sequence[int], dtype: Any) -> spaces.Box:
 
 def space_of(value: Any) -> Space[Any]:
     """Returns the space of values that have the same layout as ``value``."""
-    if isinstance(value, Mapping) and value:
+    if isinstance(value, Mapping) and value and all(isinstance(name, str) for name in value):
         return spaces.Dict({str(name): space_of(child) for name, child in value.items()})
     if isinstance(value, str):
         return AnyText()

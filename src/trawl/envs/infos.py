@@ -58,7 +58,7 @@ class InfoLeaf:
             TypeError: if the value can't be converted to the dtype without loss.
         """
         if self.dtype is None:
-            return self.blank if value is None else value
+            return self.blank if value is None else self._checked(value)
         if (
             value.__class__ is np.ndarray
             and value.dtype is self.dtype
@@ -66,6 +66,16 @@ class InfoLeaf:
         ):
             return value
         return self.blank if value is None else self.read_batch(value, ())
+
+    def _checked(self, value: Any) -> Any:
+        """Returns a value that is stored unchanged; text must be text."""
+        if self.blank is not None and not isinstance(value, str):
+            raise TypeError(
+                f"{self._name()} is {type(value).__name__} {value!r}, but it was, or info_keys "
+                "says, text. For a value that is not always text, write "
+                f"info_keys={{{self.path[0]!r}: object}}"
+            )
+        return value
 
     def read_batch(self, values: Any, batch: tuple[int, ...]) -> Array:
         """Returns values of all environments in a batch as one array."""
@@ -91,7 +101,27 @@ class InfoLeaf:
                 f"{self._name()} is {array.dtype}, but it was, or info_keys says, {self.dtype}: "
                 f"state its space, as in info_keys={{{self.path[0]!r}: gymnasium.spaces.Box(...)}}"
             )
-        return array.astype(self.dtype, copy=False)
+        if np.can_cast(array.dtype, self.dtype, "safe"):
+            return array.astype(self.dtype, copy=False)
+        return self._narrowed(array)
+
+    def _narrowed(self, array: Array) -> Array:
+        """Returns an array in a dtype that may not hold all its values.
+
+        Raises:
+            TypeError: if the dtype is one of integers, and an integer is beyond its range.
+        """
+        assert self.dtype is not None
+        # A float is rounded, which may make it infinite.
+        with np.errstate(over="ignore"):
+            narrow = array.astype(self.dtype)
+        if self.dtype.kind != "f" and not (same := narrow == array).all():
+            raise TypeError(
+                f"{self._name()} is {array[~same][0]}, but it was, or info_keys says, "
+                f"{self.dtype}, which can't hold this number: state its space, as in "
+                f"info_keys={{{self.path[0]!r}: gymnasium.spaces.Box(...)}}"
+            )
+        return narrow
 
     def column(self, num_envs: int) -> Any:
         """Returns blank values for a batch of environments."""

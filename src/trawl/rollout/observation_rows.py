@@ -241,7 +241,8 @@ def _target(rows: Array, takes_numbers: bool) -> _Target:
         # Rows of other environments lie between these rows.
         length = (count - 1) * stride + width if count else 0
         flat = as_strided(rows, (length,), (rows.itemsize,))
-    takes_numbers = takes_numbers and width == 1
+    # A memoryview can't store numbers as float16.
+    takes_numbers = takes_numbers and width == 1 and rows.dtype != np.float16
     numbers = _NUMBERS.get(rows.dtype.kind, _NONE) if takes_numbers else _NONE
     return memoryview(flat), *_places(width, stride, count), numbers
 
