@@ -21,6 +21,7 @@ LAYERS = [
         "keys",
         "lean",
         "memory",
+        "operators",
         "paths",
         "polling",
         "stacked_frames",

@@ -7,6 +7,7 @@ import io
 import math
 import multiprocessing
 import pickle
+import threading
 from tempfile import TemporaryDirectory
 
 import numpy as np
@@ -16,7 +17,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from tensordict import TensorDict
-from torch import nn
+from torch import distributed, nn
 
 from trawl.collectors.utils import split_trajectories
 from trawl.data import StackedFrames
@@ -95,6 +96,8 @@ READING = {
     "numpy": lambda x: torch.from_numpy(x.numpy()),
     "array": lambda x: torch.from_numpy(np.asarray(x)),
     "list": lambda x: torch.tensor(x.tolist()),
+    "DLPack": torch.from_dlpack,
+    "DLPack of numpy": lambda x: torch.from_numpy(np.from_dlpack(x)),
     "gather": lambda x: x.gather(0, torch.zeros(1, SIZE, *FRAME, dtype=torch.int64)),
     "vmap": torch.vmap(lambda x: x.float().mean()),
     "into other memory": lambda x: torch.zeros(x.shape, dtype=x.dtype).copy_(x),
@@ -190,6 +193,11 @@ CHANGES = {
     "a slice": lambda x: x.__setitem__(slice(2, 4), 9),
     "a mask": lambda x: x.__setitem__(MASK, x[:1].clone()),
     "several": lambda x: torch._foreach_copy_([x], [x + 1]),
+    "out": lambda x: torch.add(x, 1, out=x),
+    "out of stack": lambda x: torch.stack([x[0] + 1] * STEPS, out=x),
+    "two outs": lambda x: torch.max(
+        x.to_dense().expand(2, *x.shape), 0, out=(x, torch.zeros(x.shape, dtype=torch.int64))
+    ),
 }
 
 
@@ -209,6 +217,102 @@ def test_slices_cant_be_changed_in_place(part):
         part(stacks()).zero_()
     with pytest.raises(RuntimeError, match="can't be changed in place"):
         part(stacks())[0] = 1
+
+
+def test_an_operation_with_out_returns_it():
+    x, indices = stacks(), torch.zeros(STEPS, SIZE, *FRAME, dtype=torch.int64)
+    assert torch.add(x, 1, out=x) is x
+    found = torch.max(x.to_dense()[None], 0, out=(x, indices))
+    assert found[0] is x
+    assert found[1] is indices
+
+
+@pytest.mark.filterwarnings("ignore:An output with one or more elements was resized")
+def test_out_of_another_shape_is_an_error():
+    with pytest.raises(RuntimeError, match=r"out has the shape \(12, 4, 5, 6\), but .* \(1, 4"):
+        torch.add(stacks()[:1], 1, out=stacks())
+
+
+RESHAPING = {
+    "transpose_": lambda x: x.transpose_(0, 1),
+    "swapaxes_": lambda x: x.swapaxes_(2, 3),
+    "unsqueeze_": lambda x: x.unsqueeze_(0),
+    "squeeze_": lambda x: x.squeeze_(),
+    "resize_": lambda x: x.resize_(2, 2),
+    "set_": lambda x: x.set_(torch.zeros(2, dtype=torch.uint8)),
+}
+
+
+@pytest.mark.parametrize("name", RESHAPING)
+def test_shape_and_memory_cant_be_changed_in_place(name):
+    x = stacks()
+    with pytest.raises(RuntimeError, match=r"in place: use .* call to_dense"):
+        RESHAPING[name](x)
+    check(x, stacks().to_dense(), keeps=True)
+
+
+def test_detached_stacks_are_the_same_ones():
+    x = stacks()
+    assert x.detach_() is x
+
+
+def test_saved_stacks_are_loaded_without_pickles_of_any_class():
+    file = io.BytesIO()
+    torch.save(stacks(), file)
+    file.seek(0)
+    check(torch.load(file, weights_only=True), stacks().to_dense(), keeps=True)
+
+
+def test_stacks_have_no_address():
+    with pytest.raises(RuntimeError, match="call to_dense"):
+        stacks().data_ptr()
+
+
+COLLECTIVES = {
+    "all_reduce": distributed.all_reduce,
+    "broadcast": lambda x: distributed.broadcast(x, 0),
+    "scatter": lambda x: distributed.scatter(x, [torch.ones(x.shape, dtype=x.dtype)], 0),
+    "all_to_all_single": lambda x: distributed.all_to_all_single(x, x.to_dense()),
+    "send": lambda x: distributed.send(x, 1),
+    "recv": lambda x: distributed.recv(x, 1),
+}
+
+
+@pytest.fixture
+def process_group(tmp_path):
+    distributed.init_process_group("gloo", f"file://{tmp_path / 'store'}", rank=0, world_size=1)
+    yield
+    distributed.destroy_process_group()
+
+
+@pytest.mark.usefixtures("process_group")
+def test_collectives_refuse_stacks():
+    for communicate in COLLECTIVES.values():
+        with pytest.raises(RuntimeError, match=r"StackedFrames.*call to_dense"):
+            communicate(stacks())
+    x = stacks()
+    distributed.all_gather([x], torch.ones(x.shape, dtype=x.dtype))
+    assert x.unique().tolist() == [1]
+
+
+def test_another_thread_reads_a_pair_that_fits():
+    x = stacks()
+    before = x.to_dense()
+    stop = threading.Event()
+    wrong = []
+
+    def read():
+        while not stop.is_set():
+            if not torch.equal(x[2:4], before[2:4]):
+                wrong.append(True)
+
+    reader = threading.Thread(target=read)
+    reader.start()
+    for _ in range(300):
+        x.add_(0)
+    stop.set()
+    reader.join()
+    assert not wrong
 
 
 def test_gradients_reach_modules():

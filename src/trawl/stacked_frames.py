@@ -11,6 +11,8 @@ from torch import Tensor
 from torch.utils._pytree import tree_map
 from typing_extensions import Self, override
 
+from trawl.operators import changed_results, check_in_place, check_namespace, is_written
+
 aten: Any = torch.ops.aten
 
 # Share of the frames that a copy must need to have them all, so that several copies share them.
@@ -46,8 +48,8 @@ class StackedFrames(Tensor):
         tensor([1.5000, 2.5000, 3.5000])
     """
 
-    _frames: Tensor
-    _positions: Tensor
+    # Frames and positions. They are one attribute, so that other threads read a pair that fits.
+    _stored: tuple[Tensor, Tensor]
     _is_slice: bool
 
     # Operations reach __torch_dispatch__ without detours.
@@ -55,28 +57,22 @@ class StackedFrames(Tensor):
 
     @staticmethod
     def __new__(cls, frames: Tensor, positions: Tensor, is_slice: bool = False) -> StackedFrames:
-        """Returns the tensor, without a copy of the frames.
-
-        Args:
-            frames: all frames, of shape ``(number of frames, *frame)``.
-            positions: positions in ``frames``, int64.
-            is_slice: True if the tensor is a slice of another one.
-        """
+        """Returns the tensor, without a copy of the frames."""
         shape = (*positions.shape, *frames.shape[1:])
         make: Any = Tensor._make_wrapper_subclass
         made: StackedFrames = make(cls, shape, dtype=frames.dtype, device=frames.device)
-        made._frames, made._positions, made._is_slice = frames, positions, is_slice
+        made._stored, made._is_slice = (frames, positions), is_slice
         return made
 
     @property
     def frames(self) -> Tensor:
         """All frames, of shape ``(number of frames, *frame)``, which other tensors may share."""
-        return self._frames
+        return self._stored[0]
 
     @property
     def positions(self) -> Tensor:
         """Position in the frames of each frame of the stacks, int64."""
-        return self._positions
+        return self._stored[1]
 
     @property
     def is_slice(self) -> bool:
@@ -86,15 +82,15 @@ class StackedFrames(Tensor):
     @override
     def to_dense(self, *args: Any, **kwargs: Any) -> Tensor:
         """Returns the stacks as an ordinary tensor, which shares no memory with this one."""
-        flat = self._frames.index_select(0, self._positions.reshape(-1))
-        return flat.reshape(self.shape)
+        frames, positions = self._stored
+        return frames.index_select(0, positions.reshape(-1)).reshape(self.shape)
 
     def compact(self) -> StackedFrames:
         """Returns an equal tensor without the frames that no stack needs.
 
         If nearly all frames are needed, the result is ``self``.
         """
-        frames, positions = self._frames, self._positions
+        frames, positions = self._stored
         # Compiled functions and meta tensors have no values to look at.
         if torch.compiler.is_compiling() or frames.is_meta:
             return self
@@ -119,9 +115,9 @@ class StackedFrames(Tensor):
                 "with the stacks: change stacks.to_dense(), and assign the result to the batch"
             )
         dense = self.to_dense()
-        leads = self._positions.shape
-        self._frames = dense.view(leads.numel(), *self.shape[len(leads) :])
-        self._positions = torch.arange(leads.numel(), device=self.device).view(leads)
+        leads = self.positions.shape
+        frames = dense.view(leads.numel(), *self.shape[len(leads) :])
+        self._stored = frames, torch.arange(leads.numel(), device=self.device).view(leads)
         return dense
 
     @classmethod
@@ -134,6 +130,7 @@ class StackedFrames(Tensor):
     ) -> Any:
         """Applies an operation to the positions if possible, and otherwise to the stacks."""
         kwargs = kwargs or {}
+        check_namespace(func)
         handler = _HANDLERS.get(func)
         if handler is not None:
             result = handler(*args, **kwargs)
@@ -141,25 +138,33 @@ class StackedFrames(Tensor):
                 return result
         if not func._schema.is_mutable:
             return func(*tree_map(_dense, args), **tree_map(_dense, kwargs))
-        written = [
-            argument.alias_info is not None and argument.alias_info.is_write
-            for argument in func._schema.arguments
-        ]
-        values = [
-            tree_map(cls._owned if writes else _dense, value)
-            for writes, value in zip(written, args, strict=False)
-        ]
-        result = func(*values, **tree_map(_dense, kwargs))
-        return args[0] if written[0] and isinstance(args[0], StackedFrames) else result
+        return cls._change(func, args, kwargs)
+
+    @classmethod
+    def _change(cls, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Applies an operation that changes some of its arguments."""
+        check_in_place(func)
+        changed: list[Any] = []
+
+        def prepared(argument: Any, value: Any) -> Any:
+            if not is_written(argument):
+                return tree_map(_dense, value)
+            changed.append(value)
+            return tree_map(cls._owned, value)
+
+        declared = {argument.name: argument for argument in func._schema.arguments}
+        values = list(map(prepared, declared.values(), args))
+        named = {name: prepared(declared[name], value) for name, value in kwargs.items()}
+        return changed_results(func, func(*values, **named), changed)
 
     def __tensor_flatten__(self) -> tuple[list[str], None]:
         """Returns the names of the tensors that this one consists of, for ``torch.compile``."""
-        return ["_frames", "_positions"], None
+        return ["frames", "positions"], None
 
     @staticmethod
     def __tensor_unflatten__(inner: Any, _: Any, size: Any, stride: Any) -> StackedFrames:
         """Returns the tensor that consists of ``inner``, for ``torch.compile``."""
-        return StackedFrames(inner["_frames"], inner["_positions"])
+        return StackedFrames(inner["frames"], inner["positions"])
 
     # --- methods that read or write memory, which this tensor doesn't have
 
@@ -179,20 +184,32 @@ class StackedFrames(Tensor):
     def tolist(self) -> Any:
         return self.to_dense().tolist()
 
+    def __dlpack__(self, *args: Any, **kwargs: Any) -> Any:  # type: ignore[override]
+        return self.to_dense().__dlpack__(*args, **kwargs)
+
+    def __dlpack_device__(self) -> Any:
+        return self.to_dense().__dlpack_device__()
+
+    @override
+    def data_ptr(self) -> int:
+        raise RuntimeError(
+            "StackedFrames have no memory that holds the stacks: call to_dense() first, or use "
+            "frames and positions"
+        )
+
     @override
     def is_shared(self) -> bool:
-        return bool(self._frames.is_shared() and self._positions.is_shared())
+        return all(one.is_shared() for one in self._stored)
 
     @override
     def share_memory_(self) -> Self:
-        self._frames.share_memory_()
-        self._positions.share_memory_()
+        for one in self._stored:
+            one.share_memory_()
         return self
 
     @override
     def __reduce_ex__(self, protocol: Any) -> Any:
-        small = self.compact()
-        return StackedFrames, (small._frames, small._positions)
+        return StackedFrames, self.compact()._stored
 
     @override
     def __deepcopy__(self, memo: Any) -> Tensor:
@@ -201,8 +218,12 @@ class StackedFrames(Tensor):
     def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
         return (
             f"StackedFrames(shape={tuple(self.shape)}, dtype={self.dtype}, device={self.device}, "
-            f"frames={len(self._frames)})"
+            f"frames={len(self.frames)})"
         )
+
+
+# torch.load() takes them by default, which allows only classes that are named.
+torch.serialization.add_safe_globals([StackedFrames])
 
 
 def _dense(value: Any) -> Any:
@@ -219,7 +240,8 @@ def _on_dim(op: Any) -> Callable[..., Any]:
         lead = _leading(stacks, dim)
         if lead is None:
             return NotImplemented
-        return _views(stacks, op(stacks.positions, lead, *args, **kwargs))
+        frames, positions = stacks._stored
+        return _views(frames, op(positions, lead, *args, **kwargs))
 
     return handler
 
@@ -229,16 +251,17 @@ def _split(op: Any) -> Callable[..., Any]:
         lead = _leading(stacks, dim)
         if lead is None:
             return NotImplemented
-        return _views(stacks, op(stacks.positions, sizes, lead))
+        frames, positions = stacks._stored
+        return _views(frames, op(positions, sizes, lead))
 
     return handler
 
 
-def _views(stacks: StackedFrames, positions: Any) -> Any:
+def _views(frames: Tensor, positions: Any) -> Any:
     """Returns slices of the stacks, or a list of slices if ``positions`` are several tensors."""
     if isinstance(positions, Tensor):
-        return StackedFrames(stacks.frames, positions, True)
-    return [StackedFrames(stacks.frames, one, True) for one in positions]
+        return StackedFrames(frames, positions, True)
+    return [StackedFrames(frames, one, True) for one in positions]
 
 
 def _leading(stacks: StackedFrames, dim: int, more: int = 0) -> int | None:
@@ -256,14 +279,16 @@ def _leading(stacks: StackedFrames, dim: int, more: int = 0) -> int | None:
 
 def _unsqueeze(stacks: StackedFrames, dim: int) -> Any:
     lead = _leading(stacks, dim, 1)
-    return NotImplemented if lead is None else _views(stacks, stacks.positions.unsqueeze(lead))
+    frames, positions = stacks._stored
+    return NotImplemented if lead is None else _views(frames, positions.unsqueeze(lead))
 
 
 def _transpose(stacks: StackedFrames, one: int, other: int) -> Any:
     leads = _leading(stacks, one), _leading(stacks, other)
     if None in leads:
         return NotImplemented
-    return _views(stacks, aten.transpose.int(stacks.positions, *leads))
+    frames, positions = stacks._stored
+    return _views(frames, aten.transpose.int(positions, *leads))
 
 
 def _permute(stacks: StackedFrames, dims: Sequence[int]) -> Any:
@@ -272,18 +297,20 @@ def _permute(stacks: StackedFrames, dims: Sequence[int]) -> Any:
     kept = all(dims[dim] in (dim, dim - stacks.ndim) for dim in range(leads, len(dims)))
     if None in order or not kept or len(dims) != stacks.ndim:
         return NotImplemented
-    return _views(stacks, aten.permute.default(stacks.positions, order))
+    frames, positions = stacks._stored
+    return _views(frames, aten.permute.default(positions, order))
 
 
 def _view(stacks: StackedFrames, shape: Sequence[int]) -> Any:
-    frame = tuple(stacks.frames.shape[1:])
+    frames, positions = stacks._stored
+    frame = tuple(frames.shape[1:])
     leads = len(shape) - len(frame)
     lead = list(shape[:leads])
     if leads < 0 or tuple(shape[leads:]) != frame:
         return NotImplemented
-    if -1 not in lead and math.prod(lead) != stacks.positions.numel():
+    if -1 not in lead and math.prod(lead) != positions.numel():
         return NotImplemented
-    return _views(stacks, stacks.positions.reshape(lead))
+    return _views(frames, positions.reshape(lead))
 
 
 def _at(stacks: StackedFrames, indices: Sequence[Tensor | None]) -> Any:
@@ -293,9 +320,10 @@ def _at(stacks: StackedFrames, indices: Sequence[Tensor | None]) -> Any:
             given.pop()
         masks = (torch.bool, torch.uint8)
         used = sum(1 if one is None or one.dtype not in masks else one.ndim for one in given)
-        if used <= stacks.positions.ndim:
-            found = aten.index.Tensor(stacks.positions, [_dense(one) for one in given])
-            return StackedFrames(stacks.frames, found)
+        frames, positions = stacks._stored
+        if used <= positions.ndim:
+            found = aten.index.Tensor(positions, [_dense(one) for one in given])
+            return StackedFrames(frames, found)
     return NotImplemented
 
 
@@ -303,33 +331,35 @@ def _select_many(stacks: StackedFrames, dim: int, chosen: Tensor) -> Any:
     lead = _leading(stacks, dim) if isinstance(stacks, StackedFrames) else None
     if lead is None:
         return NotImplemented
-    return StackedFrames(stacks.frames, stacks.positions.index_select(lead, _dense(chosen)))
+    frames, positions = stacks._stored
+    return StackedFrames(frames, positions.index_select(lead, _dense(chosen)))
 
 
 def _same(stacks: StackedFrames) -> Any:
-    return StackedFrames(stacks.frames, stacks.positions, True)
+    return StackedFrames(*stacks._stored, True)
 
 
 def _clone(stacks: StackedFrames, memory_format: Any = None) -> Any:
     if memory_format not in (None, torch.contiguous_format, torch.preserve_format):
         return NotImplemented
     small = stacks.compact()
-    if small.frames is not stacks.frames:
-        return StackedFrames(small.frames, small.positions)
-    return StackedFrames(small.frames.clone(), small.positions.clone())
+    if small is not stacks:
+        return small
+    frames, positions = stacks._stored
+    return StackedFrames(frames.clone(), positions.clone())
 
 
 def _to_copy(stacks: StackedFrames, *, dtype: Any = None, device: Any = None, **more: Any) -> Any:
     if dtype not in (None, stacks.dtype) or device is None:
         return NotImplemented
     wait = {"non_blocking": more.get("non_blocking", False)}
-    small = stacks.compact()
-    return StackedFrames(small.frames.to(device, **wait), small.positions.to(device, **wait))
+    frames, positions = stacks.compact()._stored
+    return StackedFrames(frames.to(device, **wait), positions.to(device, **wait))
 
 
 def _pinned(stacks: StackedFrames, *args: Any, **kwargs: Any) -> Any:
-    small = stacks.compact()
-    return StackedFrames(small.frames.pin_memory(), small.positions.pin_memory())
+    frames, positions = stacks.compact()._stored
+    return StackedFrames(frames.pin_memory(), positions.pin_memory())
 
 
 def _join(join: Callable[..., Tensor]) -> Callable[..., Any]:
@@ -358,19 +388,20 @@ def _join(join: Callable[..., Tensor]) -> Callable[..., Any]:
 
 def _joined_frames(parts: Sequence[StackedFrames]) -> tuple[Tensor, list[Tensor]]:
     """Returns the frames of several tensors, and their positions for each tensor."""
-    if all(part.frames is parts[0].frames for part in parts):
-        return parts[0].frames, [part.positions for part in parts]
+    stored = [part._stored for part in parts]
+    if all(frames is stored[0][0] for frames, _ in stored):
+        return stored[0][0], [positions for _, positions in stored]
     places: dict[int, int] = {}
-    frames: list[Tensor] = []
+    together: list[Tensor] = []
     indices = []
     count = 0
-    for part in (part.compact() for part in parts):
-        if id(part.frames) not in places:
-            places[id(part.frames)] = count
-            frames.append(part.frames)
-            count += len(part.frames)
-        indices.append(part.positions + places[id(part.frames)])
-    return torch.cat(frames), indices
+    for frames, positions in (part.compact()._stored for part in parts):
+        if id(frames) not in places:
+            places[id(frames)] = count
+            together.append(frames)
+            count += len(frames)
+        indices.append(positions + places[id(frames)])
+    return torch.cat(together), indices
 
 
 def _like(name: str) -> tuple[Any, Callable[..., Any]]:
@@ -398,6 +429,7 @@ _HANDLERS: dict[Any, Callable[..., Any]] = {
     aten.index.Tensor: _at,
     aten.index_select.default: _select_many,
     aten.detach.default: _same,
+    aten.detach_.default: lambda stacks: stacks,
     aten.alias.default: _same,
     aten.lift_fresh.default: _same,
     aten.clone.default: _clone,
@@ -405,18 +437,6 @@ _HANDLERS: dict[Any, Callable[..., Any]] = {
     aten._pin_memory.default: _pinned,
     aten.stack.default: _join(torch.stack),
     aten.cat.default: _join(torch.cat),
-    **dict(
-        _like(name)
-        for name in (
-            "empty_like",
-            "zeros_like",
-            "ones_like",
-            "full_like",
-            "rand_like",
-            "new_empty",
-            "new_zeros",
-            "new_ones",
-            "new_full",
-        )
-    ),
+    **dict(map(_like, ["empty_like", "zeros_like", "ones_like", "full_like", "rand_like"])),
+    **dict(map(_like, ["new_empty", "new_zeros", "new_ones", "new_full"])),
 }

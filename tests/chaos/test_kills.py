@@ -189,16 +189,15 @@ def test_killed_when_all_is_done(tmp_path: Path, sync: bool) -> None:
 def test_killed_while_others_are_broken_off(tmp_path: Path) -> None:
     # With preemption, a batch may have fewer frames of some workers, but never a wrong frame.
     crew = Crew(tmp_path, workers=3, troubles={2: Trouble("step", 5), 0: Trouble("step", 12)})
-    frames = frames_of(True, crew, 4)
-    collector = collector_of(
-        crew, True, total_frames=frames, preemptive_threshold=0.5, cat_results=-1
-    )
+    collector = collector_of(crew, True, preemptive_threshold=0.5, cat_results=-1)
     with collector, replaced(ANY_KILLED):
         ledger, seen = crew._ledger, 0
-        for batch in collector:
+        # A worker that is always broken off early comes to its fault late.
+        while collector.stats()["restarts"] < 2:
+            batch = collector.next()
             ledger.add(batch)
             seen += batch.numel()
-        assert collector.stats()["frames"] == seen == ledger.frames >= frames
+        assert collector.stats()["frames"] == seen == ledger.frames
 
 
 # --- during calls, and after calls that set something

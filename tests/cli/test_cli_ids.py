@@ -75,9 +75,9 @@ def test_rewards_of_several_groups(trawl):
 
 
 def test_why_a_process_can_not_be_resumed_is_one_line(trawl):
-    env_id, *kwargs = options("pettingzoo:mpe2/simple_spread_v3")
-    arguments = [env_id, *kwargs, "--frames", 20, "--out", "d", "--envs", 2, "--env-processes", 2]
-    code, _, err = trawl("collect", *arguments)
+    pytest.importorskip("Box2D")
+    arguments = ["--frames", 20, "--out", "d", "--envs", 2, "--env-processes", 2]
+    code, _, err = trawl("collect", "BipedalWalker-v3", *arguments)
     assert code == 0, err
     (note,) = (line for line in err.splitlines() if "note:" in line)
     assert "can't be captured" in note

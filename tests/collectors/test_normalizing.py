@@ -587,5 +587,7 @@ def test_envpool_is_normalised_unless_its_environments_come_as_they_are_ready():
 
 def test_environments_of_tensors_are_refused():
     pytest.importorskip("vmas")
-    with pytest.raises(ValueError, match=r"normalize_rewards .* the data of vmas are tensors"):
+    with pytest.raises(
+        ValueError, match=r"normalize_rewards .* the data of vmas balance are tensors"
+    ):
         Collector("vmas:balance", frames_per_batch=10, normalize_rewards=True)

@@ -7,7 +7,7 @@ import nursery
 import pytest
 
 from trawl import Collector
-from trawl.envs import PettingZooEnv, VmasEnv
+from trawl.envs import GymEnv, PettingZooEnv, VmasEnv, ids
 from trawl.envs.build import build_one
 from trawl.envs.ids import is_known
 from trawl.envs.serial import build_env
@@ -17,6 +17,35 @@ def test_ids_of_gymnasium_are_left_alone():
     assert not is_known("CartPole-v1")
     assert not is_known("module:CartPole-v1")
     assert build_one("CartPole-v1").name == "CartPole-v1"
+
+
+@pytest.mark.parametrize(
+    ("env_id", "own"),
+    [
+        ("gymnax:CartPole-v1", "JaxEnv"),
+        ("brax:ant", "JaxEnv"),
+        ("jumanji:Snake-v1", "JaxEnv"),
+        ("vmas:balance", "VmasEnv"),
+        ("pettingzoo:classic/rps-v2", "PettingZooEnv"),
+    ],
+)
+def test_gym_env_refuses_the_ids_of_other_libraries(env_id, own):
+    words = f"pass the id to the collector, or the environment to {own}"
+    with pytest.raises(ValueError, match=words):
+        GymEnv(env_id)
+    with pytest.raises(ValueError, match=words):
+        GymEnv(env_id, num_envs=2)
+
+
+def test_each_library_has_a_class():
+    assert ids._CLASSES.keys() == ids._OTHERS.keys()
+
+
+@pytest.mark.parametrize("env_id", ["gymnax:CartPole-v1", "brax:ant", "jumanji:Snake-v1"])
+def test_environments_of_jax_have_no_infos(env_id):
+    words = f"info_keys can't be used with {env_id}: JaxEnv has no such argument"
+    with pytest.raises(TypeError, match=words):
+        build_one(env_id, {"info_keys": ["discount"]})
 
 
 def test_pettingzoo():

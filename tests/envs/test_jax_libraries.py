@@ -323,6 +323,35 @@ def test_wrappers_of_gymnax_and_jumanji() -> None:
         JaxEnv(AutoResetWrapper(jumanji.make("Snake-v1")), 2)
 
 
+@pytest.mark.parametrize(
+    ("inner", "text"),
+    [
+        ("AutoResetWrapper", "AutoResetWrapper hides the last observation"),
+        ("VmapWrapper", "VmapWrapper makes a batch of environments"),
+    ],
+)
+def test_wrappers_of_jumanji_within_another_one(inner: str, text: str) -> None:
+    jumanji = pytest.importorskip("jumanji")
+    wrappers = jumanji.wrappers
+
+    class Outer(wrappers.Wrapper):  # type: ignore[name-defined, misc]
+        pass
+
+    env = getattr(wrappers, inner)(jumanji.make("Snake-v1"))
+    with pytest.raises(ValueError, match=text):
+        JaxEnv(Outer(env), 2)
+
+
+def test_wrappers_of_brax_within_another_one() -> None:
+    pytest.importorskip("brax")
+    from brax.envs import get_environment
+    from brax.envs.base import Wrapper
+    from brax.envs.wrappers.training import AutoResetWrapper
+
+    with pytest.raises(ValueError, match="AutoResetWrapper hides the last observation"):
+        JaxEnv(Wrapper(AutoResetWrapper(get_environment("fast"))), 2)
+
+
 def test_several_rewards_of_jumanji() -> None:
     jumanji = pytest.importorskip("jumanji")
     from jumanji.wrappers import MultiToSingleWrapper

@@ -58,10 +58,10 @@ def tagged(cls: Any, tag: str) -> frozenset[str]:
 
 
 def did_you_mean(unknown: Iterable[str], known: Iterable[str]) -> str:
-    """Returns a suggestion of similar known names for an error message; empty if there is none."""
-    close = [get_close_matches(name, sorted(known), 1) for name in unknown]
+    """Returns similar known names, for an error message; empty if there are none."""
+    close = [get_close_matches(name, sorted(known), 2) for name in unknown]
     found = [name for names in close for name in names]
-    return f"; did you mean {', '.join(found)}?" if found else ""
+    return f"; did you mean {' or '.join(found)}?" if found else ""
 
 
 # --- checks of one value

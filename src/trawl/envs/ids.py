@@ -11,6 +11,7 @@ from typing import Any
 
 from trawl.envs.dm import make_dm_control
 from trawl.envs.envpool_calls import make_envpool
+from trawl.envs.jax_env import JaxEnv
 from trawl.envs.jax_ids import make_brax, make_gymnax, make_jumanji
 from trawl.envs.pettingzoo import PettingZooEnv
 from trawl.envs.vmas_env import VmasEnv
@@ -27,6 +28,9 @@ def maker_of(env_id: str) -> tuple[_Maker | None, str]:
     Other ids belong to Gymnasium, and the function is None. Such an id may have a colon, too, after
     the name of a module that registers the environment.
 
+    Raises:
+        ValueError: if the environment of the id has an interface of its own.
+
     Example:
         >>> maker_of("Pendulum-v1")
         (None, 'Pendulum-v1')
@@ -34,6 +38,13 @@ def maker_of(env_id: str) -> tuple[_Maker | None, str]:
         'cheetah/run'
     """
     prefix, _, name = env_id.partition(":")
+    if name and prefix in _CLASSES:
+        # Gymnasium would import the module, and might have an environment with the same name.
+        own = _CLASSES[prefix].__name__
+        raise ValueError(
+            f"GymEnv can't make {env_id!r}, which is an environment of {prefix}: pass the id to "
+            f"the collector, or the environment to {own}"
+        )
     maker = _MAKERS.get(prefix)
     return (None, env_id) if maker is None else (maker, name)
 
@@ -133,7 +144,14 @@ _OTHERS: dict[str, Callable[[str, Mapping[str, Any]], Any]] = {
     "vmas": make_vmas,
 }
 
-_CLASSES: dict[str, type] = {"pettingzoo": PettingZooEnv, "vmas": VmasEnv}
+# The class of the environment that each of them makes.
+_CLASSES: dict[str, type] = {
+    "brax": JaxEnv,
+    "gymnax": JaxEnv,
+    "jumanji": JaxEnv,
+    "pettingzoo": PettingZooEnv,
+    "vmas": VmasEnv,
+}
 
 
 def is_known(env_id: str) -> bool:
@@ -156,7 +174,8 @@ def make_other(env_id: str, options: Mapping[str, Any]) -> Any:
     make = _OTHERS.get(prefix)
     if make is None:
         return None
-    if "info_keys" in options and "info_keys" not in inspect.signature(_CLASSES[prefix]).parameters:
+    takes_infos = "info_keys" in inspect.signature(_CLASSES[prefix]).parameters
+    if options.get("info_keys") is not None and not takes_infos:
         raise TypeError(
             f"info_keys can't be used with {env_id}: {_CLASSES[prefix].__name__} has no such "
             "argument. Leave it out"

@@ -150,7 +150,15 @@ def _check_single(env: Any) -> None:
                 f"{kind} makes a batch of environments: pass a single environment, and the number "
                 "of environments as num_envs"
             )
-        layer = vars(layer).get("env") if hasattr(layer, "__dict__") else None
+        layer = _inner(layer)
+
+
+def _inner(layer: Any) -> Any:
+    """Returns the environment in a wrapper; None if there is none."""
+    # Looked up in the instance: wrappers pass on the names of the environment that they wrap.
+    own = getattr(layer, "__dict__", {})
+    # Wrappers of Jumanji have a name of their own for it.
+    return own.get("env", own.get("_env"))
 
 
 def _gymnax(env: Any, params: Any) -> JaxFunctions:

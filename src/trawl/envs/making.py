@@ -48,7 +48,7 @@ def make(
     Raises:
         gymnasium.error.Error: if Gymnasium has no such id, or can't make the environment.
         ImportError: if the package that makes the environment is not installed.
-        ValueError: if the package has no such environment.
+        ValueError: if the package has no such environment, or if it is not for :class:`GymEnv`.
     """
     options = dict(kwargs)
     maker, name = maker_of(env_id)

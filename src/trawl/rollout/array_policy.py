@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -12,34 +11,17 @@ from torch import Tensor
 
 from trawl.envs.base import TensorDictEnv
 from trawl.envs.masks import MASK_KEY, fits, mask_key_of, masked_rand, rand_actions
-from trawl.keys import Key, as_key, next_of, show_key
+from trawl.keys import Key, as_key, show_key
 from trawl.memory import Array
-from trawl.rollout.batch_writer import ActFn, NoFixedLayout
+from trawl.rollout.batch_writer import ActFn
 from trawl.rollout.block import Block, BlockPart, as_array
 from trawl.rollout.episodes import following, split_rows
 from trawl.rollout.layout import Leaf
 from trawl.rollout.plan import unwrap
 from trawl.rollout.policy import Policy
 from trawl.rollout.policy_inputs import InputCopies, LatestObservation
+from trawl.rollout.policy_leaves import PolicyLeaves
 from trawl.rollout.windows import WindowArrays
-
-
-@dataclass
-class PolicyLeaves:
-    """Entries that a policy writes, including those that it reads one step later.
-
-    Attributes:
-        written: all entries that the policy writes, by key.
-        states: keys of entries that the policy writes under ``"next"`` and reads one step later.
-        memories: keys of entries that the policy writes, and reads under the same name one step
-            later.
-        convert: the fastest conversion of the policy's tensors to arrays, by key.
-    """
-
-    written: dict[Key, Leaf]
-    states: list[Key]
-    memories: list[Key]
-    convert: dict[Key, Callable[[Any], Array]]
 
 
 def output_checker(
@@ -105,11 +87,7 @@ class PolicyBinder:
         self.policy = policy
         self.leaves = leaves
         self.batch = tuple(env.batch_size) if part is None else (len(part), *env.batch_size[1:])
-        self._readable = {
-            **readable,
-            **{key: leaves.written[next_of(key)] for key in leaves.states},
-            **{key: leaves.written[key] for key in leaves.memories},
-        }
+        self._readable = {**readable, **leaves.read_later}
         self._next_obs = next_obs
         self.reads_latest = False
         self._latest = latest
@@ -284,28 +262,6 @@ class _Clones:
         return self._tensor.clone()
 
 
-def leaf_of(key: Key, value: Any, batch: tuple[int, ...]) -> Leaf:
-    """Returns the layout of an entry that a policy has written.
-
-    Args:
-        key: key of the entry.
-        value: its value.
-        batch: batch size of the environment.
-
-    Raises:
-        NoFixedLayout: if the value is no tensor.
-        ValueError: if its shape does not begin with the batch size.
-    """
-    if not isinstance(value, Tensor):
-        raise NoFixedLayout(f"the policy writes {type(value).__name__} to {show_key(key)}")
-    if tuple(value.shape[: len(batch)]) != batch:
-        raise ValueError(
-            f"policy wrote {show_key(key)} with shape {tuple(value.shape)}, but the "
-            f"environment's batch size is {list(batch)}: the shape must begin with the batch size"
-        )
-    return Leaf(tuple(value.shape[len(batch) :]), value.dtype)
-
-
 def act_fn(
     call: Callable[..., Any],
     inputs: Sequence[Sequence[Any]],
@@ -339,15 +295,6 @@ def act_fn(
             write(t, output)
 
     return act
-
-
-def converter(sample: Tensor) -> Callable[[Any], Array]:
-    """Returns the fastest conversion of tensors like ``sample`` to numpy arrays."""
-    if sample.dtype is torch.bfloat16:
-        return lambda value: as_array(value.detach().cpu())
-    if sample.requires_grad or sample.device.type != "cpu":
-        return lambda value: value.detach().cpu().numpy()
-    return Tensor.numpy
 
 
 def _unusual(value: Any, key: Key, dtype: torch.dtype) -> Array:

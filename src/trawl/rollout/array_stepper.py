@@ -65,6 +65,34 @@ class EnvStepper(ArrayStepper, Protocol):
     root_keys: Sequence[Key]
 
 
+class EpisodeEnds:
+    """Ends of one environment's episodes in a chunk of rows.
+
+    Args:
+        view: the arrays of the environment, without a dimension for environments.
+        episodes: tracker of the environments' episodes.
+        start: the first row.
+        stop: the row after the last row.
+    """
+
+    def __init__(self, view: StepArrays, episodes: EpisodeTracker, start: int, stop: int) -> None:
+        self._episodes, self._index, self._start = episodes, view.first, start
+        self._terminations, self._truncations, self._dones = (
+            view.arrays[key][start:stop, 0] for key in (TERMINATED, TRUNCATED, DONE)
+        )
+
+    def cutoff(self) -> int:
+        """Returns the step of the chunk that brings the current episode to the limit."""
+        return self._episodes.cutoff(self._index) - self._start
+
+    def end(self, t: int, terminated: bool, truncated: bool) -> int:
+        """Ends the episode with step ``t``; returns the next episode's :meth:`cutoff`."""
+        self._terminations[t], self._truncations[t] = terminated, truncated
+        self._dones[t] = True
+        self._episodes.end(self._index, self._start + t)
+        return self.cutoff()
+
+
 class SingleStepper(EnvStepper):
     """Steps one Gymnasium environment."""
 
@@ -91,66 +119,81 @@ class SingleStepper(EnvStepper):
 
     @override
     def bind(self, view: StepArrays, episodes: EpisodeTracker, start: int, stop: int) -> StepFn:
-        env = self.env
-        gym_step, gym_reset = env.env.step, self._reset_function()
-        index, view = view.first, view.single()
-        read_action = action_reader(env.action_codec, view, start, stop)
-        terminations, truncations, dones = (
-            view.arrays[key][start:stop, 0] for key in (TERMINATED, TRUNCATED, DONE)
-        )
-        # Unlike an array, a memoryview accepts only numbers, and assigning to it is faster.
-        rewards: Any = view.arrays[REWARD][start:stop, 0].data
-        cutoff = episodes.cutoff(index) - start
+        view = view.single()
+        ends = EpisodeEnds(view, episodes, start, stop)
+        bind = self._bind_array if self._observed.is_array else self._bind_leaves
+        return bind(view, ends, start, stop)
 
-        def restart(t: int, obs: Any, terminated: Any, truncated: Any) -> Any:
-            """Ends the episode if step ``t`` was its last; returns the next step's observation."""
-            nonlocal cutoff
+    def _restarter(self, ends: EpisodeEnds) -> Callable[[int, Any, Any, Any, int], tuple[Any, int]]:
+        """Returns a function that ends the episode if step ``t`` was its last.
+
+        The function's arguments are ``t``, the step's observation, its flags, and the step that
+        brings the episode to the limit. It returns the next step's observation, and the step that
+        brings its episode to the limit.
+        """
+        env, gym_reset = self.env, self._reset_function()
+
+        def restart(
+            t: int, obs: Any, terminated: Any, truncated: Any, cutoff: int
+        ) -> tuple[Any, int]:
             terminated = flag_of(terminated, "terminated", env)
             truncated = flag_of(truncated, "truncated", env) or t >= cutoff
             if not (terminated or truncated):
-                return obs
-            terminations[t], truncations[t], dones[t] = terminated, truncated, True
-            episodes.end(index, start + t)
-            cutoff = episodes.cutoff(index) - start
-            return gym_reset()[0]
+                return obs, cutoff
+            cutoff = ends.end(t, terminated, truncated)
+            return gym_reset()[0], cutoff
 
-        if self._observed.is_array:
-            (key,) = self._observed.keys
-            next_row = view.rows(next_of(key), start, stop)
-            root_row = view.following(key, start, stop)
-            (shape,), checked = self._observed.shapes, self._observed.checked
-            (dtype,) = self._observed.dtypes
-            latest = view.latest
+        return restart
 
-            def step_array(t: int) -> None:
-                nonlocal dtype
-                obs, reward, terminated, truncated, _ = gym_step(read_action(t))
-                try:
-                    rewards[t] = reward
-                except TypeError:
-                    rewards[t] = reward_of(reward, env)
-                if obs.__class__ is not np.ndarray or obs.shape != shape or obs.dtype is not dtype:
-                    obs = checked(0, obs)
-                    dtype = obs.dtype
-                next_row[t][...] = obs
-                # False itself is by far the most common flag; anything else is examined.
-                if (
-                    (terminated is not False and terminated is not NO)
-                    or (truncated is not False and truncated is not NO)
-                    or t >= cutoff
-                ):
-                    obs = checked(0, restart(t, obs, terminated, truncated))
-                root_row[t][...] = obs
-                if latest is not None:
-                    latest.array = obs
-
-            return step_array
-
-        encode = self._observed.encode
-        write_next, write_root, write_both = self._observed.bind(view, start, stop)
-        gym_step, read_leaves = self._leaf_step()
+    def _bind_array(self, view: StepArrays, ends: EpisodeEnds, start: int, stop: int) -> StepFn:
+        """Returns the step function for an observation that is one array."""
+        env, gym_step = self.env, self.env.env.step
+        read_action = action_reader(env.action_codec, view, start, stop)
+        restart, cutoff = self._restarter(ends), ends.cutoff()
+        # Unlike an array, a memoryview accepts only numbers, and assigning to it is faster.
+        rewards: Any = view.arrays[REWARD][start:stop, 0].data
+        (key,) = self._observed.keys
+        next_row, root_row = view.rows(next_of(key), start, stop), view.following(key, start, stop)
+        (shape,), checked = self._observed.shapes, self._observed.checked
+        (dtype,) = self._observed.dtypes
+        latest = view.latest
 
         def step(t: int) -> None:
+            nonlocal dtype, cutoff
+            obs, reward, terminated, truncated, _ = gym_step(read_action(t))
+            try:
+                rewards[t] = reward
+            except TypeError:
+                rewards[t] = reward_of(reward, env)
+            if obs.__class__ is not np.ndarray or obs.shape != shape or obs.dtype is not dtype:
+                obs = checked(0, obs)
+                dtype = obs.dtype
+            next_row[t][...] = obs
+            # False itself is by far the most common flag; anything else is examined.
+            if (
+                (terminated is not False and terminated is not NO)
+                or (truncated is not False and truncated is not NO)
+                or t >= cutoff
+            ):
+                obs, cutoff = restart(t, obs, terminated, truncated, cutoff)
+                obs = checked(0, obs)
+            root_row[t][...] = obs
+            if latest is not None:
+                latest.array = obs
+
+        return step
+
+    def _bind_leaves(self, view: StepArrays, ends: EpisodeEnds, start: int, stop: int) -> StepFn:
+        """Returns the step function for an observation of several leaves."""
+        env, encode = self.env, self._observed.encode
+        gym_step, read_leaves = self._leaf_step()
+        read_action = action_reader(env.action_codec, view, start, stop)
+        restart, cutoff = self._restarter(ends), ends.cutoff()
+        rewards: Any = view.arrays[REWARD][start:stop, 0].data
+        write_next, write_root, write_both = self._observed.bind(view, start, stop)
+
+        def step(t: int) -> None:
+            nonlocal cutoff
             obs, reward, terminated, truncated, info = gym_step(read_action(t))
             try:
                 rewards[t] = reward
@@ -163,7 +206,7 @@ class SingleStepper(EnvStepper):
                 or t >= cutoff
             ):
                 write_next(t, leaves)
-                begun = restart(t, None, terminated, truncated)
+                begun, cutoff = restart(t, None, terminated, truncated, cutoff)
                 write_root(t, leaves if begun is None else encode(begun))
             else:
                 write_both(t, leaves)

@@ -52,6 +52,10 @@ class BatchOptions:
     frame_stack: FrameStack | None = None
     normalize: NormalizeOptions = field(default_factory=NormalizeOptions)
 
+    def marks_starts(self, policy: Policy) -> bool:
+        """Returns True if frames have the flag ``is_init``."""
+        return policy.reads_is_init if self.is_init is None else self.is_init
+
 
 class BatchWriter(Protocol):
     """Fills batches with frames, step by step.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -10,9 +11,9 @@ from typing_extensions import override
 from trawl.envs.dm import DISCOUNT, FIRST_DISCOUNT, DMEnv
 from trawl.envs.gym import GymEnv
 from trawl.envs.outcomes import reward_of
-from trawl.keys import DONE, REWARD, TERMINATED, TRUNCATED, next_of
+from trawl.keys import REWARD, next_of
 from trawl.memory import Array
-from trawl.rollout.array_stepper import SingleStepper, action_reader
+from trawl.rollout.array_stepper import EpisodeEnds, SingleStepper, action_reader
 from trawl.rollout.batch_writer import StepFn
 from trawl.rollout.episodes import EpisodeTracker, StepArrays
 
@@ -61,36 +62,21 @@ class DMStepper(SingleStepper):
 
     @override
     def bind(self, view: StepArrays, episodes: EpisodeTracker, start: int, stop: int) -> StepFn:
-        env, index, view = self.env, view.first, view.single()
+        env, view = self.env, view.single()
         dm: Any = env.env
-        dm_step, reset, checked = dm.env.step, self._reset_function(), self._observed.checked
+        dm_step, checked = dm.env.step, self._observed.checked
         read_action = action_reader(env.action_codec, view, start, stop)
         observed, inner_roots, last_roots = self._targets(view, start, stop)
-        terminations, truncations, dones = (
-            view.arrays[key][start:stop, 0] for key in (TERMINATED, TRUNCATED, DONE)
-        )
         # Unlike an array, a memoryview accepts only numbers, and assigning to it is faster.
         rewards: Any = view.arrays[REWARD][start:stop, 0].data
         discounts: Any = view.arrays[next_of(_DISCOUNT)][start:stop, 0].data
         root_discounts: Any = view.arrays[_DISCOUNT][start + 1 : stop + 1, 0].data
         last_discount, inside = view.next_obs[_DISCOUNT], len(root_discounts)
-        cutoff = episodes.cutoff(index) - start
-
-        def end(t: int, timestep: Any, roots: list[Array], at: int) -> Any:
-            """Ends the episode with step ``t``; writes the next one's first observation."""
-            nonlocal cutoff
-            for number, name, _, _, rows in observed:
-                rows[t] = checked(number, timestep.observation[name])
-            terminated = timestep.last() and not timestep.discount
-            terminations[t], dones[t] = terminated, True
-            truncations[t] = not terminated or t >= cutoff
-            episodes.end(index, start + t)
-            cutoff = episodes.cutoff(index) - start
-            first = reset()[0]
-            for (number, name, *_), following in zip(observed, roots, strict=True):
-                following[at] = checked(number, first[name])
+        ends = EpisodeEnds(view, episodes, start, stop)
+        end, cutoff = self._end_function(ends, observed), ends.cutoff()
 
         def step(t: int) -> None:
+            nonlocal cutoff
             timestep = dm_step(read_action(t))
             roots, at = (inner_roots, t) if t < inside else (last_roots, 0)
             discount = timestep.discount
@@ -107,7 +93,7 @@ class DMStepper(SingleStepper):
                     f"step of {env!r} returned discount={discount!r}, but it must be a number"
                 ) from error
             if timestep.last() or t >= cutoff:
-                end(t, timestep, roots, at)
+                cutoff = end(t, timestep, cutoff, roots, at)
                 discount = FIRST_DISCOUNT
             else:
                 found = timestep.observation
@@ -125,3 +111,26 @@ class DMStepper(SingleStepper):
                 last_discount[0] = discount
 
         return step
+
+    def _end_function(
+        self, ends: EpisodeEnds, observed: list[_Leaf]
+    ) -> Callable[[int, Any, int, list[Array], int], int]:
+        """Returns a function that ends the episode with step ``t``, and begins the next one.
+
+        The function's arguments are ``t``, the time step, the step that brings the episode to the
+        limit, and the arrays and the row of the next episode's first observation. It returns the
+        step that brings the next episode to the limit.
+        """
+        reset, checked = self._reset_function(), self._observed.checked
+
+        def end(t: int, timestep: Any, cutoff: int, roots: list[Array], at: int) -> int:
+            for number, name, _, _, rows in observed:
+                rows[t] = checked(number, timestep.observation[name])
+            terminated = bool(timestep.last() and not timestep.discount)
+            cutoff = ends.end(t, terminated, not terminated or t >= cutoff)
+            first = reset()[0]
+            for (number, name, *_), following in zip(observed, roots, strict=True):
+                following[at] = checked(number, first[name])
+            return cutoff
+
+        return end

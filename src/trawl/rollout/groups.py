@@ -2,11 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from time import perf_counter
 
+from trawl.keys import Key
+from trawl.memory import Array
+from trawl.rollout.array_policy import PolicyBinder
 from trawl.rollout.batch_writer import ActFn, StepFn
+from trawl.rollout.block import Block
+from trawl.rollout.episodes import EpisodeTracker, StepArrays
+from trawl.rollout.layout import Leaf
+from trawl.rollout.normalizer import Normalizer
+from trawl.rollout.parallel_stepper import ParallelStepper
+from trawl.rollout.policy import Policy
+from trawl.rollout.policy_leaves import PolicyLeaves
 
 
 @dataclass(frozen=True)
@@ -64,3 +74,73 @@ class GroupsInTurn:
         if begun is not None:
             for group in self._groups:
                 group.receive(begun)
+
+
+class GroupBinder:
+    """Binds a policy and the steps of groups of environments to chunks of a batch's rows.
+
+    Args:
+        stepper: the stepper of the environments.
+        policy: the policy.
+        leaves: entries that the policy writes.
+        readable: entries of the environment's data that the policy can read, by key.
+        next_obs: the entries that a step passes on to the next step, by key.
+    """
+
+    def __init__(
+        self,
+        stepper: ParallelStepper,
+        policy: Policy,
+        leaves: PolicyLeaves,
+        readable: Mapping[Key, Leaf],
+        next_obs: Mapping[Key, Array],
+    ) -> None:
+        self._stepper, env = stepper, stepper.env
+        self._in_turn: GroupsInTurn | None = None
+        self._binders: list[tuple[range, slice, PolicyBinder]] = []
+        size, rows = env.batch_size[0] // env.groups, env.batch_size.numel() // env.groups
+        for group in range(env.groups):
+            part = range(group * size, (group + 1) * size)
+            chosen = slice(group * rows, (group + 1) * rows)
+            own = {key: array[chosen] for key, array in next_obs.items()}
+            binder = PolicyBinder(env, policy, leaves, readable, own, part)
+            self._binders.append((part, chosen, binder))
+
+    @property
+    def waited(self) -> float:
+        """Seconds that the policy's part of the current chunk has waited for environments."""
+        return 0.0 if self._in_turn is None else self._in_turn.waited
+
+    def bind(
+        self,
+        block: Block,
+        view: StepArrays,
+        episodes: EpisodeTracker,
+        normalizer: Normalizer,
+        start: int,
+        stop: int,
+    ) -> tuple[ActFn, StepFn]:
+        """Returns the functions of the inner loop for rows ``start`` to ``stop``.
+
+        Args:
+            block: memory of the batch.
+            view: arrays that the stepper writes.
+            episodes: tracker of the environments' episodes.
+            normalizer: the object that normalises the frames.
+            start: the first row.
+            stop: the row after the last row.
+        """
+        count = len(self._binders)
+        steps = self._stepper.bind_groups(view, episodes, start, stop, count)
+        groups = []
+        for (part, chosen, binder), (send, receive) in zip(self._binders, steps, strict=True):
+            act = binder.bind_policy(block.part(part.start, part.stop), start, stop)
+            receive = normalizer.bind(receive, view, chosen, start, stop)
+            groups.append(Group(act, send, receive))
+        self._in_turn = GroupsInTurn(groups, stop - start)
+        return self._in_turn.act, self._in_turn.step
+
+    def finish(self) -> None:
+        """Ends the step that the groups have begun."""
+        if self._in_turn is not None:
+            self._in_turn.finish()

@@ -21,26 +21,20 @@ from numpy.typing import NDArray
 from tensordict import TensorDictBase
 from tensordict.nn import InteractionType, set_interaction_type
 
-from trawl.envs.base import TensorDictEnv
-from trawl.envs.frame_stack import FrameStack
 from trawl.envs.generators import global_state, set_global_state
 from trawl.envs.tensor_env import TensorEnv
 from trawl.errors import add_note
-from trawl.rollout.array_batch_writer import ArrayBatchWriter
-from trawl.rollout.batch_writer import ActFn, BatchOptions, BatchWriter, NoFixedLayout, StepFn
+from trawl.rollout.batch_writer import ActFn, BatchOptions, BatchWriter, StepFn
 from trawl.rollout.block import Block
+from trawl.rollout.choosing import new_batch_writer
 from trawl.rollout.policy import Policy
 from trawl.rollout.rng import RandomStream
-from trawl.rollout.stacked_batch_writer import StackedBatchWriter
-from trawl.rollout.tensor_batch_writer import TensorBatchWriter
-from trawl.rollout.tensordict_batch_writer import TensorDictBatchWriter
 from trawl.rollout.times import LoopTimes, StepRecorder, StepSamples, estimated_sum
 
 # Number of rows bound at a time, which limits the memory of the loop's lists of rows.
 _CHUNK = 512
 # Number of steps timed in each chunk: reading the clock is cheap, but not free.
 _TIMED = 8
-_LOOSE = "its spaces have no fixed shape and dtype"
 _STEP_GIVES = "(observation, reward, terminated, truncated, info)"
 
 
@@ -86,8 +80,8 @@ class Rollout:
         self._steps: StepRecorder | None = None
 
     def _new_writer(self, env: Any, policy: Policy) -> BatchWriter:
-        """Returns the faster batch writer that the environment and the policy allow."""
-        return _choose(env, policy, self.options)
+        """Returns the fastest batch writer that the environment and the policy allow."""
+        return new_batch_writer(env, policy, self.options)
 
     @property
     def env(self) -> Any:
@@ -305,69 +299,3 @@ def note_failure(error: Exception, note: str) -> None:
     if isinstance(error, StopIteration):
         raise RuntimeError(f"the environment or the policy raised StopIteration {note}") from error
     add_note(error, note)
-
-
-def _choose(env: Any, policy: Policy, options: BatchOptions) -> BatchWriter:
-    if options.frame_stack is not None:
-        return _stacked(env, policy, options, options.frame_stack)
-    if not isinstance(env, TensorDictEnv):
-        name = type(env).__name__
-        why = f"{name} is not a Gymnasium environment: its own step takes and returns TensorDicts"
-        options.normalize.refuse(why, "the environment, for example by TorchRL's VecNormV2")
-        return TensorDictBatchWriter(env, policy, options, why)
-    if isinstance(env, TensorEnv):
-        options.normalize.refuse(f"the data of {env.name.strip()} are tensors")
-        try:
-            return TensorBatchWriter(env, policy, options)
-        except NoFixedLayout as why:
-            _refuse_restarts(options, str(why))
-            return _by_tensordict(env, policy, options, str(why))
-    if not getattr(env, "fixed_layout", False):
-        reason = _LOOSE
-        if any(isinstance(part, TensorEnv) for part in env.parts):
-            reason = (
-                "it is a list of environments whose data are tensors: pass one environment with "
-                "more sub-environments, or use workers"
-            )
-            _refuse_restarts(options, reason)
-        elif env.reward_keys != ["reward"]:
-            reason = "its agents have rewards of their own"
-        return _by_tensordict(env, policy, options, reason)
-    try:
-        return ArrayBatchWriter(env, policy, options)
-    except NoFixedLayout as why:
-        return _by_tensordict(env, policy, options, str(why))
-
-
-def _stacked(
-    env: Any, policy: Policy, options: BatchOptions, frame_stack: FrameStack
-) -> BatchWriter:
-    """Returns the batch writer that stacks frames.
-
-    Raises:
-        ValueError: if the environment or the policy does not allow it.
-    """
-    why = "an environment of Gymnasium's API with data of fixed shape and dtype"
-    arrays = isinstance(env, TensorDictEnv) and not isinstance(env, TensorEnv)
-    if arrays and getattr(env, "fixed_layout", False):
-        try:
-            return StackedBatchWriter(env, policy, options, frame_stack)
-        except NoFixedLayout as error:
-            why = f"a policy whose entries have a fixed layout, but {error}"
-    raise ValueError(
-        f"frame_stack can't be used with {env!r}: it needs {why}. Stack the frames in the "
-        "environment instead"
-    )
-
-
-def _by_tensordict(env: Any, policy: Policy, options: BatchOptions, why: str) -> BatchWriter:
-    options.normalize.refuse(why)
-    return TensorDictBatchWriter(env, policy, options, why)
-
-
-def _refuse_restarts(options: BatchOptions, why: str) -> None:
-    if options.restarts is not None:
-        raise ValueError(
-            "on_env_error='restart' can be used with an environment whose data are tensors only if "
-            f"it is the collector's only one and frames have a fixed layout, but {why}"
-        )

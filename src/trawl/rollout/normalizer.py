@@ -12,6 +12,7 @@ from collections.abc import Mapping
 
 import numpy as np
 import torch
+from typing_extensions import override
 
 from trawl.envs.infos import INFO_KEY
 from trawl.keys import DONE, MASK, Key, next_of, show_key, show_keys
@@ -115,7 +116,71 @@ class _Observation:
         np.minimum(target, self._high, out=target)
 
 
-class BatchNormalizer:
+class Normalizer:
+    """Base of :class:`BatchNormalizer` that leaves the frames as they are.
+
+    Attributes:
+        normalization: the statistics; None if nothing is normalised.
+    """
+
+    normalization: Normalization | None = None
+
+    @property
+    def keys(self) -> list[Key]:
+        """Keys of the observations that are normalised."""
+        return []
+
+    @property
+    def more_leaves(self) -> dict[Key, Leaf]:
+        """Layout of further entries of a batch."""
+        return {}
+
+    @property
+    def raw_next(self) -> dict[Key, Array]:
+        """The environment's own observations with which the next batch begins, by key."""
+        return {}
+
+    def saved_rows(self) -> dict[str, Array]:
+        """Returns the arrays that a state has, by name."""
+        return {}
+
+    def reset(self, mask: Mask | None = None) -> None:
+        """Normalises the first observations of environments that were reset, or of all."""
+
+    def begin(self, view: StepArrays, in_groups: bool) -> StepArrays:
+        """Begins a batch.
+
+        Args:
+            view: the arrays that the policy reads and writes.
+            in_groups: True if the rows of a step are not filled all at once.
+
+        Returns:
+            The arrays for the stepper, where the observations of the environment go elsewhere.
+        """
+        return view
+
+    def bind(self, step: StepFn, view: StepArrays, part: slice, start: int, stop: int) -> StepFn:
+        """Returns a function that takes a step and normalises the observations that follow.
+
+        Args:
+            step: function that takes the step of row ``start + t``.
+            view: the stepper's arrays.
+            part: the environments that step.
+            start: the first row.
+            stop: the row after the last row.
+        """
+        return step
+
+    def finish(self, filled: int, partial: bool) -> None:
+        """Normalises the rest of a batch, and adds its frames to the statistics.
+
+        Args:
+            filled: number of rows that were filled.
+            partial: True if there are more rows.
+        """
+
+
+class BatchNormalizer(Normalizer):
     """Normalises the batches of an ``ArrayBatchWriter``.
 
     The statistics of observations are those of the frames: the observation with which each frame
@@ -155,7 +220,7 @@ class BatchNormalizer:
             self._rewards = [
                 _Reward(key, options.rewards, (count, *leaf.shape)) for key, leaf in rewards.items()
             ]
-        self.normalization = Normalization(options, self._empty())
+        self.normalization: Normalization = Normalization(options, self._empty())
         # True for environments that were reset since the last batch. Their first observation is
         # normalised when the next batch begins, with the statistics of that batch.
         self._fresh = np.ones(count, np.bool_)
@@ -169,13 +234,13 @@ class BatchNormalizer:
         return found | {one.key: RunningMoments.empty() for one in self._rewards}
 
     @property
+    @override
     def keys(self) -> list[Key]:
-        """Keys of the observations that are normalised."""
         return [one.key for one in self._observations]
 
     @property
+    @override
     def more_leaves(self) -> dict[Key, Leaf]:
-        """Layout of further entries of a batch."""
         if self._options.rewards is None or not self._options.rewards.keep_raw:
             return {}
         return {
@@ -184,20 +249,20 @@ class BatchNormalizer:
         }
 
     @property
+    @override
     def raw_next(self) -> dict[Key, Array]:
-        """The environment's own observations with which the next batch begins, by key."""
         return {one.key: one.raw_next for one in self._observations}
 
+    @override
     def saved_rows(self) -> dict[str, Array]:
-        """Returns the arrays that a state has, by name."""
         found = {f"raw {show_key(one.key)}": one.raw_next for one in self._observations}
         found |= {f"return {show_key(one.key)}": one.carry for one in self._rewards}
         return found | {"fresh": self._fresh}
 
     # --- between batches
 
+    @override
     def reset(self, mask: Mask | None = None) -> None:
-        """Normalises the first observations of environments that were reset, or of all."""
         chosen = np.ones(self._num_envs, np.bool_) if mask is None else mask
         self._fresh |= chosen
         for reward in self._rewards:
@@ -224,17 +289,9 @@ class BatchNormalizer:
 
     # --- a batch
 
-    def begin(self, rows: dict[Key, Array], in_groups: bool) -> dict[Key, Array]:
-        """Begins a batch.
-
-        Args:
-            rows: the rows of the batch, ``(steps, num_envs, *leaf)``, by key.
-            in_groups: True if the rows of a step are not filled all at once.
-
-        Returns:
-            The rows for the stepper, where the observations of the environment go elsewhere.
-        """
-        self._delta, self._rows, self._first = {}, rows, 0
+    @override
+    def begin(self, view: StepArrays, in_groups: bool) -> StepArrays:
+        self._delta, self._rows, self._first = {}, view.arrays, 0
         self._load()
         if self._fresh.any():
             self._normalize_fresh()
@@ -242,7 +299,8 @@ class BatchNormalizer:
         for one in self._observations:
             one.raw[0] = one.raw_next
         self._due = _NEVER if in_groups or not self.normalization.training else self._next_due()
-        return rows | {one.key: one.raw for one in self._observations}
+        arrays = view.arrays | {one.key: one.raw for one in self._observations}
+        return StepArrays(arrays, view.next_obs | self.raw_next, bfloat16=view.bfloat16)
 
     def _next_due(self) -> int:
         """Returns the row after whose step the statistics are brought up to date."""
@@ -254,16 +312,8 @@ class BatchNormalizer:
             before += self._delta[key].count
         return self._first + -(-max(before, _FIRST_FRAMES) // self._num_envs) - 1
 
+    @override
     def bind(self, step: StepFn, view: StepArrays, part: slice, start: int, stop: int) -> StepFn:
-        """Returns a function that takes a step and normalises the observations that follow.
-
-        Args:
-            step: function that takes the step of row ``start + t``.
-            view: the stepper's arrays.
-            part: the environments that step.
-            start: the first row.
-            stop: the row after the last row.
-        """
         if not self._observations:
             return step
         subtract, multiply, maximum, minimum = np.subtract, np.multiply, np.maximum, np.minimum
@@ -312,13 +362,8 @@ class BatchNormalizer:
         moments = RunningMoments.of(samples)
         self._delta[key] = self._delta[key].merged(moments) if key in self._delta else moments
 
+    @override
     def finish(self, filled: int, partial: bool) -> None:
-        """Normalises the rest of a batch, and adds its frames to the statistics.
-
-        Args:
-            filled: number of rows that were filled.
-            partial: True if there are more rows.
-        """
         if filled:
             self._end_rows(filled)
             self._finish_rewards(filled)

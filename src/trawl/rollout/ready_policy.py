@@ -9,13 +9,14 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from trawl.keys import Key, next_of
+from trawl.keys import Key
 from trawl.memory import Array
-from trawl.rollout.array_policy import PolicyLeaves, output_checker
+from trawl.rollout.array_policy import output_checker
 from trawl.rollout.device_transfer import DeviceTransfer
 from trawl.rollout.layout import Leaf
 from trawl.rollout.plan import Plan
 from trawl.rollout.policy import Policy
+from trawl.rollout.policy_leaves import PolicyLeaves
 
 Rows = NDArray[np.int64]
 _HINT = (
@@ -53,9 +54,7 @@ class ReadyPolicy:
         self._policy, self._home, self._size = policy, home, size
         self._transfer = transfer
         self._before, self._begun = before, begun
-        states = {key: leaves.written[next_of(key)] for key in leaves.states}
-        memories = {key: leaves.written[key] for key in leaves.memories}
-        self._leaves = {**memories, **states, **roots}
+        self._leaves = {**leaves.read_later, **roots}
         self._plan = policy.direct(set(self._leaves))
         self._plans: dict[int, Plan] = {}
         self._checkers = {

@@ -107,8 +107,8 @@ class ReadyBatchWriter(ArrayBatchWriter):
     @override
     def _new_layout(self) -> Layout:
         # Steps that are no experience are left out, so there is nothing to mask.
-        self._masked = False
-        leaves = self._all_leaves()
+        self.entries.masked = False
+        leaves = super()._new_layout().leaves
         for key in (ENV_INDEX, self._serving.version_key):
             if key in leaves:
                 raise ValueError(
@@ -137,7 +137,7 @@ class ReadyBatchWriter(ArrayBatchWriter):
         states = self._policy_leaves.states
         self._observed_rows = [
             (key, rows[next_of(key)], self._next_obs[key])
-            for key in self._observed
+            for key in self.entries.observed
             if key not in states
         ]
 
@@ -154,7 +154,7 @@ class ReadyBatchWriter(ArrayBatchWriter):
                 self.policy,
                 self.env.device,
                 self._policy_leaves,
-                self._roots,
+                self.entries.roots,
                 self._next_obs,
                 begun,
                 self._serving.batching.size,
@@ -237,7 +237,7 @@ class ReadyBatchWriter(ArrayBatchWriter):
             target[start:stop] = observed if kept is None else observed[kept]
         for key in self._policy_leaves.states:
             self._next_obs[key][chosen] = self._begun[next_of(key)][chosen]
-        if self._marks_starts:
+        if self.entries.marks_starts:
             self._next_obs[IS_INIT][chosen] = False
         if flagged:
             self._record_ends(chosen, flags, start, stop)
@@ -276,7 +276,7 @@ class ReadyBatchWriter(ArrayBatchWriter):
         """Begins new trajectories, in which the policy remembers nothing."""
         for key in (*self._policy_leaves.states, *self._policy_leaves.memories):
             self._next_obs[key][chosen] = 0
-        if self._marks_starts:
+        if self.entries.marks_starts:
             self._next_obs[IS_INIT][chosen] = True
         for index in chosen.tolist():
             self.episodes.restart(index)

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from tensordict import TensorDictBase
+from tensordict import TensorDict, TensorDictBase
 from torch import Tensor
 from typing_extensions import override
 
@@ -17,15 +16,14 @@ from trawl.envs.frame_stack import FrameStack
 from trawl.keys import Key, as_key, next_of, show_key, show_keys
 from trawl.memory import Array
 from trawl.rollout.array_batch_writer import ArrayBatchWriter
-from trawl.rollout.array_policy import PolicyLeaves
 from trawl.rollout.batch_writer import BatchOptions
 from trawl.rollout.block import Block
 from trawl.rollout.episodes import EpisodeStart
 from trawl.rollout.frame_stacks import FrameStacks
 from trawl.rollout.layout import Layout, Leaf
-from trawl.rollout.normalizer import BatchNormalizer
+from trawl.rollout.normalizer import Normalizer
 from trawl.rollout.policy import Policy
-from trawl.rollout.policy_inputs import LatestObservation
+from trawl.rollout.policy_leaves import PolicyLeaves
 
 
 class StackedBatchWriter(ArrayBatchWriter):
@@ -58,27 +56,23 @@ class StackedBatchWriter(ArrayBatchWriter):
 
     @override
     def _new_next_obs(self) -> dict[Key, Array]:
-        keys = self._option.stacked(self._observed)
-        leaves = {key: self._observed[key] for key in keys}
+        observed = self.entries.observed
+        leaves = {key: observed[key] for key in self._option.stacked(observed)}
         self._stacks = FrameStacks(
             self._option, leaves, self.batch, self.num_envs, self.options.steps
         )
         return {**super()._new_next_obs(), **self._stacks.newest}
 
     @override
-    def _new_normalizer(self) -> BatchNormalizer | None:
+    def _new_normalizer(self) -> Normalizer:
         normalizer = super()._new_normalizer()
-        both = self._stacks.entries.keys() & ({} if normalizer is None else set(normalizer.keys))
+        both = self._stacks.entries.keys() & set(normalizer.keys)
         if both:
             raise ValueError(
                 f"frame_stack and normalize_observations can't both change {show_keys(both)}: "
                 "choose the observations of one of them with its argument keys"
             )
         return normalizer
-
-    @override
-    def _new_latest(self) -> LatestObservation | None:
-        return None
 
     @override
     def _start(self) -> None:
@@ -88,12 +82,15 @@ class StackedBatchWriter(ArrayBatchWriter):
     @property
     @override
     def _readable(self) -> dict[Key, Leaf]:
-        return {**self._roots, **self._stacks.readable}
+        return {**self.entries.roots, **self._stacks.readable}
 
     @override
-    def _first_value(self, key: Key) -> Array:
-        stacked = key in self._stacks.readable
-        return self._stacks.first_stacks(key) if stacked else super()._first_value(key)
+    def _first_root(self) -> TensorDict:
+        root = super()._first_root()
+        for key, leaf in self._stacks.readable.items():
+            stacks = torch.from_numpy(self._stacks.first_stacks(key))
+            root.set(key, stacks.reshape(*self.batch, *leaf.shape))
+        return root
 
     @override
     def _discover(self) -> PolicyLeaves:
@@ -109,7 +106,7 @@ class StackedBatchWriter(ArrayBatchWriter):
 
     @override
     def _new_layout(self) -> Layout:
-        leaves = self._all_leaves()
+        leaves = super()._new_layout().leaves
         for key, leaf in self._stacks.entries.items():
             leaves[key] = leaves[next_of(key)] = leaf
         return Layout(leaves, self.batch, self.options.steps, self._stacks.pools)
@@ -118,10 +115,9 @@ class StackedBatchWriter(ArrayBatchWriter):
     def _arrays_of(self, block: Block) -> dict[Key, Array]:
         return {**block.flat_rows, **self._stacks.begin(block)}
 
-    @property
     @override
-    def _more_starts(self) -> Sequence[EpisodeStart]:
-        return (self._stacks,)
+    def _episode_starts(self) -> list[EpisodeStart]:
+        return [*super()._episode_starts(), self._stacks]
 
     @override
     def _finished(self, block: Block, filled: int) -> TensorDictBase | None:

@@ -6,7 +6,7 @@ the host, for trajectory ids, statistics and checks.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -18,11 +18,9 @@ from typing_extensions import override
 from trawl.envs.tensor_env import TensorEnv
 from trawl.keys import (
     DONE,
-    DONE_KEYS,
     IS_INIT,
     MASK,
     NO_TRAJECTORY,
-    STEP_COUNT,
     TRAJ_IDS,
     Key,
     as_key,
@@ -30,24 +28,21 @@ from trawl.keys import (
     show_key,
 )
 from trawl.memory import Mask
-from trawl.rollout.array_policy import PolicyLeaves, leaf_of
-from trawl.rollout.batch_writer import ActFn, BatchOptions, BatchWriter, NoFixedLayout, StepFn
+from trawl.rollout.batch_writer import ActFn, BatchOptions, StepFn
 from trawl.rollout.block import Block
-from trawl.rollout.checks import check_actions, check_rewards, check_same_layout
-from trawl.rollout.episode_sums import EpisodeSums
+from trawl.rollout.checks import check_rewards
+from trawl.rollout.fixed_layout_writer import FixedLayoutWriter
 from trawl.rollout.layout import Layout, Leaf
 from trawl.rollout.policy import Policy
+from trawl.rollout.policy_leaves import discover_leaves
 from trawl.rollout.tensor_block import TensorBlock, TensorPool
 from trawl.rollout.tensor_env_restarts import RestartingTensorStepper
 from trawl.rollout.tensor_episodes import BatchEpisodeTracker
 from trawl.rollout.tensor_policy import TensorPolicyBinder
 from trawl.rollout.tensor_stepper import TensorStepper
 
-_FLAG = Leaf((1,), torch.bool)
-_ROOT_FLAGS: list[Key] = [(key,) for key in DONE_KEYS]
 
-
-class TensorBatchWriter(BatchWriter):
+class TensorBatchWriter(FixedLayoutWriter):
     """Fills batches with the frames of an environment whose data are tensors.
 
     Args:
@@ -64,37 +59,25 @@ class TensorBatchWriter(BatchWriter):
 
     def __init__(self, env: TensorEnv, policy: Policy, options: BatchOptions) -> None:
         _check_limit(env, options.limit)
-        self.env = env
-        self.policy = policy
-        self.options = options
-        self.warnings: Sequence[str] = ()
-        self.num_envs = env.batch_size.numel()
+        super().__init__(env, policy, options, env.skips or options.restarts is not None)
         self.episodes = BatchEpisodeTracker(self.num_envs)
-        self.sums = EpisodeSums(self.num_envs)
-        self._masked = env.skips or options.restarts is not None
-        observed = env.full_observation_spec
-        self._roots = {
-            key: Leaf(tuple(observed[key].shape[1:]), observed[key].dtype)
-            for key in env.observation_keys
-        }
-        asked = policy.reads_is_init if options.is_init is None else options.is_init
-        self._marks_starts = asked and IS_INIT not in self._roots
-        self._roots |= dict.fromkeys(_ROOT_FLAGS, _FLAG)
-        if options.limit is not None:
-            self._roots[STEP_COUNT] = Leaf((1,), torch.int64)
-        if self._marks_starts:
-            self._roots[IS_INIT] = _FLAG
+        roots = self.entries.roots
         # The entries that the next batch begins with.
-        self._next = {key: self._zeros(leaf) for key, leaf in self._roots.items()}
+        self._next = {key: self._zeros(leaf) for key, leaf in roots.items()}
         self._begin_episodes(None)
-        self._policy_leaves = self._discover()
-        self._leaves = self._all_leaves()
+        root = TensorDict({}, env.batch_size, device=env.device)
+        for key, row in self._next.items():
+            root.set(key, row.clone())
+        self._policy_leaves = discover_leaves(env, policy, root, roots)
+        for key, leaf in self._policy_leaves.read_later.items():
+            self._next[key] = self._zeros(leaf)
+        self._leaves = self.entries.leaves(self._policy_leaves)
         self.pool = TensorPool(
             self._leaves, self.num_envs, options.steps, env.home, options.recycle
         )
         self._stepper = self._new_stepper()
         self._binder = TensorPolicyBinder(
-            env, policy, self._policy_leaves, self._roots, self._next, self._stepper
+            env, policy, self._policy_leaves, roots, self._next, self._stepper
         )
         self._block = TensorBlock({})
         self._given: Block | None = None
@@ -119,47 +102,6 @@ class TensorBatchWriter(BatchWriter):
             if key not in self.env.observation_keys:
                 row[rows] = key == IS_INIT
 
-    def _discover(self) -> PolicyLeaves:
-        """Calls the policy once to find out what it writes."""
-        env, batch = self.env, self.env.batch_size
-        root = TensorDict({}, batch, device=env.device)
-        for key, row in self._next.items():
-            root.set(key, row.clone())
-        with torch.no_grad():
-            found = self.policy.discover(root)
-        given = {next_of(key) for key in self._roots}
-        found = {key: value for key, value in found.items() if key not in given}
-        self.policy.writes = tuple(found)
-        check_actions(env, self.policy.module, found)
-        written = {key: leaf_of(key, value, tuple(batch)) for key, value in found.items()}
-        for key in written.keys() & self._roots.keys():
-            if written[key] != self._roots[key]:
-                raise NoFixedLayout(f"the policy overwrites {show_key(key)} with another layout")
-        states = [key[1:] for key in written if key[0] == "next" and key[1:] not in self._roots]
-        known = {*self._roots, *states}
-        remembered = self.policy.remembered(written)
-        memories = [key for key in remembered if key not in known and key[0] != "next"]
-        for key in states:
-            self._next[key] = self._zeros(written[next_of(key)])
-        for key in memories:
-            self._next[key] = self._zeros(written[key])
-        return PolicyLeaves(written, states, memories, {})
-
-    def _all_leaves(self) -> dict[Key, Leaf]:
-        written = self._policy_leaves.written
-        leaves = dict(self._roots)
-        leaves.update({key: written[next_of(key)] for key in self._policy_leaves.states})
-        leaves.update(written)
-        leaves.update({next_of(key): leaf for key, leaf in self._roots.items()})
-        rewards = self.env.full_reward_spec
-        for key in self.env.reward_keys:
-            leaves[next_of(as_key(key))] = Leaf(tuple(rewards[key].shape[1:]), torch.float32)
-        if self.options.track_traj_ids:
-            leaves[TRAJ_IDS] = Leaf((), torch.int64)
-        if self._masked:
-            leaves[MASK] = Leaf((), torch.bool)
-        return leaves
-
     # --- filling
 
     @override
@@ -167,11 +109,11 @@ class TensorBatchWriter(BatchWriter):
         self._given = block
         self._block = self.pool.lease()
         tensors = self._block.tensors
-        for key in _ROOT_FLAGS:
+        for key in self.entries.flags:
             tensors[key].zero_()
-        if self._masked:
+        if self.entries.masked:
             tensors[MASK].fill_(True)
-        if self._marks_starts:
+        if self.entries.marks_starts:
             tensors[next_of(IS_INIT)].zero_()
         for key, row in self._next.items():
             if key not in self._policy_leaves.memories:
@@ -208,7 +150,7 @@ class TensorBatchWriter(BatchWriter):
             self.policy.check_samples(lambda key: tensors[key][:filled] if key in tensors else None)
         rewards = self._rewards(tensors, filled)
         done = tensors[DONE][:filled, :, 0].cpu().numpy()
-        counted = tensors[MASK][:filled].cpu().numpy() if self._masked else None
+        counted = tensors[MASK][:filled].cpu().numpy() if self.entries.masked else None
         check_rewards(rewards, lambda: self._actions(tensors, filled))
         self.sums.add(rewards, done, counted)
         self._write_ids(tensors, done, None if counted is None else ~counted)
@@ -228,8 +170,8 @@ class TensorBatchWriter(BatchWriter):
 
     def _rewards(self, tensors: Mapping[Key, Tensor], filled: int) -> NDArray[Any]:
         """Returns the rewards of the environments; those of several agents are averaged."""
-        keys = [next_of(as_key(key)) for key in self.env.reward_keys]
-        parts = [tensors[key][:filled].reshape(filled, self.num_envs, -1) for key in keys]
+        lead = (filled, self.num_envs, -1)
+        parts = [tensors[key][:filled].reshape(lead) for key in self.entries.rewards]
         if len(parts) == 1 and parts[0].shape[-1] == 1:
             return parts[0][..., 0].cpu().numpy()
         return torch.cat(parts, -1).double().mean(-1).cpu().numpy()
@@ -243,12 +185,6 @@ class TensorBatchWriter(BatchWriter):
     def layout(self) -> Layout:
         return Layout(self._leaves, tuple(self.env.batch_size), self.options.steps)
 
-    @property
-    @override
-    def hidden(self) -> set[Key]:
-        repeated = self._roots.keys() - set(_ROOT_FLAGS) if self.options.compact else ()
-        return set(map(next_of, repeated))
-
     # --- between batches
 
     @override
@@ -259,19 +195,8 @@ class TensorBatchWriter(BatchWriter):
         self.episodes.renew(mask)
 
     @override
-    def state_dict(self) -> dict[str, Any]:
-        rows = {show_key(key): row.clone() for key, row in self._next.items()}
-        episodes, sums = self.episodes.state_dict(), self.sums.state_dict()
-        return {"rows": rows, "episodes": episodes, "sums": sums}
-
-    @override
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        own = {show_key(key): row for key, row in self._next.items()}
-        check_same_layout(own, state["rows"])
-        for name, row in own.items():
-            row.copy_(state["rows"][name])
-        self.episodes.load_state_dict(state["episodes"])
-        self.sums.load_state_dict(state["sums"])
+    def _saved_rows(self) -> dict[str, Tensor]:
+        return {show_key(key): row for key, row in self._next.items()}
 
     def fake(self) -> TensorDictBase:
         """Returns a batch of zeros with the layout of a real one."""

@@ -13,9 +13,9 @@ from typing_extensions import override
 
 from trawl.envs.tensor_env import TensorEnv
 from trawl.keys import DONE, MASK, TRUNCATED, Key
-from trawl.rollout.array_policy import PolicyLeaves
 from trawl.rollout.batch_writer import StepFn
 from trawl.rollout.env_restarts import EnvRestarts, FailureCounter
+from trawl.rollout.policy_leaves import PolicyLeaves
 from trawl.rollout.tensor_block import TensorBlock
 from trawl.rollout.tensor_stepper import TensorStepper
 

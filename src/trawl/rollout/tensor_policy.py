@@ -11,11 +11,12 @@ from torch import Tensor
 from trawl.envs.masks import MASK_KEY, fits, masked_rand
 from trawl.envs.tensor_env import TensorEnv
 from trawl.keys import Key, as_key, show_key
-from trawl.rollout.array_policy import PolicyLeaves, act_fn
+from trawl.rollout.array_policy import act_fn
 from trawl.rollout.batch_writer import ActFn
 from trawl.rollout.layout import Leaf
 from trawl.rollout.plan import unwrap
 from trawl.rollout.policy import Policy
+from trawl.rollout.policy_leaves import PolicyLeaves
 from trawl.rollout.tensor_block import TensorBlock
 from trawl.rollout.tensor_stepper import TensorStepper
 

@@ -19,8 +19,8 @@ from trawl.keys import (
     as_key,
     next_of,
 )
-from trawl.rollout.array_policy import PolicyLeaves
 from trawl.rollout.batch_writer import StepFn
+from trawl.rollout.policy_leaves import PolicyLeaves
 from trawl.rollout.tensor_block import TensorBlock
 
 # Writes entries of the next frame, given the row and the environments in which an episode begins.

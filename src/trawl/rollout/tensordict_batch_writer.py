@@ -22,23 +22,11 @@ from trawl.envs.base import TensorDictEnv
 from trawl.envs.capture.attributes import NotPlain
 from trawl.envs.capture.frames import copy_or_encode, from_plain, to_plain
 from trawl.errors import EnvStateError, resetting
-from trawl.keys import (
-    IS_INIT,
-    MASK,
-    NO_TRAJECTORY,
-    STEP_COUNT,
-    TRAJ_IDS,
-    Key,
-    as_key,
-    next_of,
-)
+from trawl.keys import IS_INIT, MASK, NO_TRAJECTORY, STEP_COUNT, TRAJ_IDS, Key, as_key, next_of
 from trawl.rollout.batch_writer import ActFn, BatchOptions, BatchWriter, StepFn
 from trawl.rollout.block import Block, copy_into
 from trawl.rollout.carrier import check_carrier
-from trawl.rollout.checks import (
-    check_rewards,
-    has_autoreset_steps,
-)
+from trawl.rollout.checks import check_rewards, has_autoreset_steps
 from trawl.rollout.env_restarts import FailureCounter, PartFailures, break_off, emptied
 from trawl.rollout.episode_sums import EpisodeSums
 from trawl.rollout.episodes import EpisodeTracker
@@ -46,13 +34,7 @@ from trawl.rollout.layout import Layout, layout_of
 from trawl.rollout.policy import Policy
 from trawl.rollout.step_logs import keep_logs
 from trawl.rollout.tensordict_policy import TensorDictPolicy
-from trawl.tensordicts import (
-    broadcastable,
-    padded,
-    stack_frames,
-    tensors_at,
-    whole_key,
-)
+from trawl.tensordicts import broadcastable, padded, stack_frames, tensors_at, whole_key
 
 _COUNT = STEP_COUNT[0]
 
@@ -77,8 +59,7 @@ class TensorDictBatchWriter(BatchWriter):
         # TorchRL's environments count steps and mark starts with their own transforms.
         own = isinstance(env, TensorDictEnv)
         self._limit = options.limit if own else None
-        asked = policy.reads_is_init if options.is_init is None else options.is_init
-        self._marks_starts = own and asked
+        self._marks_starts = own and options.marks_starts(policy)
         flags = env.full_done_spec.keys(True, True) if own else ()
         self._agent_flags = [key for key in flags if not isinstance(key, str)]
         self.episodes = EpisodeTracker(self.num_envs, None)

@@ -1,0 +1,104 @@
+"""Choice of the batch writer that an environment, a policy and the options need."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from trawl.envs.base import TensorDictEnv
+from trawl.envs.frame_stack import FrameStack
+from trawl.envs.tensor_env import TensorEnv
+from trawl.rollout.array_batch_writer import ArrayBatchWriter
+from trawl.rollout.batch_writer import BatchOptions, BatchWriter, NoFixedLayout
+from trawl.rollout.policy import Policy
+from trawl.rollout.stacked_batch_writer import StackedBatchWriter
+from trawl.rollout.tensor_batch_writer import TensorBatchWriter
+from trawl.rollout.tensordict_batch_writer import TensorDictBatchWriter
+
+_LOOSE = "its spaces have no fixed shape and dtype"
+
+
+def new_batch_writer(env: Any, policy: Policy, options: BatchOptions) -> BatchWriter:
+    """Returns the fastest batch writer that an environment and a policy allow.
+
+    Args:
+        env: the environment, with the TensorDict interface.
+        policy: the policy.
+        options: options of the batches.
+
+    Raises:
+        ValueError: if the environment or the policy does not allow an option.
+        Exception: an error that a reset of the environment or the first call of the policy raised.
+    """
+    if options.frame_stack is not None:
+        return _stacked(env, policy, options, options.frame_stack)
+    if not isinstance(env, TensorDictEnv):
+        name = type(env).__name__
+        why = f"{name} is not a Gymnasium environment: its own step takes and returns TensorDicts"
+        options.normalize.refuse(why, "the environment, for example by TorchRL's VecNormV2")
+        return TensorDictBatchWriter(env, policy, options, why)
+    if isinstance(env, TensorEnv):
+        return _of_tensors(env, policy, options)
+    if not getattr(env, "fixed_layout", False):
+        return _of_loose_frames(env, policy, options)
+    try:
+        return ArrayBatchWriter(env, policy, options)
+    except NoFixedLayout as why_not:
+        return _by_tensordict(env, policy, options, str(why_not))
+
+
+def _stacked(
+    env: Any, policy: Policy, options: BatchOptions, frame_stack: FrameStack
+) -> BatchWriter:
+    """Returns the batch writer that stacks frames.
+
+    Raises:
+        ValueError: if the environment or the policy does not allow it.
+    """
+    why = "an environment of Gymnasium's API with data of fixed shape and dtype"
+    arrays = isinstance(env, TensorDictEnv) and not isinstance(env, TensorEnv)
+    if arrays and getattr(env, "fixed_layout", False):
+        try:
+            return StackedBatchWriter(env, policy, options, frame_stack)
+        except NoFixedLayout as error:
+            why = f"a policy whose entries have a fixed layout, but {error}"
+    raise ValueError(
+        f"frame_stack can't be used with {env!r}: it needs {why}. Stack the frames in the "
+        "environment instead"
+    )
+
+
+def _of_tensors(env: TensorEnv, policy: Policy, options: BatchOptions) -> BatchWriter:
+    """Returns the batch writer for an environment whose data are tensors."""
+    options.normalize.refuse(f"the data of {env.name.strip()} are tensors")
+    try:
+        return TensorBatchWriter(env, policy, options)
+    except NoFixedLayout as why:
+        _refuse_restarts(options, str(why))
+        return _by_tensordict(env, policy, options, str(why))
+
+
+def _of_loose_frames(env: TensorDictEnv, policy: Policy, options: BatchOptions) -> BatchWriter:
+    """Returns the batch writer for an environment whose frames have no fixed layout."""
+    why = _LOOSE
+    if any(isinstance(part, TensorEnv) for part in env.parts):
+        why = (
+            "it is a list of environments whose data are tensors: pass one environment with "
+            "more sub-environments, or use workers"
+        )
+        _refuse_restarts(options, why)
+    elif env.reward_keys != ["reward"]:
+        why = "its agents have rewards of their own"
+    return _by_tensordict(env, policy, options, why)
+
+
+def _by_tensordict(env: Any, policy: Policy, options: BatchOptions, why: str) -> BatchWriter:
+    options.normalize.refuse(why)
+    return TensorDictBatchWriter(env, policy, options, why)
+
+
+def _refuse_restarts(options: BatchOptions, why: str) -> None:
+    if options.restarts is not None:
+        raise ValueError(
+            "on_env_error='restart' can be used with an environment whose data are tensors only if "
+            f"it is the collector's only one and frames have a fixed layout, but {why}"
+        )
