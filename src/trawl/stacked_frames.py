@@ -26,17 +26,16 @@ _SPARSE = 32
 class StackedFrames(ComputedTensor):
     """Tensor of stacked frames that stores each frame once.
 
-    ``StackedFrames(frames, positions)`` has the value ``frames[positions]`` and its shape, where
-    ``frames`` has the shape ``(number of frames, *frame)``, and ``positions`` are int64. The last
-    dimension of ``positions`` is usually the stack. Operations on the dimensions of
-    ``positions``, such as slices, masks, ``reshape``, ``stack`` and ``cat``, return another
-    ``StackedFrames``, and copy no frames or only those that are needed. ``clone()``,
-    ``to(device)`` and pickles hold each frame once, too. Any other operation is computed with the
-    stacks themselves, and returns an ordinary tensor.
+    ``StackedFrames(frames, positions)`` equals ``frames[positions]``. ``frames`` has the shape
+    ``(number of frames, *frame)``. ``positions`` are int64, and their last dimension is usually the
+    stack. Operations on the dimensions of ``positions``, such as slices, masks, ``reshape``,
+    ``stack`` and ``cat``, return ``StackedFrames``, and copy only frames that are needed, or none.
+    Copies (``clone()``, ``to(device)``, pickles) also store each frame once. Any other operation
+    is computed with the stacks, and returns an ordinary tensor.
 
     Several tensors may share their frames. An operation in place, such as ``copy_``, therefore
-    gives the tensor its own memory first. Slices and views of the tensor can't be changed in
-    place, because their memory is not that of the tensor.
+    first gives the tensor memory of its own. A slice or a view can't be changed in place, because
+    it shares no memory with the tensor that it was taken from.
 
     Example:
         >>> import torch
@@ -86,9 +85,9 @@ class StackedFrames(ComputedTensor):
         return frames.index_select(0, positions.reshape(-1)).reshape(self.shape)
 
     def compact(self) -> StackedFrames:
-        """Returns an equal tensor without the frames that its stacks don't need.
+        """Returns an equal tensor without the frames that no stack needs.
 
-        Returns ``self`` if nearly all frames are needed.
+        If nearly all frames are needed, the result is ``self``.
         """
         frames, positions = self._stored
         # Compiled functions and meta tensors have no values to look at.

@@ -364,7 +364,7 @@ def test_a_missing_value_is_zero_and_none_counts_as_missing():
         (
             ["nested", "nested/flag"],
             ValueError,
-            r"'nested'\) and .*'flag'\), of which one ",
+            r"'nested'\) and .*'flag'\), but one contains ",
         ),
         (["count", InfoKey("vector", key=("info", "count"))], ValueError, "more than once"),
     ],

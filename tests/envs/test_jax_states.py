@@ -123,7 +123,7 @@ def test_states_of_other_environments_are_refused() -> None:
     state = JaxEnv(Odd(), 3).capture()
     with pytest.raises(EnvStateError, match=r"its number of environments is 3, but .* is 2"):
         JaxEnv(Odd(), 2).restore(state)
-    with pytest.raises(EnvStateError, match=r"its name is Odd, but that of .* is Scripted"):
+    with pytest.raises(EnvStateError, match=r"its name is Odd, but the name of .* is Scripted"):
         JaxEnv(Scripted(), 3).restore(state)
     Changed = type("Odd", (Odd,), {"reset": lambda self, key: (jnp.zeros(2), jnp.zeros(1))})
     Changed.step = lambda self, key, state, action: (state, jnp.zeros(1), 0.0, False, False)

@@ -204,11 +204,13 @@ def _forked(fd: int) -> _Fork | None:
     """Forks a server from this process; returns None if this process can't be forked.
 
     A forked server is ready at once, and has all modules that this process has imported. A process
-    can't be forked in three cases: it has a second thread (which could hold a lock forever), it
-    uses CUDA (which does not survive a fork), or it occupies much memory (which the server would
-    keep).
+    can't be forked in four cases: it has a second thread (which could hold a lock forever), it
+    uses CUDA (which does not survive a fork), it has imported JAX (which has such threads, and
+    warns of forks), or it occupies much memory (which the server would keep).
     """
-    if threading.active_count() > 1 or _cuda_is_used() or _resident() > _MOST_FORKED_BYTES:
+    if threading.active_count() > 1 or _cuda_is_used() or "jax" in sys.modules:
+        return None
+    if _resident() > _MOST_FORKED_BYTES:
         return None
     # Libraries that support forks, such as OpenBLAS, end their threads before a fork. The first
     # fork only makes them do so. If there is still a second thread, this process can't be forked.

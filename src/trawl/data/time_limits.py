@@ -39,21 +39,21 @@ def bootstrap_time_limits(
     value_key: Any = _VALUE,
     set_terminated: bool = False,
 ) -> TensorDictBase:
-    """Adds the discounted value of the last observation to the reward where a time limit ends it.
+    """Adds the value of the last observation to the reward where a time limit ends an episode.
 
     If a time limit ends an episode, the state after the last step has a value, although no reward
-    follows. Where a step is truncated and not terminated, the result has the reward
+    follows. If a step is truncated and not terminated, its reward becomes
     ``reward + gamma * value``. A learner can then treat each end of an episode (``"done"``) as
     final. The value network is called with these steps only.
 
-    Estimators that read ``"terminated"``, such as TorchRL's ``GAE``, bootstrap by themselves. With
-    these, leave this function out, or pass ``set_terminated=True``, so that they don't add the
-    value a second time.
+    Estimators that read ``"terminated"``, such as TorchRL's ``GAE``, add the value themselves. For
+    these estimators, don't use this function, or pass ``set_terminated=True``. Otherwise, they add
+    the value a second time.
 
     Args:
         batch: frames of any batch size, with the last observations under ``"next"``; the batch is
-            not modified. If several agents have rewards of their own, each reward needs the flags
-            or the value of its group, or those of all.
+            not modified. If agents have their own rewards, the flags and the values of a reward are
+            those of its group or, if the group has none, those at the root.
         value_network: a TensorDict module, or a function of a TensorDict. It gets the entries under
             ``"next"``, of batch size ``(steps,)``, and returns a TensorDict with the values, or
             the values themselves. They must have the shape of the rewards.
@@ -103,10 +103,11 @@ def bootstrap_time_limits(
 
 
 class BootstrapTimeLimits:
-    """Adds the discounted value of the last observation to the reward where a time limit ends it.
+    """Adds the value of the last observation to the reward where a time limit ends an episode.
 
-    This is :func:`bootstrap_time_limits` for the option ``postproc`` of a collector. The value
-    network is the learner's own, so each batch has the values of the moment.
+    An object of this class applies :func:`bootstrap_time_limits` as the option ``postproc`` of a
+    collector. It calls the learner's own value network, so the values are those of the newest
+    weights.
 
     Args:
         value_network: see :func:`bootstrap_time_limits`.

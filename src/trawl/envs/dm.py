@@ -26,12 +26,12 @@ def is_dm_env(env: object) -> TypeGuard[Any]:
 
 
 class DMEnv(gymnasium.Env[Any, Any]):
-    """Environment of dm_env with Gymnasium's interface.
+    """dm_env environment with Gymnasium's interface.
 
-    Observations keep their names; an observation that is a single array is ``"observation"``. The
-    discount of each step becomes an observation, ``"discount"``, which is 1 after a reset. An
-    episode that ends with the discount 0 is terminated, and one that ends with another discount is
-    truncated.
+    Observations keep their names. An observation that is a single array is called
+    ``"observation"``. The discount of each step becomes an observation, ``"discount"``, which is 1
+    after a reset. If the last step of an episode has the discount 0, the episode is terminated.
+    Otherwise, it is truncated.
 
     Collectors and :class:`~trawl.envs.GymEnv` wrap environments of dm_env in this class.
 
@@ -46,8 +46,8 @@ class DMEnv(gymnasium.Env[Any, Any]):
         has_names: True if the observation of ``env`` is a mapping.
 
     Raises:
-        TypeError: if ``env`` is no environment of dm_env, or has data without a shape.
-        ValueError: if ``env`` has an observation ``"discount"`` itself.
+        TypeError: if ``env`` is not a dm_env environment, or if data are neither numbers nor bools.
+        ValueError: if ``env`` has an observation that is called ``"discount"``.
 
     Example:
         >>> from dm_control import suite  # doctest: +SKIP
@@ -60,7 +60,7 @@ class DMEnv(gymnasium.Env[Any, Any]):
         self, env: Any, name: str | None = None, render_options: Mapping[str, Any] | None = None
     ) -> None:
         if not is_dm_env(env):
-            raise TypeError(f"env must be an environment of dm_env, but it is {env!r}")
+            raise TypeError(f"env must have the interface of dm_env.Environment, but it is {env!r}")
         self.env = env
         self.name = name or type(env).__name__
         self.action_space = _space(env.action_spec(), "action")
@@ -69,8 +69,8 @@ class DMEnv(gymnasium.Env[Any, Any]):
         named = dict(observed) if self.has_names else {"observation": observed}
         if DISCOUNT in named:
             raise ValueError(
-                f"{self.name} has an observation {DISCOUNT!r}, which is the name of the discount "
-                "in a batch: rename the observation with a wrapper"
+                f"{self.name} has an observation {DISCOUNT!r}, but batches use this name for the "
+                "discount of a step: rename the observation with a wrapper"
             )
         found = {name: _space(spec, str(name)) for name, spec in named.items()}
         discount = _box(env.discount_spec(), np.dtype(np.float32))
@@ -141,7 +141,7 @@ class DMEnv(gymnasium.Env[Any, Any]):
             )
         return RuntimeError(
             f"{self.name} returned a time step without a discount, which only a reset may return: "
-            "the last step of an episode needs one, too (0 if it is terminated)"
+            "the last step of an episode must have a discount, too (0 if it is terminated)"
         )
 
     def _observation(self, timestep: Any, discount: Any) -> dict[str, Any]:

@@ -19,14 +19,14 @@ _PADDINGS = ("reset", "zero")
 
 @dataclass(frozen=True)
 class FrameStack:
-    """Stacks of the last frames of an episode, as an option of a collector.
+    """Option of a collector that stacks the last frames of an episode.
 
     Args:
         size: number of frames in a stack, at least 2.
-        padding: frames that complete a stack at the beginning of an episode. ``"reset"`` repeats
-            the episode's first frame, and ``"zero"`` uses frames of zeros.
-        keys: keys of the observations that are stacked. None stacks all observations, except action
-            masks and entries of ``info``.
+        padding: frames that fill a stack at the beginning of an episode. ``"reset"`` repeats the
+            episode's first frame, and ``"zero"`` uses frames of zeros.
+        keys: keys of the observations to stack. None stacks all observations except action masks
+            and entries of ``info``.
 
     Raises:
         TypeError: if ``size`` is not an integer.
@@ -73,7 +73,11 @@ class FrameStack:
         if self.keys is None:
             keys = [key for key in found if key[0] != INFO_KEY and key[-1] != MASK_KEY]
             if not keys:
-                raise ValueError("frame_stack needs an observation, but the environment has none")
+                raise ValueError(
+                    "frame_stack needs an observation that is neither an action mask nor an entry "
+                    f"of info, but the environment has only {show_keys(set(found))}: name the keys "
+                    "to stack in FrameStack(size, keys=[...])"
+                )
             return keys
         missing = set(self.keys) - set(found)
         if missing:

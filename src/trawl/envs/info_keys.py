@@ -23,12 +23,11 @@ class InfoKey:
     """Entry of ``info`` that becomes an entry of batches.
 
     Args:
-        name: name of the entry in ``info``. For an entry of a nested dictionary, a tuple of names,
+        name: name of the entry in ``info``. The name of an entry in a nested dictionary is a tuple,
             such as ``("episode", "r")``.
-        spec: layout of the entry, as in a mapping that is passed as ``info_keys``: a Gymnasium
-            space, a spec, a mapping of these, ``str``, ``object``, or None to find the layout in
-            the first values.
-        key: key of the entry in a batch, where it is also found under ``"next"``; by default,
+        spec: layout of the entry: a Gymnasium space, a spec, a mapping of these, ``str``,
+            ``object``, or None to find the layout in the first values.
+        key: key of the entry in a batch, at the root and under ``"next"``; by default,
             ``("info", *name)``.
 
     Raises:
@@ -54,8 +53,9 @@ class InfoKey:
                 _check_names(f"the {what} of an InfoKey", value)
         if self.path[0] in _RESERVED:
             raise ValueError(
-                f"info_keys has {self.path[0]!r}, which vector environments use for the end of "
-                "episodes: batches have the last observations under 'next'"
+                f"info_keys has {self.path[0]!r}, but vector environments use this name at the end "
+                "of an episode: leave it out, because batches have the last observations under "
+                "'next'"
             )
         if self.key is not None and as_key(self.key)[-1] == "is_init":
             raise ValueError(
@@ -207,7 +207,7 @@ def check_keys_differ(keys: Sequence[Key]) -> None:
             short = min(len(key), len(other))
             if key[:short] == other[:short]:
                 raise ValueError(
-                    f"info_keys has {show_key(other)} and {show_key(key)}, of which one contains "
+                    f"info_keys has {show_key(other)} and {show_key(key)}, but one contains "
                     "the other: leave one out, or give it another key with InfoKey(..., key=...)"
                 )
 

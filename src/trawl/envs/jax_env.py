@@ -42,9 +42,9 @@ class JaxEnv(TensorEnv):
 
     Args:
         env: a single environment of gymnax, Brax (or MuJoCo Playground) or Jumanji, or an object
-            with the methods of :class:`~trawl.envs.JaxFunctionalEnv`. It must neither be a batch
-            nor begin new episodes by itself. The pair that ``gymnax.make`` returns, of an
-            environment and its parameters, works too.
+            with the members of :class:`~trawl.envs.JaxFunctionalEnv`. It must neither be a batch
+            nor begin new episodes by itself. ``gymnax.make`` returns an environment and its
+            parameters; this pair works too.
         num_envs: number of environments in the batch.
         params: parameters of an environment of gymnax; by default, its ``default_params``.
         seed: seed of the random keys until ``set_seed`` is called; by default, a random one.
@@ -56,9 +56,9 @@ class JaxEnv(TensorEnv):
 
     Raises:
         ImportError: if JAX is not installed.
-        TypeError: if ``env`` is none of these environments.
+        TypeError: if ``env`` is an object of another kind.
         ValueError: if an argument is invalid, if ``env`` is a batch or begins new episodes by
-            itself, or if a step returns data of another layout than a reset.
+            itself, or if the layouts of the data of a step and of a reset differ.
 
     Example:
         >>> import gymnax
@@ -82,7 +82,7 @@ class JaxEnv(TensorEnv):
         jit: bool = True,
     ) -> None:
         if isinstance(num_envs, bool) or not isinstance(num_envs, int) or num_envs < 1:
-            raise ValueError(f"num_envs must be a positive number, but it is {num_envs!r}")
+            raise ValueError(f"num_envs must be a positive integer, but it is {num_envs!r}")
         jax = load_jax()
         if isinstance(env, tuple) and len(env) == 2 and params is None:
             # As gymnax.make returns it.
@@ -151,7 +151,10 @@ class JaxEnv(TensorEnv):
     @override
     def begin(self, mask: Tensor | None, **kwargs: Any) -> list[Tensor]:
         if kwargs.get("options") is not None:
-            raise ValueError("environments of JAX take no options for a reset")
+            raise ValueError(
+                "environments of JAX take no options for a reset, but options is "
+                f"{kwargs['options']!r}: leave it out"
+            )
         whole = mask is None or bool(mask.all())
         seed, self._seed = kwargs.get("seed", self._seed), None
         if whole and seed is not None:
@@ -163,7 +166,7 @@ class JaxEnv(TensorEnv):
 
     def _begin_all(self) -> list[Tensor]:
         if self.home.type == "cuda":
-            # No argument comes from PyTorch, so that JAX would not wait until PyTorch has read the
+            # No argument comes from PyTorch, so JAX would not wait until PyTorch has read the
             # memory that is freed here.
             torch.cuda.current_stream(self.home).synchronize()
         progress = self._progress._replace(state=None)
@@ -237,8 +240,8 @@ class JaxEnv(TensorEnv):
         for what, value in mine.items():
             if other.get(what) != value:
                 raise EnvStateError(
-                    f"the state is one of another environment: its {what} is {other.get(what)}, "
-                    f"but that of {self!r} is {value}"
+                    f"the state belongs to another environment: its {what} is {other.get(what)}, "
+                    f"but the {what} of {self!r} is {value}"
                 )
 
     @override

@@ -47,9 +47,8 @@ STATE = "state"
 class PettingZooEnv(LoggedEnv):
     """PettingZoo environment, parallel or AEC, with the TensorDict interface.
 
-    The agents are put into groups. The entries of a group are stacked: the first dimension after
-    the environment's batch dimensions numbers the agents. The keys are those of TorchRL's
-    ``PettingZooWrapper``.
+    Agents form groups. The entries of a group are stacked: the first dimension after the batch
+    dimensions is the agent. The keys are those of TorchRL's ``PettingZooWrapper``.
 
     Args:
         env: a ``pettingzoo.ParallelEnv`` or ``pettingzoo.AECEnv``.
@@ -58,15 +57,15 @@ class PettingZooEnv(LoggedEnv):
             whose names differ only in the number at the end are one group (``agent_0`` and
             ``agent_1`` become ``"agent"``). In an AEC environment, each agent is a group.
         use_mask: True to add ``(group, "mask")``, which is True for the agents that act in this
-            step. None adds it for an AEC environment, and if ``done_on_any`` is False.
+            step. None means True for an AEC environment, and if ``done_on_any`` is False.
         categorical_actions: True if a discrete action is an index, False if it is a one-hot vector.
         done_on_any: True to end an episode when the first agent is done, False to end it when all
             agents are done. None means True for a parallel environment, and False for an AEC one.
         return_state: True to add ``"state"``, the result of the environment's ``state()``.
         info_keys: names of entries of the agents' infos that become ``(group, "info", name)``: a
             list of names, or a mapping from names to spaces, as in :class:`GymEnv`. A mapping from
-            names of groups to these applies to each group on its own. By default, all numbers and
-            arrays that an info has after the first reset are taken.
+            names of groups to lists or mappings applies to each group separately. By default, all
+            numbers and arrays in the infos of the first reset are taken.
         device: device of the returned TensorDicts. With None, the TensorDicts have no device, and
             their tensors are on the CPU.
 
@@ -388,8 +387,8 @@ def _has_mask(group: AgentGroup, first: AgentResults) -> bool:
     shown = group.masked or any(MASK_KEY in first.infos.get(agent, ()) for agent in group.agents)
     if shown and group.num_choices is None:
         raise ValueError(
-            f"the agents of group {group.name!r} have an action mask, but their action "
-            "can't have one"
+            f"the agents of group {group.name!r} have an action mask, but only discrete and "
+            "binary actions can have one: remove the mask in a wrapper"
         )
     return shown
 

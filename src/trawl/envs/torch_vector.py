@@ -48,20 +48,20 @@ class TorchVectorEnv(TensorEnv):
             ``"autoreset_mode"``. In mode ``"SameStep"``, a step that ends an episode must return
             ``info["final_obs"]`` or ``info["final_observation"]``, with a row for each environment.
         partial_reset: form in which ``reset`` takes the environments to reset: ``"mask"`` for
-            ``options={"reset_mask": mask}``, ``"ids"`` for ``options={"env_idx": ids}``, None if it
-            can't reset some of them. By default, ``"mask"`` in mode ``"Disabled"``, else None. With
-            ids, each partial reset waits for the device.
+            ``options={"reset_mask": mask}``, ``"ids"`` for ``options={"env_idx": ids}``, None if
+            ``reset`` always resets all of them. By default, ``"mask"`` in mode ``"Disabled"``,
+            otherwise None. With ids, each partial reset waits for the device.
         categorical_action_encoding: True to encode discrete values as indices instead of one-hot
             vectors.
         device: device of the data; by default, the environment's ``device`` or, if it has none,
             the device of the first observations.
         info_keys: entries of ``info`` to add to the observations under ``("info", name)``: a list
-            of names, or a mapping from names to spaces or specs. They are tensors with a row for
-            each environment. To find the layout of a name without a space, the environment is
-            reset and, if the info of the reset lacks the name, stepped with random actions.
+            of names, or a mapping from names to spaces or specs. Each entry is a tensor with a row
+            for each environment. To find a layout that isn't given, the constructor resets the
+            environment and, if the info of the reset lacks the entry, takes random steps.
 
     Raises:
-        TypeError: if ``env`` lacks a part of the API, or does not return tensors.
+        TypeError: if ``env`` lacks a part of the API, or doesn't return tensors.
         ValueError: if an argument is invalid, or the autoreset mode is unknown.
 
     Example:
@@ -238,7 +238,7 @@ class TorchVectorEnv(TensorEnv):
         if not isinstance(value, Tensor):
             raise TypeError(
                 f"step of {self!r} returned {name} as {type(value).__name__}, but it must be a "
-                "torch tensor, as the observations"
+                "torch tensor, like the observations"
             )
         if value.shape not in ((count,), (count, 1)):
             raise ValueError(

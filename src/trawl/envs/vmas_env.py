@@ -16,18 +16,17 @@ from trawl.envs.tensor_env import TensorEnv, TensorStep
 
 
 class VmasEnv(TensorEnv):
-    """Environment that ``vmas.make_env`` made.
+    """VMAS environment with the TensorDict interface.
 
-    Agents whose names differ only in a number at the end form a group, which has the name without
-    the number. If all agents are called ``"agent_0"`` and so on, the group is ``"agents"``. The
-    observations, the actions, the rewards and the entries of ``info`` (as float32) of a group have
-    the keys ``(group, "observation")``, ``(group, "action")``, ``(group, "reward")`` and
-    ``(group, "info", name)``, with a dimension for its agents. The flags belong to all agents. If
-    the environment was made without ``terminated_truncated=True``, all its ends count as
-    ``terminated``.
+    Agents whose names differ only in the number at the end form a group. The name of the group is
+    the name without the number; if there is only the group ``"agent"``, it is called ``"agents"``.
+    The keys of a group are ``(group, "observation")``, ``(group, "action")``,
+    ``(group, "reward")`` and, for the entries of ``info``, ``(group, "info", name)`` (float32). Its
+    entries have a dimension for the agents. All agents share the flags. Without
+    ``terminated_truncated=True`` in ``vmas.make_env``, each episode that ends is ``terminated``.
 
     Args:
-        env: the environment. It may have been made with any options except
+        env: environment that ``vmas.make_env`` made, with any options except
             ``multidiscrete_actions=True``.
 
     Raises:
@@ -164,7 +163,10 @@ class VmasEnv(TensorEnv):
     @override
     def begin(self, mask: Tensor | None, **kwargs: Any) -> list[Tensor]:
         if kwargs.get("options") is not None:
-            raise ValueError("environments of VMAS take no options for a reset")
+            raise ValueError(
+                "environments of VMAS take no options for a reset, but options is "
+                f"{kwargs['options']!r}: leave it out"
+            )
         seed = kwargs.get("seed", self._seed)
         self._seed = None
         whole = mask is None or bool(mask.all())

@@ -32,8 +32,8 @@ class NormalizeObservation:
     ``(value - mean) / sqrt(variance + epsilon)``, and clipped.
 
     Attributes:
-        keys: keys of the observations to normalise. None: all observations of floating-point
-            numbers, except values of ``info``.
+        keys: keys of the observations to normalise. None normalises all observations of
+            floating-point numbers, except entries of ``info``.
         clip: largest absolute value of a normalised element; ``math.inf`` for no limit.
         epsilon: number that is added to the variance.
 
@@ -69,14 +69,14 @@ class NormalizeObservation:
 class NormalizeReward:
     """Options of the collectors' ``normalize_rewards``.
 
-    A reward is divided by ``sqrt(variance + epsilon)``, where the variance is that of the
-    discounted return, and clipped. The mean is not subtracted, so rewards keep their sign.
+    A reward is divided by ``sqrt(variance + epsilon)`` and clipped, where ``variance`` is the
+    variance of the discounted return. The mean is not subtracted, so rewards keep their sign.
 
     Attributes:
         gamma: discount of the return, from 0 to 1.
         clip: largest absolute value of a normalised reward; ``math.inf`` for no limit.
         epsilon: number that is added to the variance.
-        keep_raw: True to write the rewards of the environment to ``("next", "raw_reward")``.
+        keep_raw: True to write the environment's rewards to ``("next", "raw_reward")``.
 
     Raises:
         ValueError: if a value is out of range.
@@ -154,16 +154,16 @@ class SharedStatistics:
 class Normalization:
     """Statistics with which a collector normalises observations and rewards.
 
-    A collector has this object as ``collector.normalization``. With workers, it holds the merged
-    statistics of the frames of all batches that were delivered or written.
+    ``collector.normalization`` is an object of this class. With workers, it holds the merged
+    statistics of all batches that were delivered or written to a buffer.
 
     Args:
-        options: what is normalised.
-        statistics: the statistics to begin with, one for each entry.
+        options: options of the observations and the rewards.
+        statistics: initial statistics of each entry, by key.
 
     Attributes:
-        training: False to leave the statistics as they are. With workers, the change applies to
-            the batches that are requested after it.
+        training: False to freeze the statistics. With workers, a change applies to batches that
+            are requested later.
 
     Example:
         >>> from trawl.collectors import Collector
@@ -195,10 +195,10 @@ class Normalization:
         return {_name(key[1:]): one for key, one in self._statistics.items() if _is_reward(key)}
 
     def normalize_observation(self, values: Tensor, key: Any = "observation") -> Tensor:
-        """Returns observations of the environment as the policy sees them.
+        """Normalises observations of the environment, as the collector does for the policy.
 
         Args:
-            values: observations of shape ``(*batch_size, *shape)``; they are not changed.
+            values: observations of shape ``(*batch_size, *shape)``, which are not changed.
             key: key of the observation.
 
         Raises:
@@ -207,7 +207,7 @@ class Normalization:
         options, name = self.options.observations, as_key(key)
         if options is None or name not in self._statistics:
             raise KeyError(
-                f"{show_key(name)} is not normalised; normalised are {list(self.observations)}"
+                f"{show_key(name)} is not normalised: pass one of {list(self.observations)} as key"
             )
         mean, scale = affine(self._statistics[name], options.epsilon)
         shift, factor = (torch.from_numpy(one).to(values) for one in (mean, scale))
@@ -266,13 +266,13 @@ class Normalization:
 
     @classmethod
     def from_state(cls, state: Mapping[str, Any]) -> Normalization:
-        """Returns a normalisation without a collector, for example to act with a policy elsewhere.
+        """Makes a normalisation from a state, for example to use the policy in another program.
 
         Args:
-            state: a state that :meth:`state_dict` returned.
+            state: state that :meth:`state_dict` returned.
 
         Raises:
-            ValueError: if it is something else.
+            ValueError: if ``state`` is something else.
         """
         try:
             observations, rewards = state["observations"], state["rewards"]

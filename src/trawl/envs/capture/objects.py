@@ -79,8 +79,8 @@ class ObjectGraph:
         for name, value in mine.items():
             if value != other.get(name):
                 raise EnvStateError(
-                    f"the state is one of another environment: its {name} is {other.get(name)}, "
-                    f"but that of {self._owner!r} is {value}"
+                    f"the state belongs to another environment: its {name} is {other.get(name)}, "
+                    f"but the {name} of {self._owner!r} is {value}"
                 )
 
     def restore(self, state: Mapping[str, Any]) -> None:
