@@ -161,6 +161,18 @@ def test_forked_where_that_is_possible():
     assert out == "True True\n"
 
 
+def test_started_afresh_beside_jax():
+    out = run("""
+        import types
+        sys.modules["jax"] = types.ModuleType("jax")  # its threads would outlive this test
+        backend = ProcessBackend()
+        worker = backend.launch(0, Service)
+        say(type(server("forkserver")) is _Fork, ask(backend, worker, "1"))
+        backend.close()
+    """)
+    assert out == "False 1\n"
+
+
 def test_started_afresh_beside_threads():
     out = run("""
         done = threading.Event()

@@ -34,3 +34,13 @@ def test_an_observation_is_not_both_stacked_and_normalised():
             frame_stack=FrameStack(2),
             normalize_observations=NormalizeObservation(),
         )
+
+
+def test_the_discount_of_dm_env_is_neither_stacked_nor_normalised():
+    pytest.importorskip("dm_control")
+    name = "dm_control:cartpole/swingup"
+    for options in ({"normalize_observations": True}, {"frame_stack": 3}):
+        with Collector(name, frames_per_batch=50, **options) as collector:
+            discounts = collector.next()["next", "discount"]
+        assert discounts.shape == (50, 1)
+        assert (discounts == 1).all()

@@ -10,8 +10,7 @@ import torch
 from tensordict import TensorDictBase
 
 from trawl.checks import check_number
-from trawl.envs.infos import INFO_KEY
-from trawl.envs.masks import MASK_KEY
+from trawl.envs.features import is_feature
 from trawl.keys import Key, as_key, show_keys
 
 _PADDINGS = ("reset", "zero")
@@ -25,8 +24,8 @@ class FrameStack:
         size: number of frames in a stack, at least 2.
         padding: frames that fill a stack at the beginning of an episode. ``"reset"`` repeats the
             episode's first frame, and ``"zero"`` uses frames of zeros.
-        keys: keys of the observations to stack. None stacks all observations except action masks
-            and entries of ``info``.
+        keys: keys of the observations to stack. None stacks all observations except action masks,
+            entries of ``info``, and the discount of dm_env.
 
     Raises:
         TypeError: if ``size`` is not an integer.
@@ -71,7 +70,7 @@ class FrameStack:
         """
         found = list(observed)
         if self.keys is None:
-            keys = [key for key in found if key[0] != INFO_KEY and key[-1] != MASK_KEY]
+            keys = [key for key in found if is_feature(key)]
             if not keys:
                 raise ValueError(
                     "frame_stack needs an observation that is neither an action mask nor an entry "

@@ -33,7 +33,7 @@ class NormalizeObservation:
 
     Attributes:
         keys: keys of the observations to normalise. None normalises all observations of
-            floating-point numbers, except entries of ``info``.
+            floating-point numbers, except entries of ``info`` and the discount of dm_env.
         clip: largest absolute value of a normalised element; ``math.inf`` for no limit.
         epsilon: number that is added to the variance.
 

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from typing_extensions import override
 
-from trawl.envs.infos import INFO_KEY
+from trawl.envs.features import is_feature
 from trawl.keys import DONE, MASK, Key, next_of, show_key, show_keys
 from trawl.memory import Array, Mask
 from trawl.rollout.batch_writer import StepFn
@@ -50,7 +50,7 @@ def observation_keys(options: NormalizeObservation, observed: Mapping[Key, Leaf]
     """
     floats = [key for key, leaf in observed.items() if leaf.dtype.is_floating_point]
     if options.keys is None:
-        found = [key for key in floats if INFO_KEY not in key]
+        found = [key for key in floats if is_feature(key)]
         if not found:
             raise ValueError(
                 "normalize_observations needs an observation of floating-point numbers, but the "
