@@ -347,7 +347,7 @@ def test_bad_environments_are_refused():
         GymEnv(HasDiscount())
     with pytest.raises(TypeError, match="a/text has the dtype"):
         GymEnv(Texts())
-    with pytest.raises(TypeError, match="must have the interface of dm_env.Environment, but it is 3"):
+    with pytest.raises(TypeError, match=r"interface of dm_env\.Environment, but it is 3"):
         DMEnv(3)
 
 
