@@ -34,7 +34,7 @@ class ComputedTensor(Tensor):
     def __format__(self, spec: str) -> str:
         return self.to_dense().__format__(spec) if spec else repr(self)
 
-    def __dlpack__(self, *args: Any, **kwargs: Any) -> Any:  # type: ignore[override]
+    def __dlpack__(self, *args: Any, **kwargs: Any) -> Any:
         return self.to_dense().__dlpack__(*args, **kwargs)
 
     def __dlpack_device__(self) -> Any:
