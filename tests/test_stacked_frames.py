@@ -400,6 +400,13 @@ def test_a_compiled_function_takes_stacks():
     check(mean(stacks()), stacks().to_dense()[2:].float().mean((1, 2, 3)), keeps=False)
 
 
+@pytest.mark.parametrize("change", [lambda x: x.zero_(), lambda x: x.flatten(1).zero_()])
+def test_a_compiled_function_cant_change_stacks(change):
+    compiled = torch.compile(change, backend="aot_eager", fullgraph=True)
+    with pytest.raises(RuntimeError, match="can't be changed in place"):
+        compiled(stacks())
+
+
 def _send(queue, x):
     queue.put(x.sum().item())
 

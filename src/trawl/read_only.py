@@ -25,7 +25,7 @@ class ReadOnlyView(ComputedTensor):
     operations return ordinary tensors.
     """
 
-    _pixels: Tensor
+    _computed: Tensor
 
     @staticmethod
     def __new__(cls, values: Tensor) -> ReadOnlyView:
@@ -33,7 +33,7 @@ class ReadOnlyView(ComputedTensor):
         make: Any = Tensor._make_wrapper_subclass
         layout = {"dtype": values.dtype, "device": values.device}
         made: ReadOnlyView = make(cls, values.shape, strides=values.stride(), **layout)
-        made._pixels = values
+        made._computed = values
         return made
 
     @classmethod
@@ -50,17 +50,17 @@ class ReadOnlyView(ComputedTensor):
 
     def __tensor_flatten__(self) -> tuple[list[str], None]:
         """Returns the name of the tensor that this one consists of, for ``torch.compile``."""
-        return ["_pixels"], None
+        return ["_computed"], None
 
     @staticmethod
     def __tensor_unflatten__(inner: Any, _: Any, size: Any, stride: Any) -> ReadOnlyView:
         """Returns the view of the tensor ``inner``, for ``torch.compile``."""
-        return ReadOnlyView(inner["_pixels"])
+        return ReadOnlyView(inner["_computed"])
 
     @override
     def to_dense(self, *args: Any, **kwargs: Any) -> Tensor:
         """Returns the values as an ordinary tensor, which shares no memory with this one."""
-        return self._pixels.clone()
+        return self._computed.clone()
 
     @override
     def __setitem__(self, index: Any, value: Any) -> None:
@@ -68,11 +68,11 @@ class ReadOnlyView(ComputedTensor):
 
     @override
     def is_shared(self) -> bool:
-        return bool(self._pixels.is_shared())
+        return bool(self._computed.is_shared())
 
     @override
     def share_memory_(self) -> Self:
-        self._pixels.share_memory_()
+        self._computed.share_memory_()
         return self
 
     @override
@@ -80,11 +80,11 @@ class ReadOnlyView(ComputedTensor):
         return self.to_dense().__reduce_ex__(protocol)
 
     def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
-        return repr(self._pixels)
+        return repr(self._computed)
 
 
 def _plain(value: Any) -> Any:
-    return value._pixels if isinstance(value, ReadOnlyView) else value
+    return value._computed if isinstance(value, ReadOnlyView) else value
 
 
 def read_only(func: Any, results: Any) -> Any:
@@ -101,4 +101,4 @@ def read_only(func: Any, results: Any) -> Any:
 
 def _view(value: Any) -> Any:
     # Values that were computed for this operation may be of another class, in its own charge.
-    return ReadOnlyView(value) if type(value) is Tensor else value
+    return value if isinstance(value, ComputedTensor) else ReadOnlyView(value)

@@ -106,8 +106,14 @@ class StackedFrames(ComputedTensor):
         """Gives the tensor memory of its own, and returns this memory as an ordinary tensor.
 
         Raises:
-            RuntimeError: if the tensor is a slice of another one, which would not be changed.
+            RuntimeError: if the tensor is a slice of another one, which would not be changed, or
+                if a function that changes it is compiled.
         """
+        if torch.compiler.is_compiling():
+            raise RuntimeError(
+                "StackedFrames can't be changed in place in a compiled function: pass "
+                "stacks.to_dense() to the function, or change the stacks outside of it"
+            )
         if self._is_slice:
             raise RuntimeError(CANT_CHANGE)
         dense = self.to_dense()

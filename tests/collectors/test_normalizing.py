@@ -14,12 +14,13 @@ from tensordict.nn import TensorDictModule
 from torch import nn
 
 from trawl.collectors import (
+    AsyncBatchedCollector,
     Collector,
     Normalization,
     NormalizeObservation,
     NormalizeReward,
 )
-from trawl.envs import GymEnv, ParallelEnv
+from trawl.envs import FrameStack, GymEnv, ParallelEnv
 
 MASK = ("collector", "mask")
 NEXT = ("next", "observation")
@@ -591,3 +592,45 @@ def test_environments_of_tensors_are_refused():
         ValueError, match=r"normalize_rewards .* the data of vmas balance are tensors"
     ):
         Collector("vmas:balance", frames_per_batch=10, normalize_rewards=True)
+
+
+def test_a_key_that_is_named_twice_counts_once():
+    options = NormalizeObservation(keys=["observation", ("observation",)])
+    assert options.keys == (("observation",),)
+    assert FrameStack(4, keys=["a", "b", ("a",)]).keys == (("a",), ("b",))
+    with Collector(Walk, frames_per_batch=50, normalize_observations=options) as collector:
+        collector.next()
+        assert collector.normalization.observations["observation"].count == 50
+
+
+class Still(Walk):
+    """Observations of half precision that never change."""
+
+    observation_space = spaces.Box(-np.inf, np.inf, (2,), np.float16)
+
+    def reset(self, *, seed=None, options=None):
+        return super().reset(seed=seed)[0].astype(np.float16) * 0, {}
+
+    def step(self, action):
+        return np.zeros(2, np.float16), 0.0, False, False, {}
+
+
+@pytest.mark.parametrize("more", [{"epsilon": 1e-12}, {"clip": 1e6}])
+def test_half_precision_stays_finite(more):
+    options = NormalizeObservation(**more)
+    with Collector(Still, frames_per_batch=50, normalize_observations=options) as collector:
+        for batch in (collector.next(), collector.next()):
+            assert batch["observation"].isfinite().all()
+            assert batch[NEXT].isfinite().all()
+
+
+def test_numbers_of_numpy_are_numbers():
+    assert NormalizeObservation(clip=np.int64(5), epsilon=np.float32(0.5)).clip == 5
+    options = NormalizeReward(gamma=np.float32(0.5))
+    assert type(options.gamma) is float
+
+
+@pytest.mark.parametrize("option", ["frame_stack", "normalize_observations", "normalize_rewards"])
+def test_async_batched_collectors_name_the_wrapper_instead(option):
+    with pytest.raises(TypeError, match=rf"{option}: use gymnasium\.wrappers\..* instead"):
+        AsyncBatchedCollector([Walk], frames_per_batch=10, **{option: 4})

@@ -43,7 +43,10 @@ class NormalizingCollector:
         """
         if self.normalization is not None:
             if _NORMALIZATION not in state:
-                raise KeyError(f"state_dict has no {_NORMALIZATION!r}; it has {sorted(state)}")
+                raise KeyError(
+                    f"state_dict has no {_NORMALIZATION!r}; it has {sorted(state)}: load it into "
+                    "a collector without normalize_observations and normalize_rewards"
+                )
             self.normalization.check_state(state[_NORMALIZATION])
 
     def _load_normalization(self, state: Mapping[str, Any]) -> None:

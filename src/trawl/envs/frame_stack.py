@@ -57,7 +57,7 @@ class FrameStack:
                 "keys must name the observations to stack, but it is empty: leave it out to stack "
                 "all observations"
             )
-        object.__setattr__(self, "keys", tuple(map(as_key, keys)))
+        object.__setattr__(self, "keys", tuple(dict.fromkeys(map(as_key, keys))))
 
     def stacked(self, observed: Iterable[Key]) -> list[Key]:
         """Returns the keys of the observations that are stacked.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from numbers import Real
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -18,7 +19,7 @@ Statistics: TypeAlias = dict[Key, RunningMoments]
 
 
 def _check_positive(name: str, value: Any) -> float:
-    number = not isinstance(value, bool) and isinstance(value, (int, float))
+    number = not isinstance(value, bool) and isinstance(value, Real)
     if not number or not value > 0:
         raise ValueError(f"{name} must be a number above 0, but it is {value!r}")
     return float(value)
@@ -56,13 +57,13 @@ class NormalizeObservation:
     epsilon: float = 1e-8
 
     def __post_init__(self) -> None:
-        _check_positive("clip", self.clip)
-        _check_positive("epsilon", self.epsilon)
+        object.__setattr__(self, "clip", _check_positive("clip", self.clip))
+        object.__setattr__(self, "epsilon", _check_positive("epsilon", self.epsilon))
         if self.keys is not None:
             keys = [self.keys] if isinstance(self.keys, str) else list(self.keys)
             if not keys:
                 raise ValueError("keys must name at least one observation, but it is empty")
-            object.__setattr__(self, "keys", tuple(map(as_key, keys)))
+            object.__setattr__(self, "keys", tuple(dict.fromkeys(map(as_key, keys))))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,11 +99,12 @@ class NormalizeReward:
     keep_raw: bool = False
 
     def __post_init__(self) -> None:
-        _check_positive("clip", self.clip)
-        _check_positive("epsilon", self.epsilon)
-        number = not isinstance(self.gamma, bool) and isinstance(self.gamma, (int, float))
+        object.__setattr__(self, "clip", _check_positive("clip", self.clip))
+        object.__setattr__(self, "epsilon", _check_positive("epsilon", self.epsilon))
+        number = not isinstance(self.gamma, bool) and isinstance(self.gamma, Real)
         if not number or not 0 <= self.gamma <= 1:
             raise ValueError(f"gamma must be a number from 0 to 1, but it is {self.gamma!r}")
+        object.__setattr__(self, "gamma", float(self.gamma))
 
 
 @dataclass(frozen=True)

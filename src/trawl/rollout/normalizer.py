@@ -8,6 +8,7 @@ the rewards.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 
 import numpy as np
@@ -94,6 +95,9 @@ class _Observation:
         self.raw_next = next_obs.copy()
         self.raw = np.empty((steps, *next_obs.shape), next_obs.dtype)
         leaf = next_obs.shape[1:]
+        # The largest factor, and the largest limit that is not infinite.
+        self._largest = float(np.finfo(next_obs.dtype).max)
+        clip = clip if math.isinf(clip) else min(clip, self._largest)
         # Arrays of the same dtype, because numpy is slower with any other operand.
         self._mean, self._scale, self._low, self._high = (
             np.full(leaf, value, next_obs.dtype) for value in (0, 1, -clip, clip)
@@ -106,7 +110,8 @@ class _Observation:
 
     def load(self, moments: RunningMoments, epsilon: float) -> None:
         """Sets the statistics for all rows from now on."""
-        self._mean[...], self._scale[...] = affine(moments, epsilon)
+        mean, scale = affine(moments, epsilon)
+        self._mean[...], self._scale[...] = mean, np.minimum(scale, self._largest)
 
     def normalize(self, source: Array, target: Array) -> None:
         """Writes normalised values; ``target`` may be ``source`` itself."""
