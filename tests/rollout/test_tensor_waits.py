@@ -3,6 +3,7 @@
 The tests run on the CPU, with the code of a GPU. A mode of torch sees every operation and method.
 """
 
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -26,7 +27,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from trawl.collectors import Collector
-from trawl.envs import TorchVectorEnv
+from trawl.envs import TorchVectorEnv, masks
 
 COUNT, STEPS, LENGTH = 6, 10, 4
 # Operations and methods that read values on the host, or whose result has as many rows as values.
@@ -228,6 +229,36 @@ def test_no_info_waits(mode: AutoresetMode) -> None:
     found, batch = loop_waits(env, plain())
     assert found == []
     assert batch["next", "info", "age"].max() == LENGTH - (mode is AutoresetMode.SAME_STEP)
+
+
+@pytest.mark.parametrize("shape", [(7,), (2, 3), (3, 4)])
+def test_no_masked_action_waits(shape: tuple[int, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+    # The code of a GPU.
+    monkeypatch.setattr(torch, "multinomial", lambda weights, count: masks._race(weights))
+
+    # Allows the first value of each choice.
+    allowed = torch.zeros(math.prod(shape))
+    allowed[[0] if shape == (3, 4) else [0, 3]] = 1
+
+    class Masked(Simulator):
+        single_action_space = MultiDiscrete([3, 3] if shape == (2, 3) else [3, 4])
+
+        def told(self) -> Any:
+            return {"action_mask": allowed.view(shape).expand(COUNT, *shape)}
+
+        def reset(self, **kwargs: Any) -> Any:
+            return super().reset(**kwargs)[0], self.told()
+
+        def step(self, action: Tensor) -> Any:
+            *results, info = super().step(action.float())
+            return *results, {**info, **self.told()}
+
+    env = Gpu(Masked(AutoresetMode.SAME_STEP))
+    found, batch = loop_waits(env, None)
+    assert found == []
+    first, second = batch["action"].split([3, batch["action"].shape[-1] - 3], -1)
+    assert first[..., 0].all()
+    assert second[..., 0].all()
 
 
 def test_the_modes_see_what_waits() -> None:
