@@ -3,7 +3,6 @@
 The tests run on the CPU, with the code of a GPU. A mode of torch sees every operation and method.
 """
 
-import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -231,34 +230,13 @@ def test_no_info_waits(mode: AutoresetMode) -> None:
     assert batch["next", "info", "age"].max() == LENGTH - (mode is AutoresetMode.SAME_STEP)
 
 
-@pytest.mark.parametrize("shape", [(7,), (2, 3), (3, 4)])
-def test_no_masked_action_waits(shape: tuple[int, ...], monkeypatch: pytest.MonkeyPatch) -> None:
-    # The code of a GPU.
-    monkeypatch.setattr(torch, "multinomial", lambda weights, count: masks._race(weights))
-
-    # Allows the first value of each choice.
-    allowed = torch.zeros(math.prod(shape))
-    allowed[[0] if shape == (3, 4) else [0, 3]] = 1
-
-    class Masked(Simulator):
-        single_action_space = MultiDiscrete([3, 3] if shape == (2, 3) else [3, 4])
-
-        def told(self) -> Any:
-            return {"action_mask": allowed.view(shape).expand(COUNT, *shape)}
-
-        def reset(self, **kwargs: Any) -> Any:
-            return super().reset(**kwargs)[0], self.told()
-
-        def step(self, action: Tensor) -> Any:
-            *results, info = super().step(action.float())
-            return *results, {**info, **self.told()}
-
-    env = Gpu(Masked(AutoresetMode.SAME_STEP))
-    found, batch = loop_waits(env, None)
+def test_no_draw_of_a_combination_waits() -> None:
+    allowed = torch.zeros(COUNT, 12).index_fill(1, torch.tensor([7]), 1.0)
+    with waits() as found:
+        first, second = masks._unraveled(masks._race(allowed), [3, 4])
     assert found == []
-    first, second = batch["action"].split([3, batch["action"].shape[-1] - 3], -1)
-    assert first[..., 0].all()
-    assert second[..., 0].all()
+    assert (first == 1).all()
+    assert (second == 3).all()
 
 
 def test_the_modes_see_what_waits() -> None:
