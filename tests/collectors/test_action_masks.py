@@ -290,7 +290,11 @@ def test_an_entry_of_that_name_that_is_no_mask_changes_nothing():
         def mask(self):
             return [np.ones(5)]
 
-    with Collector(Odd(), frames_per_batch=200) as collector:
+    words = r"ignore the entry 'action_mask' of shape \(3,\)"
+    with (
+        pytest.warns(UserWarning, match=words),
+        Collector(Odd(), frames_per_batch=200) as collector,
+    ):
         assert (collector.next()["action"].sum(0) > 0).all()
 
 
@@ -325,3 +329,72 @@ def test_observing_a_mask_needs_a_discrete_action():
 def test_observing_a_mask_that_is_not_there():
     with pytest.raises(KeyError, match=r"returned no info\['action_mask'\]"):
         Collector(ObserveActionMask(gymnasium.make("CartPole-v1")), frames_per_batch=10)
+
+
+class Shaped(gymnasium.Env):
+    """Accepts only the actions of a mask whose shape is not flat.
+
+    Args:
+        sizes: numbers of values of the choices.
+        joint: True for a dimension for each choice; False for a row for each choice.
+        where: ``"obs"`` or ``"info"``.
+    """
+
+    def __init__(self, sizes, joint, where="obs"):
+        self.joint, self.where = joint, where
+        self.action_space = spaces.MultiDiscrete(sizes)
+        shape = tuple(sizes) if joint else (len(sizes), sizes[0])
+        masks = spaces.MultiBinary(shape)
+        self.observation_space = spaces.Dict({"action_mask" if where == "obs" else "other": masks})
+
+    def shown(self):
+        space = next(iter(self.observation_space.values()))
+        self.mask = mask = self.np_random.integers(0, 2, space.shape, np.int8)
+        if self.joint:
+            mask.flat[self.np_random.integers(mask.size)] = 1
+        else:
+            mask[np.arange(len(mask)), self.np_random.integers(0, mask.shape[1], len(mask))] = 1
+        return {"action_mask" if self.where == "obs" else "other": mask}, (
+            {} if self.where == "obs" else {"action_mask": mask}
+        )
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        return self.shown()
+
+    def step(self, action):
+        rows = () if self.joint else (np.arange(len(action)),)
+        allowed = self.mask[(*rows, *action)] if self.joint else self.mask[(*rows, action)]
+        assert np.all(allowed), "an action that the mask does not allow"
+        obs, info = self.shown()
+        return obs, 0.0, False, False, info
+
+
+@pytest.mark.parametrize("where", ["obs", "info"])
+@pytest.mark.parametrize("categorical", [False, True])
+@pytest.mark.parametrize("kind", ["single", "vector", "list", "parallel", "policy"])
+@pytest.mark.parametrize(
+    ("sizes", "joint"), [([3, 3], False), ([2, 2], False), ([4, 3], True), ([2, 3, 2], True)]
+)
+def test_masks_of_several_choices(sizes, joint, kind, categorical, where):
+    def make():
+        return Shaped(sizes, joint, where)
+
+    def adapted(env):
+        return GymEnv(env, categorical_action_encoding=categorical)
+
+    if kind == "vector":
+        vector = gymnasium.vector.SyncVectorEnv([make] * 3, autoreset_mode="SameStep")
+        env = adapted(vector)
+    elif kind in ("list", "parallel"):
+        if kind == "parallel" and joint and where == "info":
+            pytest.skip("the processes share flat masks")
+        options = {"backend": "thread"} if kind == "parallel" else {}
+        env = {"list": SerialEnv, "parallel": ParallelEnv}[kind](
+            2, lambda: adapted(make()), **options
+        )
+    else:
+        env = adapted(make())
+    policy = RandomPolicy() if kind == "policy" else None
+    with Collector(env, policy, frames_per_batch=60) as collector:
+        collector.next()  # or the environment refuses an action

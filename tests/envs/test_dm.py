@@ -439,3 +439,41 @@ def test_a_vector_of_ids():
     env = GymEnv("dm_control:cartpole/balance", num_envs=2, autoreset_mode="SameStep")
     assert env.rollout(3)["position"].shape == (2, 3, 3)
     env.close()
+
+
+class Arrays(dm_env.Environment):
+    """Returns its rewards and discounts as arrays, as some wrappers do."""
+
+    def __init__(self, discount):
+        self.discount = discount
+
+    def observation_spec(self):
+        return {"x": specs.Array((2,), np.float32)}
+
+    def action_spec(self):
+        return specs.DiscreteArray(2)
+
+    def reset(self):
+        return dm_env.restart({"x": np.zeros(2, np.float32)})
+
+    def step(self, action):
+        observation = {"x": np.zeros(2, np.float32)}
+        reward = np.array(2, np.float32)
+        return dm_env.TimeStep(dm_env.StepType.MID, reward, self.discount, observation)
+
+
+@pytest.mark.parametrize("discount", [np.array(0.5, np.float32), np.array([0.5])])
+def test_discounts_that_are_arrays(discount):
+    env = GymEnv(Arrays(discount))
+    frames = env.rollout(3)
+    assert frames["next", "discount"].flatten().tolist() == [0.5] * 3
+    assert frames["next", "reward"].flatten().tolist() == [2] * 3
+    env.close()
+
+
+@pytest.mark.parametrize("discount", ["x", np.zeros(2)])
+def test_a_discount_that_is_no_number(discount):
+    env = GymEnv(Arrays(discount))
+    with pytest.raises(TypeError, match=r"Arrays returned a discount that is not a number"):
+        env.rollout(1)
+    env.close()

@@ -188,7 +188,7 @@ def test_a_step_must_return_what_a_reset_returns(part: int, value: Any, text: st
 
 
 def test_arguments_are_checked() -> None:
-    with pytest.raises(ValueError, match="num_envs must be a positive integer, but it is 0"):
+    with pytest.raises(ValueError, match="num_envs must be at least 1, but it is 0"):
         JaxEnv(Nested(), 0)
     with pytest.raises(TypeError, match="seed must be an integer"):
         JaxEnv(Nested(), 1, seed="a")

@@ -316,3 +316,64 @@ def test_tensors_keep_the_memory_of_their_arrays() -> None:
     gc.collect()
     for t, tensor in enumerate(held):
         assert (tensor == max(t - 1, 0)).all()
+
+
+class Drawn:
+    """Observes a random number of the episode."""
+
+    action_space = spaces.Discrete(2)
+
+    def reset(self, key: Any) -> Any:
+        import jax
+
+        return jax.numpy.int32(0), jax.random.uniform(key, (1,))
+
+    def step(self, key: Any, state: Any, action: Any) -> Any:
+        import jax
+
+        return state + 1, jax.random.uniform(key, (1,)), 1.0, state >= 3, False
+
+
+def test_a_partial_reset_keeps_a_seed_that_waits() -> None:
+    env = JaxEnv(Drawn(), 2)
+    env.set_seed(5)
+    wanted = env.reset()["observation"]
+    env.set_seed(5)
+    env.reset(env.fake_tensordict().set("_reset", torch.tensor([[True], [False]])))
+    assert (env.reset()["observation"] == wanted).all()
+
+
+def test_a_reset_of_all_environments_by_a_mask_uses_the_seed() -> None:
+    env = JaxEnv(Drawn(), 2)
+    env.set_seed(5)
+    first = env.reset()
+    wanted = first["observation"].clone()
+    following = env.step(env.rand_action(first))["next"]
+    env.set_seed(5)
+    reset = env.reset(following.set("_reset", torch.ones(2, 1, dtype=torch.bool)))
+    assert (reset["observation"] == wanted).all()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "options", "error", "words"),
+    [
+        (("CartPole-v1", 4), {}, TypeError, "pass an id to the collector"),
+        ((Drawn, 2), {}, TypeError, r"it is the class Drawn: pass an object"),
+        ((Drawn(), 0), {}, ValueError, "num_envs must be at least 1"),
+        ((Drawn(), 2), {"device": "nope"}, ValueError, "device='nope' is no device of PyTorch"),
+        ((Drawn(), 2), {"jit": "no"}, TypeError, "jit must be"),
+        (
+            (Drawn(), 2),
+            {"categorical_action_encoding": "yes"},
+            TypeError,
+            "categorical_action_encoding must be",
+        ),
+    ],
+)
+def test_bad_arguments(arguments: Any, options: Any, error: Any, words: str) -> None:
+    with pytest.raises(error, match=words):
+        JaxEnv(*arguments, **options)
+
+
+def test_a_count_of_numpy() -> None:
+    assert JaxEnv(Drawn(), np.int64(2)).batch_size == (2,)  # type: ignore[arg-type]

@@ -217,6 +217,15 @@ def test_random_actions_respect_the_mask_of_jumanji(puzzles: JaxEnv) -> None:
     assert not allowed.all()
 
 
+def test_random_actions_respect_the_mask_of_each_agent_of_jumanji() -> None:
+    jumanji = pytest.importorskip("jumanji")
+    env = JaxEnv(jumanji.make("Cleaner-v0"), 2, categorical_action_encoding=True)
+    with Collector(env, frames_per_batch=20) as collector:
+        batch = collector.next()
+    assert batch["action_mask"].shape[-2:] == (3, 4)
+    assert batch["action_mask"].gather(-1, batch["action"].unsqueeze(-1)).all()
+
+
 def test_ends_of_jumanji_by_the_discount() -> None:
     jumanji = pytest.importorskip("jumanji")
     types = pytest.importorskip("jumanji.types")

@@ -26,7 +26,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from trawl.collectors import Collector
-from trawl.envs import TorchVectorEnv
+from trawl.envs import TorchVectorEnv, masks
 
 COUNT, STEPS, LENGTH = 6, 10, 4
 # Operations and methods that read values on the host, or whose result has as many rows as values.
@@ -228,6 +228,15 @@ def test_no_info_waits(mode: AutoresetMode) -> None:
     found, batch = loop_waits(env, plain())
     assert found == []
     assert batch["next", "info", "age"].max() == LENGTH - (mode is AutoresetMode.SAME_STEP)
+
+
+def test_no_draw_of_a_combination_waits() -> None:
+    allowed = torch.zeros(COUNT, 12).index_fill(1, torch.tensor([7]), 1.0)
+    with waits() as found:
+        first, second = masks._unraveled(masks._race(allowed), [3, 4])
+    assert found == []
+    assert (first == 1).all()
+    assert (second == 3).all()
 
 
 def test_the_modes_see_what_waits() -> None:

@@ -147,6 +147,13 @@ class DMEnv(gymnasium.Env[Any, Any]):
     def _observation(self, timestep: Any, discount: Any) -> dict[str, Any]:
         found = timestep.observation
         named = dict(found) if self.has_names else {"observation": found}
+        try:
+            # Some wrappers return arrays, which have no hash.
+            discount = float(discount.item() if isinstance(discount, np.ndarray) else discount)
+        except (TypeError, ValueError) as error:
+            raise TypeError(
+                f"{self.name} returned a discount that is not a number: {discount!r}"
+            ) from error
         array = self._discounts.get(discount)
         named[DISCOUNT] = np.array([discount], np.float32) if array is None else array
         return named

@@ -218,11 +218,12 @@ class EnvMember:
 def _show_masks(masks: Array, buffers: SharedStepBuffers, rows: slice) -> None:
     """Writes the action masks of a process's environments to shared memory."""
     target = buffers.masks[rows]
-    if masks.shape != target.shape:
+    if masks.size != target.size:
         raise ValueError(
-            f"the environment returned info[{MASK_KEY!r}] with {masks.shape[-1]} entries, but "
+            f"the environment returned info[{MASK_KEY!r}] with {masks[0].size} entries, but "
             f"its action has {target.shape[-1]} choices: a mask needs an entry for each choice"
         )
+    masks = masks.reshape(target.shape)
     target[...] = (masks != 0).astype(np.int8) + (masks == 2)
 
 

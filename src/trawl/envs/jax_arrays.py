@@ -51,7 +51,12 @@ def devices_of(device: torch.device | str | None) -> tuple[Any, torch.device]:
                 f"the default device of JAX is {found}, which PyTorch can't read: pass device='cpu'"
             )
     else:
-        wanted = torch.device(device)
+        try:
+            wanted = torch.device(device)
+        except RuntimeError as error:
+            raise ValueError(
+                f"device={device!r} is no device of PyTorch: pass 'cpu' or 'cuda'"
+            ) from error
         platform = "gpu" if wanted.type == "cuda" else wanted.type
         try:
             found = jax.devices(platform)[wanted.index or 0]

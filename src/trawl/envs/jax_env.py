@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
+from trawl.checks import check_bool, check_number
 from trawl.envs.jax_arrays import (
     action_decoder,
     as_jax,
@@ -81,8 +82,19 @@ class JaxEnv(TensorEnv):
         device: torch.device | str | None = None,
         jit: bool = True,
     ) -> None:
-        if isinstance(num_envs, bool) or not isinstance(num_envs, int) or num_envs < 1:
-            raise ValueError(f"num_envs must be a positive integer, but it is {num_envs!r}")
+        num_envs = check_number("num_envs", num_envs, least=1)
+        check_bool("categorical_action_encoding", categorical_action_encoding)
+        check_bool("jit", jit)
+        if isinstance(env, str):
+            raise TypeError(
+                f"env must be an environment, but it is {env!r}: pass an id to the collector, such "
+                "as 'gymnax:CartPole-v1'"
+            )
+        if isinstance(env, type):
+            raise TypeError(
+                f"env must be an environment, but it is the class {env.__name__}: pass an object, "
+                f"such as {env.__name__}()"
+            )
         jax = load_jax()
         if isinstance(env, tuple) and len(env) == 2 and params is None:
             # As gymnax.make returns it.
@@ -156,7 +168,10 @@ class JaxEnv(TensorEnv):
                 f"{kwargs['options']!r}: leave it out"
             )
         whole = mask is None or bool(mask.all())
-        seed, self._seed = kwargs.get("seed", self._seed), None
+        seed = kwargs.get("seed", self._seed)
+        if whole:
+            # A seed waits for a reset of all environments.
+            self._seed = None
         if whole and seed is not None:
             with load_jax().default_device(self._place):
                 self._set_keys(seed)

@@ -3,10 +3,15 @@
 Masks follow Gymnasium's convention for ``Space.sample(mask)``: a mask is an array of ones and
 zeros, with one entry for each choice. An environment provides its mask under ``"action_mask"``, in
 a Dict observation or in ``info``. Random actions respect the mask.
+
+An action of several choices may have a mask of one of three shapes: the masks of all choices one
+after the other; a row for each choice, if all have the same number of values; or a dimension for
+each choice, with an entry for each combination of their values.
 """
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from typing import Any
 
@@ -40,6 +45,29 @@ def choices(spec: Any) -> list[int] | None:
     return [1] * spec.shape[-1:].numel() if isinstance(spec, Binary) else None
 
 
+def mask_dims(spec: Any, shape: Sequence[int]) -> int:
+    """Returns how many of the last dimensions belong to the mask of one action.
+
+    Args:
+        spec: the action's spec.
+        shape: shape of the mask, which may have dimensions for a batch in front.
+
+    Returns:
+        The number of dimensions; 0 if actions of this spec have no mask of this shape.
+    """
+    sizes = choices(spec)
+    if not sizes or not shape:
+        return 0
+    if shape[-1] == sum(sizes):
+        return 1
+    if isinstance(spec, Binary):
+        return 0
+    # Two choices of two values each have a row for each choice.
+    if len({*sizes}) == 1 and tuple(shape[-2:]) == (len(sizes), sizes[0]):
+        return 2
+    return len(sizes) if tuple(shape[-len(sizes) :]) == tuple(sizes) else 0
+
+
 def fits(spec: Any, mask_shape: Sequence[int], batch: int) -> bool:
     """Returns True if a mask of this shape can belong to an action.
 
@@ -48,8 +76,26 @@ def fits(spec: Any, mask_shape: Sequence[int], batch: int) -> bool:
         mask_shape: shape of the mask, for all environments.
         batch: number of batch dimensions.
     """
+    dims = mask_dims(spec, mask_shape)
+    return dims > 0 and len(mask_shape) == batch + dims
+
+
+def warn_unfit(spec: Any, mask_shape: Sequence[int]) -> None:
+    """Warns that random actions ignore a mask, if the action could have one.
+
+    Args:
+        spec: the action's spec.
+        mask_shape: shape of the mask.
+    """
     sizes = choices(spec)
-    return sizes is not None and tuple(mask_shape[batch:]) == (sum(sizes),)
+    if sizes is not None:
+        warnings.warn(
+            f"random actions ignore the entry {MASK_KEY!r} of shape {tuple(mask_shape)}: a mask of "
+            f"an action with {sizes} values has {sum(sizes)} entries, a row for each choice, or a "
+            "dimension for each choice. If the entry is no mask, rename it",
+            UserWarning,
+            stacklevel=2,
+        )
 
 
 def masked_rand(spec: Any, mask: Tensor) -> Tensor:
@@ -57,33 +103,50 @@ def masked_rand(spec: Any, mask: Tensor) -> Tensor:
 
     Args:
         spec: the action's spec.
-        mask: mask of shape ``(*batch, choices)``; values with a non-zero entry are allowed. If no
+        mask: mask of a shape that :func:`fits`; values with a non-zero entry are allowed. If no
             value is allowed, the first one is drawn, as in Gymnasium. For a bit of a binary action,
             an entry of 0 or 1 allows only that value, and 2 allows both values.
 
     Returns:
         A tensor of the spec's shape and dtype.
     """
-    rows = mask.reshape(-1, mask.shape[-1])
+    sizes, dims = choices(spec) or [], mask_dims(spec, mask.shape)
+    joint = dims > 1 and (dims > 2 or mask.shape[-2] != len(sizes) or len({*sizes}) > 1)
+    rows = mask.reshape(-1, mask.shape[-dims:].numel())
     if isinstance(spec, Binary):
         bits = torch.randint(0, 2, rows.shape, device=rows.device)
         drawn = torch.where(rows == 2, bits, rows)
         return drawn.reshape(spec.shape).to(spec.dtype).to(spec.device)
-    sizes = choices(spec) or []
-    indices = [_choose(part) for part in rows.split(sizes, -1)]
+    indices = (
+        _unraveled(_choose(rows), sizes)
+        if joint
+        else [_choose(part) for part in rows.split(sizes, -1)]
+    )
     if isinstance(spec, MultiOneHot):
         pairs = zip(indices, sizes, strict=True)
         indices = [torch.nn.functional.one_hot(index[:, 0], n) for index, n in pairs]
     return torch.cat(indices, -1).reshape(spec.shape).to(spec.dtype).to(spec.device)
 
 
+def _unraveled(index: Tensor, sizes: Sequence[int]) -> list[Tensor]:
+    """Returns the value of each choice from the index of a combination of values."""
+    found = []
+    for size in reversed(sizes):
+        found.append(index % size)
+        index = index // size
+    return found[::-1]
+
+
 def _choose(allowed: Tensor) -> Tensor:
     """Draws an allowed value for each row; returns the indices, of shape ``(rows, 1)``."""
     weights = (allowed != 0).to(torch.float64)
     weights[:, 0] += weights.sum(-1) == 0
-    if weights.device.type == "cpu":
-        return torch.multinomial(weights, 1)
-    # On a GPU, multinomial() would wait for a check of the weights. A race of clocks draws alike.
+    return torch.multinomial(weights, 1) if weights.device.type == "cpu" else _race(weights)
+
+
+def _race(weights: Tensor) -> Tensor:
+    """Draws an index for each row, as ``multinomial``, but without waiting for a GPU."""
+    # A race of clocks, each with a weight as its rate.
     return (weights / torch.empty_like(weights).exponential_()).argmax(-1, keepdim=True)
 
 
@@ -100,7 +163,7 @@ def rand_actions(
         mask: the mask from ``info``, or None.
 
     Raises:
-        ValueError: if ``mask`` does not have one entry for each choice.
+        ValueError: if ``mask`` has another shape than masks of the action.
     """
     drawn = specs.rand()
     keys = list(specs.keys(True, True))
@@ -113,15 +176,17 @@ def rand_actions(
         return drawn
     shown: Any = None if given is None else given.get(MASK_KEY, None)
     if shown is None and mask is not None:
-        shown = torch.from_numpy(mask).reshape(*specs.shape, mask.shape[-1])
+        shown = torch.from_numpy(mask).reshape(*specs.shape, *mask.shape[1:])
     spec = specs[keys[0]]
     if isinstance(shown, Tensor) and fits(spec, shown.shape, len(specs.shape)):
         drawn.set(keys[0], masked_rand(spec, shown))
     elif mask is not None and (sizes := choices(spec)) is not None:
         raise ValueError(
-            f"the environment returned info[{MASK_KEY!r}] with {mask.shape[-1]} entries, but its "
+            f"the environment returned info[{MASK_KEY!r}] with {mask[0].size} entries, but its "
             f"action has {sum(sizes)} choices: a mask needs an entry for each choice"
         )
+    elif isinstance(shown, Tensor):
+        warn_unfit(spec, shown.shape)
     return drawn
 
 
@@ -141,7 +206,7 @@ def newest_masks(masks: Array | None, info: Any) -> Array | None:
     """Returns the newest action mask of each row of a vector environment.
 
     Args:
-        masks: the previous masks, of shape ``(num_envs, choices)``; None if there are none yet.
+        masks: the previous masks, with a row for each environment; None if there are none yet.
         info: the info of a step or a reset: a dict, or a list of dicts from ``DictInfoToList``. In
             a dict, ``"_action_mask"`` marks the rows that have a mask; without this entry, all rows
             have one.
@@ -159,7 +224,7 @@ def newest_masks(masks: Array | None, info: Any) -> Array | None:
         return masks
     found = np.stack([flat_mask(shown[row]) for row in rows])
     # A row without a mask allows every choice. For bits, only the value 2 allows both values.
-    result = np.full((len(shown), found.shape[1]), 2, found.dtype) if masks is None else masks
+    result = np.full((len(shown), *found.shape[1:]), 2, found.dtype) if masks is None else masks
     result[rows] = found
     return result
 

@@ -146,7 +146,7 @@ class TensorEnv(TensorDictEnv):
     @override
     def _reset(self, mask: Tensor | None, **kwargs: Any) -> TensorDict:
         last, self._last = self._last, None
-        if mask is None or (mask.all() and kwargs):
+        if mask is None or (mask.all() and (kwargs or self._seed is not None)):
             return self._observations(self.begin(None, **kwargs))
         mask = mask.to(self.home)
         if last is None:

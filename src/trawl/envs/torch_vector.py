@@ -228,7 +228,7 @@ class TorchVectorEnv(TensorEnv):
         marked, old = info.get(f"_{MASK_KEY}"), self.shown_mask
         for mark in (marked, rows):
             if mark is not None and old is not None:
-                shown = torch.where(mark.unsqueeze(-1), shown, old)
+                shown = torch.where(mark.view(-1, *[1] * (old.ndim - 1)), shown, old)
         # A copy, because the environment may change it before the next action is drawn.
         self.shown_mask = shown.clone()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -10,7 +11,15 @@ import torch
 from torch import Tensor
 
 from trawl.envs.base import TensorDictEnv
-from trawl.envs.masks import MASK_KEY, fits, mask_key_of, masked_rand, rand_actions
+from trawl.envs.masks import (
+    MASK_KEY,
+    fits,
+    mask_dims,
+    mask_key_of,
+    masked_rand,
+    rand_actions,
+    warn_unfit,
+)
 from trawl.keys import Key, as_key, show_key
 from trawl.memory import Array
 from trawl.rollout.batch_writer import ActFn
@@ -160,7 +169,13 @@ class PolicyBinder:
         # A mask at the root belongs to the only action; one in a group belongs to its agents.
         if shown is None and len(self.env.action_keys) == 1:
             shown = block.rows.get((MASK_KEY,))
-        if shown is None or not fits(spec, shown.shape[1:], shown.ndim - 2):
+        if shown is None:
+            return None
+        dims = mask_dims(spec, shown.shape[1:])
+        envs = math.prod(shown.shape[1 : shown.ndim - dims])
+        # The masks of agents are flat; in front, they have a dimension for the agents.
+        if not dims or (dims > 1 and (len(key) > 1 or envs != self.env.batch_size.numel())):
+            warn_unfit(spec, shown.shape[1 + len(self.env.batch_size) :])
             return None
         rows, dtype = block.rows[key], self.leaves.written[key].dtype
         return spec, torch.from_numpy(shown), rows, dtype

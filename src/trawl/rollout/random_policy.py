@@ -7,7 +7,7 @@ from typing import Any
 from tensordict import TensorDictBase
 from torch import Tensor
 
-from trawl.envs.masks import MASK_KEY, fits, masked_rand, rand_actions
+from trawl.envs.masks import MASK_KEY, fits, masked_rand, rand_actions, warn_unfit
 from trawl.envs.specs import Composite, Spec
 
 
@@ -57,6 +57,8 @@ class RandomPolicy:
         if hasattr(spec, "keys"):
             return td.update(spec.rand())
         mask: Any = td.get(MASK_KEY, None)
-        if isinstance(spec, Spec) and isinstance(mask, Tensor) and fits(spec, mask.shape, td.ndim):
-            return td.set(self.action_key, masked_rand(spec, mask))
+        if isinstance(spec, Spec) and isinstance(mask, Tensor):
+            if fits(spec, mask.shape, td.ndim):
+                return td.set(self.action_key, masked_rand(spec, mask))
+            warn_unfit(spec, mask.shape)
         return td.set(self.action_key, spec.rand())

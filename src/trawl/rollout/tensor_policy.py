@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from trawl.envs.masks import MASK_KEY, fits, masked_rand
+from trawl.envs.masks import MASK_KEY, fits, masked_rand, warn_unfit
 from trawl.envs.tensor_env import TensorEnv
 from trawl.keys import Key, as_key, show_key
 from trawl.rollout.array_policy import act_fn
@@ -142,7 +142,10 @@ class TensorPolicyBinder:
         name, *more = env.action_keys
         spec, masks = env.full_action_spec[name], tensors.get(_MASK)
         kept = env.shown_mask if masks is None else masks[0]
-        if more or kept is None or not fits(spec, kept.shape, 1):
+        if more or kept is None:
+            return None
+        if not fits(spec, kept.shape, 1):
+            warn_unfit(spec, kept.shape[1:])
             return None
         chosen = tensors[as_key(name)]
 
