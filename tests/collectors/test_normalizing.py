@@ -452,7 +452,10 @@ def test_the_statistics_normalise_other_observations():
     values = torch.tensor([[100.0, 90.0]])
     own = found.observations["observation"]
     np.testing.assert_allclose(
-        found.normalize_observation(values), scaled(values.numpy(), own.mean, own.var), rtol=1e-5
+        found.normalize_observation(values),
+        scaled(values.numpy(), own.mean, own.var),
+        rtol=1e-5,
+        atol=1e-5,
     )
     assert values.tolist() == [[100, 90]]
     with pytest.raises(KeyError, match="'other' is not normalised"):
@@ -634,3 +637,18 @@ def test_numbers_of_numpy_are_numbers():
 def test_async_batched_collectors_name_the_wrapper_instead(option):
     with pytest.raises(TypeError, match=rf"{option}: use gymnasium\.wrappers\..* instead"):
         AsyncBatchedCollector([Walk], frames_per_batch=10, **{option: 4})
+
+
+def test_states_with_and_without_statistics_name_the_options():
+    with Collector(Walk, frames_per_batch=10) as plain, normalizing() as other:
+        for one in (plain, other):
+            one.next()
+        states = plain.state_dict(), other.state_dict()
+        with pytest.raises(ValueError, match="with the same normalize_observations"):
+            plain.load_state_dict(states[1])
+        with pytest.raises(KeyError, match="without normalize_observations"):
+            other.load_state_dict(states[0])
+
+
+def normalizing():
+    return Collector(Walk, frames_per_batch=10, normalize_observations=True)

@@ -39,8 +39,14 @@ class NormalizingCollector:
 
         Raises:
             KeyError: if the state has no statistics.
-            ValueError: if it has the statistics of other entries.
+            ValueError: if it has the statistics of other entries, or if this collector has none.
         """
+        if self.normalization is None and _NORMALIZATION in state:
+            raise ValueError(
+                "state_dict has statistics for normalisation, but this collector has none: "
+                "load it into a collector with the same normalize_observations and "
+                "normalize_rewards"
+            )
         if self.normalization is not None:
             if _NORMALIZATION not in state:
                 raise KeyError(

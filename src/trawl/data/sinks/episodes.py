@@ -79,7 +79,8 @@ class EpisodeCodec:
         there = {show_key(key): entry.shape for key, entry in self.entries.items()}
         raise ValueError(
             f"the environment's {root} space needs {wanted}, but the frames have {there}: pass "
-            "the environment that the frames come from, or env=None"
+            "the environment that the frames come from (with the option frame_stack, "
+            "gymnasium.wrappers.FrameStackObservation(env, size)), or env=None"
         )
 
     # --- to Minari
