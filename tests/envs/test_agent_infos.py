@@ -1,5 +1,7 @@
 """Infos and action masks of agents in batches."""
 
+from functools import partial
+
 import numpy as np
 import pytest
 import torch
@@ -7,7 +9,8 @@ from gymnasium import spaces
 
 from tests.envs.agents import Turns, Walkers, allowed
 from trawl import Collector
-from trawl.envs import InfoKey, PettingZooEnv
+from trawl.envs import InfoKey, PettingZooEnv, TorchVectorEnv
+from trawl.testing import NumberedTorchEnv
 
 
 class Telling(Walkers):
@@ -198,3 +201,27 @@ def test_random_players_make_only_moves_that_a_game_allows(game, count):
     assert batch["next", "done"].any()
     # Of the player whose turn it is, some moves are not allowed.
     assert not batch[players[0], "action_mask"].all()
+
+
+def test_the_command_adapts_agents_and_tensors(monkeypatch):
+    from trawl.cli.environments import EnvFactory
+
+    class Informing(Walkers):
+        def _info(self, agent):
+            return {"cost": 0.5}
+
+    class Tensors(NumberedTorchEnv):
+        def reset(self, **kwargs):
+            obs, info = super().reset(**kwargs)
+            return obs, {**info, "cost": torch.zeros(self.num_envs)}
+
+        def step(self, action):
+            *results, info = super().step(action)
+            return *results, {**info, "cost": torch.ones(self.num_envs)}
+
+    for source, kind in ((Informing, PettingZooEnv), (partial(Tensors, 2), TorchVectorEnv)):
+        monkeypatch.setattr(EnvFactory, "find", lambda self, source=source: source)
+        env = EnvFactory("module:function", {}, ["cost"])()
+        assert isinstance(env, kind)
+        assert any("cost" in key for key in env.reset().keys(True, True))
+        env.close()

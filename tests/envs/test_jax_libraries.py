@@ -13,7 +13,7 @@ import torch
 from tensordict import TensorDict
 
 from trawl import Collector
-from trawl.envs import JaxEnv
+from trawl.envs import GymEnv, JaxEnv
 from trawl.envs.build import build_one
 from trawl.envs.jax_functions import functions_of
 
@@ -376,3 +376,7 @@ def test_a_collector_asks_for_a_batch(cartpole: Any) -> None:
         Collector(cartpole[0], frames_per_batch=2)
     with pytest.raises(TypeError, match=r"pass JaxEnv\(env, num_envs=...\) instead of CartPole"):
         Collector(lambda: cartpole[0], frames_per_batch=2)
+    with pytest.raises(TypeError, match=r"pass JaxEnv\(env, num_envs=...\) instead of CartPole"):
+        Collector(lambda: cartpole, frames_per_batch=2)
+    with pytest.raises(TypeError, match="or one of JAX to JaxEnv"):
+        GymEnv(cartpole[0])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -15,7 +16,7 @@ from trawl.cli.arguments import CollectArguments, EvaluateArguments, TuneArgumen
 from trawl.cli.errors import CliError, describe, message_of
 from trawl.cli.references import find, load_module, split
 from trawl.envs.base import TensorDictEnv
-from trawl.envs.build import env_of_id, is_env, is_tensordict_env
+from trawl.envs.build import adapter_of, env_of_id, is_env, is_tensordict_env
 from trawl.envs.gym import GymEnv
 from trawl.envs.ids import is_known
 from trawl.envs.parallel import ParallelEnv
@@ -61,7 +62,13 @@ class EnvFactory:
                 f"--info-keys can't be used with {self.text}, which returns {made!r}: in the "
                 "function, pass info_keys to the object that makes it, such as GymEnv"
             )
-        return GymEnv(made, info_keys=self.info_keys)
+        adapter = adapter_of(made)
+        if "info_keys" not in inspect.signature(adapter).parameters:
+            raise CliError(
+                f"--info-keys can't be used with {self.text}, which returns {made!r}: "
+                f"{adapter.__name__} has no info_keys"
+            )
+        return adapter(made, info_keys=self.info_keys)
 
     def find(self) -> Any:
         """Returns the function; None for an id that the module registers.

@@ -22,7 +22,7 @@ from trawl.envs.jax_functions import is_jax
 from trawl.envs.pettingzoo import PettingZooEnv
 from trawl.envs.seeding import derive
 from trawl.envs.tensor_env import TensorEnv
-from trawl.envs.torch_vector import as_torch_vector, may_return_tensors
+from trawl.envs.torch_vector import TorchVectorEnv, as_torch_vector, may_return_tensors
 from trawl.envs.types import is_list
 from trawl.envs.vector import is_vector_env
 from trawl.envs.vmas_env import VmasEnv, is_vmas
@@ -69,12 +69,24 @@ def _adapted(env: Any) -> Any:
     """Returns an environment object with the TensorDict interface."""
     if is_tensordict_env(env):
         return env
-    if is_pettingzoo(env):
-        return PettingZooEnv(env)
-    if is_vmas(env):
-        return VmasEnv(env)
+    adapter = adapter_of(env)
+    if adapter is not TorchVectorEnv:
+        return adapter(env)
+    # Only a reset tells if the data are tensors.
     torch_vector = as_torch_vector(env)
     return GymEnv(env) if torch_vector is None else torch_vector
+
+
+def adapter_of(env: Any) -> Any:
+    """Returns the class that gives an environment the TensorDict interface.
+
+    For a vector environment that may return tensors, the class is :class:`TorchVectorEnv`.
+    """
+    if is_pettingzoo(env):
+        return PettingZooEnv
+    if is_vmas(env):
+        return VmasEnv
+    return TorchVectorEnv if may_return_tensors(env) else GymEnv
 
 
 def refuse_policy(source: Any, name: str = "create_env_fn") -> None:
@@ -230,6 +242,9 @@ def _with_kwargs(env: Any, kwargs: Mapping[str, Any]) -> Any:
 
 
 def _explain(what: str, value: object) -> str:
+    if isinstance(value, tuple) and value and is_jax(value[0]):
+        # As gymnax.make returns it.
+        value = value[0]
     if is_jax(value):
         return (
             f"{what}: environments of JAX are stepped as a batch: pass "

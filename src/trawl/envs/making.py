@@ -88,7 +88,7 @@ def wrapped(env: Any, frame_skip: int | None, from_pixels: bool, pixels_only: bo
         raise TypeError(
             "env must be an id, a gymnasium.Env, a gymnasium.vector.VectorEnv, an EnvPool "
             f"environment or an environment of dm_env, but it is {type(env).__name__}: {env!r}. "
-            "Pass an environment of another kind to the collector as it is"
+            "Pass an environment of another kind to the collector as it is, or one of JAX to JaxEnv"
         )
     if is_envpool(env) and not hasattr(env, "num_envs"):
         raise TypeError("an EnvPool environment must be made by envpool.make_gymnasium")

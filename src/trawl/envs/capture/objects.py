@@ -26,6 +26,7 @@ from trawl.envs.capture.tensors import TensorDecoder, TensorEncoder
 from trawl.errors import EnvStateError
 
 _SETS = (set, frozenset)
+_CONTAINERS = (list, tuple, dict)
 _CONSTANTS = (type(None), bool, int, float, str, bytes)
 
 
@@ -124,26 +125,41 @@ class ObjectGraph:
 def objects_of(env: Any) -> list[Any]:
     """Returns an environment and the objects in it, in an order that depends only on their names.
 
-    Objects that have ``get_state`` and ``set_state`` are not searched.
+    The nearest objects come first, and those in lists, tuples and dictionaries before those that
+    are attributes. An attribute that refers to one of several objects, such as the goal of an
+    agent, then doesn't change the order. Objects that have ``get_state`` and ``set_state`` are not
+    searched.
     """
     found: list[Any] = []
+    # All values that have been seen, which keeps them alive, so that their ids are not used again.
     known: dict[int, Any] = {}
-    waiting = [env]
+    level = [env]
+    while level:
+        fresh = list(_new_objects(level, known))
+        found += fresh
+        inner = [value for one in fresh for value in _attributes(one)]
+        level = sorted(inner, key=lambda value: type(value) not in _CONTAINERS)
+    return found
+
+
+def _new_objects(values: Sequence[Any], known: dict[int, Any]) -> Iterator[Any]:
+    """Yields the objects among values, and in containers among them, that are not known yet."""
+    waiting = list(reversed(values))
     while waiting:
         value = waiting.pop()
         if id(value) in known:
             continue
         known[id(value)] = value
-        if type(value) in (list, tuple):
-            waiting += reversed(value)
-        elif type(value) is dict:
-            waiting += reversed(value.values())
+        if type(value) in _CONTAINERS:
+            waiting += reversed(value.values() if type(value) is dict else value)
         elif _is_object(value):
-            found.append(value)
-            if not has_own_methods(value):
-                names = sorted(vars(value).keys() - constant_names(value), reverse=True)
-                waiting += [vars(value)[name] for name in names]
-    return found
+            yield value
+
+
+def _attributes(one: Any) -> list[Any]:
+    if has_own_methods(one):
+        return []
+    return [vars(one)[name] for name in sorted(vars(one).keys() - constant_names(one))]
 
 
 def has_own_methods(value: Any) -> bool:
