@@ -99,6 +99,12 @@ def test_an_unknown_module_of_pettingzoo(env_id):
         build_one(env_id)
 
 
+def test_no_environments_of_vmas():
+    pytest.importorskip("vmas")
+    with pytest.raises(ValueError, match="num_envs must be at least 1, but it is 0"):
+        build_one("vmas:balance", {"num_envs": 0})
+
+
 def test_an_unknown_scenario_of_vmas():
     pytest.importorskip("vmas")
     with pytest.raises(ValueError, match=r"VMAS has no scenario 'nothing': it has balance, "):

@@ -9,6 +9,7 @@ from importlib import import_module
 from importlib.util import find_spec
 from typing import Any
 
+from trawl.checks import check_number
 from trawl.envs.dm import make_dm_control
 from trawl.envs.envpool_calls import make_envpool
 from trawl.envs.jax_env import JaxEnv
@@ -125,8 +126,9 @@ def make_vmas(name: str, options: Mapping[str, Any]) -> VmasEnv:
         import vmas
     except ImportError as error:
         raise ImportError(f"vmas:{name} needs VMAS: pip install 'trawl-rl[vmas]'") from error
+    count = check_number("num_envs", options.get("num_envs", 1), least=1)
     try:
-        return VmasEnv(vmas.make_env(name, **{"num_envs": 1, **options}))
+        return VmasEnv(vmas.make_env(name, **{**options, "num_envs": count}))
     except AssertionError as error:
         if "not found" not in str(error):
             raise
