@@ -37,6 +37,10 @@ class StackedFrames(ComputedTensor):
     first gives the tensor memory of its own. A slice or a view can't be changed in place, because
     it shares no memory with the tensor that it was taken from.
 
+    Attributes:
+        stored: the frames and the positions, in one attribute so that other threads read a pair
+            that fits.
+
     Example:
         >>> import torch
         >>> from trawl.data import StackedFrames
@@ -50,8 +54,7 @@ class StackedFrames(ComputedTensor):
         tensor([1.5000, 2.5000, 3.5000])
     """
 
-    # Frames and positions. They are one attribute, so that other threads read a pair that fits.
-    _stored: tuple[Tensor, Tensor]
+    stored: tuple[Tensor, Tensor]
     _is_slice: bool
 
     @staticmethod
@@ -60,18 +63,18 @@ class StackedFrames(ComputedTensor):
         shape = (*positions.shape, *frames.shape[1:])
         make: Any = Tensor._make_wrapper_subclass
         made: StackedFrames = make(cls, shape, dtype=frames.dtype, device=frames.device)
-        made._stored, made._is_slice = (frames, positions), is_slice
+        made.stored, made._is_slice = (frames, positions), is_slice
         return made
 
     @property
     def frames(self) -> Tensor:
         """All frames, of shape ``(number of frames, *frame)``, which other tensors may share."""
-        return self._stored[0]
+        return self.stored[0]
 
     @property
     def positions(self) -> Tensor:
         """Position in the frames of each frame of the stacks, int64."""
-        return self._stored[1]
+        return self.stored[1]
 
     @property
     def is_slice(self) -> bool:
@@ -81,7 +84,7 @@ class StackedFrames(ComputedTensor):
     @override
     def to_dense(self, *args: Any, **kwargs: Any) -> Tensor:
         """Returns the stacks as an ordinary tensor, which shares no memory with this one."""
-        frames, positions = self._stored
+        frames, positions = self.stored
         return frames.index_select(0, positions.reshape(-1)).reshape(self.shape)
 
     def compact(self) -> StackedFrames:
@@ -89,7 +92,7 @@ class StackedFrames(ComputedTensor):
 
         If nearly all frames are needed, the result is ``self``.
         """
-        frames, positions = self._stored
+        frames, positions = self.stored
         # Compiled functions and meta tensors have no values to look at.
         if torch.compiler.is_compiling() or frames.is_meta:
             return self
@@ -119,7 +122,7 @@ class StackedFrames(ComputedTensor):
         dense = self.to_dense()
         leads = self.positions.shape
         frames = dense.view(leads.numel(), *self.shape[len(leads) :])
-        self._stored = frames, torch.arange(leads.numel(), device=self.device).view(leads)
+        self.stored = frames, torch.arange(leads.numel(), device=self.device).view(leads)
         return dense
 
     @classmethod
@@ -177,17 +180,17 @@ class StackedFrames(ComputedTensor):
 
     @override
     def is_shared(self) -> bool:
-        return all(one.is_shared() for one in self._stored)
+        return all(one.is_shared() for one in self.stored)
 
     @override
     def share_memory_(self) -> Self:
-        for one in self._stored:
+        for one in self.stored:
             one.share_memory_()
         return self
 
     @override
     def __reduce_ex__(self, protocol: Any) -> Any:
-        return StackedFrames, self.compact()._stored
+        return StackedFrames, self.compact().stored
 
     def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
         return (
@@ -214,7 +217,7 @@ def _on_dim(op: Any) -> Callable[..., Any]:
         lead = _leading(stacks, dim)
         if lead is None:
             return NotImplemented
-        frames, positions = stacks._stored
+        frames, positions = stacks.stored
         return _views(frames, op(positions, lead, *args, **kwargs))
 
     return handler
@@ -225,7 +228,7 @@ def _split(op: Any) -> Callable[..., Any]:
         lead = _leading(stacks, dim)
         if lead is None:
             return NotImplemented
-        frames, positions = stacks._stored
+        frames, positions = stacks.stored
         return _views(frames, op(positions, sizes, lead))
 
     return handler
@@ -253,7 +256,7 @@ def _leading(stacks: StackedFrames, dim: int, more: int = 0) -> int | None:
 
 def _unsqueeze(stacks: StackedFrames, dim: int) -> Any:
     lead = _leading(stacks, dim, 1)
-    frames, positions = stacks._stored
+    frames, positions = stacks.stored
     return NotImplemented if lead is None else _views(frames, positions.unsqueeze(lead))
 
 
@@ -261,7 +264,7 @@ def _transpose(stacks: StackedFrames, one: int, other: int) -> Any:
     leads = _leading(stacks, one), _leading(stacks, other)
     if None in leads:
         return NotImplemented
-    frames, positions = stacks._stored
+    frames, positions = stacks.stored
     return _views(frames, aten.transpose.int(positions, *leads))
 
 
@@ -271,12 +274,12 @@ def _permute(stacks: StackedFrames, dims: Sequence[int]) -> Any:
     kept = all(dims[dim] in (dim, dim - stacks.ndim) for dim in range(leads, len(dims)))
     if None in order or not kept or len(dims) != stacks.ndim:
         return NotImplemented
-    frames, positions = stacks._stored
+    frames, positions = stacks.stored
     return _views(frames, aten.permute.default(positions, order))
 
 
 def _view(stacks: StackedFrames, shape: Sequence[int]) -> Any:
-    frames, positions = stacks._stored
+    frames, positions = stacks.stored
     frame = tuple(frames.shape[1:])
     leads = len(shape) - len(frame)
     lead = list(shape[:leads])
@@ -294,7 +297,7 @@ def _at(stacks: StackedFrames, indices: Sequence[Tensor | None]) -> Any:
             given.pop()
         masks = (torch.bool, torch.uint8)
         used = sum(1 if one is None or one.dtype not in masks else one.ndim for one in given)
-        frames, positions = stacks._stored
+        frames, positions = stacks.stored
         if used <= positions.ndim:
             found = aten.index.Tensor(positions, [_dense(one) for one in given])
             return StackedFrames(frames, found)
@@ -305,12 +308,12 @@ def _select_many(stacks: StackedFrames, dim: int, chosen: Tensor) -> Any:
     lead = _leading(stacks, dim) if isinstance(stacks, StackedFrames) else None
     if lead is None:
         return NotImplemented
-    frames, positions = stacks._stored
+    frames, positions = stacks.stored
     return StackedFrames(frames, positions.index_select(lead, _dense(chosen)))
 
 
 def _same(stacks: StackedFrames) -> Any:
-    return StackedFrames(*stacks._stored, True)
+    return StackedFrames(*stacks.stored, True)
 
 
 def _clone(stacks: StackedFrames, memory_format: Any = None) -> Any:
@@ -319,7 +322,7 @@ def _clone(stacks: StackedFrames, memory_format: Any = None) -> Any:
     small = stacks.compact()
     if small is not stacks:
         return small
-    frames, positions = stacks._stored
+    frames, positions = stacks.stored
     return StackedFrames(frames.clone(), positions.clone())
 
 
@@ -327,12 +330,12 @@ def _to_copy(stacks: StackedFrames, *, dtype: Any = None, device: Any = None, **
     if dtype not in (None, stacks.dtype) or device is None:
         return NotImplemented
     wait = {"non_blocking": more.get("non_blocking", False)}
-    frames, positions = stacks.compact()._stored
+    frames, positions = stacks.compact().stored
     return StackedFrames(frames.to(device, **wait), positions.to(device, **wait))
 
 
 def _pinned(stacks: StackedFrames, *args: Any, **kwargs: Any) -> Any:
-    frames, positions = stacks.compact()._stored
+    frames, positions = stacks.compact().stored
     return StackedFrames(frames.pin_memory(), positions.pin_memory())
 
 
@@ -362,14 +365,14 @@ def _join(join: Callable[..., Tensor]) -> Callable[..., Any]:
 
 def _joined_frames(parts: Sequence[StackedFrames]) -> tuple[Tensor, list[Tensor]]:
     """Returns the frames of several tensors, and their positions for each tensor."""
-    stored = [part._stored for part in parts]
+    stored = [part.stored for part in parts]
     if all(frames is stored[0][0] for frames, _ in stored):
         return stored[0][0], [positions for _, positions in stored]
     places: dict[int, int] = {}
     together: list[Tensor] = []
     indices = []
     count = 0
-    for frames, positions in (part.compact()._stored for part in parts):
+    for frames, positions in (part.compact().stored for part in parts):
         if id(frames) not in places:
             places[id(frames)] = count
             together.append(frames)
