@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -29,7 +28,7 @@ from trawl.envs.making import make, single_spaces, wrapped
 from trawl.envs.masks import MASK_KEY, MaskKeeper, flat_mask, mask_keeper
 from trawl.envs.outcomes import flag_of, reward_of
 from trawl.envs.pool import Pool, adapt_pool, is_pool
-from trawl.envs.replacements import check_replacement
+from trawl.envs.replacements import made_again
 from trawl.envs.seeding import check_seed, derive, next_seed
 from trawl.envs.spaces import SpaceCodec, check_keys
 from trawl.envs.specs import NonTensor
@@ -299,16 +298,7 @@ class GymEnv(LoggedEnv):
             RuntimeError: if the environment was passed as an object.
             ValueError: if the new simulator has other spaces, or is the same object as before.
         """
-        if self.remake is None:
-            raise RuntimeError(
-                f"{self!r} was passed as an existing environment, so it can't be made again"
-            )
-        if not self.is_closed:
-            self.is_closed = True
-            with suppress(Exception):
-                self.env.close() if self.vector is None else self.vector.abandon()
-        fresh = self.remake()
-        check_replacement(self, fresh, GymEnv)
+        fresh = made_again(self, GymEnv, self._abandon)
         self.env, self.vector, self.is_closed = fresh.env, fresh.vector, False
         self._masks = None
         self.renew_log()
@@ -318,6 +308,13 @@ class GymEnv(LoggedEnv):
         if self._seed is not None:
             seed, static = self._seed
             self._set_seeds(derive(seed, "rebuild", self._rebuilds), static)
+
+    def _abandon(self) -> None:
+        self.is_closed = True
+        if self.vector is None:
+            self.env.close()
+        else:
+            self.vector.abandon()
 
     def restart(self) -> None:
         """Rebuilds the simulator after a failure, and resets it."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -33,7 +32,7 @@ from trawl.envs.info_keys import AnyValue
 from trawl.envs.infos import InfoLeaf
 from trawl.envs.logged import LoggedEnv
 from trawl.envs.masks import MASK_KEY
-from trawl.envs.replacements import check_replacement
+from trawl.envs.replacements import made_again
 from trawl.envs.seeding import check_seed, derive, next_seed
 from trawl.envs.spaces import SpaceLeaf
 from trawl.envs.specs import Categorical, Composite, Unbounded
@@ -285,15 +284,7 @@ class PettingZooEnv(LoggedEnv):
             RuntimeError: if the environment was passed as an object.
             ValueError: if the new environment has other spaces, or is the same object as before.
         """
-        if self.remake is None:
-            raise RuntimeError(
-                f"{self!r} was passed as an existing environment, so it can't be made again"
-            )
-        if not self.is_closed:
-            with suppress(Exception):
-                self.close()
-        fresh = self.remake()
-        check_replacement(self, fresh, PettingZooEnv)
+        fresh = made_again(self, PettingZooEnv, self.close)
         self.is_closed = False
         self._use(fresh.env)
         self.renew_log()

@@ -1,11 +1,37 @@
-"""Checks of environments that replace others after a failure."""
+"""Environments that replace others after a failure."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 
-def check_replacement(env: Any, fresh: Any, kind: type[Any]) -> None:
+def made_again(env: Any, kind: type[Any], close: Callable[[], object]) -> Any:
+    """Closes an environment, ignoring errors, and returns one that is made in the same way.
+
+    Args:
+        env: the environment, with the function that makes it again in ``remake``.
+        kind: class that the new environment must have.
+        close: function that closes ``env``.
+
+    Raises:
+        RuntimeError: if the environment was passed as an object.
+        ValueError: if the new environment has other specs, or is the same object as before.
+    """
+    if env.remake is None:
+        raise RuntimeError(
+            f"{env!r} was passed as an existing environment, so it can't be made again"
+        )
+    if not env.is_closed:
+        with suppress(Exception):
+            close()
+    fresh = env.remake()
+    _check_replacement(env, fresh, kind)
+    return fresh
+
+
+def _check_replacement(env: Any, fresh: Any, kind: type[Any]) -> None:
     """Compares an environment that was made anew with the one that it replaces.
 
     Args:

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -28,7 +27,7 @@ from typing_extensions import override
 
 from trawl.envs.base import TensorDictEnv
 from trawl.envs.capture.objects import ObjectGraph
-from trawl.envs.replacements import check_replacement
+from trawl.envs.replacements import made_again
 from trawl.envs.seeding import check_seed, derive, next_seed
 from trawl.envs.vector import VectorAdapter
 from trawl.errors import EnvStateError
@@ -228,14 +227,7 @@ class TensorEnv(TensorDictEnv):
             RuntimeError: if the environment was passed as an object.
             ValueError: if the new one has other specs, or is the same object as before.
         """
-        if self.remake is None:
-            raise RuntimeError(
-                f"{self!r} was passed as an existing environment, so it can't be made again"
-            )
-        with suppress(Exception):
-            self.close(raise_if_closed=False)
-        fresh = self.remake()
-        check_replacement(self, fresh, type(self))
+        fresh = made_again(self, type(self), self.close)
         seed, count = self._given_seed, self._rebuilds + 1
         own = {"remake": self.remake, "_given_seed": seed, "_rebuilds": count, "is_closed": False}
         vars(self).update({**vars(fresh), **own})
