@@ -13,14 +13,15 @@ from gymnasium import Space, spaces
 from trawl.envs.agent_groups import AgentGroup
 from trawl.envs.agent_steps import AgentResults, ParallelSteps, TurnSteps
 from trawl.envs.info_keys import (
+    INFO_KEY,
     InfoEntry,
     InfoKeys,
     as_array,
-    check_keys_differ,
     given_entries,
+    placed_entries,
     space_of,
 )
-from trawl.envs.infos import INFO_KEY, InfoLayout, InfoLeaf
+from trawl.envs.infos import InfoLayout, InfoLeaf
 from trawl.envs.masks import MASK_KEY
 from trawl.keys import show_key
 from trawl.memory import Array
@@ -84,21 +85,13 @@ def _by_group(groups: Sequence[AgentGroup], info_keys: InfoKeys) -> dict[str, li
 
 
 def _leaves_of(group: str, given: Sequence[InfoEntry], seen: Mapping[str, Any]) -> list[InfoLeaf]:
-    found = []
-    for entry in given:
-        located = entry.located(seen)
-        if located is None:
-            shown = show_key(entry.path)
-            raise ValueError(
-                f"info_keys has {shown}, but the infos of group {group!r} have only "
-                f"{sorted(seen)}. If an entry appears later than the first episodes, state its "
-                f"space: info_keys={{{shown}: gymnasium.spaces.Box(...)}}"
-            )
-        path, value = located
-        space = value if isinstance(value, Space) else space_of(value)
-        found.append((path, entry.key or (INFO_KEY, *path), space))
-    check_keys_differ([key for _, key, _ in found])
-    leaves = InfoLayout(found).leaves
+    placed = placed_entries(
+        given, seen, lambda: f"the infos of group {group!r} have only {sorted(seen)}"
+    )
+    leaves = InfoLayout(
+        (path, key, value if isinstance(value, Space) else space_of(value))
+        for path, key, value in placed
+    ).leaves
     for leaf in leaves:
         if leaf.dtype is None:
             raise TypeError(

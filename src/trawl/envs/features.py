@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from trawl.envs.dm import DISCOUNT
-from trawl.envs.infos import INFO_KEY
+from trawl.envs.info_keys import INFO_KEY
 from trawl.envs.masks import MASK_KEY
 from trawl.keys import Key
 

@@ -18,17 +18,16 @@ from trawl.envs.info_keys import (
     InfoKeys,
     as_array,
     box,
-    check_keys_differ,
     given_entries,
+    placed_entries,
     space_of,
 )
 from trawl.envs.info_wrappers import InfoEnvPool, InfoSingle, InfoVector
-from trawl.envs.infos import INFO_KEY, InfoLayout
+from trawl.envs.infos import InfoLayout
 from trawl.envs.making import single_spaces
 from trawl.envs.masks import newest_masks
 from trawl.envs.pool import is_pool
 from trawl.envs.vector import is_envpool, is_vector_env
-from trawl.keys import Key, show_key
 
 # Steps that are taken to see values, at most.
 _STEPS = 1000
@@ -66,9 +65,8 @@ def with_infos(
             "make the environment without batch_size"
         )
     try:
-        found = _find(env, given, spare)
-        entries = [(path, given[i].key or (INFO_KEY, *path), space) for i, path, space in found]
-        check_keys_differ([key for _, key, _ in entries])
+        known = _known(env, given, spare)
+        entries = placed_entries(given, known, lambda: _described(env, known))
         layout = InfoLayout(entries)
         wrapped = _wrap(env, layout, mode)
     except Exception:
@@ -89,10 +87,10 @@ def _wrap(env: Any, layout: InfoLayout, mode: Any) -> Any:
     return InfoVector(env, layout, same_step, outside)
 
 
-def _find(
+def _known(
     env: Any, given: Sequence[InfoEntry], spare: Callable[[], Any] | None
-) -> list[tuple[int, Key, Space[Any]]]:
-    """Returns the number, the path and the space of each entry."""
+) -> dict[str, Space[Any]]:
+    """Returns the spaces of all entries that were found, by name."""
     known: dict[str, Space[Any]] = {}
     missing = [entry for entry in given if entry.space is None]
     if is_envpool(env):
@@ -107,24 +105,13 @@ def _find(
             finally:
                 if probed is not env:
                     probed.close()
-    found = []
-    for index, entry in enumerate(given):
-        located = entry.located(known)
-        if located is None:
-            raise ValueError(_absent(env, entry.path, known))
-        found.append((index, *located))
-    return found
+    return known
 
 
-def _absent(env: Any, path: Key, known: Mapping[str, Any]) -> str:
-    shown = show_key(path)
+def _described(env: Any, known: Mapping[str, Any]) -> str:
     # An EnvPool environment prints its whole configuration.
     name = type(env).__name__ if is_envpool(env) else env
-    return (
-        f"info_keys has {shown}, but the info of {name} has only {_names(known)}. If the entry "
-        "appears later than the first episodes, state its space: "
-        f"info_keys={{{shown}: gymnasium.spaces.Box(...)}}"
-    )
+    return f"the info of {name} has only {_names(known)}"
 
 
 def _names(known: Mapping[str, Any]) -> list[str]:

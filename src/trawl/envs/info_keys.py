@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +15,7 @@ from trawl.envs.final_obs import FINAL_OBS
 from trawl.keys import Key, as_key, show_key
 from trawl.memory import Array
 
+INFO_KEY = "info"
 _RESERVED = (*FINAL_OBS, "final_info")
 
 
@@ -198,7 +199,37 @@ def given_entries(info_keys: InfoKeys) -> list[InfoEntry]:
     return found
 
 
-def check_keys_differ(keys: Sequence[Key]) -> None:
+def placed_entries(
+    given: Sequence[InfoEntry], known: Mapping[str, Any], describe: Callable[[], str]
+) -> list[tuple[Key, Key, Any]]:
+    """Returns the path and the key of each entry, and its space or an example of its value.
+
+    Args:
+        given: the entries.
+        known: spaces or examples of all entries, nested as in ``info``.
+        describe: function that returns, for an error message, which entries there are, such as
+            "the info of env has only ['lives']".
+
+    Raises:
+        ValueError: if there is no such entry, or if two keys clash.
+    """
+    found = []
+    for entry in given:
+        located = entry.located(known)
+        if located is None:
+            name = show_key(entry.path)
+            raise ValueError(
+                f"info_keys has {name}, but {describe()}. If the entry appears later than "
+                f"the first episodes, state its space: "
+                f"info_keys={{{name}: gymnasium.spaces.Box(...)}}"
+            )
+        path, value = located
+        found.append((path, entry.key or (INFO_KEY, *path), value))
+    _check_keys_differ([key for _, key, _ in found])
+    return found
+
+
+def _check_keys_differ(keys: Sequence[Key]) -> None:
     """Raises a ``ValueError`` if two entries have the same key, or one is inside the other."""
     for index, key in enumerate(keys):
         for other in keys[:index]:

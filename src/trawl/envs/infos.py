@@ -16,11 +16,9 @@ import numpy as np
 import torch
 from gymnasium import Space, spaces
 
-from trawl.envs.info_keys import as_array
+from trawl.envs.info_keys import INFO_KEY, as_array
 from trawl.keys import Key
 from trawl.memory import Array, Mask
-
-INFO_KEY = "info"
 
 
 @dataclass(frozen=True, eq=False)

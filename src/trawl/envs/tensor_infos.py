@@ -15,10 +15,9 @@ from gymnasium import Space, spaces
 from torch import Tensor
 
 from trawl.envs.final_obs import FINAL_OBS, marks_presence
-from trawl.envs.info_keys import InfoEntry, box, check_keys_differ
+from trawl.envs.info_keys import InfoEntry, box, placed_entries
 from trawl.envs.info_wrappers import InfoMerger
-from trawl.envs.infos import INFO_KEY, InfoLayout, InfoLeaf
-from trawl.keys import show_key
+from trawl.envs.infos import InfoLayout, InfoLeaf
 
 # Random steps that are taken to see values, at most.
 _STEPS = 1000
@@ -168,20 +167,9 @@ def tensor_layout(
         steps += 1
         for info in step(info):  # noqa: B020 - the next step needs the last one
             found = {**_spaces(info.get(_FINAL_INFO) or {}), **_spaces(info), **found}
-    entries = []
-    for entry in given:
-        located = entry.located(found)
-        if located is None:
-            shown = show_key(entry.path)
-            raise ValueError(
-                f"info_keys has {shown}, but the info of {type(env).__name__} has only "
-                f"{sorted(found)}. If the entry appears later, state its space: "
-                f"info_keys={{{shown}: gymnasium.spaces.Box(...)}}"
-            )
-        path, space = located
-        entries.append((path, entry.key or (INFO_KEY, *path), space))
-    check_keys_differ([key for _, key, _ in entries])
-    return InfoLayout(entries), steps > 0
+    name = type(env).__name__
+    placed = placed_entries(given, found, lambda: f"the info of {name} has only {sorted(found)}")
+    return InfoLayout(placed), steps > 0
 
 
 def _spaces(info: Mapping[str, Any]) -> dict[str, Space[Any]]:
