@@ -3,36 +3,24 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
-from tensordict import TensorDictBase
-from tensordict.nn import TensorDictModule, TensorDictModuleBase
+from tensordict.nn import TensorDictModule
 from torch import nn
 
 pytest.importorskip("jax")
 
 from jax_parts import COUNT, Scripted, Twin, TwinWithResets, make_scripted, scripted
+from tensor_parts import State, assert_same, changes, collected, every_third
 
 from trawl.collectors import Collector, MultiAsyncCollector, MultiSyncCollector
 from trawl.envs import JaxEnv
-
-
-class Recurrent(TensorDictModuleBase):
-    """Policy with a recurrent state."""
-
-    in_keys = ["observation", "is_init", "h"]  # noqa: RUF012 - as tensordict
-    out_keys = ["action", ("next", "h")]  # noqa: RUF012
-
-    def forward(self, td: TensorDictBase) -> TensorDictBase:
-        h = td.get("h", torch.zeros(*td.batch_size, 1))
-        td["action"] = nn.functional.one_hot((h[..., 0].long()) % 4, 4)
-        td["next", "h"] = h + 1 + td["is_init"].float()
-        return td
 
 
 def _act(observation: Any) -> Any:
@@ -43,17 +31,7 @@ def plain() -> Any:
     return TensorDictModule(_act, in_keys=["observation"], out_keys=["action"])
 
 
-def changes() -> Any:
-    """Returns a policy that changes its input."""
-
-    def act(observation: Any) -> Any:
-        observation += 1
-        return _act(observation)
-
-    return TensorDictModule(act, in_keys=["observation"], out_keys=["action"])
-
-
-POLICIES = {"none": lambda: None, "plain": plain, "state": Recurrent, "changes": changes}
+POLICIES = {"none": lambda: None, "plain": plain, "state": State, "changes": changes}
 CASES: dict[str, dict[str, Any]] = {
     "plain": {},
     "reset": {"reset_at_each_iter": True},
@@ -64,26 +42,7 @@ CASES: dict[str, dict[str, Any]] = {
 }
 
 
-def batches(env: Any, policy: Any, count: int = 4, seed: int = 3, **options: Any) -> Any:
-    options = {"frames_per_batch": 4 * COUNT, "total_frames": -1, **options}
-    with Collector(env, policy, **options) as collector:
-        collector.set_seed(seed)
-        found = []
-        for batch in collector:
-            found.append(batch.clone())
-            if len(found) == count:
-                break
-        return found, collector.stats()
-
-
-def assert_same(one: Sequence[TensorDictBase], other: Sequence[TensorDictBase]) -> None:
-    assert len(one) == len(other) > 0
-    for a, b in zip(one, other, strict=True):
-        assert a.batch_size == b.batch_size
-        assert set(a.keys(True, True)) == set(b.keys(True, True))
-        for key in a.keys(True, True):
-            assert a.get(key).dtype is b.get(key).dtype, key
-            assert torch.equal(a.get(key), b.get(key)), (key, a.get(key), b.get(key))
+batches = partial(collected, frames_per_batch=4 * COUNT)
 
 
 class Reused(JaxEnv):
@@ -120,19 +79,15 @@ def test_batches_are_those_of_numpy(fresh: JaxEnv, case: str, policy: str) -> No
 
 
 def test_interrupted_batches(fresh: JaxEnv) -> None:
-    def every_third() -> Callable[[], bool]:
-        calls = iter(range(1, 1000))
-        return lambda: next(calls) % 3 == 0
-
-    expected, _ = batches(Twin(), Recurrent(), interruptor=every_third())
-    found, _ = batches(fresh, Recurrent(), interruptor=every_third())
+    expected, _ = batches(Twin(), State(), interruptor=every_third())
+    found, _ = batches(fresh, State(), interruptor=every_third())
     assert_same(found, expected)
 
 
 def test_single_environments_are_reset_between_batches(fresh: JaxEnv) -> None:
     found = []
     for env in (TwinWithResets(), fresh):
-        with Collector(env, Recurrent(), frames_per_batch=9) as collector:
+        with Collector(env, State(), frames_per_batch=9) as collector:
             collector.set_seed(1)
             iterator = iter(collector)
             next(iterator)

@@ -1,6 +1,6 @@
 """Batches of environments of torch tensors, compared with those of the same ones on numpy."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
+from tensor_parts import State, assert_same, changes, collected, every_third
 from tensordict import TensorDict, TensorDictBase
 from tensordict.nn import TensorDictModule, TensorDictModuleBase, TensorDictSequential
 from torch import nn
@@ -42,19 +43,6 @@ def on_torch(mode: AutoresetMode, **options: Any) -> TorchVectorEnv:
     return TorchVectorEnv(env, **options)
 
 
-class State(TensorDictModuleBase):
-    """Policy with a recurrent state; the first call begins it."""
-
-    in_keys = ["observation", "is_init", "h"]  # noqa: RUF012 - as tensordict
-    out_keys = ["action", ("next", "h")]  # noqa: RUF012
-
-    def forward(self, td: TensorDictBase) -> TensorDictBase:
-        h = td.get("h", torch.zeros(*td.batch_size, 1))
-        td["action"] = nn.functional.one_hot((h[..., 0].long()) % 4, 4)
-        td["next", "h"] = h + 1 + td["is_init"].float()
-        return td
-
-
 def memory() -> Any:
     """Returns a chain that reads what it wrote in the step before."""
 
@@ -71,16 +59,6 @@ def memory() -> Any:
             return td
 
     return Chain()
-
-
-def changes() -> Any:
-    """Returns a policy that changes its input."""
-
-    def act(observation: Any) -> Any:
-        observation += 1
-        return nn.functional.one_hot(observation.sum(-1).long() % 4, 4)
-
-    return TensorDictModule(act, in_keys=["observation"], out_keys=["action"])
 
 
 def plain() -> Any:
@@ -116,32 +94,7 @@ CASES: dict[str, dict[str, Any]] = {
 }
 
 
-def batches(env: Any, policy: Any, count: int = 4, **options: Any) -> tuple[Any, Any]:
-    options = {"frames_per_batch": 4 * COUNT, "total_frames": -1, **options}
-    collector = Collector(env, policy, **options)
-    try:
-        collector.set_seed(3)
-        found = []
-        for batch in collector:
-            found.append(batch.clone())
-            if len(found) == count:
-                break
-        stats = collector.stats()
-        return found, stats
-    finally:
-        collector.shutdown()
-
-
-def assert_same(one: Sequence[TensorDictBase], other: Sequence[TensorDictBase]) -> None:
-    assert len(one) == len(other) > 0
-    for a, b in zip(one, other, strict=True):
-        assert a.batch_size == b.batch_size
-        assert a.names == b.names
-        assert set(a.keys(True, True)) == set(b.keys(True, True))
-        for key in a.keys(True, True):
-            x, y = a.get(key), b.get(key)
-            assert x.dtype is y.dtype, key
-            assert torch.equal(x, y), (key, x, y)
+batches = partial(collected, frames_per_batch=4 * COUNT)
 
 
 @pytest.mark.parametrize("policy", POLICIES)
@@ -170,10 +123,6 @@ def test_partial_reset_by_ids() -> None:
 
 @pytest.mark.parametrize("mode", AutoresetMode)
 def test_interrupted_batches(mode: AutoresetMode) -> None:
-    def every_third() -> Callable[[], bool]:
-        calls = iter(range(1, 1000))
-        return lambda: next(calls) % 3 == 0
-
     expected, _ = batches(on_numpy(mode), State(), interruptor=every_third())
     found, _ = batches(on_torch(mode), State(), interruptor=every_third())
     assert_same(found, expected)

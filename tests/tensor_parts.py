@@ -1,0 +1,68 @@
+"""Policies and comparisons for batches of environments whose data are tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from tensordict import TensorDictBase
+from tensordict.nn import TensorDictModule, TensorDictModuleBase
+from torch import nn
+
+from trawl.collectors import Collector
+
+
+class State(TensorDictModuleBase):
+    """Policy with a recurrent state; the first call begins it."""
+
+    in_keys = ["observation", "is_init", "h"]  # noqa: RUF012 - as tensordict
+    out_keys = ["action", ("next", "h")]  # noqa: RUF012
+
+    def forward(self, td: TensorDictBase) -> TensorDictBase:
+        h = td.get("h", torch.zeros(*td.batch_size, 1))
+        td["action"] = nn.functional.one_hot((h[..., 0].long()) % 4, 4)
+        td["next", "h"] = h + 1 + td["is_init"].float()
+        return td
+
+
+def changes() -> Any:
+    """Returns a policy that changes its input."""
+
+    def act(observation: Any) -> Any:
+        observation += 1
+        return nn.functional.one_hot(observation.sum(-1).long() % 4, 4)
+
+    return TensorDictModule(act, in_keys=["observation"], out_keys=["action"])
+
+
+def collected(
+    env: Any, policy: Any, count: int = 4, seed: int = 3, **options: Any
+) -> tuple[list[TensorDictBase], dict[str, Any]]:
+    """Returns copies of the first batches of a collector, and its statistics."""
+    with Collector(env, policy, **{"total_frames": -1, **options}) as collector:
+        collector.set_seed(seed)
+        found = []
+        for batch in collector:
+            found.append(batch.clone())
+            if len(found) == count:
+                break
+        return found, collector.stats()
+
+
+def assert_same(one: Sequence[TensorDictBase], other: Sequence[TensorDictBase]) -> None:
+    assert len(one) == len(other) > 0
+    for a, b in zip(one, other, strict=True):
+        assert a.batch_size == b.batch_size
+        assert a.names == b.names
+        assert set(a.keys(True, True)) == set(b.keys(True, True))
+        for key in a.keys(True, True):
+            x, y = a.get(key), b.get(key)
+            assert x.dtype is y.dtype, key
+            assert torch.equal(x, y), (key, x, y)
+
+
+def every_third() -> Callable[[], bool]:
+    """Returns an interruptor that interrupts at each third call."""
+    calls = iter(range(1, 1000))
+    return lambda: next(calls) % 3 == 0
