@@ -31,6 +31,12 @@ def as_key(key: str | Sequence[Any]) -> Key:
     return tuple(part for item in key for part in as_key(item))
 
 
+def distinct_keys(keys: str | Sequence[Any]) -> tuple[Key, ...]:
+    """Returns the keys of an option, which may be a single string, each of them once."""
+    named = (keys,) if isinstance(keys, str) else keys
+    return tuple(dict.fromkeys(map(as_key, named)))
+
+
 def show_key(key: Key) -> str:
     """Returns the key as a user would write it; a key of one part is written as a string."""
     return repr(key[0] if len(key) == 1 else key)

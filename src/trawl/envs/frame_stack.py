@@ -11,7 +11,7 @@ from tensordict import TensorDictBase
 
 from trawl.checks import check_number
 from trawl.envs.features import is_feature
-from trawl.keys import Key, as_key, show_keys
+from trawl.keys import Key, as_key, distinct_keys, show_keys
 
 _PADDINGS = ("reset", "zero")
 
@@ -51,13 +51,13 @@ class FrameStack:
             raise ValueError(f"padding must be 'reset' or 'zero', but it is {self.padding!r}")
         if self.keys is None:
             return
-        keys = (self.keys,) if isinstance(self.keys, str) else tuple(self.keys)
+        keys = distinct_keys(self.keys)
         if not keys:
             raise ValueError(
                 "keys must name the observations to stack, but it is empty: leave it out to stack "
                 "all observations"
             )
-        object.__setattr__(self, "keys", tuple(dict.fromkeys(map(as_key, keys))))
+        object.__setattr__(self, "keys", keys)
 
     def stacked(self, observed: Iterable[Key]) -> list[Key]:
         """Returns the keys of the observations that are stacked.

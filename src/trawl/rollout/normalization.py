@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from trawl.keys import Key, as_key, show_key, show_keys
+from trawl.keys import Key, as_key, distinct_keys, show_key, show_keys
 from trawl.rollout.moments import RunningMoments
 
 Statistics: TypeAlias = dict[Key, RunningMoments]
@@ -60,10 +60,10 @@ class NormalizeObservation:
         object.__setattr__(self, "clip", _check_positive("clip", self.clip))
         object.__setattr__(self, "epsilon", _check_positive("epsilon", self.epsilon))
         if self.keys is not None:
-            keys = [self.keys] if isinstance(self.keys, str) else list(self.keys)
+            keys = distinct_keys(self.keys)
             if not keys:
                 raise ValueError("keys must name at least one observation, but it is empty")
-            object.__setattr__(self, "keys", tuple(dict.fromkeys(map(as_key, keys))))
+            object.__setattr__(self, "keys", keys)
 
 
 @dataclass(frozen=True, kw_only=True)
