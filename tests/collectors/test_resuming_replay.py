@@ -277,16 +277,34 @@ def test_another_process_continues(tmp_path):
     assert all(map(torch.equal, expected, found))
 
 
-def test_sticky_atari():
+def pong(noops=30):
     ale = pytest.importorskip("ale_py", reason="ale-py is not installed")
     pytest.importorskip("cv2", reason="OpenCV, which the preprocessing needs, is not installed")
     gymnasium.register_envs(ale)
+    env = gymnasium.make("ALE/Pong-v5", frameskip=1, repeat_action_probability=0.25)
+    return wrappers.FrameStackObservation(wrappers.AtariPreprocessing(env, noops), 4)
 
-    def pong():
-        env = gymnasium.make("ALE/Pong-v5", frameskip=1, repeat_action_probability=0.25)
-        return wrappers.FrameStackObservation(wrappers.AtariPreprocessing(env), 4)
 
+def test_sticky_atari():
     check(lambda: Collector(pong, frames_per_batch=50), 3, later=4)
+
+
+def test_an_episode_that_began_between_the_first_steps():
+    """Gymnasium's checker keeps the screen of the first step until the second one.
+
+    One no-op follows each reset, so the checker has seen one step when the saved episode begins.
+    The other environment is reset once more, so that its checker has seen two.
+    """
+    source = partial(pong, 1)
+    with (
+        Collector(source, frames_per_batch=50) as collector,
+        Collector(source, frames_per_batch=50) as other,
+    ):
+        collector.set_seed(1)
+        collector.next()
+        for _ in range(2):
+            other.reset()
+        go_on(collector, other, later=2)
 
 
 # --- what falls short

@@ -8,6 +8,7 @@ from typing import Any
 
 import gymnasium
 import numpy as np
+from gymnasium.wrappers import PassiveEnvChecker
 
 from trawl.envs.capture.attributes import Decoder, Encoder, NotPlain, has_children
 from trawl.envs.capture.emulator import emulator_of, emulator_state, put_emulator_state
@@ -98,7 +99,7 @@ def note(
         raise NotPlain("the environment has no generator, and was reset without a seed")
     # Numbered from the inside, because the collector may add a wrapper around the others.
     encoder = Encoder(members[::-1], most=_MOST_ITEMS)
-    wrappers = [encoder.some_attributes(member) for member in members[:-1]]
+    wrappers = [_noted(member, encoder) for member in members[:-1]]
     now, screen = numbers(base), None if emulator is None else emulator_state(emulator)
     given = Encoder([]).encode(dict(arguments))
 
@@ -116,6 +117,13 @@ def note(
         }
 
     return origin
+
+
+def _noted(wrapper: Any, encoder: Encoder) -> dict[str, Any]:
+    """Returns the attributes of a wrapper on which an episode may depend."""
+    # No episode depends on Gymnasium's checker. Its flags must fit the screens that it keeps, which
+    # may be too large to be recorded.
+    return {} if isinstance(wrapper, PassiveEnvChecker) else encoder.some_attributes(wrapper)
 
 
 def write(members: Sequence[Any], origin: Mapping[str, Any], made: Mapping[str, Any]) -> None:
