@@ -13,9 +13,17 @@ import numpy as np
 from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
-from trawl.envs import JaxEnv
+from trawl.envs import GymEnv, JaxEnv
 
 COUNT = 3
+_NUMBER = spaces.Box(-(2**31), 2**31 - 1, (1,), np.int32)
+#: Entries of the info: of each step, of a reset, of a last step, and a nested one.
+INFOS = {
+    "sum": _NUMBER,
+    "begun": _NUMBER,
+    "ended": _NUMBER,
+    "nested": spaces.Dict(half=spaces.Box(-np.inf, np.inf, (2,), np.float32)),
+}
 # More steps and episodes than any test takes.
 _LENGTH = 200
 
@@ -39,7 +47,14 @@ class Scripted:
 
         number, length, end = _plan(key[1], key[0])
         state = {"number": number, "length": length, "end": end, "step": jnp.uint32(0)}
-        return state, jnp.stack([number, 0, 0, 0]).astype(jnp.float32)
+        info = {"begun": number.astype(int), **self._info(number.astype(int))}
+        return state, jnp.stack([number, 0, 0, 0]).astype(jnp.float32), info
+
+    def _info(self, total: Any) -> dict[str, Any]:
+        import jax.numpy as jnp
+
+        halves = jnp.stack([total, -total]) / 2
+        return {"sum": total, "nested": {"half": halves}, "text": "left out"}
 
     def step(self, key: Any, state: Any, action: Any) -> tuple[Any, ...]:
         import jax.numpy as jnp
@@ -48,7 +63,9 @@ class Scripted:
         obs = jnp.stack([state["number"], step, action + 1, key[0] % 1000]).astype(jnp.float32)
         over = step >= state["length"]
         terminated, truncated = over & (state["end"] != 1), over & (state["end"] != 0)
-        return {**state, "step": step}, obs, state["number"] + step, terminated, truncated
+        total = (state["number"] + step).astype(int)
+        info = {"ended": jnp.where(over, total, 0), **self._info(total)}
+        return {**state, "step": step}, obs, total, terminated, truncated, info
 
 
 class ScriptedNumpy(gymnasium.Env[Any, Any]):
@@ -65,7 +82,12 @@ class ScriptedNumpy(gymnasium.Env[Any, Any]):
         other, word = map(int, next(self.episodes))
         self.number, self.length, self.end = _plan(word, other)
         self.step_number = 0
-        return np.array([self.number, 0, 0, 0], np.float32), {}
+        info = {"begun": self.number, **self._info()}
+        return np.array([self.number, 0, 0, 0], np.float32), info
+
+    def _info(self) -> dict[str, Any]:
+        total = self.number + self.step_number
+        return {"sum": total, "nested": {"half": np.array([total, -total]) / np.float32(2)}}
 
     def step(self, action: Any) -> tuple[Any, ...]:
         self.step_number += 1
@@ -73,7 +95,10 @@ class ScriptedNumpy(gymnasium.Env[Any, Any]):
         obs = np.array([self.number, self.step_number, action + 1, drawn], np.float32)
         over = self.step_number >= self.length
         terminated, truncated = over and self.end != 1, over and self.end != 0
-        return obs, float(self.number + self.step_number), terminated, truncated, {}
+        total, info = self.number + self.step_number, self._info()
+        if over:
+            info["ended"] = total
+        return obs, float(total), terminated, truncated, info
 
 
 def tables(seed: int, count: int) -> Any:
@@ -102,6 +127,11 @@ class Twin(SyncVectorEnv):
         return super().reset(options=options)
 
 
+def twin() -> GymEnv:
+    """Returns a vector on numpy with the entries of its info."""
+    return GymEnv(Twin(), info_keys=INFOS)
+
+
 class TwinWithResets(Twin):
     """The same in mode DISABLED, where some environments can be reset."""
 
@@ -112,7 +142,7 @@ class TwinWithResets(Twin):
 
 def scripted(seed: int | None = 0, **options: Any) -> JaxEnv:
     """Returns a batch of scripted environments."""
-    return JaxEnv(Scripted(), COUNT, seed=seed, **options)
+    return JaxEnv(Scripted(), COUNT, seed=seed, info_keys=INFOS, **options)
 
 
 make_scripted = partial(scripted, None)

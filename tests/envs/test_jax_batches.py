@@ -16,11 +16,11 @@ from torch import nn
 
 pytest.importorskip("jax")
 
-from jax_parts import COUNT, Scripted, Twin, TwinWithResets, make_scripted, scripted
+from jax_parts import COUNT, INFOS, Scripted, Twin, TwinWithResets, make_scripted, scripted, twin
 from tensor_parts import State, assert_same, changes, collected, every_third
 
 from trawl.collectors import Collector, MultiAsyncCollector, MultiSyncCollector
-from trawl.envs import JaxEnv
+from trawl.envs import GymEnv, JaxEnv
 
 
 def _act(observation: Any) -> Any:
@@ -54,7 +54,7 @@ class Reused(JaxEnv):
 
 @pytest.fixture(scope="module")
 def reused() -> JaxEnv:
-    return Reused(Scripted(), COUNT)
+    return Reused(Scripted(), COUNT, info_keys=INFOS)
 
 
 @pytest.fixture
@@ -69,8 +69,8 @@ def fresh(reused: JaxEnv) -> JaxEnv:
 @pytest.mark.parametrize("case", CASES)
 def test_batches_are_those_of_numpy(fresh: JaxEnv, case: str, policy: str) -> None:
     options, make = CASES[case], POLICIES[policy]
-    twin = TwinWithResets() if case == "limit" else Twin()
-    expected, old = batches(twin, make(), **options)
+    numpy = GymEnv(TwinWithResets(), info_keys=INFOS) if case == "limit" else twin()
+    expected, old = batches(numpy, make(), **options)
     found, new = batches(fresh, make(), **options)
     assert_same(found, expected)
     assert new["env_path"] == "tensor"
@@ -79,14 +79,14 @@ def test_batches_are_those_of_numpy(fresh: JaxEnv, case: str, policy: str) -> No
 
 
 def test_interrupted_batches(fresh: JaxEnv) -> None:
-    expected, _ = batches(Twin(), State(), interruptor=every_third())
+    expected, _ = batches(twin(), State(), interruptor=every_third())
     found, _ = batches(fresh, State(), interruptor=every_third())
     assert_same(found, expected)
 
 
 def test_single_environments_are_reset_between_batches(fresh: JaxEnv) -> None:
     found = []
-    for env in (TwinWithResets(), fresh):
+    for env in (GymEnv(TwinWithResets(), info_keys=INFOS), fresh):
         with Collector(env, State(), frames_per_batch=9) as collector:
             collector.set_seed(1)
             iterator = iter(collector)
@@ -136,7 +136,7 @@ def test_workers(kind: Any, count: int, make: Any) -> None:
     if count == 2:
         options["cat_results"] = "stack"
     found = []
-    for factory, method in ((make(), "forkserver"), (Twin, "inline")):
+    for factory, method in ((make(), "forkserver"), (twin, "inline")):
         collector = kind([factory] * count, plain(), start_method=method, **options)
         try:
             collector.set_seed(0)
@@ -160,10 +160,10 @@ def test_tensordict_interface(fresh: JaxEnv) -> None:
     actions = torch.eye(4)[:COUNT].long()
     fresh.set_seed(0)
     frames = fresh.rollout(8, lambda td: td.set("action", actions), break_when_any_done=False)
-    twin = Twin()
-    twin.reset(seed=0)
+    numpy = Twin()
+    numpy.reset(seed=0)
     for t in range(8):
-        obs, reward, terminated, truncated, info = twin.step(np.arange(COUNT))
+        obs, reward, terminated, truncated, info = numpy.step(np.arange(COUNT))
         last = [
             info["final_obs"][i] if terminated[i] or truncated[i] else obs[i] for i in range(COUNT)
         ]
@@ -191,7 +191,7 @@ class Growing(Scripted):
         self.change, self.calls = change, 0
 
     def step(self, key: Any, state: Any, action: Any) -> tuple[Any, ...]:
-        state, obs, *rest = super().step(key, state, action)
+        state, obs, *rest, _ = super().step(key, state, action)
         self.calls += 1
         # The first call finds out the layout.
         return (state, self.change(obs) if self.calls == 2 else obs, *rest)

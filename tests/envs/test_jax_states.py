@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from gymnasium import spaces
-from jax_parts import COUNT, Scripted, make_scripted
+from jax_parts import COUNT, Scripted, make_scripted, scripted
 from tensordict.nn import TensorDictModule
 from torch import nn
 
@@ -45,14 +45,14 @@ def same(one: Any, other: Any) -> bool:
 @pytest.mark.parametrize("options", [{}, {"max_frames_per_traj": 2}], ids=["plain", "limit"])
 def test_a_collector_continues(options: Any) -> None:
     options = {"frames_per_batch": 5 * COUNT, "total_frames": -1, **options}
-    with Collector(JaxEnv(Scripted(), COUNT), policy(), **options) as collector:
+    with Collector(scripted(None), policy(), **options) as collector:
         collector.set_seed(4)
         batches = iter(collector)
         next(batches)
         assert collector.env_state_methods() == ["get_state"] * COUNT
         state = saved(collector.state_dict())
         expected = [next(batches).clone() for _ in range(2)]
-    with Collector(JaxEnv(Scripted(), COUNT), policy(), **options) as collector:
+    with Collector(scripted(None), policy(), **options) as collector:
         collector.load_state_dict(state)
         batches = iter(collector)
         found = [next(batches).clone() for _ in range(2)]

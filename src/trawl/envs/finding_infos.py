@@ -19,6 +19,7 @@ from trawl.envs.info_keys import (
     as_array,
     box,
     given_entries,
+    names_of,
     placed_entries,
     space_of,
 )
@@ -111,17 +112,7 @@ def _known(
 def _described(env: Any, known: Mapping[str, Any]) -> str:
     # An EnvPool environment prints its whole configuration.
     name = type(env).__name__ if is_envpool(env) else env
-    return f"the info of {name} has only {_names(known)}"
-
-
-def _names(known: Mapping[str, Any]) -> list[str]:
-    """Returns the names of all entries; those of nested entries are joined with slashes."""
-    names = []
-    for name, space in known.items():
-        names.append(name)
-        if isinstance(space, spaces.Dict):
-            names += [f"{name}/{inner}" for inner in _names(space.spaces)]
-    return sorted(names)
+    return f"the info of {name} has only {names_of(known)}"
 
 
 def _episode() -> Space[Any]:

@@ -199,6 +199,16 @@ def given_entries(info_keys: InfoKeys) -> list[InfoEntry]:
     return found
 
 
+def names_of(known: Mapping[str, Any]) -> list[str]:
+    """Returns the names of all entries; those of nested entries are joined with slashes."""
+    names = []
+    for name, space in known.items():
+        names.append(name)
+        if isinstance(space, spaces.Dict):
+            names += [f"{name}/{inner}" for inner in names_of(space.spaces)]
+    return sorted(names)
+
+
 def placed_entries(
     given: Sequence[InfoEntry], known: Mapping[str, Any], describe: Callable[[], str]
 ) -> list[tuple[Key, Key, Any]]:

@@ -102,11 +102,11 @@ def observation_space(plain: Any) -> Space[Any]:
         return spaces.Dict({name: observation_space(part) for name, part in plain.items()})
     if isinstance(plain, tuple):
         return spaces.Tuple([observation_space(part) for part in plain])
-    dtype = np.dtype(plain.dtype) if isinstance(plain.dtype, np.dtype) else None
-    if dtype is None or dtype.kind not in "fiub":
+    if not is_number(plain):
         raise TypeError(
             f"an observation must have numbers or bools, but its dtype is {plain.dtype}"
         )
+    dtype = np.dtype(plain.dtype)
     if dtype.kind == "f":
         return spaces.Box(-np.inf, np.inf, plain.shape, dtype.type)
     if dtype.kind == "b":
@@ -115,21 +115,10 @@ def observation_space(plain: Any) -> Space[Any]:
     return spaces.Box(limits.min, limits.max, plain.shape, dtype.type)
 
 
-def picked(plain: Any, leaves: Sequence[SpaceLeaf], batch: int) -> tuple[Any, ...]:
-    """Returns the leaves of an observation; scalars become vectors with one element.
-
-    Args:
-        plain: the observation, as :func:`as_plain` returns it.
-        leaves: the leaves.
-        batch: number of dimensions before those of a single observation.
-    """
-    found = []
-    for leaf in leaves:
-        value = plain
-        for step in leaf.path:
-            value = value[step]
-        found.append(value if value.ndim > batch else value[..., None])
-    return tuple(found)
+def is_number(value: Any) -> bool:
+    """Returns True for numbers, bools, and arrays of these."""
+    dtype = getattr(value, "dtype", type(value))
+    return dtype in (bool, int, float) or (isinstance(dtype, np.dtype) and dtype.kind in "fiub")
 
 
 def flat(plain: Any, path: Key = ()) -> Iterator[tuple[Key, Any]]:
@@ -140,6 +129,27 @@ def flat(plain: Any, path: Key = ()) -> Iterator[tuple[Key, Any]]:
     items = plain.items() if isinstance(plain, dict) else enumerate(plain)
     for name, part in items:
         yield from flat(part, (*path, str(name)))
+
+
+def encoder(leaf: SpaceLeaf) -> Callable[[Any], Any] | None:
+    """Returns a function that encodes a discrete value; None for a leaf that needs no encoding."""
+    space, spec, jax = leaf.space, leaf.spec, load_jax()
+    dtype = jax.dtypes.canonicalize_dtype(leaf.dtype)
+    if isinstance(space, spaces.Discrete):
+        starts, sizes = np.asarray(space.start), [int(space.n)]
+    elif isinstance(space, spaces.MultiDiscrete):
+        starts, sizes = np.asarray(space.start), [int(n) for n in np.asarray(space.nvec).flatten()]
+    else:
+        return None
+    if isinstance(spec, (Categorical, MultiCategorical)):
+        return lambda value: (value - starts).astype(dtype)
+
+    def encode(value: Any) -> Any:
+        index = (value - starts).flatten()
+        parts = [jax.nn.one_hot(index[i], size, dtype=dtype) for i, size in enumerate(sizes)]
+        return jax.numpy.concatenate(parts)
+
+    return encode
 
 
 def action_decoder(codec: SpaceCodec) -> Callable[[Sequence[Any]], Any]:

@@ -11,6 +11,7 @@ from torch import Tensor
 from typing_extensions import override
 
 from trawl.checks import check_bool, check_number
+from trawl.envs.info_keys import InfoKeys
 from trawl.envs.jax_arrays import (
     action_decoder,
     as_jax,
@@ -23,7 +24,9 @@ from trawl.envs.jax_arrays import (
     viewer,
 )
 from trawl.envs.jax_functions import functions_of
-from trawl.envs.jax_steps import JaxCalls, Progress, SingleCalls, batch_calls
+from trawl.envs.jax_infos import ShownLeaves, info_layout
+from trawl.envs.jax_steps import JaxCalls, Progress, SingleCalls, batch_calls, check_outlines
+from trawl.envs.masks import MASK_KEY
 from trawl.envs.seeding import check_seed, derive
 from trawl.envs.spaces import SpaceCodec, check_keys
 from trawl.envs.tensor_env import TensorEnv, TensorStep
@@ -51,6 +54,9 @@ class JaxEnv(TensorEnv):
         seed: seed of the random keys until ``set_seed`` is called; by default, a random one.
         categorical_action_encoding: True to encode discrete actions as indices instead of one-hot
             vectors.
+        info_keys: names of entries of the info that become observations: a list of names, or a
+            mapping from names to spaces, as in :class:`GymEnv`. The info has gymnax's ``info``,
+            Jumanji's ``extras``, or Brax's ``info`` and, under ``"metrics"``, its metrics.
         device: device of the data; by default, the default device of JAX.
         jit: False to call the functions without compiling them, which is slow. Print statements and
             breakpoints in the environment then work.
@@ -59,7 +65,8 @@ class JaxEnv(TensorEnv):
         ImportError: if JAX is not installed.
         TypeError: if ``env`` is an object of another kind.
         ValueError: if an argument is invalid, if ``env`` is a batch or begins new episodes by
-            itself, or if the layouts of the data of a step and of a reset differ.
+            itself, if the layouts of the data of a step and of a reset differ, or if ``info_keys``
+            has a name that the info lacks.
 
     Example:
         >>> import gymnax
@@ -79,6 +86,7 @@ class JaxEnv(TensorEnv):
         params: Any = None,
         seed: int | None = None,
         categorical_action_encoding: bool = False,
+        info_keys: InfoKeys = (),
         device: torch.device | str | None = None,
         jit: bool = True,
     ) -> None:
@@ -104,6 +112,7 @@ class JaxEnv(TensorEnv):
             "params": params,
             "seed": seed,
             "categorical_action_encoding": categorical_action_encoding,
+            "info_keys": info_keys,
             "device": device,
             "jit": jit,
         }
@@ -113,15 +122,20 @@ class JaxEnv(TensorEnv):
         self.batch_size = torch.Size([num_envs])
         self._functions = functions_of(env, params)
         self._compiled = jit
-        self._calls = self._make(categorical_action_encoding)
+        self._calls, self._mask = self._make(categorical_action_encoding, info_keys)
         self._give, self._view = giver(self.home), viewer(self.home)
         self._shown: list[Tensor] = []
         self._leaves: tuple[Any, ...] = ()
         with jax.default_device(self._place):
             self._set_keys(int.from_bytes(os.urandom(4), "little") if seed is None else seed)
 
-    def _make(self, categorical: bool) -> JaxCalls:
-        """Sets the specs, and returns the functions of the batch."""
+    def _make(self, categorical: bool, info_keys: InfoKeys) -> tuple[JaxCalls, int | None]:
+        """Sets the specs.
+
+        Returns:
+            The functions of the batch, and the index of the info's action mask among the leaves
+            that they return; None if the info has no mask.
+        """
         jax = load_jax()
         acted = SpaceCodec(self._functions.action_space, "action", categorical)
         if acted.loose:
@@ -131,16 +145,25 @@ class JaxEnv(TensorEnv):
             )
         single = SingleCalls(self._functions, action_decoder(acted), self._compiled)
         key = jax.eval_shape(jax.random.PRNGKey, 0)
-        observed = SpaceCodec(observation_space(as_plain(single.outline(key)[1])), "observation")
-        check_keys(observed, acted)
         to_dtype = jax.dtypes.canonicalize_dtype
         shapes = [(leaf.spec.shape, to_dtype(leaf.dtype)) for leaf in acted.leaves]
-        single.check(key, tuple(jax.ShapeDtypeStruct(*shape) for shape in shapes))
+        actions = tuple(jax.ShapeDtypeStruct(*shape) for shape in shapes)
+        begun, stepped = single.outlines(key, actions)
+        space = observation_space(as_plain(begun.obs))
+        check_outlines(begun, stepped, self.name)
+        layout = info_layout(info_keys, begun.info, stepped.info, self.name)
+        masks = begun.info.get(MASK_KEY), stepped.info.get(MASK_KEY)
+        show = ShownLeaves(space, layout, categorical, masks)
+        for outline in (begun, stepped):
+            # Raises errors before the first batch.
+            jax.eval_shape(show, outline.obs, outline.info)
+        observed = show.codec
+        check_keys(observed, acted)
         self.observation_keys = [leaf.key for leaf in observed.leaves]
         self.full_observation_spec = observed.composite(self.batch_size).to(self.home)
         self.full_action_spec = acted.composite(self.batch_size).to(self.home)
         count, on_cpu = self.batch_size[0], self.home.type == "cpu"
-        return batch_calls(single, observed.leaves, count, self._compiled, on_cpu)
+        return batch_calls(single, show, count, self._compiled, on_cpu), show.mask
 
     def _set_keys(self, seed: int) -> None:
         jax = load_jax()
@@ -186,7 +209,14 @@ class JaxEnv(TensorEnv):
             torch.cuda.current_stream(self.home).synchronize()
         progress = self._progress._replace(state=None)
         self._progress, self._leaves = self._calls.begin(self._keys, progress)
-        self._shown = [*map(self._view, self._leaves)]
+        return self._show()
+
+    def _show(self) -> list[Tensor]:
+        """Returns the observations, and keeps the action mask of the info."""
+        shown = [*map(self._view, self._leaves)]
+        if self._mask is not None:
+            self.shown_mask = shown[self._mask]
+        self._shown = shown[: len(self.observation_keys)]
         return self._shown
 
     def _renew(self, mask: Tensor) -> list[Tensor]:
@@ -194,8 +224,7 @@ class JaxEnv(TensorEnv):
         self._progress, self._leaves = self._calls.renew(
             self._keys, self._progress, self._leaves, chosen
         )
-        self._shown = [*map(self._view, self._leaves)]
-        return self._shown
+        return self._show()
 
     @override
     def advance(self, actions: Iterable[Tensor]) -> TensorStep:
@@ -203,7 +232,8 @@ class JaxEnv(TensorEnv):
         found = self._calls.step(self._keys, self._progress, given)
         self._progress, self._leaves = found.progress, found.shown
         view = self._view
-        last, self._shown = [*map(view, found.last)], [*map(view, found.shown)]
+        last = [*map(view, found.last)]
+        self._show()
         flags = view(found.terminated), view(found.truncated)
         return TensorStep(last, None, [view(found.reward)], *flags, None)
 
@@ -267,7 +297,7 @@ class JaxEnv(TensorEnv):
         new = [as_jax(array, like) for array, like in zip(state["arrays"], old, strict=True)]
         found = jax.device_put(jax.tree.unflatten(structure, new), self._place)
         self._keys, self._progress, self._leaves = found
-        self._shown = [*map(self._view, self._leaves)]
+        self._show()
         # A seed waits for the next reset.
         self._seed, self._last = state["seed"], None
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from importlib import import_module
 from typing import Any, Protocol
@@ -18,7 +18,8 @@ class JaxFunctionalEnv(Protocol):
     """Interface of a single environment that :class:`~trawl.envs.JaxEnv` accepts.
 
     The methods are pure functions that ``jax.jit`` can compile. A state and an observation are
-    pytrees of arrays, whose shapes and dtypes never change. The attribute ``name`` is optional.
+    pytrees of arrays, whose shapes and dtypes never change. An info is a dict of arrays. The
+    attribute ``name`` is optional.
 
     Attributes:
         action_space: Gymnasium space of the actions.
@@ -42,14 +43,16 @@ class JaxFunctionalEnv(Protocol):
 
     action_space: Space[Any]
 
-    def reset(self, key: Any) -> tuple[Any, Any]:
-        """Returns the state and the observation with which an episode begins.
+    def reset(self, key: Any) -> tuple[Any, Any] | tuple[Any, Any, Any]:
+        """Returns the state and the observation with which an episode begins, and maybe an info.
 
         Args:
             key: random key of JAX.
         """
 
-    def step(self, key: Any, state: Any, action: Any) -> tuple[Any, Any, Any, Any, Any]:
+    def step(
+        self, key: Any, state: Any, action: Any
+    ) -> tuple[Any, Any, Any, Any, Any] | tuple[Any, Any, Any, Any, Any, Any]:
         """Takes a step.
 
         Args:
@@ -58,17 +61,21 @@ class JaxFunctionalEnv(Protocol):
             action: sample of ``action_space``.
 
         Returns:
-            The new state, the observation, the reward and the flags ``terminated`` and
-            ``truncated``. The last three are scalars. A step never begins a new episode.
+            The new state, the observation, the reward, the flags ``terminated`` and ``truncated``,
+            and maybe an info. The reward and the flags are scalars. A step never begins a new
+            episode.
         """
 
 
 @dataclass(frozen=True)
 class JaxFunctions:
-    """Pure functions of a single environment, as in :class:`JaxFunctionalEnv`."""
+    """Pure functions of a single environment, as in :class:`JaxFunctionalEnv`.
 
-    reset: Callable[[Any], tuple[Any, Any]]
-    step: Callable[[Any, Any, Any], tuple[Any, Any, Any, Any, Any]]
+    Both functions return an info, which may be empty.
+    """
+
+    reset: Callable[[Any], tuple[Any, Any, Any]]
+    step: Callable[[Any, Any, Any], tuple[Any, Any, Any, Any, Any, Any]]
     action_space: Space[Any]
     name: str
 
@@ -105,8 +112,36 @@ def functions_of(env: Any, params: Any = None) -> JaxFunctions:
             f"{getattr(env, 'action_space', None)!r}. A wrapper of gymnax has no step_env, and "
             "hides the last observation of an episode: pass the environment without it"
         )
+    return _of_protocol(env)
+
+
+def _of_protocol(env: Any) -> JaxFunctions:
     name = str(getattr(env, "name", type(env).__name__))
-    return JaxFunctions(env.reset, env.step, env.action_space, name)
+
+    def reset(key: Any) -> tuple[Any, Any, Any]:
+        found = env.reset(key)
+        state, obs, info = _with_info(found, f"reset of {name}", ("a state", "an observation"))
+        return state, obs, info
+
+    def step(key: Any, state: Any, action: Any) -> tuple[Any, Any, Any, Any, Any, Any]:
+        parts = ("a state", "an observation", "a reward", "terminated", "truncated")
+        found = _with_info(env.step(key, state, action), f"step of {name}", parts)
+        state, obs, reward, terminated, truncated, info = found
+        return state, obs, reward, terminated, truncated, info
+
+    return JaxFunctions(reset, step, env.action_space, name)
+
+
+def _with_info(found: Any, what: str, parts: Sequence[str]) -> tuple[Any, ...]:
+    """Returns the results of a user's function; an info that was left out is empty."""
+    count = len(found) if isinstance(found, (tuple, list)) else None
+    if count not in (len(parts), len(parts) + 1):
+        got = type(found).__name__ if count is None else f"{count} values"
+        raise ValueError(
+            f"{what} must return {', '.join(parts)}, and may return an info after them, but it "
+            f"returned {got}"
+        )
+    return tuple(found) if count == len(parts) + 1 else (*found, {})
 
 
 def is_gymnax(env: object) -> bool:
@@ -166,18 +201,18 @@ def _gymnax(env: Any, params: Any) -> JaxFunctions:
     if hasattr(params, "max_steps_in_episode"):
         endless = replace(params, max_steps_in_episode=_NEVER)
 
-    def reset(key: Any) -> tuple[Any, Any]:
+    def reset(key: Any) -> tuple[Any, Any, Any]:
         obs, state = env.reset_env(key, params)
-        return state, obs
+        return state, obs, {}
 
-    def step(key: Any, state: Any, action: Any) -> tuple[Any, Any, Any, Any, Any]:
+    def step(key: Any, state: Any, action: Any) -> tuple[Any, Any, Any, Any, Any, Any]:
         # `step` would return the first observation of the next episode instead of the last one.
-        obs, following, reward, done, _ = env.step_env(key, state, action, params)
+        obs, following, reward, done, info = env.step_env(key, state, action, params)
         if endless is None:
-            return following, obs, reward, done, False
+            return following, obs, reward, done, False, info
         # The same step without a time limit. The compiler removes all but the test for the end.
         terminated = env.step_env(key, state, action, endless)[3]
-        return following, obs, reward, done & terminated, done & (terminated == 0)
+        return following, obs, reward, done & terminated, done & (terminated == 0), info
 
     space = _gymnax_space(env.action_space(params))
     return JaxFunctions(reset, step, space, f"gymnax {env.name}")
@@ -194,15 +229,19 @@ def _gymnax_space(space: Any) -> Space[Any]:
 
 
 def _brax(env: Any) -> JaxFunctions:
-    def reset(key: Any) -> tuple[Any, Any]:
-        state = env.reset(key)
-        return state, state.obs
+    def info(state: Any) -> dict[str, Any]:
+        return {"metrics": state.metrics, **state.info}
 
-    def step(key: Any, state: Any, action: Any) -> tuple[Any, Any, Any, Any, Any]:
+    def reset(key: Any) -> tuple[Any, Any, Any]:
+        state = env.reset(key)
+        return state, state.obs, info(state)
+
+    def step(key: Any, state: Any, action: Any) -> tuple[Any, Any, Any, Any, Any, Any]:
         state = env.step(state, action)
         done = state.done != 0
         truncated = state.info.get("truncation", False) != 0
-        return state, state.obs, state.reward, done & (truncated == 0), done & truncated
+        ends = done & (truncated == 0), done & truncated
+        return state, state.obs, state.reward, *ends, info(state)
 
     space = spaces.Box(-1, 1, (int(env.action_size),), np.float32)
     return JaxFunctions(reset, step, space, f"brax {type(env.unwrapped).__name__}")
@@ -215,14 +254,15 @@ def _jumanji(env: Any) -> JaxFunctions:
             "it in jumanji.wrappers.MultiToSingleWrapper"
         )
 
-    def reset(key: Any) -> tuple[Any, Any]:
+    def reset(key: Any) -> tuple[Any, Any, Any]:
         state, first = env.reset(key)
-        return state, first.observation
+        return state, first.observation, first.extras
 
-    def step(key: Any, state: Any, action: Any) -> tuple[Any, Any, Any, Any, Any]:
+    def step(key: Any, state: Any, action: Any) -> tuple[Any, Any, Any, Any, Any, Any]:
         state, found = env.step(state, action)
         done, terminated = found.last(), found.discount == 0
-        return state, found.observation, found.reward, done & terminated, done & ~terminated
+        ends = done & terminated, done & ~terminated
+        return state, found.observation, found.reward, *ends, found.extras
 
     space = import_module("jumanji.specs").jumanji_specs_to_gym_spaces(env.action_spec)
     return JaxFunctions(reset, step, space, f"jumanji {type(env.unwrapped).__name__}")

@@ -10,8 +10,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-from trawl.envs.jax_arrays import as_plain, flat, load_jax, name_of, picked
+from trawl.envs.jax_arrays import as_plain, flat, load_jax, name_of
 from trawl.envs.jax_functions import JaxFunctions
+from trawl.envs.jax_infos import ShownLeaves, plain_info
 from trawl.envs.spaces import SpaceLeaf
 from trawl.keys import show_key
 
@@ -35,8 +36,9 @@ class StepResult(NamedTuple):
 
     Attributes:
         progress: the progress after the step.
-        last: leaves of the observations that the step returned.
-        shown: leaves of the observations that the next step begins with.
+        last: leaves of the observations and infos that the step returned.
+        shown: leaves that the next step begins with, as :class:`~trawl.envs.jax_infos.ShownLeaves`
+            returns them.
         reward: float32, ``(num_envs, 1)``.
         terminated: bool, ``(num_envs,)``.
         truncated: bool, ``(num_envs,)``.
@@ -66,13 +68,32 @@ class JaxCalls(NamedTuple):
     step: Callable[[Any, Progress, tuple[Any, ...]], StepResult]
 
 
+class Outline(NamedTuple):
+    """Shapes and dtypes of results.
+
+    Attributes:
+        state: state of the environment.
+        obs: observation.
+        info: info, as :func:`~trawl.envs.jax_infos.plain_info` returns it.
+    """
+
+    state: Any
+    obs: Any
+    info: Any
+
+
 class SingleCalls:
-    """Functions of a single environment, and the layout of their results.
+    """Functions of a single environment.
 
     Args:
         functions: the functions of the environment.
         decode: function that makes an action of its leaves.
         compiled: True to compile the functions.
+
+    Attributes:
+        reset: takes a key, and returns a state, an observation and an info.
+        step: takes a key, a state and the leaves of an action, and returns a state, an observation,
+            an info, a reward and the two flags.
     """
 
     def __init__(
@@ -81,8 +102,8 @@ class SingleCalls:
         jax = load_jax()
         jnp = jax.numpy
 
-        def step(key: Any, state: Any, leaves: Sequence[Any]) -> tuple[Any, Any, Any, Any, Any]:
-            state, obs, *rest = functions.step(key, state, decode(leaves))
+        def step(key: Any, state: Any, leaves: Sequence[Any]) -> tuple[Any, ...]:
+            state, obs, *rest, info = functions.step(key, state, decode(leaves))
             for name, value in zip(("reward", "terminated", "truncated"), rest, strict=True):
                 if jnp.shape(value) != ():
                     raise ValueError(
@@ -90,56 +111,56 @@ class SingleCalls:
                         "but it must be a scalar: one environment is stepped at a time"
                     )
             reward, terminated, truncated = map(jnp.asarray, rest)
-            return state, obs, reward.astype(jnp.float32), terminated != 0, truncated != 0
+            flags = terminated != 0, truncated != 0
+            return state, obs, plain_info(info), reward.astype(jnp.float32), *flags
 
-        def reset(key: Any) -> tuple[Any, Any]:
-            return functions.reset(key)
+        def reset(key: Any) -> tuple[Any, Any, Any]:
+            state, obs, info = functions.reset(key)
+            return state, obs, plain_info(info)
 
         # Compiled here, so that they are traced once for all their uses.
         self.reset: Callable[..., Any] = jax.jit(reset) if compiled else reset
         self.step: Callable[..., Any] = jax.jit(step) if compiled else step
         self.name = functions.name
 
-    def outline(self, key: Any, actions: tuple[Any, ...] | None = None) -> Any:
-        """Returns the shapes and dtypes of the state and the observation.
+    def outlines(self, key: Any, actions: tuple[Any, ...]) -> tuple[Outline, Outline]:
+        """Returns the shapes and dtypes of the results of a reset and of a step.
 
         Args:
             key: shape of a key.
-            actions: shapes of the leaves of an action; None for the results of a reset.
+            actions: shapes of the leaves of an action.
         """
         jax = load_jax()
-        if actions is None:
-            return jax.eval_shape(self.reset, key)
-        return jax.eval_shape(self.step, key, self._strong(self.outline(key)[0]), actions)[:2]
+        begun = Outline(*jax.eval_shape(self.reset, key))
+        state = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), begun.state)
+        return begun, Outline(*jax.eval_shape(self.step, key, state, actions)[:3])
 
-    def _strong(self, outline: Any) -> Any:
-        jax = load_jax()
-        return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), outline)
 
-    def check(self, key: Any, actions: tuple[Any, ...]) -> Any:
-        """Checks that a step returns data of the same layout as a reset.
+def check_outlines(begun: Outline, stepped: Outline, name: str) -> None:
+    """Checks that a step returns a state and an observation of the same layout as a reset.
 
-        Returns:
-            The layout of the state.
+    Args:
+        begun: results of a reset.
+        stepped: results of a step.
+        name: name of the environment.
 
-        Raises:
-            ValueError: if a shape, a dtype or the structure differs; the message names the entry.
-        """
-        jax = load_jax()
-        (begun, first), (state, obs) = self.outline(key), self.outline(key, actions)
-        one, other = dict(flat(as_plain(first))), dict(flat(as_plain(obs)))
-        for path in sorted({*one, *other}):
-            _compare(f"observation {name_of(path)}", one.get(path), other.get(path))
-        old, new = (jax.tree_util.tree_flatten_with_path(tree)[0] for tree in (begun, state))
-        named = [{jax.tree_util.keystr(path): leaf for path, leaf in part} for part in (old, new)]
-        for name in sorted({*named[0], *named[1]}):
-            _compare(f"the entry {name or '()'} of the state", *(part.get(name) for part in named))
-        if jax.tree.structure(begun) != jax.tree.structure(state):
-            raise ValueError(
-                f"step of {self.name} returns a state of another structure than reset: "
-                f"{jax.tree.structure(state)} instead of {jax.tree.structure(begun)}"
-            )
-        return self._strong(begun)
+    Raises:
+        ValueError: if a shape, a dtype or the structure differs; the message names the entry.
+    """
+    jax = load_jax()
+    one, other = dict(flat(as_plain(begun.obs))), dict(flat(as_plain(stepped.obs)))
+    for path in sorted({*one, *other}):
+        _compare(f"observation {name_of(path)}", one.get(path), other.get(path))
+    states = begun.state, stepped.state
+    old, new = (jax.tree_util.tree_flatten_with_path(tree)[0] for tree in states)
+    named = [{jax.tree_util.keystr(path): leaf for path, leaf in part} for part in (old, new)]
+    for entry in sorted({*named[0], *named[1]}):
+        _compare(f"the entry {entry or '()'} of the state", *(part.get(entry) for part in named))
+    if jax.tree.structure(begun.state) != jax.tree.structure(stepped.state):
+        raise ValueError(
+            f"step of {name} returns a state of another structure than reset: "
+            f"{jax.tree.structure(stepped.state)} instead of {jax.tree.structure(begun.state)}"
+        )
 
 
 def _compare(what: str, one: Any, other: Any) -> None:
@@ -151,23 +172,24 @@ def _compare(what: str, one: Any, other: Any) -> None:
         )
 
 
-def _check_layout(leaf: SpaceLeaf, value: Any, shape: tuple[int, ...]) -> None:
-    if (value.shape, value.dtype) != (shape, leaf.dtype):
+def _check_layout(leaf: SpaceLeaf, value: Any) -> None:
+    # JAX may lack the dtype of an entry of the info whose space the user states.
+    dtype, shape = load_jax().dtypes.canonicalize_dtype(leaf.dtype), tuple(leaf.spec.shape)
+    if (value.shape, value.dtype) != (shape, dtype):
         raise ValueError(
-            f"observation {show_key(leaf.key)} of a step is {value.dtype} of shape "
-            f"{value.shape[1:]}, but before it was {leaf.dtype} of shape {shape[1:]}: the layout "
-            "must not change"
+            f"observation {show_key(leaf.key)} of a step is {value.dtype} of shape {value.shape}, "
+            f"but before it was {dtype} of shape {shape}: the layout must not change"
         )
 
 
 def batch_calls(
-    single: SingleCalls, leaves: Sequence[SpaceLeaf], num_envs: int, compiled: bool, branch: bool
+    single: SingleCalls, show: ShownLeaves, num_envs: int, compiled: bool, branch: bool
 ) -> JaxCalls:
     """Returns the functions of a batch of environments.
 
     Args:
         single: the functions of one environment.
-        leaves: the leaves of an observation.
+        show: function that returns the leaves of an observation and an info.
         num_envs: number of environments.
         compiled: True to compile the functions.
         branch: True to ask in each step whether any episode ended, and to leave out the resets if
@@ -176,14 +198,26 @@ def batch_calls(
     jax = load_jax()
     jnp = jax.numpy
     fold = jax.random.fold_in
+    leaves = show.codec.leaves
 
     def strong(state: Any) -> Any:
         # A state that begins as a Python number would else be compiled for twice.
         return jax.tree.map(lambda x: jnp.asarray(x, x.dtype), state)
 
+    def begin_one(key: Any) -> tuple[Any, tuple[Any, ...]]:
+        state, obs, info = single.reset(key)
+        return state, show(obs, info)
+
+    def step_one(key: Any, state: Any, actions: Any) -> tuple[Any, ...]:
+        state, obs, info, *outcome = single.step(key, state, actions)
+        shown = show(obs, info)
+        for leaf, value in zip(leaves, shown, strict=False):
+            # At the time of compilation; each time if the function is not compiled.
+            _check_layout(leaf, value)
+        return state, shown, *outcome
+
     def begin(keys: Any, progress: Progress) -> tuple[Progress, tuple[Any, ...]]:
-        state, obs = jax.vmap(single.reset)(jax.vmap(fold)(keys[1], progress.episodes))
-        shown = picked(as_plain(obs), leaves, 1)
+        state, shown = jax.vmap(begin_one)(jax.vmap(fold)(keys[1], progress.episodes))
         return Progress(progress.steps, progress.episodes + 1, strong(state)), strong(shown)
 
     def renew(
@@ -205,14 +239,12 @@ def batch_calls(
 
     def step(keys: Any, progress: Progress, actions: tuple[Any, ...]) -> StepResult:
         own = jax.vmap(fold, (0, None))(keys[0], progress.steps)
-        state, obs, reward, *flags = jax.vmap(single.step)(own, progress.state, actions)
+        state, last, reward, *flags = jax.vmap(step_one)(own, progress.state, actions)
         terminated, truncated = flags
-        last = strong(picked(as_plain(obs), leaves, 1))
-        for leaf, value in zip(leaves, last, strict=True):
-            # At the time of compilation; each time if the function is not compiled.
-            _check_layout(leaf, value, (num_envs, *leaf.spec.shape))
+        last = strong(last)
         progress = Progress(progress.steps + 1, progress.episodes, strong(state))
         progress, shown = renew(keys, progress, last, terminated | truncated)
+        last = last[: len(leaves)]
         return StepResult(progress, last, shown, reward[:, None], terminated, truncated)
 
     if not compiled:

@@ -119,7 +119,7 @@ def _value(leaf: InfoLeaf, info: Any, blank: Tensor) -> Tensor:
 
 
 def _checked(leaf: InfoLeaf, value: Any, blank: Tensor) -> Tensor:
-    name = "info" + "".join(f"[{one!r}]" for one in leaf.path)
+    name = leaf.name
     if not isinstance(value, Tensor):
         raise TypeError(f"{name} must be a torch tensor, but it is {type(value).__name__}")
     if value.device != blank.device:

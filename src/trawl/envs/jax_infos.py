@@ -1,0 +1,216 @@
+"""Leaves that frames have of the observations and infos of environments of JAX.
+
+The infos of a reset and of a step are results of the functions that are compiled. Their entries are
+merged into the observations within the compiled functions, so that no step needs another call.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+from gymnasium import Space, spaces
+
+from trawl.envs.info_keys import InfoKeys, box, given_entries, names_of, placed_entries
+from trawl.envs.info_wrappers import InfoMerger
+from trawl.envs.infos import InfoLayout, InfoLeaf
+from trawl.envs.jax_arrays import as_plain, encoder, is_number, load_jax
+from trawl.envs.masks import MASK_KEY
+from trawl.envs.spaces import SpaceCodec, picker
+from trawl.keys import Key, show_key
+
+
+def plain_info(info: Any) -> dict[str, Any]:
+    """Returns the numbers and arrays of an info, nested in dicts, without anything else.
+
+    Raises:
+        TypeError: if the info has no named entries.
+    """
+    plain = as_plain({} if info is None else info)
+    if not isinstance(plain, dict):
+        raise TypeError(f"an info must be a dict of arrays, but it is {type(info).__name__}")
+    return _numbers(plain)
+
+
+def _numbers(plain: Mapping[str, Any]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for name, value in plain.items():
+        if not isinstance(value, dict):
+            if is_number(value):
+                found[name] = load_jax().numpy.asarray(value)
+        elif inner := _numbers(value):
+            found[name] = inner
+    return found
+
+
+def info_layout(info_keys: InfoKeys, begun: Any, stepped: Any, name: str) -> InfoLayout:
+    """Returns the layout of the entries that ``info_keys`` names.
+
+    Args:
+        info_keys: the argument of :class:`~trawl.envs.JaxEnv`.
+        begun: shapes and dtypes of the info of a reset.
+        stepped: shapes and dtypes of the info of a step.
+        name: name of the environment.
+
+    Raises:
+        TypeError: if ``info_keys`` is of another type.
+        ValueError: if an info lacks a name, if keys clash, or if an entry has no fixed layout.
+    """
+    given, found = given_entries(info_keys), _spaces(begun, stepped)
+    only = f"the info of {name} has only {names_of(found)}"
+    for entry in given:
+        # A compiled function always returns the same entries, so none appears later.
+        if not any(_has(found, path) for path in entry.paths()):
+            raise ValueError(f"info_keys has {show_key(entry.path)}, but {only}")
+    layout = InfoLayout(placed_entries(given, found, lambda: only))
+    for leaf in layout.leaves:
+        if leaf.dtype is None:
+            raise ValueError(
+                f"info_keys says that {show_key(leaf.path)} has no fixed layout, but JAX has only "
+                "numbers and arrays: state a space, or leave the name out"
+            )
+    return layout
+
+
+def _has(known: Mapping[str, Any], path: Key) -> bool:
+    """Returns True if an info has an entry."""
+    value: Any = known
+    for name in path:
+        inner = value.spaces if isinstance(value, spaces.Dict) else value
+        if not isinstance(inner, Mapping) or name not in inner:
+            return False
+        value = inner[name]
+    return True
+
+
+def _spaces(*infos: Mapping[str, Any]) -> dict[str, Space[Any]]:
+    """Returns spaces for all entries, with dtypes that hold the values of all infos."""
+    promote = load_jax().numpy.promote_types
+    found: dict[str, Space[Any]] = {}
+    for name in {name: None for info in infos for name in info}:
+        values = [info[name] for info in infos if name in info]
+        if isinstance(values[-1], dict):
+            found[name] = spaces.Dict(_spaces(*(v for v in values if isinstance(v, dict))))
+        else:
+            dtypes = [value.dtype for value in values if not isinstance(value, dict)]
+            found[name] = box(values[-1].shape, promote(dtypes[0], dtypes[-1]))
+    return found
+
+
+class ShownLeaves:
+    """Function that returns the leaves that a frame has of an observation and an info.
+
+    After the leaves, the result has the action mask of the info, if none of the leaves is this
+    mask.
+
+    Args:
+        observed: space of an observation.
+        layout: the entries of the info that a frame has.
+        categorical: True to encode discrete values as indices instead of one-hot vectors.
+        masks: shapes and dtypes of the action masks in the infos of a reset and of a step; None if
+            there is none.
+
+    Attributes:
+        codec: the leaves.
+        mask: index of the action mask of the info in the result; None if there is none.
+
+    Raises:
+        ValueError: if an observation has the name of an entry, or if only resets have a mask.
+    """
+
+    def __init__(
+        self, observed: Space[Any], layout: InfoLayout, categorical: bool, masks: tuple[Any, Any]
+    ) -> None:
+        self._merge = InfoMerger(observed, layout)
+        self.codec = SpaceCodec(self._merge.space, "observation", categorical)
+        self._pick = picker([leaf.path for leaf in self.codec.leaves])
+        self._readers = [_reader(leaf) for leaf in layout.leaves]
+        self._encoders = [encoder(leaf) for leaf in self.codec.leaves]
+        self.mask: int | None = None
+        self._free: Callable[[], Any] | None = None
+        keys = [leaf.key for leaf in self.codec.leaves]
+        # An observed mask is preferred to one of the info.
+        if masks != (None, None) and (MASK_KEY,) not in keys:
+            self._find_mask(layout, keys, *masks)
+
+    def _find_mask(self, layout: InfoLayout, keys: list[Key], begun: Any, stepped: Any) -> None:
+        if stepped is None:
+            raise ValueError(
+                f"the info of a reset has {MASK_KEY!r}, but that of a step has none: return a mask "
+                "in both"
+            )
+        named = [leaf.key for leaf in layout.leaves if leaf.path == (MASK_KEY,)]
+        # A reset without a mask allows everything, but its entry is zero.
+        if named and begun is not None and self._encoders[keys.index(named[0])] is None:
+            self.mask = keys.index(named[0])
+            return
+        jnp = load_jax().numpy
+        self.mask = len(keys)
+        # A value of 2 allows both values of a bit.
+        self._free = lambda: jnp.full(stepped.shape, 2).astype(stepped.dtype)
+
+    def __call__(self, obs: Any, info: Mapping[str, Any]) -> tuple[Any, ...]:
+        """Returns the leaves, as a step of a single environment shows them.
+
+        Raises:
+            TypeError: if a value of the info has another dtype than its layout.
+            ValueError: if a value of the info has another shape than its layout.
+        """
+        infos = self._merge.layout.nest(read(info) for read in self._readers)
+        values = self._pick(self._merge(as_plain(obs), infos))
+        leaves = [
+            _vector(value) if encode is None else encode(value)
+            for value, encode in zip(values, self._encoders, strict=True)
+        ]
+        return tuple(leaves) if self._free is None else (*leaves, self._read_mask(info))
+
+    def _read_mask(self, info: Mapping[str, Any]) -> Any:
+        assert self._free is not None
+        free, shown = self._free(), info.get(MASK_KEY)
+        if shown is None:
+            return free
+        if shown.shape != free.shape:
+            raise ValueError(
+                f"info[{MASK_KEY!r}] has shape {shown.shape} after a reset, but {free.shape} after "
+                "a step: the shape must not change"
+            )
+        return shown.astype(free.dtype)
+
+
+def _vector(value: Any) -> Any:
+    """Returns an array; a number becomes a vector with one element."""
+    array = load_jax().numpy.asarray(value)
+    return array if array.ndim else array[None]
+
+
+def _reader(leaf: InfoLeaf) -> Callable[[Mapping[str, Any]], Any]:
+    """Returns a function that returns the value of a leaf, or a blank one, in the leaf's layout."""
+    jax = load_jax()
+    jnp, dtype = jax.numpy, jax.dtypes.canonicalize_dtype(leaf.dtype)
+
+    def read(info: Mapping[str, Any]) -> Any:
+        found = leaf.find(info)
+        if isinstance(found, dict):
+            raise TypeError(
+                f"{leaf.name} has the entries {sorted(found)}, but it had, or info_keys says, no "
+                "entries: name one of them"
+            )
+        value = jnp.asarray(found)
+        if value.shape != leaf.shape:
+            # A number may come as an array of one element, or the other way round.
+            if value.size != 1 or math.prod(leaf.shape) != 1:
+                raise ValueError(
+                    f"{leaf.name} has shape {value.shape}, but it had, or info_keys says, "
+                    f"{leaf.shape}"
+                )
+            value = value.reshape(leaf.shape)
+        if not np.can_cast(value.dtype, dtype, "same_kind"):
+            raise TypeError(
+                f"{leaf.name} is {value.dtype}, but it was, or info_keys says, {dtype}: state its "
+                f"space, as in info_keys={{{leaf.path[0]!r}: gymnasium.spaces.Box(...)}}"
+            )
+        return value.astype(dtype)
+
+    return read
