@@ -68,6 +68,17 @@ def test_a_policy_reads_them(trawl):
         assert json.load(file)["info_keys"] == ["action_mask"]
 
 
+def test_infos_of_jax(trawl):
+    pytest.importorskip("gymnax")
+    command = ["gymnax:CartPole-v1", "--info-keys"]
+    batch = collected(trawl, *command, "discount")
+    ended = batch["next", "terminated"]
+    assert (batch["next", "info", "discount"] == ~ended).all()
+    code, _, err = trawl("collect", *command, "absent", "--frames", 2, "--out", "other")
+    assert code == 2
+    assert "info_keys has 'absent', but the info of gymnax CartPole-v1 has only ['disc" in err
+
+
 def test_in_workers_and_processes():
     for more in (["--workers", 2], ["--envs", 2, "--env-processes", 2]):
         out = "-".join(map(str, more)).replace("-", "")

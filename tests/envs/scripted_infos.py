@@ -49,6 +49,43 @@ class Scripted(gymnasium.Env):
         return obs, 1.0, self.steps == self.length, False, info
 
 
+class ScriptedJax:
+    """The same as pure functions of JAX; an action that is not allowed makes the observation NaN.
+
+    The number of an episode is drawn, because a reset knows nothing else.
+    """
+
+    action_space = spaces.Discrete(3)
+    length = 4
+
+    def reset(self, key):
+        state = {"episode": (key[1] % 1000).astype(int), "steps": 0}
+        obs, info = self._shown(state)
+        return state, obs, {**info, "at_reset": 7 + state["episode"]}
+
+    def step(self, key, state, action):
+        import jax.numpy as jnp
+
+        allowed = jnp.array([True, state["steps"] % 2 == 1, False])[action]
+        state = {**state, "steps": state["steps"] + 1}
+        obs, info = self._shown(state)
+        over = state["steps"] == self.length
+        info["at_end"] = jnp.where(over, 70 + state["episode"], 0)
+        return state, jnp.where(allowed, obs, jnp.nan), 1.0, over, False, info
+
+    def _shown(self, state):
+        import jax.numpy as jnp
+
+        episode, steps = state["episode"], state["steps"]
+        obs = jnp.array([episode, steps, self.length], jnp.float32)
+        return obs, {
+            "count": 100 * episode + steps,
+            "vector": jnp.array([steps, episode, 1], jnp.float32),
+            "nested": {"flag": steps % 2 == 1, "deep": {"half": steps / 2}},
+            "action_mask": jnp.array([1, steps % 2, 0], jnp.int8),
+        }
+
+
 KEYS = ["count", "vector", "nested", "action_mask", "at_reset", "at_end"]
 
 

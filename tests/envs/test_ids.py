@@ -41,13 +41,6 @@ def test_each_library_has_a_class():
     assert ids._CLASSES.keys() == ids._OTHERS.keys()
 
 
-@pytest.mark.parametrize("env_id", ["gymnax:CartPole-v1", "brax:ant", "jumanji:Snake-v1"])
-def test_environments_of_jax_have_no_infos(env_id):
-    words = f"info_keys can't be used with {env_id}: JaxEnv has no such argument"
-    with pytest.raises(TypeError, match=words):
-        build_one(env_id, {"info_keys": ["discount"]})
-
-
 def test_pettingzoo():
     pytest.importorskip("mpe2")
     env = build_one("pettingzoo:mpe2/simple_spread_v3", {"N": 2, "categorical_actions": False})

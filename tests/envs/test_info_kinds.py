@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 import torch
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
-from scripted_infos import KEYS, Scripted, check
+from scripted_infos import KEYS, Scripted, ScriptedJax, check
 
 from trawl.collectors import AsyncBatchedCollector, Collector, MultiSyncCollector
-from trawl.envs import GymEnv, InfoKey, ParallelEnv, SerialEnv
+from trawl.envs import GymEnv, InfoKey, JaxEnv, ParallelEnv, SerialEnv
 from trawl.envs.build import build_one
 
 
@@ -20,6 +20,11 @@ def single():
 
 def vector(kind=SyncVectorEnv, mode="SameStep"):
     return GymEnv(kind([Scripted, partial(Scripted, 3)], autoreset_mode=mode), info_keys=KEYS)
+
+
+def jax_batch(**options):
+    pytest.importorskip("jax")
+    return JaxEnv(ScriptedJax(), 2, info_keys=KEYS, **options)
 
 
 def valid(batch):
@@ -39,6 +44,9 @@ SOURCES = {
     "processes with two environments": lambda: ParallelEnv(4, single, envs_per_worker=2),
     "two groups of processes": lambda: ParallelEnv(4, single, groups=2),
     "threads": lambda: ParallelEnv(2, single, backend="thread"),
+    "a batch of JAX": jax_batch,
+    "batches of JAX in a list": lambda: [jax_batch] * 2,
+    "batches of JAX in threads": lambda: ParallelEnv(2, jax_batch, backend="thread"),
 }
 
 
@@ -79,7 +87,9 @@ def test_first_ready(backend):
     check(batch["next"])
 
 
-@pytest.mark.parametrize("source", ["a single environment", "a list", "processes"])
+@pytest.mark.parametrize(
+    "source", ["a single environment", "a list", "processes", "a batch of JAX"]
+)
 def test_a_policy_reads_the_mask_of_the_same_step(source):
     with Collector(SOURCES[source](), FirstAllowed(), frames_per_batch=24) as collector:
         batch = valid(collector.next())

@@ -1,0 +1,264 @@
+"""Entries of the infos of environments of JAX, and their action masks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+from scripted_infos import ScriptedJax
+
+from trawl import Collector
+from trawl.envs import InfoKey, JaxEnv
+from trawl.envs.build import build_one
+
+jax = pytest.importorskip("jax")
+jnp = jax.numpy
+
+
+class Telling:
+    """Environment whose infos are functions of the number of the step; an episode has 3 steps.
+
+    Args:
+        first: makes the info of a reset.
+        then: makes the info of a step.
+        space: action space.
+    """
+
+    def __init__(
+        self,
+        first: Callable[[Any], Any] = lambda step: {},
+        then: Callable[[Any], Any] = lambda step: {"x": step},
+        space: Any = None,
+    ) -> None:
+        self.first, self.then = first, then
+        self.action_space = space or spaces.Discrete(3)
+
+    def reset(self, key: Any) -> Any:
+        return 0, jnp.zeros(2), self.first(0)
+
+    def step(self, key: Any, state: Any, action: Any) -> Any:
+        shown = jnp.stack([state, action.sum()]).astype(jnp.float32)
+        return state + 1, shown, 0.0, state >= 2, False, self.then(state + 1)
+
+
+def rows(env: JaxEnv, key: Any, frames: int = 4) -> tuple[list[Any], list[Any]]:
+    """Returns an entry of the first environment at the root and under "next"."""
+    with Collector(env, frames_per_batch=frames * env.batch_size[0]) as collector:
+        batch = collector.next()
+        assert collector.stats()["env_path"] == "tensor"
+    one = batch[0]
+    return one[key].squeeze(-1).tolist(), one["next", key].squeeze(-1).tolist()
+
+
+def test_an_entry_that_only_steps_have_is_zero_after_a_reset() -> None:
+    env = JaxEnv(Telling(), 1, info_keys=["x"])
+    assert rows(env, ("info", "x")) == ([0, 1, 2, 0], [1, 2, 3, 1])
+
+
+def test_a_dtype_holds_the_values_of_resets_and_steps() -> None:
+    env = JaxEnv(Telling(lambda _: {"x": 7}, lambda step: {"x": step / 2}), 1, info_keys=["x"])
+    assert env.observation_spec["info", "x"].dtype is torch.float32
+    assert rows(env, ("info", "x")) == ([7, 0.5, 1, 7], [0.5, 1, 1.5, 0.5])
+
+
+@pytest.mark.parametrize("categorical", [True, False])
+def test_spaces_encode_values(categorical: bool) -> None:
+    keys = {
+        "kind": spaces.Discrete(5, start=3),
+        "pair": spaces.MultiDiscrete([2, 3]),
+        "wide": spaces.Box(0, 2**40, (1,), np.int64),
+    }
+    told = Telling(
+        then=lambda step: {"kind": step + 3, "pair": jnp.array([0, 2]), "wide": jnp.array([step])}
+    )
+    env = JaxEnv(told, 2, info_keys=keys, categorical_action_encoding=categorical)
+    frames = env.rollout(2)
+    found = {name: frames["next", "info", name][0] for name in keys}
+    if not categorical:
+        assert found["kind"].tolist() == [[0, 1, 0, 0, 0], [0, 0, 1, 0, 0]]
+        assert found["pair"].tolist() == [[1, 0, 0, 0, 1]] * 2
+    else:
+        assert found["kind"].tolist() == [1, 2]
+        assert found["pair"].tolist() == [[0, 2]] * 2
+    assert found["wide"].dtype is torch.int64
+    assert found["wide"].tolist() == [[1], [2]]
+    assert not frames["info", "wide"][:, 0].any()
+
+
+def test_keys_and_nested_names() -> None:
+    told = Telling(then=lambda step: {"a": {"b": step, "c": {"d": -step}}, "p/q": 2 * step})
+    keys = ["a/b", InfoKey(("a", "c"), key="c"), "p/q"]
+    frames = JaxEnv(told, 1, info_keys=keys).rollout(2)["next"]
+    assert frames["info", "a", "b"].flatten().tolist() == [1, 2]
+    assert frames["c", "d"].flatten().tolist() == [-1, -2]
+    assert frames["info", "p/q"].flatten().tolist() == [2, 4]
+
+
+class Odd:
+    """An object that is no array."""
+
+
+@pytest.mark.parametrize(
+    ("told", "keys", "error", "words"),
+    [
+        (Telling(), ["y"], ValueError, r"'y', but the info of Telling has only \['x'\]$"),
+        (Telling(), {"y": spaces.Box(0, 1)}, ValueError, r"'y', but the info .* only \['x'\]$"),
+        (Telling(then=lambda step: {"x": {"y": step}}), ["z"], ValueError, r"\['x', 'x/y'\]$"),
+        (Telling(then=lambda _: {"x": "text", "y": Odd()}), ["x"], ValueError, r"has only \[\]$"),
+        (Telling(), {"x": object}, ValueError, "JAX has only numbers and arrays"),
+        (Telling(), "x", TypeError, "must be a list of names"),
+        (Telling(), ["x", "x"], ValueError, "more than once"),
+        (Telling(), [InfoKey("x", key="observation")], ValueError, "already has one"),
+        (Telling(), [InfoKey("x", key="action")], ValueError, "needs that key for an action"),
+        (Telling(), {"x": spaces.Box(0, 1, (3,))}, ValueError, r"shape \(\), .* says, \(3,\)"),
+        (
+            Telling(then=lambda step: {"x": step / 2}),
+            {"x": spaces.Box(0, 9, (1,), np.int32)},
+            TypeError,
+            r"info\['x'\] is float32, but .* int32: state its space",
+        ),
+        (Telling(lambda _: {"x": jnp.zeros(2)}), ["x"], ValueError, r"shape \(2,\), .*, \(1,\)"),
+        (Telling(lambda _: {"x": {"y": 1}}), ["x"], TypeError, r"has the entries \['y'\]"),
+        (Telling(lambda _: 3), ["x"], TypeError, "an info must be a dict of arrays, .* is int"),
+        (Telling(lambda _: {"action_mask": 1}), [], ValueError, "but that of a step has none"),
+        (
+            Telling(*[lambda step, n=n: {"action_mask": jnp.ones(n)} for n in (2, 3)]),
+            [],
+            ValueError,
+            r"has shape \(2,\) after a reset, but \(3,\) after a step",
+        ),
+    ],
+)
+def test_mistakes_are_errors_of_the_constructor(
+    told: Any, keys: Any, error: Any, words: str
+) -> None:
+    with pytest.raises(error, match=words):
+        JaxEnv(told, 2, info_keys=keys)
+
+
+@pytest.mark.parametrize(
+    ("reset", "step", "words"),
+    [
+        (3, 5, "reset of .* must return a state, an observation, and may return an info"),
+        (2, 6, "step of .* may return an info after them, but it returned 7 values"),
+        (None, 5, "but it returned DynamicJaxprTracer"),
+    ],
+)
+def test_results_that_are_no_info_are_refused(reset: Any, step: int, words: str) -> None:
+    class Wrong:
+        action_space = spaces.Discrete(2)
+
+        def reset(self, key: Any) -> Any:
+            return key if reset is None else (0, jnp.zeros(1), {}, {})[: reset + 1]
+
+        def step(self, key: Any, state: Any, action: Any) -> Any:
+            return (0, jnp.zeros(1), 0.0, False, False, {}, {})[: step + 1]
+
+    with pytest.raises(ValueError, match=words):
+        JaxEnv(Wrong(), 1)
+
+
+def test_random_actions_respect_masks_without_info_keys() -> None:
+    env = JaxEnv(ScriptedJax(), 4)
+    with Collector(env, frames_per_batch=80) as collector:
+        batches = [collector.next().clone() for _ in range(2)]
+        state = collector.state_dict()
+        after = collector.next().clone()
+    batch = torch.cat(batches, -1)
+    # An action that is not allowed gives NaN.
+    assert not batch["next", "observation"].isnan().any()
+    assert batch["action"].sum((0, 1))[1] > 0
+    assert "info" not in batch.keys()  # noqa: SIM118
+    assert not env.rollout(9, break_when_any_done=False)["observation"].isnan().any()
+    with Collector(JaxEnv(ScriptedJax(), 4), frames_per_batch=80) as collector:
+        collector.load_state_dict(state)
+        assert (collector.next() == after).all()
+
+
+def test_a_mask_follows_episodes_that_are_cut_off() -> None:
+    env = JaxEnv(ScriptedJax(), 2, info_keys=["action_mask"])
+    with Collector(env, frames_per_batch=40, max_frames_per_traj=3) as collector:
+        batch = collector.next()
+    assert batch["next", "truncated"][:, 2::3].all()
+    assert not batch["next", "observation"].isnan().any()
+    taken = batch["info", "action_mask"] * batch["action"]
+    assert taken.sum() == batch.numel()
+
+
+@pytest.mark.parametrize("keys", [[], ["action_mask"]])
+@pytest.mark.parametrize("space", [spaces.Discrete(3), spaces.MultiBinary(3)])
+def test_a_reset_without_a_mask_allows_everything(keys: Any, space: Any) -> None:
+    told = Telling(then=lambda _: {"action_mask": jnp.array([0, 1, 0])}, space=space)
+    env = JaxEnv(told, 64, info_keys=keys)
+    with Collector(env, frames_per_batch=64 * 6) as collector:
+        batch = collector.next()
+    assert batch["action"][:, [0, 3]].sum((0, 1)).all()
+    assert (batch["action"][:, [1, 2, 4, 5]] == torch.tensor([0, 1, 0])).all()
+    if keys:
+        assert not batch["info", "action_mask"][:, [0, 3]].any()
+
+
+def test_an_observed_mask_is_preferred() -> None:
+    class Both(Telling):
+        def reset(self, key: Any) -> Any:
+            return 0, {"action_mask": jnp.array([0, 1, 0])}, {"action_mask": jnp.array([1, 0, 0])}
+
+        def step(self, key: Any, state: Any, action: Any) -> Any:
+            return 0, {"action_mask": jnp.array([0, 0, 1])}, action, False, False, self.reset(0)[2]
+
+    env = JaxEnv(Both(), 2, categorical_action_encoding=True)
+    with Collector(env, frames_per_batch=6) as collector:
+        assert collector.next()["action"].tolist() == [[1, 2, 2]] * 2
+
+
+def test_gymnax() -> None:
+    pytest.importorskip("gymnax")
+    options = {"num_envs": 2, "max_steps_in_episode": 3, "seed": 0, "info_keys": ["discount"]}
+    env = build_one("gymnax:CartPole-v1", options)
+    # The info of a step has the discount after it, and that of a reset has none.
+    assert rows(env, ("info", "discount")) == ([0, 1, 1, 0], [1, 1, 0, 1])
+
+
+def test_brax() -> None:
+    pytest.importorskip("brax")
+    from brax.envs import get_environment
+    from brax.envs.base import Wrapper
+    from brax.envs.wrappers.training import EpisodeWrapper
+
+    class Measured(Wrapper):  # type: ignore[misc]
+        def reset(self, rng: Any) -> Any:
+            return self.env.reset(rng).replace(metrics={"speed": jnp.float32(5)})
+
+        def step(self, state: Any, action: Any) -> Any:
+            speed = 10 * state.metrics["speed"]
+            return self.env.step(state, action).replace(metrics={"speed": speed})
+
+    keys = ["steps", "metrics", "episode_metrics/length"]
+    env = JaxEnv(EpisodeWrapper(Measured(get_environment("fast")), 3, 1), 1, info_keys=keys)
+    with Collector(env, frames_per_batch=4) as collector:
+        infos = collector.next()["next", "info"][0]
+    assert infos["steps"].flatten().tolist() == [1, 2, 3, 1]
+    assert infos["metrics", "speed"].flatten().tolist() == [50, 500, 5000, 50]
+    assert infos["episode_metrics", "length"].flatten().tolist() == [1, 2, 3, 1]
+
+
+def test_jumanji() -> None:
+    jumanji = pytest.importorskip("jumanji")
+    from jumanji import specs, types
+
+    class Counting(jumanji.Environment):  # type: ignore[misc, name-defined]
+        observation_spec = specs.Array((), float)
+        action_spec = specs.BoundedArray((), float, 0, 1)
+
+        def reset(self, key: Any) -> Any:
+            return 0, types.restart(jnp.zeros(()), {"count": 7})
+
+        def step(self, state: Any, action: Any) -> Any:
+            return state + 1, types.transition(0.0, jnp.zeros(()), extras={"count": state})
+
+    env = JaxEnv(Counting(), 1, info_keys=["count"])
+    assert rows(env, ("info", "count")) == ([7, 0, 1, 2], [0, 1, 2, 3])
