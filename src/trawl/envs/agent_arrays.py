@@ -34,7 +34,8 @@ class AgentArrays:
             with the last one.
 
     Attributes:
-        observations: arrays of the observations, masks and infos, by key.
+        observations: arrays of the observations, masks and infos, by key. Text and other values
+            without a fixed layout are in arrays of objects.
         rewards: arrays of the rewards, by key.
         flags: arrays of the flags, by key; those of the episode are at the root.
         flagged: True if a flag of an agent is set.
@@ -69,7 +70,10 @@ class AgentArrays:
         for leaf in group.observed.leaves:
             observed[(name, *leaf.key)] = np.zeros((count, *leaf.spec.shape), leaf.dtype)
         for info in infos:
-            observed[(name, *info.key)] = np.zeros((count, *info.shape), info.dtype)
+            loose = info.dtype is None
+            array = np.empty((count, *info.shape), object if loose else info.dtype)
+            array[...] = info.blank
+            observed[(name, *info.key)] = array
         if masked:
             observed[name, MASK_KEY] = np.ones((count, group.num_choices or 0), np.bool_)
         if self._use_mask:
@@ -92,7 +96,7 @@ class AgentArrays:
         arrays = {"observations": self.observations, "rewards": self.rewards, "flags": self.flags}
         return {
             **{
-                name: [torch.from_numpy(array.copy()) for array in found.values()]
+                name: [torch.from_numpy(array.copy()) for array in _fixed(found)]
                 for name, found in arrays.items()
             },
             "present": sorted(self._present),
@@ -104,9 +108,13 @@ class AgentArrays:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restores results that :meth:`state_dict` returned."""
         for name in ("observations", "rewards", "flags"):
-            for array, saved in zip(getattr(self, name).values(), state[name], strict=True):
+            for array, saved in zip(_fixed(getattr(self, name)), state[name], strict=True):
                 array[...] = saved.numpy()
         self._present, self.acting = frozenset(state["present"]), tuple(state["acting"])
+        for agent, slot in self._slots.items():
+            # The next step writes the text of all others.
+            if agent not in self._present:
+                slot.clear()
         self.flagged, self.done = state["flagged"], state["done"]
 
     def begin(self, results: AgentResults) -> None:
@@ -208,6 +216,11 @@ class AgentArrays:
 _NOTHING: dict[str, Any] = {}
 
 
+def _fixed(arrays: Mapping[Key, Array]) -> list[Array]:
+    """Returns the arrays whose values have a fixed layout."""
+    return [array for array in arrays.values() if array.dtype != object]
+
+
 class _AgentSlot:
     """Rows of one agent.
 
@@ -225,7 +238,7 @@ class _AgentSlot:
         infos: Sequence[InfoLeaf],
         masked: bool,
     ) -> None:
-        self._agent, self._group = agent, group.name
+        self._agent, self._group, self._index = agent, group.name, index
         self._codec = group.observed
         own = {key: one for key, one in arrays.observations.items() if key[0] == group.name}
         rows = {key: array[index, ...] for key, array in own.items()}
@@ -234,7 +247,7 @@ class _AgentSlot:
         plain = group.observed.plain and group.observed.leaves[0].path == ("observation",)
         self._row = self._rows[0] if plain and not group.masked else None
         self._shape, self._dtype = self._shapes[0], self._rows[0].dtype
-        self._infos = [(leaf, rows[(group.name, *leaf.key)]) for leaf in infos]
+        self._infos = [(leaf, own[(group.name, *leaf.key)]) for leaf in infos]
         self._mask = rows[group.name, MASK_KEY] if masked else None
         self.acts = rows.get((group.name, AGENT_MASK), np.zeros((), np.bool_))
         # Unlike an array, a memoryview accepts only numbers, and assigning to it is faster.
@@ -249,8 +262,8 @@ class _AgentSlot:
         """Sets all entries of an agent that is not present."""
         for row in self._rows:
             row[...] = 0
-        for leaf, row in self._infos:
-            row[...] = leaf.blank
+        for leaf, array in self._infos:
+            array[self._index] = leaf.blank
         if self._mask is not None:
             self._mask[...] = True
         self._reward[0] = 0
@@ -290,12 +303,13 @@ class _AgentSlot:
         """
         if self._mask is not None:
             self._write_mask(value, info, acts)
-        for leaf, target in self._infos:
+        for leaf, array in self._infos:
             found = info
             for name in leaf.path:
                 found = found.get(name) if isinstance(found, Mapping) else None
             try:
-                target[...] = leaf.read(found)
+                # Unlike an assignment to a row, this stores a list as one object.
+                array[self._index] = leaf.read(found)
             except (TypeError, ValueError) as error:
                 add_note(error, f"in the info of agent {self._agent!r}")
                 raise

@@ -23,7 +23,6 @@ from trawl.envs.info_keys import (
 )
 from trawl.envs.infos import InfoLayout, InfoLeaf
 from trawl.envs.masks import MASK_KEY
-from trawl.keys import show_key
 from trawl.memory import Array
 
 # Steps that are taken to see values: at most, and in any case.
@@ -58,7 +57,7 @@ def chosen_infos(
         info_keys: the argument of :class:`~trawl.envs.PettingZooEnv`.
 
     Raises:
-        TypeError: if ``info_keys`` is of another type, or a value is no number or array.
+        TypeError: if ``info_keys`` is of another type.
         ValueError: if ``info_keys`` has a name that no info of a group has.
     """
     wanted = _by_group(groups, info_keys)
@@ -88,17 +87,10 @@ def _leaves_of(group: str, given: Sequence[InfoEntry], seen: Mapping[str, Any]) 
     placed = placed_entries(
         given, seen, lambda: f"the infos of group {group!r} have only {sorted(seen)}"
     )
-    leaves = InfoLayout(
+    return InfoLayout(
         (path, key, value if isinstance(value, Space) else space_of(value))
         for path, key, value in placed
     ).leaves
-    for leaf in leaves:
-        if leaf.dtype is None:
-            raise TypeError(
-                f"info_keys has {show_key(leaf.path)}, which is no number or array in group "
-                f"{group!r}: the infos of agents can have only numbers and arrays. Leave it out"
-            )
-    return leaves
 
 
 def _probe(

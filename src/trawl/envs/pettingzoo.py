@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
-from tensordict import TensorDict, TensorDictBase
+from tensordict import NonTensorData, TensorDict, TensorDictBase, stack
 from torch import Tensor
 from typing_extensions import override
 
@@ -28,14 +29,14 @@ from trawl.envs.agent_steps import (
 )
 from trawl.envs.capture import capture, restore
 from trawl.envs.capture.replay import EpisodeLog
-from trawl.envs.info_keys import AnyValue
+from trawl.envs.info_keys import AnyText, AnyValue
 from trawl.envs.infos import InfoLeaf
 from trawl.envs.logged import LoggedEnv
 from trawl.envs.masks import MASK_KEY
 from trawl.envs.replacements import made_again
 from trawl.envs.seeding import check_seed, derive, next_seed
 from trawl.envs.spaces import SpaceLeaf
-from trawl.envs.specs import Categorical, Composite, Unbounded
+from trawl.envs.specs import Categorical, Composite, NonTensor, Unbounded
 from trawl.envs.vector import VectorAdapter
 from trawl.keys import Key, nested, next_of, show_key
 from trawl.memory import Array
@@ -64,11 +65,13 @@ class PettingZooEnv(LoggedEnv):
         info_keys: names of entries of the agents' infos that become ``(group, "info", name)``: a
             list of names, or a mapping from names to spaces, as in :class:`GymEnv`. A mapping from
             names of groups to lists or mappings applies to each group separately. By default, all
-            numbers and arrays in the infos of the first reset are taken.
+            numbers and arrays in the infos of the first reset are taken. Text and other objects
+            become non-tensor data.
         device: device of the returned TensorDicts. With None, the TensorDicts have no device, and
             their tensors are on the CPU.
 
     Attributes:
+        fixed_layout: True if all entries have a fixed shape and dtype, unlike text.
         remake: function that makes another environment like this one; None if ``env`` was passed
             as an object.
 
@@ -87,8 +90,6 @@ class PettingZooEnv(LoggedEnv):
         torch.Size([5, 3, 18])
         >>> env.close()
     """
-
-    fixed_layout = True
 
     def __init__(
         self,
@@ -149,6 +150,8 @@ class PettingZooEnv(LoggedEnv):
         """Makes the arrays and the specs, given the results of the first reset."""
         masked = [group.name for group in self.agent_groups if _has_mask(group, first)]
         self.arrays = AgentArrays(self.agent_groups, infos, masked, self.use_mask, self.done_on_any)
+        leaves = [leaf for found in infos.values() for leaf in found]
+        self.fixed_layout = all(leaf.dtype is not None for leaf in leaves)
         if self._returns_state:
             self.arrays.observations[(STATE,)] = np.array(self.env.state())
         observed, acted = Composite(), Composite()
@@ -166,8 +169,7 @@ class PettingZooEnv(LoggedEnv):
             if self.use_mask:
                 observed[name, AGENT_MASK] = Categorical(2, (count,), torch.bool)
             for info in infos[name]:
-                key = (name, *info.key)
-                observed[key] = _unbounded(self.arrays.observations[key])
+                observed[(name, *info.key)] = _info_spec(info, count)
         if self._returns_state:
             observed[STATE] = _unbounded(self.arrays.observations[(STATE,)])
         place = self.device or "cpu"
@@ -256,7 +258,7 @@ class PettingZooEnv(LoggedEnv):
         return self._tensordict({**arrays.observations, **arrays.rewards, **arrays.flags})
 
     def _tensordict(self, arrays: dict[Any, Array]) -> TensorDict:
-        values = {key: torch.from_numpy(array.copy()) for key, array in arrays.items()}
+        values = {key: _entry(array) for key, array in arrays.items()}
         result = TensorDict(nested(values), [])
         for group in self.agent_groups:
             result.get(group.name).batch_size = [len(group.agents)]
@@ -382,6 +384,20 @@ def _has_mask(group: AgentGroup, first: AgentResults) -> bool:
             "binary actions can have one: remove the mask in a wrapper"
         )
     return shown
+
+
+def _entry(array: Array) -> Any:
+    """Returns a copy of an array as a tensor, or as non-tensor data with an element per agent."""
+    if array.dtype != object:
+        return torch.from_numpy(array.copy())
+    return stack([NonTensorData(copy.deepcopy(value)) for value in array])
+
+
+def _info_spec(leaf: InfoLeaf, agents: int) -> Any:
+    """Returns the spec of an entry of the infos of a group."""
+    if leaf.dtype is None:
+        return NonTensor(AnyValue() if leaf.blank is None else AnyText(), (agents,))
+    return _unbounded(np.empty((agents, *leaf.shape), leaf.dtype))
 
 
 def _unbounded(example: Array) -> Any:

@@ -6,6 +6,8 @@ from typing import Any
 
 from trawl.envs.base import TensorDictEnv
 from trawl.envs.frame_stack import FrameStack
+from trawl.envs.pettingzoo import PettingZooEnv
+from trawl.envs.specs import NonTensor
 from trawl.envs.tensor_env import TensorEnv
 from trawl.rollout.array_batch_writer import ArrayBatchWriter
 from trawl.rollout.batch_writer import BatchOptions, BatchWriter, NoFixedLayout
@@ -86,14 +88,24 @@ def _of_loose_frames(env: TensorDictEnv, policy: Policy, options: BatchOptions) 
             "more sub-environments, or use workers"
         )
         _refuse_restarts(options, why)
-    elif env.reward_keys != ["reward"]:
+    elif env.reward_keys != ["reward"] and not _has_loose_entries(env):
         why = "its agents have rewards of their own"
     return _by_tensordict(env, policy, options, why)
 
 
 def _by_tensordict(env: Any, policy: Policy, options: BatchOptions, why: str) -> BatchWriter:
     options.normalize.refuse(why)
+    if options.restarts is not None and any(isinstance(one, PettingZooEnv) for one in env.parts):
+        raise ValueError(
+            "on_env_error='restart' can be used with environments of PettingZoo only if their "
+            f"frames have a fixed layout, but {why}"
+        )
     return TensorDictBatchWriter(env, policy, options, why)
+
+
+def _has_loose_entries(env: TensorDictEnv) -> bool:
+    specs = env.full_observation_spec.values(True, True)
+    return any(isinstance(spec, NonTensor) for spec in specs)
 
 
 def _refuse_restarts(options: BatchOptions, why: str) -> None:
