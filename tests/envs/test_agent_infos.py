@@ -7,9 +7,10 @@ import pytest
 import torch
 from gymnasium import spaces
 
-from tests.envs.agents import Turns, Walkers, allowed
+from tests.envs.agents import AGENTS, Turns, Walkers, allowed
 from trawl import Collector
-from trawl.envs import InfoKey, PettingZooEnv, TorchVectorEnv
+from trawl.collectors import MultiSyncCollector
+from trawl.envs import InfoKey, ParallelEnv, PettingZooEnv, TorchVectorEnv
 from trawl.testing import NumberedTorchEnv
 
 
@@ -103,11 +104,143 @@ def test_infos_in_turn_follow_masks_while_they_are_found():
     assert batch["next", "flyer", "info", "n"].flatten().tolist() == list(range(1, 9))
 
 
+class Saying(Walkers):
+    """Its infos have text and lists, which tell the agent and the step."""
+
+    def _info(self, agent):
+        info = {"text": f"{agent}:{self.t}", "list": [agent, self.t], "who": {"name": agent}}
+        return {**super()._info(agent), **info, "here": self.t + 1}
+
+
+SAID = {"here": None, "text": str, "list": object, "who": None, "never": str}
+
+
+def saying(keys=SAID):
+    return PettingZooEnv(Saying("info"), done_on_any=False, use_mask=True, info_keys=keys)
+
+
+def check_texts(batch):
+    """Compares the texts of each agent with the numbers in the same rows."""
+    for rows in (batch, batch["next"]):
+        for group, agents in (("walker", AGENTS[:2]), ("flyer", AGENTS[2:])):
+            info = rows[group, "info"]
+            for row, found in enumerate(info["here"][..., 0].tolist()):
+                for index, agent in enumerate(agents):
+                    here, step = found[index] > 0, found[index] - 1
+                    assert info["text"][row][index] == (f"{agent}:{step}" if here else "")
+                    assert info["list"][row][index] == ([agent, step] if here else None)
+                    assert info["who", "name"][row][index] == (agent if here else "")
+                    assert info["never"][row][index] == ""
+
+
+@pytest.mark.parametrize(
+    "place", ["one", "a list", "processes", "threads", "workers", "a limit", "whole episodes"]
+)
+def test_text_of_each_agent(place):
+    options = {"frames_per_batch": 16}
+    if place == "workers":
+        collector = MultiSyncCollector([saying] * 2, None, **options)
+    else:
+        backend = "thread" if place == "threads" else "process"
+        source = {
+            "a list": lambda: [saying] * 2,
+            "processes": lambda: ParallelEnv(2, saying),
+            "threads": lambda: ParallelEnv(2, saying, backend=backend),
+        }.get(place, saying)()
+        if place == "a limit":
+            options["max_frames_per_traj"] = 4
+        if place == "whole episodes":
+            options = {"frames_per_batch": 16, "trajs_per_batch": 2, "traj_format": "padded"}
+        collector = Collector(source, None, **options)
+    with collector:
+        batch = collector.next().reshape(-1)
+    if place == "whole episodes":
+        batch = batch[batch["collector", "mask"]]
+    check_texts(batch)
+    assert batch["next", "done"].any()
+
+
+def test_text_in_turn():
+    class TellingTurns(Turns):
+        def step(self, action):
+            super().step(action)
+            for agent in self.agents:
+                self.infos[agent] = {"text": f"{agent}:{self.n}"}
+
+    with Collector(
+        PettingZooEnv(TellingTurns(), info_keys=["text"]), frames_per_batch=8
+    ) as collector:
+        batch = collector.next()
+    assert batch["next", "flyer", "info", "text"] == [[f"flyer:{n}"] for n in range(1, 9)]
+    # The first agent dies in step 4.
+    found = [row[0] for row in batch["next", "walker_0", "info", "text"]]
+    assert found == [*(f"walker_0:{n}" for n in range(1, 5)), "", "", "", ""]
+
+
+def test_text_changes_nothing_else():
+    def act(td):
+        for group in ("walker", "flyer"):
+            td[group, "action"] = td[group, "mask"].long()
+        return td
+
+    found = []
+    for keys in (SAID, ["here"]):
+        with Collector(saying(keys), act, frames_per_batch=8) as collector:
+            batch = torch.cat([collector.next().clone() for _ in range(2)])
+            assert collector.stats()["env_path"] == ("array" if keys == ["here"] else "tensordict")
+        found.append(batch)
+    texts, numbers = found
+    for key in numbers.keys(True, True):
+        assert texts[key].dtype is numbers[key].dtype, key
+        assert torch.equal(texts[key], numbers[key]), key
+
+
+def test_a_run_with_text_continues():
+    one, other = (Collector(saying(), frames_per_batch=5) for _ in range(2))
+    with one, other:
+        one.set_seed(1)
+        one.next()  # one walker is dead
+        state = one.state_dict()
+        expected = one.next().clone()
+        other.next(), other.next()
+        other.load_state_dict(state)
+        found = other.next()
+    check_texts(found)
+    for key in expected.keys(True, True):
+        assert torch.equal(found[key], expected[key]), key
+
+
+def test_text_must_be_text():
+    walkers = Saying()
+    env = PettingZooEnv(walkers, info_keys=["text"])
+    walkers._info = lambda agent: {"text": 3}
+    with pytest.raises(
+        TypeError, match=r"info\['text'\] is int 3, .* write info_keys=.*object"
+    ) as caught:
+        env.reset()
+    assert "in the info of agent 'walker_0'" in "".join(caught.value.__notes__)
+    env.close()
+
+
+def test_environments_with_text_are_not_restarted():
+    with pytest.raises(ValueError, match="only if their frames have a fixed layout"):
+        Collector(saying, frames_per_batch=4, on_env_error="restart")
+
+
+def test_a_dataset_holds_no_text_of_agents(monkeypatch):
+    from trawl.cli.arguments import CollectArguments
+    from trawl.cli.environments import make_env
+    from trawl.cli.errors import CliError
+
+    args = CollectArguments(env="module:function", out="d", frames=4, format="parquet")
+    with pytest.raises(CliError, match=r"has a text for each agent \(\('walker', 'info', 'text'\)"):
+        make_env(args, partial(saying, ["text"]))
+
+
 @pytest.mark.parametrize(
     ("keys", "error", "message"),
     [
         (["speed"], ValueError, r"'speed', but the infos of group 'walker' have only \['cost'"),
-        (["text"], TypeError, "'text', which is no number or array in group 'walker'"),
         ({"flyer": ["cost"], "cost": None}, ValueError, r"names of groups, and also \['cost'\]"),
         ("cost", TypeError, "info_keys must be a list of names"),
         (["cost", "cost"], ValueError, "more than once"),

@@ -21,7 +21,8 @@ from trawl.envs.gym import GymEnv
 from trawl.envs.ids import is_known
 from trawl.envs.parallel import ParallelEnv
 from trawl.envs.serial import build_env, several_of_id
-from trawl.keys import as_key, show_key
+from trawl.envs.specs import NonTensor
+from trawl.keys import Key, as_key, show_key
 
 UsesEnv = CollectArguments | EvaluateArguments | TuneArguments
 
@@ -217,11 +218,16 @@ def _check_layout(args: CollectArguments, env: Any) -> None:
         )
     if not isinstance(env, TensorDictEnv):
         return
-    for key, space in _loose_leaves(env):
-        if not isinstance(space, spaces.Text):
+    for key, spec in _loose_entries(env):
+        if not isinstance(spec.space, spaces.Text):
             raise CliError(
                 f"environment {args.env} has data without a fixed shape ({show_key(key)}, "
-                f"{type(space).__name__}), which a dataset can't hold"
+                f"{type(spec.space).__name__}), which a dataset can't hold"
+            )
+        if len(spec.shape) > len(env.batch_size):
+            raise CliError(
+                f"environment {args.env} has a text for each agent ({show_key(key)}), which a "
+                "dataset can't hold: leave it out of --info-keys"
             )
         if args.format == "memmap":
             raise CliError(
@@ -230,12 +236,12 @@ def _check_layout(args: CollectArguments, env: Any) -> None:
             )
 
 
-def _loose_leaves(env: TensorDictEnv) -> Iterator[tuple[Any, Any]]:
-    """Yields the keys and spaces of all observations and actions without a fixed layout."""
-    for part in env.parts:
-        if isinstance(part, GymEnv):
-            for codec in (part.observation_codec, part.action_codec):
-                yield from ((leaf.key, leaf.space) for leaf in codec.loose)
+def _loose_entries(env: TensorDictEnv) -> Iterator[tuple[Key, NonTensor]]:
+    """Yields the keys and specs of all observations and actions without a fixed layout."""
+    for specs in (env.full_observation_spec, env.full_action_spec):
+        for key, spec in specs.items(True, True):
+            if isinstance(spec, NonTensor):
+                yield as_key(key), spec
 
 
 def reward_key(args: EvaluateArguments, env: Any) -> Any:
