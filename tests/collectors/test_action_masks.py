@@ -1,6 +1,7 @@
 """Random actions are among those that an action mask allows, and policies can read it."""
 
 import itertools
+from functools import partial
 
 import gymnasium
 import numpy as np
@@ -387,8 +388,6 @@ def test_masks_of_several_choices(sizes, joint, kind, categorical, where):
         vector = gymnasium.vector.SyncVectorEnv([make] * 3, autoreset_mode="SameStep")
         env = adapted(vector)
     elif kind in ("list", "parallel"):
-        if kind == "parallel" and joint and where == "info":
-            pytest.skip("the processes share flat masks")
         options = {"backend": "thread"} if kind == "parallel" else {}
         env = {"list": SerialEnv, "parallel": ParallelEnv}[kind](
             2, lambda: adapted(make()), **options
@@ -398,3 +397,47 @@ def test_masks_of_several_choices(sizes, joint, kind, categorical, where):
     policy = RandomPolicy() if kind == "policy" else None
     with Collector(env, policy, frames_per_batch=60) as collector:
         collector.next()  # or the environment refuses an action
+
+
+@pytest.mark.parametrize("batch", [SerialEnv, partial(ParallelEnv, backend="thread")])
+@pytest.mark.parametrize("joint", [False, True])
+def test_an_environment_without_masks_among_others(batch, joint):
+    class Free(Shaped):
+        def shown(self):
+            return super().shown()[0], {}
+
+        def step(self, action):
+            return self.shown()[0], 0.0, False, False, {}
+
+    def make(kind):
+        return kind([4, 3] if joint else [3, 3], joint, "info")
+
+    env = batch(2, [partial(make, Shaped), partial(make, Free)])
+    with Collector(env, None, frames_per_batch=200) as collector:
+        taken = collector.next()["action"]
+    # Each value of each choice is taken where there are no masks.
+    assert taken[1].sum(0).all()
+
+
+@pytest.mark.parametrize("batch", [SerialEnv, partial(ParallelEnv, backend="thread")])
+def test_masks_of_different_shapes_are_ignored(batch):
+    class Unchecked(Shaped):
+        def step(self, action):
+            return *self.shown()[:1], 0.0, False, False, self.shown()[1]
+
+    class Flat(Unchecked):
+        def shown(self):
+            return super().shown()[0], {"action_mask": np.ones(7, np.int8)}
+
+    env = batch(2, [lambda: Unchecked([4, 3], True, "info"), lambda: Flat([4, 3], True, "info")])
+    with Collector(env, None, frames_per_batch=8) as collector:
+        assert collector.next()["action"].shape == (2, 4, 7)
+
+
+def test_processes_share_only_small_joint_masks():
+    def make():
+        return Shaped([300, 300], True, "info")
+
+    env = ParallelEnv(1, make, backend="thread")
+    with pytest.raises(ValueError, match=r"90000 entries, but processes share masks of at most 65"):
+        Collector(env, None, frames_per_batch=8)

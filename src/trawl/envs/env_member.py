@@ -15,15 +15,19 @@ from trawl.envs.base import TensorDictEnv
 from trawl.envs.capture.frames import from_plain, to_plain
 from trawl.envs.gym import GymEnv
 from trawl.envs.logged import LoggedEnv
-from trawl.envs.masks import MASK_KEY
+from trawl.envs.masks import MASK_KEY, is_joint
 from trawl.envs.outcomes import RESET_GIVES, flag_of, reward_of
 from trawl.envs.spaces import SpaceCodec
 from trawl.envs.state_parts import state_parts
 from trawl.envs.step_buffers import (
     AUTORESET,
+    FLAT,
+    JOINT,
+    MOST_COMBINATIONS,
     RESET,
     TERMINATED,
     TRUNCATED,
+    UNMASKED,
     SharedStepBuffers,
 )
 from trawl.errors import EnvStateError, resetting
@@ -114,9 +118,12 @@ class EnvMember:
 
     def _publish_masks(self, masks: Array | None, buffers: SharedStepBuffers) -> None:
         """Writes action masks to the shared memory, or that there are none."""
-        rows = buffers.rows(self.index)
-        if (masks is not None) != buffers.masked[rows].all():
-            buffers.masks[rows], buffers.masked[rows] = 2, masks is not None
+        rows, kind = buffers.rows(self.index), UNMASKED
+        if masks is not None:
+            joint = is_joint(self.env.action_spec_unbatched, masks.shape[1:])
+            kind = JOINT if joint else FLAT
+        if (buffers.masked[rows] != kind).any():
+            buffers.masked[rows] = kind
             self.attach(buffers)
         if masks is not None:
             _show_masks(masks, buffers, rows)
@@ -217,11 +224,18 @@ class EnvMember:
 
 def _show_masks(masks: Array, buffers: SharedStepBuffers, rows: slice) -> None:
     """Writes the action masks of a process's environments to shared memory."""
-    target = buffers.masks[rows]
+    kind = int(buffers.masked[rows.start])
+    target = buffers.masks[kind][rows]
     if masks.size != target.size:
+        given = f"the environment returned info[{MASK_KEY!r}] with {masks[0].size} entries, but "
+        if kind == JOINT:
+            raise ValueError(
+                f"{given}processes share masks of at most {MOST_COMBINATIONS} combinations of "
+                "values: return a mask of each choice"
+            )
         raise ValueError(
-            f"the environment returned info[{MASK_KEY!r}] with {masks[0].size} entries, but "
-            f"its action has {target.shape[-1]} choices: a mask needs an entry for each choice"
+            f"{given}its action has {target.shape[-1]} choices: a mask needs an entry for each "
+            "choice"
         )
     masks = masks.reshape(target.shape)
     target[...] = (masks != 0).astype(np.int8) + (masks == 2)
@@ -281,7 +295,7 @@ def _mask_writer(
     env: TensorDictEnv, buffers: SharedStepBuffers, rows: slice
 ) -> Callable[[], None] | None:
     """Returns a function that writes the environment's action masks; None if it has none."""
-    if not buffers.masked[rows].all():
+    if buffers.masked[rows.start] == UNMASKED:
         return None
 
     def write() -> None:

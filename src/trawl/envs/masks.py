@@ -68,6 +68,17 @@ def mask_dims(spec: Any, shape: Sequence[int]) -> int:
     return len(sizes) if tuple(shape[-len(sizes) :]) == tuple(sizes) else 0
 
 
+def is_joint(spec: Any, shape: Sequence[int]) -> bool:
+    """Returns True if a mask has an entry for each combination of the values of several choices.
+
+    Args:
+        spec: the action's spec.
+        shape: shape of the mask, which may have dimensions for a batch in front.
+    """
+    dims, sizes = mask_dims(spec, shape), choices(spec) or []
+    return dims > 1 and (dims > 2 or shape[-2] != len(sizes) or len({*sizes}) > 1)
+
+
 def fits(spec: Any, mask_shape: Sequence[int], batch: int) -> bool:
     """Returns True if a mask of this shape can belong to an action.
 
@@ -111,7 +122,6 @@ def masked_rand(spec: Any, mask: Tensor) -> Tensor:
         A tensor of the spec's shape and dtype.
     """
     sizes, dims = choices(spec) or [], mask_dims(spec, mask.shape)
-    joint = dims > 1 and (dims > 2 or mask.shape[-2] != len(sizes) or len({*sizes}) > 1)
     rows = mask.reshape(-1, mask.shape[-dims:].numel())
     if isinstance(spec, Binary):
         bits = torch.randint(0, 2, rows.shape, device=rows.device)
@@ -119,7 +129,7 @@ def masked_rand(spec: Any, mask: Tensor) -> Tensor:
         return drawn.reshape(spec.shape).to(spec.dtype).to(spec.device)
     indices = (
         _unraveled(_choose(rows), sizes)
-        if joint
+        if is_joint(spec, mask.shape)
         else [_choose(part) for part in rows.split(sizes, -1)]
     )
     if isinstance(spec, MultiOneHot):
@@ -200,6 +210,23 @@ def flat_mask(mask: Any) -> Array:
     if isinstance(mask, (tuple, list)):
         return np.concatenate([np.atleast_1d(np.asarray(part)) for part in mask])
     return np.array(mask)
+
+
+def joined_masks(masks: Sequence[Array | None]) -> Array | None:
+    """Joins the action masks of several environments, each with a row for each environment.
+
+    Args:
+        masks: the masks; an environment without masks allows every action.
+
+    Returns:
+        The masks; None if no environment has masks, or if their shapes differ.
+    """
+    found = {mask.shape: mask for mask in masks if mask is not None}
+    if len(found) != 1:
+        return None
+    ((shape, like),) = found.items()
+    free = np.full(shape, 2, like.dtype)
+    return np.concatenate([free if mask is None else mask for mask in masks])
 
 
 def newest_masks(masks: Array | None, info: Any) -> Array | None:

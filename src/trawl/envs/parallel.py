@@ -21,7 +21,7 @@ from trawl.devices import optional_device
 from trawl.envs.affinity import Affinity, affinity_of
 from trawl.envs.batched import arguments_of, factories_of
 from trawl.envs.env_workers import EnvWorkers
-from trawl.envs.masks import choices
+from trawl.envs.masks import choices, joined_masks
 from trawl.envs.parallel_state import ParallelState
 from trawl.envs.seeding import check_seed, derive, next_kwargs
 from trawl.envs.step_buffers import (
@@ -187,7 +187,7 @@ class ParallelEnv(ParallelState):
             rows_per_env,
             observed,
             acted,
-            sum(sizes or ()),
+            tuple(sizes or ()),
         )
 
     @override
@@ -240,10 +240,8 @@ class ParallelEnv(ParallelState):
     @override
     def action_mask(self) -> NDArray[Any] | None:
         if self.buffers is None:
-            masks = [self._masks.get(index) for index in range(self.num_workers)]
-            found = [mask for mask in masks if mask is not None]
-            return np.concatenate(found) if len(found) == self.num_workers else None
-        return self.buffers.masks if self.buffers.masked.any() else None
+            return joined_masks([self._masks.get(index) for index in range(self.num_workers)])
+        return self.buffers.action_masks()
 
     # --- for collectors, which read and write the shared memory themselves
 

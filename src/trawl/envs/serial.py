@@ -7,7 +7,6 @@ from contextlib import ExitStack
 from functools import partial
 from typing import Any
 
-import numpy as np
 import torch
 from numpy.typing import NDArray
 from tensordict import TensorDict, TensorDictBase
@@ -20,6 +19,7 @@ from trawl.envs.base import TensorDictEnv
 from trawl.envs.batched import BatchedEnv, arguments_of, factories_of
 from trawl.envs.build import build_one, distinct, env_of_id
 from trawl.envs.ids import lacks_vectors
+from trawl.envs.masks import joined_masks
 from trawl.envs.seeding import next_kwargs
 from trawl.envs.types import EnvKwargs, EnvSources, is_list
 from trawl.envs.vector import VectorAdapter
@@ -101,10 +101,7 @@ class SerialEnv(BatchedEnv):
 
     @override
     def action_mask(self) -> NDArray[Any] | None:
-        masks = [env.action_mask() for env in self._own]
-        found = [mask for mask in masks if mask is not None]
-        alike = len(found) == len(self.envs) and len({mask.shape for mask in found}) == 1
-        return np.concatenate(found) if alike else None
+        return joined_masks([env.action_mask() for env in self._own])
 
     @property
     def _own(self) -> list[TensorDictEnv]:

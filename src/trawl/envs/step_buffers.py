@@ -17,6 +17,12 @@ from trawl.memory import Array, aligned
 # Bits in the flags of a row.
 TERMINATED, TRUNCATED, RESET, AUTORESET = 1, 2, 4, 8
 
+# Kinds of action masks: flat, or with a dimension for each choice.
+UNMASKED, FLAT, JOINT = 0, 1, 2
+
+#: Number of combinations of values for which a mask can have an entry each.
+MOST_COMBINATIONS = 2**16
+
 # Size in bytes of the largest dtype that an action may have. The dtype of a policy's actions may
 # differ from the environment's.
 _WIDEST = 8
@@ -33,7 +39,7 @@ class StepBufferSpec:
             a batch.
         observed: shape and dtype of each observation of one environment, by key.
         acted: shape and dtype of each action of one environment, by key.
-        choices: number of entries of an action mask; 0 if actions can't have a mask.
+        choices: number of values of each choice in an action; empty if it can't have a mask.
     """
 
     workers: int
@@ -41,7 +47,13 @@ class StepBufferSpec:
     rows_per_env: int
     observed: dict[Key, tuple[tuple[int, ...], torch.dtype]]
     acted: dict[Key, tuple[tuple[int, ...], torch.dtype]]
-    choices: int
+    choices: tuple[int, ...]
+
+    @property
+    def joint(self) -> tuple[int, ...]:
+        """Shape of a mask with an entry for each combination of values; empty if there is none."""
+        several = len(self.choices) > 1 and math.prod(self.choices) <= MOST_COMBINATIONS
+        return self.choices if several else ()
 
     @property
     def nbytes(self) -> int:
@@ -63,8 +75,10 @@ class SharedStepBuffers:
         observed: observations after the step, by key.
         reset_observed: observations after a reset, by key, valid in the rows that were reset.
         rewards: rewards of the step, as float32.
-        masks: action masks for the next step. For environments without masks, all entries are 2.
-        masked: True for rows whose environment has masks.
+        masks: action masks for the next step, by kind: flat ones, with the values of all choices
+            one after the other, and joint ones, with a dimension for each choice. An entry of 2
+            allows both values of a bit.
+        masked: the kind of each row's masks: ``UNMASKED``, ``FLAT`` or ``JOINT``.
         flags: one byte for each row. Its bits are ``TERMINATED``, ``TRUNCATED``, ``RESET``
             (the row was reset after the step) and ``AUTORESET`` (the step was a reset).
         actions: the actions, by key.
@@ -90,8 +104,12 @@ class SharedStepBuffers:
         self.flags = self._rows((rows,), np.dtype(np.uint8))
         self.cut = self._array((rows,), np.dtype(np.bool_))
         self.rewards = self._rows((rows,), np.dtype(np.float32))
-        self.masks = self._array((rows, spec.choices), np.dtype(np.int8))
-        self.masked = self._array((rows,), np.dtype(np.bool_))
+        # Memory that is never used takes no space.
+        self.masks = {
+            FLAT: self._array((rows, sum(spec.choices)), np.dtype(np.int8)),
+            JOINT: self._array((rows, *(spec.joint or (0,))), np.dtype(np.int8)),
+        }
+        self.masked = self._array((rows,), np.dtype(np.uint8))
         self.observed, self.reset_observed = (
             {
                 key: self._rows((rows, *shape), _numpy_dtype(dtype))
@@ -132,6 +150,22 @@ class SharedStepBuffers:
             self.actions[key] = (
                 memory[: math.prod(shape) * dtype.itemsize].view(dtype).reshape(shape)
             )
+
+    def action_masks(self) -> Array | None:
+        """Returns action masks, with a row for each environment.
+
+        A row without a mask allows every action. Returns None if there are no masks, or if their
+        kinds differ.
+        """
+        kind = int(self.masked.max(initial=UNMASKED))
+        if kind == UNMASKED:
+            return None
+        masks, others = self.masks[kind], self.masked != kind
+        if others.any():
+            if self.masked[others].any():
+                return None
+            masks[others] = 2
+        return masks
 
     def read_results(self, rows: Array, begun: Array) -> dict[str, Tensor]:
         """Returns copies of results.
