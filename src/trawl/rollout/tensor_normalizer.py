@@ -1,0 +1,424 @@
+"""Normalisation of the observations and rewards of batches whose data are tensors.
+
+A :class:`NormalizedSteps` is between the environment and the stepper. It normalises all
+observations of a step at once, and keeps those of the environment until they have been counted.
+Nothing in the loop waits for the device.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from typing_extensions import override
+
+from trawl.envs.tensor_env import TensorEnv, TensorStep
+from trawl.keys import DONE, MASK, Key, show_key
+from trawl.rollout.batch_statistics import (
+    BatchStatistics,
+    DiscountedReturns,
+    observation_keys,
+    raw_reward_of,
+)
+from trawl.rollout.batch_writer import StepFn
+from trawl.rollout.layout import Leaf
+from trawl.rollout.moments import Moments, RunningMoments
+from trawl.rollout.normalization import Normalization, NormalizeOptions, Statistics
+from trawl.rollout.tensor_moments import TensorMoments
+from trawl.rollout.tensor_stepper import StepSource
+
+
+class TensorNormalizer:
+    """Base of :class:`TensorBatchNormalizer` that leaves the frames as they are.
+
+    Args:
+        env: the environment.
+
+    Attributes:
+        normalization: the statistics; None if nothing is normalised.
+        source: the object that the stepper steps.
+    """
+
+    normalization: Normalization | None = None
+
+    def __init__(self, env: TensorEnv) -> None:
+        self.source: StepSource = env
+
+    @property
+    def keys(self) -> list[Key]:
+        """Keys of the observations that are normalised."""
+        return []
+
+    @property
+    def more_leaves(self) -> dict[Key, Leaf]:
+        """Layout of further entries of a batch."""
+        return {}
+
+    @property
+    def raw_next(self) -> dict[Key, Tensor]:
+        """The environment's own observations with which the next batch begins, by key."""
+        return {}
+
+    def saved_rows(self) -> dict[str, Tensor]:
+        """Returns the tensors that a state has, by name."""
+        return {}
+
+    def reset(self, mask: Tensor | None) -> None:
+        """Normalises the first observations of environments that were reset, or of all."""
+
+    def begin(self, tensors: Mapping[Key, Tensor], most_frames: float) -> None:
+        """Begins a batch.
+
+        Args:
+            tensors: the entries of the batch, with time first.
+            most_frames: number of frames of the batch that are delivered at most.
+        """
+
+    def bind(self, step: StepFn, start: int) -> StepFn:
+        """Returns a function that takes a step, and counts its frames when they are due.
+
+        Args:
+            step: function that takes the step of row ``start + t``.
+            start: the first row.
+        """
+        return step
+
+    def finish(self, filled: int, partial: bool) -> None:
+        """Normalises the rewards of a batch, and adds its frames to the statistics.
+
+        Args:
+            filled: number of rows that were filled.
+            partial: True if there are more rows.
+        """
+
+
+class TensorBatchNormalizer(TensorNormalizer):
+    """Normalises the batches of a ``TensorBatchWriter``.
+
+    The results are those of :class:`~trawl.rollout.normalizer.BatchNormalizer`.
+
+    Args:
+        env: the environment.
+        options: what is normalised.
+        observed: layout of the observations.
+        rewards: layout of the rewards.
+        next_row: for each entry of the next frame, the row after a batch's last row.
+        steps: number of rows in a batch.
+
+    Raises:
+        KeyError, ValueError: see :func:`~trawl.rollout.batch_statistics.observation_keys`.
+    """
+
+    def __init__(
+        self,
+        env: TensorEnv,
+        options: NormalizeOptions,
+        observed: Mapping[Key, Leaf],
+        rewards: Mapping[Key, Leaf],
+        next_row: Mapping[Key, Tensor],
+        steps: int,
+    ) -> None:
+        super().__init__(env)
+        self._options = options
+        self._home = env.home
+        self._observations: list[_Observation] = []
+        self._rewards: list[DiscountedReturns] = []
+        count = env.batch_size.numel()
+        if options.observations is not None:
+            clip = options.observations.clip
+            self._observations = [
+                _Observation(key, next_row[key], steps, clip)
+                for key in observation_keys(options.observations, observed)
+            ]
+            places = [(env.observation_keys.index(one.key), one) for one in self._observations]
+            self._steps = NormalizedSteps(env, places)
+            self.source = self._steps
+        if options.rewards is not None:
+            self._rewards = [
+                DiscountedReturns(
+                    key,
+                    options.rewards,
+                    torch.zeros(count, *leaf.shape, dtype=torch.float64, device=env.home),
+                    torch.add,
+                    torch.mul,
+                )
+                for key, leaf in rewards.items()
+            ]
+        self._statistics = BatchStatistics(options, self._empty(), count, self._on_device)
+        self.normalization = self._statistics.normalization
+        # True for environments that were reset since the last batch. Their first observation is
+        # normalised when the next batch begins, with the statistics of that batch.
+        self._fresh = torch.ones(count, dtype=torch.bool, device=env.home)
+        self._tensors: Mapping[Key, Tensor] = {}
+
+    def _on_device(self, moments: RunningMoments) -> TensorMoments:
+        return TensorMoments.on(self._home, moments)
+
+    def _empty(self) -> Statistics:
+        found = {one.key: RunningMoments.empty(one.leaf) for one in self._observations}
+        return found | {one.key: RunningMoments.empty() for one in self._rewards}
+
+    @property
+    @override
+    def keys(self) -> list[Key]:
+        return [one.key for one in self._observations]
+
+    @property
+    @override
+    def more_leaves(self) -> dict[Key, Leaf]:
+        if self._options.rewards is None or not self._options.rewards.keep_raw:
+            return {}
+        return {
+            raw_reward_of(one.key): Leaf(tuple(one.carry.shape[1:]), torch.float32)
+            for one in self._rewards
+        }
+
+    @property
+    @override
+    def raw_next(self) -> dict[Key, Tensor]:
+        return {one.key: one.raw_next for one in self._observations}
+
+    @override
+    def saved_rows(self) -> dict[str, Tensor]:
+        found = {f"raw {show_key(one.key)}": one.raw_next for one in self._observations}
+        found |= {f"return {show_key(one.key)}": one.carry for one in self._rewards}
+        return found | {"fresh": self._fresh}
+
+    # --- between batches
+
+    @override
+    def reset(self, mask: Tensor | None) -> None:
+        chosen = torch.ones_like(self._fresh) if mask is None else mask
+        self._fresh |= chosen
+        for one in self._rewards:
+            one.carry.masked_fill_(_column(chosen, one.carry), 0.0)
+        self._statistics.load()
+        self._load()
+        self._normalize_fresh()
+
+    def _normalize_fresh(self) -> None:
+        if self._home.type == "cpu" and not self._fresh.any():
+            return
+        for one in self._observations:
+            one.normalize(one.raw_next, one.shown)
+            mask = _column(self._fresh, one.shown)
+            torch.where(mask, one.shown, one.next_row, out=one.next_row)
+
+    def _load(self) -> None:
+        """Makes the newest statistics those of all rows from now on."""
+        options = self._options.observations
+        for one in self._observations:
+            assert options is not None
+            one.load(self._statistics.of(one.key), options.epsilon)
+
+    # --- a batch
+
+    @override
+    def begin(self, tensors: Mapping[Key, Tensor], most_frames: float) -> None:
+        self._statistics.most_frames = most_frames
+        self._statistics.begin(in_groups=False)
+        self._tensors = tensors
+        self._load()
+        self._normalize_fresh()
+        self._fresh.zero_()
+        for one in self._observations:
+            one.begin()
+
+    @override
+    def bind(self, step: StepFn, start: int) -> StepFn:
+        if not self._observations:
+            return step
+        statistics, steps = self._statistics, self._steps
+
+        def step_counted(t: int) -> None:
+            steps.row = row = start + t + 1
+            step(t)
+            if row > statistics.due:
+                self._end_rows(row)
+                self._load()
+
+        return step_counted
+
+    def _end_rows(self, stop: int) -> None:
+        """Counts the frames up to a row."""
+        chosen = slice(self._statistics.first, stop)
+        if self._statistics.training and chosen.start < stop:
+            mask = self._counted(stop)
+            part = None if mask is None else mask[chosen].reshape(-1)
+            for one in self._observations:
+                samples = one.raw[chosen].flatten(0, 1)
+                self._statistics.add(one.key, TensorMoments.of(samples, part))
+        self._statistics.end_rows(stop)
+
+    def _counted(self, stop: int) -> Tensor | None:
+        """Returns a mask of the frames up to a row that count; None if all of them do."""
+        mask = self._tensors[MASK][:stop] if MASK in self._tensors else None
+        if self._statistics.is_cut(stop):
+            every = self._fresh.new_ones(stop, len(self._fresh))
+            mask = self._statistics.cut(every if mask is None else mask)
+        return mask
+
+    @override
+    def finish(self, filled: int, partial: bool) -> None:
+        if filled:
+            self._end_rows(filled)
+            self._finish_rewards(filled)
+        if partial:
+            for one in self._observations:
+                one.raw_next.copy_(one.raw[filled])
+        self._tensors = {}
+        self._statistics.finish()
+
+    def _finish_rewards(self, filled: int) -> None:
+        tensors, statistics, counted = self._tensors, self._statistics, self._counted(filled)
+        goes_on = ~tensors[DONE][:filled, :, 0]
+        if MASK in tensors:
+            # Another episode follows a row without a frame.
+            goes_on = goes_on & tensors[MASK][:filled]
+        keep = goes_on.double()
+        for one in self._rewards:
+            rewards, options = tensors[one.key][:filled], one.options
+            if options.keep_raw:
+                tensors[raw_reward_of(one.key)][:filled] = rewards
+            returns = rewards.double()
+            one.add(returns, _column(keep * options.gamma, rewards))
+            if statistics.training:
+                # The agents of a group have the same statistics.
+                agents = returns[0, 0].numel()
+                mask = None if counted is None else counted.reshape(-1, 1).expand(-1, agents)
+                samples = returns.reshape(-1)
+                moments = TensorMoments.of(samples, None if mask is None else mask.reshape(-1))
+                statistics.add(one.key, moments)
+            _, scale = statistics.of(one.key).affine(options.epsilon)
+            rewards.mul_(scale.to(rewards.dtype)).clamp_(-options.clip, options.clip)
+
+
+class _Observation:
+    """Rows of one observation, and the statistics with which it is normalised.
+
+    Args:
+        key: key of the observation.
+        next_row: the normalised observations with which the next batch begins.
+        steps: number of rows in a batch.
+        clip: largest absolute value of an element.
+
+    Attributes:
+        leaf: shape of an observation.
+        raw_next: the observations of the environment with which the next batch begins.
+        raw: the observations of the environment in the rows of a batch.
+        shown: the normalised observations of the last step, which are likely to be in the cache.
+    """
+
+    def __init__(self, key: Key, next_row: Tensor, steps: int, clip: float) -> None:
+        self.key, self.next_row = key, next_row
+        self.leaf = tuple(next_row.shape[1:])
+        self.raw_next = next_row.clone()
+        self.raw = next_row.new_empty(steps, *next_row.shape)
+        self.shown = next_row.clone()
+        self._last = next_row.clone()
+        self._rows = [*self.raw.unbind(0), self.raw_next]
+        # The largest factor, and the largest limit that is not infinite.
+        self._largest = torch.finfo(next_row.dtype).max
+        self._clip = clip if math.isinf(clip) else min(clip, self._largest)
+        self._mean = next_row.new_zeros(self.leaf)
+        self._scale = next_row.new_ones(self.leaf)
+
+    def load(self, moments: Moments, epsilon: float) -> None:
+        """Sets the statistics for all rows from now on."""
+        mean, scale = moments.affine(epsilon)
+        self._mean.copy_(mean)
+        self._scale.copy_(scale.clamp(max=self._largest))
+
+    def normalize(self, source: Tensor, target: Tensor) -> None:
+        """Writes normalised values; ``target`` may be ``source`` itself."""
+        torch.sub(source, self._mean, out=target)
+        target.mul_(self._scale).clamp_(-self._clip, self._clip)
+
+    def begin(self) -> None:
+        """Begins a batch."""
+        self.raw[0].copy_(self.raw_next)
+
+    def keep(self, row: int, values: Tensor) -> None:
+        """Keeps the observations with which a frame begins, until they are counted."""
+        self._rows[row].copy_(values)
+
+    def normalized_last(self, values: Tensor, ended: Tensor, at_once: bool) -> Tensor:
+        """Returns normalised values where ``ended`` is True, and any values elsewhere."""
+        last = self._last
+        if not at_once:
+            self.normalize(values, last)
+            return last
+        # On the CPU, only a few rows are worth the look.
+        chosen = ended.nonzero().squeeze(-1)
+        if len(chosen):
+            found = values.index_select(0, chosen).to(last.dtype)
+            self.normalize(found, found)
+            last.index_copy_(0, chosen, found)
+        return last
+
+
+class NormalizedSteps:
+    """Steps of an environment, with normalised observations.
+
+    Args:
+        env: the environment.
+        places: the observations that are normalised, each with its place among all observations.
+
+    Attributes:
+        row: row of the frame that follows the next step.
+    """
+
+    row = 0
+
+    def __init__(self, env: TensorEnv, places: Sequence[tuple[int, _Observation]]) -> None:
+        self._env = env
+        self._places = places
+        # The leaves of the last step, of the environment and normalised.
+        self._last: list[Tensor] = []
+        self._shown: list[Tensor] = []
+
+    def begin(self, mask: Tensor | None, **kwargs: Any) -> list[Tensor]:
+        """Begins episodes, as the environment does, and returns normalised observations."""
+        return self._follow(self._env.begin(mask, **kwargs))
+
+    def advance(self, actions: Iterable[Tensor]) -> TensorStep:
+        """Takes a step, and returns its results with normalised observations."""
+        result = self._env.advance(actions)
+        self._last, self._shown = result.last, self._normalized(result.last)
+        final = result.final
+        if final is not None:
+            final = [*final]
+            ended = torch.logical_or(result.terminated, result.truncated)
+            for index, one in self._places:
+                at_once = self._env.answers_at_once
+                final[index] = one.normalized_last(final[index], ended, at_once)
+        return result._replace(last=self._shown, final=final)
+
+    def begin_next(self, ended: Tensor, cut: Tensor | None = None) -> list[Tensor]:
+        """Returns the normalised observations that the next step begins with."""
+        leaves = self._env.begin_next(ended, cut)
+        if leaves is self._last:
+            for index, one in self._places:
+                one.keep(self.row, leaves[index])
+            return self._shown
+        return self._follow(leaves)
+
+    def _follow(self, leaves: list[Tensor]) -> list[Tensor]:
+        for index, one in self._places:
+            one.keep(self.row, leaves[index])
+        return self._normalized(leaves)
+
+    def _normalized(self, leaves: Sequence[Tensor]) -> list[Tensor]:
+        found = [*leaves]
+        for index, one in self._places:
+            one.normalize(found[index], one.shown)
+            found[index] = one.shown
+        return found
+
+
+def _column(rows: Tensor, like: Tensor) -> Tensor:
+    """Returns values of rows in a shape that broadcasts to that of a tensor."""
+    return rows.reshape(*rows.shape, *[1] * (like.ndim - rows.ndim))
