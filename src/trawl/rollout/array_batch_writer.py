@@ -30,7 +30,7 @@ from trawl.rollout.array_env_restarts import make_stepper
 from trawl.rollout.array_policy import PolicyBinder
 from trawl.rollout.batch_writer import ActFn, BatchOptions, NoFixedLayout, StepFn
 from trawl.rollout.block import Block, zeros
-from trawl.rollout.checks import check_not_normalized, check_rewards, has_autoreset_steps
+from trawl.rollout.checks import check_rewards, has_autoreset_steps
 from trawl.rollout.episodes import EpisodeStart, EpisodeTracker, StartValue, StepArrays
 from trawl.rollout.fixed_layout_writer import FixedLayoutWriter
 from trawl.rollout.frame_entries import FLAG
@@ -151,8 +151,12 @@ class ArrayBatchWriter(FixedLayoutWriter):
         """Calls the policy once to find out what it writes."""
         leaves = discover_leaves(self.env, self.policy, self._first_root(), self._readable)
         observed = self.entries.observed
-        check_not_normalized(leaves.states, self._normalizer.keys)
         for key in leaves.states:
+            if key in self._normalizer.keys:
+                raise ValueError(
+                    f"the policy writes {show_key(next_of(key))}, so the environment's own values "
+                    "can't be normalised: leave the key out of NormalizeObservation(keys=...)"
+                )
             if key in observed and leaves.written[next_of(key)] != observed[key]:
                 raise NoFixedLayout(f"the policy writes {show_key(key)} with another layout")
         if isinstance(self.stepper, ParallelStepper):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -12,7 +12,7 @@ from torch import Tensor
 from trawl.envs.base import TensorDictEnv
 from trawl.envs.specs import Binary, Categorical, MultiCategorical, MultiOneHot, OneHot
 from trawl.envs.vector import RESTARTABLE
-from trawl.keys import Key, as_key, next_of, show_key
+from trawl.keys import Key, as_key, show_key
 from trawl.rollout.policy import missing_action
 
 
@@ -53,23 +53,6 @@ def check_actions(env: Any, policy: Any, found: dict[Key, Any]) -> None:
                 f"environment's action spec requires {what}: {spec}. Choose an action by argmax "
                 f"or by sampling{encode}."
             )
-
-
-def check_not_normalized(states: Iterable[Key], normalized: Iterable[Key]) -> None:
-    """Refuses a policy that writes observations which are to be normalised.
-
-    Args:
-        states: keys of entries that the policy writes under ``"next"``.
-        normalized: keys of observations that are normalised.
-
-    Raises:
-        ValueError: if an entry is both.
-    """
-    for key in set(states) & set(normalized):
-        raise ValueError(
-            f"the policy writes {show_key(next_of(key))}, so the environment's own values can't "
-            "be normalised: leave the key out of NormalizeObservation(keys=...)"
-        )
 
 
 def action_warnings(env: Any, found: dict[Key, Any]) -> list[str]:

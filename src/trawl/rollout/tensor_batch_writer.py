@@ -30,7 +30,7 @@ from trawl.keys import (
 from trawl.memory import Mask
 from trawl.rollout.batch_writer import ActFn, BatchOptions, StepFn
 from trawl.rollout.block import Block
-from trawl.rollout.checks import check_not_normalized, check_rewards
+from trawl.rollout.checks import check_rewards
 from trawl.rollout.fixed_layout_writer import FixedLayoutWriter
 from trawl.rollout.layout import Layout, Leaf
 from trawl.rollout.policy import Policy
@@ -72,7 +72,6 @@ class TensorBatchWriter(FixedLayoutWriter):
         for key, row in self._next.items():
             root.set(key, row.clone())
         self._policy_leaves = discover_leaves(env, policy, root, roots)
-        check_not_normalized(self._policy_leaves.states, self._normalizer.keys)
         for key, leaf in self._policy_leaves.read_later.items():
             self._next[key] = self._zeros(leaf)
         self._leaves = self.entries.leaves(self._policy_leaves, self._normalizer.more_leaves)
