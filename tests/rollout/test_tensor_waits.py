@@ -241,7 +241,7 @@ def test_no_normalisation_waits(mode: AutoresetMode) -> None:
     assert found == []
     assert batch["observation"].abs().max() < LENGTH
     # The statistics are brought up to date in the loop, not only when a batch ends.
-    assert len(counted) == 2
+    assert len(counted) > 1
 
 
 def test_no_cut_of_normalised_episodes_waits() -> None:

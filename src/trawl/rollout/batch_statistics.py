@@ -82,7 +82,7 @@ class BatchStatistics:
         normalization: the statistics of all frames before the batch.
         most_frames: largest number of frames of the batch that count.
         first: first row of the batch that has not been counted.
-        due: row after whose step the rows so far are to be counted.
+        due: row after whose step the statistics are to be brought up to date.
     """
 
     def __init__(
@@ -122,18 +122,13 @@ class BatchStatistics:
         self.first, self.due = 0, NEVER
         if self._observed is not None and self.training and not in_groups:
             self._before = self.normalization.of(self._observed).count
-            self._set_due()
+            self.set_due(0)
 
-    def _set_due(self) -> None:
+    def set_due(self, row: int) -> None:
+        """Sets ``due``, after the statistics were brought up to date before a row."""
         # The number of frames may be known only to the device, so rows without frames count here.
-        before = self._before + self.first * self._num_envs
-        self.due = self.first + -(-max(before, _FIRST_FRAMES) // self._num_envs) - 1
-
-    def end_rows(self, stop: int) -> None:
-        """Notes that all rows before ``stop`` have been counted."""
-        self.first = stop
-        if self.due != NEVER:
-            self._set_due()
+        before = self._before + row * self._num_envs
+        self.due = row + -(-max(before, _FIRST_FRAMES) // self._num_envs) - 1
 
     def is_cut(self, rows: int) -> bool:
         """Returns True if not all frames of a number of rows count."""

@@ -324,6 +324,7 @@ class BatchNormalizer(Normalizer):
         """Brings the statistics up to date in the middle of a batch."""
         self._end_rows(stop)
         self._load()
+        self._statistics.set_due(stop)
 
     def _end_rows(self, stop: int) -> None:
         """Counts the frames up to a row, and normalises the observations after their steps."""
@@ -339,7 +340,7 @@ class BatchNormalizer(Normalizer):
                 # An agent that is done after a step, but wasn't before, has a last observation.
                 flags = self._rows[one.absent][chosen] & self._rows[next_of(one.absent)][chosen]
                 _clear(after, flags)
-        self._statistics.end_rows(stop)
+        self._statistics.first = stop
 
     def _counted(self, stop: int) -> Mask | None:
         """Returns a mask of the frames up to a row that count; None if all of them do."""

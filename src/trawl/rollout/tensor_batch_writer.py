@@ -143,7 +143,7 @@ class TensorBatchWriter(FixedLayoutWriter):
     def bind(self, start: int, stop: int, random: bool) -> tuple[ActFn | None, StepFn]:
         act = self._binder.bind(self._block, start, stop, random)
         step = self._stepper.bind(self._block, start, stop)
-        return act, self._normalizer.bind(step, start)
+        return act, self._normalizer.bind(step, self._block, start, stop)
 
     @override
     def finish(self, filled: int) -> TensorDictBase | None:

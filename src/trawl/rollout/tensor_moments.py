@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 from typing_extensions import override
@@ -13,7 +14,7 @@ from trawl.rollout.moments import Moments, RunningMoments
 
 # Number of values that are converted to float64 at a time: on the CPU, so that they stay in the
 # cache; on a GPU, to limit the memory.
-_PART_CPU, _PART_GPU = 1 << 16, 1 << 24
+_PART_CPU, _PART_GPU = 1 << 17, 1 << 24
 
 
 @dataclass(frozen=True, eq=False)
@@ -21,9 +22,14 @@ class TensorMoments(Moments):
     """Count, mean and squared deviations of samples, as tensors of float64 on one device.
 
     Only :meth:`on_host` waits for the device.
+
+    Attributes:
+        counts: number of samples; a tensor if only the device knows it.
+        mean: mean of each element.
+        deviations: sum of the squared deviations from the mean of each element.
     """
 
-    counts: Tensor
+    counts: Tensor | float
     mean: Tensor
     deviations: Tensor
 
@@ -49,8 +55,8 @@ class TensorMoments(Moments):
         values = samples.double()
         if values is samples:
             values = samples.clone()
+        counts: Tensor | float = len(values)
         if present is None:
-            counts = torch.full((), len(values), dtype=torch.float64, device=values.device)
             mean = values.mean(0)
             values -= mean
         else:
@@ -65,11 +71,10 @@ class TensorMoments(Moments):
     @classmethod
     def on(cls, device: torch.device, moments: RunningMoments) -> TensorMoments:
         """Returns moments on a device."""
-        counts = torch.from_numpy(moments.counts).double()
         mean, deviations = torch.from_numpy(moments.mean), torch.from_numpy(moments.deviations)
-        return cls(counts.to(device), mean.to(device), deviations.to(device))
+        return cls(moments.count, mean.to(device), deviations.to(device))
 
     @override
     def on_host(self) -> RunningMoments:
-        parts = (self.counts.long(), self.mean, self.deviations)
-        return RunningMoments(*(part.cpu().numpy() for part in parts))
+        counts = np.asarray(int(self.counts))
+        return RunningMoments(counts, self.mean.cpu().numpy(), self.deviations.cpu().numpy())

@@ -27,8 +27,13 @@ from trawl.rollout.batch_writer import StepFn
 from trawl.rollout.layout import Leaf
 from trawl.rollout.moments import Moments, RunningMoments
 from trawl.rollout.normalization import Normalization, NormalizeOptions, Statistics
+from trawl.rollout.tensor_block import TensorBlock
 from trawl.rollout.tensor_moments import TensorMoments
 from trawl.rollout.tensor_stepper import StepSource
+
+# Number of values that are kept before they are counted: on the CPU, so that they stay in the
+# cache; on a GPU, where each count takes as long as its calls, to limit the memory.
+_KEPT_CPU, _KEPT_GPU = 1 << 18, 1 << 24
 
 
 class TensorNormalizer:
@@ -77,12 +82,14 @@ class TensorNormalizer:
             most_frames: number of frames of the batch that are delivered at most.
         """
 
-    def bind(self, step: StepFn, start: int) -> StepFn:
+    def bind(self, step: StepFn, block: TensorBlock, start: int, stop: int) -> StepFn:
         """Returns a function that takes a step, and counts its frames when they are due.
 
         Args:
             step: function that takes the step of row ``start + t``.
+            block: the batch.
             start: the first row.
+            stop: the row after the last row.
         """
         return step
 
@@ -129,9 +136,10 @@ class TensorBatchNormalizer(TensorNormalizer):
         count = env.batch_size.numel()
         if options.observations is not None:
             clip = options.observations.clip
+            keys = observation_keys(options.observations, observed)
+            self._kept = _rows_kept([next_row[key] for key in keys], steps)
             self._observations = [
-                _Observation(key, next_row[key], steps, clip)
-                for key in observation_keys(options.observations, observed)
+                _Observation(key, next_row[key], steps, self._kept, clip) for key in keys
             ]
             places = [(env.observation_keys.index(one.key), one) for one in self._observations]
             self._steps = NormalizedSteps(env, places)
@@ -203,9 +211,10 @@ class TensorBatchNormalizer(TensorNormalizer):
         if self._home.type == "cpu" and not self._fresh.any():
             return
         for one in self._observations:
-            one.normalize(one.raw_next, one.shown)
-            mask = _column(self._fresh, one.shown)
-            torch.where(mask, one.shown, one.next_row, out=one.next_row)
+            values = torch.empty_like(one.next_row)
+            one.normalize(one.raw_next, values)
+            mask = _column(self._fresh, values)
+            torch.where(mask, values, one.next_row, out=one.next_row)
 
     def _load(self) -> None:
         """Makes the newest statistics those of all rows from now on."""
@@ -228,17 +237,22 @@ class TensorBatchNormalizer(TensorNormalizer):
             one.begin()
 
     @override
-    def bind(self, step: StepFn, start: int) -> StepFn:
+    def bind(self, step: StepFn, block: TensorBlock, start: int, stop: int) -> StepFn:
         if not self._observations:
             return step
-        statistics, steps = self._statistics, self._steps
+        statistics, steps, kept = self._statistics, self._steps, self._kept
+        for one in self._observations:
+            one.bind(block, start, stop)
 
         def step_counted(t: int) -> None:
-            steps.row = row = start + t + 1
+            steps.t, row = t, start + t + 1
             step(t)
             if row > statistics.due:
                 self._end_rows(row)
                 self._load()
+                statistics.set_due(row)
+            elif row % kept == 0:
+                self._end_rows(row)
 
         return step_counted
 
@@ -249,9 +263,8 @@ class TensorBatchNormalizer(TensorNormalizer):
             mask = self._counted(stop)
             part = None if mask is None else mask[chosen].reshape(-1)
             for one in self._observations:
-                samples = one.raw[chosen].flatten(0, 1)
-                self._statistics.add(one.key, TensorMoments.of(samples, part))
-        self._statistics.end_rows(stop)
+                self._statistics.add(one.key, TensorMoments.of(one.kept(chosen), part))
+        self._statistics.first = stop
 
     def _counted(self, stop: int) -> Tensor | None:
         """Returns a mask of the frames up to a row that count; None if all of them do."""
@@ -268,7 +281,7 @@ class TensorBatchNormalizer(TensorNormalizer):
             self._finish_rewards(filled)
         if partial:
             for one in self._observations:
-                one.raw_next.copy_(one.raw[filled])
+                one.keep_next(filled)
         self._tensors = {}
         self._statistics.finish()
 
@@ -303,23 +316,27 @@ class _Observation:
         key: key of the observation.
         next_row: the normalised observations with which the next batch begins.
         steps: number of rows in a batch.
+        kept: number of rows that are counted together; the rows of a batch are divided into parts
+            of this size.
         clip: largest absolute value of an element.
 
     Attributes:
         leaf: shape of an observation.
         raw_next: the observations of the environment with which the next batch begins.
-        raw: the observations of the environment in the rows of a batch.
-        shown: the normalised observations of the last step, which are likely to be in the cache.
     """
 
-    def __init__(self, key: Key, next_row: Tensor, steps: int, clip: float) -> None:
+    def __init__(self, key: Key, next_row: Tensor, steps: int, kept: int, clip: float) -> None:
         self.key, self.next_row = key, next_row
         self.leaf = tuple(next_row.shape[1:])
         self.raw_next = next_row.clone()
-        self.raw = next_row.new_empty(steps, *next_row.shape)
-        self.shown = next_row.clone()
+        # The step of the last row of a part writes the first row of the next part.
+        self._raw = next_row.new_empty(min(2 * kept, steps), *next_row.shape)
+        self._size = len(self._raw)
         self._last = next_row.clone()
-        self._rows = [*self.raw.unbind(0), self.raw_next]
+        self._targets: list[Tensor] = []
+        self._sources: list[Tensor] = []
+        rows = self._raw.unbind(0)
+        self._rows = [*(rows[row % self._size] for row in range(steps)), self.raw_next]
         # The largest factor, and the largest limit that is not infinite.
         self._largest = torch.finfo(next_row.dtype).max
         self._clip = clip if math.isinf(clip) else min(clip, self._largest)
@@ -339,11 +356,31 @@ class _Observation:
 
     def begin(self) -> None:
         """Begins a batch."""
-        self.raw[0].copy_(self.raw_next)
+        self._rows[0].copy_(self.raw_next)
 
-    def keep(self, row: int, values: Tensor) -> None:
-        """Keeps the observations with which a frame begins, until they are counted."""
-        self._rows[row].copy_(values)
+    def bind(self, block: TensorBlock, start: int, stop: int) -> None:
+        """Sets the rows to write to in the steps of a chunk."""
+        self._targets = block.following(self.key, start, stop, self.next_row)
+        self._sources = self._rows[start + 1 : stop + 1]
+
+    def keep(self, t: int, values: Tensor) -> None:
+        """Keeps the observations with which the next frame begins, until they are counted."""
+        self._sources[t].copy_(values)
+
+    def follow(self, t: int, values: Tensor) -> Tensor:
+        """Writes normalised values to the row of the next frame, and returns this row."""
+        row = self._targets[t]
+        self.normalize(values, row)
+        return row
+
+    def keep_next(self, row: int) -> None:
+        """Keeps the observations after the last row of a batch that has not been filled."""
+        self.raw_next.copy_(self._rows[row])
+
+    def kept(self, chosen: slice) -> Tensor:
+        """Returns the observations of some rows of the same part, one after the other."""
+        first = chosen.start % self._size
+        return self._raw[first : first + chosen.stop - chosen.start].flatten(0, 1)
 
     def normalized_last(self, values: Tensor, ended: Tensor, at_once: bool) -> Tensor:
         """Returns normalised values where ``ended`` is True, and any values elsewhere."""
@@ -363,15 +400,18 @@ class _Observation:
 class NormalizedSteps:
     """Steps of an environment, with normalised observations.
 
+    The observations of a step are normalised in the row of the next frame, from which the stepper
+    copies them. There, the policy reads them while they are in the cache.
+
     Args:
         env: the environment.
         places: the observations that are normalised, each with its place among all observations.
 
     Attributes:
-        row: row of the frame that follows the next step.
+        t: number of the step in its chunk.
     """
 
-    row = 0
+    t = 0
 
     def __init__(self, env: TensorEnv, places: Sequence[tuple[int, _Observation]]) -> None:
         self._env = env
@@ -382,7 +422,7 @@ class NormalizedSteps:
 
     def begin(self, mask: Tensor | None, **kwargs: Any) -> list[Tensor]:
         """Begins episodes, as the environment does, and returns normalised observations."""
-        return self._follow(self._env.begin(mask, **kwargs))
+        return self._begun(self._env.begin(mask, **kwargs))
 
     def advance(self, actions: Iterable[Tensor]) -> TensorStep:
         """Takes a step, and returns its results with normalised observations."""
@@ -392,31 +432,38 @@ class NormalizedSteps:
         if final is not None:
             final = [*final]
             ended = torch.logical_or(result.terminated, result.truncated)
+            at_once = self._env.answers_at_once
             for index, one in self._places:
-                at_once = self._env.answers_at_once
                 final[index] = one.normalized_last(final[index], ended, at_once)
         return result._replace(last=self._shown, final=final)
 
     def begin_next(self, ended: Tensor, cut: Tensor | None = None) -> list[Tensor]:
         """Returns the normalised observations that the next step begins with."""
         leaves = self._env.begin_next(ended, cut)
-        if leaves is self._last:
-            for index, one in self._places:
-                one.keep(self.row, leaves[index])
-            return self._shown
-        return self._follow(leaves)
+        if leaves is not self._last:
+            return self._begun(leaves)
+        self._keep(leaves)
+        return self._shown
 
-    def _follow(self, leaves: list[Tensor]) -> list[Tensor]:
-        for index, one in self._places:
-            one.keep(self.row, leaves[index])
+    def _begun(self, leaves: list[Tensor]) -> list[Tensor]:
+        self._keep(leaves)
         return self._normalized(leaves)
+
+    def _keep(self, leaves: Sequence[Tensor]) -> None:
+        for index, one in self._places:
+            one.keep(self.t, leaves[index])
 
     def _normalized(self, leaves: Sequence[Tensor]) -> list[Tensor]:
         found = [*leaves]
         for index, one in self._places:
-            one.normalize(found[index], one.shown)
-            found[index] = one.shown
+            found[index] = one.follow(self.t, found[index])
         return found
+
+
+def _rows_kept(rows: Sequence[Tensor], steps: int) -> int:
+    """Returns the number of rows whose observations are counted together."""
+    size = _KEPT_CPU if rows[0].device.type == "cpu" else _KEPT_GPU
+    return max(1, min(steps, size // max(1, sum(row.numel() for row in rows))))
 
 
 def _column(rows: Tensor, like: Tensor) -> Tensor:

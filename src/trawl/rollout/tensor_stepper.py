@@ -128,8 +128,7 @@ class TensorStepper:
 
     def _following(self, block: TensorBlock, key: Key, start: int, stop: int) -> list[Tensor]:
         """Returns the row of the next frame for each step."""
-        found = block.rows(key, start, stop)[1:]
-        return [*found] if len(found) == stop - start else [*found, self._next_row[key]]
+        return block.following(key, start, stop, self._next_row[key])
 
     def _cutter(
         self, block: TensorBlock, start: int, stop: int
