@@ -24,6 +24,7 @@ from trawl.collectors import (
     NormalizeReward,
 )
 from trawl.envs import TorchVectorEnv
+from trawl.rollout import tensor_normalizer
 from trawl.rollout.moments import RunningMoments
 from trawl.rollout.normalization import Normalization
 from trawl.testing import NumberedTorchEnv
@@ -75,6 +76,13 @@ def batches(env: Any, policy: Any, count: int = 5, **options: Any) -> tuple[list
         return found, collector.normalization
 
 
+@pytest.fixture(params=[1, 30, None], ids=["one row", "two rows", "all rows"])
+def _kept(request: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sets how many values are kept until they are counted, which depends on the cache."""
+    if request.param is not None:
+        monkeypatch.setattr(tensor_normalizer, "_KEPT_CPU", request.param)
+
+
 CASES: dict[str, dict[str, Any]] = {
     "plain": {},
     "observations": {"normalize_rewards": False},
@@ -86,7 +94,6 @@ CASES: dict[str, dict[str, Any]] = {
     "one step": {"frames_per_batch": COUNT},
     "clip": {"normalize_observations": NormalizeObservation(clip=0.5, epsilon=0.1)},
     "truncated": {"set_truncated": True},
-    "compiled": {"compile_policy": {"backend": "eager"}},
 }
 
 
@@ -102,6 +109,19 @@ def test_batches_and_statistics_are_those_of_arrays(mode: AutoresetMode, case: s
         assert_equal_statistics(new, old)
 
 
+@pytest.mark.usefixtures("_kept")
+@pytest.mark.parametrize("case", ["plain", "limit", "one step", "exact"])
+@pytest.mark.parametrize("mode", AutoresetMode)
+def test_rows_can_be_counted_one_by_one(mode: AutoresetMode, case: str) -> None:
+    if case == "limit" and mode is AutoresetMode.NEXT_STEP:
+        case = "reset"
+    expected, old = batches(on_numpy(mode), network(), **CASES[case])
+    found, new = batches(on_torch(mode), network(), **CASES[case])
+    assert_close(found, expected)
+    assert_equal_statistics(new, old)
+
+
+@pytest.mark.usefixtures("_kept")
 @pytest.mark.parametrize("mode", AutoresetMode)
 def test_interrupted_batches(mode: AutoresetMode) -> None:
     expected, old = batches(on_numpy(mode), network(), interruptor=every_third())
@@ -171,6 +191,7 @@ def test_workers_share_statistics(kind: Any) -> None:
     assert statistics[0].observations["observation"].count == 96
 
 
+@pytest.mark.usefixtures("_kept")
 @pytest.mark.parametrize("mode", AutoresetMode)
 def test_a_state_resumes_to_the_bit(mode: AutoresetMode, tmp_path: Any) -> None:
     options = {"frames_per_batch": 8 * COUNT, **BOTH}
@@ -232,6 +253,7 @@ class InPlace:
         pass
 
 
+@pytest.mark.usefixtures("_kept")
 @pytest.mark.parametrize("limit", [None, 3])
 @pytest.mark.parametrize("mode", [AutoresetMode.SAME_STEP, AutoresetMode.DISABLED])
 def test_observations_that_change_in_place(mode: AutoresetMode, limit: int | None) -> None:

@@ -86,16 +86,11 @@ class TensorBatchWriter(FixedLayoutWriter):
         self._given: Block | None = None
 
     def _new_normalizer(self) -> TensorNormalizer:
-        options, entries = self.options, self.entries
+        options = self.options
         if not options.normalize:
             return TensorNormalizer(self.env)
         return TensorBatchNormalizer(
-            self.env,
-            options.normalize,
-            entries.observed,
-            entries.rewards,
-            self._next,
-            options.steps,
+            self.env, options.normalize, self.entries, self._next, options.steps
         )
 
     def _new_stepper(self) -> TensorStepper:

@@ -24,6 +24,7 @@ from trawl.rollout.batch_statistics import (
     raw_reward_of,
 )
 from trawl.rollout.batch_writer import StepFn
+from trawl.rollout.frame_entries import FrameEntries
 from trawl.rollout.layout import Leaf
 from trawl.rollout.moments import Moments, RunningMoments
 from trawl.rollout.normalization import Normalization, NormalizeOptions, Statistics
@@ -110,8 +111,7 @@ class TensorBatchNormalizer(TensorNormalizer):
     Args:
         env: the environment.
         options: what is normalised.
-        observed: layout of the observations.
-        rewards: layout of the rewards.
+        entries: the entries of frames.
         next_row: for each entry of the next frame, the row after a batch's last row.
         steps: number of rows in a batch.
 
@@ -123,8 +123,7 @@ class TensorBatchNormalizer(TensorNormalizer):
         self,
         env: TensorEnv,
         options: NormalizeOptions,
-        observed: Mapping[Key, Leaf],
-        rewards: Mapping[Key, Leaf],
+        entries: FrameEntries,
         next_row: Mapping[Key, Tensor],
         steps: int,
     ) -> None:
@@ -136,8 +135,8 @@ class TensorBatchNormalizer(TensorNormalizer):
         count = env.batch_size.numel()
         if options.observations is not None:
             clip = options.observations.clip
-            keys = observation_keys(options.observations, observed)
-            self._kept = _rows_kept([next_row[key] for key in keys], steps)
+            keys = observation_keys(options.observations, entries.observed)
+            self._kept = _rows_kept([next_row[key] for key in keys], steps, entries.masked)
             self._observations = [
                 _Observation(key, next_row[key], steps, self._kept, clip) for key in keys
             ]
@@ -153,7 +152,7 @@ class TensorBatchNormalizer(TensorNormalizer):
                     torch.add,
                     torch.mul,
                 )
-                for key, leaf in rewards.items()
+                for key, leaf in entries.rewards.items()
             ]
         self._statistics = BatchStatistics(options, self._empty(), count, self._on_device)
         self.normalization = self._statistics.normalization
@@ -246,12 +245,15 @@ class TensorBatchNormalizer(TensorNormalizer):
 
         def step_counted(t: int) -> None:
             steps.t, row = t, start + t + 1
+            if not kept:
+                # The step may change the observations with which it begins.
+                self._end_rows(row)
             step(t)
             if row > statistics.due:
                 self._end_rows(row)
                 self._load()
                 statistics.set_due(row)
-            elif row % kept == 0:
+            elif kept and row % kept == 0:
                 self._end_rows(row)
 
         return step_counted
@@ -279,9 +281,8 @@ class TensorBatchNormalizer(TensorNormalizer):
         if filled:
             self._end_rows(filled)
             self._finish_rewards(filled)
-        if partial:
-            for one in self._observations:
-                one.keep_next(filled)
+        for one in self._observations:
+            one.keep_next(filled)
         self._tensors = {}
         self._statistics.finish()
 
@@ -317,7 +318,7 @@ class _Observation:
         next_row: the normalised observations with which the next batch begins.
         steps: number of rows in a batch.
         kept: number of rows that are counted together; the rows of a batch are divided into parts
-            of this size.
+            of this size. With 0, a row is counted before its step, without a copy.
         clip: largest absolute value of an element.
 
     Attributes:
@@ -332,11 +333,13 @@ class _Observation:
         # The step of the last row of a part writes the first row of the next part.
         self._raw = next_row.new_empty(min(2 * kept, steps), *next_row.shape)
         self._size = len(self._raw)
+        self._held = self.raw_next
         self._last = next_row.clone()
         self._targets: list[Tensor] = []
         self._sources: list[Tensor] = []
         rows = self._raw.unbind(0)
-        self._rows = [*(rows[row % self._size] for row in range(steps)), self.raw_next]
+        self._rows = [rows[row % self._size] for row in range(steps if kept else 0)]
+        self._rows.append(self.raw_next)
         # The largest factor, and the largest limit that is not infinite.
         self._largest = torch.finfo(next_row.dtype).max
         self._clip = clip if math.isinf(clip) else min(clip, self._largest)
@@ -357,6 +360,7 @@ class _Observation:
     def begin(self) -> None:
         """Begins a batch."""
         self._rows[0].copy_(self.raw_next)
+        self._held = self.raw_next
 
     def bind(self, block: TensorBlock, start: int, stop: int) -> None:
         """Sets the rows to write to in the steps of a chunk."""
@@ -365,7 +369,10 @@ class _Observation:
 
     def keep(self, t: int, values: Tensor) -> None:
         """Keeps the observations with which the next frame begins, until they are counted."""
-        self._sources[t].copy_(values)
+        if self._size:
+            self._sources[t].copy_(values)
+        else:
+            self._held = values
 
     def follow(self, t: int, values: Tensor) -> Tensor:
         """Writes normalised values to the row of the next frame, and returns this row."""
@@ -374,11 +381,13 @@ class _Observation:
         return row
 
     def keep_next(self, row: int) -> None:
-        """Keeps the observations after the last row of a batch that has not been filled."""
-        self.raw_next.copy_(self._rows[row])
+        """Keeps the observations with which the next batch begins."""
+        self.raw_next.copy_(self._rows[row] if self._size else self._held)
 
     def kept(self, chosen: slice) -> Tensor:
         """Returns the observations of some rows of the same part, one after the other."""
+        if not self._size:
+            return self._held
         first = chosen.start % self._size
         return self._raw[first : first + chosen.stop - chosen.start].flatten(0, 1)
 
@@ -393,7 +402,8 @@ class _Observation:
         if len(chosen):
             found = values.index_select(0, chosen).to(last.dtype)
             self.normalize(found, found)
-            last.index_copy_(0, chosen, found)
+            # Faster than index_copy_.
+            last.index_put_((chosen,), found)
         return last
 
 
@@ -460,10 +470,17 @@ class NormalizedSteps:
         return found
 
 
-def _rows_kept(rows: Sequence[Tensor], steps: int) -> int:
-    """Returns the number of rows whose observations are counted together."""
-    size = _KEPT_CPU if rows[0].device.type == "cpu" else _KEPT_GPU
-    return max(1, min(steps, size // max(1, sum(row.numel() for row in rows))))
+def _rows_kept(rows: Sequence[Tensor], steps: int, masked: bool) -> int:
+    """Returns the number of rows whose observations are counted together.
+
+    Returns 0 if a row is to be counted before its step, because it has so many values that they
+    leave the cache soon. A row that may hold no frame can be counted only after the step.
+    """
+    on_cpu = rows[0].device.type == "cpu"
+    found = (_KEPT_CPU if on_cpu else _KEPT_GPU) // max(1, sum(row.numel() for row in rows))
+    if found < 2 and on_cpu and not masked:
+        return 0
+    return max(1, min(steps, found))
 
 
 def _column(rows: Tensor, like: Tensor) -> Tensor:
