@@ -118,7 +118,7 @@ TracesName = Literal["trace_cartpole", "trace_cartpole_short", "trace_workers"]
 EnvironmentsName = Literal["dm_control"]
 InfosName = Literal["info_cartpole", "info_random"]
 StacksName = Literal["stack_images", "stack_images8", "stack_pong"]
-NormalizingName = Literal["normalize_pendulum"]
+NormalizingName = Literal["normalize_pendulum", "normalize_tensors"]
 GroupName = Literal[
     "single",
     "multi",

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
@@ -125,6 +126,32 @@ def test_frames_are_those_of_arrays(mode: AutoresetMode, steps: Any) -> None:
     assert [new.get(name) for name in names] == [old.get(name) for name in names]
     assert new["env_restarts"] == len(steps)
     assert new["env_path"] == "tensor"
+
+
+@FAILS
+@pytest.mark.parametrize("steps", [(2,), (8,), (1, 2, 20)])
+@pytest.mark.parametrize("mode", AutoresetMode)
+def test_failed_steps_are_not_in_the_statistics(mode: AutoresetMode, steps: Any) -> None:
+    found: list[Any] = []
+    statistics: list[Any] = []
+    for torch_data in (False, True):
+        with Collector(
+            maker(torch_data, mode, steps),
+            frames_per_batch=8 * COUNT,
+            on_env_error="restart",
+            normalize_observations=True,
+            normalize_rewards=True,
+        ) as collector:
+            collector.set_seed(1)
+            batch = torch.cat([collector.next() for _ in range(4)], -1)
+            found.append(batch[batch["collector", "mask"]])
+            assert collector.normalization is not None
+            statistics.append(collector.normalization.share().statistics.values())
+    for key in ("observation", ("next", "observation"), ("next", "reward"), ("next", "done")):
+        torch.testing.assert_close(found[1][key], found[0][key], rtol=1e-5, atol=1e-5)
+    for one, other in zip(*statistics, strict=True):
+        assert one.count == other.count == len(found[0]) < 32 * COUNT
+        np.testing.assert_allclose(one.var, other.var, rtol=1e-10)
 
 
 @FAILS

@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from trawl.rollout.moments import RunningMoments
+from trawl.rollout.tensor_moments import TensorMoments
 
 
 def close(one, other, rtol=1e-9):
@@ -73,3 +74,69 @@ def test_a_state_holds_the_moments_exactly(shape):
     assert np.array_equal(other.deviations, some.deviations)
     state["mean"] += 1
     assert np.array_equal(other.mean, some.mean)
+
+
+@pytest.mark.parametrize("count", [1, 7, 5000])
+@pytest.mark.parametrize("shape", [(), (3,), (2, 20)])
+@pytest.mark.parametrize("some", [False, True])
+def test_tensors_have_the_moments_of_arrays(count, shape, some):
+    rng = np.random.default_rng(0)
+    parts = [(rng.normal(size=(count, *shape)) * 3 + 50).astype(np.float32) for _ in range(3)]
+    masks = [rng.random(count) < 0.5 if some else None for _ in parts]
+    found, own = (
+        RunningMoments.empty(shape),
+        TensorMoments.on(torch.device("cpu"), merged([], shape)),
+    )
+    for part, mask in zip(parts, masks, strict=True):
+        found = found.merged(RunningMoments.of(part, mask))
+        if mask is not None:
+            part[~mask] = np.nan  # a sample that doesn't count may have any value
+            mask = torch.from_numpy(mask)
+        samples = torch.from_numpy(part)
+        before = samples.clone()
+        own = own.merged(TensorMoments.of(samples, mask))
+        assert torch.equal(samples.nan_to_num(), before.nan_to_num())
+    close(own.on_host(), found)
+    for one, other in zip(own.affine(1e-8), found.affine(1e-8), strict=True):
+        np.testing.assert_allclose(one.numpy(), other, rtol=1e-9)
+
+
+def test_tensors_without_samples_change_nothing():
+    empty = TensorMoments.on(torch.device("cpu"), RunningMoments.empty((2,)))
+    some = TensorMoments.of(torch.arange(6.0).reshape(3, 2))
+    none = TensorMoments.of(torch.full((3, 2), torch.nan), torch.zeros(3, dtype=torch.bool))
+    for one, other in ((empty, some), (some, empty), (some, none), (none, some)):
+        found = one.merged(other)
+        assert float(found.counts) == 3
+        assert torch.equal(found.mean, some.mean)
+        assert torch.equal(found.deviations, some.deviations)
+    mean, scale = empty.affine(1e-3)
+    assert mean.tolist() == [0, 0]
+    assert scale.tolist() == [1, 1]
+
+
+def test_double_samples_are_not_changed():
+    samples = torch.arange(6.0, dtype=torch.float64).reshape(3, 2)
+    TensorMoments.of(samples)
+    assert torch.equal(samples, torch.arange(6.0, dtype=torch.float64).reshape(3, 2))
+
+
+def test_elements_that_are_absent_do_not_count():
+    rng = np.random.default_rng(0)
+    samples = rng.normal(size=(9, 3, 2)) + 7
+    present = rng.random((9, 3)) < 0.6
+    present[:, 2] = False
+    found = RunningMoments.empty((3, 2), 1)
+    for part in (slice(0, 4), slice(4, 9)):
+        found = found.merged(RunningMoments.of(samples[part], present[part]))
+    assert found.counts.shape == (3, 1)
+    assert found.count == present.sum(0).max()
+    for agent in range(2):
+        own = samples[present[:, agent], agent]
+        assert found.counts[agent, 0] == len(own)
+        np.testing.assert_allclose(found.mean[agent], own.mean(0), rtol=1e-12)
+        np.testing.assert_allclose(found.var[agent], own.var(0), rtol=1e-9)
+    assert found.var[2].tolist() == [1, 1]
+    assert found.affine(1.0)[1][2].tolist() == [1, 1]
+    again = RunningMoments.from_state(found.state_dict())
+    assert np.array_equal(again.counts, found.counts)

@@ -8,39 +8,25 @@ import numpy as np
 import pytest
 import torch
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
-from tensor_parts import State, assert_same, changes, collected, every_third
+from tensor_parts import (
+    COUNT,
+    ENDS,
+    LENGTHS,
+    State,
+    assert_same,
+    changes,
+    collected,
+    every_third,
+    makers,
+    on_numpy,
+    on_torch,
+)
 from tensordict import TensorDict, TensorDictBase
 from tensordict.nn import TensorDictModule, TensorDictModuleBase, TensorDictSequential
 from torch import nn
 
 from trawl.collectors import Collector, MultiAsyncCollector, MultiSyncCollector
-from trawl.envs import TorchVectorEnv
-from trawl.testing import NumberedEnv, NumberedTorchEnv, SelfResettingVectorEnv
-
-COUNT = 3
-LENGTHS = [2, 3, 1, 4]
-ENDS = ["terminated", "truncated", "both"]
-
-
-def makers() -> list[Callable[[], NumberedEnv]]:
-    return [
-        partial(NumberedEnv, i, [*LENGTHS[i % len(LENGTHS) :], *LENGTHS], ENDS)
-        for i in range(COUNT)
-    ]
-
-
-def on_numpy(mode: AutoresetMode) -> Any:
-    if mode is AutoresetMode.NEXT_STEP:
-        # Gymnasium's own environments are reset at once, without a step for it.
-        return SelfResettingVectorEnv(makers())
-    return SyncVectorEnv(makers(), autoreset_mode=mode)
-
-
-def on_torch(mode: AutoresetMode, **options: Any) -> TorchVectorEnv:
-    env = NumberedTorchEnv(COUNT, LENGTHS, ENDS, mode)
-    if mode is AutoresetMode.SAME_STEP:
-        options.setdefault("partial_reset", "mask")
-    return TorchVectorEnv(env, **options)
+from trawl.testing import NumberedTorchEnv
 
 
 def memory() -> Any:

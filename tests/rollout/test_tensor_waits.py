@@ -27,11 +27,15 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from trawl.collectors import Collector
 from trawl.envs import TorchVectorEnv, masks
+from trawl.rollout import tensor_batch_writer
+from trawl.rollout.tensor_normalizer import TensorBatchNormalizer
 
 COUNT, STEPS, LENGTH = 6, 10, 4
 # Operations and methods that read values on the host, or whose result has as many rows as values.
 OPERATIONS = {"_local_scalar_dense", "nonzero", "is_nonzero", "item", "equal", "masked_select"}
 METHODS = {"item", "tolist", "numpy", "cpu", "__bool__", "__int__", "__float__", "__index__"}
+# Functions that copy values from the host.
+METHODS |= {"tensor", "as_tensor"}
 
 
 class Seen(TorchDispatchMode):
@@ -169,8 +173,10 @@ def sampled() -> Any:
 
 
 def two_choices() -> Any:
+    sizes = torch.tensor([3, 4])
+
     def act(observation: Tensor) -> Tensor:
-        return (observation % torch.tensor([3, 4])).long()
+        return (observation % sizes).long()
 
     return TensorDictModule(act, in_keys=["observation"], out_keys=["action"])
 
@@ -215,6 +221,36 @@ def test_no_cut_waits(mode: AutoresetMode) -> None:
     assert batch["next", "truncated"].any()
 
 
+@pytest.mark.parametrize("mode", AutoresetMode)
+def test_no_normalisation_waits(mode: AutoresetMode) -> None:
+    options: dict[str, Any] = {"normalize_observations": True, "normalize_rewards": True}
+    counted: list[int] = []
+
+    class Noted(TensorBatchNormalizer):
+        def begin(self, *args: Any) -> None:
+            counted.clear()
+            super().begin(*args)
+
+        def _end_rows(self, stop: int) -> None:
+            counted.append(stop)
+            super()._end_rows(stop)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tensor_batch_writer, "TensorBatchNormalizer", Noted)
+        found, batch = loop_waits(Gpu(Simulator(mode)), plain(), **options)
+    assert found == []
+    assert batch["observation"].abs().max() < LENGTH
+    # The statistics are brought up to date in the loop, not only when a batch ends.
+    assert len(counted) > 1
+
+
+def test_no_cut_of_normalised_episodes_waits() -> None:
+    env = Gpu(Simulator(AutoresetMode.SAME_STEP), partial_reset="mask")
+    options = {"max_frames_per_traj": 3, "normalize_observations": True}
+    found, _ = loop_waits(env, Recurrent(), **options)
+    assert found == []
+
+
 def test_no_conversion_waits() -> None:
     env = Gpu(Discrete(AutoresetMode.SAME_STEP), categorical_action_encoding=True)
     found, batch = loop_waits(env, two_choices())
@@ -246,12 +282,16 @@ def test_the_modes_see_what_waits() -> None:
         _ = mask[mask]
         _ = mask.nonzero()
         _ = mask.numpy()
-    assert set(found) >= {"_local_scalar_dense", "__bool__", "index", "nonzero", "numpy"}
+        _ = torch.tensor(1.0)
+    names = {"_local_scalar_dense", "__bool__", "index", "nonzero", "numpy", "tensor"}
+    assert set(found) >= names
 
 
 def test_the_code_of_the_gpu_gives_the_same_batches() -> None:
     for mode in AutoresetMode:
-        found = [
-            loop_waits(kind(Simulator(mode)), Recurrent())[1] for kind in (Gpu, TorchVectorEnv)
-        ]
-        assert (found[0] == found[1]).all()
+        for options in ({}, {"normalize_observations": True, "normalize_rewards": True}):
+            found = [
+                loop_waits(kind(Simulator(mode)), Recurrent(), **options)[1]
+                for kind in (Gpu, TorchVectorEnv)
+            ]
+            assert (found[0] == found[1]).all()

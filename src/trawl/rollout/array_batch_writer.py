@@ -193,7 +193,7 @@ class ArrayBatchWriter(FixedLayoutWriter):
             arrays[next_of(key)][...] = False
         if entries.masked:
             arrays[MASK][...] = True
-        self._view = self._normalizer.begin(view, self.in_groups)
+        self._view = self._normalizer.begin(view, self.in_groups, self.most_frames)
         for key in self._passed_on:
             arrays[key][0] = next_obs[key]
         for key in entries.flags.keys() & next_obs.keys():

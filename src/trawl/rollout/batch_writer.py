@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -72,6 +73,8 @@ class BatchWriter(Protocol):
         sums: return and length of each environment's episode so far.
         warnings: warnings to the user about the environment and the policy.
         normalization: statistics with which frames are normalised; None if they are not.
+        most_frames: number of frames of the next batch that are delivered at most. The last row
+            may hold more frames, which are cut off.
     """
 
     env: Any
@@ -81,6 +84,7 @@ class BatchWriter(Protocol):
     sums: EpisodeSums
     warnings: Sequence[str]
     normalization: Normalization | None = None
+    most_frames: float = math.inf
 
     @property
     def waited(self) -> float:

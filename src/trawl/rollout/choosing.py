@@ -71,7 +71,6 @@ def _stacked(
 
 def _of_tensors(env: TensorEnv, policy: Policy, options: BatchOptions) -> BatchWriter:
     """Returns the batch writer for an environment whose data are tensors."""
-    options.normalize.refuse(f"the data of {env.name} are tensors")
     try:
         return TensorBatchWriter(env, policy, options)
     except NoFixedLayout as why:

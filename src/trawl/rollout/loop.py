@@ -101,6 +101,7 @@ class Rollout:
 
         The batch has as many steps as these frames need, but at least one.
         """
+        self.writer.most_frames = frames
         self._most_steps = max(1, math.ceil(min(frames / self.writer.num_envs, self.options.steps)))
 
     def by_source(self, frames: TensorDictBase) -> list[tuple[int, TensorDictBase]]:

@@ -3,22 +3,70 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from typing_extensions import override
 
-from trawl.memory import Array
+from trawl.memory import Array, Mask
 
 Floats = NDArray[np.float64]
+_M = TypeVar("_M", bound="Moments")
 
 # Number of values that are converted to float64 at a time, so that they stay in the cache.
 _PART = 1 << 15
 
 
 @dataclass(frozen=True, eq=False)
-class RunningMoments:
+class Moments:
+    """Count, mean and squared deviations of samples, as arrays of numpy or tensors.
+
+    All methods use only operators, so they are the same for both.
+
+    Attributes:
+        counts: number of samples of each element, in a shape that broadcasts to that of the mean.
+        mean: mean of each element, float64.
+        deviations: sum of the squared deviations from the mean of each element, float64.
+    """
+
+    counts: Any
+    mean: Any
+    deviations: Any
+
+    def merged(self: _M, other: _M) -> _M:
+        """Returns the moments of the samples of both."""
+        counts = self.counts + other.counts
+        share = other.counts / (counts + (counts == 0))
+        apart = other.mean - self.mean
+        between = apart * apart * (self.counts * share)
+        mean = self.mean + apart * share
+        return type(self)(counts, mean, self.deviations + other.deviations + between)
+
+    @property
+    def var(self) -> Any:
+        """Variance of each element, with its count as the divisor; 1 if there are no samples."""
+        missing = self.counts == 0
+        return self.deviations / (self.counts + missing) + missing
+
+    def affine(self, epsilon: float) -> tuple[Any, Any]:
+        """Returns the mean to subtract and the factor to multiply with; 0 and 1 without samples.
+
+        Args:
+            epsilon: number to add to the variance.
+        """
+        # The share is exactly 1 if there are samples, and exactly 0 if there are none.
+        share = self.counts / (self.counts + (self.counts == 0))
+        return self.mean, 1.0 / (self.var + epsilon * share) ** 0.5
+
+    def on_host(self) -> RunningMoments:
+        """Returns the moments as arrays of numpy, which may wait for the device."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True, eq=False)
+class RunningMoments(Moments):
     """Count, mean and squared deviations of samples.
 
     Two sets of samples are merged by the formulas of Chan, Golub and LeVeque (*Updating Formulae
@@ -26,66 +74,130 @@ class RunningMoments:
     of all samples together, except for the rounding of float64. The count is exact.
 
     Attributes:
-        count: number of samples.
+        counts: number of samples of each element, in a shape that broadcasts to that of the mean.
+            It has more than one number only for a group of agents that may be absent.
         mean: mean of each element, float64.
         deviations: sum of the squared deviations from the mean of each element, float64.
     """
 
-    count: int
+    counts: NDArray[np.int64]
     mean: Floats
     deviations: Floats
 
-    @classmethod
-    def empty(cls, shape: tuple[int, ...] = ()) -> RunningMoments:
-        """Returns the moments of no samples."""
-        return cls(0, np.zeros(shape), np.zeros(shape))
+    def __post_init__(self) -> None:
+        # Operations on arrays without dimensions return numbers.
+        object.__setattr__(self, "counts", np.asarray(self.counts, np.int64))
+        object.__setattr__(self, "mean", np.asarray(self.mean))
+        object.__setattr__(self, "deviations", np.asarray(self.deviations))
+
+    @property
+    def count(self) -> int:
+        """Number of samples; of a group of agents, the largest number."""
+        return int(self.counts.max())
 
     @classmethod
-    def of(cls, samples: Array) -> RunningMoments:
-        """Returns the moments of samples of shape ``(count, *shape)``."""
+    def empty(cls, shape: tuple[int, ...] = (), counted: int = 0) -> RunningMoments:
+        """Returns the moments of no samples.
+
+        Args:
+            shape: shape of a sample.
+            counted: number of dimensions, from the first on, whose elements have a count each.
+        """
+        counts = np.zeros(counts_shape(shape, counted), np.int64)
+        return cls(counts, np.zeros(shape), np.zeros(shape))
+
+    def cleared(self) -> RunningMoments:
+        """Returns the moments of no samples of the same shape."""
+        zeros = np.zeros_like(self.mean)
+        return RunningMoments(np.zeros_like(self.counts), zeros, zeros)
+
+    @classmethod
+    def of(cls, samples: Array, present: Mask | None = None) -> RunningMoments:
+        """Returns the moments of samples.
+
+        Args:
+            samples: the samples, ``(count, *shape)``.
+            present: True where an element counts, with the first dimensions of the samples; None
+                if all of them count.
+        """
         shape = samples.shape[1:]
-        found = cls.empty(shape)
+        found = cls.empty(shape, 0 if present is None else present.ndim - 1)
         rows = max(1, _PART // max(1, int(np.prod(shape))))
         # Samples may be infinite; then so is the result.
         with np.errstate(invalid="ignore", over="ignore"):
             for first in range(0, len(samples), rows):
-                values = samples[first : first + rows].astype(np.float64)
-                mean = values.mean(0)
-                values -= mean
-                np.square(values, out=values)
-                part = cls(len(values), np.asarray(mean), np.asarray(values.sum(0)))
+                chosen = slice(first, first + rows)
+                values = samples[chosen].astype(np.float64)
+                part = cls._whole(values) if present is None else cls._some(values, present[chosen])
                 found = found.merged(part)
         return found
 
+    @classmethod
+    def _whole(cls, values: Floats) -> RunningMoments:
+        mean = values.mean(0)
+        values -= mean
+        np.square(values, out=values)
+        return cls(np.asarray(len(values)), np.asarray(mean), np.asarray(values.sum(0)))
+
+    @classmethod
+    def _some(cls, values: Floats, present: Mask) -> RunningMoments:
+        if present.ndim == 1:
+            return cls._whole(values[present]) if present.any() else cls.empty(values.shape[1:])
+        counts = present.sum(0).reshape(counts_shape(values.shape[1:], present.ndim - 1))
+        if present.all():
+            whole = cls._whole(values)
+            return cls(counts, whole.mean, whole.deviations)
+        absent = ~present
+        values[absent] = 0
+        mean = values.sum(0) / np.maximum(counts, 1)
+        values -= mean
+        values[absent] = 0
+        return cls(counts, mean, np.square(values, out=values).sum(0))
+
+    @override
     def merged(self, other: RunningMoments) -> RunningMoments:
         """Returns the moments of the samples of both."""
-        if not (self.count and other.count):
-            return self if self.count else other
-        count = self.count + other.count
-        apart = other.mean - self.mean
-        mean = self.mean + apart * (other.count / count)
-        between = np.square(apart) * (self.count * (other.count / count))
-        return RunningMoments(count, mean, self.deviations + other.deviations + between)
+        if not (self.counts.any() and other.counts.any()):
+            return self if self.counts.any() else other
+        with np.errstate(invalid="ignore", over="ignore"):
+            return super().merged(other)
 
     @property
+    @override
     def var(self) -> Floats:
-        """Variance of each element, with ``count`` as the divisor; 1 if there are no samples."""
-        return self.deviations / self.count if self.count else np.ones_like(self.mean)
+        """Variance of each element, with its count as the divisor; 1 if there are no samples."""
+        return np.asarray(super().var)
 
     @property
     def std(self) -> Floats:
         """Standard deviation of each element."""
         return np.sqrt(self.var)
 
+    @override
+    def on_host(self) -> RunningMoments:
+        """Returns the moments themselves."""
+        return self
+
     def state_dict(self) -> dict[str, Any]:
         """Returns the moments as numbers and tensors."""
         # Copies, because a file with a view would contain the whole array.
         mean, deviations = torch.tensor(self.mean), torch.tensor(self.deviations)
-        return {"count": self.count, "mean": mean, "deviations": deviations}
+        counts = torch.tensor(self.counts) if self.counts.ndim else int(self.counts)
+        return {"count": counts, "mean": mean, "deviations": deviations}
 
     @classmethod
     def from_state(cls, state: Any) -> RunningMoments:
         """Returns the moments of a state that :meth:`state_dict` returned."""
         found = (torch.as_tensor(state[name]).double() for name in ("mean", "deviations"))
         mean, deviations = (one.numpy().copy() for one in found)
-        return cls(int(state["count"]), mean, deviations)
+        return cls(torch.as_tensor(state["count"]).numpy().copy(), mean, deviations)
+
+
+def counts_shape(shape: tuple[int, ...], counted: int) -> tuple[int, ...]:
+    """Returns the shape of the counts of samples of the given shape.
+
+    Args:
+        shape: shape of a sample.
+        counted: number of dimensions, from the first on, whose elements have a count each.
+    """
+    return (*shape[:counted], *[1] * (len(shape) - counted)) if counted else ()

@@ -135,7 +135,7 @@ class NormalizeOptions:
         if self:
             name = "normalize_rewards" if self.observations is None else "normalize_observations"
             raise ValueError(
-                f"{name} works with environments whose frames are arrays of fixed layout, but "
+                f"{name} needs frames of fixed layout from environments that step together, but "
                 f"{why}: normalise in {instead}"
             )
 
@@ -211,8 +211,8 @@ class Normalization:
             raise KeyError(
                 f"{show_key(name)} is not normalised: pass one of {list(self.observations)} as key"
             )
-        mean, scale = affine(self._statistics[name], options.epsilon)
-        shift, factor = (torch.from_numpy(one).to(values) for one in (mean, scale))
+        mean, scale = self._statistics[name].affine(options.epsilon)
+        shift, factor = (torch.from_numpy(np.asarray(one)).to(values) for one in (mean, scale))
         return ((values - shift) * factor).clamp(-options.clip, options.clip)
 
     # --- sharing
@@ -249,8 +249,7 @@ class Normalization:
 
     def empty(self) -> Statistics:
         """Returns the statistics of no frames."""
-        found = self._statistics.items()
-        return {key: RunningMoments.empty(one.mean.shape) for key, one in found}
+        return {key: one.cleared() for key, one in self._statistics.items()}
 
     # --- state
 
@@ -316,25 +315,11 @@ class Normalization:
                 f"normalises {show_keys(set(self._statistics))}: load the state into a collector "
                 "that is made with the same options"
             )
-        for key, one in found.items():
-            shape = self._statistics[key].mean.shape
-            if one.mean.shape != shape:
-                raise ValueError(
-                    f"the state has statistics of {show_key(key)} of shape {one.mean.shape}, but "
-                    f"the collector has them of shape {shape}"
-                )
-        return found
+        return {key: _fitted(key, one, self._statistics[key]) for key, one in found.items()}
 
     def __repr__(self) -> str:
         counts = {show_key(key): one.count for key, one in self._statistics.items()}
         return f"{type(self).__name__}(training={self.training}, counts={counts})"
-
-
-def affine(moments: RunningMoments, epsilon: float) -> tuple[Any, Any]:
-    """Returns the mean to subtract and the factor to multiply with, float64."""
-    if not moments.count:
-        return np.zeros_like(moments.mean), np.ones_like(moments.mean)
-    return moments.mean, 1.0 / np.sqrt(moments.var + epsilon)
 
 
 def _merged(one: Mapping[Key, RunningMoments], other: Mapping[Key, RunningMoments]) -> Statistics:
@@ -353,6 +338,22 @@ def _merged(one: Mapping[Key, RunningMoments], other: Mapping[Key, RunningMoment
 
 def _statistics_of(state: Mapping[str, Any]) -> Statistics:
     return {tuple(one["key"]): RunningMoments.from_state(one) for one in state["statistics"]}
+
+
+def _fitted(key: Key, found: RunningMoments, own: RunningMoments) -> RunningMoments:
+    """Returns the statistics of a state, with as many counts as the collector has."""
+    if found.mean.shape != own.mean.shape:
+        raise ValueError(
+            f"the state has statistics of {show_key(key)} of shape {found.mean.shape}, but the "
+            f"collector has them of shape {own.mean.shape}"
+        )
+    if found.counts.ndim and found.counts.shape != own.counts.shape:
+        raise ValueError(
+            f"the state has {found.counts.size} counts of {show_key(key)}, but the collector has "
+            f"{own.counts.size}: load the state into a collector of the same agents"
+        )
+    counts = np.broadcast_to(found.counts, own.counts.shape).copy()
+    return RunningMoments(counts, found.mean, found.deviations)
 
 
 def _is_reward(key: Key) -> bool:

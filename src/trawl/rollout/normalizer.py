@@ -15,66 +15,19 @@ import numpy as np
 import torch
 from typing_extensions import override
 
-from trawl.envs.features import is_feature
-from trawl.keys import DONE, MASK, Key, next_of, show_key, show_keys
+from trawl.keys import DONE, MASK, Key, next_of, show_key
 from trawl.memory import Array, Mask
+from trawl.rollout.batch_statistics import (
+    BatchStatistics,
+    DiscountedReturns,
+    observation_keys,
+    raw_reward_of,
+)
 from trawl.rollout.batch_writer import StepFn
 from trawl.rollout.episodes import StepArrays
 from trawl.rollout.layout import Leaf
-from trawl.rollout.moments import RunningMoments
-from trawl.rollout.normalization import (
-    Normalization,
-    NormalizeObservation,
-    NormalizeOptions,
-    NormalizeReward,
-    Statistics,
-    affine,
-)
-
-# In the middle of a batch, the statistics are brought up to date whenever their count has doubled.
-# They are first brought up to date after this many frames.
-_FIRST_FRAMES = 16
-_NEVER = 2**62
-RAW_REWARD = "raw_reward"
-
-
-def observation_keys(options: NormalizeObservation, observed: Mapping[Key, Leaf]) -> list[Key]:
-    """Returns the keys of the observations to normalise.
-
-    Args:
-        options: the options.
-        observed: layout of the observations.
-
-    Raises:
-        KeyError: if there is no such observation.
-        ValueError: if an observation has no floating-point numbers, or none of them has.
-    """
-    floats = [key for key, leaf in observed.items() if leaf.dtype.is_floating_point]
-    if options.keys is None:
-        found = [key for key in floats if is_feature(key)]
-        if not found:
-            raise ValueError(
-                "normalize_observations needs an observation of floating-point numbers, but the "
-                f"environment has only {show_keys(set(observed))}"
-            )
-        return found
-    for key in options.keys:
-        if key not in observed:
-            raise KeyError(
-                f"normalize_observations has the key {show_key(key)}, but the observations are "
-                f"{show_keys(set(observed))}"
-            )
-        if key not in floats:
-            raise ValueError(
-                f"normalize_observations has the key {show_key(key)}, but its dtype is "
-                f"{observed[key].dtype}: only floating-point numbers can be normalised"
-            )
-    return list(options.keys)
-
-
-def raw_reward_of(key: Key) -> Key:
-    """Returns the key of the environment's own reward, for the key of a normalised one."""
-    return (*key[:-1], RAW_REWARD)
+from trawl.rollout.moments import Moments, RunningMoments
+from trawl.rollout.normalization import Normalization, NormalizeOptions, Statistics
 
 
 class _Observation:
@@ -85,13 +38,16 @@ class _Observation:
         next_obs: the normalised observations with which the next batch begins.
         steps: number of rows in a batch.
         clip: largest absolute value of an element.
+        absent: key of the flag that is True for absent agents; None if no agent is ever absent.
 
     Attributes:
         raw_next: the observations of the environment with which the next batch begins.
     """
 
-    def __init__(self, key: Key, next_obs: Array, steps: int, clip: float) -> None:
-        self.key, self.next_obs = key, next_obs
+    def __init__(
+        self, key: Key, next_obs: Array, steps: int, clip: float, absent: Key | None
+    ) -> None:
+        self.key, self.next_obs, self.absent = key, next_obs, absent
         self.raw_next = next_obs.copy()
         self.raw = np.empty((steps, *next_obs.shape), next_obs.dtype)
         leaf = next_obs.shape[1:]
@@ -108,9 +64,9 @@ class _Observation:
         """Arrays to subtract, multiply with, and clip to; they keep their identity."""
         return self._mean, self._scale, self._low, self._high
 
-    def load(self, moments: RunningMoments, epsilon: float) -> None:
+    def load(self, moments: Moments, epsilon: float) -> None:
         """Sets the statistics for all rows from now on."""
-        mean, scale = affine(moments, epsilon)
+        mean, scale = moments.affine(epsilon)
         self._mean[...], self._scale[...] = mean, np.minimum(scale, self._largest)
 
     def normalize(self, source: Array, target: Array) -> None:
@@ -152,12 +108,13 @@ class Normalizer:
     def reset(self, mask: Mask | None = None) -> None:
         """Normalises the first observations of environments that were reset, or of all."""
 
-    def begin(self, view: StepArrays, in_groups: bool) -> StepArrays:
+    def begin(self, view: StepArrays, in_groups: bool, most_frames: float) -> StepArrays:
         """Begins a batch.
 
         Args:
             view: the arrays that the policy reads and writes.
             in_groups: True if the rows of a step are not filled all at once.
+            most_frames: number of frames of the batch that are delivered at most.
 
         Returns:
             The arrays for the stepper, where the observations of the environment go elsewhere.
@@ -189,21 +146,22 @@ class BatchNormalizer(Normalizer):
     """Normalises the batches of an ``ArrayBatchWriter``.
 
     The statistics of observations are those of the frames: the observation with which each frame
-    begins counts once. Rows that hold no frame don't count. Rewards are normalised with statistics
-    that include the batch itself.
+    begins counts once. Rows that hold no frame don't count, nor do agents that are absent, whose
+    observations stay zero. Rewards are normalised with statistics that include the batch itself.
 
     Args:
         options: what is normalised.
         observed: layout of the observations.
         rewards: layout of the rewards.
-        next_obs: the observations with which the next batch begins, normalised.
+        next_obs: the observations with which the next batch begins, normalised, and the flags of
+            groups of agents.
         steps: number of rows in a batch.
 
     Attributes:
         normalization: the statistics.
 
     Raises:
-        KeyError, ValueError: see :func:`observation_keys`.
+        KeyError, ValueError: see :func:`~trawl.rollout.batch_statistics.observation_keys`.
     """
 
     def __init__(
@@ -215,27 +173,40 @@ class BatchNormalizer(Normalizer):
         steps: int,
     ) -> None:
         self._options = options
+        self._next_obs = next_obs
         self._observations: list[_Observation] = []
-        self._rewards: list[_Reward] = []
+        self._rewards: list[DiscountedReturns] = []
         count = len(next(iter(next_obs.values())))
         if options.observations is not None:
-            keys, clip = observation_keys(options.observations, observed), options.observations.clip
-            self._observations = [_Observation(key, next_obs[key], steps, clip) for key in keys]
+            clip = options.observations.clip
+            self._observations = [
+                _Observation(key, next_obs[key], steps, clip, self._absent(key))
+                for key in observation_keys(options.observations, observed)
+            ]
         if options.rewards is not None:
             self._rewards = [
-                _Reward(key, options.rewards, (count, *leaf.shape)) for key, leaf in rewards.items()
+                DiscountedReturns(
+                    key, options.rewards, np.zeros((count, *leaf.shape)), np.add, np.multiply
+                )
+                for key, leaf in rewards.items()
             ]
-        self.normalization: Normalization = Normalization(options, self._empty())
+        self._statistics = BatchStatistics(options, self._empty(), count, lambda moments: moments)
+        self.normalization: Normalization = self._statistics.normalization
         # True for environments that were reset since the last batch. Their first observation is
         # normalised when the next batch begins, with the statistics of that batch.
         self._fresh = np.ones(count, np.bool_)
-        self._delta: Statistics = {}
         self._rows: dict[Key, Array] = {}
-        self._first, self._due = 0, _NEVER
-        self._num_envs = count
+
+    def _absent(self, key: Key) -> Key | None:
+        """Returns the key of the flag that is True for absent agents of an entry's group."""
+        flag = (key[0], DONE[-1])
+        return flag if len(key) > 1 and flag in self._next_obs else None
 
     def _empty(self) -> Statistics:
-        found = {one.key: RunningMoments.empty(one.raw.shape[2:]) for one in self._observations}
+        found = {
+            one.key: RunningMoments.empty(one.raw.shape[2:], 0 if one.absent is None else 1)
+            for one in self._observations
+        }
         return found | {one.key: RunningMoments.empty() for one in self._rewards}
 
     @property
@@ -272,14 +243,21 @@ class BatchNormalizer(Normalizer):
         self._fresh |= chosen
         for reward in self._rewards:
             reward.carry[chosen] = 0
+        self._statistics.load()
         self._load()
         self._normalize_fresh()
+
+    @property
+    def _num_envs(self) -> int:
+        return len(self._fresh)
 
     def _normalize_fresh(self) -> None:
         fresh = self._fresh
         for one in self._observations:
             values = one.raw_next[fresh]
             one.normalize(values, values)
+            if one.absent is not None:
+                _clear(values, self._next_obs[one.absent][fresh])
             one.next_obs[fresh] = values
 
     def _load(self) -> None:
@@ -287,43 +265,32 @@ class BatchNormalizer(Normalizer):
         options = self._options.observations
         for one in self._observations:
             assert options is not None
-            moments = self.normalization.of(one.key)
-            if one.key in self._delta:
-                moments = moments.merged(self._delta[one.key])
-            one.load(moments, options.epsilon)
+            one.load(self._statistics.of(one.key), options.epsilon)
 
     # --- a batch
 
     @override
-    def begin(self, view: StepArrays, in_groups: bool) -> StepArrays:
-        self._delta, self._rows, self._first = {}, view.arrays, 0
+    def begin(self, view: StepArrays, in_groups: bool, most_frames: float) -> StepArrays:
+        self._statistics.most_frames = most_frames
+        self._statistics.begin(in_groups)
+        self._rows = view.arrays
         self._load()
         if self._fresh.any():
             self._normalize_fresh()
             self._fresh[:] = False
         for one in self._observations:
             one.raw[0] = one.raw_next
-        self._due = _NEVER if in_groups or not self.normalization.training else self._next_due()
         arrays = view.arrays | {one.key: one.raw for one in self._observations}
         return StepArrays(arrays, view.next_obs | self.raw_next, bfloat16=view.bfloat16)
-
-    def _next_due(self) -> int:
-        """Returns the row after whose step the statistics are brought up to date."""
-        if not self._observations:
-            return _NEVER
-        key = self._observations[0].key
-        before = self.normalization.of(key).count
-        if key in self._delta:
-            before += self._delta[key].count
-        return self._first + -(-max(before, _FIRST_FRAMES) // self._num_envs) - 1
 
     @override
     def bind(self, step: StepFn, view: StepArrays, part: slice, start: int, stop: int) -> StepFn:
         if not self._observations:
             return step
         subtract, multiply, maximum, minimum = np.subtract, np.multiply, np.maximum, np.minimum
-        whole = StepArrays(self._rows, {one.key: one.next_obs for one in self._observations})
-        view, target = _part(view, part), _part(whole, part)
+        statistics, refresh = self._statistics, self._refresh
+        next_obs = {**self._next_obs, **{one.key: one.next_obs for one in self._observations}}
+        view, target = _part(view, part), _part(StepArrays(self._rows, next_obs), part)
         pairs = [
             (
                 view.following(one.key, start, stop),
@@ -331,6 +298,11 @@ class BatchNormalizer(Normalizer):
                 *one.operands,
             )
             for one in self._observations
+        ]
+        absences = [
+            (target.following(one.key, start, stop), target.following(one.absent, start, stop))
+            for one in self._observations
+            if one.absent is not None
         ]
 
         def step_normalized(t: int) -> None:
@@ -341,8 +313,10 @@ class BatchNormalizer(Normalizer):
                 multiply(row, scale, row)
                 maximum(row, low, out=row)
                 minimum(row, high, out=row)
-            if start + t >= self._due:
-                self._refresh(start + t + 1)
+            for rows, flags in absences:
+                _clear(rows[t], flags[t])
+            if start + t >= statistics.due:
+                refresh(start + t + 1)
 
         return step_normalized
 
@@ -350,22 +324,39 @@ class BatchNormalizer(Normalizer):
         """Brings the statistics up to date in the middle of a batch."""
         self._end_rows(stop)
         self._load()
-        self._due = self._next_due()
+        self._statistics.set_due(stop)
 
     def _end_rows(self, stop: int) -> None:
         """Counts the frames up to a row, and normalises the observations after their steps."""
-        chosen = slice(self._first, stop)
-        mask = self._rows[MASK][chosen] if MASK in self._rows else None
+        chosen = slice(self._statistics.first, stop)
+        mask = self._counted(stop)
         for one in self._observations:
-            if self.normalization.training:
-                self._count(one.key, _samples(one.raw[chosen], mask))
+            if self._statistics.training:
+                part = None if mask is None else mask[chosen]
+                self._statistics.add(one.key, self._moments(one, chosen, part))
             after = self._rows[next_of(one.key)][chosen]
             one.normalize(after, after)
-        self._first = stop
+            if one.absent is not None:
+                # An agent that is done after a step, but wasn't before, has a last observation.
+                flags = self._rows[one.absent][chosen] & self._rows[next_of(one.absent)][chosen]
+                _clear(after, flags)
+        self._statistics.first = stop
 
-    def _count(self, key: Key, samples: Array) -> None:
-        moments = RunningMoments.of(samples)
-        self._delta[key] = self._delta[key].merged(moments) if key in self._delta else moments
+    def _counted(self, stop: int) -> Mask | None:
+        """Returns a mask of the frames up to a row that count; None if all of them do."""
+        mask = self._rows[MASK][:stop] if MASK in self._rows else None
+        if self._statistics.is_cut(stop):
+            every = np.ones((stop, self._num_envs), np.bool_)
+            mask = self._statistics.cut(every if mask is None else mask)
+        return mask
+
+    def _moments(self, one: _Observation, chosen: slice, mask: Mask | None) -> RunningMoments:
+        rows = one.raw[chosen]
+        if one.absent is None:
+            return RunningMoments.of(_samples(rows, mask))
+        present = _present(self._rows[one.absent][chosen], mask)
+        samples = rows.reshape(-1, *rows.shape[2:])
+        return RunningMoments.of(samples, present.reshape(-1, present.shape[-1]))
 
     @override
     def finish(self, filled: int, partial: bool) -> None:
@@ -375,65 +366,52 @@ class BatchNormalizer(Normalizer):
         if partial:
             for one in self._observations:
                 one.raw_next[...] = one.raw[filled]
-        delta, self._delta, self._rows = self._delta, {}, {}
-        self.normalization.merge(delta)
+        self._rows = {}
+        self._statistics.finish()
 
     def _finish_rewards(self, filled: int) -> None:
-        mask = self._rows[MASK][:filled] if MASK in self._rows else None
+        rows, statistics, counted = self._rows, self._statistics, self._counted(filled)
         for one in self._rewards:
-            rewards = self._rows[one.key][:filled]
+            rewards, gamma = rows[one.key][:filled], one.options.gamma
             if one.options.keep_raw:
-                self._rows[raw_reward_of(one.key)][:filled] = rewards
-            returns = one.add(rewards, self._rows[DONE][:filled, :, 0], mask)
-            if self.normalization.training:
-                self._count(one.key, _samples(returns, mask).reshape(-1))
-            moments = self.normalization.of(one.key)
-            if one.key in self._delta:
-                moments = moments.merged(self._delta[one.key])
-            one.normalize(rewards, moments)
+                rows[raw_reward_of(one.key)][:filled] = rewards
+            absent = self._absent(one.key[1:])
+            goes_on = self._goes_on(filled, rewards.ndim, absent)
+            returns = rewards.astype(np.float64)
+            # A return may be infinite, which is reported later.
+            with np.errstate(invalid="ignore"):
+                one.add(returns, np.where(goes_on, gamma, 0.0))
+            if statistics.training:
+                present = counted
+                if absent is not None:
+                    present = _present(rows[absent][:filled], counted)
+                statistics.add(one.key, RunningMoments.of(_samples(returns, present).reshape(-1)))
+            _, scale = statistics.of(one.key).affine(one.options.epsilon)
+            np.multiply(rewards, rewards.dtype.type(scale), rewards)
+            np.clip(rewards, -one.options.clip, one.options.clip, rewards)
+
+    def _goes_on(self, filled: int, ndim: int, absent: Key | None) -> Mask:
+        """Returns True where the return of a row belongs to that of the next one as well."""
+        ends = self._rows[DONE][:filled, :, 0]
+        if MASK in self._rows:
+            # Another episode follows a row without a frame.
+            ends = ends | ~self._rows[MASK][:filled]
+        ends = ends.reshape(*ends.shape, *[1] * (ndim - 2))
+        if absent is not None:
+            ends = ends | self._rows[next_of(absent)][:filled]
+        return ~ends
 
 
-class _Reward:
-    """Discounted returns of the environments, by which a reward is normalised.
+def _clear(values: Array, absent: Mask) -> None:
+    """Writes zeros for absent agents, whose flags are ``(*size, agents, 1)``."""
+    mask = absent.reshape(*absent.shape[:-1], *[1] * (values.ndim - absent.ndim + 1))
+    np.copyto(values, 0, where=mask)
 
-    Args:
-        key: key of the reward.
-        options: the options.
-        shape: shape of the rewards of a step.
 
-    Attributes:
-        carry: discounted return of each environment's episode so far, to add to its next reward.
-    """
-
-    def __init__(self, key: Key, options: NormalizeReward, shape: tuple[int, ...]) -> None:
-        self.key, self.options = key, options
-        self.carry = np.zeros(shape)
-
-    def add(self, rewards: Array, done: Mask, mask: Mask | None) -> Array:
-        """Adds rewards, and returns the discounted return up to each of them.
-
-        Args:
-            rewards: rewards of the environment, ``(steps, *shape)``.
-            done: True where a step ended an episode, ``(steps, num_envs)``.
-            mask: False where a row holds no frame, so that another episode follows.
-        """
-        # The environment's last reward is the last that a return has.
-        goes_on = ~done if mask is None else ~done & mask
-        lead = (*done.shape, *[1] * (rewards.ndim - 2))
-        keep = np.where(goes_on, self.options.gamma, 0.0).reshape(lead)
-        returns, carry, add, multiply = rewards.astype(np.float64), self.carry, np.add, np.multiply
-        # A return may be infinite, which is reported later.
-        with np.errstate(invalid="ignore"):
-            for row, kept in zip(returns, keep, strict=True):
-                add(row, carry, row)
-                multiply(row, kept, carry)
-        return returns
-
-    def normalize(self, rewards: Array, moments: RunningMoments) -> None:
-        """Normalises rewards in place."""
-        _, scale = affine(moments, self.options.epsilon)
-        np.multiply(rewards, rewards.dtype.type(scale), rewards)
-        np.clip(rewards, -self.options.clip, self.options.clip, rewards)
+def _present(absent: Array, mask: Mask | None) -> Mask:
+    """Returns True where an agent is present in a frame, ``(*size, agents)``."""
+    present: Mask = ~absent[..., 0]
+    return present if mask is None else present & mask[..., None]
 
 
 def _part(view: StepArrays, part: slice) -> StepArrays:
@@ -441,7 +419,7 @@ def _part(view: StepArrays, part: slice) -> StepArrays:
 
 
 def _samples(rows: Array, mask: Mask | None) -> Array:
-    """Returns the frames of some rows, ``(count, *leaf)``."""
+    """Returns the frames of some rows, ``(count, *leaf)``; a mask may have one for each agent."""
     if mask is not None and not mask.all():
         return rows[mask]
     return rows.reshape(-1, *rows.shape[2:])

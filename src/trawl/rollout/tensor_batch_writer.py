@@ -38,6 +38,7 @@ from trawl.rollout.policy_leaves import discover_leaves
 from trawl.rollout.tensor_block import TensorBlock, TensorPool
 from trawl.rollout.tensor_env_restarts import RestartingTensorStepper
 from trawl.rollout.tensor_episodes import BatchEpisodeTracker
+from trawl.rollout.tensor_normalizer import TensorBatchNormalizer, TensorNormalizer
 from trawl.rollout.tensor_policy import TensorPolicyBinder
 from trawl.rollout.tensor_stepper import TensorStepper
 
@@ -64,6 +65,8 @@ class TensorBatchWriter(FixedLayoutWriter):
         roots = self.entries.roots
         # The entries that the next batch begins with.
         self._next = {key: self._zeros(leaf) for key, leaf in roots.items()}
+        self._normalizer = self._new_normalizer()
+        self.normalization = self._normalizer.normalization
         self._begin_episodes(None)
         root = TensorDict({}, env.batch_size, device=env.device)
         for key, row in self._next.items():
@@ -71,7 +74,7 @@ class TensorBatchWriter(FixedLayoutWriter):
         self._policy_leaves = discover_leaves(env, policy, root, roots)
         for key, leaf in self._policy_leaves.read_later.items():
             self._next[key] = self._zeros(leaf)
-        self._leaves = self.entries.leaves(self._policy_leaves)
+        self._leaves = self.entries.leaves(self._policy_leaves, self._normalizer.more_leaves)
         self.pool = TensorPool(
             self._leaves, self.num_envs, options.steps, env.home, options.recycle
         )
@@ -82,11 +85,20 @@ class TensorBatchWriter(FixedLayoutWriter):
         self._block = TensorBlock({})
         self._given: Block | None = None
 
+    def _new_normalizer(self) -> TensorNormalizer:
+        options = self.options
+        if not options.normalize:
+            return TensorNormalizer(self.env)
+        return TensorBatchNormalizer(
+            self.env, options.normalize, self.entries, self._next, options.steps
+        )
+
     def _new_stepper(self) -> TensorStepper:
         limit, restarts = self.options.limit, self.options.restarts
-        if restarts is None:
-            return TensorStepper(self.env, limit, self._policy_leaves, self._next)
-        return RestartingTensorStepper(self.env, limit, self._policy_leaves, self._next, restarts)
+        parts = self.env, self._normalizer.source, limit, self._policy_leaves, self._next
+        return (
+            TensorStepper(*parts) if restarts is None else RestartingTensorStepper(*parts, restarts)
+        )
 
     def _zeros(self, leaf: Leaf) -> Tensor:
         shape = (self.num_envs, *leaf.shape)
@@ -95,8 +107,10 @@ class TensorBatchWriter(FixedLayoutWriter):
     def _begin_episodes(self, mask: Tensor | None, **kwargs: Any) -> None:
         """Begins episodes in all environments, or in those of the mask, in the next batch."""
         leaves = self.env.begin(mask, **kwargs)
+        first_rows = self._next | self._normalizer.raw_next
         for key, leaf in zip(self.env.observation_keys, leaves, strict=True):
-            self._next[key].copy_(leaf)
+            first_rows[key].copy_(leaf)
+        self._normalizer.reset(mask)
         rows = slice(None) if mask is None else mask
         for key, row in self._next.items():
             if key not in self.env.observation_keys:
@@ -115,6 +129,7 @@ class TensorBatchWriter(FixedLayoutWriter):
             tensors[MASK].fill_(True)
         if self.entries.marks_starts:
             tensors[next_of(IS_INIT)].zero_()
+        self._normalizer.begin(tensors, self.most_frames)
         for key, row in self._next.items():
             if key not in self._policy_leaves.memories:
                 tensors[key][0].copy_(row)
@@ -122,7 +137,8 @@ class TensorBatchWriter(FixedLayoutWriter):
     @override
     def bind(self, start: int, stop: int, random: bool) -> tuple[ActFn | None, StepFn]:
         act = self._binder.bind(self._block, start, stop, random)
-        return act, self._stepper.bind(self._block, start, stop)
+        step = self._stepper.bind(self._block, start, stop)
+        return act, self._normalizer.bind(step, self._block, start, stop)
 
     @override
     def finish(self, filled: int) -> TensorDictBase | None:
@@ -137,6 +153,7 @@ class TensorBatchWriter(FixedLayoutWriter):
                 rows[filled:] = 0
         self.env.check()
         self._number(tensors, filled)
+        self._normalizer.finish(filled, filled < self.options.steps)
         if given is None:
             return self._deliver(block)
         # A worker's batch is in memory of the host, which it shares with the driver.
@@ -196,7 +213,8 @@ class TensorBatchWriter(FixedLayoutWriter):
 
     @override
     def _saved_rows(self) -> dict[str, Tensor]:
-        return {show_key(key): row for key, row in self._next.items()}
+        rows = {show_key(key): row for key, row in self._next.items()}
+        return rows | self._normalizer.saved_rows()
 
     def fake(self) -> TensorDictBase:
         """Returns a batch of zeros with the layout of a real one."""

@@ -38,6 +38,18 @@ class TensorBlock:
             found = self._rows[key] = self.tensors[key][start : stop + 1].unbind(0)
         return found
 
+    def following(self, key: Key, start: int, stop: int, next_row: Tensor) -> list[Tensor]:
+        """Returns the row of the next frame for each step of a chunk.
+
+        Args:
+            key: key of the entry.
+            start: the chunk's first row.
+            stop: the row after the chunk's last row.
+            next_row: the row after the last row of the block.
+        """
+        found = self.rows(key, start, stop)[1:]
+        return [*found] if len(found) == stop - start else [*found, next_row]
+
     def deliver(
         self, hidden: set[Key], batch: tuple[int, int], device: torch.device | None
     ) -> TensorDict:

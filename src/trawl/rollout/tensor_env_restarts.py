@@ -17,7 +17,7 @@ from trawl.rollout.batch_writer import StepFn
 from trawl.rollout.env_restarts import EnvRestarts, FailureCounter
 from trawl.rollout.policy_leaves import PolicyLeaves
 from trawl.rollout.tensor_block import TensorBlock
-from trawl.rollout.tensor_stepper import TensorStepper
+from trawl.rollout.tensor_stepper import StepSource, TensorStepper
 
 
 class RestartingTensorStepper(TensorStepper):
@@ -25,6 +25,7 @@ class RestartingTensorStepper(TensorStepper):
 
     Args:
         env: the environment.
+        source: the environment, or an object that takes its steps and changes the results.
         limit: number of steps after which an episode is cut off; None for no limit.
         leaves: entries that the policy writes.
         next_row: for each entry of the next frame, the row after a batch's last row.
@@ -37,12 +38,13 @@ class RestartingTensorStepper(TensorStepper):
     def __init__(
         self,
         env: TensorEnv,
+        source: StepSource,
         limit: int | None,
         leaves: PolicyLeaves,
         next_row: Mapping[Key, Tensor],
         restarts: EnvRestarts,
     ) -> None:
-        super().__init__(env, limit, leaves, next_row)
+        super().__init__(env, source, limit, leaves, next_row)
         self._counter = FailureCounter(restarts, 0, env.batch_size.numel())
         self.cut = False
 
@@ -87,7 +89,7 @@ class RestartingTensorStepper(TensorStepper):
 
     def _rebuild(self) -> list[Tensor]:
         self._env.rebuild()
-        return self._env.begin(None)
+        return self._source.begin(None)
 
 
 def _truncate(tensors: Mapping[Key, Tensor], row: int) -> None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -27,11 +28,25 @@ from trawl.rollout.tensor_block import TensorBlock
 _Follow = Callable[[int, Tensor], None]
 
 
+class StepSource(Protocol):
+    """Object that takes the steps: the environment, or an object that changes its results."""
+
+    def begin(self, mask: Tensor | None, **kwargs: Any) -> list[Tensor]:
+        """Begins episodes; see :meth:`~trawl.envs.tensor_env.TensorEnv.begin`."""
+
+    def advance(self, actions: Iterable[Tensor]) -> TensorStep:
+        """Takes a step; see :meth:`~trawl.envs.tensor_env.TensorEnv.advance`."""
+
+    def begin_next(self, ended: Tensor, cut: Tensor | None = None) -> list[Tensor]:
+        """Returns observations; see :meth:`~trawl.envs.tensor_env.TensorEnv.begin_next`."""
+
+
 class TensorStepper:
     """Steps an environment, and writes results and entries of the next frame.
 
     Args:
         env: the environment.
+        source: the environment, or an object that takes its steps and changes the results.
         limit: number of steps after which an episode is cut off; None for no limit.
         leaves: entries that the policy writes.
         next_row: for each entry of the next frame, the row after a batch's last row.
@@ -47,11 +62,13 @@ class TensorStepper:
     def __init__(
         self,
         env: TensorEnv,
+        source: StepSource,
         limit: int | None,
         leaves: PolicyLeaves,
         next_row: Mapping[Key, Tensor],
     ) -> None:
         self._env = env
+        self._source = source
         self._limit = limit
         self._leaves = leaves
         self._next_row = next_row
@@ -59,7 +76,7 @@ class TensorStepper:
 
     def bind(self, block: TensorBlock, start: int, stop: int) -> StepFn:
         """Returns a function of ``t`` that takes the step of row ``start + t``."""
-        env, tensors = self._env, block.tensors
+        env, source, tensors = self._env, self._source, block.tensors
         self.latest = None
         merge = _merge_few if env.answers_at_once else _merge
 
@@ -81,7 +98,7 @@ class TensorStepper:
         follow = self._followers(block, start, stop)
 
         def step(t: int) -> None:
-            result = env.advance(actions[t])
+            result = source.advance(actions[t])
             for row, value in zip(observed[t], result.last, strict=True):
                 row.copy_(value)
             for row, value in zip(rewards[t], result.rewards, strict=True):
@@ -99,7 +116,7 @@ class TensorStepper:
                 # A copy, because the limit adds to the flags.
                 ended = ended.clone()
                 cut = cut_off(t, ended, truncated[t], done[t])
-            begun = self.latest = env.begin_next(ended, cut)
+            begun = self.latest = source.begin_next(ended, cut)
             for row, value in zip(following[t], begun, strict=True):
                 row.copy_(value)
             if follow:
@@ -111,8 +128,7 @@ class TensorStepper:
 
     def _following(self, block: TensorBlock, key: Key, start: int, stop: int) -> list[Tensor]:
         """Returns the row of the next frame for each step."""
-        found = block.rows(key, start, stop)[1:]
-        return [*found] if len(found) == stop - start else [*found, self._next_row[key]]
+        return block.following(key, start, stop, self._next_row[key])
 
     def _cutter(
         self, block: TensorBlock, start: int, stop: int

@@ -1,0 +1,488 @@
+"""Normalisation of the observations and rewards of batches whose data are tensors.
+
+A :class:`NormalizedSteps` is between the environment and the stepper. It normalises all
+observations of a step at once, and keeps those of the environment until they have been counted.
+Nothing in the loop waits for the device.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from typing_extensions import override
+
+from trawl.envs.tensor_env import TensorEnv, TensorStep
+from trawl.keys import DONE, MASK, Key, show_key
+from trawl.rollout.batch_statistics import (
+    BatchStatistics,
+    DiscountedReturns,
+    observation_keys,
+    raw_reward_of,
+)
+from trawl.rollout.batch_writer import StepFn
+from trawl.rollout.frame_entries import FrameEntries
+from trawl.rollout.layout import Leaf
+from trawl.rollout.moments import Moments, RunningMoments
+from trawl.rollout.normalization import Normalization, NormalizeOptions, Statistics
+from trawl.rollout.tensor_block import TensorBlock
+from trawl.rollout.tensor_moments import TensorMoments
+from trawl.rollout.tensor_stepper import StepSource
+
+# Number of values that are kept before they are counted: on the CPU, so that they stay in the
+# cache; on a GPU, where each count takes as long as its calls, to limit the memory.
+_KEPT_CPU, _KEPT_GPU = 1 << 18, 1 << 24
+
+
+class TensorNormalizer:
+    """Base of :class:`TensorBatchNormalizer` that leaves the frames as they are.
+
+    Args:
+        env: the environment.
+
+    Attributes:
+        normalization: the statistics; None if nothing is normalised.
+        source: the object that the stepper steps.
+    """
+
+    normalization: Normalization | None = None
+
+    def __init__(self, env: TensorEnv) -> None:
+        self.source: StepSource = env
+
+    @property
+    def keys(self) -> list[Key]:
+        """Keys of the observations that are normalised."""
+        return []
+
+    @property
+    def more_leaves(self) -> dict[Key, Leaf]:
+        """Layout of further entries of a batch."""
+        return {}
+
+    @property
+    def raw_next(self) -> dict[Key, Tensor]:
+        """The environment's own observations with which the next batch begins, by key."""
+        return {}
+
+    def saved_rows(self) -> dict[str, Tensor]:
+        """Returns the tensors that a state has, by name."""
+        return {}
+
+    def reset(self, mask: Tensor | None) -> None:
+        """Normalises the first observations of environments that were reset, or of all."""
+
+    def begin(self, tensors: Mapping[Key, Tensor], most_frames: float) -> None:
+        """Begins a batch.
+
+        Args:
+            tensors: the entries of the batch, with time first.
+            most_frames: number of frames of the batch that are delivered at most.
+        """
+
+    def bind(self, step: StepFn, block: TensorBlock, start: int, stop: int) -> StepFn:
+        """Returns a function that takes a step, and counts its frames when they are due.
+
+        Args:
+            step: function that takes the step of row ``start + t``.
+            block: the batch.
+            start: the first row.
+            stop: the row after the last row.
+        """
+        return step
+
+    def finish(self, filled: int, partial: bool) -> None:
+        """Normalises the rewards of a batch, and adds its frames to the statistics.
+
+        Args:
+            filled: number of rows that were filled.
+            partial: True if there are more rows.
+        """
+
+
+class TensorBatchNormalizer(TensorNormalizer):
+    """Normalises the batches of a ``TensorBatchWriter``.
+
+    The results are those of :class:`~trawl.rollout.normalizer.BatchNormalizer`.
+
+    Args:
+        env: the environment.
+        options: what is normalised.
+        entries: the entries of frames.
+        next_row: for each entry of the next frame, the row after a batch's last row.
+        steps: number of rows in a batch.
+
+    Raises:
+        KeyError, ValueError: see :func:`~trawl.rollout.batch_statistics.observation_keys`.
+    """
+
+    def __init__(
+        self,
+        env: TensorEnv,
+        options: NormalizeOptions,
+        entries: FrameEntries,
+        next_row: Mapping[Key, Tensor],
+        steps: int,
+    ) -> None:
+        super().__init__(env)
+        self._options = options
+        self._home = env.home
+        self._observations: list[_Observation] = []
+        self._rewards: list[DiscountedReturns] = []
+        count = env.batch_size.numel()
+        if options.observations is not None:
+            clip = options.observations.clip
+            keys = observation_keys(options.observations, entries.observed)
+            self._kept = _rows_kept([next_row[key] for key in keys], steps, entries.masked)
+            self._observations = [
+                _Observation(key, next_row[key], steps, self._kept, clip) for key in keys
+            ]
+            places = [(env.observation_keys.index(one.key), one) for one in self._observations]
+            self._steps = NormalizedSteps(env, places)
+            self.source = self._steps
+        if options.rewards is not None:
+            self._rewards = [
+                DiscountedReturns(
+                    key,
+                    options.rewards,
+                    torch.zeros(count, *leaf.shape, dtype=torch.float64, device=env.home),
+                    torch.add,
+                    torch.mul,
+                )
+                for key, leaf in entries.rewards.items()
+            ]
+        self._statistics = BatchStatistics(options, self._empty(), count, self._on_device)
+        self.normalization = self._statistics.normalization
+        # True for environments that were reset since the last batch. Their first observation is
+        # normalised when the next batch begins, with the statistics of that batch.
+        self._fresh = torch.ones(count, dtype=torch.bool, device=env.home)
+        self._tensors: Mapping[Key, Tensor] = {}
+
+    def _on_device(self, moments: RunningMoments) -> TensorMoments:
+        return TensorMoments.on(self._home, moments)
+
+    def _empty(self) -> Statistics:
+        found = {one.key: RunningMoments.empty(one.leaf) for one in self._observations}
+        return found | {one.key: RunningMoments.empty() for one in self._rewards}
+
+    @property
+    @override
+    def keys(self) -> list[Key]:
+        return [one.key for one in self._observations]
+
+    @property
+    @override
+    def more_leaves(self) -> dict[Key, Leaf]:
+        if self._options.rewards is None or not self._options.rewards.keep_raw:
+            return {}
+        return {
+            raw_reward_of(one.key): Leaf(tuple(one.carry.shape[1:]), torch.float32)
+            for one in self._rewards
+        }
+
+    @property
+    @override
+    def raw_next(self) -> dict[Key, Tensor]:
+        return {one.key: one.raw_next for one in self._observations}
+
+    @override
+    def saved_rows(self) -> dict[str, Tensor]:
+        found = {f"raw {show_key(one.key)}": one.raw_next for one in self._observations}
+        found |= {f"return {show_key(one.key)}": one.carry for one in self._rewards}
+        return found | {"fresh": self._fresh}
+
+    # --- between batches
+
+    @override
+    def reset(self, mask: Tensor | None) -> None:
+        chosen = torch.ones_like(self._fresh) if mask is None else mask
+        self._fresh |= chosen
+        for one in self._rewards:
+            one.carry.masked_fill_(_column(chosen, one.carry), 0.0)
+        self._statistics.load()
+        self._load()
+        self._normalize_fresh()
+
+    def _normalize_fresh(self) -> None:
+        if self._home.type == "cpu" and not self._fresh.any():
+            return
+        for one in self._observations:
+            values = torch.empty_like(one.next_row)
+            one.normalize(one.raw_next, values)
+            mask = _column(self._fresh, values)
+            torch.where(mask, values, one.next_row, out=one.next_row)
+
+    def _load(self) -> None:
+        """Makes the newest statistics those of all rows from now on."""
+        options = self._options.observations
+        for one in self._observations:
+            assert options is not None
+            one.load(self._statistics.of(one.key), options.epsilon)
+
+    # --- a batch
+
+    @override
+    def begin(self, tensors: Mapping[Key, Tensor], most_frames: float) -> None:
+        self._statistics.most_frames = most_frames
+        self._statistics.begin(in_groups=False)
+        self._tensors = tensors
+        self._load()
+        self._normalize_fresh()
+        self._fresh.zero_()
+        for one in self._observations:
+            one.begin()
+
+    @override
+    def bind(self, step: StepFn, block: TensorBlock, start: int, stop: int) -> StepFn:
+        if not self._observations:
+            return step
+        statistics, steps, kept = self._statistics, self._steps, self._kept
+        for one in self._observations:
+            one.bind(block, start, stop)
+
+        def step_counted(t: int) -> None:
+            steps.t, row = t, start + t + 1
+            if not kept:
+                # The step may change the observations with which it begins.
+                self._end_rows(row)
+            step(t)
+            if row > statistics.due:
+                self._end_rows(row)
+                self._load()
+                statistics.set_due(row)
+            elif kept and row % kept == 0:
+                self._end_rows(row)
+
+        return step_counted
+
+    def _end_rows(self, stop: int) -> None:
+        """Counts the frames up to a row."""
+        chosen = slice(self._statistics.first, stop)
+        if self._statistics.training and chosen.start < stop:
+            mask = self._counted(stop)
+            part = None if mask is None else mask[chosen].reshape(-1)
+            for one in self._observations:
+                self._statistics.add(one.key, TensorMoments.of(one.kept(chosen), part))
+        self._statistics.first = stop
+
+    def _counted(self, stop: int) -> Tensor | None:
+        """Returns a mask of the frames up to a row that count; None if all of them do."""
+        mask = self._tensors[MASK][:stop] if MASK in self._tensors else None
+        if self._statistics.is_cut(stop):
+            every = self._fresh.new_ones(stop, len(self._fresh))
+            mask = self._statistics.cut(every if mask is None else mask)
+        return mask
+
+    @override
+    def finish(self, filled: int, partial: bool) -> None:
+        if filled:
+            self._end_rows(filled)
+            self._finish_rewards(filled)
+        for one in self._observations:
+            one.keep_next(filled)
+        self._tensors = {}
+        self._statistics.finish()
+
+    def _finish_rewards(self, filled: int) -> None:
+        tensors, statistics, counted = self._tensors, self._statistics, self._counted(filled)
+        goes_on = ~tensors[DONE][:filled, :, 0]
+        if MASK in tensors:
+            # Another episode follows a row without a frame.
+            goes_on = goes_on & tensors[MASK][:filled]
+        keep = goes_on.double()
+        for one in self._rewards:
+            rewards, options = tensors[one.key][:filled], one.options
+            if options.keep_raw:
+                tensors[raw_reward_of(one.key)][:filled] = rewards
+            returns = rewards.double()
+            one.add(returns, _column(keep * options.gamma, rewards))
+            if statistics.training:
+                # The agents of a group have the same statistics.
+                agents = returns[0, 0].numel()
+                mask = None if counted is None else counted.reshape(-1, 1).expand(-1, agents)
+                samples = returns.reshape(-1)
+                moments = TensorMoments.of(samples, None if mask is None else mask.reshape(-1))
+                statistics.add(one.key, moments)
+            _, scale = statistics.of(one.key).affine(options.epsilon)
+            rewards.mul_(scale.to(rewards.dtype)).clamp_(-options.clip, options.clip)
+
+
+class _Observation:
+    """Rows of one observation, and the statistics with which it is normalised.
+
+    Args:
+        key: key of the observation.
+        next_row: the normalised observations with which the next batch begins.
+        steps: number of rows in a batch.
+        kept: number of rows that are counted together; the rows of a batch are divided into parts
+            of this size. With 0, a row is counted before its step, without a copy.
+        clip: largest absolute value of an element.
+
+    Attributes:
+        leaf: shape of an observation.
+        raw_next: the observations of the environment with which the next batch begins.
+    """
+
+    def __init__(self, key: Key, next_row: Tensor, steps: int, kept: int, clip: float) -> None:
+        self.key, self.next_row = key, next_row
+        self.leaf = tuple(next_row.shape[1:])
+        self.raw_next = next_row.clone()
+        # The step of the last row of a part writes the first row of the next part.
+        self._raw = next_row.new_empty(min(2 * kept, steps), *next_row.shape)
+        self._size = len(self._raw)
+        self._held = self.raw_next
+        self._last = next_row.clone()
+        self._targets: list[Tensor] = []
+        self._sources: list[Tensor] = []
+        rows = self._raw.unbind(0)
+        self._rows = [rows[row % self._size] for row in range(steps if kept else 0)]
+        self._rows.append(self.raw_next)
+        # The largest factor, and the largest limit that is not infinite.
+        self._largest = torch.finfo(next_row.dtype).max
+        self._clip = clip if math.isinf(clip) else min(clip, self._largest)
+        self._mean = next_row.new_zeros(self.leaf)
+        self._scale = next_row.new_ones(self.leaf)
+
+    def load(self, moments: Moments, epsilon: float) -> None:
+        """Sets the statistics for all rows from now on."""
+        mean, scale = moments.affine(epsilon)
+        self._mean.copy_(mean)
+        self._scale.copy_(scale.clamp(max=self._largest))
+
+    def normalize(self, source: Tensor, target: Tensor) -> None:
+        """Writes normalised values; ``target`` may be ``source`` itself."""
+        torch.sub(source, self._mean, out=target)
+        target.mul_(self._scale).clamp_(-self._clip, self._clip)
+
+    def begin(self) -> None:
+        """Begins a batch."""
+        self._rows[0].copy_(self.raw_next)
+        self._held = self.raw_next
+
+    def bind(self, block: TensorBlock, start: int, stop: int) -> None:
+        """Sets the rows to write to in the steps of a chunk."""
+        self._targets = block.following(self.key, start, stop, self.next_row)
+        self._sources = self._rows[start + 1 : stop + 1]
+
+    def keep(self, t: int, values: Tensor) -> None:
+        """Keeps the observations with which the next frame begins, until they are counted."""
+        if self._size:
+            self._sources[t].copy_(values)
+        else:
+            self._held = values
+
+    def follow(self, t: int, values: Tensor) -> Tensor:
+        """Writes normalised values to the row of the next frame, and returns this row."""
+        row = self._targets[t]
+        self.normalize(values, row)
+        return row
+
+    def keep_next(self, row: int) -> None:
+        """Keeps the observations with which the next batch begins."""
+        self.raw_next.copy_(self._rows[row] if self._size else self._held)
+
+    def kept(self, chosen: slice) -> Tensor:
+        """Returns the observations of some rows of the same part, one after the other."""
+        if not self._size:
+            return self._held
+        first = chosen.start % self._size
+        return self._raw[first : first + chosen.stop - chosen.start].flatten(0, 1)
+
+    def normalized_last(self, values: Tensor, ended: Tensor, at_once: bool) -> Tensor:
+        """Returns normalised values where ``ended`` is True, and any values elsewhere."""
+        last = self._last
+        if not at_once:
+            self.normalize(values, last)
+            return last
+        # On the CPU, only a few rows are worth the look.
+        chosen = ended.nonzero().squeeze(-1)
+        if len(chosen):
+            found = values.index_select(0, chosen).to(last.dtype)
+            self.normalize(found, found)
+            # Faster than index_copy_.
+            last.index_put_((chosen,), found)
+        return last
+
+
+class NormalizedSteps:
+    """Steps of an environment, with normalised observations.
+
+    The observations of a step are normalised in the row of the next frame, from which the stepper
+    copies them. There, the policy reads them while they are in the cache.
+
+    Args:
+        env: the environment.
+        places: the observations that are normalised, each with its place among all observations.
+
+    Attributes:
+        t: number of the step in its chunk.
+    """
+
+    t = 0
+
+    def __init__(self, env: TensorEnv, places: Sequence[tuple[int, _Observation]]) -> None:
+        self._env = env
+        self._places = places
+        # The leaves of the last step, of the environment and normalised.
+        self._last: list[Tensor] = []
+        self._shown: list[Tensor] = []
+
+    def begin(self, mask: Tensor | None, **kwargs: Any) -> list[Tensor]:
+        """Begins episodes, as the environment does, and returns normalised observations."""
+        return self._begun(self._env.begin(mask, **kwargs))
+
+    def advance(self, actions: Iterable[Tensor]) -> TensorStep:
+        """Takes a step, and returns its results with normalised observations."""
+        result = self._env.advance(actions)
+        self._last, self._shown = result.last, self._normalized(result.last)
+        final = result.final
+        if final is not None:
+            final = [*final]
+            ended = torch.logical_or(result.terminated, result.truncated)
+            at_once = self._env.answers_at_once
+            for index, one in self._places:
+                final[index] = one.normalized_last(final[index], ended, at_once)
+        return result._replace(last=self._shown, final=final)
+
+    def begin_next(self, ended: Tensor, cut: Tensor | None = None) -> list[Tensor]:
+        """Returns the normalised observations that the next step begins with."""
+        leaves = self._env.begin_next(ended, cut)
+        if leaves is not self._last:
+            return self._begun(leaves)
+        self._keep(leaves)
+        return self._shown
+
+    def _begun(self, leaves: list[Tensor]) -> list[Tensor]:
+        self._keep(leaves)
+        return self._normalized(leaves)
+
+    def _keep(self, leaves: Sequence[Tensor]) -> None:
+        for index, one in self._places:
+            one.keep(self.t, leaves[index])
+
+    def _normalized(self, leaves: Sequence[Tensor]) -> list[Tensor]:
+        found = [*leaves]
+        for index, one in self._places:
+            found[index] = one.follow(self.t, found[index])
+        return found
+
+
+def _rows_kept(rows: Sequence[Tensor], steps: int, masked: bool) -> int:
+    """Returns the number of rows whose observations are counted together.
+
+    Returns 0 if a row is to be counted before its step, because it has so many values that they
+    leave the cache soon. A row that may hold no frame can be counted only after the step.
+    """
+    on_cpu = rows[0].device.type == "cpu"
+    found = (_KEPT_CPU if on_cpu else _KEPT_GPU) // max(1, sum(row.numel() for row in rows))
+    if found < 2 and on_cpu and not masked:
+        return 0
+    return max(1, min(steps, found))
+
+
+def _column(rows: Tensor, like: Tensor) -> Tensor:
+    """Returns values of rows in a shape that broadcasts to that of a tensor."""
+    return rows.reshape(*rows.shape, *[1] * (like.ndim - rows.ndim))

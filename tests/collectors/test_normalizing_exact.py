@@ -1,0 +1,85 @@
+"""Statistics have exactly the frames that were delivered, also where the last batch is cut off."""
+
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from gymnasium.vector import AutoresetMode
+from multi_parts import CLASSES
+from tensor_parts import COUNT, on_numpy, on_torch
+
+from trawl.collectors import Collector
+from trawl.rollout.moments import RunningMoments
+from trawl.testing import NumberedEnv
+
+MASK = ("collector", "mask")
+OPTIONS: dict[str, Any] = {"exact_frames": True, "frames_per_batch": 8 * COUNT}
+BOTH: dict[str, Any] = {"normalize_observations": True, "normalize_rewards": True}
+
+
+def frames(batches: list[Any]) -> Any:
+    """Returns the observations that were delivered, without rows that hold no frame."""
+    masks = [batch.get(MASK, torch.ones(batch.shape, dtype=torch.bool)) for batch in batches]
+    return torch.cat(
+        [batch["observation"][mask] for batch, mask in zip(batches, masks, strict=True)]
+    )
+
+
+def assert_counted(raw: list[Any], collector: Any, total: int) -> None:
+    seen = frames(raw)
+    assert len(seen) == total
+    observed = collector.normalization.observations["observation"]
+    assert observed.count == total
+    assert collector.normalization.rewards["reward"].count == total
+    # The order of the frames changes only the rounding.
+    expected = RunningMoments.of(seen.numpy())
+    np.testing.assert_allclose(observed.mean, expected.mean, rtol=1e-9)
+    np.testing.assert_allclose(observed.var, expected.var, rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("total", [2, 25, 31, 35, 47])
+@pytest.mark.parametrize("make", [on_numpy, on_torch])
+@pytest.mark.parametrize("mode", AutoresetMode)
+def test_frames_that_are_cut_off_do_not_count(mode: AutoresetMode, make: Any, total: int) -> None:
+    raw = []
+    for options in ({}, BOTH):
+        with Collector(make(mode), total_frames=total, **OPTIONS, **options) as collector:
+            collector.set_seed(0)
+            raw.append(list(collector))
+            if options:
+                assert_counted(raw[0], collector, total)
+    for one, other in zip(*raw, strict=True):
+        assert one.shape == other.shape
+
+
+@pytest.mark.parametrize("total", [2, 31])
+@pytest.mark.parametrize("tensors", [False, True])
+@pytest.mark.parametrize("cls", CLASSES, ids=["sync", "async"])
+def test_workers(cls: Any, tensors: bool, total: int) -> None:
+    make = partial(on_torch if tensors else on_numpy, AutoresetMode.SAME_STEP)
+    settings = {"start_method": "inline", "total_frames": total, **OPTIONS, **BOTH}
+    with cls([make] * 2, **settings) as collector:
+        delivered = len(frames([batch.clone() for batch in collector]))
+        assert collector.normalization.observations["observation"].count == delivered == total
+        assert collector.normalization.rewards["reward"].count == total
+
+
+class Buffer:
+    """Counts what is written to it."""
+
+    count = 0
+
+    def extend(self, batch: Any) -> None:
+        self.count += batch.numel()
+
+
+def test_frames_for_a_buffer() -> None:
+    buffer = Buffer()
+    envs = [NumberedEnv] * COUNT
+    with Collector(envs, total_frames=31, replay_buffer=buffer, **OPTIONS, **BOTH) as collector:
+        for _ in collector:
+            pass
+        assert collector.normalization is not None
+        assert collector.normalization.observations["observation"].count == 31 == buffer.count
