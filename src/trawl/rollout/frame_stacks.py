@@ -15,12 +15,12 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from trawl.envs.frame_stack import FrameStack
 from trawl.keys import Key, next_of
 from trawl.memory import Array
 from trawl.rollout.block import Block, as_array, as_batch
-from trawl.rollout.layout import FramePool, Leaf, pool_key
+from trawl.rollout.layout import pool_key
 from trawl.rollout.slab import Lease
+from trawl.rollout.stack_layout import StackLayout
 from trawl.rollout.windows import Windows
 
 
@@ -28,34 +28,23 @@ class FrameStacks:
     """Frames of the stacked observations of a batch of environments.
 
     Args:
-        option: the option of the collector.
-        leaves: one frame of each stacked observation, by key.
+        layout: layout of the observations.
         batch: batch size of the environments.
         num_envs: number of environments.
         steps: number of steps in a batch.
 
     Attributes:
-        entries: the stacked observations in a batch, which are positions of frames.
-        readable: the stacked observations as the policy reads them.
-        pools: the frames, by key.
         newest: the frames after the last step of a batch, ``(num_envs, *frame)``, by key.
     """
 
     def __init__(
-        self,
-        option: FrameStack,
-        leaves: Mapping[Key, Leaf],
-        batch: tuple[int, ...],
-        num_envs: int,
-        steps: int,
+        self, layout: StackLayout, batch: tuple[int, ...], num_envs: int, steps: int
     ) -> None:
-        size = option.size
+        size = layout.size
         self._size = size
         self._num_envs = num_envs
-        self._repeats = option.padding == "reset"
-        self.entries = {key: Leaf((size,), torch.int64) for key in leaves}
-        self.readable = {key: Leaf((size, *leaf.shape), leaf.dtype) for key, leaf in leaves.items()}
-        self.pools = {key: FramePool(leaf, size) for key, leaf in leaves.items()}
+        self._repeats = layout.repeats
+        leaves = {key: leaf.frame for key, leaf in layout.leaves.items()}
         self._recent = {
             key: as_array(torch.zeros((num_envs, size + steps, *leaf.shape), dtype=leaf.dtype))
             for key, leaf in leaves.items()

@@ -64,7 +64,8 @@ class TensorPolicyBinder:
         writers = [self._writer(block, key, start, stop) for key in plan.writes]
         prepare = self._prepare()
         only = plan.reads[0] if len(inputs) == len(writers) == 1 and prepare is None else None
-        if only is not None and only in env.observation_keys:
+        own = only in env.observation_keys
+        if only is not None and own and not block.is_stacked(only):
             return self._act_on_latest(only, inputs[0], plan.call, writers[0])
         return act_fn(plan.call, inputs, writers, prepare)
 
@@ -101,7 +102,7 @@ class TensorPolicyBinder:
     def _inputs(self, block: TensorBlock, key: Key, start: int, stop: int) -> Sequence[Tensor]:
         if key in self._leaves.memories:
             return [self._next_row[key]] * (stop - start)
-        return block.rows(key, start, stop)
+        return block.inputs(key, start, stop)
 
     def _writer(
         self, block: TensorBlock, key: Key, start: int, stop: int
