@@ -7,6 +7,9 @@ from dataclasses import dataclass
 
 import torch
 
+from trawl.envs.agent_arrays import AGENT_MASK
+from trawl.envs.agent_groups import groups_of
+from trawl.envs.base import TensorDictEnv
 from trawl.envs.frame_stack import FrameStack
 from trawl.keys import Key, next_of, show_key
 from trawl.rollout.layout import FramePool, Leaf
@@ -53,8 +56,8 @@ class StackLayout:
 
     Args:
         option: the option of the collector.
-        observed: layout of all observations of the environment, by key.
-        agents: number of agents by the key of their group, if there are groups of agents.
+        env: the environment.
+        observed: layout of all its observations, by key.
 
     Attributes:
         size: number of frames in a stack.
@@ -70,14 +73,15 @@ class StackLayout:
     """
 
     def __init__(
-        self, option: FrameStack, observed: Mapping[Key, Leaf], agents: Mapping[str, int]
+        self, option: FrameStack, env: TensorDictEnv, observed: Mapping[Key, Leaf]
     ) -> None:
         self.size = option.size
         self.repeats = option.padding == "reset"
         self.leaves: dict[Key, StackedLeaf] = {}
-        for key in option.stacked(observed):
-            leaf, grouped = observed[key], len(key) > 1 and key[0] in agents
-            axes = 1 if grouped else 0
+        groups = groups_of(env)
+        masks = {(group, AGENT_MASK) for group in groups}
+        for key in option.stacked(key for key in observed if key not in masks):
+            leaf, axes = observed[key], 1 if key[0] in groups and len(key) > 1 else 0
             frame = Leaf(leaf.shape[axes:], leaf.dtype)
             self.leaves[key] = StackedLeaf(frame, option.size, leaf.shape[:axes])
         self.entries = {key: leaf.positions for key, leaf in self.leaves.items()}

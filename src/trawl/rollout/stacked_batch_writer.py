@@ -13,7 +13,7 @@ from typing_extensions import override
 
 from trawl.envs.base import TensorDictEnv
 from trawl.envs.frame_stack import FrameStack
-from trawl.keys import Key, as_key, show_key, show_keys
+from trawl.keys import Key, show_key, show_keys
 from trawl.memory import Array
 from trawl.rollout.array_batch_writer import ArrayBatchWriter
 from trawl.rollout.batch_writer import BatchOptions
@@ -38,8 +38,8 @@ class StackedBatchWriter(ArrayBatchWriter):
 
     Raises:
         NoFixedLayout: if the entries that the policy writes have no fixed layout.
-        ValueError: if the environment has no observations to stack, or has several agents, or if
-            the policy writes an observation that is stacked.
+        ValueError: if the environment has no observations to stack, or if the policy writes an
+            observation that is stacked.
     """
 
     _stacks: FrameStacks
@@ -48,16 +48,11 @@ class StackedBatchWriter(ArrayBatchWriter):
         self, env: TensorDictEnv, policy: Policy, options: BatchOptions, frame_stack: FrameStack
     ) -> None:
         self._option = frame_stack
-        if any(len(as_key(key)) > 1 for key in (*env.done_keys, *env.reward_keys)):
-            raise ValueError(
-                f"frame_stack can't be used with {env!r}, whose agents have observations and "
-                "rewards of their own: stack the frames in the environment"
-            )
         super().__init__(env, policy, options)
 
     @override
     def _new_next_obs(self) -> dict[Key, Array]:
-        self._layout = StackLayout(self._option, self.entries.observed, {})
+        self._layout = StackLayout(self._option, self.env, self.entries.observed)
         self._stacks = FrameStacks(self._layout, self.batch, self.num_envs, self.options.steps)
         return {**super()._new_next_obs(), **self._stacks.newest}
 

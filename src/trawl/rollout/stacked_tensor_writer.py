@@ -53,8 +53,8 @@ class StackedTensorBatchWriter(TensorBatchWriter):
     def _frames(self) -> TensorStacks:
         """The frames of the stacked observations."""
         if self._stacks is None:
-            env, observed = self.env, self.entries.observed
-            self._stacked = StackLayout(self._option, observed, env.agents)
+            env = self.env
+            self._stacked = StackLayout(self._option, env, self.entries.observed)
             self._stacks = TensorStacks(
                 self._stacked, self._next, self.options.steps, env.answers_at_once
             )
