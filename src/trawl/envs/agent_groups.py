@@ -152,7 +152,7 @@ def groups_of(env: TensorDictEnv) -> set[str]:
         return set(env.agents)
     axes = len(env.batch_size)
     return {
-        key
+        str(key)
         for key, spec in env.full_observation_spec.items()
         if isinstance(spec, Composite) and len(spec.shape) > axes
     }

@@ -57,6 +57,10 @@ class TensorBlock:
         """Returns True if the policy reads stacks of the entry's rows."""
         return False
 
+    def gives_copies(self, key: Key) -> bool:
+        """Returns True if nothing else refers to the memory that the policy reads."""
+        return False
+
     def followers(self, start: int, stop: int) -> list[Follow]:
         """Returns functions to call after each step of a chunk, when the next row is there."""
         return []

@@ -135,6 +135,10 @@ class StackedBlock(TensorBlock):
         return key in self._recent
 
     @override
+    def gives_copies(self, key: Key) -> bool:
+        return key in self._recent and self._recent[key].gives_copies
+
+    @override
     def followers(self, start: int, stop: int) -> list[Follow]:
         begun = self._begun[start:stop].unbind(0)
 

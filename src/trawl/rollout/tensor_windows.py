@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -30,7 +30,12 @@ class RecentFrames(ABC):
 
     Attributes:
         rows: the frame of each step, ``(steps, num_envs, *agents, *frame)``.
+        gives_copies: True if nothing else refers to the memory of stacks.
     """
+
+    gives_copies: ClassVar[bool] = False
+    # Number of rows after those of the steps.
+    _more_rows: ClassVar[int] = 0
 
     def __init__(self, leaf: StackedLeaf, repeats: bool, newest: Tensor, steps: int) -> None:
         self._leaf, self._repeats, self._newest = leaf, repeats, newest
@@ -38,9 +43,6 @@ class RecentFrames(ABC):
         count = self._before + steps + self._more_rows
         self._memory = newest.new_zeros((count, *newest.shape))
         self.rows = self._memory[self._before : self._before + steps]
-
-    #: Number of rows after those of the steps.
-    _more_rows = 0
 
     def begin(self, earlier: Tensor) -> None:
         """Begins a batch with the frames before its first one, ``(size - 1, *newest.shape)``."""
@@ -127,6 +129,7 @@ class Windows(RecentFrames):
 class Gathered(RecentFrames):
     """Frames that are gathered to stacks when they are read, without waiting for the device."""
 
+    gives_copies = True
     _more_rows = 2  # the newest frames, and frames of zeros
 
     def __init__(self, *args: Any) -> None:
