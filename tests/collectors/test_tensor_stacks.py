@@ -271,10 +271,15 @@ def test_a_state_has_the_stacks_of_running_episodes(mode: AutoresetMode, kind: s
 # --- workers
 
 
-def in_workers(cls: Any, factory: Any, **options: Any) -> list[TensorDictBase]:
+def in_workers(
+    cls: Any, env: Any, lengths: Sequence[int], *more: Any, **options: Any
+) -> list[TensorDictBase]:
+    """Returns batches of two workers, whose episodes have different lengths."""
     found = []
     options = {"frames_per_batch": 48, "frame_stack": SIZE, **options}
-    with make(cls, create_env_fn=[factory] * 2, policy=by_stack(), **options) as collector:
+    mode = AutoresetMode.SAME_STEP
+    factories = [partial(env, mode, order, *more) for order in (lengths, lengths[::-1])]
+    with make(cls, create_env_fn=factories, policy=by_stack(), **options) as collector:
         collector.set_seed(1)
         for batch in collector:
             found.append(batch.clone())
@@ -289,11 +294,8 @@ def in_workers(cls: Any, factory: Any, **options: Any) -> list[TensorDictBase]:
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("cls", CLASSES)
 def test_workers(cls: Any, kind: str, method: str, lengths: Any) -> None:
-    mode = AutoresetMode.SAME_STEP
-    found, expected = (
-        in_workers(cls, partial(*maker), start_method=method)
-        for maker in ((on_torch, mode, lengths, kind), (on_numpy, mode, lengths))
-    )
+    found = in_workers(cls, on_torch, lengths, kind, start_method=method)
+    expected = in_workers(cls, on_numpy, lengths, start_method=method)
     check_equal(found, expected)
     assert isinstance(found[0]["observation"], StackedFrames)
 
@@ -301,8 +303,7 @@ def test_workers(cls: Any, kind: str, method: str, lengths: Any) -> None:
 @pytest.mark.parametrize("how", ["stack", 0, -1])
 def test_batches_of_workers_are_combined(how: Any) -> None:
     found, expected = (
-        in_workers(CLASSES[0], partial(env, AutoresetMode.SAME_STEP, (9, 30)), cat_results=how)
-        for env in (on_torch, on_numpy)
+        in_workers(CLASSES[0], env, (9, 30), cat_results=how) for env in (on_torch, on_numpy)
     )
     check_equal(found, expected)
 
