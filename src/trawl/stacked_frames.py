@@ -339,6 +339,11 @@ def _pinned(stacks: StackedFrames, *args: Any, **kwargs: Any) -> Any:
     return StackedFrames(frames.pin_memory(), positions.pin_memory())
 
 
+def _record_stream(stacks: StackedFrames, stream: Any) -> None:
+    for one in stacks.stored:
+        one.record_stream(stream)
+
+
 def _join(join: Callable[..., Tensor]) -> Callable[..., Any]:
     """Returns a handler of ``stack`` or ``cat``."""
 
@@ -412,6 +417,7 @@ _HANDLERS: dict[Any, Callable[..., Any]] = {
     aten.clone.default: _clone,
     aten._to_copy.default: _to_copy,
     aten._pin_memory.default: _pinned,
+    aten.record_stream.default: _record_stream,
     aten.stack.default: _join(torch.stack),
     aten.cat.default: _join(torch.cat),
     **dict(map(_like, ["empty_like", "zeros_like", "ones_like", "full_like", "rand_like"])),

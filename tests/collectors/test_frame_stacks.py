@@ -457,12 +457,6 @@ def test_environments_of_other_kinds_are_refused():
         Collector(GymEnv("CartPole-v1"), frames_per_batch=10, frame_stack=2)
 
 
-def test_several_agents_are_refused():
-    spread = pytest.importorskip("mpe2.simple_spread_v3")
-    with pytest.raises(ValueError, match="whose agents have"):
-        Collector(spread.parallel_env, frames_per_batch=10, frame_stack=2)
-
-
 def test_environments_at_their_own_pace_are_refused():
     envpool = pytest.importorskip("envpool")
     pool = envpool.make_gymnasium("CartPole-v1", num_envs=4, batch_size=2)

@@ -4,16 +4,19 @@ from typing import Any
 
 import pytest
 import torch
+from dense_stacks import dense_stacks
 from gymnasium.spaces import Box, Dict, Discrete, MultiBinary
 from gymnasium.vector import AutoresetMode
 from tensordict.nn import TensorDictModule
 from torch import Tensor, nn
 
 from trawl.collectors import Collector
+from trawl.envs import FrameStack
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 
-COUNT, WIDTH, LENGTH = 64, 256, 7
+COUNT, WIDTH, LENGTH, SIZE = 64, 256, 7, 3
+STACKS = pytest.mark.parametrize("frame_stack", [None, SIZE])
 
 
 class Counting:
@@ -46,9 +49,11 @@ class Counting:
         pass
 
 
-def policy() -> TensorDictModule:
-    net = nn.Linear(WIDTH, 2).cuda()
-    return TensorDictModule(net, in_keys=["observation"], out_keys=["action"])
+def policy(frame_stack: int | None = None) -> TensorDictModule:
+    net: nn.Module = nn.Linear(WIDTH, 2)
+    if frame_stack is not None:
+        net = nn.Sequential(nn.Flatten(-2), nn.Linear(frame_stack * WIDTH, 2))
+    return TensorDictModule(net.cuda(), in_keys=["observation"], out_keys=["action"])
 
 
 def expected(first: int, steps: int) -> Tensor:
@@ -67,8 +72,27 @@ def test_batches_are_on_the_device_and_exact() -> None:
             assert torch.equal(batch["next", "observation"][..., 5], last)
 
 
-def test_no_step_waits_for_the_device() -> None:
-    with Collector(Counting(), policy(), frames_per_batch=COUNT * 10) as collector:
+@pytest.mark.parametrize("padding", ["reset", "zero"])
+@pytest.mark.parametrize("storing_device", [None, "cpu"])
+def test_stacks_are_exact(storing_device: str | None, padding: Any) -> None:
+    options: dict[str, Any] = {"frames_per_batch": COUNT * 10, "storing_device": storing_device}
+    found = []
+    for stack in (None, FrameStack(SIZE, padding)):
+        size = None if stack is None else SIZE
+        with Collector(Counting(), policy(size), frame_stack=stack, **options) as collector:
+            found.append([collector.next() for _ in range(3)])
+    plain, stacked = ([batch.cpu() for batch in batches] for batches in found)
+    after = torch.cat([batch["next", "observation"] for batch in stacked], 1)
+    assert torch.equal(after, dense_stacks(plain, "observation", SIZE, padding))
+    one, other = found[1][0]["observation"], found[1][0]["next", "observation"]
+    assert one.frames is other.frames
+    assert one.frames.is_pinned() is (storing_device is not None)
+
+
+@STACKS
+def test_no_step_waits_for_the_device(frame_stack: int | None) -> None:
+    options: dict[str, Any] = {"frames_per_batch": COUNT * 10, "frame_stack": frame_stack}
+    with Collector(Counting(), policy(frame_stack), **options) as collector:
         next(iter(collector))
         writer = collector._rollout.writer
         with torch.no_grad():
@@ -85,9 +109,11 @@ def test_no_step_waits_for_the_device() -> None:
             writer.finish(10)
 
 
-def test_memory_is_not_reused_while_another_stream_reads_it() -> None:
+@STACKS
+def test_memory_is_not_reused_while_another_stream_reads_it(frame_stack: int | None) -> None:
     side = torch.cuda.Stream()
-    with Collector(Counting(), policy(), frames_per_batch=COUNT * 10) as collector:
+    options: dict[str, Any] = {"frames_per_batch": COUNT * 10, "frame_stack": frame_stack}
+    with Collector(Counting(), policy(frame_stack), **options) as collector:
         iterator = iter(collector)
         copies = []
         for _ in range(6):
@@ -102,7 +128,8 @@ def test_memory_is_not_reused_while_another_stream_reads_it() -> None:
             del batch, observation
         torch.cuda.synchronize()
         for index, copy in enumerate(copies):
-            assert torch.equal(copy[..., 5], expected(10 * index, 10))
+            newest = copy if frame_stack is None else copy[:, :, -1]
+            assert torch.equal(newest[..., 5], expected(10 * index, 10))
 
 
 def test_stored_on_the_host() -> None:
@@ -116,8 +143,10 @@ def test_stored_on_the_host() -> None:
             assert torch.equal(batch["observation"][..., 5], expected(10 * index, 10).cpu())
 
 
-def test_the_profiler_sees_no_wait_in_the_loop() -> None:
-    with Collector(Counting(), policy(), frames_per_batch=COUNT * 10) as collector:
+@STACKS
+def test_the_profiler_sees_no_wait_in_the_loop(frame_stack: int | None) -> None:
+    options: dict[str, Any] = {"frames_per_batch": COUNT * 10, "frame_stack": frame_stack}
+    with Collector(Counting(), policy(frame_stack), **options) as collector:
         next(iter(collector))
         writer = collector._rollout.writer
         with torch.no_grad():

@@ -26,11 +26,11 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from trawl.collectors import Collector
-from trawl.envs import TorchVectorEnv, masks
+from trawl.envs import FrameStack, TorchVectorEnv, masks
 from trawl.rollout import tensor_batch_writer
 from trawl.rollout.tensor_normalizer import TensorBatchNormalizer
 
-COUNT, STEPS, LENGTH = 6, 10, 4
+COUNT, STEPS, LENGTH, SIZE = 6, 10, 4, 3
 # Operations and methods that read values on the host, or whose result has as many rows as values.
 OPERATIONS = {"_local_scalar_dense", "nonzero", "is_nonzero", "item", "equal", "masked_select"}
 METHODS = {"item", "tolist", "numpy", "cpu", "__bool__", "__int__", "__float__", "__index__"}
@@ -264,6 +264,38 @@ def test_no_info_waits(mode: AutoresetMode) -> None:
     found, batch = loop_waits(env, plain())
     assert found == []
     assert batch["next", "info", "age"].max() == LENGTH - (mode is AutoresetMode.SAME_STEP)
+
+
+def of_stacks() -> Any:
+    net = nn.Sequential(nn.Flatten(-2), nn.Linear(3 * SIZE, 2))
+    return TensorDictModule(net, in_keys=["observation"], out_keys=["action"])
+
+
+@pytest.mark.parametrize("padding", ["reset", "zero"])
+@pytest.mark.parametrize("mode", AutoresetMode)
+def test_no_stack_waits(mode: AutoresetMode, padding: Any) -> None:
+    stack = FrameStack(SIZE, padding)
+    found, batch = loop_waits(Gpu(Simulator(mode)), of_stacks(), frame_stack=stack)
+    assert found == []
+    ages = batch["next", "observation"][..., 0][batch["next", "done"].squeeze(-1)]
+    assert len(ages)
+    assert (ages == torch.arange(LENGTH - SIZE + 1, LENGTH + 1)).all()
+
+
+def test_one_look_at_the_flags_places_the_stacks_of_a_batch() -> None:
+    env = Gpu(Simulator(AutoresetMode.SAME_STEP))
+    with Collector(env, of_stacks(), frames_per_batch=COUNT * STEPS, frame_stack=SIZE) as collector:
+        collector.next()
+        writer = collector._rollout.writer
+        with torch.no_grad():
+            writer.begin()
+            act, step = writer.bind(0, STEPS, False)
+            for t in range(STEPS):
+                act(t)
+                step(t)
+            with waits() as found:
+                writer._frames.finish(writer._block, STEPS)
+    assert found == ["nonzero"]
 
 
 def test_no_draw_of_a_combination_waits() -> None:

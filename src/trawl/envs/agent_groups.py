@@ -8,9 +8,11 @@ from typing import Any
 import torch
 from gymnasium import spaces
 
+from trawl.envs.base import TensorDictEnv
 from trawl.envs.masks import MASK_KEY, choices
 from trawl.envs.spaces import SpaceCodec
 from trawl.envs.specs import Categorical, Composite, Spec, Unbounded
+from trawl.envs.tensor_env import TensorEnv
 from trawl.keys import DONE_KEYS, show_key
 
 
@@ -142,3 +144,15 @@ def make_groups(group_map: Any, agents: Sequence[str], parallel: bool) -> dict[s
 
 
 _RESERVED = (*DONE_KEYS, "reward", "state", "next", "collector", "_reset", "step_count", "is_init")
+
+
+def groups_of(env: TensorDictEnv) -> set[str]:
+    """Returns the keys of the groups of agents, whose entries have a dimension for the agents."""
+    if isinstance(env, TensorEnv):
+        return set(env.agents)
+    axes = len(env.batch_size)
+    return {
+        str(key)
+        for key, spec in env.full_observation_spec.items()
+        if isinstance(spec, Composite) and len(spec.shape) > axes
+    }

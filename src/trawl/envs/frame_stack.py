@@ -86,11 +86,17 @@ class FrameStack:
             )
         return list(self.keys)
 
-    def repeated(self, frames: TensorDictBase) -> TensorDictBase:
-        """Returns observations in which each stacked entry is a stack of equal frames."""
+    def repeated(self, frames: TensorDictBase, groups: Iterable[str]) -> TensorDictBase:
+        """Returns observations in which each stacked entry is a stack of equal frames.
+
+        Args:
+            frames: the observations.
+            groups: keys of the groups of agents.
+        """
         keys = [as_key(key) for key in frames.keys(True, True)]
         for key in self.stacked(keys):
-            frames.set(key, torch.stack([frames.get(key)] * self.size, frames.ndim))
+            axis = frames.ndim + (key[0] in groups)
+            frames.set(key, torch.stack([frames.get(key)] * self.size, axis))
         return frames
 
 

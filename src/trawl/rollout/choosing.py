@@ -13,6 +13,7 @@ from trawl.rollout.array_batch_writer import ArrayBatchWriter
 from trawl.rollout.batch_writer import BatchOptions, BatchWriter, NoFixedLayout
 from trawl.rollout.policy import Policy
 from trawl.rollout.stacked_batch_writer import StackedBatchWriter
+from trawl.rollout.stacked_tensor_writer import StackedTensorBatchWriter
 from trawl.rollout.tensor_batch_writer import TensorBatchWriter
 from trawl.rollout.tensordict_batch_writer import TensorDictBatchWriter
 
@@ -57,12 +58,14 @@ def _stacked(
         ValueError: if the environment or the policy does not allow it.
     """
     why = "an environment of Gymnasium's API with data of fixed shape and dtype"
-    arrays = isinstance(env, TensorDictEnv) and not isinstance(env, TensorEnv)
-    if arrays and getattr(env, "fixed_layout", False):
-        try:
+    try:
+        if isinstance(env, TensorEnv):
+            options.normalize.refuse(f"the data of {env.name} are tensors")
+            return StackedTensorBatchWriter(env, policy, options, frame_stack)
+        if isinstance(env, TensorDictEnv) and getattr(env, "fixed_layout", False):
             return StackedBatchWriter(env, policy, options, frame_stack)
-        except NoFixedLayout as error:
-            why = f"a policy whose entries have a fixed layout, but {error}"
+    except NoFixedLayout as error:
+        why = f"a policy whose entries have a fixed layout, but {error}"
     raise ValueError(
         f"frame_stack can't be used with {env!r}: it needs {why}. Stack the frames in the "
         "environment instead"

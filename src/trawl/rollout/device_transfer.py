@@ -14,6 +14,7 @@ from torch import Tensor
 from trawl.keys import Key
 from trawl.memory import Array
 from trawl.rollout.layout import Layout, Leaf
+from trawl.stacked_frames import StackedFrames
 
 
 class HostBlock:
@@ -153,12 +154,19 @@ def moved(batch: TensorDictBase, device: torch.device) -> TensorDictBase:
     """Returns a batch on another device.
 
     From a GPU to the host, all entries are copied to pinned memory before the function waits once.
+    Stacked entries that share their frames share them afterwards.
     """
     source = batch.device
     if source is None or source.type != "cuda" or device.type != "cpu":
         return batch.to(device)
 
+    frames: dict[int, Tensor] = {}
+
     def copy(value: Tensor) -> Tensor:
+        if isinstance(value, StackedFrames):
+            if id(value.frames) not in frames:
+                frames[id(value.frames)] = copy(value.frames)
+            return StackedFrames(frames[id(value.frames)], copy(value.positions))
         # Contiguous on the device first, because a copy of separate rows is slow.
         target = torch.empty(value.shape, dtype=value.dtype, pin_memory=True)
         return target.copy_(value.contiguous(), non_blocking=True)

@@ -15,12 +15,12 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from trawl.envs.frame_stack import FrameStack
 from trawl.keys import Key, next_of
 from trawl.memory import Array
 from trawl.rollout.block import Block, as_array, as_batch
-from trawl.rollout.layout import FramePool, Leaf, pool_key
+from trawl.rollout.layout import pool_key
 from trawl.rollout.slab import Lease
+from trawl.rollout.stack_layout import StackedLeaf, StackLayout
 from trawl.rollout.windows import Windows
 
 
@@ -28,43 +28,39 @@ class FrameStacks:
     """Frames of the stacked observations of a batch of environments.
 
     Args:
-        option: the option of the collector.
-        leaves: one frame of each stacked observation, by key.
+        layout: layout of the observations.
         batch: batch size of the environments.
         num_envs: number of environments.
         steps: number of steps in a batch.
 
     Attributes:
-        entries: the stacked observations in a batch, which are positions of frames.
-        readable: the stacked observations as the policy reads them.
-        pools: the frames, by key.
-        newest: the frames after the last step of a batch, ``(num_envs, *frame)``, by key.
+        newest: the frames after the last step of a batch, ``(num_envs, *agents, *frame)``, by key.
     """
 
     def __init__(
-        self,
-        option: FrameStack,
-        leaves: Mapping[Key, Leaf],
-        batch: tuple[int, ...],
-        num_envs: int,
-        steps: int,
+        self, layout: StackLayout, batch: tuple[int, ...], num_envs: int, steps: int
     ) -> None:
-        size = option.size
+        size = layout.size
         self._size = size
         self._num_envs = num_envs
-        self._repeats = option.padding == "reset"
-        self.entries = {key: Leaf((size,), torch.int64) for key in leaves}
-        self.readable = {key: Leaf((size, *leaf.shape), leaf.dtype) for key, leaf in leaves.items()}
-        self.pools = {key: FramePool(leaf, size) for key, leaf in leaves.items()}
+        self._repeats = layout.repeats
+        self._leaves = layout.leaves
         self._recent = {
-            key: as_array(torch.zeros((num_envs, size + steps, *leaf.shape), dtype=leaf.dtype))
-            for key, leaf in leaves.items()
+            key: as_array(
+                torch.zeros(
+                    (num_envs, size + steps, *leaf.agents, *leaf.frame.shape),
+                    dtype=leaf.frame.dtype,
+                )
+            )
+            for key, leaf in self._leaves.items()
         }
         self.newest: dict[Key, Array] = {key: rows[:, -1] for key, rows in self._recent.items()}
         self._windows = {
-            key: Windows(rows, size, batch, self.settle) for key, rows in self._recent.items()
+            key: Windows(rows, size, self._leaves[key].agents, batch, self.settle)
+            for key, rows in self._recent.items()
         }
-        # Positions of the frames of each step, in a batch in which no episode begins.
+        # Positions of the frames of each step, in a batch in which no episode begins, and that of
+        # the frame of zeros, if each step has one frame.
         env, step = np.arange(num_envs) * (size + steps), np.arange(steps)[:, None, None]
         self._positions: NDArray[np.int64] = step + env[:, None] + np.arange(size)
         self._zero = num_envs * (size + steps)
@@ -72,8 +68,8 @@ class FrameStacks:
         self._starts: Mapping[Key, int] = {}
         # Environments and first rows of episodes whose first frames have not been stored yet.
         self._begun: list[tuple[int, int]] = []
-        # Environment, first row and position of the first frame of each other episode.
-        self._stored: list[tuple[int, int, int]] = []
+        # Environment and first row of each other episode.
+        self._stored: list[tuple[int, int]] = []
         # First frames for which the pool has no room.
         self._more: dict[Key, list[Array]] = {}
 
@@ -87,9 +83,13 @@ class FrameStacks:
             recent[envs, : self._size - 1] = first[:, None] if self._repeats else 0
 
     def first_stacks(self, key: Key) -> Array:
-        """Returns a copy of the stacks with which a batch begins, ``(num_envs, size, *frame)``."""
+        """Returns a copy of the stacks with which a batch begins.
+
+        Their shape is ``(num_envs, *agents, size, *frame)``.
+        """
         earlier = self._recent[key][:, : self._size - 1]
-        return np.concatenate([earlier, self.newest[key][:, None]], 1)
+        frames = np.concatenate([earlier, self.newest[key][:, None]], 1)
+        return np.moveaxis(frames, 1, 1 + len(self._leaves[key].agents))
 
     def earlier_frames(self) -> dict[Key, Array]:
         """Returns the frames before the newest one, with which the next batch begins, by key."""
@@ -110,14 +110,14 @@ class FrameStacks:
         self._starts = block.lease.pool_starts
         arrays = {}
         for key, recent in self._recent.items():
-            size = self._size
+            size, zero = self._size, self._zero * self._leaves[key].per_env
             recent[:, size - 1] = self.newest[key]
             start = self._starts.get(key, 0)
             rows = block.lease.layout.pool_rows[key]
             frames = as_array(block.lease.tensors[pool_key(key)])[start : start + rows]
             self._pool[key] = frames
-            frames[self._zero] = 0
-            own = frames[: self._zero].reshape(self._num_envs, -1, *frames.shape[1:])
+            frames[zero] = 0
+            own = frames[:zero].reshape(recent.shape)
             own[:, :size] = recent[:, :size]
             arrays[key] = recent[:, size - 1 : -1].swapaxes(0, 1)
             arrays[next_of(key)] = own[:, size:].swapaxes(0, 1)
@@ -135,17 +135,21 @@ class FrameStacks:
         if not self._begun:
             return
         for index, row in self._begun:
-            position = self._zero + 1 + len(self._stored)
-            self._stored.append((index, row, position))
-            last = row + self._size - 1
+            last, number = row + self._size - 1, len(self._stored)
+            self._stored.append((index, row))
             for key, recent in self._recent.items():
-                first, pool = recent[index, last], self._pool[key]
+                first, pool, leaf = recent[index, last], self._pool[key], self._leaves[key]
+                position = self._first_position(leaf, number)
                 if position < len(pool):
-                    pool[position] = first
+                    pool[position : position + leaf.per_env] = first
                 else:
                     self._more[key].append(first.copy())
                 recent[index, row:last] = first if self._repeats else 0
         self._begun.clear()
+
+    def _first_position(self, leaf: StackedLeaf, number: int) -> int:
+        """Returns the position of an episode's first frame, that of the first agent."""
+        return (self._zero + number) * leaf.per_env + 1
 
     def finish(self, block: Block, filled: int) -> None:
         """Writes the positions of the frames of a batch, of which ``filled`` steps were taken."""
@@ -155,13 +159,19 @@ class FrameStacks:
             recent[:, :size] = recent[:, filled : filled + size].copy()
             start = 0 if self._more[key] else self._starts.get(key, 0)
             roots, after = block.flat_rows[key], block.flat_rows[next_of(key)]
-            np.add(self._positions, start, out=roots)
-            np.add(self._positions, start + 1, out=after)
-            for index, row, position in self._stored:
-                padding = start + (position if self._repeats else self._zero)
-                _begin_stacks(roots[row:, index], size - 1, padding, start + position)
-                _begin_stacks(after[row:, index], size - 2, padding, start + position)
-            roots[filled:] = after[filled:] = start + self._zero
+            leaf = self._leaves[key]
+            zero, agents = start + self._zero * leaf.per_env, np.arange(leaf.per_env)[:, None]
+            if not leaf.agents:
+                np.add(self._positions, start, out=roots)
+            else:
+                np.add(self._positions[:, :, None] * leaf.per_env, start + agents, out=roots)
+            np.add(roots, leaf.per_env, out=after)
+            for number, (index, row) in enumerate(self._stored):
+                first = start + self._first_position(leaf, number) + agents
+                padding = first if self._repeats else zero
+                _begin_stacks(roots[row:, index], size - 1, padding, first)
+                _begin_stacks(after[row:, index], size - 2, padding, first)
+            roots[filled:] = after[filled:] = zero
 
     @property
     def needs_more(self) -> bool:
@@ -172,21 +182,22 @@ class FrameStacks:
         """Returns a batch whose pool had no room for all first frames."""
         tensors = dict(block.lease.tensors)
         for key, more in self._more.items():
-            frames = np.concatenate([self._pool[key], np.stack(more)])
+            pool = self._pool[key]
+            frames = np.concatenate([pool, np.stack(more).reshape(-1, *pool.shape[1:])])
             tensors[pool_key(key)] = torch.from_numpy(frames)
         return as_batch(Lease(block.lease.layout, tensors), hidden, device)
 
 
-def _begin_stacks(rows: Array, earlier: int, padding: int, first: int) -> None:
+def _begin_stacks(rows: Array, earlier: int, padding: Any, first: NDArray[np.int64]) -> None:
     """Changes the positions in the first stacks of an episode.
 
     Args:
         rows: positions of the frames of each step, from the episode's first step on.
         earlier: number of frames before the episode's first frame in the first stack.
-        padding: position of the frame that completes stacks.
-        first: position of the episode's first frame.
+        padding: position of the frame that completes stacks, or a column of these, one per agent.
+        first: positions of the episode's first frames, a column with one per agent.
     """
     for step in range(min(earlier + 1, len(rows))):
         before = earlier - step
-        rows[step, :before] = padding
-        rows[step, before] = first
+        rows[step].reshape(len(first), -1)[:, :before] = padding
+        rows[step].reshape(len(first), -1)[:, before : before + 1] = first

@@ -37,20 +37,23 @@ class FramePool:
     zeros, and room for the first frames of episodes that begin within the batch.
 
     Attributes:
-        frame: one frame.
+        frame: one frame, of a single agent if there are several.
         size: number of frames in a stack.
+        per_env: number of frames of an environment in each step: one, or one for each agent.
     """
 
     frame: Leaf
     size: int
+    per_env: int = 1
 
     def frames_of(self, envs: int, steps: int) -> int:
         """Returns the number of frames for environments, without those that begin episodes."""
-        return envs * (self.size + steps)
+        return envs * self.per_env * (self.size + steps)
 
     def rows(self, envs: int, steps: int) -> int:
         """Returns the number of frames in the pool of one batch."""
-        return self.frames_of(envs, steps) + 1 + _FIRST_FRAMES + envs * steps // _STEPS_PER_EPISODE
+        firsts = self.per_env * (_FIRST_FRAMES + envs * steps // _STEPS_PER_EPISODE)
+        return self.frames_of(envs, steps) + 1 + firsts
 
 
 # Room for first frames in a pool: one for each of so many steps, and a few more. If episodes are

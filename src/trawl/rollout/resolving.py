@@ -10,6 +10,7 @@ from tensordict import TensorDictBase
 from tensordict.nn import TensorDictModule, TensorDictModuleBase
 from torch import Tensor, nn
 
+from trawl.envs.agent_groups import groups_of
 from trawl.envs.frame_stack import FrameStack
 from trawl.keys import as_key, show_keys
 from trawl.rollout.random_policy import RandomPolicy
@@ -111,7 +112,8 @@ def _wrap(policy: Any, env: Any, frame_stack: FrameStack | None) -> TensorDictMo
     names = [p.name for p in parameters if p.name in observations]
     out_keys = list(env.action_keys)
     sample = env.observation_spec.rand()
-    sample = sample if frame_stack is None else frame_stack.repeated(sample)
+    if frame_stack is not None:
+        sample = frame_stack.repeated(sample, groups_of(env))
     out_keys += [f"output{i + 1}" for i in range(_extra_outputs(policy, sample, names, out_keys))]
     if names == [p.name for p in parameters if p.kind is not p.KEYWORD_ONLY][: len(names)]:
         return TensorDictModule(policy, in_keys=names, out_keys=out_keys)

@@ -13,7 +13,7 @@ from typing_extensions import override
 
 from trawl.envs.base import TensorDictEnv
 from trawl.envs.frame_stack import FrameStack
-from trawl.keys import Key, as_key, next_of, show_key, show_keys
+from trawl.keys import Key, show_key, show_keys
 from trawl.memory import Array
 from trawl.rollout.array_batch_writer import ArrayBatchWriter
 from trawl.rollout.batch_writer import BatchOptions
@@ -24,6 +24,7 @@ from trawl.rollout.layout import Layout, Leaf
 from trawl.rollout.normalizer import Normalizer
 from trawl.rollout.policy import Policy
 from trawl.rollout.policy_leaves import PolicyLeaves
+from trawl.rollout.stack_layout import StackLayout
 
 
 class StackedBatchWriter(ArrayBatchWriter):
@@ -37,8 +38,8 @@ class StackedBatchWriter(ArrayBatchWriter):
 
     Raises:
         NoFixedLayout: if the entries that the policy writes have no fixed layout.
-        ValueError: if the environment has no observations to stack, or has several agents, or if
-            the policy writes an observation that is stacked.
+        ValueError: if the environment has no observations to stack, or if the policy writes an
+            observation that is stacked.
     """
 
     _stacks: FrameStacks
@@ -47,26 +48,18 @@ class StackedBatchWriter(ArrayBatchWriter):
         self, env: TensorDictEnv, policy: Policy, options: BatchOptions, frame_stack: FrameStack
     ) -> None:
         self._option = frame_stack
-        if any(len(as_key(key)) > 1 for key in (*env.done_keys, *env.reward_keys)):
-            raise ValueError(
-                f"frame_stack can't be used with {env!r}, whose agents have observations and "
-                "rewards of their own: stack the frames in the environment"
-            )
         super().__init__(env, policy, options)
 
     @override
     def _new_next_obs(self) -> dict[Key, Array]:
-        observed = self.entries.observed
-        leaves = {key: observed[key] for key in self._option.stacked(observed)}
-        self._stacks = FrameStacks(
-            self._option, leaves, self.batch, self.num_envs, self.options.steps
-        )
+        self._layout = StackLayout(self._option, self.env, self.entries.observed)
+        self._stacks = FrameStacks(self._layout, self.batch, self.num_envs, self.options.steps)
         return {**super()._new_next_obs(), **self._stacks.newest}
 
     @override
     def _new_normalizer(self) -> Normalizer:
         normalizer = super()._new_normalizer()
-        both = self._stacks.entries.keys() & set(normalizer.keys)
+        both = self._layout.leaves.keys() & set(normalizer.keys)
         if both:
             raise ValueError(
                 f"frame_stack and normalize_observations can't both change {show_keys(both)}: "
@@ -82,12 +75,12 @@ class StackedBatchWriter(ArrayBatchWriter):
     @property
     @override
     def _readable(self) -> dict[Key, Leaf]:
-        return {**self.entries.roots, **self._stacks.readable}
+        return {**self.entries.roots, **self._layout.readable}
 
     @override
     def _first_root(self) -> TensorDict:
         root = super()._first_root()
-        for key, leaf in self._stacks.readable.items():
+        for key, leaf in self._layout.readable.items():
             stacks = torch.from_numpy(self._stacks.first_stacks(key))
             root.set(key, stacks.reshape(*self.batch, *leaf.shape))
         return root
@@ -95,21 +88,13 @@ class StackedBatchWriter(ArrayBatchWriter):
     @override
     def _discover(self) -> PolicyLeaves:
         leaves = super()._discover()
-        for key in self._stacks.entries:
-            for name in (key, next_of(key)):
-                if name in leaves.written:
-                    raise ValueError(
-                        f"the policy writes {show_key(name)}, which frame_stack stacks: choose the "
-                        "observations with FrameStack(..., keys=[...])"
-                    )
+        self._layout.check(leaves)
         return leaves
 
     @override
     def _new_layout(self) -> Layout:
-        leaves = super()._new_layout().leaves
-        for key, leaf in self._stacks.entries.items():
-            leaves[key] = leaves[next_of(key)] = leaf
-        return Layout(leaves, self.batch, self.options.steps, self._stacks.pools)
+        leaves = self._layout.in_batch(super()._new_layout().leaves)
+        return Layout(leaves, self.batch, self.options.steps, self._layout.pools)
 
     @override
     def _arrays_of(self, block: Block) -> dict[Key, Array]:

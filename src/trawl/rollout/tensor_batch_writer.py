@@ -34,7 +34,7 @@ from trawl.rollout.checks import check_rewards
 from trawl.rollout.fixed_layout_writer import FixedLayoutWriter
 from trawl.rollout.layout import Layout, Leaf
 from trawl.rollout.policy import Policy
-from trawl.rollout.policy_leaves import discover_leaves
+from trawl.rollout.policy_leaves import PolicyLeaves, discover_leaves
 from trawl.rollout.tensor_block import TensorBlock, TensorPool
 from trawl.rollout.tensor_env_restarts import RestartingTensorStepper
 from trawl.rollout.tensor_episodes import BatchEpisodeTracker
@@ -62,25 +62,19 @@ class TensorBatchWriter(FixedLayoutWriter):
         _check_limit(env, options.limit)
         super().__init__(env, policy, options, env.skips or options.restarts is not None)
         self.episodes = BatchEpisodeTracker(self.num_envs)
-        roots = self.entries.roots
         # The entries that the next batch begins with.
-        self._next = {key: self._zeros(leaf) for key, leaf in roots.items()}
+        self._next = {key: self._zeros(leaf) for key, leaf in self.entries.roots.items()}
         self._normalizer = self._new_normalizer()
         self.normalization = self._normalizer.normalization
         self._begin_episodes(None)
-        root = TensorDict({}, env.batch_size, device=env.device)
-        for key, row in self._next.items():
-            root.set(key, row.clone())
-        self._policy_leaves = discover_leaves(env, policy, root, roots)
+        self._policy_leaves = self._discover()
         for key, leaf in self._policy_leaves.read_later.items():
             self._next[key] = self._zeros(leaf)
-        self._leaves = self.entries.leaves(self._policy_leaves, self._normalizer.more_leaves)
-        self.pool = TensorPool(
-            self._leaves, self.num_envs, options.steps, env.home, options.recycle
-        )
+        self._layout = self._new_layout()
+        self.pool = TensorPool(self._layout, env.home, options.recycle)
         self._stepper = self._new_stepper()
         self._binder = TensorPolicyBinder(
-            env, policy, self._policy_leaves, roots, self._next, self._stepper
+            env, policy, self._policy_leaves, self._readable, self._next, self._stepper
         )
         self._block = TensorBlock({})
         self._given: Block | None = None
@@ -92,6 +86,26 @@ class TensorBatchWriter(FixedLayoutWriter):
         return TensorBatchNormalizer(
             self.env, options.normalize, self.entries, self._next, options.steps
         )
+
+    @property
+    def _readable(self) -> Mapping[Key, Leaf]:
+        """The entries that exist before the policy acts, as the policy reads them."""
+        return self.entries.roots
+
+    def _discover(self) -> PolicyLeaves:
+        """Calls the policy once to find out what it writes."""
+        root = TensorDict({}, self.env.batch_size, device=self.env.device)
+        for key, row in self._next.items():
+            root.set(key, self._as_read(key, row))
+        return discover_leaves(self.env, self.policy, root, self._readable)
+
+    def _as_read(self, key: Key, row: Tensor) -> Tensor:
+        """Returns a copy of the row after a batch, as the policy reads it."""
+        return row.clone()
+
+    def _new_layout(self) -> Layout:
+        leaves = self.entries.leaves(self._policy_leaves, self._normalizer.more_leaves)
+        return Layout(leaves, tuple(self.env.batch_size), self.options.steps)
 
     def _new_stepper(self) -> TensorStepper:
         limit, restarts = self.options.limit, self.options.restarts
@@ -121,7 +135,7 @@ class TensorBatchWriter(FixedLayoutWriter):
     @override
     def begin(self, block: Block | None = None) -> None:
         self._given = block
-        self._block = self.pool.lease()
+        self._block = self._new_block()
         tensors = self._block.tensors
         for key in self.entries.flags:
             tensors[key].zero_()
@@ -133,6 +147,10 @@ class TensorBatchWriter(FixedLayoutWriter):
         for key, row in self._next.items():
             if key not in self._policy_leaves.memories:
                 tensors[key][0].copy_(row)
+
+    def _new_block(self) -> TensorBlock:
+        """Returns memory for a batch."""
+        return self.pool.lease()
 
     @override
     def bind(self, start: int, stop: int, random: bool) -> tuple[ActFn | None, StepFn]:
@@ -154,11 +172,15 @@ class TensorBatchWriter(FixedLayoutWriter):
         self.env.check()
         self._number(tensors, filled)
         self._normalizer.finish(filled, filled < self.options.steps)
+        return self._finished(block, filled, given)
+
+    def _finished(self, block: TensorBlock, filled: int, given: Block | None) -> Any:
+        """Returns the batch, or None if it has been copied to the block ``given``."""
         if given is None:
             return self._deliver(block)
         # A worker's batch is in memory of the host, which it shares with the driver.
-        for key, target in given.lease.tensors.items():
-            target.copy_(tensors[key].transpose(0, 1))
+        for key, rows in block.tensors.items():
+            given.lease.tensors[key].copy_(rows.transpose(0, 1))
         return None
 
     def _number(self, tensors: Mapping[Key, Tensor], filled: int) -> None:
@@ -200,7 +222,7 @@ class TensorBatchWriter(FixedLayoutWriter):
     @property
     @override
     def layout(self) -> Layout:
-        return Layout(self._leaves, tuple(self.env.batch_size), self.options.steps)
+        return self._layout
 
     # --- between batches
 
@@ -218,7 +240,9 @@ class TensorBatchWriter(FixedLayoutWriter):
 
     def fake(self) -> TensorDictBase:
         """Returns a batch of zeros with the layout of a real one."""
-        return self._deliver(self.pool.lease()).zero_()
+        block = self.pool.lease()
+        block.clear()
+        return self._deliver(block)
 
     def _deliver(self, block: TensorBlock) -> TensorDictBase:
         size = (self.num_envs, self.options.steps)

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 
 import torch
 from tensordict import TensorDict
 from torch import Tensor
 
-from trawl.keys import Key
-from trawl.rollout.layout import Layout, Leaf
+from trawl.keys import Key, next_of
+from trawl.rollout.layout import Layout, Leaf, pool_key
 from trawl.rollout.slab import SlabPool
+from trawl.stacked_frames import StackedFrames
 from trawl.tensordicts import tensordict_of
+
+#: Writes entries of the next frame, given the row and the environments in which an episode begins.
+Follow = Callable[[int, Tensor], None]
+_NO_POOLS: Mapping[Key, Tensor] = MappingProxyType({})
 
 
 class TensorBlock:
@@ -19,13 +25,18 @@ class TensorBlock:
 
     Args:
         tensors: the entries, ``(steps, num_envs, *leaf)``, by key.
+        pools: frames of the entries that have positions of frames, by key.
 
     Attributes:
         tensors: the entries.
+        pools: the frames.
     """
 
-    def __init__(self, tensors: Mapping[Key, Tensor]) -> None:
+    def __init__(
+        self, tensors: Mapping[Key, Tensor], pools: Mapping[Key, Tensor] = _NO_POOLS
+    ) -> None:
         self.tensors = tensors
+        self.pools = pools
         self._chunk = (0, 0)
         self._rows: dict[Key, Sequence[Tensor]] = {}
 
@@ -50,6 +61,27 @@ class TensorBlock:
         found = self.rows(key, start, stop)[1:]
         return [*found] if len(found) == stop - start else [*found, next_row]
 
+    def inputs(self, key: Key, start: int, stop: int) -> Sequence[Tensor]:
+        """Returns the rows of a chunk as the policy reads them."""
+        return self.rows(key, start, stop)
+
+    def is_stacked(self, key: Key) -> bool:
+        """Returns True if the policy reads stacks of the entry's rows."""
+        return False
+
+    def gives_copies(self, key: Key) -> bool:
+        """Returns True if nothing else refers to the memory that the policy reads."""
+        return False
+
+    def followers(self, start: int, stop: int) -> list[Follow]:
+        """Returns functions to call after each step of a chunk, when the next row is there."""
+        return []
+
+    def clear(self) -> None:
+        """Zeroes the whole block."""
+        for tensor in (*self.tensors.values(), *self.pools.values()):
+            tensor.zero_()
+
     def deliver(
         self, hidden: set[Key], batch: tuple[int, int], device: torch.device | None
     ) -> TensorDict:
@@ -61,6 +93,10 @@ class TensorBlock:
             device: device of the TensorDict.
         """
         shown = {k: value.transpose(0, 1) for k, value in self.tensors.items() if k not in hidden}
+        for key, frames in self.pools.items():
+            for name in (key, next_of(key)):
+                if name in shown:
+                    shown[name] = StackedFrames(frames, shown[name])
         result = tensordict_of(shown, batch, [None, "time"])
         # The tensors are there already, so this only sets the device of the TensorDict.
         return result if device is None else result.to(device)
@@ -75,36 +111,36 @@ class TensorPool:
     that a tensor was recorded on with ``record_stream``.
 
     Args:
-        leaves: entries of a frame, by key.
-        num_envs: number of environments.
-        steps: number of steps in a batch.
+        layout: layout of the batches, in which time is the last batch dimension.
         device: device of the blocks.
         recycle: True to reuse blocks on the CPU.
     """
 
-    def __init__(
-        self,
-        leaves: Mapping[Key, Leaf],
-        num_envs: int,
-        steps: int,
-        device: torch.device,
-        recycle: bool,
-    ) -> None:
-        rows = {key: Leaf((num_envs, *leaf.shape), leaf.dtype) for key, leaf in leaves.items()}
-        self._layout = Layout(rows, (), steps)
+    def __init__(self, layout: Layout, device: torch.device, recycle: bool) -> None:
+        rows = {
+            k: Leaf((*layout.batch, *leaf.shape), leaf.dtype) for k, leaf in layout.leaves.items()
+        }
+        # Time comes first, and the pools of frames are those of all environments.
+        self._layout = Layout(rows, (), layout.steps, layout.pools, (layout,))
         self._device = device
         self._slabs = SlabPool(self._layout, recycle) if device.type == "cpu" else None
 
     def lease(self) -> TensorBlock:
         """Returns memory for a batch."""
+        layout = self._layout
         if self._slabs is not None:
-            return TensorBlock(self._slabs.lease().tensors)
-        return TensorBlock(
-            {
-                key: torch.empty(self._layout.shape(key), dtype=leaf.dtype, device=self._device)
-                for key, leaf in self._layout.leaves.items()
-            }
-        )
+            found = self._slabs.lease().tensors
+            tensors = {key: found[key] for key in layout.leaves}
+            return TensorBlock(tensors, {key: found[pool_key(key)] for key in layout.pools})
+        tensors = {k: self._empty(layout.shape(k), leaf.dtype) for k, leaf in layout.leaves.items()}
+        pools = {
+            key: self._empty((layout.pool_rows[key], *pool.frame.shape), pool.frame.dtype)
+            for key, pool in layout.pools.items()
+        }
+        return TensorBlock(tensors, pools)
+
+    def _empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+        return torch.empty(shape, dtype=dtype, device=self._device)
 
     def describe(self) -> dict[str, int]:
         """Returns the number of batches in use and the size of all blocks, where they are known."""

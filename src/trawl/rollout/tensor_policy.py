@@ -62,9 +62,10 @@ class TensorPolicyBinder:
         plan = policy.plan(self._readable, tuple(env.batch_size), env.device)
         inputs = [self._inputs(block, key, start, stop) for key in plan.reads]
         writers = [self._writer(block, key, start, stop) for key in plan.writes]
-        prepare = self._prepare()
+        prepare = self._prepare(all(map(block.gives_copies, plan.reads)))
         only = plan.reads[0] if len(inputs) == len(writers) == 1 and prepare is None else None
-        if only is not None and only in env.observation_keys:
+        own = only in env.observation_keys
+        if only is not None and own and not block.is_stacked(only):
             return self._act_on_latest(only, inputs[0], plan.call, writers[0])
         return act_fn(plan.call, inputs, writers, prepare)
 
@@ -85,8 +86,12 @@ class TensorPolicyBinder:
 
         return act
 
-    def _prepare(self) -> Callable[[Tensor], Tensor] | None:
-        """Returns a function to apply to each input, or None."""
+    def _prepare(self, copied: bool) -> Callable[[Tensor], Tensor] | None:
+        """Returns a function to apply to each input, or None.
+
+        Args:
+            copied: True if nothing else refers to the memory of the inputs.
+        """
         policy = self._policy
         if policy.is_elsewhere(self._env.home):
             device = policy.device
@@ -94,14 +99,13 @@ class TensorPolicyBinder:
             to_gpu = device is not None and device.type == "cuda"
             return lambda row: row.to(device, non_blocking=to_gpu)
         # Its memory row is written after the call, so a policy must not keep or return it.
-        if self._leaves.memories or not policy.leaves_inputs_alone:
-            return torch.clone
-        return None
+        guarded = bool(self._leaves.memories) or not policy.leaves_inputs_alone
+        return torch.clone if guarded and not copied else None
 
     def _inputs(self, block: TensorBlock, key: Key, start: int, stop: int) -> Sequence[Tensor]:
         if key in self._leaves.memories:
             return [self._next_row[key]] * (stop - start)
-        return block.rows(key, start, stop)
+        return block.inputs(key, start, stop)
 
     def _writer(
         self, block: TensorBlock, key: Key, start: int, stop: int

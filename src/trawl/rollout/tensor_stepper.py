@@ -22,10 +22,7 @@ from trawl.keys import (
 )
 from trawl.rollout.batch_writer import StepFn
 from trawl.rollout.policy_leaves import PolicyLeaves
-from trawl.rollout.tensor_block import TensorBlock
-
-# Writes entries of the next frame, given the row and the environments in which an episode begins.
-_Follow = Callable[[int, Tensor], None]
+from trawl.rollout.tensor_block import Follow, TensorBlock
 
 
 class StepSource(Protocol):
@@ -149,8 +146,8 @@ class TensorStepper:
 
         return cut_off
 
-    def _followers(self, block: TensorBlock, start: int, stop: int) -> list[_Follow]:
-        found: list[_Follow] = []
+    def _followers(self, block: TensorBlock, start: int, stop: int) -> list[Follow]:
+        found: list[Follow] = []
         if self._limit is not None:
             after = block.rows(next_of(STEP_COUNT), start, stop)
             found.append(_carried(after, self._following(block, STEP_COUNT, start, stop)))
@@ -162,7 +159,7 @@ class TensorStepper:
         for key in self._leaves.memories:
             values = block.rows(key, start, stop)
             found.append(_carried(values, [self._next_row[key]] * (stop - start)))
-        return found
+        return found + block.followers(start, stop)
 
 
 def _merge(rows: Sequence[Tensor], values: Sequence[Tensor], mask: Tensor) -> None:
@@ -191,7 +188,7 @@ def _starts(done: Tensor, result: TensorStep) -> Tensor:
     return done if result.skipped is None else done | result.skipped
 
 
-def _carried(values: Sequence[Tensor], targets: list[Tensor]) -> _Follow:
+def _carried(values: Sequence[Tensor], targets: list[Tensor]) -> Follow:
     """Returns a function that passes an entry on, or zeros where an episode begins."""
 
     def write(t: int, starts: Tensor) -> None:
@@ -202,7 +199,7 @@ def _carried(values: Sequence[Tensor], targets: list[Tensor]) -> _Follow:
     return write
 
 
-def _marked(targets: list[Tensor]) -> _Follow:
+def _marked(targets: list[Tensor]) -> Follow:
     rows = [target[:, 0] for target in targets]
 
     def write(t: int, starts: Tensor) -> None:

@@ -52,19 +52,26 @@ class Windows:
     """Stacks of an observation, as windows that move over the frames of each environment.
 
     Args:
-        frames: frames of each environment, ``(num_envs, size + steps, *frame)``.
+        frames: frames of each environment, ``(num_envs, size + steps, *agents, *frame)``.
         size: number of frames in a stack.
+        agents: number of agents in a group, as a dimension; ``()`` if there are no groups.
         batch: batch size of the environments.
         prepare: function that completes the stacks of episodes that have just begun.
     """
 
     def __init__(
-        self, frames: Array, size: int, batch: tuple[int, ...], prepare: Callable[[], None]
+        self,
+        frames: Array,
+        size: int,
+        agents: tuple[int, ...],
+        batch: tuple[int, ...],
+        prepare: Callable[[], None],
     ) -> None:
         self._prepare = prepare
-        self._contiguous = math.prod(batch) == 1
-        # (num_envs, steps + 1, *frame, size), and then with time first.
-        moving = torch.from_numpy(frames).unfold(1, size, 1).movedim(-1, 2).movedim(1, 0)
+        self._contiguous = math.prod((*batch, *agents)) == 1
+        axis = 2 + len(agents)
+        # (num_envs, steps + 1, *agents, *frame, size), and then with time first.
+        moving = torch.from_numpy(frames).unfold(1, size, 1).movedim(-1, axis).movedim(1, 0)
         self._stacks = moving.unflatten(1, batch) if batch else moving[:, 0]
 
     def tensors(self, start: int, stop: int, envs: slice) -> tuple[Sequence[Tensor], bool]:

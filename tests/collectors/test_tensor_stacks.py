@@ -1,0 +1,431 @@
+"""Stacks of frames of environments of torch tensors: the batches are those on arrays."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from dense_stacks import dense_stacks
+from gymnasium.spaces import Box, Dict
+from gymnasium.vector import AutoresetMode, SyncVectorEnv
+from hypothesis import given
+from hypothesis import strategies as st
+from multi_parts import CLASSES, make
+from stack_parts import MASK, SIZE, by_stack, check_equal, choose_by_stack
+from tensor_parts import collected, every_third
+from tensordict import TensorDictBase
+from tensordict.nn import TensorDictModule
+from torch import Tensor, nn
+
+from trawl import Collector, Evaluator
+from trawl.data import StackedFrames
+from trawl.envs import FrameStack, TorchVectorEnv
+from trawl.testing import NumberedEnv, NumberedTorchEnv, SelfResettingVectorEnv
+
+COUNT = 3
+LENGTHS = (2, 9, 1, 4)
+ENDS = ("terminated", "truncated", "both")
+PADDINGS = ["reset", "zero"]
+
+
+class Gpu(TorchVectorEnv):
+    """Adapter that does what it does on a GPU."""
+
+    answers_at_once = False  # type: ignore[assignment]
+
+
+KINDS = {"cpu": TorchVectorEnv, "gpu": Gpu}
+
+
+def on_numpy(mode: AutoresetMode, lengths: Sequence[int] = LENGTHS) -> Any:
+    makers: list[Callable[[], NumberedEnv]] = [
+        partial(NumberedEnv, i, [*lengths[i % len(lengths) :], *lengths], ENDS)
+        for i in range(COUNT)
+    ]
+    if mode is AutoresetMode.NEXT_STEP:
+        # Gymnasium's own environments are reset at once, without a step for it.
+        return SelfResettingVectorEnv(makers)
+    return SyncVectorEnv(makers, autoreset_mode=mode)
+
+
+class Vector(NumberedTorchEnv):
+    """Numbered environments, whose reset by a mask may be of none of them."""
+
+    shown: Any = None
+
+    def reset(self, *, seed: Any = None, options: Any = None) -> Any:
+        mask = (options or {}).get("reset_mask")
+        if mask is None or mask.any():
+            self.shown = super().reset(seed=seed, options=options)
+        return self.shown
+
+    def step(self, actions: Tensor) -> Any:
+        obs, *results, info = super().step(actions)
+        self.shown = obs, {}
+        return obs, *results, info
+
+
+def on_torch(
+    mode: AutoresetMode = AutoresetMode.SAME_STEP,
+    lengths: Sequence[int] = LENGTHS,
+    kind: str = "cpu",
+) -> TorchVectorEnv:
+    env = Vector(COUNT, lengths, ENDS, mode)
+    partial_reset = None if mode is AutoresetMode.NEXT_STEP else "mask"
+    return KINDS[kind](env, partial_reset=partial_reset)
+
+
+class Spoiler(nn.Module):
+    """Policy that changes its input."""
+
+    def forward(self, observation: Tensor) -> Tensor:
+        action = choose_by_stack(observation)
+        observation += 1
+        return action
+
+
+class Linear(nn.Module):
+    """Policy whose actions depend on each number of a stack, made of harmless modules."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.layers = nn.Sequential(nn.Flatten(-2), nn.Linear(5 * SIZE, 4))
+
+    def forward(self, observation: Tensor) -> Tensor:
+        return nn.functional.one_hot(self.layers(observation).argmax(-1), 4)
+
+
+POLICIES: dict[str, Callable[[], Any]] = {
+    "random": lambda: None,
+    "module": by_stack,
+    "changes": lambda: TensorDictModule(Spoiler(), ["observation"], ["action"]),
+    "linear": lambda: TensorDictModule(Linear(), ["observation"], ["action"]),
+}
+CASES: dict[str, dict[str, Any]] = {
+    "limit": {"max_frames_per_traj": 3},
+    "reset": {"reset_at_each_iter": True},
+    "random": {"init_random_frames": 24},
+    "compact": {"compact_obs": True},
+    "exact": {"exact_frames": True, "total_frames": 46},
+    "no blocks": {"use_buffers": False},
+    "truncated": {"set_truncated": True},
+    "cat": {"trajs_per_batch": 3, "traj_format": "cat"},
+    "padded": {"trajs_per_batch": 3, "traj_format": "padded"},
+    "storing": {"storing_device": "cpu"},
+    "shorter than a stack": {"frames_per_batch": 2 * COUNT},
+}
+batches = partial(collected, frame_stack=SIZE)
+
+
+def check(
+    mode: AutoresetMode,
+    kind: str,
+    policy: str = "module",
+    lengths: Sequence[int] = LENGTHS,
+    **options: Any,
+) -> list[TensorDictBase]:
+    """Compares the batches of an environment of tensors with those of the same one on arrays."""
+    options.setdefault("frames_per_batch", 8 * COUNT)
+    new = POLICIES[policy]
+    expected, _ = batches(on_numpy(mode, lengths), new(), **options)
+    found, stats = batches(on_torch(mode, lengths, kind), new(), **options)
+    check_equal(found, expected)
+    assert stats["env_path"] == "tensor"
+    return found
+
+
+@pytest.mark.parametrize("padding", PADDINGS)
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("mode", AutoresetMode)
+def test_batches_are_those_on_arrays(
+    mode: AutoresetMode, kind: str, policy: str, padding: Any
+) -> None:
+    found = check(mode, kind, policy, frame_stack=FrameStack(SIZE, padding))
+    assert isinstance(found[0]["observation"], StackedFrames)
+
+
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("mode", AutoresetMode)
+def test_so_are_they_with_other_options(mode: AutoresetMode, kind: str, case: str) -> None:
+    if case == "limit" and mode is AutoresetMode.NEXT_STEP:
+        pytest.skip("an environment that resets itself in its next step can't be cut off")
+    options = {"count": 2, **CASES[case]}
+    check(mode, kind, **options)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_so_are_they_with_a_compiled_policy(kind: str) -> None:
+    check(AutoresetMode.SAME_STEP, kind, compile_policy={"backend": "eager"})
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_batch_may_be_longer_than_a_chunk(kind: str) -> None:
+    check(AutoresetMode.SAME_STEP, kind, count=2, frames_per_batch=520 * COUNT)
+
+
+@given(
+    st.lists(st.integers(1, 12), min_size=1, max_size=5),
+    st.integers(1, 9),
+    st.sampled_from(PADDINGS),
+    st.sampled_from(list(KINDS)),
+)
+def test_stacks_begin_anew_with_each_episode(
+    lengths: list[int], steps: int, padding: Any, kind: str
+) -> None:
+    stack = FrameStack(SIZE, padding)
+    options = {"frames_per_batch": steps * COUNT, "frame_stack": stack}
+    check(AutoresetMode.SAME_STEP, kind, lengths=lengths, **options)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("mode", AutoresetMode)
+def test_an_interrupted_batch_goes_on_where_it_stopped(mode: AutoresetMode, kind: str) -> None:
+    options = {"frames_per_batch": 6 * COUNT, "count": 6}
+    expected, _ = batches(on_numpy(mode), by_stack(), interruptor=every_third(), **options)
+    found, _ = batches(on_torch(mode, kind=kind), by_stack(), interruptor=every_third(), **options)
+    check_equal(found, expected)
+    assert not found[0]["observation"][:, -1].any()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_some_environments_are_reset_between_batches(kind: str) -> None:
+    found = []
+    mode = AutoresetMode.DISABLED
+    for env in (on_numpy(mode, (40,)), on_torch(mode, (40,), kind)):
+        with Collector(env, by_stack(), frames_per_batch=9, frame_stack=SIZE) as collector:
+            iterator = iter(collector)
+            next(iterator)
+            collector._rollout.reset(np.array([True, False, True]))
+            found.append([next(iterator).clone()])
+    check_equal(*found)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_last_observations_are_true(kind: str) -> None:
+    for batch in check(AutoresetMode.SAME_STEP, kind):
+        # The number of the episode, which does not change with its last step.
+        before, after = batch["observation"][..., -1, 1], batch["next", "observation"][..., -1, 1]
+        assert torch.equal(before, after)
+        assert batch["next", "done"].any()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_batch_stores_each_frame_once(kind: str) -> None:
+    with Collector(
+        on_torch(lengths=(30,), kind=kind), frames_per_batch=100 * COUNT, frame_stack=SIZE
+    ) as collector:
+        batch = next(iter(collector))
+    observation, after = batch["observation"], batch["next", "observation"]
+    assert observation.frames is after.frames
+    # 100 steps and 4 frames before them in each environment, and 9 that begin episodes.
+    used = torch.unique(torch.cat([observation.positions, after.positions]))
+    assert len(used) == 104 * COUNT + 9
+    assert len(observation.frames) < 1.1 * len(used)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_frame_of_zeros_is_written_in_used_memory(kind: str) -> None:
+    env, stack = on_torch(lengths=(3,), kind=kind), FrameStack(SIZE, "zero")
+    with Collector(env, frames_per_batch=9 * COUNT, frame_stack=stack) as collector:
+        block = collector._rollout.writer.pool.lease()
+        for tensor in (*block.tensors.values(), *block.pools.values()):
+            tensor.fill_(1)
+        del block, tensor
+        batch = next(iter(collector))
+    assert not batch["observation"][:, 3, :-1].any()
+
+
+def test_held_batches_stay_as_they_are() -> None:
+    with Collector(on_torch(), by_stack(), frames_per_batch=6, frame_stack=SIZE) as collector:
+        iterator = iter(collector)
+        held = [next(iterator)["next", "observation"][1:] for _ in range(5)]
+        copies = [stacks.to_dense() for stacks in held]
+        for _ in range(5):
+            next(iterator)
+        assert all(map(torch.equal, held, copies))
+        assert collector.stats()["batches_held"] >= 5
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("mode", AutoresetMode)
+def test_a_state_has_the_stacks_of_running_episodes(mode: AutoresetMode, kind: str) -> None:
+    options = {"frames_per_batch": 8 * COUNT, "frame_stack": SIZE}
+    with (
+        Collector(on_torch(mode, (1, 9, 40), kind), by_stack(), **options) as one,
+        Collector(on_torch(mode, (1, 9, 40), kind), by_stack(), **options) as other,
+    ):
+        one.set_seed(1)
+        for _ in range(3):
+            one.next()
+        other.load_state_dict(one.state_dict())
+        check_equal([other.next() for _ in range(3)], [one.next() for _ in range(3)])
+
+
+# --- workers
+
+
+def in_workers(
+    cls: Any, env: Any, lengths: Sequence[int], *more: Any, **options: Any
+) -> list[TensorDictBase]:
+    """Returns batches of two workers, whose episodes have different lengths."""
+    found = []
+    options = {"frames_per_batch": 48, "frame_stack": SIZE, **options}
+    mode = AutoresetMode.SAME_STEP
+    factories = [partial(env, mode, order, *more) for order in (lengths, lengths[::-1])]
+    with make(cls, create_env_fn=factories, policy=by_stack(), **options) as collector:
+        collector.set_seed(1)
+        for batch in collector:
+            found.append(batch.clone())
+            if len(found) == 3:
+                return found
+    raise AssertionError
+
+
+# With short episodes, the first frames do not fit into the memory of a batch.
+@pytest.mark.parametrize("lengths", [(1, 2), (9, 30)], ids=str)
+@pytest.mark.parametrize("method", ["inline", "messages"])
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("cls", CLASSES)
+def test_workers(cls: Any, kind: str, method: str, lengths: Any) -> None:
+    found = in_workers(cls, on_torch, lengths, kind, start_method=method)
+    expected = in_workers(cls, on_numpy, lengths, start_method=method)
+    check_equal(found, expected)
+    assert isinstance(found[0]["observation"], StackedFrames)
+
+
+@pytest.mark.parametrize("how", ["stack", 0, -1])
+def test_batches_of_workers_are_combined(how: Any) -> None:
+    found, expected = (
+        in_workers(CLASSES[0], env, (9, 30), cat_results=how) for env in (on_torch, on_numpy)
+    )
+    check_equal(found, expected)
+
+
+# --- other observations, and failures
+
+
+class Several(NumberedTorchEnv):
+    """Environment with several observations, one of which is an action mask."""
+
+    def __init__(self) -> None:
+        super().__init__(COUNT, (3, 5))
+        number = self.single_observation_space
+        mask = Box(0, 1, (4,), np.int8)
+        self.single_observation_space = Dict(
+            {"a": number, "b": Box(0, 255, (2, 2), np.uint8), "action_mask": mask}
+        )
+
+    def shown(self, obs: Tensor) -> dict[str, Tensor]:
+        pixels = obs[:, 2].to(torch.uint8).view(-1, 1, 1).expand(-1, 2, 2)
+        return {"a": obs, "b": pixels, "action_mask": torch.ones(COUNT, 4, dtype=torch.int8)}
+
+    def reset(self, **kwargs: Any) -> Any:
+        obs, info = super().reset(**kwargs)
+        return self.shown(obs), info
+
+    def step(self, actions: Tensor) -> Any:
+        obs, *rest, info = super().step(actions)
+        return self.shown(obs), *rest, {name: self.shown(value) for name, value in info.items()}
+
+
+@pytest.mark.parametrize("padding", PADDINGS)
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("keys", [None, ["b"]], ids=str)
+def test_keys_choose_the_observations(kind: str, padding: Any, keys: Any) -> None:
+    stack, options = FrameStack(SIZE, padding, keys), {"frames_per_batch": 7 * COUNT}
+    plain, _ = collected(KINDS[kind](Several()), None, **options)
+    found, _ = collected(KINDS[kind](Several()), None, frame_stack=stack, **options)
+    for key in ("a", "b", "action_mask"):
+        after = torch.cat([batch["next", key] for batch in found], 1)
+        if key in (keys or ["a", "b"]):
+            assert torch.equal(after, dense_stacks(plain, key, SIZE, padding))
+        else:
+            assert torch.equal(after, torch.cat([batch["next", key] for batch in plain], 1))
+
+
+class Failing(NumberedTorchEnv):
+    """Environment whose fifth step raises an error, in the first object only."""
+
+    made = 0
+
+    def __init__(self) -> None:
+        super().__init__(COUNT, (9,))
+        self.first, self.steps = Failing.made == 0, 0
+        Failing.made += 1
+
+    def step(self, actions: Tensor) -> Any:
+        self.steps += 1
+        if self.first and self.steps == 5:
+            raise ValueError("broken")
+        return super().step(actions)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_environment_that_is_rebuilt_begins_new_stacks(kind: str) -> None:
+    Failing.made = 0
+    with (
+        pytest.warns(RuntimeWarning, match="broken"),
+        Collector(
+            lambda: KINDS[kind](Failing()),
+            frames_per_batch=8 * COUNT,
+            frame_stack=SIZE,
+            on_env_error="restart",
+        ) as collector,
+    ):
+        batch = next(iter(collector))
+    mask = batch[MASK]
+    assert mask[0].tolist() == [True, True, True, True, False, True, True, True]
+    steps = batch["observation"][0, :, :, 2]
+    assert steps[3].tolist() == [0, 1, 2, 3]
+    assert steps[5].tolist() == [0, 0, 0, 0]
+    assert steps[7].tolist() == [0, 0, 1, 2]
+
+
+def test_an_evaluation_stacks_frames() -> None:
+    results = []
+    for env in (on_numpy, on_torch):
+        with Evaluator(
+            partial(env, AutoresetMode.SAME_STEP),
+            by_stack(),
+            num_trajectories=6,
+            collector_kwargs={"frame_stack": SIZE},
+        ) as evaluator:
+            results.append(evaluator.evaluate()["eval/reward"])
+    assert results[0] == results[1]
+
+
+def test_a_fake_batch_has_the_layout_of_a_real_one() -> None:
+    with Collector(on_torch(), frames_per_batch=12, frame_stack=SIZE) as collector:
+        fake, real = collector.fake_tensordict(), next(iter(collector))
+    assert {k: (v.shape, v.dtype) for k, v in fake.items(True, True)} == {
+        k: (v.shape, v.dtype) for k, v in real.items(True, True)
+    }
+    assert not fake["observation"].any()
+
+
+def test_the_policy_must_not_write_stacks() -> None:
+    def act(frame: TensorDictBase) -> TensorDictBase:
+        frame["action"] = choose_by_stack(frame["observation"])
+        frame["observation"] = frame["observation"] + 1
+        return frame
+
+    with pytest.raises(ValueError, match=r"the policy writes .*, which frame_stack stacks"):
+        Collector(on_torch(), act, frames_per_batch=12, frame_stack=2, trust_policy=True)
+
+
+def test_unknown_keys_are_named() -> None:
+    stack = FrameStack(2, keys=["pixels"])
+    with pytest.raises(ValueError, match=r"\['pixels'\], but .* are \['observation'\]"):
+        Collector(on_torch(), frames_per_batch=12, frame_stack=stack)
+
+
+def test_lists_are_refused() -> None:
+    with pytest.raises(ValueError, match="frame_stack can't be used with"):
+        Collector([on_torch, on_torch], frames_per_batch=12, frame_stack=2)
