@@ -29,6 +29,7 @@ from trawl.cli.errors import CliError, blamed, explained
 from trawl.cli.policies import PolicyLoader, fingerprint
 from trawl.cli.references import search_here
 from trawl.cli.summary import print_facts, run_name, show_environment
+from trawl.cli.transforms import check_transforms, named_transforms
 from trawl.cli.versions import versions
 from trawl.collectors.evaluation import EvaluationResult, Evaluator
 from trawl.collectors.evaluation.statistics import Summary, summarise
@@ -48,6 +49,7 @@ def evaluate(args: EvaluateArguments) -> int:
         OSError: if the results can't be written.
     """
     check_numbers(args, "episodes", "max_steps", "envs")
+    check_transforms(args)
     started = datetime.now(timezone.utc)
     out = Path(args.out or f"{run_name(args.env, started)}.json")
     if out.exists():
@@ -65,7 +67,7 @@ def evaluate(args: EvaluateArguments) -> int:
 def _evaluator(args: EvaluateArguments) -> Evaluator:
     source = env_source(args)
     env = build_unchecked(args, source)
-    loader = PolicyLoader(args.policy, args.seed, args.unsafe_pickle)
+    loader = PolicyLoader(args.policy, args.seed, args.unsafe_pickle, args.frame_stack)
     try:
         # Loads the policy even with workers, so that errors are found before the workers start.
         with explained(f"--policy {args.policy}"):
@@ -79,7 +81,8 @@ def _evaluator(args: EvaluateArguments) -> Evaluator:
     acts: dict[str, Any] = {"policy_factory": loader}
     if policy is not None and not args.workers:
         acts = {"policy": policy}
-    with blamed(args.env, args.policy):
+    stacks = None if args.frame_stack is None else {"frame_stack": args.frame_stack}
+    with blamed(args.env, args.policy), named_transforms():
         return Evaluator(
             source,
             **acts,
@@ -93,6 +96,7 @@ def _evaluator(args: EvaluateArguments) -> Evaluator:
             seed=args.seed,
             dump_video=False,
             normalization=normalization,
+            collector_kwargs=stacks,
         )
 
 

@@ -16,7 +16,7 @@ import torch
 from typing_extensions import override
 
 from trawl.envs.features import is_feature
-from trawl.keys import DONE, MASK, Key, next_of, show_key, show_keys
+from trawl.keys import DONE, MASK, RAW_REWARD, Key, next_of, show_key, show_keys
 from trawl.memory import Array, Mask
 from trawl.rollout.batch_writer import StepFn
 from trawl.rollout.episodes import StepArrays
@@ -35,7 +35,6 @@ from trawl.rollout.normalization import (
 # They are first brought up to date after this many frames.
 _FIRST_FRAMES = 16
 _NEVER = 2**62
-RAW_REWARD = "raw_reward"
 
 
 def observation_keys(options: NormalizeObservation, observed: Mapping[Key, Leaf]) -> list[Key]:
