@@ -239,21 +239,6 @@ def _loose_leaves(env: TensorDictEnv) -> Iterator[tuple[Any, Any]]:
                 yield from ((leaf.key, leaf.space) for leaf in codec.loose)
 
 
-def reward_key(args: EvaluateArguments, env: Any) -> Any:
-    """Returns the key of the environment's reward in a batch.
-
-    Raises:
-        CliError: if several groups of agents have rewards of their own.
-    """
-    keys = list(env.reward_keys)
-    if len(keys) != 1:
-        raise CliError(
-            f"environment {args.env} has several rewards ({', '.join(map(repr, keys))}), but an "
-            "evaluation needs one: use trawl.Evaluator with reward_keys, or agents in one group"
-        )
-    return ("next", *as_key(keys[0]))
-
-
 def env_of_minari(args: CollectArguments) -> Any:
     """Returns the argument ``env`` for a MinariSink: an id, an environment, or None."""
     # Minari has a place of its own for infos, so the environment's own spaces are used.

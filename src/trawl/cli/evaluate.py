@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from rich import box
 from rich.console import Console
 from rich.table import Table
@@ -23,7 +24,6 @@ from trawl.cli.environments import (
     check_numbers,
     env_kwargs,
     env_source,
-    reward_key,
 )
 from trawl.cli.errors import CliError, blamed, explained
 from trawl.cli.policies import PolicyLoader, fingerprint
@@ -72,7 +72,6 @@ def _evaluator(args: EvaluateArguments) -> Evaluator:
         # Loads the policy even with workers, so that errors are found before the workers start.
         with explained(f"--policy {args.policy}"):
             policy = loader(env)
-        reward = reward_key(args, env)
     finally:
         env.close(raise_if_closed=False)
     normalization = _normalization(args.normalization)
@@ -89,7 +88,6 @@ def _evaluator(args: EvaluateArguments) -> Evaluator:
             num_trajectories=args.episodes,
             max_steps=args.max_steps,
             exploration_type=kind,
-            reward_keys=reward,
             backend=args.backend if args.workers else "thread",
             num_envs=args.envs,
             num_workers=max(1, args.workers),
@@ -133,15 +131,22 @@ def _facts(args: EvaluateArguments, started: datetime, result: EvaluationResult)
         "steps_per_second": round(float(result["eval/fps"]), 1),
     }
     for name, values in (("return", episodes.returns), ("length", episodes.lengths)):
-        summary = summarise(values.astype(np.float64))
-        facts[name] = {
-            **{key: _finite(value) for key, value in asdict(summary).items()},
-            "min": _finite(float(values.min())),
-            "max": _finite(float(values.max())),
+        facts[name] = _summary(values)
+    if episodes.groups:
+        facts["groups"] = {
+            name: {**_summary(values), "returns": [_finite(one) for one in values.tolist()]}
+            for name, values in episodes.groups.items()
         }
     facts["returns"] = [_finite(value) for value in episodes.returns.tolist()]
     facts["lengths"] = episodes.lengths.tolist()
     return facts
+
+
+def _summary(values: NDArray[Any]) -> dict[str, float | None]:
+    """Returns the statistics of a sample, as JSON holds them."""
+    summary = asdict(summarise(values.astype(np.float64)))
+    summary |= {"min": float(values.min()), "max": float(values.max())}
+    return {key: _finite(value) for key, value in summary.items()}
 
 
 def _finite(value: float) -> float | None:
@@ -165,8 +170,10 @@ def _print(facts: dict[str, Any], result: EvaluationResult, out: Path) -> None:
     table = Table(box=box.SIMPLE_HEAD, title_justify="left", pad_edge=False)
     table.add_column(plural(facts["episodes"], "episode"), style="cyan")
     columns = []
+    groups = result.episodes.groups if len(result.episodes.groups) > 1 else {}
     for name, values in (
         ("return", result.episodes.returns),
+        *groups.items(),
         ("length", result.episodes.lengths.astype(np.float64)),
     ):
         table.add_column(name, justify="right")

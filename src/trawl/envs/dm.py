@@ -48,6 +48,7 @@ class DMEnv(gymnasium.Env[Any, Any]):
     Attributes:
         env: the environment.
         has_names: True if the observation of ``env`` is a mapping.
+        render_options: the arguments of ``physics.render``.
 
     Raises:
         TypeError: if ``env`` is not a dm_env environment, if data are neither numbers nor bools, or
@@ -85,7 +86,7 @@ class DMEnv(gymnasium.Env[Any, Any]):
         self._discounts = {value: np.array([value], np.float32) for value in (0.0, 1.0)}
         for array in self._discounts.values():
             array.flags.writeable = False
-        self._render_options = check_mapping("render_options", render_options)
+        self.render_options = check_mapping("render_options", render_options)
         if hasattr(env, "physics"):
             self.metadata = {"render_modes": ["rgb_array"]}
             self.render_mode = "rgb_array"
@@ -169,7 +170,7 @@ class DMEnv(gymnasium.Env[Any, Any]):
 
         The array is a copy.
         """
-        return self.env.physics.render(**self._render_options)
+        return self.env.physics.render(**self.render_options)
 
     @override
     def close(self) -> None:
