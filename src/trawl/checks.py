@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import operator
+from collections.abc import Iterable
+from difflib import get_close_matches
 from numbers import Real
 from typing import Any
 
@@ -47,3 +49,17 @@ def seconds_above_zero(name: str, value: Any) -> Any:
     if value is not None and not check_seconds(name, value) > 0:
         raise ValueError(f"{name} must be a number of seconds above 0, but it is {value!r}")
     return value
+
+
+def did_you_mean(unknown: Iterable[str], known: Iterable[str], count: int = 2) -> str:
+    """Returns similar known names, for an error message; empty if there are none.
+
+    Args:
+        unknown: the unknown names.
+        known: the known names.
+        count: largest number of suggestions for each unknown name.
+    """
+    by_lower = {name.lower(): name for name in sorted(known)}
+    close = [get_close_matches(name.lower(), by_lower, count) for name in unknown]
+    found = [by_lower[name] for names in close for name in names]
+    return f"; did you mean {' or '.join(found)}?" if found else ""

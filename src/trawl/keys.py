@@ -16,6 +16,8 @@ MASK: Key = ("collector", "mask")
 STEP_COUNT: Key = ("step_count",)
 IS_INIT: Key = ("is_init",)
 REWARD: Key = ("next", "reward")
+#: Name of the reward of an environment, if the reward is normalised.
+RAW_REWARD = "raw_reward"
 DONE: Key = ("next", "done")
 TERMINATED: Key = ("next", "terminated")
 TRUNCATED: Key = ("next", "truncated")

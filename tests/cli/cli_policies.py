@@ -168,3 +168,17 @@ def text():
 
 
 number = 3
+
+
+def reads_stacks(env):
+    """Acts from the oldest and the newest frame of each stack."""
+    size = env.observation_spec["observation"].shape[-2:]
+    assert size == (3, 3)
+    assert env.full_observation_spec["observation"].zero().shape[-2:] == size
+    assert env.action_keys == ["action"]
+
+    def policy(observation):
+        assert observation.shape[-2:] == size
+        return observation[..., -1, :1] - observation[..., 0, :1]
+
+    return policy

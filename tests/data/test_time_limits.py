@@ -177,3 +177,33 @@ def test_mistakes_are_named():
     for key, text in (("truncated", "no flag 'truncated' under 'next'"), ("reward", "no .*reward")):
         with pytest.raises(KeyError, match=text):
             bootstrap_time_limits(frames().exclude(("next", key)), critic())
+
+
+class _OfTensors(nn.Module):
+    def forward(self, observation):
+        return torch.relu(observation)
+
+
+@pytest.mark.parametrize("network", [nn.Linear(3, 1), nn.Sequential(nn.Linear(3, 1), nn.Tanh())])
+def test_a_module_of_tensors_is_refused_at_once(network):
+    with pytest.raises(TypeError, match=r"module of tensors, \w+\. .*needs a TensorDictModule"):
+        BootstrapTimeLimits(network)
+    with pytest.raises(TypeError, match=r"needs a TensorDictModule around it"):
+        bootstrap_time_limits(frames(), network)
+
+
+def test_another_module_of_tensors_is_explained_when_it_fails():
+    with pytest.raises(TypeError) as caught:
+        bootstrap_time_limits(frames(), _OfTensors())
+    text = "\n".join([str(caught.value), *getattr(caught.value, "__notes__", [])])
+    assert "value_network is called with a TensorDict" in text
+    assert "needs a TensorDictModule" in text
+
+
+def test_other_arguments_are_checked():
+    with pytest.raises(TypeError, match="value_key must be a string or a tuple of strings"):
+        BootstrapTimeLimits(critic(), value_key=3)
+    with pytest.raises(TypeError, match="set_terminated must be True or False"):
+        BootstrapTimeLimits(critic(), set_terminated="no")
+    with pytest.raises(TypeError, match=r"but it is <class '.*Linear'>"):
+        BootstrapTimeLimits(nn.Linear)

@@ -74,6 +74,19 @@ MaxSteps = Annotated[
         "Number of steps after which an episode is truncated.",
     ),
 ]
+FrameStackSize = Annotated[
+    int | None,
+    _number("(default: none)", "Number of last frames of an episode that an observation stacks."),
+]
+NormalizeObservations = Annotated[
+    Flag, tyro.conf.arg(help="Normalise observations by their running mean and variance.")
+]
+NormalizeRewards = Annotated[
+    Flag,
+    tyro.conf.arg(
+        help="Divide rewards by the running standard deviation of the discounted return."
+    ),
+]
 UnsafePickle = Annotated[
     Flag,
     tyro.conf.arg(
@@ -132,6 +145,12 @@ class CollectArguments:
     The frames are the same as without a break, unless a note says why new episodes begin."""
 
     max_frames_per_traj: MaxSteps = None
+
+    frame_stack: FrameStackSize = None
+
+    normalize_observations: NormalizeObservations = False
+
+    normalize_rewards: NormalizeRewards = False
 
     envs: NumEnvs = 1
 
@@ -213,6 +232,8 @@ class EvaluateArguments:
     """File with the statistics by which the learner's collector normalised observations:
     what torch.save wrote of collector.normalization.state_dict()."""
 
+    frame_stack: FrameStackSize = None
+
     max_steps: MaxSteps = None
 
     envs: NumEnvs = 1
@@ -265,6 +286,12 @@ class TuneArguments:
     """Largest number of environments in all processes together."""
 
     max_frames_per_traj: MaxSteps = None
+
+    frame_stack: FrameStackSize = None
+
+    normalize_observations: NormalizeObservations = False
+
+    normalize_rewards: NormalizeRewards = False
 
     seed: Annotated[int, _number()] = 0
     """Seed for the function that makes the policy."""

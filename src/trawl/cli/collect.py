@@ -26,6 +26,12 @@ from trawl.cli.policies import fingerprint
 from trawl.cli.resume import is_resumed, previous_facts
 from trawl.cli.saving import StateSaver, continues, state_to_continue
 from trawl.cli.summary import print_summary, run_name
+from trawl.cli.transforms import (
+    check_transforms,
+    load_statistics,
+    save_statistics,
+    transform_facts,
+)
 from trawl.cli.versions import versions
 from trawl.data import MemmapSink, MinariSink, ParquetSink, Sink
 from trawl.data.sinks.base import check_free
@@ -64,6 +70,8 @@ def collect(args: CollectArguments) -> int:
         rest = replace(args, frames=args.frames - frames, frames_per_batch=each)
         collector, saved = make_collector(rest, seed, stream), None
         uncounted = frames
+        if frames:
+            load_statistics(collector, directory)
     else:
         collector, saved = found
         uncounted = 0
@@ -97,6 +105,7 @@ def _facts(args: CollectArguments, started: datetime, seed: int) -> dict[str, An
         facts["env_kwargs"] = kwargs
     if args.info_keys:
         facts["info_keys"] = list(args.info_keys)
+    facts |= transform_facts(args)
     if args.deterministic:
         facts["deterministic"] = True
     if args.trace is not None:
@@ -286,6 +295,8 @@ class _Run:
                 if sync and self.error is None:
                     self._save()
                 self.sink.close(complete=complete, sync=sync)
+                if self.sink.frames:
+                    save_statistics(self.collector, self.directory)
                 return
             except KeyboardInterrupt:
                 continue
@@ -329,6 +340,7 @@ class _Run:
 
 def _check(args: CollectArguments) -> None:
     check_numbers(args, "frames", "frames_per_batch", "max_frames_per_traj", "envs")
+    check_transforms(args)
     env_kwargs(args)
     if args.deterministic and args.policy == "random":
         raise CliError("--deterministic needs a policy, but the actions are random: pass --policy")

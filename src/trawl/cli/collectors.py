@@ -14,6 +14,7 @@ from trawl.cli.environments import env_source, make_env
 from trawl.cli.errors import blamed
 from trawl.cli.policies import PolicyLoader
 from trawl.cli.references import search_here
+from trawl.cli.transforms import named_transforms, transform_options
 from trawl.collectors import Collector, MultiCollector
 from trawl.envs.serial import build_env
 
@@ -36,8 +37,8 @@ def make_collector(
     search_here()
     source = env_source(args)
     env = make_env(args, source)
-    loader = PolicyLoader(args.policy, seed, args.unsafe_pickle)
-    with ExitStack() as stack, blamed(args.env, args.policy):
+    loader = PolicyLoader(args.policy, seed, args.unsafe_pickle, args.frame_stack)
+    with ExitStack() as stack, blamed(args.env, args.policy), named_transforms():
         stack.callback(env.close, raise_if_closed=False)
         # Loads the policy even with workers, so that errors are found before the workers start.
         policy = loader(env)
@@ -46,6 +47,7 @@ def make_collector(
             "total_frames": args.frames,
             "exact_frames": True,
             "max_frames_per_traj": args.max_frames_per_traj,
+            **transform_options(args),
         }
         if args.deterministic:
             options["exploration_type"] = InteractionType.DETERMINISTIC

@@ -15,6 +15,7 @@ from gymnasium import spaces
 from trawl.cli.arguments import CollectArguments, EvaluateArguments, TuneArguments
 from trawl.cli.errors import CliError, describe, message_of
 from trawl.cli.references import find, load_module, split
+from trawl.cli.transforms import minari_env, transform_facts
 from trawl.envs.base import TensorDictEnv
 from trawl.envs.build import adapter_of, env_of_id, is_env, is_tensordict_env
 from trawl.envs.gym import GymEnv
@@ -244,28 +245,14 @@ def _loose_entries(env: TensorDictEnv) -> Iterator[tuple[Key, NonTensor]]:
                 yield as_key(key), spec
 
 
-def reward_key(args: EvaluateArguments, env: Any) -> Any:
-    """Returns the key of the environment's reward in a batch.
-
-    Raises:
-        CliError: if several groups of agents have rewards of their own.
-    """
-    keys = list(env.reward_keys)
-    if len(keys) != 1:
-        raise CliError(
-            f"environment {args.env} has several rewards ({', '.join(map(repr, keys))}), but an "
-            "evaluation needs one: use trawl.Evaluator with reward_keys, or agents in one group"
-        )
-    return ("next", *as_key(keys[0]))
-
-
 def env_of_minari(args: CollectArguments) -> Any:
     """Returns the argument ``env`` for a MinariSink: an id, an environment, or None."""
     # Minari has a place of its own for infos, so the environment's own spaces are used.
     source = env_source(replace(args, info_keys=()))
-    if isinstance(source, str) and not is_known(source):
+    if isinstance(source, str) and not is_known(source) and not transform_facts(args):
         return source
     env = build_env(source)
     # Only the environment's spaces and spec are used, which a closed environment still has.
     env.close(raise_if_closed=False)
-    return env.env if isinstance(env, GymEnv) and not env.batch_size else None
+    single = isinstance(env, GymEnv) and not env.batch_size
+    return minari_env(args, env.env) if single else None

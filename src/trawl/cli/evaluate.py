@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from rich import box
 from rich.console import Console
 from rich.table import Table
@@ -23,12 +24,12 @@ from trawl.cli.environments import (
     check_numbers,
     env_kwargs,
     env_source,
-    reward_key,
 )
 from trawl.cli.errors import CliError, blamed, explained
 from trawl.cli.policies import PolicyLoader, fingerprint
 from trawl.cli.references import search_here
 from trawl.cli.summary import print_facts, run_name, show_environment
+from trawl.cli.transforms import check_transforms, named_transforms
 from trawl.cli.versions import versions
 from trawl.collectors.evaluation import EvaluationResult, Evaluator
 from trawl.collectors.evaluation.statistics import Summary, summarise
@@ -48,6 +49,7 @@ def evaluate(args: EvaluateArguments) -> int:
         OSError: if the results can't be written.
     """
     check_numbers(args, "episodes", "max_steps", "envs")
+    check_transforms(args)
     started = datetime.now(timezone.utc)
     out = Path(args.out or f"{run_name(args.env, started)}.json")
     if out.exists():
@@ -65,12 +67,11 @@ def evaluate(args: EvaluateArguments) -> int:
 def _evaluator(args: EvaluateArguments) -> Evaluator:
     source = env_source(args)
     env = build_unchecked(args, source)
-    loader = PolicyLoader(args.policy, args.seed, args.unsafe_pickle)
+    loader = PolicyLoader(args.policy, args.seed, args.unsafe_pickle, args.frame_stack)
     try:
         # Loads the policy even with workers, so that errors are found before the workers start.
         with explained(f"--policy {args.policy}"):
             policy = loader(env)
-        reward = reward_key(args, env)
     finally:
         env.close(raise_if_closed=False)
     normalization = _normalization(args.normalization)
@@ -79,20 +80,21 @@ def _evaluator(args: EvaluateArguments) -> Evaluator:
     acts: dict[str, Any] = {"policy_factory": loader}
     if policy is not None and not args.workers:
         acts = {"policy": policy}
-    with blamed(args.env, args.policy):
+    stacks = None if args.frame_stack is None else {"frame_stack": args.frame_stack}
+    with blamed(args.env, args.policy), named_transforms():
         return Evaluator(
             source,
             **acts,
             num_trajectories=args.episodes,
             max_steps=args.max_steps,
             exploration_type=kind,
-            reward_keys=reward,
             backend=args.backend if args.workers else "thread",
             num_envs=args.envs,
             num_workers=max(1, args.workers),
             seed=args.seed,
             dump_video=False,
             normalization=normalization,
+            collector_kwargs=stacks,
         )
 
 
@@ -129,15 +131,22 @@ def _facts(args: EvaluateArguments, started: datetime, result: EvaluationResult)
         "steps_per_second": round(float(result["eval/fps"]), 1),
     }
     for name, values in (("return", episodes.returns), ("length", episodes.lengths)):
-        summary = summarise(values.astype(np.float64))
-        facts[name] = {
-            **{key: _finite(value) for key, value in asdict(summary).items()},
-            "min": _finite(float(values.min())),
-            "max": _finite(float(values.max())),
+        facts[name] = _summary(values)
+    if episodes.groups:
+        facts["groups"] = {
+            name: {**_summary(values), "returns": [_finite(one) for one in values.tolist()]}
+            for name, values in episodes.groups.items()
         }
     facts["returns"] = [_finite(value) for value in episodes.returns.tolist()]
     facts["lengths"] = episodes.lengths.tolist()
     return facts
+
+
+def _summary(values: NDArray[Any]) -> dict[str, float | None]:
+    """Returns the statistics of a sample, as JSON holds them."""
+    summary = asdict(summarise(values.astype(np.float64)))
+    summary |= {"min": float(values.min()), "max": float(values.max())}
+    return {key: _finite(value) for key, value in summary.items()}
 
 
 def _finite(value: float) -> float | None:
@@ -161,8 +170,10 @@ def _print(facts: dict[str, Any], result: EvaluationResult, out: Path) -> None:
     table = Table(box=box.SIMPLE_HEAD, title_justify="left", pad_edge=False)
     table.add_column(plural(facts["episodes"], "episode"), style="cyan")
     columns = []
+    groups = result.episodes.groups if len(result.episodes.groups) > 1 else {}
     for name, values in (
         ("return", result.episodes.returns),
+        *groups.items(),
         ("length", result.episodes.lengths.astype(np.float64)),
     ):
         table.add_column(name, justify="right")

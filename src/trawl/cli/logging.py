@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import Any
 
+from trawl.checks import did_you_mean
 from trawl.cli.arguments import CollectArguments
 from trawl.cli.errors import CliError, describe, message_of
-from trawl.collectors.options import did_you_mean
 from trawl.observe import (
     CSVSink,
     MLflowSink,

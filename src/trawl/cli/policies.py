@@ -15,6 +15,7 @@ from torch import nn
 
 from trawl.cli.errors import CliError, explained
 from trawl.cli.references import find, load_module, split
+from trawl.cli.transforms import stacked_env
 
 
 def load_policy(text: str, env: Any, seed: int, unsafe_pickle: bool) -> Any:
@@ -57,10 +58,12 @@ class PolicyLoader:
     policy: str
     seed: int
     unsafe_pickle: bool
+    frame_stack: int | None = None
 
     def __call__(self, env: Any) -> Any:
         """Returns the policy for an environment; None for random actions."""
-        return load_policy(self.policy, env, self.seed, self.unsafe_pickle)
+        seen = stacked_env(env, self.frame_stack)
+        return load_policy(self.policy, seen, self.seed, self.unsafe_pickle)
 
 
 def fingerprint(text: str) -> str | None:

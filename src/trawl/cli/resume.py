@@ -44,6 +44,7 @@ def previous_facts(args: CollectArguments, directory: Path) -> dict[str, Any]:
     _same(directory, "--max-frames-per-traj", made.get(limit), args.max_frames_per_traj)
     _same(directory, "--env-kwargs", facts.get("env_kwargs"), env_kwargs(args) or None)
     _same(directory, "--info-keys", facts.get("info_keys"), list(args.info_keys) or None)
+    _same_transforms(directory, facts, args)
     _same(directory, "--deterministic", bool(facts.get("deterministic")), args.deterministic)
     if args.seed is not None:
         _same(directory, "--seed", facts.get("seed"), args.seed)
@@ -53,6 +54,13 @@ def previous_facts(args: CollectArguments, directory: Path) -> dict[str, Any]:
             "another --out, without --resume"
         )
     return facts
+
+
+def _same_transforms(directory: Path, facts: dict[str, Any], args: CollectArguments) -> None:
+    _same(directory, "--frame-stack", facts.get("frame_stack"), args.frame_stack)
+    for name in ("normalize_observations", "normalize_rewards"):
+        before = bool(facts.get(name))
+        _same(directory, f"--{name.replace('_', '-')}", before, getattr(args, name))
 
 
 def is_resumed(facts: dict[str, Any]) -> bool:

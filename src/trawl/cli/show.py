@@ -31,6 +31,7 @@ from trawl.cli.summary import (
     show_workers,
     size_of,
 )
+from trawl.cli.transforms import show_transforms
 from trawl.data import load
 from trawl.data.sinks.base import was_closed
 from trawl.data.sinks.entries import Entry
@@ -153,6 +154,7 @@ def _facts(directory: Path, info: dict[str, Any], closed: bool) -> dict[str, str
         "environment": show_environment(info),
         "policy": show_policy(info),
         "seed": info.get("seed"),
+        "transforms": show_transforms(info),
         "resumed": show_resumed(info["resumed"], info["frames"]) if info.get("resumed") else None,
         "workers": show_workers(info["workers"]) if info.get("workers") else None,
         "made": str(info.get("date") or "").replace("T", " ").replace("+00:00", " UTC"),

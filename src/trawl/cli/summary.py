@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.table import Table
 
 from trawl.cli.errors import printable, shown
+from trawl.cli.transforms import show_transforms
 from trawl.observe.episodes import EpisodeStats, Moments
 from trawl.observe.formats import plural, short, show_bytes
 
@@ -34,6 +35,7 @@ def print_summary(
         "environment": show_environment(info),
         "policy": show_policy(info),
         "seed": str(info["seed"]),
+        "transforms": show_transforms(info),
         "frames": f"{episodes.frames:,} in {seconds:.1f} s: {rate:,.0f} a second",
         "time": f"environment {share:.0%}, policy {1 - share:.0%}",
     }
@@ -44,7 +46,7 @@ def print_summary(
         facts["workers"] = show_workers(info["workers"])
     if info.get("resumed"):
         facts["resumed"] = show_resumed(info["resumed"], info["frames"])
-    print_facts(console, facts)
+    print_facts(console, {name: value for name, value in facts.items() if value})
     print_episodes(console, episodes)
 
 

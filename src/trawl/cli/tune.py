@@ -19,6 +19,7 @@ from trawl.cli.environments import (
 from trawl.cli.errors import blamed, explained, printable
 from trawl.cli.policies import PolicyLoader
 from trawl.cli.references import search_here
+from trawl.cli.transforms import check_transforms, named_transforms, transform_options
 from trawl.collectors.tuning import Candidate, TuneResult
 from trawl.collectors.tuning import tune as search
 
@@ -35,13 +36,14 @@ def tune(args: TuneArguments) -> int:
     check_positive(args, "budget", "frames_per_batch", "max_workers", "max_envs")
     check_positive(args, "max_frames_per_traj")
     check_seed_range(args.seed)
+    check_transforms(args)
     search_here()
     source = env_source(args)
-    options: dict[str, Any] = {"max_frames_per_traj": args.max_frames_per_traj}
+    options = {"max_frames_per_traj": args.max_frames_per_traj, **transform_options(args)}
     if _has_policy(args, source):
-        loader = PolicyLoader(args.policy, args.seed, args.unsafe_pickle)
+        loader = PolicyLoader(args.policy, args.seed, args.unsafe_pickle, args.frame_stack)
         options["policy_factory"] = PolicyFactory(source, loader)
-    with blamed(args.env, args.policy):
+    with blamed(args.env, args.policy), named_transforms():
         result = search(
             source,
             budget=args.budget,
@@ -64,7 +66,7 @@ def _has_policy(args: TuneArguments, source: Any) -> bool:
     env = build_unchecked(args, source)
     try:
         with explained(f"--policy {args.policy}"):
-            loader = PolicyLoader(args.policy, args.seed, args.unsafe_pickle)
+            loader = PolicyLoader(args.policy, args.seed, args.unsafe_pickle, args.frame_stack)
             return loader(env) is not None
     finally:
         env.close(raise_if_closed=False)
@@ -87,10 +89,12 @@ def printable_lines(text: str) -> str:
 def command_of(args: TuneArguments, candidate: Candidate) -> str:
     """Returns the command that collects with a layout."""
     words = ["trawl", "collect", args.env]
-    for name in ("env_kwargs", "policy", "max_frames_per_traj"):
+    for name in ("env_kwargs", "policy", "max_frames_per_traj", "frame_stack"):
         value = getattr(args, name)
         if value not in (None, "random"):
             words += [f"--{name.replace('_', '-')}", str(value)]
+    for name in ("normalize_observations", "normalize_rewards"):
+        words += [f"--{name.replace('_', '-')}"] if getattr(args, name) else []
     if args.info_keys:
         words += ["--info-keys", *args.info_keys]
     if candidate.envs > 1:

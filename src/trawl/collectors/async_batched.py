@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from trawl.collectors.arguments import accepts, describe
 from trawl.collectors.inference_process import InferenceProcessCollector
-from trawl.collectors.options import did_you_mean
+from trawl.collectors.options import unknown_options
 from trawl.collectors.serving import ServingCollector, serving_worker
 from trawl.collectors.serving_options import (
     DEFAULT_SERVING,
@@ -112,9 +112,7 @@ def _checked(name: str, *args: Any, **options: Any) -> AsyncBatchedArguments:
         if option in _INSTEAD:
             raise TypeError(f"{name} doesn't take {option}: use {_INSTEAD[option]} instead")
     if unknown:
-        raise TypeError(
-            f"{name} got unknown arguments: {', '.join(unknown)}{did_you_mean(unknown, names)}"
-        )
+        raise unknown_options(name, unknown, names)
     if "frames_per_batch" not in options:
         raise TypeError(f"{name} needs the argument frames_per_batch")
     return AsyncBatchedArguments(*args, **options)

@@ -28,13 +28,14 @@ from trawl.collectors.checkpointing import CheckpointedCollector
 from trawl.collectors.closing import ClosingCollector
 from trawl.collectors.config import CollectorConfig
 from trawl.collectors.delivery import BatchDelivery
-from trawl.collectors.normalizing import NormalizingCollector
+from trawl.collectors.normalizing import NormalizingCollector, transform_facts
 from trawl.collectors.policy_version import PolicyVersion, version_tracker
 from trawl.collectors.profile import ProfileConfig, ProfiledCollector, RolloutProfiler
 from trawl.collectors.torchrl import register_collectors
 from trawl.collectors.tracing import TracedCollector
 from trawl.collectors.trajectory_batcher import STATE, TrajectoryBatcher
 from trawl.collectors.weight_control import WeightControl
+from trawl.data.sinks.base import Sink
 from trawl.observe.trace_options import TraceOptions
 from trawl.polling import is_polling
 
@@ -121,6 +122,8 @@ class BaseCollector(  # type: ignore[misc]  # the option `trace` has a method of
         self._whole: TrajectoryBatcher | None = None
         if config.trajs_per_batch is not None:
             self._whole = self._new_whole(config)
+        if isinstance(config.sink, Sink):
+            config.sink.info |= transform_facts(config)
         if isinstance(config.trace, TraceOptions):
             self._begin_trace(config.trace)
 

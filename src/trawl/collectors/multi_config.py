@@ -14,9 +14,9 @@ from trawl.collectors.options import (
     WHOLE,
     at_least,
     check_callable,
-    did_you_mean,
     one_of,
     option,
+    unknown_options,
 )
 from trawl.envs.build import distinct, refuse_policy
 from trawl.envs.types import is_list
@@ -172,9 +172,7 @@ def check_names(kind: str, options: Mapping[str, Any]) -> None:
     known = {one.name for one in fields(MultiConfig)} - NOT_HERE
     unknown = sorted(set(options) - known)
     if unknown:
-        raise TypeError(
-            f"{kind} got unknown arguments: {', '.join(unknown)}{did_you_mean(unknown, known)}"
-        )
+        raise unknown_options(kind, unknown, known)
     if "frames_per_batch" not in options:
         raise TypeError(f"{kind} needs the argument frames_per_batch")
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import field, fields
-from difflib import get_close_matches
 from inspect import getattr_static, isfunction
 from typing import Any, Final
 
-from trawl.checks import check_bool, check_number
+from trawl.checks import check_bool, check_number, did_you_mean
+from trawl.envs.arguments import argument_names
+from trawl.envs.gym import GymEnv
 
 #: Function that checks the value of an option. It is called with the option's name and the given
 #: value, and returns the value, possibly converted.
@@ -57,11 +58,18 @@ def tagged(cls: Any, tag: str) -> frozenset[str]:
     return frozenset(one.name for one in fields(cls) if tag in one.metadata.get("tags", ()))
 
 
-def did_you_mean(unknown: Iterable[str], known: Iterable[str]) -> str:
-    """Returns similar known names, for an error message; empty if there are none."""
-    close = [get_close_matches(name, sorted(known), 2) for name in unknown]
-    found = [name for names in close for name in names]
-    return f"; did you mean {' or '.join(found)}?" if found else ""
+def unknown_options(kind: str, unknown: Sequence[str], known: Iterable[str]) -> TypeError:
+    """Returns the error for options that a collector doesn't have.
+
+    Args:
+        kind: name of the collector's class.
+        unknown: names of the options.
+        known: names of the options that the collector has.
+    """
+    hint = did_you_mean(unknown, known)
+    if set(unknown) & set(argument_names(GymEnv)):
+        hint = ". Arguments of the environment are passed in create_env_kwargs"
+    return TypeError(f"{kind} got unknown arguments: {', '.join(unknown)}{hint}")
 
 
 # --- checks of one value

@@ -10,9 +10,8 @@ from typing import Any, Literal
 from tensordict import TensorDictBase
 from tensordict.nn import InteractionType
 
-from trawl.checks import check_bool, check_number, check_seconds
+from trawl.checks import check_bool, check_number, check_seconds, did_you_mean
 from trawl.collectors.first_ready import VERSION, pool_of
-from trawl.collectors.options import did_you_mean
 from trawl.collectors.policy_version import PolicyVersion
 from trawl.collectors.types import PolicyLike
 from trawl.devices import check_device

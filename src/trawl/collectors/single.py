@@ -23,7 +23,7 @@ from trawl.collectors.dispatch import (
 )
 from trawl.collectors.multi_config import MultiConfig
 from trawl.collectors.normalizing import normalize_options
-from trawl.collectors.options import did_you_mean
+from trawl.collectors.options import unknown_options
 from trawl.collectors.placing import (
     compiler,
     on_device,
@@ -108,11 +108,12 @@ class Collector(ResumableCollector):
         unknown = sorted(set(options) - set(option_names()))
         if unknown:
             workers = {one.name for one in fields(MultiConfig)} & set(unknown)
-            hint = f"; {', '.join(sorted(workers))}: an option of MultiSyncCollector and others"
-            raise TypeError(
-                f"{type(self).__name__} got unknown arguments: {', '.join(unknown)}"
-                f"{hint if workers else did_you_mean(unknown, option_names())}"
-            )
+            if workers:
+                raise TypeError(
+                    f"{type(self).__name__} got unknown arguments: {', '.join(unknown)}; "
+                    f"{', '.join(sorted(workers))}: an option of MultiSyncCollector and others"
+                )
+            raise unknown_options(type(self).__name__, unknown, option_names())
         if "frames_per_batch" not in options:
             raise TypeError(f"{type(self).__name__} needs the argument frames_per_batch")
         config = CollectorConfig(**options)

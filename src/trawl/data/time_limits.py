@@ -9,12 +9,18 @@ import torch
 from tensordict import TensorDictBase, is_tensor_collection
 from torch import Tensor, nn
 
+from trawl.checks import check_bool
 from trawl.data.trajectories import leaves_named
+from trawl.errors import add_note
 from trawl.keys import MASK, Key, as_key, show_key
 from trawl.tensordicts import broadcastable
 
 _VALUE = "state_value"
 _TERMINATED, _TRUNCATED = "terminated", "truncated"
+_WRAP = (
+    "A module of tensors needs a TensorDictModule around it, such as "
+    "TensorDictModule(network, ['observation'], ['state_value'])"
+)
 
 
 class _Reward(NamedTuple):
@@ -65,7 +71,8 @@ def bootstrap_time_limits(
         A batch with the new rewards; all other entries are those of ``batch``.
 
     Raises:
-        TypeError: if ``gamma`` is not a number, or the value network returns something else.
+        TypeError: if ``gamma`` is not a number, if the value network is a module of tensors, or if
+            it returns something else.
         ValueError: if ``gamma`` is out of range, or the values don't have the shape of the rewards.
         KeyError: if the batch has no reward or no flag ``"truncated"``, or an entry that the value
             network needs is missing.
@@ -82,6 +89,7 @@ def bootstrap_time_limits(
         >>> (found["next", "reward"] - batch["next", "reward"]).flatten().round()
         tensor([ 0.,  0.,  0., 90.,  0.,  0.,  0., 90.])
     """
+    _check_network(value_network)
     _check_gamma(gamma)
     rewards = list(_rewards(batch))
     rows = torch.stack([one.cut.reshape(*batch.shape, -1).any(-1) for one in rewards]).any(0)
@@ -116,7 +124,8 @@ class BootstrapTimeLimits:
         set_terminated: see :func:`bootstrap_time_limits`.
 
     Raises:
-        TypeError: if ``value_network`` can't be called, or ``gamma`` is not a number.
+        TypeError: if ``value_network`` can't be called with a TensorDict, or another argument has
+            the wrong type.
         ValueError: if ``gamma`` is out of range.
 
     Example:
@@ -143,12 +152,10 @@ class BootstrapTimeLimits:
         value_key: Any = _VALUE,
         set_terminated: bool = False,
     ) -> None:
-        if not callable(value_network):
-            raise TypeError(
-                "value_network must be a TensorDict module, or a function of a TensorDict, but it "
-                f"is {value_network!r}"
-            )
+        _check_network(value_network)
         _check_gamma(gamma)
+        _check_key(value_key)
+        check_bool("set_terminated", set_terminated)
         self.value_network, self.gamma = value_network, gamma
         self.value_key, self.set_terminated = value_key, set_terminated
 
@@ -174,6 +181,25 @@ class BootstrapTimeLimits:
             f"{type(self).__name__}({type(self.value_network).__name__}, gamma={self.gamma}, "
             f"set_terminated={self.set_terminated})"
         )
+
+
+def _check_network(network: Any) -> None:
+    """Raises an error if a value network can't be called with a TensorDict."""
+    wanted = "value_network must be a TensorDict module, or a function of a TensorDict, but it is "
+    if isinstance(network, type) or not callable(network):
+        raise TypeError(f"{wanted}{network!r}")
+    inner = network
+    while isinstance(inner, nn.Sequential) and len(inner):
+        inner = inner[0]
+    if type(inner).__module__.startswith("torch.nn.modules"):
+        raise TypeError(f"{wanted}a module of tensors, {type(network).__name__}. {_WRAP}")
+
+
+def _check_key(key: Any) -> None:
+    """Raises an error if the key of the values is neither a string nor a tuple of strings."""
+    parts = key if isinstance(key, tuple) else (key,)
+    if not parts or not all(isinstance(part, str) for part in parts):
+        raise TypeError(f"value_key must be a string or a tuple of strings, but it is {key!r}")
 
 
 def _check_gamma(gamma: Any) -> None:
@@ -232,8 +258,15 @@ def _values(network: Callable[[TensorDictBase], Any], steps: Any) -> Any:
     """Returns what a value network returns for the observations after some steps."""
     _check_inputs(network, steps)
     device = _device(network)
+    given = steps if device is None else steps.to(device)
     with torch.no_grad():
-        return network(steps if device is None else steps.to(device))
+        try:
+            return network(given)
+        except (AttributeError, TypeError) as error:
+            if isinstance(network, nn.Module) and not hasattr(network, "in_keys"):
+                # Modules of tensors fail in many ways.
+                add_note(error, f"value_network is called with a TensorDict. {_WRAP}")
+            raise
 
 
 def _check_inputs(network: Any, steps: TensorDictBase) -> None:
@@ -266,8 +299,7 @@ def _value(values: Any, reward: Key, value_key: Key, shape: torch.Size) -> Tenso
     if not isinstance(found, Tensor):
         raise TypeError(
             "value_network must return a TensorDict or a tensor of values, but it returned "
-            f"{type(found).__name__}. A module of tensors needs a TensorDictModule around it, such "
-            "as TensorDictModule(network, ['observation'], ['state_value'])"
+            f"{type(found).__name__}. {_WRAP}"
         )
     if found.shape != shape:
         raise ValueError(

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+from trawl.envs.outcomes import reset_results, step_results
+
 _NOT_STARTED = "the environment has no agents after a reset"
 
 
@@ -42,7 +44,7 @@ class ParallelSteps:
 
     def reset(self, **kwargs: Any) -> AgentResults:
         """Begins an episode."""
-        observations, infos = self.env.reset(**kwargs)
+        observations, infos = reset_results(self.env.reset(**kwargs), self.env)
         acting = tuple(self.env.agents)
         if not acting:
             raise RuntimeError(f"{self.env}: {_NOT_STARTED}")
@@ -50,7 +52,8 @@ class ParallelSteps:
 
     def step(self, actions: dict[str, Any]) -> AgentResults:
         """Takes a step with the actions of the agents that act."""
-        observations, rewards, terminations, truncations, infos = self.env.step(actions)
+        found = step_results(self.env.step(actions), self.env)
+        observations, rewards, terminations, truncations, infos = found
         acting = tuple(self.env.agents)
         return AgentResults(
             observations, rewards, terminations, truncations, infos, acting, not acting

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from importlib import import_module
 from typing import Any, TypeGuard
 
 import gymnasium
 import numpy as np
 from gymnasium import Space, spaces
 from typing_extensions import override
+
+from trawl.envs.arguments import argument_names, check_mapping, named_arguments, nearest_first
 
 # Methods of dm_env.Environment. In TorchRL and Trawl, attributes of these names are no methods.
 _METHODS = ("reset", "step", "observation_spec", "action_spec", "reward_spec", "discount_spec")
@@ -44,9 +48,11 @@ class DMEnv(gymnasium.Env[Any, Any]):
     Attributes:
         env: the environment.
         has_names: True if the observation of ``env`` is a mapping.
+        render_options: the arguments of ``physics.render``.
 
     Raises:
-        TypeError: if ``env`` is not a dm_env environment, or if data are neither numbers nor bools.
+        TypeError: if ``env`` is not a dm_env environment, if data are neither numbers nor bools, or
+            if ``render_options`` is not a mapping.
         ValueError: if ``env`` has an observation that is called ``"discount"``.
 
     Example:
@@ -80,7 +86,7 @@ class DMEnv(gymnasium.Env[Any, Any]):
         self._discounts = {value: np.array([value], np.float32) for value in (0.0, 1.0)}
         for array in self._discounts.values():
             array.flags.writeable = False
-        self._render_options = dict(render_options or {})
+        self.render_options = check_mapping("render_options", render_options)
         if hasattr(env, "physics"):
             self.metadata = {"render_modes": ["rgb_array"]}
             self.render_mode = "rgb_array"
@@ -164,7 +170,7 @@ class DMEnv(gymnasium.Env[Any, Any]):
 
         The array is a copy.
         """
-        return self.env.physics.render(**self._render_options)
+        return self.env.physics.render(**self.render_options)
 
     @override
     def close(self) -> None:
@@ -188,6 +194,7 @@ def make_dm_control(
 
     Raises:
         ImportError: if dm_control is not installed.
+        TypeError: if an argument is unknown or has the wrong type.
         ValueError: if there is no such task.
     """
     try:
@@ -202,22 +209,59 @@ def make_dm_control(
     domain, _, task = name.partition("/")
     tasks: dict[str, Sequence[str]] = suite.TASKS_BY_DOMAIN
     if domain not in tasks:
-        raise ValueError(f"dm_control has no domain {domain!r}: it has {', '.join(sorted(tasks))}")
+        raise ValueError(
+            f"dm_control has no domain {domain!r}: it has {', '.join(nearest_first(domain, tasks))}"
+        )
     if task not in tasks[domain]:
         raise ValueError(
             f"dm_control's domain {domain!r} has no task {task!r}: it has "
-            f"{', '.join(sorted(tasks[domain]))}"
+            f"{', '.join(nearest_first(task, tasks[domain]))}"
         )
     options = dict(options)
     render_options = options.pop("render_options", None)
 
     def make() -> DMEnv:
-        return DMEnv(suite.load(domain, task, **options), f"{domain}/{task}", render_options)
+        with _named_options(f"dm_control:{name}", domain, task, options):
+            env = suite.load(domain, task, **options)
+        return DMEnv(env, f"{domain}/{task}", render_options)
 
     if num_envs is None:
         return make()
     vector = {} if autoreset_mode is None else {"autoreset_mode": autoreset_mode}
     return gymnasium.vector.SyncVectorEnv([make] * num_envs, **vector)
+
+
+@contextmanager
+def _named_options(
+    env_id: str, domain: str, task: str, options: Mapping[str, Any]
+) -> Iterator[None]:
+    """Explains errors for unknown arguments of a task of dm_control, or of its environment."""
+
+    def of_suite() -> list[str]:
+        _, _, *names = argument_names(import_module("dm_control.suite").load)
+        return ["render_options", *names]
+
+    def of_task() -> list[str]:
+        suite = import_module(f"dm_control.suite.{domain}").SUITE
+        return [one for one in argument_names(suite[task]) if one != "environment_kwargs"]
+
+    def of_environment() -> list[str]:
+        names = argument_names(import_module("dm_control.rl.control").Environment)
+        return [one for one in names if one not in ("physics", "task", "time_limit")]
+
+    with (
+        named_arguments(env_id, options, of_suite),
+        _nested_options("task_kwargs", env_id, options, of_task),
+        _nested_options("environment_kwargs", env_id, options, of_environment),
+    ):
+        yield
+
+
+def _nested_options(
+    name: str, env_id: str, options: Mapping[str, Any], known: Callable[[], list[str]]
+) -> AbstractContextManager[None]:
+    given = check_mapping(name, options.get(name))
+    return named_arguments(f"{name} of {env_id}", given, known)
 
 
 def _generator_of(env: Any) -> Any:

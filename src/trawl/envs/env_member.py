@@ -16,7 +16,7 @@ from trawl.envs.capture.frames import from_plain, to_plain
 from trawl.envs.gym import GymEnv
 from trawl.envs.logged import LoggedEnv
 from trawl.envs.masks import MASK_KEY, is_joint
-from trawl.envs.outcomes import RESET_GIVES, flag_of, reward_of
+from trawl.envs.outcomes import RESET_GIVES, flag_of, reset_results, reward_of, wrong_step
 from trawl.envs.spaces import SpaceCodec
 from trawl.envs.state_parts import state_parts
 from trawl.envs.step_buffers import (
@@ -261,13 +261,17 @@ def _single(env: GymEnv, buffers: SharedStepBuffers, rows: slice) -> Callable[[b
         seeds = env.pop_seeds()
         with resetting(env, f"; {RESET_GIVES}"):
             given = {} if seeds is None else {"seed": seeds[0]}
-            obs, _ = env.reset_simulator(**given)
+            obs, _ = reset_results(env.reset_simulator(**given), env.env)
             write_begun(obs)
             if env.log is not None:
                 env.log.observe(encode(obs))
 
     def step(eager: bool) -> None:
-        obs, reward, terminated, truncated, _ = gym_step(read_action())
+        found = gym_step(read_action())
+        try:
+            obs, reward, terminated, truncated, _ = found
+        except (TypeError, ValueError):
+            raise wrong_step(found, env.env) from None
         try:
             rewards[0] = reward
         except TypeError:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from difflib import get_close_matches
 from operator import itemgetter
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from trawl.checks import did_you_mean
+from trawl.envs.arguments import named_arguments
 from trawl.memory import Array, Mask
 
 
@@ -140,6 +141,7 @@ def make_envpool(
 
     Raises:
         ImportError: if EnvPool is not installed.
+        TypeError: if an argument is unknown, or its value has the wrong type.
         ValueError: if there is no such id, or an autoreset mode is given.
     """
     if autoreset_mode is not None:
@@ -155,7 +157,28 @@ def make_envpool(
         ) from error
     known = envpool.list_all_envs()
     if name not in known:
-        near = get_close_matches(name, known, 5)
-        hint = f": did you mean {', '.join(near)}?" if near else ""
-        raise ValueError(f"EnvPool has no environment {name!r}{hint}")
-    return envpool.make_gymnasium(name, num_envs=num_envs or 1, **options)
+        raise ValueError(f"EnvPool has no environment {name!r}{did_you_mean([name], known, 5)}")
+
+    def defaults() -> dict[str, Any]:
+        found: dict[str, Any] = envpool.make_spec(name).config._asdict()
+        return found
+
+    try:
+        with named_arguments(f"envpool:{name}", options, lambda: {*defaults(), *_RENDERING}):
+            return envpool.make_gymnasium(name, num_envs=num_envs or 1, **options)
+    except TypeError:
+        _check_types(name, options, defaults())
+        raise
+
+
+# Arguments that EnvPool takes in addition to those of the environment.
+_RENDERING = ("from_pixels", "render_mode", "render_width", "render_height", "render_camera_id")
+
+
+def _check_types(name: str, options: Mapping[str, Any], defaults: Mapping[str, Any]) -> None:
+    """Raises a ``TypeError`` for a text instead of a number, or the reverse."""
+    for key, value in options.items():
+        default, is_text = defaults.get(key), isinstance(value, str)
+        if isinstance(default, (str, int, float)) and isinstance(default, str) != is_text:
+            wanted = "a number" if is_text else "a string"
+            raise TypeError(f"{key} of envpool:{name} must be {wanted}, but it is {value!r}")

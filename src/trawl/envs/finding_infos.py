@@ -27,6 +27,7 @@ from trawl.envs.info_wrappers import InfoEnvPool, InfoSingle, InfoVector
 from trawl.envs.infos import InfoLayout
 from trawl.envs.making import single_spaces
 from trawl.envs.masks import newest_masks
+from trawl.envs.outcomes import reset_results, step_results
 from trawl.envs.pool import is_pool
 from trawl.envs.vector import is_envpool, is_vector_env
 
@@ -155,7 +156,7 @@ def _probe(env: Any, wanted: Sequence[InfoEntry]) -> dict[str, Space[Any]]:
     action_space = copy.deepcopy(env.action_space)
     action_space.seed(0)
     found: dict[str, Any] = {}
-    _, info = env.reset()
+    _, info = reset_results(env.reset(), env)
     masks: Any = None
     for step in range(_STEPS):
         for one in _rows(info, env.num_envs) if batched else [info]:
@@ -163,11 +164,11 @@ def _probe(env: Any, wanted: Sequence[InfoEntry]) -> dict[str, Space[Any]]:
         if step >= _LEAST and all(entry.located(found) for entry in wanted):
             break
         masks = newest_masks(masks, info if batched else [info])
-        result = env.step(_sample(action_space, masks))
+        result = step_results(env.step(_sample(action_space, masks)), env)
         info = result[-1]
         if not batched and (result[2] or result[3]):
             found = _merged(found, info)
-            _, info = env.reset()
+            _, info = reset_results(env.reset(), env)
     hidden = ("final_obs", "final_observation", "final_info")
     return {name: space_of(value) for name, value in found.items() if name not in hidden}
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
@@ -113,4 +113,9 @@ def as_frame_stack(name: str, value: Any) -> FrameStack | None:
     """
     if value is None or isinstance(value, FrameStack):
         return value
+    if isinstance(value, (Mapping, list, tuple)):
+        raise TypeError(
+            f"{name} must be a number of frames or a FrameStack, but it is {value!r}. To stack "
+            "some observations only, pass FrameStack(size, keys=[...])"
+        )
     return FrameStack(check_number(name, value, least=2))

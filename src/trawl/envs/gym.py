@@ -26,7 +26,7 @@ from trawl.envs.info_wrappers import keep_masks
 from trawl.envs.logged import LoggedEnv
 from trawl.envs.making import make, single_spaces, wrapped
 from trawl.envs.masks import MASK_KEY, MaskKeeper, flat_mask, mask_keeper
-from trawl.envs.outcomes import flag_of, reward_of
+from trawl.envs.outcomes import flag_of, reset_results, reward_of, step_results
 from trawl.envs.pool import Pool, adapt_pool, is_pool
 from trawl.envs.replacements import made_again
 from trawl.envs.seeding import check_seed, derive, next_seed
@@ -232,7 +232,7 @@ class GymEnv(LoggedEnv):
         seeds = self.pop_seeds()
         if seeds is not None:
             kwargs.setdefault("seed", seeds[0])
-        obs, info = self.reset_simulator(**kwargs)
+        obs, info = reset_results(self.reset_simulator(**kwargs), self.env)
         if MASK_KEY in info and self._masks is None:
             self.env, self._masks = keep_masks(self.env, flat_mask(info[MASK_KEY]))
         self.decide_log()
@@ -386,7 +386,7 @@ class GymEnv(LoggedEnv):
     def _after(self, arrays: list[Any]) -> TensorDict:
         action = self.action_codec.decode(arrays)
         if self.vector is None:
-            obs, *rest, _ = self.env.step(action)
+            obs, *rest, _ = step_results(self.env.step(action), self.env)
             leaves = self.observation_codec.encode(obs)
             rest = self._checked(*rest)
         else:

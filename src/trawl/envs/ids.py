@@ -3,13 +3,23 @@
 from __future__ import annotations
 
 import inspect
+import re
+import warnings
 from collections.abc import Callable, Mapping
 from functools import partial
 from importlib import import_module
 from importlib.util import find_spec
+from pkgutil import iter_modules
 from typing import Any
 
-from trawl.checks import check_number
+from trawl.checks import check_number, did_you_mean
+from trawl.devices import optional_device
+from trawl.envs.arguments import (
+    argument_names,
+    named_arguments,
+    nearest_first,
+    unknown_argument,
+)
 from trawl.envs.dm import make_dm_control
 from trawl.envs.envpool_calls import make_envpool
 from trawl.envs.jax_env import JaxEnv
@@ -61,6 +71,7 @@ def make_pettingzoo(name: str, options: Mapping[str, Any]) -> PettingZooEnv:
 
     Raises:
         ImportError: if PettingZoo is not installed.
+        TypeError: if an argument is unknown.
         ValueError: if there is no such environment.
     """
     try:
@@ -69,7 +80,7 @@ def make_pettingzoo(name: str, options: Mapping[str, Any]) -> PettingZooEnv:
         raise ImportError(
             f"pettingzoo:{name} needs PettingZoo: pip install 'trawl-rl[pettingzoo]'"
         ) from error
-    own = inspect.signature(PettingZooEnv).parameters.keys() & options.keys()
+    own = set(argument_names(PettingZooEnv)) & options.keys()
     rest = {key: value for key, value in options.items() if key not in own}
     kinds = ("parallel", "aec") if rest.pop("parallel", True) else ("aec",)
     module = _module_of(name)
@@ -77,14 +88,21 @@ def make_pettingzoo(name: str, options: Mapping[str, Any]) -> PettingZooEnv:
         own_make = getattr(module, _FACTORIES[kind], None)
         make = _registered(kind, name) if module is None else own_make
         if make is not None:
-            env = PettingZooEnv(make(**rest), **{key: options[key] for key in own})
+            known = partial(_arguments_of, kind, name)
+            with named_arguments(f"pettingzoo:{name}", rest, known):
+                made = make(**rest)
+            env = PettingZooEnv(made, **{key: options[key] for key in own})
             env.remake = partial(make_pettingzoo, name, options)
             return env
     raise ValueError(
-        f"there is no PettingZoo environment {name!r}: use an id such as classic/rps-v2, or a "
-        "module of an installed package, such as mpe2/simple_spread_v3"
+        f"there is no PettingZoo environment {name!r}"
+        f"{did_you_mean([name], _names_near(name), 3) or '.'} Use an id such as classic/rps-v2, or "
+        "a module of an installed package, such as mpe2/simple_spread_v3"
     )
 
+
+# The end of the name of a module with an environment.
+_VERSIONED = re.compile(r"_v\d+$")
 
 # The functions in an environment's module.
 _FACTORIES = {"parallel": "parallel_env", "aec": "env"}
@@ -97,9 +115,34 @@ def _registered(kind: str, name: str) -> Callable[..., Any] | None:
     errors = pettingzoo.env_registry.exceptions
     try:
         pettingzoo.spec(kind, name)
-    except (errors.NameNotFound, errors.NamespaceNotFound, errors.VersionNotFound):
+    except errors.FailedToImport:
+        raise
+    except errors.PettingZooRegistryError:
         return None
     return partial(pettingzoo.make, kind, name)
+
+
+def _arguments_of(kind: str, name: str) -> list[str]:
+    """Returns the arguments of a PettingZoo environment and of its adapter."""
+    module = _module_of(name)
+    if module is None:
+        entry = import_module("pettingzoo").spec(kind, name).entry_point
+        module = import_module(entry.partition(":")[0])
+    # The other functions of the module pass their arguments on to this one.
+    make = getattr(module, "raw_env", None)
+    own = [one for one in argument_names(PettingZooEnv) if one != "env"]
+    return ["num_envs", "parallel", *own, *(() if make is None else argument_names(make))]
+
+
+def _names_near(name: str) -> list[str]:
+    """Returns the names of PettingZoo's environments, and of those in a package of its own."""
+    pettingzoo = import_module("pettingzoo")
+    package = name.partition("/")[0]
+    found = find_spec(package) if package.isidentifier() else None
+    folders = None if found is None else found.submodule_search_locations
+    modules = [one.name for one in iter_modules(folders)] if folders else []
+    own = [f"{package}/{one}" for one in modules if _VERSIONED.search(one)]
+    return [*own, *pettingzoo.aec_registry, *pettingzoo.parallel_registry]
 
 
 def _module_of(name: str) -> Any:
@@ -120,21 +163,39 @@ def make_vmas(name: str, options: Mapping[str, Any]) -> VmasEnv:
 
     Raises:
         ImportError: if VMAS is not installed.
-        ValueError: if there is no such scenario.
+        TypeError: if an argument is unknown.
+        ValueError: if there is no such scenario, or the device can't be used.
     """
     try:
         import vmas
     except ImportError as error:
         raise ImportError(f"vmas:{name} needs VMAS: pip install 'trawl-rl[vmas]'") from error
     count = check_number("num_envs", options.get("num_envs", 1), least=1)
-    try:
-        return VmasEnv(vmas.make_env(name, **{**options, "num_envs": count}))
-    except AssertionError as error:
-        if "not found" not in str(error):
-            raise
-        raise ValueError(
-            f"VMAS has no scenario {name!r}: it has {', '.join(vmas.scenarios)}"
-        ) from error
+    optional_device("device", options.get("device"))
+    with warnings.catch_warnings():
+        # VMAS only warns of an unknown argument.
+        warnings.filterwarnings("error", message="Scenario kwargs")
+        try:
+            return VmasEnv(vmas.make_env(name, **{**options, "num_envs": count}))
+        except UserWarning as error:
+            raise _unused_by_vmas(name, options) from error
+        except AssertionError as error:
+            if "not found" not in str(error):
+                raise
+            known = [*vmas.scenarios, *vmas.mpe_scenarios, *vmas.debug_scenarios]
+            raise ValueError(
+                f"VMAS has no scenario {name!r}: it has {', '.join(nearest_first(name, known))}"
+            ) from error
+
+
+def _unused_by_vmas(name: str, options: Mapping[str, Any]) -> TypeError:
+    load = import_module("vmas.scenarios").load
+    makes = load(f"{name.removesuffix('.py')}.py").Scenario.make_world
+    # A scenario takes its arguments out of a dict.
+    taken = re.findall(r"kwargs\.(?:pop|get)\(\s*[\"'](\w+)", inspect.getsource(makes))
+    known = [*argument_names(import_module("vmas").make_env), *taken]
+    unknown = [one for one in options if one not in known]
+    return unknown_argument(f"vmas:{name}", unknown[0], [one for one in known if one != "scenario"])
 
 
 # Makes an environment that is not Gymnasium's, from the rest of its id and further arguments.
@@ -159,6 +220,21 @@ _CLASSES: dict[str, type] = {
 def is_known(env_id: str) -> bool:
     """Returns True if an id begins with the name of a library, so that Gymnasium has no such id."""
     return env_id.partition(":")[0] in _MAKERS.keys() | _OTHERS.keys()
+
+
+def check_prefix(env_id: str) -> None:
+    """Raises an error if an id begins with a misspelt name of a library.
+
+    Raises:
+        ValueError: if so. The message names the library.
+    """
+    prefix, colon, _ = env_id.partition(":")
+    known = sorted(_MAKERS.keys() | _OTHERS.keys())
+    if not colon or prefix in known or (prefix.isidentifier() and find_spec(prefix) is not None):
+        return
+    hint = did_you_mean([prefix], known, 1)
+    if hint:
+        raise ValueError(f"{env_id!r} names no library that Trawl knows, and no module{hint}")
 
 
 def lacks_vectors(env_id: str) -> bool:

@@ -32,7 +32,8 @@ class InfoKey:
             ``("info", *name)``.
 
     Raises:
-        TypeError: if ``name`` or ``key`` is neither a string nor a tuple of strings.
+        TypeError: if ``name`` or ``key`` is neither a string nor a tuple of strings, or if ``spec``
+            is none of the above.
         ValueError: if ``name`` is reserved, if ``key`` begins with ``"next"``, or if it ends with
             ``"is_init"``.
 
@@ -52,6 +53,7 @@ class InfoKey:
         for what, value in (("name", self.name), ("key", self.key)):
             if value is not None or what == "name":
                 _check_names(f"the {what} of an InfoKey", value)
+        _given(self.name, self.spec)
         if self.path[0] in _RESERVED:
             raise ValueError(
                 f"info_keys has {self.path[0]!r}, but vector environments use this name at the end "

@@ -19,6 +19,7 @@ from typing_extensions import override
 from trawl.envs.final_obs import final_sample
 from trawl.envs.infos import InfoLayout, InfoLeaf
 from trawl.envs.masks import MaskKeeper
+from trawl.envs.outcomes import reset_results, step_results
 from trawl.envs.spaces import SpaceCodec
 from trawl.memory import Array, Mask
 
@@ -98,13 +99,14 @@ class InfoSingle(gymnasium.Wrapper[Any, Any, Any, Any]):
 
     @override
     def reset(self, **kwargs: Any) -> Any:
-        obs, info = self.env.reset(**kwargs)
+        obs, info = reset_results(self.env.reset(**kwargs), self.env)
         merge = self._merge
         return merge(obs, merge.layout.sample(info)), info
 
     @override
     def step(self, action: Any) -> Any:
-        obs, reward, terminated, truncated, info = self.env.step(action)
+        found = step_results(self.env.step(action), self.env)
+        obs, reward, terminated, truncated, info = found
         merge = self._merge
         return merge(obs, merge.layout.sample(info)), reward, terminated, truncated, info
 
@@ -153,7 +155,7 @@ class InfoVector(VectorWrapper[Any, Any, Any, Any, Any]):
     def reset(self, *, seed: Any = None, options: dict[str, Any] | None = None) -> Any:
         # The environment may remove the mask from the options.
         mask: Mask | None = (options or {}).get("reset_mask")
-        obs, info = self.env.reset(seed=seed, options=options)
+        obs, info = reset_results(self.env.reset(seed=seed, options=options), self.env)
         layout = self._merge.layout
         columns = layout.columns(self.num_envs)
         if mask is not None and self._newest:
@@ -165,7 +167,8 @@ class InfoVector(VectorWrapper[Any, Any, Any, Any, Any]):
 
     @override
     def step(self, actions: Any) -> Any:
-        obs, reward, terminated, truncated, info = self.env.step(actions)
+        found = step_results(self.env.step(actions), self.env)
+        obs, reward, terminated, truncated, info = found
         layout = self._merge.layout
         columns = last = layout.columns(self.num_envs)
         layout.fill(columns, info)

@@ -13,6 +13,7 @@ from gymnasium import Space, spaces
 from torch import Tensor
 from torch.utils.dlpack import from_dlpack
 
+from trawl.devices import check_device
 from trawl.envs.spaces import SpaceCodec, SpaceLeaf, nest
 from trawl.envs.specs import Categorical, MultiCategorical
 from trawl.keys import Key, show_key
@@ -40,6 +41,7 @@ def devices_of(device: torch.device | str | None) -> tuple[Any, torch.device]:
         device: the device of PyTorch; None for the default device of JAX.
 
     Raises:
+        TypeError: if ``device`` has the wrong type.
         ValueError: if JAX or PyTorch can't use the device.
     """
     jax = load_jax()
@@ -51,12 +53,7 @@ def devices_of(device: torch.device | str | None) -> tuple[Any, torch.device]:
                 f"the default device of JAX is {found}, which PyTorch can't read: pass device='cpu'"
             )
     else:
-        try:
-            wanted = torch.device(device)
-        except RuntimeError as error:
-            raise ValueError(
-                f"device={device!r} is no device of PyTorch: pass 'cpu' or 'cuda'"
-            ) from error
+        wanted = check_device("device", device, here=False)
         platform = "gpu" if wanted.type == "cuda" else wanted.type
         try:
             found = jax.devices(platform)[wanted.index or 0]

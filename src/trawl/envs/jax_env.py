@@ -11,6 +11,7 @@ from torch import Tensor
 from typing_extensions import override
 
 from trawl.checks import check_bool, check_number
+from trawl.envs.arguments import lists_arguments
 from trawl.envs.info_keys import InfoKeys
 from trawl.envs.jax_arrays import (
     action_decoder,
@@ -78,6 +79,7 @@ class JaxEnv(TensorEnv):
 
     can_restart = True
 
+    @lists_arguments
     def __init__(
         self,
         env: Any,

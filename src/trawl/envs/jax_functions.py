@@ -88,13 +88,18 @@ def functions_of(env: Any, params: Any = None) -> JaxFunctions:
         params: parameters of an environment of gymnax; None for its default parameters.
 
     Raises:
-        TypeError: if ``env`` is no environment of these kinds.
+        TypeError: if ``env`` is no environment of these kinds, or ``params`` belong to another one.
         ValueError: if ``env`` is already a batch, or begins new episodes by itself; if it has
             several rewards; or if ``params`` are given for another kind than gymnax.
     """
     if is_gymnax(env):
-        return _gymnax(env, env.default_params if params is None else params)
+        return _gymnax(env, _checked_params(env, params))
     if params is not None:
+        if isinstance(env, tuple) and any(map(is_gymnax, env)):
+            raise ValueError(
+                "params are given twice: env is a tuple with an environment and its parameters. "
+                "Pass the environment alone, or leave params out"
+            )
         raise ValueError(f"params are for environments of gymnax, but env is {env!r}")
     _check_single(env)
     if is_jumanji(env):
@@ -142,6 +147,19 @@ def _with_info(found: Any, what: str, parts: Sequence[str]) -> tuple[Any, ...]:
             f"returned {got}"
         )
     return tuple(found) if count == len(parts) + 1 else (*found, {})
+
+
+def _checked_params(env: Any, params: Any) -> Any:
+    """Returns the parameters of an environment of gymnax; None for its default parameters."""
+    default = env.default_params
+    if params is None:
+        return default
+    if not isinstance(params, type(default)):
+        raise TypeError(
+            f"params must be the parameters of {env.name}, such as "
+            f"env.default_params.replace(...), but it is {type(params).__name__}: {params!r}"
+        )
+    return params
 
 
 def is_gymnax(env: object) -> bool:

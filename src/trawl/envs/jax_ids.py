@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Iterable, Mapping
 from dataclasses import fields, replace
 from difflib import get_close_matches
 from importlib import import_module
 from typing import Any
 
+from trawl.envs.arguments import argument_names, named_arguments
 from trawl.envs.jax_arrays import load_jax
 from trawl.envs.jax_env import JaxEnv
 
@@ -23,14 +23,21 @@ def make_gymnax(name: str, options: Mapping[str, Any]) -> JaxEnv:
 
     Raises:
         ImportError: if gymnax or JAX is not installed.
+        TypeError: if an argument is unknown, or a parameter is no number.
         ValueError: if there is no such environment.
     """
     gymnax = _load("gymnax", name)
     _check_known("gymnax", name, gymnax.registered_envs)
     own, rest = _divided(options)
-    found = {field.name for field in fields(gymnax.make(name)[1])}
+    example, defaults = gymnax.make(name)
+    found = {field.name for field in fields(defaults)}
     given = {key: rest.pop(key) for key in found & rest.keys()}
-    env, params = gymnax.make(name, **rest)
+    for key, value in given.items():
+        if isinstance(value, str) or value is None:
+            raise TypeError(f"{key} of gymnax:{name} must be a number, but it is {value!r}")
+    known = [*_OWN, *found, *argument_names(type(example))]
+    with named_arguments(f"gymnax:{name}", rest, lambda: known):
+        env, params = gymnax.make(name, **rest)
     return JaxEnv(env, **{"params": replace(params, **given), **own})
 
 
@@ -44,12 +51,20 @@ def make_brax(name: str, options: Mapping[str, Any]) -> JaxEnv:
 
     Raises:
         ImportError: if Brax or JAX is not installed.
+        TypeError: if an argument is unknown, or :class:`JaxEnv` does its work.
         ValueError: if there is no such environment.
     """
     brax = _load("brax.envs", name)
     _check_known("brax", name, brax._envs)
     own, rest = _divided(options)
-    return JaxEnv(brax.create(name, **rest, auto_reset=False), **own)
+    for key, why in _BY_JAX_ENV.items():
+        if key in rest:
+            raise TypeError(f"{key}={rest[key]!r} can't be used with brax:{name}: {why}")
+    known = [*_PLAIN, *argument_names(brax.create), *argument_names(brax._envs[name])]
+    there = set(known) - {"env_name", *_BY_JAX_ENV}
+    with named_arguments(f"brax:{name}", rest, lambda: there):
+        env = brax.create(name, **rest, auto_reset=False)
+    return JaxEnv(env, **own)
 
 
 def make_jumanji(name: str, options: Mapping[str, Any]) -> JaxEnv:
@@ -62,12 +77,29 @@ def make_jumanji(name: str, options: Mapping[str, Any]) -> JaxEnv:
 
     Raises:
         ImportError: if Jumanji or JAX is not installed.
+        TypeError: if an argument is unknown.
         ValueError: if there is no such environment.
     """
     jumanji = _load("jumanji", name)
     _check_known("jumanji", name, jumanji.registered_environments())
     own, rest = _divided(options)
-    return JaxEnv(jumanji.make(name, **rest), **own)
+
+    def known() -> list[str]:
+        return [*_PLAIN, *argument_names(type(jumanji.make(name).unwrapped))]
+
+    with named_arguments(f"jumanji:{name}", rest, known):
+        env = jumanji.make(name, **rest)
+    return JaxEnv(env, **own)
+
+
+_OWN = [name for name in argument_names(JaxEnv) if name != "env"]
+_PLAIN = [name for name in _OWN if name != "params"]
+
+# Arguments of Brax for work that JaxEnv does.
+_BY_JAX_ENV = {
+    "auto_reset": "JaxEnv begins new episodes. Leave it out",
+    "batch_size": "pass the number of environments as num_envs",
+}
 
 
 def _load(module: str, name: str) -> Any:
@@ -83,9 +115,8 @@ def _load(module: str, name: str) -> Any:
 
 def _divided(options: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     """Returns the arguments of :class:`JaxEnv`, and the rest."""
-    names = inspect.signature(JaxEnv).parameters.keys() - {"env"}
-    own = {"num_envs": 1, **{key: options[key] for key in names & options.keys()}}
-    return own, {key: value for key, value in options.items() if key not in names}
+    own = {"num_envs": 1, **{key: options[key] for key in _OWN if key in options}}
+    return own, {key: value for key, value in options.items() if key not in _OWN}
 
 
 def _check_known(library: str, name: str, known: Iterable[str]) -> None:

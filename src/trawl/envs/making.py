@@ -13,8 +13,8 @@ from gymnasium.wrappers import AddRenderObservation, FilterObservation
 
 from trawl.envs.dm import DMEnv, is_dm_env
 from trawl.envs.gymnasium_extras import named_extras
-from trawl.envs.ids import maker_of
-from trawl.envs.outcomes import flag_of, reward_of
+from trawl.envs.ids import check_prefix, maker_of
+from trawl.envs.outcomes import flag_of, reward_of, step_results
 from trawl.envs.vector import is_envpool, is_vector_env
 
 
@@ -28,7 +28,8 @@ class _FrameSkip(gymnasium.Wrapper[Any, Any, Any, Any]):
     def step(self, action: Any) -> Any:
         total = 0.0
         for _ in range(self._times):
-            obs, reward, terminated, truncated, info = self.env.step(action)
+            found = step_results(self.env.step(action), self.env)
+            obs, reward, terminated, truncated, info = found
             total += reward_of(reward, self.env)
             terminated = flag_of(terminated, "terminated", self.env)
             if terminated or flag_of(truncated, "truncated", self.env):
@@ -51,6 +52,7 @@ def make(
         ValueError: if the package has no such environment, or if it is not for :class:`GymEnv`.
     """
     options = dict(kwargs)
+    check_prefix(env_id)
     maker, name = maker_of(env_id)
     if maker is not None:
         return maker(name, num_envs, autoreset_mode, options)

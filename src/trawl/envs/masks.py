@@ -23,6 +23,7 @@ from tensordict import TensorDict, TensorDictBase
 from torch import Tensor
 from typing_extensions import override
 
+from trawl.envs.outcomes import reset_results, step_results
 from trawl.envs.specs import Binary, Categorical, Composite, MultiCategorical, MultiOneHot
 from trawl.keys import as_key
 from trawl.memory import Array
@@ -326,12 +327,13 @@ class ObserveActionMask(gymnasium.Wrapper[Any, Any, Any, Any]):
 
     @override
     def reset(self, **kwargs: Any) -> Any:
-        obs, info = self.env.reset(**kwargs)
+        obs, info = reset_results(self.env.reset(**kwargs), self.env)
         return self._with_mask(obs, info), info
 
     @override
     def step(self, action: Any) -> Any:
-        obs, reward, terminated, truncated, info = self.env.step(action)
+        found = step_results(self.env.step(action), self.env)
+        obs, reward, terminated, truncated, info = found
         if (terminated or truncated) and MASK_KEY not in info:
             # No action follows, so the value doesn't matter.
             info = {**info, MASK_KEY: np.ones(self._count, dtype=np.int8)}

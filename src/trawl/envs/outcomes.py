@@ -16,6 +16,7 @@ from trawl.memory import Array
 RESET_GIVES = (
     "reset must return (observation, info), with an observation from the observation space"
 )
+_OLD = "older versions of Gym have another API"
 
 #: numpy's False, a singleton that can be compared by identity.
 NO = np.False_
@@ -27,6 +28,49 @@ class Outcome(NamedTuple):
     reward: Array
     terminated: Array
     truncated: Array
+
+
+def step_results(found: Any, env: object) -> Any:
+    """Returns the five results of an environment's step.
+
+    Args:
+        found: object that the step returned.
+        env: the environment, for error messages.
+
+    Raises:
+        TypeError: if ``found`` is no tuple.
+        ValueError: if it has more or fewer values than five.
+    """
+    if isinstance(found, (tuple, list)) and len(found) == 5:
+        return found
+    raise wrong_step(found, env)
+
+
+def wrong_step(found: Any, env: object) -> Exception:
+    """Returns the error for a step that doesn't return five values."""
+    wanted = f"it must return (observation, reward, terminated, truncated, info); {_OLD}"
+    if isinstance(found, (tuple, list)):
+        return ValueError(f"step of {env!r} returned {len(found)} values, but {wanted}")
+    return TypeError(f"step of {env!r} returned {type(found).__name__}, but {wanted}")
+
+
+def reset_results(found: Any, env: object) -> Any:
+    """Returns the observation and the info that an environment's reset returned.
+
+    Args:
+        found: object that the reset returned.
+        env: the environment, for error messages.
+
+    Raises:
+        TypeError: if ``found`` is no tuple.
+        ValueError: if it has more or fewer values than two.
+    """
+    if isinstance(found, (tuple, list)) and len(found) == 2:
+        return found
+    wanted = f"it must return (observation, info); {_OLD}"
+    if isinstance(found, (tuple, list)):
+        raise ValueError(f"reset of {env!r} returned {len(found)} values, but {wanted}")
+    raise TypeError(f"reset of {env!r} returned {type(found).__name__}, but {wanted}")
 
 
 def flag_of(value: Any, name: str, env: object) -> bool:

@@ -27,6 +27,7 @@ from trawl.envs.agent_steps import (
     is_pettingzoo,
     is_turn_based,
 )
+from trawl.envs.arguments import lists_arguments
 from trawl.envs.capture import capture, restore
 from trawl.envs.capture.replay import EpisodeLog
 from trawl.envs.info_keys import AnyText, AnyValue
@@ -91,6 +92,7 @@ class PettingZooEnv(LoggedEnv):
         >>> env.close()
     """
 
+    @lists_arguments
     def __init__(
         self,
         env: Any,

@@ -123,7 +123,12 @@ class TensorCodec:
         """Checks the first sample, and records its layout."""
         for leaf, value in zip(self.leaves, values, strict=True):
             expected = torch.Size((self._num_envs, *(leaf.space.shape or ())))
-            if value.shape != expected or value.device != self._device:
+            if value.device != self._device:
+                raise ValueError(
+                    f"{self._root} {show_key(leaf.key)} is on {value.device}, but the environment, "
+                    f"or the argument device, says {self._device}: state the device of the data"
+                )
+            if value.shape != expected:
                 self._explain(leaf, value, expected, value.dtype)
             if not torch.can_cast(value.dtype, leaf.spec.dtype):
                 raise TypeError(

@@ -18,6 +18,7 @@ from trawl.envs.final_obs import FINAL_OBS, marks_presence
 from trawl.envs.info_keys import InfoEntry, box, placed_entries
 from trawl.envs.info_wrappers import InfoMerger
 from trawl.envs.infos import InfoLayout, InfoLeaf
+from trawl.envs.outcomes import reset_results, step_results
 
 # Random steps that are taken to see values, at most.
 _STEPS = 1000
@@ -49,7 +50,7 @@ class InfoTensors:
         """Resets all environments, or those that the options select."""
         if options is not None:
             kwargs["options"] = options
-        obs, info = self._env.reset(**kwargs)
+        obs, info = reset_results(self._env.reset(**kwargs), self._env)
         return self.merged(obs, info, self._chosen(options or {}))
 
     def merged(self, obs: Any, info: Any, mask: Tensor | None = None) -> Any:
@@ -62,7 +63,8 @@ class InfoTensors:
 
     def step(self, actions: Any) -> Any:
         """Steps all environments."""
-        obs, reward, terminated, truncated, info = self._env.step(actions)
+        found = step_results(self._env.step(actions), self._env)
+        obs, reward, terminated, truncated, info = found
         columns = self._newest = self._read(info, self._blanks)
         name = next((one for one in FINAL_OBS if info.get(one) is not None), None)
         if name is not None:

@@ -16,9 +16,13 @@ from gymnasium.vector import (
 from torch import Tensor
 from typing_extensions import override
 
+from trawl.checks import check_bool
+from trawl.devices import check_device
+from trawl.envs.arguments import lists_arguments
 from trawl.envs.autoreset import autoreset_mode as declared_mode
 from trawl.envs.info_keys import InfoKeys, given_entries
 from trawl.envs.masks import MASK_KEY, rand_actions
+from trawl.envs.outcomes import reset_results, step_results
 from trawl.envs.spaces import check_keys
 from trawl.envs.tensor_codec import TensorCodec
 from trawl.envs.tensor_env import TensorEnv, TensorStep
@@ -74,6 +78,7 @@ class TorchVectorEnv(TensorEnv):
 
     state_names = ("_shown", "_ended", "shown_mask")
 
+    @lists_arguments
     def __init__(
         self,
         env: Any,
@@ -85,12 +90,13 @@ class TorchVectorEnv(TensorEnv):
         info_keys: InfoKeys = (),
     ) -> None:
         _check_api(env)
+        check_bool("categorical_action_encoding", categorical_action_encoding)
         self.env = env
         self._first: Any = None
-        place = declared_device(env) if device is None else torch.device(device)
+        place = declared_device(env) if device is None else check_device("device", device)
         if place is None:
             # The first batch begins with this reset.
-            self._first = env.reset()
+            self._first = reset_results(env.reset(), env)
             place = _device_of(self._first[0])
             if place is None:
                 raise NoTensors(
@@ -137,7 +143,7 @@ class TorchVectorEnv(TensorEnv):
         if not given:
             return
         if any(entry.space is None for entry in given) and self._first is None:
-            self._first = self.env.reset()
+            self._first = reset_results(self.env.reset(), self.env)
         info = {} if self._first is None else self._first[1]
         layout, stepped = tensor_layout(self.env, given, info, self._random_step)
         self.env = wrapped = InfoTensors(self.env, layout, self.home)
@@ -152,7 +158,8 @@ class TorchVectorEnv(TensorEnv):
         self._note_mask(info)
         actions = rand_actions(self.full_action_spec, None, self.action_mask())
         values = [actions.get(leaf.key) for leaf in self.action_codec.leaves]
-        _, _, terminated, truncated, info = self.env.step(self.action_codec.decode(values))
+        found = self.env.step(self.action_codec.decode(values))
+        _, _, terminated, truncated, info = step_results(found, self.env)
         ended = bool(torch.logical_or(terminated, truncated).any())
         resets = ended and self.mode is AutoresetMode.DISABLED
         return [info, self.env.reset()[1]] if resets else [info]
@@ -173,7 +180,8 @@ class TorchVectorEnv(TensorEnv):
         seed, self._seed = self._seed, None
         if seed is not None:
             kwargs.setdefault("seed", seed)
-        obs, info = self.env.reset(**kwargs) if first is None or kwargs else first
+        found = self.env.reset(**kwargs) if first is None or kwargs else first
+        obs, info = reset_results(found, self.env)
         self._ended = self._none
         self.shown_mask = None
         self._note_mask(info)
@@ -195,7 +203,7 @@ class TorchVectorEnv(TensorEnv):
         # A copy, because the environment may keep or change it.
         rows = mask.clone() if self._partial == "mask" else mask.nonzero().squeeze(-1)
         options = {**(kwargs.pop("options", None) or {}), _PARTIAL[self._partial]: rows}
-        obs, info = self.env.reset(options=options, **kwargs)
+        obs, info = reset_results(self.env.reset(options=options, **kwargs), self.env)
         self._note_mask(info, mask)
         self._ended = self._ended & ~mask
         self._shown = self.observation_codec.encode(obs)
@@ -204,7 +212,8 @@ class TorchVectorEnv(TensorEnv):
     @override
     def advance(self, actions: Iterable[Tensor]) -> TensorStep:
         action = self.action_codec.decode(actions)
-        obs, reward, terminated, truncated, info = self.env.step(action)
+        found = step_results(self.env.step(action), self.env)
+        obs, reward, terminated, truncated, info = found
         if self.shown_mask is not None:
             self._note_mask(info)
         reward = self._row(reward, "reward").unsqueeze(-1)
@@ -369,6 +378,12 @@ def _device_of(obs: Any) -> torch.device | None:
 
 
 def _check_api(env: Any) -> None:
+    if isinstance(env, (str, type)):
+        kind = "an id" if isinstance(env, str) else f"the class {env.__name__}"
+        raise TypeError(
+            f"env must be an environment with Gymnasium's vector API, but it is {kind}: "
+            f"{env!r}. Pass the environment itself"
+        )
     missing = [name for name in _API if not hasattr(env, name)]
     if missing:
         raise TypeError(

@@ -30,7 +30,7 @@ from trawl.envs.capture.attributes import Decoder, Encoder, NotPlain
 from trawl.envs.capture.history import PoolLog
 from trawl.envs.envpool_calls import EnvPoolCalls
 from trawl.envs.masks import newest_masks
-from trawl.envs.outcomes import Outcome, OutcomeCheck
+from trawl.envs.outcomes import Outcome, OutcomeCheck, reset_results, step_results
 from trawl.envs.spaces import SpaceCodec
 from trawl.errors import EnvStateError
 from trawl.memory import Array, Mask
@@ -89,7 +89,7 @@ class VectorAdapter:
             # derive all seeds from one.
             several = isinstance(self.env.unwrapped, (SyncVectorEnv, AsyncVectorEnv))
             kwargs.setdefault("seed", list(seeds) if several else seeds[0])
-        obs, info = self.env.reset(**kwargs)
+        obs, info = reset_results(self.env.reset(**kwargs), self.env)
         if isinstance(obs, Tensor):
             raise TypeError(
                 f"{self.env!r} returns torch tensors, but does not state their device: pass "
@@ -113,7 +113,8 @@ class VectorAdapter:
 
     def _step(self, action: Any) -> tuple[list[Array], Outcome, Any]:
         """Steps the environment itself, and checks the rewards and flags."""
-        obs, reward, terminated, truncated, info = self.env.step(action)
+        found = step_results(self.env.step(action), self.env)
+        obs, reward, terminated, truncated, info = found
         outcome = self._check_outcome(reward, terminated, truncated)
         if self.masks is not None:
             self.masks = newest_masks(self.masks, info)
@@ -126,7 +127,7 @@ class VectorAdapter:
         verifies = self._check.sees_observations and not mask.all()
         # A copy: the environment may write the new observations into the same memory.
         before = [np.array(leaf) for leaf in self._shown] if verifies else []
-        obs, info = self.env.reset(options=options, **kwargs)
+        obs, info = reset_results(self.env.reset(options=options, **kwargs), self.env)
         if self.masks is not None:
             self.masks = newest_masks(self.masks, info)
         self._shown = leaves = self.codec.encode(obs)

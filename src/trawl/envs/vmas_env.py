@@ -11,6 +11,7 @@ from gymnasium import spaces as gymnasium_spaces
 from torch import Tensor
 from typing_extensions import override
 
+from trawl.envs.arguments import lists_arguments
 from trawl.envs.specs import Bounded, Categorical, Composite, Spec, Unbounded
 from trawl.envs.tensor_env import TensorEnv, TensorStep
 
@@ -43,6 +44,7 @@ class VmasEnv(TensorEnv):
     can_restart = True
     state_names = ("_begun", "_shown", "random_state")
 
+    @lists_arguments
     def __init__(self, env: Any) -> None:
         self.env = env
         self.home = torch.empty(0, device=env.device).device

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from tensordict import TensorDictBase
 from torch import Tensor
 
-from trawl.keys import DONE, MASK, REWARD, TRAJ_IDS, Key, as_key, next_of, show_key
+from trawl.keys import DONE, MASK, RAW_REWARD, REWARD, TRAJ_IDS, Key, as_key, next_of, show_key
 
 
 @dataclass(frozen=True)
@@ -325,11 +325,16 @@ def _facts(moments: Moments) -> dict[str, float | None]:
 def reward_keys(keys: Iterable[Key]) -> list[Key]:
     """Returns the key of the reward, or the keys of the rewards of groups of agents.
 
+    If rewards were normalised, the keys are those of the environment's own rewards, if these were
+    kept.
+
     Args:
         keys: keys of all entries.
     """
-    found = _named("reward", keys)
-    return [REWARD] if REWARD in found else found
+    there = list(keys)
+    by_group = {key[:-1]: key for name in ("reward", RAW_REWARD) for key in _named(name, there)}
+    own = by_group.get(REWARD[:-1])
+    return sorted(by_group.values()) if own is None else [own]
 
 
 def done_keys(keys: Iterable[Key]) -> list[Key]:

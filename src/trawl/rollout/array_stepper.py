@@ -19,7 +19,7 @@ from typing_extensions import override
 from trawl.envs.gym import GymEnv
 from trawl.envs.info_wrappers import InfoSingle
 from trawl.envs.infos import InfoLeaf
-from trawl.envs.outcomes import NO, RESET_GIVES, flag_of, reward_of
+from trawl.envs.outcomes import NO, RESET_GIVES, flag_of, reward_of, wrong_step
 from trawl.envs.seeding import next_kwargs
 from trawl.envs.spaces import SpaceCodec
 from trawl.envs.vector import VectorAdapter
@@ -160,7 +160,11 @@ class SingleStepper(EnvStepper):
 
         def step(t: int) -> None:
             nonlocal dtype, cutoff
-            obs, reward, terminated, truncated, _ = gym_step(read_action(t))
+            found = gym_step(read_action(t))
+            try:
+                obs, reward, terminated, truncated, _ = found
+            except (TypeError, ValueError):
+                raise wrong_step(found, env.env) from None
             try:
                 rewards[t] = reward
             except TypeError:
@@ -194,7 +198,11 @@ class SingleStepper(EnvStepper):
 
         def step(t: int) -> None:
             nonlocal cutoff
-            obs, reward, terminated, truncated, info = gym_step(read_action(t))
+            found = gym_step(read_action(t))
+            try:
+                obs, reward, terminated, truncated, info = found
+            except (TypeError, ValueError):
+                raise wrong_step(found, env.env) from None
             try:
                 rewards[t] = reward
             except TypeError:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from trawl.envs.features import is_feature
-from trawl.keys import Key, show_key, show_keys
+from trawl.keys import RAW_REWARD, Key, show_key, show_keys
 from trawl.rollout.layout import Leaf
 from trawl.rollout.moments import Moments, RunningMoments
 from trawl.rollout.normalization import (
@@ -27,7 +27,6 @@ from trawl.rollout.normalization import (
 # They are first brought up to date after this many frames.
 _FIRST_FRAMES = 16
 NEVER = 2**62
-RAW_REWARD = "raw_reward"
 
 
 def observation_keys(options: NormalizeObservation, observed: Mapping[Key, Leaf]) -> list[Key]:

@@ -62,8 +62,12 @@ class DMStepper(SingleStepper):
 
     @override
     def bind(self, view: StepArrays, episodes: EpisodeTracker, start: int, stop: int) -> StepFn:
-        env, view = self.env, view.single()
+        env = self.env
         dm: Any = env.env
+        if type(dm) is not DMEnv:
+            # An evaluation has wrapped it since this stepper was made.
+            return super().bind(view, episodes, start, stop)
+        view = view.single()
         dm_step, checked = dm.env.step, self._observed.checked
         read_action = action_reader(env.action_codec, view, start, stop)
         observed, inner_roots, last_roots = self._targets(view, start, stop)

@@ -16,7 +16,7 @@ from trawl.collectors.base import BaseCollector
 from trawl.collectors.config import muted
 from trawl.collectors.evaluation.environments import Video
 from trawl.collectors.evaluation.isolation import PrivateRandom, isolated, policy_seed
-from trawl.collectors.evaluation.options import check_env, single_key
+from trawl.collectors.evaluation.options import check_env, keys_or_none, single_key
 from trawl.collectors.evaluation.reading import EpisodeReader, EvaluatedEpisodes
 from trawl.collectors.evaluation.snapshot import private_copy
 from trawl.collectors.evaluation.worker import evaluation_class, worker_seed
@@ -24,6 +24,7 @@ from trawl.collectors.multi import MultiSyncCollector
 from trawl.collectors.normalizing import load_statistics
 from trawl.collectors.options import at_least, option, validate
 from trawl.collectors.single import Collector
+from trawl.keys import next_of
 from trawl.rollout.normalization import SharedStatistics
 from trawl.weight_update.tensors import Weights
 
@@ -72,7 +73,7 @@ class Setup:
     num_trajectories: int = option(10, at_least(1))
     max_steps: int | None = option(None, at_least(1))
     frames_per_batch: int | None = option(None, at_least(1))
-    reward_keys: Any = option(("next", "reward"), single_key)
+    reward_keys: Any = option(None, keys_or_none)
     done_keys: Any = option(("next", "done"), single_key)
     collector_class: type[Collector] = Collector
     options: Mapping[str, Any] = field(default_factory=dict)
@@ -163,9 +164,10 @@ class EvaluationEngine:
     def _run_once(self, collector: BaseCollector, seed: int, step: int) -> Measured:
         setup, began = self.setup, time.perf_counter()
         count, record = setup.num_trajectories, setup.dump_video
-        reader = EpisodeReader(count, setup.reward_keys, setup.done_keys, setup.keep)
         begin = (seed, setup.num_workers, count, record, not setup.threaded)
-        collector.map_fn("begin_evaluation", [begin] * setup.num_workers)
+        found = collector.map_fn("begin_evaluation", [begin] * setup.num_workers)
+        keys = setup.reward_keys or tuple(map(next_of, found[0]))
+        reader = EpisodeReader(count, keys, setup.done_keys, setup.keep)
         while not reader.complete:
             self._check_stop()
             batch = collector.next()

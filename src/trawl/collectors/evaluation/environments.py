@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from trawl.collectors.first_ready import pool_of
 from trawl.envs.base import TensorDictEnv
+from trawl.envs.dm import DMEnv
 from trawl.envs.gym import GymEnv
 from trawl.envs.seeding import derive
 
@@ -42,7 +43,7 @@ class SeededEpisodes(gymnasium.Wrapper[Any, Any, Any, Any]):
         index: number of this environment among all environments of the evaluation.
         stride: number of environments of the evaluation.
         episodes: number of episodes in an evaluation, over all environments.
-        record: whether the first episode is rendered.
+        record: whether the first episode is rendered, if the environment was made for it.
 
     Attributes:
         frames: renderings of the first episode, a ``(height, width, 3)`` array for each step.
@@ -53,7 +54,7 @@ class SeededEpisodes(gymnasium.Wrapper[Any, Any, Any, Any]):
     ) -> None:
         super().__init__(env)
         self.index, self.stride, self.episodes = index, stride, episodes
-        self.record = record and index == 0 and env.render_mode == "rgb_array"
+        self.record = record and index == 0 and _renders(env)
         self.frames: list[Any] = []
         self._seed = 0
         self._episode: int | None = None  # None before the first evaluation
@@ -98,6 +99,14 @@ class SeededEpisodes(gymnasium.Wrapper[Any, Any, Any, Any]):
         if self.recording:
             self.frames.append(self.env.render())
         return result
+
+
+def _renders(env: Env[Any, Any]) -> bool:
+    """Returns True if an environment was made for rendering arrays."""
+    inner = env.unwrapped
+    # dm_control can always render, but this is slow, and needs OpenGL.
+    asked = not isinstance(inner, DMEnv) or bool(inner.render_options)
+    return asked and env.render_mode == "rgb_array"
 
 
 def seeded(env: Any, worker: int, workers: int, episodes: int, record: bool) -> bool:

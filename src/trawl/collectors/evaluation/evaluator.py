@@ -39,7 +39,7 @@ from trawl.envs.seeding import check_seed
 from trawl.rollout.normalization import Normalization, SharedStatistics
 from trawl.weight_update.tensors import Weights
 
-_REWARD, _DONE = ("next", "reward"), ("next", "done")
+_DONE = ("next", "done")
 
 
 class Evaluator:
@@ -72,8 +72,7 @@ class Evaluator:
         weight_sync_schemes: schemes that send weights to workers, by model. If schemes are given,
             ``backend="thread"`` is treated as ``"process"``.
         log_prefix: prefix of the names of metrics.
-        reward_keys: key of the reward. If a frame has several rewards, such as one per agent, they
-            are averaged.
+        reward_keys: key or list of keys of the rewards, which are averaged. None: all rewards.
         done_keys: key of the flag that marks the end of an episode.
         device: device of the policy; by default, the device of its parameters.
         exploration_type: how probabilistic policies act.
@@ -130,7 +129,7 @@ class Evaluator:
         collector_kwargs: Mapping[str, Any] | None = None,
         weight_sync_schemes: Mapping[str, Any] | None = None,
         log_prefix: str = "eval",
-        reward_keys: Any = _REWARD,
+        reward_keys: Any = None,
         done_keys: Any = _DONE,
         device: torch.device | str | None = None,
         exploration_type: InteractionType | None = InteractionType.DETERMINISTIC,
@@ -213,6 +212,7 @@ class Evaluator:
         - ``reward_iqm``, the interquartile mean of the returns.
         - ``reward_ci_low`` and ``reward_ci_high``, the ends of the 95 % bootstrap interval of the
           mean.
+        - ``GROUP/reward``, the mean return of the agents of each group, if there are groups.
         - ``num_episodes``, ``episode_length``, ``fps`` and ``step``.
         - The metrics that ``metrics_fn`` returns.
         - ``video``, if the first episode was rendered: a uint8 tensor of shape

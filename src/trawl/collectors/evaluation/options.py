@@ -14,6 +14,7 @@ from trawl.collectors.options import one_of
 from trawl.collectors.single import Collector
 from trawl.envs.build import is_env
 from trawl.envs.types import is_list
+from trawl.keys import Key, as_key
 from trawl.rollout.normalization import Normalization
 
 _BY_NAME = {"Collector": Collector, "MultiSyncCollector": MultiSyncCollector}
@@ -187,6 +188,20 @@ def single_key(name: str, key: Any) -> Any:
             raise ValueError(f"{name} must be a single key, but there are {len(key)}: {key!r}")
         return key[0]
     return key
+
+
+def keys_or_none(name: str, keys: Any) -> tuple[Key, ...] | None:
+    """Returns the keys of an argument, which is a key, a list of keys, or None.
+
+    Raises:
+        ValueError: if a list has no keys.
+    """
+    if keys is None:
+        return None
+    found = tuple(map(as_key, keys)) if isinstance(keys, list) else (as_key(keys),)
+    if not found:
+        raise ValueError(f"{name} must be a key, a list of keys or None, but the list is empty")
+    return found
 
 
 def normalizing_options(normalization: Any) -> dict[str, Any]:

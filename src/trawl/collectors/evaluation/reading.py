@@ -13,7 +13,7 @@ from tensordict import TensorDictBase
 from torch import Tensor
 
 from trawl.data.trajectories import join
-from trawl.keys import MASK, as_key, show_key
+from trawl.keys import MASK, REWARD, Key, as_key, show_key
 
 # Key under which TorchRL's RewardSum writes the sum of the rewards so far.
 EPISODE_REWARD = ("next", "episode_reward")
@@ -24,14 +24,17 @@ class EvaluatedEpisodes:
     """The episodes of an evaluation, in the order of their numbers.
 
     Attributes:
-        returns: sum of the rewards of each episode, float64.
+        returns: sum of the rewards of each episode, float64. With several agents, the mean of the
+            agents' sums.
         lengths: number of steps of each episode, int64.
         seed: seed of the evaluation.
+        groups: for each group of agents that has rewards of its own, the mean of its agents' sums.
     """
 
     returns: NDArray[np.float64]
     lengths: NDArray[np.int64]
     seed: int
+    groups: dict[str, NDArray[np.float64]] = field(default_factory=dict)
 
     def __len__(self) -> int:
         return len(self.returns)
@@ -43,12 +46,13 @@ class _EnvEpisodes:
 
     Attributes:
         wanted: number of episodes that the environment contributes.
-        rewards: rewards of the current episode.
+        returns: returns of the finished episodes: of all agents, and of each group.
+        rewards: rewards of the current episode: of all agents, and of each group.
         frames: frames of the current episode, if frames are kept.
     """
 
     wanted: int
-    returns: list[float] = field(default_factory=list)
+    returns: list[list[float]] = field(default_factory=list)
     lengths: list[int] = field(default_factory=list)
     rewards: list[Tensor] = field(default_factory=list)
     frames: list[TensorDictBase] = field(default_factory=list)
@@ -63,7 +67,7 @@ class EpisodeReader:
 
     Args:
         episodes: total number of episodes.
-        reward_key: key of the rewards.
+        reward_keys: keys of the rewards, which are averaged over all agents.
         done_key: key of the flags that mark the ends of episodes.
         keep: whether whole trajectories are kept.
 
@@ -71,9 +75,13 @@ class EpisodeReader:
         KeyError: if a batch lacks one of the keys.
     """
 
-    def __init__(self, episodes: int, reward_key: Any, done_key: Any, keep: bool) -> None:
+    def __init__(
+        self, episodes: int, reward_keys: Sequence[Key], done_key: Any, keep: bool
+    ) -> None:
         self.episodes = episodes
-        self.reward_key, self.done_key = as_key(reward_key), as_key(done_key)
+        self.reward_keys, self.done_key = tuple(reward_keys), as_key(done_key)
+        grouped = (key[1:-1] if key[0] == "next" else key[:-1] for key in self.reward_keys)
+        self._groups = ["/".join(path) for path in grouped if path]
         self.keep = keep
         self.frames = 0
         self._envs: list[_EnvEpisodes] = []
@@ -92,7 +100,7 @@ class EpisodeReader:
                 _EnvEpisodes(self.episodes // num_envs + (index < self.episodes % num_envs))
                 for index in range(num_envs)
             ]
-        rewards = self._rewards(batch).reshape(num_envs, steps).cpu()
+        rewards = self._rewards(batch).reshape(num_envs, steps, -1).cpu()
         done = self._get(batch, self.done_key).reshape(num_envs, steps, -1).any(-1).cpu()
         mask = batch.get(MASK, None)
         real = None if mask is None else mask.reshape(num_envs, steps).cpu()
@@ -128,8 +136,8 @@ class EpisodeReader:
 
     def _end(self, env: _EnvEpisodes) -> None:
         rewards = torch.cat(env.rewards)
-        total = rewards[-1] if self._sums else rewards.sum()
-        env.returns.append(float(total))
+        columns = rewards.T.contiguous()
+        env.returns.append([float(one[-1] if self._sums else one.sum()) for one in columns])
         env.lengths.append(len(rewards))
         env.rewards = []
         if self.keep:
@@ -137,12 +145,18 @@ class EpisodeReader:
             env.frames = []
 
     def _rewards(self, batch: TensorDictBase) -> Tensor:
-        """Returns the reward of each row in float64, or TorchRL's running sums of rewards."""
-        sums = batch.get(EPISODE_REWARD, None) if self.reward_key == ("next", "reward") else None
+        """Returns the rewards of each row in float64, or TorchRL's running sums of rewards.
+
+        The first column has the mean of all agents. The others have the mean of each group.
+        """
+        sums = batch.get(EPISODE_REWARD, None) if self.reward_keys == (REWARD,) else None
         self._sums = sums is not None
-        values = self._get(batch, self.reward_key) if sums is None else sums
-        # If a frame has several rewards, one for each agent, they are averaged.
-        return values.reshape(*batch.shape, -1).double().mean(-1)
+        given = [self._get(batch, key) for key in self.reward_keys] if sums is None else [sums]
+        agents = [values.reshape(*batch.shape, -1).double() for values in given]
+        columns = [torch.cat(agents, -1).mean(-1)]
+        if self._groups:
+            columns += [values.mean(-1) for values in agents]
+        return torch.stack(columns, -1)
 
     def _get(self, batch: TensorDictBase, key: Any) -> Tensor:
         value = batch.get(key, None)
@@ -154,11 +168,10 @@ class EpisodeReader:
 
     def result(self, seed: int) -> EvaluatedEpisodes:
         """Returns the episodes, in the order of their numbers."""
-        return EvaluatedEpisodes(
-            np.array(self._in_order([env.returns for env in self._envs]), np.float64),
-            np.array(self._in_order([env.lengths for env in self._envs]), np.int64),
-            seed,
-        )
+        returns = np.array(self._in_order([env.returns for env in self._envs]), np.float64)
+        lengths = np.array(self._in_order([env.lengths for env in self._envs]), np.int64)
+        own, *groups = np.ascontiguousarray(returns.T)
+        return EvaluatedEpisodes(own, lengths, seed, dict(zip(self._groups, groups, strict=True)))
 
     def trajectories(self) -> TensorDictBase:
         """Returns the trajectories, padded to shape ``(episodes, longest)``.

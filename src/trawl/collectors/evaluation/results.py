@@ -84,6 +84,7 @@ def result_of(
         "fps": measured.frames / measured.seconds,
         "step": step,
     }
+    found |= {f"{name}/reward": float(values.mean()) for name, values in episodes.groups.items()}
     if measured.video is not None:
         found["video"] = torch.from_numpy(measured.video)
     found |= metrics

@@ -20,6 +20,7 @@ from trawl.collectors.evaluation.snapshot import private_copy
 from trawl.collectors.single import Collector
 from trawl.envs.seeding import derive
 from trawl.envs.serial import build_env
+from trawl.keys import Key, as_key
 from trawl.rollout.random_policy import RandomPolicy
 
 
@@ -56,7 +57,7 @@ class EvaluationCollector(Collector):
 
     def begin_evaluation(
         self, seed: int, workers: int, episodes: int, record: bool, alone: bool
-    ) -> None:
+    ) -> list[Key]:
         """Begins the first episodes of an evaluation.
 
         Args:
@@ -65,6 +66,9 @@ class EvaluationCollector(Collector):
             episodes: number of episodes, over all workers.
             record: whether videos are made.
             alone: whether no other thread draws random numbers in this process.
+
+        Returns:
+            Keys of the environment's rewards, without ``"next"``.
         """
         worker = self.config.worker_idx or 0
         by_episode = seeded(self.env, worker, workers, episodes, record)
@@ -79,6 +83,7 @@ class EvaluationCollector(Collector):
                 simulator.begin(seed)
         if by_episode or not alone:
             self.reset()
+        return [as_key(key) for key in self.env.reward_keys]
 
     def end_evaluation(self, step: int, record: bool) -> Video | None:
         """Ends an evaluation.

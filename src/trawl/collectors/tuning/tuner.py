@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from contextlib import ExitStack
 from typing import Any
 
-from trawl.checks import check_number, check_seconds
-from trawl.collectors.options import check_callable, did_you_mean
+from trawl.checks import check_number, check_seconds, did_you_mean
+from trawl.collectors.options import check_callable
 from trawl.collectors.single import Collector
 from trawl.collectors.tuning.candidate import Candidate
 from trawl.collectors.tuning.code import code_of

@@ -30,6 +30,8 @@ FOR_ANY_COLLECTOR = (
     "exploration_type",
     "frame_stack",
     "max_frames_per_traj",
+    "normalize_observations",
+    "normalize_rewards",
     "on_env_error",
     "policy_device",
     "policy_factory",

@@ -1,0 +1,189 @@
+"""Options that stack frames and normalise values: ``--frame-stack`` and ``--normalize-*``."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from gymnasium import spaces
+from gymnasium.wrappers import FrameStackObservation
+
+from trawl.cli.arguments import CollectArguments, EvaluateArguments, TuneArguments
+from trawl.cli.errors import CliError, describe, message_of
+from trawl.cli.notes import print_note
+from trawl.collectors import NormalizeReward
+from trawl.envs.base import TensorDictEnv
+from trawl.envs.frame_stack import FrameStack
+from trawl.envs.specs import Bounded, Composite, Spec, Unbounded
+from trawl.keys import as_key
+
+#: File in a dataset's folder with the statistics of its normalisation.
+STATISTICS = "normalization.pt"
+_NAMES = ("frame_stack", "normalize_observations", "normalize_rewards")
+
+
+def check_transforms(args: CollectArguments | EvaluateArguments | TuneArguments) -> None:
+    """Checks the options.
+
+    Raises:
+        CliError: if a stack has less than two frames, or if frames are both stacked and normalised.
+    """
+    size = args.frame_stack
+    if size is not None and size < 2:
+        raise CliError(f"--frame-stack must be at least 2, but it is {size}")
+    name = "normalization" if isinstance(args, EvaluateArguments) else "normalize_observations"
+    if size is not None and getattr(args, name):
+        raise CliError(
+            f"--frame-stack can't be used with --{name.replace('_', '-')}, because an observation "
+            "can't be both stacked and normalised: leave one of them out"
+        )
+
+
+def transform_options(args: CollectArguments | TuneArguments) -> dict[str, Any]:
+    """Returns the options of a collector."""
+    options: dict[str, Any] = {}
+    if args.frame_stack is not None:
+        options["frame_stack"] = args.frame_stack
+    if args.normalize_observations:
+        options["normalize_observations"] = True
+    if args.normalize_rewards:
+        # A dataset also has the environment's rewards, from which the returns are computed.
+        options["normalize_rewards"] = NormalizeReward(keep_raw=True)
+    return options
+
+
+def transform_facts(args: CollectArguments) -> dict[str, Any]:
+    """Returns what a dataset's record says about the options, as far as they are used."""
+    return {name: value for name in _NAMES if (value := getattr(args, name))}
+
+
+def show_transforms(info: dict[str, Any]) -> str:
+    """Returns the options with which a dataset was collected, as text; empty if there are none.
+
+    Example:
+        >>> show_transforms({"frame_stack": 4, "normalize_rewards": True})
+        'stacks of 4 frames, normalised rewards'
+    """
+    size = info.get("frame_stack")
+    stacks = [f"stacks of {size} frames"] if isinstance(size, int) else []
+    named = [one for one in ("observations", "rewards") if info.get(f"normalize_{one}") is True]
+    return ", ".join([*stacks, *(f"normalised {one}" for one in named)])
+
+
+@contextmanager
+def named_transforms() -> Iterator[None]:
+    """Names the option in a collector's error about it.
+
+    Raises:
+        CliError: if an environment can't be used with one of the options.
+    """
+    try:
+        yield
+    except (TypeError, ValueError) as error:
+        text = message_of(error)
+        for name in _NAMES:
+            if text.startswith(name):
+                raise CliError(f"--{name.replace('_', '-')}{text[len(name) :]}") from error
+        raise
+
+
+# --- stacks
+
+
+class StackedObservations:
+    """Environment whose observation specs are those that the policy sees: with stacks of frames.
+
+    Everything else is that of the environment.
+
+    Args:
+        env: the environment, whose specs are those of single frames.
+        size: number of frames in a stack.
+    """
+
+    def __init__(self, env: TensorDictEnv, size: int) -> None:
+        self._env = env
+        single = {as_key(key): spec for key, spec in env.observation_spec.items(True, True)}
+        chosen, batch = FrameStack(size).stacked(single), env.batch_size
+        stacked = Composite(shape=batch)
+        for key, spec in single.items():
+            stacked[key] = _stacked(spec, size, len(batch)) if key in chosen else spec
+        self.observation_spec = self.full_observation_spec = stacked
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        return getattr(self._env, name)
+
+
+def stacked_env(env: Any, size: int | None) -> Any:
+    """Returns the environment with the specs that a policy sees.
+
+    Args:
+        env: the environment.
+        size: number of frames in a stack; None for single frames.
+    """
+    return (
+        env
+        if size is None or not isinstance(env, TensorDictEnv)
+        else StackedObservations(env, size)
+    )
+
+
+def _stacked(spec: Any, size: int, dim: int) -> Spec:
+    if isinstance(spec, Bounded):
+        low, high = (torch.stack([bound] * size, dim) for bound in (spec.low, spec.high))
+        return Bounded(low, high, spec.dtype)
+    shape = (*spec.shape[:dim], size, *spec.shape[dim:])
+    return Unbounded(shape, spec.dtype, spec.device)
+
+
+def minari_env(args: CollectArguments, env: Any) -> Any:
+    """Returns the environment of a dataset of Minari, with the observations of the dataset.
+
+    Args:
+        args: arguments of the command.
+        env: environment of Gymnasium.
+
+    Returns:
+        The environment; None if there is none with these observations.
+    """
+    if args.normalize_observations:
+        return None
+    if args.frame_stack is None:
+        return env
+    boxed = isinstance(env.observation_space, spaces.Box)
+    return FrameStackObservation(env, args.frame_stack) if boxed else None
+
+
+# --- statistics
+
+
+def save_statistics(collector: Any, directory: Path) -> None:
+    """Writes the statistics of a collector to the folder of its dataset, if it has any.
+
+    Raises:
+        OSError: if the file can't be written.
+    """
+    if collector.normalization is None:
+        return
+    unfinished = directory / f".{STATISTICS}.unfinished"
+    torch.save(collector.normalization.state_dict(), unfinished)
+    os.replace(unfinished, directory / STATISTICS)
+
+
+def load_statistics(collector: Any, directory: Path) -> None:
+    """Lets a collector continue with the statistics in the folder of a dataset, if it has any.
+
+    If the file can't be read, a note says so, and the statistics begin anew.
+    """
+    path = directory / STATISTICS
+    if collector.normalization is None or not path.exists():
+        return
+    try:
+        collector.normalization.load_state_dict(torch.load(path, weights_only=True))
+    except Exception as error:  # the file may come from a stranger
+        print_note(f"note: the statistics begin anew: {path} can't be read: {describe(error)}")

@@ -1,0 +1,111 @@
+"""Errors for misspelt arguments of environments."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from difflib import SequenceMatcher
+from functools import wraps
+from inspect import Parameter, signature
+from typing import Any, Concatenate, ParamSpec, TypeVar
+
+_P = ParamSpec("_P")
+_Self = TypeVar("_Self")
+_UNEXPECTED = re.compile(r"unexpected keyword argument '(\w+)'")
+_VARIABLE = (Parameter.VAR_POSITIONAL, Parameter.VAR_KEYWORD)
+
+
+def nearest_first(name: str, known: Iterable[str]) -> list[str]:
+    """Returns the known names, sorted by their likeness to a name."""
+
+    def unlike(one: str) -> tuple[float, str]:
+        return -SequenceMatcher(None, name.lower(), one.lower()).ratio(), one
+
+    return sorted(set(known), key=unlike)
+
+
+def unknown_argument(what: str, name: str, known: Iterable[str]) -> TypeError:
+    """Returns the error for an argument that an environment doesn't have.
+
+    Args:
+        what: the environment.
+        name: name of the argument.
+        known: names of the arguments that the environment has.
+    """
+    there = nearest_first(name, known)
+    has = f": it has {', '.join(there)}" if there else ", and no other one"
+    return TypeError(f"{what} has no argument {name!r}{has}")
+
+
+def argument_names(made: Callable[..., Any]) -> list[str]:
+    """Returns the names of the arguments of a function or a class.
+
+    If the constructor of a class passes on further arguments, those of its base classes count.
+    """
+    if not isinstance(made, type):
+        return _names(signature(made).parameters.values())
+    names: list[str] = []
+    for kind in made.__mro__:
+        if "__init__" not in vars(kind) or kind is object:
+            continue
+        _, *given = signature(vars(kind)["__init__"]).parameters.values()
+        names += _names(given)
+        if not any(one.kind is Parameter.VAR_KEYWORD for one in given):
+            break
+    return names
+
+
+def _names(parameters: Iterable[Parameter]) -> list[str]:
+    return [one.name for one in parameters if one.kind not in _VARIABLE]
+
+
+@contextmanager
+def named_arguments(
+    what: str, given: Iterable[str], known: Callable[[], Iterable[str]]
+) -> Iterator[None]:
+    """Explains the error of a library that was given an argument that it doesn't have.
+
+    Args:
+        what: the environment that the library makes.
+        given: names of the arguments that were given.
+        known: function that returns the names of the arguments that there are; called only if one
+            is unknown.
+
+    Raises:
+        TypeError: if so.
+    """
+    try:
+        yield
+    except TypeError as error:
+        found = _UNEXPECTED.search(str(error))
+        if found is None or found[1] not in given:
+            raise
+        raise unknown_argument(what, found[1], known()) from error
+
+
+def check_mapping(name: str, value: Any) -> dict[str, Any]:
+    """Returns an argument with arguments by name, as a dict; None counts as an empty one.
+
+    Raises:
+        TypeError: if the value is neither a mapping nor None.
+    """
+    if value is not None and not isinstance(value, Mapping):
+        raise TypeError(f"{name} must be a mapping of arguments by name, but it is {value!r}")
+    return dict(value or {})
+
+
+def lists_arguments(
+    init: Callable[Concatenate[_Self, _P], None],
+) -> Callable[Concatenate[_Self, _P], None]:
+    """Decorates a constructor, so that the error for an unknown argument lists those there are."""
+    _, *names = signature(init).parameters
+
+    @wraps(init)
+    def checked(self: _Self, /, *args: _P.args, **kwargs: _P.kwargs) -> None:
+        for name in kwargs:
+            if name not in names:
+                raise unknown_argument(type(self).__name__, name, names)
+        init(self, *args, **kwargs)
+
+    return checked

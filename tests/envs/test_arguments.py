@@ -1,0 +1,270 @@
+"""Errors for misspelt and wrong arguments of environments."""
+
+from collections.abc import Callable
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+from gymnasium.vector import VectorWrapper
+
+from trawl import Collector, GymEnv, ParallelEnv
+from trawl.envs import InfoKey, JaxEnv, PettingZooEnv, TorchVectorEnv, VmasEnv
+from trawl.envs.build import build_one
+from trawl.testing import NumberedTorchEnv
+
+
+@pytest.mark.parametrize(
+    ("env_id", "given", "nearest"),
+    [
+        ("gymnax:CartPole-v1", "gravty", "gravity"),
+        ("gymnax:CartPole-v1", "numenvs", "num_envs"),
+        ("brax:inverted_pendulum", "episode_lenth", "episode_length"),
+        ("brax:inverted_pendulum", "n_frame", "n_frames"),
+        ("jumanji:Snake-v1", "num_row", "num_rows"),
+        ("envpool:CartPole-v1", "max_episode_step", "max_episode_steps"),
+        ("pettingzoo:mpe2/simple_spread_v3", "max_cycle", "max_cycles"),
+        ("pettingzoo:mpe2/simple_spread_v3", "groupmap", "group_map"),
+        ("pettingzoo:classic/rps-v2", "num_action", "num_actions"),
+        ("vmas:balance", "max_step", "max_steps"),
+        ("vmas:balance", "nagents", "n_agents"),
+        ("dm_control:cheetah/run", "taskkwargs", "task_kwargs"),
+    ],
+)
+@pytest.mark.filterwarnings("ignore:Brax System")
+def test_a_misspelt_argument_of_an_id(env_id: str, given: str, nearest: str) -> None:
+    _import(env_id)
+    words = f"{env_id} has no argument '{given}': it has {nearest}, "
+    with pytest.raises(TypeError, match=words):
+        build_one(env_id, {given: 3})
+
+
+def _import(env_id: str) -> None:
+    prefix, _, name = env_id.partition(":")
+    pytest.importorskip(prefix)
+    if "/" in name and prefix == "pettingzoo":
+        pytest.importorskip("pygame")
+        pytest.importorskip({"classic": "pettingzoo"}.get(name.split("/")[0], name.split("/")[0]))
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (
+            {"task_kwargs": {"timelimit": 3}},
+            "task_kwargs .*'timelimit': it has time_limit",
+        ),
+        ({"environment_kwargs": {"flat": 3}}, "environment_kwargs .*'flat': it has flat_observ"),
+        ({"task_kwargs": 3}, "task_kwargs must be a mapping of arguments by name, but it is 3"),
+        ({"render_options": 3}, "render_options must be a mapping of arguments by name"),
+    ],
+)
+def test_arguments_within_those_of_dm_control(options: Any, words: str) -> None:
+    pytest.importorskip("dm_control")
+    with pytest.raises(TypeError, match=words):
+        build_one("dm_control:cheetah/run", options)
+
+
+@pytest.mark.parametrize("make", [TorchVectorEnv, PettingZooEnv, VmasEnv, JaxEnv])
+def test_a_misspelt_argument_of_an_adapter(make: Any) -> None:
+    with pytest.raises(TypeError, match=rf"{make.__name__} has no argument 'envv': it has env"):
+        make(None, envv=3)
+
+
+@pytest.mark.parametrize(
+    ("env_id", "options", "error", "words"),
+    [
+        ("gymnax:CartPole-v1", {"gravity": "x"}, TypeError, "gravity of .* must be a number"),
+        ("brax:inverted_pendulum", {"auto_reset": True}, TypeError, "auto_reset=True can't be"),
+        ("brax:inverted_pendulum", {"batch_size": 3}, TypeError, "batch_size=3 .*as num_envs"),
+        (
+            "envpool:CartPole-v1",
+            {"seed": "x"},
+            TypeError,
+            "seed of envpool:CartPole-v1 must be",
+        ),
+        ("envpool:CartPole-v1", {"base_path": 3}, TypeError, "base_path .*must be a string, but"),
+        ("vmas:balance", {"device": "cuda:99"}, ValueError, "device is 'cuda:99', but torch finds"),
+        ("gymnax:CartPole-v1", {"device": 1.5}, TypeError, "device must be a device, .* it is 1.5"),
+        (
+            "gymnax:CartPole-v1",
+            {"device": "nothing"},
+            ValueError,
+            "device 'nothing' is not a device",
+        ),
+    ],
+)
+def test_a_wrong_value(env_id: str, options: Any, error: Any, words: str) -> None:
+    pytest.importorskip(env_id.partition(":")[0])
+    with pytest.raises(error, match=words):
+        build_one(env_id, options)
+
+
+def test_an_error_within_a_library_stays_as_it_is() -> None:
+    pytest.importorskip("vmas")
+    with pytest.raises(TypeError, match="not supported between instances of 'str' and 'int'"):
+        build_one("vmas:balance", {"n_agents": "x"})
+
+
+@pytest.mark.parametrize(
+    ("env_id", "words"),
+    [
+        ("gymnex:CartPole-v1", "'gymnex:CartPole-v1' names no library .*; did you mean gymnax"),
+        ("PettingZoo:classic/rps-v2", "names no library .*; did you mean pettingzoo"),
+        (
+            "pettingzoo:mpe2/simple_sprea_v3",
+            "environment 'mpe2/.*; did you mean mpe2/simple_sp",
+        ),
+        ("pettingzoo:classic/tictacto-v3", "did you mean classic/tictactoe-v3"),
+        ("pettingzoo:", "there is no PettingZoo environment ''"),
+        ("envpool:cartpol-v1", "EnvPool has no environment 'cartpol-v1'; did you mean CartPole-v1"),
+    ],
+)
+def test_a_misspelt_id(env_id: str, words: str) -> None:
+    for package in ("pettingzoo", "mpe2", "envpool"):
+        pytest.importorskip(package)
+    with pytest.raises(ValueError, match=words):
+        build_one(env_id)
+
+
+def test_parameters_of_gymnax_of_another_type() -> None:
+    gymnax = pytest.importorskip("gymnax")
+    env, params = gymnax.make("CartPole-v1")
+    with pytest.raises(TypeError, match=r"params must be the parameters of CartPole-v1, .*dict"):
+        JaxEnv(env, 2, params={"gravity": 3})
+    with pytest.raises(ValueError, match="params are given twice"):
+        JaxEnv((env, params), 2, params=params)
+
+
+class _Wrong(NumberedTorchEnv):
+    """Environment of tensors that returns too much or too little."""
+
+    wrong = ""
+
+    def reset(self, **kwargs: Any) -> Any:
+        obs, info = super().reset(**kwargs)
+        return obs if self.wrong == "reset" else (obs, info)
+
+    def step(self, action: Any) -> Any:
+        return super().step(action)[: 4 if self.wrong == "step" else 5]
+
+
+class _WrongArrays(VectorWrapper):
+    wrong = ""
+
+    def reset(self, **kwargs: Any) -> Any:
+        obs, info = self.env.reset(**kwargs)
+        return obs if self.wrong == "reset" else (obs, info)
+
+    def step(self, action: Any) -> Any:
+        return self.env.step(action)[: 4 if self.wrong == "step" else 5]
+
+
+class _WrongSingle(gymnasium.Wrapper):
+    wrong = ""
+
+    def reset(self, **kwargs: Any) -> Any:
+        obs, info = self.env.reset(**kwargs)
+        return obs if self.wrong == "reset" else (obs, info)
+
+    def step(self, action: Any) -> Any:
+        return self.env.step(action)[: 4 if self.wrong == "step" else 5]
+
+
+def _single(wrong: str, name: str = "Pendulum-v1") -> Any:
+    env = _WrongSingle(gymnasium.make(name))
+    env.wrong = wrong
+    return env
+
+
+def _arrays(wrong: str) -> Any:
+    env = _WrongArrays(gymnasium.make_vec("CartPole-v1", 2, vectorization_mode="sync"))
+    env.wrong = wrong
+    return env
+
+
+def _tensors(wrong: str) -> Any:
+    env = _Wrong(2, lengths=[3])
+    env.wrong = wrong
+    return env
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        _single,
+        _arrays,
+        _tensors,
+        lambda wrong: [lambda: _single(wrong)] * 2,
+        lambda wrong: ParallelEnv(2, lambda: _single(wrong), backend="thread"),
+        lambda wrong: TorchVectorEnv(_tensors(wrong), device="cpu"),
+    ],
+    ids=["single", "arrays", "tensors", "list", "threads", "device"],
+)
+def test_a_step_of_four_values_and_a_reset_without_info(make: Callable[[str], Any]) -> None:
+    words = r"step of .* returned 4 values, but it must return \(observation, reward, "
+    with pytest.raises(ValueError, match=words):
+        _collect(make("step"))
+    words = r"reset of .* returned \w+, but it must return \(observation, info\)"
+    with pytest.raises(TypeError, match=words):
+        _collect(make("reset"))
+
+
+def _collect(env: Any) -> None:
+    with Collector(env, frames_per_batch=4) as collector:
+        collector.next()
+
+
+def test_a_step_of_four_values_on_other_paths() -> None:
+    words = "step of .* returned 4 values"
+    with pytest.raises(ValueError, match=words):
+        GymEnv(_single("step")).rollout(2)
+    with pytest.raises(ValueError, match=words):
+        GymEnv(_single("step"), frame_skip=2).rollout(2)
+    with pytest.raises(ValueError, match=words):
+        GymEnv(_single("step"), info_keys=["nothing"])
+    with pytest.raises(ValueError, match=words):
+        TorchVectorEnv(_tensors("step"), info_keys=["nothing"])
+    with pytest.raises(TypeError, match=r"reset of .* returned Tensor"):
+        TorchVectorEnv(_tensors("reset"), info_keys=["nothing"])
+
+
+def test_a_step_that_returns_nothing() -> None:
+    env = _single("")
+    env.step = lambda action: None  # type: ignore[method-assign]
+    with pytest.raises(TypeError, match=r"step of .* returned NoneType, but it must return \(obs"):
+        _collect(env)
+
+
+def test_devices_of_tensors() -> None:
+    env = NumberedTorchEnv(2, lengths=[3])
+    with pytest.raises(ValueError, match="device is 'cuda:99', but torch finds"):
+        TorchVectorEnv(env, device="cuda:99")
+    with pytest.raises(ValueError, match="device 'nothing' is not a device"):
+        TorchVectorEnv(env, device="nothing")
+    with pytest.raises(TypeError, match=r"device must be a device, .* but it is 1\.5"):
+        TorchVectorEnv(env, device=1.5)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=r"is on cpu, but .* the argument device, says meta"):
+        TorchVectorEnv(env, device=torch.device("meta")).rollout(2)
+
+
+def test_an_id_or_a_class_is_no_environment_of_tensors() -> None:
+    with pytest.raises(TypeError, match="but it is an id: 'CartPole-v1'"):
+        TorchVectorEnv("CartPole-v1")
+    with pytest.raises(TypeError, match="but it is the class NumberedTorchEnv"):
+        TorchVectorEnv(NumberedTorchEnv)
+    with pytest.raises(TypeError, match="categorical_action_encoding must be True or False"):
+        TorchVectorEnv(NumberedTorchEnv(2), categorical_action_encoding="no")  # type: ignore[arg-type]
+
+
+def test_a_layout_that_is_none() -> None:
+    with pytest.raises(TypeError, match=r"info_keys\['lives'\] must be a gymnasium space, .* is 3"):
+        InfoKey("lives", 3)
+    assert InfoKey("lives", spaces.Box(0, 9, (1,), np.int64)).path == ("lives",)
+
+
+def test_arguments_of_the_environment_go_elsewhere() -> None:
+    with pytest.raises(TypeError, match=r"info_keys\. .* in create_env_kwargs"):
+        Collector("Pendulum-v1", frames_per_batch=4, info_keys=["lives"])
