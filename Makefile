@@ -16,9 +16,9 @@ PIP = $(BIN)/python -m pip install --disable-pip-version-check -c $(PINS)
 PROGRESS = awk '/(Downloading|Using cached) .*MB\)/ { print "  " $$2, $$3, $$4; fflush() } \
 	/^Installing collected packages/ && NF > 4 { print "  installing", NF - 3, "packages"; fflush() }'
 
-# Tests start processes of their own: few test workers, and one thread in each process. One of them
-# has the tests with Ray, which mostly wait. What one process has compiled, others load.
-WORKERS ?= 3
+# Tests start processes of their own: few test workers, and one thread in each process. There are more
+# workers than the two processors of the smallest machine, because a third of a test's time is waiting.
+WORKERS ?= 4
 ARGS ?=
 PYTEST = -m pytest -n $(WORKERS) --no-loadscope-reorder $(ARGS)
 test test-oldest: export OMP_NUM_THREADS = 1
