@@ -49,6 +49,15 @@ class Forked:
         setattr(self, name, os.fdopen(reading))
         return writing
 
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *exc_info):
+        for stream in (self.stdin, self.stdout, self.stderr):
+            if stream is not None:
+                stream.close()
+        self.wait()
+
     def poll(self):
         """What it ended with; None while it runs."""
         if self.returncode is None:
