@@ -16,15 +16,16 @@ PIP = $(BIN)/python -m pip install --disable-pip-version-check -c $(PINS)
 PROGRESS = awk '/(Downloading|Using cached) .*MB\)/ { print "  " $$2, $$3, $$4; fflush() } \
 	/^Installing collected packages/ && NF > 4 { print "  installing", NF - 3, "packages"; fflush() }'
 
-# Tests start processes of their own: few test workers, and one thread in each process. One of them
-# has the tests with Ray, which mostly wait. What one process has compiled, others load.
-WORKERS ?= 3
+# Tests start processes of their own: few test workers, and one thread in each process. There are more
+# workers than the two processors of the smallest machine, because a third of a test's time is waiting.
+WORKERS ?= 4
 ARGS ?=
 PYTEST = -m pytest -n $(WORKERS) --no-loadscope-reorder $(ARGS)
 test test-oldest: export OMP_NUM_THREADS = 1
-test test-oldest: export PYTHONDONTWRITEBYTECODE =
+# The set-up for development compiles nothing: what is imported is compiled then, and kept.
+export PYTHONDONTWRITEBYTECODE =
 
-.PHONY: help demo test test-oldest check format docs bench chaos clean
+.PHONY: help demo test test-oldest check format docs compile bench chaos clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -53,6 +54,10 @@ format: $(VENV)/.dev ## sort the imports, mend what ruff can mend, format
 docs: $(VENV)/.dev ## build the documentation into site/
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
+compile: $(VENV)/.dev ## import the tests, which compiles them and what they need
+	@echo "Importing the tests"
+	@$(BIN)/python -m pytest --collect-only -q -q >/dev/null
+
 bench: $(VENV)/.bench ## run the benchmarks (ARGS="..." reach benchmarks/run.py)
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/run.py $(ARGS)
 
@@ -79,10 +84,13 @@ $(VENV)/.demo: $(VENV)/.torch pyproject.toml
 	@$(PIP) --build-constraint $(PINS) -e '.[plot]' | $(PROGRESS)
 	@touch $@
 
-$(VENV)/.dev: $(VENV)/.demo
+# uv is several times as fast as pip, which counts here: there are some 250 packages.
+$(VENV)/.dev: $(VENV)/.torch pyproject.toml
 	@echo "Setting up $(VENV): tests, checks, documentation"
-	@$(PIP) --build-constraint $(PINS) -e '.[all]' --group test --group lint --group docs | $(PROGRESS)
-	@touch $@
+	@$(PIP) --quiet uv
+	@$(BIN)/uv pip install --quiet --python $(BIN)/python -c $(PINS) --build-constraint $(PINS) \
+		-e '.[all]' --group test --group lint --group docs
+	@touch $(VENV)/.demo $@
 
 # Older versions of torch are kept as builds with CUDA alone, so it is the pinned one here as well.
 # The lowest versions are what uv finds, in an environment of their own.

@@ -8,6 +8,7 @@ import array
 import atexit
 import contextlib
 import ctypes
+import fcntl
 import functools
 import gc
 import importlib
@@ -21,6 +22,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import termios
 import textwrap
 import traceback
 import types
@@ -33,7 +35,7 @@ _MOST = 1 << 16
 _PATIENCE = 300.0
 
 
-def run(code, *arguments, **options):
+def run(code, *arguments, namespaces=(), **options):
     """Runs a program to its end, as ``subprocess.run([sys.executable, "-c", code, ...])`` does.
 
     It takes what it needs of PyTorch, Gymnasium and Trawl from a process that has imported them.
@@ -42,16 +44,21 @@ def run(code, *arguments, **options):
     Args:
         code: the program, which may be indented.
         *arguments: what it finds in ``sys.argv``.
+        namespaces: paths of the namespaces that it is to be in.
         **options: of :meth:`Nursery.fork`.
 
     Returns:
         A ``CompletedProcess`` with its status, and what it printed.
     """
     with tempfile.TemporaryFile("w+") as output, tempfile.TemporaryFile("w+") as errors:
-        fds = [os.open(os.devnull, os.O_RDONLY), output.fileno(), errors.fileno()]
-        pid = _shared().fork(code, fds, arguments=arguments, **options)
-        os.close(fds[0])
-        status = _shared().status(pid, _PATIENCE)
+        opened = [os.open(path, os.O_RDONLY) for path in (os.devnull, *namespaces)]
+        fds = [opened[0], output.fileno(), errors.fileno(), *opened[1:]]
+        try:
+            pid = shared().fork(code, fds, arguments=arguments, **options)
+        finally:
+            for fd in opened:
+                os.close(fd)
+        status = shared().status(pid, _PATIENCE)
         if status is None:
             os.kill(pid, signal.SIGKILL)
             raise subprocess.TimeoutExpired(code, _PATIENCE)
@@ -61,7 +68,7 @@ def run(code, *arguments, **options):
 
 
 @functools.cache
-def _shared():
+def shared():
     """The nursery of the programs that need no other. It ends with this process."""
     found = Nursery("gymnasium", "trawl.cli", "trawl.collectors.worker", "trawl.data")
     atexit.register(found.close)
@@ -102,7 +109,7 @@ class Nursery:
         """Starts a program in namespaces, which are given by paths."""
         return Program(self, code, namespaces, environment)
 
-    def fork(self, code, fds, arguments=(), cwd=None, env=None, warn=()):
+    def fork(self, code, fds, arguments=(), cwd=None, env=None, warn=(), session=False):
         """Starts a process that runs code, and returns its id.
 
         Args:
@@ -112,6 +119,7 @@ class Nursery:
             cwd: its folder.
             env: what it has in its environment beside what the nursery has.
             warn: what becomes of warnings there, as after ``-W``.
+            session: True for a session of its own, which its input controls if that is a terminal.
         """
         request = {
             "code": textwrap.dedent(code),
@@ -119,6 +127,7 @@ class Nursery:
             "cwd": os.path.abspath(cwd or "."),
             "env": env or {},
             "warn": list(warn),
+            "session": session,
         }
         rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))]
         self._socket.sendmsg([json.dumps(request).encode()], rights)
@@ -126,13 +135,13 @@ class Nursery:
         return self._ended.pop("begun")
 
     def status(self, pid, timeout):
-        """What a process ended with; None if it takes longer."""
+        """What a process ended with; None if it takes longer than so many seconds."""
         self._hear_until(lambda: pid in self._ended, timeout)
         return self._ended.pop(pid, None)
 
     def _hear_until(self, reached, timeout=None):
         self._socket.settimeout(timeout)
-        with contextlib.suppress(TimeoutError):
+        with contextlib.suppress(TimeoutError, BlockingIOError):
             while not reached():
                 said = self._socket.recv(_MOST)
                 assert said, "the process that programs are forked from is gone"
@@ -162,6 +171,7 @@ request = {{
     "cwd": os.getcwd(),
     "env": dict(os.environ),
     "warn": [],
+    "session": False,
 }}
 with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as nursery:
     nursery.connect({place!r})
@@ -324,7 +334,18 @@ def _tell(caller, key, value):
         caller.send(json.dumps([key, value]).encode())
 
 
-def _become(fds, code, arguments, cwd, env, warn):
+def _open_streams():
+    """Opens input, output and errors anew: the nursery's own streams know what it has there."""
+    for number, (name, mode) in enumerate({"stdin": "r", "stdout": "w", "stderr": "w"}.items()):
+        old = getattr(sys, name)
+        stream = open(number, mode, encoding=old.encoding, errors=old.errors, closefd=False)  # noqa: SIM115
+        if mode == "w":
+            stream.reconfigure(line_buffering=name == "stderr" or stream.isatty())
+        setattr(sys, name, stream)
+        setattr(sys, f"__{name}__", stream)
+
+
+def _become(fds, code, arguments, cwd, env, warn, session):
     """Makes this process a program."""
     libc = ctypes.CDLL(None, use_errno=True)
     libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
@@ -336,6 +357,11 @@ def _become(fds, code, arguments, cwd, env, warn):
         os.dup2(fd, number)
     for fd in fds:
         os.close(fd)
+    if session:
+        os.setsid()
+        if os.isatty(0):
+            fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+    _open_streams()
     os.environ.update(env)
     for action in warn:
         sys.warnoptions.append(action)

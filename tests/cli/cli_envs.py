@@ -42,7 +42,8 @@ def vector(num_envs=3):
 
 
 def async_vector(num_envs=3):
-    return gymnasium.make_vec("CartPole-v1", num_envs, vectorization_mode="async")
+    options = {"vectorization_mode": "async", "vector_kwargs": {"context": "fork"}}
+    return gymnasium.make_vec("CartPole-v1", num_envs, **options)
 
 
 def torchrl(**kwargs):

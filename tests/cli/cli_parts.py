@@ -5,11 +5,13 @@ import sys
 from pathlib import Path
 
 import nursery
+from forked import Forked
 
 # Seconds after which a process counts as stuck.
-PATIENCE = 300
+PATIENCE = 60
+# Starts a fresh interpreter, which takes a second or two.
 TRAWL = [sys.executable, "-m", "trawl"]
-# Processes of their own find the policies too.
+# Fresh interpreters find the policies too.
 ENVIRONMENT = {
     **os.environ,
     "OMP_NUM_THREADS": "1",
@@ -17,8 +19,14 @@ ENVIRONMENT = {
 }
 
 
+_COMMAND = "import sys; from trawl.cli import main; sys.exit(main())"
+
+
 def run(*arguments, cwd):
     """Runs the command in a process of its own."""
-    return nursery.run(
-        "import sys; from trawl.cli import main; sys.exit(main())", *arguments, cwd=cwd
-    )
+    return nursery.run(_COMMAND, *arguments, cwd=cwd)
+
+
+def start(*arguments, **options):
+    """Starts the command in a process of its own."""
+    return Forked(_COMMAND, *arguments, **options)

@@ -11,7 +11,7 @@ import subprocess
 import termios
 import time
 
-from cli_parts import ENVIRONMENT, PATIENCE, TRAWL
+from cli_parts import ENVIRONMENT, PATIENCE, TRAWL, start
 
 ESCAPES = re.compile(r"\x1b\[[\d;?]*[A-Za-z]")
 PLAIN = {"LANG": "C.UTF-8", "LC_ALL": "", "LC_CTYPE": "", "NO_COLOR": "", "COLUMNS": ""}
@@ -21,27 +21,37 @@ HIDE, SHOW = "\x1b[?25l", "\x1b[?25h"
 class Terminal:
     """Runs ``trawl`` on a terminal of its own, and keeps what it writes there.
 
+    Args:
+        *arguments: those of the command.
+        cwd: its folder.
+        size: width and height of the terminal.
+        fresh: True to start a fresh interpreter, which takes the encoding from its environment.
+        **variables: what it has in its environment.
+
     Attributes:
         written: all that the command wrote so far, with escape codes.
     """
 
-    def __init__(self, *arguments, cwd, size=(100, 30), **variables):
+    def __init__(self, *arguments, cwd, size=(100, 30), fresh=False, **variables):
         self.written = ""
         # A character may arrive in two parts.
         self._decoder = codecs.getincrementaldecoder("utf-8")()
         self._ours, self._theirs = pty.openpty()
         self.resize(*size)
         self.modes = termios.tcgetattr(self._theirs)
+        streams = dict.fromkeys(("stdin", "stdout", "stderr"), self._theirs)
+        variables = {"TERM": "xterm-256color", **PLAIN, **variables}
+        if not fresh:
+            self._process = start(*arguments, cwd=cwd, env=variables, session=True, **streams)
+            return
         self._process = subprocess.Popen(
             [*TRAWL, *map(str, arguments)],
             cwd=cwd,
-            stdin=self._theirs,
-            stdout=self._theirs,
-            stderr=self._theirs,
-            env={**ENVIRONMENT, "TERM": "xterm-256color", **PLAIN, **variables},
+            env=ENVIRONMENT | variables,
             start_new_session=True,
             # So that Ctrl-C on the terminal reaches the command.
             preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),
+            **streams,
         )
 
     def __enter__(self):

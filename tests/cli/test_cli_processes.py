@@ -5,12 +5,14 @@ import pty
 import signal
 import subprocess
 import sys
-import textwrap
 import time
 from importlib.metadata import entry_points, version
 
+import nursery
 import pytest
-from cli_parts import ENVIRONMENT, PATIENCE, TRAWL, run
+from cli_parts import PATIENCE, TRAWL, run
+from cli_parts import start as start_command
+from small_disk import small_disk
 
 from trawl.data import info, load
 
@@ -21,14 +23,12 @@ def started(tmp_path):
     processes = []
 
     def start(policy, *arguments):
-        process = subprocess.Popen(
-            [*TRAWL, "collect", "Pendulum-v1", "--policy", f"cli_policies:{policy}", "--out", "d",
-             "--frames", "2000", "--frames-per-batch", "100", *arguments],
+        process = start_command(
+            "collect", "Pendulum-v1", "--policy", f"cli_policies:{policy}", "--out", "d",
+            "--frames", 2000, "--frames-per-batch", 100, *arguments,
             cwd=tmp_path,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
-            text=True,
-            env=ENVIRONMENT,
         )  # fmt: skip
         processes.append(process)
         return process
@@ -129,12 +129,11 @@ def test_a_reader_that_leaves_is_no_error(trawl, tmp_path):
     trawl("collect", "Pendulum-v1", "--frames", 100, "--out", "d")
     reading, writing = os.pipe()
     os.close(reading)
-    done = subprocess.run(
-        [*TRAWL, "show", "d"], stdout=writing, stderr=subprocess.PIPE, text=True, cwd=tmp_path
-    )
+    process = start_command("show", "d", stdout=writing, stderr=subprocess.PIPE, cwd=tmp_path)
     os.close(writing)
-    assert "Traceback" not in done.stderr
-    assert "Error" not in done.stderr
+    _, err = process.communicate(timeout=PATIENCE)
+    assert "Traceback" not in err
+    assert "Error" not in err
 
 
 def test_help_and_version_are_quick(tmp_path):
@@ -161,10 +160,9 @@ def test_the_library_does_without(tmp_path):
 
 # --- full disks
 
-# Runs in a mount namespace of its own, on a disk of 600 kB.
+# Runs where there is a disk of 600 kB.
 ON_A_SMALL_DISK = """
-import os, subprocess, sys
-subprocess.run(["mount", "-t", "tmpfs", "-o", "size=600k", "tmpfs", "disk"], check=True)
+import os
 from trawl.cli import main
 from trawl.data import load, info
 code = main(["collect", "Pendulum-v1", "--frames", "100000", "--frames-per-batch", "1000",
@@ -181,19 +179,10 @@ print(code, again, frames)
 
 
 def test_a_full_disk_keeps_what_fits(tmp_path):
-    (tmp_path / "disk").mkdir()
-    alone = ["unshare", "--mount"] if os.geteuid() == 0 else ["unshare", "-rm"]
-    mount = "mount -t tmpfs -o size=600k tmpfs disk"
-    try:
-        trial = subprocess.run([*alone, "sh", "-c", mount], cwd=tmp_path, capture_output=True)
-    except FileNotFoundError:
-        pytest.skip("there is no unshare")
-    if trial.returncode:
-        pytest.skip("no disk may be mounted here")
-    code = textwrap.dedent(ON_A_SMALL_DISK)
-    done = subprocess.run(
-        [*alone, sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True
-    )
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    with small_disk(disk, "600k") as namespaces:
+        done = nursery.run(ON_A_SMALL_DISK, namespaces=namespaces, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     first, again, frames = map(int, done.stdout.split()[-3:])
     assert (first, again) == (2, 2)

@@ -6,7 +6,7 @@ import subprocess
 
 import pytest
 import torch
-from cli_parts import ENVIRONMENT, TRAWL, run
+from cli_parts import run, start
 
 from trawl.data import info, load
 
@@ -46,9 +46,7 @@ def test_what_was_killed_goes_on_to_the_exact_count(kind, workers, tmp_path):
     arguments = ["collect", "Pendulum-v1", "--policy", "cli_policies:slow", "--seed", "1",
                  "--frames", "1000", "--frames-per-batch", "100", "--max-frames-per-traj", "30",
                  "--format", kind, "--out", "d", *map(str, workers)]  # fmt: skip
-    process = subprocess.Popen(
-        [*TRAWL, *arguments], cwd=tmp_path, stderr=subprocess.PIPE, text=True, env=ENVIRONMENT
-    )
+    process = start(*arguments, cwd=tmp_path, stderr=subprocess.PIPE)
     try:
         for line in process.stderr:
             if line.startswith("300/1,000 frames"):

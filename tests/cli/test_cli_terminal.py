@@ -109,7 +109,7 @@ def test_a_second_ctrl_c_leaves_the_terminal_as_it_was(tmp_path, gate):
 @pytest.mark.parametrize("variables", [{"LANG": "C"}, {"LC_ALL": "C"}])
 def test_without_utf_8_the_panel_is_ascii(tmp_path, variables):
     with Terminal("collect", "Pendulum-v1", "--frames", 300, "--out", "d", cwd=tmp_path,
-                  **variables) as terminal:  # fmt: skip
+                  fresh=True, **variables) as terminal:  # fmt: skip
         assert terminal.finish() == 0
     panel = terminal.text[: terminal.text.index("environment  ")]
     assert panel.isascii()

@@ -10,7 +10,8 @@ import time
 
 import pytest
 import torch
-from cli_parts import ENVIRONMENT, PATIENCE, TRAWL
+from cli_parts import PATIENCE
+from cli_parts import start as start_command
 from cli_policies import Net
 
 from trawl import MultiSyncCollector
@@ -221,13 +222,12 @@ def started(tmp_path):
     processes = []
 
     def start(policy, *arguments, **options):
-        process = subprocess.Popen(
-            [*TRAWL, "collect", "Pendulum-v1", "--policy", f"cli_policies:{policy}", "--out", "d",
-             "--frames", "4000", "--frames-per-batch", "200", "--workers", "2", *arguments],
+        process = start_command(
+            "collect", "Pendulum-v1", "--policy", f"cli_policies:{policy}", "--out", "d",
+            "--frames", 4000, "--frames-per-batch", 200, "--workers", 2, *arguments,
             cwd=tmp_path,
-            text=True,
-            env=ENVIRONMENT | {"TERM": "xterm-256color", "COLUMNS": "100", "LINES": "40"},
-            start_new_session=True,
+            env={"TERM": "xterm-256color", "COLUMNS": "100", "LINES": "40"},
+            session=True,
             **{"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, **options},
         )  # fmt: skip
         processes.append(process)

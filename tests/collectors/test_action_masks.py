@@ -147,8 +147,9 @@ SAME_STEP = gymnasium.vector.AutoresetMode.SAME_STEP
 )
 def test_masks_in_info_are_followed_in_each_autoreset_mode(vector, mode):
     def make():
-        in_processes = vector == "AsyncVectorEnv"
-        kind = gymnasium.vector.AsyncVectorEnv if in_processes else gymnasium.vector.SyncVectorEnv
+        kind = gymnasium.vector.SyncVectorEnv
+        if vector == "AsyncVectorEnv":
+            kind = partial(gymnasium.vector.AsyncVectorEnv, context="fork")
         made = kind([lambda: Masked("info")] * 2, autoreset_mode=mode)
         return DictInfoToList(made) if vector == "DictInfoToList" else made
 

@@ -4,16 +4,16 @@ import errno
 import os
 import random
 import signal
-import subprocess
-import sys
 from collections import OrderedDict
 
 import killing
 import numpy as np
+import nursery
 import pytest
 import torch
 from gymnasium.envs.classic_control import CartPoleEnv
 from multi_parts import same
+from small_disk import small_disk
 from tensordict import TensorDict
 from tensordict.nn import TensorDictModule
 from torch import nn
@@ -283,10 +283,9 @@ def test_one_folder_is_for_one_collector(saved):
 
 
 ON_A_SMALL_DISK = """
-import errno, os, subprocess, sys
+import errno, os
 import torch
 from trawl import Collector
-subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", "disk"], check=True)
 collector = Collector("CartPole-v1", frames_per_batch=60)
 first = collector.checkpoint("disk/runs", {"number": 1})
 try:
@@ -302,17 +301,10 @@ assert collector.load_checkpoint("disk/runs") and collector.extra == {"number": 
 
 
 def test_a_full_disk_is_told_and_leaves_the_last_checkpoint(tmp_path):
-    (tmp_path / "disk").mkdir()
-    alone = ["unshare", "--mount"] if os.geteuid() == 0 else ["unshare", "-rm"]
-    mount = "mount -t tmpfs -o size=1m tmpfs disk"
-    try:
-        trial = subprocess.run([*alone, "sh", "-c", mount], cwd=tmp_path, capture_output=True)
-    except FileNotFoundError:
-        pytest.skip("there is no unshare")
-    if trial.returncode:
-        pytest.skip("no disk may be mounted here")
-    command = [*alone, sys.executable, "-c", ON_A_SMALL_DISK]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    with small_disk(disk, "1m") as namespaces:
+        done = nursery.run(ON_A_SMALL_DISK, namespaces=namespaces, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
 
 

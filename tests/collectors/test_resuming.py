@@ -260,7 +260,7 @@ def test_each_piece_of_the_state_counts(piece):
 def test_ways_are_told():
     with Collector(["CartPole-v1", "CartPole-v1"], frames_per_batch=10) as collector:
         assert collector.env_state_methods() == ["attributes", "attributes"]
-    env = AsyncVectorEnv([NumberedEnv])
+    env = AsyncVectorEnv([NumberedEnv], context="fork")
     with Collector(env, frames_per_batch=10) as collector:
         assert collector.env_state_methods() == ["none"]
 

@@ -1,15 +1,12 @@
 """Collectors of environments in processes continue from a state, bit for bit."""
 
-import io
 import os
 import select
 import signal
-import subprocess
-import sys
 from functools import partial
-from pathlib import Path
 
 import gymnasium
+import nursery
 import pytest
 import torch
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
@@ -200,34 +197,28 @@ def test_pickles_of_processes_that_were_spawned_need_no_trust_either():
 
 
 PROGRAM = """
-import io, sys, torch
+import sys, torch
 from test_resuming_processes import parallel, Pickled
 from trawl.collectors import Collector
 
-state = torch.load(io.BytesIO(sys.stdin.buffer.read()), weights_only=True)
+state = torch.load("state", weights_only=True)
 if __name__ == "__main__":
     with Collector(parallel(Pickled, count=2), frames_per_batch=40) as collector:
         collector.load_state_dict(state, trust=sys.argv[1] == "trust")
-        torch.save([collector.next().to_dict() for _ in range(4)], sys.stdout.buffer)
+        torch.save([collector.next().to_dict() for _ in range(4)], "found")
 """
 
 
 @pytest.mark.parametrize("trust", ["trust", "replay"])
-def test_another_program_opens_the_pickle_or_replays_the_episode(trust):
+def test_another_program_opens_the_pickle_or_replays_the_episode(trust, tmp_path):
     with Collector(parallel(Pickled, count=2), frames_per_batch=40) as collector:
         collector.set_seed(1)
         collector.next()
-        file = io.BytesIO()
-        torch.save(collector.state_dict(), file)
+        torch.save(collector.state_dict(), tmp_path / "state")
         expected = [collector.next() for _ in range(4)]
-    done = subprocess.run(
-        [sys.executable, "-c", PROGRAM, trust],
-        input=file.getvalue(),
-        capture_output=True,
-        check=True,
-        cwd=Path(__file__).parent,
-    )
-    found = torch.load(io.BytesIO(done.stdout), weights_only=True)
+    done = nursery.run(PROGRAM, trust, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    found = torch.load(tmp_path / "found", weights_only=True)
     for one, batch in zip(found, expected, strict=True):
         assert alike(type(batch)(one, batch.shape), batch)
 

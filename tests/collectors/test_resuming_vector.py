@@ -95,7 +95,8 @@ def test_seeds_of_rebuilt_environments_are_derived_further(mode):
 def test_ways_are_told():
     with Collector(partial(sync, "SameStep", [Walk, Pickled]), frames_per_batch=10) as collector:
         assert collector.env_state_methods() == ["attributes", "pickle"]
-    with Collector(partial(AsyncVectorEnv, [Walk] * 2), frames_per_batch=10) as collector:
+    make = partial(AsyncVectorEnv, [Walk] * 2, context="fork")
+    with Collector(make, frames_per_batch=10) as collector:
         assert collector.env_state_methods() == ["none", "none"]
 
 

@@ -1,6 +1,6 @@
 """Writes numbered frames in processes that are killed at random moments, and checks what is left.
 
-Run as ``python crash_script.py FORMAT DIR SEED``, in a process of its own: it forks.
+It forks, so it has a process of its own.
 """
 
 import importlib
@@ -8,7 +8,6 @@ import itertools
 import os
 import random
 import signal
-import sys
 import time
 import traceback
 
@@ -134,7 +133,3 @@ def main(kind, directory, seed):
     print(f"{KILLS} kills; committed after each: {grown}")
     left = {"_dataset.json", "data" if kind == "minari" else "frames"}
     assert set(os.listdir(directory)) == left, os.listdir(directory)
-
-
-if __name__ == "__main__":
-    main(sys.argv[1], sys.argv[2], int(sys.argv[3]))

@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 
+import nursery
 import pytest
 import torch
 from sink_parts import frames, write
@@ -180,9 +181,8 @@ def test_without_pyarrow_the_extra_is_named(tmp_path):
             except ImportError as error:
                 print(error)
     """
-    done = subprocess.run(
-        [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True
-    )
+    done = nursery.run(code, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
     assert "pip install 'trawl-rl[parquet]'" in done.stdout
     assert "pip install 'trawl-rl[minari]'" in done.stdout
     assert os.listdir(tmp_path) == []

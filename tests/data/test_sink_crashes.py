@@ -1,38 +1,23 @@
 """Processes that are killed while they write, and disks that are full."""
 
-import os
-import subprocess
-import sys
-import textwrap
-from pathlib import Path
-
+import nursery
 import pytest
 from sink_parts import SINKS
+from small_disk import small_disk
 
-HERE = Path(__file__).parent
-ENVIRONMENT = {
-    **os.environ,
-    "OMP_NUM_THREADS": "1",
-    "PYTHONPATH": os.pathsep.join([str(HERE), os.environ.get("PYTHONPATH", "")]),
-}
+CRASHES = "import crash_script, sys; crash_script.main(*sys.argv[1:], seed=1)"
 
 
 @pytest.mark.parametrize("kind", SINKS)
 def test_what_was_committed_outlives_a_kill(kind, tmp_path):
-    done = subprocess.run(
-        [sys.executable, HERE / "crash_script.py", kind, tmp_path / "d", "1"],
-        capture_output=True,
-        text=True,
-        env=ENVIRONMENT,
-    )
+    done = nursery.run(CRASHES, kind, tmp_path / "d")
     assert done.returncode == 0, done.stderr
     assert "8 kills" in done.stdout
 
 
-# Runs in a mount namespace of its own, on a disk of 1 MB.
+# Runs where there is a disk of 1 MB.
 ON_A_SMALL_DISK = """
-import errno, os, subprocess, sys
-subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", "disk"], check=True)
+import errno, os, sys
 from crash_script import OPTIONS, checking, numbered
 from sink_parts import SINKS
 from trawl.data import info, load
@@ -68,20 +53,8 @@ assert load("disk/d")["number"].tolist() == list(range(at + 99))
 
 @pytest.mark.parametrize("kind", SINKS)
 def test_a_full_disk_is_told_and_harms_nothing(kind, tmp_path):
-    (tmp_path / "disk").mkdir()
-    alone = ["unshare", "--mount"] if os.geteuid() == 0 else ["unshare", "-rm"]
-    mount = "mount -t tmpfs -o size=1m tmpfs disk"
-    try:
-        trial = subprocess.run([*alone, "sh", "-c", mount], cwd=tmp_path, capture_output=True)
-    except FileNotFoundError:
-        pytest.skip("there is no unshare")
-    if trial.returncode:
-        pytest.skip("no disk may be mounted here")
-    done = subprocess.run(
-        [*alone, sys.executable, "-c", textwrap.dedent(ON_A_SMALL_DISK), kind],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        env=ENVIRONMENT,
-    )
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    with small_disk(disk, "1m") as namespaces:
+        done = nursery.run(ON_A_SMALL_DISK, kind, namespaces=namespaces, cwd=tmp_path)
     assert done.returncode == 0, done.stderr

@@ -5,13 +5,13 @@ import os
 import select
 import signal
 import subprocess
-import sys
 from functools import partial
 
 import psutil
 import pytest
 import torch
 from distributed_parts import CLASSES, exhaust, kill_one, make, policy
+from forked import Forked
 
 from trawl.collectors import Collector, MultiSyncCollector, RandomPolicy
 from trawl.collectors.delivery import experience
@@ -311,9 +311,7 @@ def test_the_driver_is_killed(cls):
     """No worker stays, and no port."""
     before = {n for n in os.listdir("/dev/shm") if not n.startswith("sem.")}
     code = PROGRAM.format(here=os.path.dirname(__file__), cls=cls.__name__)
-    with subprocess.Popen(
-        [sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
-    ) as program:
+    with Forked(code, stdout=subprocess.PIPE) as program:
         *pids, port = map(int, program.stdout.readline().split())
         handles = [os.pidfd_open(pid) for pid in pids]
         listens = [

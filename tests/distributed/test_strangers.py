@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import stranger
 from distributed_parts import CLASSES, make
+from forked import Forked
 
 from trawl.backends.authentication import AuthenticationError
 from trawl.backends.link import Address, hosted_store
@@ -32,10 +33,9 @@ class Actor:
     """The program of a stranger."""
 
     def __init__(self, *arguments):
-        command = [sys.executable, stranger.__file__, *map(str, arguments)]
         pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
-        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-        self._process = subprocess.Popen(command, text=True, env=environment, **pipes)
+        code = "import stranger, sys; stranger.main(*sys.argv[1:])"
+        self._process = Forked(code, *arguments, **pipes)
         self.uid = self._said()
 
     def __getattr__(self, name):
@@ -51,8 +51,8 @@ class Actor:
         return json.loads(line)
 
     def close(self):
-        self._process.kill()
-        self._process.communicate()
+        with self._process:
+            self._process.kill()
 
 
 @pytest.fixture

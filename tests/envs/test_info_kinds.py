@@ -37,7 +37,7 @@ SOURCES = {
     "a single environment": single,
     "a list": lambda: [single] * 2,
     "a vector environment": vector,
-    "a vector environment in processes": partial(vector, AsyncVectorEnv),
+    "a vector environment in processes": partial(vector, partial(AsyncVectorEnv, context="fork")),
     "vector environments in a list": lambda: SerialEnv(2, vector),
     "vector environments in processes": lambda: ParallelEnv(2, vector),
     "processes": lambda: ParallelEnv(2, single),

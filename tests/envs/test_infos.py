@@ -36,12 +36,14 @@ def registered():
     return "ScriptedInfos-v0"
 
 
+# By default, processes would be fresh interpreters, which import everything anew.
+in_processes = partial(AsyncVectorEnv, context="fork")
 KINDS = {
     "single": single,
     "list": lambda: SerialEnv(2, single),
     "parallel": lambda: ParallelEnv(2, single),
     **{mode: partial(vector, mode) for mode in MODES},
-    **{f"async {mode}": partial(vector, mode, AsyncVectorEnv) for mode in MODES},
+    **{f"async {mode}": partial(vector, mode, in_processes) for mode in MODES},
     **{f"dicts {mode}": partial(vector, mode, wrapper=DictInfoToList) for mode in MODES},
 }
 

@@ -6,8 +6,6 @@ import pickle
 import select
 import signal
 import subprocess
-import sys
-import textwrap
 import time
 import weakref
 
@@ -15,6 +13,7 @@ import gymnasium
 import numpy as np
 import pytest
 import torch
+from forked import Forked
 from gymnasium.vector import SyncVectorEnv
 from tensordict import TensorDict
 from tensordict.nn import TensorDictModule
@@ -670,9 +669,7 @@ def test_nothing_is_left_when_its_process_ends(end):
         {end}
     """
     # The pipe of its standard output ends when the last process that has it is gone.
-    told = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(program)], stdout=subprocess.PIPE, check=False
-    ).stdout
+    told, _ = Forked(program, stdout=subprocess.PIPE).communicate()
     processes = told.split()
     assert len(processes) == 2
     assert all(gone(int(pid)) for pid in processes)

@@ -2,11 +2,11 @@ import contextlib
 import io
 import os
 import signal
-import subprocess
 import sys
 
 import gymnasium
 import numpy as np
+import nursery
 import pytest
 from rich.console import Console
 
@@ -275,12 +275,7 @@ def test_color_that_is_forced_makes_no_panel_in_a_file(tmp_path):
         "    for batch in collector:\n"
         "        progress.update(batch)\n"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        capture_output=True,
-        text=True,
-        env={**os.environ, "FORCE_COLOR": "1"},
-        check=True,
-    )
+    done = nursery.run(code, env={"FORCE_COLOR": "1"})
+    assert done.returncode == 0
     assert "\x1b" not in done.stderr
     assert len(done.stderr.splitlines()) == 3

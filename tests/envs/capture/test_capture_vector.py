@@ -223,7 +223,7 @@ def test_a_sub_environment_may_be_another_object(mode, steps):
 
 
 def test_environments_in_processes_of_gymnasium_are_not_captured():
-    env = AsyncVectorEnv([Walk, Walk])
+    env = AsyncVectorEnv([Walk, Walk], context="fork")
     env.reset(seed=1)
     assert ways_of(env) == [NONE] * 2
     env.close()
