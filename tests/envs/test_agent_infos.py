@@ -196,10 +196,10 @@ def test_text_changes_nothing_else():
 
 
 def test_a_run_with_text_continues():
-    one, other = (Collector(saying(), frames_per_batch=5) for _ in range(2))
+    one, other = (Collector(saying(), frames_per_batch=4) for _ in range(2))
     with one, other:
         one.set_seed(1)
-        one.next()  # one walker is dead
+        one.next()  # a walker is dead, which is alive after 8 steps
         state = one.state_dict()
         expected = one.next().clone()
         other.next(), other.next()

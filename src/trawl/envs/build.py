@@ -234,7 +234,8 @@ def _with_kwargs(env: Any, kwargs: Mapping[str, Any]) -> Any:
     if hasattr(env, "update_kwargs"):
         env.update_kwargs(kwargs)
         return env
-    wrap = ", or GymEnv(env, info_keys=...)" if "info_keys" in kwargs else ""
+    wraps = "info_keys" in kwargs and not is_tensordict_env(env)
+    wrap = ", or GymEnv(env, info_keys=...)" if wraps else ""
     raise RuntimeError(
         f"create_env_kwargs {sorted(kwargs)} can't be passed to an existing environment "
         f"({type(env).__name__}): pass a function that makes it{wrap}"
