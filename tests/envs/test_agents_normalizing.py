@@ -48,7 +48,24 @@ def collected(source, count=3, **options):
     return (frames[None] if frames.ndim == 1 else frames).transpose(0, 1), found
 
 
-SOURCES = {"one": walkers, "several": [walkers] * 3, "turns": turns}
+class Returning(Walkers):
+    """The first walker dies in step 3, and appears again in step 4."""
+
+    def step(self, actions):
+        results = super().step(actions)
+        if self.t == 4:
+            self.agents.insert(0, "walker_0")
+            new = self._observe("walker_0"), 7.0, False, False, self._info("walker_0")
+            for values, value in zip(results, new, strict=True):
+                values["walker_0"] = value
+        return results
+
+
+def returning():
+    return PettingZooEnv(Returning(), done_on_any=False)
+
+
+SOURCES = {"one": walkers, "several": [walkers] * 3, "turns": turns, "returning": returning}
 
 
 @pytest.fixture(params=SOURCES, name="source")

@@ -89,10 +89,14 @@ def test_stacks_are_exact(storing_device: str | None, padding: Any) -> None:
     assert one.frames.is_pinned() is (storing_device is not None)
 
 
-@STACKS
-def test_no_step_waits_for_the_device(frame_stack: int | None) -> None:
-    options: dict[str, Any] = {"frames_per_batch": COUNT * 10, "frame_stack": frame_stack}
-    with Collector(Counting(), policy(frame_stack), **options) as collector:
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"frame_stack": SIZE}, {"normalize_observations": True, "normalize_rewards": True}],
+    ids=["plain", "stacked", "normalized"],
+)
+def test_no_step_waits_for_the_device(options: dict[str, Any]) -> None:
+    acting = policy(options.get("frame_stack"))
+    with Collector(Counting(), acting, frames_per_batch=COUNT * 10, **options) as collector:
         next(iter(collector))
         writer = collector._rollout.writer
         with torch.no_grad():
@@ -107,6 +111,22 @@ def test_no_step_waits_for_the_device(frame_stack: int | None) -> None:
             finally:
                 torch.cuda.set_sync_debug_mode("default")
             writer.finish(10)
+
+
+def test_statistics_are_exact() -> None:
+    options: dict[str, Any] = {"frames_per_batch": COUNT * 10, "normalize_rewards": True}
+    with Collector(Counting(), policy(), normalize_observations=True, **options) as collector:
+        batches = [collector.next() for _ in range(2)]
+        assert collector.normalization is not None
+        found = collector.normalization.observations["observation"]
+    assert found.count == COUNT * 20
+    numbers = torch.arange(20.0, dtype=torch.float64)
+    assert found.mean[5] == pytest.approx(float(numbers.mean()), rel=1e-12)
+    assert found.var[5] == pytest.approx(float(numbers.var(correction=0)), rel=1e-9)
+    first = numbers[:10]
+    own = (expected(11, 9) - first.mean().float()) / first.std(correction=0).float()
+    # The second batch has the statistics of the first one.
+    torch.testing.assert_close(batches[1]["observation"][:, 1:, 5], own.cuda())
 
 
 @STACKS
