@@ -29,7 +29,8 @@ class RecentFrames(ABC):
         steps: number of steps in a batch.
 
     Attributes:
-        rows: the frame of each step, ``(steps, num_envs, *agents, *frame)``.
+        earlier: the frames before the first one of the batch, ``(size - 1, *newest.shape)``.
+        rows: the frame of each step, ``(steps, *newest.shape)``.
         gives_copies: True if nothing else refers to the memory of stacks.
     """
 
@@ -42,11 +43,12 @@ class RecentFrames(ABC):
         self._steps, self._before = steps, leaf.size - 1
         count = self._before + steps + self._more_rows
         self._memory = newest.new_zeros((count, *newest.shape))
+        self.earlier = self._memory[: self._before]
         self.rows = self._memory[self._before : self._before + steps]
 
-    def begin(self, earlier: Tensor) -> None:
-        """Begins a batch with the frames before its first one, ``(size - 1, *newest.shape)``."""
-        self._memory[: self._before].copy_(earlier)
+    @abstractmethod
+    def begin(self) -> None:
+        """Begins a batch, after :meth:`end` or an error in the batch before."""
 
     def following(self, start: int, stop: int) -> list[Tensor]:
         """Returns the frame after each step of a chunk with which the next step begins."""
@@ -70,8 +72,8 @@ class RecentFrames(ABC):
         """
 
     @abstractmethod
-    def earlier(self, filled: int) -> Tensor:
-        """Returns the frames for the ``begin`` of the next batch, after ``filled`` steps."""
+    def end(self, filled: int) -> None:
+        """Ends a batch of ``filled`` steps, and sets ``earlier`` for the next one."""
 
 
 class Windows(RecentFrames):
@@ -89,8 +91,7 @@ class Windows(RecentFrames):
         self._stacks = self._memory.unfold(0, self._leaf.size, 1).movedim(-1, axis)
 
     @override
-    def begin(self, earlier: Tensor) -> None:
-        super().begin(earlier)
+    def begin(self) -> None:
         self._firsts = []
 
     @override
@@ -122,8 +123,9 @@ class Windows(RecentFrames):
         return torch.cat(self._firsts)[: len(episodes)]
 
     @override
-    def earlier(self, filled: int) -> Tensor:
-        return self._memory[filled : filled + self._before]
+    def end(self, filled: int) -> None:
+        found = self._memory[filled : filled + self._before]
+        self.earlier.copy_(found if filled >= self._before else found.clone())
 
 
 class Gathered(RecentFrames):
@@ -150,8 +152,7 @@ class Gathered(RecentFrames):
         self._starts = self._start.view(-1, *[1] * (len(self._lead) - 1))
 
     @override
-    def begin(self, earlier: Tensor) -> None:
-        super().begin(earlier)
+    def begin(self) -> None:
         self._start.zero_()
 
     @override
@@ -183,12 +184,12 @@ class Gathered(RecentFrames):
         return self.rows[episodes[:, 0], episodes[:, 1]]
 
     @override
-    def earlier(self, filled: int) -> Tensor:
+    def end(self, filled: int) -> None:
         # The row may have been cleared, as all rows after the last step.
         self._memory[self._before + filled].copy_(self._newest)
         windows = self._windows[filled][..., :-1]
         found = self._at(windows, (*self._lead[:-1], self._before))
-        return found.movedim(len(self._lead) - 1, 0)
+        self.earlier.copy_(found.movedim(len(self._lead) - 1, 0))
 
 
 class _Lazy(Sequence[Tensor]):
