@@ -122,18 +122,14 @@ class StackedBlock(TensorBlock):
         self.leased, self._recent, self._begun = leased, recent, begun
 
     @override
-    def inputs(self, key: Key, start: int, stop: int) -> Sequence[Tensor]:
+    def inputs(self, key: Key, start: int, stop: int, copied: bool) -> Sequence[Tensor]:
         if key in self._recent:
-            return self._recent[key].stacks(start, stop)
-        return super().inputs(key, start, stop)
+            return self._recent[key].stacks(start, stop, copied)
+        return super().inputs(key, start, stop, copied)
 
     @override
     def is_stacked(self, key: Key) -> bool:
         return key in self._recent
-
-    @override
-    def gives_copies(self, key: Key) -> bool:
-        return key in self._recent and self._recent[key].gives_copies
 
     @override
     def followers(self, start: int, stop: int) -> list[Follow]:
