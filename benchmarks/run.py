@@ -117,7 +117,7 @@ FiguresName = Literal["figures_cartpole", "figures_pool"]
 TracesName = Literal["trace_cartpole", "trace_cartpole_short", "trace_workers"]
 EnvironmentsName = Literal["dm_control"]
 InfosName = Literal["info_cartpole", "info_random"]
-StacksName = Literal["stack_images", "stack_images8", "stack_pong"]
+StacksName = Literal["stack_images", "stack_images8", "stack_pong", "stack_tensors"]
 NormalizingName = Literal["normalize_pendulum", "normalize_tensors"]
 GroupName = Literal[
     "single",

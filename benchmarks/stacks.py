@@ -15,8 +15,8 @@ from torch import Tensor, nn
 
 import work
 from harness import HAND, TRAWL, Case, Contender, Source
+from tensor_stacks import STACK, stack_tensors
 
-STACK = 4
 FRAMES = 512
 WRAPPED = "Trawl with Gymnasium's FrameStackObservation"
 MakeEnv = Callable[[], gymnasium.Env[Any, Any]]
@@ -179,4 +179,5 @@ CASES = {
     "stack_images": stack_images,
     "stack_images8": stack_images8,
     "stack_pong": stack_pong,
+    "stack_tensors": stack_tensors,
 }

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 
 import work
 from harness import HAND, TRAWL, Case, Contender, Source
-from stacks import STACK
 
+STACK = 4
 COUNT, STEPS, LENGTH, SIDE, ACTIONS = 64, 32, 500, 64, 2
 OWN_CODE = "Trawl with a policy of own code"
 

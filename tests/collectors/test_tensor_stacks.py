@@ -208,6 +208,24 @@ def test_some_environments_are_reset_between_batches(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
+def test_a_policy_may_change_and_keep_its_input(kind: str) -> None:
+    kept: list[tuple[Tensor, Tensor]] = []
+
+    def act(observation: Tensor) -> Tensor:
+        action = choose_by_stack(observation)
+        kept.append((observation, observation.clone()))
+        observation += 1
+        return action
+
+    policy = TensorDictModule(act, ["observation"], ["action"])
+    options = {"frames_per_batch": 8 * COUNT}
+    found, _ = batches(on_torch(kind=kind), policy, **options)
+    check_equal(found, batches(on_torch(kind=kind), by_stack(), **options)[0])
+    assert len(kept) > 4 * 8
+    assert all(torch.equal(now, before + 1) for now, before in kept)
+
+
+@pytest.mark.parametrize("kind", KINDS)
 def test_last_observations_are_true(kind: str) -> None:
     for batch in check(AutoresetMode.SAME_STEP, kind):
         # The number of the episode, which does not change with its last step.

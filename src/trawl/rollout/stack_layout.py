@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -11,7 +11,7 @@ from trawl.envs.agent_arrays import AGENT_MASK
 from trawl.envs.agent_groups import groups_of
 from trawl.envs.base import TensorDictEnv
 from trawl.envs.frame_stack import FrameStack
-from trawl.keys import Key, next_of, show_key
+from trawl.keys import Key, next_of, show_key, show_keys
 from trawl.rollout.layout import FramePool, Leaf
 from trawl.rollout.policy_leaves import PolicyLeaves
 
@@ -92,6 +92,19 @@ class StackLayout:
         """Returns the layout of a frame in a batch, given the layout without stacks."""
         after = {next_of(key): leaf for key, leaf in self.entries.items()}
         return {**leaves, **self.entries, **after}
+
+    def check_normalized(self, keys: Iterable[Key]) -> None:
+        """Raises a ``ValueError`` if an observation is both stacked and normalised.
+
+        Args:
+            keys: keys of the observations that are normalised.
+        """
+        both = self.leaves.keys() & set(keys)
+        if both:
+            raise ValueError(
+                f"frame_stack and normalize_observations can't both change {show_keys(both)}: "
+                "choose the observations of one of them with its argument keys"
+            )
 
     def check(self, policy: PolicyLeaves) -> None:
         """Raises a ``ValueError`` if the policy writes an observation that is stacked."""

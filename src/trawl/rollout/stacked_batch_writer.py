@@ -13,7 +13,7 @@ from typing_extensions import override
 
 from trawl.envs.base import TensorDictEnv
 from trawl.envs.frame_stack import FrameStack
-from trawl.keys import Key, show_key, show_keys
+from trawl.keys import Key, show_key
 from trawl.memory import Array
 from trawl.rollout.array_batch_writer import ArrayBatchWriter
 from trawl.rollout.batch_writer import BatchOptions
@@ -59,12 +59,7 @@ class StackedBatchWriter(ArrayBatchWriter):
     @override
     def _new_normalizer(self) -> Normalizer:
         normalizer = super()._new_normalizer()
-        both = self._layout.leaves.keys() & set(normalizer.keys)
-        if both:
-            raise ValueError(
-                f"frame_stack and normalize_observations can't both change {show_keys(both)}: "
-                "choose the observations of one of them with its argument keys"
-            )
+        self._layout.check_normalized(normalizer.keys)
         return normalizer
 
     @override

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -41,24 +42,21 @@ class StackedTensorBatchWriter(TensorBatchWriter):
             make.
     """
 
-    _stacks: TensorStacks | None = None
-
     def __init__(
         self, env: TensorEnv, policy: Policy, options: BatchOptions, frame_stack: FrameStack
     ) -> None:
         self._option = frame_stack
         super().__init__(env, policy, options)
 
-    @property
+    @cached_property
+    def _stacked(self) -> StackLayout:
+        return StackLayout(self._option, self.env, self.entries.observed)
+
+    @cached_property
     def _frames(self) -> TensorStacks:
         """The frames of the stacked observations."""
-        if self._stacks is None:
-            env = self.env
-            self._stacked = StackLayout(self._option, env, self.entries.observed)
-            self._stacks = TensorStacks(
-                self._stacked, self._next, self.options.steps, env.answers_at_once
-            )
-        return self._stacks
+        env = self.env
+        return TensorStacks(self._stacked, self._next, self.options.steps, env.answers_at_once)
 
     # --- what a batch begins with
 

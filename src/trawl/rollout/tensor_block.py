@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
+from typing import Any
 
 import torch
 from tensordict import TensorDict
@@ -61,16 +62,21 @@ class TensorBlock:
         found = self.rows(key, start, stop)[1:]
         return [*found] if len(found) == stop - start else [*found, next_row]
 
-    def inputs(self, key: Key, start: int, stop: int) -> Sequence[Tensor]:
-        """Returns the rows of a chunk as the policy reads them."""
-        return self.rows(key, start, stop)
+    def inputs(self, key: Key, start: int, stop: int, copied: bool) -> Sequence[Tensor]:
+        """Returns the rows of a chunk as the policy reads them.
+
+        Args:
+            key: key of the entry.
+            start: first row of the chunk.
+            stop: row after the last one of the chunk.
+            copied: True for memory that nothing else refers to, for a policy that may change or
+                keep its inputs.
+        """
+        rows = self.rows(key, start, stop)
+        return LazyRows(lambda t: rows[t].clone(), stop - start) if copied else rows
 
     def is_stacked(self, key: Key) -> bool:
         """Returns True if the policy reads stacks of the entry's rows."""
-        return False
-
-    def gives_copies(self, key: Key) -> bool:
-        """Returns True if nothing else refers to the memory that the policy reads."""
         return False
 
     def followers(self, start: int, stop: int) -> list[Follow]:
@@ -100,6 +106,24 @@ class TensorBlock:
         result = tensordict_of(shown, batch, [None, "time"])
         # The tensors are there already, so this only sets the device of the TensorDict.
         return result if device is None else result.to(device)
+
+
+class LazyRows(Sequence[Tensor]):
+    """Tensors of the rows of a chunk, which are made when they are read.
+
+    Args:
+        make: function of ``t`` that returns the tensor of the chunk's row ``t``.
+        count: number of rows.
+    """
+
+    def __init__(self, make: Callable[[int], Tensor], count: int) -> None:
+        self._make, self._count = make, count
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __getitem__(self, t: Any) -> Any:
+        return self._make(t)
 
 
 class TensorPool:

@@ -17,7 +17,7 @@ from trawl.rollout.layout import Leaf
 from trawl.rollout.plan import unwrap
 from trawl.rollout.policy import Policy
 from trawl.rollout.policy_leaves import PolicyLeaves
-from trawl.rollout.tensor_block import TensorBlock
+from trawl.rollout.tensor_block import LazyRows, TensorBlock
 from trawl.rollout.tensor_stepper import TensorStepper
 
 _MASK: Key = (MASK_KEY,)
@@ -60,13 +60,17 @@ class TensorPolicyBinder:
             return self._act_randomly(block, start, stop)
         env, policy = self._env, self._policy
         plan = policy.plan(self._readable, tuple(env.batch_size), env.device)
-        inputs = [self._inputs(block, key, start, stop) for key in plan.reads]
+        elsewhere = policy.is_elsewhere(self._env.home)
+        # A memory's row is written after the call, so a policy must not keep or return it.
+        copied = bool(self._leaves.memories) or not policy.leaves_inputs_alone
+        copied = copied and not elsewhere
+        inputs = [self._inputs(block, key, start, stop, copied) for key in plan.reads]
         writers = [self._writer(block, key, start, stop) for key in plan.writes]
-        prepare = self._prepare(all(map(block.gives_copies, plan.reads)))
-        only = plan.reads[0] if len(inputs) == len(writers) == 1 and prepare is None else None
-        own = only in env.observation_keys
-        if only is not None and own and not block.is_stacked(only):
-            return self._act_on_latest(only, inputs[0], plan.call, writers[0])
+        if len(inputs) == len(writers) == 1 and not (copied or elsewhere):
+            (only,) = plan.reads
+            if only in env.observation_keys and not block.is_stacked(only):
+                return self._act_on_latest(only, inputs[0], plan.call, writers[0])
+        prepare = self._mover() if elsewhere else None
         return act_fn(plan.call, inputs, writers, prepare)
 
     def _act_on_latest(
@@ -86,26 +90,20 @@ class TensorPolicyBinder:
 
         return act
 
-    def _prepare(self, copied: bool) -> Callable[[Tensor], Tensor] | None:
-        """Returns a function to apply to each input, or None.
+    def _mover(self) -> Callable[[Tensor], Tensor]:
+        """Returns a function that moves an input to the policy's device."""
+        device = self._policy.device
+        # A copy to the CPU must be complete before the policy reads it.
+        to_gpu = device is not None and device.type == "cuda"
+        return lambda row: row.to(device, non_blocking=to_gpu)
 
-        Args:
-            copied: True if nothing else refers to the memory of the inputs.
-        """
-        policy = self._policy
-        if policy.is_elsewhere(self._env.home):
-            device = policy.device
-            # A copy to the CPU must be complete before the policy reads it.
-            to_gpu = device is not None and device.type == "cuda"
-            return lambda row: row.to(device, non_blocking=to_gpu)
-        # Its memory row is written after the call, so a policy must not keep or return it.
-        guarded = bool(self._leaves.memories) or not policy.leaves_inputs_alone
-        return torch.clone if guarded and not copied else None
-
-    def _inputs(self, block: TensorBlock, key: Key, start: int, stop: int) -> Sequence[Tensor]:
-        if key in self._leaves.memories:
-            return [self._next_row[key]] * (stop - start)
-        return block.inputs(key, start, stop)
+    def _inputs(
+        self, block: TensorBlock, key: Key, start: int, stop: int, copied: bool
+    ) -> Sequence[Tensor]:
+        if key not in self._leaves.memories:
+            return block.inputs(key, start, stop, copied)
+        row = self._next_row[key]
+        return LazyRows(lambda _: row.clone() if copied else row, stop - start)
 
     def _writer(
         self, block: TensorBlock, key: Key, start: int, stop: int

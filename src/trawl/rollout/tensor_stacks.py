@@ -37,17 +37,15 @@ class TensorStacks:
         self, layout: StackLayout, newest: Mapping[Key, Tensor], steps: int, at_once: bool
     ) -> None:
         self._repeats, self._newest, self._steps = layout.repeats, newest, steps
-        self.earlier: dict[Key, Tensor] = {}
         self._recent: dict[Key, RecentFrames] = {}
         self._positions: dict[Key, _Positions] = {}
         kind = Windows if at_once else Gathered
         for key, leaf in layout.leaves.items():
             row = newest[key]
-            self.earlier[key] = row.new_zeros((leaf.size - 1, *row.shape))
             self._recent[key] = kind(leaf, layout.repeats, row, steps)
             self._positions[key] = _Positions(leaf, layout.repeats, len(row), steps, row.device)
-        row = next(iter(self.earlier.values()))
-        self._begun = torch.zeros((steps, row.shape[1]), dtype=torch.bool, device=row.device)
+        self.earlier = {key: recent.earlier for key, recent in self._recent.items()}
+        self._begun = torch.zeros((steps, len(row)), dtype=torch.bool, device=row.device)
 
     def restart(self, mask: Tensor | None = None) -> None:
         """Begins stacks in all environments, or where ``mask`` is True, with the newest frames."""
@@ -64,12 +62,12 @@ class TensorStacks:
         """Begins a batch in leased memory, and returns the block that the loop fills."""
         tensors = dict(leased.tensors)
         for key, recent in self._recent.items():
-            recent.begin(self.earlier[key])
+            recent.begin()
             positions = self._positions[key]
             frames = positions.frames_in(leased.pools[key])
             leased.pools[key][positions.zero] = 0
             size = positions.leaf.size
-            frames[: size - 1] = self.earlier[key]
+            frames[: size - 1] = recent.earlier
             frames[size - 1] = self._newest[key]
             tensors[key], tensors[next_of(key)] = recent.rows, frames[size:]
         return StackedBlock(tensors, leased, self._recent, self._begun)
@@ -89,18 +87,17 @@ class TensorStacks:
         tensors, pools = dict(block.leased.tensors), dict(block.leased.pools)
         fits = True
         for key, recent in self._recent.items():
-            self.earlier[key].copy_(recent.earlier(filled))
             positions, after = self._positions[key], next_of(key)
             positions.write(tensors[key], tensors[after], begun if len(episodes) else None)
             tensors[key][filled:] = tensors[after][filled:] = positions.zero
-            if not len(episodes):
-                continue
-            first = recent.first_frames(episodes).flatten(0, len(positions.leaf.agents))
-            start, stop = positions.zero + 1, positions.zero + 1 + len(first)
-            if stop <= len(pools[key]):
-                pools[key][start:stop] = first
-            else:
-                pools[key], fits = torch.cat([pools[key][:start], first]), False
+            if len(episodes):
+                first = recent.first_frames(episodes).flatten(0, len(positions.leaf.agents))
+                start, stop = positions.zero + 1, positions.zero + 1 + len(first)
+                if stop <= len(pools[key]):
+                    pools[key][start:stop] = first
+                else:
+                    pools[key], fits = torch.cat([pools[key][:start], first]), False
+            recent.end(filled)
         return TensorBlock(tensors, pools), fits
 
 
@@ -125,18 +122,14 @@ class StackedBlock(TensorBlock):
         self.leased, self._recent, self._begun = leased, recent, begun
 
     @override
-    def inputs(self, key: Key, start: int, stop: int) -> Sequence[Tensor]:
+    def inputs(self, key: Key, start: int, stop: int, copied: bool) -> Sequence[Tensor]:
         if key in self._recent:
-            return self._recent[key].stacks(start, stop)
-        return super().inputs(key, start, stop)
+            return self._recent[key].stacks(start, stop, copied)
+        return super().inputs(key, start, stop, copied)
 
     @override
     def is_stacked(self, key: Key) -> bool:
         return key in self._recent
-
-    @override
-    def gives_copies(self, key: Key) -> bool:
-        return key in self._recent and self._recent[key].gives_copies
 
     @override
     def followers(self, start: int, stop: int) -> list[Follow]:

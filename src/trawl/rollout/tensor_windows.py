@@ -7,15 +7,17 @@ of the batch. Time is the first dimension, and the frames before the batch come 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 from typing_extensions import override
 
+from trawl.rollout.block import as_array
+from trawl.rollout.policy_inputs import InputCopies
 from trawl.rollout.stack_layout import StackedLeaf
-from trawl.rollout.tensor_block import Follow
+from trawl.rollout.tensor_block import Follow, LazyRows
 
 
 class RecentFrames(ABC):
@@ -29,11 +31,10 @@ class RecentFrames(ABC):
         steps: number of steps in a batch.
 
     Attributes:
-        rows: the frame of each step, ``(steps, num_envs, *agents, *frame)``.
-        gives_copies: True if nothing else refers to the memory of stacks.
+        earlier: the frames before the first one of the batch, ``(size - 1, *newest.shape)``.
+        rows: the frame of each step, ``(steps, *newest.shape)``.
     """
 
-    gives_copies: ClassVar[bool] = False
     # Number of rows after those of the steps.
     _more_rows: ClassVar[int] = 0
 
@@ -42,11 +43,12 @@ class RecentFrames(ABC):
         self._steps, self._before = steps, leaf.size - 1
         count = self._before + steps + self._more_rows
         self._memory = newest.new_zeros((count, *newest.shape))
+        self.earlier = self._memory[: self._before]
         self.rows = self._memory[self._before : self._before + steps]
 
-    def begin(self, earlier: Tensor) -> None:
-        """Begins a batch with the frames before its first one, ``(size - 1, *newest.shape)``."""
-        self._memory[: self._before].copy_(earlier)
+    @abstractmethod
+    def begin(self) -> None:
+        """Begins a batch, after :meth:`end` or an error in the batch before."""
 
     def following(self, start: int, stop: int) -> list[Tensor]:
         """Returns the frame after each step of a chunk with which the next step begins."""
@@ -54,8 +56,14 @@ class RecentFrames(ABC):
         return found if len(found) == stop - start else [*found, self._newest]
 
     @abstractmethod
-    def stacks(self, start: int, stop: int) -> Sequence[Tensor]:
-        """Returns the stacks of the steps of a chunk, ``(num_envs, *agents, size, *frame)``."""
+    def stacks(self, start: int, stop: int, copied: bool) -> Sequence[Tensor]:
+        """Returns the stacks of the steps of a chunk, ``(num_envs, *agents, size, *frame)``.
+
+        Args:
+            start: first step of the chunk.
+            stop: step after the last one of the chunk.
+            copied: True for memory that nothing else refers to.
+        """
 
     @abstractmethod
     def follower(self, start: int, stop: int) -> Follow:
@@ -70,8 +78,8 @@ class RecentFrames(ABC):
         """
 
     @abstractmethod
-    def earlier(self, filled: int) -> Tensor:
-        """Returns the frames for the ``begin`` of the next batch, after ``filled`` steps."""
+    def end(self, filled: int) -> None:
+        """Ends a batch of ``filled`` steps, and sets ``earlier`` for the next one."""
 
 
 class Windows(RecentFrames):
@@ -87,15 +95,19 @@ class Windows(RecentFrames):
         axis = 2 + len(self._leaf.agents)
         # (steps, num_envs, *agents, size, *frame)
         self._stacks = self._memory.unfold(0, self._leaf.size, 1).movedim(-1, axis)
+        self._copies = InputCopies(self._memory.dtype)
 
     @override
-    def begin(self, earlier: Tensor) -> None:
-        super().begin(earlier)
+    def begin(self) -> None:
         self._firsts = []
 
     @override
-    def stacks(self, start: int, stop: int) -> Sequence[Tensor]:
-        return self._stacks[start:stop].unbind(0)
+    def stacks(self, start: int, stop: int, copied: bool) -> Sequence[Tensor]:
+        rows = self._stacks[start:stop]
+        if not copied:
+            return rows.unbind(0)
+        self._copies.bind(as_array(rows))
+        return LazyRows(self._copies.__getitem__, stop - start)
 
     @override
     def follower(self, start: int, stop: int) -> Follow:
@@ -122,14 +134,14 @@ class Windows(RecentFrames):
         return torch.cat(self._firsts)[: len(episodes)]
 
     @override
-    def earlier(self, filled: int) -> Tensor:
-        return self._memory[filled : filled + self._before]
+    def end(self, filled: int) -> None:
+        found = self._memory[filled : filled + self._before]
+        self.earlier.copy_(found if filled >= self._before else found.clone())
 
 
 class Gathered(RecentFrames):
     """Frames that are gathered to stacks when they are read, without waiting for the device."""
 
-    gives_copies = True
     _more_rows = 2  # the newest frames, and frames of zeros
 
     def __init__(self, *args: Any) -> None:
@@ -150,16 +162,13 @@ class Gathered(RecentFrames):
         self._starts = self._start.view(-1, *[1] * (len(self._lead) - 1))
 
     @override
-    def begin(self, earlier: Tensor) -> None:
-        super().begin(earlier)
+    def begin(self) -> None:
         self._start.zero_()
 
     @override
-    def stacks(self, start: int, stop: int) -> Sequence[Tensor]:
-        return _Lazy(self._stack, start, stop)
-
-    def _stack(self, row: int) -> Tensor:
-        return self._at(self._windows[row], self._lead)
+    def stacks(self, start: int, stop: int, copied: bool) -> Sequence[Tensor]:
+        windows = self._windows[start:stop]
+        return LazyRows(lambda t: self._at(windows[t], self._lead), len(windows))
 
     def _at(self, windows: Tensor, lead: tuple[int, ...]) -> Tensor:
         if self._repeats:
@@ -183,22 +192,9 @@ class Gathered(RecentFrames):
         return self.rows[episodes[:, 0], episodes[:, 1]]
 
     @override
-    def earlier(self, filled: int) -> Tensor:
+    def end(self, filled: int) -> None:
         # The row may have been cleared, as all rows after the last step.
         self._memory[self._before + filled].copy_(self._newest)
         windows = self._windows[filled][..., :-1]
         found = self._at(windows, (*self._lead[:-1], self._before))
-        return found.movedim(len(self._lead) - 1, 0)
-
-
-class _Lazy(Sequence[Tensor]):
-    """Tensors of the rows of a chunk, which are made when they are read."""
-
-    def __init__(self, make: Callable[[int], Tensor], start: int, stop: int) -> None:
-        self._make, self._start, self._count = make, start, stop - start
-
-    def __len__(self) -> int:
-        return self._count
-
-    def __getitem__(self, t: Any) -> Any:
-        return self._make(self._start + t)
+        self.earlier.copy_(found.movedim(len(self._lead) - 1, 0))
