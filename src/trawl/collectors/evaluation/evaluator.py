@@ -216,8 +216,7 @@ class Evaluator:
         - ``GROUP/reward``, the mean return of the agents of each group, if there are groups.
         - ``num_episodes``, ``episode_length``, ``fps`` and ``step``.
         - The metrics that ``metrics_fn`` returns.
-        - ``video``, if the first episode was rendered: a uint8 tensor of shape
-          ``(steps + 1, height, width, 3)``.
+        - ``video``, if there is one: a uint8 tensor of shape ``(steps + 1, height, width, 3)``.
 
         Args:
             weights: weights of the policy: a module, a TensorDict, or a mapping of tensors. None:
