@@ -33,10 +33,28 @@ def as_key(key: str | Sequence[Any]) -> Key:
     return tuple(part for item in key for part in as_key(item))
 
 
+def given_key(name: str, key: Any) -> Key:
+    """Returns the key that an argument names, flattened.
+
+    Raises:
+        TypeError: if the key is neither a string nor a tuple of strings.
+    """
+    parts = key if isinstance(key, (tuple, list)) else (key,)
+    if not parts or not all(isinstance(part, (str, tuple)) for part in parts):
+        raise TypeError(f"{name} must be a string or a tuple of strings, but it is {key!r}")
+    return as_key(key)
+
+
 def distinct_keys(keys: str | Sequence[Any]) -> tuple[Key, ...]:
-    """Returns the keys of an option, which may be a single string, each of them once."""
+    """Returns the keys of an option, which may be a single string, each of them once.
+
+    Raises:
+        TypeError: if they are neither a string nor a list of keys.
+    """
+    if not isinstance(keys, (str, Sequence)):
+        raise TypeError(f"keys must be a list of keys, but it is {keys!r}")
     named = (keys,) if isinstance(keys, str) else keys
-    return tuple(dict.fromkeys(map(as_key, named)))
+    return tuple(dict.fromkeys(given_key("a key", key) for key in named))
 
 
 def show_key(key: Key) -> str:

@@ -172,13 +172,13 @@ number = 3
 
 def reads_stacks(env):
     """Acts from the oldest and the newest frame of each stack."""
-    size = env.observation_spec["observation"].shape[-2:]
-    assert size == (3, 3)
-    assert env.full_observation_spec["observation"].zero().shape[-2:] == size
+    size = (*env.batch_size, 3, 3)
+    assert env.observation_spec["observation"].shape == size
+    assert env.full_observation_spec["observation"].zero().shape == size
     assert env.action_keys == ["action"]
 
     def policy(observation):
-        assert observation.shape[-2:] == size
+        assert observation.shape[-2:] == size[-2:]
         return observation[..., -1, :1] - observation[..., 0, :1]
 
     return policy

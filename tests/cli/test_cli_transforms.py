@@ -9,10 +9,12 @@ from torch import nn
 
 from trawl import Collector
 from trawl.cli.arguments import TuneArguments
+from trawl.cli.transforms import stacked_env
 from trawl.cli.tune import command_of
 from trawl.collectors import Normalization
 from trawl.collectors.tuning import Candidate
 from trawl.data import info, load
+from trawl.envs.serial import build_env
 
 FRAMES = ["--frames", 40, "--frames-per-batch", 20, "--seed", 1]
 NORMALIZE = ["--normalize-observations", "--normalize-rewards"]
@@ -81,6 +83,30 @@ def test_evaluation_with_stacks(trawl):
     assert code == 0, err
     with open("e.json") as file:
         assert json.load(file)["arguments"]["frame_stack"] == 3
+
+
+@pytest.mark.parametrize(
+    ("env", "package", "options"),
+    [
+        ("CartPole-v1", None, {"num_envs": 2}),
+        ("gymnax:CartPole-v1", "gymnax", {"num_envs": 2}),
+        ("dm_control:cartpole/balance", "dm_control", {}),
+        ("vmas:balance", "vmas", {"num_envs": 2}),
+        ("pettingzoo:mpe2/simple_spread_v3", "mpe2", {}),
+        ("pettingzoo:mpe2/simple_spread_v3", "mpe2", {"num_envs": 2}),
+    ],
+)
+def test_a_policy_is_told_the_shapes_of_batches(env, package, options):
+    if package is not None:
+        pytest.importorskip(package)
+    made = build_env(env, options)
+    specs = stacked_env(made, 3).observation_spec
+    with Collector(made, frames_per_batch=4, frame_stack=3) as collector:
+        batch = collector.next()
+    axis = len(made.batch_size)
+    for key, spec in specs.items(True, True):
+        assert batch[key].select(axis, 0).shape == spec.shape
+        assert spec.zero().shape == spec.shape
 
 
 @pytest.mark.parametrize("kind", ["memmap", "parquet", "minari"])

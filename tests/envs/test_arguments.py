@@ -10,8 +10,9 @@ import torch
 from gymnasium import spaces
 from gymnasium.vector import VectorWrapper
 
-from trawl import Collector, GymEnv, ParallelEnv
-from trawl.envs import InfoKey, JaxEnv, PettingZooEnv, TorchVectorEnv, VmasEnv
+from trawl import Collector, Evaluator, GymEnv, ParallelEnv
+from trawl.collectors import NormalizeObservation
+from trawl.envs import FrameStack, InfoKey, JaxEnv, PettingZooEnv, TorchVectorEnv, VmasEnv
 from trawl.envs.build import build_one
 from trawl.testing import NumberedTorchEnv
 
@@ -268,3 +269,38 @@ def test_a_layout_that_is_none() -> None:
 def test_arguments_of_the_environment_go_elsewhere() -> None:
     with pytest.raises(TypeError, match=r"info_keys\. .* in create_env_kwargs"):
         Collector("Pendulum-v1", frames_per_batch=4, info_keys=["lives"])
+
+
+def test_an_environment_of_another_kind() -> None:
+    pytest.importorskip("vmas")
+    pytest.importorskip("jax")
+    env = gymnasium.make("CartPole-v1")
+    with pytest.raises(TypeError, match=r"that vmas\.make_env made .*, but it is str: 'balance'"):
+        VmasEnv("balance")
+    with pytest.raises(TypeError, match="but it is TimeLimit"):
+        VmasEnv(env)
+    with pytest.raises(TypeError, match=r"must be written in JAX, but .* environment of Gymnasium"):
+        JaxEnv(env, 2)
+    env.close()
+
+
+def test_a_group_that_is_one_name() -> None:
+    pytest.importorskip("mpe2")
+    words = r"group_map\['a'\] must be a list of agents, but it is 'agent_0'"
+    with pytest.raises(TypeError, match=words):
+        build_one("pettingzoo:mpe2/simple_spread_v3", {"group_map": {"a": "agent_0"}})
+
+
+def test_keys_that_are_none() -> None:
+    with pytest.raises(TypeError, match="keys must be a list of keys, but it is 3"):
+        FrameStack(4, keys=3)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match=r"a key must be a string or a tuple of strings, .* is 3"):
+        NormalizeObservation(keys=[3])
+    with pytest.raises(TypeError, match=r"reward_keys must be a string or a tuple of .* is 3"):
+        Evaluator("Pendulum-v1", policy_factory=lambda: None, reward_keys=3)
+
+
+def test_a_misspelt_argument_of_an_evaluator() -> None:
+    words = "Evaluator has no argument 'max_step': it has max_steps, "
+    with pytest.raises(TypeError, match=words):
+        Evaluator("Pendulum-v1", policy_factory=lambda: None, max_step=3)

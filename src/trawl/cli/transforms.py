@@ -16,6 +16,7 @@ from trawl.cli.arguments import CollectArguments, EvaluateArguments, TuneArgumen
 from trawl.cli.errors import CliError, describe, message_of
 from trawl.cli.notes import print_note
 from trawl.collectors import NormalizeReward
+from trawl.envs.agent_groups import groups_of
 from trawl.envs.base import TensorDictEnv
 from trawl.envs.frame_stack import FrameStack
 from trawl.envs.specs import Bounded, Composite, Spec, Unbounded
@@ -107,10 +108,11 @@ class StackedObservations:
     def __init__(self, env: TensorDictEnv, size: int) -> None:
         self._env = env
         single = {as_key(key): spec for key, spec in env.observation_spec.items(True, True)}
-        chosen, batch = FrameStack(size).stacked(single), env.batch_size
+        chosen, batch, groups = FrameStack(size).stacked(single), env.batch_size, groups_of(env)
         stacked = Composite(shape=batch)
         for key, spec in single.items():
-            stacked[key] = _stacked(spec, size, len(batch)) if key in chosen else spec
+            axis = len(batch) + (key[0] in groups)
+            stacked[key] = _stacked(spec, size, axis) if key in chosen else spec
         self.observation_spec = self.full_observation_spec = stacked
 
     def __getattr__(self, name: str) -> Any:
@@ -133,11 +135,12 @@ def stacked_env(env: Any, size: int | None) -> Any:
     )
 
 
-def _stacked(spec: Any, size: int, dim: int) -> Spec:
+def _stacked(spec: Any, size: int, axis: int) -> Spec:
     if isinstance(spec, Bounded):
-        low, high = (torch.stack([bound] * size, dim) for bound in (spec.low, spec.high))
-        return Bounded(low, high, spec.dtype)
-    shape = (*spec.shape[:dim], size, *spec.shape[dim:])
+        bounds = (bound.expand(spec.shape) for bound in (spec.low, spec.high))
+        low, high = (torch.stack([bound] * size, axis) for bound in bounds)
+        return Bounded(low, high, spec.dtype, spec.device)
+    shape = (*spec.shape[:axis], size, *spec.shape[axis:])
     return Unbounded(shape, spec.dtype, spec.device)
 
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from trawl.checks import check_bool
 from trawl.data.trajectories import leaves_named
 from trawl.errors import add_note
-from trawl.keys import MASK, Key, as_key, show_key
+from trawl.keys import MASK, Key, as_key, given_key, show_key
 from trawl.tensordicts import broadcastable
 
 _VALUE = "state_value"
@@ -154,7 +154,7 @@ class BootstrapTimeLimits:
     ) -> None:
         _check_network(value_network)
         _check_gamma(gamma)
-        _check_key(value_key)
+        given_key("value_key", value_key)
         check_bool("set_terminated", set_terminated)
         self.value_network, self.gamma = value_network, gamma
         self.value_key, self.set_terminated = value_key, set_terminated
@@ -193,13 +193,6 @@ def _check_network(network: Any) -> None:
         inner = inner[0]
     if type(inner).__module__.startswith("torch.nn.modules"):
         raise TypeError(f"{wanted}a module of tensors, {type(network).__name__}. {_WRAP}")
-
-
-def _check_key(key: Any) -> None:
-    """Raises an error if the key of the values is neither a string nor a tuple of strings."""
-    parts = key if isinstance(key, tuple) else (key,)
-    if not parts or not all(isinstance(part, str) for part in parts):
-        raise TypeError(f"value_key must be a string or a tuple of strings, but it is {key!r}")
 
 
 def _check_gamma(gamma: Any) -> None:

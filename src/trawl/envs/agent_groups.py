@@ -124,6 +124,12 @@ def make_groups(group_map: Any, agents: Sequence[str], parallel: bool) -> dict[s
             "group_map must be a mapping from names of groups to lists of agents, or a "
             f"MarlGroupMapType, but it is {group_map!r}"
         )
+    for name, members in group_map.items():
+        if isinstance(members, str) or not isinstance(members, Sequence):
+            raise TypeError(
+                f"group_map[{name!r}] must be a list of agents, but it is {members!r}: pass "
+                f"[{members!r}]"
+            )
     named = [agent for members in group_map.values() for agent in members]
     unknown = sorted(set(named) - set(agents))
     if unknown:

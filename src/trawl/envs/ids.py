@@ -25,6 +25,7 @@ from trawl.envs.envpool_calls import make_envpool
 from trawl.envs.jax_env import JaxEnv
 from trawl.envs.jax_ids import make_brax, make_gymnax, make_jumanji
 from trawl.envs.pettingzoo import PettingZooEnv
+from trawl.envs.seeding import check_seed
 from trawl.envs.vmas_env import VmasEnv
 
 # Makes an environment for GymEnv from the rest of its id, the number of environments in a vector
@@ -172,6 +173,8 @@ def make_vmas(name: str, options: Mapping[str, Any]) -> VmasEnv:
         raise ImportError(f"vmas:{name} needs VMAS: pip install 'trawl-rl[vmas]'") from error
     count = check_number("num_envs", options.get("num_envs", 1), least=1)
     optional_device("device", options.get("device"))
+    if options.get("seed") is not None:
+        check_seed(options["seed"])
     with warnings.catch_warnings():
         # VMAS only warns of an unknown argument.
         warnings.filterwarnings("error", message="Scenario kwargs")

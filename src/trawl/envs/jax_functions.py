@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from importlib import import_module
 from typing import Any, Protocol
 
+import gymnasium
 import numpy as np
 from gymnasium import Space, spaces
 
@@ -106,6 +107,11 @@ def functions_of(env: Any, params: Any = None) -> JaxFunctions:
         return _jumanji(env)
     if is_brax(env):
         return _brax(env)
+    if isinstance(env, (gymnasium.Env, gymnasium.vector.VectorEnv)):
+        raise TypeError(
+            f"env must be written in JAX, but it is an environment of Gymnasium, {env!r}: pass it "
+            "to the collector, or to GymEnv"
+        )
     if not all(callable(getattr(env, name, None)) for name in ("reset", "step")):
         raise TypeError(
             "env must be an environment of gymnax, Brax or Jumanji, or an object with reset, step "

@@ -31,6 +31,7 @@ class VmasEnv(TensorEnv):
             ``multidiscrete_actions=True``.
 
     Raises:
+        TypeError: if ``env`` is something else.
         ValueError: if the agents of a group have different spaces.
 
     Example:
@@ -46,6 +47,11 @@ class VmasEnv(TensorEnv):
 
     @lists_arguments
     def __init__(self, env: Any) -> None:
+        if not is_vmas(env):
+            raise TypeError(
+                "env must be an environment that vmas.make_env made without a wrapper, but it is "
+                f"{type(env).__name__}: {env!r}"
+            )
         self.env = env
         self.home = torch.empty(0, device=env.device).device
         self.device = None if self.home.type == "cpu" else self.home

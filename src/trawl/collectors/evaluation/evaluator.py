@@ -35,11 +35,11 @@ from trawl.collectors.evaluation.results import (
 from trawl.collectors.evaluation.snapshot import check_different, snapshot, snapshots
 from trawl.collectors.evaluation.thread import EvaluationThread
 from trawl.collectors.options import check_callable, one_of
+from trawl.envs.arguments import lists_arguments
 from trawl.envs.seeding import check_seed
+from trawl.keys import DONE
 from trawl.rollout.normalization import Normalization, SharedStatistics
 from trawl.weight_update.tensors import Weights
-
-_DONE = ("next", "done")
 
 
 class Evaluator:
@@ -116,6 +116,7 @@ class Evaluator:
         (4, 20.0)
     """
 
+    @lists_arguments
     def __init__(
         self,
         env: Any,
@@ -130,7 +131,7 @@ class Evaluator:
         weight_sync_schemes: Mapping[str, Any] | None = None,
         log_prefix: str = "eval",
         reward_keys: Any = None,
-        done_keys: Any = _DONE,
+        done_keys: Any = DONE,
         device: torch.device | str | None = None,
         exploration_type: InteractionType | None = InteractionType.DETERMINISTIC,
         metrics_fn: Callable[[TensorDictBase], Mapping[str, Any]] | None = None,
@@ -215,8 +216,7 @@ class Evaluator:
         - ``GROUP/reward``, the mean return of the agents of each group, if there are groups.
         - ``num_episodes``, ``episode_length``, ``fps`` and ``step``.
         - The metrics that ``metrics_fn`` returns.
-        - ``video``, if the first episode was rendered: a uint8 tensor of shape
-          ``(steps + 1, height, width, 3)``.
+        - ``video``, if there is one: a uint8 tensor of shape ``(steps + 1, height, width, 3)``.
 
         Args:
             weights: weights of the policy: a module, a TensorDict, or a mapping of tensors. None:

@@ -14,7 +14,7 @@ from trawl.collectors.options import one_of
 from trawl.collectors.single import Collector
 from trawl.envs.build import is_env
 from trawl.envs.types import is_list
-from trawl.keys import Key, as_key
+from trawl.keys import Key, given_key
 from trawl.rollout.normalization import Normalization
 
 _BY_NAME = {"Collector": Collector, "MultiSyncCollector": MultiSyncCollector}
@@ -194,11 +194,12 @@ def keys_or_none(name: str, keys: Any) -> tuple[Key, ...] | None:
     """Returns the keys of an argument, which is a key, a list of keys, or None.
 
     Raises:
+        TypeError: if a key is neither a string nor a tuple of strings.
         ValueError: if a list has no keys.
     """
     if keys is None:
         return None
-    found = tuple(map(as_key, keys)) if isinstance(keys, list) else (as_key(keys),)
+    found = tuple(given_key(name, key) for key in (keys if isinstance(keys, list) else [keys]))
     if not found:
         raise ValueError(f"{name} must be a key, a list of keys or None, but the list is empty")
     return found
