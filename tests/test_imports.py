@@ -1,6 +1,7 @@
 """Rules for the imports and the private names of the library's modules."""
 
 import ast
+import functools
 import re
 from collections.abc import Iterator
 from graphlib import CycleError, TopologicalSorter
@@ -86,21 +87,30 @@ def module_of(path: Path) -> str:
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
-TREES = {module_of(path): ast.parse(path.read_text()) for path in sorted(ROOT.rglob("*.py"))}
+FILES = {module_of(path): path for path in sorted(ROOT.rglob("*.py"))}
+
+
+@functools.cache
+def tree_of(name: str) -> ast.Module:
+    """The syntax tree of a module."""
+    return ast.parse(FILES[name].read_text())
 
 
 def imported(tree: ast.Module) -> Iterator[str]:
     """The modules of the library that a module imports, at its beginning or later."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names if alias.name in TREES)
-        elif isinstance(node, ast.ImportFrom) and node.module in TREES:
+            yield from (alias.name for alias in node.names if alias.name in FILES)
+        elif isinstance(node, ast.ImportFrom) and node.module in FILES:
             for alias in node.names:
                 inner = f"{node.module}.{alias.name}"
-                yield inner if inner in TREES else node.module
+                yield inner if inner in FILES else node.module
 
 
-IMPORTS = {name: set(imported(tree)) - {name} for name, tree in TREES.items()}
+@functools.cache
+def imports() -> dict[str, set[str]]:
+    """The modules that each module imports."""
+    return {name: set(imported(tree_of(name))) - {name} for name in FILES}
 
 
 def layer_of(module: str) -> int:
@@ -110,7 +120,7 @@ def layer_of(module: str) -> int:
 
 def test_no_module_imports_itself_by_a_detour():
     try:
-        TopologicalSorter(IMPORTS).prepare()
+        TopologicalSorter(imports()).prepare()
     except CycleError as error:
         pytest.fail(" <- ".join(error.args[1]))
 
@@ -118,7 +128,7 @@ def test_no_module_imports_itself_by_a_detour():
 def test_imports_run_downwards():
     upward = [
         f"{name} imports {other}"
-        for name, others in IMPORTS.items()
+        for name, others in imports().items()
         for other in sorted(others)
         if layer_of(other) > layer_of(name)
     ]
@@ -153,9 +163,9 @@ def defined(tree: ast.Module) -> set[str]:
     return found
 
 
-@pytest.mark.parametrize("name", sorted(TREES.keys() - INSIDERS.keys()))
+@pytest.mark.parametrize("name", sorted(FILES.keys() - INSIDERS.keys()))
 def test_private_names_stay_in_their_module(name):
-    tree = TREES[name]
+    tree = tree_of(name)
     own = defined(tree)
     others = [
         f"line {use.lineno}: {ast.unparse(use)}"

@@ -9,6 +9,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from libraries import require
 from multi_parts import same
 from tensordict.nn import TensorDictModule
 from torch import nn
@@ -18,12 +19,14 @@ from trawl.envs import GymEnv
 from trawl.envs.capture import history
 from trawl.errors import EnvStateError
 
-envpool = pytest.importorskip("envpool")
+require("envpool")
 pytestmark = pytest.mark.filterwarnings("ignore:.*precision lowered by casting")
 FOLDER = Path(__file__).parent
 
 
 def pool(name="CartPole-v1", **options):
+    import envpool
+
     options = {"num_envs": 9, "seed": 3, **options}
     return envpool.make_gymnasium(name, **options)
 

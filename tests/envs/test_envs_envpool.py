@@ -3,16 +3,23 @@
 import numpy as np
 import pytest
 import torch
+from libraries import require
 
 from trawl.collectors import Collector
 from trawl.envs import GymEnv
 
-envpool = pytest.importorskip("envpool")
+require("envpool")
+
+
+def made(**options):
+    import envpool
+
+    return envpool.make_gymnasium("CartPole-v1", **options)
 
 
 @pytest.fixture
 def pool():
-    return envpool.make_gymnasium("CartPole-v1", num_envs=4, seed=3)
+    return made(num_envs=4, seed=3)
 
 
 def dynamics(state, push):
@@ -91,7 +98,5 @@ def test_its_seed_is_given_when_it_is_made(pool):
 
 
 def test_equal_seeds_give_equal_starts():
-    first, second = (
-        GymEnv(envpool.make_gymnasium("CartPole-v1", num_envs=2, seed=5)) for _ in range(2)
-    )
+    first, second = (GymEnv(made(num_envs=2, seed=5)) for _ in range(2))
     assert torch.equal(first.reset()["observation"], second.reset()["observation"])

@@ -3,16 +3,20 @@ import warnings
 
 import nursery
 import pytest
+from libraries import require
 from monitor_parts import make, watch
 
 from trawl.observe import MLflowSink, Monitor
 
-try:
-    MLflowSink("unused")  # imports MLflow in the way that the tests are about
-except ModuleNotFoundError:
-    pytest.skip("MLflow is not installed", allow_module_level=True)
+require("mlflow")
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _imported():
+    """Imports MLflow as a sink does, before a test looks at what it leaves."""
+    MLflowSink("unused")
 
 
 def client(folder):
