@@ -215,6 +215,13 @@ def test_an_observed_mask_is_preferred() -> None:
         assert collector.next()["action"].tolist() == [[1, 2, 2]] * 2
 
 
+def test_a_dict_of_masks_is_no_mask() -> None:
+    told = Telling(*[lambda step: {"action_mask": {"agent": jnp.zeros(3)}}] * 2)
+    env = JaxEnv(told, 2, info_keys=["action_mask"])
+    assert env.rollout(2)["info", "action_mask", "agent"].shape == (2, 2, 3)
+    assert env.action_mask() is None
+
+
 def test_gymnax() -> None:
     pytest.importorskip("gymnax")
     options = {"num_envs": 2, "max_steps_in_episode": 3, "seed": 0, "info_keys": ["discount"]}

@@ -27,7 +27,6 @@ from trawl.envs.jax_arrays import (
 from trawl.envs.jax_functions import functions_of
 from trawl.envs.jax_infos import ShownLeaves, info_layout
 from trawl.envs.jax_steps import JaxCalls, Progress, SingleCalls, batch_calls, check_outlines
-from trawl.envs.masks import MASK_KEY
 from trawl.envs.seeding import check_seed, derive
 from trawl.envs.spaces import SpaceCodec, check_keys
 from trawl.envs.tensor_env import TensorEnv, TensorStep
@@ -154,8 +153,7 @@ class JaxEnv(TensorEnv):
         space = observation_space(as_plain(begun.obs))
         check_outlines(begun, stepped, self.name)
         layout = info_layout(info_keys, begun.info, stepped.info, self.name)
-        masks = begun.info.get(MASK_KEY), stepped.info.get(MASK_KEY)
-        show = ShownLeaves(space, layout, categorical, masks)
+        show = ShownLeaves(space, layout, categorical, (begun.info, stepped.info))
         for outline in (begun, stepped):
             # Raises errors before the first batch.
             jax.eval_shape(show, outline.obs, outline.info)

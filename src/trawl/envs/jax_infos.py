@@ -109,8 +109,7 @@ class ShownLeaves:
         observed: space of an observation.
         layout: the entries of the info that a frame has.
         categorical: True to encode discrete values as indices instead of one-hot vectors.
-        masks: shapes and dtypes of the action masks in the infos of a reset and of a step; None if
-            there is none.
+        infos: shapes and dtypes of the infos of a reset and of a step.
 
     Attributes:
         codec: the leaves.
@@ -121,7 +120,7 @@ class ShownLeaves:
     """
 
     def __init__(
-        self, observed: Space[Any], layout: InfoLayout, categorical: bool, masks: tuple[Any, Any]
+        self, observed: Space[Any], layout: InfoLayout, categorical: bool, infos: tuple[Any, Any]
     ) -> None:
         self._merge = InfoMerger(observed, layout)
         self.codec = SpaceCodec(self._merge.space, "observation", categorical)
@@ -131,8 +130,9 @@ class ShownLeaves:
         self.mask: int | None = None
         self._free: Callable[[], Any] | None = None
         keys = [leaf.key for leaf in self.codec.leaves]
+        masks = [None if isinstance(mask := info.get(MASK_KEY), dict) else mask for info in infos]
         # An observed mask is preferred to one of the info.
-        if masks != (None, None) and (MASK_KEY,) not in keys:
+        if masks != [None, None] and (MASK_KEY,) not in keys:
             self._find_mask(layout, keys, *masks)
 
     def _find_mask(self, layout: InfoLayout, keys: list[Key], begun: Any, stepped: Any) -> None:

@@ -182,6 +182,26 @@ def _check_layout(leaf: SpaceLeaf, value: Any) -> None:
         )
 
 
+def _shown_calls(
+    single: SingleCalls, show: ShownLeaves
+) -> tuple[Callable[..., tuple[Any, ...]], Callable[..., tuple[Any, ...]]]:
+    """Returns the reset and the step of one environment, with leaves for observation and info."""
+
+    def begin(key: Any) -> tuple[Any, ...]:
+        state, obs, info = single.reset(key)
+        return state, show(obs, info)
+
+    def step(key: Any, state: Any, actions: Any) -> tuple[Any, ...]:
+        state, obs, info, *outcome = single.step(key, state, actions)
+        shown = show(obs, info)
+        for leaf, value in zip(show.codec.leaves, shown, strict=False):
+            # At the time of compilation; each time if the function is not compiled.
+            _check_layout(leaf, value)
+        return state, shown, *outcome
+
+    return begin, step
+
+
 def batch_calls(
     single: SingleCalls, show: ShownLeaves, num_envs: int, compiled: bool, branch: bool
 ) -> JaxCalls:
@@ -197,24 +217,12 @@ def batch_calls(
     """
     jax = load_jax()
     jnp = jax.numpy
-    fold = jax.random.fold_in
-    leaves = show.codec.leaves
+    fold, count = jax.random.fold_in, len(show.codec.leaves)
+    begin_one, step_one = _shown_calls(single, show)
 
     def strong(state: Any) -> Any:
         # A state that begins as a Python number would else be compiled for twice.
         return jax.tree.map(lambda x: jnp.asarray(x, x.dtype), state)
-
-    def begin_one(key: Any) -> tuple[Any, tuple[Any, ...]]:
-        state, obs, info = single.reset(key)
-        return state, show(obs, info)
-
-    def step_one(key: Any, state: Any, actions: Any) -> tuple[Any, ...]:
-        state, obs, info, *outcome = single.step(key, state, actions)
-        shown = show(obs, info)
-        for leaf, value in zip(leaves, shown, strict=False):
-            # At the time of compilation; each time if the function is not compiled.
-            _check_layout(leaf, value)
-        return state, shown, *outcome
 
     def begin(keys: Any, progress: Progress) -> tuple[Progress, tuple[Any, ...]]:
         state, shown = jax.vmap(begin_one)(jax.vmap(fold)(keys[1], progress.episodes))
@@ -244,8 +252,7 @@ def batch_calls(
         last = strong(last)
         progress = Progress(progress.steps + 1, progress.episodes, strong(state))
         progress, shown = renew(keys, progress, last, terminated | truncated)
-        last = last[: len(leaves)]
-        return StepResult(progress, last, shown, reward[:, None], terminated, truncated)
+        return StepResult(progress, last[:count], shown, reward[:, None], terminated, truncated)
 
     if not compiled:
         return JaxCalls(begin, renew, step)
