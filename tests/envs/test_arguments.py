@@ -1,5 +1,6 @@
 """Errors for misspelt and wrong arguments of environments."""
 
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -304,3 +305,22 @@ def test_a_misspelt_argument_of_an_evaluator() -> None:
     words = "Evaluator has no argument 'max_step': it has max_steps, "
     with pytest.raises(TypeError, match=words):
         Evaluator("Pendulum-v1", policy_factory=lambda: None, max_step=3)
+
+
+@pytest.mark.parametrize(
+    ("env_id", "missing", "words"),
+    [
+        ("pettingzoo:mpe2/simple_spread_v3", "mpe2", "no package 'mpe2' is installed: pip install"),
+        ("brax:fast", "brax", "brax:fast needs another package: pip install brax$"),
+        ("brax:fast", "mujoco", "brax:fast needs another package: pip install mujoco$"),
+    ],
+)
+def test_a_missing_package_is_named(
+    env_id: str, missing: str, words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip(env_id.partition(":")[0])
+    for name in [name for name in sys.modules if name.split(".")[0] in (missing, "brax")]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, missing, None)
+    with pytest.raises((ImportError, ValueError), match=words):
+        build_one(env_id)

@@ -1,5 +1,6 @@
 """Evaluations of environments with several rewards, and of dm_env."""
 
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -8,6 +9,8 @@ import torch
 from gymnasium import spaces
 
 from trawl import Collector, Evaluator
+from trawl.collectors.evaluation.steps import StepEvaluation
+from trawl.envs.build import build_one
 
 
 class _Team:
@@ -151,3 +154,12 @@ def test_episodes_of_dm_control_have_seeds_of_their_own() -> None:
 def _zeros(tensordict: Any) -> Any:
     shape = (*tensordict.batch_size, 1)
     return tensordict.set("action", torch.zeros(shape))
+
+
+def test_steps_of_dm_control_are_not_rendered() -> None:
+    pytest.importorskip("dm_control")
+    evaluation = StepEvaluation(partial(build_one, "dm_control:cartpole/balance"), lambda env: None)
+    found = evaluation.run(None, 3, deterministic=False, break_when_any_done=False)
+    evaluation.close()
+    assert found["frames"] is None
+    assert 0 < found["reward"] <= 3

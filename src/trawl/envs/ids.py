@@ -95,10 +95,18 @@ def make_pettingzoo(name: str, options: Mapping[str, Any]) -> PettingZooEnv:
             env = PettingZooEnv(made, **{key: options[key] for key in own})
             env.remake = partial(make_pettingzoo, name, options)
             return env
-    raise ValueError(
-        f"there is no PettingZoo environment {name!r}"
-        f"{did_you_mean([name], _names_near(name), 3) or '.'} Use an id such as classic/rps-v2, or "
-        "a module of an installed package, such as mpe2/simple_spread_v3"
+    raise ValueError(f"there is no PettingZoo environment {name!r}{_hint(name)}")
+
+
+def _hint(name: str) -> str:
+    """Returns a hint for a name that PettingZoo doesn't know."""
+    package, _, module = name.partition("/")
+    if module.isidentifier() and package.isidentifier() and find_spec(package) is None:
+        return f", and no package {package!r} is installed: pip install {package}"
+    near = did_you_mean([name], _names_near(name), 3) or "."
+    return (
+        f"{near} Use an id such as classic/rps-v2, or a module of an installed package, such as "
+        "mpe2/simple_spread_v3"
     )
 
 

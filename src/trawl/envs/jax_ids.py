@@ -108,8 +108,10 @@ def _load(module: str, name: str) -> Any:
     try:
         return import_module(module)
     except ImportError as error:
+        # A package that this one needs may be missing as well.
+        missing = (error.name or package).partition(".")[0]
         raise ImportError(
-            f"{package}:{name} needs another package: pip install {package}"
+            f"{package}:{name} needs another package: pip install {missing}"
         ) from error
 
 

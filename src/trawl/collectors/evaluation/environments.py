@@ -54,7 +54,7 @@ class SeededEpisodes(gymnasium.Wrapper[Any, Any, Any, Any]):
     ) -> None:
         super().__init__(env)
         self.index, self.stride, self.episodes = index, stride, episodes
-        self.record = record and index == 0 and _renders(env)
+        self.record = record and index == 0 and renders(env)
         self.frames: list[Any] = []
         self._seed = 0
         self._episode: int | None = None  # None before the first evaluation
@@ -101,12 +101,12 @@ class SeededEpisodes(gymnasium.Wrapper[Any, Any, Any, Any]):
         return result
 
 
-def _renders(env: Env[Any, Any]) -> bool:
+def renders(env: Any) -> bool:
     """Returns True if an environment was made for rendering arrays."""
-    inner = env.unwrapped
+    inner = getattr(env, "unwrapped", env)
     # dm_control can always render, but this is slow, and needs OpenGL.
     asked = not isinstance(inner, DMEnv) or bool(inner.render_options)
-    return asked and env.render_mode == "rgb_array"
+    return asked and getattr(env, "render_mode", None) == "rgb_array"
 
 
 def seeded(env: Any, worker: int, workers: int, episodes: int, record: bool) -> bool:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from trawl.collectors.config import muted
 from trawl.collectors.dispatch import DIRECT
-from trawl.collectors.evaluation.environments import check_steps, freeze
+from trawl.collectors.evaluation.environments import check_steps, freeze, renders
 from trawl.collectors.evaluation.worker import made_policy
 from trawl.collectors.single import Collector
 from trawl.envs.gym import GymEnv
@@ -121,6 +121,5 @@ def _mean_return(rewards: Tensor, ends: Tensor, stopped: bool) -> float:
 def _renderer(env: Any) -> Callable[[], Any] | None:
     """Returns the function that renders an environment as arrays, or None if there is none."""
     inner = env.env if isinstance(env, GymEnv) else env
-    mode = getattr(inner, "render_mode", None)
     render = getattr(inner, "render", None)
-    return render if mode == "rgb_array" and callable(render) else None
+    return render if renders(inner) and callable(render) else None
