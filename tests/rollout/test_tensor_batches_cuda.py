@@ -67,8 +67,11 @@ def test_batches_are_on_the_device_and_exact() -> None:
             assert torch.equal(batch["next", "observation"][..., 5], last)
 
 
-def test_no_step_waits_for_the_device() -> None:
-    with Collector(Counting(), policy(), frames_per_batch=COUNT * 10) as collector:
+@pytest.mark.parametrize("normalized", [False, True])
+def test_no_step_waits_for_the_device(normalized: bool) -> None:
+    options: dict[str, Any] = {"frames_per_batch": COUNT * 10}
+    options |= {"normalize_observations": normalized, "normalize_rewards": normalized}
+    with Collector(Counting(), policy(), **options) as collector:
         next(iter(collector))
         writer = collector._rollout.writer
         with torch.no_grad():
@@ -83,6 +86,22 @@ def test_no_step_waits_for_the_device() -> None:
             finally:
                 torch.cuda.set_sync_debug_mode("default")
             writer.finish(10)
+
+
+def test_statistics_are_exact() -> None:
+    options: dict[str, Any] = {"frames_per_batch": COUNT * 10, "normalize_rewards": True}
+    with Collector(Counting(), policy(), normalize_observations=True, **options) as collector:
+        batches = [collector.next() for _ in range(2)]
+        assert collector.normalization is not None
+        found = collector.normalization.observations["observation"]
+    assert found.count == COUNT * 20
+    numbers = torch.arange(20.0, dtype=torch.float64)
+    assert found.mean[5] == pytest.approx(float(numbers.mean()), rel=1e-12)
+    assert found.var[5] == pytest.approx(float(numbers.var(correction=0)), rel=1e-9)
+    first = numbers[:10]
+    own = (expected(11, 9) - first.mean().float()) / first.std(correction=0).float()
+    # The second batch has the statistics of the first one.
+    torch.testing.assert_close(batches[1]["observation"][:, 1:, 5], own.cuda())
 
 
 def test_memory_is_not_reused_while_another_stream_reads_it() -> None:
