@@ -124,6 +124,8 @@ class TensorEnv(TensorDictEnv):
     def begin_next(self, ended: Tensor, cut: Tensor | None = None) -> list[Tensor]:
         """Returns the observations that the next step begins with.
 
+        If this is the list ``last`` of the last step, the observations are the same, too.
+
         Args:
             ended: True where the last step ended an episode.
             cut: True where an episode that has not ended is cut off, which needs ``can_restart``;
