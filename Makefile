@@ -54,7 +54,7 @@ format: $(VENV)/.dev ## sort the imports, mend what ruff can mend, format
 docs: $(VENV)/.dev ## build the documentation into site/
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
-compile: $(VENV)/.dev ## import the tests, which compiles them and what they need
+compile: $(VENV)/.dev ## import the tests, which compiles them and the libraries that they need
 	@echo "Importing the tests"
 	@$(BIN)/python -m pytest --collect-only -q -q >/dev/null
 

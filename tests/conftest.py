@@ -27,6 +27,9 @@ os.environ.setdefault("RAY_enable_metrics_collection", "0")
 
 # JAX would look for other devices, and warn if it finds none that it can use.
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
+# Programs that run for some steps are compiled sooner than they are optimized.
+_QUICK = "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
+os.environ.setdefault("XLA_FLAGS", _QUICK)
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     # So begins what a shell runs in the background, and what tests start would inherit it.

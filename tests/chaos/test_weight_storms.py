@@ -40,7 +40,9 @@ from trawl.weight_update import (
 
 pytestmark = pytest.mark.usefixtures("nobody_is_left")
 # Seconds of updates at full speed; TRAWL_CHAOS_SECONDS=30 in the environment makes them longer.
-STORM = float(os.environ.get("TRAWL_CHAOS_SECONDS", "3"))
+STORM = float(os.environ.get("TRAWL_CHAOS_SECONDS", "1"))
+# Each storm goes on until so many versions were seen, however slow the machine is.
+VERSIONS = 30
 SYNC = pytest.mark.parametrize("sync", [True, False], ids=["sync", "async"])
 WAYS = pytest.mark.parametrize(
     "way",
@@ -184,7 +186,7 @@ def test_no_forward_pass_sees_two_versions_nor_a_frame_a_false_one(
     with even(way, crew, sync) as (collector, storm):
         end = time.monotonic() + STORM
         with storm:
-            while time.monotonic() < end:
+            while time.monotonic() < end or len(versions.seen) < VERSIONS:
                 batch = collector.next()
                 versions.add(batch)
                 crew.add(batch)
@@ -192,7 +194,6 @@ def test_no_forward_pass_sees_two_versions_nor_a_frame_a_false_one(
         # In the end, each worker has the last version.
         while min(versions._latest.values()) < storm.updates:
             versions.add(collector.next())
-    assert len(versions.seen) > 10
     assert storm.updates > len(versions.seen) / 4
 
 
@@ -206,7 +207,7 @@ def test_no_frame_is_of_a_false_version_though_workers_are_killed(
     with replaced(KILLED), even({}, crew, sync, **options) as (collector, storm):
         end = time.monotonic() + STORM
         with storm:
-            while time.monotonic() < end or not kills:
+            while time.monotonic() < end or len(versions.seen) < VERSIONS or kills < 5:
                 # This worker may be dead already, and not replaced yet.
                 with suppress(ProcessLookupError):
                     strike(crew.pid(chance.randrange(4)))
@@ -218,7 +219,6 @@ def test_no_frame_is_of_a_false_version_though_workers_are_killed(
         stats = collector.stats()
         assert stats["workers_alive"] == 4
     assert 0 < stats["restarts"] <= kills
-    assert len(versions.seen) > 10
 
 
 # --- a worker that takes the place of one that died

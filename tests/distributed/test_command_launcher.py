@@ -31,19 +31,31 @@ runpy.run_module("trawl.backends.launch_command", run_name="__main__", alter_sys
 """
 
 
-@pytest.fixture(scope="class")
-def forking_python(request):
-    """Workers of the class start at once: they are forked."""
+@pytest.fixture(scope="module")
+def forking_python():
+    """A program to run instead of Python: workers start at once, because they are forked."""
     with tempfile.TemporaryDirectory() as folder:
         place = os.path.join(folder, "nursery")
         is_worker = 'arguments[:2] == ["-m", "trawl.backends.launch_command"]'
-        request.cls.python = write_python(folder, place, is_worker, _MODULE)
-        nursery = Nursery("torch.distributed", "trawl.collectors.worker", place=place)
-        yield
+        python = write_python(folder, place, is_worker, _MODULE)
+        modules = ("torch.distributed", "trawl.collectors.worker", "gymnasium")
+        nursery = Nursery(*modules, place=place)
+        yield python
         nursery.close()
 
 
-@pytest.mark.usefixtures("forking_python")
+@pytest.fixture
+def forked(forking_python, monkeypatch):
+    """Workers of the test are forked, also those whose command names the interpreter."""
+    monkeypatch.setattr(sys, "executable", forking_python)
+
+
+@pytest.fixture(scope="class")
+def _python_of_class(request, forking_python):
+    request.cls.python = forking_python
+
+
+@pytest.mark.usefixtures("_python_of_class")
 class TestCommandLauncher(BackendConformance):
     shares_memory = False
     # Its reasons name the command, too.
@@ -59,12 +71,14 @@ def commanded(command, cls=CLASSES[0], **options):
     return make(cls, launcher="command", launcher_command=command, **options)
 
 
+@pytest.mark.usefixtures("forked")
 @pytest.mark.parametrize("cls", [*CLASSES, DistributedSyncCollector])
 def test_a_local_shell(cls):
     with commanded(SHELL, cls, total_frames=80, policy=None) as collector:
         assert sum(batch.numel() for batch in collector) == 80
 
 
+@pytest.mark.usefixtures("forked")
 @pytest.mark.parametrize(
     "command",
     [
@@ -81,6 +95,7 @@ def test_forms_of_a_command(command):
         assert collector.next().numel() == 40
 
 
+@pytest.mark.usefixtures("forked")
 def test_placeholders(tmp_path):
     said = tmp_path / "said"
     command = f"echo {{index}} {{rank}} {{address}} {{port}} {{name}} >> {said}; exec {{worker}}"

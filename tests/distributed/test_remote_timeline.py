@@ -107,8 +107,7 @@ def can_have_another_clock():
 
 @pytest.mark.skipif(not can_have_another_clock(), reason="needs time namespaces")
 @pytest.mark.filterwarnings("ignore:(?s)worker 0 .*a new worker takes:RuntimeWarning")
-@BOTH
-@SYNC
+@pytest.mark.parametrize(("cls", "sync"), [(CLASSES[0], True), (CLASSES[1], False)])
 def test_workers_with_another_clock(tmp_path, cls, sync):
     """The lanes are moved to the driver's clock, and stay what they are."""
     path = tmp_path / "run.json.gz"
