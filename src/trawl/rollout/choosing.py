@@ -60,7 +60,6 @@ def _stacked(
     why = "an environment of Gymnasium's API with data of fixed shape and dtype"
     try:
         if isinstance(env, TensorEnv):
-            options.normalize.refuse(f"the data of {env.name} are tensors")
             return StackedTensorBatchWriter(env, policy, options, frame_stack)
         if isinstance(env, TensorDictEnv) and getattr(env, "fixed_layout", False):
             return StackedBatchWriter(env, policy, options, frame_stack)

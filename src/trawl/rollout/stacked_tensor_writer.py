@@ -23,6 +23,7 @@ from trawl.rollout.policy_leaves import PolicyLeaves
 from trawl.rollout.stack_layout import StackLayout
 from trawl.rollout.tensor_batch_writer import TensorBatchWriter
 from trawl.rollout.tensor_block import TensorBlock
+from trawl.rollout.tensor_normalizer import TensorNormalizer
 from trawl.rollout.tensor_stacks import StackedBlock, TensorStacks
 
 
@@ -57,6 +58,12 @@ class StackedTensorBatchWriter(TensorBatchWriter):
         """The frames of the stacked observations."""
         env = self.env
         return TensorStacks(self._stacked, self._next, self.options.steps, env.answers_at_once)
+
+    @override
+    def _new_normalizer(self) -> TensorNormalizer:
+        normalizer = super()._new_normalizer()
+        self._stacked.check_normalized(normalizer.keys)
+        return normalizer
 
     # --- what a batch begins with
 
