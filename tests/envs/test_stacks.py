@@ -13,7 +13,7 @@ from tensordict import TensorDictBase
 from tensordict.nn import TensorDictModule
 from torch import Tensor
 
-from trawl import Collector, MultiSyncCollector
+from trawl import Collector, MultiSyncCollector, ParallelEnv
 from trawl.backends import InlineBackend
 from trawl.data import StackedFrames
 from trawl.envs import FrameStack, PettingZooEnv
@@ -180,3 +180,8 @@ def test_a_state_has_the_stacks_of_agents() -> None:
         one.next()
         other.load_state_dict(one.state_dict())
         assert_same([other.next() for _ in range(3)], [one.next() for _ in range(3)])
+
+
+def test_agents_in_processes_are_refused() -> None:
+    with pytest.raises(ValueError, match="its agents have rewards of their own"):
+        Collector(ParallelEnv(2, [walkers] * 2), frames_per_batch=12, frame_stack=2)

@@ -14,7 +14,7 @@ from typing import Any
 from trawl.envs.features import is_feature
 from trawl.keys import RAW_REWARD, Key, show_key, show_keys
 from trawl.rollout.layout import Leaf
-from trawl.rollout.moments import Moments, RunningMoments
+from trawl.rollout.moments import BaseMoments, RunningMoments
 from trawl.rollout.normalization import (
     Normalization,
     NormalizeObservation,
@@ -89,7 +89,7 @@ class BatchStatistics:
         options: NormalizeOptions,
         empty: Statistics,
         num_envs: int,
-        load: Callable[[RunningMoments], Moments],
+        load: Callable[[RunningMoments], BaseMoments],
     ) -> None:
         self.normalization = Normalization(options, empty)
         self.most_frames = math.inf
@@ -97,8 +97,8 @@ class BatchStatistics:
         self._observed = None if options.observations is None else next(iter(empty))
         self._num_envs = num_envs
         self._load = load
-        self._base: dict[Key, Moments] = {}
-        self._delta: dict[Key, Moments] = {}
+        self._base: dict[Key, BaseMoments] = {}
+        self._delta: dict[Key, BaseMoments] = {}
 
     @property
     def training(self) -> bool:
@@ -142,11 +142,11 @@ class BatchStatistics:
         order = mask.reshape(-1).cumsum(0).reshape(mask.shape)
         return mask & (order <= self.most_frames)
 
-    def add(self, key: Key, moments: Moments) -> None:
+    def add(self, key: Key, moments: BaseMoments) -> None:
         """Adds the statistics of frames of the batch."""
         self._delta[key] = self._delta[key].merged(moments) if key in self._delta else moments
 
-    def of(self, key: Key) -> Moments:
+    def of(self, key: Key) -> BaseMoments:
         """Returns the statistics of all frames that have been counted, on the device."""
         base = self._base[key]
         return base.merged(self._delta[key]) if key in self._delta else base

@@ -57,17 +57,19 @@ def _stacked(
     Raises:
         ValueError: if the environment or the policy does not allow it.
     """
-    why = "an environment of Gymnasium's API with data of fixed shape and dtype"
+    why = "it needs an environment of Gymnasium's API with data of fixed shape and dtype"
     try:
         if isinstance(env, TensorEnv):
             return StackedTensorBatchWriter(env, policy, options, frame_stack)
-        if isinstance(env, TensorDictEnv) and getattr(env, "fixed_layout", False):
-            return StackedBatchWriter(env, policy, options, frame_stack)
+        if isinstance(env, TensorDictEnv):
+            if getattr(env, "fixed_layout", False):
+                return StackedBatchWriter(env, policy, options, frame_stack)
+            why = _why_loose(env)
     except NoFixedLayout as error:
-        why = f"a policy whose entries have a fixed layout, but {error}"
+        why = f"it needs a policy whose entries have a fixed layout, but {error}"
     raise ValueError(
-        f"frame_stack can't be used with {env!r}: it needs {why}. Stack the frames in the "
-        "environment instead"
+        f"frame_stack can't be used with {env!r}: {why}. Stack the frames in the environment "
+        "instead"
     )
 
 
@@ -82,16 +84,22 @@ def _of_tensors(env: TensorEnv, policy: Policy, options: BatchOptions) -> BatchW
 
 def _of_loose_frames(env: TensorDictEnv, policy: Policy, options: BatchOptions) -> BatchWriter:
     """Returns the batch writer for an environment whose frames have no fixed layout."""
-    why = _LOOSE
+    why = _why_loose(env)
     if any(isinstance(part, TensorEnv) for part in env.parts):
-        why = (
+        _refuse_restarts(options, why)
+    return _by_tensordict(env, policy, options, why)
+
+
+def _why_loose(env: TensorDictEnv) -> str:
+    """Returns the reason why the frames of an environment have no fixed layout."""
+    if any(isinstance(part, TensorEnv) for part in env.parts):
+        return (
             "it is a list of environments whose data are tensors: pass one environment with "
             "more sub-environments, or use workers"
         )
-        _refuse_restarts(options, why)
-    elif env.reward_keys != ["reward"] and not _has_loose_entries(env):
-        why = "its agents have rewards of their own"
-    return _by_tensordict(env, policy, options, why)
+    if env.reward_keys != ["reward"] and not _has_loose_entries(env):
+        return "its agents have rewards of their own"
+    return _LOOSE
 
 
 def _by_tensordict(env: Any, policy: Policy, options: BatchOptions, why: str) -> BatchWriter:

@@ -13,14 +13,14 @@ from typing_extensions import override
 from trawl.memory import Array, Mask
 
 Floats = NDArray[np.float64]
-_M = TypeVar("_M", bound="Moments")
+_M = TypeVar("_M", bound="BaseMoments")
 
 # Number of values that are converted to float64 at a time, so that they stay in the cache.
 _PART = 1 << 15
 
 
 @dataclass(frozen=True, eq=False)
-class Moments:
+class BaseMoments:
     """Count, mean and squared deviations of samples, as arrays of numpy or tensors.
 
     All methods use only operators, so they are the same for both.
@@ -66,7 +66,7 @@ class Moments:
 
 
 @dataclass(frozen=True, eq=False)
-class RunningMoments(Moments):
+class RunningMoments(BaseMoments):
     """Count, mean and squared deviations of samples.
 
     Two sets of samples are merged by the formulas of Chan, Golub and LeVeque (*Updating Formulae

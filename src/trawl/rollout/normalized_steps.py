@@ -15,7 +15,7 @@ from torch import Tensor
 
 from trawl.envs.tensor_env import TensorEnv, TensorStep
 from trawl.keys import Key
-from trawl.rollout.moments import Moments
+from trawl.rollout.moments import BaseMoments
 from trawl.rollout.tensor_block import TensorBlock
 
 # Number of values that are kept before they are counted: on the CPU, so that they stay in the
@@ -59,7 +59,7 @@ class NormalizedRows:
         self._mean = next_row.new_zeros(self.leaf)
         self._scale = next_row.new_ones(self.leaf)
 
-    def load(self, moments: Moments, epsilon: float) -> None:
+    def load(self, moments: BaseMoments, epsilon: float) -> None:
         """Sets the statistics for all rows from now on."""
         mean, scale = moments.affine(epsilon)
         self._mean.copy_(mean)

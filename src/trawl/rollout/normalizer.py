@@ -26,7 +26,7 @@ from trawl.rollout.batch_statistics import (
 from trawl.rollout.batch_writer import StepFn
 from trawl.rollout.episodes import StepArrays
 from trawl.rollout.layout import Leaf
-from trawl.rollout.moments import Moments, RunningMoments
+from trawl.rollout.moments import BaseMoments, RunningMoments
 from trawl.rollout.normalization import Normalization, NormalizeOptions, Statistics
 
 
@@ -64,7 +64,7 @@ class _Observation:
         """Arrays to subtract, multiply with, and clip to; they keep their identity."""
         return self._mean, self._scale, self._low, self._high
 
-    def load(self, moments: Moments, epsilon: float) -> None:
+    def load(self, moments: BaseMoments, epsilon: float) -> None:
         """Sets the statistics for all rows from now on."""
         mean, scale = moments.affine(epsilon)
         self._mean[...], self._scale[...] = mean, np.minimum(scale, self._largest)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from trawl.rollout.moments import Moments, RunningMoments
+from trawl.rollout.moments import BaseMoments, RunningMoments
 
 # Number of values that are converted to float64 at a time: on the CPU, so that they stay in the
 # cache; on a GPU, to limit the memory.
@@ -18,7 +18,7 @@ _PART_CPU, _PART_GPU = 1 << 17, 1 << 24
 
 
 @dataclass(frozen=True, eq=False)
-class TensorMoments(Moments):
+class TensorMoments(BaseMoments):
     """Count, mean and squared deviations of samples, as tensors of float64 on one device.
 
     Only :meth:`on_host` waits for the device.

@@ -17,7 +17,7 @@ from typing_extensions import override
 from trawl.keys import Key, next_of
 from trawl.rollout.stack_layout import StackedLeaf, StackLayout
 from trawl.rollout.tensor_block import Follow, TensorBlock
-from trawl.rollout.tensor_windows import Gathered, RecentFrames, Windows
+from trawl.rollout.tensor_windows import GatheredFrames, StackFrames, WindowedFrames
 
 
 class TensorStacks:
@@ -37,9 +37,9 @@ class TensorStacks:
         self, layout: StackLayout, newest: Mapping[Key, Tensor], steps: int, at_once: bool
     ) -> None:
         self._repeats, self._newest, self._steps = layout.repeats, newest, steps
-        self._recent: dict[Key, RecentFrames] = {}
+        self._recent: dict[Key, StackFrames] = {}
         self._positions: dict[Key, _Positions] = {}
-        kind = Windows if at_once else Gathered
+        kind = WindowedFrames if at_once else GatheredFrames
         for key, leaf in layout.leaves.items():
             row = newest[key]
             self._recent[key] = kind(leaf, layout.repeats, row, steps)
@@ -115,7 +115,7 @@ class StackedBlock(TensorBlock):
         self,
         tensors: Mapping[Key, Tensor],
         leased: TensorBlock,
-        recent: Mapping[Key, RecentFrames],
+        recent: Mapping[Key, StackFrames],
         begun: Tensor,
     ) -> None:
         super().__init__(tensors)

@@ -20,7 +20,7 @@ from trawl.rollout.stack_layout import StackedLeaf
 from trawl.rollout.tensor_block import Follow, LazyRows
 
 
-class RecentFrames(ABC):
+class StackFrames(ABC):
     """Frames of one observation with which the steps of a batch begin.
 
     Args:
@@ -82,7 +82,7 @@ class RecentFrames(ABC):
         """Ends a batch of ``filled`` steps, and sets ``earlier`` for the next one."""
 
 
-class Windows(RecentFrames):
+class WindowedFrames(StackFrames):
     """Frames in which a stack is a window of consecutive frames, without a copy.
 
     If an episode begins, the frames before its first one are overwritten. This needs its number, so
@@ -139,7 +139,7 @@ class Windows(RecentFrames):
         self.earlier.copy_(found if filled >= self._before else found.clone())
 
 
-class Gathered(RecentFrames):
+class GatheredFrames(StackFrames):
     """Frames that are gathered to stacks when they are read, without waiting for the device."""
 
     _more_rows = 2  # the newest frames, and frames of zeros
