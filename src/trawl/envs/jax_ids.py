@@ -55,12 +55,13 @@ def make_brax(name: str, options: Mapping[str, Any]) -> JaxEnv:
         ValueError: if there is no such environment.
     """
     brax = _load("brax.envs", name)
-    _check_known("brax", name, brax._envs)
+    registered = brax._envs
+    _check_known("brax", name, registered)
     own, rest = _divided(options)
     for key, why in _BY_JAX_ENV.items():
         if key in rest:
             raise TypeError(f"{key}={rest[key]!r} can't be used with brax:{name}: {why}")
-    known = [*_PLAIN, *argument_names(brax.create), *argument_names(brax._envs[name])]
+    known = [*_PLAIN, *argument_names(brax.create), *argument_names(registered[name])]
     there = set(known) - {"env_name", *_BY_JAX_ENV}
     with named_arguments(f"brax:{name}", rest, lambda: there):
         env = brax.create(name, **rest, auto_reset=False)

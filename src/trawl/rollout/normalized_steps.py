@@ -158,7 +158,7 @@ class NormalizedSteps:
             at_once = self._env.answers_at_once
             for index, one in self._places:
                 final[index] = one.normalized_last(final[index], ended, at_once)
-        return result._replace(last=self._shown, final=final)
+        return TensorStep(self._shown, final, *result[2:])
 
     def begin_next(self, ended: Tensor, cut: Tensor | None = None) -> list[Tensor]:
         """Returns the normalised observations that the next step begins with."""
