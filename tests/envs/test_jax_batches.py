@@ -331,7 +331,7 @@ def test_a_reset_of_all_environments_by_a_mask_uses_the_seed() -> None:
         (("CartPole-v1", 4), {}, TypeError, "pass an id to the collector"),
         ((Drawn, 2), {}, TypeError, r"it is the class Drawn: pass an object"),
         ((Drawn(), 0), {}, ValueError, "num_envs must be at least 1"),
-        ((Drawn(), 2), {"device": "nope"}, ValueError, "device='nope' is no device of PyTorch"),
+        ((Drawn(), 2), {"device": "nope"}, ValueError, "device 'nope' is not a device"),
         ((Drawn(), 2), {"jit": "no"}, TypeError, "jit must be"),
         (
             (Drawn(), 2),
