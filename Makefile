@@ -56,7 +56,7 @@ docs: $(VENV)/.dev ## build the documentation into site/
 
 compile: $(VENV)/.dev ## import the tests, which compiles them and the libraries that they need
 	@echo "Importing the tests"
-	@$(BIN)/python -m pytest --collect-only -q -q >/dev/null
+	@said=$$($(BIN)/python -m pytest --collect-only -q -q) || { echo "$$said" | tail -n 50; exit 1; }
 
 bench: $(VENV)/.bench ## run the benchmarks (ARGS="..." reach benchmarks/run.py)
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/run.py $(ARGS)
