@@ -102,7 +102,7 @@ class Normalizer:
         return {}
 
     def saved_rows(self) -> dict[str, Array]:
-        """Returns the arrays that a state has, by name."""
+        """Returns the arrays to save in a state, by name."""
         return {}
 
     def reset(self, mask: Mask | None = None) -> None:
@@ -138,7 +138,7 @@ class Normalizer:
 
         Args:
             filled: number of rows that were filled.
-            partial: True if there are more rows.
+            partial: True if some rows of the batch were not filled.
         """
 
 

@@ -144,7 +144,7 @@ class TensorPool:
         rows = {
             k: Leaf((*layout.batch, *leaf.shape), leaf.dtype) for k, leaf in layout.leaves.items()
         }
-        # Time comes first, and the pools of frames are those of all environments.
+        # Time comes first. Each pool has the frames of all environments.
         self._layout = Layout(rows, (), layout.steps, layout.pools, (layout,))
         self._device = device
         self._slabs = SlabPool(self._layout, recycle) if device.type == "cpu" else None
