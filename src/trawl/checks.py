@@ -52,7 +52,7 @@ def seconds_above_zero(name: str, value: Any) -> Any:
 
 
 def did_you_mean(unknown: Iterable[str], known: Iterable[str], count: int = 2) -> str:
-    """Returns similar known names, for an error message; empty if there are none.
+    """Returns a suggestion of similar names for an error message; empty if no name is similar.
 
     Args:
         unknown: the unknown names.

@@ -16,7 +16,7 @@ MASK: Key = ("collector", "mask")
 STEP_COUNT: Key = ("step_count",)
 IS_INIT: Key = ("is_init",)
 REWARD: Key = ("next", "reward")
-#: Name of the reward of an environment, if the reward is normalised.
+#: Name of the environment's own reward in a batch with normalised rewards.
 RAW_REWARD = "raw_reward"
 DONE: Key = ("next", "done")
 TERMINATED: Key = ("next", "terminated")
@@ -46,7 +46,7 @@ def given_key(name: str, key: Any) -> Key:
 
 
 def distinct_keys(keys: str | Sequence[Any]) -> tuple[Key, ...]:
-    """Returns the keys of an option, which may be a single string, each of them once.
+    """Returns the keys of an option without duplicates; a string is a single key.
 
     Raises:
         TypeError: if they are neither a string nor a list of keys.

@@ -186,7 +186,9 @@ class _OfTensors(nn.Module):
 
 @pytest.mark.parametrize("network", [nn.Linear(3, 1), nn.Sequential(nn.Linear(3, 1), nn.Tanh())])
 def test_a_module_of_tensors_is_refused_at_once(network):
-    with pytest.raises(TypeError, match=r"module of tensors, \w+\. .*needs a TensorDictModule"):
+    with pytest.raises(
+        TypeError, match=r"module that takes tensors, \w+\. .*needs a TensorDictModule"
+    ):
         BootstrapTimeLimits(network)
     with pytest.raises(TypeError, match=r"needs a TensorDictModule around it"):
         bootstrap_time_limits(frames(), network)

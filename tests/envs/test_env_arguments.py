@@ -248,7 +248,7 @@ def test_devices_of_tensors() -> None:
         TorchVectorEnv(env, device="nothing")
     with pytest.raises(TypeError, match=r"device must be a device, .* but it is 1\.5"):
         TorchVectorEnv(env, device=1.5)  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match=r"is on cpu, but .* the argument device, says meta"):
+    with pytest.raises(ValueError, match=r"is on cpu, but .* the argument device, is meta"):
         TorchVectorEnv(env, device=torch.device("meta")).rollout(2)
 
 

@@ -317,7 +317,7 @@ def test_a_number_in_place_of_text_is_an_error():
         env.env.env.values = "a", 3
         with (
             Collector(env, frames_per_batch=4) as collector,
-            pytest.raises(TypeError, match=r"info\['x'\] is int 3, but it was, .* text"),
+            pytest.raises(TypeError, match=r"info\['x'\] is int 3, but its layout, .* is text"),
         ):
             collector.next()
 

@@ -76,7 +76,7 @@ MaxSteps = Annotated[
 ]
 FrameStackSize = Annotated[
     int | None,
-    _number("(default: none)", "Number of last frames of an episode that an observation stacks."),
+    _number("(default: none)", "Number of frames in a stack of the last frames of an episode."),
 ]
 NormalizeObservations = Annotated[
     Flag, tyro.conf.arg(help="Normalise observations by their running mean and variance.")

@@ -143,7 +143,7 @@ def _facts(args: EvaluateArguments, started: datetime, result: EvaluationResult)
 
 
 def _summary(values: NDArray[Any]) -> dict[str, float | None]:
-    """Returns the statistics of a sample, as JSON holds them."""
+    """Returns the statistics of a sample as JSON values; None for a number that is not finite."""
     summary = asdict(summarise(values.astype(np.float64)))
     summary |= {"min": float(values.min()), "max": float(values.max())}
     return {key: _finite(value) for key, value in summary.items()}

@@ -31,7 +31,8 @@ def check_transforms(args: CollectArguments | EvaluateArguments | TuneArguments)
     """Checks the options.
 
     Raises:
-        CliError: if a stack has less than two frames, or if frames are both stacked and normalised.
+        CliError: if a stack has fewer than two frames, or if observations are both stacked and
+            normalised.
     """
     size = args.frame_stack
     if size is not None and size < 2:
@@ -58,12 +59,12 @@ def transform_options(args: CollectArguments | TuneArguments) -> dict[str, Any]:
 
 
 def transform_facts(args: CollectArguments) -> dict[str, Any]:
-    """Returns what a dataset's record says about the options, as far as they are used."""
+    """Returns the options that are used, for the record of a dataset."""
     return {name: value for name in _NAMES if (value := getattr(args, name))}
 
 
 def show_transforms(info: dict[str, Any]) -> str:
-    """Returns the options with which a dataset was collected, as text; empty if there are none.
+    """Returns a description of a dataset's stacks and normalised values; empty if it has none.
 
     Example:
         >>> show_transforms({"frame_stack": 4, "normalize_rewards": True})
@@ -77,10 +78,10 @@ def show_transforms(info: dict[str, Any]) -> str:
 
 @contextmanager
 def named_transforms() -> Iterator[None]:
-    """Names the option in a collector's error about it.
+    """Replaces the name of a collector's option in an error by that of the command's option.
 
     Raises:
-        CliError: if an environment can't be used with one of the options.
+        CliError: if the collector raised an error about one of the options.
     """
     try:
         yield
@@ -96,9 +97,9 @@ def named_transforms() -> Iterator[None]:
 
 
 class StackedObservations:
-    """Environment whose observation specs are those that the policy sees: with stacks of frames.
+    """Environment with the observation specs that the policy sees, which are those of stacks.
 
-    Everything else is that of the environment.
+    All other attributes are those of the environment.
 
     Args:
         env: the environment, whose specs are those of single frames.
@@ -145,14 +146,14 @@ def _stacked(spec: Any, size: int, axis: int) -> Spec:
 
 
 def minari_env(args: CollectArguments, env: Any) -> Any:
-    """Returns the environment of a dataset of Minari, with the observations of the dataset.
+    """Returns the environment that a Minari dataset describes, with the dataset's observations.
 
     Args:
         args: arguments of the command.
         env: environment of Gymnasium.
 
     Returns:
-        The environment; None if there is none with these observations.
+        The environment; None if no environment has these observations.
     """
     if args.normalize_observations:
         return None
@@ -166,7 +167,7 @@ def minari_env(args: CollectArguments, env: Any) -> Any:
 
 
 def save_statistics(collector: Any, directory: Path) -> None:
-    """Writes the statistics of a collector to the folder of its dataset, if it has any.
+    """Writes the statistics of a collector to its dataset's folder, if values are normalised.
 
     Raises:
         OSError: if the file can't be written.
@@ -179,7 +180,7 @@ def save_statistics(collector: Any, directory: Path) -> None:
 
 
 def load_statistics(collector: Any, directory: Path) -> None:
-    """Lets a collector continue with the statistics in the folder of a dataset, if it has any.
+    """Loads the statistics in a dataset's folder into a collector, if there are any.
 
     If the file can't be read, a note says so, and the statistics begin anew.
     """

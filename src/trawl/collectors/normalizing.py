@@ -72,7 +72,7 @@ def normalize_options(config: CollectorConfig) -> NormalizeOptions:
 
 
 def transform_facts(config: CollectorConfig) -> dict[str, Any]:
-    """Returns what a dataset's record says about stacked and normalised values."""
+    """Returns facts about stacks and normalised values, for the record of a dataset."""
     stack, normalize = as_frame_stack("frame_stack", config.frame_stack), normalize_options(config)
     facts: dict[str, Any] = {} if stack is None else {"frame_stack": stack.size}
     if normalize.observations is not None:

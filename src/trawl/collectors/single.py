@@ -110,8 +110,9 @@ class Collector(ResumableCollector):
             workers = {one.name for one in fields(MultiConfig)} & set(unknown)
             if workers:
                 raise TypeError(
-                    f"{type(self).__name__} got unknown arguments: {', '.join(unknown)}; "
-                    f"{', '.join(sorted(workers))}: an option of MultiSyncCollector and others"
+                    f"{type(self).__name__} got unknown arguments: {', '.join(unknown)}. Only "
+                    "collectors with workers, such as MultiSyncCollector, have "
+                    f"{', '.join(sorted(workers))}"
                 )
             raise unknown_options(type(self).__name__, unknown, option_names())
         if "frames_per_batch" not in options:

@@ -18,7 +18,7 @@ from trawl.tensordicts import broadcastable
 _VALUE = "state_value"
 _TERMINATED, _TRUNCATED = "terminated", "truncated"
 _WRAP = (
-    "A module of tensors needs a TensorDictModule around it, such as "
+    "A module that takes tensors needs a TensorDictModule around it, such as "
     "TensorDictModule(network, ['observation'], ['state_value'])"
 )
 
@@ -71,8 +71,8 @@ def bootstrap_time_limits(
         A batch with the new rewards; all other entries are those of ``batch``.
 
     Raises:
-        TypeError: if ``gamma`` is not a number, if the value network is a module of tensors, or if
-            it returns something else.
+        TypeError: if ``gamma`` is not a number, or if the value network takes tensors instead of a
+            TensorDict, or returns neither a TensorDict nor a tensor.
         ValueError: if ``gamma`` is out of range, or the values don't have the shape of the rewards.
         KeyError: if the batch has no reward or no flag ``"truncated"``, or an entry that the value
             network needs is missing.
@@ -192,7 +192,7 @@ def _check_network(network: Any) -> None:
     while isinstance(inner, nn.Sequential) and len(inner):
         inner = inner[0]
     if type(inner).__module__.startswith("torch.nn.modules"):
-        raise TypeError(f"{wanted}a module of tensors, {type(network).__name__}. {_WRAP}")
+        raise TypeError(f"{wanted}a module that takes tensors, {type(network).__name__}. {_WRAP}")
 
 
 def _check_gamma(gamma: Any) -> None:
@@ -257,7 +257,7 @@ def _values(network: Callable[[TensorDictBase], Any], steps: Any) -> Any:
             return network(given)
         except (AttributeError, TypeError) as error:
             if isinstance(network, nn.Module) and not hasattr(network, "in_keys"):
-                # Modules of tensors fail in many ways.
+                # A module that takes tensors can fail in many ways.
                 add_note(error, f"value_network is called with a TensorDict. {_WRAP}")
             raise
 

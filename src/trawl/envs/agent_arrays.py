@@ -112,7 +112,7 @@ class AgentArrays:
                 array[...] = saved.numpy()
         self._present, self.acting = frozenset(state["present"]), tuple(state["acting"])
         for agent, slot in self._slots.items():
-            # The next step writes the text of all others.
+            # A state has no text. The next step writes the text of the agents that are present.
             if agent not in self._present:
                 slot.clear()
         self.flagged, self.done = state["flagged"], state["done"]

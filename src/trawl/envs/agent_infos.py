@@ -57,7 +57,7 @@ def chosen_infos(
         info_keys: the argument of :class:`~trawl.envs.PettingZooEnv`.
 
     Raises:
-        TypeError: if ``info_keys`` is of another type.
+        TypeError: if ``info_keys`` has the wrong type.
         ValueError: if ``info_keys`` has a name that no info of a group has.
     """
     wanted = _by_group(groups, info_keys)

@@ -17,7 +17,7 @@ _VARIABLE = (Parameter.VAR_POSITIONAL, Parameter.VAR_KEYWORD)
 
 
 def nearest_first(name: str, known: Iterable[str]) -> list[str]:
-    """Returns the known names, sorted by their likeness to a name."""
+    """Returns the known names, the most similar to a name first."""
 
     def unlike(one: str) -> tuple[float, str]:
         return -SequenceMatcher(None, name.lower(), one.lower()).ratio(), one
@@ -29,19 +29,19 @@ def unknown_argument(what: str, name: str, known: Iterable[str]) -> TypeError:
     """Returns the error for an argument that an environment doesn't have.
 
     Args:
-        what: the environment.
-        name: name of the argument.
-        known: names of the arguments that the environment has.
+        what: name of the environment, or of its class.
+        name: name of the unknown argument.
+        known: names of the known arguments.
     """
     there = nearest_first(name, known)
-    has = f": it has {', '.join(there)}" if there else ", and no other one"
+    has = f": it has {', '.join(there)}" if there else ": it has none"
     return TypeError(f"{what} has no argument {name!r}{has}")
 
 
 def argument_names(made: Callable[..., Any]) -> list[str]:
     """Returns the names of the arguments of a function or a class.
 
-    If the constructor of a class passes on further arguments, those of its base classes count.
+    If the constructor of a class accepts ``**kwargs``, the arguments of its base classes are added.
     """
     if not isinstance(made, type):
         return _names(signature(made).parameters.values())
@@ -64,16 +64,15 @@ def _names(parameters: Iterable[Parameter]) -> list[str]:
 def named_arguments(
     what: str, given: Iterable[str], known: Callable[[], Iterable[str]]
 ) -> Iterator[None]:
-    """Explains the error of a library that was given an argument that it doesn't have.
+    """Replaces a library's error about an unknown argument by one that lists the known arguments.
 
     Args:
-        what: the environment that the library makes.
+        what: name of the environment that the library makes.
         given: names of the arguments that were given.
-        known: function that returns the names of the arguments that there are; called only if one
-            is unknown.
+        known: function that returns the names of the known arguments; called only for an error.
 
     Raises:
-        TypeError: if so.
+        TypeError: if an argument is unknown.
     """
     try:
         yield
@@ -85,7 +84,7 @@ def named_arguments(
 
 
 def check_mapping(name: str, value: Any) -> dict[str, Any]:
-    """Returns an argument with arguments by name, as a dict; None counts as an empty one.
+    """Returns a mapping from names to arguments as a dict; an empty dict for None.
 
     Raises:
         TypeError: if the value is neither a mapping nor None.
@@ -98,7 +97,7 @@ def check_mapping(name: str, value: Any) -> dict[str, Any]:
 def lists_arguments(
     init: Callable[Concatenate[_Self, _P], None],
 ) -> Callable[Concatenate[_Self, _P], None]:
-    """Decorates a constructor, so that the error for an unknown argument lists those there are."""
+    """Decorates a constructor, so that an error for an unknown argument lists the known ones."""
     _, *names = signature(init).parameters
 
     @wraps(init)

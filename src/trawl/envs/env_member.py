@@ -117,7 +117,7 @@ class EnvMember:
         self._publish_masks(masks, buffers)
 
     def _publish_masks(self, masks: Array | None, buffers: SharedStepBuffers) -> None:
-        """Writes action masks to the shared memory, or that there are none."""
+        """Writes action masks to the shared memory, or marks that there are none."""
         rows, kind = buffers.rows(self.index), UNMASKED
         if masks is not None:
             joint = is_joint(self.env.action_spec_unbatched, masks.shape[1:])
@@ -231,7 +231,7 @@ def _show_masks(masks: Array, buffers: SharedStepBuffers, rows: slice) -> None:
         if kind == JOINT:
             raise ValueError(
                 f"{given}processes share masks of at most {MOST_COMBINATIONS} combinations of "
-                "values: return a mask of each choice"
+                "values: return the masks of all choices, concatenated"
             )
         raise ValueError(
             f"{given}its action has {target.shape[-1]} choices: a mask needs an entry for each "

@@ -141,7 +141,7 @@ def make_envpool(
 
     Raises:
         ImportError: if EnvPool is not installed.
-        TypeError: if an argument is unknown, or its value has the wrong type.
+        TypeError: if an argument is unknown or has the wrong type.
         ValueError: if there is no such id, or an autoreset mode is given.
     """
     if autoreset_mode is not None:
@@ -176,7 +176,7 @@ _RENDERING = ("from_pixels", "render_mode", "render_width", "render_height", "re
 
 
 def _check_types(name: str, options: Mapping[str, Any], defaults: Mapping[str, Any]) -> None:
-    """Raises a ``TypeError`` for a text instead of a number, or the reverse."""
+    """Raises a ``TypeError`` for a string instead of a number, or a number instead of a string."""
     for key, value in options.items():
         default, is_text = defaults.get(key), isinstance(value, str)
         if isinstance(default, (str, int, float)) and isinstance(default, str) != is_text:

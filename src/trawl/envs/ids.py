@@ -110,7 +110,7 @@ def _hint(name: str) -> str:
     )
 
 
-# The end of the name of a module with an environment.
+# Ending of the name of a module that defines an environment.
 _VERSIONED = re.compile(r"_v\d+$")
 
 # The functions in an environment's module.
@@ -144,7 +144,7 @@ def _arguments_of(kind: str, name: str) -> list[str]:
 
 
 def _names_near(name: str) -> list[str]:
-    """Returns the names of PettingZoo's environments, and of those in a package of its own."""
+    """Returns the names of PettingZoo's environments, and of those in the package that is named."""
     pettingzoo = import_module("pettingzoo")
     package = name.partition("/")[0]
     found = find_spec(package) if package.isidentifier() else None
@@ -202,7 +202,7 @@ def make_vmas(name: str, options: Mapping[str, Any]) -> VmasEnv:
 def _unused_by_vmas(name: str, options: Mapping[str, Any]) -> TypeError:
     load = import_module("vmas.scenarios").load
     makes = load(f"{name.removesuffix('.py')}.py").Scenario.make_world
-    # A scenario takes its arguments out of a dict.
+    # A scenario takes its arguments from a dict, so only its source has their names.
     taken = re.findall(r"kwargs\.(?:pop|get)\(\s*[\"'](\w+)", inspect.getsource(makes))
     known = [*argument_names(import_module("vmas").make_env), *taken]
     unknown = [one for one in options if one not in known]
@@ -237,7 +237,7 @@ def check_prefix(env_id: str) -> None:
     """Raises an error if an id begins with a misspelt name of a library.
 
     Raises:
-        ValueError: if so. The message names the library.
+        ValueError: if the name resembles that of a library, which the message suggests.
     """
     prefix, colon, _ = env_id.partition(":")
     known = sorted(_MAKERS.keys() | _OTHERS.keys())
@@ -245,7 +245,9 @@ def check_prefix(env_id: str) -> None:
         return
     hint = did_you_mean([prefix], known, 1)
     if hint:
-        raise ValueError(f"{env_id!r} names no library that Trawl knows, and no module{hint}")
+        raise ValueError(
+            f"{env_id!r} names no library that Trawl knows, and {prefix!r} is not a module{hint}"
+        )
 
 
 def lacks_vectors(env_id: str) -> bool:

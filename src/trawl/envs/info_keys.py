@@ -33,7 +33,7 @@ class InfoKey:
 
     Raises:
         TypeError: if ``name`` or ``key`` is neither a string nor a tuple of strings, or if ``spec``
-            is none of the above.
+            has the wrong type.
         ValueError: if ``name`` is reserved, if ``key`` begins with ``"next"``, or if it ends with
             ``"is_init"``.
 

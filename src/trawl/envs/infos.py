@@ -69,8 +69,8 @@ class InfoLeaf:
         """Returns a value that is stored unchanged; text must be text."""
         if self.blank is not None and not isinstance(value, str):
             raise TypeError(
-                f"{self.name} is {type(value).__name__} {value!r}, but it was, or info_keys "
-                "says, text. For a value that is not always text, write "
+                f"{self.name} is {type(value).__name__} {value!r}, but its layout, as first seen "
+                "or as stated in info_keys, is text. For a value that is not always text, write "
                 f"info_keys={{{self.path[0]!r}: object}}"
             )
         return value
@@ -81,7 +81,7 @@ class InfoLeaf:
         array, shape = as_array(values), (*batch, *self.shape)
         if array is None:
             raise TypeError(
-                f"{self.name} is {type(values).__name__} {values!r}, but info_keys says "
+                f"{self.name} is {type(values).__name__} {values!r}, but its layout is "
                 f"{self.dtype} of shape {self.shape}. For a value that is not always a number or "
                 f"an array, write info_keys={{{self.path[0]!r}: object}}"
             )
@@ -89,15 +89,16 @@ class InfoLeaf:
             # A number may come as an array of one element, or the other way round.
             if array.size != np.prod(shape) or int(np.prod(self.shape)) != 1:
                 raise ValueError(
-                    f"{self.name} has shape {array.shape[len(batch) :]}, but it had, or "
-                    f"info_keys says, {self.shape}. For values of several shapes, write "
-                    f"info_keys={{{self.path[0]!r}: object}}"
+                    f"{self.name} has shape {array.shape[len(batch) :]}, but its "
+                    f"layout, as first seen or as stated in info_keys, has shape {self.shape}. For "
+                    f"values of several shapes, write info_keys={{{self.path[0]!r}: object}}"
                 )
             array = array.reshape(shape)
         if not np.can_cast(array.dtype, self.dtype, "same_kind"):
             raise TypeError(
-                f"{self.name} is {array.dtype}, but it was, or info_keys says, {self.dtype}: "
-                f"state its space, as in info_keys={{{self.path[0]!r}: gymnasium.spaces.Box(...)}}"
+                f"{self.name} is {array.dtype}, but its layout, as first seen or as stated in "
+                f"info_keys, is {self.dtype}: state its space, as in "
+                f"info_keys={{{self.path[0]!r}: gymnasium.spaces.Box(...)}}"
             )
         if np.can_cast(array.dtype, self.dtype, "safe"):
             return array.astype(self.dtype, copy=False)
@@ -115,9 +116,9 @@ class InfoLeaf:
             narrow = array.astype(self.dtype)
         if self.dtype.kind != "f" and not (same := narrow == array).all():
             raise TypeError(
-                f"{self.name} is {array[~same][0]}, but it was, or info_keys says, "
-                f"{self.dtype}, which can't hold this number: state its space, as in "
-                f"info_keys={{{self.path[0]!r}: gymnasium.spaces.Box(...)}}"
+                f"{self.name} is {array[~same][0]}, but its layout, as first seen or as "
+                f"stated in info_keys, is {self.dtype}, which can't hold this number: state its "
+                f"space, as in info_keys={{{self.path[0]!r}: gymnasium.spaces.Box(...)}}"
             )
         return narrow
 

@@ -55,8 +55,8 @@ class JaxEnv(TensorEnv):
         categorical_action_encoding: True to encode discrete actions as indices instead of one-hot
             vectors.
         info_keys: names of entries of the info that become observations: a list of names, or a
-            mapping from names to spaces, as in :class:`GymEnv`. The info has gymnax's ``info``,
-            Jumanji's ``extras``, or Brax's ``info`` and, under ``"metrics"``, its metrics.
+            mapping from names to spaces, as in :class:`GymEnv`. The info is gymnax's ``info``,
+            Jumanji's ``extras``, or Brax's ``info`` with its metrics under ``"metrics"``.
         device: device of the data; by default, the default device of JAX.
         jit: False to call the functions without compiling them, which is slow. Print statements and
             breakpoints in the environment then work.

@@ -45,7 +45,7 @@ class JaxFunctionalEnv(Protocol):
     action_space: Space[Any]
 
     def reset(self, key: Any) -> tuple[Any, Any] | tuple[Any, Any, Any]:
-        """Returns the state and the observation with which an episode begins, and maybe an info.
+        """Returns the first state and observation of an episode and, optionally, an info.
 
         Args:
             key: random key of JAX.
@@ -62,9 +62,9 @@ class JaxFunctionalEnv(Protocol):
             action: sample of ``action_space``.
 
         Returns:
-            The new state, the observation, the reward, the flags ``terminated`` and ``truncated``,
-            and maybe an info. The reward and the flags are scalars. A step never begins a new
-            episode.
+            The new state, the observation, the reward, the flags ``terminated`` and
+            ``truncated`` and, optionally, an info. The reward and the flags are scalars. A step
+            never begins a new episode.
         """
 
 
@@ -89,7 +89,8 @@ def functions_of(env: Any, params: Any = None) -> JaxFunctions:
         params: parameters of an environment of gymnax; None for its default parameters.
 
     Raises:
-        TypeError: if ``env`` is no environment of these kinds, or ``params`` belong to another one.
+        TypeError: if ``env`` is not an environment of these kinds, or if ``params`` belong to
+            another environment.
         ValueError: if ``env`` is already a batch, or begins new episodes by itself; if it has
             several rewards; or if ``params`` are given for another kind than gymnax.
     """
@@ -144,7 +145,7 @@ def _of_protocol(env: Any) -> JaxFunctions:
 
 
 def _with_info(found: Any, what: str, parts: Sequence[str]) -> tuple[Any, ...]:
-    """Returns the results of a user's function; an info that was left out is empty."""
+    """Returns the results of a user's function, with an empty info if it returned none."""
     count = len(found) if isinstance(found, (tuple, list)) else None
     if count not in (len(parts), len(parts) + 1):
         got = type(found).__name__ if count is None else f"{count} values"

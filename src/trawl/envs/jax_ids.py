@@ -23,7 +23,7 @@ def make_gymnax(name: str, options: Mapping[str, Any]) -> JaxEnv:
 
     Raises:
         ImportError: if gymnax or JAX is not installed.
-        TypeError: if an argument is unknown, or a parameter is no number.
+        TypeError: if an argument is unknown, or a parameter is not a number.
         ValueError: if there is no such environment.
     """
     gymnax = _load("gymnax", name)
@@ -51,7 +51,7 @@ def make_brax(name: str, options: Mapping[str, Any]) -> JaxEnv:
 
     Raises:
         ImportError: if Brax or JAX is not installed.
-        TypeError: if an argument is unknown, or :class:`JaxEnv` does its work.
+        TypeError: if an argument is unknown, or is one that :class:`JaxEnv` replaces.
         ValueError: if there is no such environment.
     """
     brax = _load("brax.envs", name)
@@ -96,7 +96,7 @@ def make_jumanji(name: str, options: Mapping[str, Any]) -> JaxEnv:
 _OWN = [name for name in argument_names(JaxEnv) if name != "env"]
 _PLAIN = [name for name in _OWN if name != "params"]
 
-# Arguments of Brax for work that JaxEnv does.
+# Arguments of Brax that JaxEnv replaces.
 _BY_JAX_ENV = {
     "auto_reset": "JaxEnv begins new episodes. Leave it out",
     "batch_size": "pass the number of environments as num_envs",

@@ -1,7 +1,7 @@
-"""Leaves that frames have of the observations and infos of environments of JAX.
+"""Leaves of frames in environments of JAX: observations, and entries of infos.
 
-The infos of a reset and of a step are results of the functions that are compiled. Their entries are
-merged into the observations within the compiled functions, so that no step needs another call.
+The compiled functions of a reset and of a step return infos. The same functions merge the entries
+into the observations, so no step needs another call.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from trawl.keys import Key, show_key
 
 
 def plain_info(info: Any) -> dict[str, Any]:
-    """Returns the numbers and arrays of an info, nested in dicts, without anything else.
+    """Returns only the numbers and arrays of an info, nested in dicts.
 
     Raises:
         TypeError: if the info has no named entries.
@@ -55,7 +55,7 @@ def info_layout(info_keys: InfoKeys, begun: Any, stepped: Any, name: str) -> Inf
         name: name of the environment.
 
     Raises:
-        TypeError: if ``info_keys`` is of another type.
+        TypeError: if ``info_keys`` has the wrong type.
         ValueError: if an info lacks a name, if keys clash, or if an entry has no fixed layout.
     """
     given, found = given_entries(info_keys), _spaces(begun, stepped)
@@ -100,19 +100,18 @@ def _spaces(*infos: Mapping[str, Any]) -> dict[str, Space[Any]]:
 
 
 class ShownLeaves:
-    """Function that returns the leaves that a frame has of an observation and an info.
+    """Function that returns the leaves of a frame, from an observation and an info.
 
-    After the leaves, the result has the action mask of the info, if none of the leaves is this
-    mask.
+    If the info has an action mask that is not among the leaves, the mask follows after them.
 
     Args:
         observed: space of an observation.
-        layout: the entries of the info that a frame has.
+        layout: layout of the entries of the info that become leaves.
         categorical: True to encode discrete values as indices instead of one-hot vectors.
         infos: shapes and dtypes of the infos of a reset and of a step.
 
     Attributes:
-        codec: the leaves.
+        codec: codec of the leaves.
         mask: index of the action mask of the info in the result; None if there is none.
 
     Raises:
@@ -138,11 +137,10 @@ class ShownLeaves:
     def _find_mask(self, layout: InfoLayout, keys: list[Key], begun: Any, stepped: Any) -> None:
         if stepped is None:
             raise ValueError(
-                f"the info of a reset has {MASK_KEY!r}, but that of a step has none: return a mask "
-                "in both"
+                f"reset returns info[{MASK_KEY!r}], but step does not: return a mask in both"
             )
         named = [leaf.key for leaf in layout.leaves if leaf.path == (MASK_KEY,)]
-        # A reset without a mask allows everything, but its entry is zero.
+        # A reset without a mask allows everything. The entry can't be the mask, because it is zero.
         if named and begun is not None and self._encoders[keys.index(named[0])] is None:
             self.mask = keys.index(named[0])
             return
@@ -194,22 +192,23 @@ def _reader(leaf: InfoLeaf) -> Callable[[Mapping[str, Any]], Any]:
         found = leaf.find(info)
         if isinstance(found, dict):
             raise TypeError(
-                f"{leaf.name} has the entries {sorted(found)}, but it had, or info_keys says, no "
-                "entries: name one of them"
+                f"{leaf.name} has the entries {sorted(found)}, but its layout, as first seen or as "
+                "stated in info_keys, has none: name one of the entries"
             )
         value = jnp.asarray(found)
         if value.shape != leaf.shape:
             # A number may come as an array of one element, or the other way round.
             if value.size != 1 or math.prod(leaf.shape) != 1:
                 raise ValueError(
-                    f"{leaf.name} has shape {value.shape}, but it had, or info_keys says, "
-                    f"{leaf.shape}"
+                    f"{leaf.name} has shape {value.shape}, but its layout, as first seen or as "
+                    f"stated in info_keys, has shape {leaf.shape}"
                 )
             value = value.reshape(leaf.shape)
         if not np.can_cast(value.dtype, dtype, "same_kind"):
             raise TypeError(
-                f"{leaf.name} is {value.dtype}, but it was, or info_keys says, {dtype}: state its "
-                f"space, as in info_keys={{{leaf.path[0]!r}: gymnasium.spaces.Box(...)}}"
+                f"{leaf.name} is {value.dtype}, but its layout, as first seen or as stated in "
+                f"info_keys, is {dtype}: state its space, as in "
+                f"info_keys={{{leaf.path[0]!r}: gymnasium.spaces.Box(...)}}"
             )
         return value.astype(dtype)
 

@@ -173,7 +173,7 @@ def _compare(what: str, one: Any, other: Any) -> None:
 
 
 def _check_layout(leaf: SpaceLeaf, value: Any) -> None:
-    # JAX may lack the dtype of an entry of the info whose space the user states.
+    # The space that a user states for an entry of the info may have a dtype that JAX lacks.
     dtype, shape = load_jax().dtypes.canonicalize_dtype(leaf.dtype), tuple(leaf.spec.shape)
     if (value.shape, value.dtype) != (shape, dtype):
         raise ValueError(
@@ -185,7 +185,7 @@ def _check_layout(leaf: SpaceLeaf, value: Any) -> None:
 def _shown_calls(
     single: SingleCalls, show: ShownLeaves
 ) -> tuple[Callable[..., tuple[Any, ...]], Callable[..., tuple[Any, ...]]]:
-    """Returns the reset and the step of one environment, with leaves for observation and info."""
+    """Returns a reset and a step of one environment that return leaves of a frame."""
 
     def begin(key: Any) -> tuple[Any, ...]:
         state, obs, info = single.reset(key)
@@ -195,7 +195,7 @@ def _shown_calls(
         state, obs, info, *outcome = single.step(key, state, actions)
         shown = show(obs, info)
         for leaf, value in zip(show.codec.leaves, shown, strict=False):
-            # At the time of compilation; each time if the function is not compiled.
+            # Runs during compilation, or in every step of a function that is not compiled.
             _check_layout(leaf, value)
         return state, shown, *outcome
 

@@ -214,13 +214,13 @@ def flat_mask(mask: Any) -> Array:
 
 
 def joined_masks(masks: Sequence[Array | None]) -> Array | None:
-    """Joins the action masks of several environments, each with a row for each environment.
+    """Returns the action masks of several batches of environments, one batch after the other.
 
     Args:
-        masks: the masks; an environment without masks allows every action.
+        masks: masks of each batch, with a row for each environment; None allows every action.
 
     Returns:
-        The masks; None if no environment has masks, or if their shapes differ.
+        The masks; None if no batch has masks, or if their shapes differ.
     """
     found = {mask.shape: mask for mask in masks if mask is not None}
     if len(found) != 1:

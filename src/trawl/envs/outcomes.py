@@ -38,8 +38,8 @@ def step_results(found: Any, env: object) -> Any:
         env: the environment, for error messages.
 
     Raises:
-        TypeError: if ``found`` is no tuple.
-        ValueError: if it has more or fewer values than five.
+        TypeError: if ``found`` is not a tuple.
+        ValueError: if it doesn't have five values.
     """
     if isinstance(found, (tuple, list)) and len(found) == 5:
         return found
@@ -62,8 +62,8 @@ def reset_results(found: Any, env: object) -> Any:
         env: the environment, for error messages.
 
     Raises:
-        TypeError: if ``found`` is no tuple.
-        ValueError: if it has more or fewer values than two.
+        TypeError: if ``found`` is not a tuple.
+        ValueError: if it doesn't have two values.
     """
     if isinstance(found, (tuple, list)) and len(found) == 2:
         return found

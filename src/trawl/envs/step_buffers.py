@@ -20,7 +20,7 @@ TERMINATED, TRUNCATED, RESET, AUTORESET = 1, 2, 4, 8
 # Kinds of action masks: flat, or with a dimension for each choice.
 UNMASKED, FLAT, JOINT = 0, 1, 2
 
-#: Number of combinations of values for which a mask can have an entry each.
+#: Largest number of entries in a mask with an entry for each combination of values.
 MOST_COMBINATIONS = 2**16
 
 # Size in bytes of the largest dtype that an action may have. The dtype of a policy's actions may
@@ -75,8 +75,8 @@ class SharedStepBuffers:
         observed: observations after the step, by key.
         reset_observed: observations after a reset, by key, valid in the rows that were reset.
         rewards: rewards of the step, as float32.
-        masks: action masks for the next step, by kind: flat ones, with the values of all choices
-            one after the other, and joint ones, with a dimension for each choice. An entry of 2
+        masks: action masks for the next step, by kind. Flat masks have the values of all choices
+            one after the other. Joint masks have a dimension for each choice. An entry of 2
             allows both values of a bit.
         masked: the kind of each row's masks: ``UNMASKED``, ``FLAT`` or ``JOINT``.
         flags: one byte for each row. Its bits are ``TERMINATED``, ``TRUNCATED``, ``RESET``

@@ -125,8 +125,9 @@ class TensorCodec:
             expected = torch.Size((self._num_envs, *(leaf.space.shape or ())))
             if value.device != self._device:
                 raise ValueError(
-                    f"{self._root} {show_key(leaf.key)} is on {value.device}, but the environment, "
-                    f"or the argument device, says {self._device}: state the device of the data"
+                    f"{self._root} {show_key(leaf.key)} is on {value.device}, but the device of "
+                    f"the environment, or the argument device, is {self._device}: pass the device "
+                    "of the data"
                 )
             if value.shape != expected:
                 self._explain(leaf, value, expected, value.dtype)

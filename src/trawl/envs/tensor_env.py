@@ -124,7 +124,8 @@ class TensorEnv(TensorDictEnv):
     def begin_next(self, ended: Tensor, cut: Tensor | None = None) -> list[Tensor]:
         """Returns the observations that the next step begins with.
 
-        If this is the list ``last`` of the last step, the observations are the same, too.
+        The result may be the list ``last`` of the last step itself. The observations are then the
+        same as those after the step.
 
         Args:
             ended: True where the last step ended an episode.

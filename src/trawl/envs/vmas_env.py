@@ -31,7 +31,7 @@ class VmasEnv(TensorEnv):
             ``multidiscrete_actions=True``.
 
     Raises:
-        TypeError: if ``env`` is something else.
+        TypeError: if ``env`` is not an environment of VMAS.
         ValueError: if the agents of a group have different spaces.
 
     Example:

@@ -325,8 +325,8 @@ def _facts(moments: Moments) -> dict[str, float | None]:
 def reward_keys(keys: Iterable[Key]) -> list[Key]:
     """Returns the key of the reward, or the keys of the rewards of groups of agents.
 
-    If rewards were normalised, the keys are those of the environment's own rewards, if these were
-    kept.
+    If a batch has both normalised rewards and the environment's own rewards, the keys are those of
+    the environment's own rewards.
 
     Args:
         keys: keys of all entries.

@@ -1,6 +1,6 @@
 """Statistics of the frames of a batch that is being filled, on any device.
 
-:class:`BatchStatistics` decides which frames count and when the statistics are brought up to date.
+:class:`BatchStatistics` decides which frames count, and when the statistics are updated.
 :class:`DiscountedReturns` has the returns by which rewards are normalised. Both work with arrays of
 numpy and with tensors, and never wait for a device before the batch is finished.
 """
@@ -23,8 +23,8 @@ from trawl.rollout.normalization import (
     Statistics,
 )
 
-# In the middle of a batch, the statistics are brought up to date whenever their count has doubled.
-# They are first brought up to date after this many frames.
+# Within a batch, the statistics are updated whenever their count has doubled. The first update is
+# after this many frames.
 _FIRST_FRAMES = 16
 NEVER = 2**62
 
@@ -37,8 +37,9 @@ def observation_keys(options: NormalizeObservation, observed: Mapping[Key, Leaf]
         observed: layout of the observations.
 
     Raises:
-        KeyError: if there is no such observation.
-        ValueError: if an observation has no floating-point numbers, or none of them has.
+        KeyError: if a key of the options is not the key of an observation.
+        ValueError: if a chosen observation is not of floating-point numbers, or if the environment
+            has no observation of floating-point numbers.
     """
     floats = [key for key, leaf in observed.items() if leaf.dtype.is_floating_point]
     if options.keys is None:
@@ -72,8 +73,8 @@ class BatchStatistics:
     """Statistics of all frames before a batch and of the frames of the batch so far.
 
     Args:
-        options: what is normalised.
-        empty: statistics of no frames, for each entry.
+        options: options of everything that is normalised.
+        empty: statistics of no frames, by key of the entry.
         num_envs: number of environments.
         load: function that brings statistics to the device of the data.
 
@@ -81,7 +82,7 @@ class BatchStatistics:
         normalization: the statistics of all frames before the batch.
         most_frames: largest number of frames of the batch that count.
         first: first row of the batch that has not been counted.
-        due: row after whose step the statistics are to be brought up to date.
+        due: row of the step after which the statistics are to be updated.
     """
 
     def __init__(
@@ -124,13 +125,17 @@ class BatchStatistics:
             self.set_due(0)
 
     def set_due(self, row: int) -> None:
-        """Sets ``due``, after the statistics were brought up to date before a row."""
+        """Sets ``due`` after an update of the statistics.
+
+        Args:
+            row: the first row that the update did not count.
+        """
         # The number of frames may be known only to the device, so rows without frames count here.
         before = self._before + row * self._num_envs
         self.due = row + -(-max(before, _FIRST_FRAMES) // self._num_envs) - 1
 
     def is_cut(self, rows: int) -> bool:
-        """Returns True if not all frames of a number of rows count."""
+        """Returns True if some frames of the first ``rows`` rows of a batch don't count."""
         return self.most_frames < rows * self._num_envs
 
     def cut(self, mask: Any) -> Any:
@@ -184,14 +189,14 @@ class DiscountedReturns:
         self._add, self._multiply = add, multiply
 
     def add(self, returns: Any, keep: Any) -> None:
-        """Adds the returns before to rewards, in place.
+        """Turns rewards into discounted returns, in place.
 
         Args:
-            returns: rewards of the environment, ``(steps, *shape)``, float64.
+            returns: rewards of the environment, ``(steps, *shape)``, float64; overwritten.
             keep: factor of each return in the next one: gamma, or 0 where an episode ends,
                 float64.
         """
-        # The environment's last reward is the last that a return has.
+        # The reward of an episode's last step still belongs to the episode's return.
         carry, add, multiply = self.carry, self._add, self._multiply
         for row, kept in zip(returns, keep, strict=True):
             add(row, carry, out=row)

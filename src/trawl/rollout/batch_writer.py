@@ -73,8 +73,8 @@ class BatchWriter(Protocol):
         sums: return and length of each environment's episode so far.
         warnings: warnings to the user about the environment and the policy.
         normalization: statistics with which frames are normalised; None if they are not.
-        most_frames: number of frames of the next batch that are delivered at most. The last row
-            may hold more frames, which are cut off.
+        most_frames: largest number of frames of the next batch to deliver. If the last row holds
+            more frames, they are cut off.
     """
 
     env: Any

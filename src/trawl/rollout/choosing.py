@@ -68,8 +68,8 @@ def _stacked(
     except NoFixedLayout as error:
         why = f"it needs a policy whose entries have a fixed layout, but {error}"
     raise ValueError(
-        f"frame_stack can't be used with {env!r}: {why}. Stack the frames in the environment "
-        "instead"
+        f"frame_stack can't be used with {env!r}: {why}. You can stack the frames in the "
+        "environment instead"
     )
 
 
@@ -98,7 +98,10 @@ def _why_loose(env: TensorDictEnv) -> str:
             "more sub-environments, or use workers"
         )
     if env.reward_keys != ["reward"] and not _has_loose_entries(env):
-        return "its agents have rewards of their own"
+        return (
+            "its agents have rewards of their own: use a list of environments, or workers, instead "
+            "of a ParallelEnv"
+        )
     return _LOOSE
 
 

@@ -154,7 +154,7 @@ def moved(batch: TensorDictBase, device: torch.device) -> TensorDictBase:
     """Returns a batch on another device.
 
     From a GPU to the host, all entries are copied to pinned memory before the function waits once.
-    Stacked entries that share their frames share them afterwards.
+    Stacked entries that share frames still share them afterwards.
     """
     source = batch.device
     if source is None or source.type != "cuda" or device.type != "cpu":

@@ -59,8 +59,8 @@ class FrameStacks:
             key: Windows(rows, size, self._leaves[key].agents, batch, self.settle)
             for key, rows in self._recent.items()
         }
-        # Positions of the frames of each step, in a batch in which no episode begins, and that of
-        # the frame of zeros, if each step has one frame.
+        # In a batch in which no episode begins, and in which a step of an environment has one
+        # frame: positions of the frames of each step, and position of the frame of zeros.
         env, step = np.arange(num_envs) * (size + steps), np.arange(steps)[:, None, None]
         self._positions: NDArray[np.int64] = step + env[:, None] + np.arange(size)
         self._zero = num_envs * (size + steps)
@@ -68,7 +68,7 @@ class FrameStacks:
         self._starts: Mapping[Key, int] = {}
         # Environments and first rows of episodes whose first frames have not been stored yet.
         self._begun: list[tuple[int, int]] = []
-        # Environment and first row of each other episode.
+        # The same for episodes whose first frames have been stored.
         self._stored: list[tuple[int, int]] = []
         # First frames for which the pool has no room.
         self._more: dict[Key, list[Array]] = {}
@@ -148,7 +148,7 @@ class FrameStacks:
         self._begun.clear()
 
     def _first_position(self, leaf: StackedLeaf, number: int) -> int:
-        """Returns the position of an episode's first frame, that of the first agent."""
+        """Returns the position of an episode's first frame; in a group, of the first agent's."""
         return (self._zero + number) * leaf.per_env + 1
 
     def finish(self, block: Block, filled: int) -> None:

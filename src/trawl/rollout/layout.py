@@ -37,7 +37,7 @@ class FramePool:
     zeros, and room for the first frames of episodes that begin within the batch.
 
     Attributes:
-        frame: one frame, of a single agent if there are several.
+        frame: layout of one frame; in a group of agents, of the frame of one agent.
         size: number of frames in a stack.
         per_env: number of frames of an environment in each step: one, or one for each agent.
     """

@@ -101,7 +101,7 @@ class RunningMoments(BaseMoments):
 
         Args:
             shape: shape of a sample.
-            counted: number of dimensions, from the first on, whose elements have a count each.
+            counted: number of leading dimensions in which each element has its own count.
         """
         counts = np.zeros(counts_shape(shape, counted), np.int64)
         return cls(counts, np.zeros(shape), np.zeros(shape))
@@ -117,8 +117,8 @@ class RunningMoments(BaseMoments):
 
         Args:
             samples: the samples, ``(count, *shape)``.
-            present: True where an element counts, with the first dimensions of the samples; None
-                if all of them count.
+            present: True where an element counts, in the shape of the first dimensions of the
+                samples; None if all elements count.
         """
         shape = samples.shape[1:]
         found = cls.empty(shape, 0 if present is None else present.ndim - 1)
@@ -198,6 +198,6 @@ def counts_shape(shape: tuple[int, ...], counted: int) -> tuple[int, ...]:
 
     Args:
         shape: shape of a sample.
-        counted: number of dimensions, from the first on, whose elements have a count each.
+        counted: number of leading dimensions in which each element has its own count.
     """
     return (*shape[:counted], *[1] * (len(shape) - counted)) if counted else ()

@@ -136,7 +136,7 @@ class NormalizeOptions:
             name = "normalize_rewards" if self.observations is None else "normalize_observations"
             raise ValueError(
                 f"{name} needs frames of fixed layout from environments that step together, but "
-                f"{why}: normalise in {instead}"
+                f"{why}. You can normalise in {instead} instead"
             )
 
 

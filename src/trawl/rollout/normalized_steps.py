@@ -110,7 +110,7 @@ class NormalizedRows:
         if not at_once:
             self.normalize(values, last)
             return last
-        # On the CPU, only a few rows are worth the look.
+        # On the CPU, it is worth finding the rows, because only few episodes end in a step.
         chosen = ended.nonzero().squeeze(-1)
         if len(chosen):
             found = values.index_select(0, chosen).to(last.dtype)
@@ -123,12 +123,12 @@ class NormalizedRows:
 class NormalizedSteps:
     """Steps of an environment, with normalised observations.
 
-    The observations of a step are normalised in the row of the next frame, from which the stepper
-    copies them. There, the policy reads them while they are in the cache.
+    The observations of a step are normalised in the row of the next frame. The stepper copies them
+    from there, and the policy reads them while they are still in the cache.
 
     Args:
         env: the environment.
-        places: the observations that are normalised, each with its place among all observations.
+        places: the observations that are normalised, each with its index among all observations.
 
     Attributes:
         t: number of the step in its chunk.
@@ -186,8 +186,8 @@ class NormalizedSteps:
 def rows_kept(rows: Sequence[Tensor], steps: int, masked: bool) -> int:
     """Returns the number of rows whose observations are counted together.
 
-    Returns 0 if a row is to be counted before its step, because it has so many values that they
-    leave the cache soon. A row that may hold no frame can be counted only after the step.
+    Returns 0 if each row is to be counted just before its step, because a row is too large to stay
+    in the cache for long. A row that may hold no frame can be counted only after the step.
     """
     on_cpu = rows[0].device.type == "cpu"
     found = (_KEPT_CPU if on_cpu else _KEPT_GPU) // max(1, sum(row.numel() for row in rows))

@@ -102,7 +102,7 @@ class Normalizer:
         return {}
 
     def saved_rows(self) -> dict[str, Array]:
-        """Returns the arrays that a state has, by name."""
+        """Returns the arrays to save in a state, by name."""
         return {}
 
     def reset(self, mask: Mask | None = None) -> None:
@@ -114,7 +114,7 @@ class Normalizer:
         Args:
             view: the arrays that the policy reads and writes.
             in_groups: True if the rows of a step are not filled all at once.
-            most_frames: number of frames of the batch that are delivered at most.
+            most_frames: largest number of frames of the batch to deliver.
 
         Returns:
             The arrays for the stepper, where the observations of the environment go elsewhere.
@@ -138,7 +138,7 @@ class Normalizer:
 
         Args:
             filled: number of rows that were filled.
-            partial: True if there are more rows.
+            partial: True if some rows of the batch were not filled.
         """
 
 
@@ -146,8 +146,8 @@ class BatchNormalizer(Normalizer):
     """Normalises the batches of an ``ArrayBatchWriter``.
 
     The statistics of observations are those of the frames: the observation with which each frame
-    begins counts once. Rows that hold no frame don't count, nor do agents that are absent, whose
-    observations stay zero. Rewards are normalised with statistics that include the batch itself.
+    begins counts once. Rows without a frame and absent agents don't count. The observations of
+    absent agents stay zero. Rewards are normalised with statistics that include the batch itself.
 
     Args:
         options: what is normalised.
@@ -391,7 +391,7 @@ class BatchNormalizer(Normalizer):
             np.clip(rewards, -one.options.clip, one.options.clip, rewards)
 
     def _goes_on(self, filled: int, ndim: int, absent: Key | None) -> Mask:
-        """Returns True where the return of a row belongs to that of the next one as well."""
+        """Returns True where a return continues in the next row."""
         ends = self._rows[DONE][:filled, :, 0]
         if MASK in self._rows:
             # Another episode follows a row without a frame.
@@ -403,7 +403,7 @@ class BatchNormalizer(Normalizer):
 
 
 def _clear(values: Array, absent: Mask) -> None:
-    """Writes zeros for absent agents, whose flags are ``(*size, agents, 1)``."""
+    """Writes zeros where ``absent`` is True, which has the shape ``(*size, agents, 1)``."""
     mask = absent.reshape(*absent.shape[:-1], *[1] * (values.ndim - absent.ndim + 1))
     np.copyto(values, 0, where=mask)
 
@@ -419,7 +419,7 @@ def _part(view: StepArrays, part: slice) -> StepArrays:
 
 
 def _samples(rows: Array, mask: Mask | None) -> Array:
-    """Returns the frames of some rows, ``(count, *leaf)``; a mask may have one for each agent."""
+    """Returns the frames of some rows, ``(count, *leaf)``, or of the agents that a mask marks."""
     if mask is not None and not mask.all():
         return rows[mask]
     return rows.reshape(-1, *rows.shape[2:])

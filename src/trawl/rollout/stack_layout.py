@@ -21,7 +21,7 @@ class StackedLeaf:
     """Layout of one stacked observation.
 
     Attributes:
-        frame: one frame, of a single agent if there are several.
+        frame: layout of one frame; in a group of agents, of the frame of one agent.
         size: number of frames in a stack.
         agents: number of agents in a group, as a dimension; ``()`` if there are no groups.
     """
@@ -37,17 +37,17 @@ class StackedLeaf:
 
     @property
     def positions(self) -> Leaf:
-        """The entry of a batch, which has the positions of frames."""
+        """Layout of the entry in a batch, which has the positions of frames."""
         return Leaf((*self.agents, self.size), torch.int64)
 
     @property
     def stack(self) -> Leaf:
-        """The entry as the policy reads it."""
+        """Layout of the entry as the policy reads it."""
         return Leaf((*self.agents, self.size, *self.frame.shape), self.frame.dtype)
 
     @property
     def pool(self) -> FramePool:
-        """Memory for the frames of a batch."""
+        """Layout of the memory for the frames of a batch."""
         return FramePool(self.frame, self.size, self.per_env)
 
 
@@ -64,9 +64,9 @@ class StackLayout:
         repeats: True if an episode's first frame completes its first stacks; False if frames of
             zeros do.
         leaves: the stacked observations, by key.
-        entries: their entries in a batch, by key.
-        readable: the same as the policy reads them.
-        pools: memory for their frames.
+        entries: layout of their positions in a batch, by key.
+        readable: layout of their stacks, as the policy reads them, by key.
+        pools: layout of the memory for their frames, by key.
 
     Raises:
         ValueError: if there is no observation to stack.
@@ -103,7 +103,7 @@ class StackLayout:
         if both:
             raise ValueError(
                 f"frame_stack and normalize_observations can't both change {show_keys(both)}: "
-                "choose the observations of one of them with its argument keys"
+                "choose different observations with their arguments keys"
             )
 
     def check(self, policy: PolicyLeaves) -> None:

@@ -1,4 +1,4 @@
-"""Batches of tensors in which observations are stacks of frames, each stored once."""
+"""Batches of tensors with stacked observations, in which each frame is stored once."""
 
 from __future__ import annotations
 

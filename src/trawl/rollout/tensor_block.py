@@ -26,7 +26,7 @@ class TensorBlock:
 
     Args:
         tensors: the entries, ``(steps, num_envs, *leaf)``, by key.
-        pools: frames of the entries that have positions of frames, by key.
+        pools: frames of the stacked entries, by key.
 
     Attributes:
         tensors: the entries.
@@ -80,7 +80,7 @@ class TensorBlock:
         return False
 
     def followers(self, start: int, stop: int) -> list[Follow]:
-        """Returns functions to call after each step of a chunk, when the next row is there."""
+        """Returns functions to call after each step of a chunk, when the next row is written."""
         return []
 
     def clear(self) -> None:
@@ -109,7 +109,7 @@ class TensorBlock:
 
 
 class LazyRows(Sequence[Tensor]):
-    """Tensors of the rows of a chunk, which are made when they are read.
+    """Tensors of the rows of a chunk, each made when it is read.
 
     Args:
         make: function of ``t`` that returns the tensor of the chunk's row ``t``.
@@ -144,7 +144,7 @@ class TensorPool:
         rows = {
             k: Leaf((*layout.batch, *leaf.shape), leaf.dtype) for k, leaf in layout.leaves.items()
         }
-        # Time comes first, and the pools of frames are those of all environments.
+        # Time comes first. Each pool has the frames of all environments.
         self._layout = Layout(rows, (), layout.steps, layout.pools, (layout,))
         self._device = device
         self._slabs = SlabPool(self._layout, recycle) if device.type == "cpu" else None

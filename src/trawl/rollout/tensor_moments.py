@@ -38,7 +38,7 @@ class TensorMoments(BaseMoments):
         """Returns the moments of samples.
 
         Args:
-            samples: the samples, ``(count, *shape)``; there must be some.
+            samples: at least one sample, ``(count, *shape)``.
             present: True where a sample counts, ``(count,)``; None if all of them count.
         """
         size = _PART_CPU if samples.device.type == "cpu" else _PART_GPU

@@ -1,7 +1,7 @@
 """Normalisation of the observations and rewards of batches whose data are tensors.
 
-A :class:`~trawl.rollout.normalized_steps.NormalizedSteps` is between the environment and the
-stepper. The rewards are normalised when a batch is finished. Nothing in the loop waits for the
+The stepper steps a :class:`~trawl.rollout.normalized_steps.NormalizedSteps` instead of the
+environment. The rewards are normalised when a batch is finished. Nothing in the loop waits for the
 device.
 """
 
@@ -64,7 +64,7 @@ class TensorNormalizer:
         return {}
 
     def saved_rows(self) -> dict[str, Tensor]:
-        """Returns the tensors that a state has, by name."""
+        """Returns the tensors to save in a state, by name."""
         return {}
 
     def reset(self, mask: Tensor | None) -> None:
@@ -75,7 +75,7 @@ class TensorNormalizer:
 
         Args:
             tensors: the entries of the batch, with time first.
-            most_frames: number of frames of the batch that are delivered at most.
+            most_frames: largest number of frames of the batch to deliver.
         """
 
     def bind(self, step: StepFn, block: TensorBlock, start: int, stop: int) -> StepFn:
@@ -94,18 +94,19 @@ class TensorNormalizer:
 
         Args:
             filled: number of rows that were filled.
-            partial: True if there are more rows.
+            partial: True if some rows of the batch were not filled.
         """
 
 
 class TensorBatchNormalizer(TensorNormalizer):
     """Normalises the batches of a ``TensorBatchWriter``.
 
-    The results are those of :class:`~trawl.rollout.normalizer.BatchNormalizer`.
+    Except for rounding, the results equal those of
+    :class:`~trawl.rollout.normalizer.BatchNormalizer`.
 
     Args:
         env: the environment.
-        options: what is normalised.
+        options: options of everything that is normalised.
         entries: the entries of frames.
         next_row: for each entry of the next frame, the row after a batch's last row.
         steps: number of rows in a batch.
@@ -295,7 +296,7 @@ class TensorBatchNormalizer(TensorNormalizer):
             returns = rewards.double()
             one.add(returns, _column(keep * options.gamma, rewards))
             if statistics.training:
-                # The agents of a group have the same statistics.
+                # The rewards of a group's agents share their statistics.
                 agents = returns[0, 0].numel()
                 mask = None if counted is None else counted.reshape(-1, 1).expand(-1, agents)
                 samples = returns.reshape(-1)

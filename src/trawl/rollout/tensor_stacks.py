@@ -1,4 +1,4 @@
-"""Frames of stacked observations whose data are tensors: memory, and positions in batches.
+"""Memory for the frames of stacked observations of tensors, and their positions in batches.
 
 A batch has each frame once, in a pool. The stepper writes the frame after each step to the pool,
 and the frame with which the next step begins to memory that is not part of the batch, where the
@@ -76,11 +76,11 @@ class TensorStacks:
         """Completes a batch, of which ``filled`` steps were taken.
 
         Returns:
-            The batch, and True if the frames are in its leased memory. Otherwise, it has no room
-            for the first frames of all episodes.
+            The batch, and True if its leased memory holds all frames; False if it has no room for
+            the first frames of all episodes.
         """
         begun = self._begun
-        # Row ``t`` has the environments whose episodes begin after step ``t``.
+        # Row ``t`` marks the environments in which an episode begins after step ``t``.
         begun[max(filled - 1, 0) :] = False
         begun = torch.cat([torch.zeros_like(begun[:1]), begun[:-1]])
         episodes = begun.nonzero()
@@ -196,8 +196,8 @@ class _Positions:
             roots.copy_(self._whole[:-1])
             after.copy_(self._whole[1:])
             return
-        # Steps since the first one of the episode; before that one, episodes of earlier batches
-        # have as many frames as they need.
+        # Steps since the first one of the episode. An episode that began in an earlier batch needs
+        # no padding, because the frames before this batch include its padding.
         start = self._steps.where(begun, -self.leaf.size).cummax(0).values
         age = (self._steps - start)[:, :, None, None]
         number = begun.view(-1).cumsum(0).view_as(begun) - 1

@@ -1,7 +1,7 @@
-"""Stacks of frames that a policy reads in an environment whose data are tensors.
+"""Stacks of frames that a policy reads in an environment of tensors.
 
-Each class has the frames of one observation with which the steps begin, in memory that is not part
-of the batch. Time is the first dimension, and the frames before the batch come first.
+Each class holds the frames of one observation that the policy reads, in memory that is not part of
+the batch. Time is the first dimension, and the frames before the batch come first.
 """
 
 from __future__ import annotations
@@ -85,8 +85,8 @@ class StackFrames(ABC):
 class WindowedFrames(StackFrames):
     """Frames in which a stack is a window of consecutive frames, without a copy.
 
-    If an episode begins, the frames before its first one are overwritten. This needs its number, so
-    it would wait for a GPU.
+    If an episode begins, the frames before its first one are overwritten. To find the environments,
+    the code looks at the flags, so it would wait for a GPU.
     """
 
     def __init__(self, *args: Any) -> None:
@@ -193,7 +193,7 @@ class GatheredFrames(StackFrames):
 
     @override
     def end(self, filled: int) -> None:
-        # The row may have been cleared, as all rows after the last step.
+        # The row may have been cleared, like all rows after the last step.
         self._memory[self._before + filled].copy_(self._newest)
         windows = self._windows[filled][..., :-1]
         found = self._at(windows, (*self._lead[:-1], self._before))

@@ -43,7 +43,7 @@ class SeededEpisodes(gymnasium.Wrapper[Any, Any, Any, Any]):
         index: number of this environment among all environments of the evaluation.
         stride: number of environments of the evaluation.
         episodes: number of episodes in an evaluation, over all environments.
-        record: whether the first episode is rendered, if the environment was made for it.
+        record: True to render the first episode, if the environment was made to render arrays.
 
     Attributes:
         frames: renderings of the first episode, a ``(height, width, 3)`` array for each step.
@@ -102,9 +102,9 @@ class SeededEpisodes(gymnasium.Wrapper[Any, Any, Any, Any]):
 
 
 def renders(env: Any) -> bool:
-    """Returns True if an environment was made for rendering arrays."""
+    """Returns True if an environment was made to render arrays."""
     inner = getattr(env, "unwrapped", env)
-    # dm_control can always render, but this is slow, and needs OpenGL.
+    # Every environment of dm_control can render, but this is slow and needs OpenGL.
     asked = not isinstance(inner, DMEnv) or bool(inner.render_options)
     return asked and getattr(env, "render_mode", None) == "rgb_array"
 

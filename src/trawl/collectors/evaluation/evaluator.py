@@ -72,7 +72,8 @@ class Evaluator:
         weight_sync_schemes: schemes that send weights to workers, by model. If schemes are given,
             ``backend="thread"`` is treated as ``"process"``.
         log_prefix: prefix of the names of metrics.
-        reward_keys: key or list of keys of the rewards, which are averaged. None: all rewards.
+        reward_keys: key, or list of keys, of the rewards, which are averaged over all agents; by
+            default, all rewards of the environment.
         done_keys: key of the flag that marks the end of an episode.
         device: device of the policy; by default, the device of its parameters.
         exploration_type: how probabilistic policies act.
@@ -213,7 +214,7 @@ class Evaluator:
         - ``reward_iqm``, the interquartile mean of the returns.
         - ``reward_ci_low`` and ``reward_ci_high``, the ends of the 95 % bootstrap interval of the
           mean.
-        - ``GROUP/reward``, the mean return of the agents of each group, if there are groups.
+        - ``GROUP/reward`` for each group of agents, the mean return of its agents.
         - ``num_episodes``, ``episode_length``, ``fps`` and ``step``.
         - The metrics that ``metrics_fn`` returns.
         - ``video``, if there is one: a uint8 tensor of shape ``(steps + 1, height, width, 3)``.

@@ -24,11 +24,11 @@ class EvaluatedEpisodes:
     """The episodes of an evaluation, in the order of their numbers.
 
     Attributes:
-        returns: sum of the rewards of each episode, float64. With several agents, the mean of the
-            agents' sums.
+        returns: return of each episode, float64: the sum of its rewards. With several agents, the
+            mean of the agents' sums.
         lengths: number of steps of each episode, int64.
         seed: seed of the evaluation.
-        groups: for each group of agents that has rewards of its own, the mean of its agents' sums.
+        groups: by group of agents, the mean of the agents' sums in each episode, float64.
     """
 
     returns: NDArray[np.float64]
@@ -46,8 +46,8 @@ class _EnvEpisodes:
 
     Attributes:
         wanted: number of episodes that the environment contributes.
-        returns: returns of the finished episodes: of all agents, and of each group.
-        rewards: rewards of the current episode: of all agents, and of each group.
+        returns: for each finished episode, the return of all agents, and that of each group.
+        rewards: rows of the current episode, with the rewards of all agents, and of each group.
         frames: frames of the current episode, if frames are kept.
     """
 

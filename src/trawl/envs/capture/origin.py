@@ -121,8 +121,8 @@ def note(
 
 def _noted(wrapper: Any, encoder: Encoder) -> dict[str, Any]:
     """Returns the attributes of a wrapper on which an episode may depend."""
-    # No episode depends on Gymnasium's checker. Its flags must fit the screens that it keeps, which
-    # may be too large to be recorded.
+    # No episode depends on Gymnasium's checker. It keeps observations, which may be too large to be
+    # recorded, and its flags must match them.
     return {} if isinstance(wrapper, PassiveEnvChecker) else encoder.some_attributes(wrapper)
 
 
