@@ -48,10 +48,7 @@ def step_results(found: Any, env: object) -> Any:
 
 def wrong_step(found: Any, env: object) -> Exception:
     """Returns the error for a step that doesn't return five values."""
-    wanted = f"it must return (observation, reward, terminated, truncated, info); {_OLD}"
-    if isinstance(found, (tuple, list)):
-        return ValueError(f"step of {env!r} returned {len(found)} values, but {wanted}")
-    return TypeError(f"step of {env!r} returned {type(found).__name__}, but {wanted}")
+    return _wrong(found, "step", env, "(observation, reward, terminated, truncated, info)")
 
 
 def reset_results(found: Any, env: object) -> Any:
@@ -67,10 +64,15 @@ def reset_results(found: Any, env: object) -> Any:
     """
     if isinstance(found, (tuple, list)) and len(found) == 2:
         return found
-    wanted = f"it must return (observation, info); {_OLD}"
+    raise _wrong(found, "reset", env, "(observation, info)")
+
+
+def _wrong(found: Any, method: str, env: object, wanted: str) -> Exception:
+    """Returns the error for a method that doesn't return the values that are wanted."""
+    must = f"it must return {wanted}; {_OLD}"
     if isinstance(found, (tuple, list)):
-        raise ValueError(f"reset of {env!r} returned {len(found)} values, but {wanted}")
-    raise TypeError(f"reset of {env!r} returned {type(found).__name__}, but {wanted}")
+        return ValueError(f"{method} of {env!r} returned {len(found)} values, but {must}")
+    return TypeError(f"{method} of {env!r} returned {type(found).__name__}, but {must}")
 
 
 def flag_of(value: Any, name: str, env: object) -> bool:

@@ -12,10 +12,9 @@ import math
 from collections.abc import Mapping
 
 import numpy as np
-import torch
 from typing_extensions import override
 
-from trawl.keys import DONE, MASK, Key, next_of, show_key
+from trawl.keys import DONE, MASK, Key, next_of
 from trawl.memory import Array, Mask
 from trawl.rollout.batch_statistics import (
     BatchStatistics,
@@ -25,9 +24,10 @@ from trawl.rollout.batch_statistics import (
 )
 from trawl.rollout.batch_writer import StepFn
 from trawl.rollout.episodes import StepArrays
+from trawl.rollout.frame_normalizer import FrameNormalizer
 from trawl.rollout.layout import Leaf
 from trawl.rollout.moments import BaseMoments, RunningMoments
-from trawl.rollout.normalization import Normalization, NormalizeOptions, Statistics
+from trawl.rollout.normalization import NormalizeOptions, Statistics
 
 
 class _Observation:
@@ -77,33 +77,8 @@ class _Observation:
         np.minimum(target, self._high, out=target)
 
 
-class Normalizer:
-    """Base of :class:`BatchNormalizer` that leaves the frames as they are.
-
-    Attributes:
-        normalization: the statistics; None if nothing is normalised.
-    """
-
-    normalization: Normalization | None = None
-
-    @property
-    def keys(self) -> list[Key]:
-        """Keys of the observations that are normalised."""
-        return []
-
-    @property
-    def more_leaves(self) -> dict[Key, Leaf]:
-        """Layout of further entries of a batch."""
-        return {}
-
-    @property
-    def raw_next(self) -> dict[Key, Array]:
-        """The environment's own observations with which the next batch begins, by key."""
-        return {}
-
-    def saved_rows(self) -> dict[str, Array]:
-        """Returns the arrays to save in a state, by name."""
-        return {}
+class Normalizer(FrameNormalizer[Array]):
+    """Base of :class:`BatchNormalizer` that leaves the frames as they are."""
 
     def reset(self, mask: Mask | None = None) -> None:
         """Normalises the first observations of environments that were reset, or of all."""
@@ -191,9 +166,7 @@ class BatchNormalizer(Normalizer):
                 for key, leaf in rewards.items()
             ]
         self._statistics = BatchStatistics(options, self._empty(), count, lambda moments: moments)
-        self.normalization: Normalization = self._statistics.normalization
-        # True for environments that were reset since the last batch. Their first observation is
-        # normalised when the next batch begins, with the statistics of that batch.
+        self.normalization = self._statistics.normalization
         self._fresh = np.ones(count, np.bool_)
         self._rows: dict[Key, Array] = {}
 
@@ -208,32 +181,6 @@ class BatchNormalizer(Normalizer):
             for one in self._observations
         }
         return found | {one.key: RunningMoments.empty() for one in self._rewards}
-
-    @property
-    @override
-    def keys(self) -> list[Key]:
-        return [one.key for one in self._observations]
-
-    @property
-    @override
-    def more_leaves(self) -> dict[Key, Leaf]:
-        if self._options.rewards is None or not self._options.rewards.keep_raw:
-            return {}
-        return {
-            raw_reward_of(one.key): Leaf(one.carry.shape[1:], torch.float32)
-            for one in self._rewards
-        }
-
-    @property
-    @override
-    def raw_next(self) -> dict[Key, Array]:
-        return {one.key: one.raw_next for one in self._observations}
-
-    @override
-    def saved_rows(self) -> dict[str, Array]:
-        found = {f"raw {show_key(one.key)}": one.raw_next for one in self._observations}
-        found |= {f"return {show_key(one.key)}": one.carry for one in self._rewards}
-        return found | {"fresh": self._fresh}
 
     # --- between batches
 

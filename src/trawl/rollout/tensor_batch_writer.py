@@ -171,7 +171,7 @@ class TensorBatchWriter(FixedLayoutWriter):
                 rows[filled:] = 0
         self.env.check()
         self._number(tensors, filled)
-        self._normalizer.finish(filled, filled < self.options.steps)
+        self._normalizer.finish(filled)
         return self._finished(block, filled, given)
 
     def _finished(self, block: TensorBlock, filled: int, given: Block | None) -> Any:

@@ -14,7 +14,7 @@ from torch import Tensor
 from typing_extensions import override
 
 from trawl.envs.tensor_env import TensorEnv
-from trawl.keys import DONE, MASK, Key, show_key
+from trawl.keys import DONE, MASK, Key
 from trawl.rollout.batch_statistics import (
     BatchStatistics,
     DiscountedReturns,
@@ -23,49 +23,27 @@ from trawl.rollout.batch_statistics import (
 )
 from trawl.rollout.batch_writer import StepFn
 from trawl.rollout.frame_entries import FrameEntries
-from trawl.rollout.layout import Leaf
+from trawl.rollout.frame_normalizer import FrameNormalizer
 from trawl.rollout.moments import RunningMoments
-from trawl.rollout.normalization import Normalization, NormalizeOptions, Statistics
+from trawl.rollout.normalization import NormalizeOptions, Statistics
 from trawl.rollout.normalized_steps import NormalizedRows, NormalizedSteps, rows_kept
 from trawl.rollout.tensor_block import TensorBlock
 from trawl.rollout.tensor_moments import TensorMoments
 from trawl.rollout.tensor_stepper import StepSource
 
 
-class TensorNormalizer:
+class TensorNormalizer(FrameNormalizer[Tensor]):
     """Base of :class:`TensorBatchNormalizer` that leaves the frames as they are.
 
     Args:
         env: the environment.
 
     Attributes:
-        normalization: the statistics; None if nothing is normalised.
         source: the object that the stepper steps.
     """
 
-    normalization: Normalization | None = None
-
     def __init__(self, env: TensorEnv) -> None:
         self.source: StepSource = env
-
-    @property
-    def keys(self) -> list[Key]:
-        """Keys of the observations that are normalised."""
-        return []
-
-    @property
-    def more_leaves(self) -> dict[Key, Leaf]:
-        """Layout of further entries of a batch."""
-        return {}
-
-    @property
-    def raw_next(self) -> dict[Key, Tensor]:
-        """The environment's own observations with which the next batch begins, by key."""
-        return {}
-
-    def saved_rows(self) -> dict[str, Tensor]:
-        """Returns the tensors to save in a state, by name."""
-        return {}
 
     def reset(self, mask: Tensor | None) -> None:
         """Normalises the first observations of environments that were reset, or of all."""
@@ -89,12 +67,11 @@ class TensorNormalizer:
         """
         return step
 
-    def finish(self, filled: int, partial: bool) -> None:
+    def finish(self, filled: int) -> None:
         """Normalises the rewards of a batch, and adds its frames to the statistics.
 
         Args:
             filled: number of rows that were filled.
-            partial: True if some rows of the batch were not filled.
         """
 
 
@@ -152,8 +129,6 @@ class TensorBatchNormalizer(TensorNormalizer):
             ]
         self._statistics = BatchStatistics(options, self._empty(), count, self._on_device)
         self.normalization = self._statistics.normalization
-        # True for environments that were reset since the last batch. Their first observation is
-        # normalised when the next batch begins, with the statistics of that batch.
         self._fresh = torch.ones(count, dtype=torch.bool, device=env.home)
         self._tensors: Mapping[Key, Tensor] = {}
 
@@ -163,32 +138,6 @@ class TensorBatchNormalizer(TensorNormalizer):
     def _empty(self) -> Statistics:
         found = {one.key: RunningMoments.empty(one.leaf) for one in self._observations}
         return found | {one.key: RunningMoments.empty() for one in self._rewards}
-
-    @property
-    @override
-    def keys(self) -> list[Key]:
-        return [one.key for one in self._observations]
-
-    @property
-    @override
-    def more_leaves(self) -> dict[Key, Leaf]:
-        if self._options.rewards is None or not self._options.rewards.keep_raw:
-            return {}
-        return {
-            raw_reward_of(one.key): Leaf(tuple(one.carry.shape[1:]), torch.float32)
-            for one in self._rewards
-        }
-
-    @property
-    @override
-    def raw_next(self) -> dict[Key, Tensor]:
-        return {one.key: one.raw_next for one in self._observations}
-
-    @override
-    def saved_rows(self) -> dict[str, Tensor]:
-        found = {f"raw {show_key(one.key)}": one.raw_next for one in self._observations}
-        found |= {f"return {show_key(one.key)}": one.carry for one in self._rewards}
-        return found | {"fresh": self._fresh}
 
     # --- between batches
 
@@ -273,7 +222,7 @@ class TensorBatchNormalizer(TensorNormalizer):
         return mask
 
     @override
-    def finish(self, filled: int, partial: bool) -> None:
+    def finish(self, filled: int) -> None:
         if filled:
             self._end_rows(filled)
             self._finish_rewards(filled)
