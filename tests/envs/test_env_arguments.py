@@ -121,6 +121,7 @@ def test_an_error_within_a_library_stays_as_it_is() -> None:
         ),
         ("pettingzoo:classic/tictacto-v3", "did you mean classic/tictactoe-v3"),
         ("pettingzoo:", "there is no PettingZoo environment ''"),
+        ("pettingzoo:abc/d_v1", "there is no PettingZoo environment .abc/d_v1."),
         ("envpool:cartpol-v1", "EnvPool has no environment 'cartpol-v1'; did you mean CartPole-v1"),
     ],
 )

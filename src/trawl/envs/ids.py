@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import re
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from importlib import import_module
 from importlib.util import find_spec
@@ -147,9 +147,7 @@ def _names_near(name: str) -> list[str]:
     """Returns the names of PettingZoo's environments, and of those in the package that is named."""
     pettingzoo = import_module("pettingzoo")
     package = name.partition("/")[0]
-    found = find_spec(package) if package.isidentifier() else None
-    folders = None if found is None else found.submodule_search_locations
-    modules = [one.name for one in iter_modules(folders)] if folders else []
+    modules = [one.name for one in iter_modules(_folders(package))]
     own = [f"{package}/{one}" for one in modules if _VERSIONED.search(one)]
     return [*own, *pettingzoo.aec_registry, *pettingzoo.parallel_registry]
 
@@ -157,10 +155,16 @@ def _names_near(name: str) -> list[str]:
 def _module_of(name: str) -> Any:
     """Returns the module of an environment in a package of its own; None if there is none."""
     package, _, module = name.partition("/")
-    if not (package.isidentifier() and module.isidentifier()) or find_spec(package) is None:
-        return None
     path = f"{package}.{module}"
-    return None if find_spec(path) is None else import_module(path)
+    if not module.isidentifier() or not _folders(package) or find_spec(path) is None:
+        return None
+    return import_module(path)
+
+
+def _folders(package: str) -> Sequence[str]:
+    """Returns the folders with the modules of a package; empty if it is none."""
+    found = find_spec(package) if package.isidentifier() else None
+    return [] if found is None else found.submodule_search_locations or []
 
 
 def make_vmas(name: str, options: Mapping[str, Any]) -> VmasEnv:
