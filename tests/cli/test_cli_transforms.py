@@ -1,7 +1,10 @@
 """``--frame-stack``, ``--normalize-observations`` and ``--normalize-rewards``."""
 
 import json
+import os
+import signal
 
+import nursery
 import pytest
 import torch
 from cli_parts import run
@@ -168,6 +171,43 @@ def test_statistics_continue(more, trawl):
     assert ("new episodes begin" in err) == bool(more)
     assert statistics().observations["observation"].count == 80
     assert statistics().rewards["reward"].count == 80
+    assert "the statistics" not in err
+
+
+KILLED_AFTER_TWO_BATCHES = """
+import os, signal, sys
+from trawl.cli import main, saving
+saves, saving._SHARE, saving._SECONDS = sys.argv.pop(1) == "saves", 1e9, {}
+note, left = saving.StateSaver.note, [1, 0]
+def noted(self, batch):
+    saves and note(self, batch)
+    left.pop(0) or os.kill(os.getpid(), signal.SIGKILL)
+saving.StateSaver.note = noted
+main()
+"""
+
+
+@pytest.mark.parametrize("saves", [True, False])
+def test_statistics_survive_a_kill(saves, trawl):
+    command = ["collect", "Pendulum-v1", "--normalize-observations", "--resume", "--out", "d"]
+    program, name = KILLED_AFTER_TWO_BATCHES, "saves" if saves else "doesn't"
+    killed = nursery.run(program, name, *command, *FRAMES, cwd=".")
+    assert killed.returncode == -signal.SIGKILL, killed.stderr
+    assert info("d")["frames"] == 40
+    code, _, err = trawl(*command, "--frames", 80, "--envs", 2)
+    assert code == 0, err
+    assert statistics().observations["observation"].count == (80 if saves else 40)
+    note = "the statistics in d/normalization.pt are those of 0 frames, but the dataset has 40"
+    assert (note in err) == (not saves)
+
+
+def test_statistics_that_are_missing(trawl):
+    collected(trawl, "--normalize-observations")
+    os.unlink("d/normalization.pt")
+    command = ["--normalize-observations", "--resume", "--envs", 2, "--out", "d"]
+    code, _, err = trawl("collect", "Pendulum-v1", "--frames", 80, *command)
+    assert code == 0, err
+    assert "the statistics begin anew: there is no d/normalization.pt" in err
 
 
 def test_statistics_that_cannot_be_read(trawl):

@@ -25,13 +25,9 @@ from trawl.cli.outcome import bottleneck_finder, run_facts
 from trawl.cli.policies import fingerprint
 from trawl.cli.resume import is_resumed, previous_facts
 from trawl.cli.saving import StateSaver, continues, state_to_continue
+from trawl.cli.statistics import load_statistics, save_statistics
 from trawl.cli.summary import print_summary, run_name
-from trawl.cli.transforms import (
-    check_transforms,
-    load_statistics,
-    save_statistics,
-    transform_facts,
-)
+from trawl.cli.transforms import check_transforms, transform_facts
 from trawl.cli.versions import versions
 from trawl.data import MemmapSink, MinariSink, ParquetSink, Sink
 from trawl.data.sinks.base import check_free
@@ -71,7 +67,7 @@ def collect(args: CollectArguments) -> int:
         collector, saved = make_collector(rest, seed, stream), None
         uncounted = frames
         if frames:
-            load_statistics(collector, directory)
+            load_statistics(collector, directory, frames)
     else:
         collector, saved = found
         uncounted = 0
@@ -296,7 +292,8 @@ class _Run:
                     self._save()
                 self.sink.close(complete=complete, sync=sync)
                 if self.sink.frames:
-                    save_statistics(self.collector, self.directory)
+                    frames = self.sink.frames
+                    save_statistics(self.collector, self.directory, frames, wait=sync)
                 return
             except KeyboardInterrupt:
                 continue

@@ -14,6 +14,7 @@ from tensordict import TensorDictBase
 from trawl.cli.arguments import CollectArguments
 from trawl.cli.errors import describe, message_of, shown
 from trawl.cli.notes import print_note
+from trawl.cli.statistics import save_statistics
 from trawl.collectors.state_checks import check_fits, has_episodes, why_uncaptured
 from trawl.data.sinks import Sink
 from trawl.data.sinks.states import SavedState, load_state
@@ -31,7 +32,7 @@ _SAME = ("frames_per_batch", "envs", "env_processes", "workers", "asynchronous")
 
 
 class StateSaver:
-    """Saves the state of a collector with its dataset, from time to time.
+    """Saves a collector's state and statistics with its dataset, from time to time.
 
     Args:
         collector: the collector.
@@ -44,19 +45,20 @@ class StateSaver:
         self._whole = True
 
     def save(self) -> None:
-        """Saves the state now, unless the last batch was cut.
+        """Saves the state now, unless the last batch was cut, and the statistics in any case.
 
         If the state of an environment can't be captured, no state is saved from now on.
 
         Raises:
-            OSError: if the state can't be written.
+            OSError: if a file can't be written.
         """
-        if not self._whole:
-            return
         began = time.monotonic()
-        state = self._state()
-        self._whole = state is not None
-        self._sink.save_state(state)
+        if self._whole:
+            state = self._state()
+            self._whole = state is not None
+            self._sink.save_state(state)
+        frames = self._sink.frames + self._sink.waiting
+        save_statistics(self._collector, self._sink.directory, frames)
         now = time.monotonic()
         self._next = now + max((now - began) / _SHARE, _SECONDS.get(self._sink.format, 0.0))
 
@@ -74,10 +76,10 @@ class StateSaver:
         return None
 
     def note(self, batch: TensorDictBase) -> None:
-        """Saves the state after a batch was written, if it is time to.
+        """Saves the state and the statistics after a batch was written, if it is time to.
 
         Raises:
-            OSError: if the state can't be written.
+            OSError: if a file can't be written.
         """
         facts = self._collector.stats()
         ends = facts["frames"] >= facts["total_frames"]

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -13,8 +11,7 @@ from gymnasium import spaces
 from gymnasium.wrappers import FrameStackObservation
 
 from trawl.cli.arguments import CollectArguments, EvaluateArguments, TuneArguments
-from trawl.cli.errors import CliError, describe, message_of
-from trawl.cli.notes import print_note
+from trawl.cli.errors import CliError, message_of
 from trawl.collectors import NormalizeReward
 from trawl.envs.agent_groups import groups_of
 from trawl.envs.base import TensorDictEnv
@@ -22,8 +19,6 @@ from trawl.envs.frame_stack import FrameStack
 from trawl.envs.specs import Bounded, Composite, Spec, Unbounded
 from trawl.keys import as_key
 
-#: File in a dataset's folder with the statistics of its normalisation.
-STATISTICS = "normalization.pt"
 _NAMES = ("frame_stack", "normalize_observations", "normalize_rewards")
 
 
@@ -161,33 +156,3 @@ def minari_env(args: CollectArguments, env: Any) -> Any:
         return env
     boxed = isinstance(env.observation_space, spaces.Box)
     return FrameStackObservation(env, args.frame_stack) if boxed else None
-
-
-# --- statistics
-
-
-def save_statistics(collector: Any, directory: Path) -> None:
-    """Writes the statistics of a collector to its dataset's folder, if values are normalised.
-
-    Raises:
-        OSError: if the file can't be written.
-    """
-    if collector.normalization is None:
-        return
-    unfinished = directory / f".{STATISTICS}.unfinished"
-    torch.save(collector.normalization.state_dict(), unfinished)
-    os.replace(unfinished, directory / STATISTICS)
-
-
-def load_statistics(collector: Any, directory: Path) -> None:
-    """Loads the statistics in a dataset's folder into a collector, if there are any.
-
-    If the file can't be read, a note says so, and the statistics begin anew.
-    """
-    path = directory / STATISTICS
-    if collector.normalization is None or not path.exists():
-        return
-    try:
-        collector.normalization.load_state_dict(torch.load(path, weights_only=True))
-    except Exception as error:  # the file may come from a stranger
-        print_note(f"note: the statistics begin anew: {path} can't be read: {describe(error)}")
