@@ -280,3 +280,4 @@ def test_tuning_measures_with_the_options(trawl):
     code, out, err = trawl("tune", "Pendulum-v1", *policy, *small)
     assert code == 0, err
     assert "--frame-stack 3 --normalize-rewards" in out
+    assert "normalize_rewards=NormalizeReward(keep_raw=True)" in out

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from dataclasses import replace
 
@@ -9,10 +10,12 @@ import pytest
 from gymnasium.envs.classic_control import CartPoleEnv
 from tuning_parts import Linear
 
+from trawl.collectors import NormalizeObservation, NormalizeReward
 from trawl.collectors.tuning import Candidate, Trial, TuneResult
 from trawl.collectors.tuning.code import code_of
 from trawl.collectors.tuning.reasons import reason
 from trawl.collectors.tuning.result import ordered
+from trawl.envs import FrameStack
 
 CANDIDATES = [
     Candidate(frames_per_batch=8),
@@ -67,6 +70,19 @@ def test_names_stand_for_what_has_no_text():
         "device='cpu', exploration_type=exploration_type)"
     )
     assert code.splitlines()[1] == expected
+
+
+def test_stacks_and_normalisation_are_shown():
+    options = {
+        "normalize_observations": NormalizeObservation(clip=math.inf),
+        "normalize_rewards": NormalizeReward(keep_raw=True, gamma=0.9),
+    }
+    collector, batch = run(code_of(Candidate(frames_per_batch=8), "Pendulum-v1", None, options))
+    assert {name: getattr(collector.config, name) for name in options} == options
+    assert ("next", "raw_reward") in batch.keys(True)
+    stack = {"frame_stack": FrameStack(3, keys=["observation"])}
+    collector, batch = run(code_of(Candidate(frames_per_batch=8), "Pendulum-v1", None, stack))
+    assert collector.config.frame_stack == stack["frame_stack"]
 
 
 def trials(**rates):

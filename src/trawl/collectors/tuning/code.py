@@ -2,13 +2,25 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
+from dataclasses import MISSING, fields
 from typing import Any
 
 from trawl.collectors.tuning.candidate import Candidate
+from trawl.envs.frame_stack import FrameStack
+from trawl.rollout.normalization import NormalizeObservation, NormalizeReward
 
 # Values whose repr can be used as code.
 _PLAIN = (bool, int, float, str, type(None))
+# Code for an infinite number, whose repr is not code.
+_INFINITY = "float('inf')"
+# Public modules of the objects that are shown as calls of their classes.
+_MODULES: dict[type, str] = {
+    FrameStack: "trawl.envs",
+    NormalizeObservation: "trawl.collectors",
+    NormalizeReward: "trawl.collectors",
+}
 
 
 def code_of(
@@ -17,15 +29,15 @@ def code_of(
     policy: Any,
     options: Mapping[str, Any],
 ) -> str:
-    """Returns three lines of Python that make a collector, and collect a batch.
+    """Returns Python code that makes a collector, and collects a batch.
 
     Args:
         candidate: the layout.
         source: the source of one environment. An id is shown as it is, other sources as
             ``make_env``.
         policy: the policy; shown as ``policy``, unless it is None.
-        options: further options. Plain values are shown; a policy factory is shown as
-            ``make_policy``, and other values by the option's name.
+        options: further options. Plain values, stacks and normalisation are shown; a policy
+            factory is shown as ``make_policy``, and other values by the option's name.
 
     Example:
         >>> one = Candidate(workers=2, envs=4, frames_per_batch=800, sync=False)
@@ -52,8 +64,11 @@ def code_of(
     if candidate.prefetch:
         arguments.append(f"prefetch={candidate.prefetch}")
     arguments += (f"{option}={_text(option, value)}" for option, value in rest.items())
+    kinds = {type(one) for one in rest.values()} & _MODULES.keys()
+    imports = sorted(f"from {_MODULES[kind]} import {kind.__name__}" for kind in kinds)
     return "\n".join(
         [
+            *imports,
             f"from trawl import {', '.join(names)}",
             f"collector = {name}({', '.join(arguments)})",
             "batch = collector.next()",
@@ -72,7 +87,20 @@ def _parallel(candidate: Candidate, env: str, kwargs: Any) -> str:
 def _text(option: str, value: Any) -> str:
     if option == "policy_factory":
         return "make_policy"
+    if type(value) in _MODULES:
+        return _call(value)
     return repr(value) if _is_plain(value) else option
+
+
+def _call(value: Any) -> str:
+    """Returns the call that makes an object of options, without arguments that are defaults."""
+    given = [(field, getattr(value, field.name)) for field in fields(value)]
+    arguments = [
+        f"{field.name}={_INFINITY if each == math.inf else repr(each)}"
+        for field, each in given
+        if field.default is MISSING or each != field.default
+    ]
+    return f"{type(value).__name__}({', '.join(arguments)})"
 
 
 def _is_plain(value: Any) -> bool:

@@ -29,7 +29,7 @@ class TuneResult:
             than the fastest.
         options: arguments that select this layout: ``Collector(policy=policy, **result.options)``.
             They include ``create_env_fn`` and the options that were passed to ``tune``.
-        code: three lines of Python that make the collector and collect a batch. The names
+        code: Python code that makes the collector and collects a batch. The names
             ``policy``, ``make_policy`` and ``make_env`` stand for arguments that can't be written
             as text.
         why: sentences that explain the choice.
