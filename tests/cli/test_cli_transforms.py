@@ -256,6 +256,41 @@ def test_an_observation_is_not_stacked_and_normalised(command, trawl):
 
 
 @pytest.mark.parametrize(
+    ("env", "option"),
+    [
+        ("gymnax:CartPole-v1", ["--frame-stack", 2]),
+        ("vmas:balance", ["--normalize-observations"]),
+        ("vmas:balance", ["--normalize-observations", "--workers", 1]),
+    ],
+)
+def test_envs_of_a_library_that_steps_batches(env, option, trawl):
+    pytest.importorskip(env.partition(":")[0])
+    code, _, err = trawl("collect", env, *FRAMES, *option, "--envs", 2, "--out", "d")
+    assert code == 0, err
+    assert len(load("d")) == 40
+
+
+def test_evaluating_several_environments_of_a_library_that_steps_batches(trawl):
+    pytest.importorskip("gymnax")
+    command = ["evaluate", "gymnax:CartPole-v1", "--frame-stack", 2, "--episodes", 3]
+    code, _, err = trawl(*command, "--max-steps", 5, "--envs", 2, "--out", "e.json")
+    assert code == 0, err
+    with open("e.json") as file:
+        assert json.load(file)["lengths"] == [5, 5, 5]
+
+
+@pytest.mark.parametrize("more", [[], ["--workers", 2]])
+@pytest.mark.parametrize("option", [["--frame-stack", 2], ["--normalize-rewards"]])
+def test_several_batches_of_tensors(option, more, trawl):
+    pytest.importorskip("gymnax")
+    command = ["gymnax:CartPole-v1", "--env-kwargs", '{"num_envs": 3}', "--envs", 2, "--out", "d"]
+    code, _, err = trawl("collect", *command, *FRAMES, *option, *more)
+    assert code == 2
+    assert err.startswith(f"trawl: {option[0]} can't be used with --envs 2")
+    assert """--env-kwargs '{"num_envs": 6}'""" in err
+
+
+@pytest.mark.parametrize(
     ("env", "option", "words"),
     [
         ("cli_envs:Saying", ["--frame-stack", 2], "--frame-stack"),

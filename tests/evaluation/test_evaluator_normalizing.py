@@ -52,6 +52,18 @@ def test_an_evaluation_uses_the_statistics_of_the_moment(backend):
     assert len({one["eval/reward"] for one in (before, after, later)}) == 3
 
 
+@pytest.mark.parametrize("env_id", ["gymnax:Pendulum-v1", "vmas:balance"])
+def test_several_environments_of_a_library_that_steps_batches(env_id):
+    pytest.importorskip(env_id.partition(":")[0])
+    with Collector(env_id, frames_per_batch=20, normalize_observations=True) as collector:
+        collector.next()
+        common = {"num_trajectories": 3, "max_steps": 5, "num_envs": 2}
+        with Evaluator(
+            env_id, policy_factory=lambda: None, normalization=collector.normalization, **common
+        ) as judge:
+            assert judge.evaluate().episodes.lengths.tolist() == [5, 5, 5]
+
+
 def test_returns_are_those_of_the_environment():
     with learner(normalize_observations=True, normalize_rewards=True) as collector:
         collector.next()

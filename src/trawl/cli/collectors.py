@@ -16,7 +16,7 @@ from trawl.cli.policies import PolicyLoader
 from trawl.cli.references import search_here
 from trawl.cli.transforms import named_transforms, transform_options
 from trawl.collectors import Collector, MultiCollector
-from trawl.envs.serial import build_env
+from trawl.envs.serial import batch_source, build_env
 
 _FRAMES_PER_BATCH = 1000
 
@@ -54,7 +54,7 @@ def make_collector(
         collector: Collector | MultiCollector
         if args.workers:
             env.close()
-            each = [source] * args.envs if args.envs > 1 else source
+            each = batch_source(source, args.envs)
             factory = None if policy is None else PolicyFactory(each, loader)
             collector = _with_workers(args, each, factory, options)
         else:

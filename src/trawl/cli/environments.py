@@ -15,13 +15,13 @@ from gymnasium import spaces
 from trawl.cli.arguments import CollectArguments, EvaluateArguments, TuneArguments
 from trawl.cli.errors import CliError, describe, message_of
 from trawl.cli.references import find, load_module, split
-from trawl.cli.transforms import minari_env, transform_facts
+from trawl.cli.transforms import check_batches, minari_env, transform_facts
 from trawl.envs.base import TensorDictEnv
 from trawl.envs.build import adapter_of, env_of_id, is_env, is_tensordict_env
 from trawl.envs.gym import GymEnv
 from trawl.envs.ids import is_known
 from trawl.envs.parallel import ParallelEnv
-from trawl.envs.serial import build_env, several_of_id
+from trawl.envs.serial import batch_source, build_env, several_of_id
 from trawl.envs.specs import NonTensor
 from trawl.keys import Key, as_key, show_key
 
@@ -183,7 +183,7 @@ def build_unchecked(args: UsesEnv, source: Any) -> Any:
             each = args.envs // args.env_processes
             return ParallelEnv(args.envs, source, envs_per_worker=each)
         count = 1 if isinstance(args, TuneArguments) else args.envs
-        return build_env([source] * count if count > 1 else source, name="ENV")
+        return build_env(batch_source(source, count), name="ENV")
     except CliError:
         raise
     except Exception as error:
@@ -203,6 +203,7 @@ def make_env(args: CollectArguments, source: Any) -> Any:
     """
     env = build_unchecked(args, source)
     try:
+        check_batches(args, env)
         _check_layout(args, env)
     except CliError:
         env.close(raise_if_closed=False)

@@ -29,7 +29,7 @@ from trawl.cli.errors import CliError, blamed, explained
 from trawl.cli.policies import PolicyLoader, fingerprint
 from trawl.cli.references import search_here
 from trawl.cli.summary import print_facts, run_name, show_environment
-from trawl.cli.transforms import check_transforms, named_transforms
+from trawl.cli.transforms import check_batches, check_transforms, named_transforms
 from trawl.cli.versions import versions
 from trawl.collectors.evaluation import EvaluationResult, Evaluator
 from trawl.collectors.evaluation.statistics import Summary, summarise
@@ -69,6 +69,7 @@ def _evaluator(args: EvaluateArguments) -> Evaluator:
     env = build_unchecked(args, source)
     loader = PolicyLoader(args.policy, args.seed, args.unsafe_pickle, args.frame_stack)
     try:
+        check_batches(args, env)
         # Loads the policy even with workers, so that errors are found before the workers start.
         with explained(f"--policy {args.policy}"):
             policy = loader(env)

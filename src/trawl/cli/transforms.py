@@ -16,7 +16,9 @@ from trawl.collectors import NormalizeReward
 from trawl.envs.agent_groups import groups_of
 from trawl.envs.base import TensorDictEnv
 from trawl.envs.frame_stack import FrameStack
+from trawl.envs.serial import SerialEnv
 from trawl.envs.specs import Bounded, Composite, Spec, Unbounded
+from trawl.envs.tensor_env import TensorEnv
 from trawl.keys import as_key
 
 _NAMES = ("frame_stack", "normalize_observations", "normalize_rewards")
@@ -37,6 +39,23 @@ def check_transforms(args: CollectArguments | EvaluateArguments | TuneArguments)
         raise CliError(
             f"--frame-stack can't be used with --{name.replace('_', '-')}, because an observation "
             "can't be both stacked and normalised: leave one of them out"
+        )
+
+
+def check_batches(args: CollectArguments | EvaluateArguments, env: Any) -> None:
+    """Checks that stacks and normalised values can be made of an environment's frames.
+
+    Raises:
+        CliError: if an option is used with a list of environments whose data are tensors.
+    """
+    several = isinstance(env, SerialEnv) and any(isinstance(one, TensorEnv) for one in env.parts)
+    used = [name for name in (*_NAMES, "normalization") if getattr(args, name, None)]
+    if several and used:
+        raise CliError(
+            f"--{used[0].replace('_', '-')} can't be used with --envs {args.envs} if {args.env} "
+            "makes environments whose data are tensors: leave out --envs, and make one batch of "
+            f"{env.batch_size.numel()} environments, for example with --env-kwargs "
+            f"'{{\"num_envs\": {env.batch_size.numel()}}}'"
         )
 
 

@@ -259,6 +259,11 @@ def lacks_vectors(env_id: str) -> bool:
     return env_id.partition(":")[0] == "pettingzoo"
 
 
+def steps_batches(env_id: str) -> bool:
+    """Returns True if an id names a library whose environments are batches of ``num_envs``."""
+    return env_id.partition(":")[0] in _OTHERS and not lacks_vectors(env_id)
+
+
 def make_other(env_id: str, options: Mapping[str, Any]) -> Any:
     """Makes an environment with an interface of its own; returns None for other ids.
 

@@ -18,7 +18,7 @@ from trawl.devices import optional_device
 from trawl.envs.base import TensorDictEnv
 from trawl.envs.batched import BatchedEnv, arguments_of, factories_of
 from trawl.envs.build import build_one, distinct, env_of_id
-from trawl.envs.ids import lacks_vectors
+from trawl.envs.ids import lacks_vectors, steps_batches
 from trawl.envs.masks import joined_masks
 from trawl.envs.seeding import next_kwargs
 from trawl.envs.types import EnvKwargs, EnvSources, is_list
@@ -182,6 +182,33 @@ def several_of_id(env_id: str, kwargs: Mapping[str, Any]) -> Callable[[], Serial
     options = dict(kwargs)
     count = check_number("num_envs", options.pop("num_envs"), least=1)
     return partial(SerialEnv, count, partial(env_of_id, env_id, **options))
+
+
+def batch_source(source: Any, count: int, kwargs: EnvKwargs | None = None) -> Any:
+    """Returns the source of several environments that are stepped as one batch.
+
+    If the environments of an id are batches themselves, the source makes one batch of ``count``
+    environments. Otherwise, it is a list.
+
+    Args:
+        source: the source of one environment.
+        count: number of environments.
+        kwargs: arguments with which the source will be built.
+
+    Example:
+        >>> batch_source("CartPole-v1", 2)
+        ['CartPole-v1', 'CartPole-v1']
+        >>> batch_source("gymnax:CartPole-v1", 2).keywords
+        {'num_envs': 2}
+    """
+    if count == 1:
+        return source
+    call = partial(env_of_id, source) if isinstance(source, str) else source
+    if isinstance(call, partial) and call.func is env_of_id and steps_batches(call.args[0]):
+        more: Any = kwargs or {}
+        if "num_envs" not in call.keywords and "num_envs" not in more and not is_list(more):
+            return partial(call, num_envs=count)
+    return [source] * count
 
 
 def _build_list(source: Sequence[Any], kwargs: Any, name: str) -> Any:

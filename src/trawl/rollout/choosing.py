@@ -94,8 +94,8 @@ def _why_loose(env: TensorDictEnv) -> str:
     """Returns the reason why the frames of an environment have no fixed layout."""
     if any(isinstance(part, TensorEnv) for part in env.parts):
         return (
-            "it is a list of environments whose data are tensors: pass one environment with "
-            "more sub-environments, or use workers"
+            "it is a list of environments whose data are tensors: make one environment of more "
+            "sub-environments, for example with num_envs, instead of a list"
         )
     if env.reward_keys != ["reward"] and not _has_loose_entries(env):
         return (

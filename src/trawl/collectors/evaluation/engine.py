@@ -24,6 +24,7 @@ from trawl.collectors.multi import MultiSyncCollector
 from trawl.collectors.normalizing import load_statistics
 from trawl.collectors.options import at_least, option, validate
 from trawl.collectors.single import Collector
+from trawl.envs.serial import batch_source
 from trawl.keys import next_of
 from trawl.rollout.normalization import SharedStatistics
 from trawl.weight_update.tensors import Weights
@@ -217,7 +218,7 @@ def _make_collector(setup: Setup, stopping: threading.Event) -> BaseCollector:
     }
     kind = evaluation_class(setup.collector_class)
     policy = None if setup.policy is None else private_copy(setup.policy)
-    source = [setup.env] * setup.num_envs if setup.num_envs > 1 else setup.env
+    source = batch_source(setup.env, setup.num_envs, setup.options.get("create_env_kwargs"))
     # Mutes warnings that frames_per_batch is rounded. Its default is not the user's choice, and
     # an environment may be a batch of any size.
     with muted():
