@@ -82,10 +82,11 @@ def test_a_program_is_called_with_stacks(trawl):
 def test_evaluation_with_stacks(trawl):
     command = ["evaluate", "Pendulum-v1", "--episodes", 2, "--max-steps", 5, "--frame-stack", 3]
     policy = ["--policy", "cli_policies:reads_stacks"]
-    code, _, err = trawl(*command, *policy, "--out", "e.json")
+    code, out, err = trawl(*command, *policy, "--out", "e.json")
     assert code == 0, err
     with open("e.json") as file:
-        assert json.load(file)["arguments"]["frame_stack"] == 3
+        assert json.load(file)["frame_stack"] == 3
+    assert "transforms  stacks of 3 frames" in out
 
 
 @pytest.mark.parametrize(
@@ -151,8 +152,27 @@ def test_statistics_are_for_evaluation(trawl):
     assert found.count == 40
     assert torch.allclose(torch.as_tensor(found.mean), raw.mean(0))
     command = ["evaluate", "Pendulum-v1", "--episodes", 1, "--max-steps", 5]
-    code, _, err = trawl(*command, "--normalization", "d/normalization.pt", "--out", "e.json")
-    assert code == 0, err
+    for number, path in enumerate(["d/normalization.pt", "d"]):
+        code, out, err = trawl(*command, "--normalization", path, "--out", f"{number}.json")
+        assert code == 0, err
+        assert "transforms  normalised observations" in out
+        with open(f"{number}.json") as file:
+            assert json.load(file)["normalization"] == path
+
+
+def test_statistics_that_do_not_fit_an_evaluation(trawl):
+    collected(trawl, "--normalize-observations")
+    collected(trawl, "--normalize-rewards", out="rewards")
+    collected(trawl, out="plain")
+    for path, env, words in (
+        ("d", "CartPole-v1", "doesn't fit the environment: it has statistics of 'observation'"),
+        ("rewards", "Pendulum-v1", "rewards has statistics of rewards only"),
+        ("plain", "Pendulum-v1", "plain: there is no such file as plain/normalization.pt"),
+    ):
+        code, _, err = trawl("evaluate", env, "--normalization", path, "--out", "e.json")
+        assert code == 2
+        assert err.startswith("trawl: --normalization ")
+        assert words in err
 
 
 def test_statistics_of_workers(trawl):

@@ -100,6 +100,27 @@ def test_rewards_alone_leave_an_evaluation_as_it_is():
         assert other.evaluate()["eval/reward"] == one["eval/reward"]
 
 
+@pytest.mark.parametrize("backend", ["thread", "process"])
+def test_statistics_of_another_environment(backend):
+    with learner(normalize_observations=True) as collector:
+        words = "it has statistics of 'observation' of shape \\(3,\\), not \\(4,\\)"
+        with pytest.raises(ValueError, match=f"normalization doesn't fit .*: {words}"):
+            Evaluator(
+                "CartPole-v1",
+                policy_factory=lambda: None,
+                normalization=collector.normalization,
+                backend=backend,
+            )
+        words = "it has statistics only of \\['observation'\\], but not of 'position'"
+        with pytest.raises(ValueError, match=words):
+            Evaluator(
+                "dm_control:cartpole/balance",
+                policy_factory=lambda: None,
+                normalization=collector.normalization,
+                backend=backend,
+            )
+
+
 def test_mistakes_are_named():
     with pytest.raises(TypeError, match="normalization must be the attribute `normalization`"):
         Evaluator("Pendulum-v1", policy(), normalization=True)

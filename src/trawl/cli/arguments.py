@@ -228,9 +228,9 @@ class EvaluateArguments:
     """Sample the actions of a probabilistic policy.
     Without this option, the policy takes the most likely action, or the mean."""
 
-    normalization: Annotated[str | None, tyro.conf.arg(metavar="FILE")] = None
-    """File with the statistics by which the learner's collector normalised observations:
-    what torch.save wrote of collector.normalization.state_dict()."""
+    normalization: Annotated[str | None, tyro.conf.arg(metavar="PATH")] = None
+    """Statistics with which observations are normalised: a file that torch.save wrote of
+    collector.normalization.state_dict(), or the folder of a dataset."""
 
     frame_stack: FrameStackSize = None
 

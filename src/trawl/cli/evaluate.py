@@ -28,8 +28,14 @@ from trawl.cli.environments import (
 from trawl.cli.errors import CliError, blamed, explained
 from trawl.cli.policies import PolicyLoader, fingerprint
 from trawl.cli.references import search_here
+from trawl.cli.statistics import STATISTICS
 from trawl.cli.summary import print_facts, run_name, show_environment
-from trawl.cli.transforms import check_batches, check_transforms, named_transforms
+from trawl.cli.transforms import (
+    check_batches,
+    check_transforms,
+    named_transforms,
+    show_transforms,
+)
 from trawl.cli.versions import versions
 from trawl.collectors.evaluation import EvaluationResult, Evaluator
 from trawl.collectors.evaluation.statistics import Summary, summarise
@@ -100,18 +106,26 @@ def _evaluator(args: EvaluateArguments) -> Evaluator:
 
 
 def _normalization(path: str | None) -> Normalization | None:
-    """Returns the statistics of a file, or None if there is no file.
+    """Returns the statistics in a file or in a dataset's folder; None without a path.
 
     Raises:
-        CliError: if the file can't be read, or has something else.
+        CliError: if there is no file, it can't be read, or it has no statistics of observations.
     """
     if path is None:
         return None
-    if not Path(path).is_file():
-        raise CliError(f"--normalization {path}: there is no such file")
+    given = Path(path)
+    file = given / STATISTICS if given.is_dir() else given
+    if not file.is_file():
+        raise CliError(f"--normalization {path}: there is no such file as {file}")
     hint = ". The file must be what torch.save wrote of collector.normalization.state_dict()"
     with explained(f"--normalization {path} can't be read", Exception, hint):
-        return Normalization.from_state(torch.load(path, weights_only=True))
+        found = Normalization.from_state(torch.load(file, weights_only=True))
+    if found.options.observations is None:
+        raise CliError(
+            f"--normalization {path} has statistics of rewards only, and the evaluation normalises "
+            "only observations: leave it out, or collect with --normalize-observations"
+        )
+    return found
 
 
 def _facts(args: EvaluateArguments, started: datetime, result: EvaluationResult) -> dict[str, Any]:
@@ -124,6 +138,8 @@ def _facts(args: EvaluateArguments, started: datetime, result: EvaluationResult)
         "policy": args.policy,
         "policy_sha256": fingerprint(args.policy),
         "stochastic": args.stochastic,
+        "frame_stack": args.frame_stack,
+        "normalization": args.normalization,
         "seed": args.seed,
         "date": started.isoformat(timespec="seconds"),
         "versions": versions(),
@@ -158,12 +174,16 @@ def _finite(value: float) -> float | None:
 def _print(facts: dict[str, Any], result: EvaluationResult, out: Path) -> None:
     console = Console(file=sys.stdout)
     steps = int(result.episodes.lengths.sum())
+    transforms = show_transforms(
+        {**facts, "normalize_observations": facts["normalization"] is not None}
+    )
     print_facts(
         console,
         {
             "environment": show_environment(facts),
             "policy": facts["policy"] + (", stochastic" if facts["stochastic"] else ""),
             "seed": str(facts["seed"]),
+            **({"transforms": transforms} if transforms else {}),
             "steps": f"{steps:,}: {facts['steps_per_second']:,.0f} a second",
             "results": str(out),
         },

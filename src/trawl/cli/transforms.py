@@ -101,7 +101,7 @@ def named_transforms() -> Iterator[None]:
         yield
     except (TypeError, ValueError) as error:
         text = message_of(error)
-        for name in _NAMES:
+        for name in (*_NAMES, "normalization"):
             if text.startswith(name):
                 raise CliError(f"--{name.replace('_', '-')}{text[len(name) :]}") from error
         raise

@@ -243,6 +243,31 @@ class Normalization:
             self.training = shared.training
             self._delta = {}
 
+    def check_shared(self, name: str, shared: SharedStatistics) -> None:
+        """Checks that statistics fit this collector's environment, so that they can be loaded.
+
+        Args:
+            name: name of the argument that the statistics come from.
+            shared: the statistics.
+
+        Raises:
+            ValueError: if statistics are missing, or have another shape.
+        """
+        for key, own in self._statistics.items():
+            found, rest = shared.statistics.get(key), show_key(key)
+            if found is None:
+                what = f"only of {show_keys(set(shared.statistics))}, but not of {rest}"
+            elif found.mean.shape != own.mean.shape:
+                what = f"of {rest} of shape {found.mean.shape}, not {own.mean.shape}"
+            elif found.counts.ndim and found.counts.shape != own.counts.shape:
+                what = f"of {rest} with {found.counts.size} counts, not {own.counts.size}"
+            else:
+                continue
+            raise ValueError(
+                f"{name} doesn't fit the environment: it has statistics {what}. Pass the "
+                "statistics of a collector with the same environment"
+            )
+
     def frozen(self) -> SharedStatistics:
         """Returns the present statistics, which the receiver doesn't change."""
         return SharedStatistics(dict(self._statistics), training=False)

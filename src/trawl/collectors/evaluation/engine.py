@@ -16,7 +16,13 @@ from trawl.collectors.base import BaseCollector
 from trawl.collectors.config import muted
 from trawl.collectors.evaluation.environments import Video
 from trawl.collectors.evaluation.isolation import PrivateRandom, isolated, policy_seed
-from trawl.collectors.evaluation.options import check_env, keys_or_none, single_key
+from trawl.collectors.evaluation.options import (
+    check_env,
+    keys_or_none,
+    normalization_or_none,
+    normalizing_options,
+    single_key,
+)
 from trawl.collectors.evaluation.reading import EpisodeReader, EvaluatedEpisodes
 from trawl.collectors.evaluation.snapshot import private_copy
 from trawl.collectors.evaluation.worker import evaluation_class, worker_seed
@@ -26,7 +32,7 @@ from trawl.collectors.options import at_least, option, validate
 from trawl.collectors.single import Collector
 from trawl.envs.serial import batch_source
 from trawl.keys import next_of
-from trawl.rollout.normalization import SharedStatistics
+from trawl.rollout.normalization import Normalization, SharedStatistics
 from trawl.weight_update.tensors import Weights
 
 # Steps of each environment in a batch. An evaluation may run up to this many more steps than it
@@ -55,6 +61,7 @@ class Setup:
             for a default.
         collector_class: the class of each worker's collector.
         options: further options of the collector.
+        normalization: statistics of the learner's collector, or None.
         keep: whether whole trajectories are needed.
         dump_video: whether videos are made.
 
@@ -78,6 +85,7 @@ class Setup:
     done_keys: Any = option(("next", "done"), single_key)
     collector_class: type[Collector] = Collector
     options: Mapping[str, Any] = field(default_factory=dict)
+    normalization: Normalization | None = option(None, normalization_or_none)
     keep: bool = False
     dump_video: bool = option(True, lambda _, value: bool(value))
 
@@ -122,10 +130,22 @@ class EvaluationEngine:
         self._collector: BaseCollector | None = None
 
     def open(self) -> None:
-        """Makes the environments, the policy and the workers, unless they exist already."""
+        """Makes the environments, the policy and the workers, unless they exist already.
+
+        Raises:
+            ValueError: if the statistics don't fit the environments.
+            Exception: any error of an environment, the policy or a worker.
+        """
         if self._collector is None or self._collector.closed:
             with self._isolation(0):
                 self._collector = _make_collector(self.setup, self._stopping)
+                self._check(self._collector)
+
+    def _check(self, collector: BaseCollector) -> None:
+        """Checks that the setup fits the environments."""
+        setup, own = self.setup, collector.normalization
+        if own is not None and setup.normalization is not None:
+            own.check_shared("normalization", setup.normalization.share())
 
     def run(
         self,
@@ -211,6 +231,7 @@ def _make_collector(setup: Setup, stopping: threading.Event) -> BaseCollector:
     frames = setup.frames_per_batch or min(_STEPS, setup.max_steps or _STEPS) * num_envs
     options: dict[str, Any] = {
         **setup.options,
+        **normalizing_options(setup.normalization),
         "frames_per_batch": -(-frames // num_envs) * num_envs,
         "max_frames_per_traj": setup.max_steps,
         "exploration_type": setup.exploration_type,

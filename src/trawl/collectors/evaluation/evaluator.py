@@ -20,7 +20,6 @@ from trawl.collectors.evaluation.engine import EvaluationEngine, EvaluationStopp
 from trawl.collectors.evaluation.options import (
     check_policies,
     collector_options,
-    normalizing_options,
     place,
 )
 from trawl.collectors.evaluation.pending import PendingResults
@@ -159,7 +158,6 @@ class Evaluator:
             self.backend, collector_kwargs, policy, device, more, num_gpus, ray_kwargs
         )
         self.normalization = normalization
-        options |= normalizing_options(normalization)
         setup = Setup(
             env=env,
             policy=policy,
@@ -175,6 +173,7 @@ class Evaluator:
             done_keys=done_keys,
             collector_class=kind,
             options=options,
+            normalization=normalization,
             keep=metrics_fn is not None,
             dump_video=dump_video,
         )

@@ -205,25 +205,29 @@ def keys_or_none(name: str, keys: Any) -> tuple[Key, ...] | None:
     return found
 
 
-def normalizing_options(normalization: Any) -> dict[str, Any]:
+def normalization_or_none(name: str, value: Any) -> Normalization | None:
+    """Returns the statistics of the learner's collector, or None.
+
+    Raises:
+        TypeError: if the value is something else.
+    """
+    if value is not None and not isinstance(value, Normalization):
+        raise TypeError(
+            f"{name} must be the attribute `normalization` of a collector that normalises, "
+            f"but it is {value!r}"
+        )
+    return value
+
+
+def normalizing_options(normalization: Normalization | None) -> dict[str, Any]:
     """Returns the options of a collector that normalises observations like the learner's.
 
     Rewards are not normalised, so returns are those of the environment.
 
     Args:
         normalization: the statistics of the learner's collector, or None.
-
-    Raises:
-        TypeError: if ``normalization`` is something else.
     """
-    if normalization is None:
-        return {}
-    if not isinstance(normalization, Normalization):
-        raise TypeError(
-            "normalization must be the attribute `normalization` of a collector that normalises, "
-            f"but it is {normalization!r}"
-        )
-    options = normalization.options.observations
+    options = None if normalization is None else normalization.options.observations
     return {} if options is None else {"normalize_observations": options}
 
 
