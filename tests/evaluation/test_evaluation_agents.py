@@ -85,6 +85,8 @@ def test_some_rewards_may_be_chosen() -> None:
     result = evaluated(team, reward_keys=slow)
     assert result["eval/reward"] == 44
     assert list(result.episodes.groups) == ["slow"]
+    result = evaluated(team, reward_keys=(slow, fast))
+    assert result["eval/reward"] == evaluated(team)["eval/reward"]
     result = evaluated(team, reward_keys=[slow, fast])
     assert result["eval/reward"] == 20
     assert list(result.episodes.groups) == ["slow", "fast"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import re
 from functools import partial
 from typing import Any
 
@@ -443,9 +444,43 @@ def test_swapped_arguments_are_told(first: Any, second: Any, words: str, backend
         Evaluator(first, second, backend=backend)
 
 
+@pytest.mark.parametrize("backend", ["thread", "process"])
+@pytest.mark.parametrize("key", [("next", "score"), "reward"])
+def test_a_misspelt_reward_is_named(key: Any, backend: str) -> None:
+    shown = re.escape(repr(key))
+    words = f"reward_keys has {shown}, .*its rewards are \\[\\('next', 'reward'\\)\\]"
+    with pytest.raises(ValueError, match=words):
+        Evaluator(Walk, linear(), num_trajectories=2, reward_keys=key, backend=backend)
+
+
 def test_a_missing_key_is_named() -> None:
     with (
-        Evaluator(Walk, linear(), num_trajectories=2, reward_keys=("next", "score")) as evaluator,
-        pytest.raises(KeyError, match="no \\('next', 'score'\\); they have"),
+        Evaluator(Walk, linear(), num_trajectories=2, reward_keys="score") as evaluator,
+        pytest.raises(KeyError, match="no 'score'; they have"),
     ):
         evaluator.evaluate()
+
+
+def test_the_count_of_steps_can_be_counted() -> None:
+    options: dict[str, Any] = {"num_trajectories": 2, "max_steps": 3}
+    key = ("next", "step_count")
+    with Evaluator(Walk, linear(), **options, reward_keys=key) as evaluator:
+        assert evaluator.evaluate()["eval/reward"] == 1 + 2 + 3
+
+
+class Doubling(Collector):
+    """Collector whose batches have the doubled rewards as well."""
+
+    def next(self) -> TensorDictBase | None:
+        batch = super().next()
+        return None if batch is None else batch.set(("next", "double"), 2 * batch["next", "reward"])
+
+
+def test_a_class_of_the_user_may_add_what_is_counted() -> None:
+    key = ("next", "double")
+    with Evaluator(
+        Walk, linear(), num_trajectories=2, reward_keys=key, collector_cls=Doubling
+    ) as evaluator:
+        double = evaluator.evaluate()["eval/reward"]
+    with Evaluator(Walk, linear(), num_trajectories=2) as evaluator:
+        assert double == 2 * evaluator.evaluate()["eval/reward"]

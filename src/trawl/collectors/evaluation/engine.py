@@ -133,7 +133,7 @@ class EvaluationEngine:
         """Makes the environments, the policy and the workers, unless they exist already.
 
         Raises:
-            ValueError: if the statistics don't fit the environments.
+            ValueError: if the environments lack rewards, or the statistics don't fit them.
             Exception: any error of an environment, the policy or a worker.
         """
         if self._collector is None or self._collector.closed:
@@ -144,6 +144,9 @@ class EvaluationEngine:
     def _check(self, collector: BaseCollector) -> None:
         """Checks that the setup fits the environments."""
         setup, own = self.setup, collector.normalization
+        # The class of a user may add entries to batches.
+        if setup.reward_keys is not None and setup.collector_class is Collector:
+            collector.map_fn("check_rewards", [(setup.reward_keys,)] * setup.num_workers)
         if own is not None and setup.normalization is not None:
             own.check_shared("normalization", setup.normalization.share())
 

@@ -193,13 +193,17 @@ def single_key(name: str, key: Any) -> Any:
 def keys_or_none(name: str, keys: Any) -> tuple[Key, ...] | None:
     """Returns the keys of an argument, which is a key, a list of keys, or None.
 
+    A tuple of tuples is taken for a list of keys.
+
     Raises:
         TypeError: if a key is neither a string nor a tuple of strings.
         ValueError: if a list has no keys.
     """
     if keys is None:
         return None
-    found = tuple(given_key(name, key) for key in (keys if isinstance(keys, list) else [keys]))
+    several = isinstance(keys, tuple) and keys and all(isinstance(one, tuple) for one in keys)
+    each = keys if several or isinstance(keys, list) else [keys]
+    found = tuple(given_key(name, key) for key in each)
     if not found:
         raise ValueError(f"{name} must be a key, a list of keys or None, but the list is empty")
     return found

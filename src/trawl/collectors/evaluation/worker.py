@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -18,9 +18,10 @@ from trawl.collectors.evaluation.environments import (
 )
 from trawl.collectors.evaluation.snapshot import private_copy
 from trawl.collectors.single import Collector
+from trawl.envs.base import TensorDictEnv
 from trawl.envs.seeding import derive
 from trawl.envs.serial import build_env
-from trawl.keys import Key, as_key
+from trawl.keys import STEP_COUNT, Key, as_key, next_of, show_key, show_keys
 from trawl.rollout.random_policy import RandomPolicy
 
 
@@ -84,6 +85,31 @@ class EvaluationCollector(Collector):
         if by_episode or not alone:
             self.reset()
         return [as_key(key) for key in self.env.reward_keys]
+
+    def check_rewards(self, keys: Sequence[Key]) -> None:
+        """Checks that batches can have the entries that are counted as rewards.
+
+        Entries that a policy writes, and those of TorchRL's environments, are not checked.
+
+        Args:
+            keys: keys of the entries in batches.
+
+        Raises:
+            ValueError: if there is no such entry.
+        """
+        env = self.env
+        if not isinstance(env, TensorDictEnv):
+            return
+        specs = (env.full_observation_spec, env.full_reward_spec, env.full_done_spec)
+        known = {next_of(as_key(key)) for spec in specs for key in spec.keys(True, True)}
+        known.add(next_of(STEP_COUNT))
+        for key in keys:
+            if key not in known and (key[0] == "next" or next_of(key) in known):
+                rewards = {next_of(as_key(one)) for one in env.reward_keys}
+                raise ValueError(
+                    f"reward_keys has {show_key(key)}, which is no result of a step of {env!r}: "
+                    f"its rewards are {show_keys(rewards)}"
+                )
 
     def end_evaluation(self, step: int, record: bool) -> Video | None:
         """Ends an evaluation.
