@@ -225,6 +225,16 @@ def test_an_observed_mask_is_preferred() -> None:
         assert collector.next()["action"].tolist() == [[1, 2, 2]] * 2
 
 
+def test_the_masks_of_several_choices_may_be_in_a_tuple() -> None:
+    def mask(_: Any) -> Any:
+        return {"action_mask": (jnp.array([0, 1]), [1, 0, 0])}
+
+    env = JaxEnv(
+        Telling(mask, mask, space=spaces.MultiDiscrete([2, 3])), 2, categorical_action_encoding=True
+    )
+    assert env.rollout(20)["action"].unique(dim=1).tolist() == [[[1, 0]], [[1, 0]]]
+
+
 def test_a_dict_of_masks_is_no_mask() -> None:
     told = Telling(*[lambda step: {"action_mask": {"agent": jnp.zeros(3)}}] * 2)
     env = JaxEnv(told, 2, info_keys=["action_mask"])

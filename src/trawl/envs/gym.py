@@ -25,7 +25,7 @@ from trawl.envs.info_keys import InfoKeys
 from trawl.envs.info_wrappers import keep_masks
 from trawl.envs.logged import LoggedEnv
 from trawl.envs.making import make, single_spaces, wrapped
-from trawl.envs.masks import MASK_KEY, MaskKeeper, flat_mask, mask_keeper
+from trawl.envs.masks import MASK_KEY, FirstMaskCheck, MaskKeeper, flat_mask, mask_keeper
 from trawl.envs.outcomes import flag_of, reset_results, reward_of, step_results
 from trawl.envs.pool import Pool, adapt_pool, is_pool
 from trawl.envs.replacements import made_again
@@ -87,6 +87,7 @@ class GymEnv(LoggedEnv):
         on_error: None, or a function that is called when a step or a reset fails. The function
             gets the exception, and a bool that is True if a reset failed. It must call
             :meth:`restart`, or raise an exception. If it returns, the failed step returns zeros.
+        mask_check: check of the info of the first step.
         step_failed: True if the last step failed while ``on_error`` was set; the results of a
             failed step are not experience.
 
@@ -153,6 +154,7 @@ class GymEnv(LoggedEnv):
         self._rebuilds = 0  # since the last set_seed()
         self._begun: TensorDict | None = None  # observations of the reset after a failure
         self._masks: MaskKeeper | None = None  # self.env may be another wrapper around it
+        self.mask_check = FirstMaskCheck()
         self._describe_spaces(autoreset_mode)
 
     def _describe_spaces(self, autoreset_mode: AutoresetMode | str | None) -> None:
@@ -386,7 +388,9 @@ class GymEnv(LoggedEnv):
     def _after(self, arrays: list[Any]) -> TensorDict:
         action = self.action_codec.decode(arrays)
         if self.vector is None:
-            obs, *rest, _ = step_results(self.env.step(action), self.env)
+            obs, *rest, _ = step_results(
+                self.mask_check.watched(self, self.env.step)(action), self.env
+            )
             leaves = self.observation_codec.encode(obs)
             rest = self._checked(*rest)
         else:

@@ -25,12 +25,18 @@ from trawl.keys import Key, show_key
 def plain_info(info: Any) -> dict[str, Any]:
     """Returns only the numbers and arrays of an info, nested in dicts.
 
+    The action masks of several choices, in a tuple, are joined.
+
     Raises:
         TypeError: if the info has no named entries.
     """
     plain = as_plain({} if info is None else info)
     if not isinstance(plain, dict):
         raise TypeError(f"an info must be a dict of arrays, but it is {type(info).__name__}")
+    mask = plain.get(MASK_KEY)
+    if isinstance(mask, tuple) and mask:
+        jnp = load_jax().numpy
+        plain[MASK_KEY] = jnp.concatenate([jnp.atleast_1d(jnp.asarray(part)) for part in mask])
     return _numbers(plain)
 
 
