@@ -109,6 +109,12 @@ class Odd:
         (Telling(), {"y": spaces.Box(0, 1)}, ValueError, r"'y', but the info .* only \['x'\]$"),
         (Telling(then=lambda step: {"x": {"y": step}}), ["z"], ValueError, r"\['x', 'x/y'\]$"),
         (Telling(then=lambda _: {"x": "text", "y": Odd()}), ["x"], ValueError, r"has only \[\]$"),
+        (
+            Telling(lambda _: {"m": {"x": jnp.zeros(1, jnp.bfloat16)}}),
+            ["m/x"],
+            ValueError,
+            r"info_keys has 'm/x', whose dtype bfloat16 is not supported",
+        ),
         (Telling(), {"x": object}, ValueError, "JAX has only numbers and arrays"),
         (Telling(), "x", TypeError, "must be a list of names"),
         (Telling(), ["x", "x"], ValueError, "more than once"),
