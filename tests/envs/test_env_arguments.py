@@ -23,6 +23,7 @@ from trawl.testing import NumberedTorchEnv
     [
         ("gymnax:CartPole-v1", "gravty", "gravity"),
         ("gymnax:CartPole-v1", "numenvs", "num_envs"),
+        ("gymnax:MountainCar-v0", "num_env", "num_envs"),
         ("brax:inverted_pendulum", "episode_lenth", "episode_length"),
         ("brax:inverted_pendulum", "n_frame", "n_frames"),
         ("jumanji:Snake-v1", "num_row", "num_rows"),

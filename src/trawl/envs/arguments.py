@@ -77,10 +77,16 @@ def named_arguments(
     try:
         yield
     except TypeError as error:
-        found = _UNEXPECTED.search(str(error))
-        if found is None or found[1] not in given:
-            raise
-        raise unknown_argument(what, found[1], known()) from error
+        found, named = _UNEXPECTED.search(str(error)), [*given]
+        if found is not None and found[1] in named:
+            raise unknown_argument(what, found[1], known()) from error
+        if str(error).endswith("takes no arguments"):
+            # The error of a class without a constructor does not name the argument.
+            there = set(known())
+            unknown = [name for name in named if name not in there]
+            if unknown:
+                raise unknown_argument(what, unknown[0], there) from error
+        raise
 
 
 def check_mapping(name: str, value: Any) -> dict[str, Any]:
