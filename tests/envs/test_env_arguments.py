@@ -33,6 +33,8 @@ from trawl.testing import NumberedTorchEnv
         ("pettingzoo:classic/rps-v2", "num_action", "num_actions"),
         ("vmas:balance", "max_step", "max_steps"),
         ("vmas:balance", "nagents", "n_agents"),
+        ("vmas:football", "n_red_agent", "n_red_agents"),
+        ("vmas:road_traffic", "n_agent", "n_agents"),
         ("dm_control:cheetah/run", "taskkwargs", "task_kwargs"),
     ],
 )
@@ -68,6 +70,12 @@ def test_arguments_within_those_of_dm_control(options: Any, words: str) -> None:
     pytest.importorskip("dm_control")
     with pytest.raises(TypeError, match=words):
         build_one("dm_control:cheetah/run", options)
+
+
+def test_arguments_that_are_right_are_not_blamed() -> None:
+    pytest.importorskip("vmas")
+    with pytest.raises(TypeError, match="football has no argument 'n_red_agent': it has n_red_ag"):
+        build_one("vmas:football", {"n_blue_agents": 2, "n_red_agent": 2})
 
 
 @pytest.mark.parametrize("make", [TorchVectorEnv, PettingZooEnv, VmasEnv, JaxEnv])
