@@ -46,6 +46,20 @@ def test_a_misspelt_argument_of_an_id(env_id: str, given: str, nearest: str) -> 
         build_one(env_id, {given: 3})
 
 
+@pytest.mark.parametrize(
+    ("env_id", "given", "nearest"),
+    [
+        ("CartPole-v1", "categorical_actions_encoding", "categorical_action_encoding"),
+        ("CartPole-v1", "info_key", "info_keys"),
+        ("FrozenLake-v1", "is_slipery", "is_slippery"),
+        ("CartPole-v1", "vectorisation_mode", "vectorization_mode"),
+    ],
+)
+def test_a_misspelt_argument_of_gymnasium(env_id: str, given: str, nearest: str) -> None:
+    with pytest.raises(TypeError, match=f"{env_id} has no argument '{given}': it has {nearest}, "):
+        GymEnv(env_id, **{given: True})
+
+
 def _import(env_id: str) -> None:
     prefix, _, name = env_id.partition(":")
     pytest.importorskip(prefix)
@@ -70,6 +84,30 @@ def test_arguments_within_those_of_dm_control(options: Any, words: str) -> None:
     pytest.importorskip("dm_control")
     with pytest.raises(TypeError, match=words):
         build_one("dm_control:cheetah/run", options)
+
+
+def test_an_argument_of_a_vector_environment() -> None:
+    with pytest.raises(
+        TypeError, match="CartPole-v1 has no argument 'sutton': it has sutton_barto"
+    ):
+        GymEnv("CartPole-v1", num_envs=2, sutton=True)
+
+
+def test_an_error_in_a_constructor_stays_as_it_is() -> None:
+    class Calling(gymnasium.Env):
+        def __init__(self, gain: int = 1) -> None:
+            _takes_nothing(gain=gain)  # type: ignore[call-arg]
+
+    gymnasium.register("Calling-v0", Calling)
+    try:
+        with pytest.raises(TypeError, match=r"_takes_nothing\(\) got an unexpected keyword"):
+            GymEnv("Calling-v0", gain=2)
+    finally:
+        gymnasium.registry.pop("Calling-v0")
+
+
+def _takes_nothing() -> None:
+    pass
 
 
 def test_arguments_that_are_right_are_not_blamed() -> None:

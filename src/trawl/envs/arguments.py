@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from difflib import SequenceMatcher
 from functools import wraps
@@ -62,7 +62,7 @@ def _names(parameters: Iterable[Parameter]) -> list[str]:
 
 @contextmanager
 def named_arguments(
-    what: str, given: Iterable[str], known: Callable[[], Iterable[str]]
+    what: str, given: Collection[str], known: Callable[[], Iterable[str]]
 ) -> Iterator[None]:
     """Replaces a library's error about an unknown argument by one that lists the known arguments.
 
@@ -77,15 +77,14 @@ def named_arguments(
     try:
         yield
     except TypeError as error:
-        found, named = _UNEXPECTED.search(str(error)), [*given]
-        if found is not None and found[1] in named:
-            raise unknown_argument(what, found[1], known()) from error
-        if str(error).endswith("takes no arguments"):
-            # The error of a class without a constructor does not name the argument.
-            there = set(known())
-            unknown = [name for name in named if name not in there]
-            if unknown:
-                raise unknown_argument(what, unknown[0], there) from error
+        found = _UNEXPECTED.search(str(error))
+        # The error of a class without a constructor does not name the argument.
+        names = [found[1]] if found else [*given] if "takes no arguments" in str(error) else []
+        there = set(known()) if names else set()
+        for name in names:
+            # The error may be one of a function that the environment calls.
+            if name in given and name not in there:
+                raise unknown_argument(what, name, there) from error
         raise
 
 

@@ -17,6 +17,7 @@ from typing_extensions import override
 
 from trawl.checks import check_bool, check_number
 from trawl.devices import optional_device
+from trawl.envs.arguments import argument_names
 from trawl.envs.capture import capture, restore
 from trawl.envs.capture.history import PoolLog
 from trawl.envs.dm import DMEnv
@@ -124,7 +125,8 @@ class GymEnv(LoggedEnv):
         if isinstance(env, str):
             if num_envs is not None:
                 num_envs = check_number("num_envs", num_envs, least=1)
-            spare = partial(make, env, num_envs, from_pixels, autoreset_mode, kwargs)
+            known = argument_names(GymEnv)
+            spare = partial(make, env, num_envs, from_pixels, autoreset_mode, kwargs, known)
             env = spare()
         elif kwargs or num_envs is not None:
             raise TypeError(
@@ -388,9 +390,8 @@ class GymEnv(LoggedEnv):
     def _after(self, arrays: list[Any]) -> TensorDict:
         action = self.action_codec.decode(arrays)
         if self.vector is None:
-            obs, *rest, _ = step_results(
-                self.mask_check.watched(self, self.env.step)(action), self.env
-            )
+            step = self.mask_check.watched(self, self.env.step)
+            obs, *rest, _ = step_results(step(action), self.env)
             leaves = self.observation_codec.encode(obs)
             rest = self._checked(*rest)
         else:
