@@ -420,21 +420,6 @@ def test_an_environment_without_masks_among_others(batch, joint):
     assert taken[1].sum(0).all()
 
 
-@pytest.mark.parametrize("batch", [SerialEnv, partial(ParallelEnv, backend="thread")])
-def test_masks_of_different_shapes_are_ignored(batch):
-    class Unchecked(Shaped):
-        def step(self, action):
-            return *self.shown()[:1], 0.0, False, False, self.shown()[1]
-
-    class Flat(Unchecked):
-        def shown(self):
-            return super().shown()[0], {"action_mask": np.ones(7, np.int8)}
-
-    env = batch(2, [lambda: Unchecked([4, 3], True, "info"), lambda: Flat([4, 3], True, "info")])
-    with Collector(env, None, frames_per_batch=8) as collector:
-        assert collector.next()["action"].shape == (2, 4, 7)
-
-
 def test_processes_share_only_small_joint_masks():
     def make():
         return Shaped([300, 300], True, "info")
@@ -442,3 +427,65 @@ def test_processes_share_only_small_joint_masks():
     env = ParallelEnv(1, make, backend="thread")
     with pytest.raises(ValueError, match=r"90000 entries, but processes share masks of at most 65"):
         Collector(env, None, frames_per_batch=8)
+
+
+@pytest.mark.parametrize("batch", [SerialEnv, partial(ParallelEnv, backend="thread")])
+def test_masks_of_different_shapes_in_a_batch_are_an_error(batch):
+    class Flat(Shaped):
+        def shown(self):
+            obs, info = super().shown()
+            rows, columns = info["action_mask"].any(1), info["action_mask"].any(0)
+            return obs, {"action_mask": np.concatenate([rows, columns])}
+
+    env = batch(2, [lambda: Shaped([4, 3], True, "info"), lambda: Flat([4, 3], True, "info")])
+    with (
+        pytest.raises(ValueError, match=r"of the shapes \(4, 3\) and \(7,\): return masks"),
+        Collector(env, None, frames_per_batch=20) as collector,
+    ):
+        collector.next()
+
+
+@pytest.mark.parametrize("kind", ["single", "text", "vector", "dicts", "parallel", "rollout"])
+def test_masks_that_only_steps_return_are_ignored_with_a_warning(kind):
+    class Late(gymnasium.Env):
+        action_space = spaces.Discrete(3)
+        observation_space = spaces.Text(3) if kind == "text" else spaces.Box(0, 1, ())
+
+        def shown(self):
+            return "abc" if kind == "text" else np.zeros((), np.float32)
+
+        def reset(self, *, seed=None, options=None):
+            return self.shown(), {}
+
+        def step(self, action):
+            return self.shown(), 0.0, False, False, {"action_mask": np.array([1, 0, 0])}
+
+    vector = gymnasium.vector.SyncVectorEnv([Late] * 2)
+    env = {
+        "vector": vector,
+        "dicts": DictInfoToList(vector),
+        "parallel": ParallelEnv(2, Late, backend="thread") if kind == "parallel" else None,
+    }.get(kind) or GymEnv(Late())
+    words = r"\['action_mask'\] of .*(Late|Vector).*: a step returns it, but the reset did not"
+    if kind == "rollout":
+        with pytest.warns(UserWarning, match=words):
+            env.rollout(3)
+        return
+    with Collector(env, None, frames_per_batch=20) as collector:
+        with pytest.warns(UserWarning, match=words):
+            collector.next()
+        collector.next()  # without a warning
+
+
+def test_only_discrete_actions_have_a_mask():
+    class Continuous(gymnasium.Env):
+        action_space = observation_space = spaces.Box(0, 1, (1,))
+
+        def reset(self, *, seed=None, options=None):
+            return np.zeros(1, np.float32), {}
+
+        def step(self, action):
+            return np.zeros(1, np.float32), 0.0, False, False, {"action_mask": np.ones(3)}
+
+    with Collector(Continuous(), None, frames_per_batch=5) as collector:
+        collector.next()  # without a warning

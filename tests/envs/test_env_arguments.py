@@ -23,6 +23,7 @@ from trawl.testing import NumberedTorchEnv
     [
         ("gymnax:CartPole-v1", "gravty", "gravity"),
         ("gymnax:CartPole-v1", "numenvs", "num_envs"),
+        ("gymnax:MountainCar-v0", "num_env", "num_envs"),
         ("brax:inverted_pendulum", "episode_lenth", "episode_length"),
         ("brax:inverted_pendulum", "n_frame", "n_frames"),
         ("jumanji:Snake-v1", "num_row", "num_rows"),
@@ -32,6 +33,8 @@ from trawl.testing import NumberedTorchEnv
         ("pettingzoo:classic/rps-v2", "num_action", "num_actions"),
         ("vmas:balance", "max_step", "max_steps"),
         ("vmas:balance", "nagents", "n_agents"),
+        ("vmas:football", "n_red_agent", "n_red_agents"),
+        ("vmas:road_traffic", "n_agent", "n_agents"),
         ("dm_control:cheetah/run", "taskkwargs", "task_kwargs"),
     ],
 )
@@ -41,6 +44,20 @@ def test_a_misspelt_argument_of_an_id(env_id: str, given: str, nearest: str) -> 
     words = f"{env_id} has no argument '{given}': it has {nearest}, "
     with pytest.raises(TypeError, match=words):
         build_one(env_id, {given: 3})
+
+
+@pytest.mark.parametrize(
+    ("env_id", "given", "nearest"),
+    [
+        ("CartPole-v1", "categorical_actions_encoding", "categorical_action_encoding"),
+        ("CartPole-v1", "info_key", "info_keys"),
+        ("FrozenLake-v1", "is_slipery", "is_slippery"),
+        ("CartPole-v1", "vectorisation_mode", "vectorization_mode"),
+    ],
+)
+def test_a_misspelt_argument_of_gymnasium(env_id: str, given: str, nearest: str) -> None:
+    with pytest.raises(TypeError, match=f"{env_id} has no argument '{given}': it has {nearest}, "):
+        GymEnv(env_id, **{given: True})
 
 
 def _import(env_id: str) -> None:
@@ -67,6 +84,36 @@ def test_arguments_within_those_of_dm_control(options: Any, words: str) -> None:
     pytest.importorskip("dm_control")
     with pytest.raises(TypeError, match=words):
         build_one("dm_control:cheetah/run", options)
+
+
+def test_an_argument_of_a_vector_environment() -> None:
+    with pytest.raises(
+        TypeError, match="CartPole-v1 has no argument 'sutton': it has sutton_barto"
+    ):
+        GymEnv("CartPole-v1", num_envs=2, sutton=True)
+
+
+def test_an_error_in_a_constructor_stays_as_it_is() -> None:
+    class Calling(gymnasium.Env):
+        def __init__(self, gain: int = 1) -> None:
+            _takes_nothing(gain=gain)  # type: ignore[call-arg]
+
+    gymnasium.register("Calling-v0", Calling)
+    try:
+        with pytest.raises(TypeError, match=r"_takes_nothing\(\) got an unexpected keyword"):
+            GymEnv("Calling-v0", gain=2)
+    finally:
+        gymnasium.registry.pop("Calling-v0")
+
+
+def _takes_nothing() -> None:
+    pass
+
+
+def test_arguments_that_are_right_are_not_blamed() -> None:
+    pytest.importorskip("vmas")
+    with pytest.raises(TypeError, match="football has no argument 'n_red_agent': it has n_red_ag"):
+        build_one("vmas:football", {"n_blue_agents": 2, "n_red_agent": 2})
 
 
 @pytest.mark.parametrize("make", [TorchVectorEnv, PettingZooEnv, VmasEnv, JaxEnv])

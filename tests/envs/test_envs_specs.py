@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from space_strategies import fixed
 
+from trawl.envs import GymEnv
 from trawl.envs.spaces import SpaceCodec
 from trawl.envs.specs import (
     Binary,
@@ -253,3 +254,8 @@ def test_what_a_large_unsigned_integer_may_be_is_known(dtype):
     assert spec.is_in(spec.rand())
     assert not spec.is_in(torch.from_numpy(np.array([2], dtype=dtype)))
     assert spec == spec.clone()
+
+
+def test_the_number_of_dimensions():
+    spec = GymEnv("Pendulum-v1").observation_spec
+    assert (spec.ndim, spec["observation"].ndim, spec.expand(2)["observation"].ndim) == (0, 1, 2)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gc
+import inspect
+import pickle
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -188,6 +190,22 @@ def test_tensordict_interface(fresh: JaxEnv) -> None:
         assert np.array_equal(following["reward"][:, 0], reward)
         assert np.array_equal(following["terminated"][:, 0], terminated)
         assert np.array_equal(following["truncated"][:, 0], truncated)
+
+
+class Delayed(JaxEnv):
+    """Environment whose constructor has arguments of its own."""
+
+    def __init__(self, first: int, env: Any, *, delay: int = 0) -> None:
+        super().__init__(env, 2)
+        self.first, self.delay = first, delay
+
+
+def test_a_copy_has_the_class_and_the_arguments_of_the_original() -> None:
+    copied = pickle.loads(pickle.dumps(Delayed(3, Scripted(), delay=4)))
+    assert type(copied) is Delayed
+    assert (copied.first, copied.delay, copied.batch_size) == (3, 4, (2,))
+    assert copied.rollout(1).shape == (2, 1)
+    assert next(iter(inspect.signature(JaxEnv).parameters)) == "env"
 
 
 def test_without_compiling(fresh: JaxEnv) -> None:

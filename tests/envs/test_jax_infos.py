@@ -109,6 +109,12 @@ class Odd:
         (Telling(), {"y": spaces.Box(0, 1)}, ValueError, r"'y', but the info .* only \['x'\]$"),
         (Telling(then=lambda step: {"x": {"y": step}}), ["z"], ValueError, r"\['x', 'x/y'\]$"),
         (Telling(then=lambda _: {"x": "text", "y": Odd()}), ["x"], ValueError, r"has only \[\]$"),
+        (
+            Telling(lambda _: {"m": {"x": jnp.zeros(1, jnp.bfloat16)}}),
+            ["m/x"],
+            ValueError,
+            r"info_keys has 'm/x', whose dtype bfloat16 is not supported",
+        ),
         (Telling(), {"x": object}, ValueError, "JAX has only numbers and arrays"),
         (Telling(), "x", TypeError, "must be a list of names"),
         (Telling(), ["x", "x"], ValueError, "more than once"),
@@ -223,6 +229,16 @@ def test_an_observed_mask_is_preferred() -> None:
     env = JaxEnv(Both(), 2, categorical_action_encoding=True)
     with Collector(env, frames_per_batch=6) as collector:
         assert collector.next()["action"].tolist() == [[1, 2, 2]] * 2
+
+
+def test_the_masks_of_several_choices_may_be_in_a_tuple() -> None:
+    def mask(_: Any) -> Any:
+        return {"action_mask": (jnp.array([0, 1]), [1, 0, 0])}
+
+    env = JaxEnv(
+        Telling(mask, mask, space=spaces.MultiDiscrete([2, 3])), 2, categorical_action_encoding=True
+    )
+    assert env.rollout(20)["action"].unique(dim=1).tolist() == [[[1, 0]], [[1, 0]]]
 
 
 def test_a_dict_of_masks_is_no_mask() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from difflib import SequenceMatcher
 from functools import wraps
@@ -62,7 +62,7 @@ def _names(parameters: Iterable[Parameter]) -> list[str]:
 
 @contextmanager
 def named_arguments(
-    what: str, given: Iterable[str], known: Callable[[], Iterable[str]]
+    what: str, given: Collection[str], known: Callable[[], Iterable[str]]
 ) -> Iterator[None]:
     """Replaces a library's error about an unknown argument by one that lists the known arguments.
 
@@ -78,9 +78,14 @@ def named_arguments(
         yield
     except TypeError as error:
         found = _UNEXPECTED.search(str(error))
-        if found is None or found[1] not in given:
-            raise
-        raise unknown_argument(what, found[1], known()) from error
+        # The error of a class without a constructor does not name the argument.
+        names = [found[1]] if found else [*given] if "takes no arguments" in str(error) else []
+        there = set(known()) if names else set()
+        for name in names:
+            # The error may be one of a function that the environment calls.
+            if name in given and name not in there:
+                raise unknown_argument(what, name, there) from error
+        raise
 
 
 def check_mapping(name: str, value: Any) -> dict[str, Any]:

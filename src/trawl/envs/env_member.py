@@ -15,7 +15,7 @@ from trawl.envs.base import TensorDictEnv
 from trawl.envs.capture.frames import from_plain, to_plain
 from trawl.envs.gym import GymEnv
 from trawl.envs.logged import LoggedEnv
-from trawl.envs.masks import MASK_KEY, is_joint
+from trawl.envs.masks import MASK_KEY, is_joint, warn_late
 from trawl.envs.outcomes import RESET_GIVES, flag_of, reset_results, reward_of, wrong_step
 from trawl.envs.spaces import SpaceCodec
 from trawl.envs.state_parts import state_parts
@@ -243,7 +243,7 @@ def _show_masks(masks: Array, buffers: SharedStepBuffers, rows: slice) -> None:
 
 def _single(env: GymEnv, buffers: SharedStepBuffers, rows: slice) -> Callable[[bool], None]:
     """Returns the function that steps a single Gymnasium environment."""
-    gym_step = env.env.step
+    gym_step, is_first = env.env.step, True
     row = rows.start
     write_observed, write_begun = (
         _observation_writer(env.observation_codec, [arrays[key][row, ...] for key in arrays])
@@ -267,11 +267,16 @@ def _single(env: GymEnv, buffers: SharedStepBuffers, rows: slice) -> Callable[[b
                 env.log.observe(encode(obs))
 
     def step(eager: bool) -> None:
+        nonlocal is_first
         found = gym_step(read_action())
         try:
-            obs, reward, terminated, truncated, _ = found
+            obs, reward, terminated, truncated, info = found
         except (TypeError, ValueError):
             raise wrong_step(found, env.env) from None
+        if is_first:
+            is_first = False
+            if show_masks is None:
+                warn_late(env.action_codec.space, info, env.env)
         try:
             rewards[0] = reward
         except TypeError:

@@ -17,6 +17,7 @@ from typing_extensions import override
 
 from trawl.checks import check_bool, check_number
 from trawl.devices import optional_device
+from trawl.envs.arguments import argument_names
 from trawl.envs.capture import capture, restore
 from trawl.envs.capture.history import PoolLog
 from trawl.envs.dm import DMEnv
@@ -25,7 +26,7 @@ from trawl.envs.info_keys import InfoKeys
 from trawl.envs.info_wrappers import keep_masks
 from trawl.envs.logged import LoggedEnv
 from trawl.envs.making import make, single_spaces, wrapped
-from trawl.envs.masks import MASK_KEY, MaskKeeper, flat_mask, mask_keeper
+from trawl.envs.masks import MASK_KEY, FirstMaskCheck, MaskKeeper, flat_mask, mask_keeper
 from trawl.envs.outcomes import flag_of, reset_results, reward_of, step_results
 from trawl.envs.pool import Pool, adapt_pool, is_pool
 from trawl.envs.replacements import made_again
@@ -87,6 +88,7 @@ class GymEnv(LoggedEnv):
         on_error: None, or a function that is called when a step or a reset fails. The function
             gets the exception, and a bool that is True if a reset failed. It must call
             :meth:`restart`, or raise an exception. If it returns, the failed step returns zeros.
+        mask_check: check of the info of the first step.
         step_failed: True if the last step failed while ``on_error`` was set; the results of a
             failed step are not experience.
 
@@ -123,7 +125,8 @@ class GymEnv(LoggedEnv):
         if isinstance(env, str):
             if num_envs is not None:
                 num_envs = check_number("num_envs", num_envs, least=1)
-            spare = partial(make, env, num_envs, from_pixels, autoreset_mode, kwargs)
+            known = argument_names(GymEnv)
+            spare = partial(make, env, num_envs, from_pixels, autoreset_mode, kwargs, known)
             env = spare()
         elif kwargs or num_envs is not None:
             raise TypeError(
@@ -153,6 +156,7 @@ class GymEnv(LoggedEnv):
         self._rebuilds = 0  # since the last set_seed()
         self._begun: TensorDict | None = None  # observations of the reset after a failure
         self._masks: MaskKeeper | None = None  # self.env may be another wrapper around it
+        self.mask_check = FirstMaskCheck()
         self._describe_spaces(autoreset_mode)
 
     def _describe_spaces(self, autoreset_mode: AutoresetMode | str | None) -> None:
@@ -386,7 +390,8 @@ class GymEnv(LoggedEnv):
     def _after(self, arrays: list[Any]) -> TensorDict:
         action = self.action_codec.decode(arrays)
         if self.vector is None:
-            obs, *rest, _ = step_results(self.env.step(action), self.env)
+            step = self.mask_check.watched(self, self.env.step)
+            obs, *rest, _ = step_results(step(action), self.env)
             leaves = self.observation_codec.encode(obs)
             rest = self._checked(*rest)
         else:

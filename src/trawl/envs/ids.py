@@ -193,7 +193,7 @@ def make_vmas(name: str, options: Mapping[str, Any]) -> VmasEnv:
         try:
             return VmasEnv(vmas.make_env(name, **{**options, "num_envs": count}))
         except UserWarning as error:
-            raise _unused_by_vmas(name, options) from error
+            raise _unused_by_vmas(name, options, str(error)) from error
         except AssertionError as error:
             if "not found" not in str(error):
                 raise
@@ -203,14 +203,22 @@ def make_vmas(name: str, options: Mapping[str, Any]) -> VmasEnv:
             ) from error
 
 
-def _unused_by_vmas(name: str, options: Mapping[str, Any]) -> TypeError:
-    load = import_module("vmas.scenarios").load
-    makes = load(f"{name.removesuffix('.py')}.py").Scenario.make_world
+def _unused_by_vmas(name: str, options: Mapping[str, Any], warning: str) -> TypeError:
+    """Returns the error for arguments that a scenario has not used.
+
+    Args:
+        name: the scenario.
+        options: all arguments.
+        warning: the warning of VMAS, which has the unused arguments as a dict.
+    """
+    scenario = import_module("vmas.scenarios").load(f"{name.removesuffix('.py')}.py").Scenario
     # A scenario takes its arguments from a dict, so only its source has their names.
-    taken = re.findall(r"kwargs\.(?:pop|get)\(\s*[\"'](\w+)", inspect.getsource(makes))
-    known = [*argument_names(import_module("vmas").make_env), *taken]
-    unknown = [one for one in options if one not in known]
-    return unknown_argument(f"vmas:{name}", unknown[0], [one for one in known if one != "scenario"])
+    methods = [one for kind in scenario.__mro__ for one in vars(kind).values()]
+    source = "".join(inspect.getsource(one) for one in methods if inspect.isfunction(one))
+    taken = re.findall(r"kwargs\.(?:pop|get)\(\s*[\"'](\w+)", source)
+    known = {*argument_names(import_module("vmas").make_env), *taken} - {"scenario"}
+    unknown = next(one for one in options if f"{one!r}: " in warning)
+    return unknown_argument(f"vmas:{name}", unknown, known - {unknown})
 
 
 # Makes an environment that is not Gymnasium's, from the rest of its id and further arguments.

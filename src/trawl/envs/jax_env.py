@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
-from typing_extensions import override
+from typing_extensions import Self, override
 
 from trawl.checks import check_bool, check_number
 from trawl.envs.arguments import lists_arguments
@@ -33,7 +34,22 @@ from trawl.envs.tensor_env import TensorEnv, TensorStep
 from trawl.errors import EnvStateError
 
 
-class JaxEnv(TensorEnv):
+class _KeepsArguments:
+    """Base class of objects that keep the arguments of their constructor.
+
+    The class of an object may have another constructor than its base classes.
+    """
+
+    _arguments: tuple[tuple[Any, ...], dict[str, Any]]
+
+    # Not in the class of the objects, whose signature would be that of this method.
+    def __new__(cls, *args: Any, **kwargs: Any) -> Self:
+        made = super().__new__(cls)
+        made._arguments = args, kwargs
+        return made
+
+
+class JaxEnv(_KeepsArguments, TensorEnv):
     """Batch of environments that are pure functions of JAX.
 
     The environments are batched by ``jax.vmap``. A step of all of them, with the resets of those
@@ -109,14 +125,6 @@ class JaxEnv(TensorEnv):
             # As gymnax.make returns it.
             env, params = env
         self.env = env
-        self._options: dict[str, Any] = {
-            "params": params,
-            "seed": seed,
-            "categorical_action_encoding": categorical_action_encoding,
-            "info_keys": info_keys,
-            "device": device,
-            "jit": jit,
-        }
         self._place, self.home = devices_of(device)
         # On the CPU, TensorDicts have no device, as those of other environments.
         self.device = None if self.home.type == "cpu" else self.home
@@ -306,8 +314,5 @@ class JaxEnv(TensorEnv):
     @override
     def __reduce__(self) -> Any:
         # Compiled functions can't be pickled. A copy begins with episodes of its own.
-        return _copied, (self.env, self.batch_size[0], self._options)
-
-
-def _copied(env: Any, num_envs: int, options: dict[str, Any]) -> JaxEnv:
-    return JaxEnv(env, num_envs, **options)
+        arguments, options = self._arguments
+        return partial(type(self), *arguments, **options), ()

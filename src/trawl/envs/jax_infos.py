@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -23,7 +24,9 @@ from trawl.keys import Key, show_key
 
 
 def plain_info(info: Any) -> dict[str, Any]:
-    """Returns only the numbers and arrays of an info, nested in dicts.
+    """Returns only the numbers and arrays of an info, nested in dicts; arrays have any dtype.
+
+    The action masks of several choices, in a tuple, are joined.
 
     Raises:
         TypeError: if the info has no named entries.
@@ -31,6 +34,10 @@ def plain_info(info: Any) -> dict[str, Any]:
     plain = as_plain({} if info is None else info)
     if not isinstance(plain, dict):
         raise TypeError(f"an info must be a dict of arrays, but it is {type(info).__name__}")
+    mask = plain.get(MASK_KEY)
+    if isinstance(mask, tuple) and mask:
+        jnp = load_jax().numpy
+        plain[MASK_KEY] = jnp.concatenate([jnp.atleast_1d(jnp.asarray(part)) for part in mask])
     return _numbers(plain)
 
 
@@ -40,6 +47,8 @@ def _numbers(plain: Mapping[str, Any]) -> dict[str, Any]:
         if not isinstance(value, dict):
             if is_number(value):
                 found[name] = load_jax().numpy.asarray(value)
+            elif isinstance(value, load_jax().Array):
+                found[name] = value
         elif inner := _numbers(value):
             found[name] = inner
     return found
@@ -56,14 +65,23 @@ def info_layout(info_keys: InfoKeys, begun: Any, stepped: Any, name: str) -> Inf
 
     Raises:
         TypeError: if ``info_keys`` has the wrong type.
-        ValueError: if an info lacks a name, if keys clash, or if an entry has no fixed layout.
+        ValueError: if an info lacks a name, if keys clash, or if an entry has no fixed layout or a
+            dtype that PyTorch and numpy lack.
     """
     given, found = given_entries(info_keys), _spaces(begun, stepped)
     only = f"the info of {name} has only {names_of(found)}"
     for entry in given:
         # A compiled function always returns the same entries, so none appears later.
-        if not any(_has(found, path) for path in entry.paths()):
-            raise ValueError(f"info_keys has {show_key(entry.path)}, but {only}")
+        if all(_find(found, path) is None for path in entry.paths()):
+            wanted = f"info_keys has {show_key(entry.path)}"
+            for info, path in product((begun, stepped), entry.paths()):
+                value = _find(info, path)
+                if value is not None and not isinstance(value, dict) and not is_number(value):
+                    raise ValueError(
+                        f"{wanted}, whose dtype {value.dtype} is not supported: return it as "
+                        "another dtype, such as float32"
+                    )
+            raise ValueError(f"{wanted}, but {only}")
     layout = InfoLayout(placed_entries(given, found, lambda: only))
     for leaf in layout.leaves:
         if leaf.dtype is None:
@@ -74,15 +92,15 @@ def info_layout(info_keys: InfoKeys, begun: Any, stepped: Any, name: str) -> Inf
     return layout
 
 
-def _has(known: Mapping[str, Any], path: Key) -> bool:
-    """Returns True if an info has an entry."""
+def _find(known: Mapping[str, Any], path: Key) -> Any:
+    """Returns an entry of an info; None if the info lacks it."""
     value: Any = known
     for name in path:
         inner = value.spaces if isinstance(value, spaces.Dict) else value
         if not isinstance(inner, Mapping) or name not in inner:
-            return False
+            return None
         value = inner[name]
-    return True
+    return value
 
 
 def _spaces(*infos: Mapping[str, Any]) -> dict[str, Space[Any]]:
@@ -92,8 +110,9 @@ def _spaces(*infos: Mapping[str, Any]) -> dict[str, Space[Any]]:
     for name in {name: None for info in infos for name in info}:
         values = [info[name] for info in infos if name in info]
         if isinstance(values[-1], dict):
-            found[name] = spaces.Dict(_spaces(*(v for v in values if isinstance(v, dict))))
-        else:
+            if inner := _spaces(*(v for v in values if isinstance(v, dict))):
+                found[name] = spaces.Dict(inner)
+        elif all(is_number(value) or isinstance(value, dict) for value in values):
             dtypes = [value.dtype for value in values if not isinstance(value, dict)]
             found[name] = box(values[-1].shape, promote(dtypes[0], dtypes[-1]))
     return found
@@ -129,7 +148,8 @@ class ShownLeaves:
         self.mask: int | None = None
         self._free: Callable[[], Any] | None = None
         keys = [leaf.key for leaf in self.codec.leaves]
-        masks = [None if isinstance(mask := info.get(MASK_KEY), dict) else mask for info in infos]
+        shown = [info.get(MASK_KEY) for info in infos]
+        masks = [mask if mask is not None and is_number(mask) else None for mask in shown]
         # An observed mask is preferred to one of the info.
         if masks != [None, None] and (MASK_KEY,) not in keys:
             self._find_mask(layout, keys, *masks)

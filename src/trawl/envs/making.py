@@ -8,9 +8,11 @@ from typing import Any
 
 import gymnasium
 from gymnasium import Env
+from gymnasium.envs.registration import load_env_creator
 from gymnasium.vector import AutoresetMode
 from gymnasium.wrappers import AddRenderObservation, FilterObservation
 
+from trawl.envs.arguments import argument_names, named_arguments
 from trawl.envs.dm import DMEnv, is_dm_env
 from trawl.envs.gymnasium_extras import named_extras
 from trawl.envs.ids import check_prefix, maker_of
@@ -43,12 +45,22 @@ def make(
     from_pixels: bool,
     autoreset_mode: AutoresetMode | str | None,
     kwargs: Mapping[str, Any],
+    known: Sequence[str],
 ) -> Any:
     """Makes an environment from its id; with ``num_envs``, makes a vector environment.
+
+    Args:
+        env_id: the id.
+        num_envs: number of sub-environments, or None.
+        from_pixels: True to render images.
+        autoreset_mode: mode of the vector environment, or None.
+        kwargs: arguments of the package that makes the environment.
+        known: names of the arguments of :class:`GymEnv`, for the error about an unknown one.
 
     Raises:
         gymnasium.error.Error: if Gymnasium has no such id, or can't make the environment.
         ImportError: if the package that makes the environment is not installed.
+        TypeError: if an argument is unknown.
         ValueError: if the package has no such environment, or if it is not for :class:`GymEnv`.
     """
     options = dict(kwargs)
@@ -58,8 +70,20 @@ def make(
         return maker(name, num_envs, autoreset_mode, options)
     if from_pixels:
         options.setdefault("render_mode", "rgb_array")
-    with named_extras(env_id):
+
+    def names() -> set[str]:
+        return {*known, *_arguments_of(env_id)} - {"env"}
+
+    with named_extras(env_id), named_arguments(env_id, kwargs, names):
         return _make_by_gymnasium(env_id, num_envs, autoreset_mode, options)
+
+
+def _arguments_of(env_id: str) -> set[str]:
+    """Returns the names of the arguments that Gymnasium takes with an id."""
+    made = gymnasium.spec(env_id).entry_point
+    entry = load_env_creator(made) if isinstance(made, str) else made
+    takers = [gymnasium.make, gymnasium.make_vec, *([] if entry is None else [entry])]
+    return {name for taker in takers for name in argument_names(taker)} - {"id"}
 
 
 def _make_by_gymnasium(

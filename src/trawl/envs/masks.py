@@ -12,7 +12,7 @@ each choice, with an entry for each combination of their values.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import gymnasium
@@ -105,6 +105,25 @@ def warn_unfit(spec: Any, mask_shape: Sequence[int]) -> None:
             f"random actions ignore the entry {MASK_KEY!r} of shape {tuple(mask_shape)}: a mask of "
             f"an action with {sizes} values has {sum(sizes)} entries, a row for each choice, or a "
             "dimension for each choice. If the entry is no mask, rename it",
+            UserWarning,
+            stacklevel=2,
+        )
+
+
+def warn_late(action: Any, info: Any, env: object) -> None:
+    """Warns that random actions ignore the masks of the steps, as the reset returned no mask.
+
+    Args:
+        action: space of an action.
+        info: info of a step: a dict, or a list of dicts from ``DictInfoToList``.
+        env: the environment, for the message.
+    """
+    infos = info if isinstance(info, list) else [info or {}]
+    maskable = (spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary)
+    if isinstance(action, maskable) and any(MASK_KEY in one for one in infos):
+        warnings.warn(
+            f"random actions ignore info[{MASK_KEY!r}] of {env!r}: a step returns it, but the "
+            "reset did not. Return a mask from both",
             UserWarning,
             stacklevel=2,
         )
@@ -220,14 +239,28 @@ def joined_masks(masks: Sequence[Array | None]) -> Array | None:
         masks: masks of each batch, with a row for each environment; None allows every action.
 
     Returns:
-        The masks; None if no batch has masks, or if their shapes differ.
+        The masks; None if no batch has masks.
+
+    Raises:
+        ValueError: if the shapes of the masks differ.
     """
     found = {mask.shape: mask for mask in masks if mask is not None}
-    if len(found) != 1:
+    if not found:
         return None
+    if len(found) > 1:
+        raise differing_masks([shape[1:] for shape in found])
     ((shape, like),) = found.items()
     free = np.full(shape, 2, like.dtype)
     return np.concatenate([free if mask is None else mask for mask in masks])
+
+
+def differing_masks(shapes: Sequence[Sequence[int]]) -> ValueError:
+    """Returns the error for environments whose masks have different shapes."""
+    shown = " and ".join(str(tuple(shape)) for shape in shapes)
+    return ValueError(
+        f"the environments returned info[{MASK_KEY!r}] of the shapes {shown}: return masks of the "
+        "same shape from all environments"
+    )
 
 
 def newest_masks(masks: Array | None, info: Any) -> Array | None:
@@ -352,6 +385,35 @@ class ObserveActionMask(gymnasium.Wrapper[Any, Any, Any, Any]):
                 f"space has {self._count} choices"
             )
         return {**(obs if self._nested else {"observation": obs}), MASK_KEY: mask}
+
+
+class FirstMaskCheck:
+    """Check that the reset returned a mask if the first step of an environment returns one."""
+
+    def __init__(self) -> None:
+        self._done = False
+
+    def watched(self, env: Any, step: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        """Returns a step function that warns if random actions will ignore the masks.
+
+        Args:
+            env: a :class:`~trawl.envs.GymEnv` of a single environment.
+            step: the step function of its simulator, which is returned unchanged after the first
+                step.
+        """
+        if self._done or env.action_mask() is not None:
+            return step
+
+        def step_first(action: Any) -> Any:
+            found = step(action)
+            if not self._done:
+                self._done = True
+                # The caller raises an error for anything else.
+                if isinstance(found, (tuple, list)) and len(found) == 5:
+                    warn_late(env.action_codec.space, found[4], env.env)
+            return found
+
+        return step_first
 
 
 def mask_keeper(env: Any) -> MaskKeeper | None:

@@ -42,6 +42,11 @@ class Spec:
         self.dtype = self.default_dtype if dtype is None else dtype
         self.device = torch.device("cpu") if device is None else torch.device(device)
 
+    @property
+    def ndim(self) -> int:
+        """Number of dimensions of the tensor."""
+        return len(self.shape)
+
     def rand(self, shape: Sequence[int] = ()) -> Tensor:
         """Draws a random tensor of shape ``(*shape, *self.shape)``."""
         return self._draw(torch.Size((*shape, *self.shape))).to(self.device)
@@ -338,6 +343,11 @@ class Composite:
     ) -> None:
         self._specs: dict[str, Spec | Composite] = dict(specs or {})
         self.shape = torch.Size(shape)
+
+    @property
+    def ndim(self) -> int:
+        """Number of batch dimensions."""
+        return len(self.shape)
 
     def __getitem__(self, key: str | Key) -> Any:
         if isinstance(key, str):

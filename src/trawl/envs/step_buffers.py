@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from trawl.envs.masks import differing_masks
 from trawl.keys import Key, show_key
 from trawl.memory import Array, aligned
 
@@ -154,8 +155,10 @@ class SharedStepBuffers:
     def action_masks(self) -> Array | None:
         """Returns action masks, with a row for each environment.
 
-        A row without a mask allows every action. Returns None if there are no masks, or if their
-        kinds differ.
+        A row without a mask allows every action. Returns None if there are no masks.
+
+        Raises:
+            ValueError: if the kinds of the masks differ.
         """
         kind = int(self.masked.max(initial=UNMASKED))
         if kind == UNMASKED:
@@ -163,7 +166,7 @@ class SharedStepBuffers:
         masks, others = self.masks[kind], self.masked != kind
         if others.any():
             if self.masked[others].any():
-                return None
+                raise differing_masks([self.masks[one].shape[1:] for one in (JOINT, FLAT)])
             masks[others] = 2
         return masks
 

@@ -29,7 +29,7 @@ from trawl.envs.autoreset_checks import ModeCheck
 from trawl.envs.capture.attributes import Decoder, Encoder, NotPlain
 from trawl.envs.capture.history import PoolLog
 from trawl.envs.envpool_calls import EnvPoolCalls
-from trawl.envs.masks import newest_masks
+from trawl.envs.masks import newest_masks, warn_late
 from trawl.envs.outcomes import Outcome, OutcomeCheck, reset_results, step_results
 from trawl.envs.spaces import SpaceCodec
 from trawl.errors import EnvStateError
@@ -73,6 +73,7 @@ class VectorAdapter:
         self._check_outcome = OutcomeCheck(env, self.num_envs)
         self._shown: list[Array] = []
         self.masks: Array | None = None
+        self._has_stepped = False
 
     def reset(self, seeds: Sequence[int] | None = None, **kwargs: Any) -> list[Array]:
         """Begins an episode in every sub-environment.
@@ -118,6 +119,9 @@ class VectorAdapter:
         outcome = self._check_outcome(reward, terminated, truncated)
         if self.masks is not None:
             self.masks = newest_masks(self.masks, info)
+        elif not self._has_stepped:
+            warn_late(self.env.single_action_space, info, self.env)
+            self._has_stepped = True
         self._shown = leaves = self.codec.encode(obs)
         return leaves, outcome, info
 

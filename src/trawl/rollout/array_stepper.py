@@ -147,7 +147,7 @@ class SingleStepper(EnvStepper):
 
     def _bind_array(self, view: StepArrays, ends: EpisodeEnds, start: int, stop: int) -> StepFn:
         """Returns the step function for an observation that is one array."""
-        env, gym_step = self.env, self.env.env.step
+        env, gym_step = self.env, self.env.mask_check.watched(self.env, self.env.env.step)
         read_action = action_reader(env.action_codec, view, start, stop)
         restart, cutoff = self._restarter(ends), ends.cutoff()
         # Unlike an array, a memoryview accepts only numbers, and assigning to it is faster.
@@ -190,7 +190,8 @@ class SingleStepper(EnvStepper):
     def _bind_leaves(self, view: StepArrays, ends: EpisodeEnds, start: int, stop: int) -> StepFn:
         """Returns the step function for an observation of several leaves."""
         env, encode = self.env, self._observed.encode
-        gym_step, read_leaves = self._leaf_step()
+        own_step, read_leaves = self._leaf_step()
+        gym_step = env.mask_check.watched(env, own_step)
         read_action = action_reader(env.action_codec, view, start, stop)
         restart, cutoff = self._restarter(ends), ends.cutoff()
         rewards: Any = view.arrays[REWARD][start:stop, 0].data
