@@ -1,6 +1,7 @@
 """Collectors that collect exactly ``total_frames``."""
 
 import math
+from functools import partial
 
 import pytest
 import torch
@@ -9,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from multi_parts import CLASSES, LENGTHS, MASK, TRAJ_IDS, drained, ledger, make, together
 from tensordict import TensorDict
+from torchrl.data import LazyTensorStorage, TensorDictReplayBuffer
 from whole_parts import Episodes, cycling
 
 from trawl.collectors import AsyncBatchedCollector, Collector
@@ -60,11 +62,18 @@ def test_an_environment_that_loses_frames_is_truncated_before():
     assert truncated[..., 0].tolist() == [[False, True], [True, False]]
 
 
-@given(st.lists(st.integers(1, 50), min_size=1, max_size=6), st.integers(0, 400))
-def test_shares_add_up_and_fit(sizes, total):
-    found = shares(total, sizes)
-    assert sum(found) == min(total, sum(sizes))
+@given(
+    st.lists(st.tuples(st.integers(1, 20), st.integers(1, 4)), min_size=1, max_size=6),
+    st.integers(0, 400),
+)
+def test_shares_add_up_and_fit(workers, total):
+    units = [unit for _, unit in workers]
+    sizes = [rows * unit for rows, unit in workers]
+    found = shares(total, sizes, units)
+    rest = min(total, sum(sizes)) - sum(found)
+    assert 0 <= rest < max(units)
     assert all(0 <= share <= size for share, size in zip(found, sizes, strict=True))
+    assert all(share % unit == 0 for share, unit in zip(found, units, strict=True))
 
 
 # --- one process
@@ -194,3 +203,30 @@ def test_workers_make_whole_trajectories_of_these_frames(cls):
             episodes.add(batch)
         assert collector.stats()["frames"] == 41
     assert 41 - 4 * max(LENGTHS) < episodes.frames <= 41
+
+
+def resetting(worker):
+    """Environments that spend steps on resets, which a worker's batch has no frames for."""
+    envs = [lambda i=i: NumberedEnv(3 * worker + i, lengths=LENGTHS) for i in range(3)]
+    return SelfResettingVectorEnv(envs)
+
+
+@pytest.mark.parametrize("cls", CLASSES, ids=["sync", "async"])
+@pytest.mark.parametrize("buffered", [False, True])
+@pytest.mark.parametrize("total", [43, 46, 52, 61])
+def test_no_frame_is_missing_between_batches(cls, buffered, total):
+    options = {"frames_per_batch": 24 * (1 + together(cls)), "total_frames": total}
+    if buffered:
+        options["replay_buffer"] = TensorDictReplayBuffer(storage=LazyTensorStorage(total + 1))
+    makers = [partial(resetting, worker) for worker in range(2)]
+    collector = make(cls, create_env_fn=makers, exact_frames=True, policy=None, **options)
+    with collector:
+        batches = [batch.clone() for batch in collector if batch is not None]
+        assert collector.stats()["frames"] == total
+    found = [options["replay_buffer"][:]] if buffered else batches
+    frames = torch.cat([b[b.get(MASK, b[TRAJ_IDS] >= 0)] for b in found])
+    assert len(frames) == total
+    for number in frames[TRAJ_IDS].unique():
+        # An environment's rewards number its steps.
+        rewards = frames["next", "reward"][frames[TRAJ_IDS] == number, 0]
+        assert (rewards.diff() == 1).all()

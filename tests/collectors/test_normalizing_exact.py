@@ -10,7 +10,7 @@ from gymnasium.vector import AutoresetMode
 from multi_parts import CLASSES
 from tensor_parts import COUNT, on_numpy, on_torch
 
-from trawl.collectors import Collector
+from trawl.collectors import Collector, MultiSyncCollector
 from trawl.rollout.moments import RunningMoments
 from trawl.testing import NumberedEnv
 
@@ -61,6 +61,19 @@ def test_workers(cls: Any, tensors: bool, total: int) -> None:
     make = partial(on_torch if tensors else on_numpy, AutoresetMode.SAME_STEP)
     settings = {"start_method": "inline", "total_frames": total, **OPTIONS, **BOTH}
     with cls([make] * 2, **settings) as collector:
+        delivered = len(frames([batch.clone() for batch in collector]))
+        assert collector.normalization.observations["observation"].count == delivered == total
+        assert collector.normalization.rewards["reward"].count == total
+
+
+@pytest.mark.parametrize("total", [64, 70, 73, 79])
+@pytest.mark.parametrize("make", [on_numpy, on_torch])
+@pytest.mark.parametrize("cls", CLASSES, ids=["sync", "async"])
+def test_workers_whose_rows_may_hold_no_frame(cls: Any, make: Any, total: int) -> None:
+    settings = {"start_method": "inline", "total_frames": total, **OPTIONS, **BOTH}
+    settings["frames_per_batch"] = 4 * COUNT
+    workers = [partial(make, AutoresetMode.NEXT_STEP)] * (2 if cls is MultiSyncCollector else 1)
+    with cls(workers, **settings) as collector:
         delivered = len(frames([batch.clone() for batch in collector]))
         assert collector.normalization.observations["observation"].count == delivered == total
         assert collector.normalization.rewards["reward"].count == total

@@ -281,6 +281,34 @@ def test_observations_that_change_in_place(mode: AutoresetMode, limit: int | Non
         np.testing.assert_allclose(own[2][key].numpy()[:, first:], expected, rtol=1e-4, atol=1e-4)
 
 
+class Learned(InPlace):
+    """Simulator whose observations come from a network."""
+
+    def __init__(self) -> None:
+        super().__init__(AutoresetMode.SAME_STEP)
+        self.network = nn.Linear(2, 2)
+
+    def reset(self, **kwargs: Any) -> Any:
+        obs, info = super().reset(**kwargs)
+        return self.network(obs), info
+
+    def step(self, action: Tensor) -> Any:
+        obs, *rest, info = super().step(action)
+        return self.network(obs), *rest, {"final_obs": self.network(info["final_obs"])}
+
+
+@pytest.mark.parametrize("options", [{}, BOTH, {"frame_stack": 2}], ids=["plain", "both", "stack"])
+def test_observations_of_a_network_need_no_gradients(options: Any) -> None:
+    options = {"frames_per_batch": 40, "reset_at_each_iter": True, **options}
+    with Collector(Learned(), **options) as collector:
+        for _ in range(2):
+            batch = collector.next()
+            assert not any(value.requires_grad for value in batch.values(True, True))
+            writer = collector._rollout.writer
+            # Otherwise, the graphs of all resets would stay in memory.
+            assert not any(row.requires_grad for row in writer._saved_rows().values())
+
+
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
 def test_all_floating_point_dtypes(dtype: torch.dtype) -> None:
     class Other(InPlace):

@@ -141,6 +141,19 @@ def test_all_autoreset_modes(mode: AutoresetMode) -> None:
     assert_resumes(make, None, 5)
 
 
+def test_a_reset_after_a_resume_begins_with_a_frame() -> None:
+    def make() -> Any:
+        return NumberedTorchEnv(COUNT, [3], autoreset_mode=AutoresetMode.NEXT_STEP)
+
+    # The last step of each batch ends all episodes.
+    options: dict[str, Any] = {"frames_per_batch": 3 * COUNT, "reset_at_each_iter": True}
+    with Collector(make(), **options) as collector, Collector(make(), **options) as other:
+        collector.next()
+        other.load_state_dict(stored(collector.state_dict()))
+        for _ in range(2):
+            assert other.next()["collector", "mask"].all()
+
+
 @pytest.mark.parametrize("scenario", ["balance", "football"])
 def test_vmas_resumes(scenario: str) -> None:
     with warnings.catch_warnings():

@@ -60,8 +60,9 @@ class BatchDelivery:
 
     def written(self, batch: TensorDictBase) -> TensorDictBase:
         """Returns the frames of a batch in the shape that is written to the replay buffer."""
+        found = experience(batch)
         # The last batch may have fewer steps, so the buffer can't hold rows of many steps.
-        return experience(batch).reshape(-1) if self.config.exact_frames else experience(batch)
+        return found.reshape(-1) if self.config.exact_frames and found.ndim > 1 else found
 
     def processed(self, batch: TensorDictBase) -> Any:
         """Returns the result of ``postproc``, without private entries."""
@@ -84,8 +85,10 @@ class BatchDelivery:
         return self._as_returned(self.processed(trajectories))
 
     def write(self, batch: TensorDictBase) -> None:
-        """Writes a processed batch into the replay buffer."""
+        """Writes a processed batch into the replay buffer, which may refuse one without frames."""
         buffer = self.config.replay_buffer
+        if isinstance(batch, TensorDictBase) and not batch.shape.numel():
+            return
         if self.config.extend_buffer:
             buffer.extend(batch)
         elif batch.ndim > 1 and getattr(getattr(buffer, "storage", None), "ndim", 1) > 1:

@@ -71,23 +71,28 @@ def limited(parts: Iterable[WorkerBatch], most: float) -> list[WorkerBatch]:
     return found
 
 
-def shares(total: float, sizes: Sequence[int]) -> list[int]:
+def shares(total: float, sizes: Sequence[int], units: Sequence[int]) -> list[int]:
     """Divides a number of frames among workers, in proportion to the sizes of their batches.
 
     Args:
         total: number of frames that are left.
         sizes: for each worker, the number of frames in one of its batches.
+        units: for each worker, the number of frames that its part is a multiple of.
 
     Returns:
         For each worker, the number of frames to collect, which is at most the size of its batch.
+        With units above 1, the sum may be less than ``total``.
     """
     whole = sum(sizes)
     if total >= whole:
         return list(sizes)
-    found = [math.floor(total * size / whole) for size in sizes]
+    found = [
+        math.floor(total * size / whole / unit) * unit
+        for size, unit in zip(sizes, units, strict=True)
+    ]
     rest = int(total) - sum(found)
-    for index, size in enumerate(sizes):
-        if rest and found[index] < size:
-            found[index] += 1
-            rest -= 1
+    for index, unit in enumerate(units):
+        if rest >= unit and found[index] < sizes[index]:
+            found[index] += unit
+            rest -= unit
     return found

@@ -99,6 +99,7 @@ class WorkerReady:
         trajectory: id of the next trajectory to begin.
         weight_layouts: memory layouts of the models' weights, by model.
         warnings: warnings about the environment and the policy, which the driver shows.
+        masked: whether rows of a batch may hold no frame.
         versioned: whether each frame has a policy version of its own already.
         snapshot: the state of the worker, or None.
         statistics: statistics of no frames, for each entry that is normalised.
@@ -113,6 +114,7 @@ class WorkerReady:
     trajectory: int
     weight_layouts: Mapping[str, FlatLayout] = field(default_factory=dict)
     warnings: Sequence[str] = ()
+    masked: bool = False
     versioned: bool = False
     snapshot: Snapshot | None = None
     statistics: Statistics = field(default_factory=dict)

@@ -35,6 +35,7 @@ class Scheduler(ABC):
 
     Attributes:
         frames: for each worker, the number of frames in one of its batches.
+        units: for each worker, the number of frames that smaller requests are multiples of.
         frames_under_way: number of frames that have been requested but not yet delivered.
         requested: True if all requests for the next batch have been sent.
         waited: seconds in which the scheduler waited for workers.
@@ -48,6 +49,7 @@ class Scheduler(ABC):
         self.left = left
         self.assembler: BatchAssembler | None = None
         self.frames: list[int] = []
+        self.units: list[int] = []
         self.frames_under_way = 0
         self.requested = False
         self.waited = 0.0
@@ -77,15 +79,18 @@ class Scheduler(ABC):
             random: True for random actions.
         """
 
-    def set_workers(self, assembler: BatchAssembler | None, frames: list[int]) -> None:
+    def set_workers(
+        self, assembler: BatchAssembler | None, frames: list[int], units: list[int]
+    ) -> None:
         """Sets the workers, or adds new ones.
 
         Args:
             assembler: object that provides the memory of the workers' batches; None if the batches
                 go to a replay buffer.
             frames: for each worker, old or new, the number of frames in one of its batches.
+            units: see :class:`Scheduler`.
         """
-        self.assembler, self.frames = assembler, frames
+        self.assembler, self.frames, self.units = assembler, frames, units
         self._requested += [deque() for _ in range(len(frames) - len(self._requested))]
 
     def pop_finished(self) -> list[WorkerBatch]:
@@ -118,6 +123,18 @@ class Scheduler(ABC):
 
     def _add_made(self, part: WorkerBatch) -> None:
         self._made.append(part)
+
+    def _sizes(self, workers: Sequence[int]) -> list[int]:
+        """Returns the number of frames to request from each of some workers.
+
+        A batch can't be cut in the middle, so a request for less than a unit is the last one.
+        """
+        left = max(0.0, self.left())
+        sizes = [self.frames[index] for index in workers]
+        found = shares(left, sizes, [self.units[index] for index in workers])
+        if found and not any(found) and not self.frames_under_way:
+            found[0] = int(left)
+        return found
 
     def _request(
         self, index: int, place: BufferSlice, random: bool, size: int, breakable: bool = False
@@ -200,8 +217,10 @@ class SyncScheduler(Scheduler):
         self.requested = requested
 
     @override
-    def set_workers(self, assembler: BatchAssembler | None, frames: list[int]) -> None:
-        super().set_workers(assembler, frames)
+    def set_workers(
+        self, assembler: BatchAssembler | None, frames: list[int], units: list[int]
+    ) -> None:
+        super().set_workers(assembler, frames, units)
         if self.requested:
             # A batch that was requested ahead gets a part of each new worker, too.
             self._fresh |= self._request_all(self._random)
@@ -225,7 +244,7 @@ class SyncScheduler(Scheduler):
             if not count and index not in answered
         ]
         together = None if late or self.assembler is None else self.assembler.slices()
-        sizes = shares(self.left(), [self.frames[index] for index in fresh])
+        sizes = self._sizes(fresh)
         asked = [(index, size) for index, size in zip(fresh, sizes, strict=True) if size]
         for index, size in asked:
             place = self._slice(index) if together is None else together[index]
@@ -312,8 +331,10 @@ class AsyncScheduler(Scheduler):
         return parts
 
     @override
-    def set_workers(self, assembler: BatchAssembler | None, frames: list[int]) -> None:
-        super().set_workers(assembler, frames)
+    def set_workers(
+        self, assembler: BatchAssembler | None, frames: list[int], units: list[int]
+    ) -> None:
+        super().set_workers(assembler, frames, units)
         added = range(len(self._last), len(frames))
         self._last += [0] * len(added)
         if self.bound is not None:
@@ -370,7 +391,7 @@ class AsyncScheduler(Scheduler):
         bound = None if at_random else self.bound
         if bound is not None and not bound.room(later):
             return
-        size = int(min(self.frames[index], self.left()))
+        (size,) = self._sizes([index])
         if size < 1:
             return
         self._last[index] = self._request(index, self._slice(index), at_random, size)

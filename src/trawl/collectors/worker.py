@@ -181,6 +181,7 @@ class CollectorService(HandleCalls, Service):
                 trajectory=writer.episodes.next_id,
                 weight_layouts=self._weight_layouts(),
                 warnings=(*writer.warnings, *self._network_warnings(spec)),
+                masked=self._masked,
                 versioned=self._rollout.stamps_frames,
                 snapshot=self._snapshots.take(self._updates),
                 statistics=empty_statistics(self.collector),
@@ -336,6 +337,9 @@ class CollectorService(HandleCalls, Service):
             batch = as_batch(block.lease, self._hidden, None)
         # Without a mask, all rows are experience.
         frames = self._rows * filled if batch is None else count_frames(batch, filled)
+        if not overrides_rollout(collector):
+            # The driver cuts the batch where its statistics end.
+            frames = int(min(frames, request.most))
         collector._frames += frames
         collector._batches += 1
         if batch is not None:

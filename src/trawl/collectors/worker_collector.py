@@ -216,7 +216,13 @@ class WorkerCollector(WorkerShutdown):
         self._assembler = BatchAssembler.of(self.config, self.sync, ready, self._backend)
         frames = [one.num_envs * one.steps for one in ready]
         self.requested_frames_per_batch = sum(frames) if self.sync else max(frames)
-        self._scheduler.set_workers(None if self._workers_write else self._assembler, frames)
+        # A batch that is cut in the middle of a row must be the last one, or the next batch would
+        # not go on from there. So if batches may have fewer frames than requested, only whole rows
+        # are requested as long as possible.
+        short = self.config.preempts
+        units = [one.num_envs if short or one.masked else 1 for one in ready]
+        assembler = None if self._workers_write else self._assembler
+        self._scheduler.set_workers(assembler, frames, units)
         normalize = normalize_options(self.config)
         if self.normalization is None and normalize:
             self.normalization = Normalization(normalize, ready[0].statistics)

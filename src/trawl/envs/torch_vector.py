@@ -131,9 +131,7 @@ class TorchVectorEnv(TensorEnv):
         spec = self.observation_codec.composite(self.batch_size)
         self.full_observation_spec = spec.to(self.home)
         self._shown: list[Tensor] = []
-        self._none = torch.zeros(count, dtype=torch.bool, device=self.home)
-        self._ended = self._none
-        self._has_final = False
+        self._ended = torch.zeros(count, dtype=torch.bool, device=self.home)
         # True where an episode ended without a last observation, or None.
         self._lost: Tensor | None = None
 
@@ -182,7 +180,7 @@ class TorchVectorEnv(TensorEnv):
             kwargs.setdefault("seed", seed)
         found = self.env.reset(**kwargs) if first is None or kwargs else first
         obs, info = reset_results(found, self.env)
-        self._ended = self._none
+        self._ended = torch.zeros_like(self._ended)
         self.shown_mask = None
         self._note_mask(info)
         self._shown = self.observation_codec.encode(obs)

@@ -68,7 +68,8 @@ class Rollout:
         self.exploration = exploration
         # The first call of the policy, which finds out what the policy writes, must use the same
         # exploration type as later calls.
-        with set_interaction_type(exploration):
+        # The observations of the first reset need no gradients, as those of a batch.
+        with torch.no_grad(), set_interaction_type(exploration):
             self.writer = self._new_writer(env, policy)
         self.steps_done = 0
         self._most_steps = options.steps
@@ -286,7 +287,7 @@ class Rollout:
     def reset(self, mask: NDArray[np.bool_] | None = None, **kwargs: Any) -> None:
         """Begins new trajectories in all environments, or where ``mask`` is True."""
         turn = nullcontext() if self.stream is None else self.stream.turn()
-        with turn:
+        with turn, torch.no_grad():
             self.writer.reset(mask, **kwargs)
 
 
