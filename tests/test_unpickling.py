@@ -41,6 +41,7 @@ PLACES = {
     "backends/rpc.py: _RpcInlet.receive": RPC,
     "backends/ipc.py: IpcConnection.receive": SOCKET_PAIR,
     "cli/evaluate.py: _normalization": "torch.load with weights_only=True",
+    "cli/statistics.py: load_statistics": "torch.load with weights_only=True",
     "cli/programs.py: load_file": CHOSEN,
     "collectors/assembler.py: WorkerBatch.batch": CARRIED,
     "collectors/evaluation/ray_worker.py: _actor_class.EvaluationActor.__init__": RAY,
