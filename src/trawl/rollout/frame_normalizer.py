@@ -28,7 +28,7 @@ class NormalizedEntry(Protocol):
 
 
 class FrameNormalizer(Generic[_Rows]):
-    """What is normalised in the frames of an environment; by default nothing.
+    """Normaliser of the frames of an environment, which by default leaves them as they are.
 
     Attributes:
         normalization: the statistics; None if nothing is normalised.
