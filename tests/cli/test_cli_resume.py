@@ -135,7 +135,7 @@ def test_one_that_was_to_be_larger_is_not_complete_by_asking_for_less(trawl):
         (["--policy", "cli_policies:slow"], "with --policy random, and can't be resumed with"),
         (["--format", "parquet"], "with --format memmap"),
         (["--seed", 2], "with --seed 1"),
-        (["--max-frames-per-traj", 3], "with --max-frames-per-traj None"),
+        (["--max-frames-per-traj", 3], "without --max-frames-per-traj, and"),
     ],
 )
 def test_only_the_same_goes_on(change, words, trawl):

@@ -244,10 +244,14 @@ def test_statistics_that_cannot_be_read(trawl):
 @pytest.mark.parametrize(
     ("before", "now", "words"),
     [
-        (["--frame-stack", 3], [], "with --frame-stack 3, and can't be resumed with"),
+        (["--frame-stack", 3], [], "with --frame-stack 3, and can't be resumed without it: pass"),
         (["--frame-stack", 3], ["--frame-stack", 2], "can't be resumed with --frame-stack 2"),
-        ([], ["--normalize-rewards"], "can't be resumed with --normalize-rewards True"),
-        (["--normalize-observations"], [], "can't be resumed with --normalize-observations False"),
+        (
+            [],
+            ["--normalize-rewards"],
+            "without --normalize-rewards, and can't be resumed with it: leave",
+        ),
+        (["--normalize-observations"], [], "with --normalize-observations, and can't be resumed w"),
     ],
 )
 def test_resuming_needs_the_same_options(before, now, words, trawl):

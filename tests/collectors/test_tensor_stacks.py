@@ -445,5 +445,5 @@ def test_unknown_keys_are_named() -> None:
 
 
 def test_lists_are_refused() -> None:
-    with pytest.raises(ValueError, match=r"frame_stack can't be used with .*pass one environment"):
+    with pytest.raises(ValueError, match=r"frame_stack can't be used with .*make one environment"):
         Collector([on_torch, on_torch], frames_per_batch=12, frame_stack=2)

@@ -160,7 +160,7 @@ def test_lists_are_stepped_with_tensordicts() -> None:
     found, stats = batches(makers, plain())
     assert_same(found, expected)
     assert stats["env_path"] == "tensordict"
-    assert "pass one environment with more sub-environments" in stats["env_path_reason"]
+    assert "make one environment of more sub-environments" in stats["env_path_reason"]
 
 
 def test_held_batches_stay_as_they_are() -> None:

@@ -41,11 +41,12 @@ def previous_facts(args: CollectArguments, directory: Path) -> dict[str, Any]:
     _same(directory, "--policy", facts.get("policy"), args.policy)
     _same(directory, "--format", facts["format"], args.format)
     limit = "max_frames_per_traj"
-    _same(directory, "--max-frames-per-traj", made.get(limit), args.max_frames_per_traj)
-    _same(directory, "--env-kwargs", facts.get("env_kwargs"), env_kwargs(args) or None)
-    _same(directory, "--info-keys", facts.get("info_keys"), list(args.info_keys) or None)
-    _same_transforms(directory, facts, args)
-    _same(directory, "--deterministic", bool(facts.get("deterministic")), args.deterministic)
+    _same_option(directory, "--max-frames-per-traj", made.get(limit), args.max_frames_per_traj)
+    _same_option(directory, "--env-kwargs", facts.get("env_kwargs"), env_kwargs(args))
+    _same_option(directory, "--info-keys", facts.get("info_keys"), list(args.info_keys))
+    for name in ("frame_stack", "normalize_observations", "normalize_rewards", "deterministic"):
+        option = f"--{name.replace('_', '-')}"
+        _same_option(directory, option, facts.get(name), getattr(args, name))
     if args.seed is not None:
         _same(directory, "--seed", facts.get("seed"), args.seed)
     if facts.get("policy_sha256") != fingerprint(args.policy):
@@ -54,13 +55,6 @@ def previous_facts(args: CollectArguments, directory: Path) -> dict[str, Any]:
             "another --out, without --resume"
         )
     return facts
-
-
-def _same_transforms(directory: Path, facts: dict[str, Any], args: CollectArguments) -> None:
-    _same(directory, "--frame-stack", facts.get("frame_stack"), args.frame_stack)
-    for name in ("normalize_observations", "normalize_rewards"):
-        before = bool(facts.get(name))
-        _same(directory, f"--{name.replace('_', '-')}", before, getattr(args, name))
 
 
 def is_resumed(facts: dict[str, Any]) -> bool:
@@ -100,4 +94,21 @@ def _same(directory: Path, name: str, before: Any, now: Any) -> None:
         raise CliError(
             f"{directory} was collected with {name} {shown(before)}, and can't be resumed with "
             f"{name} {now}: pass the same value, or another --out without --resume"
+        )
+
+
+def _same_option(directory: Path, name: str, before: Any, now: Any) -> None:
+    """Checks an option that may be left out, in which case its value counts as False."""
+    if bool(before) == bool(now):
+        _same(directory, name, before or None, now or None)
+    elif before:
+        given = name if before is True else f"{name} {shown(before)}"
+        raise CliError(
+            f"{directory} was collected with {given}, and can't be resumed without it: pass it "
+            "again, or another --out without --resume"
+        )
+    else:
+        raise CliError(
+            f"{directory} was collected without {name}, and can't be resumed with it: leave it "
+            "out, or pass another --out without --resume"
         )

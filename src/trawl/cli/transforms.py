@@ -51,11 +51,11 @@ def check_batches(args: CollectArguments | EvaluateArguments, env: Any) -> None:
     several = isinstance(env, SerialEnv) and any(isinstance(one, TensorEnv) for one in env.parts)
     used = [name for name in (*_NAMES, "normalization") if getattr(args, name, None)]
     if several and used:
+        option, count = used[0].replace("_", "-"), env.batch_size.numel()
         raise CliError(
-            f"--{used[0].replace('_', '-')} can't be used with --envs {args.envs} if {args.env} "
-            "makes environments whose data are tensors: leave out --envs, and make one batch of "
-            f"{env.batch_size.numel()} environments, for example with --env-kwargs "
-            f"'{{\"num_envs\": {env.batch_size.numel()}}}'"
+            f"--{option} can't be used with --envs {args.envs}, because each environment of "
+            f"{args.env} is a batch of tensors: leave out --envs, and make one batch of {count} "
+            f"environments, for example with --env-kwargs '{{\"num_envs\": {count}}}'"
         )
 
 
