@@ -75,6 +75,25 @@ def _wrong(found: Any, method: str, env: object, wanted: str) -> Exception:
     return TypeError(f"{method} of {env!r} returned {type(found).__name__}, but {must}")
 
 
+def checked_info(info: Any, method: str, env: object) -> Any:
+    """Returns the info that a reset or a step returned, unless it is None.
+
+    Args:
+        info: the info.
+        method: ``"reset"`` or ``"step"``.
+        env: the environment, for the error message.
+
+    Raises:
+        TypeError: if the info is None.
+    """
+    if info is None:
+        raise TypeError(
+            f"{method} of {env!r} returned None as its info, but an info must be a dict: return "
+            "{} if it has no entries"
+        )
+    return info
+
+
 def flag_of(value: Any, name: str, env: object) -> bool:
     """Returns ``terminated`` or ``truncated`` as a bool.
 
