@@ -403,3 +403,14 @@ def test_an_info_that_is_none(kind: str, of: str) -> None:
 
     with pytest.raises(TypeError, match=f"{of} of .* returned None as its info, .* return {{}} if"):
         collect()
+
+
+def test_a_step_of_four_values_in_a_vector_environment() -> None:
+    class Old(_WithoutInfo):
+        def step(self, action: Any) -> Any:
+            return super().step(action)[1:]
+
+    env = gymnasium.vector.SyncVectorEnv([lambda: Old("nothing")] * 2)
+    words = r"expected 5, got 4\)(.|\n)*step of each sub-environment must return \(observation, "
+    with pytest.raises(ValueError, match=words), Collector(env, frames_per_batch=2) as collector:
+        collector.next()
