@@ -103,3 +103,35 @@ def test_what_may_not_be_broken_off_ends_whenever_the_stop_comes(repetition) -> 
     thread.join(60)
     assert not thread.is_alive()
     assert not finished
+
+
+# Stops the work of the main thread during a collection of garbage, where exceptions are ignored.
+COLLECTING = """
+import gc, os, signal, threading
+from trawl.backends.worker_loop import Breaker, Stopped
+
+breaker = Breaker()
+
+def stop_once(phase, info):
+    if not breaker.stopping:
+        os.kill(os.getpid(), signal.SIGTERM)
+
+def work():
+    gc.callbacks.append(stop_once)
+    gc.collect()
+    threading.Event().wait()
+
+with breaker.installed():
+    try:
+        breaker.call(work)
+    except Stopped:
+        print("stopped")
+"""
+
+
+def test_work_is_stopped_after_a_collection_of_garbage() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", COLLECTING], capture_output=True, text=True, timeout=120, check=True
+    )
+    assert done.stderr == ""
+    assert done.stdout.split() == ["stopped"]

@@ -306,8 +306,9 @@ def test_a_mask_in_info_of_another_size_is_an_error():
             obs, info = super().shown()
             return obs, {"action_mask": info["action_mask"][:3]}
 
+    words = r"of shape \(3,\), but its action has 5 choices: a mask must have the shape \(5,\)\n"
     with (
-        pytest.raises(ValueError, match="3 entries, but its action has 5 choices"),
+        pytest.raises(ValueError, match=words),
         Collector(Short("info"), frames_per_batch=5) as collector,
     ):
         collector.next()
@@ -418,6 +419,38 @@ def test_an_environment_without_masks_among_others(batch, joint):
         taken = collector.next()["action"]
     # Each value of each choice is taken where there are no masks.
     assert taken[1].sum(0).all()
+
+
+@pytest.mark.parametrize(
+    ("sizes", "allowed"),
+    [([2, 3], r"\(5,\) or \(2, 3\)\n"), ([4, 4], r"\(8,\) or \(2, 4\) or \(4, 4\)\n")],
+)
+@pytest.mark.parametrize("batch", [SerialEnv, partial(ParallelEnv, backend="thread")])
+def test_an_error_lists_the_shapes_of_masks(batch, sizes, allowed):
+    class Turned(Shaped):
+        def shown(self):
+            return super().shown()[0], {"action_mask": np.ones((3, 2), np.int8)}
+
+    words = rf"of shape \(3, 2\), but its action has {sum(sizes)} .* must have the shape {allowed}"
+    with (
+        pytest.raises(ValueError, match=words),
+        Collector(batch(1, lambda: Turned(sizes, True, "info")), frames_per_batch=2) as collector,
+    ):
+        collector.next()
+
+
+def test_a_mask_in_a_process_keeps_its_shape():
+    class Flattened(Shaped):
+        def step(self, action):
+            obs, *outcome, _ = super().step(action)
+            return obs, *outcome, {"action_mask": np.ones(7, np.int8)}
+
+    env = ParallelEnv(1, lambda: Flattened([4, 3], True, "info"), backend="thread")
+    with (
+        pytest.raises(ValueError, match=r"of shape \(7,\) in a step, but of shape \(4, 3\) before"),
+        Collector(env, frames_per_batch=2) as collector,
+    ):
+        collector.next()
 
 
 def test_processes_share_only_small_joint_masks():

@@ -227,6 +227,15 @@ def test_environments_with_text_are_not_restarted():
         Collector(saying, frames_per_batch=4, on_env_error="restart")
 
 
+@pytest.mark.parametrize(
+    ("option", "value"), [("frame_stack", 2), ("normalize_observations", True)]
+)
+def test_an_error_names_the_text_that_rules_out_an_option(option, value):
+    words = rf"{option} .*no fixed shape and dtype \(\('walker', 'info', 'text'\), "
+    with pytest.raises(ValueError, match=words):
+        Collector(partial(saying, ["text"]), frames_per_batch=4, **{option: value})
+
+
 def test_a_dataset_holds_no_text_of_agents(monkeypatch):
     from trawl.cli.arguments import CollectArguments
     from trawl.cli.environments import make_env
@@ -243,6 +252,8 @@ def test_a_dataset_holds_no_text_of_agents(monkeypatch):
         (["speed"], ValueError, r"'speed', but the infos of group 'walker' have only \['cost'"),
         ({"flyer": ["cost"], "cost": None}, ValueError, r"names of groups, and also \['cost'\]"),
         ("cost", TypeError, "info_keys must be a list of names"),
+        (["height"], ValueError, r"unlike .* 'flyer': .* info_keys=\{'flyer': \['height'\]\}"),
+        ({"flyre": ["cost"]}, ValueError, r"\['flyre'\], but the groups are .* mean flyer\?"),
         (["cost", "cost"], ValueError, "more than once"),
     ],
 )

@@ -372,3 +372,45 @@ def test_a_missing_package_is_named(
     monkeypatch.setitem(sys.modules, missing, None)
     with pytest.raises((ImportError, ValueError), match=words):
         build_one(env_id)
+
+
+class _WithoutInfo(gymnasium.Env[Any, Any]):
+    observation_space = spaces.Box(-1, 1, (1,))
+    action_space = spaces.Discrete(2)
+
+    def __init__(self, of: str) -> None:
+        self._of = of
+
+    def reset(self, *, seed: Any = None, options: Any = None) -> Any:
+        return np.zeros(1, np.float32), None if self._of == "reset" else {}
+
+    def step(self, action: Any) -> Any:
+        return np.zeros(1, np.float32), 0.0, True, False, None if self._of == "step" else {}
+
+
+@pytest.mark.parametrize("of", ["reset", "step"])
+@pytest.mark.parametrize("kind", ["plain", "found", "stated", "parallel"])
+def test_an_info_that_is_none(kind: str, of: str) -> None:
+    def make() -> Any:
+        env = _WithoutInfo(of)
+        keys: Any = {"found": ["x"], "stated": {"x": spaces.Discrete(2)}}.get(kind)
+        return GymEnv(env) if keys is None else GymEnv(env, info_keys=keys)
+
+    def collect() -> None:
+        env = ParallelEnv(1, make, backend="thread") if kind == "parallel" else make()
+        with Collector(env, frames_per_batch=2) as collector:
+            collector.next()
+
+    with pytest.raises(TypeError, match=f"{of} of .* returned None as its info, .* return {{}} if"):
+        collect()
+
+
+def test_a_step_of_four_values_in_a_vector_environment() -> None:
+    class Old(_WithoutInfo):
+        def step(self, action: Any) -> Any:
+            return super().step(action)[1:]
+
+    env = gymnasium.vector.SyncVectorEnv([lambda: Old("nothing")] * 2)
+    words = r"expected 5, got 4\)(.|\n)*step of each sub-environment must return \(observation, "
+    with pytest.raises(ValueError, match=words), Collector(env, frames_per_batch=2) as collector:
+        collector.next()

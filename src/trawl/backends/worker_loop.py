@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import _thread
 import contextlib
 import ctypes
+import gc
 import os
 import signal
 import sys
@@ -11,6 +13,7 @@ import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from types import FrameType
 from typing import Any, NoReturn, TypeVar
 
 from typing_extensions import override
@@ -133,6 +136,11 @@ class Breaker:
         if os.getpid() == self._owner:
             self.wake()
         if not self._shields and not self._raised:
+            if _in_gc_callback(frame):
+                # The interpreter ignores exceptions here. Another thread repeats the signal, as a
+                # signal that comes from here would be handled here.
+                _thread.start_new_thread(self.stop, ())
+                return
             self._raised = True
             raise Stopped
 
@@ -181,6 +189,14 @@ class Breaker:
 
     def _shield(self) -> None:
         self._shields += 1
+
+
+def _in_gc_callback(frame: FrameType | None) -> bool:
+    """Returns True if a frame belongs to a function in ``gc.callbacks``, or to what it calls."""
+    codes = [getattr(callback, "__code__", None) for callback in gc.callbacks]
+    while frame is not None and frame.f_code not in codes:
+        frame = frame.f_back
+    return frame is not None
 
 
 class ThreadBreaker(Breaker):

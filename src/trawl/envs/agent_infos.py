@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from gymnasium import Space, spaces
 
+from trawl.checks import did_you_mean
 from trawl.envs.agent_groups import AgentGroup
 from trawl.envs.agent_steps import AgentResults, ParallelSteps, TurnSteps
 from trawl.envs.info_keys import (
@@ -66,7 +67,7 @@ def chosen_infos(
         for group, entries in wanted.items()
     }
     seen = _probe(groups, steps, missing) if any(missing.values()) else {}
-    return {name: _leaves_of(name, entries, seen.get(name, {})) for name, entries in wanted.items()}
+    return {name: _leaves_of(name, entries, seen) for name, entries in wanted.items()}
 
 
 def _by_group(groups: Sequence[AgentGroup], info_keys: InfoKeys) -> dict[str, list[InfoEntry]]:
@@ -80,13 +81,34 @@ def _by_group(groups: Sequence[AgentGroup], info_keys: InfoKeys) -> dict[str, li
                 f"groups ({names}), or only names of infos"
             )
         return {name: given_entries(info_keys.get(name, [])) for name in names}
+    if isinstance(info_keys, Mapping):
+        unknown = [key for key, given in info_keys.items() if isinstance(given, (list, tuple))]
+        if unknown:
+            raise ValueError(
+                f"info_keys has lists of names for {unknown}, but the groups are {names}"
+                f"{did_you_mean(unknown, names, 1)}"
+            )
     return {name: given_entries(info_keys) for name in names}
 
 
-def _leaves_of(group: str, given: Sequence[InfoEntry], seen: Mapping[str, Any]) -> list[InfoLeaf]:
-    placed = placed_entries(
-        given, seen, lambda: f"the infos of group {group!r} have only {sorted(seen)}"
-    )
+def _leaves_of(
+    group: str, given: Sequence[InfoEntry], all_seen: Mapping[str, Mapping[str, Any]]
+) -> list[InfoLeaf]:
+    seen = all_seen.get(group, {})
+
+    def describe() -> str:
+        only = f"the infos of group {group!r} have only {sorted(seen)}"
+        missing = [entry for entry in given if entry.located(seen) is None]
+        for other, known in all_seen.items():
+            if any(entry.located(known) for entry in missing):
+                name = missing[0].path[0]
+                return (
+                    f"{only}, unlike those of group {other!r}: name the entries of each group, as "
+                    f"in info_keys={{{other!r}: [{name!r}]}}"
+                )
+        return only
+
+    placed = placed_entries(given, seen, describe)
     return InfoLayout(
         (path, key, value if isinstance(value, Space) else space_of(value))
         for path, key, value in placed

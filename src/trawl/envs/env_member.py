@@ -15,8 +15,15 @@ from trawl.envs.base import TensorDictEnv
 from trawl.envs.capture.frames import from_plain, to_plain
 from trawl.envs.gym import GymEnv
 from trawl.envs.logged import LoggedEnv
-from trawl.envs.masks import MASK_KEY, is_joint, warn_late
-from trawl.envs.outcomes import RESET_GIVES, flag_of, reset_results, reward_of, wrong_step
+from trawl.envs.masks import MASK_KEY, is_joint, mask_shapes, unfit_mask, warn_late
+from trawl.envs.outcomes import (
+    RESET_GIVES,
+    checked_info,
+    flag_of,
+    reset_results,
+    reward_of,
+    wrong_step,
+)
 from trawl.envs.spaces import SpaceCodec
 from trawl.envs.state_parts import state_parts
 from trawl.envs.step_buffers import (
@@ -227,16 +234,19 @@ def _show_masks(masks: Array, buffers: SharedStepBuffers, rows: slice) -> None:
     kind = int(buffers.masked[rows.start])
     target = buffers.masks[kind][rows]
     if masks.size != target.size:
-        given = f"the environment returned info[{MASK_KEY!r}] with {masks[0].size} entries, but "
-        if kind == JOINT:
+        shape, sizes, given = masks.shape[1:], buffers.choices, f"info[{MASK_KEY!r}]"
+        if kind == JOINT and not target.size:
             raise ValueError(
-                f"{given}processes share masks of at most {MOST_COMBINATIONS} combinations of "
-                "values: return the masks of all choices, concatenated"
+                f"the environment returned {given} with {masks[0].size} entries, but processes "
+                f"share masks of at most {MOST_COMBINATIONS} combinations of values: return the "
+                "masks of all choices, concatenated"
             )
-        raise ValueError(
-            f"{given}its action has {target.shape[-1]} choices: a mask needs an entry for each "
-            "choice"
-        )
+        if shape in mask_shapes(sizes):
+            raise ValueError(
+                f"the environment returned {given} of shape {shape} in a step, but of shape "
+                f"{target.shape[1:]} before: masks must keep their shape"
+            )
+        raise unfit_mask(sizes, shape)
     masks = masks.reshape(target.shape)
     target[...] = (masks != 0).astype(np.int8) + (masks == 2)
 
@@ -275,6 +285,7 @@ def _single(env: GymEnv, buffers: SharedStepBuffers, rows: slice) -> Callable[[b
             raise wrong_step(found, env.env) from None
         if is_first:
             is_first = False
+            info = checked_info(info, "step", env.env)
             if show_masks is None:
                 warn_late(env.action_codec.space, info, env.env)
         try:

@@ -27,7 +27,7 @@ from trawl.envs.info_wrappers import InfoEnvPool, InfoSingle, InfoVector
 from trawl.envs.infos import InfoLayout
 from trawl.envs.making import single_spaces
 from trawl.envs.masks import newest_masks
-from trawl.envs.outcomes import reset_results, step_results
+from trawl.envs.outcomes import checked_info, reset_results, step_results
 from trawl.envs.pool import is_pool
 from trawl.envs.vector import is_envpool, is_vector_env
 
@@ -157,6 +157,7 @@ def _probe(env: Any, wanted: Sequence[InfoEntry]) -> dict[str, Space[Any]]:
     action_space.seed(0)
     found: dict[str, Any] = {}
     _, info = reset_results(env.reset(), env)
+    info = checked_info(info, "reset", env)
     masks: Any = None
     for step in range(_STEPS):
         for one in _rows(info, env.num_envs) if batched else [info]:
@@ -165,7 +166,7 @@ def _probe(env: Any, wanted: Sequence[InfoEntry]) -> dict[str, Space[Any]]:
             break
         masks = newest_masks(masks, info if batched else [info])
         result = step_results(env.step(_sample(action_space, masks)), env)
-        info = result[-1]
+        info = checked_info(result[-1], "step", env)
         if not batched and (result[2] or result[3]):
             found = _merged(found, info)
             _, info = reset_results(env.reset(), env)

@@ -232,7 +232,7 @@ def placed_entries(
             name = show_key(entry.path)
             raise ValueError(
                 f"info_keys has {name}, but {describe()}. If the entry appears later than "
-                f"the first episodes, state its space: "
+                f"the first episodes, state its space, or str for a text: "
                 f"info_keys={{{name}: gymnasium.spaces.Box(...)}}"
             )
         path, value = located

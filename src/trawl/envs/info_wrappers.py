@@ -19,7 +19,7 @@ from typing_extensions import override
 from trawl.envs.final_obs import final_sample
 from trawl.envs.infos import InfoLayout, InfoLeaf
 from trawl.envs.masks import MaskKeeper
-from trawl.envs.outcomes import reset_results, step_results
+from trawl.envs.outcomes import checked_info, reset_results, step_results
 from trawl.envs.spaces import SpaceCodec
 from trawl.memory import Array, Mask
 
@@ -100,7 +100,7 @@ class InfoSingle(gymnasium.Wrapper[Any, Any, Any, Any]):
     @override
     def reset(self, **kwargs: Any) -> Any:
         obs, info = reset_results(self.env.reset(**kwargs), self.env)
-        merge = self._merge
+        merge, info = self._merge, checked_info(info, "reset", self.env)
         return merge(obs, merge.layout.sample(info)), info
 
     @override

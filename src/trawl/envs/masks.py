@@ -23,7 +23,7 @@ from tensordict import TensorDict, TensorDictBase
 from torch import Tensor
 from typing_extensions import override
 
-from trawl.envs.outcomes import reset_results, step_results
+from trawl.envs.outcomes import checked_info, reset_results, step_results
 from trawl.envs.specs import Binary, Categorical, Composite, MultiCategorical, MultiOneHot
 from trawl.keys import as_key
 from trawl.memory import Array
@@ -108,6 +108,29 @@ def warn_unfit(spec: Any, mask_shape: Sequence[int]) -> None:
             UserWarning,
             stacklevel=2,
         )
+
+
+def mask_shapes(sizes: Sequence[int]) -> list[tuple[int, ...]]:
+    """Returns the shapes that the mask of an action may have.
+
+    Args:
+        sizes: the number of values of each choice, as :func:`choices` returns it.
+    """
+    found: list[tuple[int, ...]] = [(sum(sizes),)]
+    # The bits of a binary action have one entry each.
+    if len(sizes) > 1 and max(sizes) > 1:
+        rows = [(len(sizes), sizes[0])] if len({*sizes}) == 1 else []
+        found += dict.fromkeys([*rows, tuple(sizes)])
+    return found
+
+
+def unfit_mask(sizes: Sequence[int], shape: Sequence[int]) -> ValueError:
+    """Returns the error for an action mask in the info that has another shape than masks have."""
+    allowed = " or ".join(map(str, mask_shapes(sizes)))
+    return ValueError(
+        f"the environment returned info[{MASK_KEY!r}] of shape {tuple(shape)}, but its action has "
+        f"{sum(sizes)} choices: a mask must have the shape {allowed}"
+    )
 
 
 def warn_late(action: Any, info: Any, env: object) -> None:
@@ -211,10 +234,7 @@ def rand_actions(
     if isinstance(shown, Tensor) and fits(spec, shown.shape, len(specs.shape)):
         drawn.set(keys[0], masked_rand(spec, shown))
     elif mask is not None and (sizes := choices(spec)) is not None:
-        raise ValueError(
-            f"the environment returned info[{MASK_KEY!r}] with {mask[0].size} entries, but its "
-            f"action has {sum(sizes)} choices: a mask needs an entry for each choice"
-        )
+        raise unfit_mask(sizes, mask.shape[1:])
     elif isinstance(shown, Tensor):
         warn_unfit(spec, shown.shape)
     return drawn
@@ -410,7 +430,8 @@ class FirstMaskCheck:
                 self._done = True
                 # The caller raises an error for anything else.
                 if isinstance(found, (tuple, list)) and len(found) == 5:
-                    warn_late(env.action_codec.space, found[4], env.env)
+                    info = checked_info(found[4], "step", env.env)
+                    warn_late(env.action_codec.space, info, env.env)
             return found
 
         return step_first

@@ -16,7 +16,10 @@ from trawl.memory import Array
 RESET_GIVES = (
     "reset must return (observation, info), with an observation from the observation space"
 )
+_STEP_GIVES = "(observation, reward, terminated, truncated, info)"
 _OLD = "older versions of Gym have another API"
+#: Note about a sub-environment whose step may return other values.
+STEP_MUST = f"step of each sub-environment must return {_STEP_GIVES}; {_OLD}"
 
 #: numpy's False, a singleton that can be compared by identity.
 NO = np.False_
@@ -48,7 +51,7 @@ def step_results(found: Any, env: object) -> Any:
 
 def wrong_step(found: Any, env: object) -> Exception:
     """Returns the error for a step that doesn't return five values."""
-    return _wrong(found, "step", env, "(observation, reward, terminated, truncated, info)")
+    return _wrong(found, "step", env, _STEP_GIVES)
 
 
 def reset_results(found: Any, env: object) -> Any:
@@ -73,6 +76,25 @@ def _wrong(found: Any, method: str, env: object, wanted: str) -> Exception:
     if isinstance(found, (tuple, list)):
         return ValueError(f"{method} of {env!r} returned {len(found)} values, but {must}")
     return TypeError(f"{method} of {env!r} returned {type(found).__name__}, but {must}")
+
+
+def checked_info(info: Any, method: str, env: object) -> Any:
+    """Returns the info that a reset or a step returned, unless it is None.
+
+    Args:
+        info: the info.
+        method: ``"reset"`` or ``"step"``.
+        env: the environment, for the error message.
+
+    Raises:
+        TypeError: if the info is None.
+    """
+    if info is None:
+        raise TypeError(
+            f"{method} of {env!r} returned None as its info, but an info must be a dict: return "
+            "{} if it has no entries"
+        )
+    return info
 
 
 def flag_of(value: Any, name: str, env: object) -> bool:

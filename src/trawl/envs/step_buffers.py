@@ -199,6 +199,11 @@ class SharedStepBuffers:
         """Number of rows of each environment."""
         return self._plan.rows_per_env
 
+    @property
+    def choices(self) -> tuple[int, ...]:
+        """Number of values of each choice in an action; empty if it can't have a mask."""
+        return self._plan.choices
+
     def rows(self, env: int) -> slice:
         """Returns the rows of an environment."""
         count = self.rows_per_env

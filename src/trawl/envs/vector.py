@@ -30,9 +30,15 @@ from trawl.envs.capture.attributes import Decoder, Encoder, NotPlain
 from trawl.envs.capture.history import PoolLog
 from trawl.envs.envpool_calls import EnvPoolCalls
 from trawl.envs.masks import newest_masks, warn_late
-from trawl.envs.outcomes import Outcome, OutcomeCheck, reset_results, step_results
+from trawl.envs.outcomes import (
+    STEP_MUST,
+    Outcome,
+    OutcomeCheck,
+    reset_results,
+    step_results,
+)
 from trawl.envs.spaces import SpaceCodec
-from trawl.errors import EnvStateError
+from trawl.errors import EnvStateError, add_note
 from trawl.memory import Array, Mask
 
 Step = tuple[list[Array], Array, Array, Array]
@@ -114,7 +120,12 @@ class VectorAdapter:
 
     def _step(self, action: Any) -> tuple[list[Array], Outcome, Any]:
         """Steps the environment itself, and checks the rewards and flags."""
-        found = step_results(self.env.step(action), self.env)
+        try:
+            found = step_results(self.env.step(action), self.env)
+        except ValueError as error:
+            if "values to unpack (expected 5" in str(error):
+                add_note(error, STEP_MUST)
+            raise
         obs, reward, terminated, truncated, info = found
         outcome = self._check_outcome(reward, terminated, truncated)
         if self.masks is not None:

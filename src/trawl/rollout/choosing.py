@@ -9,6 +9,7 @@ from trawl.envs.frame_stack import FrameStack
 from trawl.envs.pettingzoo import PettingZooEnv
 from trawl.envs.specs import NonTensor
 from trawl.envs.tensor_env import TensorEnv
+from trawl.keys import as_key, show_key
 from trawl.rollout.array_batch_writer import ArrayBatchWriter
 from trawl.rollout.batch_writer import BatchOptions, BatchWriter, NoFixedLayout
 from trawl.rollout.policy import Policy
@@ -97,12 +98,13 @@ def _why_loose(env: TensorDictEnv) -> str:
             "it is a list of environments whose data are tensors: make one environment of more "
             "sub-environments, for example with num_envs, instead of a list"
         )
-    if env.reward_keys != ["reward"] and not _has_loose_entries(env):
+    if env.reward_keys != ["reward"] and not _loose_entries(env):
         return (
             "its agents have rewards of their own: use a list of environments, or workers, instead "
             "of a ParallelEnv"
         )
-    return _LOOSE
+    loose = ", ".join(show_key(as_key(key)) for key in _loose_entries(env))
+    return f"{_LOOSE} ({loose})" if loose else _LOOSE
 
 
 def _by_tensordict(env: Any, policy: Policy, options: BatchOptions, why: str) -> BatchWriter:
@@ -115,9 +117,12 @@ def _by_tensordict(env: Any, policy: Policy, options: BatchOptions, why: str) ->
     return TensorDictBatchWriter(env, policy, options, why)
 
 
-def _has_loose_entries(env: TensorDictEnv) -> bool:
-    specs = env.full_observation_spec.values(True, True)
-    return any(isinstance(spec, NonTensor) for spec in specs)
+def _loose_entries(env: TensorDictEnv) -> list[Any]:
+    """Returns the keys of the observations and actions that have no fixed layout."""
+    specs = (env.full_observation_spec, env.full_action_spec)
+    return [
+        key for one in specs for key, spec in one.items(True, True) if isinstance(spec, NonTensor)
+    ]
 
 
 def _refuse_restarts(options: BatchOptions, why: str) -> None:
