@@ -5,6 +5,7 @@ import warnings
 from functools import partial
 from typing import Any
 
+import gymnasium
 import numpy as np
 import pytest
 import torch
@@ -326,6 +327,42 @@ def test_all_floating_point_dtypes(dtype: torch.dtype) -> None:
         assert collector.normalization is not None
         assert collector.normalization.observations["observation"].count == 80
     assert batch["observation"].itemsize == dtype.itemsize
+
+
+class Still(InPlace):
+    """Simulator in which nothing changes, and no reward is given."""
+
+    def step(self, action: Tensor) -> Any:
+        ended = torch.zeros(self.num_envs, dtype=torch.bool)
+        return self.place, torch.zeros(self.num_envs), ended, ended, {"final_obs": self.place}
+
+
+class StillArray(gymnasium.Env[Any, Any]):
+    observation_space = Still.single_observation_space
+    action_space = Still.single_action_space
+
+    def reset(self, **kwargs: Any) -> Any:
+        return np.full(2, -50, np.float32), {}
+
+    def step(self, action: Any) -> Any:
+        return np.full(2, -50, np.float32), 0.0, False, False, {}
+
+
+@pytest.mark.parametrize("make", [StillArray, lambda: Still(AutoresetMode.SAME_STEP)])
+def test_extreme_options_give_finite_values(make: Any) -> None:
+    extreme = {"epsilon": 1e-80, "clip": 1e300}
+    options = {
+        "normalize_observations": NormalizeObservation(**extreme),
+        "normalize_rewards": NormalizeReward(**extreme),
+    }
+    with Collector(make(), frames_per_batch=40, **options) as collector:
+        for _ in range(2):
+            batch = collector.next()
+            assert not batch["next", "reward"].any()
+        assert not batch["next", "observation"].any()
+        assert collector.normalization is not None
+        values = torch.tensor([[-50.0, -50.0]])
+        assert not collector.normalization.normalize_observation(values).any()
 
 
 class Parts(InPlace):

@@ -6,7 +6,6 @@ A :class:`NormalizedSteps` normalises all observations of a step at once. Its
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -16,6 +15,7 @@ from torch import Tensor
 from trawl.envs.tensor_env import TensorEnv, TensorStep
 from trawl.keys import Key
 from trawl.rollout.moments import BaseMoments
+from trawl.rollout.normalization import clip_within
 from trawl.rollout.tensor_block import TensorBlock
 
 # Number of values that are kept before they are counted: on the CPU, so that they stay in the
@@ -53,17 +53,16 @@ class NormalizedRows:
         rows = self._raw.unbind(0)
         self._rows = [rows[row % self._size] for row in range(steps if kept else 0)]
         self._rows.append(self.raw_next)
-        # The largest factor, and the largest limit that is not infinite.
         self._largest = torch.finfo(next_row.dtype).max
-        self._clip = clip if math.isinf(clip) else min(clip, self._largest)
+        self._clip = clip_within(clip, self._largest)
         self._mean = next_row.new_zeros(self.leaf)
         self._scale = next_row.new_ones(self.leaf)
 
     def load(self, moments: BaseMoments, epsilon: float) -> None:
         """Sets the statistics for all rows from now on."""
-        mean, scale = moments.affine(epsilon)
+        mean, scale = moments.affine(epsilon, self._largest)
         self._mean.copy_(mean)
-        self._scale.copy_(scale.clamp(max=self._largest))
+        self._scale.copy_(scale)
 
     def normalize(self, source: Tensor, target: Tensor) -> None:
         """Writes normalised values; ``target`` may be ``source`` itself."""
