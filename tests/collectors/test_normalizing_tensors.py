@@ -365,6 +365,40 @@ def test_extreme_options_give_finite_values(make: Any) -> None:
         assert not collector.normalization.normalize_observation(values).any()
 
 
+class Empty(InPlace):
+    """Simulator without observations."""
+
+    single_observation_space = Box(-1, 1, (0,))
+
+    def reset(self, **kwargs: Any) -> Any:
+        obs, info = super().reset(**kwargs)
+        return obs[:, :0], info
+
+    def step(self, action: Tensor) -> Any:
+        obs, *rest, info = super().step(action)
+        return obs[:, :0], *rest, {"final_obs": info["final_obs"][:, :0]}
+
+
+class EmptyArray(StillArray):
+    observation_space = Empty.single_observation_space
+
+    def reset(self, **kwargs: Any) -> Any:
+        return np.zeros(0, np.float32), {}
+
+    def step(self, action: Any) -> Any:
+        return np.zeros(0, np.float32), 1.0, False, True, {}
+
+
+@pytest.mark.parametrize("options", [BOTH, {"frame_stack": 3}], ids=["normalised", "stacked"])
+@pytest.mark.parametrize("make", [EmptyArray, lambda: Empty(AutoresetMode.SAME_STEP)])
+def test_observations_without_elements(make: Any, options: Any) -> None:
+    with Collector(make(), frames_per_batch=40, **options) as collector:
+        for _ in range(2):
+            batch = collector.next()
+    assert batch["observation"].shape == batch["next", "observation"].shape
+    assert batch["observation"].shape[-1] == 0
+
+
 class Parts(InPlace):
     """Simulator with a dictionary of observations."""
 

@@ -299,7 +299,7 @@ class BatchNormalizer(Normalizer):
         if one.absent is None:
             return RunningMoments.of(_samples(rows, mask))
         present = _present(self._rows[one.absent][chosen], mask)
-        samples = rows.reshape(-1, *rows.shape[2:])
+        samples = _samples(rows, None)
         return RunningMoments.of(samples, present.reshape(-1, present.shape[-1]))
 
     @override
@@ -368,4 +368,5 @@ def _samples(rows: Array, mask: Mask | None) -> Array:
     """Returns the frames of some rows, ``(count, *leaf)``, or of the agents that a mask marks."""
     if mask is not None and not mask.all():
         return rows[mask]
-    return rows.reshape(-1, *rows.shape[2:])
+    # A row may have no elements, so numpy can't find the size of a dimension.
+    return rows.reshape(len(rows) * rows.shape[1], *rows.shape[2:])
