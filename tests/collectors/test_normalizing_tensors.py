@@ -365,6 +365,30 @@ def test_extreme_options_give_finite_values(make: Any) -> None:
         assert not collector.normalization.normalize_observation(values).any()
 
 
+class Flags(InPlace):
+    """Simulator whose observations are flags, although its space has numbers."""
+
+    def reset(self, **kwargs: Any) -> Any:
+        obs, info = super().reset(**kwargs)
+        return obs > -49, info
+
+    def step(self, action: Tensor) -> Any:
+        obs, *rest, info = super().step(action)
+        return obs > -49, *rest, {"final_obs": info["final_obs"] > -47}
+
+
+@pytest.mark.usefixtures("_kept")
+def test_flags_are_normalised_as_numbers() -> None:
+    with Collector(Flags(AutoresetMode.SAME_STEP), frames_per_batch=40, **BOTH) as collector:
+        for _ in range(2):
+            batch = collector.next()
+        assert collector.normalization is not None
+        found = collector.normalization.observations["observation"]
+    assert batch["next", "observation"].isfinite().all()
+    assert found.count == 80
+    assert all(0 < share < 1 for share in found.mean)
+
+
 class Empty(InPlace):
     """Simulator without observations."""
 

@@ -52,18 +52,19 @@ class NormalizedRows:
         self._sources: list[Tensor] = []
         self._largest = torch.finfo(next_row.dtype).max
         self._clip = clip_within(clip, self._largest)
-        self._mean = next_row.new_zeros(self.leaf)
+        # Added instead of the mean subtracted, because torch subtracts nothing from flags.
+        self._shift = next_row.new_zeros(self.leaf)
         self._scale = next_row.new_ones(self.leaf)
 
     def load(self, moments: BaseMoments, epsilon: float) -> None:
         """Sets the statistics for all rows from now on."""
         mean, scale = moments.affine(epsilon, self._largest)
-        self._mean.copy_(mean)
+        self._shift.copy_(-mean)
         self._scale.copy_(scale)
 
     def normalize(self, source: Tensor, target: Tensor) -> None:
         """Writes normalised values; ``target`` may be ``source`` itself."""
-        torch.sub(source, self._mean, out=target)
+        torch.add(source, self._shift, out=target)
         target.mul_(self._scale).clamp_(-self._clip, self._clip)
 
     def begin(self) -> None:

@@ -36,7 +36,7 @@ class TensorStacks:
     def __init__(
         self, layout: StackLayout, newest: Mapping[Key, Tensor], steps: int, at_once: bool
     ) -> None:
-        self._repeats, self._newest, self._steps = layout.repeats, newest, steps
+        self._repeats, self._newest = layout.repeats, newest
         self._recent: dict[Key, StackFrames] = {}
         self._positions: dict[Key, _Positions] = {}
         kind = WindowedFrames if at_once else GatheredFrames
