@@ -122,9 +122,11 @@ class NormalizedRows:
         if not at_once:
             self.normalize(values, last)
             return last
-        # On the CPU, it is worth finding the rows, because only few episodes end in a step.
-        chosen = ended.nonzero().squeeze(-1)
-        if len(chosen):
+        # On the CPU, it is worth finding the rows, because only few episodes end in a step. For a
+        # few rows, numpy is faster than torch.
+        rows = ended.numpy().nonzero()[0]
+        if len(rows):
+            chosen = torch.from_numpy(rows)
             found = values.index_select(0, chosen).to(last.dtype)
             self.normalize(found, found)
             # Faster than index_copy_.
