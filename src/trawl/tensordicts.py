@@ -48,6 +48,20 @@ def _made(tree: Mapping[str, Any], batch_size: torch.Size, names: list[str | Non
     return made
 
 
+def size_groups(batch: TensorDict, agents: Mapping[str, int]) -> None:
+    """Adds a batch dimension for the agents to the TensorDicts of groups, also under ``"next"``.
+
+    Args:
+        batch: a batch.
+        agents: number of agents by the key of their group.
+    """
+    for group, count in agents.items():
+        for root in (batch, batch.get("next")):
+            part = root.get(group, None)
+            if part is not None:
+                part.batch_size = (*batch.batch_size, count)
+
+
 def drop_private(batch: TensorDictBase) -> TensorDictBase:
     """Returns the batch without entries whose key has a part that begins with an underscore."""
     private = list(_private_keys(batch, ()))

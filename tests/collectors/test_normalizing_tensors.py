@@ -5,6 +5,7 @@ import warnings
 from functools import partial
 from typing import Any
 
+import gymnasium
 import numpy as np
 import pytest
 import torch
@@ -326,6 +327,100 @@ def test_all_floating_point_dtypes(dtype: torch.dtype) -> None:
         assert collector.normalization is not None
         assert collector.normalization.observations["observation"].count == 80
     assert batch["observation"].itemsize == dtype.itemsize
+
+
+class Still(InPlace):
+    """Simulator in which nothing changes, and no reward is given."""
+
+    def step(self, action: Tensor) -> Any:
+        ended = torch.zeros(self.num_envs, dtype=torch.bool)
+        return self.place, torch.zeros(self.num_envs), ended, ended, {"final_obs": self.place}
+
+
+class StillArray(gymnasium.Env[Any, Any]):
+    observation_space = Still.single_observation_space
+    action_space = Still.single_action_space
+
+    def reset(self, **kwargs: Any) -> Any:
+        return np.full(2, -50, np.float32), {}
+
+    def step(self, action: Any) -> Any:
+        return np.full(2, -50, np.float32), 0.0, False, False, {}
+
+
+@pytest.mark.parametrize("make", [StillArray, lambda: Still(AutoresetMode.SAME_STEP)])
+def test_extreme_options_give_finite_values(make: Any) -> None:
+    extreme = {"epsilon": 1e-80, "clip": 1e300}
+    options = {
+        "normalize_observations": NormalizeObservation(**extreme),
+        "normalize_rewards": NormalizeReward(**extreme),
+    }
+    with Collector(make(), frames_per_batch=40, **options) as collector:
+        for _ in range(2):
+            batch = collector.next()
+            assert not batch["next", "reward"].any()
+        assert not batch["next", "observation"].any()
+        assert collector.normalization is not None
+        values = torch.tensor([[-50.0, -50.0]])
+        assert not collector.normalization.normalize_observation(values).any()
+
+
+class Flags(InPlace):
+    """Simulator whose observations are flags, although its space has numbers."""
+
+    def reset(self, **kwargs: Any) -> Any:
+        obs, info = super().reset(**kwargs)
+        return obs > -49, info
+
+    def step(self, action: Tensor) -> Any:
+        obs, *rest, info = super().step(action)
+        return obs > -49, *rest, {"final_obs": info["final_obs"] > -47}
+
+
+@pytest.mark.usefixtures("_kept")
+def test_flags_are_normalised_as_numbers() -> None:
+    with Collector(Flags(AutoresetMode.SAME_STEP), frames_per_batch=40, **BOTH) as collector:
+        for _ in range(2):
+            batch = collector.next()
+        assert collector.normalization is not None
+        found = collector.normalization.observations["observation"]
+    assert batch["next", "observation"].isfinite().all()
+    assert found.count == 80
+    assert all(0 < share < 1 for share in found.mean)
+
+
+class Empty(InPlace):
+    """Simulator without observations."""
+
+    single_observation_space = Box(-1, 1, (0,))
+
+    def reset(self, **kwargs: Any) -> Any:
+        obs, info = super().reset(**kwargs)
+        return obs[:, :0], info
+
+    def step(self, action: Tensor) -> Any:
+        obs, *rest, info = super().step(action)
+        return obs[:, :0], *rest, {"final_obs": info["final_obs"][:, :0]}
+
+
+class EmptyArray(StillArray):
+    observation_space = Empty.single_observation_space
+
+    def reset(self, **kwargs: Any) -> Any:
+        return np.zeros(0, np.float32), {}
+
+    def step(self, action: Any) -> Any:
+        return np.zeros(0, np.float32), 1.0, False, True, {}
+
+
+@pytest.mark.parametrize("options", [BOTH, {"frame_stack": 3}], ids=["normalised", "stacked"])
+@pytest.mark.parametrize("make", [EmptyArray, lambda: Empty(AutoresetMode.SAME_STEP)])
+def test_observations_without_elements(make: Any, options: Any) -> None:
+    with Collector(make(), frames_per_batch=40, **options) as collector:
+        for _ in range(2):
+            batch = collector.next()
+    assert batch["observation"].shape == batch["next", "observation"].shape
+    assert batch["observation"].shape[-1] == 0
 
 
 class Parts(InPlace):

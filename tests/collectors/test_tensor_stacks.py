@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
@@ -447,3 +448,22 @@ def test_unknown_keys_are_named() -> None:
 def test_lists_are_refused() -> None:
     with pytest.raises(ValueError, match=r"frame_stack can't be used with .*make one environment"):
         Collector([on_torch, on_torch], frames_per_batch=12, frame_stack=2)
+
+
+def tensors_of(**options: Any) -> int:
+    """Returns the number of tensors that the constructor of a collector makes."""
+    gc.collect()
+    before = sum(type(one) is Tensor for one in gc.get_objects())
+    with Collector(**options):
+        return sum(type(one) is Tensor for one in gc.get_objects()) - before
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("options", [{"frame_stack": 2}, {"normalize_observations": True}])
+def test_long_batches_need_no_tensor_for_each_row(kind: str, options: Any) -> None:
+    few, many = (
+        tensors_of(create_env_fn=on_torch(kind=kind), frames_per_batch=COUNT * steps, **options)
+        for steps in (10, 3000)
+    )
+    # Other objects, such as those of the test before, may go in between.
+    assert many - few < 500

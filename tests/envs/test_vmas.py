@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 
-from trawl.collectors import Collector
+from trawl.collectors import Collector, MultiAsyncCollector, MultiSyncCollector
 from trawl.envs import VmasEnv
 
 with warnings.catch_warnings():
@@ -62,6 +62,31 @@ def test_frames_are_those_of_the_simulator() -> None:
         shown, rewards, _, _ = again.step(list(batch["agents", "action"][:, t].unbind(1)))
         expected = torch.stack(rewards, 1).unsqueeze(-1)
         assert torch.equal(expected, batch["next", "agents", "reward"][:, t])
+
+
+@pytest.mark.parametrize("options", [{}, {"frame_stack": 2}], ids=["plain", "stacked"])
+@pytest.mark.parametrize(
+    ("cls", "how", "size"),
+    [
+        (MultiSyncCollector, "stack", (2, 4, 6)),
+        (MultiSyncCollector, 0, (8, 6)),
+        (MultiSyncCollector, -1, (4, 12)),
+        (MultiAsyncCollector, None, (4, 6)),
+    ],
+)
+def test_groups_in_batches_of_workers_have_a_dimension_of_agents(
+    cls: Any, how: Any, size: tuple[int, ...], options: Any
+) -> None:
+    frames = 4 * 6 * (2 if cls is MultiSyncCollector else 1)
+    options = {"start_method": "inline", "frames_per_batch": frames, **options}
+    # The last batch is cut.
+    options |= {"total_frames": frames + 11, "exact_frames": True, "cat_results": how}
+    with cls([make, make], **options) as collector:
+        first, *_, last = collector
+        assert first.batch_size == size
+        for batch in (first, last):
+            for root in (batch, batch["next"]):
+                assert root["agents"].batch_size == (*batch.batch_size, 3)
 
 
 def test_discrete_actions_and_flags() -> None:

@@ -17,7 +17,7 @@ from trawl.rollout.layout import Layout, layout_of, pool_key
 from trawl.rollout.slab import Lease
 from trawl.rollout.windows import WindowArrays, Windows
 from trawl.stacked_frames import StackedFrames
-from trawl.tensordicts import tensordict_of
+from trawl.tensordicts import size_groups, tensordict_of
 
 # A step of several environments writes one row for each of them, and in the delivered batch these
 # rows lie far apart. Small entries are therefore written side by side in separate memory, and
@@ -153,6 +153,7 @@ def as_batch(lease: Lease, hidden: Iterable[Key], device: torch.device | None) -
                 shown[name] = StackedFrames(frames, shown[name])
     names = [*[None] * len(layout.batch), "time"]
     batch = tensordict_of(shown, (*layout.batch, layout.steps), names)
+    size_groups(batch, layout.agents)
     return batch if device is None else batch.to(device)
 
 

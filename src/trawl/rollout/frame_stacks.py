@@ -183,8 +183,10 @@ class FrameStacks:
         tensors = dict(block.lease.tensors)
         for key, more in self._more.items():
             pool = self._pool[key]
-            frames = np.concatenate([pool, np.stack(more).reshape(-1, *pool.shape[1:])])
-            tensors[pool_key(key)] = torch.from_numpy(frames)
+            # A frame may have no elements, so numpy can't find the size of a dimension.
+            count = len(more) * self._leaves[key].per_env
+            added = np.stack(more).reshape(count, *pool.shape[1:])
+            tensors[pool_key(key)] = torch.from_numpy(np.concatenate([pool, added]))
         return as_batch(Lease(block.lease.layout, tensors), hidden, device)
 
 

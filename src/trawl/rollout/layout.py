@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 
 import torch
 from tensordict import TensorDictBase, is_leaf_nontensor
@@ -79,6 +80,8 @@ class Layout:
         pools: frames of the observations that are stacked, by key.
         parts: layouts of the batches that are joined in this one, each of which has its own part of
             every pool.
+        agents: number of agents by the key of their group, for groups whose TensorDicts have a
+            batch dimension for the agents.
 
     Attributes:
         offsets: offset of each leaf and each pool in the block, in bytes, by key.
@@ -92,10 +95,12 @@ class Layout:
         steps: int,
         pools: Mapping[Key, FramePool] | None = None,
         parts: Sequence[Layout] = (),
+        agents: Mapping[str, int] = MappingProxyType({}),
     ) -> None:
         self.leaves = dict(leaves)
         self.batch = batch
         self.steps = steps
+        self.agents = dict(agents)
         self.pools = dict(pools or {})
         self.pool_rows: dict[Key, int] = {
             key: sum(part.pool_rows[key] for part in parts)
@@ -174,11 +179,13 @@ class BatchPartition:
         self._batch = batch = part.batch
         self._steps = list(steps)
         self._how = "time" if along_time(how, batch) else how
-        pools = part.pools
-        self.layouts = [Layout(part.leaves, batch, length, pools) for length in self._steps]
+        leaves, pools, agents = part.leaves, part.pools, part.agents
+        self.layouts = [
+            Layout(leaves, batch, length, pools, agents=agents) for length in self._steps
+        ]
         count = len(self._steps)
         if self._how == "time":
-            self.whole = Layout(part.leaves, batch, sum(self._steps), pools, self.layouts)
+            self.whole = Layout(leaves, batch, sum(self._steps), pools, self.layouts, agents)
             return
         if len(set(self._steps)) > 1:
             raise ValueError(
@@ -186,7 +193,7 @@ class BatchPartition:
                 f"have {self._steps} steps: use cat_results=-1 to join them along time"
             )
         together = (count, *batch) if how == "stack" else (count * batch[0], *batch[1:])
-        self.whole = Layout(part.leaves, together, self._steps[0], pools, self.layouts)
+        self.whole = Layout(leaves, together, self._steps[0], pools, self.layouts, agents)
 
     def pool_starts(self, index: int) -> dict[Key, int]:
         """Returns the first row of a worker's part in each pool, by the key of the observation."""

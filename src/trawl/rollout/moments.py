@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -50,15 +51,16 @@ class BaseMoments:
         missing = self.counts == 0
         return self.deviations / (self.counts + missing) + missing
 
-    def affine(self, epsilon: float) -> tuple[Any, Any]:
+    def affine(self, epsilon: float, largest: float = math.inf) -> tuple[Any, Any]:
         """Returns the mean to subtract and the factor to multiply with; 0 and 1 without samples.
 
         Args:
             epsilon: number to add to the variance.
+            largest: largest number of the data's dtype, which limits the factor.
         """
         # The share is exactly 1 if there are samples, and exactly 0 if there are none.
         share = self.counts / (self.counts + (self.counts == 0))
-        return self.mean, 1.0 / (self.var + epsilon * share) ** 0.5
+        return self.mean, (1.0 / (self.var + epsilon * share) ** 0.5).clip(max=largest)
 
     def on_host(self) -> RunningMoments:
         """Returns the moments as arrays of numpy, which may wait for the device."""

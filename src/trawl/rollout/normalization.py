@@ -18,6 +18,11 @@ from trawl.rollout.moments import RunningMoments
 Statistics: TypeAlias = dict[Key, RunningMoments]
 
 
+def clip_within(clip: float, largest: float) -> float:
+    """Returns a limit that is infinite or at most ``largest``, the largest number of a dtype."""
+    return clip if math.isinf(clip) else min(clip, largest)
+
+
 def _check_positive(name: str, value: Any) -> float:
     number = not isinstance(value, bool) and isinstance(value, Real)
     if not number or not value > 0:
@@ -211,9 +216,11 @@ class Normalization:
             raise KeyError(
                 f"{show_key(name)} is not normalised: pass one of {list(self.observations)} as key"
             )
-        mean, scale = self._statistics[name].affine(options.epsilon)
-        shift, factor = (torch.from_numpy(np.asarray(one)).to(values) for one in (mean, scale))
-        return ((values - shift) * factor).clamp(-options.clip, options.clip)
+        largest = torch.finfo(values.dtype).max
+        found = self._statistics[name].affine(options.epsilon, largest)
+        shift, factor = (torch.from_numpy(np.asarray(one)).to(values) for one in found)
+        clip = clip_within(options.clip, largest)
+        return ((values - shift) * factor).clamp(-clip, clip)
 
     # --- sharing
 

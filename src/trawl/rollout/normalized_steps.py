@@ -6,8 +6,7 @@ A :class:`NormalizedSteps` normalises all observations of a step at once. Its
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -16,6 +15,7 @@ from torch import Tensor
 from trawl.envs.tensor_env import TensorEnv, TensorStep
 from trawl.keys import Key
 from trawl.rollout.moments import BaseMoments
+from trawl.rollout.normalization import clip_within
 from trawl.rollout.tensor_block import TensorBlock
 
 # Number of values that are kept before they are counted: on the CPU, so that they stay in the
@@ -45,40 +45,49 @@ class NormalizedRows:
         self.raw_next = next_row.clone()
         # The step of the last row of a part writes the first row of the next part.
         self._raw = next_row.new_empty(min(2 * kept, steps), *next_row.shape)
-        self._size = len(self._raw)
+        self._steps, self._size = steps, len(self._raw)
         self._held = self.raw_next
         self._last = next_row.clone()
         self._targets: list[Tensor] = []
         self._sources: list[Tensor] = []
-        rows = self._raw.unbind(0)
-        self._rows = [rows[row % self._size] for row in range(steps if kept else 0)]
-        self._rows.append(self.raw_next)
-        # The largest factor, and the largest limit that is not infinite.
         self._largest = torch.finfo(next_row.dtype).max
-        self._clip = clip if math.isinf(clip) else min(clip, self._largest)
-        self._mean = next_row.new_zeros(self.leaf)
+        self._clip = clip_within(clip, self._largest)
+        # Added instead of the mean subtracted, because torch subtracts nothing from flags.
+        self._shift = next_row.new_zeros(self.leaf)
         self._scale = next_row.new_ones(self.leaf)
 
     def load(self, moments: BaseMoments, epsilon: float) -> None:
         """Sets the statistics for all rows from now on."""
-        mean, scale = moments.affine(epsilon)
-        self._mean.copy_(mean)
-        self._scale.copy_(scale.clamp(max=self._largest))
+        mean, scale = moments.affine(epsilon, self._largest)
+        self._shift.copy_(-mean)
+        self._scale.copy_(scale)
 
     def normalize(self, source: Tensor, target: Tensor) -> None:
         """Writes normalised values; ``target`` may be ``source`` itself."""
-        torch.sub(source, self._mean, out=target)
+        torch.add(source, self._shift, out=target)
         target.mul_(self._scale).clamp_(-self._clip, self._clip)
 
     def begin(self) -> None:
         """Begins a batch."""
-        self._rows[0].copy_(self.raw_next)
+        if self._size:
+            self._raw[0].copy_(self.raw_next)
         self._held = self.raw_next
 
     def bind(self, block: TensorBlock, start: int, stop: int) -> None:
         """Sets the rows to write to in the steps of a chunk."""
         self._targets = block.following(self.key, start, stop, self.next_row)
-        self._sources = self._rows[start + 1 : stop + 1]
+        self._sources = [*self._rows(start + 1, stop + 1)] if self._size else []
+
+    def _rows(self, start: int, stop: int) -> Iterator[Tensor]:
+        """Yields the kept rows of a chunk, in which row ``steps`` is that of the next batch."""
+        row, end = start, min(stop, self._steps)
+        while row < end:
+            first = row % self._size
+            part = self._raw[first : first + end - row]
+            yield from part.unbind(0)
+            row += len(part)
+        if stop > self._steps:
+            yield self.raw_next
 
     def keep(self, t: int, values: Tensor) -> None:
         """Keeps the observations with which the next frame begins, until they are counted."""
@@ -95,7 +104,10 @@ class NormalizedRows:
 
     def keep_next(self, row: int) -> None:
         """Keeps the observations with which the next batch begins."""
-        self.raw_next.copy_(self._rows[row] if self._size else self._held)
+        if not self._size:
+            self.raw_next.copy_(self._held)
+        elif row < self._steps:
+            self.raw_next.copy_(self._raw[row % self._size])
 
     def kept(self, chosen: slice) -> Tensor:
         """Returns the observations of some rows of the same part, one after the other."""
@@ -110,9 +122,11 @@ class NormalizedRows:
         if not at_once:
             self.normalize(values, last)
             return last
-        # On the CPU, it is worth finding the rows, because only few episodes end in a step.
-        chosen = ended.nonzero().squeeze(-1)
-        if len(chosen):
+        # On the CPU, it is worth finding the rows, because only few episodes end in a step. For a
+        # few rows, numpy is faster than torch.
+        rows = ended.numpy().nonzero()[0]
+        if len(rows):
+            chosen = torch.from_numpy(rows)
             found = values.index_select(0, chosen).to(last.dtype)
             self.normalize(found, found)
             # Faster than index_copy_.

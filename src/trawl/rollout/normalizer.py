@@ -8,7 +8,6 @@ the rewards.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 
 import numpy as np
@@ -27,7 +26,7 @@ from trawl.rollout.episodes import StepArrays
 from trawl.rollout.frame_normalizer import FrameNormalizer
 from trawl.rollout.layout import Leaf
 from trawl.rollout.moments import BaseMoments, RunningMoments
-from trawl.rollout.normalization import NormalizeOptions, Statistics
+from trawl.rollout.normalization import NormalizeOptions, Statistics, clip_within
 
 
 class _Observation:
@@ -51,9 +50,8 @@ class _Observation:
         self.raw_next = next_obs.copy()
         self.raw = np.empty((steps, *next_obs.shape), next_obs.dtype)
         leaf = next_obs.shape[1:]
-        # The largest factor, and the largest limit that is not infinite.
         self._largest = float(np.finfo(next_obs.dtype).max)
-        clip = clip if math.isinf(clip) else min(clip, self._largest)
+        clip = clip_within(clip, self._largest)
         # Arrays of the same dtype, because numpy is slower with any other operand.
         self._mean, self._scale, self._low, self._high = (
             np.full(leaf, value, next_obs.dtype) for value in (0, 1, -clip, clip)
@@ -66,8 +64,7 @@ class _Observation:
 
     def load(self, moments: BaseMoments, epsilon: float) -> None:
         """Sets the statistics for all rows from now on."""
-        mean, scale = moments.affine(epsilon)
-        self._mean[...], self._scale[...] = mean, np.minimum(scale, self._largest)
+        self._mean[...], self._scale[...] = moments.affine(epsilon, self._largest)
 
     def normalize(self, source: Array, target: Array) -> None:
         """Writes normalised values; ``target`` may be ``source`` itself."""
@@ -302,7 +299,7 @@ class BatchNormalizer(Normalizer):
         if one.absent is None:
             return RunningMoments.of(_samples(rows, mask))
         present = _present(self._rows[one.absent][chosen], mask)
-        samples = rows.reshape(-1, *rows.shape[2:])
+        samples = _samples(rows, None)
         return RunningMoments.of(samples, present.reshape(-1, present.shape[-1]))
 
     @override
@@ -333,9 +330,11 @@ class BatchNormalizer(Normalizer):
                 if absent is not None:
                     present = _present(rows[absent][:filled], counted)
                 statistics.add(one.key, RunningMoments.of(_samples(returns, present).reshape(-1)))
-            _, scale = statistics.of(one.key).affine(one.options.epsilon)
+            largest = float(np.finfo(rewards.dtype).max)
+            _, scale = statistics.of(one.key).affine(one.options.epsilon, largest)
             np.multiply(rewards, rewards.dtype.type(scale), rewards)
-            np.clip(rewards, -one.options.clip, one.options.clip, rewards)
+            clip = clip_within(one.options.clip, largest)
+            np.clip(rewards, -clip, clip, rewards)
 
     def _goes_on(self, filled: int, ndim: int, absent: Key | None) -> Mask:
         """Returns True where a return continues in the next row."""
@@ -369,4 +368,5 @@ def _samples(rows: Array, mask: Mask | None) -> Array:
     """Returns the frames of some rows, ``(count, *leaf)``, or of the agents that a mask marks."""
     if mask is not None and not mask.all():
         return rows[mask]
-    return rows.reshape(-1, *rows.shape[2:])
+    # A row may have no elements, so numpy can't find the size of a dimension.
+    return rows.reshape(len(rows) * rows.shape[1], *rows.shape[2:])

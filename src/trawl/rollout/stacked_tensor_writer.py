@@ -92,7 +92,8 @@ class StackedTensorBatchWriter(TensorBatchWriter):
     @override
     def _new_layout(self) -> Layout:
         plain, stacked = super()._new_layout(), self._stacked
-        return Layout(stacked.in_batch(plain.leaves), plain.batch, plain.steps, stacked.pools)
+        leaves = stacked.in_batch(plain.leaves)
+        return Layout(leaves, plain.batch, plain.steps, stacked.pools, agents=plain.agents)
 
     # --- filling
 

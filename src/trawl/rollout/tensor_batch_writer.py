@@ -41,6 +41,7 @@ from trawl.rollout.tensor_episodes import BatchEpisodeTracker
 from trawl.rollout.tensor_normalizer import TensorBatchNormalizer, TensorNormalizer
 from trawl.rollout.tensor_policy import TensorPolicyBinder
 from trawl.rollout.tensor_stepper import TensorStepper
+from trawl.tensordicts import size_groups
 
 
 class TensorBatchWriter(FixedLayoutWriter):
@@ -105,7 +106,8 @@ class TensorBatchWriter(FixedLayoutWriter):
 
     def _new_layout(self) -> Layout:
         leaves = self.entries.leaves(self._policy_leaves, self._normalizer.more_leaves)
-        return Layout(leaves, tuple(self.env.batch_size), self.options.steps)
+        size = tuple(self.env.batch_size)
+        return Layout(leaves, size, self.options.steps, agents=self.env.agents)
 
     def _new_stepper(self) -> TensorStepper:
         limit, restarts = self.options.limit, self.options.restarts
@@ -247,11 +249,7 @@ class TensorBatchWriter(FixedLayoutWriter):
     def _deliver(self, block: TensorBlock) -> TensorDictBase:
         size = (self.num_envs, self.options.steps)
         batch = block.deliver(self.hidden, size, self.env.device)
-        for group, count in self.env.agents.items():
-            for root in (batch, batch.get("next")):
-                part = root.get(group, None)
-                if part is not None:
-                    part.batch_size = (*size, count)
+        size_groups(batch, self.env.agents)
         return batch
 
     @override

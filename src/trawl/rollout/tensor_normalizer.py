@@ -25,7 +25,7 @@ from trawl.rollout.batch_writer import StepFn
 from trawl.rollout.frame_entries import FrameEntries
 from trawl.rollout.frame_normalizer import FrameNormalizer
 from trawl.rollout.moments import RunningMoments
-from trawl.rollout.normalization import NormalizeOptions, Statistics
+from trawl.rollout.normalization import NormalizeOptions, Statistics, clip_within
 from trawl.rollout.normalized_steps import NormalizedRows, NormalizedSteps, rows_kept
 from trawl.rollout.tensor_block import TensorBlock
 from trawl.rollout.tensor_moments import TensorMoments
@@ -251,8 +251,10 @@ class TensorBatchNormalizer(TensorNormalizer):
                 samples = returns.reshape(-1)
                 moments = TensorMoments.of(samples, None if mask is None else mask.reshape(-1))
                 statistics.add(one.key, moments)
-            _, scale = statistics.of(one.key).affine(options.epsilon)
-            rewards.mul_(scale.to(rewards.dtype)).clamp_(-options.clip, options.clip)
+            largest = torch.finfo(rewards.dtype).max
+            _, scale = statistics.of(one.key).affine(options.epsilon, largest)
+            clip = clip_within(options.clip, largest)
+            rewards.mul_(scale.to(rewards.dtype)).clamp_(-clip, clip)
 
 
 def _column(rows: Tensor, like: Tensor) -> Tensor:

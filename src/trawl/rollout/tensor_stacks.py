@@ -36,7 +36,7 @@ class TensorStacks:
     def __init__(
         self, layout: StackLayout, newest: Mapping[Key, Tensor], steps: int, at_once: bool
     ) -> None:
-        self._repeats, self._newest, self._steps = layout.repeats, newest, steps
+        self._repeats, self._newest = layout.repeats, newest
         self._recent: dict[Key, StackFrames] = {}
         self._positions: dict[Key, _Positions] = {}
         kind = WindowedFrames if at_once else GatheredFrames
@@ -178,7 +178,8 @@ class _Positions:
     def frames_in(self, pool: Tensor) -> Tensor:
         """Returns the frames of steps in a pool, ``(size + steps, num_envs, *agents, *frame)``."""
         leaf = self.leaf
-        lead = (-1, self._num_envs, *leaf.agents)
+        # A frame may have no elements, so torch can't find the size of a dimension.
+        lead = (leaf.size + len(self._steps), self._num_envs, *leaf.agents)
         return pool[: self.zero].view(*lead, *leaf.frame.shape)
 
     def write(self, roots: Tensor, after: Tensor, begun: Tensor | None) -> None:

@@ -154,7 +154,7 @@ class GatheredFrames(StackFrames):
         steps, frames = torch.arange(self._steps + 1), torch.arange(leaf.size)
         windows = (steps[:, None] + frames) * row
         shape = (*[1] * (len(self._lead) - 1), leaf.size)
-        self._windows = windows.view(-1, *shape).to(memory.device).unbind(0)
+        self._windows = windows.view(-1, *shape).to(memory.device)
         self._others = torch.arange(row, device=memory.device).view(*self._lead[:-1], 1)
         self._zeros = (len(memory) - 1) * row
         # Position of the first frame of each environment's episode, without ``others``.
@@ -167,7 +167,7 @@ class GatheredFrames(StackFrames):
 
     @override
     def stacks(self, start: int, stop: int, copied: bool) -> Sequence[Tensor]:
-        windows = self._windows[start:stop]
+        windows = self._windows[start:stop].unbind(0)
         return LazyRows(lambda t: self._at(windows[t], self._lead), len(windows))
 
     def _at(self, windows: Tensor, lead: tuple[int, ...]) -> Tensor:
