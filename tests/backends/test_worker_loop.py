@@ -107,7 +107,7 @@ def test_what_may_not_be_broken_off_ends_whenever_the_stop_comes(repetition) -> 
 
 # Stops the work of the main thread during a collection of garbage, where exceptions are ignored.
 COLLECTING = """
-import gc, os, signal, threading
+import gc, os, signal
 from trawl.backends.worker_loop import Breaker, Stopped
 
 breaker = Breaker()
@@ -119,7 +119,8 @@ def stop_once(phase, info):
 def work():
     gc.callbacks.append(stop_once)
     gc.collect()
-    threading.Event().wait()
+    while True:
+        pass
 
 with breaker.installed():
     try:

@@ -137,9 +137,9 @@ class Breaker:
             self.wake()
         if not self._shields and not self._raised:
             if _in_gc_callback(frame):
-                # The interpreter ignores exceptions here. Another thread repeats the signal, as a
-                # signal that comes from here would be handled here.
-                _thread.start_new_thread(self.stop, ())
+                # The interpreter ignores exceptions here. Another thread repeats the signal, as
+                # a signal that this thread sends would be handled here.
+                _thread.start_new_thread(signal.pthread_kill, (threading.get_ident(), signum))
                 return
             self._raised = True
             raise Stopped
