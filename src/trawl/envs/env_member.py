@@ -18,7 +18,6 @@ from trawl.envs.logged import LoggedEnv
 from trawl.envs.masks import MASK_KEY, is_joint, mask_shapes, unfit_mask, warn_late
 from trawl.envs.outcomes import (
     RESET_GIVES,
-    checked_info,
     flag_of,
     reset_results,
     reward_of,
@@ -285,7 +284,6 @@ def _single(env: GymEnv, buffers: SharedStepBuffers, rows: slice) -> Callable[[b
             raise wrong_step(found, env.env) from None
         if is_first:
             is_first = False
-            info = checked_info(info, "step", env.env)
             if show_masks is None:
                 warn_late(env.action_codec.space, info, env.env)
         try:

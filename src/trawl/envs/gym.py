@@ -27,7 +27,7 @@ from trawl.envs.info_wrappers import keep_masks
 from trawl.envs.logged import LoggedEnv
 from trawl.envs.making import make, single_spaces, wrapped
 from trawl.envs.masks import MASK_KEY, FirstMaskCheck, MaskKeeper, flat_mask, mask_keeper
-from trawl.envs.outcomes import checked_info, flag_of, reset_results, reward_of, step_results
+from trawl.envs.outcomes import flag_of, reset_results, reward_of, step_results
 from trawl.envs.pool import Pool, adapt_pool, is_pool
 from trawl.envs.replacements import made_again
 from trawl.envs.seeding import check_seed, derive, next_seed
@@ -237,7 +237,7 @@ class GymEnv(LoggedEnv):
         if seeds is not None:
             kwargs.setdefault("seed", seeds[0])
         obs, info = reset_results(self.reset_simulator(**kwargs), self.env)
-        if MASK_KEY in checked_info(info, "reset", self.env) and self._masks is None:
+        if info and MASK_KEY in info and self._masks is None:
             self.env, self._masks = keep_masks(self.env, flat_mask(info[MASK_KEY]))
         self.decide_log()
         return obs

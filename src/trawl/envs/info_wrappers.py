@@ -107,7 +107,7 @@ class InfoSingle(gymnasium.Wrapper[Any, Any, Any, Any]):
     def step(self, action: Any) -> Any:
         found = step_results(self.env.step(action), self.env)
         obs, reward, terminated, truncated, info = found
-        merge = self._merge
+        merge, info = self._merge, checked_info(info, "step", self.env)
         return merge(obs, merge.layout.sample(info)), reward, terminated, truncated, info
 
 

@@ -23,7 +23,7 @@ from tensordict import TensorDict, TensorDictBase
 from torch import Tensor
 from typing_extensions import override
 
-from trawl.envs.outcomes import checked_info, reset_results, step_results
+from trawl.envs.outcomes import reset_results, step_results
 from trawl.envs.specs import Binary, Categorical, Composite, MultiCategorical, MultiOneHot
 from trawl.keys import as_key
 from trawl.memory import Array
@@ -138,7 +138,7 @@ def warn_late(action: Any, info: Any, env: object) -> None:
 
     Args:
         action: space of an action.
-        info: info of a step: a dict, or a list of dicts from ``DictInfoToList``.
+        info: info of a step: a dict, a list of dicts from ``DictInfoToList``, or None.
         env: the environment, for the message.
     """
     infos = info if isinstance(info, list) else [info or {}]
@@ -430,8 +430,7 @@ class FirstMaskCheck:
                 self._done = True
                 # The caller raises an error for anything else.
                 if isinstance(found, (tuple, list)) and len(found) == 5:
-                    info = checked_info(found[4], "step", env.env)
-                    warn_late(env.action_codec.space, info, env.env)
+                    warn_late(env.action_codec.space, found[4], env.env)
             return found
 
         return step_first

@@ -79,7 +79,7 @@ def _wrong(found: Any, method: str, env: object, wanted: str) -> Exception:
 
 
 def checked_info(info: Any, method: str, env: object) -> Any:
-    """Returns the info that a reset or a step returned, unless it is None.
+    """Returns the info of a reset or a step, from which entries are to be read.
 
     Args:
         info: the info.
