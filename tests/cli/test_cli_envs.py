@@ -144,7 +144,7 @@ def test_a_policy_acts_deterministically(more, trawl):
     command = ["collect", "Pendulum-v1", *policy, "--frames", 80, "--out", "d", "--resume"]
     code, _, err = trawl(*command)
     assert code == 2
-    assert "with --deterministic True" in err
+    assert "collected with --deterministic, and can't be resumed without it" in err
 
 
 # --- text
