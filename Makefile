@@ -22,7 +22,7 @@ WORKERS ?= 4
 ARGS ?=
 PYTEST = -m pytest -n $(WORKERS) --no-loadscope-reorder $(ARGS)
 test test-oldest: export OMP_NUM_THREADS = 1
-# The set-up for development compiles nothing: what is imported is compiled then, and kept.
+# What is imported is compiled once, and kept.
 export PYTHONDONTWRITEBYTECODE =
 
 .PHONY: help demo test test-oldest check format docs compile bench chaos clean
@@ -84,13 +84,10 @@ $(VENV)/.demo: $(VENV)/.torch pyproject.toml
 	@$(PIP) --build-constraint $(PINS) -e '.[plot]' | $(PROGRESS)
 	@touch $@
 
-# uv is several times as fast as pip, which counts here: there are some 250 packages.
-$(VENV)/.dev: $(VENV)/.torch pyproject.toml
+$(VENV)/.dev: $(VENV)/.demo
 	@echo "Setting up $(VENV): tests, checks, documentation"
-	@$(PIP) --quiet uv
-	@$(BIN)/uv pip install --quiet --python $(BIN)/python -c $(PINS) --build-constraint $(PINS) \
-		-e '.[all]' --group test --group lint --group docs
-	@touch $(VENV)/.demo $@
+	@$(PIP) --build-constraint $(PINS) -e '.[all]' --group test --group lint --group docs | $(PROGRESS)
+	@touch $@
 
 # Older versions of torch are kept as builds with CUDA alone, so it is the pinned one here as well.
 # The lowest versions are what uv finds, in an environment of their own.
