@@ -188,8 +188,8 @@ def test_parameters_of_gymnax_of_another_type() -> None:
         JaxEnv((env, params), 2, params=params)
 
 
-class _Wrong(NumberedTorchEnv):
-    """Environment of tensors that returns too much or too little."""
+class _Wrong:
+    """Mixin for an environment that returns too much or too little."""
 
     wrong = ""
 
@@ -201,26 +201,16 @@ class _Wrong(NumberedTorchEnv):
         return super().step(action)[: 4 if self.wrong == "step" else 5]
 
 
-class _WrongArrays(VectorWrapper):
-    wrong = ""
-
-    def reset(self, **kwargs: Any) -> Any:
-        obs, info = self.env.reset(**kwargs)
-        return obs if self.wrong == "reset" else (obs, info)
-
-    def step(self, action: Any) -> Any:
-        return self.env.step(action)[: 4 if self.wrong == "step" else 5]
+class _WrongTensors(_Wrong, NumberedTorchEnv):
+    """Environment of tensors."""
 
 
-class _WrongSingle(gymnasium.Wrapper):
-    wrong = ""
+class _WrongArrays(_Wrong, VectorWrapper):
+    """Vector environment of arrays."""
 
-    def reset(self, **kwargs: Any) -> Any:
-        obs, info = self.env.reset(**kwargs)
-        return obs if self.wrong == "reset" else (obs, info)
 
-    def step(self, action: Any) -> Any:
-        return self.env.step(action)[: 4 if self.wrong == "step" else 5]
+class _WrongSingle(_Wrong, gymnasium.Wrapper):
+    """Single environment."""
 
 
 def _single(wrong: str, name: str = "Pendulum-v1") -> Any:
@@ -236,7 +226,7 @@ def _arrays(wrong: str) -> Any:
 
 
 def _tensors(wrong: str) -> Any:
-    env = _Wrong(2, lengths=[3])
+    env = _WrongTensors(2, lengths=[3])
     env.wrong = wrong
     return env
 
