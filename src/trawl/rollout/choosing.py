@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 from trawl.envs.base import TensorDictEnv
-from trawl.envs.frame_stack import FrameStack
 from trawl.envs.pettingzoo import PettingZooEnv
 from trawl.envs.specs import NonTensor
 from trawl.envs.tensor_env import TensorEnv
@@ -34,7 +33,7 @@ def new_batch_writer(env: Any, policy: Policy, options: BatchOptions) -> BatchWr
         Exception: an error that a reset of the environment or the first call of the policy raised.
     """
     if options.frame_stack is not None:
-        return _stacked(env, policy, options, options.frame_stack)
+        return _stacked(env, policy, options)
     if not isinstance(env, TensorDictEnv):
         name = type(env).__name__
         why = f"{name} is not a Gymnasium environment: its own step takes and returns TensorDicts"
@@ -50,9 +49,7 @@ def new_batch_writer(env: Any, policy: Policy, options: BatchOptions) -> BatchWr
         return _by_tensordict(env, policy, options, str(why_not))
 
 
-def _stacked(
-    env: Any, policy: Policy, options: BatchOptions, frame_stack: FrameStack
-) -> BatchWriter:
+def _stacked(env: Any, policy: Policy, options: BatchOptions) -> BatchWriter:
     """Returns the batch writer that stacks frames.
 
     Raises:
@@ -61,10 +58,10 @@ def _stacked(
     why = "it needs an environment of Gymnasium's API with data of fixed shape and dtype"
     try:
         if isinstance(env, TensorEnv):
-            return StackedTensorBatchWriter(env, policy, options, frame_stack)
+            return StackedTensorBatchWriter(env, policy, options)
         if isinstance(env, TensorDictEnv):
             if getattr(env, "fixed_layout", False):
-                return StackedBatchWriter(env, policy, options, frame_stack)
+                return StackedBatchWriter(env, policy, options)
             why = _why_loose(env)
     except NoFixedLayout as error:
         why = f"it needs a policy whose entries have a fixed layout, but {error}"

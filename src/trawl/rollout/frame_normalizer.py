@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Generic, Protocol, TypeVar
 
 import torch
 
-from trawl.keys import Key, show_key
-from trawl.rollout.batch_statistics import DiscountedReturns, raw_reward_of
+from trawl.keys import DONE, MASK, Key, show_key
+from trawl.rollout.batch_statistics import BatchStatistics, DiscountedReturns, raw_reward_of
 from trawl.rollout.layout import Leaf
-from trawl.rollout.normalization import Normalization
+from trawl.rollout.moments import BaseMoments
+from trawl.rollout.normalization import Normalization, NormalizeOptions
 
 _Rows = TypeVar("_Rows")
 
@@ -26,6 +27,9 @@ class NormalizedEntry(Protocol):
     key: Key
     raw_next: Any
 
+    def load(self, moments: BaseMoments, epsilon: float) -> None:
+        """Sets the statistics for all rows from now on."""
+
 
 class FrameNormalizer(Generic[_Rows]):
     """Normaliser of the frames of an environment, which by default leaves them as they are.
@@ -40,6 +44,10 @@ class FrameNormalizer(Generic[_Rows]):
     # True for environments that were reset since the last batch. Their first observation is
     # normalised when the next batch begins, with the statistics of that batch.
     _fresh: _Rows
+    _options: NormalizeOptions
+    _statistics: BatchStatistics
+    # Entries of the batch that is being filled, with time first.
+    _rows: Mapping[Key, Any]
 
     @property
     def keys(self) -> list[Key]:
@@ -67,3 +75,18 @@ class FrameNormalizer(Generic[_Rows]):
         found = {f"raw {show_key(one.key)}": one.raw_next for one in self._observations}
         found |= {f"return {show_key(one.key)}": one.carry for one in self._rewards}
         return found | {"fresh": self._fresh}
+
+    def _load(self) -> None:
+        """Makes the newest statistics those of all rows from now on."""
+        options = self._options.observations
+        for one in self._observations:
+            assert options is not None
+            one.load(self._statistics.of(one.key), options.epsilon)
+
+    def _counted(self, stop: int) -> Any:
+        """Returns a mask of the frames up to a row that count; None if all of them do."""
+        mask = self._rows[MASK][:stop] if MASK in self._rows else None
+        if self._statistics.is_cut(stop):
+            every = self._rows[DONE][:stop, :, 0] | True
+            mask = self._statistics.cut(every if mask is None else mask)
+        return mask

@@ -204,13 +204,6 @@ class BatchNormalizer(Normalizer):
                 _clear(values, self._next_obs[one.absent][fresh])
             one.next_obs[fresh] = values
 
-    def _load(self) -> None:
-        """Makes the newest statistics those of all rows from now on."""
-        options = self._options.observations
-        for one in self._observations:
-            assert options is not None
-            one.load(self._statistics.of(one.key), options.epsilon)
-
     # --- a batch
 
     @override
@@ -285,14 +278,6 @@ class BatchNormalizer(Normalizer):
                 flags = self._rows[one.absent][chosen] & self._rows[next_of(one.absent)][chosen]
                 _clear(after, flags)
         self._statistics.first = stop
-
-    def _counted(self, stop: int) -> Mask | None:
-        """Returns a mask of the frames up to a row that count; None if all of them do."""
-        mask = self._rows[MASK][:stop] if MASK in self._rows else None
-        if self._statistics.is_cut(stop):
-            every = np.ones((stop, self._num_envs), np.bool_)
-            mask = self._statistics.cut(every if mask is None else mask)
-        return mask
 
     def _moments(self, one: _Observation, chosen: slice, mask: Mask | None) -> RunningMoments:
         rows = one.raw[chosen]

@@ -11,18 +11,14 @@ from tensordict import TensorDict, TensorDictBase
 from torch import Tensor
 from typing_extensions import override
 
-from trawl.envs.base import TensorDictEnv
-from trawl.envs.frame_stack import FrameStack
 from trawl.keys import Key, show_key
 from trawl.memory import Array
 from trawl.rollout.array_batch_writer import ArrayBatchWriter
-from trawl.rollout.batch_writer import BatchOptions
 from trawl.rollout.block import Block
 from trawl.rollout.episodes import EpisodeStart
 from trawl.rollout.frame_stacks import FrameStacks
 from trawl.rollout.layout import Layout, Leaf
 from trawl.rollout.normalizer import Normalizer
-from trawl.rollout.policy import Policy
 from trawl.rollout.policy_leaves import PolicyLeaves
 from trawl.rollout.stack_layout import StackLayout
 
@@ -34,7 +30,6 @@ class StackedBatchWriter(ArrayBatchWriter):
         env: the environment; the constructor resets it.
         policy: the policy; the constructor calls it once to find out what it writes.
         options: options of the batches, with ``frame_stack``.
-        frame_stack: the stacks.
 
     Raises:
         NoFixedLayout: if the entries that the policy writes have no fixed layout.
@@ -44,15 +39,11 @@ class StackedBatchWriter(ArrayBatchWriter):
 
     _stacks: FrameStacks
 
-    def __init__(
-        self, env: TensorDictEnv, policy: Policy, options: BatchOptions, frame_stack: FrameStack
-    ) -> None:
-        self._option = frame_stack
-        super().__init__(env, policy, options)
-
     @override
     def _new_next_obs(self) -> dict[Key, Array]:
-        self._layout = StackLayout(self._option, self.env, self.entries.observed)
+        option = self.options.frame_stack
+        assert option is not None
+        self._layout = StackLayout(option, self.env, self.entries.observed)
         self._stacks = FrameStacks(self._layout, self.batch, self.num_envs, self.options.steps)
         return {**super()._new_next_obs(), **self._stacks.newest}
 

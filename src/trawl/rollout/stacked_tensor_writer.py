@@ -11,14 +11,10 @@ from tensordict import TensorDictBase
 from torch import Tensor
 from typing_extensions import override
 
-from trawl.envs.frame_stack import FrameStack
-from trawl.envs.tensor_env import TensorEnv
 from trawl.keys import Key, next_of, show_key
-from trawl.rollout.batch_writer import BatchOptions
 from trawl.rollout.block import Block
 from trawl.rollout.device_transfer import moved
 from trawl.rollout.layout import Layout, Leaf, pool_key
-from trawl.rollout.policy import Policy
 from trawl.rollout.policy_leaves import PolicyLeaves
 from trawl.rollout.stack_layout import StackLayout
 from trawl.rollout.tensor_batch_writer import TensorBatchWriter
@@ -34,7 +30,6 @@ class StackedTensorBatchWriter(TensorBatchWriter):
         env: the environment; the constructor resets it.
         policy: the policy; the constructor calls it once to find out what it writes.
         options: options of the batches, with ``frame_stack``.
-        frame_stack: the stacks.
 
     Raises:
         NoFixedLayout: if the entries that the policy writes have no fixed layout.
@@ -43,15 +38,11 @@ class StackedTensorBatchWriter(TensorBatchWriter):
             make.
     """
 
-    def __init__(
-        self, env: TensorEnv, policy: Policy, options: BatchOptions, frame_stack: FrameStack
-    ) -> None:
-        self._option = frame_stack
-        super().__init__(env, policy, options)
-
     @cached_property
     def _stacked(self) -> StackLayout:
-        return StackLayout(self._option, self.env, self.entries.observed)
+        option = self.options.frame_stack
+        assert option is not None
+        return StackLayout(option, self.env, self.entries.observed)
 
     @cached_property
     def _frames(self) -> TensorStacks:

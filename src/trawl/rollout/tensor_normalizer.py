@@ -130,7 +130,7 @@ class TensorBatchNormalizer(TensorNormalizer):
         self._statistics = BatchStatistics(options, self._empty(), count, self._on_device)
         self.normalization = self._statistics.normalization
         self._fresh = torch.ones(count, dtype=torch.bool, device=env.home)
-        self._tensors: Mapping[Key, Tensor] = {}
+        self._rows: Mapping[Key, Tensor] = {}
 
     def _on_device(self, moments: RunningMoments) -> TensorMoments:
         return TensorMoments.on(self._home, moments)
@@ -160,20 +160,13 @@ class TensorBatchNormalizer(TensorNormalizer):
             mask = _column(self._fresh, values)
             torch.where(mask, values, one.next_row, out=one.next_row)
 
-    def _load(self) -> None:
-        """Makes the newest statistics those of all rows from now on."""
-        options = self._options.observations
-        for one in self._observations:
-            assert options is not None
-            one.load(self._statistics.of(one.key), options.epsilon)
-
     # --- a batch
 
     @override
     def begin(self, tensors: Mapping[Key, Tensor], most_frames: float) -> None:
         self._statistics.most_frames = most_frames
         self._statistics.begin(in_groups=False)
-        self._tensors = tensors
+        self._rows = tensors
         self._load()
         self._normalize_fresh()
         self._fresh.zero_()
@@ -213,14 +206,6 @@ class TensorBatchNormalizer(TensorNormalizer):
                 self._statistics.add(one.key, TensorMoments.of(one.kept(chosen), part))
         self._statistics.first = stop
 
-    def _counted(self, stop: int) -> Tensor | None:
-        """Returns a mask of the frames up to a row that count; None if all of them do."""
-        mask = self._tensors[MASK][:stop] if MASK in self._tensors else None
-        if self._statistics.is_cut(stop):
-            every = self._fresh.new_ones(stop, len(self._fresh))
-            mask = self._statistics.cut(every if mask is None else mask)
-        return mask
-
     @override
     def finish(self, filled: int) -> None:
         if filled:
@@ -228,11 +213,11 @@ class TensorBatchNormalizer(TensorNormalizer):
             self._finish_rewards(filled)
         for one in self._observations:
             one.keep_next(filled)
-        self._tensors = {}
+        self._rows = {}
         self._statistics.finish()
 
     def _finish_rewards(self, filled: int) -> None:
-        tensors, statistics, counted = self._tensors, self._statistics, self._counted(filled)
+        tensors, statistics, counted = self._rows, self._statistics, self._counted(filled)
         goes_on = ~tensors[DONE][:filled, :, 0]
         if MASK in tensors:
             # Another episode follows a row without a frame.
