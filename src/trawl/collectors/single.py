@@ -37,7 +37,7 @@ from trawl.envs.base import TensorDictEnv
 from trawl.envs.build import check_rebuildable
 from trawl.envs.frame_stack import as_frame_stack
 from trawl.envs.pettingzoo import PettingZooEnv
-from trawl.envs.seeding import check_seed, derive
+from trawl.envs.seeding import check_seed, derive, stream_seed
 from trawl.envs.serial import build_env
 from trawl.envs.tensor_env import TensorEnv
 from trawl.paths import get_path
@@ -321,7 +321,7 @@ class Collector(ResumableCollector):
             rebuilds = 0 if self._restarts is None else self._restarts.count
             self._seed = (seed, static_seed, rebuilds)
             self._rollout.stream = RandomStream(
-                derive(seed, "policy"), self._rollout.generator_device
+                stream_seed(seed), self._rollout.generator_device
             )
             self._restart()
         return int(following)

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from trawl.envs.base import TensorDictEnv
 from trawl.envs.capture.frames import from_plain, to_plain
+from trawl.envs.generators import seed_generators
 from trawl.envs.gym import GymEnv
 from trawl.envs.logged import LoggedEnv
 from trawl.envs.masks import MASK_KEY, is_joint, mask_shapes, unfit_mask, warn_late
@@ -23,6 +24,7 @@ from trawl.envs.outcomes import (
     reward_of,
     wrong_step,
 )
+from trawl.envs.seeding import stream_seed
 from trawl.envs.spaces import SpaceCodec
 from trawl.envs.state_parts import state_parts
 from trawl.envs.step_buffers import (
@@ -47,6 +49,7 @@ class EnvMember:
     Args:
         index: number of the environment.
         make: function that makes the environment.
+        leads: True if the environment's seed is also that of the process's global generators.
 
     Attributes:
         env: the environment.
@@ -56,8 +59,9 @@ class EnvMember:
 
     step_buffers: Callable[[bool], None]
 
-    def __init__(self, index: int, make: Callable[[], Any]) -> None:
+    def __init__(self, index: int, make: Callable[[], Any], leads: bool = False) -> None:
         self.index = index
+        self._leads = leads
         self._make = make
         self.env = self._made()
         self._buffers: SharedStepBuffers | None = None
@@ -100,12 +104,21 @@ class EnvMember:
             if self._buffers is not None:
                 self.attach(self._buffers)
         if seed is not None:
-            self.seed(seed, False)
+            self.env.set_seed(seed, False)
+            if not failed:
+                self._seed_generators(seed)
         self.begin(None, {})
 
     def seed(self, seed: int, static_seed: bool) -> Any:
         """Seeds the next reset, and returns the seed for the next environment."""
-        return self.env.set_seed(seed, static_seed)
+        following = self.env.set_seed(seed, static_seed)
+        # After the environment, because some draw from the generators, or seed them themselves.
+        self._seed_generators(seed)
+        return following
+
+    def _seed_generators(self, seed: int) -> None:
+        if self._leads:
+            seed_generators(stream_seed(seed))
 
     def begin(self, mask: Array | None, kwargs: Mapping[str, Any]) -> None:
         """Resets environments, and writes their observations to the shared memory.

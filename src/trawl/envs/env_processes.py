@@ -99,8 +99,13 @@ class EnvProcesses:
                 found[event.worker.index] = event.content
         return [info for index in sorted(found) for info in found[index]]
 
-    def _launch(self, index: int) -> None:
-        """Starts a process, in place of a dead one if there was one."""
+    def _launch(self, index: int, seed: int | None = None) -> None:
+        """Starts a process, in place of a dead one if there was one.
+
+        Args:
+            index: number of the process.
+            seed: seed of its global generators while it makes its environments, or None.
+        """
         own = [self._sources[env] for env in self.envs_of(index)]
         theirs, ours = os.pipe()
         before, self._wakeups[index] = self._wakeups[index], ours
@@ -112,7 +117,7 @@ class EnvProcesses:
         try:
             first, cores = index * self._each, self._affinity(index)
             factory = EnvServiceFactory(
-                index, first, own, wakeups, self._registry, cores, self._spins
+                index, first, own, wakeups, self._registry, cores, self._spins, seed
             )
             self._workers[index : index + 1] = [self._backend.launch(index, factory)]
         except BaseException:

@@ -315,17 +315,17 @@ class EnvWorkers(EnvProcesses):
         """
         index = env // self._each
         if index not in self._living:
-            self._revive(index)
+            self._revive(index, seed)
         self._began[index] = time.monotonic()
         number = self._post(index, env, "restart", (env not in self._made, seed))
         self._made.discard(env)
         self._restarting[number] = env
 
-    def _revive(self, index: int) -> None:
-        """Starts a process in place of a dead one."""
+    def _revive(self, index: int, seed: int | None = None) -> None:
+        """Starts a process in place of a dead one; see :meth:`_launch`."""
         buffers = self.buffers
         assert buffers is not None
-        self._launch(index)
+        self._launch(index, seed)
         buffers.answers[index] = buffers.numbers[index]
         self._workers[index].share(BUFFERS, self._shared)
         self._post(index, None, "attach", (self._spec,))
