@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -11,6 +11,7 @@ import torch
 from tensordict import TensorDict, TensorDictBase
 from torch import Tensor
 
+from trawl.envs.attributes import packed_result
 from trawl.envs.base import TensorDictEnv
 from trawl.envs.capture.frames import from_plain, to_plain
 from trawl.envs.generators import seed_generators
@@ -179,6 +180,15 @@ class EnvMember:
         self.root = following.exclude("reward")
         autoresets = self.env.autoreset_mask() if isinstance(self.env, TensorDictEnv) else None
         return following, autoresets, self._masks()
+
+    def apply(self, call: Sequence[Any]) -> Any:
+        """Calls a function with the environment and further arguments."""
+        function, *arguments = call
+        return function(self.env, *arguments)
+
+    def apply_packed(self, data: bytes) -> bytes:
+        """Calls a pickled function with the environment, and returns the pickled result."""
+        return packed_result(self.env, data)
 
     # --- the state
 
