@@ -1,5 +1,6 @@
 """Batches of environments whose data are on a GPU."""
 
+import warnings
 from typing import Any
 
 import pytest
@@ -103,7 +104,9 @@ def test_no_step_waits_for_the_device(options: dict[str, Any]) -> None:
             writer.begin()
             act, step = writer.bind(0, 10, False)
             assert act is not None
-            torch.cuda.set_sync_debug_mode("error")
+            with warnings.catch_warnings():
+                warnings.filterwarnings("ignore", "Synchronization debug mode is a prototype")
+                torch.cuda.set_sync_debug_mode("error")
             try:
                 for t in range(10):
                     act(t)
