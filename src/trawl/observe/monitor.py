@@ -44,7 +44,7 @@ class Monitor:
         Exception: if a sink can't be opened: the error of the sink, such as an ``OSError`` for a
             folder that can't be written.
 
-    Example:
+    Examples:
         >>> from trawl import Collector
         >>> from trawl.observe import Monitor
         >>> frames = []

@@ -34,7 +34,7 @@ class CSVSink(StatsSink):
             a ``CSVSink``.
         OSError: when the monitor is made, if the file can't be written.
 
-    Example:
+    Examples:
         >>> import csv, os, tempfile
         >>> from trawl import Collector
         >>> from trawl.observe import CSVSink, Monitor

@@ -43,7 +43,7 @@ class MLflowSink(StatsSink):
         OSError: when the monitor is made, if the folder can't be written.
         Exception: any other error of MLflow, when the monitor is made.
 
-    Example:
+    Examples:
         >>> import tempfile
         >>> from trawl import Collector
         >>> from trawl.observe import MLflowSink, Monitor

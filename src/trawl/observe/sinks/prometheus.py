@@ -36,7 +36,7 @@ class PrometheusSink(StatsSink):
         OSError: when the monitor is made, if the server can't listen, for example because the port
             is in use.
 
-    Example:
+    Examples:
         >>> from urllib.request import urlopen
         >>> from trawl import Collector
         >>> from trawl.observe import Monitor, PrometheusSink
