@@ -158,16 +158,18 @@ class TensorDictBatchWriter(BatchWriter):
         return self._bind_action(random or self._draws_from_spec), step
 
     def _bind_action(self, random: bool) -> ActFn:
+        records = self._records
         if random:
+            act_randomly = self._caller.act_randomly
 
             def act(t: int) -> None:
                 # The environment is looked up in each step, because it is replaced if it fails.
-                self._carrier = self._caller.act_randomly(self.env, self._carrier)
+                self._carrier = act_randomly(self.env, self._carrier, len(records))
         else:
             act_on = self._caller.bind(self.env, self._carrier)
 
             def act(t: int) -> None:
-                self._carrier = act_on(self._carrier)
+                self._carrier = act_on(self._carrier, len(records))
 
         return act
 
@@ -282,6 +284,7 @@ class TensorDictBatchWriter(BatchWriter):
     def finish(self, filled: int) -> TensorDictBase | None:
         if self._parts is not None:
             self._parts.end()
+        self._caller.check()
         axis = len(self.batch)
         batch = stack_frames(self._records, axis)
         self._records = []
