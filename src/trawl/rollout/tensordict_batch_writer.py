@@ -27,14 +27,21 @@ from trawl.rollout.batch_writer import ActFn, BatchOptions, BatchWriter, StepFn
 from trawl.rollout.block import Block, copy_into
 from trawl.rollout.carrier import check_carrier
 from trawl.rollout.checks import check_rewards, has_autoreset_steps
-from trawl.rollout.env_restarts import FailureCounter, PartFailures, break_off, emptied
+from trawl.rollout.env_restarts import FailureCounter, PartFailures, emptied
 from trawl.rollout.episode_sums import EpisodeSums
 from trawl.rollout.episodes import EpisodeTracker
 from trawl.rollout.layout import Layout, layout_of
 from trawl.rollout.policy import Policy
 from trawl.rollout.step_logs import keep_logs
 from trawl.rollout.tensordict_policy import TensorDictPolicy
-from trawl.tensordicts import broadcastable, padded, stack_frames, tensors_at, whole_key
+from trawl.tensordicts import (
+    break_off,
+    broadcastable,
+    padded,
+    stack_frames,
+    tensors_at,
+    whole_key,
+)
 
 _COUNT = STEP_COUNT[0]
 
