@@ -77,7 +77,7 @@ class Collector(ResumableCollector):
         ValueError: if a value is out of range, or arguments contradict each other.
         KeyError: if the policy writes no action.
 
-    Example:
+    Examples:
         >>> from trawl.collectors import Collector
         >>> with Collector("CartPole-v1", frames_per_batch=50, total_frames=200) as collector:
         ...     for batch in collector:

@@ -87,7 +87,7 @@ class ParallelEnv(ParallelState):
             exception's type. Later calls may raise this error too.
         WorkerDied: if a process died. Later calls may raise this error too.
 
-    Example:
+    Examples:
         >>> from trawl.envs import ParallelEnv
         >>> env = ParallelEnv(2, "Pendulum-v1")
         >>> env.rollout(5).batch_size

@@ -44,7 +44,7 @@ class SerialEnv(BatchedEnv):
         ValueError: if a sequence does not have ``num_workers`` entries, or if the environments'
             specs differ.
 
-    Example:
+    Examples:
         >>> from trawl.envs import GymEnv, SerialEnv
         >>> env = SerialEnv(3, lambda: GymEnv("Pendulum-v1"))
         >>> env.rollout(5).batch_size
@@ -203,7 +203,7 @@ def batch_source(source: Any, count: int, kwargs: EnvKwargs | None = None) -> An
         count: number of environments.
         kwargs: arguments with which the source will be built.
 
-    Example:
+    Examples:
         >>> batch_source("CartPole-v1", 2)
         ['CartPole-v1', 'CartPole-v1']
         >>> batch_source("gymnax:CartPole-v1", 2).keywords

@@ -92,7 +92,7 @@ class PrivateRandom(TorchFunctionMode):
     Args:
         seed: seed of the generators. There is one generator for each device.
 
-    Example:
+    Examples:
         >>> import torch
         >>> from trawl.collectors.evaluation.isolation import PrivateRandom
         >>> before = torch.get_rng_state()
