@@ -218,6 +218,27 @@ def broadcastable(mask: Tensor, value: Tensor) -> Tensor:
     return mask.to(value.device).reshape(*mask.shape, *[1] * (value.ndim - mask.ndim))
 
 
+def break_off(frame: TensorDictBase, done_keys: Sequence[Key], mask: Tensor) -> None:
+    """Marks the episodes in ``mask`` as truncated in ``frame``, unless they end there anyway.
+
+    The function sets new tensors, because the next step shares the existing ones.
+
+    Args:
+        frame: a frame.
+        done_keys: keys of the flags that mark the end of an episode.
+        mask: mask of the environments; bool, of the frame's batch size.
+    """
+    for key in done_keys:
+        if key[-1] != "done":
+            continue
+        done = frame.get(key)
+        cut = broadcastable(mask, done) & ~done
+        for name in ("done", "truncated"):
+            flags = frame.get((*key[:-1], name), None)
+            if flags is not None:
+                frame.set((*key[:-1], name), flags | cut)
+
+
 def stack_frames(frames: Sequence[TensorDictBase], axis: int) -> TensorDictBase:
     """Stacks frames into a batch.
 

@@ -27,14 +27,21 @@ from trawl.rollout.batch_writer import ActFn, BatchOptions, BatchWriter, StepFn
 from trawl.rollout.block import Block, copy_into
 from trawl.rollout.carrier import check_carrier
 from trawl.rollout.checks import check_rewards, has_autoreset_steps
-from trawl.rollout.env_restarts import FailureCounter, PartFailures, break_off, emptied
+from trawl.rollout.env_restarts import FailureCounter, PartFailures, emptied
 from trawl.rollout.episode_sums import EpisodeSums
 from trawl.rollout.episodes import EpisodeTracker
 from trawl.rollout.layout import Layout, layout_of
 from trawl.rollout.policy import Policy
 from trawl.rollout.step_logs import keep_logs
 from trawl.rollout.tensordict_policy import TensorDictPolicy
-from trawl.tensordicts import broadcastable, padded, stack_frames, tensors_at, whole_key
+from trawl.tensordicts import (
+    break_off,
+    broadcastable,
+    padded,
+    stack_frames,
+    tensors_at,
+    whole_key,
+)
 
 _COUNT = STEP_COUNT[0]
 
@@ -151,16 +158,18 @@ class TensorDictBatchWriter(BatchWriter):
         return self._bind_action(random or self._draws_from_spec), step
 
     def _bind_action(self, random: bool) -> ActFn:
+        records = self._records
         if random:
+            act_randomly = self._caller.act_randomly
 
             def act(t: int) -> None:
                 # The environment is looked up in each step, because it is replaced if it fails.
-                self._carrier = self._caller.act_randomly(self.env, self._carrier)
+                self._carrier = act_randomly(self.env, self._carrier, len(records))
         else:
             act_on = self._caller.bind(self.env, self._carrier)
 
             def act(t: int) -> None:
-                self._carrier = act_on(self._carrier)
+                self._carrier = act_on(self._carrier, len(records))
 
         return act
 
@@ -275,6 +284,7 @@ class TensorDictBatchWriter(BatchWriter):
     def finish(self, filled: int) -> TensorDictBase | None:
         if self._parts is not None:
             self._parts.end()
+        self._caller.check()
         axis = len(self.batch)
         batch = stack_frames(self._records, axis)
         self._records = []
