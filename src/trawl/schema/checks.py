@@ -41,7 +41,6 @@ PLAIN = (type(None), bool, int, float, str, bytes)
 _NUMPY_DTYPE = re.compile(
     r"[<>|=]?(?:[biufc][0-9]{1,2}|[SUV][0-9]{1,9}|[mM]8(?:\[[0-9]*\w+\])?|\?)"
 )
-_LARGEST_CHARACTER = 0x10FFFF
 _TORCH_DTYPES: dict[str, torch.dtype] = {
     name: value for name, value in vars(torch).items() if isinstance(value, torch.dtype)
 }

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import re
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -13,7 +13,6 @@ from torch import Tensor
 
 from trawl.errors import StateError
 from trawl.schema.checks import (
-    _LARGEST_CHARACTER,
     MOST_DIMS,
     PLAIN,
     UNKNOWN,
@@ -62,7 +61,7 @@ class Encoded:
 
     def attributes(self, value: Any, place: str, own: Any) -> None:
         """Checks the attributes of an object, by name."""
-        table(self.__call__, _attribute)(value, place, own)
+        table(self.__call__, attribute_name)(value, place, own)
 
     def __call__(self, value: Any, place: str, own: Any) -> None:
         """Checks one value."""
@@ -71,8 +70,7 @@ class Encoded:
         if type(value) is not dict or type(value.get("kind")) is not str:
             refuse(place, "a value that was captured", value)
         kind = value["kind"]
-        check = getattr(self, _CHECKS[kind]) if kind in _CHECKS else None
-        if check is None:
+        if kind not in self._CHECKS:
             refuse(f"{place}['kind']", "the kind of a captured value", kind)
         mine = own.get("kind") if isinstance(own, Mapping) else own
         if kind in _IN_PLACE and mine not in (kind, "same", UNKNOWN):
@@ -83,7 +81,7 @@ class Encoded:
         if kind not in _UNNUMBERED:
             integer()(value.get("number"), f"{place}['number']", UNKNOWN)
             self._known[value["number"]] = kind, 0
-        check(value, place, own if mine == kind else UNKNOWN)
+        self._CHECKS[kind](self, value, place, own if mine == kind else UNKNOWN)
 
     def _simple(self, value: dict[str, Any], place: str, own: Any) -> None:
         """Accepts a value whose fields have been checked."""
@@ -248,27 +246,29 @@ class Encoded:
             elif type(found) not in PLAIN:
                 refuse(f"{at}[1]", "a constant", found)
 
+    _CHECKS: ClassVar[dict[str, Callable[..., None]]] = {
+        **dict.fromkeys(("bytes", "fixed", "uninitialized", "default_generator"), _simple),
+        **dict.fromkeys(("array", "scalar", "tensor"), _array),
+        **dict.fromkeys(("list", "tuple", "deque", "graph"), _items),
+        **dict.fromkeys(("generator", "random_state", "random"), _generator),
+        **dict.fromkeys(("dtype", "device"), _name),
+        "integer": _large,
+        "member": _member,
+        "same": _same,
+        "view": _view,
+        "dict": _dict,
+        "space": _space,
+        "object": _object,
+        "tensordict": _tree,
+        "size": _size,
+        "torch_generator": _torch_generator,
+        "enum": _enum,
+        "synchronized": _shared,
+        "set": _set,
+    }
 
-_CHECKS = {
-    **dict.fromkeys(("bytes", "fixed", "uninitialized", "default_generator"), "_simple"),
-    **dict.fromkeys(("array", "scalar", "tensor"), "_array"),
-    **dict.fromkeys(("list", "tuple", "deque", "graph"), "_items"),
-    **dict.fromkeys(("generator", "random_state", "random"), "_generator"),
-    **dict.fromkeys(("dtype", "device"), "_name"),
-    "integer": "_large",
-    "member": "_member",
-    "same": "_same",
-    "view": "_view",
-    "dict": "_dict",
-    "space": "_space",
-    "object": "_object",
-    "tensordict": "_tree",
-    "size": "_size",
-    "torch_generator": "_torch_generator",
-    "enum": "_enum",
-    "synchronized": "_shared",
-    "set": "_set",
-}
+
+_LARGEST_CHARACTER = 0x10FFFF
 _ITEMS = {"items": listed(anything)}
 _FIELDS: dict[str, dict[str, Check]] = {
     **dict.fromkeys(("list", "tuple", "deque", "graph", "size"), _ITEMS),
@@ -292,7 +292,8 @@ _IN_PLACE = frozenset({"space", "object", "enum", "synchronized", "fixed"})
 _KEYS = frozenset({"tuple", "scalar", "member", "bytes", "integer", "enum", "dtype", "device"})
 
 
-def _attribute(name: Any, place: str, own: Any) -> None:
+def attribute_name(name: Any, place: str, own: Any) -> None:
+    """Checks that a value may be the name of an attribute."""
     if type(name) is not str or (name.startswith("__") and name.endswith("__")):
         refuse(place, "the name of an attribute", name)
 
@@ -320,9 +321,9 @@ def _decoded(value: Any) -> Any:
 
 # --- generators of random numbers
 
-_WORD = integer(0, 2**32 - 1)
+WORD = integer(0, 2**32 - 1)
 _LONG = integer(0, 2**128 - 1)
-_BUFFERED = {"has_uint32": integer(0, 1), "uinteger": _WORD}
+_BUFFERED = {"has_uint32": integer(0, 1), "uinteger": WORD}
 
 
 def words(dtype: str, count: int) -> Check:

@@ -21,7 +21,7 @@ from trawl.schema.checks import (
     table,
     text,
 )
-from trawl.schema.encoded import _WORD, Encoded, _attribute
+from trawl.schema.encoded import WORD, Encoded, attribute_name
 
 # --- environments that are captured (see trawl.envs.capture)
 
@@ -31,13 +31,13 @@ _IDENTITY = {"identity": table(text)}
 _LOG: dict[str, Check] = {
     "steps": _COUNT,
     "actions": listed(optional(entries({"dtype": text, "rows": like_own}))),
-    "rewards": _WORD,
+    "rewards": WORD,
     "observed": listed(like_own),
 }
 
 
 def _generators_by_name(value: Any, place: str, own: Any) -> None:
-    table(Encoded(), _attribute)(value, place, UNKNOWN)
+    table(Encoded(), attribute_name)(value, place, UNKNOWN)
     for name, one in value.items():
         if type(one) is not dict or one["kind"] not in ("generator", "random_state", "random"):
             refuse(f"{place}[{name!r}]", "the state of a generator", one)
@@ -58,7 +58,7 @@ def episode(members: int) -> Check:
     origin: dict[str, Check] = {
         "arguments": _arguments,
         "generators": _generators_by_name,
-        "numbers": table(number, _attribute),
+        "numbers": table(number, attribute_name),
         "emulator": optional(data_of_any_size),
         "wrappers": _wrappers(members),
     }
