@@ -38,7 +38,7 @@ class MultiStep(nn.Module):
         TypeError: if ``gamma`` is not a number, or ``n_steps`` is not an integer.
         ValueError: if ``gamma`` or ``n_steps`` is out of range.
 
-    Example:
+    Examples:
         >>> import torch
         >>> from trawl.collectors import Collector
         >>> from trawl.data import MultiStep

@@ -87,7 +87,7 @@ class TrajectoryAssembler:
         in_turn: True to return the next trajectory of each environment in turn. Otherwise, the
             first trajectories that end are the short ones.
 
-    Example:
+    Examples:
         >>> from trawl.collectors import Collector
         >>> from trawl.data.trajectories import TrajectoryAssembler
         >>> assembler = TrajectoryAssembler()

@@ -116,7 +116,7 @@ class RecentEpisodes:
     Attributes:
         count: number of all episodes.
 
-    Example:
+    Examples:
         >>> from trawl.observe.episodes import RecentEpisodes
         >>> episodes = RecentEpisodes()
         >>> episodes.add(2, returns=[1.0, 2.0], lengths=[10, 30])
@@ -182,7 +182,7 @@ class EpisodeStats:
         returns: moments of the returns of all episodes that ended.
         lengths: moments of the lengths of all episodes that ended.
 
-    Example:
+    Examples:
         >>> from trawl import Collector
         >>> from trawl.observe import EpisodeStats
         >>> stats = EpisodeStats()
