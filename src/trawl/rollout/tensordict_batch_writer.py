@@ -22,7 +22,17 @@ from trawl.envs.base import TensorDictEnv
 from trawl.envs.capture.attributes import NotPlain
 from trawl.envs.capture.frames import copy_or_encode, from_plain, to_plain
 from trawl.errors import EnvStateError, resetting
-from trawl.keys import IS_INIT, MASK, NO_TRAJECTORY, STEP_COUNT, TRAJ_IDS, Key, as_key, next_of
+from trawl.keys import (
+    IS_INIT,
+    MASK,
+    NO_TRAJECTORY,
+    STEP_COUNT,
+    TRAJ_IDS,
+    Key,
+    as_key,
+    end_keys,
+    next_of,
+)
 from trawl.rollout.batch_writer import ActFn, BatchOptions, BatchWriter, StepFn
 from trawl.rollout.block import Block, copy_into
 from trawl.rollout.carrier import check_carrier
@@ -74,6 +84,7 @@ class TensorDictBatchWriter(BatchWriter):
         self._records: list[TensorDictBase] = []
         self._block: Block | None = None
         self._done_keys = [next_of(as_key(key)) for key in env.done_keys]
+        self._end_keys = [next_of(key) for key in end_keys(map(as_key, env.done_keys))]
         self._reward_keys = [next_of(as_key(key)) for key in env.reward_keys]
         # For each row, a mask of the environments whose step failed or was an autoreset.
         self._has_mask = own and has_autoreset_steps(env, self._limit)
@@ -342,10 +353,8 @@ class TensorDictBatchWriter(BatchWriter):
         """Returns the trajectory ids of a batch, computed from its done flags."""
         size = (*self.batch, filled)
         done = torch.zeros(size, dtype=torch.bool)
-        for key in self._done_keys:
-            if key[-1] == "done":
-                flags = batch.get(key).cpu()
-                done |= flags.reshape(*size, -1).any(-1)
+        for key in self._end_keys:
+            done |= batch.get(key).cpu().reshape(*size, -1).any(-1)
         skipped = torch.stack(self._masked_out, -1) if self._has_mask else torch.zeros_like(done)
         ended, not_counted = (
             flags.reshape(self.num_envs, filled).numpy().T for flags in (done, skipped)
