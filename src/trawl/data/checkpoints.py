@@ -5,13 +5,13 @@ from __future__ import annotations
 import errno
 import os
 import re
-import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from trawl.data.sinks.files import explaining_full_disks, lock
 from trawl.data.state_files import DIGITS, SUFFIX, check_plain_data, read_state, write_state
+from trawl.errors import StateError
 
 _NAME = re.compile(rf"checkpoint-(\d{{8,}})-[0-9a-f]{{{DIGITS}}}{re.escape(SUFFIX)}")
 
@@ -68,35 +68,27 @@ class CheckpointFolder:
                 (self._place / old).unlink(missing_ok=True)
         return self.path / name
 
-    def load(self) -> dict[str, Any] | None:
-        """Returns the newest checkpoint; None if there is none.
+    def files(self) -> list[Path]:
+        """Returns the paths of the checkpoints, newest first."""
+        return [self.path / name for name in self.names()]
 
-        If the newest checkpoint is damaged, the previous one is returned, with a warning.
+    def read(self, file: Path) -> dict[str, Any]:
+        """Returns the content of a checkpoint.
 
         Raises:
-            ValueError: if all checkpoints are damaged.
+            FileNotFoundError: if another process has removed it.
+            StateError: if it is damaged, or can't be read.
         """
-        names = self.names()
-        for index, name in enumerate(names):
-            try:
-                content = read_state(self._place, name)
-            except FileNotFoundError:
-                # Another process has removed it since the folder was listed.
-                continue
-            except ValueError as error:
-                if index + 1 == len(names):
-                    raise ValueError(
-                        f"{self.path} has no checkpoint that is whole: {error}"
-                    ) from None
-                warnings.warn(
-                    f"{error}; the checkpoint before it is loaded instead",
-                    RuntimeWarning,
-                    stacklevel=2,
-                )
-            else:
-                self._last = name
-                return content
-        return None
+        try:
+            return read_state(self._place, file.name)
+        except FileNotFoundError:
+            raise
+        except (OSError, ValueError) as error:
+            raise StateError(str(error)) from error
+
+    def loaded(self, file: Path) -> None:
+        """Notes that a checkpoint is known to be whole, so that it is kept."""
+        self._last = file.name
 
     def close(self) -> None:
         """Unlocks the folder. Further calls do nothing."""

@@ -296,6 +296,26 @@ class Decoder:
         for name, data in attributes.items():
             vars(owner)[name] = self.decode(data, vars(owner).get(name))
 
+    def replace(
+        self, owner: Any, attributes: Mapping[str, Any], skip: frozenset[str] = frozenset()
+    ) -> None:
+        """Sets the attributes of an object, and deletes others that an encoder would capture.
+
+        Args:
+            owner: the object.
+            attributes: all attributes that :meth:`Encoder.attributes` returned.
+            skip: names of attributes that were left out.
+
+        Raises:
+            NotPlain: see :meth:`write`.
+        """
+        members = {id(member): index for index, member in enumerate(self._members)}
+        kept = {*attributes, *skip, *constant_names(owner)}
+        for name in vars(owner).keys() - kept:
+            if not is_fixed(vars(owner)[name], members):
+                del vars(owner)[name]
+        self.write(owner, attributes)
+
     def decode(self, data: Any, present: Any = None) -> Any:
         """Returns the value that data describes; ``present`` is the present value in its place."""
         if type(data) in _PLAIN:
