@@ -56,7 +56,7 @@ class Encoded:
     """
 
     def __init__(self, members: int = 0, strict: bool = False) -> None:
-        self._members, self._strict = members, strict
+        self._members, self.strict = members, strict
         # For each number of a value: its kind, and the bytes of an array.
         self._known: dict[int, tuple[str, int]] = {}
         self._blocks: dict[int, int] = {}
@@ -70,8 +70,11 @@ class Encoded:
 
     def __call__(self, value: Any, place: str, own: Any) -> None:
         """Checks one value."""
-        if self._strict and not (own is UNKNOWN or own is None or value is None):
+        if self.strict and not (own is UNKNOWN or own is None or value is None):
             check_same_kind(value, place, own)
+        mine = own.get("kind") if isinstance(own, Mapping) else own
+        if mine in ("space", "object") and kind_of(value) not in (mine, "same", "NoneType"):
+            raise StateError(f"{place} must be the state of an object ({mine})")
         if type(value) in PLAIN:
             return
         if type(value) is not dict or type(value.get("kind")) is not str:
@@ -79,7 +82,6 @@ class Encoded:
         kind = value["kind"]
         if kind not in self._CHECKS:
             refuse(f"{place}['kind']", "the kind of a captured value", kind)
-        mine = own.get("kind") if isinstance(own, Mapping) else own
         if kind in _IN_PLACE and mine not in (kind, "same", UNKNOWN):
             raise StateError(
                 f"{place} is the state of an object ({kind}), but the environment has none there"
@@ -328,7 +330,7 @@ def _decoded(value: Any) -> Any:
 
 def kind_of(value: Any) -> str:
     """Returns the type of a captured value."""
-    return str(value["kind"]) if type(value) is dict else type(value).__name__
+    return str(value.get("kind")) if type(value) is dict else type(value).__name__
 
 
 def check_same_kind(value: Any, place: str, own: Any) -> None:
@@ -338,9 +340,10 @@ def check_same_kind(value: Any, place: str, own: Any) -> None:
     for name in ("kind", "dtype", "shape", "class") if type(own) is dict else ():
         if value.get(name) != own.get(name):
             refuse(f"{place}[{name!r}]", repr(own.get(name)), value.get(name))
-    for name in ("items",) if type(own) is dict and "items" in own else ():
-        if type(value.get(name)) is not list or len(value[name]) != len(own[name]):
-            refuse(f"{place}[{name!r}]", f"a list of {len(own[name])}", value.get(name))
+    items = value.get("items") if kind_of(own) in ("list", "tuple") else None
+    # An empty list may be one that has not been filled yet.
+    if type(items) is list and items and own["items"] and len(items) != len(own["items"]):
+        refuse(f"{place}['items']", f"a list of {len(own['items'])}", items)
 
 
 # --- generators of random numbers

@@ -491,4 +491,6 @@ def check_torchrl(state: Any, place: str, own: Any, members: int) -> None:
             entries({} if "own" in one else plain)(one, f"{at}[{index}]", UNKNOWN)
             if entry in one:
                 mine = known[index].get(entry, UNKNOWN) if index < len(known) else UNKNOWN
+                # TorchRL's own lists and tensors keep their sizes.
+                encoded.strict = one["class"].startswith("torchrl.")
                 table(encoded)(one[entry], f"{at}[{index}][{entry!r}]", mine)

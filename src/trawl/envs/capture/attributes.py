@@ -312,7 +312,12 @@ class Decoder:
         members = {id(member): index for index, member in enumerate(self._members)}
         kept = {*attributes, *skip, *constant_names(owner)}
         for name in vars(owner).keys() - kept:
-            if not is_fixed(vars(owner)[name], members):
+            value = vars(owner)[name]
+            if isinstance(value, Space):
+                # The state is one from before the space was seeded.
+                for space in _spaces(value):
+                    vars(space)["_np_random"] = None
+            elif not is_fixed(value, members):
                 del vars(owner)[name]
         self.write(owner, attributes)
 
@@ -404,7 +409,7 @@ def _is_captured(owner: Any, name: str, data: Any, members: Mapping[int, int]) -
         return not (callable(found) or hasattr(type(found), "__get__"))
     present = vars(owner)[name]
     kind = data["kind"] if isinstance(data, dict) else None
-    return data is None or kind in ("space", "member", "fixed") or not is_fixed(present, members)
+    return kind in ("space", "member", "fixed") or not is_fixed(present, members)
 
 
 def _generator(present: Any, state: dict[str, Any]) -> np.random.Generator:
