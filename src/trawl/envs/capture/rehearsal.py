@@ -55,7 +55,9 @@ def failure(members: Sequence[Any], shared: frozenset[str]) -> Exception | None:
             try:
                 _play(copies[0], action, until)
             except Exception as error:
-                errors.append(error)
+                # An environment's own errors may be about an action that is not legal now.
+                if type(error).__module__ == "builtins" or isinstance(error, gymnasium.error.Error):
+                    errors.append(error)
     broken = [error for error in errors if isinstance(error, _BROKEN)]
     return (broken or errors)[0] if broken or len(errors) == tried else None
 
