@@ -322,9 +322,15 @@ def waits(make: Simulator, net: nn.Module, size: Size) -> dict[str, float]:
             collector.next()
         with torch.profiler.profile() as profile:
             collector.next()
-        seen = [event for event in profile.key_averages() if event.key in WAITS]
-    total = sum(event.count for event in seen)
+    # The profiler itself waits when it ends.
+    with torch.profiler.profile() as empty:
+        pass
+    total = _waits(profile) - _waits(empty)
     return {"waits_per_batch": total, "waits_per_step": total / size.steps}
+
+
+def _waits(profile: Any) -> int:
+    return sum(event.count for event in profile.key_averages() if event.key in WAITS)
 
 
 def memory(make: Simulator, net: nn.Module, size: Size, batches: int) -> dict[str, float]:
