@@ -136,10 +136,6 @@ class RolloutCollector(DirectWeights):
         own = {names[name]: facts[name] for name in names if name in facts}
         return super()._counters() | own
 
-    @property
-    def _adds_steps(self) -> bool:
-        return self.config.replay_buffer is not None and not self.config.extend_buffer
-
     def rollout(self) -> TensorDictBase:
         """Collects a batch, without processing or counting it.
 
@@ -152,7 +148,7 @@ class RolloutCollector(DirectWeights):
         self._check_open("rollout()")
         with self._held():
             self._prepare()
-            if self._in_turn and self._adds_steps:
+            if self._in_turn and self.config.adds_steps:
                 return self._collect_steps()
             batch = self._run()
             if self._whole is not None and not self._in_turn:
@@ -181,7 +177,7 @@ class RolloutCollector(DirectWeights):
             batch: Any = self.rollout()
         finally:
             self._in_turn = False
-        if batch is None and self._adds_steps:
+        if batch is None and self.config.adds_steps:
             return None
         if not isinstance(batch, TensorDictBase) or not batch.ndim:
             raise TypeError(

@@ -163,7 +163,7 @@ class Collector(ResumableCollector):
         self.n_env = num_envs
         self._rollout = self._new_rollout(
             BatchOptions(
-                steps=1 if self._adds_steps else each,
+                steps=1 if config.adds_steps else each,
                 limit=config.max_frames_per_traj or None,
                 track_traj_ids=config.track_traj_ids,
                 compact=config.compact_obs,
@@ -195,7 +195,11 @@ class Collector(ResumableCollector):
                 "groups of a ParallelEnv have no effect here: they need a collector whose only "
                 "environment is the ParallelEnv, and a policy that writes tensors"
             )
-        if self._adds_steps and self.env.batch_size and not hasattr(config.replay_buffer, "extend"):
+        if (
+            config.adds_steps
+            and self.env.batch_size
+            and not hasattr(config.replay_buffer, "extend")
+        ):
             raise TypeError(
                 "replay_buffer must have a method extend() to take the steps of a batch of "
                 f"environments, but {type(config.replay_buffer).__name__} has none"

@@ -220,7 +220,8 @@ class WorkerCollector(WorkerShutdown):
         # A batch that is cut in the middle of a row must be the last one, or the next batch would
         # not go on from there. So if batches may have fewer frames than requested, only whole rows
         # are requested as long as possible.
-        short = self.config.preempts
+        self._scheduler.whole_steps = self.config.adds_steps and not self.config.exact_frames
+        short = self.config.preempts or self._scheduler.whole_steps
         units = [one.num_envs if short or one.masked else 1 for one in ready]
         assembler = None if self._workers_write else self._assembler
         self._scheduler.set_workers(assembler, frames, units)
@@ -321,7 +322,8 @@ class WorkerCollector(WorkerShutdown):
         if not self._scheduler.requested:
             self._before_request()
         collected = self._scheduler.collect(self._wanted, self._is_random)
-        parts = limited(collected, self._left())
+        scheduler = self._scheduler
+        parts = limited(collected, self._left(), scheduler.units if scheduler.whole_steps else None)
         self._count(parts)
         if self.config.prefetch:
             self._request_ahead(parts)
@@ -408,9 +410,19 @@ class WorkerCollector(WorkerShutdown):
             self._delivery.write(batch)
             self._record(batch)
 
+    @property
+    @override
+    def _is_exact(self) -> bool:
+        return super()._is_exact or self.config.adds_steps
+
     def _room(self) -> float:
         """Returns the number of frames that may be requested, besides those under way."""
-        return self._left() - self._scheduler.frames_under_way
+        room = self._left() - self._scheduler.frames_under_way
+        random = self.config.init_random_frames
+        if self.config.adds_steps and random and self._acted < random:
+            # The policy acts from the step on that follows the last random one.
+            room = min(room, random - self._acted)
+        return room
 
     def _wanted(self, counted: int = 0) -> bool:
         """Returns True if more frames are wanted than are under way, or ``counted`` already."""
@@ -428,5 +440,10 @@ class WorkerCollector(WorkerShutdown):
         first = self.config.init_random_frames
         if not first:
             return False
+        return bool(self._acted < first)
+
+    @property
+    def _acted(self) -> int:
+        """Number of frames that were written or requested, to compare with the random ones."""
         written = getattr(self.config.replay_buffer, "write_count", 0)
-        return bool(max(self._frames + self._scheduler.frames_under_way, written) < first)
+        return max(self._frames + self._scheduler.frames_under_way, written)
