@@ -72,6 +72,7 @@ class RolloutCollector(DirectWeights):
         return Rollout(self.env, self._resolved, options, self.config.exploration_type)
 
     def _new_ready_rollout(self, options: BatchOptions, serving: ServingOptions) -> ReadyRollout:
+        serving = replace(serving, ends_idle=self.config.reset_at_each_iter)
         if self._version is None:
             serving = replace(serving, version_key=None)
         return new_ready_rollout(
