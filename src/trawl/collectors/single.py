@@ -37,7 +37,7 @@ from trawl.envs.base import TensorDictEnv
 from trawl.envs.build import check_rebuildable
 from trawl.envs.frame_stack import as_frame_stack
 from trawl.envs.pettingzoo import PettingZooEnv
-from trawl.envs.seeding import check_seed, derive
+from trawl.envs.seeding import check_seed, derive, stream_seed
 from trawl.envs.serial import build_env
 from trawl.envs.tensor_env import TensorEnv
 from trawl.paths import get_path
@@ -320,9 +320,7 @@ class Collector(ResumableCollector):
             following = self.env.set_seed(seed, static_seed=static_seed)
             rebuilds = 0 if self._restarts is None else self._restarts.count
             self._seed = (seed, static_seed, rebuilds)
-            self._rollout.stream = RandomStream(
-                derive(seed, "policy"), self._rollout.generator_device
-            )
+            self._rollout.stream = RandomStream(stream_seed(seed), self._rollout.generator_device)
             self._restart()
         return int(following)
 
@@ -339,7 +337,8 @@ class Collector(ResumableCollector):
 
     def getattr_env(self, attr: str) -> Any:
         """Returns the attribute of the environment at path ``attr``."""
-        return get_path(self.env, attr)
+        with self._held():
+            return get_path(self.env, attr)
 
     def stats(self) -> dict[str, Any]:
         """Returns statistics of the collector as a flat dict.

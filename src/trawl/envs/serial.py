@@ -15,6 +15,7 @@ from typing_extensions import override
 
 from trawl.checks import check_number
 from trawl.devices import optional_device
+from trawl.envs.attributes import Application
 from trawl.envs.base import TensorDictEnv
 from trawl.envs.batched import BatchedEnv, arguments_of, factories_of
 from trawl.envs.build import build_one, distinct, env_of_id
@@ -73,6 +74,13 @@ class SerialEnv(BatchedEnv):
     @override
     def _seed_member(self, index: int, seed: int, static_seed: bool) -> int:
         return self.envs[index].set_seed(seed, static_seed)
+
+    @override
+    def _apply(self, calls: Mapping[int, Application]) -> dict[int, Any]:
+        return {
+            index: function(self.envs[index], *arguments)
+            for index, (function, *arguments) in calls.items()
+        }
 
     @override
     def _close(self) -> None:
