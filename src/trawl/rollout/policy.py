@@ -21,7 +21,7 @@ from trawl.rollout.networks import call_noting_networks
 from trawl.rollout.plan import NotPlannable, Plan, make_plan
 from trawl.rollout.resolving import name_of
 from trawl.rollout.sampling import Sampling, keep_reasons
-from trawl.tensordicts import changes, is_lazy
+from trawl.tensordicts import changes, is_lazy, noted
 
 
 class Policy:
@@ -227,7 +227,7 @@ class Policy:
     def _call(self, root: TensorDictBase) -> dict[Key, Any]:
         """Calls the policy with a TensorDict, and returns the entries that it writes."""
         given_to = root if self.device is None else root.to(self.device)
-        given = given_to.copy()
+        given = noted(given_to)
         result = self._noting_networks(self.module, given_to)
         if not is_tensor_collection(result):
             kind = type(result).__name__
