@@ -40,6 +40,7 @@ from trawl.envs.pettingzoo import PettingZooEnv
 from trawl.envs.seeding import check_seed, derive, stream_seed
 from trawl.envs.serial import build_env
 from trawl.envs.tensor_env import TensorEnv
+from trawl.keys import Key, as_key
 from trawl.paths import get_path
 from trawl.rollout.batch_writer import BatchOptions
 from trawl.rollout.env_restarts import EnvRestarts
@@ -269,12 +270,8 @@ class Collector(ResumableCollector):
             self.env.set_seed(again, static_seed=static)
         return self.env
 
-    def _truncated_keys(self) -> list[Any]:
-        return [
-            key
-            for key in self.env.done_keys
-            if (key if isinstance(key, str) else key[-1]) == "truncated"
-        ]
+    def _truncated_keys(self) -> list[Key]:
+        return [key for key in map(as_key, self.env.done_keys) if key[-1] == "truncated"]
 
     # --- control
 
