@@ -31,15 +31,19 @@ from trawl.collectors.placing import (
     tensors_of,
 )
 from trawl.collectors.resuming import ResumableCollector
-from trawl.collectors.torchrl import add_transforms, give_specs, is_random, names
+from trawl.collectors.torchrl import give_specs, is_random, names
 from trawl.collectors.weak import weak
 from trawl.envs.base import TensorDictEnv
 from trawl.envs.build import check_rebuildable
 from trawl.envs.frame_stack import as_frame_stack
+from trawl.envs.generators import draws_privately, get_states, set_states
+from trawl.envs.layers import layers_in_process
 from trawl.envs.pettingzoo import PettingZooEnv
 from trawl.envs.seeding import check_seed, derive
-from trawl.envs.serial import build_env
+from trawl.envs.serial import build_env, close_made, given_envs
 from trawl.envs.tensor_env import TensorEnv
+from trawl.kept_state import KeptState
+from trawl.keys import STEP_COUNT
 from trawl.paths import get_path
 from trawl.rollout.batch_writer import BatchOptions
 from trawl.rollout.env_restarts import EnvRestarts
@@ -89,6 +93,8 @@ class Collector(ResumableCollector):
     env_device: torch.device | None
     storing_device: torch.device | None
     trust_policy: bool
+    # True if episodes can be limited even if the environment counts its steps itself.
+    _counts_twice = False
 
     if not TYPE_CHECKING:
 
@@ -126,6 +132,10 @@ class Collector(ResumableCollector):
         # The seed, whether it is static, and the number of rebuilds before it was set.
         self._seed: tuple[int, bool, int] | None = None
         self._restarts: EnvRestarts | None = None
+        # What the user made is left open, and as it was, if this constructor fails.
+        given = given_envs(create_env_fn)
+        kept = KeptState(part for env in given for part in layers_in_process(env))
+        drawn = get_states() if given and not draws_privately.get() else None
         self.env = self._make_env()
         try:
             if config.on_env_error == "restart":
@@ -136,7 +146,12 @@ class Collector(ResumableCollector):
             self._build(policy, devices.policy, devices.env, devices.storing)
             self._connect_schemes()
         except BaseException:
-            self.shutdown(raise_on_error=False)
+            self.shutdown(close_env=False, raise_on_error=False)
+            with suppress(Exception):
+                close_made(self.env, create_env_fn)
+            kept.restore()
+            if drawn is not None:
+                set_states(drawn)
             raise
 
     def _build(
@@ -238,9 +253,13 @@ class Collector(ResumableCollector):
         )
 
     def _add_transforms(self) -> None:
-        """Adds the transforms with which TorchRL's environments count steps and mark starts."""
+        """Makes TorchRL's environments count steps and mark starts, by transforms around them."""
         limit = self.config.max_frames_per_traj
-        if limit and "step_count" in names(self.env.full_observation_spec):
+        if (
+            limit
+            and not self._counts_twice
+            and STEP_COUNT[0] in names(self.env.full_observation_spec)
+        ):
             raise ValueError(
                 f"max_frames_per_traj={limit} counts steps in the entry 'step_count', which the "
                 "environment already has: limit the episodes in the environment instead"
@@ -251,6 +270,8 @@ class Collector(ResumableCollector):
         if marks is None:
             marks = self._resolved.reads_is_init
         if limit or marks:
+            from trawl.collectors.torchrl_transforms import add_transforms
+
             self.env = add_transforms(self.env, limit or None, marks, self.policy)
 
     def _remake_env(self) -> Any:

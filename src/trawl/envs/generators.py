@@ -3,11 +3,35 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any
 
 import numpy as np
 import torch
+
+#: True in a thread that draws from generators of its own, so that the global ones are not its own.
+draws_privately = ContextVar("draws_privately", default=False)
+
+
+@contextmanager
+def kept_generators(device: torch.device | None = None) -> Iterator[None]:
+    """Context after which the global generators are as they were before.
+
+    In a thread that draws from generators of its own, the context does nothing.
+
+    Args:
+        device: a device. If it is a CUDA device, its generator is included.
+    """
+    if draws_privately.get():
+        yield
+        return
+    before = get_states(device)
+    try:
+        yield
+    finally:
+        set_states(before, device)
 
 
 def global_state(device: torch.device | None = None) -> dict[str, Any]:

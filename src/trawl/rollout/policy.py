@@ -15,6 +15,7 @@ from tensordict.nn import InteractionType
 from torch import Tensor, nn
 
 from trawl.errors import add_note
+from trawl.kept_state import trial_call
 from trawl.keys import Key, as_key, show_key, show_keys
 from trawl.rollout.modules import leaves_inputs_alone
 from trawl.rollout.networks import call_noting_networks
@@ -149,6 +150,8 @@ class Policy:
     def discover(self, root: TensorDictBase) -> dict[Key, Any]:
         """Calls the policy once to find out what it writes.
 
+        Afterwards, the policy's buffers and attributes and the global generators are as before.
+
         Args:
             root: a TensorDict with the entries that an environment's reset returns.
 
@@ -162,9 +165,10 @@ class Policy:
             Exception: an error that the policy raised.
         """
         try:
-            found = self._call_on_tensors(root)
-            if found is None:
-                found = self._call(root)
+            with trial_call(self.module, self.device):
+                found = self._call_on_tensors(root)
+                if found is None:
+                    found = self._call(root)
         except Exception as error:
             if self._misfit is not None:
                 raise _wrong_batch(*self._misfit, root.batch_size) from error
@@ -207,7 +211,6 @@ class Policy:
         inputs = [given.get(key) for key in plan.reads]
         if not all(map(_is_tensor, inputs)):
             return None
-        state = torch.get_rng_state()
         try:
             made = self._noting_networks(plan.call, *inputs)
         except Exception:
@@ -217,7 +220,6 @@ class Policy:
             i for i, v in enumerate(values) if _is_tensor(v) and v.shape[: len(batch)] != batch
         ]
         if wrong or not all(map(_is_tensor, values)):
-            torch.set_rng_state(state)
             if wrong:
                 self._misfit = plan.writes[wrong[0]], tuple(values[wrong[0]].shape)
             return None
