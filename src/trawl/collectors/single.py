@@ -36,14 +36,11 @@ from trawl.collectors.weak import weak
 from trawl.envs.base import TensorDictEnv
 from trawl.envs.build import check_rebuildable
 from trawl.envs.frame_stack import as_frame_stack
-from trawl.envs.generators import draws_privately, get_states, set_states
-from trawl.envs.layers import layers_in_process
 from trawl.envs.pettingzoo import PettingZooEnv
-from trawl.envs.seeding import check_seed, derive
+from trawl.envs.seeding import check_seed, derive, stream_seed
 from trawl.envs.serial import build_env, close_made, given_envs
 from trawl.envs.tensor_env import TensorEnv
-from trawl.kept_state import KeptState
-from trawl.keys import STEP_COUNT
+from trawl.keys import STEP_COUNT, Key, as_key
 from trawl.paths import get_path
 from trawl.rollout.batch_writer import BatchOptions
 from trawl.rollout.env_restarts import EnvRestarts
@@ -51,6 +48,7 @@ from trawl.rollout.policy import Policy
 from trawl.rollout.random_policy import RandomPolicy
 from trawl.rollout.resolving import resolve
 from trawl.rollout.rng import RandomStream
+from trawl.rollout.trial import kept_envs
 
 
 @describe(CollectorArguments)
@@ -81,7 +79,7 @@ class Collector(ResumableCollector):
         ValueError: if a value is out of range, or arguments contradict each other.
         KeyError: if the policy writes no action.
 
-    Example:
+    Examples:
         >>> from trawl.collectors import Collector
         >>> with Collector("CartPole-v1", frames_per_batch=50, total_frames=200) as collector:
         ...     for batch in collector:
@@ -133,9 +131,7 @@ class Collector(ResumableCollector):
         self._seed: tuple[int, bool, int] | None = None
         self._restarts: EnvRestarts | None = None
         # What the user made is left open, and as it was, if this constructor fails.
-        given = given_envs(create_env_fn)
-        kept = KeptState(part for env in given for part in layers_in_process(env))
-        drawn = get_states() if given and not draws_privately.get() else None
+        before = kept_envs(given_envs(create_env_fn))
         self.env = self._make_env()
         try:
             if config.on_env_error == "restart":
@@ -149,9 +145,7 @@ class Collector(ResumableCollector):
             self.shutdown(close_env=False, raise_on_error=False)
             with suppress(Exception):
                 close_made(self.env, create_env_fn)
-            kept.restore()
-            if drawn is not None:
-                set_states(drawn)
+            before.restore()
             raise
 
     def _build(
@@ -290,12 +284,8 @@ class Collector(ResumableCollector):
             self.env.set_seed(again, static_seed=static)
         return self.env
 
-    def _truncated_keys(self) -> list[Any]:
-        return [
-            key
-            for key in self.env.done_keys
-            if (key if isinstance(key, str) else key[-1]) == "truncated"
-        ]
+    def _truncated_keys(self) -> list[Key]:
+        return [key for key in map(as_key, self.env.done_keys) if key[-1] == "truncated"]
 
     # --- control
 
@@ -341,9 +331,7 @@ class Collector(ResumableCollector):
             following = self.env.set_seed(seed, static_seed=static_seed)
             rebuilds = 0 if self._restarts is None else self._restarts.count
             self._seed = (seed, static_seed, rebuilds)
-            self._rollout.stream = RandomStream(
-                derive(seed, "policy"), self._rollout.generator_device
-            )
+            self._rollout.stream = RandomStream(stream_seed(seed), self._rollout.generator_device)
             self._restart()
         return int(following)
 
@@ -360,7 +348,8 @@ class Collector(ResumableCollector):
 
     def getattr_env(self, attr: str) -> Any:
         """Returns the attribute of the environment at path ``attr``."""
-        return get_path(self.env, attr)
+        with self._held():
+            return get_path(self.env, attr)
 
     def stats(self) -> dict[str, Any]:
         """Returns statistics of the collector as a flat dict.

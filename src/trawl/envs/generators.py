@@ -3,35 +3,17 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from contextvars import ContextVar
 from typing import Any
 
 import numpy as np
 import torch
 
+from trawl.envs.seeding import derive
+
 #: True in a thread that draws from generators of its own, so that the global ones are not its own.
 draws_privately = ContextVar("draws_privately", default=False)
-
-
-@contextmanager
-def kept_generators(device: torch.device | None = None) -> Iterator[None]:
-    """Context after which the global generators are as they were before.
-
-    In a thread that draws from generators of its own, the context does nothing.
-
-    Args:
-        device: a device. If it is a CUDA device, its generator is included.
-    """
-    if draws_privately.get():
-        yield
-        return
-    before = get_states(device)
-    try:
-        yield
-    finally:
-        set_states(before, device)
 
 
 def global_state(device: torch.device | None = None) -> dict[str, Any]:
@@ -46,6 +28,13 @@ def global_state(device: torch.device | None = None) -> dict[str, Any]:
 def set_global_state(state: Mapping[str, Any], device: torch.device | None = None) -> None:
     """Restores a state that :func:`global_state` returned."""
     set_states(from_data(state, get_states(device)), device)
+
+
+def seed_generators(seed: int) -> None:
+    """Seeds the global generators, each with a seed of its own that is derived from ``seed``."""
+    torch.manual_seed(derive(seed, "torch"))
+    np.random.seed(derive(seed, "numpy"))
+    random.seed(derive(seed, "python"))
 
 
 def get_states(device: torch.device | None = None) -> tuple[Any, ...]:

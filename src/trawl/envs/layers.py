@@ -36,12 +36,8 @@ def layers_of(env: Any) -> list[Any]:
     return found
 
 
-def layers_in_process(env: Any) -> list[Any]:
-    """Returns the layers of an environment, except for those that own processes."""
-    return [layer for layer in layers_of(env) if not _has_members(layer)]
-
-
-def _has_members(layer: Any) -> bool:
+def owns_parts(layer: Any) -> bool:
+    """Returns True for a layer that makes and ends environments, or processes with them."""
     if isinstance(layer, TensorDictEnv):
         return layer.has_processes
     return is_torchrl(layer) and hasattr(type(layer), "start")

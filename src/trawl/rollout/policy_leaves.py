@@ -15,10 +15,10 @@ from trawl.envs.parallel import ParallelEnv
 from trawl.keys import Key, next_of, show_key
 from trawl.memory import Array
 from trawl.rollout.batch_writer import NoFixedLayout
-from trawl.rollout.block import as_array
 from trawl.rollout.checks import check_actions
 from trawl.rollout.layout import Leaf
 from trawl.rollout.policy import Policy
+from trawl.rollout.policy_outputs import converter
 
 
 @dataclass
@@ -28,6 +28,7 @@ class PolicyLeaves:
     Attributes:
         written: all entries that the policy writes, by key.
         states: keys of entries that the policy writes under ``"next"`` and reads one step later.
+            Other entries stay under ``"next"``.
         memories: keys of entries that the policy writes, and reads under the same name one step
             later.
         convert: the fastest conversion of the policy's tensors to arrays, by key.
@@ -78,11 +79,12 @@ def discover_leaves(
     for key in written.keys() & readable.keys():
         if written[key] != readable[key]:
             raise NoFixedLayout(f"the policy overwrites {show_key(key)} with another layout")
-    states = [key[1:] for key in written if key[0] == "next"]
+    following = [key[1:] for key in written if key[0] == "next"]
+    states = [key for key in following if key in carried or key in policy.reads]
     known = {*readable, *states}
     remembered = policy.remembered(written)
     memories = [key for key in remembered if key not in known and key[0] != "next"]
-    convert = {key: _converter(value) for key, value in found.items()}
+    convert = {key: converter(value) for key, value in found.items()}
     return PolicyLeaves(written, states, memories, convert)
 
 
@@ -106,12 +108,3 @@ def _leaf_of(key: Key, value: Any, batch: tuple[int, ...]) -> Leaf:
             f"environment's batch size is {list(batch)}: the shape must begin with the batch size"
         )
     return Leaf(tuple(value.shape[len(batch) :]), value.dtype)
-
-
-def _converter(sample: Tensor) -> Callable[[Any], Array]:
-    """Returns the fastest conversion of tensors like ``sample`` to numpy arrays."""
-    if sample.dtype is torch.bfloat16:
-        return lambda value: as_array(value.detach().cpu())
-    if sample.requires_grad or sample.device.type != "cpu":
-        return lambda value: value.detach().cpu().numpy()
-    return Tensor.numpy

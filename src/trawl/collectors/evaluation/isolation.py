@@ -20,7 +20,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from trawl.envs.generators import draws_privately
-from trawl.envs.seeding import derive
+from trawl.envs.seeding import derive, stream_seed
 
 # Names of operators that draw random numbers and take a generator.
 _OPERATORS = (
@@ -93,7 +93,7 @@ class PrivateRandom(TorchFunctionMode):
     Args:
         seed: seed of the generators. There is one generator for each device.
 
-    Example:
+    Examples:
         >>> import torch
         >>> from trawl.collectors.evaluation.isolation import PrivateRandom
         >>> before = torch.get_rng_state()
@@ -239,4 +239,4 @@ def isolated(seed: int) -> Iterator[PrivateRandom]:
 
 def policy_seed(seed: int) -> int:
     """Returns the seed of torch's generator in a collector after ``set_seed(seed)``."""
-    return derive(derive(seed, "policy"), "torch")
+    return derive(stream_seed(seed), "torch")
