@@ -100,7 +100,7 @@ def collected(kind: str, count: int, seed: int) -> tuple[list[TensorDictBase], i
             except KeyboardInterrupt:
                 interrupts += 1
                 # The moment may have been between the call's end and the end of the timer.
-                if batch == "none yet":
+                if isinstance(batch, str):
                     continue
             if batch is None:
                 return batches, interrupts

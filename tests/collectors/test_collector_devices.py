@@ -146,6 +146,7 @@ def test_batches_are_stored_on_the_gpu(given):
 
 
 @needs_gpu
+@pytest.mark.filterwarnings("ignore:.*registered in PyTree")
 def test_a_cuda_graph_gives_the_same_actions():
     net = nn.Sequential(nn.Linear(3, 8), nn.Tanh(), nn.Linear(8, 1))
 

@@ -335,6 +335,7 @@ def test_workers_that_a_backend_chooses():
 
 
 @CUDA
+@pytest.mark.filterwarnings("ignore:policy has no parameters to move", "ignore:.*in PyTree")
 @pytest.mark.parametrize("place", ["threading", "multiprocessing"])
 @pytest.mark.parametrize("graph", [False, True])
 def test_a_policy_on_a_gpu(place, graph):

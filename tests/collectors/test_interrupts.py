@@ -329,7 +329,7 @@ def test_workers(kind):
             except KeyboardInterrupt:
                 waits[0] = False
                 go_on.release()
-                if batch == "none yet":
+                if isinstance(batch, str):
                     continue
             if batch is None:
                 break

@@ -1,15 +1,18 @@
 """What policies give is recorded as it was when they gave it."""
 
+import gymnasium
 import numpy as np
 import pytest
 import torch
+from gymnasium import spaces
+from gymnasium.vector import AutoresetMode
 from tensordict import NonTensorData, TensorDict
-from tensordict.nn import TensorDictModule
+from tensordict.nn import TensorDictModule, TensorDictModuleBase
 from torch import nn
 
-from trawl.collectors import Collector
-from trawl.envs import GymEnv
-from trawl.testing import ImageEnv, NumberedEnv, RaggedEnv
+from trawl.collectors import AsyncBatchedCollector, Collector
+from trawl.envs import GymEnv, TorchVectorEnv
+from trawl.testing import ImageEnv, NumberedEnv, NumberedTorchEnv, RaggedEnv
 
 TOTAL = 3  # the place of the steps in all among the numbers
 KINDS = pytest.mark.parametrize("kind", [NumberedEnv, RaggedEnv])
@@ -167,7 +170,7 @@ def test_memories_that_a_policy_keeps_are_never_overwritten():
 
     module = TensorDictModule(policy, ["observation", "memory"], ["action", "memory"])
     first_batch(NumberedEnv(lengths=[100]), module)
-    assert [int(memory) for memory in kept[1:]] == list(range(8))
+    assert [int(memory) for memory in kept] == list(range(8))
 
 
 def test_an_output_whose_shape_changes_is_refused():
@@ -284,3 +287,182 @@ def test_an_observation_may_be_written_over_with_another_layout():
             assert batch["next", "observation"].shape == (4, 8, 8, 3)
     # One more than the steps in all, halved.
     assert batch["observation"][:, TOTAL].tolist() == [2.5, 3.0, 3.5, 4.0]
+
+
+# --- one rule for outputs of another dtype, whatever the path
+
+COUNT = 2
+BIG = 2**40 + 5
+PATHS = {
+    "array": lambda: two(),
+    "tensor": lambda: TorchVectorEnv(NumberedTorchEnv(COUNT, lengths=[4, 5])),
+    "tensordict": lambda: two(RaggedEnv),
+}
+
+
+class Late(TensorDictModuleBase):
+    """Writes an entry of one kind in its first calls, and of another kind from the fourth on."""
+
+    in_keys = ["observation"]  # noqa: RUF012 - as tensordict
+    out_keys = ["action", "extra"]  # noqa: RUF012
+
+    def __init__(self, first, later, calls=3):
+        super().__init__()
+        self.values, self.calls = [first] * calls + [later], calls
+
+    def forward(self, td):
+        value = self.values.pop(0) if len(self.values) > 1 else self.values[0]
+        td["action"] = one_hot(torch.zeros(td.batch_size))
+        td["extra"] = value.expand(*td.batch_size, *value.shape)
+        return td
+
+
+LEGAL = {
+    "a longer integer": (torch.tensor(1, dtype=torch.int32), torch.tensor(7)),
+    "an integer for a float": (torch.tensor(1.0), torch.tensor(7)),
+    "a whole float for an integer": (torch.tensor(1), torch.tensor(7.0)),
+    "a rounded float": (torch.tensor(1.0), torch.tensor(0.1, dtype=torch.float64)),
+    "nan": (torch.tensor([1.0] * 2), torch.tensor([torch.nan, torch.inf], dtype=torch.float64)),
+    "a number for a bool": (torch.tensor(True), torch.tensor(1)),
+    "a real complex number": (torch.tensor(1.0), torch.tensor(7 + 0j)),
+    "a conjugate": (torch.tensor(1 + 2j), torch.tensor(7 + 2j, dtype=torch.complex128).conj()),
+    "a real number for a complex one": (torch.tensor(1 + 2j), torch.tensor(7)),
+    "short integers for bfloat16": (
+        torch.tensor(1, dtype=torch.bfloat16),
+        torch.tensor(7, dtype=torch.int16),
+    ),
+}
+ILLEGAL = {
+    "too large an integer": (torch.tensor(1, dtype=torch.int32), torch.tensor(BIG)),
+    "a negative integer": (torch.tensor(1, dtype=torch.uint8), torch.tensor(-1, dtype=torch.int8)),
+    "too large a float": (torch.tensor(1.0), torch.tensor(1e300, dtype=torch.float64)),
+    "an integer that a float would round": (torch.tensor(1.0), torch.tensor(2**24 + 1)),
+    "the largest integer": (torch.tensor(1.0), torch.tensor(2**63 - 1)),
+    "a fraction": (torch.tensor(1), torch.tensor(0.5)),
+    "a float beyond integers": (torch.tensor(1), torch.tensor(2.0**63)),
+    "nan for an integer": (torch.tensor(1), torch.tensor(torch.nan)),
+    "two for a bool": (torch.tensor(True), torch.tensor(2)),
+    "an imaginary number": (torch.tensor(1.0), torch.tensor(7 + 1j)),
+    "too large a complex number": (
+        torch.tensor(1 + 1j),
+        torch.tensor(1 + 1e300j, dtype=torch.complex128),
+    ),
+}
+
+
+@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize("case", LEGAL)
+def test_an_output_of_another_dtype_is_converted(path, case):
+    first, later = LEGAL[case]
+    with Collector(PATHS[path](), Late(first, later), frames_per_batch=8) as collector:
+        batches = [collector.next() for _ in range(2)]
+        assert collector.stats()["env_path"] == path
+    assert [batch["extra"].dtype for batch in batches] == [first.dtype] * 2
+    # The first call is the trial call.
+    expected = [first, first, *[later.real if case == "a real complex number" else later] * 6]
+    for value, shown in zip(torch.cat([b["extra"] for b in batches], 1)[0], expected, strict=True):
+        torch.testing.assert_close(value, shown.to(first.dtype), rtol=0, atol=0, equal_nan=True)
+
+
+@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize("case", ILLEGAL)
+def test_values_that_the_first_dtype_cannot_hold_are_refused(path, case):
+    first, later = ILLEGAL[case]
+    with (
+        Collector(PATHS[path](), Late(first, later), frames_per_batch=8) as collector,
+        pytest.raises(TypeError, match=f"'extra' as {later.dtype}.*at first as {first.dtype}"),
+    ):
+        collector.next()
+
+
+@pytest.mark.parametrize(("first", "later"), [LEGAL["nan"], ILLEGAL["too large an integer"]])
+def test_the_rule_holds_for_environments_that_are_ready(first, later):
+    options = {"frames_per_batch": 8}
+    with AsyncBatchedCollector([NumberedEnv], policy=Late(first, later), **options) as collector:
+        if first.dtype is torch.float32:
+            torch.testing.assert_close(collector.next()["extra"][-1], later.float(), equal_nan=True)
+        else:
+            with pytest.raises(TypeError, match=r"'extra' as torch\.int64.*first as torch.int32"):
+                collector.next()
+
+
+def test_on_a_late_device_the_batch_names_the_first_step():
+    class Gpu(TorchVectorEnv):
+        answers_at_once = False
+
+    env = Gpu(NumberedTorchEnv(COUNT, lengths=[4]))
+    with (
+        Collector(env, Late(*ILLEGAL["too large an integer"]), frames_per_batch=8) as collector,
+        pytest.raises(TypeError, match=r"'extra' as torch\.int64 in step 2 of this batch"),
+    ):
+        collector.next()
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_random_actions_follow_the_dtype_of_the_policys(path):
+    """The environment has more choices than the dtype of the policy's first action can hold."""
+
+    class Wide:
+        single_observation_space = spaces.Box(-1, 1, (1,))
+        single_action_space = spaces.Discrete(100_000)
+        num_envs = COUNT
+        metadata = {"autoreset_mode": AutoresetMode.SAME_STEP}  # noqa: RUF012
+
+        def __init__(self):
+            self.unwrapped = self
+
+        def reset(self, *, seed=None, options=None):
+            return torch.zeros(COUNT, 1), {}
+
+        def step(self, action):
+            never = torch.zeros(COUNT, dtype=torch.bool)
+            return torch.zeros(COUNT, 1), torch.zeros(COUNT), never, never, {}
+
+        def close(self):
+            pass
+
+    class WideSingle(gymnasium.Env):
+        observation_space, action_space = Wide.single_observation_space, Wide.single_action_space
+
+        def reset(self, *, seed=None, options=None):
+            return np.zeros(1, np.float32), {}
+
+        def step(self, action):
+            return np.zeros(1, np.float32), 0.0, False, False, {}
+
+    class WideRagged(WideSingle):
+        observation_space = spaces.Dict(observation=spaces.Box(-1, 1, (1,)), text=spaces.Text(9))
+
+        def reset(self, *, seed=None, options=None):
+            return {"observation": np.zeros(1, np.float32), "text": "a"}, {}
+
+        def step(self, action):
+            return self.reset()[0], 0.0, False, False, {}
+
+    makes = {"array": WideSingle, "tensor": Wide, "tensordict": WideRagged}
+    env = makes[path]()
+    encoded = {"categorical_action_encoding": True}
+    env = TorchVectorEnv(env, **encoded) if path == "tensor" else GymEnv(env, **encoded)
+
+    def policy(observation):
+        return torch.zeros(observation.shape[:-1], dtype=torch.uint8)
+
+    with pytest.raises(TypeError, match=r"random actions gave 'action' as torch\.int64"):
+        first_batch(env, policy, frames_per_batch=40, init_random_frames=40)
+
+
+def test_a_shape_that_changes_is_refused_on_torchrls_environments():
+    envs = pytest.importorskip("torchrl.envs")
+
+    def policy(td):
+        td["action"] = torch.tensor([1, 0])
+        td["extra"] = torch.zeros(2 if len(calls) < 3 else 3)
+        calls.append(None)
+        return td
+
+    calls = []
+    with (
+        Collector(envs.GymEnv("CartPole-v1"), policy, frames_per_batch=8) as collector,
+        pytest.raises(ValueError, match=r"'extra' with shape \(3,\), but at first with shape \(2"),
+    ):
+        collector.next()

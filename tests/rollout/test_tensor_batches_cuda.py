@@ -1,5 +1,6 @@
 """Batches of environments whose data are on a GPU."""
 
+import warnings
 from typing import Any
 
 import pytest
@@ -13,7 +14,12 @@ from torch import Tensor, nn
 from trawl.collectors import Collector
 from trawl.envs import FrameStack
 
-pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+pytestmark = [
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+    # What PyTorch says of compilers, graphs and profilers on some devices.
+    pytest.mark.filterwarnings("ignore:.*registered in PyTree", "ignore:TensorFloat32 tensor"),
+    pytest.mark.filterwarnings("ignore:.*Profiler clears events"),
+]
 
 COUNT, WIDTH, LENGTH, SIZE = 64, 256, 7, 3
 STACKS = pytest.mark.parametrize("frame_stack", [None, SIZE])
@@ -103,7 +109,9 @@ def test_no_step_waits_for_the_device(options: dict[str, Any]) -> None:
             writer.begin()
             act, step = writer.bind(0, 10, False)
             assert act is not None
-            torch.cuda.set_sync_debug_mode("error")
+            with warnings.catch_warnings():
+                warnings.filterwarnings("ignore", "Synchronization debug mode is a prototype")
+                torch.cuda.set_sync_debug_mode("error")
             try:
                 for t in range(10):
                     act(t)
@@ -178,10 +186,17 @@ def test_the_profiler_sees_no_wait_in_the_loop(frame_stack: int | None) -> None:
                     act(t)
                     step(t)
             writer.finish(10)
-    names = {event.key for event in profile.key_averages()}
-    assert "cudaLaunchKernel" in names
-    waits = {name for name in names if "Synchronize" in name or "DtoH" in name or "HtoD" in name}
-    assert waits == set()
+    assert "cudaLaunchKernel" in {event.key for event in profile.key_averages()}
+    # The profiler itself waits when it ends.
+    with torch.profiler.profile() as empty:
+        pass
+    assert waits(profile) == waits(empty)
+
+
+def waits(profile: Any) -> dict[str, int]:
+    found = {event.key: event.count for event in profile.key_averages()}
+    words = "Synchronize", "DtoH", "HtoD"
+    return {name: n for name, n in found.items() if any(word in name for word in words)}
 
 
 @pytest.mark.parametrize(

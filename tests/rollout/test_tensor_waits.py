@@ -5,6 +5,7 @@ The tests run on the CPU, with the code of a GPU. A mode of torch sees every ope
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import cycle
 from typing import Any
 
 import pytest
@@ -181,7 +182,17 @@ def two_choices() -> Any:
     return TensorDictModule(act, in_keys=["observation"], out_keys=["action"])
 
 
-POLICIES = {"plain": plain, "recurrent": Recurrent, "sampled": sampled}
+def changing() -> Any:
+    """Writes its action as float32 and as float64 in turn."""
+    dtypes = cycle([torch.float32, torch.float64])
+
+    def act(observation: Tensor) -> Tensor:
+        return torch.tanh(observation[..., :2]).to(next(dtypes))
+
+    return TensorDictModule(act, in_keys=["observation"], out_keys=["action"])
+
+
+POLICIES = {"plain": plain, "recurrent": Recurrent, "sampled": sampled, "changing": changing}
 
 
 def loop_waits(env: TorchVectorEnv, policy: Any, **options: Any) -> tuple[list[str], Any]:

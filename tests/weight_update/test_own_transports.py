@@ -132,10 +132,19 @@ def in_group(port: int, rank: int) -> Any:
     return store
 
 
+def stated(number: float = 0.0) -> WithState:
+    """A model that has a tensor of the same number as extra state."""
+    return WithState(number, torch.full((2,), float(number)))
+
+
+def buffer(number: float = 0.0) -> TensorDict:
+    return WeightStrategy().extract_weights(stated(number))
+
+
 def send_to_rank(connection: Any, port: int, stored: bool, sync: bool) -> None:
     store = in_group(port, 0)
     transport = DistributedTransport(
-        weights_buffer=template(7), store=store if stored else None, rank=1, sync=sync
+        weights_buffer=buffer(7), store=store if stored else None, rank=1, sync=sync
     )
     transport.setup_connection_and_weights_on_sender()
 
@@ -143,7 +152,7 @@ def send_to_rank(connection: Any, port: int, stored: bool, sync: bool) -> None:
         if number == "wait":
             transport.wait_ack(PATIENCE)
         else:
-            transport.send_weights(Uniform(number))
+            transport.send_weights(stated(number))
         return "done"
 
     answering(connection, send)
@@ -151,8 +160,8 @@ def send_to_rank(connection: Any, port: int, stored: bool, sync: bool) -> None:
 
 def receive_as_rank(connection: Any, port: int, stored: bool) -> None:
     store = in_group(port, 1)
-    model = Uniform()
-    transport = DistributedTransport(weights_buffer=template(), store=store if stored else None)
+    model = stated()
+    transport = DistributedTransport(weights_buffer=buffer(), store=store if stored else None)
     first = transport.setup_connection_and_weights_on_receiver(worker_idx=0, model=model)
     connection.send((numbers(first), model.numbers))
 
@@ -314,7 +323,7 @@ def test_transports_can_be_told_from_others(transport):
 def test_weights_are_prepared_for_sending():
     scheme = SharedMemWeightSyncScheme()
     given = scheme.prepare_weights(WithState(2, "x"), "policy", WeightStrategy())
-    assert numbers(given.exclude("__extra_state__")) == {2.0}
+    assert numbers(given) == {2.0}
     flat = scheme.prepare_weights(template(3), "policy", WeightStrategy("state_dict"))
     assert set(flat) == set(dict(Uniform().state_dict()))
     with pytest.raises(RuntimeError, match="no weights of 'critic' to prepare"):

@@ -3,15 +3,23 @@
 from __future__ import annotations
 
 import copy
+import threading
+from collections import OrderedDict
 
 import pytest
 import torch
 from tensordict import TensorDict, TensorDictBase
-from torch import nn
+from torch import Tensor, nn
 from weight_parts import Uniform, Whole, WithState, equal, numbers, tied
 
 from trawl.weight_update import WeightStrategy
-from trawl.weight_update.tensors import EXTRA, Weights, named_tensors, weights_of
+from trawl.weight_update.tensors import (
+    Weights,
+    named_tensors,
+    packed_extra,
+    unpacked_extra,
+    weights_of,
+)
 
 BOTH = pytest.mark.parametrize("form", ["tensordict", "state_dict"])
 
@@ -83,14 +91,115 @@ def test_weights_are_extracted_of_any_form(form, name):
     )
 
 
-@BOTH
-def test_extra_state_is_extracted_by_the_path_of_its_module(form):
-    strategy = WeightStrategy(form)
-    found = strategy.extract_weights(Whole(1, said="this"))
-    extra = found[EXTRA]
-    assert getattr(extra, "data", extra) == {"part": {"said": "this"}}
+def test_extra_state_is_extracted_beside_the_weights_of_its_module():
+    found = WeightStrategy().extract_weights(Whole(1, said={"mean": torch.ones(2), "text": "this"}))
+    assert ("part", "__extra_state__", "said", "mean") in found.keys(True, True)
+    assert found["part", "__extra_state__", "said", "text"] == "this"
+    found = WeightStrategy().extract_weights(WithState(1, said=torch.ones(2)))
+    assert found["__extra_state__", "said"].tolist() == [1, 1]
     # And only where there is such.
-    assert EXTRA not in strategy.extract_weights(Uniform()).keys()  # noqa: SIM118
+    assert "__extra_state__" not in WeightStrategy().extract_weights(Uniform()).keys(True)
+
+
+def test_a_state_dict_has_extra_state_as_pytorchs_does():
+    for module in (Whole(1, said="this"), WithState(1, said="this")):
+        found = WeightStrategy("state_dict").extract_weights(module)
+        assert set(found) == set(module.state_dict())
+        module.load_state_dict(found)
+
+
+class Free(nn.Module):
+    """A module whose extra state is any one thing."""
+
+    def __init__(self, state):
+        super().__init__()
+        self.state = state
+
+    def get_extra_state(self):
+        return self.state
+
+    def set_extra_state(self, state):
+        self.state = state
+
+
+STATES = {
+    "tensor": torch.ones(2),
+    "dict": {"mean": torch.ones(2), "count": 3, "inner": {"a.b": torch.ones(1), "none": None}},
+    "ordered": OrderedDict(mean=torch.ones(2)),
+    "empty": {},
+    "numbered": {0: torch.ones(2)},
+    "list": [torch.ones(2), "x"],
+    "number": 3,
+    "none": None,
+    "tensordict": TensorDict(mean=torch.ones(2)),
+    "with a tensordict": {"inner": TensorDict(mean=torch.ones(2))},
+    "non-leaf": {"mean": torch.ones(2, requires_grad=True) * 2},
+}
+
+
+def tensors_in(state):
+    """All tensors in extra state."""
+    if isinstance(state, Tensor):
+        return [state]
+    if isinstance(state, (dict, TensorDictBase)):
+        state = list(state.values())
+    return [one for part in state for one in tensors_in(part)] if isinstance(state, list) else []
+
+
+@pytest.mark.parametrize("inplace", [True, False])
+@BOTH
+@pytest.mark.parametrize("name", STATES)
+@pytest.mark.parametrize("path", ["", "0.1"])
+def test_extra_state_arrives_as_it_was_and_in_memory_of_its_own(form, inplace, name, path):
+    strategy = WeightStrategy(form)
+    # Copies by pickle, since the states are used by several tests.
+    modules = [Free(copied) for copied in unpacked_extra(packed_extra([STATES[name], 1, 1]))]
+    whole = [nn.Sequential(nn.Sequential(nn.Linear(1, 1), one)) if path else one for one in modules]
+    given = strategy.extract_weights(whole[0])
+    before = repr(given)
+    for other in whole[1:]:
+        strategy.apply_weights(other, given, inplace)
+    for one in modules[1:]:
+        assert isinstance(STATES[name], type(one.state))
+        assert [t.tolist() for t in tensors_in(one.state)] == [
+            t.tolist() for t in tensors_in(STATES[name])
+        ]
+    tensors = [tensor for one in modules for tensor in tensors_in(one.state)]
+    assert len({tensor.data_ptr() for tensor in tensors}) == len(tensors)
+    for tensor in tensors:
+        tensor.data.zero_()
+    assert repr(given) == before
+
+
+def test_flattened_keys_of_a_tensordict_are_read():
+    given = WeightStrategy().extract_weights(Whole(1, said={"mean": torch.ones(2)}))
+    target = Whole(0)
+    WeightStrategy().apply_weights(target, given.flatten_keys("."))
+    assert target.part.said["mean"].tolist() == [1, 1]
+
+
+def test_extra_state_is_put_into_a_tensordict_in_place():
+    model = Whole(1, said={"mean": torch.zeros(2), "text": "this"})
+    target = WeightStrategy().extract_weights(model)
+    mean = target["part", "__extra_state__", "said", "mean"]
+    model.part.said = {"mean": torch.ones(2), "text": "that"}
+    for given in (model, WeightStrategy().extract_weights(model)):
+        mean.zero_()
+        WeightStrategy().apply_weights(target, given)
+        assert mean.tolist() == [1, 1]
+        assert target["part", "__extra_state__", "said", "text"] == "that"
+    assert mean.data_ptr() != model.part.said["mean"].data_ptr()
+    model.part.said = {"mean": torch.ones(3)}
+    WeightStrategy().apply_weights(target, model)
+    assert target["part", "__extra_state__", "said", "mean"].tolist() == [1, 1, 1]
+    state = Whole(0, said="this").state_dict()
+    WeightStrategy().apply_weights(state, model)
+    assert state["part._extra_state"]["said"]["mean"].tolist() == [1, 1, 1]
+
+
+def test_extra_state_that_cannot_be_copied_is_named():
+    with pytest.raises(TypeError, match=r"extra state .* of 'part' can't be pickled: .*lock"):
+        WeightStrategy().extract_weights(Whole(1, said=threading.Lock()))
 
 
 @BOTH

@@ -8,7 +8,7 @@ from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import nullcontext, suppress
 from threading import RLock
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias
 from weakref import WeakKeyDictionary
 
 from tensordict import TensorDictBase
@@ -43,6 +43,9 @@ from trawl.polling import is_polling
 
 # Entry of a state: the batch that was complete, but not delivered, when Ctrl-C was pressed.
 _KEPT = "kept"
+# None at the end of a run: loops that know how many batches come need no check for it.
+MaybeNone: TypeAlias = Any
+
 # Open collectors, each with the process that made it. An exit handler closes them: closing a sink
 # makes tensors, which aborts the process once the interpreter has begun to shut down.
 _living: WeakKeyDictionary[BaseCollector, int] = WeakKeyDictionary()
@@ -197,7 +200,7 @@ class BaseCollector(  # type: ignore[misc]  # the option `trace` has a method of
                 return
             yield batch
 
-    def next(self) -> TensorDictBase | None:
+    def next(self) -> TensorDictBase | MaybeNone:
         """Returns the next batch, or None if ``total_frames`` are reached.
 
         With a replay buffer, the batch is written into the buffer, and None is returned.

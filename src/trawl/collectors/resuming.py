@@ -22,6 +22,7 @@ from trawl.envs.state_parts import state_parts
 from trawl.errors import EnvStateError
 from trawl.rollout.env_restarts import EnvRestarts
 from trawl.rollout.times import LoopTimes
+from trawl.weight_update.tensors import own_extra_state
 
 # Format of the entry RESUME.
 _FORMAT = 1
@@ -152,7 +153,8 @@ class ResumableCollector(RolloutCollector):
                 raise mismatch
             with _weights_kept_if_fails(module):
                 if module is not None and "policy_state_dict" in state_dict:
-                    module.load_state_dict(state_dict["policy_state_dict"], strict=strict)
+                    weights = own_extra_state(state_dict["policy_state_dict"])
+                    module.load_state_dict(weights, strict=strict)
                 raises = on_state_mismatch == "raise"
                 self.resumed = self._load_episodes(state_dict, trust, raises, mismatch)
             self._load_normalization(state_dict)

@@ -26,7 +26,9 @@ from trawl.collectors.requests import WorkerReady
 from trawl.collectors.single import Collector
 from trawl.collectors.worker import WorkerProgram
 from trawl.envs.batched import check_env_kwargs
+from trawl.envs.build import is_env
 from trawl.envs.types import is_list
+from trawl.rollout.trial import trial
 
 # Each worker that is added later has its own range of 2**40 trajectory ids.
 _ID_BITS = 40
@@ -275,12 +277,30 @@ def shared_buffer(buffer: Any, setups: WorkerSetups, delivery: BatchDelivery) ->
     An empty buffer gets its layout first, because it can't be shared without a layout.
     """
     if not getattr(buffer.storage, "initialized", True):
-        (policy,) = Package([setups.initial_policy(0)])
-        source, options = setups[0].create_env_fn, setups.options(0)
+        policy = _copied("policy", setups.initial_policy(0))
+        source, options = _copied_envs(setups[0].create_env_fn), setups.options(0)
         with muted(), Collector(source, policy, backend=DIRECT, **options) as one:
-            buffer.extend(delivery.written(one.fake_tensordict()))
+            frames = delivery.written(one.fake_tensordict())
+        # The buffer's transforms may keep frames, for example to sum their rewards.
+        with trial(getattr(buffer, "transform", None)):
+            buffer.extend(frames)
         buffer.empty()
     return Shared(buffer)
+
+
+def _copied_envs(source: Any) -> Any:
+    """Returns a source of environments with copies of the environments in it."""
+    if is_list(source):
+        return [_copied_envs(one) for one in source]
+    return _copied("create_env_fn", source) if is_env(source) else source
+
+
+def _copied(name: str, value: Any) -> Any:
+    try:
+        (made,) = Package([value])
+    except Exception as error:
+        raise _unsendable(name, 0, error) from error
+    return made
 
 
 def packed_program(backend: Backend, program: WorkerProgram, index: int) -> Iterable[Any]:
@@ -302,19 +322,19 @@ def _check_sendable(name: str, index: int, backend: Backend, value: Any) -> None
     try:
         backend.pack([value], copied=[0] if name == "policy" else [])
     except Exception as error:
+        raise _unsendable(name, index, error) from error
+
+
+def _unsendable(name: str, index: int, error: Exception) -> TypeError:
+    reason = (
+        f"{error}. Pass a function that makes it in the worker, as create_env_fn or policy_factory"
+    )
+    if "created in a fork context" in str(error):
         reason = (
-            f"{error}. Pass a function that makes it in the worker, as create_env_fn or "
-            "policy_factory"
+            "it has a lock that only forked processes can share, but workers are spawned. Call "
+            "torch.multiprocessing.set_start_method('spawn', force=True) before you create it"
         )
-        if "created in a fork context" in str(error):
-            reason = (
-                "it has a lock that only forked processes can share, but workers are spawned. "
-                "Call torch.multiprocessing.set_start_method('spawn', force=True) before you "
-                "create it"
-            )
-        raise TypeError(
-            f"{name} (of worker {index}) can't be sent to another process: {reason}"
-        ) from error
+    return TypeError(f"{name} (of worker {index}) can't be sent to another process: {reason}")
 
 
 def _warn_of_lazy(policies: Iterable[Any]) -> None:

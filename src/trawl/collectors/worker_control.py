@@ -19,7 +19,7 @@ from trawl.collectors.times import shares_of
 from trawl.collectors.tracer import WorkerTracer
 from trawl.collectors.worker_state import WorkerState, call_path
 from trawl.envs.seeding import check_seed, derive
-from trawl.paths import get_path
+from trawl.paths import first_name
 
 _VIEWS = ("aggregate", "per_worker", "both")
 
@@ -127,16 +127,22 @@ class WorkerControl(WorkerState):
         return self._each(call_path, calls)
 
     @override
-    def get_distant_attr(self, attr: str) -> list[Any]:
-        """Returns the attribute at path ``attr`` of each worker's collector."""
-        if self._is_of_buffer(attr):
-            return [get_path(self, attr)] * self.num_workers
-        return self._all(get_path, attr)
+    def cascade_execute(self, attr_path: str, *args: Any, **kwargs: Any) -> Any:
+        """Calls the method at ``attr_path``, or returns the attribute if it is not callable.
 
-    def _is_of_buffer(self, path: str) -> bool:
-        """Returns True if a path leads to the replay buffer, which exists once for all workers."""
-        buffer = self.config.replay_buffer
-        return buffer is not None and path.split(".")[0].split("[")[0] == "replay_buffer"
+        Only the workers have environments, so a path that begins with ``env`` leads to those of
+        all workers. For other parts of the workers, such as their copies of the policy, use
+        :meth:`map_fn`.
+
+        Returns:
+            The result; if the path begins with ``env``, a list with the result of each worker.
+
+        Raises:
+            ValueError: if arguments are given for an attribute that is not callable.
+        """
+        if first_name(attr_path) != "env":
+            return super().cascade_execute(attr_path, *args, **kwargs)
+        return self._all(methodcaller("cascade_execute", attr_path, *args, **kwargs))
 
     def getattr_policy(self, attr: str) -> Any:
         """Returns the attribute of the first worker's policy at path ``attr``."""

@@ -6,7 +6,6 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -20,47 +19,17 @@ from trawl.envs.masks import (
     rand_actions,
     warn_unfit,
 )
-from trawl.keys import Key, as_key, show_key
+from trawl.keys import Key, as_key
 from trawl.memory import Array
 from trawl.rollout.batch_writer import ActFn
-from trawl.rollout.block import Block, BlockPart, as_array
+from trawl.rollout.block import Block, BlockPart
 from trawl.rollout.episodes import following, split_rows
 from trawl.rollout.layout import Leaf
-from trawl.rollout.plan import unwrap
 from trawl.rollout.policy import Policy
 from trawl.rollout.policy_inputs import InputCopies, LatestObservation
 from trawl.rollout.policy_leaves import PolicyLeaves
+from trawl.rollout.policy_outputs import PolicyOutputs, array_checker, host_array
 from trawl.rollout.windows import WindowArrays
-
-
-def output_checker(
-    leaves: PolicyLeaves, key: Key, dtype: np.dtype[Any], batch: int, hint: str = ""
-) -> Callable[[Any, tuple[int, ...]], Array]:
-    """Returns a function that converts what the policy wrote to an array.
-
-    The function's arguments are the value and the shape that it must have.
-
-    Args:
-        leaves: entries that the policy writes.
-        key: key of the entry.
-        dtype: dtype of the array.
-        batch: number of dimensions in front, which number the environments.
-        hint: text for the error that the number of environments is wrong.
-    """
-    leaf, convert = leaves.written[key], leaves.convert[key]
-
-    def checked(value: Any, shape: tuple[int, ...]) -> Array:
-        try:
-            array = convert(value)
-        except (TypeError, RuntimeError):
-            array = _unusual(value, key, leaf.dtype)
-        if array.dtype is not dtype:
-            array = _unusual(value, key, leaf.dtype)
-        if array.shape != shape:
-            raise _wrong_shape(key, array.shape, shape, batch, hint)
-        return array
-
-    return checked
 
 
 class PolicyBinder:
@@ -99,6 +68,7 @@ class PolicyBinder:
         self._readable = {**readable, **leaves.read_later}
         self._next_obs = next_obs
         self.reads_latest = False
+        self._outputs = PolicyOutputs({key: leaf.dtype for key, leaf in leaves.written.items()})
         self._latest = latest
         self._copies: dict[Key, InputCopies] = {}
 
@@ -130,15 +100,15 @@ class PolicyBinder:
         if drawn:
 
             def act(t: int) -> None:
-                for spec, masks, rows, dtype in drawn:
+                for spec, masks, rows, key in drawn:
                     allowed = masked_rand(spec, masks[start + t])
-                    rows[start + t] = as_array(allowed.to(dtype).cpu())
+                    rows[start + t] = self._drawn(key, allowed)
 
             return act
         name, *more = self.env.action_keys
         if more:
             return None
-        rows, dtype = block.rows[as_key(name)], self.leaves.written[as_key(name)].dtype
+        rows = block.rows[as_key(name)]
         if self.env.action_mask() is None:
             return None
         spec, known = self.env.full_action_spec[name], None
@@ -153,16 +123,20 @@ class PolicyBinder:
                     return  # the action was drawn with those of the whole chunk
                 known = mask.shape
             allowed = masked_rand(spec, torch.from_numpy(mask))
-            rows[start + t] = as_array(allowed.to(dtype).cpu())
+            rows[start + t] = self._drawn(as_key(name), allowed)
 
         return act_by_info
 
-    def _masked(self, block: Block, name: Any) -> tuple[Any, Tensor, Array, torch.dtype] | None:
+    def _drawn(self, key: Key, actions: Tensor) -> Array:
+        """Returns random actions in the dtype of the policy's actions."""
+        return host_array(self._outputs.converted(key, actions, 0, "random actions gave"))
+
+    def _masked(self, block: Block, name: Any) -> tuple[Any, Tensor, Array, Key] | None:
         """Returns what is needed to draw an action that its mask in the observation allows.
 
         Returns:
-            The action's spec, the rows of the mask, the rows of the action and the dtype of the
-            action; None if the observation has no mask for the action.
+            The action's spec, the rows of the mask, the rows of the action and the action's key;
+            None if the observation has no mask for the action.
         """
         key, spec = as_key(name), self.env.full_action_spec[name]
         shown = block.rows.get(mask_key_of(key))
@@ -177,17 +151,16 @@ class PolicyBinder:
         if not dims or (dims > 1 and (len(key) > 1 or envs != self.env.batch_size.numel())):
             warn_unfit(spec, shown.shape[1 + len(self.env.batch_size) :])
             return None
-        rows, dtype = block.rows[key], self.leaves.written[key].dtype
-        return spec, torch.from_numpy(shown), rows, dtype
+        return spec, torch.from_numpy(shown), block.rows[key], key
 
     def _fill_random(self, block: Block, start: int, stop: int) -> None:
         """Draws all actions of the chunk at once, and sets the policy's other entries to zero."""
         actions = {as_key(key): key for key in self.env.action_keys}
-        for key, leaf in self.leaves.written.items():
+        for key in self.leaves.written:
             rows = block.rows[key][start:stop]
             if key in actions:
                 drawn = self.env.full_action_spec[actions[key]].rand((stop - start,))
-                rows[...] = as_array(drawn.to(leaf.dtype).cpu())
+                rows[...] = self._drawn(key, drawn)
             else:
                 rows[...] = 0
         for key in self.leaves.states:
@@ -237,7 +210,8 @@ class PolicyBinder:
         shape = (*self.batch, *self.leaves.written[key].shape)
         rows = split_rows(block.rows[key][start:stop])
         batch = len(self.batch)
-        checked = output_checker(self.leaves, key, block.rows[key].dtype, batch)
+        leaf, convert = self.leaves.written[key], self.leaves.convert[key]
+        checked = array_checker(key, leaf.dtype, convert, batch)
         also = self._also(block, key, shape, start, stop)
 
         def write(t: int, value: Any) -> None:
@@ -310,47 +284,3 @@ def act_fn(
             write(t, output)
 
     return act
-
-
-def _unusual(value: Any, key: Key, dtype: torch.dtype) -> Array:
-    """Converts an output that is not a plain CPU tensor of the first output's dtype.
-
-    Raises:
-        TypeError: if the output contains no tensor, or can't be converted to ``dtype``.
-    """
-    tensor = value if isinstance(value, Tensor) else unwrap(value, key)
-    if not torch.can_cast(tensor.dtype, dtype):
-        raise TypeError(
-            f"policy wrote {show_key(key)} as {tensor.dtype}, but at first as {dtype}: the dtype "
-            "must not change"
-        )
-    tensor = tensor.detach().cpu()
-    cast = tensor.to(dtype)
-    if _loses(tensor, cast):
-        raise TypeError(
-            f"policy wrote {show_key(key)} as {tensor.dtype}, with values that {dtype} can't "
-            f"hold, but at first as {dtype}: the dtype must not change"
-        )
-    return as_array(cast)
-
-
-def _loses(tensor: Tensor, cast: Tensor) -> bool:
-    """Returns True if a cast changed values, other than by rounding floats."""
-    if tensor.dtype.is_floating_point:
-        return bool((cast.isinf() & ~tensor.isinf()).any())
-    return not torch.equal(cast.to(tensor.dtype), tensor)
-
-
-def _wrong_shape(
-    key: Key, got: tuple[int, ...], expected: tuple[int, ...], batch: int, hint: str
-) -> ValueError:
-    if got[batch:] == expected[batch:] and len(got) == len(expected):
-        return ValueError(
-            f"policy wrote {show_key(key)} with shape {tuple(got)}, but it was called with inputs "
-            f"of batch size {expected[:batch]}, so the shape must be {expected}. {hint}Take the "
-            "batch size from the inputs, as in torch.zeros(len(observation))"
-        )
-    return ValueError(
-        f"policy wrote {show_key(key)} with shape {tuple(got)}, but at first with shape "
-        f"{expected}: the shape must not change"
-    )

@@ -6,11 +6,12 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
 from trawl.envs.base import TensorDictEnv
-from trawl.envs.specs import Binary, Categorical, MultiCategorical, MultiOneHot, OneHot
+from trawl.envs.specs import Binary, Categorical, MultiCategorical, MultiOneHot, NonTensor, OneHot
 from trawl.envs.vector import RESTARTABLE
 from trawl.keys import Key, as_key, show_key
 from trawl.rollout.policy import missing_action
@@ -92,6 +93,18 @@ def _hint(spec: Any) -> str:
             "create_env_kwargs)."
         )
     return ""
+
+
+def has_fixed_shapes(env: Any) -> bool:
+    """Returns True if an environment's specs say that all its data are tensors of fixed shapes."""
+    specs = (env.full_observation_spec, env.full_action_spec)
+    leaves = [leaf for spec in specs for leaf in spec.values(True, True)]
+    return all(
+        isinstance(leaf.dtype, torch.dtype)
+        and not isinstance(leaf, NonTensor)
+        and -1 not in leaf.shape
+        for leaf in leaves
+    )
 
 
 def has_autoreset_steps(env: TensorDictEnv, limit: int | None) -> bool:

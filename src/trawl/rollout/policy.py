@@ -21,6 +21,7 @@ from trawl.rollout.networks import call_noting_networks
 from trawl.rollout.plan import NotPlannable, Plan, make_plan
 from trawl.rollout.resolving import name_of
 from trawl.rollout.sampling import Sampling, keep_reasons
+from trawl.rollout.trial import trial
 from trawl.tensordicts import changes, is_lazy
 
 
@@ -147,24 +148,27 @@ class Policy:
                 drawn.check(parameters)
 
     def discover(self, root: TensorDictBase) -> dict[Key, Any]:
-        """Calls the policy once to find out what it writes.
+        """Calls the policy once to find out what it writes, in a :func:`trial`.
 
         Args:
             root: a TensorDict with the entries that an environment's reset returns.
 
         Returns:
-            The values that the policy wrote, by key. All values within a lazy stack form one
-            entry, which is a lazy stack too. If ``root`` itself is a lazy stack, the key of this
-            entry is the empty tuple.
+            Values like those that the policy writes, by key. All values within a lazy stack form
+            one entry, which is a lazy stack too. If ``root`` itself is a lazy stack, the key of
+            this entry is the empty tuple.
 
         Raises:
             ValueError: if an entry does not have a row for each environment.
             Exception: an error that the policy raised.
         """
         try:
-            found = self._call_on_tensors(root)
-            if found is None:
-                found = self._call(root)
+            with trial(self.module):
+                found = self._call_on_tensors(root)
+                if found is None:
+                    found = self._call(root)
+                # The policy's own tensors, which it may return, are restored.
+                found = {key: _own(value) for key, value in found.items()}
         except Exception as error:
             if self._misfit is not None:
                 raise _wrong_batch(*self._misfit, root.batch_size) from error
@@ -207,7 +211,6 @@ class Policy:
         inputs = [given.get(key) for key in plan.reads]
         if not all(map(_is_tensor, inputs)):
             return None
-        state = torch.get_rng_state()
         try:
             made = self._noting_networks(plan.call, *inputs)
         except Exception:
@@ -217,7 +220,6 @@ class Policy:
             i for i, v in enumerate(values) if _is_tensor(v) and v.shape[: len(batch)] != batch
         ]
         if wrong or not all(map(_is_tensor, values)):
-            torch.set_rng_state(state)
             if wrong:
                 self._misfit = plan.writes[wrong[0]], tuple(values[wrong[0]].shape)
             return None
@@ -323,6 +325,13 @@ def _entries(values: TensorDictBase) -> dict[Key, Any]:
         else:
             found[(key,)] = value
     return found
+
+
+def _own(value: Any) -> Any:
+    """Returns a copy of a tensor or TensorDict that a policy wrote."""
+    if _is_tensor(value):
+        return value.detach().clone().requires_grad_(value.requires_grad)
+    return value.clone() if is_tensor_collection(value) else value
 
 
 def _is_tensor(value: Any) -> bool:

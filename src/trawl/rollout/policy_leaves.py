@@ -15,10 +15,10 @@ from trawl.envs.parallel import ParallelEnv
 from trawl.keys import Key, next_of, show_key
 from trawl.memory import Array
 from trawl.rollout.batch_writer import NoFixedLayout
-from trawl.rollout.block import as_array
 from trawl.rollout.checks import check_actions
 from trawl.rollout.layout import Leaf
 from trawl.rollout.policy import Policy
+from trawl.rollout.policy_outputs import converter
 
 
 @dataclass
@@ -82,7 +82,7 @@ def discover_leaves(
     known = {*readable, *states}
     remembered = policy.remembered(written)
     memories = [key for key in remembered if key not in known and key[0] != "next"]
-    convert = {key: _converter(value) for key, value in found.items()}
+    convert = {key: converter(value) for key, value in found.items()}
     return PolicyLeaves(written, states, memories, convert)
 
 
@@ -106,12 +106,3 @@ def _leaf_of(key: Key, value: Any, batch: tuple[int, ...]) -> Leaf:
             f"environment's batch size is {list(batch)}: the shape must begin with the batch size"
         )
     return Leaf(tuple(value.shape[len(batch) :]), value.dtype)
-
-
-def _converter(sample: Tensor) -> Callable[[Any], Array]:
-    """Returns the fastest conversion of tensors like ``sample`` to numpy arrays."""
-    if sample.dtype is torch.bfloat16:
-        return lambda value: as_array(value.detach().cpu())
-    if sample.requires_grad or sample.device.type != "cpu":
-        return lambda value: value.detach().cpu().numpy()
-    return Tensor.numpy

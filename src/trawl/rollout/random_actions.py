@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from trawl.envs.masks import rand_actions
 from trawl.keys import Key, as_key, show_key
 from trawl.memory import Array
 from trawl.rollout.layout import Leaf
+from trawl.rollout.policy_outputs import PolicyOutputs, host_array
 
 # Number of random actions that are drawn at once for each environment.
 _DRAWN = 64
@@ -30,6 +30,7 @@ class RandomActions:
     def __init__(self, env: Any, written: Mapping[Key, Leaf]) -> None:
         self._env, self._count = env, env.batch_size.numel()
         self._leaves = {as_key(key): written[as_key(key)] for key in env.action_keys}
+        self._outputs = PolicyOutputs({key: leaf.dtype for key, leaf in self._leaves.items()})
         self.forget()
 
     def forget(self) -> None:
@@ -68,13 +69,9 @@ class RandomActions:
             }
 
     def _arrays(self, drawn: Any) -> dict[Key, Array]:
-        return {key: _array(drawn.get(key), leaf) for key, leaf in self._leaves.items()}
-
-
-def _array(drawn: Tensor, leaf: Leaf) -> Array:
-    """Returns actions as an array with a row for each environment."""
-    values = drawn.to(leaf.dtype).cpu().reshape(-1, *leaf.shape)
-    if leaf.dtype is torch.bfloat16:
-        values = values.view(torch.int16)
-    array: Array = values.numpy()
-    return array
+        """Returns actions as arrays with a row for each environment."""
+        found = {}
+        for key, leaf in self._leaves.items():
+            values = self._outputs.converted(key, drawn.get(key), 0, "random actions gave")
+            found[key] = host_array(values.reshape(-1, *leaf.shape))
+        return found

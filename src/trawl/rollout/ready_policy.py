@@ -11,12 +11,12 @@ from torch import Tensor
 
 from trawl.keys import Key
 from trawl.memory import Array
-from trawl.rollout.array_policy import output_checker
 from trawl.rollout.device_transfer import DeviceTransfer
 from trawl.rollout.layout import Leaf
 from trawl.rollout.plan import Plan
 from trawl.rollout.policy import Policy
 from trawl.rollout.policy_leaves import PolicyLeaves
+from trawl.rollout.policy_outputs import array_checker
 
 Rows = NDArray[np.int64]
 _HINT = (
@@ -58,7 +58,8 @@ class ReadyPolicy:
         self._plan = policy.direct(set(self._leaves))
         self._plans: dict[int, Plan] = {}
         self._checkers = {
-            key: output_checker(leaves, key, begun[key].dtype, 1, _HINT) for key in leaves.written
+            key: array_checker(key, leaf.dtype, leaves.convert[key], 1, _HINT)
+            for key, leaf in leaves.written.items()
         }
 
     def call(self, chosen: Rows) -> None:

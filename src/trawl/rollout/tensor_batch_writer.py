@@ -172,6 +172,7 @@ class TensorBatchWriter(FixedLayoutWriter):
             for rows in tensors.values():
                 rows[filled:] = 0
         self.env.check()
+        self._binder.check()
         self._number(tensors, filled)
         self._normalizer.finish(filled)
         return self._finished(block, filled, given)

@@ -5,18 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from trawl.envs.masks import MASK_KEY, fits, masked_rand, warn_unfit
 from trawl.envs.tensor_env import TensorEnv
-from trawl.keys import Key, as_key, show_key
+from trawl.keys import Key, as_key
 from trawl.rollout.array_policy import act_fn
 from trawl.rollout.batch_writer import ActFn
 from trawl.rollout.layout import Leaf
-from trawl.rollout.plan import unwrap
 from trawl.rollout.policy import Policy
 from trawl.rollout.policy_leaves import PolicyLeaves
+from trawl.rollout.policy_outputs import PolicyOutputs, check_shape
 from trawl.rollout.tensor_block import LazyRows, TensorBlock
 from trawl.rollout.tensor_stepper import TensorStepper
 
@@ -50,6 +49,8 @@ class TensorPolicyBinder:
         self._readable = {*readable, *leaves.states, *leaves.memories}
         self._next_row = next_row
         self._stepper = stepper
+        dtypes = {key: leaf.dtype for key, leaf in leaves.written.items()}
+        self._outputs = PolicyOutputs(dtypes, env.answers_at_once)
 
     def bind(self, block: TensorBlock, start: int, stop: int, random: bool) -> ActFn | None:
         """Returns a function of ``t`` that acts in row ``start + t``.
@@ -110,31 +111,31 @@ class TensorPolicyBinder:
     ) -> Callable[[int, Any], None]:
         rows = block.rows(key, start, stop)
         shape, dtype = rows[0].shape, rows[0].dtype
+        converted = self._outputs.converted
 
         def write(t: int, value: Any) -> None:
-            tensor = value if isinstance(value, Tensor) else unwrap(value, key)
-            if tensor.shape != shape:
-                raise ValueError(
-                    f"policy wrote {show_key(key)} with shape {tuple(tensor.shape)}, but at first "
-                    f"with shape {tuple(shape)}: the shape must not change"
-                )
-            if tensor.dtype is not dtype and not _fits(tensor.dtype, dtype):
-                raise TypeError(
-                    f"policy wrote {show_key(key)} as {tensor.dtype}, but at first as {dtype}: the "
-                    "dtype must not change"
-                )
-            rows[t].copy_(tensor.detach() if tensor.requires_grad else tensor)
+            if not isinstance(value, Tensor) or value.dtype is not dtype:
+                value = converted(key, value, start + t)
+            if value.shape != shape:
+                check_shape(key, value.shape, shape, 1)
+            rows[t].copy_(value.detach() if value.requires_grad else value)
 
         return write
+
+    def check(self) -> None:
+        """Checks the outputs of a batch that were converted without waiting for their device."""
+        self._outputs.check()
 
     def _act_randomly(self, block: TensorBlock, start: int, stop: int) -> ActFn | None:
         """Draws random actions for the whole chunk; the policy's other entries become zero."""
         env, tensors = self._env, block.tensors
         actions = {as_key(key): key for key in env.action_keys}
+        converted, who = self._outputs.converted, "random actions gave"
         for key in self._leaves.written:
             rows = tensors[key][start:stop]
             if key in actions:
-                rows.copy_(env.full_action_spec[actions[key]].rand((stop - start,)))
+                drawn = env.full_action_spec[actions[key]].rand((stop - start,))
+                rows.copy_(converted(key, drawn, start, who))
             else:
                 rows.zero_()
         for key in self._leaves.states:
@@ -149,16 +150,13 @@ class TensorPolicyBinder:
         if not fits(spec, kept.shape, 1):
             warn_unfit(spec, kept.shape[1:])
             return None
-        chosen = tensors[as_key(name)]
+        action = as_key(name)
+        chosen = tensors[action]
 
         def act(t: int) -> None:
             mask = env.shown_mask if masks is None else masks[start + t]
             assert mask is not None
-            chosen[start + t].copy_(masked_rand(spec, mask))
+            allowed = masked_rand(spec, mask)
+            chosen[start + t].copy_(converted(action, allowed, start + t, who))
 
         return act
-
-
-def _fits(given: torch.dtype, expected: torch.dtype) -> bool:
-    """Returns True if a cast loses no more than precision."""
-    return torch.can_cast(given, expected) and given.is_floating_point == expected.is_floating_point

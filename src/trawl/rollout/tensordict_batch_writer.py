@@ -22,19 +22,36 @@ from trawl.envs.base import TensorDictEnv
 from trawl.envs.capture.attributes import NotPlain
 from trawl.envs.capture.frames import copy_or_encode, from_plain, to_plain
 from trawl.errors import EnvStateError, resetting
-from trawl.keys import IS_INIT, MASK, NO_TRAJECTORY, STEP_COUNT, TRAJ_IDS, Key, as_key, next_of
+from trawl.keys import (
+    IS_INIT,
+    MASK,
+    NO_TRAJECTORY,
+    STEP_COUNT,
+    TRAJ_IDS,
+    Key,
+    as_key,
+    end_keys,
+    next_of,
+)
 from trawl.rollout.batch_writer import ActFn, BatchOptions, BatchWriter, StepFn
 from trawl.rollout.block import Block, copy_into
 from trawl.rollout.carrier import check_carrier
 from trawl.rollout.checks import check_rewards, has_autoreset_steps
-from trawl.rollout.env_restarts import FailureCounter, PartFailures, break_off, emptied
+from trawl.rollout.env_restarts import FailureCounter, PartFailures, emptied
 from trawl.rollout.episode_sums import EpisodeSums
 from trawl.rollout.episodes import EpisodeTracker
 from trawl.rollout.layout import Layout, layout_of
 from trawl.rollout.policy import Policy
 from trawl.rollout.step_logs import keep_logs
 from trawl.rollout.tensordict_policy import TensorDictPolicy
-from trawl.tensordicts import broadcastable, padded, stack_frames, tensors_at, whole_key
+from trawl.tensordicts import (
+    break_off,
+    broadcastable,
+    padded,
+    stack_frames,
+    tensors_at,
+    whole_key,
+)
 
 _COUNT = STEP_COUNT[0]
 
@@ -67,6 +84,7 @@ class TensorDictBatchWriter(BatchWriter):
         self._records: list[TensorDictBase] = []
         self._block: Block | None = None
         self._done_keys = [next_of(as_key(key)) for key in env.done_keys]
+        self._end_keys = [next_of(key) for key in end_keys(map(as_key, env.done_keys))]
         self._reward_keys = [next_of(as_key(key)) for key in env.reward_keys]
         # For each row, a mask of the environments whose step failed or was an autoreset.
         self._has_mask = own and has_autoreset_steps(env, self._limit)
@@ -151,16 +169,18 @@ class TensorDictBatchWriter(BatchWriter):
         return self._bind_action(random or self._draws_from_spec), step
 
     def _bind_action(self, random: bool) -> ActFn:
+        records = self._records
         if random:
+            act_randomly = self._caller.act_randomly
 
             def act(t: int) -> None:
                 # The environment is looked up in each step, because it is replaced if it fails.
-                self._carrier = self._caller.act_randomly(self.env, self._carrier)
+                self._carrier = act_randomly(self.env, self._carrier, len(records))
         else:
             act_on = self._caller.bind(self.env, self._carrier)
 
             def act(t: int) -> None:
-                self._carrier = act_on(self._carrier)
+                self._carrier = act_on(self._carrier, len(records))
 
         return act
 
@@ -275,6 +295,7 @@ class TensorDictBatchWriter(BatchWriter):
     def finish(self, filled: int) -> TensorDictBase | None:
         if self._parts is not None:
             self._parts.end()
+        self._caller.check()
         axis = len(self.batch)
         batch = stack_frames(self._records, axis)
         self._records = []
@@ -332,10 +353,8 @@ class TensorDictBatchWriter(BatchWriter):
         """Returns the trajectory ids of a batch, computed from its done flags."""
         size = (*self.batch, filled)
         done = torch.zeros(size, dtype=torch.bool)
-        for key in self._done_keys:
-            if key[-1] == "done":
-                flags = batch.get(key).cpu()
-                done |= flags.reshape(*size, -1).any(-1)
+        for key in self._end_keys:
+            done |= batch.get(key).cpu().reshape(*size, -1).any(-1)
         skipped = torch.stack(self._masked_out, -1) if self._has_mask else torch.zeros_like(done)
         ended, not_counted = (
             flags.reshape(self.num_envs, filled).numpy().T for flags in (done, skipped)

@@ -12,13 +12,15 @@ from torch import Tensor
 from trawl.envs.base import TensorDictEnv
 from trawl.errors import add_note
 from trawl.keys import Key, as_key, next_of
-from trawl.rollout.checks import action_warnings, check_actions
-from trawl.rollout.plan import Plan, unwrap
+from trawl.rollout.checks import action_warnings, check_actions, has_fixed_shapes
+from trawl.rollout.plan import Plan
 from trawl.rollout.policy import Policy, missing_action
+from trawl.rollout.policy_outputs import PolicyOutputs, check_shape
 from trawl.tensordicts import changes, has_lazy, is_lazy, noted, snapshot, whole_key
 
-#: Function that writes the actions to a TensorDict, and returns the TensorDict or a copy.
-TensorDictActFn = Callable[[TensorDictBase], TensorDictBase]
+#: Function that writes the actions to the TensorDict of a step, and returns it or a copy. Its
+#: arguments are the TensorDict and the step's row in the batch.
+TensorDictActFn = Callable[[TensorDictBase, int], TensorDictBase]
 
 
 class TensorDictPolicy:
@@ -51,7 +53,10 @@ class TensorDictPolicy:
         self.written = self._as_one(found).clone()
         tensors = {k: v for k, v in found.items() if isinstance(v, Tensor) or is_lazy(v)}
         self._blank = self._as_one(tensors, env.device).clone().zero_()
-        self._dtypes = {key: value.dtype for key, value in found.items() if _is_tensor(value)}
+        values = {key: value for key, value in found.items() if _is_tensor(value)}
+        self._rule = PolicyOutputs({k: v.dtype for k, v in values.items()}, _answers_at_once(env))
+        # Where the environment's own data change their shapes, the policy's may do so too.
+        self._shapes = {k: v.shape for k, v in values.items()} if has_fixed_shapes(env) else {}
         # Actions count as outputs even if the policy did not write them in its first call, because
         # it may write them later.
         actions = [whole_key(root, as_key(key)) for key in env.action_keys]
@@ -99,43 +104,40 @@ class TensorDictPolicy:
         plan = self._policy.direct(available)
         return self._through_tensordict(env.device) if plan is None else self._directly(plan)
 
-    def act_randomly(self, env: Any, carrier: TensorDictBase) -> TensorDictBase:
-        """Writes random actions into the TensorDict of the next step, and returns it."""
+    def act_randomly(self, env: Any, carrier: TensorDictBase, row: int) -> TensorDictBase:
+        """Writes random actions into the TensorDict of step ``row``, and returns it."""
         # The policy's other entries are zero, so that all batches have the same entries.
         carrier.update(self._blank.clone())
         env.rand_action(carrier)
-        for key in env.action_keys:
+        for key in map(as_key, env.action_keys):
             # The dtype of a policy's actions may differ from the environment's.
-            dtype = self._dtypes.get(as_key(key))
-            if dtype is not None:
-                carrier.set(key, carrier.get(key).to(dtype))
+            if whole_key(carrier, key) == key and _is_tensor(drawn := carrier.get(key)):
+                carrier.set(key, self._rule.converted(key, drawn, row, "random actions gave"))
         return carrier
 
     def _directly(self, plan: Plan) -> TensorDictActFn:
         call, reads, writes = plan.call, plan.reads, plan.writes
         guarded = not self._policy.leaves_inputs_alone
 
-        def act(carrier: TensorDictBase) -> TensorDictBase:
+        def act(carrier: TensorDictBase, row: int) -> TensorDictBase:
             inputs = [carrier.get(key) for key in reads]
             outputs = call(*(map(torch.clone, inputs) if guarded else inputs))
             if len(writes) == 1:
                 outputs = (outputs,)
             for key, value in zip(writes, outputs, strict=True):
-                value = value if isinstance(value, Tensor) else unwrap(value, key)
-                # A copy: the policy may reuse the memory of its outputs.
-                carrier.set(key, value.clone())
+                carrier.set(key, self._recorded(key, value, row))
             return carrier
 
         return act
 
     def _through_tensordict(self, home: torch.device | None) -> TensorDictActFn:
-        module, copy_outputs = self._policy.function, self._copy_outputs
+        module, record = self._policy.function, self._record_outputs
         device = self._policy.device
         elsewhere = self._policy.is_elsewhere(home)
         moved = device is not None and device != home
         guarded = elsewhere or not self._policy.leaves_inputs_alone
 
-        def act(carrier: TensorDictBase) -> TensorDictBase:
+        def act(carrier: TensorDictBase, row: int) -> TensorDictBase:
             # A copy, because the last frame shares tensors that the policy may change in place.
             given = snapshot(carrier) if guarded else carrier
             # The TensorDict gets the policy's device, even if its tensors are already there.
@@ -143,23 +145,37 @@ class TensorDictPolicy:
             before = noted(given)
             result = module(given)
             if elsewhere:
-                return carrier.update(changes(before, result).to(home or "cpu"))
-            if result is not carrier:
+                carrier.update(changes(before, result).to(home or "cpu"))
+            elif result is not carrier:
                 carrier.update(changes(before, result))
-            return copy_outputs(carrier)
+            return record(carrier, row)
 
         return act
 
-    def _copy_outputs(self, carrier: TensorDictBase) -> TensorDictBase:
-        """Copies the policy's outputs, because the policy may reuse their memory."""
+    def _record_outputs(self, carrier: TensorDictBase, row: int) -> TensorDictBase:
+        """Replaces the policy's outputs by what is recorded of them."""
         for key in self._outputs:
             if not key:
                 carrier = carrier.clone()
                 continue
             value: Any = carrier.get(key, None)
-            if value is not None:
+            if isinstance(value, Tensor):
+                carrier.set(key, self._recorded(key, value, row))
+            elif value is not None:
                 carrier.set(key, value.clone())
         return carrier
+
+    def _recorded(self, key: Key, value: Any, row: int) -> Tensor:
+        """Returns a copy of an output, because the policy may reuse its memory."""
+        tensor = self._rule.converted(key, value, row)
+        shape = self._shapes.get(key, tensor.shape)
+        if tensor.shape != shape:
+            check_shape(key, tensor.shape, shape, len(self._batch))
+        return tensor.clone() if tensor is value else tensor
+
+    def check(self) -> None:
+        """Checks the outputs of a batch that were converted without waiting for their device."""
+        self._rule.check()
 
     def explain(self, error: KeyError, carrier: TensorDictBase) -> None:
         """Adds a note to the error of a step if the policy has still not written an action."""
@@ -171,3 +187,8 @@ class TensorDictPolicy:
 
 def _is_tensor(value: object) -> bool:
     return isinstance(value, Tensor)
+
+
+def _answers_at_once(env: Any) -> bool:
+    """Returns True if a value can be read without waiting for the environment's device."""
+    return env.device is None or env.device.type == "cpu"

@@ -13,9 +13,10 @@ import torch
 from tensordict import TensorDictBase
 from typing_extensions import override
 
-from trawl.weight_update.strategy import WeightStrategy, in_form, load_received
+from trawl.keys import as_key
+from trawl.weight_update.strategy import WeightStrategy, load_received
 from trawl.weight_update.tensors import Weights, weights_of
-from trawl.weight_update.transports import Transport, copies
+from trawl.weight_update.transports import Transport
 
 # Timeout for calls of PyTorch that require a timeout, if the caller sets no limit.
 _LONG = timedelta(days=365)
@@ -38,7 +39,7 @@ class RPCTransport(Transport):
             for the collector's own class.
         worker_rank: number of the receiver among the receivers in its node.
 
-    Example:
+    Examples:
         >>> from trawl.weight_update import RPCTransport
         >>> def learner(weights):
         ...     RPCTransport("actor", worker_rank=0).send_weights(weights)
@@ -72,9 +73,8 @@ class RPCTransport(Transport):
         from torch.distributed import rpc
 
         self.wait_ack()
-        given = weights_of(weights)
         # RPC sends the tensors later. Copies keep their present values until then.
-        sent = in_form(Weights(copies(given), given.extra), "state_dict")
+        sent = weights_of(weights).copy().flat()
         to = self.collector_info
         if self.collector_rref is not None:
             to = self.collector_rref.owner() if to is None else to
@@ -130,7 +130,7 @@ class DistributedTransport(Transport):
     Raises:
         RuntimeError: if this process has no process group.
 
-    Example:
+    Examples:
         >>> from trawl.weight_update import DistributedTransport
         >>> def learner(weights, store):
         ...     transport = DistributedTransport(weights_buffer=weights, store=store, rank=1)
@@ -257,7 +257,7 @@ class DistributedTransport(Transport):
 
     def _tensors(self) -> list[torch.Tensor]:
         """Returns the tensors of the buffer, in the same order on both sides."""
-        named = weights_of(self.weights_buffer).tensors
+        named = {as_key(name): value for name, value in self.weights_buffer.items(True, True)}
         return [named[name].data for name in sorted(named)]
 
     def _was_set(self, key: str, timeout: float | None) -> bool:

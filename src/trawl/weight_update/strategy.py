@@ -6,16 +6,16 @@ import operator
 from collections.abc import Mapping
 from typing import Any
 
-from tensordict import NonTensorData, TensorDict, TensorDictBase
+from tensordict import TensorDictBase
 from torch import Tensor, nn
 
 from trawl.weight_update.layout import FlatLayout, ModuleWeights
 from trawl.weight_update.tensors import (
-    EXTRA,
     Weights,
     check_dtype,
     check_whole,
     set_extra_state,
+    update_extra_state,
     weights_of,
 )
 
@@ -31,7 +31,7 @@ class WeightStrategy:
     Raises:
         ValueError: for another form.
 
-    Example:
+    Examples:
         >>> import torch
         >>> from trawl.weight_update import WeightStrategy
         >>> strategy = WeightStrategy()
@@ -49,9 +49,11 @@ class WeightStrategy:
         """Returns the weights of a module, a TensorDict or a dict.
 
         Returns:
-            Parameters and buffers, not copied, in the form of this strategy. Extra state of modules
-            (``nn.Module.get_extra_state``) is under the key ``"__extra_state__"``. The result is
-            None if ``source`` is None.
+            Parameters and buffers, not copied, in the form of this strategy, together with a copy
+            of the extra state of modules (``nn.Module.get_extra_state``). A TensorDict has it under
+            the key ``"__extra_state__"`` of each module, such as ``("__extra_state__", "mean")``; a
+            state dict has it under PyTorch's key ``"_extra_state"``. The result is None if
+            ``source`` is None.
 
         Raises:
             TypeError: if ``source`` has no weights.
@@ -66,7 +68,9 @@ class WeightStrategy:
             weights: weights in any form. In a flat dict, names with dots belong to submodules. None
                 changes nothing.
             inplace: whether values are copied into the existing tensors. Otherwise, a module gets
-                new parameters and buffers, which share the memory of the given tensors.
+                new parameters and buffers, which share the memory of the given tensors. Extra state
+                is copied in either case. A TensorDict or dict gets extra state only in the entries
+                that it has for it.
 
         Raises:
             ValueError: if ``destination`` is of another type, a shape differs, or a dtype can't be
@@ -96,13 +100,7 @@ def check_strategy(name: str, form: str) -> None:
 
 def in_form(weights: Weights, form: str) -> Any:
     """Returns weights as a nested TensorDict, or as a flat dict."""
-    tensors = {name: tensor.detach() for name, tensor in weights.tensors.items()}
-    if form == "state_dict":
-        return {**tensors, EXTRA: dict(weights.extra)} if weights.extra else tensors
-    nested = TensorDict({tuple(name.split(".")): value for name, value in tensors.items()})
-    if weights.extra:
-        nested.set(EXTRA, NonTensorData(dict(weights.extra)))
-    return nested
+    return weights.flat() if form == "state_dict" else weights.nested()
 
 
 def load_received(weights: Weights, into: Any, strategy: WeightStrategy | None) -> Any:
@@ -173,3 +171,4 @@ def _update(destination: Any, weights: Weights) -> None:
         check_dtype(name, value.dtype, own[name].dtype)
     for name, value in weights.tensors.items():
         own[name].data.copy_(value)
+    update_extra_state(destination, weights.extra)

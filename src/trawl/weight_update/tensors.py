@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import pickle
+from collections import OrderedDict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import cloudpickle
 import torch
-from tensordict import TensorDictBase
+from tensordict import NonTensorData, TensorDict, TensorDictBase, is_non_tensor
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-#: Key of a model's extra state among its weights. The value is a dict keyed by submodule path.
-EXTRA = "__extra_state__"
-# Suffix of the keys of extra state in ``nn.Module.state_dict``.
+# Keys of a module's extra state: in a TensorDict, among the module's weights; and in a state dict,
+# as in ``nn.Module.state_dict``.
+_EXTRA = "__extra_state__"
 _EXTRA_SUFFIX = "_extra_state"
+_EXTRA_KEYS = (_EXTRA, _EXTRA_SUFFIX)
 
 
 @dataclass(frozen=True)
@@ -30,6 +32,35 @@ class Weights:
 
     tensors: dict[str, Tensor]
     extra: dict[str, Any] = field(default_factory=dict)
+
+    def copy(self) -> Weights:
+        """Returns copies in CPU memory that share no memory with the originals."""
+        copies: dict[int, Tensor] = {}
+        for tensor in self.tensors.values():
+            if id(tensor) not in copies:
+                copies[id(tensor)] = tensor.detach().to("cpu", copy=True)
+        tensors = {name: copies[id(tensor)] for name, tensor in self.tensors.items()}
+        return Weights(tensors, _copied_extra(self.extra))
+
+    def nested(self) -> TensorDict:
+        """Returns the tensors and copies of the extra state as a nested TensorDict.
+
+        Extra state is under the key ``"__extra_state__"`` of its module. A dict with text as keys
+        becomes a TensorDict, in which values other than tensors and such dicts are non-tensor data.
+        """
+        found = TensorDict({tuple(name.split(".")): value for name, value in self._detached()})
+        for path, state in _copied_extra(self.extra).items():
+            found.set((*path.split("."), _EXTRA) if path else _EXTRA, _as_entry(state))
+        return found
+
+    def flat(self) -> dict[str, Any]:
+        """Returns the tensors and copies of the extra state as a state dict."""
+        extra = _copied_extra(self.extra)
+        states = {f"{path}.{_EXTRA_SUFFIX}".lstrip("."): state for path, state in extra.items()}
+        return {**dict(self._detached()), **states}
+
+    def _detached(self) -> Iterator[tuple[str, Tensor]]:
+        return ((name, tensor.detach()) for name, tensor in self.tensors.items())
 
 
 def weights_of(source: Any) -> Weights:
@@ -143,8 +174,20 @@ def extra_state(module: nn.Module) -> dict[str, Any]:
 
 
 def packed_extra(extra: Mapping[str, Any]) -> bytes:
-    """Pickles extra state. The result for an empty mapping is empty."""
-    data: bytes = cloudpickle.dumps(extra) if extra else b""
+    """Pickles extra state. The result for an empty mapping is empty.
+
+    Raises:
+        TypeError: if extra state can't be pickled.
+    """
+    if not extra:
+        return b""
+    try:
+        data: bytes = cloudpickle.dumps(extra)
+    except Exception as error:
+        names = ", ".join(repr(path or "the module itself") for path in extra)
+        raise TypeError(
+            f"the extra state (get_extra_state) of {names} can't be pickled: {error}"
+        ) from error
     return data
 
 
@@ -154,13 +197,34 @@ def unpacked_extra(data: bytes) -> dict[str, Any]:
 
 
 def set_extra_state(module: nn.Module, extra: Mapping[str, Any]) -> None:
-    """Passes extra state to submodules (``set_extra_state``).
+    """Passes copies of extra state to submodules (``set_extra_state``).
+
+    Modules usually keep what they get, and change it later.
 
     Raises:
         KeyError: see :func:`check_extra_state`.
     """
-    for part, state in check_extra_state(module, extra):
+    for part, state in check_extra_state(module, _copied_extra(extra)):
         part.set_extra_state(state)
+
+
+def own_extra_state(state_dict: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns a state dict with copies of its extra state, for ``nn.Module.load_state_dict``."""
+    extra = {k: v for k, v in state_dict.items() if k.rpartition(".")[2] == _EXTRA_SUFFIX}
+    return {**state_dict, **_copied_extra(extra)}
+
+
+def update_extra_state(destination: Any, extra: Mapping[str, Any]) -> None:
+    """Replaces extra state in a TensorDict or dict of weights; tensors are changed in place.
+
+    Args:
+        destination: the TensorDict or dict. Extra state that it lacks is left out.
+        extra: extra state by the path of its module.
+    """
+    given = _copied_extra(extra)
+    for path, container, key in list(_extra_places(destination, "")):
+        if path in given:
+            _replace(container, key, given[path])
 
 
 def check_extra_state(module: nn.Module, extra: Mapping[str, Any]) -> list[tuple[nn.Module, Any]]:
@@ -185,14 +249,44 @@ def check_extra_state(module: nn.Module, extra: Mapping[str, Any]) -> list[tuple
     return found
 
 
+def _copied_extra(extra: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns copies of extra state, like those that other processes get."""
+    return unpacked_extra(packed_extra(extra))
+
+
+def _as_entry(state: Any) -> Any:
+    """Returns extra state as an entry of a TensorDict; the inverse of :func:`_of_entry`."""
+    if isinstance(state, Tensor):
+        return state.detach()
+    if type(state) in (dict, OrderedDict) and state and all(type(key) is str for key in state):
+        return TensorDict({key: _as_entry(value) for key, value in state.items()})
+    return NonTensorData(state)
+
+
+def _of_entry(entry: Any) -> Any:
+    if is_non_tensor(entry):
+        return entry.data
+    if isinstance(entry, TensorDictBase):
+        return {key: _of_entry(value) for key, value in entry.items()}
+    return entry
+
+
 def _of_mapping(source: Mapping[str, Any]) -> Weights:
     tensors: dict[str, Tensor] = {}
-    given = source.get(EXTRA, {})
-    extra = dict(getattr(given, "data", given))
-    for name, value in _flattened({k: v for k, v in source.items() if k != EXTRA}, ""):
+    extra: dict[str, Any] = {}
+    for name, value in _flattened(source, ""):
         path, _, last = name.rpartition(".")
         if last == _EXTRA_SUFFIX:
             extra[path] = value
+        elif last == _EXTRA:
+            extra[path] = _of_entry(value)
+        elif _EXTRA in (parts := name.split(".")):
+            # The keys of a TensorDict were flattened.
+            at = parts.index(_EXTRA)
+            place = extra.setdefault(".".join(parts[:at]), {})
+            for part in parts[at + 1 : -1]:
+                place = place.setdefault(part, {})
+            place[last] = _of_entry(value)
         elif isinstance(value, Tensor):
             tensors[name] = value
         else:
@@ -202,8 +296,38 @@ def _of_mapping(source: Mapping[str, Any]) -> Weights:
 
 def _flattened(source: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Any]]:
     for name, value in source.items():
-        is_extra = str(name).rpartition(".")[2] == _EXTRA_SUFFIX
-        if isinstance(value, (Mapping, TensorDictBase)) and not is_extra:
+        if _is_branch(name, value):
             yield from _flattened(dict(value.items()), f"{prefix}{name}.")
         else:
             yield f"{prefix}{name}", value
+
+
+def _extra_places(source: Any, prefix: str) -> Iterator[tuple[str, Any, str]]:
+    """Yields the path, the container and the key of each module's extra state."""
+    for name, value in source.items():
+        if _is_branch(name, value):
+            yield from _extra_places(value, f"{prefix}{name}.")
+        elif str(name).rpartition(".")[2] in _EXTRA_KEYS:
+            yield f"{prefix}{name}".rpartition(".")[0], source, name
+
+
+def _is_branch(name: Any, value: Any) -> bool:
+    """Returns True if an entry contains other weights, and isn't the extra state of a module."""
+    nested = isinstance(value, (Mapping, TensorDictBase))
+    return nested and str(name).rpartition(".")[2] not in _EXTRA_KEYS
+
+
+def _replace(container: Any, key: str, state: Any) -> None:
+    if not isinstance(container, TensorDictBase):
+        container[key] = state
+        return
+    old, new = container.get(key), _as_entry(state)
+    if isinstance(new, TensorDictBase) and isinstance(old, TensorDictBase):
+        if set(new.keys()) == set(old.keys()):
+            for inner, value in state.items():
+                _replace(old, inner, value)
+            return
+    elif isinstance(new, Tensor) and isinstance(old, Tensor) and new.shape == old.shape:
+        old.data.copy_(new)
+        return
+    container.set(key, new)

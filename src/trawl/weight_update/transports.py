@@ -8,7 +8,6 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, Literal, Protocol, runtime_checkable
 
-from torch import Tensor
 from typing_extensions import override
 
 from trawl.weight_update.strategy import WeightStrategy, load_received
@@ -185,8 +184,8 @@ class MPTransport(Transport):
             weights: weights in any form.
             model_id: accepted for compatibility. A queue carries the weights of only one model.
         """
-        given = weights_of(weights)
-        self.weight_queue.put((copies(given), given.extra))
+        copied = weights_of(weights).copy()
+        self.weight_queue.put((copied.tensors, copied.extra))
 
     @override
     def wait_ack(self, timeout: float | None = None) -> None:
@@ -216,8 +215,3 @@ class MPTransport(Transport):
         """Notifies the sender that weights were received."""
         if self.ack_queue is not None:
             self.ack_queue.put(True)
-
-
-def copies(weights: Weights) -> dict[str, Tensor]:
-    """Returns copies of the weights in CPU memory that share no memory with the originals."""
-    return {name: tensor.detach().cpu().clone() for name, tensor in weights.tensors.items()}

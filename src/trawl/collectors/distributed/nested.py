@@ -117,8 +117,9 @@ class NestedService(CollectorService):
         loop.weights += weights
         count = self._episodes.count - count
         ended = EndedEpisodes(count, *self._episodes.newest(count))
+        cut = tuple(one * self._stride + self._base for one in self.collector.pop_cut())
         times, statistics = self._clock.batch_times(loop), pop_statistics(self.collector)
-        return replace(answer, times=times, ended=ended, statistics=statistics)
+        return replace(answer, times=times, ended=ended, cut=cut, statistics=statistics)
 
     @property
     def _episodes(self) -> RecentEpisodes:

@@ -6,7 +6,7 @@ import copy
 from collections.abc import Mapping
 from typing import Any
 
-from torch import Tensor, nn
+from torch import nn
 
 from trawl.weight_update.tensors import Weights, weights_of
 
@@ -44,13 +44,7 @@ def snapshot(source: Any) -> Weights:
     Raises:
         TypeError: if ``source`` is none of these.
     """
-    weights = weights_of(source)
-    copies: dict[int, Tensor] = {}
-    for value in weights.tensors.values():
-        if id(value) not in copies:
-            copies[id(value)] = value.detach().to("cpu", copy=True)
-    tensors = {name: copies[id(value)] for name, value in weights.tensors.items()}
-    return Weights(tensors, copy.deepcopy(weights.extra))
+    return weights_of(source).copy()
 
 
 def check_different(policy: Any, first: Any, second: Any) -> None:

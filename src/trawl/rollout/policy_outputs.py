@@ -1,0 +1,220 @@
+"""Rule for the outputs of a policy: all of them have the dtype and the shape of the first ones.
+
+An output of another dtype is converted if the conversion keeps its values. A float may be rounded;
+nothing else may change.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from trawl.keys import Key, show_key
+from trawl.memory import Array
+from trawl.rollout.block import as_array
+from trawl.rollout.plan import unwrap
+
+
+class PolicyOutputs:
+    """Converts the outputs of a policy to the dtypes of the first ones.
+
+    Args:
+        dtypes: dtype of the first output, by key. The first value of another entry adds its dtype.
+        at_once: True to check converted values at once; False to check them in :meth:`check`,
+            because their device would have to be waited for.
+    """
+
+    def __init__(self, dtypes: Mapping[Key, torch.dtype], at_once: bool = True) -> None:
+        self._dtypes = dict(dtypes)
+        self._at_once = at_once
+        # The conversions that were not checked yet: the beginning and the end of an error, the key,
+        # the dtype, and a mark that is True if values have changed.
+        self._unchecked: list[tuple[str, str, Key, torch.dtype, Tensor]] = []
+
+    def converted(self, key: Key, value: Any, row: int, who: str = "policy wrote") -> Tensor:
+        """Returns an output as a tensor of the right dtype, without gradients.
+
+        Args:
+            key: key of the entry.
+            value: the output: a tensor, or an object that contains one.
+            row: row of the batch, for a later error.
+            who: beginning of an error.
+
+        Raises:
+            TypeError: if the output contains no tensor, or values that the dtype can't hold.
+        """
+        tensor = value if isinstance(value, Tensor) else unwrap(value, key)
+        if tensor.requires_grad:
+            tensor = tensor.detach()
+        dtype = self._dtypes.get(key)
+        if dtype is None:
+            self._dtypes[key] = tensor.dtype
+        elif tensor.dtype is not dtype:
+            given, (tensor, lost) = tensor.dtype, _cast(tensor, dtype)
+            if not self._at_once:
+                where = f" in step {row} of this batch"
+                self._unchecked.append((who, where, key, given, lost))
+            elif lost:
+                raise _wrong_dtype(who, "", key, given, dtype)
+        return tensor
+
+    def check(self) -> None:
+        """Checks the conversions since the last call; called once per batch.
+
+        Raises:
+            TypeError: if values have changed; the message names the first row.
+        """
+        unchecked, self._unchecked = self._unchecked, []
+        if not unchecked:
+            return
+        place = unchecked[0][-1].device
+        marks = torch.stack([lost.to(place) for *_, lost in unchecked]).tolist()
+        for (who, where, key, given, _), lost in zip(unchecked, marks, strict=True):
+            if lost:
+                raise _wrong_dtype(who, where, key, given, self._dtypes[key])
+
+
+def array_checker(
+    key: Key,
+    dtype: torch.dtype,
+    convert: Callable[[Any], Array],
+    batch: int,
+    hint: str = "",
+) -> Callable[[Any, tuple[int, ...]], Array]:
+    """Returns a function that converts an output to an array.
+
+    The function's arguments are the value and the shape that it must have. It raises the errors of
+    :meth:`PolicyOutputs.converted` and :func:`check_shape`.
+
+    Args:
+        key: key of the entry.
+        dtype: dtype of the first output.
+        convert: the fastest conversion of outputs like the first one.
+        batch: number of dimensions in front, which number the environments.
+        hint: text for the error that the number of environments is wrong.
+    """
+    outputs, expected = PolicyOutputs({key: dtype}), as_array(torch.empty(0, dtype=dtype)).dtype
+
+    def unusual(value: Any) -> Array:
+        return host_array(outputs.converted(key, value, 0))
+
+    def checked(value: Any, shape: tuple[int, ...]) -> Array:
+        try:
+            array = convert(value)
+        except (TypeError, RuntimeError):
+            array = unusual(value)
+        if array.dtype is not expected:
+            array = unusual(value)
+        if array.shape != shape:
+            check_shape(key, array.shape, shape, batch, hint)
+        return array
+
+    return checked
+
+
+def converter(sample: Tensor) -> Callable[[Any], Array]:
+    """Returns the fastest conversion of tensors like ``sample`` to numpy arrays.
+
+    Another tensor may raise a TypeError or a RuntimeError, or give an array of another dtype.
+    """
+    if sample.dtype is torch.bfloat16:
+        return _bfloat16_array
+    if sample.requires_grad or sample.device.type != "cpu":
+        return lambda value: value.detach().cpu().numpy()
+    return Tensor.numpy
+
+
+def host_array(tensor: Tensor) -> Array:
+    """Returns the values of a tensor on any device as an array (int16 for bfloat16)."""
+    return as_array(tensor.detach().cpu().resolve_conj().resolve_neg())
+
+
+def _bfloat16_array(value: Any) -> Array:
+    # An array of int16 holds either dtype, so only the tensor tells them apart.
+    if not isinstance(value, Tensor) or value.dtype is not torch.bfloat16:
+        raise TypeError("not a tensor of bfloat16")
+    return as_array(value.detach().cpu())
+
+
+def check_shape(
+    key: Key, got: Sequence[int], expected: Sequence[int], batch: int, hint: str = ""
+) -> None:
+    """Compares the shape of an output with that of the first one.
+
+    Args:
+        key: key of the entry.
+        got: shape of the output.
+        expected: shape that it must have.
+        batch: number of dimensions in front, which number the environments.
+        hint: text for the error that the number of environments is wrong.
+
+    Raises:
+        ValueError: if the shapes differ.
+    """
+    got, expected = tuple(got), tuple(expected)
+    if got == expected:
+        return
+    if got[batch:] == expected[batch:] and len(got) == len(expected):
+        raise ValueError(
+            f"policy wrote {show_key(key)} with shape {got}, but it was called with inputs "
+            f"of batch size {expected[:batch]}, so the shape must be {expected}. {hint}Take the "
+            "batch size from the inputs, as in torch.zeros(len(observation))"
+        )
+    raise ValueError(
+        f"policy wrote {show_key(key)} with shape {got}, but at first with shape {expected}: the "
+        "shape must not change"
+    )
+
+
+def _wrong_dtype(
+    who: str, where: str, key: Key, given: torch.dtype, dtype: torch.dtype
+) -> TypeError:
+    return TypeError(
+        f"{who} {show_key(key)} as {given}{where}, with values that {dtype} can't hold, but the "
+        f"policy wrote it at first as {dtype}: the dtype must not change. Write it as {given} from "
+        "the first call on"
+    )
+
+
+def _cast(tensor: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Returns a tensor of another dtype, and a mark that is True if values have changed."""
+    if tensor.is_complex():
+        tensor = tensor.resolve_conj()
+        if not dtype.is_complex:
+            real, lost = _cast(tensor.real, dtype)
+            return real, lost | (tensor.imag != 0).any()
+    cast = tensor.to(dtype)
+    if not dtype.is_complex:
+        given, kept = tensor, cast
+    elif tensor.is_complex():
+        given, kept = torch.view_as_real(tensor), torch.view_as_real(cast)
+    else:
+        given, kept = tensor, cast.real
+    return cast, ~_equal(given, kept).all()
+
+
+def _equal(given: Tensor, kept: Tensor) -> Tensor:
+    """Returns a mask of the values that a cast between real dtypes has kept."""
+    from_float, to_float = given.is_floating_point(), kept.is_floating_point()
+    if from_float and to_float:
+        before, after = given.double(), kept.double()
+        finite = before.isfinite() & after.isfinite()
+        return finite | (before == after) | (before.isnan() & after.isnan())
+    if from_float or to_float:
+        floats, integers = (given, kept) if from_float else (kept, given)
+        floats = floats.double()
+        # Beyond this range, the integer of a float is undefined.
+        inside = floats.abs() < _END
+        return inside & (floats == floats.trunc()) & (floats.long() == integers.long())
+    equal = given.long() == kept.long()
+    if torch.uint64 in (given.dtype, kept.dtype):
+        # Half of these values have the bits of a negative integer.
+        equal &= given.long() >= 0
+    return equal
+
+
+_END = float(np.iinfo(np.int64).max)
