@@ -388,10 +388,9 @@ def _storage_of(memory: Any) -> Any:
             return memory.untyped_storage()
         except (NotImplementedError, RuntimeError, ValueError):
             return None
-    if isinstance(memory, torch.TypedStorage):
-        # A typed storage itself would warn that it is deprecated.
-        return memory._untyped_storage
-    return memory if isinstance(memory, torch.UntypedStorage) else None
+    # A typed storage itself would warn that it is deprecated.
+    storage = getattr(memory, "_untyped_storage", memory)
+    return storage if isinstance(storage, torch.UntypedStorage) else None
 
 
 def _memory_of(memory: Any) -> int | None:
