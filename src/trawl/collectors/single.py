@@ -299,6 +299,7 @@ class Collector(ResumableCollector):
         """
         self._check_open("reset()")
         with self._held():
+            self._finish_interrupted()
             self._restart(None if index is None else self._mask(index), **kwargs)
 
     def _mask(self, index: Any) -> NDArray[np.bool_]:
@@ -328,6 +329,7 @@ class Collector(ResumableCollector):
         seed = check_seed(seed)
         self._check_open("set_seed()")
         with self._held():
+            self._finish_interrupted()
             following = self.env.set_seed(seed, static_seed=static_seed)
             rebuilds = 0 if self._restarts is None else self._restarts.count
             self._seed = (seed, static_seed, rebuilds)
