@@ -31,16 +31,16 @@ from trawl.collectors.placing import (
     tensors_of,
 )
 from trawl.collectors.resuming import ResumableCollector
-from trawl.collectors.torchrl import add_transforms, give_specs, is_random, names
+from trawl.collectors.torchrl import give_specs, is_random, names
 from trawl.collectors.weak import weak
 from trawl.envs.base import TensorDictEnv
 from trawl.envs.build import check_rebuildable
 from trawl.envs.frame_stack import as_frame_stack
 from trawl.envs.pettingzoo import PettingZooEnv
 from trawl.envs.seeding import check_seed, derive, stream_seed
-from trawl.envs.serial import build_env
+from trawl.envs.serial import build_env, close_made, given_envs
 from trawl.envs.tensor_env import TensorEnv
-from trawl.keys import Key, as_key
+from trawl.keys import STEP_COUNT, Key, as_key
 from trawl.paths import get_path
 from trawl.rollout.batch_writer import BatchOptions
 from trawl.rollout.env_restarts import EnvRestarts
@@ -48,6 +48,7 @@ from trawl.rollout.policy import Policy
 from trawl.rollout.random_policy import RandomPolicy
 from trawl.rollout.resolving import resolve
 from trawl.rollout.rng import RandomStream
+from trawl.rollout.trial import kept_envs
 
 
 @describe(CollectorArguments)
@@ -90,6 +91,8 @@ class Collector(ResumableCollector):
     env_device: torch.device | None
     storing_device: torch.device | None
     trust_policy: bool
+    # True if episodes can be limited even if the environment counts its steps itself.
+    _counts_twice = False
 
     if not TYPE_CHECKING:
 
@@ -127,6 +130,8 @@ class Collector(ResumableCollector):
         # The seed, whether it is static, and the number of rebuilds before it was set.
         self._seed: tuple[int, bool, int] | None = None
         self._restarts: EnvRestarts | None = None
+        # What the user made is left open, and as it was, if this constructor fails.
+        before = kept_envs(given_envs(create_env_fn))
         self.env = self._make_env()
         try:
             if config.on_env_error == "restart":
@@ -137,7 +142,10 @@ class Collector(ResumableCollector):
             self._build(policy, devices.policy, devices.env, devices.storing)
             self._connect_schemes()
         except BaseException:
-            self.shutdown(raise_on_error=False)
+            self.shutdown(close_env=False, raise_on_error=False)
+            with suppress(Exception):
+                close_made(self.env, create_env_fn)
+            before.restore()
             raise
 
     def _build(
@@ -243,9 +251,13 @@ class Collector(ResumableCollector):
         )
 
     def _add_transforms(self) -> None:
-        """Adds the transforms with which TorchRL's environments count steps and mark starts."""
+        """Makes TorchRL's environments count steps and mark starts, by transforms around them."""
         limit = self.config.max_frames_per_traj
-        if limit and "step_count" in names(self.env.full_observation_spec):
+        if (
+            limit
+            and not self._counts_twice
+            and STEP_COUNT[0] in names(self.env.full_observation_spec)
+        ):
             raise ValueError(
                 f"max_frames_per_traj={limit} counts steps in the entry 'step_count', which the "
                 "environment already has: limit the episodes in the environment instead"
@@ -256,6 +268,8 @@ class Collector(ResumableCollector):
         if marks is None:
             marks = self._resolved.reads_is_init
         if limit or marks:
+            from trawl.collectors.torchrl_transforms import add_transforms
+
             self.env = add_transforms(self.env, limit or None, marks, self.policy)
 
     def _remake_env(self) -> Any:
@@ -289,6 +303,7 @@ class Collector(ResumableCollector):
         """
         self._check_open("reset()")
         with self._held():
+            self._finish_interrupted()
             self._restart(None if index is None else self._mask(index), **kwargs)
 
     def _mask(self, index: Any) -> NDArray[np.bool_]:
@@ -318,6 +333,7 @@ class Collector(ResumableCollector):
         seed = check_seed(seed)
         self._check_open("set_seed()")
         with self._held():
+            self._finish_interrupted()
             following = self.env.set_seed(seed, static_seed=static_seed)
             rebuilds = 0 if self._restarts is None else self._restarts.count
             self._seed = (seed, static_seed, rebuilds)
