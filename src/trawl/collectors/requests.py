@@ -145,6 +145,7 @@ class BatchReady:
         random: whether the actions were random.
         snapshot: the state of the worker after the batch, or None.
         statistics: statistics of the frames of the batch, for each entry that is normalised.
+        begun: number of the next episode of each environment, if ``reset_kwargs`` is a function.
     """
 
     number: int
@@ -164,6 +165,7 @@ class BatchReady:
     block: Any = None
     snapshot: Snapshot | None = None
     statistics: Statistics = field(default_factory=dict)
+    begun: Sequence[int] = ()
 
 
 @dataclass(frozen=True)

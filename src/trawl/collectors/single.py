@@ -37,6 +37,7 @@ from trawl.envs.base import TensorDictEnv
 from trawl.envs.build import check_rebuildable
 from trawl.envs.frame_stack import as_frame_stack
 from trawl.envs.pettingzoo import PettingZooEnv
+from trawl.envs.reset_kwargs import with_reset_kwargs
 from trawl.envs.seeding import check_seed, derive, stream_seed
 from trawl.envs.serial import build_env
 from trawl.envs.tensor_env import TensorEnv
@@ -126,6 +127,8 @@ class Collector(ResumableCollector):
         # The seed, whether it is static, and the number of rebuilds before it was set.
         self._seed: tuple[int, bool, int] | None = None
         self._restarts: EnvRestarts | None = None
+        # Index of the first environment among those of all workers.
+        self._first_env = 0
         self.env = self._make_env()
         try:
             if config.on_env_error == "restart":
@@ -154,6 +157,8 @@ class Collector(ResumableCollector):
         self.env_device = env_device if env_device is not None else self.env.device
         self.policy_device, self.storing_device = policy_device, storing_device
         self._build_policy(policy)
+        self._begun = np.zeros(max(1, self.env.batch_size.numel()), np.int64)
+        self._give_reset_kwargs()
         self._add_transforms()
         self._delivery = BatchDelivery(config, storing_device, self._truncated_keys())
         num_envs = max(1, self.env.batch_size.numel())
@@ -262,12 +267,35 @@ class Collector(ResumableCollector):
         if self.env_device is not None:
             self.env = self.env.to(self.env_device)
         _register(self.env, self)
+        self._give_reset_kwargs()
         self._add_transforms()
         if self._seed is not None:
             seed, static, before = self._seed
             again = derive(seed, "rebuild", self._restarts.count + 1 - before)
             self.env.set_seed(again, static_seed=static)
         return self.env
+
+    def _give_reset_kwargs(self) -> None:
+        given = self.config.reset_kwargs
+        if given is not None:
+            self.env = with_reset_kwargs(self.env, given, self._first_env, self._begun)
+
+    def number_environments(self, first: int) -> int:
+        """Gives the environments the indices with which ``reset_kwargs`` is called.
+
+        Args:
+            first: index of the first environment. If it changes, the environments are reset.
+
+        Returns:
+            The number of environments.
+        """
+        with self._held():
+            if first != self._first_env:
+                self._first_env = first
+                self._give_reset_kwargs()
+                self._load_begun(np.zeros_like(self._begun))
+                self._restart()
+        return len(self._begun)
 
     def _truncated_keys(self) -> list[Any]:
         return [
@@ -320,6 +348,7 @@ class Collector(ResumableCollector):
             following = self.env.set_seed(seed, static_seed=static_seed)
             rebuilds = 0 if self._restarts is None else self._restarts.count
             self._seed = (seed, static_seed, rebuilds)
+            self._load_begun(np.zeros_like(self._begun))
             self._rollout.stream = RandomStream(stream_seed(seed), self._rollout.generator_device)
             self._restart()
         return int(following)
@@ -369,6 +398,9 @@ class Collector(ResumableCollector):
         try:
             self._close_updater()
         finally:
+            own = self.config.reset_kwargs is not None and isinstance(self.env, TensorDictEnv)
+            if own and not close_env:
+                self.env.set_reset_kwargs(None, 0, self._begun)
             if close_env and not getattr(self.env, "is_closed", False):
                 self.env.close(raise_if_closed=False)
 

@@ -63,6 +63,7 @@ class WorkerCollector(WorkerShutdown):
     # True if all workers run on this machine.
     _workers_here: ClassVar[bool] = True
     num_workers: int
+    _first_env = 0
     trust_policy: bool
     collector_class: Any
 
@@ -229,6 +230,8 @@ class WorkerCollector(WorkerShutdown):
             self.normalization = Normalization(normalize, ready[0].statistics)
             self._scheduler.normalization = self.normalization
         self._connect_tracer()
+        if callable(self.config.reset_kwargs):
+            self.number_environments(self._first_env)
         return ready
 
     def _add_workers(
@@ -291,6 +294,8 @@ class WorkerCollector(WorkerShutdown):
             stride=stride,
             receivers=self._sender.receivers(index),
             version=self._sender.versions[index],
+            first_env=setup.first_env,
+            begun=slot.begun,
             seed=None if seed is None else (derive(seed[0], "restart", slot.restarts), seed[1]),
             env_state=setup.env_state,
             given=self._sender.handed(index),
