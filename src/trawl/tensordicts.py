@@ -20,7 +20,7 @@ from tensordict import (
 )
 from torch import Tensor
 
-from trawl.keys import Key, nested
+from trawl.keys import Key, as_key, nested
 
 #: TensorDict's constructor without its checks, which take longer than a simple environment's step.
 new_tensordict = getattr(TensorDict, "_new_unsafe", TensorDict)
@@ -170,7 +170,8 @@ def changes(before: TensorDictBase, after: TensorDictBase) -> TensorDictBase:
     A lazy stack in ``after`` is a lazy stack in the result, too.
 
     Args:
-        before: the earlier state of a TensorDict, from :func:`noted` or ``copy()``.
+        before: the earlier state of a TensorDict, from :func:`noted`. In a ``copy()``, values that
+            are no tensors are other objects.
         after: the later state of the TensorDict.
     """
     if is_lazy(after):
@@ -237,6 +238,28 @@ def break_off(frame: TensorDictBase, done_keys: Sequence[Key], mask: Tensor) -> 
             flags = frame.get((*key[:-1], name), None)
             if flags is not None:
                 frame.set((*key[:-1], name), flags | cut)
+
+
+def truncate_(following: TensorDictBase, mask: Tensor, always: Sequence[Key]) -> None:
+    """Marks steps as truncated and done, in place.
+
+    Agents that have flags of their own are marked unless they are done.
+
+    Args:
+        following: the TensorDict under ``"next"``, with all its flags.
+        mask: mask of the steps; bool, of the batch size.
+        always: keys of agents' flags that are set even for agents that are done.
+    """
+    for key in [as_key(key) for key in following.keys(True, True)]:
+        done_key = (*key[:-1], "done")
+        done = following.get(done_key, None) if key[-1] == "truncated" else None
+        if done is not None:
+            cut = broadcastable(mask, done)
+            if len(key) > 1 and key not in always:
+                cut = cut & ~done
+            # A lazy stack returns copies of its entries.
+            following.set_(key, following.get(key) | cut)
+            following.set_(done_key, done | cut)
 
 
 def stack_frames(frames: Sequence[TensorDictBase], axis: int) -> TensorDictBase:

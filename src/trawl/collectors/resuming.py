@@ -43,7 +43,7 @@ class ResumableCollector(RolloutCollector):
 
     env: Any
     # The number of the next episode of each environment, unless a process has it.
-    _begun: NDArray[np.int64]
+    _next_episodes: NDArray[np.int64]
     _restarts: EnvRestarts | None
     _seed: tuple[int, bool, int] | None
     resumed = False
@@ -76,6 +76,7 @@ class ResumableCollector(RolloutCollector):
         yet.
         """
         with self._held():
+            self._finish_interrupted()
             state: dict[str, Any] = {
                 # A copy, because transforms change their tensors in place.
                 "env_state_dict": deepcopy(self.env.state_dict()),
@@ -259,19 +260,21 @@ class ResumableCollector(RolloutCollector):
     def _episodes_begun(self) -> list[int]:
         """Returns the number of the next episode of each environment."""
         own = isinstance(self.env, TensorDictEnv)
-        found: list[int] = (self.env.episode_counts(self._begun) if own else self._begun).tolist()
+        found: list[int] = (
+            self.env.episode_counts(self._next_episodes) if own else self._next_episodes
+        ).tolist()
         return found
 
     def _load_begun(self, begun: NDArray[np.int64]) -> None:
-        self._begun[:] = begun
+        self._next_episodes[:] = begun
         if self.config.reset_kwargs is not None and isinstance(self.env, TensorDictEnv):
-            self.env.load_episode_counts(self._begun)
+            self.env.load_episode_counts(self._next_episodes)
 
     def _checked_begun(self, begun: Any) -> NDArray[np.int64] | None:
         """Returns the numbers of the next episodes from a state; None if they are not needed."""
         if begun is None or self.config.reset_kwargs is None:
             return None
-        count = len(self._begun)
+        count = len(self._next_episodes)
         fits = isinstance(begun, (list, tuple)) and len(begun) == count
         if not fits or not all(type(one) is int and 0 <= one < 2**63 for one in begun):
             raise ValueError(

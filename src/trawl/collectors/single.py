@@ -31,7 +31,7 @@ from trawl.collectors.placing import (
     tensors_of,
 )
 from trawl.collectors.resuming import ResumableCollector
-from trawl.collectors.torchrl import add_transforms, give_specs, is_random, names
+from trawl.collectors.torchrl import give_specs, is_random, names
 from trawl.collectors.weak import weak
 from trawl.envs.base import TensorDictEnv
 from trawl.envs.build import check_rebuildable
@@ -39,8 +39,9 @@ from trawl.envs.frame_stack import as_frame_stack
 from trawl.envs.pettingzoo import PettingZooEnv
 from trawl.envs.reset_kwargs import with_reset_kwargs
 from trawl.envs.seeding import check_seed, derive, stream_seed
-from trawl.envs.serial import build_env
+from trawl.envs.serial import build_env, close_made, given_envs
 from trawl.envs.tensor_env import TensorEnv
+from trawl.keys import STEP_COUNT, Key, as_key
 from trawl.paths import get_path
 from trawl.rollout.batch_writer import BatchOptions
 from trawl.rollout.env_restarts import EnvRestarts
@@ -48,6 +49,7 @@ from trawl.rollout.policy import Policy
 from trawl.rollout.random_policy import RandomPolicy
 from trawl.rollout.resolving import resolve
 from trawl.rollout.rng import RandomStream
+from trawl.rollout.trial import kept_envs
 
 
 @describe(CollectorArguments)
@@ -90,6 +92,8 @@ class Collector(ResumableCollector):
     env_device: torch.device | None
     storing_device: torch.device | None
     trust_policy: bool
+    # True if episodes can be limited even if the environment counts its steps itself.
+    _counts_twice = False
 
     if not TYPE_CHECKING:
 
@@ -129,6 +133,9 @@ class Collector(ResumableCollector):
         self._restarts: EnvRestarts | None = None
         # Index of the first environment among those of all workers.
         self._first_env = 0
+        self._next_episodes = np.zeros(1, np.int64)
+        # What the user made is left open, and as it was, if this constructor fails.
+        before = kept_envs(given_envs(create_env_fn))
         self.env = self._make_env()
         try:
             if config.on_env_error == "restart":
@@ -139,7 +146,10 @@ class Collector(ResumableCollector):
             self._build(policy, devices.policy, devices.env, devices.storing)
             self._connect_schemes()
         except BaseException:
-            self.shutdown(raise_on_error=False)
+            self.shutdown(close_env=False, raise_on_error=False)
+            with suppress(Exception):
+                close_made(self.env, create_env_fn)
+            before.restore()
             raise
 
     def _build(
@@ -157,7 +167,7 @@ class Collector(ResumableCollector):
         self.env_device = env_device if env_device is not None else self.env.device
         self.policy_device, self.storing_device = policy_device, storing_device
         self._build_policy(policy)
-        self._begun = np.zeros(max(1, self.env.batch_size.numel()), np.int64)
+        self._next_episodes = np.zeros(max(1, self.env.batch_size.numel()), np.int64)
         self._give_reset_kwargs()
         self._add_transforms()
         self._delivery = BatchDelivery(config, storing_device, self._truncated_keys())
@@ -167,7 +177,7 @@ class Collector(ResumableCollector):
         self.n_env = num_envs
         self._rollout = self._new_rollout(
             BatchOptions(
-                steps=1 if self._adds_steps else each,
+                steps=1 if config.adds_steps else each,
                 limit=config.max_frames_per_traj or None,
                 track_traj_ids=config.track_traj_ids,
                 compact=config.compact_obs,
@@ -199,7 +209,11 @@ class Collector(ResumableCollector):
                 "groups of a ParallelEnv have no effect here: they need a collector whose only "
                 "environment is the ParallelEnv, and a policy that writes tensors"
             )
-        if self._adds_steps and self.env.batch_size and not hasattr(config.replay_buffer, "extend"):
+        if (
+            config.adds_steps
+            and self.env.batch_size
+            and not hasattr(config.replay_buffer, "extend")
+        ):
             raise TypeError(
                 "replay_buffer must have a method extend() to take the steps of a batch of "
                 f"environments, but {type(config.replay_buffer).__name__} has none"
@@ -243,9 +257,13 @@ class Collector(ResumableCollector):
         )
 
     def _add_transforms(self) -> None:
-        """Adds the transforms with which TorchRL's environments count steps and mark starts."""
+        """Makes TorchRL's environments count steps and mark starts, by transforms around them."""
         limit = self.config.max_frames_per_traj
-        if limit and "step_count" in names(self.env.full_observation_spec):
+        if (
+            limit
+            and not self._counts_twice
+            and STEP_COUNT[0] in names(self.env.full_observation_spec)
+        ):
             raise ValueError(
                 f"max_frames_per_traj={limit} counts steps in the entry 'step_count', which the "
                 "environment already has: limit the episodes in the environment instead"
@@ -256,6 +274,8 @@ class Collector(ResumableCollector):
         if marks is None:
             marks = self._resolved.reads_is_init
         if limit or marks:
+            from trawl.collectors.torchrl_transforms import add_transforms
+
             self.env = add_transforms(self.env, limit or None, marks, self.policy)
 
     def _remake_env(self) -> Any:
@@ -278,7 +298,7 @@ class Collector(ResumableCollector):
     def _give_reset_kwargs(self) -> None:
         given = self.config.reset_kwargs
         if given is not None:
-            self.env = with_reset_kwargs(self.env, given, self._first_env, self._begun)
+            self.env = with_reset_kwargs(self.env, given, self._first_env, self._next_episodes)
 
     def number_environments(self, first: int) -> int:
         """Gives the environments the indices with which ``reset_kwargs`` is called.
@@ -293,16 +313,12 @@ class Collector(ResumableCollector):
             if first != self._first_env:
                 self._first_env = first
                 self._give_reset_kwargs()
-                self._load_begun(np.zeros_like(self._begun))
+                self._load_begun(np.zeros_like(self._next_episodes))
                 self._restart()
-        return len(self._begun)
+        return len(self._next_episodes)
 
-    def _truncated_keys(self) -> list[Any]:
-        return [
-            key
-            for key in self.env.done_keys
-            if (key if isinstance(key, str) else key[-1]) == "truncated"
-        ]
+    def _truncated_keys(self) -> list[Key]:
+        return [key for key in map(as_key, self.env.done_keys) if key[-1] == "truncated"]
 
     # --- control
 
@@ -316,6 +332,7 @@ class Collector(ResumableCollector):
         """
         self._check_open("reset()")
         with self._held():
+            self._finish_interrupted()
             self._restart(None if index is None else self._mask(index), **kwargs)
 
     def _mask(self, index: Any) -> NDArray[np.bool_]:
@@ -345,10 +362,11 @@ class Collector(ResumableCollector):
         seed = check_seed(seed)
         self._check_open("set_seed()")
         with self._held():
+            self._finish_interrupted()
             following = self.env.set_seed(seed, static_seed=static_seed)
             rebuilds = 0 if self._restarts is None else self._restarts.count
             self._seed = (seed, static_seed, rebuilds)
-            self._load_begun(np.zeros_like(self._begun))
+            self._load_begun(np.zeros_like(self._next_episodes))
             self._rollout.stream = RandomStream(stream_seed(seed), self._rollout.generator_device)
             self._restart()
         return int(following)
@@ -400,7 +418,7 @@ class Collector(ResumableCollector):
         finally:
             own = self.config.reset_kwargs is not None and isinstance(self.env, TensorDictEnv)
             if own and not close_env:
-                self.env.set_reset_kwargs(None, 0, self._begun)
+                self.env.set_reset_kwargs(None, 0, self._next_episodes)
             if close_env and not getattr(self.env, "is_closed", False):
                 self.env.close(raise_if_closed=False)
 

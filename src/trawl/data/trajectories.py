@@ -12,7 +12,7 @@ from tensordict import TensorDictBase, pad_sequence
 from torch import Tensor
 
 from trawl.envs.capture.frames import from_plain, to_plain
-from trawl.keys import DONE_KEYS, MASK, TRAJ_IDS, as_key, next_of
+from trawl.keys import DONE_KEYS, MASK, TRAJ_IDS, as_key, end_keys, next_of
 from trawl.tensordicts import break_off
 
 _Place = tuple[Hashable, int, int]
@@ -333,10 +333,23 @@ def ends(batch: TensorDictBase) -> Tensor:
         KeyError: if no flag under ``"next"`` marks the end of a trajectory.
     """
     following = batch.get("next")
-    found = leaves_named(following, DONE_KEYS)
-    flags = [following.get(key).reshape(*batch.shape, -1).any(-1) for key in found]
-    if not flags:
+    if not leaves_named(following, DONE_KEYS):
         raise KeyError("no entry under 'next', such as 'done', marks where trajectories end")
+    return flagged(batch, following, DONE_KEYS)
+
+
+def flagged(batch: TensorDictBase, following: TensorDictBase, names: Sequence[str]) -> Tensor:
+    """Returns a bool tensor of the batch's shape, True where a flag with one of these names is set.
+
+    The flags are those of :func:`~trawl.keys.end_keys`.
+
+    Args:
+        batch: the batch.
+        following: the TensorDict that has the flags.
+        names: names of the flags; there must be at least one of them.
+    """
+    found = end_keys(map(as_key, following.keys(True, True)), names)
+    flags = [following.get(key).reshape(*batch.shape, -1).any(-1) for key in found]
     ended: Tensor = torch.stack(flags).any(0)
     return ended
 
