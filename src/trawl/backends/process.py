@@ -25,6 +25,7 @@ from trawl.backends.memory import SharedMemory
 from trawl.backends.process_worker import INTERRUPTION_BYTES
 from trawl.backends.server_handle import ServerHandle
 from trawl.backends.spawn_payload import Package, SpawnPayload
+from trawl.checks import require_linux
 
 START_METHODS = ("forkserver", "spawn")
 _BOTH = selectors.EVENT_READ | selectors.EVENT_WRITE
@@ -43,6 +44,7 @@ class ProcessBackend(Backend):
 
     def __init__(self, start_method: str = "forkserver") -> None:
         self._living: set[ProcessWorker] = set()
+        require_linux("workers in other processes")
         if start_method not in START_METHODS:
             raise ValueError(
                 f"start_method={start_method!r} is not one of {', '.join(map(repr, START_METHODS))}"
