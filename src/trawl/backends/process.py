@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import multiprocessing
 import os
 import selectors
 import signal
@@ -79,7 +80,9 @@ class ProcessBackend(Backend):
         self._selector.register(connection, selectors.EVENT_READ, worker)
         if handle is not None:
             self._selector.register(handle, selectors.EVENT_READ, worker)
-        here = (index, list(sys.path), dict(os.environ), _directory(), list(sys.argv))
+        # Objects of multiprocessing in the worker authenticate themselves with this process's key.
+        key = bytes(multiprocessing.current_process().authkey)
+        here = (index, list(sys.path), dict(os.environ), _directory(), list(sys.argv), key)
         worker.post((*here, payload.data), payload.fds)
         return worker
 
