@@ -9,6 +9,7 @@ from time import perf_counter
 from typing import Any
 
 from trawl.backends.failure import Failure
+from trawl.collectors.budget import Progress
 from trawl.collectors.snapshots import Snapshot
 from trawl.collectors.times import BatchTimes
 from trawl.keys import Key
@@ -144,6 +145,7 @@ class BatchReady:
         random: whether the actions were random.
         snapshot: the state of the worker after the batch, or None.
         statistics: statistics of the frames of the batch, for each entry that is normalised.
+        progress: what the worker has counted since its last answer.
     """
 
     number: int
@@ -162,6 +164,7 @@ class BatchReady:
     block: Any = None
     snapshot: Snapshot | None = None
     statistics: Statistics = field(default_factory=dict)
+    progress: Progress = field(default_factory=Progress)
 
 
 @dataclass(frozen=True)
@@ -217,11 +220,13 @@ class CallReturned:
         number: number of the request.
         value: the pickled result.
         snapshot: the state of the worker after the call, or None.
+        progress: what the worker has counted since its last answer.
     """
 
     number: int
     value: bytes
     snapshot: Snapshot | None = None
+    progress: Progress = field(default_factory=Progress)
 
 
 @dataclass(frozen=True)
@@ -232,11 +237,13 @@ class RequestFailed:
         number: number of the request.
         failure: the exception.
         snapshot: the state of the worker after a call that failed, or None.
+        progress: what the worker has counted since its last answer.
     """
 
     number: int
     failure: Failure
     snapshot: Snapshot | None = None
+    progress: Progress = field(default_factory=Progress)
 
 
 @dataclass(frozen=True)

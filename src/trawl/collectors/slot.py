@@ -6,7 +6,7 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from itertools import count
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -14,6 +14,7 @@ from weakref import WeakKeyDictionary
 from trawl.backends.base import Worker
 from trawl.collectors import requests
 from trawl.collectors.assembler import NO_SLICE, BufferSlice, WorkerBatch
+from trawl.collectors.budget import Progress
 from trawl.collectors.snapshots import BatchRecord, Recovery, SentWeights, Snapshot
 from trawl.collectors.times import WorkerTimes
 from trawl.collectors.trace_lanes import WorkerLane
@@ -68,6 +69,7 @@ class WorkerSlot:
         facts: latest statistics of the worker.
         times: times of the batches that workers in this slot have collected.
         episodes: recent episodes of these workers.
+        progress: counts of the frames and trajectories of these workers.
         lane: the worker's lane of a timeline; None while there is no timeline.
         silent: seconds of silence after which the worker was killed; None if it was not killed.
         snapshot: the worker's last snapshot, or None.
@@ -92,6 +94,7 @@ class WorkerSlot:
     facts: dict[str, Any] = field(default_factory=dict)
     times: WorkerTimes = field(default_factory=WorkerTimes)
     episodes: RecentEpisodes = field(default_factory=RecentEpisodes)
+    progress: Progress = field(default_factory=Progress)
     lane: WorkerLane | None = None
     silent: float | None = None
     snapshot: Snapshot | None = None
@@ -164,6 +167,7 @@ class WorkerSlot:
         if self.lane is not None:
             self.lane.finished(ready)
         self.episodes.add(*ready.ended)
+        self.progress.add(ready.progress)
         if self.snapshot is not None and ready.snapshot is None:
             assert isinstance(request, requests.CollectRequest)
             facts = ready.random, ready.filled, ready.frames, ready.weights, ready.version
@@ -179,6 +183,7 @@ class WorkerSlot:
         if answer.snapshot is None:
             # The call may have changed what the last snapshot says.
             self.forget_snapshot()
+        self.progress.add(answer.progress)
         self.note_snapshot(answer.snapshot)
         return request
 
@@ -229,6 +234,7 @@ class WorkerSlot:
             "restarts": self.restarts,
             **self.times.stats(),
             **self.episodes.stats(),
+            **asdict(self.progress),
             **self.facts,
         }
         if "env_restarts" in facts:
@@ -240,6 +246,8 @@ class WorkerSlot:
         self.worker = None
         if self.lane is not None:
             self.lane.died()
+        if self.snapshot is None:
+            self.progress.trajectory_pending_frames = 0
         # The replacement counts from zero.
         # With a snapshot, its count is that of the dead worker.
         if "env_restarts" in self.facts and self.snapshot is None:

@@ -118,7 +118,8 @@ class NestedService(CollectorService):
         count = self._episodes.count - count
         ended = EndedEpisodes(count, *self._episodes.newest(count))
         times, statistics = self._clock.batch_times(loop), pop_statistics(self.collector)
-        return replace(answer, times=times, ended=ended, statistics=statistics)
+        progress = self._pop_progress()
+        return replace(answer, times=times, ended=ended, statistics=statistics, progress=progress)
 
     @property
     def _episodes(self) -> RecentEpisodes:
