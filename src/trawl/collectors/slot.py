@@ -20,6 +20,7 @@ from trawl.collectors.times import WorkerTimes
 from trawl.collectors.trace_lanes import WorkerLane
 from trawl.errors import WorkerDied
 from trawl.observe.episodes import RecentEpisodes
+from trawl.weight_update.store import Version
 
 # Statistics that name the code that workers use, each with a reason if it is slower code.
 _PATHS = ("env_path", "policy_path", "distribution_path")
@@ -58,6 +59,7 @@ class WorkerSlot:
         known: names of the memory and the partitions that the worker has received.
         ready: first message of the worker; None before it arrives.
         trajectory: last known id of the next trajectory to begin.
+        version: version of the policy that the worker reported last.
         writing: True while the worker writes into a replay buffer that it shares with others.
         written: answer to the pending request whose batch is already in that replay buffer, or
             None.
@@ -85,6 +87,7 @@ class WorkerSlot:
     known: set[int] = field(default_factory=set)
     ready: requests.WorkerReady | None = None
     trajectory: int = 0
+    version: Version = None
     writing: bool = False
     written: requests.BatchReady | None = None
     restarts: int = 0
@@ -101,6 +104,11 @@ class WorkerSlot:
     since: list[BatchRecord] = field(default_factory=list)
     sent: list[SentWeights] = field(default_factory=list)
     _env_restarts: int = 0
+
+    @property
+    def collects(self) -> bool:
+        """True if the worker has been asked for a batch that has not arrived."""
+        return any(isinstance(one, requests.CollectRequest) for one, _ in self.pending.values())
 
     @property
     def waits(self) -> bool:
@@ -161,6 +169,7 @@ class WorkerSlot:
         request, place = self.pending.pop(ready.number)
         self.written = None
         self.trajectory = max(self.trajectory, ready.trajectory)
+        self.version = ready.version
         self.facts = dict(ready.facts)
         if ready.times is not None:
             self.times.add(ready.times, ready.frames)
@@ -184,6 +193,7 @@ class WorkerSlot:
             # The call may have changed what the last snapshot says.
             self.forget_snapshot()
         self.progress.add(answer.progress)
+        self.version = answer.version
         self.note_snapshot(answer.snapshot)
         return request
 
@@ -193,6 +203,7 @@ class WorkerSlot:
         if self.lane is not None:
             self.lane.ready(ready)
         self.trajectory = max(self.trajectory, ready.trajectory)
+        self.version = ready.version
         self.note_snapshot(ready.snapshot)
 
     def note_snapshot(self, snapshot: Snapshot | None) -> None:

@@ -186,6 +186,7 @@ class CollectorService(HandleCalls, Service):
                 warnings=(*writer.warnings, *self._network_warnings(spec)),
                 masked=self._masked,
                 versioned=self._rollout.stamps_frames,
+                version=self.collector.policy_version,
                 snapshot=self._snapshots.take(self._updates),
                 statistics=empty_statistics(self.collector),
             )
@@ -279,7 +280,8 @@ class CollectorService(HandleCalls, Service):
             answer = requests.CallReturned(request.number, value)
         # A call that failed may have changed something, too.
         snapshot, progress = self._snapshots.take(self._updates), self._pop_progress()
-        self._port.send(replace(answer, snapshot=snapshot, progress=progress))
+        version = self.collector.policy_version
+        self._port.send(replace(answer, snapshot=snapshot, progress=progress, version=version))
 
     @override
     def work(self) -> None:

@@ -132,6 +132,17 @@ class WorkerControl(WorkerState):
             return [get_path(self, attr)] * self.num_workers
         return self._all(get_path, attr)
 
+    def worker_policy_versions(self) -> dict[int, int | str | None]:
+        """Asks each worker for the version of its policy, once it has finished its batch.
+
+        Returns:
+            The version of each worker, by its number; None if versions are not tracked.
+        """
+        self._check_open("worker_policy_versions()")
+        if self._version is None:
+            return dict.fromkeys(range(self.num_workers))
+        return dict(enumerate(self._all(get_path, "policy_version")))
+
     def _is_of_buffer(self, path: str) -> bool:
         """Returns True if a path leads to the replay buffer, which exists once for all workers."""
         buffer = self.config.replay_buffer
@@ -172,7 +183,8 @@ class WorkerControl(WorkerState):
         """Returns a batch of zeros with the layout of a delivered batch."""
         fakes = [fake.clear_device_() for fake in self._all(worker.fake)]
         alone = self._whole is not None or not self.sync
-        batch = self._assembler.combine(fakes[:1] if alone else fakes, self.policy_version)
+        version = None if self._version is None else self._version.version
+        batch = self._assembler.combine(fakes[:1] if alone else fakes, version)
         return self._fake(batch[0] if alone else batch)
 
     # --- statistics
@@ -221,7 +233,7 @@ class WorkerControl(WorkerState):
             # A worker that is being added has no batches yet.
             if slot.index < len(self._scheduler.frames):
                 one["requested_frames_per_batch"] = self._scheduler.frames[slot.index]
-            version = self._sender.versions[slot.index]
+            version = self._acknowledged(slot)
             if isinstance(version, int):
                 one["policy_version"] = version
             facts |= {f"worker_{slot.index}/{name}": value for name, value in one.items()}

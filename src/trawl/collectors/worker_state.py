@@ -93,7 +93,7 @@ class WorkerState(WorkerWeights):
             state |= self._delivery_state()
             state |= self._normalization_state()
             if self._version is not None:
-                state["policy_version"] = self.policy_version
+                state["policy_version"] = self._version.version
         return state
 
     def _saved(self, part: WorkerBatch) -> dict[str, Any]:
@@ -159,7 +159,7 @@ class WorkerState(WorkerWeights):
         names = [f"worker{index}" for index in range(self.num_workers)]
         _check_state(state_dict, names)
         self._check_normalization(state_dict)
-        version = state_dict.get("policy_version", self.policy_version)
+        version = state_dict.get("policy_version", self._version and self._version.version)
         loaded = {
             i: weights
             for i, name in enumerate(names)

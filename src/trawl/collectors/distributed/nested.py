@@ -56,6 +56,9 @@ class NestedService(CollectorService):
                 batch_size=(),
                 trajectory=self._next,
                 weight_layouts=self._weight_layouts(),
+                # The workers of the collector have written the versions of their frames.
+                versioned=True,
+                version=collector.policy_version,
                 statistics=empty_statistics(collector),
             )
         )
@@ -150,7 +153,7 @@ class NestedService(CollectorService):
             number=request.number,
             frames=frames,
             filled=collector.requested_frames_per_batch,
-            version=None,
+            version=collector.policy_version,
             weights=self._updates,
             trajectory=self._next,
             batch=batch,
