@@ -275,6 +275,6 @@ def test_a_negative_number_turns_an_option_off(cls, name, value):
         batch = collector.next().reshape(-1)
     with Collector(NumberedEnv, by_step(), frames_per_batch=12) as other:
         expected = other.next()
-    assert batch.keys(True, True) == expected.keys(True, True)
+    assert set(batch.keys(True, True)) == set(expected.keys(True, True))
     assert torch.equal(batch["next", "done"], expected["next", "done"])
     assert torch.equal(batch["action"], expected["action"])
