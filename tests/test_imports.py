@@ -5,6 +5,7 @@ import functools
 import re
 from collections.abc import Iterator
 from graphlib import CycleError, TopologicalSorter
+from importlib import metadata
 from pathlib import Path
 
 import pytest
@@ -27,6 +28,7 @@ LAYERS = [
         "paths",
         "polling",
         "read_only",
+        "schema",
         "stacked_frames",
         "tensordicts",
         "threads",
@@ -180,3 +182,7 @@ def test_private_names_stay_in_their_module(name):
         if alias.name.startswith("_")
     ]
     assert not others + imports
+
+
+def test_the_version_is_that_of_the_installed_package():
+    assert trawl.__version__ == metadata.version("trawl-rl")

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     )
     from trawl.envs import GymEnv, ParallelEnv, SerialEnv
 
+__version__ = "0.1.0"
+
 __all__ = [
     "AsyncCollector",
     "BaseCollector",
@@ -37,6 +39,7 @@ __all__ = [
     "PolicyVersion",
     "RandomPolicy",
     "SerialEnv",
+    "__version__",
     "exploration_type",
     "set_exploration_type",
     "split_trajectories",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 Key = tuple[str, ...]
@@ -76,6 +76,20 @@ def nested(entries: Mapping[Key, Any]) -> dict[str, Any]:
             place = place.setdefault(part, {})
         place[key[-1]] = value
     return outer
+
+
+def end_keys(keys: Iterable[Key], names: Sequence[str] = ("done",)) -> list[Key]:
+    """Returns the keys of the flags that end an episode.
+
+    They are the environment's own flags. If it has none, they are those of all groups of agents:
+    an agent with flags of its own may be done long before the episode ends.
+
+    Args:
+        keys: keys of all entries of the TensorDict under ``"next"``.
+        names: names of the flags.
+    """
+    found = [key for key in keys if key[-1] in names]
+    return [key for key in found if len(key) == 1] or found
 
 
 def next_of(key: Key) -> Key:

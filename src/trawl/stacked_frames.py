@@ -41,7 +41,7 @@ class StackedFrames(ComputedTensor):
         stored: the frames and the positions, in one attribute so that other threads read a pair
             that fits.
 
-    Example:
+    Examples:
         >>> import torch
         >>> from trawl.data import StackedFrames
         >>> frames = torch.arange(6).reshape(6, 1)

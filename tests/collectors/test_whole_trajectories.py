@@ -793,6 +793,10 @@ def test_each_environment_has_its_turn_if_asked():
             numbers = NumberedEnv.numbers(batch)
             assert numbers[[0, 1], :2].tolist() == [[0, count], [1, count]]
             assert len(batch) == 1 + 7
+            facts = collector.stats()
+            steps = facts["frames"] // 2
+            # Most of the first environment's wait for their turns.
+            assert facts["trajectories_waiting"] == steps + steps // 7 - facts["trajectories"]
     assert count == 70 // 7 - 1
 
 

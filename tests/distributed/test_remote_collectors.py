@@ -20,7 +20,7 @@ from trawl.collectors.distributed import (
     DistributedSyncCollector,
     RPCCollector,
 )
-from trawl.envs import GymEnv
+from trawl.envs import GymEnv, ParallelEnv
 from trawl.errors import WorkerDied
 from trawl.testing import NumberedEnv
 from trawl.weight_update import (
@@ -214,6 +214,20 @@ def test_workers_with_workers(cls):
     options = {"collector_class": "sync", "num_workers_per_collector": 2, "num_workers": 1}
     with make(cls, total_frames=80, **options) as collector:
         assert sum(batch.numel() for batch in collector) == 80
+
+
+@pytest.mark.parametrize("cls", CLASSES)
+@pytest.mark.parametrize("nested", [False, True])
+def test_calls_reach_environments_in_processes(cls, nested):
+    def env():
+        return ParallelEnv(2, "Pendulum-v1")
+
+    options = {"collector_class": "sync", "num_workers_per_collector": 2} if nested else {}
+    with make(cls, create_env_fn=env, num_workers=1, **options) as collector:
+        each = (lambda value: [[value] * 2]) if nested else (lambda value: [value])
+        assert collector.map_fn("env.set_attr", [("g", [1.0, 2.0])]) == each(None)
+        assert collector.cascade_execute("env.get_attr", "g") == each((1.0, 2.0))
+        assert collector.get_distant_attr("env.envs[1].unwrapped.g") == each(2.0)
 
 
 @pytest.mark.parametrize("cls", CLASSES)

@@ -1,11 +1,14 @@
 """Whole trajectories out of what ranks and RPC workers collect."""
 
+from functools import partial
+from itertools import cycle, islice
+
 import pytest
 from distributed_parts import CLASSES, kill_one, make
 from multi_parts import LENGTHS, envs
 from whole_parts import TRAJ_IDS, Episodes, Writes, cycling
 
-from trawl.testing import NumberedEnv
+from trawl.testing import FaultyEnv, NumberedEnv
 
 BOTH = pytest.mark.parametrize("cls", CLASSES)
 SYNC = pytest.mark.parametrize("sync", [True, False], ids=["sync", "async"])
@@ -56,3 +59,28 @@ def test_a_worker_that_is_killed(cls, sync):
         assert batch["next", "done"].flatten().tolist() == [False] * (len(batch) - 1) + [True]
     # Of each of three lives the last episode may be missing.
     assert 420 - 3 * max(LENGTHS) < sum(map(len, found)) <= 420
+
+
+@pytest.mark.parametrize("nested", [1, 2])
+@pytest.mark.filterwarnings("ignore:.*rebuilt because of on_env_error:RuntimeWarning")
+def test_those_that_a_failure_ends_between_batches_are_delivered(nested):
+    options = {"num_workers_per_collector": nested, "collector_class": "sync"} if nested > 1 else {}
+    faulty = partial(FaultyEnv, 4, ZeroDivisionError("worn out"), lengths=[3])
+    with make(
+        CLASSES[0],
+        create_env_fn=faulty,
+        num_workers=1,
+        policy=None,
+        sync=True,
+        frames_per_batch=2 * nested,
+        trajs_per_batch=1,
+        traj_format="cat",
+        on_env_error="restart",
+        **options,
+    ) as there:
+        found = [there.next() for _ in range(8)]
+    # Each environment ends one episode, and fails in the second step of the next one.
+    expected = [(3, False)] * nested + [(1, True)] * nested
+    assert [(len(one), bool(one["next", "truncated"][-1])) for one in found] == [
+        *islice(cycle(expected), 8)
+    ]

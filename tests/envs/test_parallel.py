@@ -3,11 +3,13 @@
 import gc
 import os
 import pickle
+import random
 import select
 import signal
 import subprocess
 import time
 import weakref
+from functools import partial
 
 import gymnasium
 import numpy as np
@@ -18,7 +20,8 @@ from gymnasium.vector import SyncVectorEnv
 from tensordict import TensorDict
 from tensordict.nn import TensorDictModule
 
-from trawl import Collector
+from trawl import Collector, MultiSyncCollector
+from trawl.collectors import AsyncBatchedCollector
 from trawl.envs import GymEnv, ParallelEnv, SerialEnv
 from trawl.errors import WorkerDied, WorkerError
 from trawl.testing import (
@@ -129,6 +132,86 @@ def test_a_seed_for_a_reset_is_one_for_each(opened):
         opened(cls, 2, "CartPole-v1").reset(seed=5) for cls in (ParallelEnv, SerialEnv)
     )
     assert_same(first, second)
+
+
+class Drawing(gymnasium.Env):
+    """Draws from the global generators of its process."""
+
+    observation_space = gymnasium.spaces.Box(0, 1, (3,))
+    action_space = gymnasium.spaces.Discrete(2)
+
+    def __init__(self, dies_at=None):
+        self.level, self.dies_at, self.steps = random.random(), dies_at, 0
+
+    def drawn(self):
+        return np.array([np.random.rand(), torch.rand(()), self.level], "f4")
+
+    def reset(self, *, seed=None, options=None):
+        return self.drawn(), {}
+
+    def step(self, action):
+        self.steps += 1
+        if self.steps == self.dies_at:
+            os._exit(3)
+        return self.drawn(), random.random(), bool(np.random.rand() < 0.2), False, {}
+
+
+def drawn_action(observation):
+    return torch.nn.functional.one_hot((observation[..., 0] > 0.5).long(), 2)
+
+
+def drawn_by(make, cls=Collector, count=2, **options):
+    with cls(make(), frames_per_batch=count * 20, **options) as collector:
+        collector.set_seed(4)
+        batch = collector.next()
+        made = ~batch.get(("collector", "mask"), torch.zeros(batch.shape, dtype=torch.bool))
+    return batch["observation"][..., :2], batch["next", "reward"], made
+
+
+@SEVERAL
+def test_global_generators_of_the_processes_are_seeded(each):
+    first, second = (
+        drawn_by(lambda: ParallelEnv(3, Drawing, envs_per_worker=each), count=3) for _ in range(2)
+    )
+    assert torch.equal(first[0], second[0])
+    assert torch.equal(first[1], second[1])
+    assert len(first[0][..., 0].unique()) > 3 * each
+
+
+def test_global_generators_give_what_those_of_workers_give():
+    one = drawn_by(lambda: ParallelEnv(2, Drawing), policy=drawn_action)
+    other = drawn_by(lambda: [Drawing] * 2, MultiSyncCollector, policy=drawn_action)
+    for mine, theirs in zip(one[:2], other[:2], strict=True):
+        assert torch.equal(mine.flatten(), theirs.flatten())
+
+
+def test_each_environment_of_a_first_ready_collector_repeats_its_draws():
+    found = []
+    for _ in range(2):
+        with AsyncBatchedCollector(
+            [Drawing] * 2, policy=drawn_action, frames_per_batch=20
+        ) as collector:
+            collector.set_seed(4)
+            frames = torch.cat([collector.next().clone() for _ in range(3)])
+        found.append([frames[frames["env_index"] == env]["observation"] for env in range(2)])
+    for mine, theirs in zip(*found, strict=True):
+        count = min(len(mine), len(theirs))
+        assert torch.equal(mine[:count, :2], theirs[:count, :2])
+
+
+@pytest.mark.filterwarnings("ignore:.*exited with status 3:RuntimeWarning")
+def test_a_process_that_replaces_another_repeats_its_draws():
+    def draws():
+        env = ParallelEnv(2, [partial(Drawing, dies_at=7), Drawing])
+        with Collector(env, frames_per_batch=40, on_env_error="restart") as collector:
+            collector.set_seed(4)
+            batch = collector.next()
+        # The level of the replacement was drawn while it was made.
+        return torch.cat(
+            [batch["observation"][:, :6, :2].flatten(), batch["observation"][0, 8:].flatten()]
+        )
+
+    assert torch.equal(draws(), draws())
 
 
 @SEVERAL

@@ -18,7 +18,7 @@ from torch import nn
 from trawl import ExplorationType
 from trawl.collectors import Collector, EvaluationResult, Evaluator, MultiSyncCollector
 from trawl.collectors.evaluation.environments import episode_seed
-from trawl.envs import GymEnv, SerialEnv
+from trawl.envs import GymEnv, ParallelEnv, SerialEnv
 
 BACKENDS = ["thread", "process"]
 
@@ -99,6 +99,31 @@ def test_a_vector_environment_repeats_its_episodes() -> None:
     results = []
     for backend in BACKENDS:
         with Evaluator(make, linear(), num_trajectories=7, backend=backend) as evaluator:
+            results += [evaluator.evaluate().episodes.returns.tolist() for _ in range(2)]
+    assert all(result == results[0] for result in results)
+
+
+class Chance(gymnasium.Env[Any, Any]):
+    """Draws from the global generators of its process."""
+
+    observation_space = gymnasium.spaces.Box(0, 1, (2,), np.float32)
+    action_space = gymnasium.spaces.Box(-1, 1, (1,), np.float32)
+
+    def reset(self, *, seed: Any = None, options: Any = None) -> Any:
+        return np.random.rand(2).astype(np.float32), {}
+
+    def step(self, action: Any) -> Any:
+        observed = np.random.rand(2).astype(np.float32)
+        return observed, float(torch.rand(())), bool(observed[0] < 0.2), False, {}
+
+
+@pytest.mark.parametrize(
+    ("env", "backend"), [(Chance, "process"), (lambda: ParallelEnv(2, Chance), "thread")]
+)
+def test_draws_from_the_generators_of_a_process_are_repeated(env: Any, backend: str) -> None:
+    results = []
+    for _ in range(2):
+        with Evaluator(env, linear(), num_trajectories=4, backend=backend) as evaluator:
             results += [evaluator.evaluate().episodes.returns.tolist() for _ in range(2)]
     assert all(result == results[0] for result in results)
 

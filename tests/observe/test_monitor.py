@@ -343,11 +343,31 @@ def test_closing_waits_for_slow_sinks_as_long_as_it_is_told():
     goes_on = threading.Event()
     with make(0) as collector:
         monitor = Monitor(collector, [lambda stats: goes_on.wait(PATIENCE)])
-        with pytest.warns(RuntimeWarning, match="longer than 0 s"):
+        said = r"longer than 0 s to close: .* has not returned from write\(\)"
+        with pytest.warns(RuntimeWarning, match=said):
             monitor.close(timeout=0)
         goes_on.set()
         monitor.close(timeout=None)
         assert monitor.closed
+
+
+@pytest.mark.parametrize("step", ["open", "write", "close"])
+def test_the_sink_that_a_call_waits_for_is_named(step, monkeypatch):
+    monkeypatch.setattr("trawl.observe.monitor._SILENCE", 0.01)
+    told = threading.Event()
+    monkeypatch.setattr("trawl.observe.monitor._warn", lambda text: (said.append(text), told.set()))
+    said = []
+
+    class Hangs(Recorder):
+        def _call(self, name):
+            super()._call(name)
+            if name == step:
+                assert told.wait(PATIENCE)
+
+    with make(0) as collector, Monitor(collector, [Hangs()]):
+        pass
+    what = "a new monitor waits" if step == "open" else "closing a monitor waits"
+    assert said == [f"{what}: Hangs has not returned from {step}()"]
 
 
 # --- arguments

@@ -24,6 +24,8 @@ def expected(rewards, done, counted):
         total, length = 0.0, 0
         for step in range(len(done)):
             if not counted[step, env]:
+                # The step failed, and the episode before it has ended without a flag.
+                found += [(total, length)] * bool(length)
                 total, length = 0.0, 0
                 continue
             total, length = total + rewards[step, env], length + 1

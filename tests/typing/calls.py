@@ -20,6 +20,7 @@ import trawl
 from trawl import (
     AsyncCollector,
     Collector,
+    Evaluator,
     ExplorationType,
     GymEnv,
     MultiAsyncCollector,
@@ -29,7 +30,9 @@ from trawl import (
     PolicyVersion,
     RandomPolicy,
     SerialEnv,
+    split_trajectories,
 )
+from trawl.collectors import AsyncBatchedCollector
 from trawl.collectors.distributed import (
     DistributedCollector,
     DistributedSyncCollector,
@@ -122,7 +125,7 @@ with Collector("CartPole-v1", frames_per_batch=10, total_frames=20) as collector
     for batch in collector:
         assert_type(batch, TensorDictBase)
     assert_type(iter(collector), Iterator[TensorDictBase])
-    assert_type(collector.next(), "TensorDictBase | None")
+    assert_type(collector.next(), "TensorDictBase | Any")
     assert_type(collector.rollout(), TensorDictBase)
     assert_type(collector.fake_tensordict(), TensorDictBase)
     assert_type(collector.stats(), dict[str, Any])
@@ -218,3 +221,38 @@ GymEnv("CartPole-v1", frame_skip=[1])  # error
 RandomPolicy(env.action_spec, action_key=3)  # error
 RandomPolicy(env.action_spec, key="action")  # error
 print(trawl.Colector)  # error
+
+# --- what users do with results
+
+trained = nn.Linear(3, 1)
+plain = Collector("Pendulum-v1", trained, frames_per_batch=10)
+taken = plain.next()
+print(taken["observation"].mean(), taken.batch_size, taken.shape[0], taken.numel())
+reward: float = taken["next", "reward"].mean().item()
+for taken in plain:
+    loss = (taken["observation"] ** 2).mean()
+    loss.backward()
+    chosen = taken.to("cpu").reshape(-1).select("observation", ("next", "reward"))
+    print(chosen["observation"].float() + 1, taken.get(("next", "done")).any())
+    print(split_trajectories(taken)["collector", "mask"].sum())
+print(trawl.__version__.split("."))
+print(plain.stats()["frames_per_second"] / 2, plain.policy.state_dict())
+print(plain.env.reset()["observation"], plain.env.action_spec.shape)
+print(next(iter(plain))["action"].sum())
+plain.load_state_dict(plain.state_dict())
+print(several.next()["observation"].float())
+for index, taken in enumerate(several):
+    print(index, taken["action"].shape)
+    several.update_policy_weights_()
+evaluator = Evaluator("Pendulum-v1", trained)
+print(evaluator.evaluate()["eval/reward"] > 3)
+if (polled := evaluator.poll()) is not None:
+    print(polled["eval/reward"])
+print(ParallelEnv(2, "Pendulum-v1").rollout(3)["next", "reward"].mean().item())
+waiting = AsyncBatchedCollector([make], policy=trained, frames_per_batch=10)
+print(waiting.next()["env_index"].max().item())
+for taken in waiting:
+    print(taken["env_index"].max().item())
+
+plain.next(3)  # error
+print(trawl.__version__.major)  # error

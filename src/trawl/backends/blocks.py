@@ -26,7 +26,7 @@ _MOST_BYTES = 256 << 20  # limit for a file that has more than one slot
 class BlockAllocator:
     """Allocates blocks of shared memory. Blocks of the same size share files.
 
-    Example:
+    Examples:
         >>> blocks = BlockAllocator()
         >>> one, other = blocks.allocate(100), blocks.allocate(100)
         >>> one.file is other.file

@@ -28,7 +28,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         The exit code: 0 after success, 2 after an error (one line on stderr describes the error),
         or 128 plus the signal's number if a signal ended the command (130 for Ctrl-C).
 
-    Example:
+    Examples:
         >>> from trawl.cli import main
         >>> main(["show", "no/such/dataset"])
         2

@@ -103,7 +103,7 @@ def blamed(env: str, policy: str | None = None) -> Iterator[None]:
 def printable(text: str) -> str:
     r"""Escapes unprintable characters in a text, such as control codes for a terminal.
 
-    Example:
+    Examples:
         >>> print(printable("red: \x1b[31m"))
         red: \x1b[31m
     """

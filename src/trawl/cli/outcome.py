@@ -25,7 +25,7 @@ def run_facts(progress: CollectionProgress) -> dict[str, Any]:
 def plain(value: Any) -> Any:
     """Returns a value as plain JSON, in which None stands for numbers that are not finite.
 
-    Example:
+    Examples:
         >>> plain({"frames": 10, "episode_return_mean": float("nan")})
         {'frames': 10, 'episode_return_mean': None}
     """

@@ -53,7 +53,7 @@ def print_summary(
 def show_resumed(resumed: Any, frames: int) -> str:
     """Returns a line with the numbers of frames after which the collection was resumed.
 
-    Example:
+    Examples:
         >>> show_resumed([{"frames": 400}, {"frames": 1200}], 2000)
         'after 400 and 1,200 frames: 2,000 in all'
     """
@@ -67,7 +67,7 @@ def show_resumed(resumed: Any, frames: int) -> str:
 def show_workers(workers: Any) -> str:
     """Returns a line with the number of workers and the number of frames from each.
 
-    Example:
+    Examples:
         >>> show_workers({"count": 2, "sync": False, "restarts": 1, "frames": [400, 600]})
         '2, asynchronous; 400 to 600 frames each; 1 restart'
     """
@@ -87,7 +87,7 @@ def show_workers(workers: Any) -> str:
 def show_environment(info: dict[str, Any]) -> str:
     """Returns the environment and its arguments, as text.
 
-    Example:
+    Examples:
         >>> show_environment({"env": "Pendulum-v1", "env_kwargs": {"g": 9.0}})
         "Pendulum-v1 {'g': 9.0}"
     """
@@ -97,7 +97,7 @@ def show_environment(info: dict[str, Any]) -> str:
 def show_policy(info: dict[str, Any]) -> str:
     """Returns the policy, with a note if it was deterministic.
 
-    Example:
+    Examples:
         >>> show_policy({"policy": "policies:actor", "deterministic": True})
         'policies:actor, deterministic'
     """

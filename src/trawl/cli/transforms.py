@@ -80,7 +80,7 @@ def transform_facts(args: CollectArguments) -> dict[str, Any]:
 def show_transforms(info: dict[str, Any]) -> str:
     """Returns a description of a dataset's stacks and normalised values; empty if it has none.
 
-    Example:
+    Examples:
         >>> show_transforms({"frame_stack": 4, "normalize_rewards": True})
         'stacks of 4 frames, normalised rewards'
     """

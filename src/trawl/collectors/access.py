@@ -11,7 +11,7 @@ from tensordict import TensorDict, TensorDictBase
 from torch import nn
 
 from trawl.collectors.config import CollectorConfig
-from trawl.paths import call_path, get_path
+from trawl.paths import call_each, call_path, get_path
 from trawl.weight_update.scheme import WeightSyncScheme
 
 
@@ -116,22 +116,18 @@ class CollectorAccess:
                 f"list_of_args and list_of_kwargs must have the same length, but they have "
                 f"{len(args)} and {len(kwargs)} entries"
             )
-        function = get_path(self, method_name)
-        if not callable(function):
-            raise AttributeError(
-                f"{method_name!r} is {type(function).__name__}, which can't be called"
-            )
         with self._held():
-            return [function(*a, **k) for a, k in zip(args, kwargs, strict=True)]
+            return call_each(self, method_name, list(zip(args, kwargs, strict=True)))
 
     def get_distant_attr(self, attr: str) -> Any:
-        """Returns the attribute at a path.
+        """Returns the attribute at a path; if it is in another process, a copy.
 
         Args:
-            attr: path of the attribute, for example ``"env.batch_size"`` or
-                ``"policy.module[0].weight"``.
+            attr: path of the attribute, for example ``"env.batch_size"``,
+                ``"env.envs[0].unwrapped.level"`` or ``"policy.module[0].weight"``.
         """
-        return get_path(self, attr)
+        with self._held():
+            return get_path(self, attr)
 
     def cascade_execute(self, attr_path: str, *args: Any, **kwargs: Any) -> Any:
         """Calls the method at ``attr_path``, or returns the attribute if it is not callable.

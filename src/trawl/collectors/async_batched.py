@@ -54,7 +54,7 @@ class AsyncBatchedCollector(ServingCollector):
             instance of the exception's type.
         WorkerDied: during collection, if a process died.
 
-    Example:
+    Examples:
         >>> from trawl.collectors import AsyncBatchedCollector, RandomPolicy
         >>> from trawl.envs import GymEnv
         >>> policy = RandomPolicy(GymEnv("CartPole-v1").full_action_spec.expand(4))

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import nullcontext, suppress
 from dataclasses import asdict
 from threading import RLock
-from typing import TYPE_CHECKING, Any, Literal, NoReturn
+from typing import TYPE_CHECKING, Any, Literal, NoReturn, TypeAlias
 from weakref import WeakKeyDictionary
 
 from tensordict import TensorDictBase
@@ -44,6 +44,8 @@ from trawl.polling import is_polling
 #: Which statistics ``stats()`` returns.
 View = Literal["aggregate", "per_worker", "both"]
 _check_view = one_of("aggregate", "per_worker", "both")
+# None at the end of a run: loops that know how many batches come need no check for it.
+MaybeNone: TypeAlias = Any
 
 # Open collectors, each with the process that made it. An exit handler closes them: closing a sink
 # makes tensors, which aborts the process once the interpreter has begun to shut down.
@@ -204,7 +206,7 @@ class BaseCollector(  # type: ignore[misc]  # the option `trace` has a method of
                 return
             yield batch
 
-    def next(self) -> TensorDictBase | None:
+    def next(self) -> TensorDictBase | MaybeNone:
         """Returns the next batch, or None if ``total_frames`` are reached.
 
         With a replay buffer, the batch is written into the buffer, and None is returned.

@@ -165,7 +165,7 @@ class CheckpointedCollector:
             FileNotFoundError: if the folder has no checkpoint, or does not exist.
             ValueError, EnvStateError: see :meth:`load_checkpoint`.
 
-        Example:
+        Examples:
             >>> import tempfile
             >>> from trawl import Collector
             >>> folder = tempfile.mkdtemp()

@@ -63,7 +63,7 @@ class ClosingCollector:
         Args:
             callback: the function. It must return quickly and raise no error.
 
-        Example:
+        Examples:
             >>> from trawl import Collector
             >>> collector = Collector("CartPole-v1", frames_per_batch=10, total_frames=10)
             >>> collector.add_close_callback(lambda collector: print(collector.closed))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from typing import Any
 
@@ -11,9 +11,9 @@ from tensordict import TensorDictBase
 
 from trawl.collectors.config import CollectorConfig
 from trawl.collectors.utils import split_trajectories
-from trawl.keys import MASK
+from trawl.keys import MASK, Key
 from trawl.rollout.device_transfer import moved
-from trawl.tensordicts import drop_private
+from trawl.tensordicts import drop_private, truncate_
 
 # Entry of a state that holds the state of ``postproc``.
 _POSTPROC = "postproc"
@@ -25,7 +25,7 @@ class BatchDelivery:
     Args:
         config: the options.
         storing_device: device on which batches are delivered; None if they may be on any device.
-        truncated_keys: keys of the flags that ``set_truncated`` sets.
+        truncated_keys: keys of the environment's flags that ``set_truncated`` sets.
 
     Attributes:
         postproc: the user's ``postproc``, moved to the storing device if it has a method ``to``.
@@ -35,7 +35,7 @@ class BatchDelivery:
         self,
         config: CollectorConfig,
         storing_device: torch.device | None,
-        truncated_keys: list[Any],
+        truncated_keys: Sequence[Key],
     ) -> None:
         self.config = config
         self.storing_device = storing_device
@@ -131,12 +131,10 @@ class BatchDelivery:
     def truncate_last(self, batch: TensorDictBase, filled: int) -> None:
         """Marks the last of ``filled`` steps as truncated and done."""
         row = batch[..., filled - 1]
-        last, mask = row.get("next"), row.get(MASK, None)
-        for key in self._truncated_keys:
-            done_key = "done" if isinstance(key, str) else (*key[:-1], "done")
-            for flags in (last.get(key), last.get(done_key)):
-                # Masked rows hold no experience, so their flags stay unchanged.
-                flags |= True if mask is None else mask.reshape(_like(mask, flags))
+        mask = row.get(MASK, None)
+        # Masked rows hold no experience, so their flags stay unchanged.
+        everywhere = torch.ones(row.shape, dtype=torch.bool, device=row.device)
+        truncate_(row.get("next"), everywhere if mask is None else mask, self._truncated_keys)
 
     def state_dict(self) -> dict[str, Any]:
         """Returns the state of ``postproc``, if it has one."""
@@ -154,11 +152,6 @@ class BatchDelivery:
     def _has_state(self) -> bool:
         methods = (getattr(self.postproc, name, None) for name in ("state_dict", "load_state_dict"))
         return all(map(callable, methods))
-
-
-def _like(mask: torch.Tensor, flags: torch.Tensor) -> tuple[int, ...]:
-    """Returns the mask's shape, with dimensions of size 1 appended to match ``flags.ndim``."""
-    return (*mask.shape, *[1] * (flags.ndim - mask.ndim))
 
 
 def count_frames(batch: TensorDictBase, filled: int) -> int:

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from trawl.collectors.assembler import WorkerBatch
 from trawl.keys import MASK, NO_TRAJECTORY, TRAJ_IDS
+from trawl.tensordicts import truncate_
 
 
 def first_frames(batch: TensorDictBase, count: int, truncate: bool = False) -> TensorDictBase:
@@ -50,13 +51,7 @@ def _truncate(batch: TensorDictBase, kept: Tensor, mask: Tensor) -> None:
     cut = (mask & ~kept).any(-1, keepdim=True)
     position = torch.arange(1, batch.shape[-1] + 1, device=kept.device)
     last = kept & cut & (position == (position * kept).amax(-1, keepdim=True))
-    after = batch.get("next")
-    for key in list(after.keys(True, True)):
-        group = (key,) if isinstance(key, str) else key
-        if group[-1] == "truncated":
-            for name in ("truncated", "done"):
-                flags = after.get((*group[:-1], name))
-                flags |= last.reshape(*last.shape, *[1] * (flags.ndim - last.ndim)).to(flags.device)
+    truncate_(batch.get("next"), last, ())
 
 
 def limited(parts: Iterable[WorkerBatch], most: float) -> list[WorkerBatch]:

@@ -166,7 +166,7 @@ class MultiSyncCollector(MultiCollector):
         **options: the attributes of :class:`~trawl.collectors.multi_config.MultiConfig`.
             ``frames_per_batch`` is divided among the workers.
 
-    Example:
+    Examples:
         >>> from trawl.collectors import MultiSyncCollector
         >>> with MultiSyncCollector(
         ...     "CartPole-v1", num_workers=2, frames_per_batch=100, total_frames=200
@@ -201,7 +201,7 @@ class MultiAsyncCollector(MultiCollector):
         **options: the attributes of :class:`~trawl.collectors.multi_config.MultiConfig`.
             ``frames_per_batch`` counts the frames of one worker's batch.
 
-    Example:
+    Examples:
         >>> from trawl.collectors import MultiAsyncCollector
         >>> with MultiAsyncCollector(
         ...     ["CartPole-v1", "CartPole-v1"], frames_per_batch=50, total_frames=200
@@ -228,7 +228,7 @@ class AsyncCollector(MultiAsyncCollector):
         policy: the policy; the worker gets a copy.
         **options: the attributes of :class:`~trawl.collectors.multi_config.MultiConfig`.
 
-    Example:
+    Examples:
         >>> from trawl.collectors import AsyncCollector
         >>> with AsyncCollector("CartPole-v1", frames_per_batch=50, total_frames=100) as collector:
         ...     frames = sum(batch.numel() for batch in collector)

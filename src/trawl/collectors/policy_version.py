@@ -22,7 +22,7 @@ class PolicyVersion:
         version: the current version; it can be assigned.
         version_history: all versions so far, ending with the current one.
 
-    Example:
+    Examples:
         >>> from trawl.collectors import PolicyVersion
         >>> version = PolicyVersion()
         >>> version.increment_version()

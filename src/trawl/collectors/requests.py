@@ -145,6 +145,7 @@ class BatchReady:
         times: the times of the batch; None if they are not known.
         steps: times of single steps; None if they were not recorded.
         ended: the episodes that ended in the batch.
+        cut: ids of trajectories that a failure has ended with their last frame in an earlier batch.
         random: whether the actions were random.
         snapshot: the state of the worker after the batch, or None.
         statistics: statistics of the frames of the batch, for each entry that is normalised.
@@ -162,6 +163,7 @@ class BatchReady:
     times: BatchTimes | None = None
     steps: StepSamples | None = None
     ended: EndedEpisodes = NO_EPISODES
+    cut: tuple[int, ...] = ()
     random: bool = False
     buffers: Sequence[Any] = ()
     block: Any = None

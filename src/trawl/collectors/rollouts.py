@@ -170,6 +170,7 @@ class RolloutCollector(DirectWeights):
                 return self._collect_steps()
             batch = self._run()
             if self._whole is not None and not self._in_turn:
+                self._whole.end(self._rollout.writer.episodes.pop_cut())
                 for source, frames in self._by_source(batch):
                     self._whole.miss(frames, source)
             if not self._in_turn:
@@ -281,13 +282,14 @@ class RolloutCollector(DirectWeights):
         return stop if callable(stop) else stop.collection_stopped
 
     def _collect(self) -> Any:
-        batch = self._turn()
+        batch, cut = self._turn(), self._rollout.writer.episodes.pop_cut()
         if batch is None:
             return None
         batch, filled = self._cut(batch, self._rollout.filled)
         delivered = count_frames(batch, filled)
         if self._whole is not None:
             frames = self._by_source(self._delivery.frames(batch, filled))
+            self._whole.end(cut)
             self._whole.add((source, math.inf, part) for source, part in frames)
             self._frames += delivered
             return None

@@ -39,9 +39,10 @@ from trawl.envs.base import TensorDictEnv
 from trawl.envs.build import check_rebuildable
 from trawl.envs.frame_stack import as_frame_stack
 from trawl.envs.pettingzoo import PettingZooEnv
-from trawl.envs.seeding import check_seed, derive
+from trawl.envs.seeding import check_seed, derive, stream_seed
 from trawl.envs.serial import build_env
 from trawl.envs.tensor_env import TensorEnv
+from trawl.keys import Key, as_key
 from trawl.paths import get_path
 from trawl.rollout.batch_writer import BatchOptions
 from trawl.rollout.env_restarts import EnvRestarts
@@ -79,7 +80,7 @@ class Collector(ResumableCollector):
         ValueError: if a value is out of range, or arguments contradict each other.
         KeyError: if the policy writes no action.
 
-    Example:
+    Examples:
         >>> from trawl.collectors import Collector
         >>> with Collector("CartPole-v1", frames_per_batch=50, total_frames=200) as collector:
         ...     for batch in collector:
@@ -271,12 +272,8 @@ class Collector(ResumableCollector):
             self.env.set_seed(again, static_seed=static)
         return self.env
 
-    def _truncated_keys(self) -> list[Any]:
-        return [
-            key
-            for key in self.env.done_keys
-            if (key if isinstance(key, str) else key[-1]) == "truncated"
-        ]
+    def _truncated_keys(self) -> list[Key]:
+        return [key for key in map(as_key, self.env.done_keys) if key[-1] == "truncated"]
 
     # --- control
 
@@ -322,9 +319,7 @@ class Collector(ResumableCollector):
             following = self.env.set_seed(seed, static_seed=static_seed)
             rebuilds = 0 if self._restarts is None else self._restarts.count
             self._seed = (seed, static_seed, rebuilds)
-            self._rollout.stream = RandomStream(
-                derive(seed, "policy"), self._rollout.generator_device
-            )
+            self._rollout.stream = RandomStream(stream_seed(seed), self._rollout.generator_device)
             self._restart()
         return int(following)
 
@@ -341,7 +336,8 @@ class Collector(ResumableCollector):
 
     def getattr_env(self, attr: str) -> Any:
         """Returns the attribute of the environment at path ``attr``."""
-        return get_path(self.env, attr)
+        with self._held():
+            return get_path(self.env, attr)
 
     @override
     def stats(self, workers: View = "aggregate") -> dict[str, Any]:

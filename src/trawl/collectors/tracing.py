@@ -44,7 +44,7 @@ class TracedCollector(WatchedCollector):
             TypeError: if ``trace`` is neither a path nor ``TraceOptions``.
             ValueError: if the path is empty.
 
-        Example:
+        Examples:
             >>> import tempfile
             >>> from pathlib import Path
             >>> from trawl import Collector

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left
-from collections.abc import Hashable, Iterable, Iterator, Mapping
+from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping
 from typing import Any
 
 from tensordict import TensorDictBase
@@ -59,6 +59,19 @@ class TrajectoryBatcher:
             (self._source(source, order), batch) for source, order, batch in parts
         )
 
+    def end(self, trajectories: Collection[int], order: float = math.inf) -> None:
+        """Ends unfinished trajectories with their last frames, because their environments failed.
+
+        Call this method before the frames of the batch in which the environments failed are added.
+
+        Args:
+            trajectories: ids of the trajectories.
+            order: number of the request for that batch.
+        """
+        if trajectories:
+            load = bisect_left(self._loads, order)
+            self._assembler.truncate(trajectories, lambda source: source[1] == load)
+
     def miss(self, batch: TensorDictBase, worker: int = 0) -> None:
         """Marks the trajectories of a worker's batch as incomplete.
 
@@ -82,10 +95,11 @@ class TrajectoryBatcher:
         """
         if self.delivered:
             return
-        several = self._each > 1
+        several, held = self._each > 1, self._assembler.held_back
+        others = f" (and {held} wait for the turns of their environments)" if held else ""
         warn(
             f"no batch is delivered: within total_frames={total}, the number of whole "
-            f"trajectories is {len(self._assembler)}, but a batch has {self._each}"
+            f"trajectories is {len(self._assembler)}{others}, but a batch has {self._each}"
             f"{' (trajs_per_batch)' if several else ''}. Increase total_frames"
             f"{', decrease trajs_per_batch' if several else ''}, or end episodes earlier"
         )
@@ -111,7 +125,7 @@ class TrajectoryBatcher:
         """Returns the numbers of delivered and of waiting trajectories."""
         return {
             "trajectories": self.delivered,
-            "trajectories_waiting": len(self._assembler),
+            "trajectories_waiting": len(self._assembler) + self._assembler.held_back,
         }
 
     def state_dict(self) -> dict[str, Any]:

@@ -43,7 +43,7 @@ def split_trajectories(
         KeyError: if the batch has neither ids nor done flags.
         ValueError: if the batch has no time dimension.
 
-    Example:
+    Examples:
         >>> from trawl.collectors import Collector
         >>> from trawl.collectors.utils import split_trajectories
         >>> with Collector("CartPole-v1", frames_per_batch=200) as collector:

@@ -87,7 +87,7 @@ class WatchedCollector:
 
         The page "Watching a run" describes all parts.
 
-        Example:
+        Examples:
             >>> from trawl import Collector
             >>> with Collector("Pendulum-v1", frames_per_batch=100, total_frames=300) as collector:
             ...     for batch in collector:
@@ -102,7 +102,7 @@ class WatchedCollector:
 
         ``print`` prints the table as text, and a console of ``rich`` prints it in color.
 
-        Example:
+        Examples:
             >>> from trawl import Collector
             >>> with Collector("Pendulum-v1", frames_per_batch=100, total_frames=300) as collector:
             ...     for batch in collector:

@@ -12,7 +12,7 @@ from torch import nn
 
 from trawl.collectors.config import CollectorConfig, warn
 from trawl.collectors.policy_version import PolicyVersion, next_version
-from trawl.paths import get_path
+from trawl.paths import get_local
 from trawl.weight_update.layout import ModuleWeights
 from trawl.weight_update.scheme import WeightSyncScheme
 from trawl.weight_update.store import Receiver, WeightUpdate
@@ -159,7 +159,7 @@ class WeightControl(ABC):
 
     def get_model(self, model_id: str) -> Any:
         """Returns the model named ``model_id`` (``"policy"``, or a path) in this process."""
-        return self.policy if model_id == POLICY else get_path(self, model_id)
+        return self.policy if model_id == POLICY else get_local(self, model_id)
 
     def _update_model(self, model_id: str, weights: Any, worker_ids: WorkerIds) -> None:
         """Updates the weights of one model, on behalf of its scheme."""

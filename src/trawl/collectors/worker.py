@@ -432,6 +432,7 @@ class CollectorService(HandleCalls, Service):
             batch=batch,
             block=block,
             facts=facts,
+            cut=rollout.writer.episodes.pop_cut(),
             random=request.random or self.collector.acted_randomly,
         )
 

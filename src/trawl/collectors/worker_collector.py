@@ -94,6 +94,7 @@ class WorkerCollector(WorkerShutdown):
         self.policy = policy
         setups.make(self.sync, kwargs, self._environments_of_worker)
         self._lags = Lags()
+        self._cut_ids: list[int] = []
         self._waited = 0.0
         self._registry = parent_registry()
         self._backend = self._new_backend()
@@ -313,7 +314,16 @@ class WorkerCollector(WorkerShutdown):
 
     # --- collecting
 
+    def pop_cut(self) -> Sequence[int]:
+        """Returns the ids of trajectories that a failure has ended before the last batch.
+
+        See :meth:`~trawl.rollout.episodes.EpisodeTracker.pop_cut`.
+        """
+        cut, self._cut_ids = self._cut_ids, []
+        return cut
+
     def _collect(self) -> Any:
+        self._cut_ids = []
         if not self._scheduler.requested:
             self._before_request()
         collected = self._scheduler.collect(self._wanted, self._is_random)
@@ -323,6 +333,8 @@ class WorkerCollector(WorkerShutdown):
             self._request_ahead(parts)
         self._count_lags(parts)
         if self._whole is not None:
+            for part in parts:
+                self._whole.end(part.answer.cut, part.answer.number)
             self._whole.add(
                 ((part.index, env), part.answer.number, frames)
                 for part in parts
@@ -358,6 +370,7 @@ class WorkerCollector(WorkerShutdown):
         for part in parts:
             self._frames += part.answer.frames
             self._episodes.add(*part.answer.ended)
+            self._cut_ids.extend(part.answer.cut)
             if self.normalization is not None:
                 self.normalization.merge(part.answer.statistics)
         tracer = self._tracer

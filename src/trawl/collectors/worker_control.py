@@ -20,7 +20,7 @@ from trawl.collectors.times import shares_of
 from trawl.collectors.tracer import WorkerTracer
 from trawl.collectors.worker_state import WorkerState, call_path
 from trawl.envs.seeding import check_seed, derive
-from trawl.paths import get_path
+from trawl.paths import first_name
 
 
 class WorkerControl(WorkerState):
@@ -126,11 +126,22 @@ class WorkerControl(WorkerState):
         return self._each(call_path, calls)
 
     @override
-    def get_distant_attr(self, attr: str) -> list[Any]:
-        """Returns the attribute at path ``attr`` of each worker's collector."""
-        if self._is_of_buffer(attr):
-            return [get_path(self, attr)] * self.num_workers
-        return self._all(get_path, attr)
+    def cascade_execute(self, attr_path: str, *args: Any, **kwargs: Any) -> Any:
+        """Calls the method at ``attr_path``, or returns the attribute if it is not callable.
+
+        Only the workers have environments, so a path that begins with ``env`` leads to those of
+        all workers. For other parts of the workers, such as their copies of the policy, use
+        :meth:`map_fn`.
+
+        Returns:
+            The result; if the path begins with ``env``, a list with the result of each worker.
+
+        Raises:
+            ValueError: if arguments are given for an attribute that is not callable.
+        """
+        if first_name(attr_path) != "env":
+            return super().cascade_execute(attr_path, *args, **kwargs)
+        return self._all(methodcaller("cascade_execute", attr_path, *args, **kwargs))
 
     def worker_policy_versions(self) -> dict[int, int | str | None]:
         """Asks each worker for the version of its policy, once it has finished its batch.
@@ -141,12 +152,7 @@ class WorkerControl(WorkerState):
         self._check_open("worker_policy_versions()")
         if self._version is None:
             return dict.fromkeys(range(self.num_workers))
-        return dict(enumerate(self._all(get_path, "policy_version")))
-
-    def _is_of_buffer(self, path: str) -> bool:
-        """Returns True if a path leads to the replay buffer, which exists once for all workers."""
-        buffer = self.config.replay_buffer
-        return buffer is not None and path.split(".")[0].split("[")[0] == "replay_buffer"
+        return dict(enumerate(self.get_distant_attr("policy_version")))
 
     def getattr_policy(self, attr: str) -> Any:
         """Returns the attribute of the first worker's policy at path ``attr``."""

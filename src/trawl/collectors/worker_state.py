@@ -8,6 +8,7 @@ from operator import methodcaller
 from typing import Any, Literal
 
 import cloudpickle
+from typing_extensions import override
 
 from trawl.collectors.assembler import NO_SLICE, BatchAssembler, WorkerBatch
 from trawl.collectors.budget import PROGRESS, progress_of
@@ -16,6 +17,7 @@ from trawl.collectors.resuming import check_resume
 from trawl.collectors.snapshots import RESUME
 from trawl.collectors.worker_weights import WorkerWeights
 from trawl.envs.capture.frames import from_plain, to_plain
+from trawl.paths import first_name, get_path
 from trawl.rollout.moments import RunningMoments
 
 # Entry of the state with the batches that were finished, but not delivered.
@@ -31,6 +33,7 @@ class WorkerState(WorkerWeights):
         resumed: True if the episodes of the state that was loaded last go on.
     """
 
+    num_workers: int
     _assembler: BatchAssembler
     resumed = False
 
@@ -55,6 +58,17 @@ class WorkerState(WorkerWeights):
         if self._sender.holding:
             self._pool.settle()
             self._sender.release()
+
+    @override
+    def get_distant_attr(self, attr: str) -> list[Any]:
+        """Returns the attribute at path ``attr`` of each worker's collector."""
+        if self._is_of_buffer(attr):
+            return [get_path(self, attr)] * self.num_workers
+        return self._all(get_distant, attr)
+
+    def _is_of_buffer(self, path: str) -> bool:
+        """Returns True if a path leads to the replay buffer, which exists once for all workers."""
+        return self.config.replay_buffer is not None and first_name(path) == "replay_buffer"
 
     # --- state
 
@@ -241,6 +255,19 @@ def _check_state(state_dict: Mapping[str, Any], workers: Sequence[str]) -> None:
 
 
 def call_path(collector: Any, path: str, args: Any, kwargs: Any) -> Any:
-    """Calls the method at path ``path`` of a worker's collector."""
+    """Calls the method at path ``path`` of a worker's collector, or of each of its own workers."""
+    if isinstance(collector, WorkerState):
+        count = collector.num_workers
+        return collector.map_fn(path, [args] * count, [kwargs] * count)
     (result,) = collector.map_fn(path, [args], [kwargs])
     return result
+
+
+def get_distant(collector: Any, path: str) -> Any:
+    """Returns the attribute at a path of a worker's collector.
+
+    If the collector has workers of its own, a path that begins with ``env`` leads to theirs.
+    """
+    if isinstance(collector, WorkerState) and first_name(path) == "env":
+        return collector.get_distant_attr(path)
+    return get_path(collector, path)

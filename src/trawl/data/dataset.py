@@ -55,7 +55,7 @@ def load(
             part is read.
         ImportError: if the library that reads the format is not installed.
 
-    Example:
+    Examples:
         >>> import os, tempfile
         >>> from trawl import Collector
         >>> from trawl.data import MemmapSink, load

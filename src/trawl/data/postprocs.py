@@ -9,7 +9,7 @@ import torch
 from tensordict import TensorDictBase
 from torch import Tensor, nn
 
-from trawl.data.trajectories import ends, leaves_named
+from trawl.data.trajectories import ends, flagged, leaves_named
 from trawl.keys import DONE_KEYS, MASK, TRAJ_IDS
 from trawl.tensordicts import broadcastable
 
@@ -38,7 +38,7 @@ class MultiStep(nn.Module):
         TypeError: if ``gamma`` is not a number, or ``n_steps`` is not an integer.
         ValueError: if ``gamma`` or ``n_steps`` is out of range.
 
-    Example:
+    Examples:
         >>> import torch
         >>> from trawl.collectors import Collector
         >>> from trawl.data import MultiStep
@@ -136,9 +136,8 @@ class MultiStep(nn.Module):
         return total
 
     def _nonterminal(self, batch: TensorDictBase, following: TensorDictBase) -> Tensor:
-        flags = leaves_named(following, ("terminated",)) or leaves_named(following, DONE_KEYS)
-        found = [following.get(key).reshape(*batch.shape, -1).any(-1) for key in flags]
-        going_on = ~torch.stack(found).any(0)
+        names = ("terminated",) if leaves_named(following, ("terminated",)) else DONE_KEYS
+        going_on = ~flagged(batch, following, names)
         mask = batch.get(MASK, None)
         return going_on if mask is None else going_on & mask
 

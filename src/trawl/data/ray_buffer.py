@@ -169,7 +169,7 @@ class RayReplayBuffer(RayBufferClient):
         ValueError: if ``transport`` is unknown, or ``transport_options`` is not empty.
         RuntimeError: if the cluster lacks the resources for the actor.
 
-    Example:
+    Examples:
         >>> from functools import partial
         >>> from torchrl.data import LazyTensorStorage
         >>> from trawl.data import RayReplayBuffer

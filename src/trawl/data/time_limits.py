@@ -77,7 +77,7 @@ def bootstrap_time_limits(
         KeyError: if the batch has no reward or no flag ``"truncated"``, or an entry that the value
             network needs is missing.
 
-    Example:
+    Examples:
         >>> import torch
         >>> from trawl.collectors import Collector
         >>> from trawl.data import bootstrap_time_limits
@@ -128,7 +128,7 @@ class BootstrapTimeLimits:
             the wrong type.
         ValueError: if ``gamma`` is out of range.
 
-    Example:
+    Examples:
         >>> from tensordict.nn import TensorDictModule
         >>> from torch import nn
         >>> from trawl.collectors import Collector

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -12,9 +12,11 @@ from tensordict import TensorDictBase, pad_sequence
 from torch import Tensor
 
 from trawl.envs.capture.frames import from_plain, to_plain
-from trawl.keys import DONE_KEYS, MASK, TRAJ_IDS
+from trawl.keys import DONE_KEYS, MASK, TRAJ_IDS, as_key, end_keys, next_of
+from trawl.tensordicts import break_off
 
 _Place = tuple[Hashable, int, int]
+_EVERYWHERE = torch.ones(1, dtype=torch.bool)
 
 
 class _Run(NamedTuple):
@@ -72,9 +74,10 @@ class TrajectoryAssembler:
     """Assembles whole trajectories from the pieces in successive batches.
 
     Trajectories are returned in the order in which they end, each one whole and exactly once. A
-    trajectory that is interrupted by a reset, or by the death of its worker, is dropped. If a
-    trajectory continues after the end of a batch, its frames are copied, so that they do not keep
-    the batch's memory in use.
+    trajectory that is interrupted by a reset, or by the death of its worker, is dropped. So is a
+    trajectory whose environment failed before the first frame of a batch, unless :meth:`truncate`
+    ends it, as collectors with ``trajs_per_batch`` do. If a trajectory continues after the end of
+    a batch, its frames are copied, so that they do not keep the batch's memory in use.
 
     Args:
         workers: number of workers of the collector. The worker that made a trajectory is derived
@@ -84,7 +87,7 @@ class TrajectoryAssembler:
         in_turn: True to return the next trajectory of each environment in turn. Otherwise, the
             first trajectories that end are the short ones.
 
-    Example:
+    Examples:
         >>> from trawl.collectors import Collector
         >>> from trawl.data.trajectories import TrajectoryAssembler
         >>> assembler = TrajectoryAssembler()
@@ -152,12 +155,39 @@ class TrajectoryAssembler:
                     whole = torch.cat(pieces) if len(pieces) > 1 else pieces[0]
                     found.append((run.stop, order, run.place[2], run.place, whole))
         found.sort(key=lambda end: end[:3])
+        self._queue([(place, trajectory) for *_, place, trajectory in found])
+
+    def _queue(self, found: Sequence[tuple[_Place, TensorDictBase]]) -> None:
+        """Adds whole trajectories to those that can be taken, or holds them back."""
         if self._turns is None:
-            self._whole.extend(trajectory for *_, trajectory in found)
+            self._whole.extend(trajectory for _, trajectory in found)
             return
-        for *_, place, trajectory in found:
+        for place, trajectory in found:
             self._turns.waiting[place].append(trajectory)
         self._whole.extend(self._turns.pop_due())
+
+    def truncate(
+        self, trajectories: Collection[int], of: Callable[[Any], bool] = lambda source: True
+    ) -> None:
+        """Ends unfinished trajectories with the last frames that were added.
+
+        These frames are marked as truncated, and the trajectories count as whole. Trajectories of
+        which frames are missing are dropped.
+
+        Args:
+            trajectories: ids of the trajectories. Ids without an unfinished trajectory are ignored.
+            of: function that returns True for the sources whose trajectories are meant.
+        """
+        found = []
+        for place in list(self._pieces):
+            if self._ids[place] in trajectories and of(place[0]):
+                pieces = self._pieces.pop(place)
+                if pieces:
+                    last = pieces[-1][-1:].clone()
+                    done = leaves_named(last.get("next"), ["done"])
+                    break_off(last, [next_of(as_key(key)) for key in done], _EVERYWHERE)
+                    found.append((place, torch.cat([*pieces[:-1], pieces[-1][:-1], last])))
+        self._queue(found)
 
     def miss(self, batch: TensorDictBase, source: Hashable = None) -> None:
         """Drops the trajectories to which missing frames belong.
@@ -202,6 +232,11 @@ class TrajectoryAssembler:
             self._pieces.pop(run.place, None)
         self._ids[run.place] = run.trajectory
         return self._pieces.setdefault(run.place, [])
+
+    @property
+    def held_back(self) -> int:
+        """Number of whole trajectories that wait for the turns of their environments."""
+        return sum(map(len, self._held_back()))
 
     def take(self, count: int | None = None) -> list[TensorDictBase]:
         """Removes and returns the first ``count`` whole trajectories; None stands for all."""
@@ -298,10 +333,23 @@ def ends(batch: TensorDictBase) -> Tensor:
         KeyError: if no flag under ``"next"`` marks the end of a trajectory.
     """
     following = batch.get("next")
-    found = leaves_named(following, DONE_KEYS)
-    flags = [following.get(key).reshape(*batch.shape, -1).any(-1) for key in found]
-    if not flags:
+    if not leaves_named(following, DONE_KEYS):
         raise KeyError("no entry under 'next', such as 'done', marks where trajectories end")
+    return flagged(batch, following, DONE_KEYS)
+
+
+def flagged(batch: TensorDictBase, following: TensorDictBase, names: Sequence[str]) -> Tensor:
+    """Returns a bool tensor of the batch's shape, True where a flag with one of these names is set.
+
+    The flags are those of :func:`~trawl.keys.end_keys`.
+
+    Args:
+        batch: the batch.
+        following: the TensorDict that has the flags.
+        names: names of the flags; there must be at least one of them.
+    """
+    found = end_keys(map(as_key, following.keys(True, True)), names)
+    flags = [following.get(key).reshape(*batch.shape, -1).any(-1) for key in found]
     ended: Tensor = torch.stack(flags).any(0)
     return ended
 

@@ -64,6 +64,12 @@ class TensorDictEnv(ABC):
         """Name of the environment, such as its Gymnasium id."""
 
     @property
+    def unwrapped(self) -> Any:
+        """The simulator without its wrappers; this object itself if it is a batch of others."""
+        inner = getattr(self, "env", self)
+        return inner if inner is self else getattr(inner, "unwrapped", inner)
+
+    @property
     @abstractmethod
     def vectors(self) -> list[VectorAdapter]:
         """Adapters of the vector environments in this environment."""

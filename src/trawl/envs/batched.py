@@ -11,6 +11,16 @@ from tensordict import TensorDict, TensorDictBase
 from torch import Tensor
 from typing_extensions import override
 
+from trawl.envs.attributes import (
+    Application,
+    call_named,
+    check_method,
+    check_name,
+    chosen,
+    get_named,
+    set_named,
+    values_of,
+)
 from trawl.envs.base import TensorDictEnv
 from trawl.envs.seeding import check_seed
 from trawl.envs.specs import Composite
@@ -105,6 +115,84 @@ class BatchedEnv(TensorDictEnv):
     @abstractmethod
     def _seed_member(self, index: int, seed: int, static_seed: bool) -> int:
         """Seeds one environment, and returns the seed for the next one."""
+
+    # --- attributes of the environments
+
+    def call(self, name: str, *args: Any, indices: Any = None, **kwargs: Any) -> tuple[Any, ...]:
+        """Calls a method of each environment, or reads an attribute that can't be called.
+
+        The environments' next resets and steps see what the method has changed. An environment
+        that is made anew after a failure is as its function makes it.
+
+        Args:
+            name: name of a method of the environment, or of a wrapper around it; also a path, such
+                as ``"opponent.eval"``.
+            *args: positional arguments of the method.
+            indices: numbers of the environments, as an integer or a sequence of integers; None for
+                all.
+            **kwargs: keyword arguments of the method.
+
+        Returns:
+            The results, in the order of ``indices``. What comes from another process is a copy.
+
+        Raises:
+            AttributeError: if an environment has no such attribute.
+            IndexError: if there is no environment with one of the numbers.
+            TypeError: if the arguments or the results can't be sent between processes.
+            ValueError: if there are arguments, but the attribute can't be called, or if the method
+                is ``reset``, ``step`` or ``close``.
+
+        Examples:
+            >>> from trawl.envs import SerialEnv
+            >>> env = SerialEnv(2, "CartPole-v1")
+            >>> env.set_attr("gravity", [9.8, 1.6])
+            >>> env.get_attr("gravity")
+            (9.8, 1.6)
+            >>> env.call("get_wrapper_attr", "gravity", indices=1)
+            (1.6,)
+            >>> env.close()
+        """
+        numbers, name = chosen(indices, len(self.members)), check_method(name)
+        found = self._apply(dict.fromkeys(numbers, (call_named, name, args, kwargs)))
+        return tuple(found[index] for index in numbers)
+
+    def get_attr(self, name: str, indices: Any = None) -> tuple[Any, ...]:
+        """Returns an attribute of each environment, without calling it.
+
+        Args:
+            name: name of an attribute of the environment, or of a wrapper around it; also a path.
+            indices: numbers of the environments; None for all.
+
+        Raises:
+            AttributeError: if an environment has no such attribute.
+            IndexError: if there is no environment with one of the numbers.
+            TypeError: if the attribute can't be sent from another process.
+        """
+        numbers, name = chosen(indices, len(self.members)), check_name(name)
+        found = self._apply(dict.fromkeys(numbers, (get_named, name)))
+        return tuple(found[index] for index in numbers)
+
+    def set_attr(self, name: str, values: Any, indices: Any = None) -> None:
+        """Sets an attribute of each environment.
+
+        Args:
+            name: name of an attribute that the environment, or a wrapper around it, has already;
+                also a path.
+            values: a list or tuple with one value for each environment, or one value for all.
+            indices: numbers of the environments; None for all.
+
+        Raises:
+            AttributeError: if an environment has no such attribute.
+            IndexError: if there is no environment with one of the numbers.
+            ValueError: if a list does not have exactly one value for each environment.
+        """
+        numbers, name = chosen(indices, len(self.members)), check_name(name)
+        each = zip(numbers, values_of(values, len(numbers)), strict=True)
+        self._apply({index: (set_named, name, value) for index, value in each})
+
+    @abstractmethod
+    def _apply(self, calls: Mapping[int, Application]) -> dict[int, Any]:
+        """Calls functions with some of the environments, and returns the results by number."""
 
     def _join(self, rows: Sequence[TensorDictBase], keys: Sequence[Any]) -> TensorDict:
         result: TensorDict = TensorDict.maybe_dense_stack([row.select(*keys) for row in rows], 0)

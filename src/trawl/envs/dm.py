@@ -55,7 +55,7 @@ class DMEnv(gymnasium.Env[Any, Any]):
             if ``render_options`` is not a mapping.
         ValueError: if ``env`` has an observation that is called ``"discount"``.
 
-    Example:
+    Examples:
         >>> from dm_control import suite  # doctest: +SKIP
         >>> env = DMEnv(suite.load("cheetah", "run"))  # doctest: +SKIP
         >>> sorted(env.observation_space)  # doctest: +SKIP

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -11,8 +11,10 @@ import torch
 from tensordict import TensorDict, TensorDictBase
 from torch import Tensor
 
+from trawl.envs.attributes import packed_result
 from trawl.envs.base import TensorDictEnv
 from trawl.envs.capture.frames import from_plain, to_plain
+from trawl.envs.generators import seed_generators
 from trawl.envs.gym import GymEnv
 from trawl.envs.logged import LoggedEnv
 from trawl.envs.masks import MASK_KEY, is_joint, mask_shapes, unfit_mask, warn_late
@@ -23,6 +25,7 @@ from trawl.envs.outcomes import (
     reward_of,
     wrong_step,
 )
+from trawl.envs.seeding import stream_seed
 from trawl.envs.spaces import SpaceCodec
 from trawl.envs.state_parts import state_parts
 from trawl.envs.step_buffers import (
@@ -47,6 +50,7 @@ class EnvMember:
     Args:
         index: number of the environment.
         make: function that makes the environment.
+        leads: True if the environment's seed is also that of the process's global generators.
 
     Attributes:
         env: the environment.
@@ -56,8 +60,9 @@ class EnvMember:
 
     step_buffers: Callable[[bool], None]
 
-    def __init__(self, index: int, make: Callable[[], Any]) -> None:
+    def __init__(self, index: int, make: Callable[[], Any], leads: bool = False) -> None:
         self.index = index
+        self._leads = leads
         self._make = make
         self.env = self._made()
         self._buffers: SharedStepBuffers | None = None
@@ -100,12 +105,21 @@ class EnvMember:
             if self._buffers is not None:
                 self.attach(self._buffers)
         if seed is not None:
-            self.seed(seed, False)
+            self.env.set_seed(seed, False)
+            if not failed:
+                self._seed_generators(seed)
         self.begin(None, {})
 
     def seed(self, seed: int, static_seed: bool) -> Any:
         """Seeds the next reset, and returns the seed for the next environment."""
-        return self.env.set_seed(seed, static_seed)
+        following = self.env.set_seed(seed, static_seed)
+        # After the environment, because some draw from the generators, or seed them themselves.
+        self._seed_generators(seed)
+        return following
+
+    def _seed_generators(self, seed: int) -> None:
+        if self._leads:
+            seed_generators(stream_seed(seed))
 
     def begin(self, mask: Array | None, kwargs: Mapping[str, Any]) -> None:
         """Resets environments, and writes their observations to the shared memory.
@@ -166,6 +180,15 @@ class EnvMember:
         self.root = following.exclude("reward")
         autoresets = self.env.autoreset_mask() if isinstance(self.env, TensorDictEnv) else None
         return following, autoresets, self._masks()
+
+    def apply(self, call: Sequence[Any]) -> Any:
+        """Calls a function with the environment and further arguments."""
+        function, *arguments = call
+        return function(self.env, *arguments)
+
+    def apply_packed(self, data: bytes) -> bytes:
+        """Calls a pickled function with the environment, and returns the pickled result."""
+        return packed_result(self.env, data)
 
     # --- the state
 

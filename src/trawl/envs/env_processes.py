@@ -10,9 +10,12 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import cloudpickle
+
 from trawl.backends.base import Death, Event, Failed, Message, Worker
 from trawl.backends.process import ProcessBackend
 from trawl.backends.thread import ThreadBackend
+from trawl.envs.attributes import Application, pack
 from trawl.envs.env_service import (
     BUFFERS,
     MESSAGE,
@@ -99,8 +102,13 @@ class EnvProcesses:
                 found[event.worker.index] = event.content
         return [info for index in sorted(found) for info in found[index]]
 
-    def _launch(self, index: int) -> None:
-        """Starts a process, in place of a dead one if there was one."""
+    def _launch(self, index: int, seed: int | None = None) -> None:
+        """Starts a process, in place of a dead one if there was one.
+
+        Args:
+            index: number of the process.
+            seed: seed of its global generators while it makes its environments, or None.
+        """
         own = [self._sources[env] for env in self.envs_of(index)]
         theirs, ours = os.pipe()
         before, self._wakeups[index] = self._wakeups[index], ours
@@ -112,7 +120,7 @@ class EnvProcesses:
         try:
             first, cores = index * self._each, self._affinity(index)
             factory = EnvServiceFactory(
-                index, first, own, wakeups, self._registry, cores, self._spins
+                index, first, own, wakeups, self._registry, cores, self._spins, seed
             )
             self._workers[index : index + 1] = [self._backend.launch(index, factory)]
         except BaseException:
@@ -170,6 +178,28 @@ class EnvProcesses:
         """
         sent = [(env // self._each, env, name, args) for env, (name, *args) in calls.items()]
         return dict(zip(calls, self._call(sent), strict=True))
+
+    def apply(self, calls: Mapping[int, Application]) -> dict[int, Any]:
+        """Calls functions with environments where these are.
+
+        Args:
+            calls: for some environments, by number, a function and its arguments after the
+                environment.
+
+        Returns:
+            The results, by number of the environment.
+
+        Raises:
+            TypeError: if arguments or results can't be pickled.
+            WorkerError: if a call raised an exception; the error is also an instance of the
+                exception's type.
+            WorkerDied: if a process has died.
+        """
+        if not self._backend.isolated:
+            return self.call({env: ("apply", call) for env, call in calls.items()})
+        packed = {env: pack(call) for env, call in calls.items()}
+        found = self.call({env: ("apply_packed", data) for env, data in packed.items()})
+        return {env: cloudpickle.loads(data) for env, data in found.items()}
 
     def _call(self, calls: Sequence[tuple[int, int | None, str, Sequence[Any]]]) -> list[Any]:
         self._check_running()

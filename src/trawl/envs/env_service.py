@@ -27,7 +27,7 @@ from trawl.backends.ipc import Closed
 from trawl.envs.base import TensorDictEnv
 from trawl.envs.capture.signing import signing_key, use_signing_key
 from trawl.envs.env_member import EnvMember
-from trawl.envs.generators import global_state, set_global_state
+from trawl.envs.generators import global_state, seed_generators, set_global_state
 from trawl.envs.own_process import prepare_process
 from trawl.envs.serial import build_env
 from trawl.envs.spin import Spin
@@ -160,6 +160,7 @@ class EnvServiceFactory:
             them too. None if the service runs in a thread of the owner.
         cores: CPU cores on which the process may run; None for all.
         spins: True to spin for a moment before each wait.
+        seed: seed of the process's global generators while the environments are made, or None.
         signing_key: key with which the process signs pickles in the states of its environments.
     """
 
@@ -170,6 +171,7 @@ class EnvServiceFactory:
     registry: Mapping[str, Any] | None
     cores: Sequence[int] | None = None
     spins: bool = False
+    seed: int | None = None
     signing_key: bytes = field(default_factory=signing_key, repr=False)
 
     def __call__(self, port: Port) -> EnvService:
@@ -209,8 +211,14 @@ class EnvService(Service):
                 # own random numbers.
                 prepare_process(1, factory.registry)
                 use_signing_key(factory.signing_key)
+                if factory.seed is not None:
+                    seed_generators(factory.seed)
             for index, (source, kwargs) in enumerate(factory.sources, factory.first):
-                self._members[index] = EnvMember(index, partial(build_env, source, kwargs))
+                self._members[index] = EnvMember(
+                    index,
+                    partial(build_env, source, kwargs),
+                    leads=self._draws_own and index == factory.first,
+                )
         except BaseException as error:
             add_note(error, f"while making environment {factory.first + len(self._members)}")
             self.close()

@@ -66,6 +66,8 @@ class EnvWorkers(EnvProcesses):
         # Environments in new processes that were not reset yet.
         self._made: set[int] = set()
         self._last_errors: dict[int, Exception] = {}
+        # Failures of steps that ended while a call waited for them. The next wait raises them.
+        self._unraised: list[Event] = []
         self._dtypes: Mapping[Any, str] | None = None
         super().__init__(sources, envs_per_worker, start_method, affinity)
 
@@ -212,6 +214,8 @@ class EnvWorkers(EnvProcesses):
         """
         if self._timeout is not None:
             timeout = self._timeout if timeout is None else min(timeout, self._timeout)
+        if self._unraised:
+            self._handle_events()
         for descriptor, _ in (timeout != 0 and self._spin()) or self._poll.poll(timeout):
             if descriptor != self._answers:
                 self._handle_events()
@@ -236,16 +240,25 @@ class EnvWorkers(EnvProcesses):
 
     # --- failures
 
-    def _handle_events(self, ignored: bool = False, timeout: float | None = 0) -> None:
-        """Handles events of the processes; failed steps raise an error, unless they are ignored."""
+    def _handle_events(self, failed: list[Event] | None = None, timeout: float | None = 0) -> None:
+        """Handles events of the processes.
+
+        Args:
+            failed: list that gets the failures of steps; if None, they raise their errors.
+            timeout: seconds to wait for an event; None for no limit.
+        """
+        self._events.extend(self._unraised)
+        self._unraised.clear()
         if not self._events:
             self._events.extend(self._backend.wait(timeout))
         while self._events:
             event = self._next_event()
             if self.tolerant:
                 self._note(event)
-            elif not ignored:
+            elif failed is None:
                 self._raise_failed_step(event)
+            elif self._failed_step(event) is not None:
+                failed.append(event)
 
     @override
     def _next_event(self) -> Event:
@@ -315,17 +328,17 @@ class EnvWorkers(EnvProcesses):
         """
         index = env // self._each
         if index not in self._living:
-            self._revive(index)
+            self._revive(index, seed)
         self._began[index] = time.monotonic()
         number = self._post(index, env, "restart", (env not in self._made, seed))
         self._made.discard(env)
         self._restarting[number] = env
 
-    def _revive(self, index: int) -> None:
-        """Starts a process in place of a dead one."""
+    def _revive(self, index: int, seed: int | None = None) -> None:
+        """Starts a process in place of a dead one; see :meth:`_launch`."""
         buffers = self.buffers
         assert buffers is not None
-        self._launch(index)
+        self._launch(index, seed)
         buffers.answers[index] = buffers.numbers[index]
         self._workers[index].share(BUFFERS, self._shared)
         self._post(index, None, "attach", (self._spec,))
@@ -361,32 +374,37 @@ class EnvWorkers(EnvProcesses):
         """
         self._check_running()
         if self.step_pending:
-            self.finish_step()
+            self._unraised = self.finish_step()
         self.wait_for_restarts()
         if self.tolerant:
             self._handle_events()
             for index in set(range(self.count)) - self._living:
                 self._revive(index)
 
-    def finish_step(self) -> None:
+    def finish_step(self) -> list[Event]:
         """Waits until all processes have finished the pending step, even if some of them fail.
+
+        Returns:
+            The failures, except those in :attr:`failures`.
 
         Raises:
             WorkerDied: if a process has died.
         """
         self._check_running()
-        self._handle_events(ignored=True)
+        failed: list[Event] = []
+        self._handle_events(failed)
         # Some processes may not have been woken for the step, but all must take it.
         self.wake_late()
         while self._late():
             for descriptor, _ in self._poll.poll(self._timeout):
                 if descriptor != self._answers:
-                    self._handle_events(ignored=True)
+                    self._handle_events(failed)
             if self._timeout is not None:
                 self._kill_late(self._timeout)
-        # The errors of steps that have failed are dropped: each was sent before its answer.
-        self._handle_events(ignored=True)
+        # The error of a step was sent before its answer.
+        self._handle_events(failed)
         self._pending.clear()
+        return failed
 
     def _late(self, workers: Iterable[int] | None = None) -> list[int]:
         """Returns the processes that have not finished their steps."""

@@ -31,7 +31,7 @@ class FrameStack:
         TypeError: if ``size`` is not an integer.
         ValueError: if ``size`` is below 2, ``padding`` is unknown, or ``keys`` is empty.
 
-    Example:
+    Examples:
         >>> from trawl.collectors import Collector
         >>> from trawl.envs import FrameStack
         >>> stack = FrameStack(3, padding="zero")

@@ -9,6 +9,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from trawl.envs.seeding import derive
+
 
 def global_state(device: torch.device | None = None) -> dict[str, Any]:
     """Returns the state of the global generators as plain data.
@@ -22,6 +24,13 @@ def global_state(device: torch.device | None = None) -> dict[str, Any]:
 def set_global_state(state: Mapping[str, Any], device: torch.device | None = None) -> None:
     """Restores a state that :func:`global_state` returned."""
     set_states(from_data(state, get_states(device)), device)
+
+
+def seed_generators(seed: int) -> None:
+    """Seeds the global generators, each with a seed of its own that is derived from ``seed``."""
+    torch.manual_seed(derive(seed, "torch"))
+    np.random.seed(derive(seed, "numpy"))
+    random.seed(derive(seed, "python"))
 
 
 def get_states(device: torch.device | None = None) -> tuple[Any, ...]:

@@ -92,7 +92,7 @@ class GymEnv(LoggedEnv):
         step_failed: True if the last step failed while ``on_error`` was set; the results of a
             failed step are not experience.
 
-    Example:
+    Examples:
         >>> from trawl.envs import GymEnv
         >>> env = GymEnv("CartPole-v1")
         >>> env.rollout(3).batch_size

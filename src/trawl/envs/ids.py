@@ -43,7 +43,7 @@ def maker_of(env_id: str) -> tuple[_Maker | None, str]:
     Raises:
         ValueError: if the environment of the id has an interface of its own.
 
-    Example:
+    Examples:
         >>> maker_of("Pendulum-v1")
         (None, 'Pendulum-v1')
         >>> maker_of("dm_control:cheetah/run")[1]

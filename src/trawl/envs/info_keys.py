@@ -37,7 +37,7 @@ class InfoKey:
         ValueError: if ``name`` is reserved, if ``key`` begins with ``"next"``, or if it ends with
             ``"is_init"``.
 
-    Example:
+    Examples:
         >>> from trawl.envs import GymEnv, InfoKey
         >>> env = GymEnv("FrozenLake-v1", info_keys=[InfoKey("prob", key="probability")])
         >>> env.reset()["probability"].shape

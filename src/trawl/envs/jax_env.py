@@ -84,7 +84,7 @@ class JaxEnv(_KeepsArguments, TensorEnv):
             itself, if the layouts of the data of a step and of a reset differ, or if ``info_keys``
             has a name that the info lacks.
 
-    Example:
+    Examples:
         >>> import gymnax
         >>> from trawl.envs import JaxEnv
         >>> env = JaxEnv(gymnax.make("CartPole-v1"), num_envs=64)

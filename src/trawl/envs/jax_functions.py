@@ -25,7 +25,7 @@ class JaxFunctionalEnv(Protocol):
     Attributes:
         action_space: Gymnasium space of the actions.
 
-    Example:
+    Examples:
         >>> import gymnasium
         >>> import jax.numpy as jnp
         >>> from trawl.envs import JaxEnv

@@ -19,6 +19,7 @@ from trawl.backends.process import START_METHODS
 from trawl.checks import check_number, seconds_above_zero
 from trawl.devices import optional_device
 from trawl.envs.affinity import Affinity, affinity_of
+from trawl.envs.attributes import Application, EnvHandle
 from trawl.envs.batched import arguments_of, factories_of
 from trawl.envs.env_workers import EnvWorkers
 from trawl.envs.masks import choices, joined_masks
@@ -86,7 +87,7 @@ class ParallelEnv(ParallelState):
             exception's type. Later calls may raise this error too.
         WorkerDied: if a process died. Later calls may raise this error too.
 
-    Example:
+    Examples:
         >>> from trawl.envs import ParallelEnv
         >>> env = ParallelEnv(2, "Pendulum-v1")
         >>> env.rollout(5).batch_size
@@ -199,6 +200,16 @@ class ParallelEnv(ParallelState):
     def _seed_member(self, index: int, seed: int, static_seed: bool) -> int:
         (following,) = self.processes.call({index: ("seed", seed, static_seed)}).values()
         return int(following)
+
+    @property
+    def envs(self) -> tuple[EnvHandle, ...]:
+        """Handles of the environments, for paths such as ``"env.envs[0].unwrapped.level"``."""
+        members = enumerate(self.members)
+        return tuple(EnvHandle(self._apply, index, repr(info)) for index, info in members)
+
+    @override
+    def _apply(self, calls: Mapping[int, Application]) -> dict[int, Any]:
+        return self.processes.apply(calls)
 
     @override
     def _close(self) -> None:

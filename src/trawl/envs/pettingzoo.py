@@ -81,7 +81,7 @@ class PettingZooEnv(LoggedEnv):
         ValueError: if ``group_map`` does not name each agent exactly once, or agents of one group
             have different spaces; if ``info_keys`` has a name that no info has.
 
-    Example:
+    Examples:
         >>> from mpe2 import simple_spread_v3
         >>> from trawl.envs import PettingZooEnv
         >>> env = PettingZooEnv(simple_spread_v3.parallel_env())

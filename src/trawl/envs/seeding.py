@@ -18,6 +18,11 @@ def derive(seed: int, *path: str | int) -> int:
     return int(np.random.SeedSequence(seed, spawn_key=spawn_key).generate_state(1)[0])
 
 
+def stream_seed(seed: int) -> int:
+    """Returns the seed of the global generators where environments or a policy have ``seed``."""
+    return derive(seed, "policy")
+
+
 def next_seed(seed: int, static_seed: bool = False) -> int:
     """Returns the next environment's seed: ``seed`` if ``static_seed``, else a derived seed."""
     return seed if static_seed else derive(seed, "next")

@@ -15,6 +15,7 @@ from typing_extensions import override
 
 from trawl.checks import check_number
 from trawl.devices import optional_device
+from trawl.envs.attributes import Application
 from trawl.envs.base import TensorDictEnv
 from trawl.envs.batched import BatchedEnv, arguments_of, factories_of
 from trawl.envs.build import build_one, distinct, env_of_id
@@ -43,7 +44,7 @@ class SerialEnv(BatchedEnv):
         ValueError: if a sequence does not have ``num_workers`` entries, or if the environments'
             specs differ.
 
-    Example:
+    Examples:
         >>> from trawl.envs import GymEnv, SerialEnv
         >>> env = SerialEnv(3, lambda: GymEnv("Pendulum-v1"))
         >>> env.rollout(5).batch_size
@@ -73,6 +74,13 @@ class SerialEnv(BatchedEnv):
     @override
     def _seed_member(self, index: int, seed: int, static_seed: bool) -> int:
         return self.envs[index].set_seed(seed, static_seed)
+
+    @override
+    def _apply(self, calls: Mapping[int, Application]) -> dict[int, Any]:
+        return {
+            index: function(self.envs[index], *arguments)
+            for index, (function, *arguments) in calls.items()
+        }
 
     @override
     def _close(self) -> None:
@@ -195,7 +203,7 @@ def batch_source(source: Any, count: int, kwargs: EnvKwargs | None = None) -> An
         count: number of environments.
         kwargs: arguments with which the source will be built.
 
-    Example:
+    Examples:
         >>> batch_source("CartPole-v1", 2)
         ['CartPole-v1', 'CartPole-v1']
         >>> batch_source("gymnax:CartPole-v1", 2).keywords

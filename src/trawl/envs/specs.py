@@ -328,7 +328,7 @@ class Composite:
         specs: a spec or a nested :class:`Composite` for each key.
         shape: batch size of the TensorDicts that the composite describes.
 
-    Example:
+    Examples:
         >>> import torch
         >>> from trawl.envs.specs import Composite, Unbounded
         >>> spec = Composite({"observation": Unbounded((3,))})

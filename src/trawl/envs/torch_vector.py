@@ -68,7 +68,7 @@ class TorchVectorEnv(TensorEnv):
         TypeError: if ``env`` lacks a part of the API, or doesn't return tensors.
         ValueError: if an argument is invalid, or the autoreset mode is unknown.
 
-    Example:
+    Examples:
         >>> from trawl.envs import TorchVectorEnv
         >>> from trawl.testing import NumberedTorchEnv
         >>> env = TorchVectorEnv(NumberedTorchEnv(3, lengths=[2]))

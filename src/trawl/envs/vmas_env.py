@@ -34,7 +34,7 @@ class VmasEnv(TensorEnv):
         TypeError: if ``env`` is not an environment of VMAS.
         ValueError: if the agents of a group have different spaces.
 
-    Example:
+    Examples:
         >>> import vmas
         >>> from trawl.envs import VmasEnv
         >>> env = VmasEnv(vmas.make_env("balance", num_envs=2, max_steps=5, seed=0))

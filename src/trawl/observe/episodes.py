@@ -14,7 +14,18 @@ from numpy.typing import NDArray
 from tensordict import TensorDictBase
 from torch import Tensor
 
-from trawl.keys import DONE, MASK, RAW_REWARD, REWARD, TRAJ_IDS, Key, as_key, next_of, show_key
+from trawl.keys import (
+    DONE,
+    MASK,
+    RAW_REWARD,
+    REWARD,
+    TRAJ_IDS,
+    Key,
+    as_key,
+    end_keys,
+    next_of,
+    show_key,
+)
 
 
 @dataclass(frozen=True)
@@ -105,7 +116,7 @@ class RecentEpisodes:
     Attributes:
         count: number of all episodes.
 
-    Example:
+    Examples:
         >>> from trawl.observe.episodes import RecentEpisodes
         >>> episodes = RecentEpisodes()
         >>> episodes.add(2, returns=[1.0, 2.0], lengths=[10, 30])
@@ -171,7 +182,7 @@ class EpisodeStats:
         returns: moments of the returns of all episodes that ended.
         lengths: moments of the lengths of all episodes that ended.
 
-    Example:
+    Examples:
         >>> from trawl import Collector
         >>> from trawl.observe import EpisodeStats
         >>> stats = EpisodeStats()
@@ -196,7 +207,7 @@ class EpisodeStats:
                 ``("next", "done")``. Rows that are masked out, or have trajectory id -1, are
                 ignored. Groups of agents may have their own rewards and flags, such as
                 ``("next", "agents", "reward")``. If a frame has several rewards, their mean is
-                used. If a frame has several flags, the episode ends if any of them is True.
+                used. Without ``("next", "done")``, any flag of an agent ends the episode.
 
         Returns:
             The episodes that ended in the batch.
@@ -338,12 +349,12 @@ def reward_keys(keys: Iterable[Key]) -> list[Key]:
 
 
 def done_keys(keys: Iterable[Key]) -> list[Key]:
-    """Returns the keys of all ``done`` flags; any of them ends the episode.
+    """Returns the keys of the ``done`` flags of which any ends the episode.
 
     Args:
         keys: keys of all entries.
     """
-    return _named("done", keys)
+    return [next_of(key) for key in sorted(end_keys(key[1:] for key in keys if key[0] == "next"))]
 
 
 def _named(name: str, keys: Iterable[Key]) -> list[Key]:

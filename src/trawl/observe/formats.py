@@ -8,7 +8,7 @@ import math
 def short(value: float) -> str:
     """Formats a number with about four digits.
 
-    Example:
+    Examples:
         >>> [short(number) for number in (-1234.56, 21.5, 0.01234, float("nan"))]
         ['-1,235', '21.5', '0.01234', '-']
     """
@@ -22,7 +22,7 @@ def short(value: float) -> str:
 def plural(count: int, noun: str) -> str:
     """Formats a count with a noun in the singular or plural.
 
-    Example:
+    Examples:
         >>> plural(1, "batch"), plural(1200, "frame")
         ('1 batch', '1,200 frames')
     """
@@ -33,7 +33,7 @@ def plural(count: int, noun: str) -> str:
 def show_bytes(size: float) -> str:
     """Formats a number of bytes in a suitable unit.
 
-    Example:
+    Examples:
         >>> show_bytes(17), show_bytes(123_456), show_bytes(5e9)
         ('17 B', '123.5 kB', '5.0 GB')
     """
@@ -49,7 +49,7 @@ def show_bytes(size: float) -> str:
 def show_duration(seconds: float) -> str:
     """Formats a time span.
 
-    Example:
+    Examples:
         >>> [show_duration(seconds) for seconds in (7.6, 75, 7384, 200_000)]
         ['0:07', '1:15', '2:03:04', '2 d 7 h']
     """

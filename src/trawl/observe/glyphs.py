@@ -111,7 +111,7 @@ def _is_c_locale() -> bool:
 def divided(shares: Sequence[float], whole: int) -> list[int]:
     """Divides a whole number by shares, so that the parts add up to the number.
 
-    Example:
+    Examples:
         >>> from trawl.observe.glyphs import divided
         >>> divided([0.5, 0.25, 0.25], 10)
         [5, 3, 2]

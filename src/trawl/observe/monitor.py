@@ -7,14 +7,17 @@ import threading
 import traceback
 import warnings
 import weakref
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from typing import Any, SupportsInt
 
 from trawl.checks import check_seconds, seconds_above_zero
 from trawl.observe.sinks import FunctionSink, LoggerSink, StatsSink
 from trawl.polling import poll
 from trawl.threads import stop_at_exit
+
+# Seconds after which the user is told what a call waits for.
+_SILENCE = 3.0
 
 # Sinks of monitors that have not ended, by their ids. A sink has room for the files of one monitor.
 _in_use: dict[int, StatsSink] = {}
@@ -30,7 +33,8 @@ class Monitor:
     The monitor ends when it is closed, when the collector is closed or deleted, and when the
     interpreter exits. You need not keep a reference to the monitor, and the monitor does not keep
     the collector alive. If a sink fails, the monitor warns once, tries the sink again at the next
-    poll, and goes on with the other sinks. A failing sink never ends the collection.
+    poll, and goes on with the other sinks. A failing sink never ends the collection. A sink that
+    hangs holds up the other sinks, but not the collection.
 
     Args:
         collector: any collector, or another object with a method ``stats()``.
@@ -44,7 +48,7 @@ class Monitor:
         Exception: if a sink can't be opened: the error of the sink, such as an ``OSError`` for a
             folder that can't be written.
 
-    Example:
+    Examples:
         >>> from trawl import Collector
         >>> from trawl.observe import Monitor
         >>> frames = []
@@ -86,13 +90,18 @@ class Monitor:
         """Polls a last time, and closes the sinks; later calls do nothing.
 
         Args:
-            timeout: maximum number of seconds to wait for slow sinks; None for no limit. After
-                this time, the call returns with a warning, and the sinks close in the background.
+            timeout: maximum number of seconds to wait for slow sinks; None for no limit. A warning
+                after a few seconds names the sink that the call waits for. After this time, the
+                call returns with another warning, and the sinks close in the background.
         """
         seconds = None if timeout is None else check_seconds("timeout", timeout)
-        self._poller.stop(seconds)
+        with self._poller.told_if_slow("closing a monitor waits"):
+            self._poller.stop(seconds)
         if not self.closed and threading.current_thread() is not self._poller.thread:
-            _warn(f"the sinks of a monitor take longer than {timeout} s to close")
+            _warn(
+                f"the sinks of a monitor take longer than {timeout} s to close: "
+                f"{self._poller.now}, and what it has not written may be lost"
+            )
 
     def __enter__(self) -> Monitor:
         return self
@@ -108,6 +117,8 @@ class _Poller:
         self._sinks, self._every = sinks, min(every, threading.TIMEOUT_MAX)
         self._failed: set[int] = set()
         self._polls = 0
+        # The call of a sink that is going on.
+        self.now = "no sink is busy"
         # Receives the last statistics, or None to poll a last time. Unlike an Event, such a queue
         # may be used by __del__ and callbacks of weak references, which run at any moment.
         self._ends: queue.SimpleQueue[dict[str, Any] | None] = queue.SimpleQueue()
@@ -128,9 +139,26 @@ class _Poller:
                     raise ValueError(f"{sink!r} is used by a monitor already: make another sink")
                 _in_use[id(sink)] = sink
                 stack.callback(_in_use.pop, id(sink))
-                sink.open()
+                self._name_call(sink, sink.open)
+                with self.told_if_slow("a new monitor waits"):
+                    sink.open()
                 stack.callback(self._attempt, sink, sink.close)
             stack.pop_all()
+
+    def _name_call(self, sink: StatsSink, call: Callable[..., object]) -> None:
+        self.now = f"{sink!r} has not returned from {call.__name__}()"
+
+    @contextmanager
+    def told_if_slow(self, what: str) -> Iterator[None]:
+        """Warns if the context takes longer than a few seconds, with the name of the sink."""
+        timer = threading.Timer(_SILENCE, lambda: _warn(f"{what}: {self.now}"))
+        timer.daemon = True
+        timer.start()
+        try:
+            yield
+        finally:
+            timer.cancel()
+            timer.join()
 
     def start(self, collector: Any) -> None:
         """Starts the thread, which ends with the collector."""
@@ -210,6 +238,7 @@ class _Poller:
             _in_use.pop(id(sink))
 
     def _attempt(self, sink: StatsSink, call: Callable[..., object], *args: Any) -> None:
+        self._name_call(sink, call)
         try:
             call(*args)
         except BaseException as error:  # SystemExit too, which would end this thread silently

@@ -28,7 +28,7 @@ def plot_returns(episodes: Episodes, file: str | os.PathLike[str], title: str = 
         ValueError: if there is no episode, or matplotlib does not support the format.
         OSError: if the file can't be written.
 
-    Example:
+    Examples:
         >>> import os, tempfile
         >>> import numpy as np
         >>> from trawl.observe import Episodes
@@ -98,7 +98,7 @@ def _draw(axes: Any, episodes: Episodes) -> None:
 def mean_window(count: int) -> int:
     """Returns the number of values that a running mean of ``count`` values covers.
 
-    Example:
+    Examples:
         >>> mean_window(5), mean_window(200), mean_window(10_000)
         (1, 20, 100)
     """
@@ -108,7 +108,7 @@ def mean_window(count: int) -> int:
 def running_mean(values: NDArray[np.float64], window: int) -> NDArray[np.float64]:
     """Returns the mean of each sequence of ``window`` successive values.
 
-    Example:
+    Examples:
         >>> running_mean(np.array([1.0, 3.0, 5.0]), 2).tolist()
         [2.0, 4.0]
     """

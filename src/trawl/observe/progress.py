@@ -50,7 +50,7 @@ class CollectionProgress:
         find_bottleneck: function that finds the bottleneck in ``stats()``; by default, the
             function that ``collector.bottleneck()`` uses.
 
-    Example:
+    Examples:
         >>> from trawl import Collector
         >>> from trawl.observe import CollectionProgress
         >>> with (

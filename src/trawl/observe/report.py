@@ -25,7 +25,7 @@ class Report:
     Args:
         stats: statistics of a collector: ``stats("both")`` with workers, else ``stats()``.
 
-    Example:
+    Examples:
         >>> from trawl import Collector
         >>> from trawl.observe import Report
         >>> with Collector("Pendulum-v1", frames_per_batch=100, total_frames=300) as collector:

@@ -22,7 +22,7 @@ class ThinnedSeries:
     Args:
         limit: largest number of points.
 
-    Example:
+    Examples:
         >>> from trawl.observe.series import ThinnedSeries
         >>> series = ThinnedSeries(limit=5)
         >>> for second in range(101):

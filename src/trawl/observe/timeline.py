@@ -99,7 +99,7 @@ def read_trace(path: str | os.PathLike[str]) -> Timeline:
         OSError: if the file can't be read.
         ValueError: if the file is not a timeline, or is damaged.
 
-    Example:
+    Examples:
         >>> import tempfile
         >>> from pathlib import Path
         >>> from trawl import Collector

@@ -24,7 +24,7 @@ class TraceOptions:
         TypeError: if ``path`` is not a path.
         ValueError: if ``path`` is empty, or ``detail`` has another value.
 
-    Example:
+    Examples:
         >>> import tempfile
         >>> from pathlib import Path
         >>> from trawl import Collector

@@ -18,7 +18,6 @@ from torch import Tensor
 from trawl.envs.base import TensorDictEnv
 from trawl.envs.gym import GymEnv
 from trawl.errors import add_note
-from trawl.keys import Key
 from trawl.tensordicts import broadcastable
 
 # Restarts are for occasional failures. An environment that fails this many times without a
@@ -166,27 +165,6 @@ class PartFailures:
         self, part: GymEnv, counter: FailureCounter, error: Exception, after_step: bool
     ) -> None:
         counter.restart(error, len(self._records), part.restart, after_step)
-
-
-def break_off(frame: TensorDictBase, done_keys: Sequence[Key], mask: Tensor) -> None:
-    """Marks the episodes in ``mask`` as truncated in ``frame``, unless they end there anyway.
-
-    The function sets new tensors, because the next step shares the existing ones.
-
-    Args:
-        frame: a frame.
-        done_keys: keys of the flags that mark the end of an episode.
-        mask: mask of the environments; bool, of the frame's batch size.
-    """
-    for key in done_keys:
-        if key[-1] != "done":
-            continue
-        done = frame.get(key)
-        cut = broadcastable(mask, done) & ~done
-        for name in ("done", "truncated"):
-            flags = frame.get((*key[:-1], name), None)
-            if flags is not None:
-                frame.set((*key[:-1], name), flags | cut)
 
 
 def emptied(following: TensorDictBase, blank: TensorDictBase, mask: Tensor) -> TensorDictBase:

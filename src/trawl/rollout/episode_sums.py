@@ -62,7 +62,8 @@ class EpisodeSums:
             rewards: the rewards, ``(steps, num_envs)``.
             done: True where a step ended an episode, ``(steps, num_envs)``.
             counted: False where a step is no frame, ``(steps, num_envs)``; None if all are. Such a
-                step is a reset, so an episode that goes on before it is dropped.
+                step begins a new episode. If it was a reset, the episode before it has ended; if it
+                was a failure, the episode ends with the step before.
         """
         steps = len(done)
         if counted is None and not done.any():
@@ -170,12 +171,12 @@ class EpisodeSums:
         edges = np.ones(len(stops) + 1, np.bool_)
         np.not_equal(owners[1:], owners[:-1], out=edges[1:-1])
         first, final = edges[:-1].nonzero()[0], edges[1:].nonzero()[0]
-        over = whole = done[stops]
+        over = done[stops]
         lengths = stops - starts + 1
         if counted is not None:
             rewards = np.where(counted, rewards, 0)
             lengths = np.add.reduceat(counted, starts, dtype=np.int64)
-            over, whole = whole | ~counted[stops], whole & counted[stops]
+            over = over | ~counted[stops]
         # Rewards may be infinite.
         with np.errstate(invalid="ignore"):
             returns = np.add.reduceat(rewards, starts, dtype=np.float64)
@@ -184,7 +185,7 @@ class EpisodeSums:
         kept, going = owners[final], ~over[final]
         self._returns[kept] = np.where(going, returns[final], 0)
         self._lengths[kept] = lengths[final] * going
-        ended = whole.nonzero()[0]
+        ended = (over & (lengths > 0)).nonzero()[0]
         self.count += len(ended)
         self.frames += int(lengths[ended].sum())
         newest = ended[np.argsort(times[ended], kind="stable")[-WINDOW:]]
@@ -195,6 +196,16 @@ class EpisodeSums:
     def _trim(self) -> None:
         for values in self._ended:
             del values[:-WINDOW]
+
+    def end(self, env: int) -> None:
+        """Ends the current episode of an environment with its last frame, if it has any."""
+        if self._lengths[env]:
+            self.count += 1
+            self.frames += int(self._lengths[env])
+            self._ended[0].append(float(self._returns[env]))
+            self._ended[1].append(int(self._lengths[env]))
+            self._trim()
+            self._returns[env] = self._lengths[env] = 0
 
     def reset(self, mask: Mask | None = None) -> None:
         """Begins new episodes in all environments, or where ``mask`` is True."""

@@ -145,6 +145,7 @@ class EpisodeTracker:
         self._traj_ids: Array | None = None
         self._counts: tuple[Array, Array] | None = None
         self._starts: Sequence[EpisodeStart] = []
+        self._cut: list[int] = []
 
     def begin(self, batch: StepArrays, starts: Sequence[EpisodeStart]) -> None:
         """Begins a new batch.
@@ -209,9 +210,23 @@ class EpisodeTracker:
         # The failed row is numbered too, because the policy may have read its number.
         self._write(index, row + 1)
         if self._steps[index] + frames:
+            if not frames:
+                self.cut(index)
             self._renew(index)
         self.skip(index, row)
         return frames > 0
+
+    def cut(self, index: int) -> None:
+        """Records that a failure has ended the trajectory with a frame of an earlier batch."""
+        self._cut.append(int(self.ids[index]))
+
+    def pop_cut(self) -> tuple[int, ...]:
+        """Returns the ids of trajectories that :meth:`cut` has recorded since the last call.
+
+        Their last frames were delivered before the failure, so they are not marked as truncated.
+        """
+        cut, self._cut = tuple(self._cut), []
+        return cut
 
     def restart(self, index: int) -> None:
         """Begins a new trajectory, after the environment was reset between two batches."""

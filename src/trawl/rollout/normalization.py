@@ -46,7 +46,7 @@ class NormalizeObservation:
     Raises:
         ValueError: if ``clip`` or ``epsilon`` is not positive, or ``keys`` is empty.
 
-    Example:
+    Examples:
         >>> from trawl.collectors import Collector, NormalizeObservation
         >>> options = NormalizeObservation(clip=5.0)
         >>> with Collector(
@@ -87,7 +87,7 @@ class NormalizeReward:
     Raises:
         ValueError: if a value is out of range.
 
-    Example:
+    Examples:
         >>> from trawl.collectors import Collector, NormalizeReward
         >>> options = NormalizeReward(gamma=0.9, keep_raw=True)
         >>> with Collector(
@@ -172,7 +172,7 @@ class Normalization:
         training: False to freeze the statistics. With workers, a change applies to batches that
             are requested later.
 
-    Example:
+    Examples:
         >>> from trawl.collectors import Collector
         >>> with Collector(
         ...     "Pendulum-v1", frames_per_batch=50, normalize_observations=True

@@ -19,7 +19,7 @@ class RandomPolicy:
             a collector sets it from its environment.
         action_key: key of the action; not used if ``action_spec`` is a composite.
 
-    Example:
+    Examples:
         >>> from trawl.collectors import RandomPolicy
         >>> from trawl.envs import GymEnv
         >>> env = GymEnv("CartPole-v1")

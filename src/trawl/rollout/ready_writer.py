@@ -199,7 +199,8 @@ class ReadyBatchWriter(ArrayBatchWriter):
         for index in broken:
             last = self._last[index]
             if last < 0:
-                self.sums.reset(np.arange(self.num_envs) == index)
+                self.sums.end(index)
+                self.episodes.cut(index)
             else:
                 for key in (keys.TRUNCATED, keys.DONE):
                     # A trajectory that has ended with this frame keeps its flags.

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-import numpy as np
 import torch
 
-from trawl.envs.generators import as_data, from_data, get_states, set_states
-from trawl.envs.seeding import derive
+from trawl.envs.generators import as_data, from_data, get_states, seed_generators, set_states
 
 
 class RandomStream:
@@ -28,9 +25,7 @@ class RandomStream:
     def __init__(self, seed: int, device: torch.device | None = None) -> None:
         self._device = device
         outside = get_states(device)
-        torch.manual_seed(derive(seed, "torch"))
-        np.random.seed(derive(seed, "numpy"))
-        random.seed(derive(seed, "python"))
+        seed_generators(seed)
         self._state = get_states(device)
         set_states(outside, device)
 

@@ -46,6 +46,8 @@ class BatchEpisodeTracker(EpisodeTracker):
         ends = done if skipped is None else done & ~skipped
         if cut:
             ends[0] = True
+            for index in range(len(self.ids)):
+                self.cut(index)
         current, start = self.ids, 0
         for row in np.flatnonzero(ends.any(1)).tolist():
             ids[start : row + 1] = current

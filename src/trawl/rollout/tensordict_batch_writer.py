@@ -22,19 +22,36 @@ from trawl.envs.base import TensorDictEnv
 from trawl.envs.capture.attributes import NotPlain
 from trawl.envs.capture.frames import copy_or_encode, from_plain, to_plain
 from trawl.errors import EnvStateError, resetting
-from trawl.keys import IS_INIT, MASK, NO_TRAJECTORY, STEP_COUNT, TRAJ_IDS, Key, as_key, next_of
+from trawl.keys import (
+    IS_INIT,
+    MASK,
+    NO_TRAJECTORY,
+    STEP_COUNT,
+    TRAJ_IDS,
+    Key,
+    as_key,
+    end_keys,
+    next_of,
+)
 from trawl.rollout.batch_writer import ActFn, BatchOptions, BatchWriter, StepFn
 from trawl.rollout.block import Block, copy_into
 from trawl.rollout.carrier import check_carrier
 from trawl.rollout.checks import check_rewards, has_autoreset_steps
-from trawl.rollout.env_restarts import FailureCounter, PartFailures, break_off, emptied
+from trawl.rollout.env_restarts import FailureCounter, PartFailures, emptied
 from trawl.rollout.episode_sums import EpisodeSums
 from trawl.rollout.episodes import EpisodeTracker
 from trawl.rollout.layout import Layout, layout_of
 from trawl.rollout.policy import Policy
 from trawl.rollout.step_logs import keep_logs
 from trawl.rollout.tensordict_policy import TensorDictPolicy
-from trawl.tensordicts import broadcastable, padded, stack_frames, tensors_at, whole_key
+from trawl.tensordicts import (
+    break_off,
+    broadcastable,
+    padded,
+    stack_frames,
+    tensors_at,
+    whole_key,
+)
 
 _COUNT = STEP_COUNT[0]
 
@@ -67,6 +84,7 @@ class TensorDictBatchWriter(BatchWriter):
         self._records: list[TensorDictBase] = []
         self._block: Block | None = None
         self._done_keys = [next_of(as_key(key)) for key in env.done_keys]
+        self._end_keys = [next_of(key) for key in end_keys(map(as_key, env.done_keys))]
         self._reward_keys = [next_of(as_key(key)) for key in env.reward_keys]
         # For each row, a mask of the environments whose step failed or was an autoreset.
         self._has_mask = own and has_autoreset_steps(env, self._limit)
@@ -88,6 +106,8 @@ class TensorDictBatchWriter(BatchWriter):
         self.warnings = self._caller.warnings
         self._states, self._memories = self._caller.states, self._caller.memories
         self._first = self._caller.first
+        observed = env.full_observation_spec.keys(True, True)
+        self._passed_roots = {*map(as_key, (*observed, *env.done_keys)), *self._states}
         self._carrier = self._begun(root)
         self._passed_on = self._keys_passed_on() if options.compact else []
 
@@ -129,7 +149,8 @@ class TensorDictBatchWriter(BatchWriter):
     @override
     def bind(self, start: int, stop: int, random: bool) -> tuple[ActFn | None, StepFn]:
         records, env_step = self._records, self.env.step_and_maybe_reset
-        special = isinstance(self.env, TensorDictEnv) and bool(
+        own = isinstance(self.env, TensorDictEnv)
+        special = own and bool(
             self._limit is not None
             or self._marks_starts
             or self._has_mask
@@ -138,7 +159,10 @@ class TensorDictBatchWriter(BatchWriter):
         )
 
         def step(t: int) -> None:
+            unread = self._unread() if own else ()
             frame, root = env_step(self._carrier)
+            if unread:
+                root = root.exclude(*unread)
             if special:
                 root = self._follow(frame, root)
             records.append(frame)
@@ -149,6 +173,17 @@ class TensorDictBatchWriter(BatchWriter):
         if self._caller.unwritten:
             step = partial(self._step_without_action, step)
         return self._bind_action(random or self._draws_from_spec), step
+
+    def _unread(self) -> list[Any]:
+        """Returns keys that the policy wrote under "next", and that don't belong in a root.
+
+        The environment passes on all entries under "next". The policy's belong to the next root
+        only if it reads them there.
+        """
+        written = self._carrier.get("next", None)
+        if written is None:
+            return []
+        return [key for key in written.keys(True, True) if as_key(key) not in self._passed_roots]
 
     def _bind_action(self, random: bool) -> ActFn:
         records = self._records
@@ -335,10 +370,8 @@ class TensorDictBatchWriter(BatchWriter):
         """Returns the trajectory ids of a batch, computed from its done flags."""
         size = (*self.batch, filled)
         done = torch.zeros(size, dtype=torch.bool)
-        for key in self._done_keys:
-            if key[-1] == "done":
-                flags = batch.get(key).cpu()
-                done |= flags.reshape(*size, -1).any(-1)
+        for key in self._end_keys:
+            done |= batch.get(key).cpu().reshape(*size, -1).any(-1)
         skipped = torch.stack(self._masked_out, -1) if self._has_mask else torch.zeros_like(done)
         ended, not_counted = (
             flags.reshape(self.num_envs, filled).numpy().T for flags in (done, skipped)

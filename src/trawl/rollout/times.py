@@ -56,7 +56,7 @@ def estimated_sum(samples: Sequence[float], count: int) -> float:
         samples: measured durations, in seconds.
         count: number of all durations.
 
-    Example:
+    Examples:
         >>> estimated_sum([5.0, 1.0, 2.0], count=11)
         20.0
     """

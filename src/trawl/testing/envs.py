@@ -47,7 +47,7 @@ class NumberedEnv(gymnasium.Env[Any, Any]):
     Raises:
         ValueError: if ``lengths`` or ``ends`` is empty, or has an invalid value.
 
-    Example:
+    Examples:
         >>> from trawl.collectors import Collector
         >>> from trawl.testing import NumberedEnv
         >>> with Collector(NumberedEnv(lengths=[2]), frames_per_batch=3) as collector:
@@ -323,7 +323,7 @@ class SelfResettingVectorEnv(VectorEnv[Any, Any, Any]):
     Args:
         env_fns: functions that make the environments.
 
-    Example:
+    Examples:
         >>> from trawl.collectors import Collector
         >>> from trawl.testing import NumberedEnv, SelfResettingVectorEnv
         >>> env = SelfResettingVectorEnv([lambda: NumberedEnv(lengths=[2])])

@@ -38,7 +38,7 @@ class Ledger:
         episodes: number of episodes that ended.
         steps: number of steps that each environment has taken, keyed by environment number.
 
-    Example:
+    Examples:
         >>> from trawl.collectors import Collector
         >>> from trawl.testing import Ledger, NumberedEnv
         >>> ledger = Ledger([NumberedEnv(lengths=[3, 1])])

@@ -29,7 +29,7 @@ class NumberedTorchEnv:
     Attributes:
         options_seen: names of the options that resets had.
 
-    Example:
+    Examples:
         >>> from trawl.collectors import Collector
         >>> from trawl.testing import NumberedTorchEnv
         >>> env = NumberedTorchEnv(2, lengths=[2])

@@ -39,7 +39,7 @@ class RPCTransport(Transport):
             for the collector's own class.
         worker_rank: number of the receiver among the receivers in its node.
 
-    Example:
+    Examples:
         >>> from trawl.weight_update import RPCTransport
         >>> def learner(weights):
         ...     RPCTransport("actor", worker_rank=0).send_weights(weights)
@@ -130,7 +130,7 @@ class DistributedTransport(Transport):
     Raises:
         RuntimeError: if this process has no process group.
 
-    Example:
+    Examples:
         >>> from trawl.weight_update import DistributedTransport
         >>> def learner(weights, store):
         ...     transport = DistributedTransport(weights_buffer=weights, store=store, rank=1)

@@ -168,7 +168,7 @@ class RPCWeightSyncScheme(MessageWeightSyncScheme, backends=("rpc",)):
     Args:
         strategy: the form in which weights are returned: ``"tensordict"`` or ``"state_dict"``.
 
-    Example:
+    Examples:
         >>> from trawl.weight_update import RPCWeightSyncScheme
         >>> RPCWeightSyncScheme().strategy
         'tensordict'

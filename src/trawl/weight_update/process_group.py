@@ -74,7 +74,7 @@ class DistributedWeightSyncScheme(GroupWeightSyncScheme, backends=("distributed"
     Raises:
         ValueError: if ``backend`` is another kind of process group, or ``timeout`` is not above 0.
 
-    Example:
+    Examples:
         >>> from trawl.weight_update import DistributedWeightSyncScheme
         >>> DistributedWeightSyncScheme(timeout=60.0).timeout
         60.0

@@ -59,7 +59,7 @@ class RayWeightSyncScheme(GroupWeightSyncScheme, backends=("ray",)):
     Raises:
         ValueError: for another ``backend``.
 
-    Example:
+    Examples:
         >>> from trawl.weight_update import RayWeightSyncScheme
         >>> RayWeightSyncScheme().strategy
         'tensordict'
@@ -277,7 +277,7 @@ class RayTransport(Transport):
         ImportError: if Ray is not installed.
         ValueError: for another ``backend``.
 
-    Example:
+    Examples:
         >>> from trawl.weight_update import RayTransport
         >>> def learner(actor, weights):
         ...     RayTransport(remote_actor=actor, worker_idx=0).send_weights(weights)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import weakref
 from typing import Any
 
-from trawl.paths import get_path
+from trawl.paths import get_local
 from trawl.weight_update.strategy import WeightStrategy, check_strategy
 
 
@@ -114,4 +114,4 @@ class SchemeEnd:
 
 def _model_of(context: Any, model_id: str) -> Any:
     find = getattr(context, "get_model", None)
-    return get_path(context, model_id) if find is None else find(model_id)
+    return get_local(context, model_id) if find is None else find(model_id)

@@ -319,7 +319,7 @@ class SharedMemWeightSyncScheme(WeightSyncScheme, backends=("shared", "thread"))
         per_worker_weights: whether receivers may get different weights, passed as a dict keyed by
             receiver number. Each receiver then has its own copy.
 
-    Example:
+    Examples:
         >>> import torch
         >>> from trawl.collectors import MultiCollector
         >>> from trawl.weight_update import SharedMemWeightSyncScheme

@@ -31,7 +31,7 @@ class WeightStrategy:
     Raises:
         ValueError: for another form.
 
-    Example:
+    Examples:
         >>> import torch
         >>> from trawl.weight_update import WeightStrategy
         >>> strategy = WeightStrategy()

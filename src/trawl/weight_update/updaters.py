@@ -47,7 +47,7 @@ class WeightUpdaterBase:
     transfer to a worker (``_sync_weights_with_worker``). Subclassing is deprecated: use a
     :class:`~trawl.weight_update.WeightSyncScheme`.
 
-    Example:
+    Examples:
         >>> import torch, warnings
         >>> from trawl.weight_update import VanillaWeightUpdater, WeightStrategy
         >>> actor, learner = torch.nn.Linear(3, 1), torch.nn.Linear(3, 1)
@@ -308,7 +308,7 @@ class RemoteModuleWeightUpdater(WeightUpdaterBase):
     Use this updater for policies from a ``policy_factory``. This process does not have the weights
     of these policies, so each update must include weights.
 
-    Example:
+    Examples:
         >>> from trawl.collectors import MultiSyncCollector, RemoteModuleWeightUpdater
         >>> from tensordict.nn import TensorDictModule
         >>> from torch import nn, ones

@@ -3,6 +3,7 @@ import errno
 import os
 import stat
 import tempfile
+from pathlib import Path
 
 import pandas
 import pytest
@@ -162,3 +163,36 @@ def test_the_file_keeps_its_permissions(tmp_path):
     sink.write({"frames": 0}, 0)
     sink.close()
     assert stat.S_IMODE(file.stat().st_mode) == 0o640
+
+
+@pytest.mark.parametrize("path", ["/dev/full", "/dev/null", "pipe"])
+def test_devices_and_pipes_are_not_continued(path, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    os.mkfifo("pipe")
+    with pytest.raises(ValueError, match=f"{path} is not a regular file: pass another file"):
+        CSVSink(path, append=True).open()
+
+
+def test_a_file_that_is_deleted_is_written_again_with_all_rows(tmp_path):
+    sink = CSVSink(tmp_path / "stats.csv")
+    sink.open()
+    sink.write({"frames": 1}, 1)
+    os.unlink(sink.file)
+    for frames in (2, 3):
+        sink.write({"frames": frames}, frames)
+    sink.close()
+    with open(sink.file, newline="") as file:
+        assert [row["frames"] for row in csv.DictReader(file)] == ["1", "2", "3"]
+
+
+def test_another_file_in_its_place_is_left_alone(tmp_path):
+    sink = CSVSink(tmp_path / "stats.csv")
+    sink.open()
+    sink.write({"frames": 1}, 1)
+    os.rename(sink.file, tmp_path / "kept.csv")
+    Path(sink.file).write_text("other")
+    with pytest.raises(FileExistsError, match="another file is in its place"):
+        sink.write({"frames": 2}, 2)
+    sink.close()
+    assert Path(sink.file).read_text() == "other"
+    assert "1" in (tmp_path / "kept.csv").read_text()

@@ -1,4 +1,6 @@
 import socket
+import threading
+from http.client import HTTPException
 from pathlib import Path
 from urllib.error import URLError
 from urllib.request import urlopen
@@ -102,3 +104,33 @@ def test_wrong_ports(port, error):
 def test_a_wrong_host_is_an_error_at_once():
     with make(0) as collector, pytest.raises(OSError, match=r"port 0 of 1\.2\.3\.4"):
         Monitor(collector, [PrometheusSink(0, "1.2.3.4")])
+
+
+@pytest.mark.parametrize(("host", "error"), [(None, TypeError), ("", ValueError), (3, TypeError)])
+def test_a_host_must_be_named(host, error):
+    with pytest.raises(error, match=r"^host "):
+        PrometheusSink(0, host)
+
+
+def test_idle_clients_take_few_threads_and_no_turn_of_others():
+    sink = PrometheusSink(0)
+    sink.open()
+    address = "127.0.0.1", sink.port
+    try:
+        before = threading.active_count()
+        idle = [socket.create_connection(address) for _ in range(40)]
+        # It takes connections in turn: once the last one is turned away, it has seen all.
+        turned_away = [one for one in idle[20:] if one.recv(1) == b""]
+        assert len(turned_away) == 20
+        assert threading.active_count() - before <= 16
+        for one in idle:
+            one.close()
+        while True:
+            try:
+                with urlopen(f"http://127.0.0.1:{sink.port}/metrics") as answer:
+                    assert answer.status == 200
+                    break
+            except (OSError, HTTPException):
+                continue  # the threads of clients that went are about to end
+    finally:
+        sink.close()

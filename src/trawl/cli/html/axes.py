@@ -80,7 +80,7 @@ class Axis:
 def compact(value: float) -> str:
     """Formats a number in few characters.
 
-    Example:
+    Examples:
         >>> [compact(number) for number in (0, 0.25, -1250, 20_000, 2_500_000)]
         ['0', '0.25', '-1,250', '20k', '2.5M']
     """
@@ -90,7 +90,7 @@ def compact(value: float) -> str:
 def compact_all(values: Sequence[float]) -> list[str]:
     """Formats numbers, such as the ticks of an axis, in few characters and the same unit.
 
-    Example:
+    Examples:
         >>> compact_all([0, 5000, 10_000])
         ['0', '5k', '10k']
     """

@@ -37,7 +37,7 @@ class Histogram:
     Attributes:
         counts: number of values in each bin.
 
-    Example:
+    Examples:
         >>> import numpy as np
         >>> from trawl.cli.html.histograms import Histogram
         >>> histogram = Histogram(whole=True)

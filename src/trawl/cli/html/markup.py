@@ -22,7 +22,7 @@ class Markup(str):
 def markup(content: str) -> Markup:
     """Returns a text as markup; unprintable characters are replaced by their escape codes.
 
-    Example:
+    Examples:
         >>> markup("a < b")
         'a &lt; b'
     """
@@ -44,7 +44,7 @@ def tag(name: str, *content: str, **attributes: str | float | bool | None) -> Ma
             dropped, and the others stand for hyphens. True stands for an attribute without a value,
             False and None for no attribute.
 
-    Example:
+    Examples:
         >>> tag("p", "1 < 2", class_="note", hidden=True)
         '<p class="note" hidden>1 &lt; 2</p>'
     """

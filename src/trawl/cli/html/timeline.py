@@ -302,7 +302,7 @@ def _counter_table(trace: Trace) -> list[Markup]:
 def _time(microseconds: float) -> str:
     """Formats a time in a suitable unit.
 
-    Example:
+    Examples:
         >>> [_time(number) for number in (0, 12.5, 3400, 2_500_000)]
         ['0', '12.5 µs', '3.4 ms', '2.5 s']
     """

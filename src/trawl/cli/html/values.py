@@ -21,7 +21,7 @@ def is_number(value: object) -> TypeGuard[float]:
 def as_text(value: Any) -> str:
     """Returns a value as text for a table.
 
-    Example:
+    Examples:
         >>> [as_text(value) for value in (None, True, 12000, 0.25, "a", [1, 2])]
         ['none', 'yes', '12,000', '0.25', 'a', '[1, 2]']
     """

@@ -120,9 +120,12 @@ class NestedService(CollectorService):
         loop.weights += weights
         count = self._episodes.count - count
         ended = EndedEpisodes(count, *self._episodes.newest(count))
+        cut = tuple(one * self._stride + self._base for one in self.collector.pop_cut())
         times, statistics = self._clock.batch_times(loop), pop_statistics(self.collector)
         progress = self._pop_progress()
-        return replace(answer, times=times, ended=ended, statistics=statistics, progress=progress)
+        return replace(
+            answer, times=times, ended=ended, cut=cut, statistics=statistics, progress=progress
+        )
 
     @property
     def _episodes(self) -> RecentEpisodes:

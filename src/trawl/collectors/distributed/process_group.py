@@ -90,7 +90,7 @@ class DistributedCollector(RemoteCollector):
         WorkerError: if a worker can't make its environment or policy. The error is also an
             instance of the original exception's type.
 
-    Example:
+    Examples:
         >>> from trawl.collectors.distributed import DistributedCollector
         >>> with DistributedCollector(
         ...     ["CartPole-v1", "CartPole-v1"], frames_per_batch=50, total_frames=100, launcher="mp"

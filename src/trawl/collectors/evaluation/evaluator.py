@@ -105,7 +105,7 @@ class Evaluator:
         ImportError: if ``backend`` is ``"ray"``, but Ray is not installed.
         Exception: any error that occurs while the environment or the policy is made.
 
-    Example:
+    Examples:
         >>> from tensordict.nn import TensorDictModule
         >>> from torch import nn
         >>> from trawl.collectors import Evaluator

@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from trawl.envs.seeding import derive
+from trawl.envs.seeding import derive, stream_seed
 
 # Names of operators that draw random numbers and take a generator.
 _OPERATORS = (
@@ -92,7 +92,7 @@ class PrivateRandom(TorchFunctionMode):
     Args:
         seed: seed of the generators. There is one generator for each device.
 
-    Example:
+    Examples:
         >>> import torch
         >>> from trawl.collectors.evaluation.isolation import PrivateRandom
         >>> before = torch.get_rng_state()
@@ -236,4 +236,4 @@ def isolated(seed: int) -> Iterator[PrivateRandom]:
 
 def policy_seed(seed: int) -> int:
     """Returns the seed of torch's generator in a collector after ``set_seed(seed)``."""
-    return derive(derive(seed, "policy"), "torch")
+    return derive(stream_seed(seed), "torch")

@@ -45,7 +45,7 @@ def summarise(values: Floats) -> Summary:
     Args:
         values: at least one number.
 
-    Example:
+    Examples:
         >>> from trawl.collectors.evaluation.statistics import summarise
         >>> import numpy as np
         >>> summary = summarise(np.array([1.0, 2.0, 3.0, 4.0, 90.0, -80.0, 2.0, 3.0]))

@@ -75,14 +75,15 @@ class EvaluationCollector(Collector):
         by_episode = seeded(self.env, worker, workers, episodes, record)
         freeze(self.env)
         own = worker_seed(seed, worker)
-        if alone:
-            self.set_seed(own)
-        elif not by_episode:
-            self.env.set_seed(own)
         if by_episode:
+            # Before the first reset, so that each evaluation draws equally many random numbers.
             for simulator in simulators(self.env):
                 simulator.begin(seed)
-        if by_episode or not alone:
+        if alone:
+            self.set_seed(own)
+        else:
+            if not by_episode:
+                self.env.set_seed(own)
             self.reset()
         return [as_key(key) for key in self.env.reward_keys]
 

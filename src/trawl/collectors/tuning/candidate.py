@@ -24,7 +24,7 @@ class Candidate:
         sync: True if all workers together make each batch.
         prefetch: number of batches that synchronous workers collect ahead.
 
-    Example:
+    Examples:
         >>> from trawl.collectors.tuning import Candidate
         >>> candidate = Candidate(workers=2, envs=4, frames_per_batch=800, sync=False)
         >>> str(candidate)
@@ -86,7 +86,7 @@ class Candidate:
     def label(self) -> str:
         """Short name for tables.
 
-        Example:
+        Examples:
             >>> Candidate(workers=2, envs=4, frames_per_batch=800, sync=False).label
             '2 workers x 4 envs, async'
         """

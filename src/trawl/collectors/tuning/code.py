@@ -39,7 +39,7 @@ def code_of(
         options: further options. Plain values, stacks and normalisation are shown; a policy
             factory is shown as ``make_policy``, and other values by the option's name.
 
-    Example:
+    Examples:
         >>> one = Candidate(workers=2, envs=4, frames_per_batch=800, sync=False)
         >>> print(code_of(one, "CartPole-v1", None, {}))
         from trawl import MultiAsyncCollector

@@ -28,7 +28,7 @@ TIE = 0.03
 def rounds_of(count: int) -> int:
     """Returns the number of rounds after which one of ``count`` candidates is left.
 
-    Example:
+    Examples:
         >>> [rounds_of(count) for count in (1, 2, 3, 12)]
         [1, 1, 2, 4]
     """
@@ -53,7 +53,7 @@ def rounds_left(count: int, refines: bool) -> int:
 def survivors(trials: Iterable[Trial]) -> list[Candidate]:
     """Returns the candidates that go on to the next round, the fastest first.
 
-    Example:
+    Examples:
         >>> rates = [100, 90, 30, 80]
         >>> trials = [Trial(Candidate(frames_per_batch=n), n, 1.0) for n in rates]
         >>> [each.frames_per_batch for each in survivors(trials)]

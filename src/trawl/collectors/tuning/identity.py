@@ -31,7 +31,7 @@ class UnidentifiedError(Exception):
 def digest_of(*values: Any) -> str | None:
     """Returns a digest that equal values have in every run; None if a value has no identity.
 
-    Example:
+    Examples:
         >>> digest_of("CartPole-v1", {"sync": True}) == digest_of("CartPole-v1", {"sync": True})
         True
         >>> digest_of("CartPole-v1") == digest_of("Pendulum-v1")

@@ -74,7 +74,7 @@ def mostly_waits(wall: float, ran: float, queued: float) -> bool:
         ran: seconds for which the process ran.
         queued: seconds for which it waited for a processor.
 
-    Example:
+    Examples:
         >>> mostly_waits(1.0, ran=0.1, queued=0.0), mostly_waits(1.0, ran=0.1, queued=0.9)
         (True, False)
     """

@@ -23,7 +23,7 @@ def adjusted_rates(rounds: Sequence[Round]) -> dict[Candidate, float]:
     Args:
         rounds: measurements by candidate, for each round.
 
-    Example:
+    Examples:
         >>> a, b = (Candidate(frames_per_batch=n) for n in (1, 2))
         >>> one = {a: Measurement(300, 1.0), b: Measurement(200, 1.0)}
         >>> other = {a: Measurement(150, 1.0)}  # half as fast as before

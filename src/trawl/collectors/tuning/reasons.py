@@ -54,7 +54,7 @@ def _comparison(trials: Sequence[Trial], best: Trial) -> str:
 def _ratio(times: float) -> str:
     """Returns a ratio as the beginning of a comparison: ``... frames as``.
 
-    Example:
+    Examples:
         >>> [_ratio(times) for times in (0.9, 1.05, 2.5)]
         ['about as many', '1.05 times as many', '2.5 times as many']
     """

@@ -35,7 +35,7 @@ class TuneResult:
         why: sentences that explain the choice.
         seconds: duration of the search in seconds.
 
-    Example:
+    Examples:
         >>> import trawl
         >>> result = trawl.tune("CartPole-v1", budget=4, max_envs=1, max_workers=1, progress=False)
         >>> print(result.code)

@@ -40,7 +40,7 @@ def most_processes(cores: int, waits: bool) -> int:
 def powers_of_two(limit: int) -> list[int]:
     """Returns the powers of two below ``limit``, followed by ``limit``.
 
-    Example:
+    Examples:
         >>> powers_of_two(12)
         [1, 2, 4, 8, 12]
     """

@@ -76,7 +76,7 @@ def tune(
         RuntimeError: if no layout could be measured.
         Exception: any error of the environment or the policy.
 
-    Example:
+    Examples:
         >>> import trawl
         >>> result = trawl.tune("CartPole-v1", budget=4, max_envs=4, progress=False)
         >>> with trawl.Collector(**result.options) as collector:

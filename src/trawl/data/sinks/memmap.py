@@ -42,7 +42,7 @@ class MemmapSink(Sink):
             dataset.
         OSError: if the directory can't be written.
 
-    Example:
+    Examples:
         >>> import os, tempfile
         >>> from trawl import Collector
         >>> from trawl.data import MemmapSink, info, load

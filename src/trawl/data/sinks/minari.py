@@ -89,7 +89,7 @@ class MinariSink(Sink):
             dataset.
         OSError: if the directory can't be written.
 
-    Example:
+    Examples:
         >>> import os, tempfile
         >>> from trawl import Collector
         >>> from trawl.data import MinariSink, load

@@ -70,7 +70,7 @@ class ParquetSink(Sink):
             dataset.
         OSError: if the directory can't be written.
 
-    Example:
+    Examples:
         >>> import os, tempfile
         >>> from trawl import Collector
         >>> from trawl.data import ParquetSink, load

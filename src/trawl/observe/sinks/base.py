@@ -25,7 +25,7 @@ class StatsSink(ABC):
     A subclass implements :meth:`write`. If it needs files or connections, it opens them in
     :meth:`open` and closes them in :meth:`close`.
 
-    Example:
+    Examples:
         >>> from trawl import Collector
         >>> from trawl.observe import Monitor, StatsSink
         >>> class LastFrames(StatsSink):
@@ -69,7 +69,7 @@ class StatsSink(ABC):
 def finite_numbers(stats: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     """Returns the statistics that are finite numbers, with a prefix before each name.
 
-    Example:
+    Examples:
         >>> finite_numbers({"frames": 3, "env_path": "array", "mean": float("nan")}, "collector/")
         {'collector/frames': 3}
     """

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import csv
+import errno
 import os
-import shutil
+import stat
 import tempfile
 import time
 from collections.abc import Mapping
@@ -22,7 +23,8 @@ class CSVSink(StatsSink):
 
     The first column, ``time``, is the Unix time in seconds. Each statistic has a column with its
     name, even if it is a string. A field is empty if a poll lacks the statistic. When a new
-    statistic appears, the file gets another column.
+    statistic appears, the file gets another column. If the file is deleted, the next poll writes it
+    anew with all rows.
 
     Args:
         file: path of the file. It must not exist, unless ``append`` is True.
@@ -31,10 +33,10 @@ class CSVSink(StatsSink):
     Raises:
         FileExistsError: when the monitor is made, if the file exists and ``append`` is False.
         ValueError: when the monitor is made, if ``append`` is True and the file was not written by
-            a ``CSVSink``.
+            a ``CSVSink``, or is a device or a pipe.
         OSError: when the monitor is made, if the file can't be written.
 
-    Example:
+    Examples:
         >>> import csv, os, tempfile
         >>> from trawl import Collector
         >>> from trawl.observe import CSVSink, Monitor
@@ -66,6 +68,8 @@ class CSVSink(StatsSink):
             except FileExistsError:
                 if not self.append:
                     raise
+                if not (os.path.isfile(self.file) or os.path.isdir(self.file)):
+                    raise ValueError(f"{self.file} is not a regular file: {_REMEDY}") from None
                 self._opened = _text(self.file, "r+")
         if self.append:
             try:
@@ -96,11 +100,27 @@ class CSVSink(StatsSink):
         """Writes a row."""
         assert self._opened is not None
         new = [name for name in stats if name not in self._columns]
-        if new or not self._opened.tell():
+        if new or not self._opened.tell() or self._is_gone(self._opened):
             self._add_columns(new)
         row = {_TIME: round(time.time(), 3), **stats}
         csv.writer(self._opened).writerow([row.get(name, "") for name in self._columns])
         self._opened.flush()
+
+    def _is_gone(self, opened: IO[str]) -> bool:
+        """Returns True if the file was deleted, which is still open here.
+
+        Raises:
+            FileExistsError: if there is another file in its place.
+        """
+        try:
+            found = os.stat(self.file)
+        except FileNotFoundError:
+            return True
+        if not os.path.samestat(found, os.fstat(opened.fileno())):
+            raise FileExistsError(
+                errno.EEXIST, f"another file is in its place ({_REMEDY})", self.file
+            )
+        return False
 
     def _add_columns(self, new: list[str]) -> None:
         """Replaces the file by one with more columns; the old one stays whole until then."""
@@ -117,7 +137,7 @@ class CSVSink(StatsSink):
             next(rows, None)
             writer.writerows([*row, *[""] * len(new)] for row in rows)
             wider.flush()
-            shutil.copymode(self.file, temporary)
+            os.chmod(temporary, stat.S_IMODE(os.fstat(self._opened.fileno()).st_mode))
             os.replace(temporary, self.file)
         except BaseException:
             # A full disk fails this too.

@@ -18,16 +18,23 @@ from trawl.observe.sinks.base import (
 
 # Most metrics that a tracking server takes in one request.
 _MOST = 1000
-# While MLflow is imported and opens a store: no thread that reports on its use, and folders as
-# stores, which recent versions refuse otherwise.
-_SETTINGS = {"MLFLOW_DISABLE_TELEMETRY": "true", "MLFLOW_ALLOW_FILE_STORE": "true"}
+# While MLflow is imported and opens a store: no thread that reports on its use, folders as stores,
+# which recent versions refuse otherwise, and an end to the wait for a server that is silent.
+_SETTINGS = {
+    "MLFLOW_DISABLE_TELEMETRY": "true",
+    "MLFLOW_ALLOW_FILE_STORE": "true",
+    "MLFLOW_HTTP_REQUEST_TIMEOUT": "10",
+    "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1",
+}
 
 
 class MLflowSink(StatsSink):
     """Logs the statistics that are finite numbers as metrics of an MLflow run.
 
     Needs ``pip install 'trawl-rl[mlflow]'``, which can log to a folder and to a server. For a
-    database, such as ``sqlite:///mlflow.db``, install the package ``mlflow`` as well.
+    database, such as ``sqlite:///mlflow.db``, install the package ``mlflow`` as well. A server that
+    doesn't answer is an error after half a minute, unless ``MLFLOW_HTTP_REQUEST_TIMEOUT`` and
+    ``MLFLOW_HTTP_REQUEST_MAX_RETRIES`` are set.
 
     Args:
         uri: a folder, or the URI of a tracking server or a database.
@@ -43,7 +50,7 @@ class MLflowSink(StatsSink):
         OSError: when the monitor is made, if the folder can't be written.
         Exception: any other error of MLflow, when the monitor is made.
 
-    Example:
+    Examples:
         >>> import tempfile
         >>> from trawl import Collector
         >>> from trawl.observe import MLflowSink, Monitor

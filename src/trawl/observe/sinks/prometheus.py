@@ -3,15 +3,53 @@
 from __future__ import annotations
 
 import re
+import socket
 from collections.abc import Iterator, Mapping
 from numbers import Real
+from socketserver import ThreadingMixIn
+from threading import BoundedSemaphore, Thread
 from typing import Any
+from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
 
 from trawl.checks import check_number
 from trawl.observe.sinks.base import StatsSink, load_library
 
 _HIGHEST_PORT = 65535
 _OF_WORKER = re.compile(r"worker_(\d+)/(.+)")
+# Clients that are served at once; more are turned away. Each takes a thread.
+_MOST_CLIENTS = 16
+
+
+class _Handler(WSGIRequestHandler):
+    """Answers the requests of one client, in silence."""
+
+    # Seconds after which a client that says nothing is disconnected.
+    timeout = 10
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """Prints nothing."""
+
+
+class _Server(ThreadingMixIn, WSGIServer):
+    """Serves a few clients at a time."""
+
+    daemon_threads = True
+
+    def __init__(self, address: tuple[str, int], handler: type[_Handler]) -> None:
+        self.address_family = socket.getaddrinfo(*address, type=socket.SOCK_STREAM)[0][0]
+        self._free = BoundedSemaphore(_MOST_CLIENTS)
+        super().__init__(address, handler)
+
+    def verify_request(self, request: Any, client_address: Any) -> bool:
+        """Returns True if there is room for another client."""
+        return self._free.acquire(blocking=False)
+
+    def process_request_thread(self, request: Any, client_address: Any) -> None:
+        """Serves a client, and makes room for the next one."""
+        try:
+            super().process_request_thread(request, client_address)
+        finally:
+            self._free.release()
 
 
 class PrometheusSink(StatsSink):
@@ -24,19 +62,21 @@ class PrometheusSink(StatsSink):
     Args:
         port: port of the server; 0 for any free port.
         host: address of the network interface to listen on. The default can be reached only from
-            this machine. Anyone who can reach the address can read the statistics.
+            this machine; ``"0.0.0.0"`` listens on all interfaces. Anyone who can reach the address
+            can read the statistics. At most 16 clients are served at once, and a client that is
+            silent for 10 seconds is disconnected.
 
     Attributes:
         port: port of the server. If 0 was passed, this is the chosen port once the server runs.
 
     Raises:
         ModuleNotFoundError: if the Prometheus client is not installed.
-        TypeError: if ``port`` is not an integer.
-        ValueError: if ``port`` is out of range.
+        TypeError: if ``port`` is not an integer, or ``host`` not a string.
+        ValueError: if ``port`` is out of range, or ``host`` is empty.
         OSError: when the monitor is made, if the server can't listen, for example because the port
             is in use.
 
-    Example:
+    Examples:
         >>> from urllib.request import urlopen
         >>> from trawl import Collector
         >>> from trawl.observe import Monitor, PrometheusSink
@@ -54,6 +94,10 @@ class PrometheusSink(StatsSink):
         self._given = check_number("port", port, 0)
         if self._given > _HIGHEST_PORT:
             raise ValueError(f"port must be at most {_HIGHEST_PORT}, but it is {port}")
+        if not isinstance(host, str):
+            raise TypeError(f"host must be an address, such as '127.0.0.1', but it is {host!r}")
+        if not host.strip():
+            raise ValueError("host is empty: pass '0.0.0.0' to listen on all interfaces")
         self.port, self.host = self._given, host
         self._library = load_library("prometheus_client", "prometheus")
         self._core = load_library("prometheus_client.core", "prometheus")
@@ -64,15 +108,17 @@ class PrometheusSink(StatsSink):
         """Starts the server."""
         registry = self._library.CollectorRegistry(auto_describe=False)
         registry.register(self)
+        app = self._library.make_wsgi_app(registry)
         try:
-            server, thread = self._library.start_http_server(self._given, self.host, registry)
+            server = make_server(self.host, self._given, app, _Server, _Handler)
         except OSError as error:
             why = error.strerror or str(error)
             raise OSError(
                 error.errno,
                 f"can't listen on port {self._given} of {self.host}: {why} (pass another port)",
             ) from error
-        self._server, self._thread = server, thread
+        self._server, self._thread = server, Thread(target=server.serve_forever, daemon=True)
+        self._thread.start()
         self.port = server.server_port
 
     def write(self, stats: Mapping[str, Any], step: int) -> None:

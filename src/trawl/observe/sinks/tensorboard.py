@@ -23,7 +23,7 @@ class TensorBoardSink(StatsSink):
         ModuleNotFoundError: if TensorBoard is not installed.
         OSError: when the monitor is made, if the folder can't be written.
 
-    Example:
+    Examples:
         >>> import os, tempfile
         >>> from trawl import Collector
         >>> from trawl.observe import Monitor, TensorBoardSink

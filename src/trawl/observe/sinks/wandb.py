@@ -35,7 +35,7 @@ class WandbSink(StatsSink):
         ModuleNotFoundError: if wandb is not installed.
         TypeError: if both ``run`` and arguments of ``wandb.init`` are passed.
 
-    Example:
+    Examples:
         >>> import tempfile
         >>> from trawl import Collector
         >>> from trawl.observe import Monitor, WandbSink
