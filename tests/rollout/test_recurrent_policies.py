@@ -2,6 +2,7 @@
 
 from functools import partial
 
+import gymnasium
 import pytest
 import torch
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
@@ -189,6 +190,28 @@ def test_torchrls_lstm_gives_what_it_gives_for_whole_episodes(batched):
             with torch.no_grad():
                 features, _ = lstm.lstm(episode["observation"].unsqueeze(0))
             torch.testing.assert_close(episode["features"], features.squeeze(0))
+
+
+def test_text_of_the_environment_is_no_output_of_the_policy():
+    def make():
+        return GymEnv(WithText(NumberedEnv()), info_keys=["stage"])
+
+    for policy in (stateful(), remembering()):
+        with Collector([make, make], policy, frames_per_batch=12) as collector:
+            batch = collector.next()
+            stats = collector.stats()
+        assert (stats["env_path"], stats["policy_path"]) == ("tensordict", "direct")
+        assert batch["next", "info", "stage"] == [["later"] * 6] * 2
+
+
+class WithText(gymnasium.Wrapper):
+    def reset(self, **kwargs):
+        obs, info = super().reset(**kwargs)
+        return obs, {**info, "stage": "first"}
+
+    def step(self, action):
+        *results, info = super().step(action)
+        return *results, {**info, "stage": "later"}
 
 
 # --- only what the policy reads is handed on

@@ -23,7 +23,7 @@ from trawl.rollout.policy_reads import PolicyReads
 from trawl.rollout.resolving import name_of
 from trawl.rollout.sampling import Sampling, keep_reasons
 from trawl.rollout.trial import trial
-from trawl.tensordicts import changes, is_lazy
+from trawl.tensordicts import changes, is_lazy, noted
 
 
 class Policy:
@@ -230,7 +230,7 @@ class Policy:
         given_to = root if self.device is None else root.to(self.device)
         self.reads = PolicyReads()
         given_to = self.reads.noting(given_to)
-        given = given_to.copy()
+        given = noted(given_to)
         result, called = self.reads.call(self.module, given_to)
         self.networks = foreign_networks(self.module, called)
         if not is_tensor_collection(result):
