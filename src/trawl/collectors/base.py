@@ -31,13 +31,14 @@ from trawl.collectors.config import CollectorConfig, warn
 from trawl.collectors.delivery import BatchDelivery
 from trawl.collectors.normalizing import NormalizingCollector, transform_facts
 from trawl.collectors.options import one_of
-from trawl.collectors.policy_version import PolicyVersion, version_tracker
+from trawl.collectors.policy_version import version_tracker
 from trawl.collectors.profile import ProfileConfig, ProfiledCollector, RolloutProfiler
 from trawl.collectors.torchrl import register_collectors
 from trawl.collectors.tracing import TracedCollector
 from trawl.collectors.trajectory_batcher import STATE, TrajectoryBatcher
 from trawl.collectors.weight_control import WeightControl
 from trawl.data.sinks.base import Sink
+from trawl.envs.transforms import PolicyVersion
 from trawl.observe.trace_options import TraceOptions
 from trawl.polling import is_polling
 

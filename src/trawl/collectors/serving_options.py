@@ -12,7 +12,6 @@ from tensordict.nn import InteractionType
 
 from trawl.checks import check_bool, check_number, check_seconds, did_you_mean
 from trawl.collectors.first_ready import VERSION, pool_of
-from trawl.collectors.policy_version import PolicyVersion
 from trawl.collectors.types import PolicyLike
 from trawl.devices import check_device
 from trawl.envs.affinity import Affinity, check_cores
@@ -20,6 +19,7 @@ from trawl.envs.batched import arguments_of
 from trawl.envs.build import is_env, refuse_policy
 from trawl.envs.parallel import ParallelEnv
 from trawl.envs.serial import build_env
+from trawl.envs.transforms import PolicyVersion
 from trawl.envs.types import DeviceLike, EnvKwargs, is_list
 from trawl.keys import as_key
 from trawl.observe.trace_options import TraceLike
