@@ -231,16 +231,18 @@ def test_steps_are_not_counted_twice():
     )
 
 
-def test_an_environment_that_was_made_is_closed_when_construction_fails():
+def test_only_environments_that_were_made_are_closed_when_construction_fails():
     class Env(NumberedEnv):
         closed = 0
 
         def close(self):
             self.closed += 1
 
-    env = Env()
-    refused(TypeError, "Failed to wrap", env=env, policy=nn.Linear(5, 4))
-    assert env.closed == 1
+    made, given = Env(), Env()
+    refused(TypeError, "Failed to wrap", env=lambda: made, policy=nn.Linear(5, 4))
+    refused(TypeError, "Failed to wrap", env=given, policy=nn.Linear(5, 4))
+    refused(TypeError, "Failed to wrap", env=[given, lambda: made], policy=nn.Linear(5, 4))
+    assert (made.closed, given.closed) == (2, 0)
 
 
 # --- policies

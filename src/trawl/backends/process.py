@@ -24,7 +24,7 @@ from trawl.backends.ipc import Closed, IpcConnection, connection_pair
 from trawl.backends.memory import SharedMemory
 from trawl.backends.process_worker import INTERRUPTION_BYTES
 from trawl.backends.server_handle import ServerHandle
-from trawl.backends.spawn_payload import SpawnPayload
+from trawl.backends.spawn_payload import Package, SpawnPayload
 
 START_METHODS = ("forkserver", "spawn")
 _BOTH = selectors.EVENT_READ | selectors.EVENT_WRITE
@@ -80,6 +80,10 @@ class ProcessBackend(Backend):
         here = (index, list(sys.path), dict(os.environ), _directory(), list(sys.argv))
         worker.post((*here, payload.data), payload.fds)
         return worker
+
+    @override
+    def pack(self, parts: Sequence[Any], copied: Sequence[int] = ()) -> Package:
+        return Package.shared(parts, copied)
 
     @override
     def wait(self, timeout: float | None = None) -> list[Event]:

@@ -38,13 +38,17 @@ from trawl.collectors.tracing import TracedCollector
 from trawl.collectors.trajectory_batcher import STATE, TrajectoryBatcher
 from trawl.collectors.weight_control import WeightControl
 from trawl.data.sinks.base import Sink
+from trawl.envs.capture.frames import from_plain, to_plain
 from trawl.envs.transforms import PolicyVersion
+from trawl.interrupts import DeferredInterrupt, check_interrupt, is_deferred
 from trawl.observe.trace_options import TraceOptions
 from trawl.polling import is_polling
 
 #: Which statistics ``stats()`` returns.
 View = Literal["aggregate", "per_worker", "both"]
 _check_view = one_of("aggregate", "per_worker", "both")
+# Entry of a state: the batch that was complete, but not delivered, when Ctrl-C was pressed.
+_KEPT = "kept"
 # None at the end of a run: loops that know how many batches come need no check for it.
 MaybeNone: TypeAlias = Any
 
@@ -116,6 +120,8 @@ class BaseCollector(  # type: ignore[misc]  # the option `trace` has a method of
         self._batches = 0
         self._progress = Progress()
         self._failed = False
+        # The batch, if any, that was complete when Ctrl-C was pressed.
+        self._kept: list[Any] = []
         self._cause = ""  # the error that closed the collector, as the end of a message
         self._background: Background | None = None
         self._limiter: RateLimiter | None = None
@@ -199,14 +205,8 @@ class BaseCollector(  # type: ignore[misc]  # the option `trace` has a method of
         return self._iterate()
 
     def _iterate(self) -> Iterator[TensorDictBase]:
-        while True:
-            with self._held():
-                if not self._has_batch():
-                    return
-                try:
-                    batch = self._collect_or_close()
-                except CollectorClosed:
-                    return
+        while found := self._take():
+            batch = found[0]
             if batch is None and self.config.replay_buffer is None:
                 # The budget ended before there were enough whole trajectories for a batch.
                 return
@@ -217,13 +217,44 @@ class BaseCollector(  # type: ignore[misc]  # the option `trace` has a method of
 
         With a replay buffer, the batch is written into the buffer, and None is returned.
 
+        If Ctrl-C is pressed meanwhile, ``KeyboardInterrupt`` is raised as soon as nothing is lost
+        by it: between two steps, or while the call waits for workers. The next call then delivers
+        the batch that was under way. If Ctrl-C is pressed again before that, it takes effect at
+        once, and the collector is closed.
+
         Raises:
             RuntimeError: if the collector was closed before ``total_frames`` were reached.
         """
         self._check_complete("next()")
-        with self._held(), suppress(CollectorClosed):
-            return self._collect_or_close() if self._has_batch() else None
-        return None
+        found = self._take()
+        return found[0] if found else None
+
+    def _take(self) -> list[Any]:
+        """Returns a list with the next batch; an empty list if there is none."""
+        found: list[Any] = []
+        interrupt = DeferredInterrupt()
+        with interrupt, self._held(), suppress(CollectorClosed):
+            if self._kept:
+                found, self._kept = self._kept, []
+            elif self._has_batch():
+                found = [self._collect_or_close()]
+        if interrupt.pending is not None:
+            self._kept = found
+            raise interrupt.pending
+        return found
+
+    def _finish_interrupted(self) -> None:
+        """Completes a batch that Ctrl-C has ended, and keeps it for the next call of ``next``."""
+        if self._is_under_way():
+            self._kept = self._take()
+
+    def _drop_interrupted(self) -> None:
+        """Drops a batch that was under way when Ctrl-C was pressed."""
+        self._kept = []
+
+    def _is_under_way(self) -> bool:
+        """Returns True if Ctrl-C has ended a batch that the next call of ``next`` goes on with."""
+        return False
 
     def _has_batch(self) -> bool:
         """Returns True if a batch is ready to be delivered, or frames are left to collect."""
@@ -241,6 +272,8 @@ class BaseCollector(  # type: ignore[misc]  # the option `trace` has a method of
                 return self._collect_timed()
             return self._collect_whole(self._whole)
         except BaseException as error:
+            if is_deferred(error):
+                raise
             self._failed = True
             if not isinstance(error, CollectorClosed):
                 # Only the first line: the text of a worker's error contains a traceback.
@@ -273,6 +306,7 @@ class BaseCollector(  # type: ignore[misc]  # the option `trace` has a method of
                 if not self.closed:
                     whole.warn_if_undelivered(self.config.total_frames)
                 return None
+            check_interrupt()
             self._collect_timed()
         batch = self._delivery.deliver_whole(whole.pop_batch())
         self._batches += 1
@@ -293,13 +327,27 @@ class BaseCollector(  # type: ignore[misc]  # the option `trace` has a method of
 
     def _load_delivery(self, state: Mapping[str, Any], order: int, resumed: bool) -> None:
         """Restores what :meth:`_delivery_state` returned."""
+        self._drop_interrupted()
+        kept = state.get(_KEPT, ())
+        self._kept = [None if batch is None else from_plain(batch) for batch in kept]
         self._delivery.load_state_dict(state)
         if self._whole is not None:
             self._whole.load_state_dict(state.get(STATE, {}), order, resumed)
 
     def _delivery_state(self) -> dict[str, Any]:
-        """Returns the state of ``postproc``, and the trajectories that are not delivered yet."""
-        whole = {} if self._whole is None else {STATE: self._whole.state_dict()}
+        """Returns the state of ``postproc``, and what has been collected but not delivered yet.
+
+        Raises:
+            TypeError: if Ctrl-C has kept a batch from its delivery that can't be part of a state.
+        """
+        whole: dict[str, Any] = {} if self._whole is None else {STATE: self._whole.state_dict()}
+        for batch in self._kept:
+            if batch is not None and not isinstance(batch, TensorDictBase):
+                raise TypeError(
+                    "the state can't hold the batch that was under way when Ctrl-C was pressed, "
+                    f"because postproc made a {type(batch).__name__} of it: call next() first"
+                )
+            whole[_KEPT] = [None if batch is None else to_plain(batch.clone())]
         return {**whole, **self._delivery.state_dict()}
 
     def _record(self, batch: Any) -> None:

@@ -142,12 +142,9 @@ class FrameBudget:
     def _warn_of_remainders(self) -> None:
         """Warns if a number of frames is not a multiple of the frames in a batch."""
         requested, total = self.requested_frames_per_batch, self.config.total_frames
-        if (
-            not self.config.endless
-            and total % requested
-            and self.config.extend_buffer
-            and not self._is_exact
-        ):
+        by_step = self.config.adds_steps
+        whole = not (self.config.endless or by_step or self._is_exact)
+        if whole and total % requested:
             batches = math.ceil(total / requested)
             warn(
                 f"total_frames={total} is not a multiple of the {requested} frames in a batch: "
@@ -155,7 +152,7 @@ class FrameBudget:
                 f"are masked, up to {total + requested - 1} frames, in more batches)"
             )
         random = self.config.init_random_frames
-        if random and random % requested and self.config.extend_buffer:
+        if random and random % requested and not by_step:
             warn(
                 f"init_random_frames={random} is not a multiple of the {requested} frames in a "
                 f"batch: {math.ceil(random / requested) * requested} frames will be random"

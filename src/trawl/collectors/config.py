@@ -431,6 +431,11 @@ class CollectorConfig:
             raise ValueError("inserts_ahead needs samples_per_insert")
 
     @property
+    def adds_steps(self) -> bool:
+        """True if each step is written to a replay buffer on its own."""
+        return self.replay_buffer is not None and not self.extend_buffer
+
+    @property
     def endless(self) -> bool:
         """True if there is no limit on frames."""
         return self.total_frames == math.inf

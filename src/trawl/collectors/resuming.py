@@ -71,6 +71,7 @@ class ResumableCollector(RolloutCollector):
         yet.
         """
         with self._held():
+            self._finish_interrupted()
             state: dict[str, Any] = {
                 # A copy, because transforms change their tensors in place.
                 "env_state_dict": deepcopy(self.env.state_dict()),

@@ -60,6 +60,8 @@ class RolloutCollector(DirectWeights):
         # Numbers of episodes, and of their frames, that are counted as progress already.
         self._counted = 0, 0
         self._in_turn = False
+        # Random actions, when to stop, and the version of the policy, of the batch under way.
+        self._begun: tuple[bool, Callable[[], bool] | None, int | str | None] = (False, None, None)
         # In a worker, the driver's decisions for a batch: random actions, and when to stop.
         self._ordered: tuple[bool, Callable[[], bool] | None] | None = None
         # Function that returns the context for writing a batch into the replay buffer. Its argument
@@ -75,6 +77,7 @@ class RolloutCollector(DirectWeights):
         return Rollout(self.env, self._resolved, options, self.config.exploration_type)
 
     def _new_ready_rollout(self, options: BatchOptions, serving: ServingOptions) -> ReadyRollout:
+        serving = replace(serving, ends_idle=self.config.reset_at_each_iter)
         if self._version is None:
             serving = replace(serving, version_key=None)
         return new_ready_rollout(
@@ -150,10 +153,6 @@ class RolloutCollector(DirectWeights):
         own = {names[name]: facts[name] for name in names if name in facts}
         return super()._counters() | own
 
-    @property
-    def _adds_steps(self) -> bool:
-        return self.config.replay_buffer is not None and not self.config.extend_buffer
-
     def rollout(self) -> TensorDictBase:
         """Collects a batch, without processing or counting it.
 
@@ -165,8 +164,11 @@ class RolloutCollector(DirectWeights):
         """
         self._check_open("rollout()")
         with self._held():
-            self._prepare()
-            if self._in_turn and self._adds_steps:
+            if not self._in_turn:
+                self._finish_interrupted()
+            if not self._rollout.paused:
+                self._prepare()
+            if self._in_turn and self.config.adds_steps:
                 return self._collect_steps()
             batch = self._run()
             if self._whole is not None and not self._in_turn:
@@ -189,13 +191,16 @@ class RolloutCollector(DirectWeights):
             TypeError: if an override of :meth:`rollout` does not return a batch.
         """
         self._in_turn = True
+        rollout = self._rollout
+        # An override of rollout() may lose what it has, and single steps are batches of their own.
+        rollout.may_pause = not (overrides_rollout(self) or self.config.adds_steps)
         # Rows stay empty only if a batch of the usual length is interrupted.
-        self._rollout.filled = self.frames_per_batch
+        rollout.filled = self.frames_per_batch
         try:
             batch: Any = self.rollout()
         finally:
-            self._in_turn = False
-        if batch is None and self._adds_steps:
+            self._in_turn = rollout.may_pause = False
+        if batch is None and self.config.adds_steps:
             return None
         if not isinstance(batch, TensorDictBase) or not batch.ndim:
             raise TypeError(
@@ -205,6 +210,15 @@ class RolloutCollector(DirectWeights):
         if batch.shape[-1] != self.frames_per_batch:
             self._rollout.filled = batch.shape[-1]
         return batch
+
+    @override
+    def _drop_interrupted(self) -> None:
+        super()._drop_interrupted()
+        self._rollout.drop_paused()
+
+    @override
+    def _is_under_way(self) -> bool:
+        return self._rollout.paused
 
     def _prepare(self) -> None:
         """Loads new weights; calls the hook and resets the environment if the options say so."""
@@ -223,13 +237,16 @@ class RolloutCollector(DirectWeights):
         self._progress.trajectory_pending_frames = self._rollout.writer.sums.unfinished
 
     def _run(self) -> TensorDictBase:
-        # A batch has the version at its start, even if another thread advances the version later.
-        version = None if self._version is None else self._version.version
-        self._at_start = False
-        in_turn = self._in_turn or self._takes_first_ready
-        self._rollout.limit(self._left() if in_turn else math.inf)
-        random, stopped = self._ordered or (self._is_random(), self._stopped())
-        self.acted_randomly = random
+        if not self._rollout.paused:
+            # A batch has the version at its start, even if another thread advances it later.
+            version = None if self._version is None else self._version.version
+            self._at_start = False
+            in_turn = self._in_turn or self._takes_first_ready
+            self._rollout.limit(self._left() if in_turn else math.inf)
+            random, stopped = self._ordered or (self._is_random(), self._stopped())
+            self.acted_randomly = random
+            self._begun = random, stopped, version
+        random, stopped, version = self._begun
         batch = self._rollout.run(random, stopped, not self.is_running())
         self._stamp(batch, version)
         return batch

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pickle
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -194,10 +193,9 @@ class WorkerWeights(BaseCollector, OptionAttributes):  # type: ignore[misc]  # s
         sent = self._sender.newest(model_id)
         if sent is not None:
             return sent
-        packed = self._setups[0].packed
-        if model_id != POLICY or packed is None:
+        if model_id != POLICY:
             return None
-        policy = pickle.loads(packed)
+        policy = self._setups[0].packed_policy()
         found: TensorDictBase | None = None
         if isinstance(policy, nn.Module):
             found = strategy.WeightStrategy().extract_weights(policy)

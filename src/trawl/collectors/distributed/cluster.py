@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from typing_extensions import override
@@ -12,7 +12,7 @@ from trawl.checks import check_number
 from trawl.collectors.arguments import MultiArguments
 from trawl.collectors.assembler import WorkerBatch
 from trawl.collectors.config import warn
-from trawl.collectors.distributed.nested import nested
+from trawl.collectors.distributed.nested import NestedService, nested
 from trawl.collectors.distributed.sharing import share_options
 from trawl.collectors.multi import (
     MultiAsyncCollector,
@@ -21,7 +21,7 @@ from trawl.collectors.multi import (
 from trawl.collectors.options import at_least, option, validate
 from trawl.collectors.single import Collector
 from trawl.collectors.slot import WorkerSlot
-from trawl.collectors.worker import WorkerSpec
+from trawl.collectors.worker import WorkerProgram, WorkerSpec
 from trawl.collectors.worker_collector import WorkerCollector
 from trawl.envs.types import is_list
 
@@ -194,10 +194,15 @@ class ClusterCollector(WorkerCollector):
         return super()._sends_by_itself or self.remote.interval is not None
 
     @override
+    def _program(self, index: int) -> WorkerProgram:
+        program = super()._program(index)
+        count = self._setups[index].environments
+        return nested(program, count) if self.remote.nested else program
+
+    @override
     def _spec(self, slot: WorkerSlot) -> WorkerSpec:
         spec = super()._spec(slot)
-        count = self._setups[slot.index].environments
-        return nested(spec, count) if self.remote.nested else spec
+        return replace(spec, service=NestedService) if self.remote.nested else spec
 
     @override
     def _before_request(self) -> None:

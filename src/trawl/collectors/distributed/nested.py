@@ -18,19 +18,19 @@ from trawl.collectors.multi_config import NOT_HERE
 from trawl.collectors.normalizing import empty_statistics, load_statistics, pop_statistics
 from trawl.collectors.requests import BatchReady, CollectRequest, WorkerReady
 from trawl.collectors.weight_control import POLICY
-from trawl.collectors.worker import CollectorService, WorkerSpec
+from trawl.collectors.worker import CollectorService, WorkerProgram, WorkerSpec
 from trawl.keys import TRAJ_IDS
 from trawl.observe.episodes import RecentEpisodes
 from trawl.rollout.episode_sums import EndedEpisodes
 from trawl.rollout.times import LoopTimes
 
 
-def nested(spec: WorkerSpec, count: int) -> WorkerSpec:
-    """Returns the specification of a worker whose collector has ``count`` workers."""
-    sources = spec.create_env_fn if count > 1 else [spec.create_env_fn]
-    options = {name: value for name, value in spec.options.items() if name not in NOT_HERE}
+def nested(program: WorkerProgram, count: int) -> WorkerProgram:
+    """Returns the program of a worker whose collector has ``count`` workers."""
+    sources = program.create_env_fn if count > 1 else [program.create_env_fn]
+    options = {name: value for name, value in program.options.items() if name not in NOT_HERE}
     options["num_workers"] = count
-    return replace(spec, create_env_fn=sources, options=options, service=NestedService)
+    return replace(program, create_env_fn=sources, options=options)
 
 
 class NestedService(CollectorService):
