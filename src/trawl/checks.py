@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import operator
 import sys
 from collections.abc import Iterable
@@ -19,7 +20,7 @@ def check_bool(name: str, value: Any) -> None:
         raise TypeError(f"{name} must be True or False, but it is the string {value!r}")
 
 
-def check_number(name: str, value: Any, least: int) -> int:
+def check_number(name: str, value: Any, least: float = -math.inf) -> int:
     """Checks that a value is an integer of at least ``least``, and returns it as an int.
 
     A float that is a whole number, such as ``1e6``, is accepted.
