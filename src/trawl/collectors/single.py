@@ -12,8 +12,10 @@ import torch
 from numpy.typing import NDArray
 from tensordict import TensorDictBase
 from tensordict.nn import CudaGraphModule
+from typing_extensions import override
 
 from trawl.collectors.arguments import CollectorArguments, accepts, describe
+from trawl.collectors.base import View
 from trawl.collectors.config import CollectorConfig, option_names, warn
 from trawl.collectors.delivery import BatchDelivery
 from trawl.collectors.dispatch import (
@@ -387,7 +389,8 @@ class Collector(ResumableCollector):
         with self._held():
             return get_path(self.env, attr)
 
-    def stats(self) -> dict[str, Any]:
+    @override
+    def stats(self, workers: View = "aggregate") -> dict[str, Any]:
         """Returns statistics of the collector as a flat dict.
 
         Besides the statistics of every collector, the dict contains:
@@ -404,8 +407,18 @@ class Collector(ResumableCollector):
         - With ``on_env_error="restart"``, ``env_restarts``, the number of times that an
           environment was rebuilt. If a process of a :class:`~trawl.envs.ParallelEnv` dies, each of
           its environments is rebuilt and counted.
+
+        Args:
+            workers: ``"aggregate"``, ``"both"``, or ``"per_worker"``, which returns an empty dict.
+
+        Raises:
+            ValueError: if ``workers`` has another value.
         """
-        facts = super().stats()
+        return super().stats(workers)
+
+    @override
+    def _aggregate(self) -> dict[str, Any]:
+        facts = super()._aggregate()
         if self._restarts is not None:
             facts["env_restarts"] = self._restarts.count
         facts.update(self._rollout.writer.describe())

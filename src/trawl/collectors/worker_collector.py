@@ -12,6 +12,7 @@ from typing_extensions import override
 
 from trawl.backends.base import Backend
 from trawl.collectors.assembler import BatchAssembler, WorkerBatch
+from trawl.collectors.budget import Progress
 from trawl.collectors.config import CollectorConfig, warn
 from trawl.collectors.delivery import BatchDelivery, count_frames
 from trawl.collectors.exact import first_frames, limited
@@ -116,6 +117,11 @@ class WorkerCollector(WorkerShutdown):
             policies = setups.policies
             parts = 1 if self.sync else self.num_workers
             self._unsent = UnsentWeights(policies, parts, weak(self._count_updates))
+
+    @override
+    def _counts(self) -> Progress:
+        # This process counts the frames that it writes, and the workers count all others.
+        return Progress.total([self._progress, *(slot.progress for slot in self._pool.slots)])
 
     # --- methods for subclasses
 
@@ -426,7 +432,7 @@ class WorkerCollector(WorkerShutdown):
         for part in parts:
             batch = self._batch_of(part)
             batch = self._delivery.deliver(batch, min(part.answer.filled, batch.shape[-1]))
-            self._delivery.write(batch)
+            self._progress.replay_written_frames += self._delivery.write(batch)
             self._record(batch)
 
     @property
