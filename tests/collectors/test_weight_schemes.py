@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from trawl.collectors import Collector, MultiSyncCollector
 from trawl.testing import NumberedEnv
 from trawl.weight_update import (
+    MultiProcessedWeightUpdater,
     MultiProcessWeightSyncScheme,
     NoWeightSyncScheme,
     SharedMemWeightSyncScheme,
@@ -209,26 +210,35 @@ def test_without_schemes_too_what_a_policy_has_beside_its_weights_is_sent(cls):
 
 
 @BOTH
-@SCHEMES
-def test_the_policy_beside_a_factory_is_where_weights_come_from(cls, scheme):
+@pytest.mark.parametrize("start_method", ["inline", "messages"])
+@pytest.mark.parametrize(
+    "scheme",
+    [None, SharedMemWeightSyncScheme, MultiProcessWeightSyncScheme],
+    ids=["default", "shared", "process"],
+)
+def test_the_policy_beside_a_factory_is_where_weights_come_from(cls, scheme, start_method):
     policy = Chooser(3)
+    options = {} if scheme is None else {"weight_sync_schemes": {"policy": scheme()}}
+    factory = partial(Chooser, 1)
     with collector(
-        cls,
-        policy,
-        policy_factory=partial(Chooser, 1),
-        weight_sync_schemes={"policy": scheme()},
+        cls, policy, policy_factory=factory, start_method=start_method, **options
     ) as made:
-        assert settled(made) == [({1}, 0)] * 2
-        made.update_policy_weights_()
-        assert settled(made) == [({3}, 1)] * 2
         policy.become(2)
+        assert settled(made) == [({3}, 0)] * 2
         made.update_policy_weights_()
-        assert settled(made) == [({2}, 2)] * 2
+        assert settled(made) == [({2}, 1)] * 2
 
 
-def test_a_policy_beside_a_factory_needs_schemes():
-    with pytest.raises(TypeError, match="policy and policy_factory can't both be given"):
-        collector(MultiSyncCollector, Chooser(3), policy_factory=Chooser)
+def test_a_policy_beside_a_factory_must_be_a_source_of_weights():
+    with pytest.raises(TypeError, match="both be given only if the policy is a module"):
+        collector(MultiSyncCollector, lambda observation: 0, policy_factory=Chooser)
+    with pytest.raises(TypeError, match="can't both be given together with a weight_updater"):
+        collector(
+            MultiSyncCollector,
+            Chooser(3),
+            policy_factory=Chooser,
+            weight_updater=MultiProcessedWeightUpdater(),
+        )
 
 
 @BOTH

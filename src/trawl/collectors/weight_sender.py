@@ -281,6 +281,17 @@ class WeightSender:
         sends = any(updates for _, updates in [*elsewhere, *to_workers.values()])
         return change if loads or sends else lambda: None
 
+    def send_first(self) -> None:
+        """Sends the weights of the given policies to workers that made their policies themselves.
+
+        Nothing is sent if the policies differ, or if parameters have no shapes yet.
+        """
+        groups = self.policy_scheme.receivers
+        fitting = [group for group in groups if group.live is not None and not group.misfit]
+        chosen = [i for group in fitting for i in group.workers if self._setups.makes_policy(i)]
+        if chosen:
+            self.prepare({POLICY: None}, chosen, new_version=False)()
+
     def _send_or_hold(self, outgoing: Outgoing) -> None:
         if self.holding:
             self.held.add(outgoing)
