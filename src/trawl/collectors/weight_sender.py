@@ -81,6 +81,8 @@ class WeightSender:
         self._tracker = tracker
         self._models = models
         self._workers_write = workers_write
+        # True if the user gave the scheme of the policy weights to send.
+        self._has_own_source = False
         self._lock = Lock()
         self._announced = self._version
         self.versions: list[Version] = [self._version] * setups.count
@@ -108,17 +110,20 @@ class WeightSender:
 
         Raises:
             RuntimeError: if a scheme is already in use.
+            ValueError: if a scheme was initialised for other receivers than the workers.
         """
         self._schemes.setdefault(POLICY, new_scheme())
+        attached: list[WeightSyncScheme] = []
         for model_id, scheme in self._schemes.items():
             if scheme.model_is_elsewhere or self._is_here(model_id):
                 continue
-            if scheme.initialized_on_sender or scheme.initialized_on_receiver:
-                raise RuntimeError(
-                    f"the weight-sync scheme of {model_id!r} is already in use: each collector "
-                    "needs a scheme of its own"
-                )
-            self._attach(scheme, model_id, collector)
+            try:
+                self._attach(scheme, model_id, collector)
+            except BaseException:
+                for other in attached:
+                    other.shutdown()
+                raise
+            attached.append(scheme)
         self.policy_scheme = self._schemes[POLICY]
         if isinstance(self.policy_scheme, NoWeightSyncScheme):
             # Loaded states and versions must reach the workers even without weight updates.
@@ -126,7 +131,8 @@ class WeightSender:
             self._attach(self.policy_scheme, POLICY, collector)
 
     def _attach(self, scheme: WeightSyncScheme, model_id: str, collector: Any) -> None:
-        scheme.attach(self, model_id, collector)
+        if scheme.attach(self, model_id, collector) and model_id == POLICY:
+            self._has_own_source = True
         scheme.on_send = self._host.update
 
     def close(self) -> None:
@@ -282,13 +288,15 @@ class WeightSender:
         return change if loads or sends else lambda: None
 
     def send_first(self) -> None:
-        """Sends the weights of the given policies to workers that made their policies themselves.
+        """Sends weights to workers whose policies begin with other weights than those to send.
 
-        Nothing is sent if the policies differ, or if parameters have no shapes yet.
+        These are the policies that workers made themselves, and all policies if the user gave the
+        scheme weights of its own. Nothing is sent if the policies differ, or if parameters have no
+        shapes yet.
         """
         groups = self.policy_scheme.receivers
-        fitting = [group for group in groups if group.live is not None and not group.misfit]
-        chosen = [i for group in fitting for i in group.workers if self._setups.makes_policy(i)]
+        ready = [i for group in groups if group.ready for i in group.workers]
+        chosen = [i for i in ready if self._has_own_source or self._setups.makes_policy(i)]
         if chosen:
             self.prepare({POLICY: None}, chosen, new_version=False)()
 

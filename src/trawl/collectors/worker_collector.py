@@ -113,8 +113,7 @@ class WorkerCollector(WorkerShutdown):
         self._pool = WorkerPool(self._backend, specify, limits, note)
         try:
             self._prepare()
-            if sourced:
-                self._sender.send_first()
+            self._sender.send_first()
             self._init_weights()
         except BaseException:
             self.shutdown(raise_on_error=False)
