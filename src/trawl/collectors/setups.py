@@ -21,12 +21,12 @@ from trawl.collectors.dispatch import DIRECT
 from trawl.collectors.multi_config import NOT_HERE, MultiConfig
 from trawl.collectors.options import DRIVER, LIST, tagged
 from trawl.collectors.placing import Devices, resolve_devices, tensors_of
-from trawl.collectors.policy_version import PolicyVersion
 from trawl.collectors.requests import WorkerReady
 from trawl.collectors.single import Collector
 from trawl.collectors.worker import WorkerProgram
 from trawl.envs.batched import check_env_kwargs
 from trawl.envs.build import is_env
+from trawl.envs.transforms import PolicyVersion
 from trawl.envs.types import is_list
 from trawl.rollout.trial import trial
 

@@ -12,8 +12,10 @@ import torch
 from numpy.typing import NDArray
 from tensordict import TensorDictBase
 from tensordict.nn import CudaGraphModule
+from typing_extensions import override
 
 from trawl.collectors.arguments import CollectorArguments, accepts, describe
+from trawl.collectors.base import View
 from trawl.collectors.config import CollectorConfig, option_names, warn
 from trawl.collectors.delivery import BatchDelivery
 from trawl.collectors.dispatch import (
@@ -171,7 +173,7 @@ class Collector(ResumableCollector):
         self.n_env = num_envs
         self._rollout = self._new_rollout(
             BatchOptions(
-                steps=1 if self._adds_steps else each,
+                steps=1 if config.adds_steps else each,
                 limit=config.max_frames_per_traj or None,
                 track_traj_ids=config.track_traj_ids,
                 compact=config.compact_obs,
@@ -203,7 +205,11 @@ class Collector(ResumableCollector):
                 "groups of a ParallelEnv have no effect here: they need a collector whose only "
                 "environment is the ParallelEnv, and a policy that writes tensors"
             )
-        if self._adds_steps and self.env.batch_size and not hasattr(config.replay_buffer, "extend"):
+        if (
+            config.adds_steps
+            and self.env.batch_size
+            and not hasattr(config.replay_buffer, "extend")
+        ):
             raise TypeError(
                 "replay_buffer must have a method extend() to take the steps of a batch of "
                 f"environments, but {type(config.replay_buffer).__name__} has none"
@@ -353,7 +359,8 @@ class Collector(ResumableCollector):
         with self._held():
             return get_path(self.env, attr)
 
-    def stats(self) -> dict[str, Any]:
+    @override
+    def stats(self, workers: View = "aggregate") -> dict[str, Any]:
         """Returns statistics of the collector as a flat dict.
 
         Besides the statistics of every collector, the dict contains:
@@ -370,8 +377,18 @@ class Collector(ResumableCollector):
         - With ``on_env_error="restart"``, ``env_restarts``, the number of times that an
           environment was rebuilt. If a process of a :class:`~trawl.envs.ParallelEnv` dies, each of
           its environments is rebuilt and counted.
+
+        Args:
+            workers: ``"aggregate"``, ``"both"``, or ``"per_worker"``, which returns an empty dict.
+
+        Raises:
+            ValueError: if ``workers`` has another value.
         """
-        facts = super().stats()
+        return super().stats(workers)
+
+    @override
+    def _aggregate(self) -> dict[str, Any]:
+        facts = super()._aggregate()
         if self._restarts is not None:
             facts["env_restarts"] = self._restarts.count
         facts.update(self._rollout.writer.describe())

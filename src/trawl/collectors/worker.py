@@ -26,6 +26,7 @@ from typing_extensions import override
 from trawl.backends.base import HandleCall, Port, Service
 from trawl.backends.failure import Failure
 from trawl.collectors import requests
+from trawl.collectors.budget import Progress
 from trawl.collectors.config import muted
 from trawl.collectors.delivery import count_frames
 from trawl.collectors.dispatch import DIRECT
@@ -170,6 +171,8 @@ class CollectorService(HandleCalls, Service):
         self._snapshots = SnapshotTaker(self.collector, every, self._warn)
         try:
             self._begin(spec)
+            # A replacement has the counts of the dead worker, which the driver has already.
+            self._reported: Progress = self.collector.progress
         except BaseException:
             # The caller has no reference to this object yet, so only this code can close it.
             self.close()
@@ -210,6 +213,7 @@ class CollectorService(HandleCalls, Service):
                 warnings=(*writer.warnings, *self._network_warnings()),
                 masked=self._masked,
                 versioned=self._rollout.stamps_frames,
+                version=self.collector.policy_version,
                 snapshot=self._snapshots.take(self._updates),
                 statistics=empty_statistics(self.collector),
             )
@@ -302,7 +306,9 @@ class CollectorService(HandleCalls, Service):
         else:
             answer = requests.CallReturned(request.number, value)
         # A call that failed may have changed something, too.
-        self._port.send(replace(answer, snapshot=self._snapshots.take(self._updates)))
+        snapshot, progress = self._snapshots.take(self._updates), self._pop_progress()
+        version = self.collector.policy_version
+        self._port.send(replace(answer, snapshot=snapshot, progress=progress, version=version))
 
     @override
     def work(self) -> None:
@@ -326,10 +332,16 @@ class CollectorService(HandleCalls, Service):
         if not self._measured:  # a batch that was written into a buffer has been measured then
             self._clock.end()
             times, rollout = self._clock.batch_times(self._rollout.times), self._rollout
-            steps, ended = rollout.pop_steps(), rollout.writer.sums.pop()
+            steps, ended = rollout.pop_steps(), self.collector.count_steps(answer.frames)
             self._measured = {"times": times, "steps": steps, "ended": ended}
             self._measured["statistics"] = pop_statistics(self.collector)
+            self._measured["progress"] = self._pop_progress()
         return replace(answer, **self._measured)
+
+    def _pop_progress(self) -> Progress:
+        """Returns what the collector has counted since the last call."""
+        before, self._reported = self._reported, self.collector.progress
+        return self._reported.since(before)
 
     @property
     def _rollout(self) -> Rollout:

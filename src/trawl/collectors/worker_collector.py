@@ -12,6 +12,7 @@ from typing_extensions import override
 
 from trawl.backends.base import Backend
 from trawl.collectors.assembler import BatchAssembler, WorkerBatch
+from trawl.collectors.budget import Progress
 from trawl.collectors.config import CollectorConfig, warn
 from trawl.collectors.delivery import BatchDelivery, count_frames
 from trawl.collectors.exact import first_frames, limited
@@ -116,6 +117,11 @@ class WorkerCollector(WorkerShutdown):
             parts = 1 if self.sync else self.num_workers
             self._unsent = UnsentWeights(policies, parts, weak(self._count_updates))
 
+    @override
+    def _counts(self) -> Progress:
+        # This process counts the frames that it writes, and the workers count all others.
+        return Progress.total([self._progress, *(slot.progress for slot in self._pool.slots)])
+
     # --- methods for subclasses
 
     @abstractmethod
@@ -213,7 +219,8 @@ class WorkerCollector(WorkerShutdown):
         # A batch that is cut in the middle of a row must be the last one, or the next batch would
         # not go on from there. So if batches may have fewer frames than requested, only whole rows
         # are requested as long as possible.
-        short = self.config.preempts
+        self._scheduler.whole_steps = self.config.adds_steps and not self.config.exact_frames
+        short = self.config.preempts or self._scheduler.whole_steps
         units = [one.num_envs if short or one.masked else 1 for one in ready]
         assembler = None if self._workers_write else self._assembler
         self._scheduler.set_workers(assembler, frames, units)
@@ -335,7 +342,8 @@ class WorkerCollector(WorkerShutdown):
         if not self._scheduler.requested:
             self._before_request()
         collected = self._scheduler.collect(self._wanted, self._is_random)
-        parts = limited(collected, self._left())
+        scheduler = self._scheduler
+        parts = limited(collected, self._left(), scheduler.units if scheduler.whole_steps else None)
         self._count(parts)
         if self.config.prefetch:
             self._request_ahead(parts)
@@ -419,12 +427,22 @@ class WorkerCollector(WorkerShutdown):
         for part in parts:
             batch = self._batch_of(part)
             batch = self._delivery.deliver(batch, min(part.answer.filled, batch.shape[-1]))
-            self._delivery.write(batch)
+            self._progress.replay_written_frames += self._delivery.write(batch)
             self._record(batch)
+
+    @property
+    @override
+    def _is_exact(self) -> bool:
+        return super()._is_exact or self.config.adds_steps
 
     def _room(self) -> float:
         """Returns the number of frames that may be requested, besides those under way."""
-        return self._left() - self._scheduler.frames_under_way
+        room = self._left() - self._scheduler.frames_under_way
+        random = self.config.init_random_frames
+        if self.config.adds_steps and random and self._acted < random:
+            # The policy acts from the step on that follows the last random one.
+            room = min(room, random - self._acted)
+        return room
 
     def _wanted(self, counted: int = 0) -> bool:
         """Returns True if more frames are wanted than are under way, or ``counted`` already."""
@@ -442,5 +460,10 @@ class WorkerCollector(WorkerShutdown):
         first = self.config.init_random_frames
         if not first:
             return False
+        return bool(self._acted < first)
+
+    @property
+    def _acted(self) -> int:
+        """Number of frames that were written or requested, to compare with the random ones."""
         written = getattr(self.config.replay_buffer, "write_count", 0)
-        return bool(max(self._frames + self._scheduler.frames_under_way, written) < first)
+        return max(self._frames + self._scheduler.frames_under_way, written)
