@@ -17,12 +17,13 @@ from torch import Tensor, nn
 from trawl.errors import add_note
 from trawl.keys import Key, as_key, show_key, show_keys
 from trawl.rollout.modules import leaves_inputs_alone
-from trawl.rollout.networks import call_noting_networks
+from trawl.rollout.networks import call_noting_networks, foreign_networks
 from trawl.rollout.plan import NotPlannable, Plan, make_plan
+from trawl.rollout.policy_reads import PolicyReads
 from trawl.rollout.resolving import name_of
 from trawl.rollout.sampling import Sampling, keep_reasons
 from trawl.rollout.trial import trial
-from trawl.tensordicts import changes, is_lazy
+from trawl.tensordicts import changes, is_lazy, noted
 
 
 class Policy:
@@ -37,6 +38,7 @@ class Policy:
 
     Attributes:
         writes: keys that the policy writes; known once :meth:`discover` has run.
+        reads: keys that the policy may read; known once :meth:`discover` has run.
         alone: True if no other thread draws random numbers while the policy is called.
         networks: networks that the policy calls, that are not part of it, and that can be trained;
             known in a worker, once :meth:`discover` has run.
@@ -60,6 +62,7 @@ class Policy:
         self.varies = False
         self.networks: list[nn.Module] = []
         self.writes: tuple[Key, ...] = ()
+        self.reads = PolicyReads()
         self.why_not_direct: str | None = None
         # An entry without a row for each environment, and its shape; None if there is none.
         self._misfit: tuple[Key, tuple[int, ...]] | None = None
@@ -187,11 +190,6 @@ class Policy:
         self.writes = tuple(found)
         return found
 
-    def _noting_networks(self, call: Callable[..., Any], *inputs: Any) -> Any:
-        """Returns the result of a call of the policy, and notes the networks that it calls."""
-        result, self.networks = call_noting_networks(self.module, call, *inputs)
-        return result
-
     def _call_on_tensors(self, root: TensorDictBase) -> dict[Key, Any] | None:
         """Calls the policy on tensors, and returns the entries that it writes.
 
@@ -212,7 +210,7 @@ class Policy:
         if not all(map(_is_tensor, inputs)):
             return None
         try:
-            made = self._noting_networks(plan.call, *inputs)
+            made, self.networks = call_noting_networks(self.module, plan.call, *inputs)
         except Exception:
             made = None  # the call with a TensorDict raises a more informative error
         values = [made] if len(plan.writes) == 1 else made or [None]
@@ -223,14 +221,18 @@ class Policy:
             if wrong:
                 self._misfit = plan.writes[wrong[0]], tuple(values[wrong[0]].shape)
             return None
+        self.reads = PolicyReads(plan.reads)
         found = dict(zip(plan.writes, values, strict=True))
         return {key: value for key, value in found.items() if value is not given.get(key)}
 
     def _call(self, root: TensorDictBase) -> dict[Key, Any]:
         """Calls the policy with a TensorDict, and returns the entries that it writes."""
         given_to = root if self.device is None else root.to(self.device)
-        given = given_to.copy()
-        result = self._noting_networks(self.module, given_to)
+        self.reads = PolicyReads()
+        given_to = self.reads.noting(given_to)
+        given = noted(given_to)
+        result, called = self.reads.call(self.module, given_to)
+        self.networks = foreign_networks(self.module, called)
         if not is_tensor_collection(result):
             kind = type(result).__name__
             raise TypeError(
