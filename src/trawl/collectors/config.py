@@ -156,6 +156,8 @@ class CollectorConfig:
             some environments are masked out in ``("collector", "mask")``. A replay buffer gets
             the frames in one dimension, environment by environment.
         policy_factory: function without arguments that makes the policy; alternative to ``policy``.
+            With workers, a module may be given as ``policy`` in addition, as the source of the
+            weights.
         device: default for ``storing_device``, ``env_device`` and ``policy_device``.
         storing_device: device on which batches are delivered.
         env_device: device of the environment's TensorDicts.
