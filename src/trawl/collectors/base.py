@@ -7,8 +7,9 @@ import os
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import nullcontext, suppress
+from dataclasses import asdict
 from threading import RLock
-from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, NoReturn, TypeAlias
 from weakref import WeakKeyDictionary
 
 from tensordict import TensorDictBase
@@ -23,13 +24,14 @@ from trawl.collectors.background import (
     CollectorClosed,
     RateLimiter,
 )
-from trawl.collectors.budget import FrameBudget
+from trawl.collectors.budget import FrameBudget, Progress
 from trawl.collectors.checkpointing import CheckpointedCollector
 from trawl.collectors.closing import ClosingCollector
 from trawl.collectors.config import CollectorConfig, warn
 from trawl.collectors.delivery import BatchDelivery
 from trawl.collectors.normalizing import NormalizingCollector, transform_facts
-from trawl.collectors.policy_version import PolicyVersion, version_tracker
+from trawl.collectors.options import one_of
+from trawl.collectors.policy_version import version_tracker
 from trawl.collectors.profile import ProfileConfig, ProfiledCollector, RolloutProfiler
 from trawl.collectors.torchrl import register_collectors
 from trawl.collectors.tracing import TracedCollector
@@ -37,10 +39,14 @@ from trawl.collectors.trajectory_batcher import STATE, TrajectoryBatcher
 from trawl.collectors.weight_control import WeightControl
 from trawl.data.sinks.base import Sink
 from trawl.envs.capture.frames import from_plain, to_plain
+from trawl.envs.transforms import PolicyVersion
 from trawl.interrupts import DeferredInterrupt, check_interrupt, is_deferred
 from trawl.observe.trace_options import TraceOptions
 from trawl.polling import is_polling
 
+#: Which statistics ``stats()`` returns.
+View = Literal["aggregate", "per_worker", "both"]
+_check_view = one_of("aggregate", "per_worker", "both")
 # Entry of a state: the batch that was complete, but not delivered, when Ctrl-C was pressed.
 _KEPT = "kept"
 # None at the end of a run: loops that know how many batches come need no check for it.
@@ -112,6 +118,7 @@ class BaseCollector(  # type: ignore[misc]  # the option `trace` has a method of
         self.pre_collect_hook: Callable[[], Any] | None = config.pre_collect_hook
         self.post_collect_hook: Callable[[Any], Any] | None = config.post_collect_hook
         self._batches = 0
+        self._progress = Progress()
         self._failed = False
         # The batch, if any, that was complete when Ctrl-C was pressed.
         self._kept: list[Any] = []
@@ -129,7 +136,7 @@ class BaseCollector(  # type: ignore[misc]  # the option `trace` has a method of
         self._updater = None
         self._version: PolicyVersion | None = version_tracker(config.track_policy_version)
         self._whole: TrajectoryBatcher | None = None
-        if config.trajs_per_batch is not None:
+        if config.whole_trajectories:
             self._whole = self._new_whole(config)
         if isinstance(config.sink, Sink):
             config.sink.info |= transform_facts(config)
@@ -285,12 +292,11 @@ class BaseCollector(  # type: ignore[misc]  # the option `trace` has a method of
         With a replay buffer, the method collects one batch, and writes all whole trajectories to
         the buffer.
         """
-        buffer = self.config.replay_buffer
-        if buffer is not None:
+        if self.config.replay_buffer is not None:
             self._collect_timed()
             for group in whole.groups():
                 batch = self._delivery.deliver_whole(group)
-                buffer.extend(batch)
+                self._progress.replay_written_frames += self._delivery.write(batch)
                 self._record(batch)
                 self._note_whole(batch)
             self._batches += 1
@@ -454,8 +460,12 @@ class BaseCollector(  # type: ignore[misc]  # the option `trace` has a method of
 
     # --- statistics
 
-    def stats(self) -> dict[str, Any]:
+    def stats(self, workers: View = "aggregate") -> dict[str, Any]:
         """Returns statistics of the collector, as a flat dictionary.
+
+        Args:
+            workers: ``"aggregate"`` for the collector as a whole, ``"per_worker"`` for each
+                worker, or ``"both"``. A collector without workers has no statistics of workers.
 
         Returns:
             A dictionary with the numbers of ``frames`` and ``batches`` delivered so far, and with
@@ -471,6 +481,11 @@ class BaseCollector(  # type: ignore[misc]  # the option `trace` has a method of
             workers have not answered, ``restarts`` the number of times that workers were replaced,
             and ``process_bytes`` the resident memory of this process.
 
+            The entries of :class:`~trawl.collectors.budget.Progress` are included:
+            ``stepped_frames``, ``trajectory_completed_frames``, ``completed_trajectories``,
+            ``replay_written_frames`` and ``trajectory_pending_frames``. All but the last are
+            part of the collector's state.
+
             From the first batch on, the dictionary has the rate ``frames_per_second`` over recent
             batches, and ``frames_per_second_overall`` since the first one. ``env_share``,
             ``policy_share``, ``overhead_share``, ``weights_share`` and ``idle_share`` divide the
@@ -478,7 +493,20 @@ class BaseCollector(  # type: ignore[misc]  # the option `trace` has a method of
             ``wait_share`` and ``driver_share`` divide the recent time of the thread that takes
             batches: outside of the collector, waiting for a batch, and in other work of the
             collector. The same names with ``_seconds`` give the seconds since the first batch.
+
+        Raises:
+            ValueError: if ``workers`` has another value.
         """
+        _check_view("workers", workers)
+        facts = {} if workers == "per_worker" else self._aggregate()
+        return facts if workers == "aggregate" else facts | self._per_worker()
+
+    def _per_worker(self) -> dict[str, Any]:
+        """Returns the statistics of each worker, and how many workers there are."""
+        return {}
+
+    def _aggregate(self) -> dict[str, Any]:
+        """Returns the statistics of the collector as a whole."""
         # A monitor must not take the error away from the learner.
         if self._background is not None and not is_polling():
             self._background.check()
@@ -486,6 +514,7 @@ class BaseCollector(  # type: ignore[misc]  # the option `trace` has a method of
             "frames": self._frames,
             "batches": self._batches,
             "requested_frames_per_batch": self.requested_frames_per_batch,
+            **asdict(self.progress),
             **self._figures(),
         }
         if not self.config.endless:

@@ -32,6 +32,7 @@ from trawl.collectors.weak import weak
 from trawl.observe.trace_options import TraceOptions
 from trawl.rollout.batch_writer import BatchOptions
 from trawl.rollout.block import Block
+from trawl.rollout.episode_sums import EndedEpisodes
 from trawl.rollout.loop import Rollout
 from trawl.rollout.policy import Policy
 from trawl.rollout.ready_loop import ReadyRollout
@@ -56,6 +57,8 @@ class RolloutCollector(DirectWeights):
         super().__init__(config)
         self._at_start = True
         self._times = WorkerTimes()
+        # Numbers of episodes, and of their frames, that are counted as progress already.
+        self._counted = 0, 0
         self._in_turn = False
         # Random actions, when to stop, and the version of the policy, of the batch under way.
         self._begun: tuple[bool, Callable[[], bool] | None, int | str | None] = (False, None, None)
@@ -107,11 +110,22 @@ class RolloutCollector(DirectWeights):
     def _note_turn(self, frames: int) -> None:
         times = self._clock.batch_times(self._rollout.times)
         self._times.add(times, frames)
-        self._episodes.add(*self._rollout.writer.sums.pop())
+        self._episodes.add(*self.count_steps(frames))
         super()._note_turn(frames)
         tracer = self._tracer
         if isinstance(tracer, LocalTracer):
             tracer.batch(times, frames, self._rollout.pop_steps())
+
+    def count_steps(self, frames: int) -> EndedEpisodes:
+        """Counts collected frames, and returns the episodes that have ended since the last call."""
+        sums, progress = self._rollout.writer.sums, self._progress
+        count, ended = self._counted
+        self._counted = sums.count, sums.frames
+        progress.stepped_frames += frames
+        progress.completed_trajectories += sums.count - count
+        progress.trajectory_completed_frames += sums.frames - ended
+        progress.trajectory_pending_frames = sums.unfinished
+        return sums.pop()
 
     @override
     def _pop_waited(self) -> float:
@@ -162,9 +176,9 @@ class RolloutCollector(DirectWeights):
                 for source, frames in self._by_source(batch):
                     self._whole.miss(frames, source)
             if not self._in_turn:
-                # These frames are not counted, so neither are their times and episodes.
+                # These frames are not delivered, so their times and episodes are not counted.
                 self._clock.batch_times(self._rollout.times)
-                self._rollout.writer.sums.pop()
+                self.count_steps(count_frames(batch, self._rollout.filled))
             return batch
 
     def _turn(self) -> TensorDictBase | None:
@@ -220,6 +234,7 @@ class RolloutCollector(DirectWeights):
     def _restart(self, mask: NDArray[np.bool_] | None = None, **kwargs: Any) -> None:
         self._rollout.reset(mask, **kwargs)
         self._at_start = mask is None
+        self._progress.trajectory_pending_frames = self._rollout.writer.sums.unfinished
 
     def _run(self) -> TensorDictBase:
         if not self._rollout.paused:
@@ -298,7 +313,7 @@ class RolloutCollector(DirectWeights):
         batch = self._delivery.deliver(batch, filled)
         if self.config.replay_buffer is not None:
             with self._writing(delivered):
-                self._delivery.write(batch)
+                self._progress.replay_written_frames += self._delivery.write(batch)
         self._frames += delivered
         self._batches += 1
         self._record(batch)
@@ -348,6 +363,7 @@ class RolloutCollector(DirectWeights):
                 frame = frame[0]
                 self.config.replay_buffer.add(frame)
             self._frames += frames
+            self._progress.replay_written_frames += frames
             if frames:
                 self._record(frame)
             if self.post_collect_hook is not None:

@@ -21,12 +21,12 @@ from trawl.collectors.dispatch import DIRECT
 from trawl.collectors.multi_config import NOT_HERE, MultiConfig
 from trawl.collectors.options import DRIVER, LIST, tagged
 from trawl.collectors.placing import Devices, resolve_devices, tensors_of
-from trawl.collectors.policy_version import PolicyVersion
 from trawl.collectors.requests import WorkerReady
 from trawl.collectors.single import Collector
 from trawl.collectors.worker import WorkerProgram
 from trawl.envs.batched import check_env_kwargs
 from trawl.envs.build import is_env
+from trawl.envs.transforms import PolicyVersion
 from trawl.envs.types import is_list
 from trawl.rollout.trial import trial
 
@@ -51,6 +51,7 @@ class WorkerSetup:
         environments: number of copies of the worker's environment.
         seed: the last seed that was set, and whether all environments share it; None if no seed
             was set.
+        first_env: index of the worker's first environment, if ``reset_kwargs`` is a function.
         env_state: the last state that was loaded into the worker's environment, or None.
     """
 
@@ -62,6 +63,7 @@ class WorkerSetup:
     kwargs: dict[str, Any] = field(default_factory=dict)
     environments: int = 1
     seed: tuple[int, bool] | None = None
+    first_env: int = 0
     env_state: Any = None
     package: Iterable[Any] | None = None
     hooks: dict[str, Any] = field(default_factory=dict)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import pickle
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -26,6 +26,7 @@ from typing_extensions import override
 from trawl.backends.base import HandleCall, Port, Service
 from trawl.backends.failure import Failure
 from trawl.collectors import requests
+from trawl.collectors.budget import Progress
 from trawl.collectors.config import muted
 from trawl.collectors.delivery import count_frames
 from trawl.collectors.dispatch import DIRECT
@@ -96,6 +97,8 @@ class WorkerSpec:
         version: version of the policy until new weights arrive; None if versions are not tracked.
         seed: the seed, and whether all environments share it; or None.
         env_state: state to load into the environment, or None.
+        first_env: index of the worker's first environment, if ``reset_kwargs`` is a function.
+        begun: numbers of the next episodes, if ``reset_kwargs`` is a function.
         given: weights of the policy that are newer than the last weights sent to the worker, or
             None.
         whole: whether the driver assembles whole trajectories.
@@ -118,6 +121,8 @@ class WorkerSpec:
     version: int | str | None = None
     seed: tuple[int, bool] | None = None
     env_state: Any = None
+    first_env: int = 0
+    begun: Sequence[int] = ()
     given: Any = None
     whole: bool = False
     snapshots: int = 0
@@ -170,6 +175,8 @@ class CollectorService(HandleCalls, Service):
         self._snapshots = SnapshotTaker(self.collector, every, self._warn)
         try:
             self._begin(spec)
+            # A replacement has the counts of the dead worker, which the driver has already.
+            self._reported: Progress = self.collector.progress
         except BaseException:
             # The caller has no reference to this object yet, so only this code can close it.
             self.close()
@@ -188,9 +195,14 @@ class CollectorService(HandleCalls, Service):
         writer.episodes.load(spec.trajectory, spec.stride)
         if spec.env_state:
             self.collector.env.load_state_dict(spec.env_state)
+        if spec.first_env:
+            self.collector.number_environments(spec.first_env)
         if spec.seed is not None:
             self.collector.set_seed(*spec.seed)
+        if spec.begun and spec.recovery is None:
+            self.collector.continue_episodes(spec.begun)
         self._load_first_weights(spec)
+        self._numbers_episodes = callable(self.collector.config.reset_kwargs)
         self._hidden = frozenset(writer.hidden)
         # An overridden rollout() may return batches of any layout, which are sent unchanged.
         layout = None if overrides_rollout(self.collector) else writer.layout
@@ -210,6 +222,7 @@ class CollectorService(HandleCalls, Service):
                 warnings=(*writer.warnings, *self._network_warnings()),
                 masked=self._masked,
                 versioned=self._rollout.stamps_frames,
+                version=self.collector.policy_version,
                 snapshot=self._snapshots.take(self._updates),
                 statistics=empty_statistics(self.collector),
             )
@@ -302,7 +315,9 @@ class CollectorService(HandleCalls, Service):
         else:
             answer = requests.CallReturned(request.number, value)
         # A call that failed may have changed something, too.
-        self._port.send(replace(answer, snapshot=self._snapshots.take(self._updates)))
+        snapshot, progress = self._snapshots.take(self._updates), self._pop_progress()
+        version = self.collector.policy_version
+        self._port.send(replace(answer, snapshot=snapshot, progress=progress, version=version))
 
     @override
     def work(self) -> None:
@@ -326,10 +341,16 @@ class CollectorService(HandleCalls, Service):
         if not self._measured:  # a batch that was written into a buffer has been measured then
             self._clock.end()
             times, rollout = self._clock.batch_times(self._rollout.times), self._rollout
-            steps, ended = rollout.pop_steps(), rollout.writer.sums.pop()
+            steps, ended = rollout.pop_steps(), self.collector.count_steps(answer.frames)
             self._measured = {"times": times, "steps": steps, "ended": ended}
             self._measured["statistics"] = pop_statistics(self.collector)
+            self._measured["progress"] = self._pop_progress()
         return replace(answer, **self._measured)
+
+    def _pop_progress(self) -> Progress:
+        """Returns what the collector has counted since the last call."""
+        before, self._reported = self._reported, self.collector.progress
+        return self._reported.since(before)
 
     @property
     def _rollout(self) -> Rollout:
@@ -449,6 +470,7 @@ class CollectorService(HandleCalls, Service):
             facts=facts,
             cut=rollout.writer.episodes.pop_cut(),
             random=request.random or self.collector.acted_randomly,
+            begun=self.collector._episodes_begun() if self._numbers_episodes else (),
         )
 
     def _interrupted(self, request: requests.CollectRequest) -> Callable[[], bool] | None:
