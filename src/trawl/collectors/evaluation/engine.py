@@ -163,7 +163,11 @@ class EvaluationEngine:
         """
         if self._collector is None or self._collector.closed:
             self._collector = _make_collector(self.setup, self._stopping)
-            self._check(self._collector)
+            try:
+                self._check(self._collector)
+            except BaseException:
+                self.close()  # the next evaluation checks again
+                raise
 
     def _check(self, collector: BaseCollector) -> None:
         """Checks that the setup fits the environments."""
