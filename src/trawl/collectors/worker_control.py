@@ -37,6 +37,7 @@ class WorkerControl(WorkerState):
     """
 
     sync: bool
+    _first_env: int
     _assembler: BatchAssembler
     _waited: float
 
@@ -91,9 +92,27 @@ class WorkerControl(WorkerState):
             for index in range(self.num_workers):
                 # Set before the call, because the worker may be replaced while others are seeded.
                 self._setups[index].seed = seed, static_seed
+                self._pool.slots[index].begun = ()
                 call = (methodcaller("set_seed", seed, static_seed),)
                 seed = self._call({index: call})[index]
         return seed
+
+    def number_environments(self, first: int) -> int:
+        """Gives the environments of all workers the indices with which ``reset_kwargs`` is called.
+
+        Args:
+            first: index of the first environment.
+
+        Returns:
+            The number of environments.
+        """
+        self._first_env, count = first, 0
+        with self._held():
+            for index, setup in enumerate(self._setups):
+                setup.first_env = first + count
+                call = (methodcaller("number_environments", setup.first_env),)
+                count += self._call({index: call})[index]
+        return count
 
     @override
     def map_fn(
