@@ -60,6 +60,7 @@ class WorkerCollector(WorkerShutdown):
     # True if all workers run on this machine.
     _workers_here: ClassVar[bool] = True
     num_workers: int
+    _first_env = 0
     trust_policy: bool
     collector_class: Any
 
@@ -236,6 +237,8 @@ class WorkerCollector(WorkerShutdown):
             self.normalization = Normalization(normalize, ready[0].statistics)
             self._scheduler.normalization = self.normalization
         self._connect_tracer()
+        if callable(self.config.reset_kwargs):
+            self.number_environments(self._first_env)
         return ready
 
     def _add_workers(
@@ -319,6 +322,8 @@ class WorkerCollector(WorkerShutdown):
             trajectory=begin,
             stride=stride,
             version=self._sender.versions[index],
+            first_env=setup.first_env,
+            begun=slot.begun,
             seed=None if seed is None else (derive(seed[0], "restart", slot.restarts), seed[1]),
             env_state=setup.env_state,
             given=self._sender.handed(index),
