@@ -33,6 +33,7 @@ from trawl.backends.ray_actor import Barrier, End, Hello, Unasked
 from trawl.backends.ray_cluster import Connection, Placement
 from trawl.backends.ray_handle import actor_class
 from trawl.backends.spawn_payload import Package
+from trawl.checks import require_linux
 
 # Maximum number of calls that may be delivering messages to an actor at a time. Messages that are
 # sent meanwhile are sent together when one of these calls has returned.
@@ -73,6 +74,7 @@ class RayBackend(Backend):
         in_step: bool = False,
         methods: Sequence[str] = (),
     ) -> None:
+        require_linux("workers in other processes")
         self._in_step = in_step
         self.handles: list[Any] = []
         self._methods = methods

@@ -41,6 +41,7 @@ from trawl.backends.listener import Listener
 from trawl.backends.network import is_loopback, own_address
 from trawl.backends.remote_rank import RENDEZVOUS
 from trawl.backends.spawn_payload import packed
+from trawl.checks import require_linux
 
 # Seconds to wait for messages that a process sent before it ended: its children may keep its
 # connection open.
@@ -73,6 +74,7 @@ class RemoteBackend(Backend):
         timeout: float = 300.0,
         link_timeout: float | None = None,
     ) -> None:
+        require_linux("workers in other processes")
         self.launcher, self.carrier = plan.launcher, carrier
         self._secret = os.urandom(KEY_BYTES) if plan.secret is None else plan.secret
         self._launches: dict[int, int] = {}

@@ -388,9 +388,10 @@ def _storage_of(memory: Any) -> Any:
             return memory.untyped_storage()
         except (NotImplementedError, RuntimeError, ValueError):
             return None
+    if not isinstance(memory, torch.TypedStorage | torch.UntypedStorage):
+        return None
     # A typed storage itself would warn that it is deprecated.
-    storage = getattr(memory, "_untyped_storage", memory)
-    return storage if isinstance(storage, torch.UntypedStorage) else None
+    return getattr(memory, "_untyped_storage", memory)
 
 
 def _memory_of(memory: Any) -> int | None:
