@@ -61,7 +61,8 @@ class Evaluator:
         policy: the policy; a module is copied.
         policy_factory: function that makes the policy, as an alternative to ``policy``. The
             function is called in the process that evaluates, with the environment if it takes an
-            argument. If it returns None, actions are random.
+            argument. If it returns None, actions are random. Everything is then made by the first
+            evaluation, or by :meth:`open`.
         num_trajectories: number of episodes in an evaluation.
         max_steps: number of steps after which an episode is truncated; None for no limit.
         frames_per_batch: number of frames that all environments together collect at a time; by
@@ -202,10 +203,22 @@ class Evaluator:
             if setup.lazy:
                 check_factories(setup.env)
             else:
-                self._thread.call(engine.open_for_caller).result()
+                self.open()
         except BaseException:
             self._thread.request_stop()
             raise
+
+    def open(self) -> None:
+        """Makes the environments, the policy and the workers, unless they exist already.
+
+        The constructor does this itself, unless there is a ``policy_factory``. The first evaluation
+        does it then, and raises the errors of the functions that make them.
+
+        Raises:
+            RuntimeError: if the evaluator was shut down.
+            Exception: any error of an environment, the policy or a worker.
+        """
+        self._thread.call(self._engine.open_for_caller).result()
 
     # --- evaluating
 
