@@ -28,6 +28,7 @@ LAYERS = [
         "paths",
         "polling",
         "read_only",
+        "schema",
         "stacked_frames",
         "tensordicts",
         "threads",

@@ -53,6 +53,8 @@ PLACES = {
     "envs/capture/pickling.py: AttributeUnpickler": "only what this program signed, or the user "
     "trusts",
     "data/state_files.py: read_state": "torch.load with weights_only=True",
+    "data/state_files.py: _read_back": "torch.load with weights_only=True",
+    "data/state_files.py: _unreadable": "torch.load with weights_only=True",
     "collectors/resuming.py: ResumableCollector.recover": CARRIED,
     "collectors/worker.py: CollectorService.__init__": CARRIED,
     "collectors/worker.py: CollectorService._call": CARRIED,

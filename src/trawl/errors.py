@@ -49,7 +49,21 @@ class WorkerDied(WorkerError):
     """Raised if a worker died and is not replaced."""
 
 
-class EnvStateError(RuntimeError):
+class StateError(ValueError, RuntimeError):
+    """Raised if a state or a checkpoint is damaged, does not fit, or can't be restored.
+
+    The message names the file, if the state comes from one, and the entry. The object that was to
+    load the state is as it was before.
+    """
+
+
+class MissingEntryError(StateError, KeyError):
+    """Raised if a state lacks an entry that is needed."""
+
+    __str__ = Exception.__str__
+
+
+class EnvStateError(StateError):
     """Raised if the state of an environment can't be captured or restored."""
 
 

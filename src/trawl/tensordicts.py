@@ -170,7 +170,8 @@ def changes(before: TensorDictBase, after: TensorDictBase) -> TensorDictBase:
     A lazy stack in ``after`` is a lazy stack in the result, too.
 
     Args:
-        before: the earlier state of a TensorDict, from :func:`noted` or ``copy()``.
+        before: the earlier state of a TensorDict, from :func:`noted`. In a ``copy()``, values that
+            are no tensors are other objects.
         after: the later state of the TensorDict.
     """
     if is_lazy(after):

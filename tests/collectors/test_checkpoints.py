@@ -47,6 +47,25 @@ def make(cls, source="CartPole-v1", **options):
     return cls(source, policy(), **ARGUMENTS, **options)
 
 
+def marked(value):
+    tensor = torch.zeros(2)
+    tensor.mark = value
+    return tensor
+
+
+def nested(levels):
+    found = []
+    for _ in range(levels):
+        found = [found]
+    return found
+
+
+def endless():
+    found = {}
+    found["itself"] = [found]
+    return found
+
+
 KINDS = [
     (Collector, "CartPole-v1"),
     (MultiSyncCollector, ["CartPole-v1"] * 2),
@@ -131,13 +150,77 @@ def test_extra_data_comes_back(tmp_path):
         ({"a": TensorDict()}, "TensorDict"),
         ({"a": {np.int64(1): 2}}, "the keys of extra"),
         ({"a": {1, 2}}, "builtins.set"),
+        ({"a": [2**5000]}, r"extra\['a'\]\[0\] is an integer of 5,001 bits"),
+        ({"a": -(2**2039)}, "integer of 2,040 bits"),
+        ({"a": marked(object())}, r"extra\['a'\].mark must .* is a builtins.object"),
+        ({"a": nested(500)}, "extra is nested more than 200 levels deep"),
+        ({"a": endless()}, "extra is nested more than 200 levels deep"),
+        ({"a": [0, torch.empty(0, dtype=torch.uint4)]}, r"extra\['a'\]\[1\] can't be saved"),
     ],
 )
 def test_what_could_not_be_loaded_is_not_saved(value, match, tmp_path):
     with make(Collector) as collector:
-        with pytest.raises(TypeError, match=match):
+        saved = collector.checkpoint(tmp_path, {"number": 1})
+        with pytest.raises((TypeError, ValueError), match=match):
             collector.checkpoint(tmp_path, value)
-        assert names(tmp_path) == []
+        assert names(tmp_path) == [saved.name]
+        assert collector.load_checkpoint(tmp_path)
+        assert collector.extra == {"number": 1}
+
+
+def test_empty_values_and_large_numbers_come_back(tmp_path):
+    extra = {
+        "bytes": b"",
+        b"": [b"", (b"", b"x")],
+        "ordered": OrderedDict(a=b""),
+        "number": 2**2039 - 1,
+        "lone": "\ud800",
+        "none": [],
+        "tensor": torch.zeros(0, 3),
+    }
+    with make(Collector) as collector:
+        path = collector.checkpoint(tmp_path, extra)
+        assert collector.load_checkpoint(tmp_path)
+    for found in (collector.extra, torch.load(path, weights_only=True)["extra"]):
+        assert found.pop("tensor").shape == (0, 3)
+        assert found == {name: value for name, value in extra.items() if name != "tensor"}
+
+
+class Fleeting(CartPoleEnv):
+    """A CartPole with attributes that are empty at times."""
+
+    def __init__(self):
+        super().__init__()
+        self.enemies, self.seen = np.zeros((0, 2)), {}
+        self.number, self.message = 2**5000, b""
+        self.count = torch.zeros(0)
+
+    def reset(self, **kwargs):
+        self.enemies, self.number = self.enemies[:0].copy(), -(2**5000)
+        return super().reset(**kwargs)
+
+    def step(self, action):
+        self.enemies = np.concatenate([self.enemies, np.ones((1, 2))])
+        self.seen[b""] = self.enemies[:0]
+        return super().step(action)
+
+
+@pytest.mark.parametrize("steps", [1, 30])
+def test_attributes_that_are_empty_come_back(steps, tmp_path):
+    with make(Collector, Fleeting, max_frames_per_traj=steps) as collector:
+        collector.set_seed(1)
+        collector.next()
+        assert collector.env_state_methods() == ["attributes"]
+        path = collector.checkpoint(tmp_path)
+        expected = collector.next()
+        own = collector.env.env.unwrapped
+        kept = own.enemies.shape, own.number, own.message, list(own.seen), own.count.shape
+    torch.save(torch.load(path, weights_only=True)["state"], tmp_path / "state")
+    with make(Collector, Fleeting, max_frames_per_traj=steps) as collector:
+        assert collector.load_checkpoint(tmp_path)
+        assert same(collector.next(), expected)
+        own = collector.env.env.unwrapped
+        assert (own.enemies.shape, own.number, own.message, list(own.seen), own.count.shape) == kept
 
 
 def test_the_last_two_are_kept_and_other_files_are_left_alone(tmp_path):

@@ -24,6 +24,18 @@ def test_iteration_ends_when_the_frames_are_delivered():
     ]
 
 
+@pytest.mark.parametrize("end", ["iteration", "next"])
+def test_iterating_over_a_finished_collector_warns(end):
+    with Collector(NumberedEnv(), frames_per_batch=5, total_frames=10) as collector:
+        if end == "iteration":
+            assert len(list(collector)) == 2
+        else:
+            assert [len(collector.next()) for _ in range(2)] == [5, 5]
+        with pytest.warns(UserWarning, match=r"ends at once: all 10 frames of total_frames"):
+            assert list(collector) == []
+        assert not collector.closed
+
+
 def test_a_remainder_is_met_by_a_whole_batch_with_a_warning():
     with pytest.warns(
         UserWarning, match=r"total_frames=12 .* 5 frames in a batch: 15 frames .* 3 batches"
@@ -107,13 +119,6 @@ def test_iterating_again_after_a_break_goes_on():
             break
         rest = list(collector)
     assert [NumberedEnv.numbers(batch)[0, 3].item() for batch in rest] == [5, 10, 15]
-
-
-def test_after_the_end_there_is_nothing_more():
-    with Collector(NumberedEnv(), frames_per_batch=5, total_frames=10) as collector:
-        assert len(list(collector)) == 2
-        assert list(collector) == []
-        assert not collector.closed
 
 
 def test_statistics_count_what_was_delivered():

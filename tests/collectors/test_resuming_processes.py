@@ -27,7 +27,7 @@ from resuming_parts import (
 
 from trawl.collectors import Collector, MultiSyncCollector
 from trawl.envs import ParallelEnv, SerialEnv
-from trawl.envs.capture import capture, check_identity, restore
+from trawl.envs.capture import capture, check_state, restore
 from trawl.errors import EnvStateError
 from trawl.testing import ImageEnv, NestedEnv, RaggedEnv, SelfResettingVectorEnv
 
@@ -286,7 +286,7 @@ def test_members_of_other_libraries_are_captured_by_their_methods():
             return capture(self.base_env._env)
 
         def check_state(self, state):
-            check_identity(self.base_env._env, state)
+            check_state(self.base_env._env, state)
 
         def restore(self, state, trust):
             restore(self.base_env._env, state, trust)

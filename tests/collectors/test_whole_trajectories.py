@@ -177,7 +177,8 @@ def test_it_ends_when_there_are_not_enough() -> None:
     with make(total_frames=21, trajs_per_batch=4) as collector:
         assert [len(rows_of(batch)) for batch in collector] == [4]
         assert collector.next() is None
-        assert list(collector) == []
+        with pytest.warns(UserWarning, match="ends at once"):
+            assert list(collector) == []
         assert not collector.closed
         assert collector.stats()["trajectories_waiting"] == 3
     assert collector.next() is None

@@ -26,7 +26,7 @@ from trawl.collectors.background import (
 from trawl.collectors.budget import FrameBudget
 from trawl.collectors.checkpointing import CheckpointedCollector
 from trawl.collectors.closing import ClosingCollector
-from trawl.collectors.config import CollectorConfig
+from trawl.collectors.config import CollectorConfig, warn
 from trawl.collectors.delivery import BatchDelivery
 from trawl.collectors.normalizing import NormalizingCollector, transform_facts
 from trawl.collectors.policy_version import PolicyVersion, version_tracker
@@ -184,6 +184,11 @@ class BaseCollector(  # type: ignore[misc]  # the option `trace` has a method of
             RuntimeError: if the collector was closed before ``total_frames`` were reached.
         """
         self._check_complete("iteration")
+        if not self._has_batch():
+            warn(
+                f"the iteration ends at once: all {self._frames} frames of total_frames have been "
+                "delivered already, and another collector would be needed for more"
+            )
         return self._iterate()
 
     def _iterate(self) -> Iterator[TensorDictBase]:

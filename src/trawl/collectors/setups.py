@@ -26,7 +26,9 @@ from trawl.collectors.requests import WorkerReady
 from trawl.collectors.single import Collector
 from trawl.collectors.worker import WorkerSpec
 from trawl.envs.batched import check_env_kwargs
+from trawl.envs.build import is_env
 from trawl.envs.types import is_list
+from trawl.rollout.trial import trial
 
 # Each worker that is added later has its own range of 2**40 trajectory ids.
 _ID_BITS = 40
@@ -271,11 +273,23 @@ def shared_buffer(buffer: Any, setups: WorkerSetups, delivery: BatchDelivery) ->
     if not getattr(buffer.storage, "initialized", True):
         packed = setups[0].packed
         policy = None if packed is None else pickle.loads(packed)
-        source, options = setups[0].create_env_fn, setups.options(0)
+        source, options = _copied_envs(setups[0].create_env_fn), setups.options(0)
         with muted(), Collector(source, policy, backend=DIRECT, **options) as one:
-            buffer.extend(delivery.written(one.fake_tensordict()))
+            frames = delivery.written(one.fake_tensordict())
+        # The buffer's transforms may keep frames, for example to sum their rewards.
+        with trial(getattr(buffer, "transform", None)):
+            buffer.extend(frames)
         buffer.empty()
     return Shared(buffer)
+
+
+def _copied_envs(source: Any) -> Any:
+    """Returns a source of environments with copies of the environments in it."""
+    if is_list(source):
+        return [_copied_envs(one) for one in source]
+    if not is_env(source):
+        return source
+    return pickle.loads(_sendable("create_env_fn", 0, cloudpickle.dumps, source))
 
 
 def check_sendable(specs: Iterable[WorkerSpec], to_children: bool) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 from typing_extensions import override
 
 from trawl.envs.base import TensorDictEnv
-from trawl.envs.capture import NONE, REPLAY, check_identity, way_of, ways_of
+from trawl.envs.capture import NONE, REPLAY, check_state, way_of, ways_of
 from trawl.envs.capture.history import PoolLog, check_pool
 from trawl.envs.capture.replay import EpisodeLog, needs_log
 from trawl.envs.pool import Pool
@@ -138,5 +138,5 @@ class LoggedEnv(TensorDictEnv):
 
     @override
     def check_state(self, state: Mapping[str, Any]) -> None:
-        check = check_pool if isinstance(self.log, PoolLog) else check_identity
+        check = check_pool if isinstance(self.log, PoolLog) else check_state
         check(self.env, state["env"])

@@ -14,7 +14,8 @@ from trawl.memory import Array
 
 #: Description of the result of Gymnasium's reset, for error messages.
 RESET_GIVES = (
-    "reset must return (observation, info), with an observation from the observation space"
+    "reset must return (observation, info), with an observation from the observation space, and "
+    "take the arguments seed and options"
 )
 _STEP_GIVES = "(observation, reward, terminated, truncated, info)"
 _OLD = "older versions of Gym have another API"

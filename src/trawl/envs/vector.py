@@ -181,8 +181,9 @@ class VectorAdapter:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continues from a state that :meth:`state_dict` returned."""
-        for name, value in Decoder([]).decode(state).items():
-            setattr(self, name, value)
+        values = Decoder([]).decode(state)
+        for name in self.state_names:
+            setattr(self, name, values[name])
 
     def new_log(self, actions: SpaceCodec) -> PoolLog | None:
         """Returns a log for replaying the environment; None if it can't be replayed.

@@ -14,6 +14,7 @@ from trawl.envs.agent_groups import groups_of
 from trawl.envs.frame_stack import FrameStack
 from trawl.keys import as_key, show_keys
 from trawl.rollout.random_policy import RandomPolicy
+from trawl.rollout.trial import trial
 
 
 def resolve(policy: Any, env: Any, trust: bool, frame_stack: FrameStack | None = None) -> Any:
@@ -111,10 +112,12 @@ def _wrap(policy: Any, env: Any, frame_stack: FrameStack | None) -> TensorDictMo
         )
     names = [p.name for p in parameters if p.name in observations]
     out_keys = list(env.action_keys)
-    sample = env.observation_spec.rand()
-    if frame_stack is not None:
-        sample = frame_stack.repeated(sample, groups_of(env))
-    out_keys += [f"output{i + 1}" for i in range(_extra_outputs(policy, sample, names, out_keys))]
+    with trial(policy):
+        sample = env.observation_spec.rand()
+        if frame_stack is not None:
+            sample = frame_stack.repeated(sample, groups_of(env))
+        more = _extra_outputs(policy, sample, names, out_keys)
+    out_keys += [f"output{i + 1}" for i in range(more)]
     if names == [p.name for p in parameters if p.kind is not p.KEYWORD_ONLY][: len(names)]:
         return TensorDictModule(policy, in_keys=names, out_keys=out_keys)
     # If the inputs were passed by position, they would reach the wrong parameters.

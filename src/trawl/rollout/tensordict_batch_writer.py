@@ -106,6 +106,8 @@ class TensorDictBatchWriter(BatchWriter):
         self.warnings = self._caller.warnings
         self._states, self._memories = self._caller.states, self._caller.memories
         self._first = self._caller.first
+        observed = env.full_observation_spec.keys(True, True)
+        self._passed_roots = {*map(as_key, (*observed, *env.done_keys)), *self._states}
         self._carrier = self._begun(root)
         self._passed_on = self._keys_passed_on() if options.compact else []
 
@@ -147,7 +149,8 @@ class TensorDictBatchWriter(BatchWriter):
     @override
     def bind(self, start: int, stop: int, random: bool) -> tuple[ActFn | None, StepFn]:
         records, env_step = self._records, self.env.step_and_maybe_reset
-        special = isinstance(self.env, TensorDictEnv) and bool(
+        own = isinstance(self.env, TensorDictEnv)
+        special = own and bool(
             self._limit is not None
             or self._marks_starts
             or self._has_mask
@@ -156,7 +159,10 @@ class TensorDictBatchWriter(BatchWriter):
         )
 
         def step(t: int) -> None:
+            unread = self._unread() if own else ()
             frame, root = env_step(self._carrier)
+            if unread:
+                root = root.exclude(*unread)
             if special:
                 root = self._follow(frame, root)
             records.append(frame)
@@ -167,6 +173,17 @@ class TensorDictBatchWriter(BatchWriter):
         if self._caller.unwritten:
             step = partial(self._step_without_action, step)
         return self._bind_action(random or self._draws_from_spec), step
+
+    def _unread(self) -> list[Any]:
+        """Returns keys that the policy wrote under "next", and that don't belong in a root.
+
+        The environment passes on all entries under "next". The policy's belong to the next root
+        only if it reads them there.
+        """
+        written = self._carrier.get("next", None)
+        if written is None:
+            return []
+        return [key for key in written.keys(True, True) if as_key(key) not in self._passed_roots]
 
     def _bind_action(self, random: bool) -> ActFn:
         records = self._records

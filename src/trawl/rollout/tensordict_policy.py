@@ -62,12 +62,10 @@ class TensorDictPolicy:
         actions = [whole_key(root, as_key(key)) for key in env.action_keys]
         self._outputs = list(dict.fromkeys([*found, *actions]))
         self.unwritten = [key for key in actions if key not in found]
-        self.states = [
-            key[1:]
-            for key, value in found.items()
-            if key[:1] == ("next",) and key[1:] not in known and _is_tensor(value)
-        ]
+        self.states: list[Key] = []
         if isinstance(env, TensorDictEnv):
+            following = [key[1:] for key in values if key[0] == "next"]
+            self.states = [key for key in following if key not in known and key in policy.reads]
             check_actions(env, policy.module, found)
             remembered = policy.remembered(found) - known - set(self.states)
             self.memories = [

@@ -1,5 +1,6 @@
 """The state of an environment is plain data, with which another environment continues."""
 
+import copy
 import io
 import json
 from collections import deque
@@ -11,6 +12,7 @@ import nursery
 import pytest
 import torch
 from gymnasium import spaces, wrappers
+from gymnasium.envs.classic_control import CartPoleEnv
 from gymnasium.utils import EzPickle
 from hypothesis import given
 from hypothesis import strategies as st
@@ -388,3 +390,86 @@ def test_the_state_of_another_version_is_refused():
     state["identity"]["package"] = "gymnasium 0.1"
     with pytest.raises(EnvStateError, match=r"its package is gymnasium 0\.1"):
         restore(env, state)
+
+
+# --- states of strangers
+
+
+def tampered(state, kind, **changes):
+    """Returns a copy of a state in which the first value of a kind has other fields."""
+    state = copy.deepcopy(state)
+
+    def visit(value):
+        if isinstance(value, dict):
+            if value.get("kind") == kind:
+                value.update(changes)
+                return True
+            return any(map(visit, value.values()))
+        return isinstance(value, list) and any(map(visit, value))
+
+    assert visit(state)
+    return state
+
+
+@pytest.mark.parametrize("name", ["test", "os", "Generator", "seed", "BitGenerator", None, 5, ""])
+def test_a_generator_is_made_only_of_known_kinds(name, tmp_path, monkeypatch):
+    (tmp_path / "conftest.py").write_text("open('ran', 'w').close()")
+    monkeypatch.chdir(tmp_path)
+    env = CartPoleEnv()
+    env.reset(seed=0)
+    state = capture(env)
+    pairs = state["state"]["base"]["_np_random"]["state"]["items"]
+    pairs[[key for key, _ in pairs].index("bit_generator")][1] = name
+    with pytest.raises(EnvStateError, match=r"\['bit_generator'\] must be"):
+        restore(env, state)
+    assert [path.name for path in tmp_path.iterdir()] == ["conftest.py"]
+
+
+class Windowed(CartPoleEnv):
+    """A CartPole with a view of an array."""
+
+    def reset(self, **kwargs):
+        self.rows = np.arange(12.0)
+        self.window = self.rows[2:8:2]
+        return super().reset(**kwargs)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"dtype": "O"},
+        {"dtype": "O8,O8"},
+        {"dtype": "f8,i4"},
+        {"dtype": "(2)f8"},
+        {"dtype": 5},
+        {"offset": -8},
+        {"offset": 2**62},
+        {"strides": [2**40]},
+        {"strides": [-16]},
+        {"shape": [2**40]},
+        {"shape": [-1]},
+        {"shape": [2**62, 2**62], "strides": [0, 0]},
+        {"shape": "ab"},
+        {"of": 5},
+    ],
+    ids=repr,
+)
+def test_a_view_lies_within_its_array(changes):
+    env = Windowed()
+    env.reset(seed=0)
+    state = capture(env)
+    with pytest.raises(EnvStateError):
+        restore(env, tampered(state, "view", **changes))
+    restore(env, state)
+    assert env.window.base is env.rows
+
+
+@pytest.mark.parametrize("name", ["reset", "step", "unwrapped", "__class__", "spec", "metadata"])
+def test_attributes_hide_nothing_of_the_class(name):
+    env = CartPoleEnv()
+    env.reset(seed=0)
+    state = capture(env)
+    state["state"]["base"][name] = 5
+    with pytest.raises(EnvStateError):
+        restore(env, state)
+    assert name not in vars(env) or vars(env)[name] != 5

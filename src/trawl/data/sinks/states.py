@@ -105,12 +105,7 @@ def load_state(directory: str | os.PathLike[str]) -> SavedState | None:
     if name is None:
         return None
     path = record.directory / name
-    try:
-        content = read_state(record.directory, name, most=_MOST, map_location="cpu")
-    except ValueError:
-        raise
-    except Exception as error:  # torch.load documents no errors
-        raise damaged(path, f"it can't be loaded: {error}".splitlines()[0]) from error
+    content = read_state(record.directory, name, most=_MOST, map_location="cpu")
     if content.get("format") != _FORMAT:
         raise ValueError(
             f"{path} has format {content.get('format')!r}, but this version of Trawl reads format "

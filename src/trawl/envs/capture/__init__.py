@@ -22,16 +22,28 @@ be captured, the next way is tried.
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 from trawl.envs.capture.attributes import NotPlain, class_name, same_data
 from trawl.envs.capture.parts import Parts
 from trawl.envs.capture.replay import REPLAY, EpisodeLog
-from trawl.envs.capture.ways import PICKLE, WAYS, chain
-from trawl.errors import EnvStateError
+from trawl.envs.capture.ways import PICKLE, WAYS, PlainWay, chain
+from trawl.errors import EnvStateError, StateError
+from trawl.schema.checks import UNKNOWN, entries, one_of, refuse
+from trawl.schema.states import CAPTURED, captured, episode
 
-__all__ = ["NONE", "REPLAY", "capture", "check_identity", "restore", "way_of", "ways_of"]
+__all__ = [
+    "NONE",
+    "REPLAY",
+    "capture",
+    "check_state",
+    "env_errors",
+    "restore",
+    "way_of",
+    "ways_of",
+]
 
 #: Way of an environment whose state can't be captured.
 NONE = "none"
@@ -107,7 +119,7 @@ def restore(
     Raises:
         EnvStateError: if the state belongs to another environment, or can't be restored.
     """
-    check_identity(env, state)
+    check_state(env, state)
     replay: Any = state.get("replay")
     if _is_replayed(state, trust):
         if log is None:
@@ -131,13 +143,17 @@ def _is_replayed(state: Mapping[str, Any], trust: bool) -> bool:
 
 
 def _restore(env: Any, state: Mapping[str, Any], trust: bool) -> Any:
+    way = _WAYS[state["way"]]
     try:
-        way = _WAYS[state["way"]]
         made = way.restore(chain(env), state["state"], trust)
         again = way.capture(chain(made))
-    except (KeyError, NotPlain) as error:
+    except EnvStateError:
+        raise
+    except Exception as error:
+        # The methods of the environment, and of its wrappers, may raise anything.
+        why = str(error) if isinstance(error, NotPlain) else f"{type(error).__name__}: {error}"
         raise EnvStateError(
-            f"the state of {env} can't be restored by {state['way']}: {error}"
+            f"the state of {env} can't be restored by {state['way']}: {why}"
         ) from error
     if not same_data(way.comparable(again), way.comparable(state["state"])):
         raise EnvStateError(
@@ -150,12 +166,62 @@ _PARTS = Parts(capture, restore)
 _WAYS = {_PARTS.name: _PARTS, **WAYS}
 
 
-def check_identity(env: Any, state: Mapping[str, Any]) -> None:
-    """Checks that a state belongs to an environment that was made in the same way.
+def check_state(env: Any, state: Any, place: str = "the state") -> None:
+    """Checks all entries of a state, and that an environment was made as that of the state.
+
+    Args:
+        env: the environment, which is not changed.
+        state: the state.
+        place: place of the state, for error messages.
 
     Raises:
-        EnvStateError: if the state belongs to another environment; the message says what differs.
+        EnvStateError: if an entry is damaged, or the state belongs to another environment; the
+            message says what differs.
     """
+    members = chain(env)
+    with env_errors():
+        entries(CAPTURED)(state, place, UNKNOWN)
+        way = state["way"]
+        one_of(*_WAYS, REPLAY)(way, f"{place}['way']", UNKNOWN)
+        _check_identity(env, state)
+        if way == REPLAY or "replay" in state:
+            replayed = {"replay": episode(len(members))}
+            entries(replayed)(state, place, UNKNOWN)
+        if way == REPLAY:
+            return
+        if not _WAYS[way].suits(members[-1]):
+            raise EnvStateError(f"the state was captured by {way}, in which {env} can't be")
+        inner, at = state["state"], f"{place}['state']"
+        captured(way, len(members))(inner, at, _own(way, members))
+        if way == _PARTS.name:
+            envs, at = members[-1].envs, f"{at}['base']['envs']"
+            if len(inner["base"]["envs"]) != len(envs):
+                refuse(at, f"a list of {len(envs)}", inner["base"]["envs"])
+            for index, one in enumerate(envs):
+                check_state(one, inner["base"]["envs"][index], f"{at}[{index}]")
+
+
+def _own(way: str, members: list[Any]) -> Any:
+    """Returns the present state of an environment in a way, if it is plain data."""
+    plain = _WAYS[way]
+    try:
+        return plain.capture(members) if isinstance(plain, PlainWay) else UNKNOWN
+    except (NotPlain, EnvStateError):
+        return UNKNOWN
+
+
+@contextmanager
+def env_errors() -> Iterator[None]:
+    """Turns errors of the schema into errors about the state of an environment."""
+    try:
+        yield
+    except EnvStateError:
+        raise
+    except StateError as error:
+        raise EnvStateError(str(error)) from None
+
+
+def _check_identity(env: Any, state: Mapping[str, Any]) -> None:
     mine, other = _identity(env), state["identity"]
     for name in mine:
         if mine[name] != other.get(name):
@@ -163,9 +229,6 @@ def check_identity(env: Any, state: Mapping[str, Any]) -> None:
                 f"the state is one of another environment: its {name} is {other.get(name)}, but "
                 f"that of {env} is {mine[name]}"
             )
-    if state["way"] == _PARTS.name:
-        for one, inner in zip(chain(env)[-1].envs, state["state"]["base"]["envs"], strict=True):
-            check_identity(one, inner)
 
 
 def _identity(env: Any) -> dict[str, str]:

@@ -25,6 +25,7 @@ from gymnasium.spaces import GraphInstance
 from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
 
 from trawl.envs.info_wrappers import InfoMerger
+from trawl.schema.checks import bit_generator, numpy_dtype
 
 _PLAIN = (type(None), bool, int, float, str, bytes)
 _TENSORS = (torch.bool, torch.uint8, torch.int32, torch.int64, torch.float32, torch.float64)
@@ -43,6 +44,10 @@ _FACTORIES = frozenset({"env_fns"})
 
 class _Simple:
     """An empty class, with the smallest possible instances."""
+
+
+# Number of bits of the largest integer that torch.load(weights_only=True) reads.
+_MOST_BITS = 2039
 
 
 class NotPlain(Exception):
@@ -134,7 +139,7 @@ class Encoder:
     def encode(self, value: Any, inside: bool = True) -> Any:
         """Returns a value as plain data; ``inside`` is True for values inside containers."""
         if type(value) in _PLAIN or (self.looks_only and inside and self.is_fixed(value)):
-            return value
+            return as_readable(value)
         if id(value) in self._members:
             return {"kind": "member", "number": self._members[id(value)]}
         if id(value) in self._seen:
@@ -206,7 +211,9 @@ class Encoder:
             return {}
         if self._most is not None and array.nbytes > self._most * _BYTES_PER_ITEM:
             raise NotPlain(f"which takes {array.nbytes:,} bytes")
-        return {"dtype": array.dtype.str, "shape": list(array.shape), "data": array.tobytes()}
+        # None, because torch.load(weights_only=True) refuses empty bytes.
+        data = array.tobytes() or None
+        return {"dtype": array.dtype.str, "shape": list(array.shape), "data": data}
 
     def _items(self, values: Iterable[Any]) -> list[Any]:
         return [self.encode(value) for value in self._looked_at(values)]
@@ -256,6 +263,15 @@ def _address(array: np.ndarray[Any, Any]) -> int:
     return address
 
 
+def as_readable(value: Any) -> Any:
+    """Returns a number, text or bytes in a form that torch.load(weights_only=True) reads."""
+    if value == b"" and type(value) is bytes:
+        return {"kind": "bytes"}
+    if type(value) is int and value.bit_length() > _MOST_BITS:
+        return {"kind": "integer", "hex": hex(value)}
+    return value
+
+
 class Decoder:
     """Writes attributes that an :class:`Encoder` returned into objects.
 
@@ -268,7 +284,15 @@ class Decoder:
         self._made: dict[int, Any] = {}
 
     def write(self, owner: Any, attributes: Mapping[str, Any]) -> None:
-        """Sets the attributes of an object."""
+        """Sets the attributes of an object.
+
+        Raises:
+            NotPlain: if a name is not one of an attribute that an encoder captures.
+        """
+        members = {id(member): index for index, member in enumerate(self._members)}
+        for name, data in attributes.items():
+            if not _is_captured(owner, name, data, members):
+                raise NotPlain(f"{type(owner).__name__}.{name} is not a captured attribute")
         for name, data in attributes.items():
             vars(owner)[name] = self.decode(data, vars(owner).get(name))
 
@@ -276,6 +300,10 @@ class Decoder:
         """Returns the value that data describes; ``present`` is the present value in its place."""
         if type(data) in _PLAIN:
             return data
+        if data["kind"] == "bytes":
+            return b""
+        if data["kind"] == "integer":
+            return int(data["hex"], 16)
         if data["kind"] == "member":
             return self._members[data["number"]]
         if data["kind"] == "same":
@@ -294,15 +322,17 @@ class Decoder:
             return _SEQUENCES[kind](map(self.decode, items, before))
         match kind:
             case "array" | "scalar" | "tensor":
-                flat = np.frombuffer(data["data"], np.dtype(data["dtype"]))
-                array = flat.reshape(data["shape"]).copy()
+                array = array_of(data)
                 if kind == "tensor":
                     return torch.from_numpy(array)
                 return array if kind == "array" else array[()]
             case "view":
                 shape, strides = data["shape"], data["strides"]
-                of = self.decode(data["of"])
-                return np.ndarray(shape, data["dtype"], of, data["offset"], strides)
+                dtype, of = (
+                    numpy_dtype(data["dtype"], "the dtype of a view"),
+                    self.decode(data["of"]),
+                )
+                return np.ndarray(shape, dtype, of, data["offset"], strides)
             case "deque":
                 return deque(map(self.decode, data["items"]), data["maxlen"])
             case "dict":
@@ -336,12 +366,33 @@ class Decoder:
         return present
 
 
+def array_of(data: Mapping[str, Any]) -> np.ndarray[Any, Any]:
+    """Returns the array whose content an :class:`Encoder` has converted."""
+    dtype = numpy_dtype(data["dtype"], "the dtype of an array")
+    content = data["data"]
+    flat = np.frombuffer(content, dtype) if content else np.empty(0, dtype)
+    return flat.reshape(data["shape"]).copy()
+
+
+def _is_captured(owner: Any, name: str, data: Any, members: Mapping[int, int]) -> bool:
+    """Returns True if an attribute with this name and value may be one that was captured."""
+    if name in constant_names(owner):
+        return False
+    if name not in vars(owner):
+        # An attribute would hide what the class defines under this name.
+        found = getattr(type(owner), name, None)
+        return not (callable(found) or hasattr(type(found), "__get__"))
+    present = vars(owner)[name]
+    kind = data["kind"] if isinstance(data, dict) else None
+    return data is None or kind in ("space", "member", "fixed") or not is_fixed(present, members)
+
+
 def _generator(present: Any, state: dict[str, Any]) -> np.random.Generator:
     """Returns a generator with a state; this is ``present`` if it has the same kind."""
     name = state["bit_generator"]
     found = present if type(present) is np.random.Generator else None
     if found is None or type(found.bit_generator).__name__ != name:
-        found = np.random.Generator(getattr(np.random, name)())
+        found = np.random.Generator(bit_generator(name, "the kind of a generator"))
     found.bit_generator.state = state
     return found
 

@@ -316,4 +316,6 @@ def _write_tensor(one: Any, name: str, value: Any, present: Any) -> None:
             present.copy_(value)
         return
     kind, _, name = name.partition("/")
+    if kind not in _TENSORS or name not in vars(one)[kind]:
+        raise NotPlain(f"{type(one).__name__} has no tensor {name}")
     vars(one)[kind][name] = value

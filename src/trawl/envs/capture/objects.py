@@ -97,9 +97,9 @@ class ObjectGraph:
             with decoder.in_place():
                 for one, data in zip(self._objects, state["objects"], strict=True):
                     _restored(one, data, decoder)
-                for name, value in state["own"].items():
+                for name in self._names:
                     present = getattr(self._owner, name, None)
-                    setattr(self._owner, name, decoder.decode(value, present))
+                    setattr(self._owner, name, decoder.decode(state["own"][name], present))
         except (KeyError, NotPlain, RuntimeError) as error:
             raise EnvStateError(
                 f"the state of {self._owner!r} can't be restored: {error}"

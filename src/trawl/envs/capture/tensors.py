@@ -24,6 +24,7 @@ from typing_extensions import override
 from trawl.envs.capture.attributes import Decoder, Encoder, NotPlain, class_name
 from trawl.envs.capture.frames import from_plain, to_plain
 from trawl.envs.specs import Composite, Spec
+from trawl.schema.checks import torch_device, torch_dtype
 
 _PLAIN_TENSORS = (Tensor, nn.Parameter, nn.Buffer)
 _UNINITIALIZED = (UninitializedBuffer, UninitializedParameter)
@@ -106,7 +107,8 @@ class TensorEncoder(Encoder):
             # Blocks without memory have the same address, but share nothing.
             key = key if memory.nbytes() else ("empty", number)
             self._blocks[key] = number, plain
-            data["data"] = _bytes_of(memory, plain.device).cpu().numpy().tobytes()
+            # None, because torch.load(weights_only=True) refuses empty bytes.
+            data["data"] = _bytes_of(memory, plain.device).cpu().numpy().tobytes() or None
         return data
 
 
@@ -165,9 +167,9 @@ class TensorDecoder(Decoder):
             case "size":
                 return torch.Size(data["items"])
             case "dtype":
-                return getattr(torch, data["name"])
+                return torch_dtype(data["name"], "a dtype")
             case "device":
-                return torch.device(data["name"])
+                return torch_device(data["name"], "a device")
             case "default_generator":
                 return torch.default_generator
             case "torch_generator":
@@ -197,14 +199,15 @@ class TensorDecoder(Decoder):
         if _lies_alike(data, present) and present.untyped_storage().data_ptr() == memory.data_ptr():
             found: Tensor = present
             return found
-        dtype = getattr(torch, data["dtype"])
+        dtype = torch_dtype(data["dtype"], "the dtype of a tensor")
         made = torch.empty(0, dtype=dtype, device=data["device"])
         made.set_(memory, data["offset"], tuple(data["shape"]), tuple(data["strides"]))
         return made.requires_grad_() if data["gradient"] else made
 
     def _block(self, data: Mapping[str, Any], present: Any) -> torch.UntypedStorage:
         """Returns memory with the data of a tensor; the memory of ``present`` if it is reused."""
-        content = torch.from_numpy(np.frombuffer(data["data"], np.uint8).copy())
+        content = torch.from_numpy(np.frombuffer(bytearray(data["data"] or b"\0"), np.uint8))
+        content = content if data["data"] else content[:0].clone()
         if _lies_alike(data, present) and (self._everywhere or present.is_shared()):
             memory: torch.UntypedStorage = present.untyped_storage()
             # Tensors that share memory in the new environment may differ in the state.

@@ -14,7 +14,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from trawl.envs.capture import NONE, capture, check_identity, restore
+from trawl.envs.capture import NONE, capture, check_state, restore
 from trawl.envs.capture.attributes import NotPlain
 from trawl.envs.capture.pickling import AttributePickler, AttributeUnpickler
 from trawl.envs.capture.signing import is_own, sign
@@ -117,7 +117,7 @@ class TorchRLState:
                     f"but those of {self._name} are {mine[name]}"
                 )
         for env, inner in zip(self._simulators(), state["simulators"], strict=True):
-            check_identity(env, inner)
+            check_state(env, inner)
 
     def restore(self, state: Mapping[str, Any], trust: bool = False) -> None:
         """Continues from a state that :meth:`capture` returned.

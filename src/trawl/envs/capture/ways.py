@@ -198,7 +198,8 @@ class Mujoco(PlainWay):
         import mujoco
 
         kind = mujoco.mjtState.mjSTATE_INTEGRATION
-        values = decoder.decode(state["physics"])
+        values, derived = decoder.decode(state["physics"]), Decoder([]).decode(state["derived"])
+        _check_sizes(values, np.empty(mujoco.mj_stateSize(base.model, kind)), "physics")
         if state["model"] != _digest(base.model):
             raise EnvStateError(
                 f"the state is one of another model than that of {base}: make the environment in "
@@ -207,8 +208,15 @@ class Mujoco(PlainWay):
         mujoco.mj_setState(base.model, base.data, values, kind)
         mujoco.mj_forward(base.model, base.data)
         mujoco.mj_setState(base.model, base.data, values, kind)
-        for name, array in Decoder([]).decode(state["derived"]).items():
-            getattr(base.data, name)[...] = array
+        # The sizes of some depend on the physics. States of earlier versions have indices too.
+        arrays = _arrays(base.data)
+        derived = {name: one for name, one in derived.items() if one.dtype.kind == "f"}
+        for name, array in derived.items():
+            if name not in arrays:
+                raise NotPlain(f"MuJoCo's data has no array {name} in this state")
+            _check_sizes(array, arrays[name], name)
+        for name, array in derived.items():
+            arrays[name][...] = array
         decoder.write(base, state["attributes"])
 
 
@@ -227,10 +235,22 @@ def _derived(data: Any) -> dict[str, Any]:
 
     They depend on the last step, so they can't be computed from the physics state alone.
     """
-    arrays = {name: getattr(data, name) for name in dir(data) if not name.startswith(_VARYING)}
-    return {
-        name: one.copy() for name, one in arrays.items() if isinstance(one, np.ndarray) and one.size
-    }
+    return {name: one.copy() for name, one in _arrays(data).items()}
+
+
+def _arrays(data: Any) -> dict[str, np.ndarray[Any, Any]]:
+    """Returns the quantities by name, without indices, which MuJoCo does not check."""
+    found = {name: getattr(data, name) for name in dir(data) if not name.startswith(_VARYING)}
+    return {name: one for name, one in found.items() if _is_quantity(one)}
+
+
+def _is_quantity(value: Any) -> bool:
+    return isinstance(value, np.ndarray) and value.dtype.kind == "f" and value.size > 0
+
+
+def _check_sizes(value: Any, own: np.ndarray[Any, Any], name: str) -> None:
+    if not isinstance(value, np.ndarray) or (value.dtype, value.shape) != (own.dtype, own.shape):
+        raise NotPlain(f"{name} is not an array of {own.dtype} of shape {own.shape}")
 
 
 class Attributes(PlainWay):
