@@ -57,6 +57,15 @@ def add_transforms(env: Any, limit: int | None, marks: bool, policy: Any) -> Any
     return env
 
 
+def has_fixed_rows(buffer: Any) -> bool:
+    """Returns True if all entries of a replay buffer must have the same shape.
+
+    This applies to TorchRL's storages of tensors, such as ``LazyTensorStorage``.
+    """
+    kind = getattr(sys.modules.get("torchrl.data"), "TensorStorage", None)
+    return kind is not None and isinstance(getattr(buffer, "_storage", None), kind)
+
+
 def names(spec: Any) -> set[str]:
     """Returns the last part of each key in a spec, including nested keys."""
     return {key if isinstance(key, str) else key[-1] for key in spec.keys(True, True)}
