@@ -25,7 +25,7 @@ test test-oldest: export OMP_NUM_THREADS = 1
 # What is imported is compiled once, and kept.
 export PYTHONDONTWRITEBYTECODE =
 
-.PHONY: help demo test test-oldest check format docs compile bench chaos clean
+.PHONY: help demo test test-oldest check format docs compile bench chaos interrupts clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -63,6 +63,9 @@ bench: $(VENV)/.bench ## run the benchmarks (ARGS="..." reach benchmarks/run.py)
 
 chaos: $(VENV)/.dev ## kill workers at random for two minutes, and check every frame
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/chaos.py $(ARGS)
+
+interrupts: $(VENV)/.dev ## press Ctrl-C 50 times for each kind of collector, and check every frame
+	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/interrupts.py $(ARGS)
 
 clean: ## remove what was built (not .venv and .venv-oldest, and not your runs)
 	rm -rf site dist build runs/demo .hypothesis .mypy_cache .pytest_cache .ruff_cache

@@ -6,7 +6,7 @@ from collector_parts import Buffer, batches, by_step
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from gymnasium.wrappers.vector import RecordEpisodeStatistics
 
-from trawl.collectors import Collector
+from trawl.collectors import Collector, MultiAsyncCollector, MultiSyncCollector
 from trawl.testing import NumberedEnv
 
 
@@ -254,3 +254,32 @@ def test_single_frames_end_exactly_at_the_total():
         assert list(collector) == [None] * 4
         assert len(buffer) == 17
         assert collector.stats()["frames"] == 17
+
+
+@pytest.mark.parametrize("cls", [Collector, MultiSyncCollector, MultiAsyncCollector])
+@pytest.mark.parametrize("value", [None, -1, -2, -100.0, math.inf])
+def test_any_negative_number_of_frames_is_endless(cls, value):
+    more = {} if cls is Collector else {"num_workers": 1, "start_method": "inline"}
+    with cls(NumberedEnv, frames_per_batch=5, total_frames=value, **more) as collector:
+        assert collector.total_frames == math.inf
+        frames = 0
+        while frames < 15 < collector.total_frames:
+            frames += collector.next().numel()
+        assert "total_frames" not in collector.stats()
+        with pytest.raises(TypeError, match="endless"):
+            len(collector)
+    assert frames == 15
+
+
+@pytest.mark.parametrize("value", [None, 0, -1, -7, -3.0])
+@pytest.mark.parametrize("name", ["init_random_frames", "max_frames_per_traj"])
+@pytest.mark.parametrize("cls", [Collector, MultiSyncCollector])
+def test_a_negative_number_turns_an_option_off(cls, name, value):
+    more = {} if cls is Collector else {"num_workers": 1, "start_method": "inline"}
+    with cls(NumberedEnv, by_step(), frames_per_batch=12, **{name: value}, **more) as collector:
+        batch = collector.next().reshape(-1)
+    with Collector(NumberedEnv, by_step(), frames_per_batch=12) as other:
+        expected = other.next()
+    assert set(batch.keys(True, True)) == set(expected.keys(True, True))
+    assert torch.equal(batch["next", "done"], expected["next", "done"])
+    assert torch.equal(batch["action"], expected["action"])

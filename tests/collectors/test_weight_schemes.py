@@ -120,7 +120,7 @@ def caught_up(collector: Any) -> list[Any]:
     """The same, of workers in processes of their own: one that is slow has batches of before."""
     workers = range(getattr(collector, "num_workers", 1))
     found: dict[int, Any] = dict.fromkeys(workers, (None, None))
-    while {version for _, version in found.values()} != {collector.policy_version}:
+    while {version for _, version in found.values()} != {collector.policy_version_tracker.version}:
         for row in rows(collector.next()):
             (version,) = set(row["policy_version"].tolist())
             found[worker_of(row)] = actions(row), version

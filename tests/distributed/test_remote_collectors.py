@@ -263,7 +263,6 @@ def test_errors_come_with_their_type(cls):
         ({"collector_class": "many"}, ValueError, "collector_class"),
         ({"num_workers_per_collector": 0}, ValueError, "num_workers_per_collector must be at"),
         ({"collector_kwargs": [{}]}, ValueError, "1 entries"),
-        ({"max_weight_update_interval": -2}, ValueError, "max_weight_update_interval"),
         ({"launcher": None}, RuntimeError, "MASTER_ADDR"),
         ({"frames": 3}, TypeError, "total_frames"),
     ],

@@ -98,5 +98,5 @@ def test_there_are_three_views():
         whole, each, both = (collector.stats(name) for name in ("aggregate", "per_worker", "both"))
         assert set(whole) | set(each) == set(both)
         assert set(whole) & set(each) == {"workers", "workers_alive"}
-        with pytest.raises(ValueError, match="workers must be one of aggregate, per_worker, both"):
+        with pytest.raises(ValueError, match="workers must be 'aggregate', 'per_worker' or 'both'"):
             collector.stats("all")

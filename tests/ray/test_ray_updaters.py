@@ -66,7 +66,8 @@ def test_a_push_to_the_handles(kind):
         updater.push_weights(weights_of(Chooser(0)).data, worker_ids=[1])
         settled(collector)
         assert stamps(collector.next()) == [(3, 2), (0, 3)]
-        assert collector.policy_version == 3
+        assert collector.policy_version_tracker.version == 3
+        assert collector.policy_version is None
 
 
 @pytest.mark.parametrize("kind", ["trawl", "torchrl"])
@@ -79,7 +80,7 @@ def test_it_is_the_updater_of_the_collector(kind, sync):
         for version in range(1, 6):
             policy.become(version % 4)
             collector.update_policy_weights_()
-            assert collector.policy_version == version
+            assert collector.policy_version_tracker.version == version
             found = [collector.next() for _ in range(1 if sync else 6)]
             expected = (version % 4, version)
             if sync:

@@ -17,7 +17,6 @@ from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any
 
-import cloudpickle
 from typing_extensions import override
 
 from trawl.backends.authentication import KEY_BYTES, AuthenticationError, derived_key
@@ -41,6 +40,8 @@ from trawl.backends.link import GONE, STATE, Address, hosted_store
 from trawl.backends.listener import Listener
 from trawl.backends.network import is_loopback, own_address
 from trawl.backends.remote_rank import RENDEZVOUS
+from trawl.backends.spawn_payload import packed
+from trawl.checks import require_linux
 
 # Seconds to wait for messages that a process sent before it ended: its children may keep its
 # connection open.
@@ -73,6 +74,7 @@ class RemoteBackend(Backend):
         timeout: float = 300.0,
         link_timeout: float | None = None,
     ) -> None:
+        require_linux("workers in other processes")
         self.launcher, self.carrier = plan.launcher, carrier
         self._secret = os.urandom(KEY_BYTES) if plan.secret is None else plan.secret
         self._launches: dict[int, int] = {}
@@ -123,7 +125,7 @@ class RemoteBackend(Backend):
     def launch(self, index: int, make: MakeService) -> RemoteWorker:
         if self._closed:
             raise RuntimeError("this backend is closed: make another one")
-        first = pack(MESSAGE, Request((list(sys.path), cloudpickle.dumps(make))))
+        first = pack(MESSAGE, Request((list(sys.path), packed(make))))
         worker = RemoteWorker(index, self, self._new_address(index))
         try:
             worker.requests.send(first)

@@ -99,11 +99,16 @@ class BatchDelivery:
         """
         return self._as_returned(self.processed(trajectories))
 
-    def write(self, batch: TensorDictBase) -> None:
-        """Writes a processed batch into the replay buffer, which may refuse one without frames."""
+    def write(self, batch: Any) -> int:
+        """Writes a processed batch into the replay buffer, which may refuse one without frames.
+
+        Returns:
+            The number of frames that the buffer got.
+        """
         buffer = self.config.replay_buffer
-        if isinstance(batch, TensorDictBase) and not batch.shape.numel():
-            return
+        frames = batch.numel() if hasattr(batch, "numel") else len(batch)
+        if not frames:
+            return 0
         if self.config.extend_buffer:
             buffer.extend(batch)
         elif batch.ndim > 1 and getattr(getattr(buffer, "storage", None), "ndim", 1) > 1:
@@ -113,6 +118,7 @@ class BatchDelivery:
         else:
             for frame in batch.reshape(-1):
                 buffer.add(frame)
+        return int(frames)
 
     def _as_returned(self, processed: Any) -> Any:
         same = self.config.return_same_td and isinstance(processed, TensorDictBase)

@@ -6,6 +6,7 @@ import pickle
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from copy import deepcopy
+from dataclasses import asdict
 from itertools import count
 from typing import Any, Literal
 
@@ -13,6 +14,7 @@ import torch
 from torch import nn
 
 from trawl.checks import check_bool
+from trawl.collectors.budget import PROGRESS
 from trawl.collectors.config import warn
 from trawl.collectors.placing import module_of
 from trawl.collectors.rollouts import RolloutCollector
@@ -69,11 +71,13 @@ class ResumableCollector(RolloutCollector):
         yet.
         """
         with self._held():
+            self._finish_interrupted()
             state: dict[str, Any] = {
                 # A copy, because transforms change their tensors in place.
                 "env_state_dict": deepcopy(self.env.state_dict()),
                 "frames": self._frames,
                 "iter": self._batches,
+                PROGRESS: asdict(self.progress),
                 "traj_pool": {"traj_id": torch.tensor(self._rollout.writer.episodes.next_id)},
             }
             module = module_of(self.policy)
@@ -160,6 +164,7 @@ class ResumableCollector(RolloutCollector):
             if not self.resumed:
                 self._begin_episodes(state_dict, strict)
             self._frames = int(state_dict["frames"])
+            self._load_progress(state_dict)
             self._batches = int(state_dict["iter"])
             if self._version is not None and "policy_version" in state_dict:
                 self._version.version = state_dict["policy_version"]
@@ -261,13 +266,13 @@ class ResumableCollector(RolloutCollector):
                 if self._version is not None and batch.version is not None:
                     self._version.version = batch.version
                 self._run_into(None, batch.random, stop_after(batch.steps))
+                self.count_steps(batch.frames)
                 self._frames += batch.frames
                 self._batches += 1
         finally:
             self._receivers = receivers
         # The driver has the times and the episodes of these batches already.
         self._rollout.times = LoopTimes()
-        self._rollout.writer.sums.pop()
         if self.normalization is not None:
             self.normalization.pop_delta()
         policy = receivers.get(POLICY)

@@ -12,8 +12,10 @@ import torch
 from numpy.typing import NDArray
 from tensordict import TensorDictBase
 from tensordict.nn import CudaGraphModule
+from typing_extensions import override
 
 from trawl.collectors.arguments import CollectorArguments, accepts, describe
+from trawl.collectors.base import View
 from trawl.collectors.config import CollectorConfig, option_names, warn
 from trawl.collectors.delivery import BatchDelivery
 from trawl.collectors.dispatch import (
@@ -32,16 +34,16 @@ from trawl.collectors.placing import (
 )
 from trawl.collectors.resuming import ResumableCollector
 from trawl.collectors.rollouts import overrides_rollout
-from trawl.collectors.torchrl import add_transforms, give_specs, is_random, names
+from trawl.collectors.torchrl import give_specs, is_random, names
 from trawl.collectors.weak import weak
 from trawl.envs.base import TensorDictEnv
 from trawl.envs.build import check_rebuildable
 from trawl.envs.frame_stack import as_frame_stack
 from trawl.envs.pettingzoo import PettingZooEnv
 from trawl.envs.seeding import check_seed, derive, stream_seed
-from trawl.envs.serial import build_env
+from trawl.envs.serial import build_env, close_made, given_envs
 from trawl.envs.tensor_env import TensorEnv
-from trawl.keys import Key, as_key
+from trawl.keys import STEP_COUNT, Key, as_key
 from trawl.paths import get_path
 from trawl.rollout.batch_writer import BatchOptions
 from trawl.rollout.env_restarts import EnvRestarts
@@ -49,6 +51,7 @@ from trawl.rollout.policy import Policy
 from trawl.rollout.random_policy import RandomPolicy
 from trawl.rollout.resolving import resolve
 from trawl.rollout.rng import RandomStream
+from trawl.rollout.trial import kept_envs
 
 
 @describe(CollectorArguments)
@@ -91,6 +94,8 @@ class Collector(ResumableCollector):
     env_device: torch.device | None
     storing_device: torch.device | None
     trust_policy: bool
+    # True if episodes can be limited even if the environment counts its steps itself.
+    _counts_twice = False
 
     if not TYPE_CHECKING:
 
@@ -128,6 +133,8 @@ class Collector(ResumableCollector):
         # The seed, whether it is static, and the number of rebuilds before it was set.
         self._seed: tuple[int, bool, int] | None = None
         self._restarts: EnvRestarts | None = None
+        # What the user made is left open, and as it was, if this constructor fails.
+        before = kept_envs(given_envs(create_env_fn))
         self.env = self._make_env()
         try:
             if config.on_env_error == "restart":
@@ -138,7 +145,10 @@ class Collector(ResumableCollector):
             self._build(policy, devices.policy, devices.env, devices.storing)
             self._connect_schemes()
         except BaseException:
-            self.shutdown(raise_on_error=False)
+            self.shutdown(close_env=False, raise_on_error=False)
+            with suppress(Exception):
+                close_made(self.env, create_env_fn)
+            before.restore()
             raise
 
     def _build(
@@ -164,7 +174,7 @@ class Collector(ResumableCollector):
         self.n_env = num_envs
         self._rollout = self._new_rollout(
             BatchOptions(
-                steps=1 if self._adds_steps else each,
+                steps=1 if config.adds_steps else each,
                 limit=config.max_frames_per_traj or None,
                 track_traj_ids=config.track_traj_ids,
                 compact=config.compact_obs,
@@ -198,7 +208,11 @@ class Collector(ResumableCollector):
                 "groups of a ParallelEnv have no effect here: they need a collector whose only "
                 "environment is the ParallelEnv, and a policy that writes tensors"
             )
-        if self._adds_steps and self.env.batch_size and not hasattr(config.replay_buffer, "extend"):
+        if (
+            config.adds_steps
+            and self.env.batch_size
+            and not hasattr(config.replay_buffer, "extend")
+        ):
             raise TypeError(
                 "replay_buffer must have a method extend() to take the steps of a batch of "
                 f"environments, but {type(config.replay_buffer).__name__} has none"
@@ -242,9 +256,13 @@ class Collector(ResumableCollector):
         )
 
     def _add_transforms(self) -> None:
-        """Adds the transforms with which TorchRL's environments count steps and mark starts."""
+        """Makes TorchRL's environments count steps and mark starts, by transforms around them."""
         limit = self.config.max_frames_per_traj
-        if limit and "step_count" in names(self.env.full_observation_spec):
+        if (
+            limit
+            and not self._counts_twice
+            and STEP_COUNT[0] in names(self.env.full_observation_spec)
+        ):
             raise ValueError(
                 f"max_frames_per_traj={limit} counts steps in the entry 'step_count', which the "
                 "environment already has: limit the episodes in the environment instead"
@@ -255,6 +273,8 @@ class Collector(ResumableCollector):
         if marks is None:
             marks = self._resolved.reads_is_init
         if limit or marks:
+            from trawl.collectors.torchrl_transforms import add_transforms
+
             self.env = add_transforms(self.env, limit or None, marks, self.policy)
 
     def _remake_env(self) -> Any:
@@ -288,6 +308,7 @@ class Collector(ResumableCollector):
         """
         self._check_open("reset()")
         with self._held():
+            self._finish_interrupted()
             self._restart(None if index is None else self._mask(index), **kwargs)
 
     def _mask(self, index: Any) -> NDArray[np.bool_]:
@@ -317,6 +338,7 @@ class Collector(ResumableCollector):
         seed = check_seed(seed)
         self._check_open("set_seed()")
         with self._held():
+            self._finish_interrupted()
             following = self.env.set_seed(seed, static_seed=static_seed)
             rebuilds = 0 if self._restarts is None else self._restarts.count
             self._seed = (seed, static_seed, rebuilds)
@@ -340,7 +362,8 @@ class Collector(ResumableCollector):
         with self._held():
             return get_path(self.env, attr)
 
-    def stats(self) -> dict[str, Any]:
+    @override
+    def stats(self, workers: View = "aggregate") -> dict[str, Any]:
         """Returns statistics of the collector as a flat dict.
 
         Besides the statistics of every collector, the dict contains:
@@ -357,8 +380,18 @@ class Collector(ResumableCollector):
         - With ``on_env_error="restart"``, ``env_restarts``, the number of times that an
           environment was rebuilt. If a process of a :class:`~trawl.envs.ParallelEnv` dies, each of
           its environments is rebuilt and counted.
+
+        Args:
+            workers: ``"aggregate"``, ``"both"``, or ``"per_worker"``, which returns an empty dict.
+
+        Raises:
+            ValueError: if ``workers`` has another value.
         """
-        facts = super().stats()
+        return super().stats(workers)
+
+    @override
+    def _aggregate(self) -> dict[str, Any]:
+        facts = super()._aggregate()
         if self._restarts is not None:
             facts["env_restarts"] = self._restarts.count
         facts.update(self._rollout.writer.describe())

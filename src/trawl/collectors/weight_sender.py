@@ -13,10 +13,11 @@ from tensordict import TensorDictBase
 from torch import nn
 
 from trawl.collectors.held_updates import HeldUpdates, Outgoing
-from trawl.collectors.policy_version import PolicyVersion, next_version
+from trawl.collectors.policy_version import next_version
 from trawl.collectors.requests import NewWeights
 from trawl.collectors.setups import WorkerSetups
 from trawl.collectors.weight_control import POLICY, LocalModels, WorkerIds
+from trawl.envs.transforms import PolicyVersion
 from trawl.weight_update.channel import WeightMessage
 from trawl.weight_update.layout import FlatLayout
 from trawl.weight_update.messages import MessageWeightSyncScheme, NoWeightSyncScheme

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import pickle
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
@@ -13,6 +12,7 @@ from typing_extensions import override
 
 from trawl.backends.base import Backend
 from trawl.collectors.assembler import BatchAssembler, WorkerBatch
+from trawl.collectors.budget import Progress
 from trawl.collectors.config import CollectorConfig, warn
 from trawl.collectors.delivery import BatchDelivery, count_frames
 from trawl.collectors.exact import first_frames, limited
@@ -22,7 +22,7 @@ from trawl.collectors.normalizing import normalize_options
 from trawl.collectors.pool import WorkerPool
 from trawl.collectors.requests import WorkerReady
 from trawl.collectors.scheduler import AsyncScheduler, Scheduler, SyncScheduler
-from trawl.collectors.setups import WorkerSetups, check_sendable, shared_buffer
+from trawl.collectors.setups import WorkerSetups, packed_program, shared_buffer
 from trawl.collectors.single import Collector
 from trawl.collectors.slot import SlotLimits, WorkerSlot
 from trawl.collectors.snapshots import kept_copies
@@ -30,13 +30,12 @@ from trawl.collectors.tracer import Tracer, WorkerTracer
 from trawl.collectors.trajectory_batcher import TrajectoryBatcher
 from trawl.collectors.unsent import UnsentWeights
 from trawl.collectors.weak import weak
-from trawl.collectors.worker import WorkerSpec, fake
+from trawl.collectors.worker import WorkerProgram, WorkerSpec, fake
 from trawl.collectors.worker_shutdown import WorkerShutdown
 from trawl.envs.build import distinct
 from trawl.envs.own_process import parent_registry
 from trawl.envs.seeding import derive
 from trawl.envs.types import is_list
-from trawl.errors import WorkerError
 from trawl.observe.trace_options import TraceOptions
 from trawl.rollout.normalization import Normalization
 from trawl.rollout.serving import by_environment
@@ -118,6 +117,11 @@ class WorkerCollector(WorkerShutdown):
             parts = 1 if self.sync else self.num_workers
             self._unsent = UnsentWeights(policies, parts, weak(self._count_updates))
 
+    @override
+    def _counts(self) -> Progress:
+        # This process counts the frames that it writes, and the workers count all others.
+        return Progress.total([self._progress, *(slot.progress for slot in self._pool.slots)])
+
     # --- methods for subclasses
 
     @abstractmethod
@@ -193,12 +197,7 @@ class WorkerCollector(WorkerShutdown):
             if self.sync
             else AsyncScheduler(self._pool, self._lag_bound(), weak(self._room))
         )
-        try:
-            ready = self._start_workers(self.num_workers)
-        except (AttributeError, RuntimeError, TypeError, pickle.PicklingError) as error:
-            if self._backend.isolated and not isinstance(error, WorkerError):
-                check_sendable(map(self._spec, self._pool.slots), self._backend.shares_memory)
-            raise
+        ready = self._start_workers(self.num_workers)
         for text in dict.fromkeys(text for one in ready for text in one.warnings):
             warn(text)
         self._setups.warn_of_rounding(ready)
@@ -223,7 +222,8 @@ class WorkerCollector(WorkerShutdown):
         # A batch that is cut in the middle of a row must be the last one, or the next batch would
         # not go on from there. So if batches may have fewer frames than requested, only whole rows
         # are requested as long as possible.
-        short = self.config.preempts
+        self._scheduler.whole_steps = self.config.adds_steps and not self.config.exact_frames
+        short = self.config.preempts or self._scheduler.whole_steps
         units = [one.num_envs if short or one.masked else 1 for one in ready]
         assembler = None if self._workers_write else self._assembler
         self._scheduler.set_workers(assembler, frames, units)
@@ -272,27 +272,48 @@ class WorkerCollector(WorkerShutdown):
         shared = bool(getattr(self.config.replay_buffer, "shared", False))
         return self._backend.isolated and self.config.workers_can_write and shared
 
-    def _spec(self, slot: WorkerSlot) -> WorkerSpec:
-        """Returns the current specification of a slot's worker."""
-        index, config, setup = slot.index, self.config, self._setups[slot.index]
+    def _program(self, index: int) -> WorkerProgram:
+        """Returns what a worker gets from the user's program."""
+        setup, config = self._setups[index], self.config
         options = self._setups.options(index)
         if self._buffer is not None:
             options |= {name: getattr(config, name) for name in WRITER_OPTIONS}
             options["replay_buffer"] = self._buffer
+        source, count = setup.create_env_fn, setup.environments
+        return WorkerProgram(
+            init_fn=config.init_fn,
+            policy=self._setups.initial_policy(index),
+            collector_class=self._worker_class,
+            create_env_fn=source if count == 1 else [source] * count,
+            options=options,
+            receivers=self._sender.receivers(index),
+        )
+
+    def _spec(self, slot: WorkerSlot) -> WorkerSpec:
+        """Returns the current specification of a slot's worker."""
+        index, config, setup = slot.index, self.config, self._setups[slot.index]
+        program, hooks, receivers = setup.package, self._setups.hooks, None
+        changed: dict[str, Any] = {}
+        if program is None:
+            made = self._program(index)
+            program = packed_program(self._backend, made, index)
+            # The learner changes its policy, but a replacement begins with the same one.
+            if made.policy is not None:
+                setup.package, setup.hooks = program, dict(hooks)
+        else:
+            changed = {name: hooks[name] for name in hooks if hooks[name] is not setup.hooks[name]}
+            receivers = self._sender.receivers(index)
         begin, stride = self._setups.trajectories(index, slot.restarts, slot.trajectory)
-        seed, count = setup.seed, setup.environments
+        seed = setup.seed
         return WorkerSpec(
             index=index,
-            collector_class=self._worker_class,
-            create_env_fn=setup.create_env_fn if count == 1 else [setup.create_env_fn] * count,
-            policy=setup.packed,
-            options=options,
-            init_fn=config.init_fn,
+            program=program,
+            options=changed,
+            receivers=receivers,
             threads=config.num_sub_threads if self._backend.isolated else None,
             registry=self._registry,
             trajectory=begin,
             stride=stride,
-            receivers=self._sender.receivers(index),
             version=self._sender.versions[index],
             seed=None if seed is None else (derive(seed[0], "restart", slot.restarts), seed[1]),
             env_state=setup.env_state,
@@ -324,7 +345,8 @@ class WorkerCollector(WorkerShutdown):
         if not self._scheduler.requested:
             self._before_request()
         collected = self._scheduler.collect(self._wanted, self._is_random)
-        parts = limited(collected, self._left())
+        scheduler = self._scheduler
+        parts = limited(collected, self._left(), scheduler.units if scheduler.whole_steps else None)
         self._count(parts)
         if self.config.prefetch:
             self._request_ahead(parts)
@@ -408,12 +430,22 @@ class WorkerCollector(WorkerShutdown):
         for part in parts:
             batch = self._batch_of(part)
             batch = self._delivery.deliver(batch, min(part.answer.filled, batch.shape[-1]))
-            self._delivery.write(batch)
+            self._progress.replay_written_frames += self._delivery.write(batch)
             self._record(batch)
+
+    @property
+    @override
+    def _is_exact(self) -> bool:
+        return super()._is_exact or self.config.adds_steps
 
     def _room(self) -> float:
         """Returns the number of frames that may be requested, besides those under way."""
-        return self._left() - self._scheduler.frames_under_way
+        room = self._left() - self._scheduler.frames_under_way
+        random = self.config.init_random_frames
+        if self.config.adds_steps and random and self._acted < random:
+            # The policy acts from the step on that follows the last random one.
+            room = min(room, random - self._acted)
+        return room
 
     def _wanted(self, counted: int = 0) -> bool:
         """Returns True if more frames are wanted than are under way, or ``counted`` already."""
@@ -431,5 +463,10 @@ class WorkerCollector(WorkerShutdown):
         first = self.config.init_random_frames
         if not first:
             return False
+        return bool(self._acted < first)
+
+    @property
+    def _acted(self) -> int:
+        """Number of frames that were written or requested, to compare with the random ones."""
         written = getattr(self.config.replay_buffer, "write_count", 0)
-        return bool(max(self._frames + self._scheduler.frames_under_way, written) < first)
+        return max(self._frames + self._scheduler.frames_under_way, written)

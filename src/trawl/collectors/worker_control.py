@@ -13,6 +13,7 @@ from typing_extensions import override
 
 from trawl.collectors import worker
 from trawl.collectors.assembler import BatchAssembler
+from trawl.collectors.base import View
 from trawl.collectors.profile import ProfileConfig
 from trawl.collectors.slot import summary
 from trawl.collectors.times import shares_of
@@ -20,8 +21,6 @@ from trawl.collectors.tracer import WorkerTracer
 from trawl.collectors.worker_state import WorkerState, call_path
 from trawl.envs.seeding import check_seed, derive
 from trawl.paths import first_name
-
-_VIEWS = ("aggregate", "per_worker", "both")
 
 
 class WorkerControl(WorkerState):
@@ -144,6 +143,17 @@ class WorkerControl(WorkerState):
             return super().cascade_execute(attr_path, *args, **kwargs)
         return self._all(methodcaller("cascade_execute", attr_path, *args, **kwargs))
 
+    def worker_policy_versions(self) -> dict[int, int | str | None]:
+        """Asks each worker for the version of its policy, once it has finished its batch.
+
+        Returns:
+            The version of each worker, by its number; None if versions are not tracked.
+        """
+        self._check_open("worker_policy_versions()")
+        if self._version is None:
+            return dict.fromkeys(range(self.num_workers))
+        return dict(enumerate(self.get_distant_attr("policy_version")))
+
     def getattr_policy(self, attr: str) -> Any:
         """Returns the attribute of the first worker's policy at path ``attr``."""
         return self._each(methodcaller("getattr_policy", attr), [()])[0]
@@ -179,12 +189,14 @@ class WorkerControl(WorkerState):
         """Returns a batch of zeros with the layout of a delivered batch."""
         fakes = [fake.clear_device_() for fake in self._all(worker.fake)]
         alone = self._whole is not None or not self.sync
-        batch = self._assembler.combine(fakes[:1] if alone else fakes, self.policy_version)
+        version = None if self._version is None else self._version.version
+        batch = self._assembler.combine(fakes[:1] if alone else fakes, version)
         return self._fake(batch[0] if alone else batch)
 
     # --- statistics
 
-    def stats(self, workers: str = "aggregate") -> dict[str, Any]:
+    @override
+    def stats(self, workers: View = "aggregate") -> dict[str, Any]:
         """Returns statistics of the collector, as a flat dictionary.
 
         Besides the statistics of every collector, the dictionary contains:
@@ -216,27 +228,27 @@ class WorkerControl(WorkerState):
         Raises:
             ValueError: if ``workers`` has another value.
         """
-        if workers not in _VIEWS:
-            raise ValueError(f"workers must be one of {', '.join(_VIEWS)}, but it is {workers!r}")
+        return super().stats(workers)
+
+    @override
+    def _per_worker(self) -> dict[str, Any]:
         together = summary(self._pool.slots)
         facts = {name: together[name] for name in ("workers", "workers_alive")}
-        if workers != "per_worker":
-            facts = self._aggregate(together)
-        if workers != "aggregate":
-            for slot in self._pool.slots:
-                one = slot.stats()
-                # A worker that is being added has no batches yet.
-                if slot.index < len(self._scheduler.frames):
-                    one["requested_frames_per_batch"] = self._scheduler.frames[slot.index]
-                version = self._sender.versions[slot.index]
-                if isinstance(version, int):
-                    one["policy_version"] = version
-                facts |= {f"worker_{slot.index}/{name}": value for name, value in one.items()}
+        for slot in self._pool.slots:
+            one = slot.stats()
+            # A worker that is being added has no batches yet.
+            if slot.index < len(self._scheduler.frames):
+                one["requested_frames_per_batch"] = self._scheduler.frames[slot.index]
+            version = self._acknowledged(slot)
+            if isinstance(version, int):
+                one["policy_version"] = version
+            facts |= {f"worker_{slot.index}/{name}": value for name, value in one.items()}
         return facts
 
-    def _aggregate(self, together: dict[str, Any]) -> dict[str, Any]:
+    @override
+    def _aggregate(self) -> dict[str, Any]:
         pools = self._assembler.pools
-        facts = super().stats() | together
+        facts = super()._aggregate() | summary(self._pool.slots)
         facts["batches_held"] = sum(pool.leased for pool in pools)
         facts["memory_bytes"] = sum(pool.nbytes for pool in pools)
         ahead = "prefetch" if self.config.prefetch else "synchronous"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from operator import methodcaller
 from typing import Any, Literal
 
@@ -10,6 +11,7 @@ import cloudpickle
 from typing_extensions import override
 
 from trawl.collectors.assembler import NO_SLICE, BatchAssembler, WorkerBatch
+from trawl.collectors.budget import PROGRESS, progress_of
 from trawl.collectors.requests import BatchReady
 from trawl.collectors.resuming import check_resume
 from trawl.collectors.snapshots import RESUME
@@ -92,16 +94,20 @@ class WorkerState(WorkerWeights):
             self._pool.settle()
             finished = self._scheduler.finished()
             states = self._all(methodcaller("state_dict"))
+            for slot, one in zip(self._pool.slots, states, strict=True):
+                # Counts of the workers before a replacement, too.
+                one[PROGRESS] = asdict(slot.progress)
             state: dict[str, Any] = {f"worker{i}": one for i, one in enumerate(states)}
             last = max(states, key=lambda one: int(one["traj_pool"]["traj_id"]))
             state |= {"frames": self._frames, "iter": self._batches, "traj_pool": last["traj_pool"]}
+            state[PROGRESS] = asdict(self.progress)
             state["seeds"] = [setup.seed and list(setup.seed) for setup in self._setups]
             state[_FINISHED] = [self._saved(part) for part in finished]
             state[_REQUESTED] = self._scheduler.requested
             state |= self._delivery_state()
             state |= self._normalization_state()
             if self._version is not None:
-                state["policy_version"] = self.policy_version
+                state["policy_version"] = self._version.version
         return state
 
     def _saved(self, part: WorkerBatch) -> dict[str, Any]:
@@ -167,7 +173,7 @@ class WorkerState(WorkerWeights):
         names = [f"worker{index}" for index in range(self.num_workers)]
         _check_state(state_dict, names)
         self._check_normalization(state_dict)
-        version = state_dict.get("policy_version", self.policy_version)
+        version = state_dict.get("policy_version", self._version and self._version.version)
         loaded = {
             i: weights
             for i, name in enumerate(names)
@@ -210,6 +216,9 @@ class WorkerState(WorkerWeights):
             self.resumed = all(resumed.values())
             self._sender.set_version(version)
             self._frames, self._batches = int(state_dict["frames"]), int(state_dict["iter"])
+            for slot, name in zip(self._pool.slots, names, strict=True):
+                slot.progress.load(progress_of(state_dict[name]))
+            self._load_progress(state_dict)
             self._load_delivery(state_dict, last, self.resumed)
             self._load_normalization(state_dict)
             parts = [self._loaded(one) for one in state_dict.get(_FINISHED, ())]

@@ -8,11 +8,11 @@ from functools import partial
 from itertools import count
 from typing import Any
 
-import cloudpickle
 import gymnasium
 import torch
 from torch import nn
 
+from trawl.backends.spawn_payload import packed
 from trawl.envs.agent_steps import is_pettingzoo
 from trawl.envs.base import TensorDictEnv
 from trawl.envs.dm import is_dm_env
@@ -176,7 +176,7 @@ def distinct(sources: Sequence[Any], name: str = "create_env_fn") -> list[Any]:
     Raises:
         TypeError: if a repeated environment can't be copied.
     """
-    packed: dict[int, bytes | None] = {}
+    known: dict[int, bytes | None] = {}
     copies = count()
 
     def own(source: Any) -> Any:
@@ -184,10 +184,10 @@ def distinct(sources: Sequence[Any], name: str = "create_env_fn") -> list[Any]:
             return [own(part) for part in source]
         if not is_env(source):
             return source
-        if id(source) not in packed:
-            packed[id(source)] = None
+        if id(source) not in known:
+            known[id(source)] = None
             return source
-        data = packed[id(source)] = packed[id(source)] or _packed(source, name)
+        data = known[id(source)] = known[id(source)] or _packed(source, name)
         return EnvCopy(data, next(copies))
 
     return [own(source) for source in sources]
@@ -196,7 +196,7 @@ def distinct(sources: Sequence[Any], name: str = "create_env_fn") -> list[Any]:
 def _packed(env: Any, name: str) -> bytes:
     try:
         # TorchRL's batched environments support pickling, but not copy.deepcopy().
-        data: bytes = cloudpickle.dumps(env)
+        data = packed(env)
     except Exception as error:
         raise TypeError(
             f"{name} contains {env!r} several times, but this environment can't be copied: "

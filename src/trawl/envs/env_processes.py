@@ -15,6 +15,7 @@ import cloudpickle
 from trawl.backends.base import Death, Event, Failed, Message, Worker
 from trawl.backends.process import ProcessBackend
 from trawl.backends.thread import ThreadBackend
+from trawl.checks import require_linux
 from trawl.envs.attributes import Application, pack
 from trawl.envs.env_service import (
     BUFFERS,
@@ -58,6 +59,7 @@ class EnvProcesses:
         start_method: str | None,
         affinity: Callable[[int], Sequence[int] | None] = lambda _: None,
     ) -> None:
+        require_linux("environments in other processes or threads")
         self._sources, self._affinity = sources, affinity
         self._each = envs_per_worker
         self.count = -(-len(sources) // envs_per_worker)

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import random
 from collections.abc import Mapping
+from contextvars import ContextVar
 from typing import Any
 
 import numpy as np
 import torch
 
 from trawl.envs.seeding import derive
+
+#: True in a thread that draws from generators of its own, so that the global ones are not its own.
+draws_privately = ContextVar("draws_privately", default=False)
 
 
 def global_state(device: torch.device | None = None) -> dict[str, Any]:

@@ -249,10 +249,15 @@ class TensorDictBatchWriter(BatchWriter):
     def _follow(self, frame: TensorDictBase, root: TensorDictBase) -> TensorDictBase:
         """Counts steps, cuts off long episodes, and passes on or clears recurrent state."""
         following = frame.get("next")
+        # Looked up before a reset, which makes the environment forget it.
+        skipped = self.env.autoreset_mask() if self._has_mask else None
         if self._limit is not None:
             count = frame.get(_COUNT) + 1
             following.set(_COUNT, count)
             late = count >= self._limit
+            if skipped is not None:
+                # A step that was only a reset belongs to no episode.
+                late &= ~skipped.unsqueeze(-1).to(late.device)
             cut = late & ~following.get("done")
             if self._parts is not None:
                 cut &= ~self._parts.failed().unsqueeze(-1).to(cut.device)
@@ -268,15 +273,14 @@ class TensorDictBatchWriter(BatchWriter):
             frame.set("next", following)
             root = self.env.reset(root.copy().set("_reset", failed.unsqueeze(-1)))
         done = following.get("done")
-        if self._limit is not None:
-            root.set(_COUNT, following.get(_COUNT).masked_fill(done, 0))
-        skipped = self.env.autoreset_mask() if self._has_mask else None
         if failed is not None and self._parts is not None:
             skipped = failed if skipped is None else skipped | failed
             self._parts.clear_successful()
         if skipped is not None:
             self._masked_out.append(skipped)
             done = done | skipped.unsqueeze(-1).to(done.device)
+        if self._limit is not None:
+            root.set(_COUNT, following.get(_COUNT).masked_fill(done, 0))
         if self._marks_starts:
             root.set(IS_INIT, done.clone())
             following.set(IS_INIT, torch.zeros_like(done))

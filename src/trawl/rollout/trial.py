@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter, OrderedDict, defaultdict, deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from types import CellType, FunctionType, MethodType
@@ -17,7 +17,8 @@ from tensordict.nn import CudaGraphModule
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from trawl.envs.generators import get_states, set_states
+from trawl.envs.generators import draws_privately, get_states, set_states
+from trawl.envs.layers import layers_of, owns_parts
 
 # Larger arrays and tensors are data rather than statistics, and take too long to copy.
 _LARGEST = 1 << 26
@@ -56,22 +57,46 @@ def trial(policy: Any) -> Iterator[None]:
     """
     module = policy if isinstance(policy, nn.Module) else None
     device = None if module is None else next((p.device for p in module.parameters()), None)
-    states = get_states(device)
-    kept = _Kept()
+    # The global generators may belong to another thread, which draws from them meanwhile.
+    states = None if draws_privately.get() else get_states(device)
+    kept = Kept()
     kept.owner(policy)
     try:
         yield
     finally:
         kept.restore()
-        set_states(states, device)
+        if states is not None:
+            set_states(states, device)
 
 
-class _Kept:
-    """What a policy consists of, and how it was before a call."""
+def kept_envs(envs: Sequence[Any]) -> Kept:
+    """Keeps statistics, generators and attributes of environments, and the global generators.
 
-    def __init__(self) -> None:
+    Environments in other processes are left alone.
+    """
+    layers = [layer for env in envs for layer in layers_of(env)]
+    kept = Kept(but=filter(owns_parts, layers))
+    for layer in layers:
+        kept.owner(layer)
+        for name in ("obs_rms", "return_rms"):  # of Gymnasium's wrappers
+            if name in getattr(layer, "__dict__", {}):
+                kept.owner(vars(layer)[name])
+    if envs and not draws_privately.get():
+        kept.globals()
+    return kept
+
+
+class Kept:
+    """What a policy or another object consists of, and how it was before a call.
+
+    Args:
+        but: objects that are left alone.
+    """
+
+    def __init__(self, but: Iterable[Any] = ()) -> None:
         # Keeps all objects alive, so that no other object gets the id of one of them.
-        self._known: dict[int, Any] = {}
+        self._known: dict[int, Any] = {id(one): one for one in but}
+        self._owners = set(self._known)
         self._undo: list[Callable[[], object]] = []
 
     def restore(self) -> None:
@@ -80,16 +105,23 @@ class _Kept:
             for undo in self._undo:
                 undo()
 
+    def globals(self) -> None:
+        """Keeps the global generators."""
+        self._undo.append(partial(set_states, get_states()))
+
     def _is_new(self, value: Any) -> bool:
         new = id(value) not in self._known
         self._known[id(value)] = value
         return new
 
     def owner(self, value: Any) -> None:
-        """Keeps the state of a policy, which may be an object of any class."""
+        """Keeps the state of a policy or an environment, which may be an object of any class."""
         if isinstance(value, (nn.Module, FunctionType, MethodType, partial)):
             self.value(value)
-        elif not isinstance(value, CudaGraphModule) and self._is_new(value):
+        elif not isinstance(value, CudaGraphModule) and id(value) not in self._owners:
+            # As the value of an attribute, the object is known, but its state was left alone.
+            self._owners.add(id(value))
+            self._known[id(value)] = value
             self._whole(getattr(value, "__dict__", {}))
             self._slots(value)
 

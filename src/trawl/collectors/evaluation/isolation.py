@@ -19,6 +19,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from trawl.envs.generators import draws_privately
 from trawl.envs.seeding import derive, stream_seed
 
 # Names of operators that draw random numbers and take a generator.
@@ -227,10 +228,12 @@ def isolated(seed: int) -> Iterator[PrivateRandom]:
     """
     holder, thread = _types(), threading.get_ident()
     holder.own[thread] = None
+    token = draws_privately.set(True)
     try:
         with PrivateRandom(policy_seed(seed)) as random:
             yield random
     finally:
+        draws_privately.reset(token)
         del holder.own[thread]
 
 

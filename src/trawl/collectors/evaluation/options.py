@@ -42,6 +42,7 @@ _OWN = frozenset(
         "postproc",
         "preemptive_threshold",
         "replay_buffer",
+        "replay_write_mode",
         "reset_at_each_iter",
         "return_same_td",
         "set_truncated",
