@@ -634,7 +634,7 @@ def resets_take_steps():
         ({"source": NumberedEnv}, "frames without a dimension of environments"),
         ({"source": resets_take_steps}, "frames of environments that spend steps on resets"),
     ],
-    ids=str,
+    ids=["whole", "exact", "split", "restart", "one", "resets"],
 )
 @pytest.mark.parametrize("cls", [Collector, partial(MultiSyncCollector, start_method="inline")])
 @pytest.mark.filterwarnings("ignore:split_trajs=True pads")
