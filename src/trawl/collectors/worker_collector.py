@@ -57,11 +57,10 @@ class WorkerCollector(WorkerShutdown):
         policy: the policy as it was given; workers have copies.
     """
 
-    # True if weights of the policy are sent even if the user asks for no scheme.
-    _sends_weights: ClassVar[bool] = False
     # True if all workers run on this machine.
     _workers_here: ClassVar[bool] = True
     num_workers: int
+    _first_env = 0
     trust_policy: bool
     collector_class: Any
 
@@ -80,11 +79,19 @@ class WorkerCollector(WorkerShutdown):
             self.create_env_fn, policy, options, self._workers_here
         )
         config = setups.config
-        # With schemes, a policy may be given in addition to a factory, as the source of weights.
+        # A policy may be given in addition to a factory, as the source of weights.
         made = any(map(setups.makes_policy, range(self.num_workers)))
-        sends = self._sends_weights or config.weight_sync_schemes is not None
-        if policy is not None and made and not sends:
-            raise TypeError("policy and policy_factory can't both be given")
+        sourced = made and policy is not None
+        if sourced and not setups.all_modules:
+            raise TypeError(
+                "policy and policy_factory can both be given only if the policy is a module, whose "
+                f"weights are sent to the workers' policies, but it is {policy!r}"
+            )
+        if sourced and config.weight_updater is not None:
+            raise TypeError(
+                "policy and policy_factory can't both be given together with a weight_updater: "
+                "leave out the policy, and pass weights to update_policy_weights_()"
+            )
         super().__init__(config)
         vars(self).update({name: tuple(values) for name, values in setups.given.items()})
         self.trust_policy = bool(config.trust_policy)
@@ -106,6 +113,7 @@ class WorkerCollector(WorkerShutdown):
         self._pool = WorkerPool(self._backend, specify, limits, note)
         try:
             self._prepare()
+            self._sender.send_first()
             self._init_weights()
         except BaseException:
             self.shutdown(raise_on_error=False)
@@ -232,6 +240,8 @@ class WorkerCollector(WorkerShutdown):
             self.normalization = Normalization(normalize, ready[0].statistics)
             self._scheduler.normalization = self.normalization
         self._connect_tracer()
+        if callable(self.config.reset_kwargs):
+            self.number_environments(self._first_env)
         return ready
 
     def _add_workers(
@@ -315,6 +325,8 @@ class WorkerCollector(WorkerShutdown):
             trajectory=begin,
             stride=stride,
             version=self._sender.versions[index],
+            first_env=setup.first_env,
+            begun=slot.begun,
             seed=None if seed is None else (derive(seed[0], "restart", slot.restarts), seed[1]),
             env_state=setup.env_state,
             given=self._sender.handed(index),

@@ -30,6 +30,13 @@ from trawl.envs.masks import MASK_KEY, FirstMaskCheck, MaskKeeper, flat_mask, ma
 from trawl.envs.outcomes import flag_of, reset_results, reward_of, step_results
 from trawl.envs.pool import Pool, adapt_pool, is_pool
 from trawl.envs.replacements import made_again
+from trawl.envs.reset_kwargs import (
+    ResetArguments,
+    layers_of,
+    names_taken,
+    needs_mapping,
+    resets_itself,
+)
 from trawl.envs.seeding import check_seed, derive, next_seed
 from trawl.envs.spaces import SpaceCodec, check_keys
 from trawl.envs.specs import NonTensor
@@ -154,6 +161,7 @@ class GymEnv(LoggedEnv):
         self._seed: tuple[int, bool] | None = None  # of the last set_seed()
         self._seeds: list[int] | None = None
         self._rebuilds = 0  # since the last set_seed()
+        self._fixed_arguments: Mapping[str, Any] = {}
         self._begun: TensorDict | None = None  # observations of the reset after a failure
         self._masks: MaskKeeper | None = None  # self.env may be another wrapper around it
         self.mask_check = FirstMaskCheck()
@@ -304,6 +312,7 @@ class GymEnv(LoggedEnv):
         """
         fresh = made_again(self, GymEnv, self._abandon)
         self.env, self.vector, self.is_closed = fresh.env, fresh.vector, False
+        self._give_arguments()
         self._masks = None
         self.renew_log()
         self.observation_codec, self.action_codec = fresh.observation_codec, fresh.action_codec
@@ -312,6 +321,30 @@ class GymEnv(LoggedEnv):
         if self._seed is not None:
             seed, static = self._seed
             self._set_seeds(derive(seed, "rebuild", self._rebuilds), static)
+
+    @override
+    def set_reset_kwargs(self, given: Any, first: int, counts: Any) -> None:
+        self._fixed_arguments, self.reset_arguments = {}, None
+        if given is None:
+            pass
+        elif isinstance(self.env.unwrapped, DMEnv):
+            super().set_reset_kwargs(given, first, counts)
+        elif self.vector is None:
+            names = names_taken(layers_of(self.env))
+            self.reset_arguments = ResetArguments(given, first, names, counts)
+        elif self.vector.autoresets is not None:
+            raise resets_itself(self.env, self.vector.autoresets)
+        elif not isinstance(given, Mapping):
+            raise needs_mapping(self.env)
+        else:
+            ResetArguments(given, first, names_taken(layers_of(self.env)), counts)
+            self._fixed_arguments = given
+        self._give_arguments()
+
+    def _give_arguments(self) -> None:
+        """Gives the vector environment, which may be made anew, the arguments of its resets."""
+        if self.vector is not None:
+            self.vector.reset_kwargs = self._fixed_arguments
 
     def _abandon(self) -> None:
         self.is_closed = True

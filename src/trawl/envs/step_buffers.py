@@ -87,6 +87,7 @@ class SharedStepBuffers:
         actions: the actions, by key.
         action_dtypes: dtypes of the actions, by key.
         cut: True for rows to be reset after the step even if their episode has not ended.
+        episodes: number of the next episode of each row, if the processes count episodes.
         eager: one byte; nonzero if rows are reset in the step that ends their episode.
         numbers: for each process, the number of the step to be taken.
         answers: for each process, the number of its last step, negated if the step failed.
@@ -106,6 +107,7 @@ class SharedStepBuffers:
         self.eager = self._array((1,), np.dtype(np.uint8)).data
         self.flags = self._rows((rows,), np.dtype(np.uint8))
         self.cut = self._array((rows,), np.dtype(np.bool_))
+        self.episodes = self._array((rows,), numbers)
         self.rewards = self._rows((rows,), _numpy_dtype(spec.reward))
         # Memory that is never used takes no space.
         self.masks = {

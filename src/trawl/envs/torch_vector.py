@@ -23,6 +23,14 @@ from trawl.envs.autoreset import autoreset_mode as declared_mode
 from trawl.envs.info_keys import InfoKeys, given_entries
 from trawl.envs.masks import MASK_KEY, rand_actions
 from trawl.envs.outcomes import reset_results, step_results
+from trawl.envs.reset_kwargs import (
+    ResetArguments,
+    copied,
+    layers_of,
+    names_taken,
+    needs_mapping,
+    resets_itself,
+)
 from trawl.envs.spaces import check_keys
 from trawl.envs.tensor_codec import TensorCodec
 from trawl.envs.tensor_env import TensorEnv, TensorStep
@@ -93,6 +101,7 @@ class TorchVectorEnv(TensorEnv):
         check_bool("categorical_action_encoding", categorical_action_encoding)
         self.env = env
         self._first: Any = None
+        self._reset_kwargs: Mapping[str, Any] = {}
         place = declared_device(env) if device is None else check_device("device", device)
         if place is None:
             # The first batch begins with this reset.
@@ -135,6 +144,18 @@ class TorchVectorEnv(TensorEnv):
         # True where an episode ended without a last observation, or None.
         self._lost: Tensor | None = None
 
+    @override
+    def set_reset_kwargs(self, given: Any, first: int, counts: Any) -> None:
+        self._reset_kwargs = {}
+        if given is None:
+            return
+        if self.mode is not AutoresetMode.DISABLED:
+            raise resets_itself(self.env, f"has autoreset_mode={self.mode.value!r}")
+        if not isinstance(given, Mapping):
+            raise needs_mapping(self.env)
+        ResetArguments(given, first, names_taken(layers_of(self.env)), counts)
+        self._reset_kwargs = given
+
     def _add_infos(self, info_keys: InfoKeys) -> None:
         """Wraps the environment so that its observations have entries of the info."""
         given = given_entries(info_keys)
@@ -174,6 +195,7 @@ class TorchVectorEnv(TensorEnv):
     def begin(self, mask: Tensor | None, **kwargs: Any) -> list[Tensor]:
         if mask is not None and not (self._seed is not None and mask.all()):
             return self._begin_some(mask, **kwargs)
+        kwargs = copied(self._reset_kwargs) | kwargs
         first, self._first = self._first, None
         seed, self._seed = self._seed, None
         if seed is not None:
@@ -200,6 +222,7 @@ class TorchVectorEnv(TensorEnv):
         assert self._partial is not None
         # A copy, because the environment may keep or change it.
         rows = mask.clone() if self._partial == "mask" else mask.nonzero().squeeze(-1)
+        kwargs = copied(self._reset_kwargs) | kwargs
         options = {**(kwargs.pop("options", None) or {}), _PARTIAL[self._partial]: rows}
         obs, info = reset_results(self.env.reset(options=options, **kwargs), self.env)
         self._note_mask(info, mask)
