@@ -37,7 +37,6 @@ from torchrl.envs import (  # noqa: E402
     StepCounter,
     TransformedEnv,
 )
-from torchrl.envs.llm.transforms import PolicyVersion  # noqa: E402
 from torchrl.modules import (  # noqa: E402
     MLP,
     ActorValueOperator,
@@ -53,6 +52,11 @@ from torchrl.modules import (  # noqa: E402
     TanhNormal,
     ValueOperator,
 )
+
+try:
+    from torchrl.envs.transforms import PolicyVersion
+except ImportError:  # TorchRL before 0.15
+    from torchrl.envs.llm.transforms import PolicyVersion
 
 TRAJ_IDS = ("collector", "traj_ids")
 SIZE = {"frames_per_batch": 24, "total_frames": 48}

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
+from types import NoneType
 from typing import Any
 
 import torch
 from tensordict import TensorDictBase
+from torch import Tensor
 
 from trawl.collectors.config import CollectorConfig
 from trawl.collectors.utils import split_trajectories
 from trawl.keys import MASK, Key
 from trawl.rollout.device_transfer import moved
-from trawl.tensordicts import drop_private, truncate_
+from trawl.tensordicts import drop_private, has_lazy, truncate_
 
 # Entry of a state that holds the state of ``postproc``.
 _POSTPROC = "postproc"
@@ -42,6 +44,8 @@ class BatchDelivery:
         self.postproc = config.postproc
         self._truncated_keys = truncated_keys
         self._returned = SameTensorDict()
+        # Device of the replay buffer's storage, once it is known.
+        self._storage_device: Any = ...
         move = getattr(self.postproc, "to", None)
         if storing_device is not None and move is not None:
             move(storing_device)
@@ -95,7 +99,7 @@ class BatchDelivery:
         if not frames:
             return 0
         if self.config.extend_buffer:
-            buffer.extend(batch)
+            buffer.extend(self._as_stored(batch))
         elif batch.ndim > 1 and getattr(getattr(buffer, "storage", None), "ndim", 1) > 1:
             # A buffer with more than one dimension has a row for each environment.
             for step in batch.split(1, -1):
@@ -104,6 +108,23 @@ class BatchDelivery:
             for frame in batch.reshape(-1):
                 buffer.add(frame)
         return int(frames)
+
+    def _as_stored(self, batch: Any) -> Any:
+        """Returns a batch without a device as one on the storage's device, if its data are there.
+
+        Storages compare this device with their own.
+        """
+        if not isinstance(batch, TensorDictBase) or batch.device is not None or has_lazy(batch):
+            return batch
+        if not isinstance(self._storage_device, (torch.device, NoneType)):
+            storage = getattr(self.config.replay_buffer, "storage", None)
+            # A storage may have no device, or "auto" before its first entry.
+            self._storage_device = getattr(storage, "device", None)
+        place = self._storage_device
+        tensors = (value for value in batch.values(True, True) if isinstance(value, Tensor))
+        if isinstance(place, torch.device) and all(value.device == place for value in tensors):
+            return batch.to(place)
+        return batch
 
     def _as_returned(self, processed: Any) -> Any:
         same = self.config.return_same_td and isinstance(processed, TensorDictBase)
