@@ -82,8 +82,8 @@ class GymEnv(LoggedEnv):
         info_keys: entries of ``info`` that become observations, as a list of names or of
             :class:`InfoKey`, or as a mapping from names to spaces. An entry ``"name"`` has the key
             ``("info", "name")``, unless an ``InfoKey`` states another one. Where an info lacks the
-            entry, it is zero. Without a space, the layout is found in random steps of another
-            environment or, if ``env`` is an object, of ``env`` itself.
+            entry, it is zero. Without a space, the layout is found in random steps of the
+            environment, which is then reset.
         device: device of the returned TensorDicts. With None, the TensorDicts have no device, and
             their tensors are on the CPU.
         **kwargs: further arguments of ``gymnasium.make`` (with ``num_envs``, of
@@ -136,13 +136,12 @@ class GymEnv(LoggedEnv):
         self.on_error: Callable[[Exception, bool], None] | None = None
         self.step_failed = False
         self._has_id = isinstance(env, str)
-        spare, env_id = None, env
+        env_id = env
         if isinstance(env, str):
             if num_envs is not None:
                 num_envs = check_number("num_envs", num_envs, least=1)
             known = argument_names(GymEnv)
-            spare = partial(make, env, num_envs, from_pixels, autoreset_mode, kwargs, known)
-            env = spare()
+            env = make(env, num_envs, from_pixels, autoreset_mode, kwargs, known)
         elif kwargs or num_envs is not None:
             raise TypeError(
                 f"{sorted(kwargs) or ['num_envs']} can be used only with the id of an "
@@ -150,7 +149,9 @@ class GymEnv(LoggedEnv):
             )
         self.env = wrapped(env, frame_skip, from_pixels, pixels_only)
         if info_keys is not None:
-            self.env, info_keys = with_infos(self.env, info_keys, autoreset_mode, spare)
+            self.env, info_keys = with_infos(
+                self.env, info_keys, autoreset_mode, owned=self._has_id
+            )
         if isinstance(env_id, str):
             self.remake = partial(
                 GymEnv,
