@@ -70,6 +70,41 @@ def test_a_push_to_the_handles(kind):
         assert collector.policy_version is None
 
 
+@pytest.mark.parametrize("interval", [0, 1, 3])
+@pytest.mark.parametrize("registered", [True, False])
+def test_workers_are_skipped_until_they_have_delivered_enough_batches(interval, registered):
+    policy = Chooser(0)
+    with make(policy) as collector:
+        updater = RayWeightUpdater(
+            weights_of(policy), collector.remote_collectors, max_interval=interval
+        )
+        if registered:
+            collector.weight_updater = updater
+        push = collector.update_policy_weights_ if registered else updater.push_weights
+        seen = []
+        for number in range(1, 8):
+            policy.become(number % 4)
+            push()
+            settled(collector)
+            seen.append(actions(collector.next()))
+    expected = {
+        0: [1, 2, 3, 0, 1, 2, 3],
+        1: [0, 2, 3, 0, 1, 2, 3],
+        3: [0, 0, 0, 0, 0, 0, 3],
+    }
+    assert seen == [{number} for number in expected[interval]]
+
+
+def test_an_updater_serves_one_collector():
+    policy = Chooser(0)
+    with make(policy) as collector:
+        updater = RayWeightUpdater(weights_of(policy), collector.remote_collectors)
+        collector.weight_updater = updater
+        collector.weight_updater = updater
+        with make(policy) as other, pytest.raises(ValueError, match="already serves another"):
+            other.weight_updater = updater
+
+
 @pytest.mark.parametrize("kind", ["trawl", "torchrl"])
 @pytest.mark.parametrize("sync", [True, False], ids=["sync", "async"])
 def test_it_is_the_updater_of_the_collector(kind, sync):

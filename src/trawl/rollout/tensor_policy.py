@@ -60,7 +60,7 @@ class TensorPolicyBinder:
         if random or self._policy.draws_from(self._env):
             return self._act_randomly(block, start, stop)
         env, policy = self._env, self._policy
-        plan = policy.plan(self._readable, tuple(env.batch_size), env.device)
+        plan = policy.plan(self._readable, tuple(env.batch_size))
         elsewhere = policy.is_elsewhere(self._env.home)
         # A memory's row is written after the call, so a policy must not keep or return it.
         copied = bool(self._leaves.memories) or not policy.leaves_inputs_alone
