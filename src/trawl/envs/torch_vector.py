@@ -417,14 +417,12 @@ def _mode_of(env: Any, given: AutoresetMode | str | None) -> AutoresetMode:
     modes = [mode.value for mode in AutoresetMode]
     if given is not None:
         return _as_mode(given, modes)
-    unknown: Exception | None = None
-    if hasattr(env, "metadata") and hasattr(env, "unwrapped"):
-        try:
-            return declared_mode(env)
-        except ValueError as error:
-            if "autoreset_mode" in env.metadata:
-                raise
-            unknown = error
+    try:
+        return declared_mode(env)
+    except ValueError as error:
+        if "autoreset_mode" in (getattr(env, "metadata", None) or {}):
+            raise
+        unknown = error
     raise ValueError(
         f"{env!r} doesn't state when it resets its environments: pass autoreset_mode, one of "
         f"{modes}, to TorchVectorEnv"
