@@ -57,7 +57,7 @@ def trial(policy: Any) -> Iterator[None]:
     module = policy if isinstance(policy, nn.Module) else None
     device = None if module is None else next((p.device for p in module.parameters()), None)
     # The global generators may belong to another thread, which draws from them meanwhile.
-    states = None if draws_privately.get() else get_states(device)
+    states = get_states(device) if draws_privately.get() is None else None
     kept = Kept()
     kept.owner(policy)
     try:
@@ -80,7 +80,7 @@ def kept_envs(envs: Sequence[Any]) -> Kept:
         for name in ("obs_rms", "return_rms"):  # of Gymnasium's wrappers
             if name in getattr(layer, "__dict__", {}):
                 kept.owner(vars(layer)[name])
-    if envs and not draws_privately.get():
+    if envs and draws_privately.get() is None:
         kept.globals()
     return kept
 
