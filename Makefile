@@ -111,12 +111,12 @@ $(OLDEST)/.test: $(PINS) pyproject.toml
 
 # The newest TorchRL is a release or, if there is none since 0.15, the newest nightly build. That asks
 # for a nightly tensordict, and gets the newest release of it.
-NEWEST_PIP = $(NEWEST)/bin/python -m pip install --disable-pip-version-check \
-	-c <(grep -vE '^(torchrl|tensordict)==' $(PINS))
+NEWEST_PIP = $(NEWEST)/bin/python -m pip install --disable-pip-version-check -c $(NEWEST)/pins.txt
 
 $(NEWEST)/.test: $(PINS) pyproject.toml
 	@echo "Setting up $(NEWEST): the newest TorchRL"
 	@$(PYTHON) -m venv $(NEWEST)
+	@grep -vE '^(torchrl|tensordict)==' $(PINS) > $(NEWEST)/pins.txt
 	@$(NEWEST_PIP) --quiet $(call pin,pip)
 	@$(NEWEST_PIP) $(call pin,torch) | $(PROGRESS)
 	@$(NEWEST_PIP) --build-constraint $(PINS) -e '.[all]' --group test | $(PROGRESS)

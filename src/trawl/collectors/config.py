@@ -425,12 +425,33 @@ class CollectorConfig:
                 how = "" if self.extend_buffer else " and extend_buffer=False"
                 raise TypeError(f"{name} can't be used with replay_buffer{how}")
 
-        ndim = getattr(getattr(buffer, "_storage", None), "ndim", 1)
-        if ndim != 1 and (self.whole_trajectories or self.exact_frames):
-            what = "frames (exact_frames=True)" if self.exact_frames else "whole trajectories"
+        if self.exact_frames:
+            self.check_storage("frames (exact_frames=True)")
+        if self.whole_trajectories:
+            self.check_storage("whole trajectories")
+        if self.split_trajs:
+            self.check_storage("trajectories (split_trajs=True)")
+        if self.on_env_error == "restart":
+            self.check_storage("frames of environments that may fail (on_env_error='restart')")
+
+    @property
+    def storage_ndim(self) -> int:
+        """Number of dimensions of the replay buffer's storage; 1 if it is not known."""
+        return int(getattr(getattr(self.replay_buffer, "_storage", None), "ndim", 1))
+
+    def check_storage(self, what: str) -> None:
+        """Checks that the replay buffer can hold frames that don't fill the rows of a batch.
+
+        Args:
+            what: what is written to the buffer.
+
+        Raises:
+            ValueError: if the buffer's storage has several dimensions.
+        """
+        if self.storage_ndim != 1:
             raise ValueError(
                 f"{what} are written one after the other, in one dimension, but the storage of "
-                f"replay_buffer has ndim={ndim}: make the storage without ndim"
+                f"replay_buffer has ndim={self.storage_ndim}: make the storage without ndim"
             )
 
     def _check_flow(self) -> None:

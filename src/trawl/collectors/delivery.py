@@ -12,10 +12,11 @@ from tensordict import TensorDictBase
 from torch import Tensor
 
 from trawl.collectors.config import CollectorConfig
+from trawl.collectors.torchrl import has_fixed_rows
 from trawl.collectors.utils import split_trajectories
 from trawl.keys import MASK, Key
 from trawl.rollout.device_transfer import moved
-from trawl.tensordicts import drop_private, has_lazy, truncate_
+from trawl.tensordicts import drop_private, has_lazy, padded, truncate_
 
 # Entry of a state that holds the state of ``postproc``.
 _POSTPROC = "postproc"
@@ -52,15 +53,29 @@ class BatchDelivery:
 
     def process(self, batch: TensorDictBase, filled: int) -> Any:
         """Applies the options to a batch, in which only the first ``filled`` steps were taken."""
-        config = self.config
+        config, steps = self.config, batch.shape[-1]
         batch = self._stored_truncated(batch, filled)
         if config.split_trajs or config.replay_buffer is not None:
             batch = batch if filled == batch.shape[-1] else batch[..., :filled]
         if config.split_trajs:
             batch = split_trajectories(batch, prefix="collector")
+            if has_fixed_rows(config.replay_buffer):
+                batch = padded(batch, steps - batch.shape[-1])
         elif config.replay_buffer is not None:
             batch = self.written(batch)
         return self.processed(batch)
+
+    def check_storage(self, batch: TensorDictBase) -> None:
+        """Checks that the replay buffer can hold batches of the form of ``batch``.
+
+        Raises:
+            ValueError: if the buffer's storage has several dimensions, but the frames are written
+                in one.
+        """
+        if batch.get(MASK, None) is not None:
+            self.config.check_storage("frames of environments that spend steps on resets")
+        if batch.ndim == 1 and self.postproc is None:
+            self.config.check_storage("frames without a dimension of environments")
 
     def written(self, batch: TensorDictBase) -> TensorDictBase:
         """Returns the frames of a batch in the shape that is written to the replay buffer."""

@@ -33,6 +33,7 @@ from trawl.collectors.placing import (
     tensors_of,
 )
 from trawl.collectors.resuming import ResumableCollector
+from trawl.collectors.rollouts import overrides_rollout
 from trawl.collectors.torchrl import give_specs, is_random, names
 from trawl.collectors.weak import weak
 from trawl.envs.base import TensorDictEnv
@@ -192,6 +193,8 @@ class Collector(ResumableCollector):
         )
         self.normalization = self._rollout.writer.normalization
         self._connect_tracer()
+        if config.storage_ndim > 1 and not overrides_rollout(self):
+            self._delivery.check_storage(self._rollout.writer.fake())
         for doubt in self._rollout.writer.warnings:
             warn(doubt)
         parts = self.env.parts if isinstance(self.env, TensorDictEnv) else ()

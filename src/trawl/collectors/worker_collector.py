@@ -30,7 +30,7 @@ from trawl.collectors.tracer import Tracer, WorkerTracer
 from trawl.collectors.trajectory_batcher import TrajectoryBatcher
 from trawl.collectors.unsent import UnsentWeights
 from trawl.collectors.weak import weak
-from trawl.collectors.worker import WorkerProgram, WorkerSpec
+from trawl.collectors.worker import WorkerProgram, WorkerSpec, fake
 from trawl.collectors.worker_shutdown import WorkerShutdown
 from trawl.envs.build import distinct
 from trawl.envs.own_process import parent_registry
@@ -210,6 +210,9 @@ class WorkerCollector(WorkerShutdown):
             warn(text)
         self._setups.warn_of_rounding(ready)
         self._warn_of_remainders()
+        if config.storage_ndim > 1 and self._inner_workers == 1:
+            for batch in self._all(fake):
+                self._delivery.check_storage(batch)
 
     def _start_workers(self, count: int) -> list[WorkerReady]:
         """Starts workers; batches to which all workers contribute grow accordingly.

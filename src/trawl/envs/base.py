@@ -183,12 +183,13 @@ class TensorDictEnv(ABC):
     @property
     def done_keys(self) -> list[str]:
         """Keys of the flags that mark the end of an episode."""
-        return list(DONE_KEYS)
+        flags = self.full_done_spec.keys()
+        return [key for key in DONE_KEYS if key in flags]
 
     @property
     def done_keys_groups(self) -> list[list[str]]:
         """Done keys, with one group for each of :attr:`reset_keys`; there is only one group."""
-        return [list(DONE_KEYS)]
+        return [self.done_keys]
 
     @property
     def reset_keys(self) -> list[str]:

@@ -433,6 +433,22 @@ def _action_reader(codec: SpaceCodec, buffers: SharedStepBuffers, row: int) -> C
     return lambda: decode(parts)
 
 
+def _ends(following: TensorDictBase) -> tuple[Array, Array]:
+    """Returns which environments were terminated, and which were truncated.
+
+    An environment without one of these flags ends with ``"done"``.
+    """
+    found = (following.get(key, None) for key in ("terminated", "truncated"))
+    terminated, truncated = (None if one is None else _numbers(one).ravel() for one in found)
+    if terminated is None or truncated is None:
+        done = _numbers(following.get("done")).ravel()
+        if terminated is None:
+            terminated = done if truncated is None else done & ~truncated
+        if truncated is None:
+            truncated = done & ~terminated
+    return terminated, truncated
+
+
 def _nested(member: EnvMember, buffers: SharedStepBuffers, rows: slice) -> Callable[[bool], None]:
     """Returns the function that steps a batch of environments, or one of another library."""
     env, own = member.env, isinstance(member.env, TensorDictEnv)
@@ -456,9 +472,7 @@ def _nested(member: EnvMember, buffers: SharedStepBuffers, rows: slice) -> Calla
         following = env.step(tensordict).get("next")
         write(observed, following)
         rewards[:] = _numbers(following.get("reward")).ravel()
-        terminated, truncated = (
-            _numbers(following.get(key)).ravel() for key in ("terminated", "truncated")
-        )
+        terminated, truncated = _ends(following)
         bits = terminated * TERMINATED | truncated * TRUNCATED
         autoresets = env.autoreset_mask() if own else None
         if autoresets is not None:

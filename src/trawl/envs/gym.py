@@ -26,7 +26,15 @@ from trawl.envs.info_keys import InfoKeys
 from trawl.envs.info_wrappers import keep_masks
 from trawl.envs.logged import LoggedEnv
 from trawl.envs.making import make, single_spaces, wrapped
-from trawl.envs.masks import MASK_KEY, FirstMaskCheck, MaskKeeper, flat_mask, mask_keeper
+from trawl.envs.masks import (
+    MASK_KEY,
+    FirstMaskCheck,
+    MaskKeeper,
+    MaskMethod,
+    flat_mask,
+    mask_keeper,
+    mask_method,
+)
 from trawl.envs.outcomes import (
     flag_of,
     reset_results,
@@ -173,7 +181,10 @@ class GymEnv(LoggedEnv):
         self._rebuilds = 0  # since the last set_seed()
         self._fixed_arguments: Mapping[str, Any] = {}
         self._begun: TensorDict | None = None  # observations of the reset after a failure
-        self._masks: MaskKeeper | None = None  # self.env may be another wrapper around it
+        # The masks of actions; self.env may be another wrapper around a keeper.
+        self._masks: MaskKeeper | MaskMethod | None = None
+        # True once the simulator was reset, and once it was asked for a method for masks.
+        self._is_begun = self._looked = False
         self.mask_check = FirstMaskCheck()
         self._describe_spaces(autoreset_mode)
 
@@ -265,16 +276,27 @@ class GymEnv(LoggedEnv):
         if seeds is not None:
             kwargs.setdefault("seed", seeds[0])
         obs, info = reset_results(self.reset_simulator(**kwargs), self.env)
-        if info and MASK_KEY in info and self._masks is None:
+        if info and MASK_KEY in info and not isinstance(self._masks, MaskKeeper):
             self.env, self._masks = keep_masks(self.env, flat_mask(info[MASK_KEY]))
+        self._is_begun = True
         self.decide_log()
         return obs
 
     @override
     def action_mask(self) -> NDArray[Any] | None:
-        if self.vector is not None:
-            return self.vector.masks
-        return None if self._masks is None else self._masks.mask[None]
+        vector = self.vector
+        if vector is not None and vector.masks is not None:
+            return vector.masks
+        # A method may need the state that a reset makes.
+        begun = self._is_begun if vector is None else vector.is_begun
+        if self._masks is None and begun and not self._looked:
+            self._looked = True
+            name, *more = self.action_keys
+            spec = None if more else self.full_action_spec[name]
+            self._masks = mask_method(self.env, self.action_codec.space, spec)
+        if self._masks is None:
+            return None
+        return self._masks.mask if vector is not None else self._masks.mask[None]
 
     def pop_seeds(self) -> list[int] | None:
         """Returns the seeds for the next reset and clears them; returns None if none are set."""
@@ -314,7 +336,7 @@ class GymEnv(LoggedEnv):
                 self.vector.env = self.env
                 self.vector.load_state_dict(state["vector"])
         # The environment and its wrappers may be other objects than before.
-        self._masks = mask_keeper(self.env)
+        self._masks, self._is_begun, self._looked = mask_keeper(self.env), True, False
         seed = state["seed"]
         self._seed = None if seed is None else (int(seed[0]), bool(seed[1]))
         self._seeds, self._rebuilds = state["seeds"], state["rebuilds"]
@@ -333,7 +355,7 @@ class GymEnv(LoggedEnv):
         fresh = made_again(self, GymEnv, self._abandon)
         self.env, self.vector, self.is_closed = fresh.env, fresh.vector, False
         self._give_arguments()
-        self._masks = None
+        self._masks, self._is_begun, self._looked = None, False, False
         self.renew_log()
         self.observation_codec, self.action_codec = fresh.observation_codec, fresh.action_codec
         self._rebuilds += 1

@@ -141,7 +141,7 @@ class ParallelEnv(ParallelState):
             self.buffers: SharedStepBuffers | None = None
             if self.fixed_layout:
                 self.buffers = self.processes.attach(self._buffer_spec())
-                self._step_results = StepResults(self.buffers, self.batch_size)
+                self._step_results = StepResults(self.buffers, self.batch_size, self.done_keys)
         except BaseException:
             self._finalizer()
             raise
@@ -190,6 +190,7 @@ class ParallelEnv(ParallelState):
             observed,
             acted,
             tuple(sizes or ()),
+            self.reward_spec.dtype,
         )
 
     @override

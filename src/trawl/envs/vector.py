@@ -64,6 +64,7 @@ class VectorAdapter:
     Attributes:
         num_envs: number of sub-environments.
         can_restart: True if :meth:`restart` may be called for any sub-environment at any time.
+        is_begun: True once the environment was reset.
         masks: the newest action mask of each row, of shape ``(num_envs, choices)``; None if the
             ``info`` of the last full reset had no mask.
         log: log of all resets and steps, if the environment keeps one.
@@ -87,6 +88,7 @@ class VectorAdapter:
         self._check_outcome = OutcomeCheck(env, self.num_envs, reward_shape_of(env))
         self._shown: list[Array] = []
         self.masks: Array | None = None
+        self.is_begun = False
         self._has_stepped = False
 
     def reset(self, seeds: Sequence[int] | None = None, **kwargs: Any) -> list[Array]:
@@ -112,6 +114,7 @@ class VectorAdapter:
                 "TorchVectorEnv(env)"
             )
         self.masks = newest_masks(None, info)
+        self.is_begun = True
         self._shown = self.codec.encode(obs)
         return self._shown
 
