@@ -261,11 +261,10 @@ with make({name}, sync=True, num_workers=2, frames_per_batch=80, **options) as c
     say(digest(collector, 10), collector.stats()["frames"])
     say("made")
     hear()
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        while not collector.stats()["restarts"]:
-            collector.next()
-    say(str(caught[-1].message).splitlines()[0])
+    warnings.simplefilter("always")
+    warnings.showwarning = lambda message, *_: say(str(message).splitlines()[0])
+    while not collector.stats()["restarts"]:
+        collector.next()
     collector.next()
     say("again")
     hear()
