@@ -209,6 +209,15 @@ def padded(batch: TensorDictBase, missing: int) -> TensorDictBase:
     return whole
 
 
+def of_frames(batch: TensorDictBase, key: Key) -> Tensor | None:
+    """Returns an entry with one value for each frame, in the batch's shape; None if it is missing.
+
+    The entry may have further dimensions of size 1, as flags have.
+    """
+    value: Tensor | None = batch.get(key, None)
+    return None if value is None else value.reshape(batch.shape)
+
+
 def broadcastable(mask: Tensor, value: Tensor) -> Tensor:
     """Returns the mask on the value's device, with as many dimensions as the value.
 

@@ -1,4 +1,5 @@
 import gc
+from functools import partial
 
 import gymnasium
 import numpy as np
@@ -9,10 +10,10 @@ from gymnasium import spaces
 from tensordict.nn import TensorDictModule
 from torch import nn
 
-from trawl.collectors import Collector, PolicyVersion
+from trawl.collectors import Collector, MultiSyncCollector, PolicyVersion
 from trawl.data import MemmapSink, MultiStep
 from trawl.envs import GymEnv
-from trawl.testing import FaultyEnv, NumberedEnv
+from trawl.testing import FaultyEnv, NumberedEnv, SelfResettingVectorEnv
 
 # --- arguments
 
@@ -619,15 +620,32 @@ def test_a_class_is_not_taken_for_an_object(name, given):
     )
 
 
-def test_whole_trajectories_need_a_storage_of_one_dimension():
+def resets_take_steps():
+    return SelfResettingVectorEnv([NumberedEnv] * 2)
+
+
+@pytest.mark.parametrize(
+    ("options", "what"),
+    [
+        ({"trajs_per_batch": 1}, "whole trajectories"),
+        ({"exact_frames": True}, "frames .exact_frames=True."),
+        ({"split_trajs": True}, "trajectories .split_trajs=True."),
+        ({"on_env_error": "restart"}, "frames of environments that may fail"),
+        ({"source": NumberedEnv}, "frames without a dimension of environments"),
+        ({"source": resets_take_steps}, "frames of environments that spend steps on resets"),
+    ],
+    ids=["whole", "exact", "split", "restart", "one", "resets"],
+)
+@pytest.mark.parametrize("cls", [Collector, partial(MultiSyncCollector, start_method="inline")])
+@pytest.mark.filterwarnings("ignore:split_trajs=True pads")
+def test_frames_that_dont_fill_rows_need_a_storage_of_one_dimension(cls, options, what):
     data = pytest.importorskip("torchrl.data")
-    refused(
-        ValueError,
-        "storage of replay_buffer has ndim=2: make the storage without ndim",
-        replay_buffer=data.ReplayBuffer(storage=data.LazyTensorStorage(100, ndim=2)),
-        trajs_per_batch=1,
-        traj_format="cat",
-    )
+    options = {"source": [NumberedEnv] * 2, "frames_per_batch": 8, **options}
+    source = options.pop("source")
+    buffer = data.ReplayBuffer(storage=data.LazyTensorStorage(100, ndim=2))
+    source = source if cls is Collector else [source] * 2
+    with pytest.raises(ValueError, match=rf"^{what}.* has ndim=2: make the storage without"):
+        cls(source, replay_buffer=buffer, **options)
 
 
 @pytest.mark.parametrize("name", ["reset_at_each_iter", "split_trajs", "trust_policy"])

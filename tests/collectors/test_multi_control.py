@@ -803,3 +803,21 @@ def test_an_interrupt_may_come_as_an_order_is_given(cls, monkeypatch):
         while True:
             collector.next()
     assert collector.closed
+
+
+@BOTH
+@pytest.mark.parametrize("method", ["inline", "forkserver"])
+def test_the_environment_of_a_worker_can_be_read(cls, method):
+    with make(cls, start_method=method) as collector:
+        env = collector.env
+        with Collector(*envs(1), frames_per_batch=1) as other:
+            assert env.action_spec == other.env.action_spec
+            assert env.batch_size == other.env.batch_size
+            assert env.fake_tensordict().keys() == other.env.fake_tensordict().keys()
+            assert repr(env) == repr(other.env)
+        assert getattr(env, "nothing", None) is None
+        with pytest.raises(AttributeError, match="nothing"):
+            _ = env.nothing
+        assert collector.next() is not None
+    with pytest.raises(RuntimeError, match="env failed because the collector was shut down"):
+        _ = collector.env

@@ -74,6 +74,7 @@ VALUES = {
     "create_env_kwargs": ({"lengths": [2]}, {}),
     "max_frames_per_traj": (2, {}),
     "init_random_frames": (20, {}),
+    "reset_kwargs": ({"options": {}}, {}),
     "reset_at_each_iter": (True, {}),
     "reset_when_done": (True, {}),
     "postproc": (marked, {}),

@@ -29,7 +29,13 @@ from trawl.weight_update import (
 
 if TYPE_CHECKING:
     from trawl.collectors.async_batched import AsyncBatchedCollector
-    from trawl.collectors.evaluation import Comparison, EvaluationResult, Evaluator
+    from trawl.collectors.evaluation import (
+        Comparison,
+        EvaluationResult,
+        Evaluator,
+        bootstrap_estimate,
+        paired_comparison,
+    )
     from trawl.collectors.tuning import TuneResult, tune
 
 __all__ = [
@@ -57,13 +63,24 @@ __all__ = [
     "TuneResult",
     "VanillaWeightUpdater",
     "WeightUpdaterBase",
+    "bootstrap_estimate",
+    "paired_comparison",
     "split_trajectories",
     "tune",
 ]
 
 
 # Imported on first use: workers import this package too, but don't need these classes.
-_LATER = dict.fromkeys(("Comparison", "EvaluationResult", "Evaluator"), "evaluation")
+_LATER = dict.fromkeys(
+    (
+        "Comparison",
+        "EvaluationResult",
+        "Evaluator",
+        "bootstrap_estimate",
+        "paired_comparison",
+    ),
+    "evaluation",
+)
 _LATER |= dict.fromkeys(("TuneResult", "tune"), "tuning")
 _LATER["AsyncBatchedCollector"] = "async_batched"
 

@@ -32,6 +32,7 @@ from trawl.collectors.options import (
 from trawl.collectors.types import SupportsStop, SupportsVersion, SupportsWrite, Switch
 from trawl.envs.batched import check_env_kwargs
 from trawl.envs.frame_stack import FrameStackLike, as_frame_stack
+from trawl.envs.reset_kwargs import ResetKwargs, check_reset_kwargs
 from trawl.envs.types import DeviceLike, EnvKwargs
 from trawl.observe.trace_options import TraceLike, check_trace
 from trawl.rollout.normalization import NormalizeObservation, NormalizeReward
@@ -155,6 +156,8 @@ class CollectorConfig:
             some environments are masked out in ``("collector", "mask")``. A replay buffer gets
             the frames in one dimension, environment by environment.
         policy_factory: function without arguments that makes the policy; alternative to ``policy``.
+            With workers, a module may be given as ``policy`` in addition, as the source of the
+            weights.
         device: default for ``storing_device``, ``env_device`` and ``policy_device``.
         storing_device: device on which batches are delivered.
         env_device: device of the environment's TensorDicts.
@@ -167,6 +170,11 @@ class CollectorConfig:
             are :class:`~trawl.data.StackedFrames`. None: observations are not stacked.
         init_random_frames: number of frames collected with random actions before the policy acts.
             None, 0 or a negative number: none.
+        reset_kwargs: arguments for each reset of an environment, usually its options. They are a
+            mapping such as ``{"options": {"level": 1}}``, or a function that returns one. The
+            function is called with the index of the environment among all environments of the
+            collector, and the number of its episode, counted from 0 since the start or the last
+            ``set_seed``.
         reset_at_each_iter: True to reset the environment before each batch.
         reset_when_done: must be True, because when an episode ends, another one always begins.
         postproc: function called with each batch; its result is delivered instead.
@@ -262,6 +270,7 @@ class CollectorConfig:
     max_frames_per_traj: int | None = option(None, _count, EACH)
     frame_stack: FrameStackLike | None = option(None, as_frame_stack)
     init_random_frames: int | None = option(None, _count, DRIVER)
+    reset_kwargs: ResetKwargs | None = option(None, check_reset_kwargs, EACH)
     reset_at_each_iter: bool = option(False, None, EACH)
     reset_when_done: bool = option(True, _reset_when_done)
     postproc: Callable[[Any], Any] | None = option(None, _postproc, DRIVER)
@@ -416,12 +425,33 @@ class CollectorConfig:
                 how = "" if self.extend_buffer else " and extend_buffer=False"
                 raise TypeError(f"{name} can't be used with replay_buffer{how}")
 
-        ndim = getattr(getattr(buffer, "_storage", None), "ndim", 1)
-        if ndim != 1 and (self.whole_trajectories or self.exact_frames):
-            what = "frames (exact_frames=True)" if self.exact_frames else "whole trajectories"
+        if self.exact_frames:
+            self.check_storage("frames (exact_frames=True)")
+        if self.whole_trajectories:
+            self.check_storage("whole trajectories")
+        if self.split_trajs:
+            self.check_storage("trajectories (split_trajs=True)")
+        if self.on_env_error == "restart":
+            self.check_storage("frames of environments that may fail (on_env_error='restart')")
+
+    @property
+    def storage_ndim(self) -> int:
+        """Number of dimensions of the replay buffer's storage; 1 if it is not known."""
+        return int(getattr(getattr(self.replay_buffer, "_storage", None), "ndim", 1))
+
+    def check_storage(self, what: str) -> None:
+        """Checks that the replay buffer can hold frames that don't fill the rows of a batch.
+
+        Args:
+            what: what is written to the buffer.
+
+        Raises:
+            ValueError: if the buffer's storage has several dimensions.
+        """
+        if self.storage_ndim != 1:
             raise ValueError(
                 f"{what} are written one after the other, in one dimension, but the storage of "
-                f"replay_buffer has ndim={ndim}: make the storage without ndim"
+                f"replay_buffer has ndim={self.storage_ndim}: make the storage without ndim"
             )
 
     def _check_flow(self) -> None:

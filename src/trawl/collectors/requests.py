@@ -149,6 +149,7 @@ class BatchReady:
         random: whether the actions were random.
         snapshot: the state of the worker after the batch, or None.
         statistics: statistics of the frames of the batch, for each entry that is normalised.
+        begun: number of the next episode of each environment, if ``reset_kwargs`` is a function.
         progress: what the worker has counted since its last answer.
     """
 
@@ -169,6 +170,7 @@ class BatchReady:
     block: Any = None
     snapshot: Snapshot | None = None
     statistics: Statistics = field(default_factory=dict)
+    begun: Sequence[int] = ()
     progress: Progress = field(default_factory=Progress)
 
 

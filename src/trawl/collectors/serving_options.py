@@ -18,6 +18,7 @@ from trawl.envs.affinity import Affinity, check_cores
 from trawl.envs.batched import arguments_of
 from trawl.envs.build import is_env, refuse_policy
 from trawl.envs.parallel import ParallelEnv
+from trawl.envs.reset_kwargs import ResetKwargs
 from trawl.envs.serial import build_env
 from trawl.envs.transforms import PolicyVersion
 from trawl.envs.types import DeviceLike, EnvKwargs, is_list
@@ -65,6 +66,7 @@ _OF_COLLECTOR = (
     "policy_factory",
     "frames_per_batch",
     "total_frames",
+    "reset_kwargs",
     "reset_at_each_iter",
     "postproc",
     "exploration_type",
@@ -159,6 +161,7 @@ class AsyncBatchedArguments:
             collects. ``"multiprocessing"``: the inference process, which collects ahead while the
             learner works. The constructor then returns an
             :class:`~trawl.collectors.inference_process.InferenceProcessCollector`.
+        reset_kwargs: arguments for each reset of an environment, as in a ``Collector``.
         reset_at_each_iter: True to reset all environments before each batch.
         postproc: function called with each batch; its result is delivered instead.
         exploration_type: way in which probabilistic policies choose actions.
@@ -213,6 +216,7 @@ class AsyncBatchedArguments:
     envs_per_worker: int = 1
     transition_chunk_size: int | Literal["auto"] = "auto"
     policy_backend: Literal["threading", "multiprocessing"] | None = None
+    reset_kwargs: ResetKwargs | None = None
     reset_at_each_iter: bool = False
     postproc: Callable[[TensorDictBase], Any] | None = None
     exploration_type: Any = InteractionType.RANDOM

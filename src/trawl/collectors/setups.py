@@ -51,6 +51,7 @@ class WorkerSetup:
         environments: number of copies of the worker's environment.
         seed: the last seed that was set, and whether all environments share it; None if no seed
             was set.
+        first_env: index of the worker's first environment, if ``reset_kwargs`` is a function.
         env_state: the last state that was loaded into the worker's environment, or None.
     """
 
@@ -62,6 +63,7 @@ class WorkerSetup:
     kwargs: dict[str, Any] = field(default_factory=dict)
     environments: int = 1
     seed: tuple[int, bool] | None = None
+    first_env: int = 0
     env_state: Any = None
     package: Iterable[Any] | None = None
     hooks: dict[str, Any] = field(default_factory=dict)

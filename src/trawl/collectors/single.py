@@ -33,12 +33,14 @@ from trawl.collectors.placing import (
     tensors_of,
 )
 from trawl.collectors.resuming import ResumableCollector
+from trawl.collectors.rollouts import overrides_rollout
 from trawl.collectors.torchrl import give_specs, is_random, names
 from trawl.collectors.weak import weak
 from trawl.envs.base import TensorDictEnv
 from trawl.envs.build import check_rebuildable
 from trawl.envs.frame_stack import as_frame_stack
 from trawl.envs.pettingzoo import PettingZooEnv
+from trawl.envs.reset_kwargs import with_reset_kwargs
 from trawl.envs.seeding import check_seed, derive, stream_seed
 from trawl.envs.serial import build_env, close_made, given_envs
 from trawl.envs.tensor_env import TensorEnv
@@ -132,6 +134,9 @@ class Collector(ResumableCollector):
         # The seed, whether it is static, and the number of rebuilds before it was set.
         self._seed: tuple[int, bool, int] | None = None
         self._restarts: EnvRestarts | None = None
+        # Index of the first environment among those of all workers.
+        self._first_env = 0
+        self._next_episodes = np.zeros(1, np.int64)
         # What the user made is left open, and as it was, if this constructor fails.
         before = kept_envs(given_envs(create_env_fn))
         self.env = self._make_env()
@@ -165,6 +170,8 @@ class Collector(ResumableCollector):
         self.env_device = env_device if env_device is not None else self.env.device
         self.policy_device, self.storing_device = policy_device, storing_device
         self._build_policy(policy)
+        self._next_episodes = np.zeros(max(1, self.env.batch_size.numel()), np.int64)
+        self._give_reset_kwargs()
         self._add_transforms()
         self._delivery = BatchDelivery(config, storing_device, self._truncated_keys())
         num_envs = max(1, self.env.batch_size.numel())
@@ -186,6 +193,8 @@ class Collector(ResumableCollector):
         )
         self.normalization = self._rollout.writer.normalization
         self._connect_tracer()
+        if config.storage_ndim > 1 and not overrides_rollout(self):
+            self._delivery.check_storage(self._rollout.writer.fake())
         for doubt in self._rollout.writer.warnings:
             warn(doubt)
         parts = self.env.parts if isinstance(self.env, TensorDictEnv) else ()
@@ -283,12 +292,35 @@ class Collector(ResumableCollector):
         if self.env_device is not None:
             self.env = self.env.to(self.env_device)
         _register(self.env, self)
+        self._give_reset_kwargs()
         self._add_transforms()
         if self._seed is not None:
             seed, static, before = self._seed
             again = derive(seed, "rebuild", self._restarts.count + 1 - before)
             self.env.set_seed(again, static_seed=static)
         return self.env
+
+    def _give_reset_kwargs(self) -> None:
+        given = self.config.reset_kwargs
+        if given is not None:
+            self.env = with_reset_kwargs(self.env, given, self._first_env, self._next_episodes)
+
+    def number_environments(self, first: int) -> int:
+        """Gives the environments the indices with which ``reset_kwargs`` is called.
+
+        Args:
+            first: index of the first environment. If it changes, the environments are reset.
+
+        Returns:
+            The number of environments.
+        """
+        with self._held():
+            if first != self._first_env:
+                self._first_env = first
+                self._give_reset_kwargs()
+                self._load_begun(np.zeros_like(self._next_episodes))
+                self._restart()
+        return len(self._next_episodes)
 
     def _truncated_keys(self) -> list[Key]:
         return [key for key in map(as_key, self.env.done_keys) if key[-1] == "truncated"]
@@ -339,6 +371,7 @@ class Collector(ResumableCollector):
             following = self.env.set_seed(seed, static_seed=static_seed)
             rebuilds = 0 if self._restarts is None else self._restarts.count
             self._seed = (seed, static_seed, rebuilds)
+            self._load_begun(np.zeros_like(self._next_episodes))
             self._rollout.stream = RandomStream(stream_seed(seed), self._rollout.generator_device)
             self._restart()
         return int(following)
@@ -399,6 +432,9 @@ class Collector(ResumableCollector):
         try:
             self._close_updater()
         finally:
+            own = self.config.reset_kwargs is not None and isinstance(self.env, TensorDictEnv)
+            if own and not close_env:
+                self.env.set_reset_kwargs(None, 0, self._next_episodes)
             if close_env and not getattr(self.env, "is_closed", False):
                 self.env.close(raise_if_closed=False)
 

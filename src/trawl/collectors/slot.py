@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 import weakref
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from itertools import count
 from typing import Any
@@ -59,6 +59,7 @@ class WorkerSlot:
         known: names of the memory and the partitions that the worker has received.
         ready: first message of the worker; None before it arrives.
         trajectory: last known id of the next trajectory to begin.
+        begun: last known numbers of the next episodes, if ``reset_kwargs`` is a function.
         version: version of the policy that the worker reported last.
         writing: True while the worker writes into a replay buffer that it shares with others.
         written: answer to the pending request whose batch is already in that replay buffer, or
@@ -87,6 +88,7 @@ class WorkerSlot:
     known: set[int] = field(default_factory=set)
     ready: requests.WorkerReady | None = None
     trajectory: int = 0
+    begun: Sequence[int] = ()
     version: Version = None
     writing: bool = False
     written: requests.BatchReady | None = None
@@ -169,6 +171,7 @@ class WorkerSlot:
         request, place = self.pending.pop(ready.number)
         self.written = None
         self.trajectory = max(self.trajectory, ready.trajectory)
+        self.begun = ready.begun or self.begun
         self.version = ready.version
         self.facts = dict(ready.facts)
         if ready.times is not None:

@@ -29,6 +29,15 @@ def register_collectors(cls: type[Any]) -> None:
         ABCMeta.register(base, cls)
 
 
+def has_fixed_rows(buffer: Any) -> bool:
+    """Returns True if all entries of a replay buffer must have the same shape.
+
+    This applies to TorchRL's storages of tensors, such as ``LazyTensorStorage``.
+    """
+    kind = getattr(sys.modules.get("torchrl.data"), "TensorStorage", None)
+    return kind is not None and isinstance(getattr(buffer, "_storage", None), kind)
+
+
 def names(spec: Any) -> set[str]:
     """Returns the last part of each key in a spec, including nested keys."""
     return {key if isinstance(key, str) else key[-1] for key in spec.keys(True, True)}

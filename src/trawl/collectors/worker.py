@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import pickle
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -97,6 +97,8 @@ class WorkerSpec:
         version: version of the policy until new weights arrive; None if versions are not tracked.
         seed: the seed, and whether all environments share it; or None.
         env_state: state to load into the environment, or None.
+        first_env: index of the worker's first environment, if ``reset_kwargs`` is a function.
+        begun: numbers of the next episodes, if ``reset_kwargs`` is a function.
         given: weights of the policy that are newer than the last weights sent to the worker, or
             None.
         whole: whether the driver assembles whole trajectories.
@@ -119,6 +121,8 @@ class WorkerSpec:
     version: int | str | None = None
     seed: tuple[int, bool] | None = None
     env_state: Any = None
+    first_env: int = 0
+    begun: Sequence[int] = ()
     given: Any = None
     whole: bool = False
     snapshots: int = 0
@@ -191,9 +195,14 @@ class CollectorService(HandleCalls, Service):
         writer.episodes.load(spec.trajectory, spec.stride)
         if spec.env_state:
             self.collector.env.load_state_dict(spec.env_state)
+        if spec.first_env:
+            self.collector.number_environments(spec.first_env)
         if spec.seed is not None:
             self.collector.set_seed(*spec.seed)
+        if spec.begun and spec.recovery is None:
+            self.collector.continue_episodes(spec.begun)
         self._load_first_weights(spec)
+        self._numbers_episodes = callable(self.collector.config.reset_kwargs)
         self._hidden = frozenset(writer.hidden)
         # An overridden rollout() may return batches of any layout, which are sent unchanged.
         layout = None if overrides_rollout(self.collector) else writer.layout
@@ -461,6 +470,7 @@ class CollectorService(HandleCalls, Service):
             facts=facts,
             cut=rollout.writer.episodes.pop_cut(),
             random=request.random or self.collector.acted_randomly,
+            begun=self.collector._episodes_begun() if self._numbers_episodes else (),
         )
 
     def _interrupted(self, request: requests.CollectRequest) -> Callable[[], bool] | None:

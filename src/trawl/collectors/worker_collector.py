@@ -16,6 +16,7 @@ from trawl.collectors.budget import Progress
 from trawl.collectors.config import CollectorConfig, warn
 from trawl.collectors.delivery import BatchDelivery, count_frames
 from trawl.collectors.exact import first_frames, limited
+from trawl.collectors.inference_service import is_service, use_service
 from trawl.collectors.lag import Lags
 from trawl.collectors.multi_config import WRITER_OPTIONS, check_names, sources
 from trawl.collectors.normalizing import normalize_options
@@ -30,7 +31,7 @@ from trawl.collectors.tracer import Tracer, WorkerTracer
 from trawl.collectors.trajectory_batcher import TrajectoryBatcher
 from trawl.collectors.unsent import UnsentWeights
 from trawl.collectors.weak import weak
-from trawl.collectors.worker import WorkerProgram, WorkerSpec
+from trawl.collectors.worker import WorkerProgram, WorkerSpec, fake
 from trawl.collectors.worker_shutdown import WorkerShutdown
 from trawl.envs.build import distinct
 from trawl.envs.own_process import parent_registry
@@ -57,11 +58,10 @@ class WorkerCollector(WorkerShutdown):
         policy: the policy as it was given; workers have copies.
     """
 
-    # True if weights of the policy are sent even if the user asks for no scheme.
-    _sends_weights: ClassVar[bool] = False
     # True if all workers run on this machine.
     _workers_here: ClassVar[bool] = True
     num_workers: int
+    _first_env = 0
     trust_policy: bool
     collector_class: Any
 
@@ -75,21 +75,33 @@ class WorkerCollector(WorkerShutdown):
         check_names(name, options)
         self.create_env_fn = sources(create_env_fn, options.get("num_workers"))
         self.num_workers = len(self.create_env_fn)
+        given = policy
+        if is_service(policy):
+            use_service(policy, self.num_workers, options)
+            policy = None
         kwargs = self._share_options(options)
         self._setups = setups = WorkerSetups(
             self.create_env_fn, policy, options, self._workers_here
         )
         config = setups.config
-        # With schemes, a policy may be given in addition to a factory, as the source of weights.
+        # A policy may be given in addition to a factory, as the source of weights.
         made = any(map(setups.makes_policy, range(self.num_workers)))
-        sends = self._sends_weights or config.weight_sync_schemes is not None
-        if policy is not None and made and not sends:
-            raise TypeError("policy and policy_factory can't both be given")
+        sourced = made and policy is not None
+        if sourced and not setups.all_modules:
+            raise TypeError(
+                "policy and policy_factory can both be given only if the policy is a module, whose "
+                f"weights are sent to the workers' policies, but it is {policy!r}"
+            )
+        if sourced and config.weight_updater is not None:
+            raise TypeError(
+                "policy and policy_factory can't both be given together with a weight_updater: "
+                "leave out the policy, and pass weights to update_policy_weights_()"
+            )
         super().__init__(config)
         vars(self).update({name: tuple(values) for name, values in setups.given.items()})
         self.trust_policy = bool(config.trust_policy)
         self._check()
-        self.policy = policy
+        self.policy = given
         setups.make(self.sync, kwargs, self._environments_of_worker)
         self._lags = Lags()
         self._cut_ids: list[int] = []
@@ -106,6 +118,7 @@ class WorkerCollector(WorkerShutdown):
         self._pool = WorkerPool(self._backend, specify, limits, note)
         try:
             self._prepare()
+            self._sender.send_first()
             self._init_weights()
         except BaseException:
             self.shutdown(raise_on_error=False)
@@ -202,6 +215,9 @@ class WorkerCollector(WorkerShutdown):
             warn(text)
         self._setups.warn_of_rounding(ready)
         self._warn_of_remainders()
+        if config.storage_ndim > 1 and self._inner_workers == 1:
+            for batch in self._all(fake):
+                self._delivery.check_storage(batch)
 
     def _start_workers(self, count: int) -> list[WorkerReady]:
         """Starts workers; batches to which all workers contribute grow accordingly.
@@ -229,6 +245,8 @@ class WorkerCollector(WorkerShutdown):
             self.normalization = Normalization(normalize, ready[0].statistics)
             self._scheduler.normalization = self.normalization
         self._connect_tracer()
+        if callable(self.config.reset_kwargs):
+            self.number_environments(self._first_env)
         return ready
 
     def _add_workers(
@@ -312,6 +330,8 @@ class WorkerCollector(WorkerShutdown):
             trajectory=begin,
             stride=stride,
             version=self._sender.versions[index],
+            first_env=setup.first_env,
+            begun=slot.begun,
             seed=None if seed is None else (derive(seed[0], "restart", slot.restarts), seed[1]),
             env_state=setup.env_state,
             given=self._sender.handed(index),

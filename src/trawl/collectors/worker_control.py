@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import fields
+from functools import partial
+from inspect import isroutine
 from operator import methodcaller
 from typing import Any
 
@@ -35,6 +37,7 @@ class WorkerControl(WorkerState):
     """
 
     sync: bool
+    _first_env: int
     _assembler: BatchAssembler
     _waited: float
 
@@ -89,9 +92,27 @@ class WorkerControl(WorkerState):
             for index in range(self.num_workers):
                 # Set before the call, because the worker may be replaced while others are seeded.
                 self._setups[index].seed = seed, static_seed
+                self._pool.slots[index].begun = ()
                 call = (methodcaller("set_seed", seed, static_seed),)
                 seed = self._call({index: call})[index]
         return seed
+
+    def number_environments(self, first: int) -> int:
+        """Gives the environments of all workers the indices with which ``reset_kwargs`` is called.
+
+        Args:
+            first: index of the first environment.
+
+        Returns:
+            The number of environments.
+        """
+        self._first_env, count = first, 0
+        with self._held():
+            for index, setup in enumerate(self._setups):
+                setup.first_env = first + count
+                call = (methodcaller("number_environments", setup.first_env),)
+                count += self._call({index: call})[index]
+        return count
 
     @override
     def map_fn(
@@ -153,6 +174,16 @@ class WorkerControl(WorkerState):
         if self._version is None:
             return dict.fromkeys(range(self.num_workers))
         return dict(enumerate(self.get_distant_attr("policy_version")))
+
+    @property
+    def env(self) -> WorkerEnv:
+        """The environment of the first worker; see :class:`WorkerEnv`."""
+        self._check_open("env")
+        return WorkerEnv(self._ask_first)
+
+    def _ask_first(self, function: Callable[..., Any], *arguments: Any) -> Any:
+        (answer,) = self._each(function, [arguments])
+        return answer
 
     def getattr_policy(self, attr: str) -> Any:
         """Returns the attribute of the first worker's policy at path ``attr``."""
@@ -342,6 +373,48 @@ class WorkerControl(WorkerState):
             f"frames_per_batch={self.__dict__.get('requested_frames_per_batch')}, "
             f"total_frames={self.config.total_frames})"
         )
+
+
+class WorkerEnv:
+    """The environment of a worker, as far as it can be used from the process of the driver.
+
+    Attributes are copies, and methods are called in the worker, which answers once it has finished
+    its batch. Each access is a message to the worker.
+
+    Args:
+        ask: function that calls a function with the worker's collector, and returns its result.
+    """
+
+    def __init__(self, ask: Callable[..., Any]) -> None:
+        self._ask = ask
+
+    def __getattr__(self, name: str) -> Any:
+        # The object itself may be copied and shown without a message.
+        if name.startswith("__") or name == "_ask":  # not set yet in a copy
+            raise AttributeError(name)
+        is_method, value = self._ask(_look_up, name)
+        return partial(self._call, name) if is_method else value
+
+    def _call(self, name: str, *args: Any, **kwargs: Any) -> Any:
+        return self._ask(_call_env, name, args, kwargs)
+
+    def __repr__(self) -> str:
+        return str(self._ask(_show_env))
+
+
+def _look_up(collector: Any, name: str) -> tuple[bool, Any]:
+    """Returns an attribute of the environment; for a method, which can't be sent, None."""
+    found = getattr(collector.env, name)
+    is_method = isroutine(found) or isinstance(found, partial)
+    return is_method, None if is_method else found
+
+
+def _call_env(collector: Any, name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    return getattr(collector.env, name)(*args, **kwargs)
+
+
+def _show_env(collector: Any) -> str:
+    return repr(collector.env)
 
 
 def _seeded(

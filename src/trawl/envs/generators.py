@@ -5,15 +5,23 @@ from __future__ import annotations
 import random
 from collections.abc import Mapping
 from contextvars import ContextVar
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
 
 from trawl.envs.seeding import derive
 
-#: True in a thread that draws from generators of its own, so that the global ones are not its own.
-draws_privately = ContextVar("draws_privately", default=False)
+
+class Seeded(Protocol):
+    """Source of torch's random numbers that belongs to one thread."""
+
+    def seed(self, seed: int) -> None:
+        """Seeds it anew."""
+
+
+#: What this thread draws torch's numbers from; None if the global generators are its own.
+draws_privately: ContextVar[Seeded | None] = ContextVar("draws_privately", default=None)
 
 
 def global_state(device: torch.device | None = None) -> dict[str, Any]:

@@ -7,6 +7,7 @@ from contextlib import ExitStack
 from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
 from numpy.typing import NDArray
 from tensordict import TensorDict, TensorDictBase
@@ -21,6 +22,7 @@ from trawl.envs.batched import BatchedEnv, arguments_of, factories_of
 from trawl.envs.build import build_one, distinct, env_of_id, is_env
 from trawl.envs.ids import lacks_vectors, steps_batches
 from trawl.envs.masks import joined_masks
+from trawl.envs.reset_kwargs import sliced, with_reset_kwargs
 from trawl.envs.seeding import next_kwargs
 from trawl.envs.types import EnvKwargs, EnvSources, is_list
 from trawl.envs.vector import VectorAdapter
@@ -74,6 +76,35 @@ class SerialEnv(BatchedEnv):
     @override
     def _seed_member(self, index: int, seed: int, static_seed: bool) -> int:
         return self.envs[index].set_seed(seed, static_seed)
+
+    @override
+    def set_reset_kwargs(self, given: Any, first: int, counts: Any) -> None:
+        each = zip(self.envs, sliced(counts, self._sizes()), strict=True)
+        self.envs[:] = [
+            env
+            if given is None and not isinstance(env, TensorDictEnv)
+            else with_reset_kwargs(env, given, first + row, own)
+            for env, (row, own) in each
+        ]
+
+    @override
+    def episode_counts(self, counts: Any) -> Any:
+        parts = zip(self.envs, sliced(counts, self._sizes()), strict=True)
+        return np.concatenate(
+            [
+                env.episode_counts(own) if isinstance(env, TensorDictEnv) else own
+                for env, (_, own) in parts
+            ]
+        )
+
+    @override
+    def load_episode_counts(self, counts: Any) -> None:
+        for env, (_, own) in zip(self.envs, sliced(counts, self._sizes()), strict=True):
+            if isinstance(env, TensorDictEnv):
+                env.load_episode_counts(own)
+
+    def _sizes(self) -> list[int]:
+        return [max(1, env.batch_size.numel()) for env in self.envs]
 
     @override
     def _apply(self, calls: Mapping[int, Application]) -> dict[int, Any]:

@@ -84,7 +84,7 @@ class PolicyBinder:
 
     def bind_policy(self, block: Block | BlockPart, start: int, stop: int) -> ActFn:
         """Returns a function of ``t`` that calls the policy for row ``start + t``."""
-        plan = self.policy.plan(set(self._readable), self.batch, self.env.device)
+        plan = self.policy.plan(set(self._readable), self.batch)
         inputs, fetch = self._inputs(block, plan.reads, start, stop)
         writers = [self._writer(block, key, start, stop) for key in plan.writes]
         return act_fn(plan.call, inputs, writers, fetch)

@@ -229,7 +229,7 @@ class Policy:
         """Calls the policy with a TensorDict, and returns the entries that it writes."""
         given_to = root if self.device is None else root.to(self.device)
         self.reads = PolicyReads()
-        given_to = self.reads.noting(given_to)
+        given_to = self.reads.noting(given_to, self.device)
         given = noted(given_to)
         result, called = self.reads.call(self.module, given_to)
         self.networks = foreign_networks(self.module, called)
@@ -243,9 +243,7 @@ class Policy:
             found = {k: v.cpu() if _is_tensor(v) or is_lazy(v) else v for k, v in found.items()}
         return found
 
-    def plan(
-        self, available: set[Key], batch: tuple[int, ...], home: torch.device | None = None
-    ) -> Plan:
+    def plan(self, available: set[Key], batch: tuple[int, ...]) -> Plan:
         """Returns a plan with which the loop can call the policy on tensors.
 
         The plan is made anew for each binding, because a user may hook or replace a module between
@@ -254,10 +252,9 @@ class Policy:
         Args:
             available: keys of the tensors that the loop can provide.
             batch: batch size of the environment.
-            home: the device of the environment's data, or None.
         """
         return self.direct(available) or self._transformed(
-            self._through_tensordict(available, batch, self.device or home)
+            self._through_tensordict(available, batch)
         )
 
     def direct(self, available: set[Key]) -> Plan | None:
@@ -288,10 +285,10 @@ class Policy:
             self._compiled = Plan(plan.reads, plan.writes, self.transform(plan.call))
         return self._compiled
 
-    def _through_tensordict(
-        self, available: set[Key], batch: tuple[int, ...], device: torch.device | None
-    ) -> Plan:
+    def _through_tensordict(self, available: set[Key], batch: tuple[int, ...]) -> Plan:
         module, reads, writes = self.module, tuple(sorted(available)), self.writes
+        # As in TorchRL, only ``policy_device`` gives the policy's TensorDict a device.
+        device = self.device
         names = [key[0] if len(key) == 1 else key for key in reads]
         single = writes[0] if len(writes) == 1 else None
 

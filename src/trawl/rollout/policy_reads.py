@@ -40,9 +40,14 @@ class PolicyReads:
         # A key may be looked up in a nested TensorDict, without the keys of the outer ones.
         return key in self._declared or any(key[-len(one) :] == one for one in self._looked_up)
 
-    def noting(self, values: TensorDictBase) -> TensorDictBase:
-        """Returns a TensorDict with the same tensors that notes what :meth:`call` reads."""
-        made: TensorDictBase = _noting(values)
+    def noting(self, values: TensorDictBase, device: torch.device | None) -> TensorDictBase:
+        """Returns a TensorDict with the same tensors that notes what :meth:`call` reads.
+
+        Args:
+            values: a TensorDict.
+            device: device of the result, on which the tensors are; None for no device.
+        """
+        made: TensorDictBase = _noting(values, device)
         return made
 
     def call(self, policy: Any, values: TensorDictBase) -> tuple[Any, list[nn.Module]]:
@@ -121,12 +126,12 @@ def _note(key: object) -> None:
         noted.add(as_key(parts))
 
 
-def _noting(values: Any) -> Any:
+def _noting(values: Any, device: torch.device | None) -> Any:
     """Returns a copy that notes what is looked up, and shares its tensors."""
     if is_lazy(values):
-        return values
-    made = NotingTensorDict({}, values.batch_size, device=values.device)
+        return values if values.device == device else values.copy().clear_device_()
+    made = NotingTensorDict({}, values.batch_size, device=device)
     for key, value in values.items():
         branch = is_tensor_collection(value) and not is_non_tensor(value)
-        made.set(key, _noting(value) if branch else value)
+        made.set(key, _noting(value, device) if branch else value)
     return made

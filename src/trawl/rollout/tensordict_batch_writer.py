@@ -261,7 +261,8 @@ class TensorDictBatchWriter(BatchWriter):
             cut = late & ~following.get("done")
             if self._parts is not None:
                 cut &= ~self._parts.failed().unsqueeze(-1).to(cut.device)
-            following.set("truncated", following.get("truncated") | late)
+            before = following.get("truncated", None)
+            following.set("truncated", late if before is None else before | late)
             following.set("done", following.get("done") | late)
             self._truncate_agents(following, late)
             if cut.any():

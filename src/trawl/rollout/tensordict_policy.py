@@ -133,6 +133,7 @@ class TensorDictPolicy:
         device = self._policy.device
         elsewhere = self._policy.is_elsewhere(home)
         moved = device is not None and device != home
+        cleared = device is None and home is not None
         guarded = elsewhere or not self._policy.leaves_inputs_alone
 
         def act(carrier: TensorDictBase, row: int) -> TensorDictBase:
@@ -140,6 +141,9 @@ class TensorDictPolicy:
             given = snapshot(carrier) if guarded else carrier
             # The TensorDict gets the policy's device, even if its tensors are already there.
             given = given.to(device) if moved else given
+            if cleared:
+                # As in TorchRL, only ``policy_device`` gives it a device.
+                given = (given if guarded else given.copy()).clear_device_()
             before = noted(given)
             result = module(given)
             if elsewhere:

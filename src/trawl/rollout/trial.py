@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 import torch
 from tensordict import TensorDictBase
-from tensordict.nn import CudaGraphModule
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
@@ -58,7 +57,7 @@ def trial(policy: Any) -> Iterator[None]:
     module = policy if isinstance(policy, nn.Module) else None
     device = None if module is None else next((p.device for p in module.parameters()), None)
     # The global generators may belong to another thread, which draws from them meanwhile.
-    states = None if draws_privately.get() else get_states(device)
+    states = get_states(device) if draws_privately.get() is None else None
     kept = Kept()
     kept.owner(policy)
     try:
@@ -81,7 +80,7 @@ def kept_envs(envs: Sequence[Any]) -> Kept:
         for name in ("obs_rms", "return_rms"):  # of Gymnasium's wrappers
             if name in getattr(layer, "__dict__", {}):
                 kept.owner(vars(layer)[name])
-    if envs and not draws_privately.get():
+    if envs and draws_privately.get() is None:
         kept.globals()
     return kept
 
@@ -118,7 +117,10 @@ class Kept:
         """Keeps the state of a policy or an environment, which may be an object of any class."""
         if isinstance(value, (nn.Module, FunctionType, MethodType, partial)):
             self.value(value)
-        elif not isinstance(value, CudaGraphModule) and id(value) not in self._owners:
+        elif type(value).__module__.partition(".")[0] in (*_LIBRARIES, "torchrl"):
+            # Objects of libraries, such as clients of a service, may count what others know of.
+            return
+        elif id(value) not in self._owners:
             # As the value of an attribute, the object is known, but its state was left alone.
             self._owners.add(id(value))
             self._known[id(value)] = value

@@ -43,6 +43,8 @@ class NestedService(CollectorService):
         # The collector's trajectory ids are renumbered, so that each worker has different ids.
         self._stride, self._base = spec.stride, spec.trajectory
         self._next = spec.trajectory
+        if spec.first_env:
+            collector.number_environments(spec.first_env)
         if spec.seed is not None:
             collector.set_seed(*spec.seed)
         self._load_first_weights(spec)

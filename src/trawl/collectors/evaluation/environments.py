@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 import gymnasium
 import numpy as np
+import torch
 from gymnasium import Env
 from numpy.typing import NDArray
 
 from trawl.collectors.first_ready import pool_of
 from trawl.envs.base import TensorDictEnv
 from trawl.envs.dm import DMEnv
+from trawl.envs.generators import draws_privately
 from trawl.envs.gym import GymEnv
 from trawl.envs.layers import WRAPPERS, is_torchrl, layers_of
 from trawl.envs.seeding import derive
@@ -29,6 +32,14 @@ def episode_seed(seed: int, episode: int) -> int:
         episode: number of the episode, from 0.
     """
     return derive(seed, "episode", episode)
+
+
+class _GlobalTorch:
+    def seed(self, seed: int) -> None:
+        torch.manual_seed(seed)
+
+
+_TORCH = _GlobalTorch()
 
 
 class SeededEpisodes(gymnasium.Wrapper[Any, Any, Any, Any]):
@@ -64,7 +75,7 @@ class SeededEpisodes(gymnasium.Wrapper[Any, Any, Any, Any]):
         self.index, self.stride, self.episodes = index, stride, episodes
         self.record = record and index == 0 and renders(env)
         self.frames: list[Any] = []
-        self._seed = 0
+        self._seed, self._seeds_globals = 0, False
         self._episode: int | None = None  # None before the first evaluation
         self._last: Any = None  # observation and info of the newest reset
 
@@ -78,9 +89,15 @@ class SeededEpisodes(gymnasium.Wrapper[Any, Any, Any, Any]):
         """True if the episode under way is rendered."""
         return self.record and self._episode == 0
 
-    def begin(self, seed: int) -> None:
-        """Begins an evaluation: the next reset begins the first episode."""
+    def begin(self, seed: int, seeds_globals: bool = False) -> None:
+        """Begins an evaluation: the next reset begins the first episode.
+
+        Args:
+            seed: seed of the evaluation.
+            seeds_globals: whether a reset seeds the global generators of numpy and random, too.
+        """
         self._seed, self._episode = seed, self.index - self.stride
+        self._seeds_globals = seeds_globals
         self.frames = []
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
@@ -94,7 +111,10 @@ class SeededEpisodes(gymnasium.Wrapper[Any, Any, Any, Any]):
             if self._last is None:
                 self._last = self.env.reset(seed=seed, options=options)
             return self._last
-        self._last = self.env.reset(seed=episode_seed(self._seed, self._episode), options=options)
+        seed = episode_seed(self._seed, self._episode)
+        if self._seeds_globals:
+            seed_globals(seed)
+        self._last = self.env.reset(seed=seed, options=options)
         if self.recording:
             self.frames.append(self.env.render())
         return self._last
@@ -112,6 +132,13 @@ class SeededEpisodes(gymnasium.Wrapper[Any, Any, Any, Any]):
             obs, reward, terminated, _, info = result
             return obs, reward, terminated, True, info
         return result
+
+
+def seed_globals(seed: int) -> None:
+    """Seeds the generators of numpy, random and torch; of torch, those of this thread if it has."""
+    (draws_privately.get() or _TORCH).seed(derive(seed, "torch"))
+    np.random.seed(derive(seed, "numpy") % 2**32)
+    random.seed(derive(seed, "python"))
 
 
 def renders(env: Any) -> bool:

@@ -16,6 +16,7 @@ from trawl.collectors.evaluation.environments import (
     dump_videos,
     freeze,
     is_simulators,
+    seed_globals,
     seeded,
     simulators,
     video_of,
@@ -71,9 +72,9 @@ class EvaluationCollector(Collector):
             raise
 
     def begin_evaluation(
-        self, seed: int, workers: int, episodes: int, record: bool, alone: bool
-    ) -> list[Key]:
-        """Begins the first episodes of an evaluation.
+        self, seed: int, workers: int, episodes: int, record: bool, alone: bool, paired: bool
+    ) -> tuple[list[Key], bool]:
+        """Begins the first episodes of an evaluation, or of a round.
 
         Args:
             seed: seed of the evaluation.
@@ -81,25 +82,29 @@ class EvaluationCollector(Collector):
             episodes: number of episodes, over all workers.
             record: whether videos are made.
             alone: whether no other thread draws random numbers in this process.
+            paired: whether episodes begin equally whatever the policy does.
 
         Returns:
-            Keys of the environment's rewards, without ``"next"``.
+            Keys of the environment's rewards, without ``"next"``; and whether each episode has a
+            seed of its own. Otherwise, only the first one has.
         """
         worker = self.config.worker_idx or 0
         by_episode = seeded(self.env, worker, workers, episodes, record, self._limit)
         self._undo += freeze(self.env, before_data=True)
         own = worker_seed(seed, worker)
+        if paired:
+            seed_globals(own)
         if by_episode:
             # Before the first reset, so that each evaluation draws equally many random numbers.
             for simulator in simulators(self.env):
-                simulator.begin(seed)
+                simulator.begin(seed, paired)
         if alone:
             self.set_seed(own)
         else:
             if not by_episode:
                 self.env.set_seed(own)
             self.reset()
-        return [as_key(key) for key in self.env.reward_keys]
+        return [as_key(key) for key in self.env.reward_keys], by_episode
 
     @override
     def _close(self, close_env: bool) -> None:
