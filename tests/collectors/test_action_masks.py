@@ -15,6 +15,7 @@ from tensordict.nn import TensorDictModule
 from trawl.collectors import AsyncBatchedCollector, Collector, MultiSyncCollector, RandomPolicy
 from trawl.envs import GymEnv, ObserveActionMask, ParallelEnv, SerialEnv
 from trawl.envs.masks import masked_rand
+from trawl.testing import NumberedTorchEnv
 
 
 class Masked(gymnasium.Env):
@@ -294,6 +295,23 @@ def test_environments_that_are_ready_follow_a_method():
     options = {"policy": RandomPolicy(), "frames_per_batch": 100}
     with AsyncBatchedCollector([Maskable] * 2, **options) as collector:
         collector.next()  # or an environment refuses an action
+
+
+def test_environments_of_tensors_follow_a_method():
+    class Tensors(NumberedTorchEnv):
+        steps = 0
+
+        def action_masks(self):
+            return torch.arange(4).expand(3, 4) == self.steps % 4
+
+        def step(self, actions):
+            assert actions.tolist() == [self.steps % 4] * 3
+            self.steps += 1
+            return super().step(actions)
+
+    with Collector(Tensors(3, lengths=[5]), frames_per_batch=60) as collector:
+        collector.next()
+        assert collector.stats()["env_path"] == "tensor"
 
 
 def test_a_method_of_that_name_that_returns_no_mask_is_ignored_with_a_warning():

@@ -38,7 +38,7 @@ def digest(collector, count):
 def of_local_workers(count):
     """Returns the :func:`digest` of 10 batches from ``count`` workers in this process."""
     options = {"num_workers": count, "frames_per_batch": 40 * count, "cat_results": 0}
-    with MultiSyncCollector(["Pendulum-v1"], policy(), start_method="inline", **options) as here:
+    with MultiSyncCollector("Pendulum-v1", policy(), start_method="inline", **options) as here:
         return digest(here, 10)
 
 

@@ -12,6 +12,7 @@ import torch
 from multi_parts import Chooser, actions
 from ray_parts import get, kill
 from tensordict import TensorDict
+from tensordict.nn import TensorDictModule
 from test_ray_handles import make, stamps
 
 from trawl.weight_update import RayTransport, RayWeightUpdater
@@ -236,3 +237,44 @@ def test_a_transport_leads_to_a_handle():
     with make(workers=1) as collector:
         RayTransport(remote_actor=collector.remote_collectors[0]).send_weights(Chooser(3))
         assert actions(collector.next()) == {3}
+
+
+class Served(torch.nn.Module):
+    """The policy of an inference service, with the number of its action as its weight."""
+
+    def __init__(self, choice: int = 1) -> None:
+        super().__init__()
+        self.choice = torch.nn.Parameter(torch.tensor(float(choice)))
+
+    def forward(self, observation: torch.Tensor) -> torch.Tensor:
+        action = torch.nn.functional.one_hot(self.choice.long(), 4)
+        return action.expand(*observation.shape[:-1], 4)
+
+
+def served(choice: int = 1) -> Any:
+    return TensorDictModule(Served(choice), ["observation"], ["action"])
+
+
+def test_an_inference_service_acts_for_all_workers():
+    servers = pytest.importorskip("torchrl.modules.inference_server")
+    server = servers.InferenceServer(
+        policy_factory=served,
+        service_backend="ray",
+        service_backend_options={"remote_config": {"num_cpus": 0}},
+        num_clients=4,
+    )
+    try:
+        server.start()
+        for name in ("policy_factory", "weight_updater"):
+            option = {name: served if name == "policy_factory" else RayWeightUpdater}
+            with pytest.raises(ValueError, match=f"{name} can't be used with an inference service"):
+                make(server, **option)
+        with make(server) as collector:
+            assert actions(collector.next()) == {1}
+            with pytest.raises(ValueError, match="needs weights"):
+                collector.update_policy_weights_()
+            collector.update_policy_weights_(weights_of(served(3)).data)
+            assert actions(collector.next()) == {3}
+        assert server.is_alive
+    finally:
+        server.shutdown()

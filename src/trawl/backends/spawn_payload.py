@@ -198,6 +198,25 @@ def packed(content: Any) -> bytes:
     return file.getvalue()
 
 
+def unsendable(name: str, whose: str, error: Exception) -> TypeError:
+    """Returns the error for an argument that can't be pickled.
+
+    Args:
+        name: name of the argument.
+        whose: whom the argument is for, such as ``"worker 0"``.
+        error: the error of pickling.
+    """
+    instead = "policy_factory" if name == "policy" else "create_env_fn"
+    text = str(error).rstrip(".")
+    reason = f"{text}. Pass a function that makes it there, as {instead}"
+    if "created in a fork context" in str(error):
+        reason = (
+            "it has a lock that only forked processes can share, but workers are spawned. Call "
+            "torch.multiprocessing.set_start_method('spawn', force=True) before you create it"
+        )
+    return TypeError(f"{name} (of {whose}) can't be sent to another process: {reason}")
+
+
 def unpack(data: bytes, fds: list[int]) -> Any:
     """Returns the content of a payload, and takes over its descriptors."""
     try:

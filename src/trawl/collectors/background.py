@@ -201,6 +201,11 @@ class BackgroundCollector:
     def start(self) -> None:
         """Starts to fill the replay buffer in the background, until ``total_frames`` are reached.
 
+        A collector without workers then steps its environment in another thread than the one that
+        made it. Some environments don't support this, such as those that use Playwright, sqlite or
+        ``signal.alarm``. Workers make and step their environments in the main threads of their
+        processes: use ``MultiSyncCollector([create_env_fn], ...)`` for such an environment.
+
         If background collection is already running, this does nothing. An error in the background
         is printed at once, and is raised by the next call of ``stats``, ``sample``, ``pause``,
         ``start``, ``async_shutdown``, or any other method that waits for the current batch.

@@ -149,7 +149,8 @@ class FrameBudget:
             warn(
                 f"total_frames={total} is not a multiple of the {requested} frames in a batch: "
                 f"{batches * requested} frames will be collected, in {batches} batches (if rows "
-                f"are masked, up to {total + requested - 1} frames, in more batches)"
+                f"are masked, up to {total + requested - 1} frames, in more batches). To collect "
+                f"exactly {total} frames, pass exact_frames=True"
             )
         random = self.config.init_random_frames
         if random and random % requested and not by_step:

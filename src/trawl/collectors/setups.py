@@ -13,7 +13,7 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 
 from trawl.backends.base import Backend
-from trawl.backends.spawn_payload import Package, Shared
+from trawl.backends.spawn_payload import Package, Shared, unsendable
 from trawl.checks import check_number
 from trawl.collectors.config import CollectorConfig, muted, warn
 from trawl.collectors.delivery import BatchDelivery
@@ -301,7 +301,7 @@ def _copied(name: str, value: Any) -> Any:
     try:
         (made,) = Package([value])
     except Exception as error:
-        raise _unsendable(name, 0, error) from error
+        raise unsendable(name, "worker 0", error) from error
     return made
 
 
@@ -324,19 +324,7 @@ def _check_sendable(name: str, index: int, backend: Backend, value: Any) -> None
     try:
         backend.pack([value], copied=[0] if name == "policy" else [])
     except Exception as error:
-        raise _unsendable(name, index, error) from error
-
-
-def _unsendable(name: str, index: int, error: Exception) -> TypeError:
-    reason = (
-        f"{error}. Pass a function that makes it in the worker, as create_env_fn or policy_factory"
-    )
-    if "created in a fork context" in str(error):
-        reason = (
-            "it has a lock that only forked processes can share, but workers are spawned. Call "
-            "torch.multiprocessing.set_start_method('spawn', force=True) before you create it"
-        )
-    return TypeError(f"{name} (of worker {index}) can't be sent to another process: {reason}")
+        raise unsendable(name, f"worker {index}", error) from error
 
 
 def _warn_of_lazy(policies: Iterable[Any]) -> None:

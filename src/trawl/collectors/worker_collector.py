@@ -16,6 +16,7 @@ from trawl.collectors.budget import Progress
 from trawl.collectors.config import CollectorConfig, warn
 from trawl.collectors.delivery import BatchDelivery, count_frames
 from trawl.collectors.exact import first_frames, limited
+from trawl.collectors.inference_service import is_service, use_service
 from trawl.collectors.lag import Lags
 from trawl.collectors.multi_config import WRITER_OPTIONS, check_names, sources
 from trawl.collectors.normalizing import normalize_options
@@ -74,6 +75,10 @@ class WorkerCollector(WorkerShutdown):
         check_names(name, options)
         self.create_env_fn = sources(create_env_fn, options.get("num_workers"))
         self.num_workers = len(self.create_env_fn)
+        given = policy
+        if is_service(policy):
+            use_service(policy, self.num_workers, options)
+            policy = None
         kwargs = self._share_options(options)
         self._setups = setups = WorkerSetups(
             self.create_env_fn, policy, options, self._workers_here
@@ -96,7 +101,7 @@ class WorkerCollector(WorkerShutdown):
         vars(self).update({name: tuple(values) for name, values in setups.given.items()})
         self.trust_policy = bool(config.trust_policy)
         self._check()
-        self.policy = policy
+        self.policy = given
         setups.make(self.sync, kwargs, self._environments_of_worker)
         self._lags = Lags()
         self._cut_ids: list[int] = []

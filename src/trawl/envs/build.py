@@ -254,4 +254,21 @@ def _explain(what: str, value: object) -> str:
     return (
         f"{what}: expected an id, a Gymnasium, vector, EnvPool, dm_env, PettingZoo or TensorDict "
         f"environment, or a function that makes one, but got {type(value).__name__}: {value!r}"
+        f"{_next_step(value)}"
     )
+
+
+def _next_step(value: object) -> str:
+    """Returns what to do with an environment of a library whose environments aren't accepted."""
+    if hasattr(value, "step_async") and hasattr(value, "step_wait"):
+        return (
+            ". Vector environments of Stable-Baselines3 are not accepted: pass a list of the "
+            "functions that make their environments, or a ParallelEnv of these functions"
+        )
+    if any(kind.__module__.partition(".")[0] == "gym" for kind in type(value).__mro__):
+        return (
+            ". Environments of gym, the predecessor of Gymnasium, are not accepted: convert this "
+            "one with the package shimmy, by GymV21CompatibilityV0(env=env) or, since gym 0.26, "
+            "GymV26CompatibilityV0(env=env)"
+        )
+    return ""

@@ -147,8 +147,7 @@ def warn_late(action: Any, info: Any, env: object) -> None:
         env: the environment, for the message.
     """
     infos = info if isinstance(info, list) else [info or {}]
-    maskable = (spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary)
-    if isinstance(action, maskable) and any(MASK_KEY in one for one in infos):
+    if _is_maskable(action) and any(MASK_KEY in one for one in infos):
         warnings.warn(
             f"random actions ignore info[{MASK_KEY!r}] of {env!r}: a step returns it, but the "
             "reset did not. Return a mask from both",
@@ -407,22 +406,36 @@ def mask_method(env: Any, space: gymnasium.Space[Any], spec: Any) -> MaskMethod 
         space: space of the action of one environment.
         spec: the action's spec.
     """
-    if not isinstance(space, (spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary)):
-        return None
     inner, count = getattr(env, "unwrapped", env), getattr(env, "num_envs", None)
-    if isinstance(inner, (SyncVectorEnv, AsyncVectorEnv)):
-        if not all(inner.call("has_wrapper_attr", _METHOD)):
-            return None
-        call: Any = partial(inner.call, _METHOD)
-    else:
-        try:
-            call = env.get_wrapper_attr(_METHOD) if count is None else getattr(env, _METHOD)
-        except AttributeError:
-            return None
-        if not _needs_no_arguments(call):
-            return None
+    call = masking_method(env, space)
+    several = _is_maskable(space) and isinstance(inner, (SyncVectorEnv, AsyncVectorEnv))
+    if call is None and several and all(inner.call("has_wrapper_attr", _METHOD)):
+        call = partial(inner.call, _METHOD)
+    if call is None:
+        return None
     found = MaskMethod(call, space, count)
     return found if found.fits(spec) else None
+
+
+def masking_method(env: Any, space: gymnasium.Space[Any]) -> Callable[[], Any] | None:
+    """Returns the method ``action_masks`` of an environment or its wrappers; None if it has none.
+
+    Args:
+        env: an environment, single or vector.
+        space: space of the action of one environment.
+    """
+    if not _is_maskable(space):
+        return None
+    single = isinstance(env, gymnasium.Env)
+    try:
+        method = env.get_wrapper_attr(_METHOD) if single else getattr(env, _METHOD)
+    except AttributeError:
+        return None
+    return method if _needs_no_arguments(method) else None
+
+
+def _is_maskable(space: object) -> bool:
+    return isinstance(space, (spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary))
 
 
 _METHOD = "action_masks"

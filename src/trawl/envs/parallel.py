@@ -19,6 +19,7 @@ from trawl.backends.process import START_METHODS
 from trawl.checks import check_number, seconds_above_zero
 from trawl.devices import optional_device
 from trawl.envs.affinity import Affinity, affinity_of
+from trawl.envs.arguments import lists_arguments
 from trawl.envs.attributes import Application, EnvHandle
 from trawl.envs.batched import arguments_of, factories_of
 from trawl.envs.env_workers import EnvWorkers
@@ -101,6 +102,7 @@ class ParallelEnv(ParallelState):
 
     has_processes = True
 
+    @lists_arguments
     def __init__(
         self,
         num_workers: int,

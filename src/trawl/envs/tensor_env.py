@@ -182,9 +182,14 @@ class TensorEnv(TensorDictEnv):
             )
         return value.detach().to(self.home)  # type: ignore[no-any-return]
 
+    def newest_mask(self) -> Tensor | None:
+        """Returns the action masks for the next step, with a row for each environment, or None."""
+        return self.shown_mask
+
     @override
     def action_mask(self) -> NDArray[Any] | None:
-        return None if self.shown_mask is None else self.shown_mask.cpu().numpy()
+        mask = self.newest_mask()
+        return None if mask is None else mask.cpu().numpy()
 
     @override
     def autoreset_mask(self) -> Tensor | None:

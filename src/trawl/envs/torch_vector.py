@@ -21,7 +21,7 @@ from trawl.devices import check_device
 from trawl.envs.arguments import lists_arguments
 from trawl.envs.autoreset import autoreset_mode as declared_mode
 from trawl.envs.info_keys import InfoKeys, given_entries
-from trawl.envs.masks import MASK_KEY, rand_actions
+from trawl.envs.masks import MASK_KEY, masking_method, rand_actions
 from trawl.envs.outcomes import reset_results, step_results
 from trawl.envs.reset_kwargs import (
     ResetArguments,
@@ -132,6 +132,7 @@ class TorchVectorEnv(TensorEnv):
         acted = env.single_action_space
         self.action_codec = TensorCodec(acted, "action", self.home, count, one_hot)
         self.full_action_spec = self.action_codec.composite(self.batch_size).to(self.home)
+        self._mask_method = masking_method(env, acted)
         self._add_infos(info_keys)
         observed = self.env.single_observation_space
         self.observation_codec = TensorCodec(observed, "observation", self.home, count, one_hot)
@@ -261,6 +262,12 @@ class TorchVectorEnv(TensorEnv):
                 shown = torch.where(mark.view(-1, *[1] * (old.ndim - 1)), shown, old)
         # A copy, because the environment may change it before the next action is drawn.
         self.shown_mask = shown.clone()
+
+    @override
+    def newest_mask(self) -> Tensor | None:
+        if self.shown_mask is not None or self._mask_method is None:
+            return self.shown_mask
+        return torch.as_tensor(self._mask_method(), device=self.home)
 
     def _row(self, value: Any, name: str) -> Tensor:
         """Returns the reward or a flag with one value for each environment."""

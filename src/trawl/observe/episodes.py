@@ -219,7 +219,8 @@ class EpisodeStats:
 
     An episode is counted when it ends. Its frames may be spread over any number of batches of any
     shape, and mixed with the frames of other episodes. The trajectory ids assign the frames to
-    episodes.
+    episodes. If an environment fails in the first row of a batch (``on_env_error="restart"``), its
+    episode has ended without a flag, and is counted only in the collector's ``stats()``.
 
     Args:
         recent: number of most recent episodes over which :attr:`recent_return` and

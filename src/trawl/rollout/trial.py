@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 import torch
 from tensordict import TensorDictBase
-from tensordict.nn import CudaGraphModule
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
@@ -118,7 +117,10 @@ class Kept:
         """Keeps the state of a policy or an environment, which may be an object of any class."""
         if isinstance(value, (nn.Module, FunctionType, MethodType, partial)):
             self.value(value)
-        elif not isinstance(value, CudaGraphModule) and id(value) not in self._owners:
+        elif type(value).__module__.partition(".")[0] in (*_LIBRARIES, "torchrl"):
+            # Objects of libraries, such as clients of a service, may count what others know of.
+            return
+        elif id(value) not in self._owners:
             # As the value of an attribute, the object is known, but its state was left alone.
             self._owners.add(id(value))
             self._known[id(value)] = value
