@@ -104,6 +104,12 @@ def new_ready_rollout(
             f"AsyncBatchedCollector needs one reward for each environment, but the agents of "
             f"{env.name} have rewards of their own: use MultiAsyncCollector"
         )
+    shape = tuple(env.reward_spec.shape[len(env.batch_size) :])
+    if shape != (1,):
+        raise ValueError(
+            f"AsyncBatchedCollector needs one reward for each environment, but the reward of "
+            f"{env.name} has several components, of shape {shape}: use MultiAsyncCollector"
+        )
     if not env.fixed_layout:
         raise ValueError(
             "AsyncBatchedCollector needs environments that have one reward, no inputs besides "

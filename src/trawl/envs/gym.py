@@ -35,7 +35,14 @@ from trawl.envs.masks import (
     mask_keeper,
     mask_method,
 )
-from trawl.envs.outcomes import flag_of, reset_results, reward_of, step_results
+from trawl.envs.outcomes import (
+    flag_of,
+    reset_results,
+    reward_of,
+    reward_shape_of,
+    rewards_of,
+    step_results,
+)
 from trawl.envs.pool import Pool, adapt_pool, is_pool
 from trawl.envs.replacements import made_again
 from trawl.envs.reset_kwargs import (
@@ -47,7 +54,7 @@ from trawl.envs.reset_kwargs import (
 )
 from trawl.envs.seeding import check_seed, derive, next_seed
 from trawl.envs.spaces import SpaceCodec, check_keys
-from trawl.envs.specs import NonTensor
+from trawl.envs.specs import Composite, NonTensor, Unbounded
 from trawl.envs.types import EnvLike
 from trawl.envs.vector import VectorAdapter, adapt, is_envpool, is_vector_env
 from trawl.keys import DONE_KEYS, as_key, show_key
@@ -104,6 +111,8 @@ class GymEnv(LoggedEnv):
             gets the exception, and a bool that is True if a reset failed. It must call
             :meth:`restart`, or raise an exception. If it returns, the failed step returns zeros.
         mask_check: check of the info of the first step.
+        reward_shape: shape of the reward, which the environment's ``reward_space`` states; ``()``
+            for a single number.
         step_failed: True if the last step failed while ``on_error`` was set; the results of a
             failed step are not experience.
 
@@ -194,6 +203,7 @@ class GymEnv(LoggedEnv):
         self.observation_codec = SpaceCodec(observed, "observation", categorical)
         self.action_codec = SpaceCodec(acted, "action", categorical)
         check_keys(self.observation_codec, self.action_codec)
+        self.reward_shape = reward_shape_of(self.env)
         self.vector: VectorAdapter | None = None
         if batched:
             adapter = adapt_pool if is_pool(self.env) else adapt
@@ -211,8 +221,17 @@ class GymEnv(LoggedEnv):
 
     @property
     def fixed_layout(self) -> bool:
-        """True if all actions and observations have a fixed shape and dtype."""
-        return bool(self.observation_codec.fixed and self.action_codec.fixed)
+        """True if all data have a fixed shape and dtype, and the reward is a single number."""
+        fixed = self.observation_codec.fixed and self.action_codec.fixed
+        return bool(fixed and not self.reward_shape)
+
+    @property
+    @override
+    def full_reward_spec(self) -> Composite:
+        if not self.reward_shape:
+            return super().full_reward_spec
+        shape = (*self.batch_size, *self.reward_shape)
+        return Composite({"reward": Unbounded(shape, device=self.device)}, self.batch_size)
 
     @property
     def action_spec_unbatched(self) -> Any:
@@ -454,8 +473,9 @@ class GymEnv(LoggedEnv):
             leaves, *rest = self.vector.step(action)
         reward, terminated, truncated = (np.asarray(part) for part in rest)
         following = self._observations(leaves)
+        rewards = torch.from_numpy(reward.astype(np.float32))
+        following.set("reward", rewards.reshape((*self.batch_size, *(self.reward_shape or (1,)))))
         shape = (*self.batch_size, 1)
-        following.set("reward", torch.from_numpy(reward.astype(np.float32)).reshape(shape))
         for key, flags in (("terminated", terminated), ("truncated", truncated)):
             following.set(key, torch.from_numpy(flags.astype(np.bool_)).reshape(shape))
         following.set("done", following.get("terminated") | following.get("truncated"))
@@ -466,7 +486,9 @@ class GymEnv(LoggedEnv):
 
     def _checked(self, reward: Any, terminated: Any, truncated: Any) -> list[Any]:
         return [
-            reward_of(reward, self),
+            rewards_of(reward, self.reward_shape, self)
+            if self.reward_shape
+            else reward_of(reward, self),
             flag_of(terminated, "terminated", self),
             flag_of(truncated, "truncated", self),
         ]

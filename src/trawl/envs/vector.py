@@ -36,6 +36,7 @@ from trawl.envs.outcomes import (
     Outcome,
     OutcomeCheck,
     reset_results,
+    reward_shape_of,
     step_results,
 )
 from trawl.envs.reset_kwargs import copied
@@ -84,7 +85,7 @@ class VectorAdapter:
         self.codec = codec
         self.num_envs = int(env.num_envs)
         self._check = check
-        self._check_outcome = OutcomeCheck(env, self.num_envs)
+        self._check_outcome = OutcomeCheck(env, self.num_envs, reward_shape_of(env))
         self._shown: list[Array] = []
         self.masks: Array | None = None
         self.is_begun = False

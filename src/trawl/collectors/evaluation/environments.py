@@ -19,6 +19,7 @@ from trawl.envs.dm import DMEnv
 from trawl.envs.generators import draws_privately
 from trawl.envs.gym import GymEnv
 from trawl.envs.layers import WRAPPERS, is_torchrl, layers_of
+from trawl.envs.outcomes import reward_shape_of
 from trawl.envs.seeding import derive
 
 Video = NDArray[np.uint8]
@@ -77,6 +78,8 @@ class SeededEpisodes(gymnasium.Wrapper[Any, Any, Any, Any]):
         self.frames: list[Any] = []
         self._seed, self._seeds_globals = 0, False
         self._episode: int | None = None  # None before the first evaluation
+        shape = reward_shape_of(env)
+        self._nothing: Any = np.zeros(shape, np.float32) if shape else 0.0
         self._last: Any = None  # observation and info of the newest reset
 
     @property
@@ -123,7 +126,7 @@ class SeededEpisodes(gymnasium.Wrapper[Any, Any, Any, Any]):
         """Takes a step, unless the environment is idle."""
         if self.idle:
             obs, info = self._last
-            return obs, 0.0, False, False, info
+            return obs, self._nothing, False, False, info
         result = self.env.step(action)
         if self.recording:
             self.frames.append(self.env.render())
