@@ -9,6 +9,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PINS := constraints.txt
 OLDEST := .venv-oldest
+NEWEST := .venv-newest
 pin = $(shell grep '^$(1)==' $(PINS))
 PIP = $(BIN)/python -m pip install --disable-pip-version-check -c $(PINS)
 
@@ -21,11 +22,11 @@ PROGRESS = awk '/(Downloading|Using cached) .*MB\)/ { print "  " $$2, $$3, $$4; 
 WORKERS ?= 4
 ARGS ?=
 PYTEST = -m pytest -n $(WORKERS) --no-loadscope-reorder $(ARGS)
-test test-oldest: export OMP_NUM_THREADS = 1
+test test-oldest test-newest: export OMP_NUM_THREADS = 1
 # What is imported is compiled once, and kept.
 export PYTHONDONTWRITEBYTECODE =
 
-.PHONY: help demo test test-oldest check format docs compile bench chaos mutate clean
+.PHONY: help demo test test-oldest test-newest check format docs compile bench chaos interrupts mutate clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -41,6 +42,10 @@ test: $(VENV)/.dev ## run the tests (ARGS="-k name" for some of them, WORKERS=0 
 
 test-oldest: $(OLDEST)/.test ## run the tests with the lowest versions in pyproject.toml (but for torch)
 	$(OLDEST)/bin/python $(PYTEST)
+
+test-newest: $(NEWEST)/.test ## compare with the newest TorchRL, and run the tests with TorchRL's classes
+	$(NEWEST)/bin/python tests/parity/compare.py
+	$(NEWEST)/bin/python $(PYTEST) tests/parity tests/interop tests/collectors/test_torchrl_parity.py
 
 check: $(VENV)/.dev ## lint, formatting, types
 	$(BIN)/ruff check .
@@ -64,12 +69,15 @@ bench: $(VENV)/.bench ## run the benchmarks (ARGS="..." reach benchmarks/run.py)
 chaos: $(VENV)/.dev ## kill workers at random for two minutes, and check every frame
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/chaos.py $(ARGS)
 
+interrupts: $(VENV)/.dev ## press Ctrl-C 50 times for each kind of collector, and check every frame
+	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/interrupts.py $(ARGS)
+
 SECONDS ?= 300
 
 mutate: $(VENV)/.dev ## load states with random changes for SECONDS=300, and check every collector
 	OMP_NUM_THREADS=1 $(BIN)/python tests/collectors/mutations.py --seconds $(SECONDS) $(ARGS)
 
-clean: ## remove what was built (not .venv and .venv-oldest, and not your runs)
+clean: ## remove what was built (not .venv, .venv-oldest and .venv-newest, and not your runs)
 	rm -rf site dist build runs/demo .hypothesis .mypy_cache .pytest_cache .ruff_cache
 	find . -name __pycache__ -type d -not -path './$(VENV)*/*' -prune -exec rm -rf {} +
 
@@ -104,6 +112,26 @@ $(OLDEST)/.test: $(PINS) pyproject.toml
 	@$(OLDEST)/bin/uv pip install --quiet --python $(OLDEST)/bin/python --resolution lowest-direct \
 		--override <(echo '$(call pin,torch)') --group test --group lint \
 		-e '.[all]'
+	@touch $@
+
+# The newest TorchRL is a release or, if there is none since 0.15, the newest nightly build. That asks
+# for a nightly tensordict, and gets the newest release of it.
+NEWEST_PIP = $(NEWEST)/bin/python -m pip install --disable-pip-version-check -c $(NEWEST)/pins.txt
+
+$(NEWEST)/.test: $(PINS) pyproject.toml
+	@echo "Setting up $(NEWEST): the newest TorchRL"
+	@$(PYTHON) -m venv $(NEWEST)
+	@grep -vE '^(torchrl|tensordict)==' $(PINS) > $(NEWEST)/pins.txt
+	@$(NEWEST_PIP) --quiet $(call pin,pip)
+	@$(NEWEST_PIP) $(call pin,torch) | $(PROGRESS)
+	@$(NEWEST_PIP) --build-constraint $(PINS) -e '.[all]' --group test | $(PROGRESS)
+	@if $(NEWEST_PIP) --quiet --dry-run --no-deps 'torchrl>=0.15' 2> /dev/null; then \
+		$(NEWEST_PIP) --quiet --upgrade 'torchrl>=0.15' 'tensordict>=0.15'; \
+	else \
+		$(NEWEST)/bin/python -m pip uninstall --quiet --yes torchrl; \
+		$(NEWEST_PIP) --quiet --upgrade 'tensordict>=0.15'; \
+		$(NEWEST_PIP) --quiet --no-deps torchrl-nightly; \
+	fi
 	@touch $@
 
 $(VENV)/.bench: $(VENV)/.dev

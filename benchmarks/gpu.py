@@ -301,6 +301,12 @@ def hosted(device: torch.device) -> Case:
         finally:
             collector.shutdown()
 
+    def serial() -> Source:
+        env = peers.torchrl_serial(work.pendulum, HOST_COUNT, use_buffers=False)
+        options: dict[str, Any] = {"policy_device": device, "env_device": "cpu"}
+        for count, _ in peers.torchrl(env, policy, frames, storing_device="cpu", **options):
+            yield count, None
+
     return Case(
         "host64",
         f"{HOST_COUNT} Pendulums of the host, network on the device",
@@ -308,6 +314,7 @@ def hosted(device: torch.device) -> Case:
             Contender(TRAWL, batched, note="Collector"),
             Contender("Trawl, first ready", ready, note="AsyncBatchedCollector"),
             Contender("TorchRL", asynchronous, 3.0, "AsyncBatchedCollector, threads"),
+            Contender("TorchRL, SerialEnv", serial, 3.0, "Collector"),
         ),
     )
 

@@ -21,6 +21,7 @@ LAYERS = [
         "computed_tensor",
         "devices",
         "errors",
+        "interrupts",
         "keys",
         "lean",
         "memory",

@@ -6,9 +6,10 @@
 The script replaces the text between pairs of markers such as ``<!-- speed:begin -->`` and
 ``<!-- speed:end -->``. In README.md, ``speed`` becomes a table of Trawl's speed and its ratio to
 the speeds of others. In docs/performance.md, ``speed`` becomes a table of every contender's speed,
-``multi`` the results of many processes, ``weights`` the cost of new weights, and ``clusters`` the
-results of clusters. ``benchmarks/run.py`` writes the results and the pictures. In
-docs/internals.md, ``wakeups`` becomes the comparison of ``benchmarks/wakeups.py``.
+``multi`` the results of many processes, ``weights`` the cost of new weights, ``clusters`` the
+results of clusters, and ``gpu`` those of ``benchmarks/gpu.py``. ``benchmarks/run.py`` writes the
+other results and the pictures. In docs/internals.md, ``wakeups`` becomes the comparison of
+``benchmarks/wakeups.py``.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ MULTI = ROOT / "benchmarks" / "results" / "multi.json"
 WEIGHTS = ROOT / "benchmarks" / "results" / "weights.json"
 CLUSTERS = ROOT / "benchmarks" / "results" / "clusters.json"
 WAKEUPS = ROOT / "benchmarks" / "results" / "wakeups.json"
+GPU = ROOT / "benchmarks" / "results" / "cuda.json"
 PICTURE = "![Frames per second, relative to the hand-written loop]({}/speed.png)"
 GROWTH = (
     "![By number of workers: frames per second, seconds to the first batch, and the driver's "
@@ -57,18 +59,8 @@ def short_table(results: dict[str, Any]) -> str:
 
 def full_table(results: dict[str, Any]) -> str:
     """One row for each contender of each kind of work, and the import times."""
-    rows = [["Work", "Contender", "µs/frame", "frames/s", "Ratio", "Range", "Notes"]]
-    for case in results["cases"].values():
-        trawl = next((each for each in case["contenders"] if each["name"] == TRAWL), None)
-        title = case["title"]
-        for each in case["contenders"]:
-            if each["frames_per_second"]:
-                rows.append([title, *_contender(each, trawl)])
-                title = ""
-    versions = results["versions"].items()
-    packages = ", ".join(f"{name} {version}" for name, version in versions if version)
-    parts = [_table(rows, numbers_from=2), f"{_measured(results)} Versions: {packages}."]
-    parts.append(PICTURE.format("assets"))
+    about = f"{_measured(results)} {_packages(results)}"
+    parts = [_contenders(results), about, PICTURE.format("assets")]
     imports = [each for each in results["import"] if each["median_ms"] is not None]
     if imports:
         times = [[f"`{each['statement']}`", f"{each['median_ms']:.0f}"] for each in imports]
@@ -79,9 +71,45 @@ def full_table(results: dict[str, Any]) -> str:
     return "\n\n".join(parts)
 
 
+def gpu_table(results: dict[str, Any]) -> str:
+    """One row for each contender of each kind of work, and what the host waits for."""
+    facts = results["device"].values()
+    waits = sorted({each["waits_per_batch"] for each in facts})
+    memory = [
+        f"{each[key]:.0f} MiB ({key.removeprefix('mib_')})".replace("_", " ")
+        for each in facts
+        for key in each
+        if key.startswith("mib_after")
+    ]
+    about = (
+        f"{_circumstances(results, 'one GPU')} The GPU is {results['machine']['gpu']}. "
+        f"{_packages(results)} In each batch, the host waits {' or '.join(map(str, waits))} times "
+        f"for the device, whatever the number of steps. Memory of the device: {', '.join(memory)}."
+    )
+    return f"{_contenders(results)}\n\n{about}"
+
+
+def _contenders(results: dict[str, Any]) -> str:
+    rows = [["Work", "Contender", "µs/frame", "frames/s", "Ratio", "Range", "Notes"]]
+    for case in results["cases"].values():
+        trawl = next((each for each in case["contenders"] if each["name"] == TRAWL), None)
+        title = case["title"]
+        for each in case["contenders"]:
+            if each["frames_per_second"]:
+                rows.append([title, *_contender(each, trawl)])
+                title = ""
+    return _table(rows, numbers_from=2)
+
+
+def _packages(results: dict[str, Any]) -> str:
+    versions = results["versions"].items()
+    packages = ", ".join(f"{name} {version}" for name, version in versions if version)
+    return f"Versions: {packages}."
+
+
 def _contender(each: dict[str, Any], trawl: dict[str, Any] | None) -> list[str]:
     speed = _speed(each)
-    cells = [each["name"], f"{1e6 / speed:.1f}", f"{speed:,.0f}"]
+    cells = [each["name"], f"{1e6 / speed:.{1 if speed < 1e6 else 3}f}", f"{speed:,.0f}"]
     if trawl is None or each is trawl:
         return [*cells, "", "", each["note"]]
     pairs = zip(trawl["frames_per_second"], each["frames_per_second"], strict=True)
@@ -247,6 +275,7 @@ def write(
     weights: dict[str, Any] | None = None,
     clusters: dict[str, Any] | None = None,
     wakeups: dict[str, Any] | None = None,
+    gpu: dict[str, Any] | None = None,
 ) -> None:
     """Writes the tables into the pages under ``root``."""
     for name, table in (("README.md", short_table), ("docs/performance.md", full_table)):
@@ -258,6 +287,8 @@ def write(
             page = replaced(page, weights_table(weights), "weights")
         if clusters is not None and table is full_table:
             page = replaced(page, weights_table(clusters), "clusters")
+        if gpu is not None and table is full_table:
+            page = replaced(page, gpu_table(gpu), "gpu")
         path.write_text(page, encoding="utf-8")
     if wakeups is not None:
         path = root / "docs/internals.md"
@@ -272,6 +303,7 @@ if __name__ == "__main__":
     parser.add_argument("--weights", type=Path, default=WEIGHTS, help="default: %(default)s")
     parser.add_argument("--clusters", type=Path, default=CLUSTERS, help="default: %(default)s")
     parser.add_argument("--wakeups", type=Path, default=WAKEUPS, help="default: %(default)s")
+    parser.add_argument("--gpu", type=Path, default=GPU, help="default: %(default)s")
     given = parser.parse_args()
     more = {
         name: json.loads(path.read_text(encoding="utf-8"))
@@ -280,6 +312,7 @@ if __name__ == "__main__":
             ("weights", given.weights),
             ("clusters", given.clusters),
             ("wakeups", given.wakeups),
+            ("gpu", given.gpu),
         )
         if path.exists()
     }

@@ -1,7 +1,21 @@
 """Trawl collects experience for reinforcement learning in PyTorch."""
 
 import importlib
+import sys
+import warnings
 from typing import TYPE_CHECKING, Any
+
+if sys.platform in ("win32", "cygwin"):
+    raise ImportError(
+        "trawl needs Linux, and does not work on Windows: use it in WSL (the Windows Subsystem for "
+        "Linux) or in a container"
+    )
+if sys.platform != "linux":
+    warnings.warn(
+        f"trawl is made for Linux: on {sys.platform}, only collectors without workers work "
+        "(Collector, and MultiSyncCollector and MultiAsyncCollector with start_method='inline')",
+        stacklevel=2,
+    )
 
 if TYPE_CHECKING:
     from tensordict.nn import InteractionType as ExplorationType

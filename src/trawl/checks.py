@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import operator
+import sys
 from collections.abc import Iterable
 from difflib import get_close_matches
 from numbers import Real
@@ -18,7 +20,7 @@ def check_bool(name: str, value: Any) -> None:
         raise TypeError(f"{name} must be True or False, but it is the string {value!r}")
 
 
-def check_number(name: str, value: Any, least: int) -> int:
+def check_number(name: str, value: Any, least: float = -math.inf) -> int:
     """Checks that a value is an integer of at least ``least``, and returns it as an int.
 
     A float that is a whole number, such as ``1e6``, is accepted.
@@ -63,3 +65,16 @@ def did_you_mean(unknown: Iterable[str], known: Iterable[str], count: int = 2) -
     close = [get_close_matches(name.lower(), by_lower, count) for name in unknown]
     found = [by_lower[name] for names in close for name in names]
     return f"; did you mean {' or '.join(found)}?" if found else ""
+
+
+def require_linux(what: str) -> None:
+    """Raises an error on other systems than Linux, which lack what workers need.
+
+    Args:
+        what: what can't be used there, as the beginning of a sentence.
+    """
+    if sys.platform != "linux":
+        raise RuntimeError(
+            f"{what} can't be used on {sys.platform}, because they need Linux: use a Collector "
+            "with one environment or a list of environments, or start_method='inline'"
+        )

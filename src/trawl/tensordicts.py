@@ -170,7 +170,8 @@ def changes(before: TensorDictBase, after: TensorDictBase) -> TensorDictBase:
     A lazy stack in ``after`` is a lazy stack in the result, too.
 
     Args:
-        before: the earlier state of a TensorDict, from :func:`noted` or ``copy()``.
+        before: the earlier state of a TensorDict, from :func:`noted`. In a ``copy()``, values that
+            are no tensors are other objects.
         after: the later state of the TensorDict.
     """
     if is_lazy(after):
@@ -206,6 +207,15 @@ def padded(batch: TensorDictBase, missing: int) -> TensorDictBase:
         whole = pad(batch, [*[0] * (2 * batch.ndim - 1), missing])
     whole.names = batch.names
     return whole
+
+
+def of_frames(batch: TensorDictBase, key: Key) -> Tensor | None:
+    """Returns an entry with one value for each frame, in the batch's shape; None if it is missing.
+
+    The entry may have further dimensions of size 1, as flags have.
+    """
+    value: Tensor | None = batch.get(key, None)
+    return None if value is None else value.reshape(batch.shape)
 
 
 def broadcastable(mask: Tensor, value: Tensor) -> Tensor:

@@ -209,3 +209,28 @@ def test_tracebacks_name_the_original_class(error):
     module = type(error).__module__
     expected = own if module == "builtins" else f"{module}.{own}"
     assert first.startswith(f"{expected}: in worker 3: ")
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        ValueError("first line\n" + "x" * 5_000_000 + "the end"),
+        ValueError("a line of " + "x" * 5_000_000 + "the end"),
+        ValueError(["x" * 5_000_000], "the end"),
+        OSError(2, "x" * 5_000_000, "the end"),
+    ],
+    ids=["lines", "a line", "an object", "OSError"],
+)
+def test_very_long_texts_are_cut(error):
+    try:
+        raise error
+    except Exception as caught:
+        failure = Failure.of(caught)
+    assert len(pickle.dumps(failure)) < 1_000_000
+    found = failure.error("worker 0")
+    assert isinstance(found, type(error))
+    text = str(found)
+    assert len(text) < 1_000_000
+    assert "characters left out ...]" in text
+    assert "the end" in text
+    assert len(text.splitlines()[0]) < 3000

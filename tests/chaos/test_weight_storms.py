@@ -190,7 +190,7 @@ def test_no_forward_pass_sees_two_versions_nor_a_frame_a_false_one(
                 batch = collector.next()
                 versions.add(batch)
                 crew.add(batch)
-        assert collector.policy_version == storm.updates
+        assert collector.policy_version_tracker.version == storm.updates
         # In the end, each worker has the last version.
         while min(versions._latest.values()) < storm.updates:
             versions.add(collector.next())
@@ -244,7 +244,7 @@ def test_who_takes_a_place_begins_with_the_newest_weights(
         crew.add(collector.next())
         for version, choice in enumerate((1, 2, 3), start=1):
             collector.update_policy_weights_(policy.choose(choice))
-            assert collector.policy_version == version
+            assert collector.policy_version_tracker.version == version
         # Changes only the learner's weights, which no worker may have before the next update.
         policy.choose(0)
         strike(*map(crew.pid, range(2)))

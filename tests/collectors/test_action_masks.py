@@ -8,19 +8,21 @@ import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
+from gymnasium.wrappers import TimeLimit
 from gymnasium.wrappers.vector import DictInfoToList
 from tensordict.nn import TensorDictModule
 
-from trawl.collectors import Collector, MultiSyncCollector, RandomPolicy
+from trawl.collectors import AsyncBatchedCollector, Collector, MultiSyncCollector, RandomPolicy
 from trawl.envs import GymEnv, ObserveActionMask, ParallelEnv, SerialEnv
 from trawl.envs.masks import masked_rand
+from trawl.testing import NumberedTorchEnv
 
 
 class Masked(gymnasium.Env):
     """Allows one or two of its actions, other ones at each step, and refuses the rest.
 
     Args:
-        where: where the mask is: "obs" or "info".
+        where: where the mask is: "obs", "info" or "method".
         action_space: the action space.
     """
 
@@ -55,6 +57,8 @@ class Masked(gymnasium.Env):
         whole = np.concatenate(mask)
         if self.where == "obs":
             return obs | {"action_mask": whole}, {}
+        if self.where == "method":
+            return obs, {}
         several = isinstance(self.action_space, spaces.MultiDiscrete)
         return obs, {"action_mask": tuple(mask) if several else whole}
 
@@ -75,6 +79,23 @@ class Masked(gymnasium.Env):
         return self.shown()[0], 1.0, self.steps % 7 == 0, False, self.shown()[1]
 
 
+class Maskable(Masked):
+    """Returns its masks from a method, as environments for sb3-contrib do."""
+
+    def __init__(self, action_space=None):
+        super().__init__("method", action_space)
+
+    def action_masks(self):
+        if isinstance(self.action_space, spaces.MultiBinary):
+            # An entry for each value of each bit.
+            return [bit in (m, m - 2) or m == 2 for (m,) in self.mask() for bit in (0, 1)]
+        return np.concatenate(self.mask()).astype(bool)
+
+
+def masked(where, action_space=None):
+    return Maskable(action_space) if where == "method" else Masked(where, action_space)
+
+
 SPACES = {
     "discrete": spaces.Discrete(5),
     "multi": spaces.MultiDiscrete([3, 4]),
@@ -84,7 +105,7 @@ SPACES = {
 
 def env_of(where, kind, space, categorical=False):
     def make():
-        env = Masked(where, SPACES[space])
+        env = TimeLimit(masked(where, SPACES[space]), 9)
         return GymEnv(env, categorical_action_encoding=categorical)
 
     return {
@@ -92,7 +113,7 @@ def env_of(where, kind, space, categorical=False):
         "list": lambda: SerialEnv(2, make),
         "parallel": lambda: ParallelEnv(2, make),
         "vector": lambda: gymnasium.vector.SyncVectorEnv(
-            [lambda: Masked(where, SPACES[space])] * 2
+            [lambda: TimeLimit(masked(where, SPACES[space]), 9)] * 2
         ),
     }[kind]
 
@@ -108,6 +129,9 @@ def env_of(where, kind, space, categorical=False):
         ("info", "single"),
         ("info", "list"),
         ("info", "vector"),
+        ("method", "single"),
+        ("method", "list"),
+        ("method", "vector"),
     ],
 )
 def test_random_actions_are_allowed(where, kind, space, categorical):
@@ -124,7 +148,7 @@ def test_random_actions_are_allowed(where, kind, space, categorical):
     assert len(actions.unique(dim=0)) > 3
 
 
-@pytest.mark.parametrize("where", ["obs", "info"])
+@pytest.mark.parametrize("where", ["obs", "info", "method"])
 @pytest.mark.parametrize("space", SPACES)
 def test_those_of_a_parallel_environment_are_too(where, space):
     with Collector(env_of(where, "parallel", space), frames_per_batch=200) as collector:
@@ -135,6 +159,7 @@ SAME_STEP = gymnasium.vector.AutoresetMode.SAME_STEP
 
 
 # Processes change only how the info comes here, and are slow to start: the mode with most of it.
+@pytest.mark.parametrize("where", ["info", "method"])
 @pytest.mark.parametrize(
     ("vector", "mode"),
     [
@@ -145,12 +170,12 @@ SAME_STEP = gymnasium.vector.AutoresetMode.SAME_STEP
         ),
     ],
 )
-def test_masks_in_info_are_followed_in_each_autoreset_mode(vector, mode):
+def test_masks_of_steps_are_followed_in_each_autoreset_mode(where, vector, mode):
     def make():
         kind = gymnasium.vector.SyncVectorEnv
         if vector == "AsyncVectorEnv":
             kind = partial(gymnasium.vector.AsyncVectorEnv, context="fork")
-        made = kind([lambda: Masked("info")] * 2, autoreset_mode=mode)
+        made = kind([lambda: masked(where)] * 2, autoreset_mode=mode)
         return DictInfoToList(made) if vector == "DictInfoToList" else made
 
     several = {"in a process": ParallelEnv, "in a list": SerialEnv}
@@ -238,12 +263,82 @@ def test_random_frames_come_first(where):
     assert len(calls) - before == 100
 
 
-@pytest.mark.parametrize("where", ["obs", "info"])
+@pytest.mark.parametrize("where", ["obs", "info", "method"])
 def test_workers_follow_it(where):
     with MultiSyncCollector(
-        [lambda: Masked(where)] * 2, frames_per_batch=200, total_frames=400
+        [lambda: masked(where)] * 2, frames_per_batch=200, total_frames=400
     ) as collector:
         assert len(list(collector)) == 2
+
+
+def test_a_method_is_called_for_random_actions_only():
+    class Counted(Maskable):
+        calls = 0
+
+        def action_masks(self):
+            self.calls += 1
+            return super().action_masks()
+
+    def policy(position):
+        return torch.eye(5, dtype=torch.int64)[0]
+
+    env = Counted()
+    env.mask = lambda: [np.ones(5, np.int8)]
+    with Collector(env, policy, frames_per_batch=100, init_random_frames=100) as collector:
+        collector.next()
+        before = env.calls
+        collector.next()
+        assert env.calls == before > 100
+
+
+def test_environments_that_are_ready_follow_a_method():
+    options = {"policy": RandomPolicy(), "frames_per_batch": 100}
+    with AsyncBatchedCollector([Maskable] * 2, **options) as collector:
+        collector.next()  # or an environment refuses an action
+
+
+def test_environments_of_tensors_follow_a_method():
+    class Tensors(NumberedTorchEnv):
+        steps = 0
+
+        def action_masks(self):
+            return torch.arange(4).expand(3, 4) == self.steps % 4
+
+        def step(self, actions):
+            assert actions.tolist() == [self.steps % 4] * 3
+            self.steps += 1
+            return super().step(actions)
+
+    with Collector(Tensors(3, lengths=[5]), frames_per_batch=60) as collector:
+        collector.next()
+        assert collector.stats()["env_path"] == "tensor"
+
+
+def test_a_method_of_that_name_that_returns_no_mask_is_ignored_with_a_warning():
+    class Unfit(Maskable):
+        def mask(self):
+            return [np.ones(5, np.int8)]
+
+        def action_masks(self):
+            return np.ones(4)
+
+    with (
+        Collector(Unfit(), frames_per_batch=20) as collector,
+        pytest.warns(UserWarning, match=r"ignore action_masks\(\).*shape \(4,\).*has 5 entries"),
+    ):
+        assert len(collector.next()) == 20
+
+
+def test_a_method_that_needs_arguments_is_none_of_this_kind():
+    class Other(Masked):
+        def mask(self):
+            return [np.ones(5, np.int8)]
+
+        def action_masks(self, state):
+            raise AssertionError("this is another method")
+
+    with Collector(Other("method"), frames_per_batch=20) as collector:
+        assert len(collector.next()) == 20
 
 
 def allowed_only(mask):

@@ -76,4 +76,5 @@ def test_one_that_has_delivered_all_has_nothing_more(maker):
     with collector:
         assert sum(batch.numel() for batch in collector) == 40
     assert collector.next() is None
-    assert list(collector) == []
+    with pytest.warns(UserWarning, match="ends at once"):
+        assert list(collector) == []

@@ -310,6 +310,22 @@ def test_environments_can_be_reset_before_each_batch():
                 assert batch["observation"][batch["env_index"] == env][0, 2] == 0
 
 
+@pytest.mark.parametrize(
+    ("together", "each", "frames"), [(True, 1, 42), (False, 1, 42), (False, 2, 40)]
+)
+def test_such_resets_drop_no_step(together, each, frames):
+    """The fourth number of an observation counts all steps of an environment."""
+    taken = [0] * 4
+    options = {"reset_at_each_iter": True, "envs_per_worker": each, "together": together}
+    with numbered(frames=frames, total_frames=3 * frames, **options) as collector:
+        for batch in collector:
+            for env in range(4):
+                numbers = batch["observation"][batch["env_index"] == env][:, 3].tolist()
+                assert numbers == list(range(taken[env], taken[env] + len(numbers)))
+                taken[env] += len(numbers)
+    assert sum(taken) == 3 * frames
+
+
 def test_a_state_continues_the_counts():
     with numbered(total_frames=100) as collector:
         collector.next()

@@ -6,7 +6,7 @@ from collector_parts import Buffer, batches, by_step
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from gymnasium.wrappers.vector import RecordEpisodeStatistics
 
-from trawl.collectors import Collector
+from trawl.collectors import Collector, MultiAsyncCollector, MultiSyncCollector
 from trawl.testing import NumberedEnv
 
 
@@ -22,6 +22,18 @@ def test_iteration_ends_when_the_frames_are_delivered():
         5,
         5,
     ]
+
+
+@pytest.mark.parametrize("end", ["iteration", "next"])
+def test_iterating_over_a_finished_collector_warns(end):
+    with Collector(NumberedEnv(), frames_per_batch=5, total_frames=10) as collector:
+        if end == "iteration":
+            assert len(list(collector)) == 2
+        else:
+            assert [len(collector.next()) for _ in range(2)] == [5, 5]
+        with pytest.warns(UserWarning, match=r"ends at once: all 10 frames of total_frames"):
+            assert list(collector) == []
+        assert not collector.closed
 
 
 def test_a_remainder_is_met_by_a_whole_batch_with_a_warning():
@@ -107,13 +119,6 @@ def test_iterating_again_after_a_break_goes_on():
             break
         rest = list(collector)
     assert [NumberedEnv.numbers(batch)[0, 3].item() for batch in rest] == [5, 10, 15]
-
-
-def test_after_the_end_there_is_nothing_more():
-    with Collector(NumberedEnv(), frames_per_batch=5, total_frames=10) as collector:
-        assert len(list(collector)) == 2
-        assert list(collector) == []
-        assert not collector.closed
 
 
 def test_statistics_count_what_was_delivered():
@@ -249,3 +254,32 @@ def test_single_frames_end_exactly_at_the_total():
         assert list(collector) == [None] * 4
         assert len(buffer) == 17
         assert collector.stats()["frames"] == 17
+
+
+@pytest.mark.parametrize("cls", [Collector, MultiSyncCollector, MultiAsyncCollector])
+@pytest.mark.parametrize("value", [None, -1, -2, -100.0, math.inf])
+def test_any_negative_number_of_frames_is_endless(cls, value):
+    more = {} if cls is Collector else {"num_workers": 1, "start_method": "inline"}
+    with cls(NumberedEnv, frames_per_batch=5, total_frames=value, **more) as collector:
+        assert collector.total_frames == math.inf
+        frames = 0
+        while frames < 15 < collector.total_frames:
+            frames += collector.next().numel()
+        assert "total_frames" not in collector.stats()
+        with pytest.raises(TypeError, match="endless"):
+            len(collector)
+    assert frames == 15
+
+
+@pytest.mark.parametrize("value", [None, 0, -1, -7, -3.0])
+@pytest.mark.parametrize("name", ["init_random_frames", "max_frames_per_traj"])
+@pytest.mark.parametrize("cls", [Collector, MultiSyncCollector])
+def test_a_negative_number_turns_an_option_off(cls, name, value):
+    more = {} if cls is Collector else {"num_workers": 1, "start_method": "inline"}
+    with cls(NumberedEnv, by_step(), frames_per_batch=12, **{name: value}, **more) as collector:
+        batch = collector.next().reshape(-1)
+    with Collector(NumberedEnv, by_step(), frames_per_batch=12) as other:
+        expected = other.next()
+    assert set(batch.keys(True, True)) == set(expected.keys(True, True))
+    assert torch.equal(batch["next", "done"], expected["next", "done"])
+    assert torch.equal(batch["action"], expected["action"])

@@ -1,11 +1,13 @@
+from functools import partial
+
 import pytest
 import torch
 from collector_parts import Scorer, batches, by_step, first_batch
 from torch import nn
 
-from trawl.collectors import Collector
+from trawl.collectors import Collector, MultiSyncCollector
 from trawl.envs import GymEnv
-from trawl.testing import NumberedEnv
+from trawl.testing import NumberedEnv, RaggedEnv
 
 CPU = torch.device("cpu")
 
@@ -57,6 +59,61 @@ def test_the_environments_device_is_not_the_batches():
     with Collector(env, frames_per_batch=4) as collector:
         assert collector.env_device == CPU
         assert next(iter(collector)).device is None
+
+
+SOURCES = {"array": NumberedEnv, "tensordict": RaggedEnv, "torchrl": None}
+
+
+@pytest.mark.parametrize("source", SOURCES)
+@pytest.mark.parametrize(
+    ("given", "device"),
+    [
+        ({}, None),
+        ({"device": "cpu"}, CPU),
+        ({"policy_device": "cpu"}, CPU),
+        ({"storing_device": "cpu"}, None),
+        ({"env_device": "cpu"}, None),
+        ({"env_device": "cpu", "policy_device": "cpu"}, CPU),
+    ],
+    ids=str,
+)
+def test_the_policys_tensordict_has_the_policys_device(source, given, device):
+    seen = []
+
+    def policy(td):
+        seen.append(td.device)
+        return td.set("action", torch.eye(count, dtype=torch.int64)[0])
+
+    count = 4
+    env = SOURCES[source]
+    if env is None:
+        count, env = 2, pytest.importorskip("torchrl.envs").GymEnv("CartPole-v1", device="cpu")
+    with Collector(env, policy, frames_per_batch=4, trust_policy=True, **given) as collector:
+        collector.next()
+    assert set(seen) == {device}
+
+
+@pytest.mark.parametrize(("storage", "device"), [("LazyTensorStorage", CPU), ("ListStorage", None)])
+@pytest.mark.parametrize("place", [Collector, partial(MultiSyncCollector, start_method="inline")])
+def test_frames_without_a_device_get_that_of_the_storage(place, storage, device):
+    data = pytest.importorskip("torchrl.data")
+
+    class Buffer(data.ReplayBuffer):
+        def extend(self, frames, **options):
+            seen.append(frames.device)
+            return super().extend(frames, **options)
+
+    seen = []
+    source = NumberedEnv if place is Collector else [NumberedEnv]
+    with place(
+        source,
+        frames_per_batch=4,
+        total_frames=8,
+        replay_buffer=Buffer(storage=getattr(data, storage)(100)),
+        postproc=lambda batch: batch.clear_device_(),
+    ) as collector:
+        list(collector)
+    assert seen == [device] * 2
 
 
 def test_a_policy_that_is_in_place_is_used_itself():

@@ -1,4 +1,5 @@
 import gc
+from functools import partial
 
 import gymnasium
 import numpy as np
@@ -9,10 +10,10 @@ from gymnasium import spaces
 from tensordict.nn import TensorDictModule
 from torch import nn
 
-from trawl.collectors import Collector, PolicyVersion
+from trawl.collectors import Collector, MultiSyncCollector, PolicyVersion
 from trawl.data import MemmapSink, MultiStep
 from trawl.envs import GymEnv
-from trawl.testing import FaultyEnv, NumberedEnv
+from trawl.testing import FaultyEnv, NumberedEnv, SelfResettingVectorEnv
 
 # --- arguments
 
@@ -33,11 +34,8 @@ def refused(kind, match, env=None, policy=None, **options):
         ("frames_per_batch", True, TypeError, "frames_per_batch must be an integer, .* bool: True"),
         ("frames_per_batch", None, TypeError, "frames_per_batch must be an integer, .* NoneType"),
         ("total_frames", 0, ValueError, "total_frames must be positive, or -1 for no limit, .* 0"),
-        ("total_frames", -2, ValueError, "total_frames must be at least -1, but it is -2"),
         ("total_frames", "all", TypeError, "total_frames must be an integer, .* str: 'all'"),
-        ("init_random_frames", -2, ValueError, "init_random_frames must be at least -1, .* -2"),
         ("init_random_frames", 1.5, TypeError, "init_random_frames must be an integer, .* 1.5"),
-        ("max_frames_per_traj", -2, ValueError, "max_frames_per_traj must be at least -1, .* -2"),
         ("max_frames_per_traj", [3], TypeError, "max_frames_per_traj must be an integer, .* list"),
         ("reset_when_done", False, ValueError, "reset_when_done=False is not possible"),
         ("exploration_type", "randomly", TypeError, "exploration_type must be .* 'randomly'"),
@@ -234,16 +232,18 @@ def test_steps_are_not_counted_twice():
     )
 
 
-def test_an_environment_that_was_made_is_closed_when_construction_fails():
+def test_only_environments_that_were_made_are_closed_when_construction_fails():
     class Env(NumberedEnv):
         closed = 0
 
         def close(self):
             self.closed += 1
 
-    env = Env()
-    refused(TypeError, "Failed to wrap", env=env, policy=nn.Linear(5, 4))
-    assert env.closed == 1
+    made, given = Env(), Env()
+    refused(TypeError, "Failed to wrap", env=lambda: made, policy=nn.Linear(5, 4))
+    refused(TypeError, "Failed to wrap", env=given, policy=nn.Linear(5, 4))
+    refused(TypeError, "Failed to wrap", env=[given, lambda: made], policy=nn.Linear(5, 4))
+    assert (made.closed, given.closed) == (2, 0)
 
 
 # --- policies
@@ -620,15 +620,32 @@ def test_a_class_is_not_taken_for_an_object(name, given):
     )
 
 
-def test_whole_trajectories_need_a_storage_of_one_dimension():
+def resets_take_steps():
+    return SelfResettingVectorEnv([NumberedEnv] * 2)
+
+
+@pytest.mark.parametrize(
+    ("options", "what"),
+    [
+        ({"trajs_per_batch": 1}, "whole trajectories"),
+        ({"exact_frames": True}, "frames .exact_frames=True."),
+        ({"split_trajs": True}, "trajectories .split_trajs=True."),
+        ({"on_env_error": "restart"}, "frames of environments that may fail"),
+        ({"source": NumberedEnv}, "frames without a dimension of environments"),
+        ({"source": resets_take_steps}, "frames of environments that spend steps on resets"),
+    ],
+    ids=["whole", "exact", "split", "restart", "one", "resets"],
+)
+@pytest.mark.parametrize("cls", [Collector, partial(MultiSyncCollector, start_method="inline")])
+@pytest.mark.filterwarnings("ignore:split_trajs=True pads")
+def test_frames_that_dont_fill_rows_need_a_storage_of_one_dimension(cls, options, what):
     data = pytest.importorskip("torchrl.data")
-    refused(
-        ValueError,
-        "storage of replay_buffer has ndim=2: make the storage without ndim",
-        replay_buffer=data.ReplayBuffer(storage=data.LazyTensorStorage(100, ndim=2)),
-        trajs_per_batch=1,
-        traj_format="cat",
-    )
+    options = {"source": [NumberedEnv] * 2, "frames_per_batch": 8, **options}
+    source = options.pop("source")
+    buffer = data.ReplayBuffer(storage=data.LazyTensorStorage(100, ndim=2))
+    source = source if cls is Collector else [source] * 2
+    with pytest.raises(ValueError, match=rf"^{what}.* has ndim=2: make the storage without"):
+        cls(source, replay_buffer=buffer, **options)
 
 
 @pytest.mark.parametrize("name", ["reset_at_each_iter", "split_trajs", "trust_policy"])

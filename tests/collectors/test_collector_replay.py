@@ -1,9 +1,11 @@
+from functools import partial
+
 import pytest
 import torch
 from buffer_parts import torchrl_prioritized
 from collector_parts import Buffer, batches, by_step, keys
 
-from trawl.collectors import Collector
+from trawl.collectors import Collector, MultiSyncCollector
 from trawl.testing import Ledger, NumberedEnv
 
 torchrl_data = pytest.importorskip("torchrl.data")
@@ -212,6 +214,31 @@ def test_frames_that_the_buffer_had_count_as_random():
     filled(buffer, NumberedEnv(lengths=[1000]), by_step(), init_random_frames=60, total_frames=60)
     frames = buffer[:]
     assert (NumberedEnv.action_numbers(frames) == NumberedEnv.numbers(frames)[:, 2] % 4).all()
+
+
+@pytest.mark.parametrize("kind", [LazyTensorStorage, LazyMemmapStorage, ListStorage])
+@pytest.mark.parametrize("workers", [False, True])
+@pytest.mark.filterwarnings("ignore:split_trajs=True pads")
+def test_split_trajectories_of_all_lengths_are_written(kind, workers, tmp_path):
+    place = {"scratch_dir": tmp_path} if kind is LazyMemmapStorage else {}
+    buffer = ReplayBuffer(storage=kind(200, **place), collate_fn=list)
+    sources = [partial(NumberedEnv, number, lengths=[3, 1, 6, 2]) for number in range(2)]
+    options = {"replay_buffer": buffer, "total_frames": 60, "split_trajs": True}
+    if workers:
+        collector = MultiSyncCollector(
+            sources, frames_per_batch=10, start_method="inline", **options
+        )
+    else:
+        collector = Collector(sources, frames_per_batch=10, **options)
+    with collector:
+        list(collector)
+    rows = [buffer[index] for index in range(len(buffer))]
+    lengths = {len(row) for row in rows}
+    assert lengths == {5} if kind is not ListStorage else max(lengths) <= 5
+    frames = [row[row["collector", "mask"]] for row in rows]
+    assert sum(map(len, frames)) == 60
+    for part in frames:
+        assert NumberedEnv.numbers(part)[:, 1].unique().numel() == 1
 
 
 def test_random_frames_are_counted_over_all_environments():

@@ -138,7 +138,7 @@ def test_frames_have_the_version_that_chose_their_action():
             collector.update_policy_weights_()
         assert newest == sorted(newest)
         assert newest[-1] > 7
-        assert collector.policy_version == 15
+        assert collector.policy_version_tracker.version == 15
 
 
 @pytest.mark.parametrize("place", ["threading", "multiprocessing"])
@@ -150,7 +150,7 @@ def test_no_frame_is_older_than_the_maximum_lag(place, most):
     ) as collector:
         for batch in collector:
             ledger.add(batch)
-            assert collector.policy_version - batch["policy_version"].min() <= most
+            assert collector.policy_version_tracker.version - batch["policy_version"].min() <= most
             collector.update_policy_weights_()
     assert ledger.frames == 200
 

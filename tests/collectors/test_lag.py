@@ -30,7 +30,10 @@ def test_no_batch_is_older_than_it_may_be(most, workers, updates):
     with inline(workers, max_policy_lag=most, track_policy_version=True) as collector:
         for count in updates:
             batch = collector.next()
-            assert collector.policy_version - int(batch["policy_version"].min()) <= most
+            assert (
+                collector.policy_version_tracker.version - int(batch["policy_version"].min())
+                <= most
+            )
             for _ in range(count):
                 try:
                     collector.update_policy_weights_()
@@ -79,7 +82,7 @@ def test_an_update_that_makes_a_batch_too_old_is_refused_and_changes_nothing():
             RuntimeError, match=r"3 updates old, but max_policy_lag=2\. Take a batch"
         ):
             collector.update_policy_weights_()
-        assert collector.policy_version == 2
+        assert collector.policy_version_tracker.version == 2
         assert collector.next() is not None
 
 

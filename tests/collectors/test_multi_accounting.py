@@ -163,10 +163,12 @@ def test_iterators_share_one_count(cls):
 def test_nothing_comes_after_the_end(cls):
     with make(cls, total_frames=20) as collector:
         assert len(list(collector)) == 2
-        assert list(collector) == []
+        with pytest.warns(UserWarning, match="ends at once"):
+            assert list(collector) == []
         assert collector.stats()["workers_alive"] == 2
     assert collector.next() is None
-    assert list(collector) == []
+    with pytest.warns(UserWarning, match="ends at once"):
+        assert list(collector) == []
 
 
 def test_workers_of_an_async_collector_make_no_frame_too_many():

@@ -37,6 +37,32 @@ def test_each_step_is_a_row_of_both_environments(kind):
 
 
 @pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("envs", "total", "random"), [(1, 17, 7), (1, 3, 0), (2, 17, 7)])
+def test_single_frames_end_exactly_at_the_step(kind, envs, total, random):
+    """Workers of one environment end at the frame, and those of several at the step."""
+
+    def act(observation):
+        return torch.eye(4, dtype=torch.int64)[2].expand(*observation.shape[:-1], 4)
+
+    buffer = data.ReplayBuffer(storage=data.LazyTensorStorage(100, ndim=1 if envs == 1 else 2))
+    with kind(
+        [NumberedEnv if envs == 1 else [NumberedEnv] * envs] * 2,
+        act,
+        frames_per_batch=24,
+        total_frames=total,
+        init_random_frames=random,
+        replay_buffer=buffer,
+        extend_buffer=False,
+        start_method="inline",
+    ) as collector:
+        list(collector)
+        assert collector.stats()["frames"] == len(buffer) == total + total % envs
+    others = NumberedEnv.action_numbers(buffer[:]) != 2
+    assert others.sum() <= random + random % envs
+    assert bool(others.any()) == bool(random)
+
+
+@pytest.mark.parametrize("kind", KINDS)
 def test_workers_answer_for_the_buffer(kind, tmp_path):
     storage = data.LazyMemmapStorage(100, scratch_dir=tmp_path)
     buffer = data.ReplayBuffer(storage=storage)

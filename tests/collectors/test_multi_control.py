@@ -2,6 +2,7 @@
 
 import gc
 import json
+import math
 import multiprocessing
 import os
 import re
@@ -92,7 +93,11 @@ def test_attributes_of_this_side_can_be_read(cls):
         (lambda c: c.getattr_env("nothing"), AttributeError, "nothing"),
         (lambda c: c.getattr_rb("nothing"), AttributeError, "no replay buffer"),
         (lambda c: c.reset([True]), ValueError, "reset_idx has 1 entries, but there are 2"),
-        (lambda c: c.stats("some"), ValueError, "aggregate, per_worker, both, but it is 'some'"),
+        (
+            lambda c: c.stats("some"),
+            ValueError,
+            "'aggregate', 'per_worker' or 'both', but it is 'some'",
+        ),
         (lambda c: c.load_state_dict({}), KeyError, "state_dict has no 'frames'"),
         (lambda c: c.pause(), RuntimeError, r"call start\(\) first"),
         (lambda c: c.start(), RuntimeError, r"start\(\) needs a replay buffer"),
@@ -200,7 +205,8 @@ def test_counts_versions_and_weights_go_on(cls, tmp_path):
         torch.save(collector.state_dict(), tmp_path / "state.pt")
     with make(cls, policy=Chooser(0), **options) as other:
         other.load_state_dict(torch.load(tmp_path / "state.pt", weights_only=False))
-        assert other.policy_version == 1
+        assert other.policy_version_tracker.version == 1
+        assert other.policy_version is None
         assert other.stats()["frames"] == 40
         found = {}
         for batch in other:
@@ -657,7 +663,7 @@ def test_a_collector_tells_what_its_workers_are():
     with make() as collector:
         kinds = collector.get_distant_attr("config")
     assert [kind.worker_idx for kind in kinds] == [0, 1]
-    assert [kind.total_frames for kind in kinds] == [-1, -1]
+    assert [kind.total_frames for kind in kinds] == [math.inf, math.inf]
     assert not isinstance(collector, Collector)
 
 
@@ -797,3 +803,21 @@ def test_an_interrupt_may_come_as_an_order_is_given(cls, monkeypatch):
         while True:
             collector.next()
     assert collector.closed
+
+
+@BOTH
+@pytest.mark.parametrize("method", ["inline", "forkserver"])
+def test_the_environment_of_a_worker_can_be_read(cls, method):
+    with make(cls, start_method=method) as collector:
+        env = collector.env
+        with Collector(*envs(1), frames_per_batch=1) as other:
+            assert env.action_spec == other.env.action_spec
+            assert env.batch_size == other.env.batch_size
+            assert env.fake_tensordict().keys() == other.env.fake_tensordict().keys()
+            assert repr(env) == repr(other.env)
+        assert getattr(env, "nothing", None) is None
+        with pytest.raises(AttributeError, match="nothing"):
+            _ = env.nothing
+        assert collector.next() is not None
+    with pytest.raises(RuntimeError, match="env failed because the collector was shut down"):
+        _ = collector.env

@@ -284,14 +284,62 @@ def test_batches_tell_the_version_that_made_them(cls):
         assert (collector.policy_version, collector.stats()["policy_version"]) == (0, 0)
         for version in range(1, 4):
             collector.update_policy_weights_(Chooser(version))
-            assert collector.policy_version == collector.get_policy_version() == version
+            assert collector.policy_version_tracker.version == version
             for _ in range(6):
                 batch = collector.next()
+            assert collector.policy_version == collector.get_policy_version() == version
+            assert collector.worker_policy_versions() == dict.fromkeys(range(2), version)
             assert batch["policy_version"].unique().tolist() == [version]
             assert actions(batch) == {version}
             assert torch.equal(batch["next", "policy_version"], batch["policy_version"])
             assert batch["policy_version"].dtype is torch.int64
         assert collector.get_distant_attr("policy_version") == [3, 3]
+
+
+@BOTH
+def test_a_version_is_that_of_all_workers(cls):
+    with make(cls, policy=Chooser(0), track_policy_version=True) as collector:
+        collector.next()
+        collector.update_policy_weights_(Chooser(1))
+        # Workers that collect meanwhile don't have it yet; those that wait have nothing older.
+        assert collector.policy_version == (1 if together(cls) else 0)
+        assert collector.worker_policy_versions() == {0: 1, 1: 1}
+        assert collector.policy_version == collector.stats()["policy_version"] == 1
+        collector.update_policy_weights_(Chooser(2), worker_ids=[1])
+        assert collector.policy_version is None
+        assert "policy_version" not in collector.stats()
+        assert collector.worker_policy_versions() == {0: 1, 1: 2}
+        assert [collector.stats("per_worker")[f"worker_{i}/policy_version"] for i in (0, 1)] == [
+            1,
+            2,
+        ]
+        state = collector.state_dict()
+        collector.update_policy_weights_(Chooser(3))
+        assert collector.worker_policy_versions() == {0: 3, 1: 3}
+        assert collector.policy_version == 3
+        collector.increment_version()
+        assert collector.worker_policy_versions() == {0: 4, 1: 4}
+        collector.load_state_dict(state)
+        assert collector.policy_version is None
+        assert collector.worker_policy_versions() == {0: 1, 1: 2}
+
+
+def test_a_version_that_waits_for_a_batch_is_not_acknowledged():
+    with make(policy=Chooser(0), track_policy_version=True, prefetch=1) as collector:
+        collector.next()
+        collector.update_policy_weights_(Chooser(1))
+        assert collector.policy_version == 0
+        collector.next()
+        collector.next()
+        assert collector.policy_version == 1
+
+
+@BOTH
+def test_without_versions_workers_report_none(cls):
+    with make(cls) as collector:
+        collector.next()
+        assert collector.worker_policy_versions() == {0: None, 1: None}
+        assert collector.policy_version is None
 
 
 @BOTH
@@ -335,7 +383,8 @@ def test_versions_can_be_names(cls):
         first = collector.policy_version
         assert first == version.version
         collector.update_policy_weights_(worker_ids=1)
-        second = collector.policy_version
+        second = collector.policy_version_tracker.version
+        assert collector.policy_version is None
         assert first != second
         found = set()
         for _ in range(6):

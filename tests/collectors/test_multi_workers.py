@@ -276,14 +276,14 @@ def test_a_list_has_an_entry_for_each_worker(name, value):
         ({"return_same_td": True}, TypeError, r"unknown arguments: return_same_td"),
         ({"num_worker": 2}, TypeError, r"unknown arguments: num_worker; .* num_workers"),
         (
-            {"policy_factory": Chooser, "policy": Chooser()},
+            {"policy_factory": Chooser, "policy": Chooser().forward},
             TypeError,
-            r"policy and policy_factory can't both be given",
+            r"policy and policy_factory can both be given only if the policy is a module",
         ),
         (
-            {"policy_factory": [Chooser] * 2, "policy": Chooser()},
+            {"policy_factory": [Chooser] * 2, "policy": Chooser().forward},
             TypeError,
-            r"policy and policy_factory can't both be given",
+            r"policy and policy_factory can both be given only if the policy is a module",
         ),
     ],
     ids=named,

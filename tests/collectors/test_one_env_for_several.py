@@ -9,7 +9,7 @@ import pytest
 import torch
 from multi_parts import CLASSES, make
 
-from trawl.collectors import Collector, MultiSyncCollector
+from trawl.collectors import Collector, MultiAsyncCollector, MultiSyncCollector
 from trawl.envs import GymEnv, SerialEnv
 from trawl.testing import Ledger, NumberedEnv
 
@@ -97,3 +97,10 @@ def test_torchrl_environments():
             batch = collector.next()
         starts = batch["observation"].reshape(count, -1, 3)[:, 0]
         assert len(starts.unique(dim=0)) == count
+
+
+@pytest.mark.parametrize("cls", [MultiSyncCollector, MultiAsyncCollector])
+def test_one_environment_without_a_number_of_workers_is_told(cls):
+    with pytest.warns(UserWarning, match=rf"^{cls.__name__} has one worker, because create_env_fn"):
+        cls(NumberedEnv, frames_per_batch=4, start_method="inline").shutdown()
+    cls(NumberedEnv, frames_per_batch=4, num_workers=1, start_method="inline").shutdown()

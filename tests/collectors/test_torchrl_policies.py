@@ -1,5 +1,6 @@
 """Policies on TorchRL's environments: the environment decides what it makes of an action."""
 
+import itertools
 import warnings
 
 import pytest
@@ -134,13 +135,12 @@ def test_a_policy_that_writes_no_action(lib):
 
 
 def test_an_action_that_comes_later_is_kept():
-    calls = []
+    calls = itertools.count(1)  # a trial call counts, too, because it can't be undone
     memory = torch.zeros(1)
 
     def policy(tensordict):
-        calls.append(None)
-        if len(calls) > 1:
-            tensordict["action"] = memory.fill_(len(calls))
+        if (call := next(calls)) > 1:
+            tensordict["action"] = memory.fill_(call)
         return tensordict
 
     (batch, _) = collected(trawl.collectors, Adder(), policy)
@@ -247,7 +247,7 @@ def test_a_policy_on_its_device_may_use_its_output_s_memory_again():
         return tensordict.set("action", memory.add_(1))
 
     (batch, _) = collected(trawl.collectors, Adder(), policy, policy_device="cpu")
-    assert batch["action"].flatten().tolist() == [2, 3, 4, 5, 6, 7]
+    assert batch["action"].flatten().tolist() == [1, 2, 3, 4, 5, 6]
 
 
 class Lights(EnvBase):
@@ -304,3 +304,28 @@ def test_actions_are_those_that_a_mask_allows(policy, options):
     options |= {"frames_per_batch": 200, "total_frames": 400}
     for batch in collected(trawl.collectors, masked(), policy(), **options):
         assert (batch["action"].bool() & batch["action_mask"]).sum() == 200
+
+
+def test_an_inference_server_acts_through_a_client():
+    servers = pytest.importorskip("torchrl.modules.inference_server")
+
+    def policy(bias):
+        made = nn.Linear(3, 1)
+        nn.init.zeros_(made.weight)
+        nn.init.constant_(made.bias, bias)
+        return TensorDictModule(made, ["observation"], ["action"])
+
+    server = servers.InferenceServer(policy(0.5))
+    server.start()
+    try:
+        with pytest.raises(ValueError, match="policy_factory can't be used with an inference"):
+            Collector("Pendulum-v1", server, policy_factory=policy, frames_per_batch=4)
+        with Collector("Pendulum-v1", server, frames_per_batch=4) as collector:
+            assert collector.next()["action"].flatten().tolist() == [0.5] * 4
+            with pytest.raises(ValueError, match="needs weights"):
+                collector.update_policy_weights_()
+            collector.update_policy_weights_(policy(0.25))
+            assert collector.next()["action"].flatten().tolist() == [0.25] * 4
+        assert server.is_alive
+    finally:
+        server.shutdown()

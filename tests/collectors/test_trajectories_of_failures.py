@@ -10,6 +10,7 @@ from multi_parts import CLASSES, make
 from tests.envs.agents import Walkers
 from trawl import Collector, RandomPolicy
 from trawl.collectors import AsyncBatchedCollector
+from trawl.data import MinariSink, load
 from trawl.envs import ParallelEnv, PettingZooEnv, TorchVectorEnv
 from trawl.testing import FaultyEnv, NumberedTorchEnv
 
@@ -159,6 +160,21 @@ def test_a_replay_buffer_gets_them_whole():
         15,
     ]
     assert buffer[:]["next", "truncated"].flatten().nonzero().flatten().tolist() == [3, 7, 11, 15]
+
+
+@pytest.mark.parametrize("rows", [1, 2, 4])
+def test_a_sink_of_episodes_ends_them(rows, tmp_path):
+    pytest.importorskip("minari")
+    options = {"frames_per_batch": rows, "total_frames": 16, "on_env_error": "restart"}
+    with (
+        MinariSink(tmp_path / "d", env=Faulty(), dataset_id="own/faulty-v0") as sink,
+        Collector(Faulty, sink=sink, **options) as collector,
+    ):
+        list(collector)
+    frames = load(tmp_path / "d")
+    ids = frames["collector", "traj_ids"]
+    found = [frames[ids == one] for one in ids.unique()]
+    assert ends(found) == EXPECTED * 4
 
 
 def test_a_reset_still_drops_what_is_unfinished():

@@ -22,6 +22,8 @@ from torch import Tensor, nn
 from trawl.collectors import Collector, MultiSyncCollector
 from trawl.testing import NumberedEnv
 from trawl.weight_update import (
+    DistributedWeightSyncScheme,
+    MultiProcessedWeightUpdater,
     MultiProcessWeightSyncScheme,
     NoWeightSyncScheme,
     SharedMemWeightSyncScheme,
@@ -120,7 +122,7 @@ def caught_up(collector: Any) -> list[Any]:
     """The same, of workers in processes of their own: one that is slow has batches of before."""
     workers = range(getattr(collector, "num_workers", 1))
     found: dict[int, Any] = dict.fromkeys(workers, (None, None))
-    while {version for _, version in found.values()} != {collector.policy_version}:
+    while {version for _, version in found.values()} != {collector.policy_version_tracker.version}:
         for row in rows(collector.next()):
             (version,) = set(row["policy_version"].tolist())
             found[worker_of(row)] = actions(row), version
@@ -209,26 +211,79 @@ def test_without_schemes_too_what_a_policy_has_beside_its_weights_is_sent(cls):
 
 
 @BOTH
-@SCHEMES
-def test_the_policy_beside_a_factory_is_where_weights_come_from(cls, scheme):
+@pytest.mark.parametrize("start_method", ["inline", "messages"])
+@pytest.mark.parametrize(
+    "scheme",
+    [None, SharedMemWeightSyncScheme, MultiProcessWeightSyncScheme],
+    ids=["default", "shared", "process"],
+)
+def test_the_policy_beside_a_factory_is_where_weights_come_from(cls, scheme, start_method):
     policy = Chooser(3)
+    options = {} if scheme is None else {"weight_sync_schemes": {"policy": scheme()}}
+    factory = partial(Chooser, 1)
     with collector(
-        cls,
-        policy,
-        policy_factory=partial(Chooser, 1),
-        weight_sync_schemes={"policy": scheme()},
+        cls, policy, policy_factory=factory, start_method=start_method, **options
     ) as made:
-        assert settled(made) == [({1}, 0)] * 2
-        made.update_policy_weights_()
-        assert settled(made) == [({3}, 1)] * 2
         policy.become(2)
+        assert settled(made) == [({3}, 0)] * 2
         made.update_policy_weights_()
-        assert settled(made) == [({2}, 2)] * 2
+        assert settled(made) == [({2}, 1)] * 2
 
 
-def test_a_policy_beside_a_factory_needs_schemes():
-    with pytest.raises(TypeError, match="policy and policy_factory can't both be given"):
-        collector(MultiSyncCollector, Chooser(3), policy_factory=Chooser)
+def test_a_policy_beside_a_factory_must_be_a_source_of_weights():
+    with pytest.raises(TypeError, match="both be given only if the policy is a module"):
+        collector(MultiSyncCollector, lambda observation: 0, policy_factory=Chooser)
+    with pytest.raises(TypeError, match="can't both be given together with a weight_updater"):
+        collector(
+            MultiSyncCollector,
+            Chooser(3),
+            policy_factory=Chooser,
+            weight_updater=MultiProcessedWeightUpdater(),
+        )
+
+
+BY_HAND = {
+    "params_map": lambda model: {"params_map": dict.fromkeys(range(2), model.state_dict())},
+    "weights": lambda model: {"weights": model.state_dict(), "num_workers": 2},
+    "model": lambda model: {"model": model, "devices": ["cpu"] * 2},
+}
+
+
+@BOTH
+@pytest.mark.parametrize(
+    "scheme",
+    [SharedMemWeightSyncScheme, MultiProcessWeightSyncScheme, DistributedWeightSyncScheme],
+)
+@pytest.mark.parametrize("how", BY_HAND)
+def test_a_scheme_that_was_initialised_keeps_the_weights_that_it_sends(cls, scheme, how):
+    source = Chooser(3)
+    sender = scheme()
+    sender.init_on_sender(**BY_HAND[how](source))
+    start = "messages" if scheme is DistributedWeightSyncScheme else "inline"
+    schemes = {"policy": sender}
+    with collector(cls, Chooser(1), weight_sync_schemes=schemes, start_method=start) as made:
+        assert settled(made) == [({3}, 0)] * 2
+        source.become(2)
+        made.update_policy_weights_()
+        assert settled(made) == [({2}, 1)] * 2
+        made.update_policy_weights_(Chooser(0))
+        assert settled(made) == [({0}, 2)] * 2
+
+
+def test_a_scheme_for_other_receivers_than_the_workers_is_refused():
+    sender, fresh = SharedMemWeightSyncScheme(), SharedMemWeightSyncScheme()
+    sender.init_on_sender(weights=Chooser(3).state_dict(), num_workers=3)
+    match = r"'policy' was initialised for receivers \[0, 1, 2\], but the workers .* are \[0, 1\]"
+    schemes = {"env.env.head": fresh, "policy": sender}
+    with pytest.raises(ValueError, match=match):
+        collector(MultiSyncCollector, Chooser(1), weight_sync_schemes=schemes)
+    # The other scheme can be used again.
+    assert not fresh.initialized_on_sender
+    sender = SharedMemWeightSyncScheme()
+    sender.init_on_sender(weights=Chooser(3).state_dict(), num_workers=2)
+    sender.connect()
+    with pytest.raises(RuntimeError, match="'policy' is already in use"):
+        collector(MultiSyncCollector, Chooser(1), weight_sync_schemes={"policy": sender})
 
 
 @BOTH

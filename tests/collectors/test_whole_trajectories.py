@@ -177,7 +177,8 @@ def test_it_ends_when_there_are_not_enough() -> None:
     with make(total_frames=21, trajs_per_batch=4) as collector:
         assert [len(rows_of(batch)) for batch in collector] == [4]
         assert collector.next() is None
-        assert list(collector) == []
+        with pytest.warns(UserWarning, match="ends at once"):
+            assert list(collector) == []
         assert not collector.closed
         assert collector.stats()["trajectories_waiting"] == 3
     assert collector.next() is None
@@ -399,6 +400,63 @@ def test_in_a_buffer_they_are_flat_whatever_the_format(layout: str | None) -> No
     assert [batch.ndim for batch in buffer.written] == [1] * 5
 
 
+CLASSES = pytest.mark.parametrize("cls", [Collector, MultiSyncCollector, MultiAsyncCollector])
+
+
+@CLASSES
+@pytest.mark.parametrize("group", [None, 1, 2])
+def test_a_write_mode_asks_for_whole_trajectories(cls: Any, group: int | None) -> None:
+    written = []
+    for how in ({"replay_write_mode": "trajectory"}, {"trajs_per_batch": 2}):
+        buffer = Writes()
+        with alone(cls, replay_buffer=buffer, trajs_per_write=group, **how) as collector:
+            assert list(collector) == [None] * 5
+            assert len(collector) == 5
+        written.append([batch[TRAJ_IDS].tolist() for batch in buffer.written])
+        episodes = Episodes(cycling(LENGTHS))
+        for batch in buffer.written:
+            episodes.add(batch)
+        assert episodes.found == ends_of(1, LENGTHS, 35)
+    assert written[0] == written[1]
+
+
+@CLASSES
+@pytest.mark.parametrize("more", [{}, {"extend_buffer": False}], ids=["extend", "add"])
+def test_a_write_mode_asks_for_rollouts(cls: Any, more: Any) -> None:
+    written = []
+    for how in ({"replay_write_mode": "rollout"}, {}):
+        buffer = Buffer()
+        with alone(cls, replay_buffer=buffer, **how, **more) as collector:
+            list(collector)
+        written.append(buffer.content())
+    assert len(written[0]) == 35
+    assert (written[0] == written[1]).all()
+
+
+def test_a_write_mode_may_take_turns() -> None:
+    source, buffer = [env(0, [2]), env(1, [5])], Writes()
+    more = {"traj_sampling": "per_env", "replay_write_mode": "trajectory"}
+    with make(
+        source,
+        frames_per_batch=14,
+        total_frames=70,
+        trajs_per_batch=None,
+        replay_buffer=buffer,
+        **more,
+    ) as collector:
+        list(collector)
+    rows = [row for batch in buffer.written for row in rows_of(batch)]
+    assert [len(row) for row in rows] == [*[2, 5] * 7, 2]
+
+
+def alone(cls: Any, **options: Any) -> Any:
+    """Makes a collector of one environment, in this process."""
+    if cls is not Collector:
+        options["start_method"] = "inline"
+    source = env() if cls is Collector else [env()]
+    return cls(source, by_step(), frames_per_batch=7, total_frames=35, **options)
+
+
 def test_batches_of_environments_are_written_flat() -> None:
     buffer, episodes = Writes(), Episodes(cycling(LENGTHS))
     source = [env(i) for i in range(3)]
@@ -601,6 +659,67 @@ def everywhere(**options: Any) -> None:
             {"trajs_per_batch": 2, "replay_buffer": Buffer(), "extend_buffer": False},
             TypeError,
             "trajs_per_batch can't be used with replay_buffer and extend_buffer=False",
+        ),
+        (
+            {"replay_write_mode": "trajectory", "replay_buffer": Buffer(), "extend_buffer": False},
+            TypeError,
+            "replay_write_mode='trajectory' can't be used with replay_buffer and extend_buffer",
+        ),
+        (
+            {"replay_write_mode": "frames", "replay_buffer": Writes()},
+            ValueError,
+            "replay_write_mode must be 'rollout' or 'trajectory', but it is 'frames'",
+        ),
+        ({"replay_write_mode": True}, ValueError, "replay_write_mode must be .* it is True"),
+        (
+            {"replay_write_mode": "trajectory"},
+            ValueError,
+            "replay_write_mode='trajectory' .* pass replay_buffer",
+        ),
+        (
+            {"replay_write_mode": "rollout"},
+            ValueError,
+            "replay_write_mode='rollout' .* pass replay_buffer",
+        ),
+        (
+            {"replay_write_mode": "rollout", "replay_buffer": Writes(), "trajs_per_batch": 2},
+            ValueError,
+            "replay_write_mode='rollout' and trajs_per_batch=2 both",
+        ),
+        (
+            {"replay_write_mode": "trajectory", "replay_buffer": Writes(), "trajs_per_batch": 2},
+            ValueError,
+            "replay_write_mode='trajectory' and trajs_per_batch=2 both",
+        ),
+        (
+            {"replay_write_mode": "rollout", "replay_buffer": Writes(), "trajs_per_write": 2},
+            ValueError,
+            "trajs_per_write=2 .* or replay_write_mode='trajectory'",
+        ),
+        (
+            {"replay_write_mode": "trajectory", "replay_buffer": Writes(), "trajs_per_write": 0},
+            ValueError,
+            "trajs_per_write must be at least 1",
+        ),
+        (
+            {"replay_write_mode": "trajectory", "replay_buffer": Writes(), "traj_format": "cat"},
+            ValueError,
+            "traj_format='cat' applies only to whole trajectories: pass trajs_per_batch",
+        ),
+        (
+            {"replay_write_mode": "trajectory", "replay_buffer": Writes(), "track_traj_ids": False},
+            ValueError,
+            "replay_write_mode='trajectory' needs trajectory ids",
+        ),
+        (
+            {"replay_write_mode": "trajectory", "replay_buffer": Writes(), "split_trajs": True},
+            ValueError,
+            "replay_write_mode='trajectory' and split_trajs=True",
+        ),
+        (
+            {"replay_write_mode": "trajectory", "replay_buffer": Writes(), "set_truncated": True},
+            ValueError,
+            "replay_write_mode='trajectory' .* set_truncated=True",
         ),
     ],
     ids=lambda value: str(list(value)) if isinstance(value, dict) else None,

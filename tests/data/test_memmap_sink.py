@@ -95,8 +95,11 @@ def test_views_of_larger_memory_are_written_right(tmp_path):
 
 def test_masked_rows_are_left_out():
     batch = frames(0, 6)
-    batch["collector", "mask"] = torch.tensor([True, False, True, True, False, True])
-    flat = flat_frames(batch)
+    mask = torch.tensor([True, False, True, True, False, True])
+    # Entries may have the shape of flags.
+    for deep in (mask, mask.unsqueeze(-1)):
+        batch["collector", "mask"] = deep
+        flat = flat_frames(batch)
     assert flat["collector", "traj_ids"].shape == (4,)
     assert ("collector", "mask") not in flat.keys(True)
     assert flat["next", "reward"].flatten().tolist() == [0, 2, 3, 5]

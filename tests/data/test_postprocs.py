@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tensordict import TensorDict, TensorDictBase
 
-from trawl import Collector, MultiCollector
-from trawl.data import MultiStep
+from trawl import Collector, MultiCollector, split_trajectories
+from trawl.data import MultiStep, TrajectoryAssembler, bootstrap_time_limits
 from trawl.testing import NumberedEnv, RaggedEnv
 
 IDS = ("collector", "traj_ids")
@@ -94,6 +94,36 @@ def test_each_frame_is_as_computed_one_by_one(
             for key in ("observation", ("deep", "number"), "done", "terminated", "truncated"):
                 assert (one["next"][key] == end["next"][key]).all()
             assert one["observation"] == row[t]["observation"]
+
+
+@given(batch=frames())
+def test_ids_and_mask_may_have_the_shape_of_flags(batch: TensorDict) -> None:
+    flat = batch.clone()
+    flat[IDS] = torch.arange(batch.numel()).reshape(batch.shape) // 3
+    flat[MASK] = flat["next", "reward"][..., 0] > -7
+    deep = flat.clone()
+    for key in (IDS, MASK):
+        deep[key] = flat[key].unsqueeze(-1)
+    assert_equal(MultiStep(0.9, 3)(flat), MultiStep(0.9, 3)(deep))
+    bootstrapped = [
+        bootstrap_time_limits(one, lambda steps: steps["reward"]) for one in (flat, deep)
+    ]
+    assert_equal(*bootstrapped)
+    assert_equal(split_trajectories(flat), split_trajectories(deep))
+    found = []
+    for one in (flat, deep):
+        assembler = TrajectoryAssembler()
+        assembler.add_parts([("", one)])
+        found.append(assembler.take())
+    for one, other in zip(*found, strict=True):
+        assert_equal(one, other)
+
+
+def assert_equal(one: TensorDictBase, other: TensorDictBase) -> None:
+    """Compares all entries of two batches but for dimensions of size 1."""
+    assert one.shape == other.shape
+    for key in one.keys(True, True):
+        assert one[key].flatten().tolist() == other[key].flatten().tolist(), key
 
 
 def numbered(done: Any, **more: Any) -> TensorDict:

@@ -74,6 +74,7 @@ VALUES = {
     "create_env_kwargs": ({"lengths": [2]}, {}),
     "max_frames_per_traj": (2, {}),
     "init_random_frames": (20, {}),
+    "reset_kwargs": ({"options": {}}, {}),
     "reset_at_each_iter": (True, {}),
     "reset_when_done": (True, {}),
     "postproc": (marked, {}),
@@ -87,6 +88,8 @@ VALUES = {
     "replay_buffer": (Buffer, {}),
     "sink": (Sink, {}),
     "extend_buffer": (False, {"replay_buffer": Buffer}),
+    "replay_write_mode": ("trajectory", {"replay_buffer": Buffer}),
+    "trajs_per_write": (1, {"replay_buffer": Buffer, "replay_write_mode": "trajectory"}),
     "samples_per_insert": (1.0, {"replay_buffer": Buffer}),
     "inserts_ahead": (10, {"replay_buffer": Buffer, "samples_per_insert": 1.0}),
     "trust_policy": (True, {}),
@@ -101,7 +104,7 @@ VALUES = {
 }
 REFUSED = {
     *("frames_per_batch", "total_frames", "exact_frames", "trajs_per_batch", "traj_format"),
-    *("traj_sampling", "trajs_per_write", "normalize_observations", "normalize_rewards"),
+    *("traj_sampling", "normalize_observations", "normalize_rewards"),
     *("trace", "weight_updater", "weight_sync_schemes", "weight_recv_schemes"),
     *("interruptor", "return_same_td", "worker_idx"),
 }

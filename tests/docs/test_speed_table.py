@@ -247,3 +247,18 @@ def test_pages_without_their_markers_are_refused(script: ModuleType, page: str) 
 def test_our_pages_have_the_markers(script: ModuleType, name: str, mark: str) -> None:
     page = (ROOT / name).read_text(encoding="utf-8")
     assert "| Work |" in script.replaced(page, "| Work |", mark)
+
+
+def test_results_of_a_gpu_name_the_device_and_its_waits(
+    script: ModuleType, results: dict[str, Any]
+) -> None:
+    results["machine"]["gpu"] = "GPU X"
+    results["device"] = {
+        "a": {"waits_per_batch": 3, "mib_after_11_batches": 10.4, "mib_after_50_batches": 10.4},
+        "b": {"waits_per_batch": 3},
+    }
+    text = script.gpu_table(results)
+    assert "| 1 Pendulum | Trawl | 50.0 | 20,000 |" in text
+    assert "The GPU is GPU X." in text
+    assert "the host waits 3 times" in text
+    assert "10 MiB (after 11 batches), 10 MiB (after 50 batches)" in text

@@ -1,7 +1,9 @@
 """Errors for misspelt and wrong arguments of environments."""
 
 import sys
+import threading
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import gymnasium
@@ -10,8 +12,9 @@ import pytest
 import torch
 from gymnasium import spaces
 from gymnasium.vector import VectorWrapper
+from torch import nn
 
-from trawl import Collector, Evaluator, GymEnv, ParallelEnv
+from trawl import Collector, Evaluator, GymEnv, MultiSyncCollector, ParallelEnv
 from trawl.collectors import NormalizeObservation
 from trawl.envs import FrameStack, InfoKey, JaxEnv, PettingZooEnv, TorchVectorEnv, VmasEnv
 from trawl.envs.build import build_one
@@ -405,3 +408,53 @@ def test_a_step_of_four_values_in_a_vector_environment() -> None:
     words = r"expected 5, got 4\)(.|\n)*step of each sub-environment must return \(observation, "
     with pytest.raises(ValueError, match=words), Collector(env, frames_per_batch=2) as collector:
         collector.next()
+
+
+class _StableVecEnv:
+    num_envs = 2
+
+    def step_async(self, actions):
+        pass
+
+    def step_wait(self):
+        pass
+
+
+_OfGym = type("OldEnv", (), {"__module__": "gym.envs.classic_control"})
+
+
+@pytest.mark.parametrize("make", [_StableVecEnv, _OfGym])
+@pytest.mark.parametrize("called", [True, False])
+def test_environments_of_other_libraries(make, called):
+    words = "shimmy" if make is _OfGym else "pass a list of the functions that make"
+    with pytest.raises(TypeError, match=words):
+        Collector(make() if called else lambda: make(), frames_per_batch=10)
+
+
+def test_names_of_other_libraries():
+    for cls in (Collector, MultiSyncCollector):
+        with pytest.raises(TypeError, match=r"n_envs\. To step several environments, pass a list"):
+            cls(["CartPole-v1"] * 2, frames_per_batch=10, n_envs=3)
+    with pytest.raises(TypeError, match="ParallelEnv has no argument 'n_envs': it has "):
+        ParallelEnv(2, "CartPole-v1", n_envs=3)
+    with pytest.raises(TypeError, match="the number of episodes is num_trajectories"):
+        Evaluator("CartPole-v1", None, num_episodes=3)
+    with pytest.warns(UserWarning, match="exactly 15 frames, pass exact_frames=True"):
+        Collector("CartPole-v1", frames_per_batch=10, total_frames=15).shutdown()
+
+
+def test_what_can_not_be_sent_to_processes_of_environments():
+    lock = threading.Lock()
+    words = r"create_env_fn \(of environment 1\) can't be sent to another process: cannot pickle"
+    with pytest.raises(TypeError, match=words):
+        ParallelEnv(2, ["CartPole-v1", partial(gymnasium.make, "CartPole-v1", lock)])
+    words = r"create_env_kwargs \(of environment 0\) can't be sent"
+    with pytest.raises(TypeError, match=words):
+        ParallelEnv(2, "CartPole-v1", create_env_kwargs={"lock": lock})
+
+
+def test_a_policy_that_can_not_be_sent():
+    policy = nn.utils.parametrizations.weight_norm(nn.Linear(3, 1))
+    words = r"policy \(of worker 0\) can't be sent .*\n.* as policy_factory"
+    with pytest.raises(TypeError, match=words):
+        MultiSyncCollector(["Pendulum-v1"] * 2, policy, frames_per_batch=10)

@@ -132,8 +132,42 @@ def test_create_env_kwargs_and_workers():
     check(batch["next"])
 
 
+class Single(gymnasium.Env):
+    """Environment that may exist only once, like an emulator with a fixed port."""
+
+    observation_space = gymnasium.spaces.Box(0, 9, (1,))
+    action_space = gymnasium.spaces.Discrete(2)
+    made = 0
+
+    def __init__(self):
+        type(self).made += 1
+        self.handle = (one for one in ())
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        return np.zeros(1, "f4"), {}
+
+    def step(self, action):
+        return np.zeros(1, "f4"), 0.0, False, False, {"fuel": self.np_random.random()}
+
+
+@pytest.mark.parametrize("num_envs", [None, 2])
+def test_an_id_makes_each_environment_once(num_envs, monkeypatch):
+    monkeypatch.setattr(Single, "made", 0)
+    monkeypatch.setitem(
+        gymnasium.registry,
+        "Single-v0",
+        gymnasium.envs.registration.EnvSpec("Single-v0", entry_point=Single),
+    )
+    kwargs = {} if num_envs is None else {"num_envs": num_envs, "vectorization_mode": "sync"}
+    env = GymEnv("Single-v0", info_keys=["fuel"], **kwargs)
+    with Collector(env, frames_per_batch=8) as collector:
+        assert (collector.next()["next", "info", "fuel"] > 0).all()
+    assert Single.made == (num_envs or 1)
+
+
 def test_an_id_keeps_its_first_reset():
-    """The layout is found in another environment."""
+    """The steps that find the layout leave the environment as it was."""
     env = GymEnv(registered(), info_keys=["count"])
     assert env.reset()["observation"].tolist() == [1, 0, 4]
     env.close()

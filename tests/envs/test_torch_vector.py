@@ -109,3 +109,52 @@ def test_no_api() -> None:
         TorchVectorEnv(NumberedEnv())
     with pytest.raises(ValueError, match="partial_reset must be one of"):
         TorchVectorEnv(NumberedTorchEnv(2), partial_reset="rows")
+
+
+class Bare:
+    """Environment with the parts of the vector API that are needed."""
+
+    metadata = {"autoreset_mode": "NextStep"}  # noqa: RUF012
+    num_envs = 2
+    single_observation_space = Box(0, 9, (1,))
+    single_action_space = Discrete(2)
+
+    def reset(self, *, seed=None, options=None):
+        self.time, self.ended = torch.zeros(2), torch.zeros(2, dtype=torch.bool)
+        return self.time[:, None], {}
+
+    def step(self, action):
+        self.time = torch.where(self.ended, 0.0, self.time + 1)
+        self.ended = self.time >= torch.tensor([2.0, 3.0])
+        ended = torch.zeros(2, dtype=torch.bool)
+        return self.time[:, None], torch.ones(2), self.ended, ended, {}
+
+    def close(self):
+        pass
+
+
+class ByAttribute(Bare):
+    metadata = None
+    autoreset_mode = "NextStep"
+
+
+@pytest.mark.parametrize("kind", [Bare, ByAttribute])
+def test_a_stated_mode_needs_no_unwrapped(kind):
+    with Collector(TorchVectorEnv(kind()), frames_per_batch=8) as collector:
+        batch = collector.next()
+    assert batch["observation"].squeeze(-1).tolist() == [[0, 1, 2, 0], [0, 1, 2, 3]]
+    assert batch["collector", "mask"].tolist() == [[True, True, False, True], [True] * 3 + [False]]
+    assert TorchVectorEnv(kind()).name == kind.__name__
+
+
+def test_a_mode_that_is_not_stated_or_wrong_is_named():
+    class Silent(Bare):
+        metadata = {}  # noqa: RUF012
+
+    class Wrong(Bare):
+        metadata = {"autoreset_mode": "Sometimes"}  # noqa: RUF012
+
+    with pytest.raises(ValueError, match="doesn't state when it resets"):
+        TorchVectorEnv(Silent())
+    with pytest.raises(ValueError, match=r"must be one of .* but it is 'Sometimes'"):
+        TorchVectorEnv(Wrong())

@@ -30,14 +30,14 @@ def test_statistics_of_observations_are_frozen() -> None:
         first = evaluator.evaluate().episodes.returns.tolist()
         assert evaluator.evaluate().episodes.returns.tolist() == first
     assert (env.obs_rms.mean.tolist(), env.obs_rms.count) == (mean, 1000.0)
-    assert env.update_running_mean is False
+    assert env.update_running_mean is True  # as before the evaluator
 
 
 def test_statistics_of_vector_environments_are_frozen() -> None:
     vector = gymnasium.vector.SyncVectorEnv([partial(normalised, 3.0), partial(normalised, 3.0)])
     with Evaluator(vector, linear(), num_trajectories=4) as evaluator:
         evaluator.evaluate()
-    assert [env.update_running_mean for env in vector.envs] == [False, False]
+    assert [env.update_running_mean for env in vector.envs] == [True, True]
     assert [env.obs_rms.count for env in vector.envs] == [1000.0, 1000.0]
 
 

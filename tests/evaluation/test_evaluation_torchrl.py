@@ -6,6 +6,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import gymnasium
+import numpy as np
 import pytest
 import torch
 from evaluation_parts import Walk, linear
@@ -134,3 +136,44 @@ def test_exploration_modules_of_torchrl_follow_the_evaluations_type() -> None:
             returns[name] = evaluator.evaluate().episodes.returns.tolist()
     assert returns["quiet"] == pytest.approx(returns["plain"])
     assert returns["noisy"] != pytest.approx(returns["plain"])
+
+
+def test_max_steps_limits_environments_that_count_their_steps() -> None:
+    def counting() -> Any:
+        return TransformedEnv(plain(), StepCounter())
+
+    for env in (counting, counting(), lambda: SerialEnv(2, counting)):
+        with Evaluator(env, linear(), num_trajectories=2, max_steps=3) as evaluator:
+            assert evaluator.evaluate()["eval/episode_length"] == 3
+
+
+class CountsSteps(Walk):
+    """Walk whose observation has an entry of the name that limits use, too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        count = gymnasium.spaces.Box(0, 1e6, (1,), np.int64)
+        self.observation_space = gymnasium.spaces.Dict(
+            observation=self.observation_space, step_count=count
+        )
+        self.steps = 0
+
+    def counted(self, observation: Any) -> Any:
+        return {"observation": observation, "step_count": np.array([self.steps])}
+
+    def reset(self, **kwargs: Any) -> Any:
+        self.steps = 0
+        observation, info = super().reset(**kwargs)
+        return self.counted(observation), info
+
+    def step(self, action: Any) -> Any:
+        self.steps += 1
+        observation, *rest = super().step(action)
+        return (self.counted(observation), *rest)
+
+
+@pytest.mark.parametrize("num_envs", [1, 2])
+def test_max_steps_limits_simulators_that_count_their_steps(num_envs: int) -> None:
+    options = {"num_trajectories": 3, "max_steps": 3, "num_envs": num_envs}
+    with Evaluator(CountsSteps, linear(), **options) as evaluator:
+        assert evaluator.evaluate()["eval/episode_length"] == 3

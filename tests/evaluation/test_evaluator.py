@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import re
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import gymnasium
@@ -509,3 +510,71 @@ def test_a_class_of_the_user_may_add_what_is_counted() -> None:
         double = evaluator.evaluate()["eval/reward"]
     with Evaluator(Walk, linear(), num_trajectories=2) as evaluator:
         assert double == 2 * evaluator.evaluate()["eval/reward"]
+
+
+@pytest.mark.parametrize("backend", ["thread", "process"])
+def test_factories_are_called_by_the_first_evaluation(backend: str, tmp_path: Path) -> None:
+    made = tmp_path / "made"
+
+    def make_env() -> Walk:
+        with made.open("a") as file:
+            file.write("env ")
+        return Walk()
+
+    def make_policy() -> Any:
+        with made.open("a") as file:
+            file.write("policy ")
+        return linear()
+
+    with Evaluator(
+        make_env, policy_factory=make_policy, num_trajectories=1, backend=backend
+    ) as evaluator:
+        assert not made.exists()
+        evaluator.evaluate()
+        assert made.read_text().split() == ["env", "policy"]
+
+
+def test_errors_of_factories_come_from_the_evaluation() -> None:
+    def fail() -> Any:
+        raise OSError("no display")
+
+    with pytest.raises(TypeError, match=r"env must be .* but it is int: 3"):
+        Evaluator(3, policy_factory=linear)
+    with Evaluator(Walk, policy_factory=fail) as evaluator:
+        for _ in range(2):
+            with pytest.raises(OSError, match="no display"):
+                evaluator.evaluate()
+
+
+def test_a_state_loses_no_result() -> None:
+    results: list[Any] = []
+    with Evaluator(Walk, linear(), num_trajectories=1) as evaluator:
+        evaluator.trigger_eval()
+        evaluator.evaluate()
+        with pytest.raises(RuntimeError, match=r"1 result\(s\) of evaluations that were not"):
+            evaluator.state_dict()
+        assert evaluator.wait() is not None
+        assert evaluator.state_dict() == {"step_counter": 2}
+    with Evaluator(Walk, linear(), num_trajectories=1, on_result=results.append) as evaluator:
+        evaluator.trigger_eval()
+        evaluator.evaluate()
+        assert evaluator.state_dict() == {"step_counter": 2}
+        assert len(results) == 2
+
+
+def test_weights_of_a_policy_are_on_the_cpu() -> None:
+    assert Evaluator.extract_weights(linear()).device == torch.device("cpu")
+
+
+@pytest.mark.parametrize("layout", ["cat", "padded"])
+def test_whole_trajectories_have_the_layout_that_is_asked_for(layout: str) -> None:
+    seen: list[Any] = []
+    options = {"traj_format": layout}
+    with Evaluator(
+        Walk, linear(), metrics_fn=lambda td: seen.append(td) or {}, collector_kwargs=options
+    ) as evaluator:
+        lengths = evaluator.evaluate().episodes.lengths
+    shape = (lengths.sum(),) if layout == "cat" else (10, lengths.max())
+    assert tuple(seen[0].shape) == shape
+    with pytest.raises(ValueError, match="traj_format must be 'padded' or 'cat', but it is 'x'"):
+        Evaluator(Walk, linear(), collector_kwargs={"traj_format": "x"})

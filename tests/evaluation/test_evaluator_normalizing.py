@@ -102,23 +102,18 @@ def test_rewards_alone_leave_an_evaluation_as_it_is():
 
 @pytest.mark.parametrize("backend", ["thread", "process"])
 def test_statistics_of_another_environment(backend):
+    def evaluate(env):
+        options = {"normalization": collector.normalization, "backend": backend}
+        with Evaluator(env, policy_factory=lambda: None, **options) as evaluator:
+            evaluator.evaluate()
+
     with learner(normalize_observations=True) as collector:
         words = "it has statistics of 'observation' of shape \\(3,\\), not \\(4,\\)"
         with pytest.raises(ValueError, match=f"normalization doesn't fit .*: {words}"):
-            Evaluator(
-                "CartPole-v1",
-                policy_factory=lambda: None,
-                normalization=collector.normalization,
-                backend=backend,
-            )
+            evaluate("CartPole-v1")
         words = "it has statistics only of \\['observation'\\], but not of 'position'"
         with pytest.raises(ValueError, match=words):
-            Evaluator(
-                "dm_control:cartpole/balance",
-                policy_factory=lambda: None,
-                normalization=collector.normalization,
-                backend=backend,
-            )
+            evaluate("dm_control:cartpole/balance")
 
 
 def test_mistakes_are_named():

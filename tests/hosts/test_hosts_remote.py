@@ -261,11 +261,10 @@ with make({name}, sync=True, num_workers=2, frames_per_batch=80, **options) as c
     say(digest(collector, 10), collector.stats()["frames"])
     say("made")
     hear()
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        while not collector.stats()["restarts"]:
-            collector.next()
-    say(str(caught[-1].message).splitlines()[0])
+    warnings.simplefilter("always")
+    warnings.showwarning = lambda message, *_: say(str(message).splitlines()[0])
+    while not collector.stats()["restarts"]:
+        collector.next()
     collector.next()
     say("again")
     hear()
@@ -298,3 +297,49 @@ def test_workers_started_by_a_command_in_other_networks(nursery, name):
         assert driver.end(PATIENCE) == 0
         for host in others:
             assert host.left(PATIENCE) == []
+
+
+def test_a_cut_link_to_a_worker_that_a_command_started(nursery):
+    """The cut is the reason that is reported, and not the end of the command that follows it."""
+    with network(nursery, 3) as (here, *others):
+        if here.kinds[0] == "user":
+            pytest.skip("only root can give names to networks")
+        program = COMMANDED.replace('"cat_results": 0,', '"cat_results": 0, "link_timeout": 2,')
+        pids = [host.pid for host in others]
+        driver = here.python(BEGIN + program.format(address=here.address, name=NAMES[0], pids=pids))
+        driver.hears()
+        assert driver.hears() == "made"
+        others[0].cut()
+        driver.say("it is cut")
+        assert driver.hears().startswith(
+            "worker 0 was out of reach for 2 s (link_timeout); a new worker takes its place"
+        )
+        others[0].mend()
+        assert driver.hears() == "again"
+        driver.say("it is there")
+        assert driver.end(PATIENCE) == 0
+
+
+LOOPBACK = """
+import subprocess
+subprocess.run(["ip", "link", "set", "lo", "up"], check=True)
+options = {{"launcher": "mp", "address": "127.0.0.1", "link_timeout": 2}}
+with make({name}, sync=True, num_workers=1, max_restarts=0, **options) as collector:
+    collector.next()
+    subprocess.run(["ip", "link", "set", "lo", "down"], check=True)
+    try:
+        while True:
+            collector.next()
+    except WorkerDied as error:
+        say(str(error).splitlines()[0])
+"""
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_network_of_one_machine_goes_down(nursery, name):
+    with network(nursery, 1) as (here,):
+        driver = here.python(BEGIN + LOOPBACK.format(name=name))
+        # Both ends notice it at the same time, and the worker ends by itself.
+        reasons = r"worker 0 (was out of reach for 2 s \(link_timeout\)|exited with status 0)"
+        assert re.match(reasons, driver.hears())
+        assert driver.end(PATIENCE) == 0

@@ -16,6 +16,7 @@ NAMES = {
         *("RemoteModuleWeightUpdater", "RayWeightUpdater"),
     ],
     "collectors.utils": ["split_trajectories"],
+    "envs.transforms": ["PolicyVersion"],
     "collectors.distributed.default_configs": ["DEFAULT_SLURM_CONF", "DEFAULT_SLURM_CONF_MAIN"],
     "collectors.distributed.generic": ["DistributedCollector", "DistributedWeightUpdater"],
     "collectors.distributed.ray": [

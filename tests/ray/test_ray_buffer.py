@@ -15,6 +15,7 @@ from trawl.collectors.distributed import RayCollector
 from trawl.data import RayReplayBuffer
 
 torchrl_data = pytest.importorskip("torchrl.data")
+DoubleToFloat = pytest.importorskip("torchrl.envs.transforms").DoubleToFloat
 pytestmark = pytest.mark.usefixtures("cluster")
 FREE = {"num_cpus": 0, "memory": 0}
 
@@ -142,3 +143,47 @@ def test_workers_write_each_batch_once(cluster):
             if number == 2:
                 os.kill(collector._pool.slots[1].worker.pid, signal.SIGKILL)
     assert len(buffer) == buffer.write_count == collector.stats()["frames"] == 240
+
+
+def test_a_pass_without_replacement_ends(cluster):
+    one = RayReplayBuffer(
+        storage=partial(torchrl_data.LazyTensorStorage, 100),
+        sampler=torchrl_data.SamplerWithoutReplacement,
+        batch_size=4,
+        remote_config=FREE,
+    )
+    try:
+        one.extend(data(12))
+        for _ in range(2):
+            found = torch.cat([batch["x"][:, 0] for batch in one])
+            assert found.sort().values.tolist() == list(range(12))
+        assert one.next().shape == (4,)
+    finally:
+        one.close()
+
+
+def test_it_has_the_public_names_of_a_buffer(buffer, tmp_path):
+    buffer.empty()
+    buffer.extend(data(8))
+    missing = [
+        name
+        for name in dir(torchrl_data.ReplayBuffer)
+        if not name.startswith("_") and not hasattr(buffer, name)
+    ]
+    assert missing == []
+    assert not hasattr(buffer, "no_such_name")
+    with pytest.raises(AttributeError, match=r"actor has no attribute 'storage\.no_such'"):
+        _ = buffer.storage.no_such
+    assert buffer.can_sample() is True
+    assert (buffer.storage.ndim, buffer.sampler.ran_out) == (1, False)
+    assert buffer.append_transform(DoubleToFloat()) is buffer
+    buffer[0:2] = data(2, 70)
+    assert buffer[:2]["x"][:, 0].tolist() == [70, 71]
+    buffer.dumps(tmp_path / "saved")
+    buffer.empty()
+    buffer.loads(tmp_path / "saved")
+    assert buffer[:]["x"][:, 0].tolist() == [70, 71, 2, 3, 4, 5, 6, 7]
+    buffer.set_sampler(torchrl_data.SamplerWithoutReplacement())
+    assert sum(len(batch) for batch in buffer) == 8
+    buffer.set_sampler(torchrl_data.RandomSampler())
+    assert buffer.is_alive

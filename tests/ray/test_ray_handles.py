@@ -97,7 +97,7 @@ def test_weights_that_come_by_a_handle_are_those_of_the_worker():
         assert stamps(collector.next()) == [(1, 0), (1, 0)]
         get(first.update_policy_weights_.remote(Chooser(2)))
         assert stamps(collector.next()) == [(2, 1), (1, 0)]
-        assert collector.policy_version == 1
+        assert collector.policy_version_tracker.version == 1
         assert collector.get_cached_weights("policy")["choice"] == 2
         # The second follows the first, and both go on together.
         get(second.update_policy_weights_.remote(policy_weights={"choice": torch.tensor(2.0)}))

@@ -12,6 +12,7 @@ import torch
 from multi_parts import Chooser, actions
 from ray_parts import get, kill
 from tensordict import TensorDict
+from tensordict.nn import TensorDictModule
 from test_ray_handles import make, stamps
 
 from trawl.weight_update import RayTransport, RayWeightUpdater
@@ -66,7 +67,43 @@ def test_a_push_to_the_handles(kind):
         updater.push_weights(weights_of(Chooser(0)).data, worker_ids=[1])
         settled(collector)
         assert stamps(collector.next()) == [(3, 2), (0, 3)]
-        assert collector.policy_version == 3
+        assert collector.policy_version_tracker.version == 3
+        assert collector.policy_version is None
+
+
+@pytest.mark.parametrize("interval", [0, 1, 3])
+@pytest.mark.parametrize("registered", [True, False])
+def test_workers_are_skipped_until_they_have_delivered_enough_batches(interval, registered):
+    policy = Chooser(0)
+    with make(policy) as collector:
+        updater = RayWeightUpdater(
+            weights_of(policy), collector.remote_collectors, max_interval=interval
+        )
+        if registered:
+            collector.weight_updater = updater
+        push = collector.update_policy_weights_ if registered else updater.push_weights
+        seen = []
+        for number in range(1, 8):
+            policy.become(number % 4)
+            push()
+            settled(collector)
+            seen.append(actions(collector.next()))
+    expected = {
+        0: [1, 2, 3, 0, 1, 2, 3],
+        1: [0, 2, 3, 0, 1, 2, 3],
+        3: [0, 0, 0, 0, 0, 0, 3],
+    }
+    assert seen == [{number} for number in expected[interval]]
+
+
+def test_an_updater_serves_one_collector():
+    policy = Chooser(0)
+    with make(policy) as collector:
+        updater = RayWeightUpdater(weights_of(policy), collector.remote_collectors)
+        collector.weight_updater = updater
+        collector.weight_updater = updater
+        with make(policy) as other, pytest.raises(ValueError, match="already serves another"):
+            other.weight_updater = updater
 
 
 @pytest.mark.parametrize("kind", ["trawl", "torchrl"])
@@ -79,7 +116,7 @@ def test_it_is_the_updater_of_the_collector(kind, sync):
         for version in range(1, 6):
             policy.become(version % 4)
             collector.update_policy_weights_()
-            assert collector.policy_version == version
+            assert collector.policy_version_tracker.version == version
             found = [collector.next() for _ in range(1 if sync else 6)]
             expected = (version % 4, version)
             if sync:
@@ -200,3 +237,44 @@ def test_a_transport_leads_to_a_handle():
     with make(workers=1) as collector:
         RayTransport(remote_actor=collector.remote_collectors[0]).send_weights(Chooser(3))
         assert actions(collector.next()) == {3}
+
+
+class Served(torch.nn.Module):
+    """The policy of an inference service, with the number of its action as its weight."""
+
+    def __init__(self, choice: int = 1) -> None:
+        super().__init__()
+        self.choice = torch.nn.Parameter(torch.tensor(float(choice)))
+
+    def forward(self, observation: torch.Tensor) -> torch.Tensor:
+        action = torch.nn.functional.one_hot(self.choice.long(), 4)
+        return action.expand(*observation.shape[:-1], 4)
+
+
+def served(choice: int = 1) -> Any:
+    return TensorDictModule(Served(choice), ["observation"], ["action"])
+
+
+def test_an_inference_service_acts_for_all_workers():
+    servers = pytest.importorskip("torchrl.modules.inference_server")
+    server = servers.InferenceServer(
+        policy_factory=served,
+        service_backend="ray",
+        service_backend_options={"remote_config": {"num_cpus": 0}},
+        num_clients=4,
+    )
+    try:
+        server.start()
+        for name in ("policy_factory", "weight_updater"):
+            option = {name: served if name == "policy_factory" else RayWeightUpdater}
+            with pytest.raises(ValueError, match=f"{name} can't be used with an inference service"):
+                make(server, **option)
+        with make(server) as collector:
+            assert actions(collector.next()) == {1}
+            with pytest.raises(ValueError, match="needs weights"):
+                collector.update_policy_weights_()
+            collector.update_policy_weights_(weights_of(served(3)).data)
+            assert actions(collector.next()) == {3}
+        assert server.is_alive
+    finally:
+        server.shutdown()

@@ -105,9 +105,17 @@ def test_they_go_into_a_buffer_on_the_cluster(sync):
 
     buffer = RayReplayBuffer(storage=partial(data.LazyTensorStorage, 1000))
     episodes = Episodes(cycling(LENGTHS))
-    with collector(sync=sync, replay_buffer=buffer, total_frames=140) as there:
+    how = {"replay_write_mode": "trajectory", "trajs_per_write": 2, "track_policy_version": True}
+    none = {"trajs_per_batch": None, "traj_format": None}
+    with collector(sync=sync, replay_buffer=buffer, total_frames=140, **none, **how) as there:
         assert set(there) == {None}
+        progress = there.progress
+        assert there.worker_policy_versions() == {0: 0, 1: 0}
     episodes.add(buffer[:])
+    assert progress.stepped_frames == 140
+    assert progress.trajectory_pending_frames == 140 - progress.trajectory_completed_frames
+    assert progress.completed_trajectories == len(episodes.found)
+    assert progress.replay_written_frames == episodes.frames == len(buffer)
     buffer.close()
     assert all(found == list(range(len(found))) for found in episodes.by_env.values())
     assert 140 - 2 * 5 < episodes.frames <= 140

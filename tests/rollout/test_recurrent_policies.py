@@ -1,13 +1,19 @@
 """What a policy hands to itself from step to step."""
 
+from functools import partial
+
+import gymnasium
 import pytest
 import torch
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
-from tensordict.nn import TensorDictModule, TensorDictSequential
+from tensordict import LazyStackedTensorDict
+from tensordict.nn import TensorDictModule, TensorDictModuleBase, TensorDictSequential
 from torch import nn
 
-from trawl.collectors import Collector
-from trawl.testing import NumberedEnv, RaggedEnv, SelfResettingVectorEnv
+from trawl.collectors import AsyncBatchedCollector, Collector
+from trawl.envs import GymEnv, ParallelEnv, TorchVectorEnv
+from trawl.keys import as_key
+from trawl.testing import NumberedEnv, NumberedTorchEnv, RaggedEnv, SelfResettingVectorEnv
 
 STEP = 2  # the place of the step within the episode among the numbers
 
@@ -184,3 +190,161 @@ def test_torchrls_lstm_gives_what_it_gives_for_whole_episodes(batched):
             with torch.no_grad():
                 features, _ = lstm.lstm(episode["observation"].unsqueeze(0))
             torch.testing.assert_close(episode["features"], features.squeeze(0))
+
+
+def test_text_of_the_environment_is_no_output_of_the_policy():
+    def make():
+        return GymEnv(WithText(NumberedEnv()), info_keys=["stage"])
+
+    for policy in (stateful(), remembering()):
+        with Collector([make, make], policy, frames_per_batch=12) as collector:
+            batch = collector.next()
+            stats = collector.stats()
+        assert (stats["env_path"], stats["policy_path"]) == ("tensordict", "direct")
+        assert batch["next", "info", "stage"] == [["later"] * 6] * 2
+
+
+class WithText(gymnasium.Wrapper):
+    def reset(self, **kwargs):
+        obs, info = super().reset(**kwargs)
+        return obs, {**info, "stage": "first"}
+
+    def step(self, action):
+        *results, info = super().step(action)
+        return *results, {**info, "stage": "later"}
+
+
+# --- only what the policy reads is handed on
+
+
+def action_of(observation):
+    return torch.eye(4, dtype=torch.int64)[0].expand(*observation.shape[:-1], 4)
+
+
+def unread(td):
+    """Writes an entry under ``next`` that it does not read."""
+    td["action"] = action_of(td["observation"])
+    td["next", "extra"] = td["observation"][..., :2] + 1
+    td["next", "deep", "extra"] = td["observation"][..., 2]
+    return td
+
+
+def by_get(td):
+    return td.get("hidden", torch.zeros(*td.batch_size, 1))
+
+
+def by_membership(td):
+    return td["hidden"] if "hidden" in td.keys() else torch.zeros(*td.batch_size, 1)  # noqa: SIM118
+
+
+def by_exception(td):
+    try:
+        return td["hidden"]
+    except KeyError:
+        return torch.zeros(*td.batch_size, 1)
+
+
+def from_a_copy(td):
+    return td.clone().exclude("done").get("hidden", torch.zeros(*td.batch_size, 1))
+
+
+def through_a_module(td):
+    def get(hidden):
+        return torch.zeros(*td.batch_size, 1) if hidden is None else hidden
+
+    return TensorDictModule(get, ["hidden"], ["found"])(td.copy())["found"]
+
+
+class Unread(TensorDictModule):
+    """A chain of modules, whose last module writes an entry that none reads."""
+
+    def __init__(self):
+        super().__init__(
+            lambda obs: (action_of(obs), obs[..., :2] + 1, obs[..., 2]),
+            ["observation"],
+            ["action", ("next", "extra"), ("next", "deep", "extra")],
+        )
+
+
+SOURCES = {
+    "one": lambda: NumberedEnv(lengths=[3]),
+    "list": lambda: three(NumberedEnv),
+    "vector": lambda: SyncVectorEnv([partial(NumberedEnv, i, [3]) for i in range(3)]),
+    "ragged": lambda: three(RaggedEnv),
+    "tensors": lambda: TorchVectorEnv(NumberedTorchEnv(3, lengths=[3, 1])),
+    "processes": lambda: ParallelEnv(3, partial(NumberedEnv, lengths=[3])),
+}
+EXTRA = {("next", "extra"), ("next", "deep", "extra")}
+
+
+@pytest.mark.parametrize("source", SOURCES)
+@pytest.mark.parametrize("make", [lambda: unread, Unread], ids=["function", "module"])
+def test_an_entry_under_next_that_the_policy_does_not_read_stays_there(make, source):
+    with Collector(SOURCES[source](), make(), frames_per_batch=12) as collector:
+        for _ in range(2):
+            batch = collector.next()
+            keys = {as_key(key) for key in batch.keys(True, True)}
+            assert keys >= EXTRA
+            assert not keys & {key[1:] for key in EXTRA}
+            assert torch.equal(batch["next", "extra"], batch["observation"][..., :2] + 1)
+            assert not isinstance(batch, LazyStackedTensorDict)
+
+
+def test_it_stays_there_if_environments_are_ready():
+    with AsyncBatchedCollector([NumberedEnv], policy=unread, frames_per_batch=6) as collector:
+        batch = collector.next()
+    assert torch.equal(batch["next", "extra"], batch["observation"][..., :2] + 1)
+    assert "extra" not in batch.keys()  # noqa: SIM118
+
+
+@KINDS
+@pytest.mark.parametrize(
+    "read", [by_get, by_membership, by_exception, from_a_copy, through_a_module]
+)
+def test_a_function_reads_its_state_in_any_way(kind, read):
+    def policy(td):
+        hidden = read(td)
+        td["action"] = action_of(td["observation"])
+        td["next", "hidden"] = hidden + 1
+        return td
+
+    with Collector(three(kind), policy, frames_per_batch=12) as collector:
+        for _ in range(3):
+            check(kind, collector.next())
+
+
+def test_a_compiled_policy_is_compiled_in_one_graph():
+    def made(graph, inputs):
+        graphs.append(graph)
+        return graph.forward
+
+    class Policy(TensorDictModuleBase):
+        in_keys = ["observation", "hidden"]  # noqa: RUF012 - as tensordict
+        out_keys = ["action", ("next", "hidden")]  # noqa: RUF012
+
+        def forward(self, td):
+            hidden = td.get("hidden", None)
+            td["action"] = nn.functional.one_hot(td["observation"][..., 0].long() * 0, 4)
+            hidden = torch.zeros(*td.batch_size, 1) if hidden is None else hidden
+            return td.set(("next", "hidden"), hidden + 1)
+
+    graphs = []
+    compiled = torch.compile(Policy(), backend=made, fullgraph=True)
+    with Collector(NumberedEnv(lengths=[3]), lambda td: compiled(td), frames_per_batch=6) as one:
+        assert one.next()["hidden"].flatten().tolist() == [0, 1, 2] * 2
+    assert graphs
+
+
+@pytest.mark.parametrize("kind", ["trawl", "ragged", "torchrl"])
+def test_a_step_of_the_environment_may_be_the_policy(kind):
+    if kind == "trawl":
+        env = GymEnv("Pendulum-v1")
+    elif kind == "ragged":
+        env = GymEnv(RaggedEnv(lengths=[100]))
+    else:
+        env = pytest.importorskip("torchrl.envs").GymEnv("Pendulum-v1")
+    with Collector(env, env.rand_step, frames_per_batch=6) as collector:
+        first, second = collector.next(), collector.next()
+    assert not isinstance(first, LazyStackedTensorDict)
+    assert set(first.keys(True, True)) == set(second.keys(True, True))
+    assert "reward" not in first.keys()  # noqa: SIM118

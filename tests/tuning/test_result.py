@@ -13,7 +13,7 @@ from tuning_parts import Linear
 from trawl.collectors import NormalizeObservation, NormalizeReward
 from trawl.collectors.tuning import Candidate, Trial, TuneResult
 from trawl.collectors.tuning.code import code_of
-from trawl.collectors.tuning.reasons import reason
+from trawl.collectors.tuning.reasons import busy, reason
 from trawl.collectors.tuning.result import ordered
 from trawl.envs import FrameStack
 
@@ -143,6 +143,21 @@ def test_the_simplest_layout_needs_no_reason():
         "layouts (one process with 4 environments) is at 90% of its speed."
     )
     assert "is no more than 3% faster." in why("base", workers=101.0)
+
+
+def test_batches_of_another_size_are_no_other_layout():
+    found = [
+        Trial(Candidate(frames_per_batch=1000), 100.0, 1.0, {}),
+        Trial(Candidate(frames_per_batch=4000), 99.0, 1.0, {}),
+    ]
+    assert reason(found, found[0]) == (
+        "One process with 1 environment is the only layout that was measured."
+    )
+
+
+def test_a_busy_machine_is_mentioned():
+    assert busy(1.0, 2) == ""
+    assert busy(5.04, 2).startswith("Other programs were busy when the search began (load 5.0 on 2")
 
 
 def test_layouts_without_a_measurement_are_mentioned():

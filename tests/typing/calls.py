@@ -130,7 +130,7 @@ with Collector("CartPole-v1", frames_per_batch=10, total_frames=20) as collector
     assert_type(collector.fake_tensordict(), TensorDictBase)
     assert_type(collector.stats(), dict[str, Any])
     assert_type(collector.state_dict(), dict[str, Any])
-    assert_type(collector.total_frames, int)
+    assert_type(collector.total_frames, float)
     assert_type(collector.requested_frames_per_batch, int)
     assert_type(collector.closed, bool)
     assert_type(collector.policy_version, "int | str | None")

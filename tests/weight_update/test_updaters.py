@@ -222,7 +222,7 @@ def test_each_push_makes_one_version_on_all_workers(kind):
         assert settled(collector) == (everywhere(kind, 1), everywhere(kind, 0))
         for version in (1, 2, 3):
             collector.update_policy_weights_(Chosen(version))
-            assert collector.policy_version == version
+            assert collector.policy_version_tracker.version == version
             assert settled(collector) == (everywhere(kind, version), everywhere(kind, version))
 
 
@@ -344,7 +344,7 @@ def test_one_updater_may_serve_several_collectors(kind):
         updater.push_weights(Chosen(2))
         assert settled(one)[0] == settled(other)[0] == [{2}] * 2
         updater.increment_version()
-        assert one.policy_version == other.policy_version == 1
+        assert one.policy_version_tracker.version == other.policy_version_tracker.version == 1
 
 
 def test_collectors_are_not_kept():

@@ -27,13 +27,14 @@ of its own work::
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
 from trawl.backends.failure import Failure
+from trawl.backends.spawn_payload import Package
 from trawl.memory import PrivateMemory
 
 
@@ -228,6 +229,22 @@ class Backend(ABC):
         Raises:
             RuntimeError: if no worker can be started, or the backend is closed.
         """
+
+    def pack(self, parts: Sequence[Any], copied: Sequence[int] = ()) -> Iterable[Any]:
+        """Pickles objects as they are now, for the specifications of a worker and replacements.
+
+        Args:
+            parts: the objects. What several of them refer to is one object in the worker, too.
+            copied: positions of parts that are copied in any case: if a worker is in this process,
+                and for modules also if their tensors are in shared memory.
+
+        Returns:
+            An iterable that can be sent to a worker, and unpickles one part after the other.
+
+        Raises:
+            Exception: any error of pickling, if an object can't be sent.
+        """
+        return Package(parts, copied)
 
     @abstractmethod
     def wait(self, timeout: float | None = None) -> list[Event]:

@@ -16,6 +16,10 @@ _NO_DEBUGGER = (
     ". A debugger (breakpoint()) has no terminal in another process. To debug, collect in this "
     'process: use Collector, or start_method="inline" with workers'
 )
+# Longest text, and longest line, of an exception that is sent.
+_MOST_TEXT, _MOST_LINE = 100_000, 2_000
+# Largest exception that is sent as it is, in bytes.
+_MOST_BYTES = 1 << 20
 _OF_OSERROR = ("errno", "strerror", "filename", "filename2")
 
 
@@ -25,8 +29,10 @@ class Failure:
 
     Attributes:
         summary: the type and message, in one line.
-        text: the traceback, as Python would have printed it in the worker.
-        pickled: the exception itself, or None if it can't be pickled.
+        text: the traceback, as Python would have printed it in the worker, without the middle of a
+            very long one.
+        pickled: the exception itself, or None if it can't be pickled. Very long texts among its
+            arguments are cut as well.
     """
 
     summary: str
@@ -38,11 +44,8 @@ class Failure:
         """Makes a :class:`Failure` from an exception that was just caught."""
         text = "".join(traceback.format_exception(error))
         summary = "".join(traceback.format_exception_only(type(error), error)).strip()
-        return cls(
-            summary.splitlines()[0] if summary else type(error).__name__,
-            text,
-            _pickled(error),
-        )
+        first = summary[: _MOST_TEXT + 1].splitlines()[0] if summary else type(error).__name__
+        return cls(shortened(first, _MOST_LINE), shortened(text, _MOST_TEXT), _pickled(error))
 
     def original(self) -> BaseException | None:
         """Returns the original exception, or None if it can't be restored."""
@@ -72,6 +75,8 @@ def _pickled(error: BaseException) -> bytes | None:
     for form in (error, _Remains(error)):
         try:
             data: bytes = cloudpickle.dumps(form)
+            if len(data) > _MOST_BYTES:
+                continue
             pickle.loads(data)
         except Exception:  # an exception may refer to any object
             continue
@@ -79,17 +84,30 @@ def _pickled(error: BaseException) -> bytes | None:
     return None
 
 
+def shortened(text: str, most: int) -> str:
+    """Returns a text; if it has more than ``most`` characters, without its middle."""
+    left_out = len(text) - most
+    if left_out <= 0:
+        return text
+    half = most // 2
+    return f"{text[:half]} [... {left_out} characters left out ...] {text[-half:]}"
+
+
 class _Remains:
     """Replacement for an exception that can't be pickled as it is.
 
     The exception's class may need other arguments than pickle passes, or the exception may refer to
-    objects that can't be sent. The unpickled exception has the same class. It lacks the attributes
-    that can't be sent. Each argument that can't be sent is replaced with its ``repr``.
+    objects that can't be sent or are very large. The unpickled exception has the same class. It
+    lacks the attributes that can't be sent. Each argument that can't be sent is replaced with its
+    ``repr``, and very long texts are cut.
     """
 
     def __init__(self, error: BaseException) -> None:
         attributes = {name: v for name, v in vars(error).items() if _can_be_sent(v)}
-        arguments = tuple(v if _can_be_sent(v) else repr(v) for v in error.args)
+        arguments = tuple(
+            v if _can_be_sent(v) else shortened(v if isinstance(v, str) else repr(v), _MOST_TEXT)
+            for v in error.args
+        )
         self._parts = type(error), arguments, attributes
 
     def __reduce__(self) -> Any:
@@ -106,11 +124,14 @@ def _put_together(
 
 
 def _can_be_sent(value: Any) -> bool:
+    if isinstance(value, str) and len(value) > _MOST_TEXT:
+        return False
     try:
-        pickle.loads(cloudpickle.dumps(value))
+        data = cloudpickle.dumps(value)
+        pickle.loads(data)
     except Exception:  # the value may be any object
         return False
-    return True
+    return len(data) <= _MOST_BYTES
 
 
 def _rebuilt(message: str, original: BaseException | None) -> WorkerError:

@@ -12,12 +12,12 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Any, NamedTuple
 
-import cloudpickle
 import numpy as np
 from numpy.typing import NDArray
 from typing_extensions import override
 
 from trawl.backends.authentication import TAG_BYTES, Session
+from trawl.backends.spawn_payload import Package, ProgramPickler
 
 # Memory of at least this many bytes is sent separately, and not copied into the pickle.
 _APART = 16_384
@@ -153,6 +153,12 @@ def pack_code(content: Any) -> Frame:
     return Frame(MESSAGE, file.getvalue(), (), refs)
 
 
+def package_for_ray(parts: Sequence[Any], copied: Sequence[int] = ()) -> Package:
+    """Returns a package of objects that may refer to Ray objects."""
+    refs: list[Any] = []
+    return Package(parts, copied, lambda file: _CodePickler(file, refs), refs)
+
+
 def seal(frame: Frame, session: Session) -> Frame:
     """Puts an authentication tag before the body of a message to send.
 
@@ -228,9 +234,9 @@ class _Pickler(_KeepsReferences, pickle.Pickler):
         return NotImplemented if (made := reduced(obj)) is None else made
 
 
-class _CodePickler(_KeepsReferences, cloudpickle.Pickler):  # type: ignore[misc]
+class _CodePickler(_KeepsReferences, ProgramPickler):
     def __init__(self, file: io.BytesIO, refs: list[Any]) -> None:
-        super().__init__(file, protocol=5)
+        super().__init__(file)
         self._refs = refs
 
 

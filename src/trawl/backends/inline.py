@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import cloudpickle
@@ -21,6 +22,7 @@ from trawl.backends.base import (
     Worker,
 )
 from trawl.backends.failure import Failure
+from trawl.backends.spawn_payload import Package
 from trawl.memory import PrivateMemory
 
 
@@ -53,6 +55,10 @@ class InlineBackend(Backend):
         return worker
 
     @override
+    def pack(self, parts: Sequence[Any], copied: Sequence[int] = ()) -> Iterable[Any]:
+        return _Parts([Package([part]) if n in copied else [part] for n, part in enumerate(parts)])
+
+    @override
     def wait(self, timeout: float | None = None) -> list[Event]:
         while not self._events:
             busy = [worker for worker in self._workers if worker.busy]
@@ -82,6 +88,17 @@ class InlineBackend(Backend):
         if worker in self._workers:
             del self._workers[worker]
             self._events.append(Death(worker, reason, expected))
+
+
+class _Parts:
+    """Parts of a worker's program, of which some are copied anew for each worker."""
+
+    def __init__(self, each: Sequence[Iterable[Any]]) -> None:
+        self._each = each
+
+    def __iter__(self) -> Iterator[Any]:
+        for one in self._each:
+            yield from one
 
 
 class InlineWorker(Worker):

@@ -93,9 +93,9 @@ class LocalLauncher(Launcher):
     """Starts processes on this machine, which end when this process ends, for whatever reason."""
 
     def __init__(self) -> None:
+        self._inner = ProcessBackend("forkserver")
         # Starts the server now, because only a process with a single thread can be forked.
         ServerHandle.get("forkserver")
-        self._inner = ProcessBackend("forkserver")
         self._lock = threading.Lock()
         self._ended: dict[Any, Ended] = {}
         self._failed: dict[Any, str] = {}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import multiprocessing
 import os
 import selectors
 import signal
@@ -24,7 +25,8 @@ from trawl.backends.ipc import Closed, IpcConnection, connection_pair
 from trawl.backends.memory import SharedMemory
 from trawl.backends.process_worker import INTERRUPTION_BYTES
 from trawl.backends.server_handle import ServerHandle
-from trawl.backends.spawn_payload import SpawnPayload
+from trawl.backends.spawn_payload import Package, SpawnPayload
+from trawl.checks import require_linux
 
 START_METHODS = ("forkserver", "spawn")
 _BOTH = selectors.EVENT_READ | selectors.EVENT_WRITE
@@ -43,6 +45,7 @@ class ProcessBackend(Backend):
 
     def __init__(self, start_method: str = "forkserver") -> None:
         self._living: set[ProcessWorker] = set()
+        require_linux("workers in other processes")
         if start_method not in START_METHODS:
             raise ValueError(
                 f"start_method={start_method!r} is not one of {', '.join(map(repr, START_METHODS))}"
@@ -77,9 +80,15 @@ class ProcessBackend(Backend):
         self._selector.register(connection, selectors.EVENT_READ, worker)
         if handle is not None:
             self._selector.register(handle, selectors.EVENT_READ, worker)
-        here = (index, list(sys.path), dict(os.environ), _directory(), list(sys.argv))
+        # Objects of multiprocessing in the worker authenticate themselves with this process's key.
+        key = bytes(multiprocessing.current_process().authkey)
+        here = (index, list(sys.path), dict(os.environ), _directory(), list(sys.argv), key)
         worker.post((*here, payload.data), payload.fds)
         return worker
+
+    @override
+    def pack(self, parts: Sequence[Any], copied: Sequence[int] = ()) -> Package:
+        return Package.shared(parts, copied)
 
     @override
     def wait(self, timeout: float | None = None) -> list[Event]:

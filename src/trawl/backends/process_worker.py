@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import mmap
+import multiprocessing
 import os
 import select
 import signal
@@ -64,7 +65,8 @@ class _ProcessPort(WorkerLoop):
     @override
     def make_service(self) -> Service:
         import_lean()
-        (index, path, environ, directory, arguments, data), fds = self._connection.receive()
+        (index, path, environ, directory, arguments, key, data), fds = self._connection.receive()
+        multiprocessing.current_process().authkey = key
         set_title(f"trawl worker {index}")
         sys.path[:] = path
         sys.argv[:] = arguments

@@ -20,11 +20,20 @@ from trawl.backends.authentication import KEY_BYTES
 from trawl.backends.base import Backend, Death, Event, Failed, MakeService, Message, Worker
 from trawl.backends.control import REQUESTS, ControlConnection
 from trawl.backends.failure import Failure
-from trawl.backends.frames import MESSAGE, Delivery, Frame, pack_code, pack_for_ray
+from trawl.backends.frames import (
+    MESSAGE,
+    Delivery,
+    Frame,
+    pack_code,
+    pack_for_ray,
+    package_for_ray,
+)
 from trawl.backends.listener import Listener
 from trawl.backends.ray_actor import Barrier, End, Hello, Unasked
 from trawl.backends.ray_cluster import Connection, Placement
 from trawl.backends.ray_handle import actor_class
+from trawl.backends.spawn_payload import Package
+from trawl.checks import require_linux
 
 # Maximum number of calls that may be delivering messages to an actor at a time. Messages that are
 # sent meanwhile are sent together when one of these calls has returned.
@@ -65,6 +74,7 @@ class RayBackend(Backend):
         in_step: bool = False,
         methods: Sequence[str] = (),
     ) -> None:
+        require_linux("workers in other processes")
         self._in_step = in_step
         self.handles: list[Any] = []
         self._methods = methods
@@ -133,6 +143,10 @@ class RayBackend(Backend):
             self._changed.notify_all()
         if not self._closed and (not self._in_step or worker.owes):
             worker.fetch()
+
+    @override
+    def pack(self, parts: Sequence[Any], copied: Sequence[int] = ()) -> Package:
+        return package_for_ray(parts, copied)
 
     @override
     def wait(self, timeout: float | None = None) -> list[Event]:

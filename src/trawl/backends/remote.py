@@ -17,7 +17,6 @@ from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any
 
-import cloudpickle
 from typing_extensions import override
 
 from trawl.backends.authentication import KEY_BYTES, AuthenticationError, derived_key
@@ -39,8 +38,10 @@ from trawl.backends.frames import (
 from trawl.backends.launch import LaunchPlan, Process
 from trawl.backends.link import GONE, STATE, Address, hosted_store
 from trawl.backends.listener import Listener
-from trawl.backends.network import is_loopback, own_address
+from trawl.backends.network import own_address
 from trawl.backends.remote_rank import RENDEZVOUS
+from trawl.backends.spawn_payload import packed
+from trawl.checks import require_linux
 
 # Seconds to wait for messages that a process sent before it ended: its children may keep its
 # connection open.
@@ -73,6 +74,7 @@ class RemoteBackend(Backend):
         timeout: float = 300.0,
         link_timeout: float | None = None,
     ) -> None:
+        require_linux("workers in other processes")
         self.launcher, self.carrier = plan.launcher, carrier
         self._secret = os.urandom(KEY_BYTES) if plan.secret is None else plan.secret
         self._launches: dict[int, int] = {}
@@ -91,8 +93,7 @@ class RemoteBackend(Backend):
         if self._store is None:
             self._store = self._address.client()
         self.listener = Listener(own_address(plan.host, port))
-        # A machine can't lose the link to itself.
-        self.link_timeout = None if is_loopback(self.listener.host) else link_timeout
+        self.link_timeout = link_timeout
         try:
             carrier.open(self._address, self._store)
         except BaseException:
@@ -123,7 +124,7 @@ class RemoteBackend(Backend):
     def launch(self, index: int, make: MakeService) -> RemoteWorker:
         if self._closed:
             raise RuntimeError("this backend is closed: make another one")
-        first = pack(MESSAGE, Request((list(sys.path), cloudpickle.dumps(make))))
+        first = pack(MESSAGE, Request((list(sys.path), packed(make))))
         worker = RemoteWorker(index, self, self._new_address(index))
         try:
             worker.requests.send(first)
@@ -259,7 +260,7 @@ class RemoteWorker(Worker):
         self.told_to_stop = False
         self.ended: int | None = None
         self.out_of_reach = False
-        self._cut = self._late = False
+        self._cut = self._late = self._given_up = False
         self._interruption, self._heard = (0, 0), 0
         self._exit: str | None = None
         self._why = "lost its connection"
@@ -351,12 +352,20 @@ class RemoteWorker(Worker):
         self.requests.close()
         self.signals.close()
         if self.process is not None:
-            if self.ended is None:
-                # The process may be alive, but can no longer be controlled.
-                self.process.kill()
-            else:
+            if self.ended is not None:
                 self.process.expect_end()
+            elif why is None and self._is_watched:
+                # The end of the process may be the cause, and is reported soon.
+                _after(_LATE, self._end_process)
+            else:
+                self._end_process()
         self._backend.check(self)
+
+    def _end_process(self) -> None:
+        """Kills a process that may be alive, but can no longer be controlled."""
+        if self._exit is None and self.process is not None:
+            self._given_up = True
+            self.process.kill()
 
     def _lost(self, why: str | None) -> None:
         if why is None:
@@ -407,7 +416,8 @@ class RemoteWorker(Worker):
 
     def death(self) -> Death:
         """Returns the event of the worker's death."""
-        reason = self._exit or self._why
+        # If this process has killed the worker's, because of the connection, that is no reason.
+        reason = self._why if self._given_up else self._exit or self._why
         if self.ended is not None and self._exit is None:
             reason = f"exited with status {self.ended}"
         return Death(self, self._who + reason, self.told_to_stop and self.ended == 0)

@@ -89,7 +89,7 @@ def _evaluator(args: EvaluateArguments) -> Evaluator:
         acts = {"policy": policy}
     stacks = None if args.frame_stack is None else {"frame_stack": args.frame_stack}
     with blamed(args.env, args.policy), named_transforms():
-        return Evaluator(
+        evaluator = Evaluator(
             source,
             **acts,
             num_trajectories=args.episodes,
@@ -103,6 +103,12 @@ def _evaluator(args: EvaluateArguments) -> Evaluator:
             normalization=normalization,
             collector_kwargs=stacks,
         )
+        try:
+            evaluator.open()
+        except BaseException:
+            evaluator.shutdown()
+            raise
+    return evaluator
 
 
 def _normalization(path: str | None) -> Normalization | None:

@@ -13,10 +13,10 @@ from trawl.collectors.multi import (
     MultiSyncCollector,
 )
 from trawl.collectors.multi_config import MultiConfig
-from trawl.collectors.policy_version import PolicyVersion
 from trawl.collectors.profile import ProfileConfig
 from trawl.collectors.single import Collector
 from trawl.collectors.utils import split_trajectories
+from trawl.envs.transforms import PolicyVersion
 from trawl.rollout.normalization import Normalization, NormalizeObservation, NormalizeReward
 from trawl.rollout.random_policy import RandomPolicy
 from trawl.weight_update import (
@@ -29,7 +29,13 @@ from trawl.weight_update import (
 
 if TYPE_CHECKING:
     from trawl.collectors.async_batched import AsyncBatchedCollector
-    from trawl.collectors.evaluation import Comparison, EvaluationResult, Evaluator
+    from trawl.collectors.evaluation import (
+        Comparison,
+        EvaluationResult,
+        Evaluator,
+        bootstrap_estimate,
+        paired_comparison,
+    )
     from trawl.collectors.tuning import TuneResult, tune
 
 __all__ = [
@@ -57,13 +63,24 @@ __all__ = [
     "TuneResult",
     "VanillaWeightUpdater",
     "WeightUpdaterBase",
+    "bootstrap_estimate",
+    "paired_comparison",
     "split_trajectories",
     "tune",
 ]
 
 
 # Imported on first use: workers import this package too, but don't need these classes.
-_LATER = dict.fromkeys(("Comparison", "EvaluationResult", "Evaluator"), "evaluation")
+_LATER = dict.fromkeys(
+    (
+        "Comparison",
+        "EvaluationResult",
+        "Evaluator",
+        "bootstrap_estimate",
+        "paired_comparison",
+    ),
+    "evaluation",
+)
 _LATER |= dict.fromkeys(("TuneResult", "tune"), "tuning")
 _LATER["AsyncBatchedCollector"] = "async_batched"
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from weakref import WeakMethod
 
 from trawl.checks import check_bool
+from trawl.collectors.budget import Progress
 from trawl.collectors.config import CollectorConfig
 from trawl.collectors.trajectory_batcher import TrajectoryBatcher
 from trawl.threads import stop_at_exit
@@ -185,6 +186,7 @@ class BackgroundCollector:
     _background: Background | None
     _limiter: RateLimiter | None
     _frames: int
+    _progress: Progress
     _whole: TrajectoryBatcher | None
     _lock: threading.RLock
 
@@ -198,6 +200,11 @@ class BackgroundCollector:
 
     def start(self) -> None:
         """Starts to fill the replay buffer in the background, until ``total_frames`` are reached.
+
+        A collector without workers then steps its environment in another thread than the one that
+        made it. Some environments don't support this, such as those that use Playwright, sqlite or
+        ``signal.alarm``. Workers make and step their environments in the main threads of their
+        processes: use ``MultiSyncCollector([create_env_fn], ...)`` for such an environment.
 
         If background collection is already running, this does nothing. An error in the background
         is printed at once, and is raised by the next call of ``stats``, ``sample``, ``pause``,
@@ -235,7 +242,8 @@ class BackgroundCollector:
     @property
     def _inserted(self) -> int:
         """Number of frames written to the replay buffer; unfinished trajectories do not count."""
-        return self._frames if self._whole is None else self._whole.written
+        whole = self._whole is not None
+        return self._progress.replay_written_frames if whole else self._frames
 
     @property
     def _frames_at_a_time(self) -> int:

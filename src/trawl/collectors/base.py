@@ -7,8 +7,9 @@ import os
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import nullcontext, suppress
+from dataclasses import asdict
 from threading import RLock
-from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, NoReturn, TypeAlias
 from weakref import WeakKeyDictionary
 
 from tensordict import TensorDictBase
@@ -23,22 +24,31 @@ from trawl.collectors.background import (
     CollectorClosed,
     RateLimiter,
 )
-from trawl.collectors.budget import FrameBudget
+from trawl.collectors.budget import FrameBudget, Progress
 from trawl.collectors.checkpointing import CheckpointedCollector
 from trawl.collectors.closing import ClosingCollector
-from trawl.collectors.config import CollectorConfig
+from trawl.collectors.config import CollectorConfig, warn
 from trawl.collectors.delivery import BatchDelivery
 from trawl.collectors.normalizing import NormalizingCollector, transform_facts
-from trawl.collectors.policy_version import PolicyVersion, version_tracker
+from trawl.collectors.options import one_of
+from trawl.collectors.policy_version import version_tracker
 from trawl.collectors.profile import ProfileConfig, ProfiledCollector, RolloutProfiler
 from trawl.collectors.torchrl import register_collectors
 from trawl.collectors.tracing import TracedCollector
 from trawl.collectors.trajectory_batcher import STATE, TrajectoryBatcher
 from trawl.collectors.weight_control import WeightControl
 from trawl.data.sinks.base import Sink
+from trawl.envs.capture.frames import from_plain, to_plain
+from trawl.envs.transforms import PolicyVersion
+from trawl.interrupts import DeferredInterrupt, check_interrupt, is_deferred
 from trawl.observe.trace_options import TraceOptions
 from trawl.polling import is_polling
 
+#: Which statistics ``stats()`` returns.
+View = Literal["aggregate", "per_worker", "both"]
+_check_view = one_of("aggregate", "per_worker", "both")
+# Entry of a state: the batch that was complete, but not delivered, when Ctrl-C was pressed.
+_KEPT = "kept"
 # None at the end of a run: loops that know how many batches come need no check for it.
 MaybeNone: TypeAlias = Any
 
@@ -108,7 +118,10 @@ class BaseCollector(  # type: ignore[misc]  # the option `trace` has a method of
         self.pre_collect_hook: Callable[[], Any] | None = config.pre_collect_hook
         self.post_collect_hook: Callable[[Any], Any] | None = config.post_collect_hook
         self._batches = 0
+        self._progress = Progress()
         self._failed = False
+        # The batch, if any, that was complete when Ctrl-C was pressed.
+        self._kept: list[Any] = []
         self._cause = ""  # the error that closed the collector, as the end of a message
         self._background: Background | None = None
         self._limiter: RateLimiter | None = None
@@ -123,7 +136,7 @@ class BaseCollector(  # type: ignore[misc]  # the option `trace` has a method of
         self._updater = None
         self._version: PolicyVersion | None = version_tracker(config.track_policy_version)
         self._whole: TrajectoryBatcher | None = None
-        if config.trajs_per_batch is not None:
+        if config.whole_trajectories:
             self._whole = self._new_whole(config)
         if isinstance(config.sink, Sink):
             config.sink.info |= transform_facts(config)
@@ -184,17 +197,16 @@ class BaseCollector(  # type: ignore[misc]  # the option `trace` has a method of
             RuntimeError: if the collector was closed before ``total_frames`` were reached.
         """
         self._check_complete("iteration")
+        if not self._has_batch():
+            warn(
+                f"the iteration ends at once: all {self._frames} frames of total_frames have been "
+                "delivered already, and another collector would be needed for more"
+            )
         return self._iterate()
 
     def _iterate(self) -> Iterator[TensorDictBase]:
-        while True:
-            with self._held():
-                if not self._has_batch():
-                    return
-                try:
-                    batch = self._collect_or_close()
-                except CollectorClosed:
-                    return
+        while found := self._take():
+            batch = found[0]
             if batch is None and self.config.replay_buffer is None:
                 # The budget ended before there were enough whole trajectories for a batch.
                 return
@@ -205,13 +217,44 @@ class BaseCollector(  # type: ignore[misc]  # the option `trace` has a method of
 
         With a replay buffer, the batch is written into the buffer, and None is returned.
 
+        If Ctrl-C is pressed meanwhile, ``KeyboardInterrupt`` is raised as soon as nothing is lost
+        by it: between two steps, or while the call waits for workers. The next call then delivers
+        the batch that was under way. If Ctrl-C is pressed again before that, it takes effect at
+        once, and the collector is closed.
+
         Raises:
             RuntimeError: if the collector was closed before ``total_frames`` were reached.
         """
         self._check_complete("next()")
-        with self._held(), suppress(CollectorClosed):
-            return self._collect_or_close() if self._has_batch() else None
-        return None
+        found = self._take()
+        return found[0] if found else None
+
+    def _take(self) -> list[Any]:
+        """Returns a list with the next batch; an empty list if there is none."""
+        found: list[Any] = []
+        interrupt = DeferredInterrupt()
+        with interrupt, self._held(), suppress(CollectorClosed):
+            if self._kept:
+                found, self._kept = self._kept, []
+            elif self._has_batch():
+                found = [self._collect_or_close()]
+        if interrupt.pending is not None:
+            self._kept = found
+            raise interrupt.pending
+        return found
+
+    def _finish_interrupted(self) -> None:
+        """Completes a batch that Ctrl-C has ended, and keeps it for the next call of ``next``."""
+        if self._is_under_way():
+            self._kept = self._take()
+
+    def _drop_interrupted(self) -> None:
+        """Drops a batch that was under way when Ctrl-C was pressed."""
+        self._kept = []
+
+    def _is_under_way(self) -> bool:
+        """Returns True if Ctrl-C has ended a batch that the next call of ``next`` goes on with."""
+        return False
 
     def _has_batch(self) -> bool:
         """Returns True if a batch is ready to be delivered, or frames are left to collect."""
@@ -229,6 +272,8 @@ class BaseCollector(  # type: ignore[misc]  # the option `trace` has a method of
                 return self._collect_timed()
             return self._collect_whole(self._whole)
         except BaseException as error:
+            if is_deferred(error):
+                raise
             self._failed = True
             if not isinstance(error, CollectorClosed):
                 # Only the first line: the text of a worker's error contains a traceback.
@@ -247,12 +292,11 @@ class BaseCollector(  # type: ignore[misc]  # the option `trace` has a method of
         With a replay buffer, the method collects one batch, and writes all whole trajectories to
         the buffer.
         """
-        buffer = self.config.replay_buffer
-        if buffer is not None:
+        if self.config.replay_buffer is not None:
             self._collect_timed()
             for group in whole.groups():
                 batch = self._delivery.deliver_whole(group)
-                buffer.extend(batch)
+                self._progress.replay_written_frames += self._delivery.write(batch)
                 self._record(batch)
                 self._note_whole(batch)
             self._batches += 1
@@ -262,6 +306,7 @@ class BaseCollector(  # type: ignore[misc]  # the option `trace` has a method of
                 if not self.closed:
                     whole.warn_if_undelivered(self.config.total_frames)
                 return None
+            check_interrupt()
             self._collect_timed()
         batch = self._delivery.deliver_whole(whole.pop_batch())
         self._batches += 1
@@ -282,14 +327,29 @@ class BaseCollector(  # type: ignore[misc]  # the option `trace` has a method of
 
     def _load_delivery(self, state: Mapping[str, Any], order: int, resumed: bool) -> None:
         """Restores what :meth:`_delivery_state` returned."""
+        self._drop_interrupted()
+        kept = state.get(_KEPT, ())
+        self._kept = [None if batch is None else from_plain(batch) for batch in kept]
         self._delivery.load_state_dict(state)
+        self._load_watch(state)
         if self._whole is not None:
             self._whole.load_state_dict(state.get(STATE, {}), order, resumed)
 
     def _delivery_state(self) -> dict[str, Any]:
-        """Returns the state of ``postproc``, and the trajectories that are not delivered yet."""
-        whole = {} if self._whole is None else {STATE: self._whole.state_dict()}
-        return {**whole, **self._delivery.state_dict()}
+        """Returns the state of ``postproc``, and what has been collected but not delivered yet.
+
+        Raises:
+            TypeError: if Ctrl-C has kept a batch from its delivery that can't be part of a state.
+        """
+        whole: dict[str, Any] = {} if self._whole is None else {STATE: self._whole.state_dict()}
+        for batch in self._kept:
+            if batch is not None and not isinstance(batch, TensorDictBase):
+                raise TypeError(
+                    "the state can't hold the batch that was under way when Ctrl-C was pressed, "
+                    f"because postproc made a {type(batch).__name__} of it: call next() first"
+                )
+            whole[_KEPT] = [None if batch is None else to_plain(batch.clone())]
+        return {**whole, **self._delivery.state_dict(), **self._watch_state()}
 
     def _record(self, batch: Any) -> None:
         """Writes a batch to the sink, when it is delivered or put into the replay buffer."""
@@ -401,8 +461,12 @@ class BaseCollector(  # type: ignore[misc]  # the option `trace` has a method of
 
     # --- statistics
 
-    def stats(self) -> dict[str, Any]:
+    def stats(self, workers: View = "aggregate") -> dict[str, Any]:
         """Returns statistics of the collector, as a flat dictionary.
+
+        Args:
+            workers: ``"aggregate"`` for the collector as a whole, ``"per_worker"`` for each
+                worker, or ``"both"``. A collector without workers has no statistics of workers.
 
         Returns:
             A dictionary with the numbers of ``frames`` and ``batches`` delivered so far, and with
@@ -418,6 +482,11 @@ class BaseCollector(  # type: ignore[misc]  # the option `trace` has a method of
             workers have not answered, ``restarts`` the number of times that workers were replaced,
             and ``process_bytes`` the resident memory of this process.
 
+            The entries of :class:`~trawl.collectors.budget.Progress` are included:
+            ``stepped_frames``, ``trajectory_completed_frames``, ``completed_trajectories``,
+            ``replay_written_frames`` and ``trajectory_pending_frames``. All but the last are
+            part of the collector's state.
+
             From the first batch on, the dictionary has the rate ``frames_per_second`` over recent
             batches, and ``frames_per_second_overall`` since the first one. ``env_share``,
             ``policy_share``, ``overhead_share``, ``weights_share`` and ``idle_share`` divide the
@@ -425,7 +494,20 @@ class BaseCollector(  # type: ignore[misc]  # the option `trace` has a method of
             ``wait_share`` and ``driver_share`` divide the recent time of the thread that takes
             batches: outside of the collector, waiting for a batch, and in other work of the
             collector. The same names with ``_seconds`` give the seconds since the first batch.
+
+        Raises:
+            ValueError: if ``workers`` has another value.
         """
+        _check_view("workers", workers)
+        facts = {} if workers == "per_worker" else self._aggregate()
+        return facts if workers == "aggregate" else facts | self._per_worker()
+
+    def _per_worker(self) -> dict[str, Any]:
+        """Returns the statistics of each worker, and how many workers there are."""
+        return {}
+
+    def _aggregate(self) -> dict[str, Any]:
+        """Returns the statistics of the collector as a whole."""
         # A monitor must not take the error away from the learner.
         if self._background is not None and not is_polling():
             self._background.check()
@@ -433,6 +515,7 @@ class BaseCollector(  # type: ignore[misc]  # the option `trace` has a method of
             "frames": self._frames,
             "batches": self._batches,
             "requested_frames_per_batch": self.requested_frames_per_batch,
+            **asdict(self.progress),
             **self._figures(),
         }
         if not self.config.endless:

@@ -3,9 +3,69 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, astuple, dataclass, replace
+from typing import Any
+
+from typing_extensions import Self
 
 from trawl.collectors.config import CollectorConfig, warn
 from trawl.collectors.trajectory_batcher import TrajectoryBatcher
+
+#: Entry of a state with a collector's progress.
+PROGRESS = "collector_progress"
+
+
+@dataclass
+class Progress:
+    """Counts of the frames and trajectories of a collector.
+
+    All counts grow, and states keep them, except for ``trajectory_pending_frames``.
+
+    Attributes:
+        stepped_frames: number of frames that were collected.
+        trajectory_completed_frames: number of frames of trajectories that have ended.
+        completed_trajectories: number of trajectories that have ended.
+        replay_written_frames: number of frames that were written to the replay buffer.
+        trajectory_pending_frames: number of frames of the trajectories that go on.
+    """
+
+    stepped_frames: int = 0
+    trajectory_completed_frames: int = 0
+    completed_trajectories: int = 0
+    replay_written_frames: int = 0
+    trajectory_pending_frames: int = 0
+
+    @classmethod
+    def total(cls, parts: Iterable[Progress]) -> Self:
+        """Returns the sum of the progress of several workers."""
+        return cls(*map(sum, zip(*map(astuple, parts), strict=True)))
+
+    def since(self, before: Progress) -> Progress:
+        """Returns what was counted since an earlier time, with the frames that are pending now."""
+        counts = (now - then for now, then in zip(astuple(self), astuple(before), strict=True))
+        pending = self.trajectory_pending_frames
+        return replace(Progress(*counts), trajectory_pending_frames=pending)
+
+    def add(self, other: Progress) -> None:
+        """Adds what was counted since, which :meth:`since` returned."""
+        self.load(asdict(Progress.total([self, other])))
+        self.trajectory_pending_frames = other.trajectory_pending_frames
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        """Restores the counts of a state; no frames are pending then."""
+        for name in asdict(self):
+            setattr(self, name, int(state.get(name, 0)))
+        self.trajectory_pending_frames = 0
+
+
+def progress_of(state: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Returns the entry of a collector's state with its progress.
+
+    Older states, and those of TorchRL 0.14, have the number of frames alone.
+    """
+    found: Mapping[str, Any] = state.get(PROGRESS, {"stepped_frames": state["frames"]})
+    return found
 
 
 class FrameBudget:
@@ -18,10 +78,26 @@ class FrameBudget:
 
     config: CollectorConfig
     closed: bool
+    _progress: Progress
     requested_frames_per_batch: int
     _whole: TrajectoryBatcher | None
     _frames = 0
     most_frames = math.inf
+
+    @property
+    def progress(self) -> Progress:
+        """The counts of frames and trajectories that ``stats()`` has; a copy."""
+        return replace(self._counts(), **({"trajectory_pending_frames": 0} if self.closed else {}))
+
+    def _counts(self) -> Progress:
+        return self._progress
+
+    def _load_progress(self, state: Mapping[str, Any]) -> None:
+        """Restores the progress of a state, except for what workers count."""
+        self._progress = Progress()
+        loaded = Progress()
+        loaded.load(progress_of(state))
+        self._progress = loaded.since(self._counts())
 
     def __len__(self) -> int:
         if self.config.endless:
@@ -66,15 +142,18 @@ class FrameBudget:
     def _warn_of_remainders(self) -> None:
         """Warns if a number of frames is not a multiple of the frames in a batch."""
         requested, total = self.requested_frames_per_batch, self.config.total_frames
-        if total > 0 and total % requested and self.config.extend_buffer and not self._is_exact:
+        by_step = self.config.adds_steps
+        whole = not (self.config.endless or by_step or self._is_exact)
+        if whole and total % requested:
             batches = math.ceil(total / requested)
             warn(
                 f"total_frames={total} is not a multiple of the {requested} frames in a batch: "
                 f"{batches * requested} frames will be collected, in {batches} batches (if rows "
-                f"are masked, up to {total + requested - 1} frames, in more batches)"
+                f"are masked, up to {total + requested - 1} frames, in more batches). To collect "
+                f"exactly {total} frames, pass exact_frames=True"
             )
         random = self.config.init_random_frames
-        if random and random % requested and self.config.extend_buffer:
+        if random and random % requested and not by_step:
             warn(
                 f"init_random_frames={random} is not a multiple of the {requested} frames in a "
                 f"batch: {math.ceil(random / requested) * requested} frames will be random"

@@ -32,6 +32,7 @@ from trawl.collectors.options import (
 from trawl.collectors.types import SupportsStop, SupportsVersion, SupportsWrite, Switch
 from trawl.envs.batched import check_env_kwargs
 from trawl.envs.frame_stack import FrameStackLike, as_frame_stack
+from trawl.envs.reset_kwargs import ResetKwargs, check_reset_kwargs
 from trawl.envs.types import DeviceLike, EnvKwargs
 from trawl.observe.trace_options import TraceLike, check_trace
 from trawl.rollout.normalization import NormalizeObservation, NormalizeReward
@@ -43,18 +44,19 @@ ExplorationKind: TypeAlias = (
 )
 
 
-def _total(_: str, value: Any) -> int:
-    """Returns ``total_frames`` as an integer, which is -1 if there is no limit."""
-    endless = value is None or value == math.inf
-    number = -1 if endless else check_number("total_frames", value, least=-1)
+def _total(name: str, value: Any) -> float:
+    """Returns ``total_frames`` as an integer, or infinity if there is no limit."""
+    if value is None or value == math.inf:
+        return math.inf
+    number = check_number(name, value)
     if number == 0:
-        raise ValueError("total_frames must be positive, or -1 for no limit, but it is 0")
-    return number
+        raise ValueError(f"{name} must be positive, or -1 for no limit, but it is 0")
+    return math.inf if number < 0 else number
 
 
 def _count(name: str, value: Any) -> int:
-    """Returns the value as a number of frames; None and -1 become 0."""
-    return 0 if value is None else max(check_number(name, value, least=-1), 0)
+    """Returns the value as a number of frames; None and negative numbers become 0."""
+    return 0 if value is None else max(check_number(name, value), 0)
 
 
 def _policy_factory(name: str, value: Any) -> Any:
@@ -148,23 +150,31 @@ class CollectorConfig:
             together. It is rounded up to a multiple of the number of environments.
         total_frames: number of frames after which iteration ends. The last batch is not cut short,
             so the total may exceed this number by up to one batch, unless ``exact_frames`` is
-            True. -1: no limit.
+            True. -1, or any other negative number: no limit; the attribute is then infinite.
         exact_frames: True to collect exactly ``total_frames`` frames. The last batch then has only
             the steps that are needed. If its last step has too many frames for the rest, frames of
             some environments are masked out in ``("collector", "mask")``. A replay buffer gets
             the frames in one dimension, environment by environment.
         policy_factory: function without arguments that makes the policy; alternative to ``policy``.
+            With workers, a module may be given as ``policy`` in addition, as the source of the
+            weights.
         device: default for ``storing_device``, ``env_device`` and ``policy_device``.
         storing_device: device on which batches are delivered.
         env_device: device of the environment's TensorDicts.
         policy_device: device on which the policy runs. A policy on another device is copied to it.
         create_env_kwargs: keyword arguments for the function that makes the environment.
-        max_frames_per_traj: number of steps after which an episode is truncated. None, 0 or -1:
-            never.
+        max_frames_per_traj: number of steps after which an episode is truncated. None, 0 or a
+            negative number: never.
         frame_stack: number of frames that observations are stacks of, or a
             :class:`~trawl.envs.FrameStack`. Batches store each frame once, and their observations
             are :class:`~trawl.data.StackedFrames`. None: observations are not stacked.
         init_random_frames: number of frames collected with random actions before the policy acts.
+            None, 0 or a negative number: none.
+        reset_kwargs: arguments for each reset of an environment, usually its options. They are a
+            mapping such as ``{"options": {"level": 1}}``, or a function that returns one. The
+            function is called with the index of the environment among all environments of the
+            collector, and the number of its episode, counted from 0 since the start or the last
+            ``set_seed``.
         reset_at_each_iter: True to reset the environment before each batch.
         reset_when_done: must be True, because when an episode ends, another one always begins.
         postproc: function called with each batch; its result is delivered instead.
@@ -180,6 +190,10 @@ class CollectorConfig:
             shape ``(trajs_per_batch, longest)``. Shorter trajectories have zeros at the end, where
             ``("collector", "mask")`` is False. With ``"cat"``, trajectories follow one another in
             the shape ``(frames,)``. A replay buffer always gets ``"cat"``.
+        replay_write_mode: what the replay buffer gets. ``"rollout"``: each batch of
+            ``frames_per_batch`` frames. ``"trajectory"``: whole trajectories, concatenated along
+            time, as soon as they end; unfinished trajectories wait. None: whole trajectories if
+            ``trajs_per_batch`` is given, and else batches.
         traj_sampling: order in which whole trajectories are delivered. None: the order in which
             they end, so that the first batches have more short trajectories than the environments
             make in the long run. ``"per_env"``: the next trajectory of each environment in turn;
@@ -245,7 +259,7 @@ class CollectorConfig:
     frames_per_batch: int = field(
         metadata={"check": partial(check_number, least=1), "tags": (WHOLE,)}
     )
-    total_frames: int = option(-1, _total, DRIVER, WHOLE)
+    total_frames: float = option(-1, _total, DRIVER, WHOLE)
     exact_frames: bool = option(False, None, DRIVER, WHOLE)
     policy_factory: Callable[[], Any] | None = option(None, _policy_factory, EACH, LIST)
     device: DeviceLike | None = option(None, None, EACH, LIST)
@@ -256,6 +270,7 @@ class CollectorConfig:
     max_frames_per_traj: int | None = option(None, _count, EACH)
     frame_stack: FrameStackLike | None = option(None, as_frame_stack)
     init_random_frames: int | None = option(None, _count, DRIVER)
+    reset_kwargs: ResetKwargs | None = option(None, check_reset_kwargs, EACH)
     reset_at_each_iter: bool = option(False, None, EACH)
     reset_when_done: bool = option(True, _reset_when_done)
     postproc: Callable[[Any], Any] | None = option(None, _postproc, DRIVER)
@@ -265,8 +280,11 @@ class CollectorConfig:
     traj_format: Literal["padded", "cat"] | None = option(
         None, one_of("padded", "cat", None), DRIVER, WHOLE
     )
+    replay_write_mode: Literal["rollout", "trajectory"] | None = option(
+        None, one_of("rollout", "trajectory", None), DRIVER
+    )
     traj_sampling: Literal["per_env"] | None = option(None, _sampling, DRIVER, WHOLE)
-    trajs_per_write: int | None = option(None, at_least(1), DRIVER, WHOLE)
+    trajs_per_write: int | None = option(None, at_least(1), DRIVER)
     exploration_type: ExplorationKind | None = option(InteractionType.RANDOM, _exploration, EACH)
     return_same_td: bool = False
     compact_obs: bool = False
@@ -310,31 +328,51 @@ class CollectorConfig:
         self._check_buffer()
         self._check_flow()
 
+    @property
+    def whole_trajectories(self) -> bool:
+        """True if whole trajectories are delivered, or written to the replay buffer."""
+        return self.trajs_per_batch is not None or self.replay_write_mode == "trajectory"
+
     def _check_trajectories(self) -> None:
-        count = self.trajs_per_batch
-        if count is None:
-            for name in ("traj_format", "traj_sampling", "trajs_per_write"):
-                if getattr(self, name) is not None:
-                    raise ValueError(
-                        f"{name}={getattr(self, name)!r} applies only to whole trajectories: "
-                        "pass trajs_per_batch too, the number of trajectories in a batch"
-                    )
-            return
-        if not self.track_traj_ids:
+        count, mode = self.trajs_per_batch, self.replay_write_mode
+        if mode is not None and self.replay_buffer is None:
             raise ValueError(
-                f"trajs_per_batch={count} needs trajectory ids, but track_traj_ids=False"
+                f"replay_write_mode={mode!r} says what a replay buffer gets: pass replay_buffer too"
             )
+        if mode is not None and count is not None:
+            raise ValueError(
+                f"replay_write_mode={mode!r} and trajs_per_batch={count} both say what the replay "
+                "buffer gets: leave trajs_per_batch out"
+            )
+        names = ["traj_sampling", "trajs_per_write"] if mode != "trajectory" else []
+        for name in ["traj_format", *names] if count is None else []:
+            if getattr(self, name) is not None:
+                needed = "trajs_per_batch too, the number of trajectories in a batch"
+                if name in names:
+                    needed += ", or replay_write_mode='trajectory'"
+                raise ValueError(
+                    f"{name}={getattr(self, name)!r} applies only to whole trajectories: "
+                    f"pass {needed}"
+                )
+        if self.whole_trajectories:
+            self._check_whole(
+                "replay_write_mode='trajectory'" if mode else f"trajs_per_batch={count}"
+            )
+
+    def _check_whole(self, option: str) -> None:
+        """Checks the options that contradict whole trajectories, for which ``option`` asks."""
+        if not self.track_traj_ids:
+            raise ValueError(f"{option} needs trajectory ids, but track_traj_ids=False")
         if self.split_trajs:
             raise ValueError(
-                f"trajs_per_batch={count} and split_trajs=True can't be combined: "
-                "trajs_per_batch delivers whole trajectories, but split_trajs cuts them at the "
-                "end of each batch"
+                f"{option} and split_trajs=True can't be combined: split_trajs cuts whole "
+                "trajectories at the end of each batch"
             )
         if self.set_truncated and not self.reset_at_each_iter:
             raise ValueError(
-                f"trajs_per_batch={count} delivers whole trajectories, but set_truncated=True "
-                "marks trajectories as ended that continue in the next batch. With "
-                "reset_at_each_iter=True, they do end"
+                f"{option} asks for whole trajectories, but set_truncated=True marks trajectories "
+                "as ended that continue in the next batch. With reset_at_each_iter=True, they do "
+                "end"
             )
         self._check_traj_format()
 
@@ -348,8 +386,8 @@ class CollectorConfig:
             )
         if self.traj_format is None:
             warn(
-                "trajs_per_batch without traj_format makes 'padded' batches, but TorchRL will "
-                "change this default to 'cat': pass traj_format='padded' or traj_format='cat'",
+                "trajs_per_batch without traj_format makes 'padded' batches, but TorchRL 0.16 "
+                "will change this default to 'cat': pass traj_format='padded' or traj_format='cat'",
                 FutureWarning,
             )
             object.__setattr__(self, "traj_format", "padded")
@@ -381,17 +419,39 @@ class CollectorConfig:
         if not self.extend_buffer:
             names = ("postproc", "split_trajs", "trajs_per_batch")
             refused |= {name: getattr(self, name) for name in names}
+            refused["replay_write_mode='trajectory'"] = self.whole_trajectories
         for name, value in refused.items():
             if value:
                 how = "" if self.extend_buffer else " and extend_buffer=False"
                 raise TypeError(f"{name} can't be used with replay_buffer{how}")
 
-        ndim = getattr(getattr(buffer, "_storage", None), "ndim", 1)
-        if ndim != 1 and (self.trajs_per_batch is not None or self.exact_frames):
-            what = "frames (exact_frames=True)" if self.exact_frames else "whole trajectories"
+        if self.exact_frames:
+            self.check_storage("frames (exact_frames=True)")
+        if self.whole_trajectories:
+            self.check_storage("whole trajectories")
+        if self.split_trajs:
+            self.check_storage("trajectories (split_trajs=True)")
+        if self.on_env_error == "restart":
+            self.check_storage("frames of environments that may fail (on_env_error='restart')")
+
+    @property
+    def storage_ndim(self) -> int:
+        """Number of dimensions of the replay buffer's storage; 1 if it is not known."""
+        return int(getattr(getattr(self.replay_buffer, "_storage", None), "ndim", 1))
+
+    def check_storage(self, what: str) -> None:
+        """Checks that the replay buffer can hold frames that don't fill the rows of a batch.
+
+        Args:
+            what: what is written to the buffer.
+
+        Raises:
+            ValueError: if the buffer's storage has several dimensions.
+        """
+        if self.storage_ndim != 1:
             raise ValueError(
                 f"{what} are written one after the other, in one dimension, but the storage of "
-                f"replay_buffer has ndim={ndim}: make the storage without ndim"
+                f"replay_buffer has ndim={self.storage_ndim}: make the storage without ndim"
             )
 
     def _check_flow(self) -> None:
@@ -401,9 +461,14 @@ class CollectorConfig:
             raise ValueError("inserts_ahead needs samples_per_insert")
 
     @property
+    def adds_steps(self) -> bool:
+        """True if each step is written to a replay buffer on its own."""
+        return self.replay_buffer is not None and not self.extend_buffer
+
+    @property
     def endless(self) -> bool:
         """True if there is no limit on frames."""
-        return self.total_frames < 0
+        return self.total_frames == math.inf
 
 
 def option_names() -> list[str]:

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
+from types import NoneType
 from typing import Any
 
 import torch
 from tensordict import TensorDictBase
+from torch import Tensor
 
 from trawl.collectors.config import CollectorConfig
+from trawl.collectors.torchrl import has_fixed_rows
 from trawl.collectors.utils import split_trajectories
 from trawl.keys import MASK, Key
 from trawl.rollout.device_transfer import moved
-from trawl.tensordicts import drop_private, truncate_
+from trawl.tensordicts import drop_private, has_lazy, padded, truncate_
 
 # Entry of a state that holds the state of ``postproc``.
 _POSTPROC = "postproc"
@@ -42,21 +45,37 @@ class BatchDelivery:
         self.postproc = config.postproc
         self._truncated_keys = truncated_keys
         self._returned = SameTensorDict()
+        # Device of the replay buffer's storage, once it is known.
+        self._storage_device: Any = ...
         move = getattr(self.postproc, "to", None)
         if storing_device is not None and move is not None:
             move(storing_device)
 
     def process(self, batch: TensorDictBase, filled: int) -> Any:
         """Applies the options to a batch, in which only the first ``filled`` steps were taken."""
-        config = self.config
+        config, steps = self.config, batch.shape[-1]
         batch = self._stored_truncated(batch, filled)
         if config.split_trajs or config.replay_buffer is not None:
             batch = batch if filled == batch.shape[-1] else batch[..., :filled]
         if config.split_trajs:
             batch = split_trajectories(batch, prefix="collector")
+            if has_fixed_rows(config.replay_buffer):
+                batch = padded(batch, steps - batch.shape[-1])
         elif config.replay_buffer is not None:
             batch = self.written(batch)
         return self.processed(batch)
+
+    def check_storage(self, batch: TensorDictBase) -> None:
+        """Checks that the replay buffer can hold batches of the form of ``batch``.
+
+        Raises:
+            ValueError: if the buffer's storage has several dimensions, but the frames are written
+                in one.
+        """
+        if batch.get(MASK, None) is not None:
+            self.config.check_storage("frames of environments that spend steps on resets")
+        if batch.ndim == 1 and self.postproc is None:
+            self.config.check_storage("frames without a dimension of environments")
 
     def written(self, batch: TensorDictBase) -> TensorDictBase:
         """Returns the frames of a batch in the shape that is written to the replay buffer."""
@@ -84,13 +103,18 @@ class BatchDelivery:
         """
         return self._as_returned(self.processed(trajectories))
 
-    def write(self, batch: TensorDictBase) -> None:
-        """Writes a processed batch into the replay buffer, which may refuse one without frames."""
+    def write(self, batch: Any) -> int:
+        """Writes a processed batch into the replay buffer, which may refuse one without frames.
+
+        Returns:
+            The number of frames that the buffer got.
+        """
         buffer = self.config.replay_buffer
-        if isinstance(batch, TensorDictBase) and not batch.shape.numel():
-            return
+        frames = batch.numel() if hasattr(batch, "numel") else len(batch)
+        if not frames:
+            return 0
         if self.config.extend_buffer:
-            buffer.extend(batch)
+            buffer.extend(self._as_stored(batch))
         elif batch.ndim > 1 and getattr(getattr(buffer, "storage", None), "ndim", 1) > 1:
             # A buffer with more than one dimension has a row for each environment.
             for step in batch.split(1, -1):
@@ -98,6 +122,24 @@ class BatchDelivery:
         else:
             for frame in batch.reshape(-1):
                 buffer.add(frame)
+        return int(frames)
+
+    def _as_stored(self, batch: Any) -> Any:
+        """Returns a batch without a device as one on the storage's device, if its data are there.
+
+        Storages compare this device with their own.
+        """
+        if not isinstance(batch, TensorDictBase) or batch.device is not None or has_lazy(batch):
+            return batch
+        if not isinstance(self._storage_device, (torch.device, NoneType)):
+            storage = getattr(self.config.replay_buffer, "storage", None)
+            # A storage may have no device, or "auto" before its first entry.
+            self._storage_device = getattr(storage, "device", None)
+        place = self._storage_device
+        tensors = (value for value in batch.values(True, True) if isinstance(value, Tensor))
+        if isinstance(place, torch.device) and all(value.device == place for value in tensors):
+            return batch.to(place)
+        return batch
 
     def _as_returned(self, processed: Any) -> Any:
         same = self.config.return_same_td and isinstance(processed, TensorDictBase)

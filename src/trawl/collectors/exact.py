@@ -54,13 +54,24 @@ def _truncate(batch: TensorDictBase, kept: Tensor, mask: Tensor) -> None:
     truncate_(batch.get("next"), last, ())
 
 
-def limited(parts: Iterable[WorkerBatch], most: float) -> list[WorkerBatch]:
-    """Returns the parts of a batch, counted so that they have at most ``most`` frames together."""
+def limited(
+    parts: Iterable[WorkerBatch], most: float, steps: Sequence[int] | None = None
+) -> list[WorkerBatch]:
+    """Returns the parts of a batch, counted so that they have at most ``most`` frames together.
+
+    Args:
+        parts: the parts.
+        most: the number of frames.
+        steps: for each worker, the number of frames in a step that is not to be divided, although
+            there may be more frames then; None to divide steps.
+    """
     found = []
     for part in parts:
-        frames = part.answer.frames
-        if frames > most:
-            part = replace(part, answer=replace(part.answer, frames=int(most)))
+        frames, kept = part.answer.frames, most
+        if steps is not None and most < math.inf:
+            kept = math.ceil(most / steps[part.index]) * steps[part.index]
+        if frames > kept:
+            part = replace(part, answer=replace(part.answer, frames=int(kept)))
         most -= min(frames, most)
         found.append(part)
     return found

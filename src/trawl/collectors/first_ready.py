@@ -11,7 +11,7 @@ from trawl.collectors.config import CollectorConfig
 from trawl.envs.base import TensorDictEnv
 from trawl.envs.gym import GymEnv
 from trawl.envs.pool import Pool
-from trawl.keys import Key
+from trawl.keys import Key, as_key, show_key
 from trawl.rollout.batch_writer import BatchOptions
 from trawl.rollout.policy import Policy
 from trawl.rollout.ready_loop import ReadyRollout
@@ -104,9 +104,26 @@ def new_ready_rollout(
             f"AsyncBatchedCollector needs one reward for each environment, but the agents of "
             f"{env.name} have rewards of their own: use MultiAsyncCollector"
         )
+    shape = tuple(env.reward_spec.shape[len(env.batch_size) :])
+    if shape != (1,):
+        raise ValueError(
+            f"AsyncBatchedCollector needs one reward for each environment, but the reward of "
+            f"{env.name} has several components, of shape {shape}: use MultiAsyncCollector"
+        )
     if not env.fixed_layout:
         raise ValueError(
-            "AsyncBatchedCollector needs environments whose data has a fixed layout, but "
-            f"{env.name} has none: use MultiAsyncCollector"
+            "AsyncBatchedCollector needs environments that have one reward, no inputs besides "
+            "observations and actions, and data of fixed shapes and dtypes, unlike text. "
+            f"{env.name} has {_shapes(env)}: use MultiAsyncCollector"
         )
     return ReadyRollout(env, policy, options, exploration, serving, version)
+
+
+def _shapes(env: Any) -> str:
+    """Returns the dtypes and shapes of what an environment shows, as text for an error message."""
+    axes = len(env.batch_size)
+    return ", ".join(
+        f"{show_key(as_key(key))} ({leaf.dtype}, shape {tuple(leaf.shape[axes:])})"
+        for spec in (env.full_observation_spec, env.full_action_spec, env.full_reward_spec)
+        for key, leaf in spec.items(True, True)
+    )

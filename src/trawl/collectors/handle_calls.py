@@ -112,7 +112,7 @@ class HandleCalls(ABC):
         """Refuses calls that would leave gaps in the driver's trajectories or counts."""
         why = ""
         if self._whole and name in _COLLECT | {"load_state_dict"}:
-            why = "the collector assembles whole trajectories (trajs_per_batch)"
+            why = "the collector assembles whole trajectories"
         elif name in _COLLECT and self.collector.config.replay_buffer is not None:
             why = "workers write into the replay buffer, and the collector counts what they write"
         if why:

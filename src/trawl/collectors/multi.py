@@ -17,8 +17,10 @@ from trawl.collectors.arguments import (
     accepts,
     describe,
 )
+from trawl.collectors.config import warn
 from trawl.collectors.multi_config import check_names
 from trawl.collectors.worker_collector import WorkerCollector
+from trawl.envs.types import is_list
 
 # For each open collector, the number of its workers, and its request for torch threads in this
 # process. None requests one thread less for each worker.
@@ -109,6 +111,11 @@ class MultiCollector(WorkerCollector):
             )
         if isinstance(options.get("num_workers"), str):
             options["num_workers"] = self._measured_count(create_env_fn, policy, options)
+        if options.get("num_workers") is None and not is_list(create_env_fn):
+            warn(
+                f"{type(self).__name__} has one worker, because create_env_fn is one environment: "
+                "pass num_workers, or a list of environments (num_workers=1 is silent)"
+            )
         super().__init__(create_env_fn, policy, *more, **options)
 
     def _measured_count(self, create_env_fn: Any, policy: Any, options: dict[str, Any]) -> int:

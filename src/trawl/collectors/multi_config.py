@@ -106,7 +106,7 @@ class MultiConfig(CollectorConfig):
         # frames of its replacement. With preemption, the frames of a late worker can't be
         # distinguished from frames that come after the end. Whole trajectories in a worker
         # would be lost if the worker died, or written again by its replacement.
-        return self.extend_buffer and not self.preempts and self.trajs_per_batch is None
+        return self.extend_buffer and not self.preempts and not self.whole_trajectories
 
     @property
     def preempts(self) -> bool:

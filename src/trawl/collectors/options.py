@@ -58,6 +58,10 @@ def tagged(cls: Any, tag: str) -> frozenset[str]:
     return frozenset(one.name for one in fields(cls) if tag in one.metadata.get("tags", ()))
 
 
+# Names that other libraries have for the number of environments.
+_COUNTS = {"n_envs", "n_env", "nenvs", "number_of_envs", "num_environments"}
+
+
 def unknown_options(kind: str, unknown: Sequence[str], known: Iterable[str]) -> TypeError:
     """Returns the error for options that a collector doesn't have.
 
@@ -69,6 +73,11 @@ def unknown_options(kind: str, unknown: Sequence[str], known: Iterable[str]) -> 
     hint = did_you_mean(unknown, known)
     if set(unknown) & set(argument_names(GymEnv)):
         hint = ". Arguments of the environment are passed in create_env_kwargs"
+    elif not _COUNTS.isdisjoint(unknown):
+        hint = (
+            ". To step several environments, pass a list of ids or of functions that make them, "
+            "such as ['CartPole-v1'] * 4, or a ParallelEnv, which steps them in processes"
+        )
     return TypeError(f"{kind} got unknown arguments: {', '.join(unknown)}{hint}")
 
 

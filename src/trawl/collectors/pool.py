@@ -28,8 +28,10 @@ from trawl.collectors.background import CollectorClosed
 from trawl.collectors.config import warn
 from trawl.collectors.slot import BufferNames, SlotLimits, WorkerSlot
 from trawl.errors import WorkerDied, WorkerError
+from trawl.interrupts import check_interrupt, may_interrupt
 
 _CLOSING = 5.0  # seconds that workers have to close their environments before they are killed
+_GLANCE = 0.2  # seconds after which a wait for batches looks whether Ctrl-C was pressed
 _living: WeakSet[WorkerPool] = WeakSet()
 
 
@@ -279,9 +281,12 @@ class WorkerPool:
         Raises:
             WorkerError: if a worker failed (also an instance of the original exception's type).
             WorkerDied: if a worker died and may not be replaced.
+            KeyboardInterrupt: if Ctrl-C was pressed; requests stay pending.
         """
         if timeout is None:
-            self._pump_until(lambda: bool(self.batches))
+            while not self.batches:
+                check_interrupt()
+                self._pump(_GLANCE if may_interrupt() and self.backend.isolated else None)
         elif not self.batches:
             self._pump(timeout)
         return self.pop_batch()

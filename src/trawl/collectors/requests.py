@@ -9,6 +9,7 @@ from time import perf_counter
 from typing import Any
 
 from trawl.backends.failure import Failure
+from trawl.collectors.budget import Progress
 from trawl.collectors.snapshots import Snapshot
 from trawl.collectors.times import BatchTimes
 from trawl.keys import Key
@@ -101,6 +102,7 @@ class WorkerReady:
         warnings: warnings about the environment and the policy, which the driver shows.
         masked: whether rows of a batch may hold no frame.
         versioned: whether each frame has a policy version of its own already.
+        version: version of the policy; None if versions are not tracked.
         snapshot: the state of the worker, or None.
         statistics: statistics of no frames, for each entry that is normalised.
         at: time at which the worker was ready, by its ``time.perf_counter()``.
@@ -116,6 +118,7 @@ class WorkerReady:
     warnings: Sequence[str] = ()
     masked: bool = False
     versioned: bool = False
+    version: int | str | None = None
     snapshot: Snapshot | None = None
     statistics: Statistics = field(default_factory=dict)
     at: float = field(default_factory=perf_counter)
@@ -129,7 +132,8 @@ class BatchReady:
         number: number of the request.
         frames: number of frames of experience in the batch.
         filled: number of steps in the batch; later rows are empty.
-        version: version of the policy that made the batch.
+        version: version of the policy that made the batch, and of its frames, unless they have
+            versions of their own already.
         weights: number of weight updates that were sent to the worker, up to and including the
             update whose weights made the batch.
         trajectory: id of the next trajectory to begin.
@@ -145,6 +149,8 @@ class BatchReady:
         random: whether the actions were random.
         snapshot: the state of the worker after the batch, or None.
         statistics: statistics of the frames of the batch, for each entry that is normalised.
+        begun: number of the next episode of each environment, if ``reset_kwargs`` is a function.
+        progress: what the worker has counted since its last answer.
     """
 
     number: int
@@ -164,6 +170,8 @@ class BatchReady:
     block: Any = None
     snapshot: Snapshot | None = None
     statistics: Statistics = field(default_factory=dict)
+    begun: Sequence[int] = ()
+    progress: Progress = field(default_factory=Progress)
 
 
 @dataclass(frozen=True)
@@ -219,11 +227,15 @@ class CallReturned:
         number: number of the request.
         value: the pickled result.
         snapshot: the state of the worker after the call, or None.
+        progress: what the worker has counted since its last answer.
+        version: version of the worker's policy after the call.
     """
 
     number: int
     value: bytes
     snapshot: Snapshot | None = None
+    progress: Progress = field(default_factory=Progress)
+    version: int | str | None = None
 
 
 @dataclass(frozen=True)
@@ -234,11 +246,15 @@ class RequestFailed:
         number: number of the request.
         failure: the exception.
         snapshot: the state of the worker after a call that failed, or None.
+        progress: what the worker has counted since its last answer.
+        version: version of the worker's policy after the call.
     """
 
     number: int
     failure: Failure
     snapshot: Snapshot | None = None
+    progress: Progress = field(default_factory=Progress)
+    version: int | str | None = None
 
 
 @dataclass(frozen=True)

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import pickle
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from copy import deepcopy
+from dataclasses import asdict
 from itertools import count
 from typing import Any, Literal
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from trawl.checks import check_bool
+from trawl.collectors.budget import PROGRESS
 from trawl.collectors.config import warn
 from trawl.collectors.placing import module_of
 from trawl.collectors.rollouts import RolloutCollector
@@ -28,6 +32,8 @@ from trawl.schema.checks import UNKNOWN
 from trawl.schema.states import EPISODES, check_collector
 from trawl.weight_update.tensors import own_extra_state
 
+# Entry of the state with the number of the next episode of each environment.
+BEGUN = "episodes_begun"
 # Format of the entry RESUME.
 _FORMAT = 1
 _MODES = ("raise", "new_episodes")
@@ -41,6 +47,8 @@ class ResumableCollector(RolloutCollector):
     """
 
     env: Any
+    # The number of the next episode of each environment, unless a process has it.
+    _next_episodes: NDArray[np.int64]
     _restarts: EnvRestarts | None
     _seed: tuple[int, bool, int] | None
     resumed = False
@@ -73,11 +81,13 @@ class ResumableCollector(RolloutCollector):
         yet.
         """
         with self._held():
+            self._finish_interrupted()
             state: dict[str, Any] = {
                 # A copy, because transforms change their tensors in place.
                 "env_state_dict": deepcopy(self.env.state_dict()),
                 "frames": self._frames,
                 "iter": self._batches,
+                PROGRESS: asdict(self.progress),
                 "traj_pool": {"traj_id": torch.tensor(self._rollout.writer.episodes.next_id)},
             }
             module = module_of(self.policy)
@@ -87,6 +97,8 @@ class ResumableCollector(RolloutCollector):
             if self._version is not None:
                 state["policy_version"] = self._version.version
             state |= self._delivery_state() | self._normalization_state()
+            if self.config.reset_kwargs is not None:
+                state[BEGUN] = self._episodes_begun()
             try:
                 state[RESUME] = self._resume_state()
             except EnvStateError as error:
@@ -170,9 +182,13 @@ class ResumableCollector(RolloutCollector):
             module.load_state_dict(weights, strict=strict)
         self.resumed = self._load_episodes(state_dict, trust, raises, mismatch)
         self._load_normalization(state_dict)
+        begun = self._checked_begun(state_dict.get(BEGUN))
+        if begun is not None:
+            self._load_begun(begun)
         if not self.resumed:
             self._begin_episodes(state_dict, strict)
         self._frames = int(state_dict["frames"])
+        self._load_progress(state_dict)
         self._batches = int(state_dict["iter"])
         if self._version is not None and "policy_version" in state_dict:
             self._version.version = state_dict["policy_version"]
@@ -213,6 +229,7 @@ class ResumableCollector(RolloutCollector):
         known: Any = UNKNOWN if own is None else self._with_template(own)
         check_collector(state_dict, known, needed)
         self._check_normalization(state_dict)
+        self._checked_begun(state_dict.get(BEGUN))
         try:
             self._check_episodes(state_dict.get(RESUME), {} if own is None else own.get(RESUME))
         except StateError as error:
@@ -280,7 +297,7 @@ class ResumableCollector(RolloutCollector):
         if state_dict.get("env_state_dict"):
             # A copy, because transforms change their tensors in place.
             self.env.load_state_dict(deepcopy(state_dict["env_state_dict"]), strict=strict)
-        if not self._at_start or RESUME in state_dict:
+        if not self._at_start or RESUME in state_dict or BEGUN in state_dict:
             self._restart()
         if "traj_pool" in state_dict:
             self._rollout.writer.episodes.load(int(state_dict["traj_pool"]["traj_id"]))
@@ -297,6 +314,39 @@ class ResumableCollector(RolloutCollector):
         self._seed = None if seed is None else (int(seed[0]), bool(seed[1]), int(seed[2]))
         if self._restarts is not None:
             self._restarts.count = state["env_restarts"]
+
+    # --- episodes that were begun, for reset_kwargs
+
+    def _episodes_begun(self) -> list[int]:
+        """Returns the number of the next episode of each environment."""
+        own = isinstance(self.env, TensorDictEnv)
+        found: list[int] = (
+            self.env.episode_counts(self._next_episodes) if own else self._next_episodes
+        ).tolist()
+        return found
+
+    def _load_begun(self, begun: NDArray[np.int64]) -> None:
+        self._next_episodes[:] = begun
+        if self.config.reset_kwargs is not None and isinstance(self.env, TensorDictEnv):
+            self.env.load_episode_counts(self._next_episodes)
+
+    def _checked_begun(self, begun: Any) -> NDArray[np.int64] | None:
+        """Returns the numbers of the next episodes from a state; None if they are not needed."""
+        if begun is None or self.config.reset_kwargs is None:
+            return None
+        count = len(self._next_episodes)
+        fits = isinstance(begun, (list, tuple)) and len(begun) == count
+        if not fits or not all(type(one) is int and 0 <= one < 2**63 for one in begun):
+            raise StateError(
+                f"{BEGUN} in the state must be a list with a number for each of the {count} "
+                f"environments, but it is {begun!r}"
+            )
+        return np.array(begun, np.int64)
+
+    def continue_episodes(self, begun: Sequence[int]) -> None:
+        """Begins new episodes, which are numbered from those that a dead worker had begun."""
+        self._load_begun(np.array(begun, np.int64))
+        self._restart()
 
     # --- replacements of workers that died
 
@@ -317,13 +367,13 @@ class ResumableCollector(RolloutCollector):
                 if self._version is not None and batch.version is not None:
                     self._version.version = batch.version
                 self._run_into(None, batch.random, stop_after(batch.steps))
+                self.count_steps(batch.frames)
                 self._frames += batch.frames
                 self._batches += 1
         finally:
             self._receivers = receivers
         # The driver has the times and the episodes of these batches already.
         self._rollout.times = LoopTimes()
-        self._rollout.writer.sums.pop()
         if self.normalization is not None:
             self.normalization.pop_delta()
         policy = receivers.get(POLICY)

@@ -32,6 +32,7 @@ from trawl.collectors.weak import weak
 from trawl.observe.trace_options import TraceOptions
 from trawl.rollout.batch_writer import BatchOptions
 from trawl.rollout.block import Block
+from trawl.rollout.episode_sums import EndedEpisodes
 from trawl.rollout.loop import Rollout
 from trawl.rollout.policy import Policy
 from trawl.rollout.ready_loop import ReadyRollout
@@ -56,7 +57,11 @@ class RolloutCollector(DirectWeights):
         super().__init__(config)
         self._at_start = True
         self._times = WorkerTimes()
+        # Numbers of episodes, and of their frames, that are counted as progress already.
+        self._counted = 0, 0
         self._in_turn = False
+        # Random actions, when to stop, and the version of the policy, of the batch under way.
+        self._begun: tuple[bool, Callable[[], bool] | None, int | str | None] = (False, None, None)
         # In a worker, the driver's decisions for a batch: random actions, and when to stop.
         self._ordered: tuple[bool, Callable[[], bool] | None] | None = None
         # Function that returns the context for writing a batch into the replay buffer. Its argument
@@ -72,6 +77,7 @@ class RolloutCollector(DirectWeights):
         return Rollout(self.env, self._resolved, options, self.config.exploration_type)
 
     def _new_ready_rollout(self, options: BatchOptions, serving: ServingOptions) -> ReadyRollout:
+        serving = replace(serving, ends_idle=self.config.reset_at_each_iter)
         if self._version is None:
             serving = replace(serving, version_key=None)
         return new_ready_rollout(
@@ -104,11 +110,22 @@ class RolloutCollector(DirectWeights):
     def _note_turn(self, frames: int) -> None:
         times = self._clock.batch_times(self._rollout.times)
         self._times.add(times, frames)
-        self._episodes.add(*self._rollout.writer.sums.pop())
+        self._episodes.add(*self.count_steps(frames))
         super()._note_turn(frames)
         tracer = self._tracer
         if isinstance(tracer, LocalTracer):
             tracer.batch(times, frames, self._rollout.pop_steps())
+
+    def count_steps(self, frames: int) -> EndedEpisodes:
+        """Counts collected frames, and returns the episodes that have ended since the last call."""
+        sums, progress = self._rollout.writer.sums, self._progress
+        count, ended = self._counted
+        self._counted = sums.count, sums.frames
+        progress.stepped_frames += frames
+        progress.completed_trajectories += sums.count - count
+        progress.trajectory_completed_frames += sums.frames - ended
+        progress.trajectory_pending_frames = sums.unfinished
+        return sums.pop()
 
     @override
     def _pop_waited(self) -> float:
@@ -136,10 +153,6 @@ class RolloutCollector(DirectWeights):
         own = {names[name]: facts[name] for name in names if name in facts}
         return super()._counters() | own
 
-    @property
-    def _adds_steps(self) -> bool:
-        return self.config.replay_buffer is not None and not self.config.extend_buffer
-
     def rollout(self) -> TensorDictBase:
         """Collects a batch, without processing or counting it.
 
@@ -151,8 +164,11 @@ class RolloutCollector(DirectWeights):
         """
         self._check_open("rollout()")
         with self._held():
-            self._prepare()
-            if self._in_turn and self._adds_steps:
+            if not self._in_turn:
+                self._finish_interrupted()
+            if not self._rollout.paused:
+                self._prepare()
+            if self._in_turn and self.config.adds_steps:
                 return self._collect_steps()
             batch = self._run()
             if self._whole is not None and not self._in_turn:
@@ -160,9 +176,9 @@ class RolloutCollector(DirectWeights):
                 for source, frames in self._by_source(batch):
                     self._whole.miss(frames, source)
             if not self._in_turn:
-                # These frames are not counted, so neither are their times and episodes.
+                # These frames are not delivered, so their times and episodes are not counted.
                 self._clock.batch_times(self._rollout.times)
-                self._rollout.writer.sums.pop()
+                self.count_steps(count_frames(batch, self._rollout.filled))
             return batch
 
     def _turn(self) -> TensorDictBase | None:
@@ -175,13 +191,16 @@ class RolloutCollector(DirectWeights):
             TypeError: if an override of :meth:`rollout` does not return a batch.
         """
         self._in_turn = True
+        rollout = self._rollout
+        # An override of rollout() may lose what it has, and single steps are batches of their own.
+        rollout.may_pause = not (overrides_rollout(self) or self.config.adds_steps)
         # Rows stay empty only if a batch of the usual length is interrupted.
-        self._rollout.filled = self.frames_per_batch
+        rollout.filled = self.frames_per_batch
         try:
             batch: Any = self.rollout()
         finally:
-            self._in_turn = False
-        if batch is None and self._adds_steps:
+            self._in_turn = rollout.may_pause = False
+        if batch is None and self.config.adds_steps:
             return None
         if not isinstance(batch, TensorDictBase) or not batch.ndim:
             raise TypeError(
@@ -191,6 +210,15 @@ class RolloutCollector(DirectWeights):
         if batch.shape[-1] != self.frames_per_batch:
             self._rollout.filled = batch.shape[-1]
         return batch
+
+    @override
+    def _drop_interrupted(self) -> None:
+        super()._drop_interrupted()
+        self._rollout.drop_paused()
+
+    @override
+    def _is_under_way(self) -> bool:
+        return self._rollout.paused
 
     def _prepare(self) -> None:
         """Loads new weights; calls the hook and resets the environment if the options say so."""
@@ -206,15 +234,19 @@ class RolloutCollector(DirectWeights):
     def _restart(self, mask: NDArray[np.bool_] | None = None, **kwargs: Any) -> None:
         self._rollout.reset(mask, **kwargs)
         self._at_start = mask is None
+        self._progress.trajectory_pending_frames = self._rollout.writer.sums.unfinished
 
     def _run(self) -> TensorDictBase:
-        # A batch has the version at its start, even if another thread advances the version later.
-        version = None if self._version is None else self._version.version
-        self._at_start = False
-        in_turn = self._in_turn or self._takes_first_ready
-        self._rollout.limit(self._left() if in_turn else math.inf)
-        random, stopped = self._ordered or (self._is_random(), self._stopped())
-        self.acted_randomly = random
+        if not self._rollout.paused:
+            # A batch has the version at its start, even if another thread advances it later.
+            version = None if self._version is None else self._version.version
+            self._at_start = False
+            in_turn = self._in_turn or self._takes_first_ready
+            self._rollout.limit(self._left() if in_turn else math.inf)
+            random, stopped = self._ordered or (self._is_random(), self._stopped())
+            self.acted_randomly = random
+            self._begun = random, stopped, version
+        random, stopped, version = self._begun
         batch = self._rollout.run(random, stopped, not self.is_running())
         self._stamp(batch, version)
         return batch
@@ -281,7 +313,7 @@ class RolloutCollector(DirectWeights):
         batch = self._delivery.deliver(batch, filled)
         if self.config.replay_buffer is not None:
             with self._writing(delivered):
-                self._delivery.write(batch)
+                self._progress.replay_written_frames += self._delivery.write(batch)
         self._frames += delivered
         self._batches += 1
         self._record(batch)
@@ -331,6 +363,7 @@ class RolloutCollector(DirectWeights):
                 frame = frame[0]
                 self.config.replay_buffer.add(frame)
             self._frames += frames
+            self._progress.replay_written_frames += frames
             if frames:
                 self._record(frame)
             if self.post_collect_hook is not None:

@@ -41,6 +41,8 @@ class Scheduler(ABC):
         waited: seconds in which the scheduler waited for workers.
         on_wait: function that is called with the beginning and the end of each wait, or None.
         samples_steps: True to have workers record the times of single steps.
+        whole_steps: True if units are steps that are not divided, although there may be more frames
+            then than are left.
         normalization: the statistics that requests carry; None if nothing is normalised.
     """
 
@@ -55,6 +57,7 @@ class Scheduler(ABC):
         self.waited = 0.0
         self.on_wait: Callable[[float, float], None] | None = None
         self.samples_steps = False
+        self.whole_steps = False
         self.normalization: Normalization | None = None
         # For each worker, the sizes of the batches that it was asked for and that have not arrived.
         self._requested: list[deque[int]] = []
@@ -127,13 +130,14 @@ class Scheduler(ABC):
     def _sizes(self, workers: Sequence[int]) -> list[int]:
         """Returns the number of frames to request from each of some workers.
 
-        A batch can't be cut in the middle, so a request for less than a unit is the last one.
+        A batch can't be cut in the middle, so a request for less than a unit is the last one. If
+        steps are not divided, it becomes a whole unit.
         """
         left = max(0.0, self.left())
         sizes = [self.frames[index] for index in workers]
         found = shares(left, sizes, [self.units[index] for index in workers])
         if found and not any(found) and not self.frames_under_way:
-            found[0] = int(left)
+            found[0] = self.units[workers[0]] if self.whole_steps and left >= 1 else int(left)
         return found
 
     def _request(

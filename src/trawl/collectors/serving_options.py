@@ -12,14 +12,15 @@ from tensordict.nn import InteractionType
 
 from trawl.checks import check_bool, check_number, check_seconds, did_you_mean
 from trawl.collectors.first_ready import VERSION, pool_of
-from trawl.collectors.policy_version import PolicyVersion
 from trawl.collectors.types import PolicyLike
 from trawl.devices import check_device
 from trawl.envs.affinity import Affinity, check_cores
 from trawl.envs.batched import arguments_of
 from trawl.envs.build import is_env, refuse_policy
 from trawl.envs.parallel import ParallelEnv
+from trawl.envs.reset_kwargs import ResetKwargs
 from trawl.envs.serial import build_env
+from trawl.envs.transforms import PolicyVersion
 from trawl.envs.types import DeviceLike, EnvKwargs, is_list
 from trawl.keys import as_key
 from trawl.observe.trace_options import TraceLike
@@ -65,10 +66,13 @@ _OF_COLLECTOR = (
     "policy_factory",
     "frames_per_batch",
     "total_frames",
+    "reset_kwargs",
     "reset_at_each_iter",
     "postproc",
     "exploration_type",
     "replay_buffer",
+    "replay_write_mode",
+    "trajs_per_write",
     "post_collect_hook",
     "on_env_error",
     "compile_policy",
@@ -136,8 +140,8 @@ class AsyncBatchedArguments:
     Attributes:
         policy_factory: function without arguments that makes the policy; alternative to ``policy``.
         frames_per_batch: number of frames in a batch.
-        total_frames: number of frames after which iteration ends; -1: no limit. The last batch has
-            exactly the frames that are left.
+        total_frames: number of frames after which iteration ends; a negative number: no limit. The
+            last batch has exactly the frames that are left.
         exact_frames: has no effect, because the number of frames is always exact.
         max_batch_size: maximum number of environments for which the policy acts at once. Default:
             64.
@@ -157,10 +161,14 @@ class AsyncBatchedArguments:
             collects. ``"multiprocessing"``: the inference process, which collects ahead while the
             learner works. The constructor then returns an
             :class:`~trawl.collectors.inference_process.InferenceProcessCollector`.
+        reset_kwargs: arguments for each reset of an environment, as in a ``Collector``.
         reset_at_each_iter: True to reset all environments before each batch.
         postproc: function called with each batch; its result is delivered instead.
         exploration_type: way in which probabilistic policies choose actions.
         replay_buffer: buffer to which batches are written; iteration then yields None.
+        replay_write_mode: what the replay buffer gets: ``"rollout"`` for batches, or
+            ``"trajectory"`` for whole trajectories, as in a ``Collector``.
+        trajs_per_write: maximum number of whole trajectories in one write to the replay buffer.
         post_collect_hook: function called with each batch when it is delivered.
         yield_completed_trajectories: True to deliver whole trajectories, one at a time, instead of
             batches.
@@ -195,7 +203,7 @@ class AsyncBatchedArguments:
     policy: PolicyLike | None = None
     policy_factory: Callable[[], Any] | None = None
     frames_per_batch: int = field()
-    total_frames: int = -1
+    total_frames: float = -1
     exact_frames: bool = True
     max_batch_size: int | None = None
     min_batch_size: int | None = None
@@ -208,10 +216,13 @@ class AsyncBatchedArguments:
     envs_per_worker: int = 1
     transition_chunk_size: int | Literal["auto"] = "auto"
     policy_backend: Literal["threading", "multiprocessing"] | None = None
+    reset_kwargs: ResetKwargs | None = None
     reset_at_each_iter: bool = False
     postproc: Callable[[TensorDictBase], Any] | None = None
     exploration_type: Any = InteractionType.RANDOM
     replay_buffer: Any = None
+    replay_write_mode: Literal["rollout", "trajectory"] | None = None
+    trajs_per_write: int | None = None
     post_collect_hook: Callable[[Any], Any] | None = None
     yield_completed_trajectories: bool = False
     weight_sync: Any = None
@@ -241,6 +252,12 @@ class AsyncBatchedArguments:
             count = len(self.create_env_fn)
             arguments_of(count, self.create_env_kwargs, "the number of environments is")
         check_bool("yield_completed_trajectories", self.yield_completed_trajectories)
+        if self.yield_completed_trajectories and self.replay_write_mode is not None:
+            raise ValueError(
+                f"replay_write_mode={self.replay_write_mode!r} and "
+                "yield_completed_trajectories=True both say what the replay buffer gets: leave "
+                "yield_completed_trajectories out"
+            )
         key = self.policy_version_key
         if key is not None and not isinstance(key, (str, tuple)):
             raise TypeError(f"policy_version_key must be a key or None, but it is {key!r}")

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import math
-import pickle
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, fields
+from itertools import islice
 from typing import Any
 
-import cloudpickle
 import torch
 from torch import nn
 from torch.nn.parameter import is_lazy
 
-from trawl.backends.spawn_payload import Shared, SpawnPayload
+from trawl.backends.base import Backend
+from trawl.backends.spawn_payload import Package, Shared, unsendable
 from trawl.checks import check_number
 from trawl.collectors.config import CollectorConfig, muted, warn
 from trawl.collectors.delivery import BatchDelivery
@@ -21,12 +21,14 @@ from trawl.collectors.dispatch import DIRECT
 from trawl.collectors.multi_config import NOT_HERE, MultiConfig
 from trawl.collectors.options import DRIVER, LIST, tagged
 from trawl.collectors.placing import Devices, resolve_devices, tensors_of
-from trawl.collectors.policy_version import PolicyVersion
 from trawl.collectors.requests import WorkerReady
 from trawl.collectors.single import Collector
-from trawl.collectors.worker import WorkerSpec
+from trawl.collectors.worker import WorkerProgram
 from trawl.envs.batched import check_env_kwargs
+from trawl.envs.build import is_env
+from trawl.envs.transforms import PolicyVersion
 from trawl.envs.types import is_list
+from trawl.rollout.trial import trial
 
 # Each worker that is added later has its own range of 2**40 trajectory ids.
 _ID_BITS = 40
@@ -39,7 +41,9 @@ class WorkerSetup:
     Attributes:
         create_env_fn: source of the worker's environment.
         policy: the worker's policy; None if the worker makes one.
-        packed: copy of the policy, pickled when this setup was made; None if there is no policy.
+        package: everything that the worker gets from the user's program, as it was when its first
+            process was started; None until then, and if there is no policy that may change since.
+        hooks: the hooks in the package.
         options: the worker's own values of options that were given as lists.
         devices: the worker's devices.
         frames: number of frames in one request to the worker.
@@ -47,19 +51,26 @@ class WorkerSetup:
         environments: number of copies of the worker's environment.
         seed: the last seed that was set, and whether all environments share it; None if no seed
             was set.
+        first_env: index of the worker's first environment, if ``reset_kwargs`` is a function.
         env_state: the last state that was loaded into the worker's environment, or None.
     """
 
     create_env_fn: Any
     policy: Any
-    packed: bytes | None
     options: dict[str, Any]
     devices: Devices
     frames: int
     kwargs: dict[str, Any] = field(default_factory=dict)
     environments: int = 1
     seed: tuple[int, bool] | None = None
+    first_env: int = 0
     env_state: Any = None
+    package: Iterable[Any] | None = None
+    hooks: dict[str, Any] = field(default_factory=dict)
+
+    def packed_policy(self) -> Any:
+        """Returns a copy of the policy in the package; None if there is none."""
+        return None if self.package is None else list(islice(self.package, 2))[1]
 
     @property
     def policy_device(self) -> torch.device:
@@ -110,6 +121,8 @@ class WorkerSetups:
         self.hooks: dict[str, Any] = {}
         self._first = self.count
         self._setups: list[WorkerSetup] = []
+        # The policies that workers are made with, where these are not those of the user.
+        self._initial: dict[int, Any] = {}
 
     def _each(self, name: str, value: Any) -> list[Any]:
         if not is_list(value):
@@ -139,6 +152,12 @@ class WorkerSetups:
         """Returns True if a worker makes its policy itself."""
         return self.factory(index) is not None
 
+    def initial_policy(self, index: int) -> Any:
+        """Returns the policy to send to a worker; None if the worker makes its policy itself."""
+        if self.makes_policy(index):
+            return None
+        return self._initial.get(index, self.policies[index])
+
     @property
     def all_modules(self) -> bool:
         """True if each worker's policy is a module."""
@@ -151,21 +170,13 @@ class WorkerSetups:
             sync: whether all workers contribute to each batch.
             kwargs: for each worker, options that only its own collector gets.
             environments: number of copies of its environment that each worker has.
-
-        Raises:
-            TypeError: if a policy can't be pickled.
         """
         devices = [self._devices(i) for i in range(self.count)]
-        packed = [
-            None if self.makes_policy(i) else _packed(policy, i)
-            for i, policy in enumerate(self.policies)
-        ]
         _warn_of_lazy(self.policies)
         self._setups = [
             WorkerSetup(
                 self._sources[i],
                 self.policies[i],
-                packed[i],
                 self._options(i),
                 devices[i],
                 frames,
@@ -206,13 +217,12 @@ class WorkerSetups:
             values.append(values[0])
         if policy is not None and "policy_factory" in self.given:
             self.given["policy_factory"][index] = None
-        packed = first.packed if policy is None else _packed(policy, index)
         options = self._options(index)
+        self._initial[index] = first.packed_policy() if policy is None else policy
         self._setups.append(
             WorkerSetup(
                 source,
                 self.policies[index],
-                packed,
                 options,
                 self._devices(index),
                 first.frames,
@@ -269,54 +279,52 @@ def shared_buffer(buffer: Any, setups: WorkerSetups, delivery: BatchDelivery) ->
     An empty buffer gets its layout first, because it can't be shared without a layout.
     """
     if not getattr(buffer.storage, "initialized", True):
-        packed = setups[0].packed
-        policy = None if packed is None else pickle.loads(packed)
-        source, options = setups[0].create_env_fn, setups.options(0)
+        policy = _copied("policy", setups.initial_policy(0))
+        source, options = _copied_envs(setups[0].create_env_fn), setups.options(0)
         with muted(), Collector(source, policy, backend=DIRECT, **options) as one:
-            buffer.extend(delivery.written(one.fake_tensordict()))
+            frames = delivery.written(one.fake_tensordict())
+        # The buffer's transforms may keep frames, for example to sum their rewards.
+        with trial(getattr(buffer, "transform", None)):
+            buffer.extend(frames)
         buffer.empty()
     return Shared(buffer)
 
 
-def check_sendable(specs: Iterable[WorkerSpec], to_children: bool) -> None:
-    """Raises a ``TypeError`` if an argument can't be pickled; the message names the argument.
-
-    Args:
-        specs: specifications of the workers.
-        to_children: True if the workers are child processes, which can share locks.
-    """
-    pack: Callable[[Any], Any] = SpawnPayload if to_children else cloudpickle.dumps
-    for spec in specs:
-        parts = {"create_env_fn": spec.create_env_fn, "init_fn": spec.init_fn}
-        for name, value in {**parts, **spec.options}.items():
-            _sendable(name, spec.index, pack, value)
+def _copied_envs(source: Any) -> Any:
+    """Returns a source of environments with copies of the environments in it."""
+    if is_list(source):
+        return [_copied_envs(one) for one in source]
+    return _copied("create_env_fn", source) if is_env(source) else source
 
 
-def _packed(policy: Any, index: int) -> bytes | None:
-    """Returns a pickled copy of the policy as it is now; None if there is no policy."""
-    if policy is None:
-        return None
-    data: bytes = _sendable("policy", index, cloudpickle.dumps, policy)
-    return data
-
-
-def _sendable(name: str, index: int, pack: Callable[[Any], Any], value: Any) -> Any:
+def _copied(name: str, value: Any) -> Any:
     try:
-        return pack(value)
+        (made,) = Package([value])
     except Exception as error:
-        reason = (
-            f"{error}. Pass a function that makes it in the worker, as create_env_fn or "
-            "policy_factory"
-        )
-        if "created in a fork context" in str(error):
-            reason = (
-                "it has a lock that only forked processes can share, but workers are spawned. "
-                "Call torch.multiprocessing.set_start_method('spawn', force=True) before you "
-                "create it"
-            )
-        raise TypeError(
-            f"{name} (of worker {index}) can't be sent to another process: {reason}"
-        ) from error
+        raise unsendable(name, "worker 0", error) from error
+    return made
+
+
+def packed_program(backend: Backend, program: WorkerProgram, index: int) -> Iterable[Any]:
+    """Returns the program of worker ``index``, as it is now, in the form in which it is sent.
+
+    Raises:
+        TypeError: if an argument can't be pickled; the message names the argument.
+    """
+    try:
+        return backend.pack(program.parts, copied=[1])
+    except Exception:
+        parts = {"policy": program.policy, "create_env_fn": program.create_env_fn}
+        for name, value in {**parts, "init_fn": program.init_fn, **program.options}.items():
+            _check_sendable(name, index, backend, value)
+        raise
+
+
+def _check_sendable(name: str, index: int, backend: Backend, value: Any) -> None:
+    try:
+        backend.pack([value], copied=[0] if name == "policy" else [])
+    except Exception as error:
+        raise unsendable(name, f"worker {index}", error) from error
 
 
 def _warn_of_lazy(policies: Iterable[Any]) -> None:

@@ -12,8 +12,10 @@ import torch
 from numpy.typing import NDArray
 from tensordict import TensorDictBase
 from tensordict.nn import CudaGraphModule
+from typing_extensions import override
 
 from trawl.collectors.arguments import CollectorArguments, accepts, describe
+from trawl.collectors.base import View
 from trawl.collectors.config import CollectorConfig, option_names, warn
 from trawl.collectors.delivery import BatchDelivery
 from trawl.collectors.dispatch import (
@@ -21,6 +23,7 @@ from trawl.collectors.dispatch import (
     chosen_backend,
     elsewhere,
 )
+from trawl.collectors.inference_service import is_service, use_service
 from trawl.collectors.multi_config import MultiConfig
 from trawl.collectors.normalizing import normalize_options
 from trawl.collectors.options import unknown_options
@@ -31,16 +34,18 @@ from trawl.collectors.placing import (
     tensors_of,
 )
 from trawl.collectors.resuming import ResumableCollector
-from trawl.collectors.torchrl import add_transforms, give_specs, is_random, names
+from trawl.collectors.rollouts import overrides_rollout
+from trawl.collectors.torchrl import give_specs, is_random, names
 from trawl.collectors.weak import weak
 from trawl.envs.base import TensorDictEnv
 from trawl.envs.build import check_rebuildable
 from trawl.envs.frame_stack import as_frame_stack
 from trawl.envs.pettingzoo import PettingZooEnv
+from trawl.envs.reset_kwargs import with_reset_kwargs
 from trawl.envs.seeding import check_seed, derive, stream_seed
-from trawl.envs.serial import build_env
+from trawl.envs.serial import build_env, close_made, given_envs
 from trawl.envs.tensor_env import TensorEnv
-from trawl.keys import Key, as_key
+from trawl.keys import STEP_COUNT, Key, as_key
 from trawl.paths import get_path
 from trawl.rollout.batch_writer import BatchOptions
 from trawl.rollout.env_restarts import EnvRestarts
@@ -48,6 +53,7 @@ from trawl.rollout.policy import Policy
 from trawl.rollout.random_policy import RandomPolicy
 from trawl.rollout.resolving import resolve
 from trawl.rollout.rng import RandomStream
+from trawl.rollout.trial import kept_envs
 
 
 @describe(CollectorArguments)
@@ -90,6 +96,8 @@ class Collector(ResumableCollector):
     env_device: torch.device | None
     storing_device: torch.device | None
     trust_policy: bool
+    # True if episodes can be limited even if the environment counts its steps itself.
+    _counts_twice = False
 
     if not TYPE_CHECKING:
 
@@ -118,6 +126,10 @@ class Collector(ResumableCollector):
             raise unknown_options(type(self).__name__, unknown, option_names())
         if "frames_per_batch" not in options:
             raise TypeError(f"{type(self).__name__} needs the argument frames_per_batch")
+        if is_service(policy):
+            use_service(policy, 1, options)
+            (options["policy_factory"],) = options["policy_factory"]
+            policy = None
         config = CollectorConfig(**options)
         if policy is not None and config.policy_factory is not None:
             raise TypeError("policy and policy_factory can't both be given")
@@ -127,6 +139,11 @@ class Collector(ResumableCollector):
         # The seed, whether it is static, and the number of rebuilds before it was set.
         self._seed: tuple[int, bool, int] | None = None
         self._restarts: EnvRestarts | None = None
+        # Index of the first environment among those of all workers.
+        self._first_env = 0
+        self._next_episodes = np.zeros(1, np.int64)
+        # What the user made is left open, and as it was, if this constructor fails.
+        before = kept_envs(given_envs(create_env_fn))
         self.env = self._make_env()
         try:
             if config.on_env_error == "restart":
@@ -137,7 +154,10 @@ class Collector(ResumableCollector):
             self._build(policy, devices.policy, devices.env, devices.storing)
             self._connect_schemes()
         except BaseException:
-            self.shutdown(raise_on_error=False)
+            self.shutdown(close_env=False, raise_on_error=False)
+            with suppress(Exception):
+                close_made(self.env, create_env_fn)
+            before.restore()
             raise
 
     def _build(
@@ -155,6 +175,8 @@ class Collector(ResumableCollector):
         self.env_device = env_device if env_device is not None else self.env.device
         self.policy_device, self.storing_device = policy_device, storing_device
         self._build_policy(policy)
+        self._next_episodes = np.zeros(max(1, self.env.batch_size.numel()), np.int64)
+        self._give_reset_kwargs()
         self._add_transforms()
         self._delivery = BatchDelivery(config, storing_device, self._truncated_keys())
         num_envs = max(1, self.env.batch_size.numel())
@@ -163,7 +185,7 @@ class Collector(ResumableCollector):
         self.n_env = num_envs
         self._rollout = self._new_rollout(
             BatchOptions(
-                steps=1 if self._adds_steps else each,
+                steps=1 if config.adds_steps else each,
                 limit=config.max_frames_per_traj or None,
                 track_traj_ids=config.track_traj_ids,
                 compact=config.compact_obs,
@@ -176,6 +198,8 @@ class Collector(ResumableCollector):
         )
         self.normalization = self._rollout.writer.normalization
         self._connect_tracer()
+        if config.storage_ndim > 1 and not overrides_rollout(self):
+            self._delivery.check_storage(self._rollout.writer.fake())
         for doubt in self._rollout.writer.warnings:
             warn(doubt)
         parts = self.env.parts if isinstance(self.env, TensorDictEnv) else ()
@@ -195,7 +219,11 @@ class Collector(ResumableCollector):
                 "groups of a ParallelEnv have no effect here: they need a collector whose only "
                 "environment is the ParallelEnv, and a policy that writes tensors"
             )
-        if self._adds_steps and self.env.batch_size and not hasattr(config.replay_buffer, "extend"):
+        if (
+            config.adds_steps
+            and self.env.batch_size
+            and not hasattr(config.replay_buffer, "extend")
+        ):
             raise TypeError(
                 "replay_buffer must have a method extend() to take the steps of a batch of "
                 f"environments, but {type(config.replay_buffer).__name__} has none"
@@ -239,9 +267,13 @@ class Collector(ResumableCollector):
         )
 
     def _add_transforms(self) -> None:
-        """Adds the transforms with which TorchRL's environments count steps and mark starts."""
+        """Makes TorchRL's environments count steps and mark starts, by transforms around them."""
         limit = self.config.max_frames_per_traj
-        if limit and "step_count" in names(self.env.full_observation_spec):
+        if (
+            limit
+            and not self._counts_twice
+            and STEP_COUNT[0] in names(self.env.full_observation_spec)
+        ):
             raise ValueError(
                 f"max_frames_per_traj={limit} counts steps in the entry 'step_count', which the "
                 "environment already has: limit the episodes in the environment instead"
@@ -252,6 +284,8 @@ class Collector(ResumableCollector):
         if marks is None:
             marks = self._resolved.reads_is_init
         if limit or marks:
+            from trawl.collectors.torchrl_transforms import add_transforms
+
             self.env = add_transforms(self.env, limit or None, marks, self.policy)
 
     def _remake_env(self) -> Any:
@@ -263,12 +297,35 @@ class Collector(ResumableCollector):
         if self.env_device is not None:
             self.env = self.env.to(self.env_device)
         _register(self.env, self)
+        self._give_reset_kwargs()
         self._add_transforms()
         if self._seed is not None:
             seed, static, before = self._seed
             again = derive(seed, "rebuild", self._restarts.count + 1 - before)
             self.env.set_seed(again, static_seed=static)
         return self.env
+
+    def _give_reset_kwargs(self) -> None:
+        given = self.config.reset_kwargs
+        if given is not None:
+            self.env = with_reset_kwargs(self.env, given, self._first_env, self._next_episodes)
+
+    def number_environments(self, first: int) -> int:
+        """Gives the environments the indices with which ``reset_kwargs`` is called.
+
+        Args:
+            first: index of the first environment. If it changes, the environments are reset.
+
+        Returns:
+            The number of environments.
+        """
+        with self._held():
+            if first != self._first_env:
+                self._first_env = first
+                self._give_reset_kwargs()
+                self._load_begun(np.zeros_like(self._next_episodes))
+                self._restart()
+        return len(self._next_episodes)
 
     def _truncated_keys(self) -> list[Key]:
         return [key for key in map(as_key, self.env.done_keys) if key[-1] == "truncated"]
@@ -285,6 +342,7 @@ class Collector(ResumableCollector):
         """
         self._check_open("reset()")
         with self._held():
+            self._finish_interrupted()
             self._restart(None if index is None else self._mask(index), **kwargs)
 
     def _mask(self, index: Any) -> NDArray[np.bool_]:
@@ -314,9 +372,11 @@ class Collector(ResumableCollector):
         seed = check_seed(seed)
         self._check_open("set_seed()")
         with self._held():
+            self._finish_interrupted()
             following = self.env.set_seed(seed, static_seed=static_seed)
             rebuilds = 0 if self._restarts is None else self._restarts.count
             self._seed = (seed, static_seed, rebuilds)
+            self._load_begun(np.zeros_like(self._next_episodes))
             self._rollout.stream = RandomStream(stream_seed(seed), self._rollout.generator_device)
             self._restart()
         return int(following)
@@ -337,7 +397,8 @@ class Collector(ResumableCollector):
         with self._held():
             return get_path(self.env, attr)
 
-    def stats(self) -> dict[str, Any]:
+    @override
+    def stats(self, workers: View = "aggregate") -> dict[str, Any]:
         """Returns statistics of the collector as a flat dict.
 
         Besides the statistics of every collector, the dict contains:
@@ -354,8 +415,18 @@ class Collector(ResumableCollector):
         - With ``on_env_error="restart"``, ``env_restarts``, the number of times that an
           environment was rebuilt. If a process of a :class:`~trawl.envs.ParallelEnv` dies, each of
           its environments is rebuilt and counted.
+
+        Args:
+            workers: ``"aggregate"``, ``"both"``, or ``"per_worker"``, which returns an empty dict.
+
+        Raises:
+            ValueError: if ``workers`` has another value.
         """
-        facts = super().stats()
+        return super().stats(workers)
+
+    @override
+    def _aggregate(self) -> dict[str, Any]:
+        facts = super()._aggregate()
         if self._restarts is not None:
             facts["env_restarts"] = self._restarts.count
         facts.update(self._rollout.writer.describe())
@@ -366,6 +437,9 @@ class Collector(ResumableCollector):
         try:
             self._close_updater()
         finally:
+            own = self.config.reset_kwargs is not None and isinstance(self.env, TensorDictEnv)
+            if own and not close_env:
+                self.env.set_reset_kwargs(None, 0, self._next_episodes)
             if close_env and not getattr(self.env, "is_closed", False):
                 self.env.close(raise_if_closed=False)
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import time
 import weakref
 from collections import deque
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass, field
 from itertools import count
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -14,11 +14,13 @@ from weakref import WeakKeyDictionary
 from trawl.backends.base import Worker
 from trawl.collectors import requests
 from trawl.collectors.assembler import NO_SLICE, BufferSlice, WorkerBatch
+from trawl.collectors.budget import Progress
 from trawl.collectors.snapshots import BatchRecord, Recovery, SentWeights, Snapshot
 from trawl.collectors.times import WorkerTimes
 from trawl.collectors.trace_lanes import WorkerLane
 from trawl.errors import WorkerDied
 from trawl.observe.episodes import RecentEpisodes
+from trawl.weight_update.store import Version
 
 # Statistics that name the code that workers use, each with a reason if it is slower code.
 _PATHS = ("env_path", "policy_path", "distribution_path")
@@ -57,6 +59,8 @@ class WorkerSlot:
         known: names of the memory and the partitions that the worker has received.
         ready: first message of the worker; None before it arrives.
         trajectory: last known id of the next trajectory to begin.
+        begun: last known numbers of the next episodes, if ``reset_kwargs`` is a function.
+        version: version of the policy that the worker reported last.
         writing: True while the worker writes into a replay buffer that it shares with others.
         written: answer to the pending request whose batch is already in that replay buffer, or
             None.
@@ -68,6 +72,7 @@ class WorkerSlot:
         facts: latest statistics of the worker.
         times: times of the batches that workers in this slot have collected.
         episodes: recent episodes of these workers.
+        progress: counts of the frames and trajectories of these workers.
         lane: the worker's lane of a timeline; None while there is no timeline.
         silent: seconds of silence after which the worker was killed; None if it was not killed.
         snapshot: the worker's last snapshot, or None.
@@ -83,6 +88,8 @@ class WorkerSlot:
     known: set[int] = field(default_factory=set)
     ready: requests.WorkerReady | None = None
     trajectory: int = 0
+    begun: Sequence[int] = ()
+    version: Version = None
     writing: bool = False
     written: requests.BatchReady | None = None
     restarts: int = 0
@@ -92,12 +99,18 @@ class WorkerSlot:
     facts: dict[str, Any] = field(default_factory=dict)
     times: WorkerTimes = field(default_factory=WorkerTimes)
     episodes: RecentEpisodes = field(default_factory=RecentEpisodes)
+    progress: Progress = field(default_factory=Progress)
     lane: WorkerLane | None = None
     silent: float | None = None
     snapshot: Snapshot | None = None
     since: list[BatchRecord] = field(default_factory=list)
     sent: list[SentWeights] = field(default_factory=list)
     _env_restarts: int = 0
+
+    @property
+    def collects(self) -> bool:
+        """True if the worker has been asked for a batch that has not arrived."""
+        return any(isinstance(one, requests.CollectRequest) for one, _ in self.pending.values())
 
     @property
     def waits(self) -> bool:
@@ -158,12 +171,15 @@ class WorkerSlot:
         request, place = self.pending.pop(ready.number)
         self.written = None
         self.trajectory = max(self.trajectory, ready.trajectory)
+        self.begun = ready.begun or self.begun
+        self.version = ready.version
         self.facts = dict(ready.facts)
         if ready.times is not None:
             self.times.add(ready.times, ready.frames)
         if self.lane is not None:
             self.lane.finished(ready)
         self.episodes.add(*ready.ended)
+        self.progress.add(ready.progress)
         if self.snapshot is not None and ready.snapshot is None:
             assert isinstance(request, requests.CollectRequest)
             facts = ready.random, ready.filled, ready.frames, ready.weights, ready.version
@@ -179,6 +195,8 @@ class WorkerSlot:
         if answer.snapshot is None:
             # The call may have changed what the last snapshot says.
             self.forget_snapshot()
+        self.progress.add(answer.progress)
+        self.version = answer.version
         self.note_snapshot(answer.snapshot)
         return request
 
@@ -188,6 +206,7 @@ class WorkerSlot:
         if self.lane is not None:
             self.lane.ready(ready)
         self.trajectory = max(self.trajectory, ready.trajectory)
+        self.version = ready.version
         self.note_snapshot(ready.snapshot)
 
     def note_snapshot(self, snapshot: Snapshot | None) -> None:
@@ -229,6 +248,7 @@ class WorkerSlot:
             "restarts": self.restarts,
             **self.times.stats(),
             **self.episodes.stats(),
+            **asdict(self.progress),
             **self.facts,
         }
         if "env_restarts" in facts:
@@ -240,6 +260,8 @@ class WorkerSlot:
         self.worker = None
         if self.lane is not None:
             self.lane.died()
+        if self.snapshot is None:
+            self.progress.trajectory_pending_frames = 0
         # The replacement counts from zero.
         # With a snapshot, its count is that of the dead worker.
         if "env_restarts" in self.facts and self.snapshot is None:

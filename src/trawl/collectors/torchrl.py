@@ -1,14 +1,13 @@
 """Support for TorchRL's environments and modules in collectors.
 
-In ``trawl.collectors``, only this module imports TorchRL, and only if the caller passed one of
-TorchRL's objects.
+In ``trawl.collectors``, only this module and ``torchrl_transforms`` import TorchRL, and only if the
+caller passed one of TorchRL's objects.
 """
 
 from __future__ import annotations
 
 import sys
 from abc import ABCMeta
-from collections.abc import Iterator
 from typing import Any
 
 from torch import nn
@@ -30,44 +29,18 @@ def register_collectors(cls: type[Any]) -> None:
         ABCMeta.register(base, cls)
 
 
-def add_transforms(env: Any, limit: int | None, marks: bool, policy: Any) -> Any:
-    """Returns a TorchRL environment that counts steps, marks starts, and adds recurrent states.
+def has_fixed_rows(buffer: Any) -> bool:
+    """Returns True if all entries of a replay buffer must have the same shape.
 
-    Args:
-        env: the environment.
-        limit: number of steps after which an episode is truncated, or None.
-        marks: whether to mark frames that begin an episode, and to provide the initial states of
-            the policy's recurrent modules. Entries that the environment already has are kept.
-        policy: the policy.
+    This applies to TorchRL's storages of tensors, such as ``LazyTensorStorage``.
     """
-    from torchrl.envs import InitTracker, StepCounter, TransformedEnv
-
-    transforms = [] if limit is None else [StepCounter(max_steps=limit)]
-    if marks:
-        transforms += [] if "is_init" in names(env.full_observation_spec) else [InitTracker()]
-        known = {*env.full_observation_spec.keys(True, True), *env.full_state_spec.keys(True, True)}
-        transforms += [
-            primer for primer in _primers(policy) if set(primer.primers.keys(True, True)) - known
-        ]
-    for transform in transforms:
-        if isinstance(env, TransformedEnv):
-            env.append_transform(transform)
-        else:
-            env = TransformedEnv(env, transform)
-    return env
+    kind = getattr(sys.modules.get("torchrl.data"), "TensorStorage", None)
+    return kind is not None and isinstance(getattr(buffer, "_storage", None), kind)
 
 
 def names(spec: Any) -> set[str]:
     """Returns the last part of each key in a spec, including nested keys."""
     return {key if isinstance(key, str) else key[-1] for key in spec.keys(True, True)}
-
-
-def _primers(policy: Any) -> Iterator[Any]:
-    """Yields transforms that provide the initial state of the policy's recurrent modules."""
-    for module in policy.modules() if isinstance(policy, nn.Module) else ():
-        make: Any = getattr(module, "make_tensordict_primer", None)
-        if make is not None:
-            yield make()
 
 
 def give_specs(policy: Any, env: Any) -> None:

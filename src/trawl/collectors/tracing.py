@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 from typing_extensions import override
 
-from trawl.collectors.policy_version import PolicyVersion
 from trawl.collectors.tracer import Tracer
 from trawl.collectors.watching import WatchedCollector
+from trawl.envs.transforms import PolicyVersion
 from trawl.observe.trace_options import TraceLike, TraceOptions, check_trace
 
 

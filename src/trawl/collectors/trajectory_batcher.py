@@ -18,7 +18,7 @@ STATE = "trajectories"
 class TrajectoryBatcher:
     """Assembles whole trajectories, and holds them until they are delivered.
 
-    Collectors use this class if ``trajs_per_batch`` is set.
+    Collectors use this class for ``trajs_per_batch`` and ``replay_write_mode="trajectory"``.
 
     Args:
         config: the options.
@@ -29,7 +29,6 @@ class TrajectoryBatcher:
 
     Attributes:
         delivered: number of trajectories that were delivered, or written to the replay buffer.
-        written: number of frames that were written to the replay buffer as whole trajectories.
     """
 
     def __init__(self, config: CollectorConfig, workers: int = 1, stride: int = 1) -> None:
@@ -40,7 +39,7 @@ class TrajectoryBatcher:
         self._assembler = TrajectoryAssembler(workers, stride, in_turn)
         # For each loaded state, the number of the last request before it. A state may reuse ids.
         self._loads: list[float] = []
-        self.delivered = self.written = 0
+        self.delivered = 0
 
     @property
     def ready(self) -> bool:
@@ -88,7 +87,7 @@ class TrajectoryBatcher:
         self.delivered += self._each
         return join(self._assembler.take(self._each), self._layout)
 
-    def warn_if_undelivered(self, total: int) -> None:
+    def warn_if_undelivered(self, total: float) -> None:
         """Warns if no batch was delivered, although all frames have been collected.
 
         Args:
@@ -109,10 +108,8 @@ class TrajectoryBatcher:
         """Yields all waiting trajectories in groups, concatenated for the replay buffer."""
         while len(self._assembler):
             group = self._assembler.take(self._group)
-            joined = join(group, "cat")
-            yield joined
+            yield join(group, "cat")
             self.delivered += len(group)
-            self.written += len(joined)
 
     def template(self, batch: TensorDictBase, buffer: bool) -> TensorDictBase:
         """Returns an example of a batch of trajectories, made from the first row of a batch.

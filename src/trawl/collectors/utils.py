@@ -63,7 +63,7 @@ def split_trajectories(
     mask_key = (*ids_key[:-1], "mask")
     if batch.get(ids_key, None) is None:
         batch.set(ids_key, _ids_by_ends(batch, ids_key, done_key))
-    length, ids = batch.shape[-1], batch.get(ids_key)
+    length, ids = batch.shape[-1], batch.get(ids_key).reshape(batch.shape)
     # numel() of a TensorDict is at least 1, and an empty TensorDict can't be reshaped.
     empty = not batch.shape.numel()
     sizes = [] if empty else _run_lengths(ids.reshape(-1, length))
@@ -119,4 +119,4 @@ def _run_lengths(ids: Tensor) -> list[int]:
 def _with_mask(piece: TensorDictBase, key: tuple[str, ...], mask: Tensor) -> TensorDictBase:
     present = piece.get(key, None)
     mask = mask if piece.device is None else mask.to(piece.device)
-    return piece.set(key, mask if present is None else present & mask)
+    return piece.set(key, mask if present is None else present & mask.reshape(present.shape))

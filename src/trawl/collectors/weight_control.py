@@ -11,7 +11,8 @@ import torch
 from torch import nn
 
 from trawl.collectors.config import CollectorConfig, warn
-from trawl.collectors.policy_version import PolicyVersion, next_version
+from trawl.collectors.policy_version import next_version
+from trawl.envs.transforms import PolicyVersion
 from trawl.paths import get_local
 from trawl.weight_update.layout import ModuleWeights
 from trawl.weight_update.scheme import WeightSyncScheme

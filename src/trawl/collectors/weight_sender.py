@@ -13,10 +13,11 @@ from tensordict import TensorDictBase
 from torch import nn
 
 from trawl.collectors.held_updates import HeldUpdates, Outgoing
-from trawl.collectors.policy_version import PolicyVersion, next_version
+from trawl.collectors.policy_version import next_version
 from trawl.collectors.requests import NewWeights
 from trawl.collectors.setups import WorkerSetups
 from trawl.collectors.weight_control import POLICY, LocalModels, WorkerIds
+from trawl.envs.transforms import PolicyVersion
 from trawl.weight_update.channel import WeightMessage
 from trawl.weight_update.layout import FlatLayout
 from trawl.weight_update.messages import MessageWeightSyncScheme, NoWeightSyncScheme
@@ -81,6 +82,8 @@ class WeightSender:
         self._tracker = tracker
         self._models = models
         self._workers_write = workers_write
+        # True if the user gave the scheme of the policy weights to send.
+        self._has_own_source = False
         self._lock = Lock()
         self._announced = self._version
         self.versions: list[Version] = [self._version] * setups.count
@@ -108,17 +111,20 @@ class WeightSender:
 
         Raises:
             RuntimeError: if a scheme is already in use.
+            ValueError: if a scheme was initialised for other receivers than the workers.
         """
         self._schemes.setdefault(POLICY, new_scheme())
+        attached: list[WeightSyncScheme] = []
         for model_id, scheme in self._schemes.items():
             if scheme.model_is_elsewhere or self._is_here(model_id):
                 continue
-            if scheme.initialized_on_sender or scheme.initialized_on_receiver:
-                raise RuntimeError(
-                    f"the weight-sync scheme of {model_id!r} is already in use: each collector "
-                    "needs a scheme of its own"
-                )
-            self._attach(scheme, model_id, collector)
+            try:
+                self._attach(scheme, model_id, collector)
+            except BaseException:
+                for other in attached:
+                    other.shutdown()
+                raise
+            attached.append(scheme)
         self.policy_scheme = self._schemes[POLICY]
         if isinstance(self.policy_scheme, NoWeightSyncScheme):
             # Loaded states and versions must reach the workers even without weight updates.
@@ -126,7 +132,8 @@ class WeightSender:
             self._attach(self.policy_scheme, POLICY, collector)
 
     def _attach(self, scheme: WeightSyncScheme, model_id: str, collector: Any) -> None:
-        scheme.attach(self, model_id, collector)
+        if scheme.attach(self, model_id, collector) and model_id == POLICY:
+            self._has_own_source = True
         scheme.on_send = self._host.update
 
     def close(self) -> None:
@@ -280,6 +287,19 @@ class WeightSender:
 
         sends = any(updates for _, updates in [*elsewhere, *to_workers.values()])
         return change if loads or sends else lambda: None
+
+    def send_first(self) -> None:
+        """Sends weights to workers whose policies begin with other weights than those to send.
+
+        These are the policies that workers made themselves, and all policies if the user gave the
+        scheme weights of its own. Nothing is sent if the policies differ, or if parameters have no
+        shapes yet.
+        """
+        groups = self.policy_scheme.receivers
+        ready = [i for group in groups if group.ready for i in group.workers]
+        chosen = [i for i in ready if self._has_own_source or self._setups.makes_policy(i)]
+        if chosen:
+            self.prepare({POLICY: None}, chosen, new_version=False)()
 
     def _send_or_hold(self, outgoing: Outgoing) -> None:
         if self.holding:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import pickle
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -26,6 +26,7 @@ from typing_extensions import override
 from trawl.backends.base import HandleCall, Port, Service
 from trawl.backends.failure import Failure
 from trawl.collectors import requests
+from trawl.collectors.budget import Progress
 from trawl.collectors.config import muted
 from trawl.collectors.delivery import count_frames
 from trawl.collectors.dispatch import DIRECT
@@ -53,26 +54,51 @@ from trawl.weight_update.layout import FlatLayout
 from trawl.weight_update.store import Receiver
 
 
+@dataclass
+class WorkerProgram:
+    """What a worker gets from the user's program.
+
+    Attributes:
+        init_fn: function that is called before anything else.
+        policy: the worker's policy; None if the worker makes it.
+        collector_class: the class of the worker's collector.
+        create_env_fn: source of the worker's environment.
+        options: the options of the worker's collector.
+        receivers: sources of new weights, by model.
+    """
+
+    init_fn: Callable[[], Any] | None
+    policy: Any
+    collector_class: Callable[..., Any]
+    create_env_fn: Any
+    options: Mapping[str, Any]
+    receivers: Mapping[str, Receiver]
+
+    @property
+    def parts(self) -> list[Any]:
+        """The parts in the order in which a worker needs them; the policy is part 1."""
+        made_of = self.collector_class, self.create_env_fn, dict(self.options)
+        return [self.init_fn, self.policy, made_of, self.receivers]
+
+
 @dataclass(frozen=True)
 class WorkerSpec:
     """Specification of a worker, which can be sent to another process.
 
     Attributes:
         index: number of the worker.
-        collector_class: the class of the worker's collector.
-        create_env_fn: source of the worker's environment.
-        policy: copy of the worker's policy, pickled when the driver made the worker's setup; None
-            if there is no policy to copy.
-        options: the options of the worker's collector.
-        init_fn: function that is called before anything else.
+        program: the parts of a :class:`WorkerProgram`, as they were when it was packed.
+        options: options that have changed since then.
+        receivers: sources of new weights, by model; None for those of the program.
         threads: number of torch threads; None to leave it unchanged.
         registry: environments registered with Gymnasium in the driver, besides Gymnasium's own.
         trajectory: id of the worker's first trajectory.
         stride: difference between successive trajectory ids.
-        receivers: sources of new weights, by model.
         version: version of the policy until new weights arrive; None if versions are not tracked.
         seed: the seed, and whether all environments share it; or None.
         env_state: state to load into the environment, or None.
+        first_env: index of the worker's first environment, if ``reset_kwargs`` is a function.
+        begun: numbers of the next episodes, if ``reset_kwargs`` is a function.
         given: weights of the policy that are newer than the last weights sent to the worker, or
             None.
         whole: whether the driver assembles whole trajectories.
@@ -85,19 +111,18 @@ class WorkerSpec:
     """
 
     index: int
-    collector_class: Callable[..., Any]
-    create_env_fn: Any
-    policy: bytes | None
-    options: Mapping[str, Any]
-    init_fn: Callable[[], Any] | None = None
+    program: Iterable[Any]
+    options: Mapping[str, Any] = field(default_factory=dict)
+    receivers: Mapping[str, Receiver] | None = None
     threads: int | None = None
     registry: Mapping[str, Any] = field(default_factory=dict)
     trajectory: int = 0
     stride: int = 1
-    receivers: Mapping[str, Receiver] = field(default_factory=dict)
     version: int | str | None = None
     seed: tuple[int, bool] | None = None
     env_state: Any = None
+    first_env: int = 0
+    begun: Sequence[int] = ()
     given: Any = None
     whole: bool = False
     snapshots: int = 0
@@ -129,20 +154,29 @@ class CollectorService(HandleCalls, Service):
         if spec.threads is not None:
             prepare_process(spec.threads, spec.registry)
             forward_warnings(port)
-        if spec.init_fn is not None:
-            spec.init_fn()
-        policy = None if spec.policy is None else pickle.loads(spec.policy)
-        options = dict(spec.options)
-        if spec.collector_class is Collector:
+        # Unpickling a part may need what init_fn does.
+        parts = iter(spec.program)
+        init_fn = next(parts)
+        if init_fn is not None:
+            init_fn()
+        policy = next(parts)
+        self._got_policy = policy is not None
+        collector_class, create_env_fn, options = next(parts)
+        if spec.receivers is None:
+            spec = replace(spec, receivers=next(parts))
+        options |= spec.options
+        if collector_class is Collector:
             # Overrides torchrl.service_backend, which a worker in the driver's process would see.
             options["backend"] = DIRECT
         with muted(), networks_noted():
-            self.collector = spec.collector_class(spec.create_env_fn, policy, **options)
+            self.collector = collector_class(create_env_fn, policy, **options)
         # The length of a batch of an overridden rollout() does not tell how many steps were taken.
         every = min(spec.snapshots, 1) if overrides_rollout(self.collector) else spec.snapshots
         self._snapshots = SnapshotTaker(self.collector, every, self._warn)
         try:
             self._begin(spec)
+            # A replacement has the counts of the dead worker, which the driver has already.
+            self._reported: Progress = self.collector.progress
         except BaseException:
             # The caller has no reference to this object yet, so only this code can close it.
             self.close()
@@ -161,9 +195,14 @@ class CollectorService(HandleCalls, Service):
         writer.episodes.load(spec.trajectory, spec.stride)
         if spec.env_state:
             self.collector.env.load_state_dict(spec.env_state)
+        if spec.first_env:
+            self.collector.number_environments(spec.first_env)
         if spec.seed is not None:
             self.collector.set_seed(*spec.seed)
+        if spec.begun and spec.recovery is None:
+            self.collector.continue_episodes(spec.begun)
         self._load_first_weights(spec)
+        self._numbers_episodes = callable(self.collector.config.reset_kwargs)
         self._hidden = frozenset(writer.hidden)
         # An overridden rollout() may return batches of any layout, which are sent unchanged.
         layout = None if overrides_rollout(self.collector) else writer.layout
@@ -180,16 +219,17 @@ class CollectorService(HandleCalls, Service):
                 batch_size=tuple(self.collector.env.batch_size),
                 trajectory=writer.episodes.next_id,
                 weight_layouts=self._weight_layouts(),
-                warnings=(*writer.warnings, *self._network_warnings(spec)),
+                warnings=(*writer.warnings, *self._network_warnings()),
                 masked=self._masked,
                 versioned=self._rollout.stamps_frames,
+                version=self.collector.policy_version,
                 snapshot=self._snapshots.take(self._updates),
                 statistics=empty_statistics(self.collector),
             )
         )
 
     def _load_first_weights(self, spec: WorkerSpec) -> None:
-        self.collector._receivers |= spec.receivers
+        self.collector._receivers |= spec.receivers or {}
         if spec.recovery is not None:
             self.collector.recover(spec.recovery)
         else:
@@ -216,9 +256,9 @@ class CollectorService(HandleCalls, Service):
         count: int = self.collector._receivers[POLICY].count
         return count
 
-    def _network_warnings(self, spec: WorkerSpec) -> list[str]:
+    def _network_warnings(self) -> list[str]:
         """Returns a warning if the policy was sent with networks that updates can't reach."""
-        if spec.policy is None:
+        if not self._got_policy:
             return []
         models = [self._model(model_id) for model_id in self.collector._receivers]
         return unreached_networks(self.collector._resolved.networks, models)
@@ -275,7 +315,9 @@ class CollectorService(HandleCalls, Service):
         else:
             answer = requests.CallReturned(request.number, value)
         # A call that failed may have changed something, too.
-        self._port.send(replace(answer, snapshot=self._snapshots.take(self._updates)))
+        snapshot, progress = self._snapshots.take(self._updates), self._pop_progress()
+        version = self.collector.policy_version
+        self._port.send(replace(answer, snapshot=snapshot, progress=progress, version=version))
 
     @override
     def work(self) -> None:
@@ -299,10 +341,16 @@ class CollectorService(HandleCalls, Service):
         if not self._measured:  # a batch that was written into a buffer has been measured then
             self._clock.end()
             times, rollout = self._clock.batch_times(self._rollout.times), self._rollout
-            steps, ended = rollout.pop_steps(), rollout.writer.sums.pop()
+            steps, ended = rollout.pop_steps(), self.collector.count_steps(answer.frames)
             self._measured = {"times": times, "steps": steps, "ended": ended}
             self._measured["statistics"] = pop_statistics(self.collector)
+            self._measured["progress"] = self._pop_progress()
         return replace(answer, **self._measured)
+
+    def _pop_progress(self) -> Progress:
+        """Returns what the collector has counted since the last call."""
+        before, self._reported = self._reported, self.collector.progress
+        return self._reported.since(before)
 
     @property
     def _rollout(self) -> Rollout:
@@ -422,6 +470,7 @@ class CollectorService(HandleCalls, Service):
             facts=facts,
             cut=rollout.writer.episodes.pop_cut(),
             random=request.random or self.collector.acted_randomly,
+            begun=self.collector._episodes_begun() if self._numbers_episodes else (),
         )
 
     def _interrupted(self, request: requests.CollectRequest) -> Callable[[], bool] | None:

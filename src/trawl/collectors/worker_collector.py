@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import pickle
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
@@ -13,16 +12,18 @@ from typing_extensions import override
 
 from trawl.backends.base import Backend
 from trawl.collectors.assembler import BatchAssembler, WorkerBatch
+from trawl.collectors.budget import Progress
 from trawl.collectors.config import CollectorConfig, warn
 from trawl.collectors.delivery import BatchDelivery, count_frames
 from trawl.collectors.exact import first_frames, limited
+from trawl.collectors.inference_service import is_service, use_service
 from trawl.collectors.lag import Lags
 from trawl.collectors.multi_config import WRITER_OPTIONS, check_names, sources
 from trawl.collectors.normalizing import normalize_options
 from trawl.collectors.pool import WorkerPool
 from trawl.collectors.requests import WorkerReady
 from trawl.collectors.scheduler import AsyncScheduler, Scheduler, SyncScheduler
-from trawl.collectors.setups import WorkerSetups, check_sendable, shared_buffer
+from trawl.collectors.setups import WorkerSetups, packed_program, shared_buffer
 from trawl.collectors.single import Collector
 from trawl.collectors.slot import SlotLimits, WorkerSlot
 from trawl.collectors.snapshots import kept_copies
@@ -30,13 +31,12 @@ from trawl.collectors.tracer import Tracer, WorkerTracer
 from trawl.collectors.trajectory_batcher import TrajectoryBatcher
 from trawl.collectors.unsent import UnsentWeights
 from trawl.collectors.weak import weak
-from trawl.collectors.worker import WorkerSpec
+from trawl.collectors.worker import WorkerProgram, WorkerSpec, fake
 from trawl.collectors.worker_shutdown import WorkerShutdown
 from trawl.envs.build import distinct
 from trawl.envs.own_process import parent_registry
 from trawl.envs.seeding import derive
 from trawl.envs.types import is_list
-from trawl.errors import WorkerError
 from trawl.observe.trace_options import TraceOptions
 from trawl.rollout.normalization import Normalization
 from trawl.rollout.serving import by_environment
@@ -58,11 +58,10 @@ class WorkerCollector(WorkerShutdown):
         policy: the policy as it was given; workers have copies.
     """
 
-    # True if weights of the policy are sent even if the user asks for no scheme.
-    _sends_weights: ClassVar[bool] = False
     # True if all workers run on this machine.
     _workers_here: ClassVar[bool] = True
     num_workers: int
+    _first_env = 0
     trust_policy: bool
     collector_class: Any
 
@@ -76,21 +75,33 @@ class WorkerCollector(WorkerShutdown):
         check_names(name, options)
         self.create_env_fn = sources(create_env_fn, options.get("num_workers"))
         self.num_workers = len(self.create_env_fn)
+        given = policy
+        if is_service(policy):
+            use_service(policy, self.num_workers, options)
+            policy = None
         kwargs = self._share_options(options)
         self._setups = setups = WorkerSetups(
             self.create_env_fn, policy, options, self._workers_here
         )
         config = setups.config
-        # With schemes, a policy may be given in addition to a factory, as the source of weights.
+        # A policy may be given in addition to a factory, as the source of weights.
         made = any(map(setups.makes_policy, range(self.num_workers)))
-        sends = self._sends_weights or config.weight_sync_schemes is not None
-        if policy is not None and made and not sends:
-            raise TypeError("policy and policy_factory can't both be given")
+        sourced = made and policy is not None
+        if sourced and not setups.all_modules:
+            raise TypeError(
+                "policy and policy_factory can both be given only if the policy is a module, whose "
+                f"weights are sent to the workers' policies, but it is {policy!r}"
+            )
+        if sourced and config.weight_updater is not None:
+            raise TypeError(
+                "policy and policy_factory can't both be given together with a weight_updater: "
+                "leave out the policy, and pass weights to update_policy_weights_()"
+            )
         super().__init__(config)
         vars(self).update({name: tuple(values) for name, values in setups.given.items()})
         self.trust_policy = bool(config.trust_policy)
         self._check()
-        self.policy = policy
+        self.policy = given
         setups.make(self.sync, kwargs, self._environments_of_worker)
         self._lags = Lags()
         self._cut_ids: list[int] = []
@@ -107,6 +118,7 @@ class WorkerCollector(WorkerShutdown):
         self._pool = WorkerPool(self._backend, specify, limits, note)
         try:
             self._prepare()
+            self._sender.send_first()
             self._init_weights()
         except BaseException:
             self.shutdown(raise_on_error=False)
@@ -117,6 +129,11 @@ class WorkerCollector(WorkerShutdown):
             policies = setups.policies
             parts = 1 if self.sync else self.num_workers
             self._unsent = UnsentWeights(policies, parts, weak(self._count_updates))
+
+    @override
+    def _counts(self) -> Progress:
+        # This process counts the frames that it writes, and the workers count all others.
+        return Progress.total([self._progress, *(slot.progress for slot in self._pool.slots)])
 
     # --- methods for subclasses
 
@@ -193,16 +210,14 @@ class WorkerCollector(WorkerShutdown):
             if self.sync
             else AsyncScheduler(self._pool, self._lag_bound(), weak(self._room))
         )
-        try:
-            ready = self._start_workers(self.num_workers)
-        except (AttributeError, RuntimeError, TypeError, pickle.PicklingError) as error:
-            if self._backend.isolated and not isinstance(error, WorkerError):
-                check_sendable(map(self._spec, self._pool.slots), self._backend.shares_memory)
-            raise
+        ready = self._start_workers(self.num_workers)
         for text in dict.fromkeys(text for one in ready for text in one.warnings):
             warn(text)
         self._setups.warn_of_rounding(ready)
         self._warn_of_remainders()
+        if config.storage_ndim > 1 and self._inner_workers == 1:
+            for batch in self._all(fake):
+                self._delivery.check_storage(batch)
 
     def _start_workers(self, count: int) -> list[WorkerReady]:
         """Starts workers; batches to which all workers contribute grow accordingly.
@@ -220,7 +235,8 @@ class WorkerCollector(WorkerShutdown):
         # A batch that is cut in the middle of a row must be the last one, or the next batch would
         # not go on from there. So if batches may have fewer frames than requested, only whole rows
         # are requested as long as possible.
-        short = self.config.preempts
+        self._scheduler.whole_steps = self.config.adds_steps and not self.config.exact_frames
+        short = self.config.preempts or self._scheduler.whole_steps
         units = [one.num_envs if short or one.masked else 1 for one in ready]
         assembler = None if self._workers_write else self._assembler
         self._scheduler.set_workers(assembler, frames, units)
@@ -229,6 +245,8 @@ class WorkerCollector(WorkerShutdown):
             self.normalization = Normalization(normalize, ready[0].statistics)
             self._scheduler.normalization = self.normalization
         self._connect_tracer()
+        if callable(self.config.reset_kwargs):
+            self.number_environments(self._first_env)
         return ready
 
     def _add_workers(
@@ -269,28 +287,51 @@ class WorkerCollector(WorkerShutdown):
         shared = bool(getattr(self.config.replay_buffer, "shared", False))
         return self._backend.isolated and self.config.workers_can_write and shared
 
-    def _spec(self, slot: WorkerSlot) -> WorkerSpec:
-        """Returns the current specification of a slot's worker."""
-        index, config, setup = slot.index, self.config, self._setups[slot.index]
+    def _program(self, index: int) -> WorkerProgram:
+        """Returns what a worker gets from the user's program."""
+        setup, config = self._setups[index], self.config
         options = self._setups.options(index)
         if self._buffer is not None:
             options |= {name: getattr(config, name) for name in WRITER_OPTIONS}
             options["replay_buffer"] = self._buffer
+        source, count = setup.create_env_fn, setup.environments
+        return WorkerProgram(
+            init_fn=config.init_fn,
+            policy=self._setups.initial_policy(index),
+            collector_class=self._worker_class,
+            create_env_fn=source if count == 1 else [source] * count,
+            options=options,
+            receivers=self._sender.receivers(index),
+        )
+
+    def _spec(self, slot: WorkerSlot) -> WorkerSpec:
+        """Returns the current specification of a slot's worker."""
+        index, config, setup = slot.index, self.config, self._setups[slot.index]
+        program, hooks, receivers = setup.package, self._setups.hooks, None
+        changed: dict[str, Any] = {}
+        if program is None:
+            made = self._program(index)
+            program = packed_program(self._backend, made, index)
+            # The learner changes its policy, but a replacement begins with the same one.
+            if made.policy is not None:
+                setup.package, setup.hooks = program, dict(hooks)
+        else:
+            changed = {name: hooks[name] for name in hooks if hooks[name] is not setup.hooks[name]}
+            receivers = self._sender.receivers(index)
         begin, stride = self._setups.trajectories(index, slot.restarts, slot.trajectory)
-        seed, count = setup.seed, setup.environments
+        seed = setup.seed
         return WorkerSpec(
             index=index,
-            collector_class=self._worker_class,
-            create_env_fn=setup.create_env_fn if count == 1 else [setup.create_env_fn] * count,
-            policy=setup.packed,
-            options=options,
-            init_fn=config.init_fn,
+            program=program,
+            options=changed,
+            receivers=receivers,
             threads=config.num_sub_threads if self._backend.isolated else None,
             registry=self._registry,
             trajectory=begin,
             stride=stride,
-            receivers=self._sender.receivers(index),
             version=self._sender.versions[index],
+            first_env=setup.first_env,
+            begun=slot.begun,
             seed=None if seed is None else (derive(seed[0], "restart", slot.restarts), seed[1]),
             env_state=setup.env_state,
             given=self._sender.handed(index),
@@ -321,7 +362,8 @@ class WorkerCollector(WorkerShutdown):
         if not self._scheduler.requested:
             self._before_request()
         collected = self._scheduler.collect(self._wanted, self._is_random)
-        parts = limited(collected, self._left())
+        scheduler = self._scheduler
+        parts = limited(collected, self._left(), scheduler.units if scheduler.whole_steps else None)
         self._count(parts)
         if self.config.prefetch:
             self._request_ahead(parts)
@@ -405,12 +447,22 @@ class WorkerCollector(WorkerShutdown):
         for part in parts:
             batch = self._batch_of(part)
             batch = self._delivery.deliver(batch, min(part.answer.filled, batch.shape[-1]))
-            self._delivery.write(batch)
+            self._progress.replay_written_frames += self._delivery.write(batch)
             self._record(batch)
+
+    @property
+    @override
+    def _is_exact(self) -> bool:
+        return super()._is_exact or self.config.adds_steps
 
     def _room(self) -> float:
         """Returns the number of frames that may be requested, besides those under way."""
-        return self._left() - self._scheduler.frames_under_way
+        room = self._left() - self._scheduler.frames_under_way
+        random = self.config.init_random_frames
+        if self.config.adds_steps and random and self._acted < random:
+            # The policy acts from the step on that follows the last random one.
+            room = min(room, random - self._acted)
+        return room
 
     def _wanted(self, counted: int = 0) -> bool:
         """Returns True if more frames are wanted than are under way, or ``counted`` already."""
@@ -428,5 +480,10 @@ class WorkerCollector(WorkerShutdown):
         first = self.config.init_random_frames
         if not first:
             return False
+        return bool(self._acted < first)
+
+    @property
+    def _acted(self) -> int:
+        """Number of frames that were written or requested, to compare with the random ones."""
         written = getattr(self.config.replay_buffer, "write_count", 0)
-        return bool(max(self._frames + self._scheduler.frames_under_way, written) < first)
+        return max(self._frames + self._scheduler.frames_under_way, written)

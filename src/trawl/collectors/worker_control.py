@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import fields
+from functools import partial
+from inspect import isroutine
 from operator import methodcaller
 from typing import Any
 
@@ -13,6 +15,7 @@ from typing_extensions import override
 
 from trawl.collectors import worker
 from trawl.collectors.assembler import BatchAssembler
+from trawl.collectors.base import View
 from trawl.collectors.profile import ProfileConfig
 from trawl.collectors.slot import summary
 from trawl.collectors.times import shares_of
@@ -20,8 +23,6 @@ from trawl.collectors.tracer import WorkerTracer
 from trawl.collectors.worker_state import WorkerState, call_path
 from trawl.envs.seeding import check_seed, derive
 from trawl.paths import first_name
-
-_VIEWS = ("aggregate", "per_worker", "both")
 
 
 class WorkerControl(WorkerState):
@@ -36,6 +37,7 @@ class WorkerControl(WorkerState):
     """
 
     sync: bool
+    _first_env: int
     _assembler: BatchAssembler
     _waited: float
 
@@ -90,9 +92,27 @@ class WorkerControl(WorkerState):
             for index in range(self.num_workers):
                 # Set before the call, because the worker may be replaced while others are seeded.
                 self._setups[index].seed = seed, static_seed
+                self._pool.slots[index].begun = ()
                 call = (methodcaller("set_seed", seed, static_seed),)
                 seed = self._call({index: call})[index]
         return seed
+
+    def number_environments(self, first: int) -> int:
+        """Gives the environments of all workers the indices with which ``reset_kwargs`` is called.
+
+        Args:
+            first: index of the first environment.
+
+        Returns:
+            The number of environments.
+        """
+        self._first_env, count = first, 0
+        with self._held():
+            for index, setup in enumerate(self._setups):
+                setup.first_env = first + count
+                call = (methodcaller("number_environments", setup.first_env),)
+                count += self._call({index: call})[index]
+        return count
 
     @override
     def map_fn(
@@ -144,6 +164,27 @@ class WorkerControl(WorkerState):
             return super().cascade_execute(attr_path, *args, **kwargs)
         return self._all(methodcaller("cascade_execute", attr_path, *args, **kwargs))
 
+    def worker_policy_versions(self) -> dict[int, int | str | None]:
+        """Asks each worker for the version of its policy, once it has finished its batch.
+
+        Returns:
+            The version of each worker, by its number; None if versions are not tracked.
+        """
+        self._check_open("worker_policy_versions()")
+        if self._version is None:
+            return dict.fromkeys(range(self.num_workers))
+        return dict(enumerate(self.get_distant_attr("policy_version")))
+
+    @property
+    def env(self) -> WorkerEnv:
+        """The environment of the first worker; see :class:`WorkerEnv`."""
+        self._check_open("env")
+        return WorkerEnv(self._ask_first)
+
+    def _ask_first(self, function: Callable[..., Any], *arguments: Any) -> Any:
+        (answer,) = self._each(function, [arguments])
+        return answer
+
     def getattr_policy(self, attr: str) -> Any:
         """Returns the attribute of the first worker's policy at path ``attr``."""
         return self._each(methodcaller("getattr_policy", attr), [()])[0]
@@ -179,12 +220,14 @@ class WorkerControl(WorkerState):
         """Returns a batch of zeros with the layout of a delivered batch."""
         fakes = [fake.clear_device_() for fake in self._all(worker.fake)]
         alone = self._whole is not None or not self.sync
-        batch = self._assembler.combine(fakes[:1] if alone else fakes, self.policy_version)
+        version = None if self._version is None else self._version.version
+        batch = self._assembler.combine(fakes[:1] if alone else fakes, version)
         return self._fake(batch[0] if alone else batch)
 
     # --- statistics
 
-    def stats(self, workers: str = "aggregate") -> dict[str, Any]:
+    @override
+    def stats(self, workers: View = "aggregate") -> dict[str, Any]:
         """Returns statistics of the collector, as a flat dictionary.
 
         Besides the statistics of every collector, the dictionary contains:
@@ -216,27 +259,27 @@ class WorkerControl(WorkerState):
         Raises:
             ValueError: if ``workers`` has another value.
         """
-        if workers not in _VIEWS:
-            raise ValueError(f"workers must be one of {', '.join(_VIEWS)}, but it is {workers!r}")
+        return super().stats(workers)
+
+    @override
+    def _per_worker(self) -> dict[str, Any]:
         together = summary(self._pool.slots)
         facts = {name: together[name] for name in ("workers", "workers_alive")}
-        if workers != "per_worker":
-            facts = self._aggregate(together)
-        if workers != "aggregate":
-            for slot in self._pool.slots:
-                one = slot.stats()
-                # A worker that is being added has no batches yet.
-                if slot.index < len(self._scheduler.frames):
-                    one["requested_frames_per_batch"] = self._scheduler.frames[slot.index]
-                version = self._sender.versions[slot.index]
-                if isinstance(version, int):
-                    one["policy_version"] = version
-                facts |= {f"worker_{slot.index}/{name}": value for name, value in one.items()}
+        for slot in self._pool.slots:
+            one = slot.stats()
+            # A worker that is being added has no batches yet.
+            if slot.index < len(self._scheduler.frames):
+                one["requested_frames_per_batch"] = self._scheduler.frames[slot.index]
+            version = self._acknowledged(slot)
+            if isinstance(version, int):
+                one["policy_version"] = version
+            facts |= {f"worker_{slot.index}/{name}": value for name, value in one.items()}
         return facts
 
-    def _aggregate(self, together: dict[str, Any]) -> dict[str, Any]:
+    @override
+    def _aggregate(self) -> dict[str, Any]:
         pools = self._assembler.pools
-        facts = super().stats() | together
+        facts = super()._aggregate() | summary(self._pool.slots)
         facts["batches_held"] = sum(pool.leased for pool in pools)
         facts["memory_bytes"] = sum(pool.nbytes for pool in pools)
         ahead = "prefetch" if self.config.prefetch else "synchronous"
@@ -330,6 +373,48 @@ class WorkerControl(WorkerState):
             f"frames_per_batch={self.__dict__.get('requested_frames_per_batch')}, "
             f"total_frames={self.config.total_frames})"
         )
+
+
+class WorkerEnv:
+    """The environment of a worker, as far as it can be used from the process of the driver.
+
+    Attributes are copies, and methods are called in the worker, which answers once it has finished
+    its batch. Each access is a message to the worker.
+
+    Args:
+        ask: function that calls a function with the worker's collector, and returns its result.
+    """
+
+    def __init__(self, ask: Callable[..., Any]) -> None:
+        self._ask = ask
+
+    def __getattr__(self, name: str) -> Any:
+        # The object itself may be copied and shown without a message.
+        if name.startswith("__") or name == "_ask":  # not set yet in a copy
+            raise AttributeError(name)
+        is_method, value = self._ask(_look_up, name)
+        return partial(self._call, name) if is_method else value
+
+    def _call(self, name: str, *args: Any, **kwargs: Any) -> Any:
+        return self._ask(_call_env, name, args, kwargs)
+
+    def __repr__(self) -> str:
+        return str(self._ask(_show_env))
+
+
+def _look_up(collector: Any, name: str) -> tuple[bool, Any]:
+    """Returns an attribute of the environment; for a method, which can't be sent, None."""
+    found = getattr(collector.env, name)
+    is_method = isroutine(found) or isinstance(found, partial)
+    return is_method, None if is_method else found
+
+
+def _call_env(collector: Any, name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    return getattr(collector.env, name)(*args, **kwargs)
+
+
+def _show_env(collector: Any) -> str:
+    return repr(collector.env)
 
 
 def _seeded(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from dataclasses import asdict
 from operator import methodcaller
 from typing import Any, Literal
 
@@ -11,12 +12,14 @@ import cloudpickle
 from typing_extensions import override
 
 from trawl.collectors.assembler import NO_SLICE, BatchAssembler, WorkerBatch
+from trawl.collectors.budget import PROGRESS, progress_of
 from trawl.collectors.requests import BatchReady
 from trawl.collectors.resuming import check_loadable
 from trawl.collectors.worker_weights import WorkerWeights
 from trawl.envs.capture.frames import from_plain, to_plain
 from trawl.errors import StateError, WorkerDied
 from trawl.paths import first_name, get_path
+from trawl.rollout.episode_sums import EndedEpisodes
 from trawl.rollout.moments import RunningMoments
 from trawl.schema.checks import UNKNOWN, integer
 from trawl.schema.states import check_collector
@@ -95,16 +98,20 @@ class WorkerState(WorkerWeights):
             self._pool.settle()
             finished = self._scheduler.finished()
             states = self._all(methodcaller("state_dict"))
+            for slot, one in zip(self._pool.slots, states, strict=True):
+                # Counts of the workers before a replacement, too.
+                one[PROGRESS] = asdict(slot.progress)
             state: dict[str, Any] = {f"worker{i}": one for i, one in enumerate(states)}
             last = max(states, key=lambda one: int(one["traj_pool"]["traj_id"]))
             state |= {"frames": self._frames, "iter": self._batches, "traj_pool": last["traj_pool"]}
+            state[PROGRESS] = asdict(self.progress)
             state["seeds"] = [setup.seed and list(setup.seed) for setup in self._setups]
             state[_FINISHED] = [self._saved(part) for part in finished]
             state[_REQUESTED] = self._scheduler.requested
             state |= self._delivery_state()
             state |= self._normalization_state()
             if self._version is not None:
-                state["policy_version"] = self.policy_version
+                state["policy_version"] = self._version.version
         return state
 
     def _saved(self, part: WorkerBatch) -> dict[str, Any]:
@@ -120,6 +127,7 @@ class WorkerState(WorkerWeights):
             "lag": self._sender.count(part.index) - answer.weights,
             "trajectory": answer.trajectory,
             "random": answer.random,
+            "ended": [answer.ended.number, *map(list, answer.ended[1:])],
             "statistics": [[list(k), v.state_dict()] for k, v in answer.statistics.items()],
         }
 
@@ -136,6 +144,7 @@ class WorkerState(WorkerWeights):
             batch=None if batch is None else cloudpickle.dumps(from_plain(batch)),
             facts={},
             random=saved["random"],
+            ended=_ended(saved.get("ended", (0, (), ()))),
             statistics={
                 tuple(key): RunningMoments.from_state(one)
                 for key, one in saved.get("statistics", ())
@@ -226,7 +235,7 @@ class WorkerState(WorkerWeights):
     def _load(self, state_dict: Mapping[str, Any], strict: bool, given: dict[str, Any]) -> None:
         """Loads a state whose entries have been checked; an exception leaves it loaded in part."""
         names = self._names
-        version = state_dict.get("policy_version", self.policy_version)
+        version = state_dict.get("policy_version", self._version and self._version.version)
         loaded = {
             i: weights
             for i, name in enumerate(names)
@@ -262,6 +271,9 @@ class WorkerState(WorkerWeights):
         self.resumed = all(resumed.values())
         self._sender.set_version(version)
         self._frames, self._batches = int(state_dict["frames"]), int(state_dict["iter"])
+        for slot, name in zip(self._pool.slots, names, strict=True):
+            slot.progress.load(progress_of(state_dict[name]))
+        self._load_progress(state_dict)
         self._load_delivery(state_dict, last, self.resumed)
         self._load_normalization(state_dict)
         parts = [self._loaded(one) for one in state_dict.get(_FINISHED, ())]
@@ -272,6 +284,11 @@ class WorkerState(WorkerWeights):
             if "traj_pool" in state_dict[name]:
                 begins = int(state_dict[name]["traj_pool"]["traj_id"])
                 slot.trajectory = max(slot.trajectory, begins)
+
+
+def _ended(saved: Sequence[Any]) -> EndedEpisodes:
+    number, returns, lengths = saved
+    return EndedEpisodes(int(number), tuple(returns), tuple(lengths))
 
 
 def _load(collector: Any, state: Mapping[str, Any], strict: bool, given: dict[str, Any]) -> bool:

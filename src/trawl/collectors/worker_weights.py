@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pickle
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -21,12 +20,13 @@ from trawl.collectors.pool import WorkerPool
 from trawl.collectors.requests import NewWeights, StateChanged
 from trawl.collectors.scheduler import Scheduler
 from trawl.collectors.setups import WorkerSetups
+from trawl.collectors.slot import WorkerSlot
 from trawl.collectors.unsent import UnsentWeights
 from trawl.collectors.weak import weak
 from trawl.collectors.weight_control import POLICY, LocalModels, WorkerIds
 from trawl.collectors.weight_sender import SenderHost, WeightSender
 from trawl.weight_update import strategy
-from trawl.weight_update.store import Receiver, WeightUpdate
+from trawl.weight_update.store import Receiver, Version, WeightUpdate
 
 if TYPE_CHECKING:
     OptionAttributes = MultiConfig
@@ -129,6 +129,30 @@ class WorkerWeights(BaseCollector, OptionAttributes):  # type: ignore[misc]  # s
             return nullcontext()
         return bound.updating(chosen, self._held, lambda: self._batches)  # type: ignore[no-any-return]
 
+    @property
+    @override
+    def policy_version(self) -> int | str | None:
+        """The newest version of the policy that all workers have acknowledged.
+
+        A worker that waits for its next request acknowledges an update at once, and a worker that
+        collects acknowledges it with its first batch afterwards. The value is None if versions are
+        not tracked, after an update that was sent to some workers only, and while workers differ
+        in versions that are not numbers. :meth:`worker_policy_versions` has the version of each
+        worker, and ``policy_version_tracker.version`` the newest version that was sent.
+        """
+        if self._version is None or len(set(self._sender.versions)) > 1:
+            return None
+        known = {self._acknowledged(slot) for slot in self._pool.slots}
+        if len(known) == 1:
+            return known.pop()
+        numbers = [one for one in known if isinstance(one, int)]
+        return min(numbers) if numbers and len(numbers) == len(known) else None
+
+    def _acknowledged(self, slot: WorkerSlot) -> Version:
+        """Returns the version with which a worker collects, as far as it is known."""
+        # A worker loads all that was sent to it before it begins anything.
+        return slot.version if slot.collects else self._sender.versions[slot.index]
+
     @override
     def _announce_version(self, worker_ids: WorkerIds = None) -> None:
         self._sender.announce(worker_ids)
@@ -169,10 +193,9 @@ class WorkerWeights(BaseCollector, OptionAttributes):  # type: ignore[misc]  # s
         sent = self._sender.newest(model_id)
         if sent is not None:
             return sent
-        packed = self._setups[0].packed
-        if model_id != POLICY or packed is None:
+        if model_id != POLICY:
             return None
-        policy = pickle.loads(packed)
+        policy = self._setups[0].packed_policy()
         found: TensorDictBase | None = None
         if isinstance(policy, nn.Module):
             found = strategy.WeightStrategy().extract_weights(policy)

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from trawl.data.trajectories import ends, flagged, leaves_named
 from trawl.keys import DONE_KEYS, MASK, TRAJ_IDS
-from trawl.tensordicts import broadcastable
+from trawl.tensordicts import broadcastable, of_frames
 
 
 class MultiStep(nn.Module):
@@ -102,7 +102,7 @@ class MultiStep(nn.Module):
         time = batch.shape[-1]
         last = ends(batch)
         for key in (TRAJ_IDS, MASK):
-            marks = batch.get(key, None)
+            marks = of_frames(batch, key)
             if marks is not None:
                 last[..., :-1] |= marks[..., 1:] != marks[..., :-1]
         last[..., -1:] = True
@@ -138,7 +138,7 @@ class MultiStep(nn.Module):
     def _nonterminal(self, batch: TensorDictBase, following: TensorDictBase) -> Tensor:
         names = ("terminated",) if leaves_named(following, ("terminated",)) else DONE_KEYS
         going_on = ~flagged(batch, following, names)
-        mask = batch.get(MASK, None)
+        mask = of_frames(batch, MASK)
         return going_on if mask is None else going_on & mask
 
     def extra_repr(self) -> str:

@@ -8,6 +8,8 @@ import sys
 import uuid
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from operator import attrgetter
 from typing import Any
 
 from trawl.backends.failure import Failure
@@ -19,12 +21,53 @@ _MADE_THERE = ("storage", "sampler", "writer")
 # Number of workers' batches whose names the actor remembers, to detect repeated batches.
 _REMEMBERED = 10_000
 _TRANSPORTS = ("auto", "ray")
+# Iterations over the buffer that may go on at a time.
+_MOST_PASSES = 100
+# Parts of a buffer, which stay in the actor.
+_PARTS = ("storage", "sampler", "writer", "transform")
+
+
+# Stands for the buffer among the results of its methods, and remains the same object when pickled.
+_ITSELF = Ellipsis
+
+
+class RayBufferPart:
+    """Part of a replay buffer in an actor, such as its sampler.
+
+    Its attributes are values from the actor, and its methods are called there.
+
+    Args:
+        ask: function that calls a method of the actor.
+        name: name of the part.
+    """
+
+    def __init__(self, ask: Callable[..., Any], name: str) -> None:
+        self._ask, self._name = ask, name
+
+    def __getattr__(self, name: str) -> Any:
+        return _attribute(self.__dict__.get("_ask"), name, f"{self.__dict__.get('_name')}.{name}")
+
+    def __repr__(self) -> str:
+        return f"<{self._name} of a replay buffer in a Ray actor>"
+
+
+def _attribute(ask: Callable[..., Any] | None, name: str, path: str) -> Any:
+    """Returns the value at a path of the buffer, or a function that calls the method there."""
+    if ask is None or name.startswith("_"):
+        raise AttributeError(name)
+    found, value = ask("attribute", path)
+    if not found:
+        raise AttributeError(f"the replay buffer in the actor has no attribute {path!r}")
+    return partial(ask, "call", path) if value is None else value[0]
 
 
 class RayBufferClient:
     """Client of a replay buffer in an actor.
 
-    A client can be pickled, and used anywhere in the cluster.
+    A client can be pickled, and used anywhere in the cluster. It has all public attributes and
+    methods of the buffer: values come from the actor, and methods are called there. The storage,
+    the sampler, the writer and the transform stay in the actor, and are reached in the same way.
+    Paths, such as that of ``dumps``, are paths on the actor's machine.
 
     Args:
         actor: handle of the actor.
@@ -100,11 +143,32 @@ class RayBufferClient:
     def __getitem__(self, index: Any) -> Any:
         return self._ask("__getitem__", index)
 
+    def __setitem__(self, index: Any, value: Any) -> None:
+        self._ask("__setitem__", index, value)
+
     def __iter__(self) -> Iterator[Any]:
+        """Yields samples: a pass over the entries if the sampler draws without replacement."""
         if self.batch_size is None:
             raise RuntimeError("a replay buffer needs a batch_size to be iterated over")
-        while True:
-            yield self.sample()
+        number = self._ask("begin_pass")
+        while (found := self._ask("next_of_pass", number)) is not None:
+            yield found[0]
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        if name in _PARTS:
+            return RayBufferPart(self._ask, name)
+        found = _attribute(self._ask, name, name)
+        if not isinstance(found, partial):
+            return found
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            result = found(*args, **kwargs)
+            # Such as that of append_transform.
+            return self if result is _ITSELF else result
+
+        return call
 
     @property
     def write_count(self) -> int:
@@ -132,6 +196,15 @@ class RayBufferClient:
         self._ask("load_state_dict", state_dict)
 
     # --- others
+
+    @property
+    def is_alive(self) -> bool:
+        """True if the actor answers."""
+        try:
+            self._ask("get", "made")
+        except ConnectionError:
+            return False
+        return True
 
     def client(self) -> RayBufferClient:
         """Returns another client of the same buffer."""
@@ -269,6 +342,8 @@ class _BufferActor:
         self._make = make
         self._buffer: Any = None
         self._written: OrderedDict[tuple[Any, ...], Any] = OrderedDict()
+        self._passes = 0
+        self._iterators: OrderedDict[int, Iterator[Any]] = OrderedDict()
 
     def begun(self) -> None:
         """Does nothing; a reply shows that the actor has started."""
@@ -298,6 +373,33 @@ class _BufferActor:
                         kwargs[name] = kwargs[name]()
                 self._buffer = kind(*args, **kwargs)
         return self._buffer
+
+    def _do_attribute(self, path: str) -> tuple[bool, tuple[Any] | None]:
+        """Returns whether there is an attribute, and its value unless it is a method."""
+        try:
+            value = attrgetter(path)(self._buffer)
+        except AttributeError:
+            return False, None
+        return True, None if callable(value) else (value,)
+
+    def _do_call(self, path: str, *args: Any, **kwargs: Any) -> Any:
+        result = attrgetter(path)(self._buffer)(*args, **kwargs)
+        return _ITSELF if result is self._buffer else result
+
+    def _do_begin_pass(self) -> int:
+        """Begins to iterate over the buffer, and returns the number of this iteration."""
+        self._passes += 1
+        self._iterators[self._passes] = iter(self._buffer)
+        if len(self._iterators) > _MOST_PASSES:  # of clients that stopped before the end
+            self._iterators.popitem(last=False)
+        return self._passes
+
+    def _do_next_of_pass(self, number: int) -> tuple[Any] | None:
+        """Returns the next sample of an iteration, or None at its end."""
+        for sample in self._iterators[number]:
+            return (sample,)
+        del self._iterators[number]
+        return None
 
     def _do_get(self, name: str) -> Any:
         return True if name == "made" else getattr(self._buffer, name)

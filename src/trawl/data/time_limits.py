@@ -13,7 +13,7 @@ from trawl.checks import check_bool
 from trawl.data.trajectories import leaves_named
 from trawl.errors import add_note
 from trawl.keys import MASK, Key, as_key, given_key, show_key
-from trawl.tensordicts import broadcastable
+from trawl.tensordicts import broadcastable, of_frames
 
 _VALUE = "state_value"
 _TERMINATED, _TRUNCATED = "terminated", "truncated"
@@ -221,7 +221,7 @@ def _rewards(batch: TensorDictBase) -> Iterator[_Reward]:
         cut = after.get(truncated)
         if terminated is not None:
             cut = cut & ~after.get(terminated)
-        mask = batch.get(MASK, None)
+        mask = of_frames(batch, MASK)
         cut = _like(cut, reward, batch.ndim)
         if mask is not None:
             cut = cut & broadcastable(mask, reward)

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from trawl.envs.capture.frames import from_plain, to_plain
 from trawl.keys import DONE_KEYS, MASK, TRAJ_IDS, as_key, end_keys, next_of
-from trawl.tensordicts import break_off
+from trawl.tensordicts import break_off, of_frames
 
 _Place = tuple[Hashable, int, int]
 _EVERYWHERE = torch.ones(1, dtype=torch.bool)
@@ -204,9 +204,10 @@ class TrajectoryAssembler:
 
     def _runs(self, source: Hashable, rows: TensorDictBase) -> Iterator[_Run]:
         """Yields the pieces of trajectories in frames of shape ``(rows, time)``."""
-        if rows.get(TRAJ_IDS, None) is None:
+        ids = of_frames(rows, TRAJ_IDS)
+        if ids is None:
             raise KeyError("trajectories can't be told apart without ('collector', 'traj_ids')")
-        ids: Tensor = rows.get(TRAJ_IDS).cpu()
+        ids = ids.cpu()
         done = ends(rows).cpu()
         for row in range(rows.shape[0]):
             for start, stop in runs(ids[row]):

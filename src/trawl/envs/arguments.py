@@ -25,6 +25,10 @@ def nearest_first(name: str, known: Iterable[str]) -> list[str]:
     return sorted(set(known), key=unlike)
 
 
+# Names that other libraries have for the number of episodes of an evaluation.
+_EPISODES = {"num_episodes", "n_episodes", "n_eval_episodes", "eval_episodes", "episodes"}
+
+
 def unknown_argument(what: str, name: str, known: Iterable[str]) -> TypeError:
     """Returns the error for an argument that an environment doesn't have.
 
@@ -35,6 +39,8 @@ def unknown_argument(what: str, name: str, known: Iterable[str]) -> TypeError:
     """
     there = nearest_first(name, known)
     has = f": it has {', '.join(there)}" if there else ": it has none"
+    if name in _EPISODES and "num_trajectories" in there:
+        has = f": the number of episodes is num_trajectories. It{has.removeprefix(': it')}"
     return TypeError(f"{what} has no argument {name!r}{has}")
 
 

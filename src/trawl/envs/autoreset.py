@@ -70,8 +70,8 @@ def autoreset_mode(env: Any, given: AutoresetMode | str | None = None) -> Autore
 
 def _declared(env: Any) -> Any:
     """Returns the mode that the environment, or its outermost wrapper with metadata, declares."""
-    base, metadata = env.unwrapped, env.metadata
-    if metadata is base.metadata:
+    base, metadata = getattr(env, "unwrapped", env), getattr(env, "metadata", None)
+    if metadata is getattr(base, "metadata", None):
         # Some classes write their mode into metadata that they share with other classes
         # (AtariVectorEnv writes into the metadata of VectorEnv), so the environment's attribute
         # takes precedence.

@@ -183,12 +183,13 @@ class TensorDictEnv(ABC):
     @property
     def done_keys(self) -> list[str]:
         """Keys of the flags that mark the end of an episode."""
-        return list(DONE_KEYS)
+        flags = self.full_done_spec.keys()
+        return [key for key in DONE_KEYS if key in flags]
 
     @property
     def done_keys_groups(self) -> list[list[str]]:
         """Done keys, with one group for each of :attr:`reset_keys`; there is only one group."""
-        return [list(DONE_KEYS)]
+        return [self.done_keys]
 
     @property
     def reset_keys(self) -> list[str]:
@@ -207,6 +208,39 @@ class TensorDictEnv(ABC):
         following = observation.clone().update(done).update(self.full_reward_spec.zero())
         frame = observation.update(done).update(self.full_action_spec.zero())
         return self._placed(frame.set("next", following))
+
+    # --- arguments of resets, for collectors
+
+    def set_reset_kwargs(self, given: Any, first: int, counts: Any) -> None:
+        """Sets arguments that all later resets get; see :mod:`trawl.envs.reset_kwargs`.
+
+        Args:
+            given: the option ``reset_kwargs``; None for no arguments.
+            first: index of the first environment in this object.
+            counts: number of the next episode of each environment, an int64 array. The resets
+                change it.
+
+        Raises:
+            TypeError: if the environment's reset doesn't take an argument.
+            ValueError: if the reset takes no arguments, or the environment begins its episodes
+                itself.
+        """
+        if given is not None:
+            raise ValueError(
+                f"reset_kwargs can't be used with {self!r}, whose reset takes no arguments"
+            )
+
+    def episode_counts(self, counts: Any) -> Any:
+        """Returns the number of the next episode of each environment.
+
+        Args:
+            counts: the array that :meth:`set_reset_kwargs` got. Environments in other processes
+                don't change it.
+        """
+        return counts
+
+    def load_episode_counts(self, counts: Any) -> None:  # noqa: B027
+        """Sets the number of the next episode of each environment in other processes."""
 
     # --- stepping
 

@@ -58,27 +58,30 @@ class BatchedEnv(TensorDictEnv):
                 )
         self.batch_size = torch.Size([len(members), *first.batch_size])
         place = self.device or "cpu"
-        self.full_observation_spec = first.full_observation_spec.expand(len(members)).to(place)
-        self.full_action_spec = first.full_action_spec.expand(len(members)).to(place)
-        # Agents have rewards and flags of their own. Descriptions of other libraries' environments
-        # have no specs of them.
-        self._member = first if getattr(first, "full_reward_spec", None) is not None else None
+        self.full_observation_spec = self._of_all(first.full_observation_spec).to(place)
+        self.full_action_spec = self._of_all(first.full_action_spec).to(place)
+        # Agents have rewards and flags of their own.
+        self._reward_spec = self._of_all(first.full_reward_spec)
+        self._done_spec = self._of_all(first.full_done_spec)
+
+    def _of_all(self, spec: Any) -> Any:
+        """Returns the specs of all members, made from those of one; None if there are none."""
+        if spec is None or isinstance(spec, Composite):
+            return spec and spec.expand(len(self.members))
+        # Specs of other libraries take the whole shape.
+        return spec.expand(len(self.members), *spec.shape)
 
     @property
     @override
     def full_reward_spec(self) -> Composite:
-        if self._member is None:
-            return super().full_reward_spec
-        single: Composite = self._member.full_reward_spec
-        return single.expand(len(self.members)).to(self.device or "cpu")
+        spec: Composite | None = self._reward_spec
+        return super().full_reward_spec if spec is None else spec.to(self.device or "cpu")
 
     @property
     @override
     def full_done_spec(self) -> Composite:
-        if self._member is None:
-            return super().full_done_spec
-        single: Composite = self._member.full_done_spec
-        return single.expand(len(self.members)).to(self.device or "cpu")
+        spec: Composite | None = self._done_spec
+        return super().full_done_spec if spec is None else spec.to(self.device or "cpu")
 
     @property
     def name(self) -> str:
@@ -258,9 +261,9 @@ def _difference(one: Any, other: Any) -> tuple[str, str, str] | None:
     """
     if one.batch_size != other.batch_size:
         return "batch_size", str(tuple(one.batch_size)), str(tuple(other.batch_size))
-    for what in ("observation", "action"):
+    for what in ("observation", "action", "reward", "done"):
         specs = [getattr(env, f"full_{what}_spec") for env in (one, other)]
-        if specs[0] != specs[1]:
+        if None not in specs and specs[0] != specs[1]:
             leaves = [{as_key(key): leaf for key, leaf in spec.items(True, True)} for spec in specs]
             for key in sorted({*leaves[0], *leaves[1]}):
                 mine, its = (found.get(key) for found in leaves)

@@ -8,11 +8,11 @@ from functools import partial
 from itertools import count
 from typing import Any
 
-import cloudpickle
 import gymnasium
 import torch
 from torch import nn
 
+from trawl.backends.spawn_payload import packed
 from trawl.envs.agent_steps import is_pettingzoo
 from trawl.envs.base import TensorDictEnv
 from trawl.envs.dm import is_dm_env
@@ -176,7 +176,7 @@ def distinct(sources: Sequence[Any], name: str = "create_env_fn") -> list[Any]:
     Raises:
         TypeError: if a repeated environment can't be copied.
     """
-    packed: dict[int, bytes | None] = {}
+    known: dict[int, bytes | None] = {}
     copies = count()
 
     def own(source: Any) -> Any:
@@ -184,10 +184,10 @@ def distinct(sources: Sequence[Any], name: str = "create_env_fn") -> list[Any]:
             return [own(part) for part in source]
         if not is_env(source):
             return source
-        if id(source) not in packed:
-            packed[id(source)] = None
+        if id(source) not in known:
+            known[id(source)] = None
             return source
-        data = packed[id(source)] = packed[id(source)] or _packed(source, name)
+        data = known[id(source)] = known[id(source)] or _packed(source, name)
         return EnvCopy(data, next(copies))
 
     return [own(source) for source in sources]
@@ -196,7 +196,7 @@ def distinct(sources: Sequence[Any], name: str = "create_env_fn") -> list[Any]:
 def _packed(env: Any, name: str) -> bytes:
     try:
         # TorchRL's batched environments support pickling, but not copy.deepcopy().
-        data: bytes = cloudpickle.dumps(env)
+        data = packed(env)
     except Exception as error:
         raise TypeError(
             f"{name} contains {env!r} several times, but this environment can't be copied: "
@@ -254,4 +254,21 @@ def _explain(what: str, value: object) -> str:
     return (
         f"{what}: expected an id, a Gymnasium, vector, EnvPool, dm_env, PettingZoo or TensorDict "
         f"environment, or a function that makes one, but got {type(value).__name__}: {value!r}"
+        f"{_next_step(value)}"
     )
+
+
+def _next_step(value: object) -> str:
+    """Returns what to do with an environment of a library whose environments aren't accepted."""
+    if hasattr(value, "step_async") and hasattr(value, "step_wait"):
+        return (
+            ". Vector environments of Stable-Baselines3 are not accepted: pass a list of the "
+            "functions that make their environments, or a ParallelEnv of these functions"
+        )
+    if any(kind.__module__.partition(".")[0] == "gym" for kind in type(value).__mro__):
+        return (
+            ". Environments of gym, the predecessor of Gymnasium, are not accepted: convert this "
+            "one with the package shimmy, by GymV21CompatibilityV0(env=env) or, since gym 0.26, "
+            "GymV26CompatibilityV0(env=env)"
+        )
+    return ""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
@@ -25,6 +26,7 @@ from trawl.envs.outcomes import (
     reward_of,
     wrong_step,
 )
+from trawl.envs.reset_kwargs import with_reset_kwargs
 from trawl.envs.seeding import stream_seed
 from trawl.envs.spaces import SpaceCodec
 from trawl.envs.state_parts import state_parts
@@ -66,6 +68,9 @@ class EnvMember:
         self.index = index
         self._leads = leads
         self._make = make
+        # The option and the index of the first environment, and the numbers of the next episodes.
+        self._reset_kwargs: tuple[Any, int] | None = None
+        self._counts: Array | None = None
         self.env = self._made()
         self._buffers: SharedStepBuffers | None = None
         # What the last reset or step of another library's environment returned. Its transforms
@@ -104,6 +109,7 @@ class EnvMember:
             with suppress(Exception):
                 self.close()
             self.env, self.root = self._made(), None
+            self._give_arguments()
             if self._buffers is not None:
                 self.attach(self._buffers)
         if seed is not None:
@@ -182,6 +188,48 @@ class EnvMember:
         self.root = following.exclude("reward")
         autoresets = self.env.autoreset_mask() if isinstance(self.env, TensorDictEnv) else None
         return following, autoresets, self._masks()
+
+    # --- arguments of resets
+
+    def set_reset_kwargs(self, given: Any, first: int) -> None:
+        """Sets arguments of resets; see :meth:`~trawl.envs.base.TensorDictEnv.set_reset_kwargs`.
+
+        Args:
+            given: the option ``reset_kwargs``, or a pickle of it.
+            first: index of the first environment.
+        """
+        self._reset_kwargs = pickle.loads(given) if isinstance(given, bytes) else given, first
+        self._give_arguments()
+
+    def _give_arguments(self) -> None:
+        if self._reset_kwargs is None:
+            return
+        given, first = self._reset_kwargs
+        if self._buffers is not None:
+            # A process that replaces this one goes on counting.
+            self._counts = self._buffers.episodes[self._buffers.rows(self.index)]
+        elif self._counts is None:
+            self._counts = np.zeros(max(1, self.env.batch_size.numel()), np.int64)
+        if given is not None or isinstance(self.env, TensorDictEnv):
+            self.env = with_reset_kwargs(self.env, given, first, self._counts)
+        if self._buffers is not None:
+            self.attach(self._buffers)
+
+    def episode_counts(self) -> Array:
+        """Returns the number of the next episode of each row."""
+        own = self._counts
+        assert own is not None
+        found: Array = self.env.episode_counts(own) if isinstance(self.env, TensorDictEnv) else own
+        return found.copy()
+
+    def load_episode_counts(self, counts: Array) -> None:
+        """Sets the number of the next episode of each row."""
+        assert self._counts is not None
+        self._counts[:] = counts
+        if isinstance(self.env, TensorDictEnv):
+            self.env.load_episode_counts(counts)
+
+    # --- calls of users
 
     def apply(self, call: Sequence[Any]) -> Any:
         """Calls a function with the environment and further arguments."""
@@ -389,6 +437,22 @@ def _action_reader(codec: SpaceCodec, buffers: SharedStepBuffers, row: int) -> C
     return lambda: decode(parts)
 
 
+def _ends(following: TensorDictBase) -> tuple[Array, Array]:
+    """Returns which environments were terminated, and which were truncated.
+
+    An environment without one of these flags ends with ``"done"``.
+    """
+    found = (following.get(key, None) for key in ("terminated", "truncated"))
+    terminated, truncated = (None if one is None else _numbers(one).ravel() for one in found)
+    if terminated is None or truncated is None:
+        done = _numbers(following.get("done")).ravel()
+        if terminated is None:
+            terminated = done if truncated is None else done & ~truncated
+        if truncated is None:
+            truncated = done & ~terminated
+    return terminated, truncated
+
+
 def _nested(member: EnvMember, buffers: SharedStepBuffers, rows: slice) -> Callable[[bool], None]:
     """Returns the function that steps a batch of environments, or one of another library."""
     env, own = member.env, isinstance(member.env, TensorDictEnv)
@@ -412,9 +476,7 @@ def _nested(member: EnvMember, buffers: SharedStepBuffers, rows: slice) -> Calla
         following = env.step(tensordict).get("next")
         write(observed, following)
         rewards[:] = _numbers(following.get("reward")).ravel()
-        terminated, truncated = (
-            _numbers(following.get(key)).ravel() for key in ("terminated", "truncated")
-        )
+        terminated, truncated = _ends(following)
         bits = terminated * TERMINATED | truncated * TRUNCATED
         autoresets = env.autoreset_mask() if own else None
         if autoresets is not None:

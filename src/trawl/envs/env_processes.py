@@ -14,7 +14,9 @@ import cloudpickle
 
 from trawl.backends.base import Death, Event, Failed, Message, Worker
 from trawl.backends.process import ProcessBackend
+from trawl.backends.spawn_payload import SpawnPayload, unsendable
 from trawl.backends.thread import ThreadBackend
+from trawl.checks import require_linux
 from trawl.envs.attributes import Application, pack
 from trawl.envs.env_service import (
     BUFFERS,
@@ -58,6 +60,7 @@ class EnvProcesses:
         start_method: str | None,
         affinity: Callable[[int], Sequence[int] | None] = lambda _: None,
     ) -> None:
+        require_linux("environments in other processes or threads")
         self._sources, self._affinity = sources, affinity
         self._each = envs_per_worker
         self.count = -(-len(sources) // envs_per_worker)
@@ -126,12 +129,24 @@ class EnvProcesses:
         except BaseException:
             if not self._backend.isolated:
                 wakeups.close()
+            else:
+                self._check_sendable(index)
             raise
         finally:
             # Only the new process keeps the reading end, so the owner's writes fail once that
             # process is gone.
             os.close(theirs)
         self._living.add(index)
+
+    def _check_sendable(self, index: int) -> None:
+        """Raises a ``TypeError`` if an environment of a process can't be pickled."""
+        for env in self.envs_of(index):
+            names = ("create_env_fn", "create_env_kwargs")
+            for name, part in zip(names, self._sources[env], strict=True):
+                try:
+                    SpawnPayload(part)
+                except Exception as error:
+                    raise unsendable(name, f"environment {env}", error) from error
 
     def attach(self, spec: StepBufferSpec) -> SharedStepBuffers:
         """Allocates the shared memory that steps use from now on."""

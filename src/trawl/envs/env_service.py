@@ -83,8 +83,9 @@ class EnvInfo:
         autoresets: True if some of the environment's steps are only resets.
         carried: keys of observations that are also inputs of the environment's next step. A policy
             may write them under ``"next"``.
-        full_reward_spec: specs of the rewards; None if another library made the environment.
-        full_done_spec: specs of the flags; None if another library made the environment.
+        full_reward_spec: specs of the rewards; None if they are nested, in another library's
+            environment.
+        full_done_spec: specs of the flags; None likewise.
         fake: a frame of zeros, or None if ``fixed_layout`` is True.
     """
 
@@ -324,25 +325,32 @@ def _info_of(env: Any) -> EnvInfo:
         cannot_restart=tuple(type(vector.env).__name__ for vector in cannot),
         autoresets=own and env.autoreset_mask() is not None,
         carried=frozenset(map(as_key, env.full_state_spec.keys(True, True))),
-        full_reward_spec=env.full_reward_spec if own else None,
-        full_done_spec=env.full_done_spec if own else None,
+        # The flags of parts of another library's environment mean nothing to the other members.
+        full_reward_spec=env.full_reward_spec if own or _is_root(env.reward_keys) else None,
+        full_done_spec=env.full_done_spec if own or _is_root(env.done_keys) else None,
         fake=None if fixed else env.fake_tensordict(),
     )
+
+
+def _is_root(keys: Sequence[Any]) -> bool:
+    return all(len(as_key(key)) == 1 for key in keys)
 
 
 def _is_fixed(env: Any) -> bool:
     """Returns True if all data of another library's environment has a fixed layout."""
     single = torch.Size([*env.batch_size, 1])
+    flags = {as_key(key) for key in env.done_keys}
     plain = (
-        {as_key(key) for key in env.done_keys} == {(key,) for key in DONE_KEYS}
+        ("done",) in flags
+        and flags <= {(key,) for key in DONE_KEYS}
+        and all(leaf.shape == single for leaf in env.full_done_spec.values(True, True))
         and [as_key(key) for key in env.reward_keys] == [("reward",)]
         and env.reward_spec.shape == single
-        and env.reward_spec.dtype is torch.float32
         # What transforms read again in the next step is among the observations.
         and set(env.full_state_spec.keys(True, True))
         <= set(env.full_observation_spec.keys(True, True))
     )
-    specs = (env.full_observation_spec, env.full_action_spec)
+    specs = (env.full_observation_spec, env.full_action_spec, env.full_reward_spec)
     return plain and all(
         isinstance(leaf.dtype, torch.dtype)
         and leaf.dtype is not torch.bfloat16

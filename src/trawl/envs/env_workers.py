@@ -69,6 +69,7 @@ class EnvWorkers(EnvProcesses):
         # Failures of steps that ended while a call waited for them. The next wait raises them.
         self._unraised: list[Event] = []
         self._dtypes: Mapping[Any, str] | None = None
+        self._reset_kwargs: Mapping[int, tuple[Any, int]] = {}
         super().__init__(sources, envs_per_worker, start_method, affinity)
 
     @override
@@ -85,6 +86,15 @@ class EnvWorkers(EnvProcesses):
         """Changes the dtypes of the actions in all processes."""
         self._dtypes = dtypes
         self.call_all("retype", dtypes)
+
+    def set_reset_kwargs(self, calls: Mapping[int, tuple[Any, int]]) -> None:
+        """Sets arguments of the resets of environments, also for processes that replace dead ones.
+
+        Args:
+            calls: by number of the environment, the arguments of its method.
+        """
+        self._reset_kwargs = calls
+        self.call({env: ("set_reset_kwargs", *call) for env, call in calls.items()})
 
     # --- steps
 
@@ -344,6 +354,9 @@ class EnvWorkers(EnvProcesses):
         self._post(index, None, "attach", (self._spec,))
         if self._dtypes is not None:
             self._post(index, None, "retype", (self._dtypes,))
+        for env in self.envs_of(index):
+            if env in self._reset_kwargs:
+                self._post(index, env, "set_reset_kwargs", self._reset_kwargs[env])
         self._made.update(self.envs_of(index))
 
     @property

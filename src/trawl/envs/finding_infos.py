@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,8 @@ from gymnasium import Space, Wrapper, spaces
 from gymnasium.vector import SyncVectorEnv, VectorWrapper
 
 from trawl.envs.autoreset import autoreset_mode
+from trawl.envs.capture import capture, restore
+from trawl.envs.capture.ways import PICKLE, chain
 from trawl.envs.final_obs import marks_presence
 from trawl.envs.info_keys import (
     InfoEntry,
@@ -30,6 +33,7 @@ from trawl.envs.masks import newest_masks
 from trawl.envs.outcomes import checked_info, reset_results, step_results
 from trawl.envs.pool import is_pool
 from trawl.envs.vector import is_envpool, is_vector_env
+from trawl.errors import EnvStateError
 
 # Steps that are taken to see values, at most.
 _STEPS = 1000
@@ -40,7 +44,7 @@ _OUTCOME = frozenset({"reward", "done", "trunc", "discount", "step_type"})
 
 
 def with_infos(
-    env: Any, info_keys: InfoKeys, mode: Any = None, spare: Callable[[], Any] | None = None
+    env: Any, info_keys: InfoKeys, mode: Any = None, *, owned: bool = False
 ) -> tuple[Any, list[InfoKey]]:
     """Wraps an environment so that its observations have entries of its info.
 
@@ -48,8 +52,7 @@ def with_infos(
         env: the environment.
         info_keys: the argument of :class:`~trawl.envs.GymEnv`.
         mode: the autoreset mode stated by the user, or None.
-        spare: function that makes another such environment, in which values are looked for; None
-            to look for them in ``env``.
+        owned: True to close the environment if this function fails.
 
     Returns:
         The environment, and the entries with their spaces and keys.
@@ -67,12 +70,12 @@ def with_infos(
             "make the environment without batch_size"
         )
     try:
-        known = _known(env, given, spare)
+        known = _known(env, given)
         entries = placed_entries(given, known, lambda: _described(env, known))
         layout = InfoLayout(entries)
         wrapped = _wrap(env, layout, mode)
     except Exception:
-        if spare is not None:
+        if owned:
             env.close()
         raise
     return wrapped, [InfoKey(path, space, key) for path, key, space in entries]
@@ -89,9 +92,7 @@ def _wrap(env: Any, layout: InfoLayout, mode: Any) -> Any:
     return InfoVector(env, layout, same_step, outside)
 
 
-def _known(
-    env: Any, given: Sequence[InfoEntry], spare: Callable[[], Any] | None
-) -> dict[str, Space[Any]]:
+def _known(env: Any, given: Sequence[InfoEntry]) -> dict[str, Space[Any]]:
     """Returns the spaces of all entries that were found, by name."""
     known: dict[str, Space[Any]] = {}
     missing = [entry for entry in given if entry.space is None]
@@ -101,12 +102,8 @@ def _known(
         known = {name: _episode() for name in _all_statistics(env)}
         wanted = [entry for entry in missing if entry.located(known) is None]
         if wanted:
-            probed = env if spare is None else spare()
-            try:
-                known = {**_probe(probed, wanted), **known}
-            finally:
-                if probed is not env:
-                    probed.close()
+            with _undone(env):
+                known = {**_probe(env, wanted), **known}
     return known
 
 
@@ -148,6 +145,27 @@ def _declared(env: Any) -> dict[str, Space[Any]]:
         if not observed and name not in _OUTCOME and "." not in name:
             found[name] = box([n for n in spec.shape if n != -1], spec.dtype)
     return found
+
+
+@contextmanager
+def _undone(env: Any) -> Iterator[None]:
+    """Context after which an environment is as before it, if its state can be captured."""
+    state = None
+    with suppress(EnvStateError):
+        state = capture(env)
+    if state is None or state["way"] == PICKLE.name:  # which would replace the environment
+        yield
+        return
+    layers = chain(env)
+    layers += [one for inner in getattr(layers[-1], "envs", ()) for one in chain(inner)]
+    attributes = [getattr(layer, "__dict__", {}) for layer in layers]
+    before = [set(one) for one in attributes]
+    yield
+    for one, names in zip(attributes, before, strict=True):
+        for name in one.keys() - names:
+            del one[name]
+    with suppress(EnvStateError):
+        restore(env, state)
 
 
 def _probe(env: Any, wanted: Sequence[InfoEntry]) -> dict[str, Space[Any]]:

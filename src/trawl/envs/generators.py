@@ -4,12 +4,24 @@ from __future__ import annotations
 
 import random
 from collections.abc import Mapping
-from typing import Any
+from contextvars import ContextVar
+from typing import Any, Protocol
 
 import numpy as np
 import torch
 
 from trawl.envs.seeding import derive
+
+
+class Seeded(Protocol):
+    """Source of torch's random numbers that belongs to one thread."""
+
+    def seed(self, seed: int) -> None:
+        """Seeds it anew."""
+
+
+#: What this thread draws torch's numbers from; None if the global generators are its own.
+draws_privately: ContextVar[Seeded | None] = ContextVar("draws_privately", default=None)
 
 
 def global_state(device: torch.device | None = None) -> dict[str, Any]:

@@ -26,13 +26,35 @@ from trawl.envs.info_keys import InfoKeys
 from trawl.envs.info_wrappers import keep_masks
 from trawl.envs.logged import LoggedEnv
 from trawl.envs.making import make, single_spaces, wrapped
-from trawl.envs.masks import MASK_KEY, FirstMaskCheck, MaskKeeper, flat_mask, mask_keeper
-from trawl.envs.outcomes import flag_of, reset_results, reward_of, step_results
+from trawl.envs.masks import (
+    MASK_KEY,
+    FirstMaskCheck,
+    MaskKeeper,
+    MaskMethod,
+    flat_mask,
+    mask_keeper,
+    mask_method,
+)
+from trawl.envs.outcomes import (
+    flag_of,
+    reset_results,
+    reward_of,
+    reward_shape_of,
+    rewards_of,
+    step_results,
+)
 from trawl.envs.pool import Pool, adapt_pool, is_pool
 from trawl.envs.replacements import made_again
+from trawl.envs.reset_kwargs import (
+    ResetArguments,
+    layers_of,
+    names_taken,
+    needs_mapping,
+    resets_itself,
+)
 from trawl.envs.seeding import check_seed, derive, next_seed
 from trawl.envs.spaces import SpaceCodec, check_keys
-from trawl.envs.specs import NonTensor
+from trawl.envs.specs import Composite, NonTensor, Unbounded
 from trawl.envs.types import EnvLike
 from trawl.envs.vector import VectorAdapter, adapt, is_envpool, is_vector_env
 from trawl.errors import env_errors
@@ -71,8 +93,8 @@ class GymEnv(LoggedEnv):
         info_keys: entries of ``info`` that become observations, as a list of names or of
             :class:`InfoKey`, or as a mapping from names to spaces. An entry ``"name"`` has the key
             ``("info", "name")``, unless an ``InfoKey`` states another one. Where an info lacks the
-            entry, it is zero. Without a space, the layout is found in random steps of another
-            environment or, if ``env`` is an object, of ``env`` itself.
+            entry, it is zero. Without a space, the layout is found in random steps of the
+            environment, which is then reset.
         device: device of the returned TensorDicts. With None, the TensorDicts have no device, and
             their tensors are on the CPU.
         **kwargs: further arguments of ``gymnasium.make`` (with ``num_envs``, of
@@ -93,6 +115,8 @@ class GymEnv(LoggedEnv):
             gets the exception, and a bool that is True if a reset failed. It must call
             :meth:`restart`, or raise an exception. If it returns, the failed step returns zeros.
         mask_check: check of the info of the first step.
+        reward_shape: shape of the reward, which the environment's ``reward_space`` states; ``()``
+            for a single number.
         step_failed: True if the last step failed while ``on_error`` was set; the results of a
             failed step are not experience.
 
@@ -125,13 +149,12 @@ class GymEnv(LoggedEnv):
         self.on_error: Callable[[Exception, bool], None] | None = None
         self.step_failed = False
         self._has_id = isinstance(env, str)
-        spare, env_id = None, env
+        env_id = env
         if isinstance(env, str):
             if num_envs is not None:
                 num_envs = check_number("num_envs", num_envs, least=1)
             known = argument_names(GymEnv)
-            spare = partial(make, env, num_envs, from_pixels, autoreset_mode, kwargs, known)
-            env = spare()
+            env = make(env, num_envs, from_pixels, autoreset_mode, kwargs, known)
         elif kwargs or num_envs is not None:
             raise TypeError(
                 f"{sorted(kwargs) or ['num_envs']} can be used only with the id of an "
@@ -139,7 +162,9 @@ class GymEnv(LoggedEnv):
             )
         self.env = wrapped(env, frame_skip, from_pixels, pixels_only)
         if info_keys is not None:
-            self.env, info_keys = with_infos(self.env, info_keys, autoreset_mode, spare)
+            self.env, info_keys = with_infos(
+                self.env, info_keys, autoreset_mode, owned=self._has_id
+            )
         if isinstance(env_id, str):
             self.remake = partial(
                 GymEnv,
@@ -158,8 +183,12 @@ class GymEnv(LoggedEnv):
         self._seed: tuple[int, bool] | None = None  # of the last set_seed()
         self._seeds: list[int] | None = None
         self._rebuilds = 0  # since the last set_seed()
+        self._fixed_arguments: Mapping[str, Any] = {}
         self._begun: TensorDict | None = None  # observations of the reset after a failure
-        self._masks: MaskKeeper | None = None  # self.env may be another wrapper around it
+        # The masks of actions; self.env may be another wrapper around a keeper.
+        self._masks: MaskKeeper | MaskMethod | None = None
+        # True once the simulator was reset, and once it was asked for a method for masks.
+        self._is_begun = self._looked = False
         self.mask_check = FirstMaskCheck()
         self._describe_spaces(autoreset_mode)
 
@@ -178,6 +207,7 @@ class GymEnv(LoggedEnv):
         self.observation_codec = SpaceCodec(observed, "observation", categorical)
         self.action_codec = SpaceCodec(acted, "action", categorical)
         check_keys(self.observation_codec, self.action_codec)
+        self.reward_shape = reward_shape_of(self.env)
         self.vector: VectorAdapter | None = None
         if batched:
             adapter = adapt_pool if is_pool(self.env) else adapt
@@ -195,8 +225,17 @@ class GymEnv(LoggedEnv):
 
     @property
     def fixed_layout(self) -> bool:
-        """True if all actions and observations have a fixed shape and dtype."""
-        return bool(self.observation_codec.fixed and self.action_codec.fixed)
+        """True if all data have a fixed shape and dtype, and the reward is a single number."""
+        fixed = self.observation_codec.fixed and self.action_codec.fixed
+        return bool(fixed and not self.reward_shape)
+
+    @property
+    @override
+    def full_reward_spec(self) -> Composite:
+        if not self.reward_shape:
+            return super().full_reward_spec
+        shape = (*self.batch_size, *self.reward_shape)
+        return Composite({"reward": Unbounded(shape, device=self.device)}, self.batch_size)
 
     @property
     def action_spec_unbatched(self) -> Any:
@@ -241,16 +280,27 @@ class GymEnv(LoggedEnv):
         if seeds is not None:
             kwargs.setdefault("seed", seeds[0])
         obs, info = reset_results(self.reset_simulator(**kwargs), self.env)
-        if info and MASK_KEY in info and self._masks is None:
+        if info and MASK_KEY in info and not isinstance(self._masks, MaskKeeper):
             self.env, self._masks = keep_masks(self.env, flat_mask(info[MASK_KEY]))
+        self._is_begun = True
         self.decide_log()
         return obs
 
     @override
     def action_mask(self) -> NDArray[Any] | None:
-        if self.vector is not None:
-            return self.vector.masks
-        return None if self._masks is None else self._masks.mask[None]
+        vector = self.vector
+        if vector is not None and vector.masks is not None:
+            return vector.masks
+        # A method may need the state that a reset makes.
+        begun = self._is_begun if vector is None else vector.is_begun
+        if self._masks is None and begun and not self._looked:
+            self._looked = True
+            name, *more = self.action_keys
+            spec = None if more else self.full_action_spec[name]
+            self._masks = mask_method(self.env, self.action_codec.space, spec)
+        if self._masks is None:
+            return None
+        return self._masks.mask if vector is not None else self._masks.mask[None]
 
     def pop_seeds(self) -> list[int] | None:
         """Returns the seeds for the next reset and clears them; returns None if none are set."""
@@ -299,7 +349,7 @@ class GymEnv(LoggedEnv):
                 self.vector.env = self.env
                 self.vector.load_state_dict(state["vector"])
         # The environment and its wrappers may be other objects than before.
-        self._masks = mask_keeper(self.env)
+        self._masks, self._is_begun, self._looked = mask_keeper(self.env), True, False
         seed = state["seed"]
         self._seed = None if seed is None else (int(seed[0]), bool(seed[1]))
         self._seeds, self._rebuilds = state["seeds"], state["rebuilds"]
@@ -317,7 +367,8 @@ class GymEnv(LoggedEnv):
         """
         fresh = made_again(self, GymEnv, self._abandon)
         self.env, self.vector, self.is_closed = fresh.env, fresh.vector, False
-        self._masks = None
+        self._give_arguments()
+        self._masks, self._is_begun, self._looked = None, False, False
         self.renew_log()
         self.observation_codec, self.action_codec = fresh.observation_codec, fresh.action_codec
         self._rebuilds += 1
@@ -325,6 +376,30 @@ class GymEnv(LoggedEnv):
         if self._seed is not None:
             seed, static = self._seed
             self._set_seeds(derive(seed, "rebuild", self._rebuilds), static)
+
+    @override
+    def set_reset_kwargs(self, given: Any, first: int, counts: Any) -> None:
+        self._fixed_arguments, self.reset_arguments = {}, None
+        if given is None:
+            pass
+        elif isinstance(self.env.unwrapped, DMEnv):
+            super().set_reset_kwargs(given, first, counts)
+        elif self.vector is None:
+            names = names_taken(layers_of(self.env))
+            self.reset_arguments = ResetArguments(given, first, names, counts)
+        elif self.vector.autoresets is not None:
+            raise resets_itself(self.env, self.vector.autoresets)
+        elif not isinstance(given, Mapping):
+            raise needs_mapping(self.env)
+        else:
+            ResetArguments(given, first, names_taken(layers_of(self.env)), counts)
+            self._fixed_arguments = given
+        self._give_arguments()
+
+    def _give_arguments(self) -> None:
+        """Gives the vector environment, which may be made anew, the arguments of its resets."""
+        if self.vector is not None:
+            self.vector.reset_kwargs = self._fixed_arguments
 
     def _abandon(self) -> None:
         self.is_closed = True
@@ -411,8 +486,9 @@ class GymEnv(LoggedEnv):
             leaves, *rest = self.vector.step(action)
         reward, terminated, truncated = (np.asarray(part) for part in rest)
         following = self._observations(leaves)
+        rewards = torch.from_numpy(reward.astype(np.float32))
+        following.set("reward", rewards.reshape((*self.batch_size, *(self.reward_shape or (1,)))))
         shape = (*self.batch_size, 1)
-        following.set("reward", torch.from_numpy(reward.astype(np.float32)).reshape(shape))
         for key, flags in (("terminated", terminated), ("truncated", truncated)):
             following.set(key, torch.from_numpy(flags.astype(np.bool_)).reshape(shape))
         following.set("done", following.get("terminated") | following.get("truncated"))
@@ -423,7 +499,9 @@ class GymEnv(LoggedEnv):
 
     def _checked(self, reward: Any, terminated: Any, truncated: Any) -> list[Any]:
         return [
-            reward_of(reward, self),
+            rewards_of(reward, self.reward_shape, self)
+            if self.reward_shape
+            else reward_of(reward, self),
             flag_of(terminated, "terminated", self),
             flag_of(truncated, "truncated", self),
         ]

@@ -12,6 +12,7 @@ from trawl.envs.capture import NONE, REPLAY, check_state, way_of, ways_of
 from trawl.envs.capture.history import PoolLog, check_pool
 from trawl.envs.capture.replay import EpisodeLog, needs_log
 from trawl.envs.pool import Pool
+from trawl.envs.reset_kwargs import ResetArguments
 from trawl.envs.vector import VectorAdapter
 from trawl.keys import REWARD, Key
 from trawl.memory import Array
@@ -23,9 +24,11 @@ class LoggedEnv(TensorDictEnv):
     Attributes:
         log: log from which the environment can be replayed; None unless :meth:`keep_log` was
             called, and the environment's state can't be captured otherwise.
+        reset_arguments: arguments that resets get besides those of the caller; None for none.
     """
 
     log: EpisodeLog | PoolLog | None = None
+    reset_arguments: ResetArguments | None = None
     env: Any
     vector: VectorAdapter | None = None
     observation_codec: Any
@@ -71,6 +74,8 @@ class LoggedEnv(TensorDictEnv):
 
     def reset_simulator(self, **kwargs: Any) -> Any:
         """Resets a simulator that is not a vector environment, and notes this in its log."""
+        if self.reset_arguments is not None:
+            kwargs = self.reset_arguments.following(kwargs)
         self.note_reset(kwargs)
         return self.env.reset(**kwargs)
 

@@ -2,7 +2,8 @@
 
 Masks follow Gymnasium's convention for ``Space.sample(mask)``: a mask is an array of ones and
 zeros, with one entry for each choice. An environment provides its mask under ``"action_mask"``, in
-a Dict observation or in ``info``. Random actions respect the mask.
+a Dict observation or in ``info``, or by its method ``action_masks``. Random actions respect the
+mask.
 
 An action of several choices may have a mask of one of three shapes: the masks of all choices one
 after the other; a row for each choice, if all have the same number of values; or a dimension for
@@ -11,14 +12,18 @@ each choice, with an entry for each combination of their values.
 
 from __future__ import annotations
 
+import inspect
+import math
 import warnings
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import gymnasium
 import numpy as np
 import torch
 from gymnasium import spaces
+from gymnasium.vector import AsyncVectorEnv, SyncVectorEnv
 from tensordict import TensorDict, TensorDictBase
 from torch import Tensor
 from typing_extensions import override
@@ -142,8 +147,7 @@ def warn_late(action: Any, info: Any, env: object) -> None:
         env: the environment, for the message.
     """
     infos = info if isinstance(info, list) else [info or {}]
-    maskable = (spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary)
-    if isinstance(action, maskable) and any(MASK_KEY in one for one in infos):
+    if _is_maskable(action) and any(MASK_KEY in one for one in infos):
         warnings.warn(
             f"random actions ignore info[{MASK_KEY!r}] of {env!r}: a step returns it, but the "
             "reset did not. Return a mask from both",
@@ -342,6 +346,109 @@ class MaskKeeper(gymnasium.Wrapper[Any, Any, Any, Any]):
         return result
 
 
+class MaskMethod:
+    """Action masks from the method ``action_masks`` that environments for sb3-contrib have.
+
+    The method is called whenever a mask is needed, which is only the case for random actions.
+
+    Args:
+        call: the method, or a function with the masks of several environments.
+        space: space of the action of one environment.
+        count: number of environments; None if ``call`` returns the mask of one.
+    """
+
+    def __init__(
+        self, call: Callable[[], Any], space: gymnasium.Space[Any], count: int | None = None
+    ) -> None:
+        self._call, self._space, self._count = call, space, count
+
+    @property
+    def mask(self) -> Array:
+        """The newest mask; if there are several environments, with a row for each."""
+        found = self._call()
+        if self._count is None:
+            return self._converted(flat_mask(found))
+        return np.stack([self._converted(flat_mask(one)) for one in found])
+
+    def _converted(self, mask: Array) -> Array:
+        if isinstance(self._space, spaces.MultiBinary) and mask.size == 2 * math.prod(
+            self._space.shape
+        ):
+            # There, each bit has an entry for each of its values.
+            pairs = mask.reshape(-1, 2) != 0
+            return np.where(pairs.all(-1), 2, pairs[:, 1]).astype(np.int8)
+        return mask
+
+    def fits(self, spec: Any) -> bool:
+        """Returns True if the masks can belong to an action; warns if not.
+
+        Args:
+            spec: the action's spec.
+        """
+        mask = self.mask
+        if fits(spec, mask.shape, 0 if self._count is None else 1):
+            return True
+        warnings.warn(
+            f"random actions ignore action_masks() of the environment, which returns a mask of "
+            f"shape {mask.shape[0 if self._count is None else 1 :]}: a mask of its action has "
+            f"{sum(choices(spec) or [])} entries. If the method returns no masks, rename it",
+            UserWarning,
+            stacklevel=2,
+        )
+        return False
+
+
+def mask_method(env: Any, space: gymnasium.Space[Any], spec: Any) -> MaskMethod | None:
+    """Returns the masks from an environment's method ``action_masks``; None if it has none.
+
+    Args:
+        env: an environment that was reset. It may be a vector environment.
+        space: space of the action of one environment.
+        spec: the action's spec.
+    """
+    inner, count = getattr(env, "unwrapped", env), getattr(env, "num_envs", None)
+    call = masking_method(env, space)
+    several = _is_maskable(space) and isinstance(inner, (SyncVectorEnv, AsyncVectorEnv))
+    if call is None and several and all(inner.call("has_wrapper_attr", _METHOD)):
+        call = partial(inner.call, _METHOD)
+    if call is None:
+        return None
+    found = MaskMethod(call, space, count)
+    return found if found.fits(spec) else None
+
+
+def masking_method(env: Any, space: gymnasium.Space[Any]) -> Callable[[], Any] | None:
+    """Returns the method ``action_masks`` of an environment or its wrappers; None if it has none.
+
+    Args:
+        env: an environment, single or vector.
+        space: space of the action of one environment.
+    """
+    if not _is_maskable(space):
+        return None
+    single = isinstance(env, gymnasium.Env)
+    try:
+        method = env.get_wrapper_attr(_METHOD) if single else getattr(env, _METHOD)
+    except AttributeError:
+        return None
+    return method if _needs_no_arguments(method) else None
+
+
+def _is_maskable(space: object) -> bool:
+    return isinstance(space, (spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary))
+
+
+_METHOD = "action_masks"
+
+
+def _needs_no_arguments(method: Any) -> bool:
+    try:
+        inspect.signature(method).bind()
+    except (TypeError, ValueError):
+        return False
+    return True
+
+
 class ObserveActionMask(gymnasium.Wrapper[Any, Any, Any, Any]):
     """Wrapper that adds ``info["action_mask"]`` to the observation, so that a policy can read it.
 
@@ -421,7 +528,8 @@ class FirstMaskCheck:
             step: the step function of its simulator, which is returned unchanged after the first
                 step.
         """
-        if self._done or env.action_mask() is not None:
+        self._done = self._done or env.action_mask() is not None
+        if self._done:
             return step
 
         def step_first(action: Any) -> Any:

@@ -6,15 +6,18 @@ and ``"False"`` as True, and numpy would convert ``"5"`` to a number.
 
 from __future__ import annotations
 
+import math
 from typing import Any, NamedTuple
 
 import numpy as np
+from gymnasium import RewardWrapper
 
 from trawl.memory import Array
 
 #: Description of the result of Gymnasium's reset, for error messages.
 RESET_GIVES = (
-    "reset must return (observation, info), with an observation from the observation space"
+    "reset must return (observation, info), with an observation from the observation space, and "
+    "take the arguments seed and options"
 )
 _STEP_GIVES = "(observation, reward, terminated, truncated, info)"
 _OLD = "older versions of Gym have another API"
@@ -131,7 +134,9 @@ def reward_of(value: Any, env: object) -> float:
         if array.dtype.kind in "biuf" and array.size != 1:
             raise ValueError(
                 f"step of {env!r} returned a reward of shape {array.shape}, but the reward must "
-                f"be a single number: {value!r}"
+                f"be a single number: {value!r}. For a reward of several components, state "
+                f"reward_space = gymnasium.spaces.Box(-numpy.inf, numpy.inf, {array.shape}) in the "
+                "environment"
             )
         try:
             return float(array.item())
@@ -143,6 +148,58 @@ def reward_of(value: Any, env: object) -> float:
     )
 
 
+def rewards_of(value: Any, shape: tuple[int, ...], env: object) -> Array:
+    """Returns a reward of several components as an array.
+
+    Args:
+        value: the reward.
+        shape: its shape, as the environment's ``reward_space`` states it.
+        env: the environment, for error messages.
+
+    Raises:
+        TypeError: if the components are not numbers.
+        ValueError: if the reward has another shape.
+    """
+    array = np.asarray(value)
+    if array.dtype.kind not in "biuf":
+        raise TypeError(f"step of {env!r} returned reward={value!r}, but it must have numbers")
+    if array.shape != shape:
+        raise ValueError(
+            f"step of {env!r} returned a reward of shape {array.shape}, but its reward_space says "
+            f"{shape}"
+        )
+    return array
+
+
+def reward_shape_of(env: Any) -> tuple[int, ...]:
+    """Returns the shape of an environment's reward, which its ``reward_space`` may state.
+
+    Args:
+        env: a Gymnasium environment, single or vector. The ``reward_space`` of a vector
+            environment is that of one sub-environment, or of all together.
+
+    Returns:
+        ``()`` for a single number.
+    """
+    layer = env
+    while layer is not None:
+        # Some wrappers pass attributes on, but only the layer that has it knows its reward.
+        own = "reward_space" in getattr(layer, "__dict__", ()) or hasattr(
+            type(layer), "reward_space"
+        )
+        shape = getattr(getattr(layer, "reward_space", None), "shape", None) if own else None
+        if shape is not None:
+            found = tuple(map(int, shape))
+            if len(found) > 1 and found[0] == getattr(env, "num_envs", None):
+                found = found[1:]
+            return () if math.prod(found) == 1 else found
+        if isinstance(layer, RewardWrapper) or type(layer).__name__ == "LinearReward":
+            # It makes other rewards, and doesn't state their space.
+            return ()
+        layer = getattr(layer, "env", None)
+    return ()
+
+
 class OutcomeCheck:
     """Checks the rewards and flags of a vector environment's steps.
 
@@ -151,11 +208,13 @@ class OutcomeCheck:
     Args:
         env: the environment, for error messages.
         num_envs: number of sub-environments.
+        reward: shape of the reward of one sub-environment.
     """
 
-    def __init__(self, env: object, num_envs: int) -> None:
+    def __init__(self, env: object, num_envs: int, reward: tuple[int, ...] = ()) -> None:
         self._env = env
         self._shape = (num_envs,)
+        self._reward_shape = (num_envs, *reward)
         # Dtypes of arrays that passed the check.
         self._reward: Any = None
         self._terminated: Any = None
@@ -174,7 +233,8 @@ class OutcomeCheck:
                 reward.dtype is self._reward
                 and terminated.dtype is self._terminated
                 and truncated.dtype is self._truncated
-                and reward.shape == terminated.shape == truncated.shape == shape
+                and reward.shape == self._reward_shape
+                and terminated.shape == truncated.shape == shape
             ):
                 return Outcome(reward, terminated, truncated)
         except AttributeError:  # a list
@@ -190,6 +250,8 @@ class OutcomeCheck:
         return outcome
 
     def _rewards(self, values: Any) -> Array:
+        if self._reward_shape != self._shape:
+            return rewards_of(values, self._reward_shape, self._env)
         array = self._array(values, "reward")
         if array.dtype.kind in "biuf":
             return array

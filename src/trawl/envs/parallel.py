@@ -19,11 +19,13 @@ from trawl.backends.process import START_METHODS
 from trawl.checks import check_number, seconds_above_zero
 from trawl.devices import optional_device
 from trawl.envs.affinity import Affinity, affinity_of
+from trawl.envs.arguments import lists_arguments
 from trawl.envs.attributes import Application, EnvHandle
 from trawl.envs.batched import arguments_of, factories_of
 from trawl.envs.env_workers import EnvWorkers
 from trawl.envs.masks import choices, joined_masks
 from trawl.envs.parallel_state import ParallelState
+from trawl.envs.reset_kwargs import packed
 from trawl.envs.seeding import check_seed, derive, next_kwargs
 from trawl.envs.step_buffers import (
     AUTORESET,
@@ -100,6 +102,7 @@ class ParallelEnv(ParallelState):
 
     has_processes = True
 
+    @lists_arguments
     def __init__(
         self,
         num_workers: int,
@@ -140,7 +143,7 @@ class ParallelEnv(ParallelState):
             self.buffers: SharedStepBuffers | None = None
             if self.fixed_layout:
                 self.buffers = self.processes.attach(self._buffer_spec())
-                self._step_results = StepResults(self.buffers, self.batch_size)
+                self._step_results = StepResults(self.buffers, self.batch_size, self.done_keys)
         except BaseException:
             self._finalizer()
             raise
@@ -189,6 +192,7 @@ class ParallelEnv(ParallelState):
             observed,
             acted,
             tuple(sizes or ()),
+            self.reward_spec.dtype,
         )
 
     @override
@@ -200,6 +204,26 @@ class ParallelEnv(ParallelState):
     def _seed_member(self, index: int, seed: int, static_seed: bool) -> int:
         (following,) = self.processes.call({index: ("seed", seed, static_seed)}).values()
         return int(following)
+
+    @override
+    def set_reset_kwargs(self, given: Any, first: int, counts: Any) -> None:
+        sent = given if given is None or not self.processes.generators else packed(given)
+        rows = self.batch_size[1:].numel()
+        self.processes.set_reset_kwargs(
+            {index: (sent, first + index * rows) for index in range(self.num_workers)}
+        )
+
+    @override
+    def episode_counts(self, counts: Any) -> Any:
+        if self.buffers is not None and len(self.batch_size) == 1:
+            return self.buffers.episodes.copy()
+        calls = dict.fromkeys(range(self.num_workers), ("episode_counts",))
+        return np.concatenate(list(self.processes.call(calls).values()))
+
+    @override
+    def load_episode_counts(self, counts: Any) -> None:
+        each = counts.reshape(self.num_workers, -1)
+        self.processes.call({i: ("load_episode_counts", own) for i, own in enumerate(each)})
 
     @property
     def envs(self) -> tuple[EnvHandle, ...]:

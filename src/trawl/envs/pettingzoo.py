@@ -35,6 +35,7 @@ from trawl.envs.infos import InfoLeaf
 from trawl.envs.logged import LoggedEnv
 from trawl.envs.masks import MASK_KEY
 from trawl.envs.replacements import made_again
+from trawl.envs.reset_kwargs import ResetArguments, layers_of, names_taken
 from trawl.envs.seeding import check_seed, derive, next_seed
 from trawl.envs.spaces import SpaceLeaf
 from trawl.envs.specs import Categorical, Composite, NonTensor, Unbounded
@@ -198,6 +199,12 @@ class PettingZooEnv(LoggedEnv):
     def full_done_spec(self) -> Composite:
         return self._done_spec.to(self.device or "cpu")
 
+    @override
+    def set_reset_kwargs(self, given: Any, first: int, counts: Any) -> None:
+        names = names_taken(layers_of(self.env))
+        none = given is None
+        self.reset_arguments = None if none else ResetArguments(given, first, names, counts)
+
     # --- steps, for the array path
 
     def begin_episode(self, **kwargs: Any) -> None:
@@ -205,6 +212,8 @@ class PettingZooEnv(LoggedEnv):
         seed, self._seed = self._seed, None
         if seed is not None:
             kwargs.setdefault("seed", seed)
+        if self.reset_arguments is not None:
+            kwargs = self.reset_arguments.following(kwargs)
         self.note_reset(kwargs)
         self.start_episode(**kwargs)
         self.decide_log()

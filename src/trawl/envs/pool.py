@@ -79,6 +79,7 @@ class Pool(VectorAdapter):
     """
 
     can_restart = False
+    autoresets = "begins its episodes by itself"
     ready_envs: int
     resets_next = True
     can_reset_some = False

@@ -7,6 +7,7 @@ from contextlib import ExitStack
 from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
 from numpy.typing import NDArray
 from tensordict import TensorDict, TensorDictBase
@@ -18,9 +19,10 @@ from trawl.devices import optional_device
 from trawl.envs.attributes import Application
 from trawl.envs.base import TensorDictEnv
 from trawl.envs.batched import BatchedEnv, arguments_of, factories_of
-from trawl.envs.build import build_one, distinct, env_of_id
+from trawl.envs.build import build_one, distinct, env_of_id, is_env
 from trawl.envs.ids import lacks_vectors, steps_batches
 from trawl.envs.masks import joined_masks
+from trawl.envs.reset_kwargs import sliced, with_reset_kwargs
 from trawl.envs.seeding import next_kwargs
 from trawl.envs.types import EnvKwargs, EnvSources, is_list
 from trawl.envs.vector import VectorAdapter
@@ -68,12 +70,41 @@ class SerialEnv(BatchedEnv):
             _check_distinct(self.envs)
             self._set_members(self.envs)
         except BaseException:
-            self.close()
+            _close_made(self.envs, factories)
             raise
 
     @override
     def _seed_member(self, index: int, seed: int, static_seed: bool) -> int:
         return self.envs[index].set_seed(seed, static_seed)
+
+    @override
+    def set_reset_kwargs(self, given: Any, first: int, counts: Any) -> None:
+        each = zip(self.envs, sliced(counts, self._sizes()), strict=True)
+        self.envs[:] = [
+            env
+            if given is None and not isinstance(env, TensorDictEnv)
+            else with_reset_kwargs(env, given, first + row, own)
+            for env, (row, own) in each
+        ]
+
+    @override
+    def episode_counts(self, counts: Any) -> Any:
+        parts = zip(self.envs, sliced(counts, self._sizes()), strict=True)
+        return np.concatenate(
+            [
+                env.episode_counts(own) if isinstance(env, TensorDictEnv) else own
+                for env, (_, own) in parts
+            ]
+        )
+
+    @override
+    def load_episode_counts(self, counts: Any) -> None:
+        for env, (_, own) in zip(self.envs, sliced(counts, self._sizes()), strict=True):
+            if isinstance(env, TensorDictEnv):
+                env.load_episode_counts(own)
+
+    def _sizes(self) -> list[int]:
+        return [max(1, env.batch_size.numel()) for env in self.envs]
 
     @override
     def _apply(self, calls: Mapping[int, Application]) -> dict[int, Any]:
@@ -223,12 +254,13 @@ def _build_list(source: Sequence[Any], kwargs: Any, name: str) -> Any:
     if not source:
         raise ValueError(f"{name} must not be an empty list")
     count = len(source)
-    envs = _build_each(distinct(source, name), arguments_of(count, kwargs, f"{name} has"), name)
+    sources = distinct(source, name)
+    envs = _build_each(sources, arguments_of(count, kwargs, f"{name} has"), name)
     if all(isinstance(env, TensorDictEnv) for env in envs):
         return SerialEnv(count, envs)
     if any(isinstance(env, TensorDictEnv) for env in envs):
         kinds = ", ".join(type(env).__name__ for env in envs)
-        _close_all(envs)
+        _close_made(envs, sources)
         raise TypeError(
             f"{name} must not mix environments of TorchRL with others in one batch, but the list "
             f"made {kinds}: pass only Gymnasium environments, or only TorchRL's"
@@ -247,9 +279,37 @@ def _build_each(
         for source, kwargs in zip(sources, arguments, strict=True):
             envs.append(build_env(source, kwargs, name=name))
     except BaseException:
-        _close_all(envs)
+        _close_made(envs, sources)
         raise
     return envs
+
+
+def given_envs(source: Any) -> list[Any]:
+    """Returns the environment objects among the sources of environments."""
+    if is_list(source):
+        return [env for part in source for env in given_envs(part)]
+    return [source] if is_env(source) else []
+
+
+def close_made(env: Any, source: Any) -> None:
+    """Closes an environment, except for environments that its source contains as objects.
+
+    Args:
+        env: the environment, which :func:`build_env` made.
+        source: its source.
+    """
+    given = given_envs(source)
+    if not given:
+        env.close(raise_if_closed=False)
+    elif is_list(source) and isinstance(env, SerialEnv):
+        _close_made(env.envs, source)
+
+
+def _close_made(envs: Sequence[Any], sources: Sequence[Any]) -> None:
+    """Closes environments, as far as they were made from their sources."""
+    with ExitStack() as stack:
+        for env, source in zip(reversed(envs), reversed(sources[: len(envs)]), strict=True):
+            stack.callback(close_made, env, source)
 
 
 def _close_all(envs: Sequence[Any]) -> None:

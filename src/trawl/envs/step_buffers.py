@@ -41,6 +41,7 @@ class StepBufferSpec:
         observed: shape and dtype of each observation of one environment, by key.
         acted: shape and dtype of each action of one environment, by key.
         choices: number of values of each choice in an action; empty if it can't have a mask.
+        reward: dtype of the rewards.
     """
 
     workers: int
@@ -49,6 +50,7 @@ class StepBufferSpec:
     observed: dict[Key, tuple[tuple[int, ...], torch.dtype]]
     acted: dict[Key, tuple[tuple[int, ...], torch.dtype]]
     choices: tuple[int, ...]
+    reward: torch.dtype = torch.float32
 
     @property
     def joint(self) -> tuple[int, ...]:
@@ -75,7 +77,7 @@ class SharedStepBuffers:
     Attributes:
         observed: observations after the step, by key.
         reset_observed: observations after a reset, by key, valid in the rows that were reset.
-        rewards: rewards of the step, as float32.
+        rewards: rewards of the step.
         masks: action masks for the next step, by kind. Flat masks have the values of all choices
             one after the other. Joint masks have a dimension for each choice. An entry of 2
             allows both values of a bit.
@@ -85,6 +87,7 @@ class SharedStepBuffers:
         actions: the actions, by key.
         action_dtypes: dtypes of the actions, by key.
         cut: True for rows to be reset after the step even if their episode has not ended.
+        episodes: number of the next episode of each row, if the processes count episodes.
         eager: one byte; nonzero if rows are reset in the step that ends their episode.
         numbers: for each process, the number of the step to be taken.
         answers: for each process, the number of its last step, negated if the step failed.
@@ -104,7 +107,8 @@ class SharedStepBuffers:
         self.eager = self._array((1,), np.dtype(np.uint8)).data
         self.flags = self._rows((rows,), np.dtype(np.uint8))
         self.cut = self._array((rows,), np.dtype(np.bool_))
-        self.rewards = self._rows((rows,), np.dtype(np.float32))
+        self.episodes = self._array((rows,), numbers)
+        self.rewards = self._rows((rows,), _numpy_dtype(spec.reward))
         # Memory that is never used takes no space.
         self.masks = {
             FLAT: self._array((rows, sum(spec.choices)), np.dtype(np.int8)),

@@ -26,7 +26,7 @@ class StepEntries:
         after: the entries for ``"next"``.
         observed: the arrays of the observations.
         rewards: the array of the rewards.
-        flags: the arrays of the flags, in the order of ``_ENDS``.
+        flags: the arrays of the flags.
     """
 
     begin: dict[str, Any]
@@ -42,9 +42,13 @@ class StepResults:
     Args:
         buffers: the shared memory.
         batch_size: batch size of all environments together.
+        flags: names of the flags.
     """
 
-    def __init__(self, buffers: SharedStepBuffers, batch_size: torch.Size) -> None:
+    def __init__(
+        self, buffers: SharedStepBuffers, batch_size: torch.Size, flags: Sequence[str]
+    ) -> None:
+        self._ends = {name: _ENDS[name] for name in flags}
         self._observed, self._begun = (
             {key: array.reshape(*batch_size, *array.shape[1:]) for key, array in found.items()}
             for found in (buffers.observed, buffers.reset_observed)
@@ -60,8 +64,8 @@ class StepResults:
     def allocate(self) -> StepEntries:
         """Returns memory for the results of a step, in which all flags are False."""
         observed = [np.empty(shape, dtype) for shape, dtype in self._shapes]
-        rewards = np.empty(self._rewards.shape, np.float32)
-        flags = [self._no_flags() for _ in _ENDS]
+        rewards = np.empty_like(self._rewards, order="C")
+        flags = [self._no_flags() for _ in self._ends]
         begin = self._entries(observed, flags)
         after = {**begin, "reward": torch.from_numpy(rewards)}
         return StepEntries(begin, after, observed, rewards, flags)
@@ -93,7 +97,7 @@ class StepResults:
             array = source.copy()
             array[rows] = begun[rows]
             observed.append(array)
-        flags = [self._no_flags() for _ in _ENDS]
+        flags = [self._no_flags() for _ in self._ends]
         self._write_flags(flags, np.where(rows[..., None], np.uint8(0), bits))
         return self._entries(observed, flags)
 
@@ -105,12 +109,12 @@ class StepResults:
         return np.zeros(self._flags.shape, np.bool_)
 
     def _write_flags(self, flags: Sequence[Array], bits: Array) -> None:
-        for target, mask in zip(flags, _ENDS.values(), strict=True):
+        for target, mask in zip(flags, self._ends.values(), strict=True):
             target[...] = bits & mask
 
     def _entries(self, observed: Sequence[Array], flags: Sequence[Array]) -> dict[str, Any]:
         found = self._nested(observed)
-        found.update(zip(_ENDS, map(torch.from_numpy, flags), strict=True))
+        found.update(zip(self._ends, map(torch.from_numpy, flags), strict=True))
         return found
 
     def _nested(self, arrays: Sequence[Array]) -> dict[str, Any]:

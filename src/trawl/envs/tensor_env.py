@@ -102,6 +102,8 @@ class TensorEnv(TensorDictEnv):
     _given_seed: int | None = None
     _rebuilds: int = 0
     _last: TensorStep | None = None
+    # True where the last step was only a reset; resets that follow it leave this unchanged.
+    _skipped: Tensor | None = None
 
     @property
     def answers_at_once(self) -> bool:
@@ -161,6 +163,7 @@ class TensorEnv(TensorDictEnv):
     def _step(self, tensordict: TensorDictBase) -> TensorDict:
         actions = [self._action(tensordict, key) for key in self.action_keys]
         self._last = step = self.advance(actions)
+        self._skipped = step.skipped
         self.check()
         following = self._observations(step.observations())
         shape = (*self.batch_size, 1)
@@ -179,18 +182,22 @@ class TensorEnv(TensorDictEnv):
             )
         return value.detach().to(self.home)  # type: ignore[no-any-return]
 
+    def newest_mask(self) -> Tensor | None:
+        """Returns the action masks for the next step, with a row for each environment, or None."""
+        return self.shown_mask
+
     @override
     def action_mask(self) -> NDArray[Any] | None:
-        return None if self.shown_mask is None else self.shown_mask.cpu().numpy()
+        mask = self.newest_mask()
+        return None if mask is None else mask.cpu().numpy()
 
     @override
     def autoreset_mask(self) -> Tensor | None:
         if not self.skips:
             return None
-        last = self._last
-        if last is None or last.skipped is None:
+        if self._skipped is None:
             return torch.zeros(self.batch_size, dtype=torch.bool, device=self.home)
-        return last.skipped
+        return self._skipped
 
     @override
     def set_seed(self, seed: int, static_seed: bool = False) -> int:
@@ -235,7 +242,7 @@ class TensorEnv(TensorDictEnv):
         own = {"remake": self.remake, "_given_seed": seed, "_rebuilds": count, "is_closed": False}
         vars(self).update({**vars(fresh), **own})
         self._seed = None if seed is None else derive(seed, "rebuild", count)
-        self._last = None
+        self._last = self._skipped = None
 
     # --- the state of the environment
 
@@ -270,7 +277,7 @@ class TensorEnv(TensorDictEnv):
 
     @override
     def restore(self, state: Mapping[str, Any], trust: bool = False) -> None:
-        self._last = None
+        self._last = self._skipped = None
         self._graph.restore(state)
 
     @property

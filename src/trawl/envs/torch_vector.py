@@ -21,8 +21,16 @@ from trawl.devices import check_device
 from trawl.envs.arguments import lists_arguments
 from trawl.envs.autoreset import autoreset_mode as declared_mode
 from trawl.envs.info_keys import InfoKeys, given_entries
-from trawl.envs.masks import MASK_KEY, rand_actions
+from trawl.envs.masks import MASK_KEY, masking_method, rand_actions
 from trawl.envs.outcomes import reset_results, step_results
+from trawl.envs.reset_kwargs import (
+    ResetArguments,
+    copied,
+    layers_of,
+    names_taken,
+    needs_mapping,
+    resets_itself,
+)
 from trawl.envs.spaces import check_keys
 from trawl.envs.tensor_codec import TensorCodec
 from trawl.envs.tensor_env import TensorEnv, TensorStep
@@ -93,6 +101,7 @@ class TorchVectorEnv(TensorEnv):
         check_bool("categorical_action_encoding", categorical_action_encoding)
         self.env = env
         self._first: Any = None
+        self._reset_kwargs: Mapping[str, Any] = {}
         place = declared_device(env) if device is None else check_device("device", device)
         if place is None:
             # The first batch begins with this reset.
@@ -123,6 +132,7 @@ class TorchVectorEnv(TensorEnv):
         acted = env.single_action_space
         self.action_codec = TensorCodec(acted, "action", self.home, count, one_hot)
         self.full_action_spec = self.action_codec.composite(self.batch_size).to(self.home)
+        self._mask_method = masking_method(env, acted)
         self._add_infos(info_keys)
         observed = self.env.single_observation_space
         self.observation_codec = TensorCodec(observed, "observation", self.home, count, one_hot)
@@ -134,6 +144,18 @@ class TorchVectorEnv(TensorEnv):
         self._ended = torch.zeros(count, dtype=torch.bool, device=self.home)
         # True where an episode ended without a last observation, or None.
         self._lost: Tensor | None = None
+
+    @override
+    def set_reset_kwargs(self, given: Any, first: int, counts: Any) -> None:
+        self._reset_kwargs = {}
+        if given is None:
+            return
+        if self.mode is not AutoresetMode.DISABLED:
+            raise resets_itself(self.env, f"has autoreset_mode={self.mode.value!r}")
+        if not isinstance(given, Mapping):
+            raise needs_mapping(self.env)
+        ResetArguments(given, first, names_taken(layers_of(self.env)), counts)
+        self._reset_kwargs = given
 
     def _add_infos(self, info_keys: InfoKeys) -> None:
         """Wraps the environment so that its observations have entries of the info."""
@@ -174,6 +196,7 @@ class TorchVectorEnv(TensorEnv):
     def begin(self, mask: Tensor | None, **kwargs: Any) -> list[Tensor]:
         if mask is not None and not (self._seed is not None and mask.all()):
             return self._begin_some(mask, **kwargs)
+        kwargs = copied(self._reset_kwargs) | kwargs
         first, self._first = self._first, None
         seed, self._seed = self._seed, None
         if seed is not None:
@@ -200,6 +223,7 @@ class TorchVectorEnv(TensorEnv):
         assert self._partial is not None
         # A copy, because the environment may keep or change it.
         rows = mask.clone() if self._partial == "mask" else mask.nonzero().squeeze(-1)
+        kwargs = copied(self._reset_kwargs) | kwargs
         options = {**(kwargs.pop("options", None) or {}), _PARTIAL[self._partial]: rows}
         obs, info = reset_results(self.env.reset(options=options, **kwargs), self.env)
         self._note_mask(info, mask)
@@ -238,6 +262,12 @@ class TorchVectorEnv(TensorEnv):
                 shown = torch.where(mark.view(-1, *[1] * (old.ndim - 1)), shown, old)
         # A copy, because the environment may change it before the next action is drawn.
         self.shown_mask = shown.clone()
+
+    @override
+    def newest_mask(self) -> Tensor | None:
+        if self.shown_mask is not None or self._mask_method is None:
+            return self.shown_mask
+        return torch.as_tensor(self._mask_method(), device=self.home)
 
     def _row(self, value: Any, name: str) -> Tensor:
         """Returns the reward or a flag with one value for each environment."""
@@ -394,14 +424,12 @@ def _mode_of(env: Any, given: AutoresetMode | str | None) -> AutoresetMode:
     modes = [mode.value for mode in AutoresetMode]
     if given is not None:
         return _as_mode(given, modes)
-    unknown: Exception | None = None
-    if hasattr(env, "metadata") and hasattr(env, "unwrapped"):
-        try:
-            return declared_mode(env)
-        except ValueError as error:
-            if "autoreset_mode" in env.metadata:
-                raise
-            unknown = error
+    try:
+        return declared_mode(env)
+    except ValueError as error:
+        if "autoreset_mode" in (getattr(env, "metadata", None) or {}):
+            raise
+        unknown = error
     raise ValueError(
         f"{env!r} doesn't state when it resets its environments: pass autoreset_mode, one of "
         f"{modes}, to TorchVectorEnv"

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -35,8 +36,10 @@ from trawl.envs.outcomes import (
     Outcome,
     OutcomeCheck,
     reset_results,
+    reward_shape_of,
     step_results,
 )
+from trawl.envs.reset_kwargs import copied
 from trawl.envs.spaces import SpaceCodec
 from trawl.errors import EnvStateError, add_note
 from trawl.memory import Array, Mask
@@ -61,12 +64,18 @@ class VectorAdapter:
     Attributes:
         num_envs: number of sub-environments.
         can_restart: True if :meth:`restart` may be called for any sub-environment at any time.
+        is_begun: True once the environment was reset.
         masks: the newest action mask of each row, of shape ``(num_envs, choices)``; None if the
             ``info`` of the last full reset had no mask.
         log: log of all resets and steps, if the environment keeps one.
+        autoresets: None if the collector begins all episodes; otherwise a text that says how the
+            environment begins them.
+        reset_kwargs: arguments that all resets get besides those of the caller.
     """
 
     can_restart = True
+    autoresets: str | None = None
+    reset_kwargs: Mapping[str, Any] = MappingProxyType({})
     # Attributes that decide what comes next.
     state_names: tuple[str, ...] = ("_shown", "masks")
     log: PoolLog | None = None
@@ -76,9 +85,10 @@ class VectorAdapter:
         self.codec = codec
         self.num_envs = int(env.num_envs)
         self._check = check
-        self._check_outcome = OutcomeCheck(env, self.num_envs)
+        self._check_outcome = OutcomeCheck(env, self.num_envs, reward_shape_of(env))
         self._shown: list[Array] = []
         self.masks: Array | None = None
+        self.is_begun = False
         self._has_stepped = False
 
     def reset(self, seeds: Sequence[int] | None = None, **kwargs: Any) -> list[Array]:
@@ -96,6 +106,7 @@ class VectorAdapter:
             # derive all seeds from one.
             several = isinstance(self.env.unwrapped, (SyncVectorEnv, AsyncVectorEnv))
             kwargs.setdefault("seed", list(seeds) if several else seeds[0])
+        kwargs = copied(self.reset_kwargs) | kwargs
         obs, info = reset_results(self.env.reset(**kwargs), self.env)
         if isinstance(obs, Tensor):
             raise TypeError(
@@ -103,6 +114,7 @@ class VectorAdapter:
                 "TorchVectorEnv(env)"
             )
         self.masks = newest_masks(None, info)
+        self.is_begun = True
         self._shown = self.codec.encode(obs)
         return self._shown
 
@@ -138,6 +150,7 @@ class VectorAdapter:
 
     def restart(self, mask: Mask, **kwargs: Any) -> list[Array]:
         """Begins new episodes where ``mask`` is True; returns the observations of all rows."""
+        kwargs = copied(self.reset_kwargs) | kwargs
         options = {**(kwargs.pop("options", None) or {}), "reset_mask": mask.copy()}
         verifies = self._check.sees_observations and not mask.all()
         # A copy: the environment may write the new observations into the same memory.
@@ -222,6 +235,7 @@ class SameStepVector(VectorAdapter):
     back until :meth:`restart`, and reads the true last observation from ``info["final_obs"]``.
     """
 
+    autoresets = "resets them in the step that ends them"
     state_names = (*VectorAdapter.state_names, "_fresh", "_ended")
 
     def __init__(self, env: Any, codec: SpaceCodec, check: ModeCheck) -> None:
@@ -271,6 +285,8 @@ class SameStepVector(VectorAdapter):
 
 class EnvPoolVector(VectorAdapter):
     """Adapter for EnvPool, which can reset sub-environments by their ids at any time."""
+
+    autoresets = "takes no arguments for a reset"
 
     def __init__(self, env: Any, codec: SpaceCodec, check: ModeCheck) -> None:
         super().__init__(env, codec, check)
@@ -329,6 +345,7 @@ class StepResetVector(VectorAdapter):
     The step after the end of an episode is a reset.
     """
 
+    autoresets = "resets them in the step after their end"
     can_restart = False
     state_names = (*VectorAdapter.state_names, "_resetting", "_ended")
 

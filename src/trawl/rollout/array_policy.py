@@ -84,7 +84,7 @@ class PolicyBinder:
 
     def bind_policy(self, block: Block | BlockPart, start: int, stop: int) -> ActFn:
         """Returns a function of ``t`` that calls the policy for row ``start + t``."""
-        plan = self.policy.plan(set(self._readable), self.batch, self.env.device)
+        plan = self.policy.plan(set(self._readable), self.batch)
         inputs, fetch = self._inputs(block, plan.reads, start, stop)
         writers = [self._writer(block, key, start, stop) for key in plan.writes]
         return act_fn(plan.call, inputs, writers, fetch)
@@ -229,7 +229,7 @@ class PolicyBinder:
         self, block: Block | BlockPart, key: Key, shape: tuple[int, ...], start: int, stop: int
     ) -> list[Array] | None:
         """Returns additional rows for a value that the policy reads at the next step, or None."""
-        if key[0] == "next":
+        if key[0] == "next" and key[1:] in self.leaves.states:
             next_obs = self._next_obs[key[1:]].reshape(shape)
             rows = split_rows(block.rows[key[1:]][start + 1 : stop + 1])
             return following(rows, stop - start, next_obs)

@@ -113,8 +113,9 @@ class SingleStepper(EnvStepper):
                 view.next_obs[self._observed.keys[index]][0] = self._observed.checked(index, value)
 
     def _reset_function(self) -> Callable[[], Any]:
-        """Returns the function that begins an episode; it also records a log if there is one."""
-        reset: Any = self.env.env.reset if self.env.log is None else self.env.reset_simulator
+        """Returns the function that begins an episode, with arguments and a log if there are."""
+        plain = self.env.log is None and self.env.reset_arguments is None
+        reset: Any = self.env.env.reset if plain else self.env.reset_simulator
         return reset  # type: ignore[no-any-return]
 
     @override

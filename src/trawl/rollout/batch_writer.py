@@ -53,6 +53,11 @@ class BatchOptions:
     frame_stack: FrameStack | None = None
     normalize: NormalizeOptions = field(default_factory=NormalizeOptions)
 
+    @property
+    def truncates(self) -> bool:
+        """True if episodes may be cut off that the environment itself would continue."""
+        return self.limit is not None or self.restarts is not None
+
     def marks_starts(self, policy: Policy) -> bool:
         """Returns True if frames have the flag ``is_init``."""
         return policy.reads_is_init if self.is_init is None else self.is_init

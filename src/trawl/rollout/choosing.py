@@ -100,6 +100,9 @@ def _why_loose(env: TensorDictEnv) -> str:
             "its agents have rewards of their own: use a list of environments, or workers, instead "
             "of a ParallelEnv"
         )
+    shape = tuple(env.reward_spec.shape[len(env.batch_size) :])
+    if env.reward_keys == ["reward"] and shape != (1,):
+        return f"its reward has several components, of shape {shape}"
     loose = ", ".join(show_key(as_key(key)) for key in _loose_entries(env))
     return f"{_LOOSE} ({loose})" if loose else _LOOSE
 

@@ -41,12 +41,17 @@ class EpisodeSums:
 
     Args:
         num_envs: number of environments.
+
+    Attributes:
+        count: number of episodes that have ended.
+        frames: number of frames of these episodes.
     """
 
     def __init__(self, num_envs: int) -> None:
+        self.count = self.frames = 0
         self._returns = np.zeros(num_envs)
         self._lengths = np.zeros(num_envs, np.int64)
-        self._count = 0
+        self._popped = 0
         # Plain numbers in two lists, because many tuples would make Python look for garbage.
         self._ended: tuple[list[float], list[int]] = ([], [])
 
@@ -92,8 +97,9 @@ class EpisodeSums:
             start, stop = begun[env], row + 1
             ended_returns.append(returns[env] + sum(values[env][start:stop]))
             ended_lengths.append(lengths[env] + stop - start)
+            self.frames += ended_lengths[-1]
             returns[env], lengths[env], begun[env] = 0.0, 0, stop
-        self._count += len(rows)
+        self.count += len(rows)
         self._trim()
         for env, start in enumerate(begun):
             returns[env] += sum(values[env][start:])
@@ -112,11 +118,12 @@ class EpisodeSums:
                 returns += rewards[row]
                 envs, start = done[row].nonzero()[0], row + 1
                 found.append((returns[envs], lengths[envs] + start))
+                self.frames += int(found[-1][1].sum())
                 # The steps of the whole batch are added to all lengths at its end.
                 returns[envs], lengths[envs] = 0, -start
             returns += rewards[start:].sum(0, dtype=np.float64)
         lengths += len(done)
-        self._count += sum(len(ended) for ended, _ in found)
+        self.count += sum(len(ended) for ended, _ in found)
         for ended_returns, ended_lengths in found[-WINDOW:]:
             self._ended[0].extend(ended_returns[-WINDOW:].tolist())
             self._ended[1].extend(ended_lengths[-WINDOW:].tolist())
@@ -179,7 +186,8 @@ class EpisodeSums:
         self._returns[kept] = np.where(going, returns[final], 0)
         self._lengths[kept] = lengths[final] * going
         ended = (over & (lengths > 0)).nonzero()[0]
-        self._count += len(ended)
+        self.count += len(ended)
+        self.frames += int(lengths[ended].sum())
         newest = ended[np.argsort(times[ended], kind="stable")[-WINDOW:]]
         self._ended[0].extend(returns[newest].tolist())
         self._ended[1].extend(lengths[newest].tolist())
@@ -192,7 +200,8 @@ class EpisodeSums:
     def end(self, env: int) -> None:
         """Ends the current episode of an environment with its last frame, if it has any."""
         if self._lengths[env]:
-            self._count += 1
+            self.count += 1
+            self.frames += int(self._lengths[env])
             self._ended[0].append(float(self._returns[env]))
             self._ended[1].append(int(self._lengths[env]))
             self._trim()
@@ -204,10 +213,15 @@ class EpisodeSums:
         self._returns[chosen] = 0
         self._lengths[chosen] = 0
 
+    @property
+    def unfinished(self) -> int:
+        """Number of frames of the current episodes."""
+        return int(self._lengths.sum())
+
     def pop(self) -> EndedEpisodes:
         """Removes and returns the episodes that have ended since the last call."""
-        ended = EndedEpisodes(self._count, tuple(self._ended[0]), tuple(self._ended[1]))
-        self._count = 0
+        number, self._popped = self.count - self._popped, self.count
+        ended = EndedEpisodes(number, tuple(self._ended[0]), tuple(self._ended[1]))
         for values in self._ended:
             values.clear()
         return ended

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from trawl.envs.base import TensorDictEnv
-from trawl.keys import IS_INIT, MASK, STEP_COUNT, TRAJ_IDS, Key, as_key, next_of
+from trawl.keys import DONE_KEYS, IS_INIT, MASK, STEP_COUNT, TRAJ_IDS, Key, as_key, next_of
 from trawl.rollout.batch_writer import BatchOptions
 from trawl.rollout.layout import Leaf
 from trawl.rollout.policy import Policy
@@ -17,6 +17,7 @@ from trawl.rollout.policy_leaves import PolicyLeaves
 
 #: Layout of a flag that belongs to an environment, not to one of its agents.
 FLAG = Leaf((1,), torch.bool)
+_FLAGS: Mapping[Key, Leaf] = {(name,): FLAG for name in DONE_KEYS}
 _NOTHING: Mapping[Key, Leaf] = MappingProxyType({})
 
 
@@ -45,7 +46,10 @@ class FrameEntries:
         axes = len(env.batch_size)
         self.masked = masked
         self.observed = _leaves(env.full_observation_spec, axes)
-        self.flags = _leaves(env.full_done_spec, axes)
+        shown = _leaves(env.full_done_spec, axes)
+        # Every episode ends by these flags, even if the environment does not have all of them.
+        self.flags = {**_FLAGS, **shown}
+        self._unshown = set() if options.truncates else set(self.flags) - set(shown)
         rewards = _leaves(env.full_reward_spec, axes)
         self.rewards = {next_of(key): leaf for key, leaf in rewards.items()}
         self.marks_starts = options.marks_starts(policy) and IS_INIT not in self.observed
@@ -79,9 +83,12 @@ class FrameEntries:
 
     @property
     def hidden(self) -> set[Key]:
-        """Keys of entries that are left out of batches: with ``compact``, those that repeat."""
-        repeated = self.roots.keys() - self.flags.keys() if self._compact else ()
-        return set(map(next_of, repeated))
+        """Keys of entries that are left out of batches.
+
+        They are flags that the environment doesn't have and, with ``compact``, entries that repeat.
+        """
+        repeated = self.roots.keys() - self.flags.keys() if self._compact else set()
+        return {*self._unshown, *map(next_of, repeated | self._unshown)}
 
 
 def _leaves(spec: Any, axes: int) -> dict[Key, Leaf]:

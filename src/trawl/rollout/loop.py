@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
+from dataclasses import dataclass
 from time import perf_counter
 from typing import Any
 
@@ -24,6 +25,7 @@ from tensordict.nn import InteractionType, set_interaction_type
 from trawl.envs.generators import global_state, set_global_state
 from trawl.envs.tensor_env import TensorEnv
 from trawl.errors import add_note
+from trawl.interrupts import check_interrupt, current_interrupt
 from trawl.rollout.batch_writer import ActFn, BatchOptions, BatchWriter, StepFn
 from trawl.rollout.block import Block
 from trawl.rollout.choosing import new_batch_writer
@@ -36,6 +38,25 @@ _CHUNK = 512
 # Number of steps timed in each chunk: reading the clock is cheap, but not free.
 _TIMED = 8
 _STEP_GIVES = "(observation, reward, terminated, truncated, info)"
+
+
+@dataclass
+class _Chunk:
+    """Steps of a batch that are bound to functions.
+
+    Attributes:
+        start: number of the first step in the batch.
+        count: number of steps.
+        act: function that calls the policy for a step; None if actions are random.
+        step: function that steps the environment.
+        done: number of steps taken.
+    """
+
+    start: int
+    count: int
+    act: ActFn | None
+    step: StepFn
+    done: int = 0
 
 
 class Rollout:
@@ -57,9 +78,13 @@ class Rollout:
         times: times of all batches, partly estimated from samples.
         stream: the collector's stream of random numbers; None to use the global generators.
         stamps_frames: True if each frame has the version of the policy that chose its action.
+        may_pause: True if Ctrl-C may end :meth:`run` between two steps. The next call then goes on
+            with the same batch.
     """
 
     stamps_frames = False
+    # True if Ctrl-C may end a call of run() between two steps.
+    may_pause = False
 
     def __init__(
         self, env: Any, policy: Policy, options: BatchOptions, exploration: InteractionType
@@ -79,6 +104,18 @@ class Rollout:
         self._acts: list[float] = []
         self.times = LoopTimes()
         self._steps: StepRecorder | None = None
+        # The steps that follow in the current chunk. Without them, the loop ends.
+        self._ahead: tuple[list[int], ...] = ()
+        self._paused: _Chunk | None = None
+
+    @property
+    def paused(self) -> bool:
+        """True if Ctrl-C ended :meth:`run` before the batch was complete."""
+        return self._paused is not None
+
+    def drop_paused(self) -> None:
+        """Drops the steps of a batch that Ctrl-C ended."""
+        self._paused = None
 
     def _new_writer(self, env: Any, policy: Policy) -> BatchWriter:
         """Returns the fastest batch writer that the environment and the policy allow."""
@@ -152,7 +189,8 @@ class Rollout:
         self.writer.policy.alone = alone
         turn = self.stream.turn() if alone and self.stream is not None else nullcontext()
         with turn, torch.no_grad(), set_interaction_type(self.exploration):
-            self.writer.begin(block)
+            if not self.paused:
+                self.writer.begin(block)
             self.times.began = perf_counter()
             self.filled = self._fill(random, stopped)
             self.times.ended = perf_counter()
@@ -167,44 +205,70 @@ class Rollout:
 
     def _fill(self, random: bool, stopped: Callable[[], bool] | None) -> int:
         steps = self._most_steps
-        for start in range(0, steps, _CHUNK):
-            stop = min(start + _CHUNK, steps)
-            before = perf_counter()
-            act, step = self.writer.bind(start, stop, random)
-            bound = perf_counter()
-            if act is None:
-                # Binding has drawn random actions for the whole chunk.
-                self.times.policy += bound - before
+        chunk, self._paused = self._paused or self._bound(0, random), None
+        while True:
+            before, first = perf_counter(), chunk.done
             self._acts.clear()
-            done = self._run_chunk(act, step, start, stop - start, stopped)
+            self._run_chunk(chunk, stopped)
             # Calls of the policy take about the same time, unlike steps: a few of these reset
             # environments. So the policy's time is estimated, and the environment has the rest.
-            acting = 0.0 if act is None else estimated_sum(self._acts, done)
-            self.times.add(perf_counter() - bound, acting)
-            if done < stop - start:
-                return start + done
-        return steps
+            done = chunk.done - first
+            acting = 0.0 if chunk.act is None else estimated_sum(self._acts, done)
+            self.times.add(perf_counter() - before, acting)
+            if chunk.done < chunk.count:
+                if self._pausing:
+                    self._paused = chunk
+                    check_interrupt()
+                return chunk.start + chunk.done
+            start = chunk.start + chunk.count
+            if start >= steps:
+                return steps
+            chunk = self._bound(start, random)
 
-    def _run_chunk(
-        self,
-        act: ActFn | None,
-        step: StepFn,
-        start: int,
-        count: int,
-        stopped: Callable[[], bool] | None,
-    ) -> int:
-        """Takes up to ``count`` steps, and returns the number of steps taken."""
-        t = 0
+    def _bound(self, start: int, random: bool) -> _Chunk:
+        """Binds the functions of the next steps of the batch."""
+        stop = min(start + _CHUNK, self._most_steps)
+        before = perf_counter()
+        act, step = self.writer.bind(start, stop, random)
+        if act is None:
+            # Binding has drawn random actions for the whole chunk.
+            self.times.policy += perf_counter() - before
+        return _Chunk(start, stop - start, act, step)
+
+    @property
+    def _pausing(self) -> bool:
+        """True if Ctrl-C was pressed, and the batch is to be paused."""
+        current = current_interrupt() if self.may_pause else None
+        return current is not None and current.pending is not None
+
+    def _pause(self) -> None:
+        """Makes the loop end after the current step; called in a signal handler."""
+        for steps in self._ahead:
+            steps.clear()
+
+    def _run_chunk(self, chunk: _Chunk, stopped: Callable[[], bool] | None) -> None:
+        """Takes the steps of a chunk that are left, until something ends the loop."""
+        act, step, start, t = chunk.act, chunk.step, chunk.start, chunk.done - 1
+        timed = list(range(chunk.done, min(_TIMED, chunk.count)))
+        rest = list(range(max(_TIMED, chunk.done), chunk.count))
+        self._ahead = timed, rest
+        interrupt = current_interrupt() if self.may_pause else None
+        if interrupt is not None:
+            interrupt.pauses(self._pause)
+            if interrupt.pending is not None:
+                self._pause()
         try:
-            for t in range(min(_TIMED, count)):
+            for t in timed:
                 if stopped is not None and start + t and stopped():
-                    return t
+                    t -= 1
+                    rest.clear()
+                    break
                 self._timed(act, step, t)
-            rest = range(min(_TIMED, count), count)
             if stopped is not None:
                 for t in rest:
                     if stopped():
-                        return t
+                        t -= 1
+                        break
                     if act is not None:
                         act(t)
                     step(t)
@@ -215,6 +279,7 @@ class Rollout:
                 for t in rest:
                     act(t)
                     step(t)
+            chunk.done = t + 1
         except Exception as error:
             number = self.steps_done + start + t
             note_failure(
@@ -225,7 +290,9 @@ class Rollout:
                     error, f"step must return {_STEP_GIVES}; older versions of Gym have another API"
                 )
             raise
-        return count
+        finally:
+            if interrupt is not None:
+                interrupt.pauses(None)
 
     def _timed(self, act: ActFn | None, step: StepFn, t: int) -> None:
         waited, before = self.writer.waited, perf_counter()

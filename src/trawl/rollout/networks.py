@@ -9,6 +9,7 @@ from contextvars import ContextVar
 from threading import get_ident
 from typing import Any
 
+import torch
 from torch import nn
 from torch.nn.modules.module import register_module_forward_pre_hook
 
@@ -41,13 +42,33 @@ def call_noting_networks(
     Returns:
         The result of ``call``, and the networks that have weights to be trained.
     """
-    if not (_noting.get() and _calls_function(policy)):
+    if not _noting.get():
+        return call(*inputs), []
+    result, called = called_modules(policy, call, *inputs)
+    return result, foreign_networks(policy, called)
+
+
+def called_modules(
+    policy: Any, call: Callable[..., Any], *inputs: Any
+) -> tuple[Any, list[nn.Module]]:
+    """Calls a policy, and lists the modules that are called, unless it calls only its own.
+
+    Args:
+        policy: the policy.
+        call: function that calls it.
+        *inputs: arguments of ``call``.
+
+    Returns:
+        The result of ``call``, and the modules.
+    """
+    if not _calls_function(policy):
         return call(*inputs), []
     called: list[nn.Module] = []
     thread = get_ident()
 
     def note(module: nn.Module, _: Any) -> None:
-        if get_ident() == thread:
+        # A compiled module is called like others, and its inner modules can't be noted.
+        if not torch.compiler.is_compiling() and get_ident() == thread:
             called.append(module)
 
     handle = register_module_forward_pre_hook(note)
@@ -57,7 +78,7 @@ def call_noting_networks(
             result = call(*inputs)
     finally:
         handle.remove()
-    return result, _foreign(policy, called)
+    return result, called
 
 
 def _calls_function(policy: Any) -> bool:
@@ -68,8 +89,11 @@ def _calls_function(policy: Any) -> bool:
     return any(callable(one) and not isinstance(one, nn.Module) for one in functions)
 
 
-def _foreign(policy: Any, called: Iterable[nn.Module]) -> list[nn.Module]:
-    """Returns the called modules that are not part of the policy, without their inner modules."""
+def foreign_networks(policy: Any, called: Iterable[nn.Module]) -> list[nn.Module]:
+    """Returns the called modules with weights to be trained that are not part of the policy.
+
+    Modules within other ones that it returns are left out.
+    """
     known = set(policy.modules()) if isinstance(policy, nn.Module) else set()
     found = []
     for module in called:

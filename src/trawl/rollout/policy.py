@@ -17,11 +17,13 @@ from torch import Tensor, nn
 from trawl.errors import add_note
 from trawl.keys import Key, as_key, show_key, show_keys
 from trawl.rollout.modules import leaves_inputs_alone
-from trawl.rollout.networks import call_noting_networks
+from trawl.rollout.networks import call_noting_networks, foreign_networks
 from trawl.rollout.plan import NotPlannable, Plan, make_plan
+from trawl.rollout.policy_reads import PolicyReads
 from trawl.rollout.resolving import name_of
 from trawl.rollout.sampling import Sampling, keep_reasons
-from trawl.tensordicts import changes, is_lazy
+from trawl.rollout.trial import trial
+from trawl.tensordicts import changes, is_lazy, noted
 
 
 class Policy:
@@ -36,6 +38,7 @@ class Policy:
 
     Attributes:
         writes: keys that the policy writes; known once :meth:`discover` has run.
+        reads: keys that the policy may read; known once :meth:`discover` has run.
         alone: True if no other thread draws random numbers while the policy is called.
         networks: networks that the policy calls, that are not part of it, and that can be trained;
             known in a worker, once :meth:`discover` has run.
@@ -59,6 +62,7 @@ class Policy:
         self.varies = False
         self.networks: list[nn.Module] = []
         self.writes: tuple[Key, ...] = ()
+        self.reads = PolicyReads()
         self.why_not_direct: str | None = None
         # An entry without a row for each environment, and its shape; None if there is none.
         self._misfit: tuple[Key, tuple[int, ...]] | None = None
@@ -147,24 +151,27 @@ class Policy:
                 drawn.check(parameters)
 
     def discover(self, root: TensorDictBase) -> dict[Key, Any]:
-        """Calls the policy once to find out what it writes.
+        """Calls the policy once to find out what it writes, in a :func:`trial`.
 
         Args:
             root: a TensorDict with the entries that an environment's reset returns.
 
         Returns:
-            The values that the policy wrote, by key. All values within a lazy stack form one
-            entry, which is a lazy stack too. If ``root`` itself is a lazy stack, the key of this
-            entry is the empty tuple.
+            Values like those that the policy writes, by key. All values within a lazy stack form
+            one entry, which is a lazy stack too. If ``root`` itself is a lazy stack, the key of
+            this entry is the empty tuple.
 
         Raises:
             ValueError: if an entry does not have a row for each environment.
             Exception: an error that the policy raised.
         """
         try:
-            found = self._call_on_tensors(root)
-            if found is None:
-                found = self._call(root)
+            with trial(self.module):
+                found = self._call_on_tensors(root)
+                if found is None:
+                    found = self._call(root)
+                # The policy's own tensors, which it may return, are restored.
+                found = {key: _own(value) for key, value in found.items()}
         except Exception as error:
             if self._misfit is not None:
                 raise _wrong_batch(*self._misfit, root.batch_size) from error
@@ -182,11 +189,6 @@ class Policy:
             raise
         self.writes = tuple(found)
         return found
-
-    def _noting_networks(self, call: Callable[..., Any], *inputs: Any) -> Any:
-        """Returns the result of a call of the policy, and notes the networks that it calls."""
-        result, self.networks = call_noting_networks(self.module, call, *inputs)
-        return result
 
     def _call_on_tensors(self, root: TensorDictBase) -> dict[Key, Any] | None:
         """Calls the policy on tensors, and returns the entries that it writes.
@@ -207,9 +209,8 @@ class Policy:
         inputs = [given.get(key) for key in plan.reads]
         if not all(map(_is_tensor, inputs)):
             return None
-        state = torch.get_rng_state()
         try:
-            made = self._noting_networks(plan.call, *inputs)
+            made, self.networks = call_noting_networks(self.module, plan.call, *inputs)
         except Exception:
             made = None  # the call with a TensorDict raises a more informative error
         values = [made] if len(plan.writes) == 1 else made or [None]
@@ -217,18 +218,21 @@ class Policy:
             i for i, v in enumerate(values) if _is_tensor(v) and v.shape[: len(batch)] != batch
         ]
         if wrong or not all(map(_is_tensor, values)):
-            torch.set_rng_state(state)
             if wrong:
                 self._misfit = plan.writes[wrong[0]], tuple(values[wrong[0]].shape)
             return None
+        self.reads = PolicyReads(plan.reads)
         found = dict(zip(plan.writes, values, strict=True))
         return {key: value for key, value in found.items() if value is not given.get(key)}
 
     def _call(self, root: TensorDictBase) -> dict[Key, Any]:
         """Calls the policy with a TensorDict, and returns the entries that it writes."""
         given_to = root if self.device is None else root.to(self.device)
-        given = given_to.copy()
-        result = self._noting_networks(self.module, given_to)
+        self.reads = PolicyReads()
+        given_to = self.reads.noting(given_to, self.device)
+        given = noted(given_to)
+        result, called = self.reads.call(self.module, given_to)
+        self.networks = foreign_networks(self.module, called)
         if not is_tensor_collection(result):
             kind = type(result).__name__
             raise TypeError(
@@ -239,9 +243,7 @@ class Policy:
             found = {k: v.cpu() if _is_tensor(v) or is_lazy(v) else v for k, v in found.items()}
         return found
 
-    def plan(
-        self, available: set[Key], batch: tuple[int, ...], home: torch.device | None = None
-    ) -> Plan:
+    def plan(self, available: set[Key], batch: tuple[int, ...]) -> Plan:
         """Returns a plan with which the loop can call the policy on tensors.
 
         The plan is made anew for each binding, because a user may hook or replace a module between
@@ -250,10 +252,9 @@ class Policy:
         Args:
             available: keys of the tensors that the loop can provide.
             batch: batch size of the environment.
-            home: the device of the environment's data, or None.
         """
         return self.direct(available) or self._transformed(
-            self._through_tensordict(available, batch, self.device or home)
+            self._through_tensordict(available, batch)
         )
 
     def direct(self, available: set[Key]) -> Plan | None:
@@ -284,10 +285,10 @@ class Policy:
             self._compiled = Plan(plan.reads, plan.writes, self.transform(plan.call))
         return self._compiled
 
-    def _through_tensordict(
-        self, available: set[Key], batch: tuple[int, ...], device: torch.device | None
-    ) -> Plan:
+    def _through_tensordict(self, available: set[Key], batch: tuple[int, ...]) -> Plan:
         module, reads, writes = self.module, tuple(sorted(available)), self.writes
+        # As in TorchRL, only ``policy_device`` gives the policy's TensorDict a device.
+        device = self.device
         names = [key[0] if len(key) == 1 else key for key in reads]
         single = writes[0] if len(writes) == 1 else None
 
@@ -323,6 +324,13 @@ def _entries(values: TensorDictBase) -> dict[Key, Any]:
         else:
             found[(key,)] = value
     return found
+
+
+def _own(value: Any) -> Any:
+    """Returns a copy of a tensor or TensorDict that a policy wrote."""
+    if _is_tensor(value):
+        return value.detach().clone().requires_grad_(value.requires_grad)
+    return value.clone() if is_tensor_collection(value) else value
 
 
 def _is_tensor(value: Any) -> bool:

@@ -28,6 +28,7 @@ class PolicyLeaves:
     Attributes:
         written: all entries that the policy writes, by key.
         states: keys of entries that the policy writes under ``"next"`` and reads one step later.
+            Other entries stay under ``"next"``.
         memories: keys of entries that the policy writes, and reads under the same name one step
             later.
         convert: the fastest conversion of the policy's tensors to arrays, by key.
@@ -78,7 +79,8 @@ def discover_leaves(
     for key in written.keys() & readable.keys():
         if written[key] != readable[key]:
             raise NoFixedLayout(f"the policy overwrites {show_key(key)} with another layout")
-    states = [key[1:] for key in written if key[0] == "next"]
+    following = [key[1:] for key in written if key[0] == "next"]
+    states = [key for key in following if key in carried or key in policy.reads]
     known = {*readable, *states}
     remembered = policy.remembered(written)
     memories = [key for key in remembered if key not in known and key[0] != "next"]

@@ -15,6 +15,7 @@ from tensordict import TensorDictBase
 from tensordict.nn import InteractionType
 from typing_extensions import override
 
+from trawl.interrupts import check_interrupt
 from trawl.rollout.batch_writer import BatchOptions
 from trawl.rollout.loop import Rollout, note_failure
 from trawl.rollout.policy import Policy
@@ -50,6 +51,8 @@ class ReadyRollout(Rollout):
         self._most = options.steps
         # True if an exception has ended the last batch.
         self._interrupted = False
+        # Number of frames of a batch that Ctrl-C ended; None if there is no such batch.
+        self._paused_at: int | None = None
         super().__init__(env, policy, options, exploration)
 
     @override
@@ -70,13 +73,23 @@ class ReadyRollout(Rollout):
     def by_source(self, frames: TensorDictBase) -> list[tuple[int, TensorDictBase]]:
         return by_environment(frames)
 
+    @property
+    @override
+    def paused(self) -> bool:
+        return self._paused_at is not None
+
+    @override
+    def drop_paused(self) -> None:
+        self._paused_at = None
+
     @override
     def _fill(self, random: bool, stopped: Callable[[], bool] | None) -> int:
         with running_on(self._serving.cores):
             return self._fill_here(random, stopped)
 
     def _fill_here(self, random: bool, stopped: Callable[[], bool] | None) -> int:
-        writer, most, filled = self.writer, self._most, 0
+        writer, most = self.writer, self._most
+        filled, self._paused_at = self._paused_at or 0, None
         began, waited = perf_counter(), writer.record.waited
         try:
             if self._interrupted:
@@ -84,6 +97,9 @@ class ReadyRollout(Rollout):
             self._interrupted = True
             writer.bind_policy(random)
             while filled < most and not (stopped is not None and filled and stopped()):
+                if self._pausing:
+                    self._paused_at, self._interrupted = filled, False
+                    check_interrupt()
                 filled = writer.advance(filled, most)
         except Exception as error:
             note_failure(error, f"while collecting from {self.env!r}")

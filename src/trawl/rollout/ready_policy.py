@@ -30,7 +30,6 @@ class ReadyPolicy:
 
     Args:
         policy: the policy.
-        home: device of the environments' data; None for the CPU.
         leaves: entries that the policy writes.
         roots: layout of the entries that the environments write.
         before: arrays of the entries that the policy can read, except flags, which are False.
@@ -43,7 +42,6 @@ class ReadyPolicy:
     def __init__(
         self,
         policy: Policy,
-        home: torch.device | None,
         leaves: PolicyLeaves,
         roots: Mapping[Key, Leaf],
         before: Mapping[Key, Array],
@@ -51,7 +49,7 @@ class ReadyPolicy:
         size: int | None,
         transfer: DeviceTransfer | None,
     ) -> None:
-        self._policy, self._home, self._size = policy, home, size
+        self._policy, self._size = policy, size
         self._transfer = transfer
         self._before, self._begun = before, begun
         self._leaves = {**leaves.read_later, **roots}
@@ -82,7 +80,7 @@ class ReadyPolicy:
         """Returns a plan for ``count`` rows, for a policy that needs a TensorDict."""
         found = self._plans.get(count)
         if found is None:
-            found = self._policy.plan(set(self._leaves), (count,), self._home)
+            found = self._policy.plan(set(self._leaves), (count,))
             self._plans[count] = found
         return found
 

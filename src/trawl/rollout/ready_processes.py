@@ -48,6 +48,7 @@ class ReadyProcesses(ReadySource):
         self.restarted: list[int] = []
         self._repairs = None if restarts is None else ParallelRepairs(env, restarts)
         self._envs = self._ready_envs(serving.batching, restarts)
+        self._ends_idle = serving.ends_idle
         self._limit = lag_limit(serving.max_lag, steps, self._envs.rows, version)
         # True if the results that are due have to wait for others, which the limit puts first.
         self._held = False
@@ -137,10 +138,27 @@ class ReadyProcesses(ReadySource):
             count = self._limit.to_act_for(self._waiting, room)
         else:
             count = 0 if self._due else len(self._waiting)
+        if self._ends_idle and count:
+            count = self._fitting(count, room)
         if not count:
             return None
         self._turn = self._waiting[: min(count, self._envs.most)]
         return np.concatenate([self._envs.rows[index] for index in self._turn])
+
+    def _fitting(self, count: int, room: int) -> int:
+        """Returns for how many of the waiting processes a batch has room, at most ``count``."""
+        rows = self._envs.rows
+        waiting = sum(len(rows[process]) for process in self._waiting)
+        # The last step of a process with several environments may have too many frames.
+        fitting = int(room > 0 and waiting == len(self._buffers.flags))
+        # Processes that do not wait are stepping, or their frames are not recorded yet.
+        room -= len(self._buffers.flags) - waiting
+        for number, process in enumerate(self._waiting[:count], 1):
+            room -= len(rows[process])
+            if room < 0:
+                break
+            fitting = number
+        return fitting
 
     @override
     def send(self, actions: Mapping[Key, Array]) -> None:

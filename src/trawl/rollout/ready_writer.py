@@ -152,7 +152,6 @@ class ReadyBatchWriter(ArrayBatchWriter):
         if not self._random:
             self._calls = ReadyPolicy(
                 self.policy,
-                self.env.device,
                 self._policy_leaves,
                 self.entries.roots,
                 self._next_obs,

@@ -14,12 +14,14 @@ from trawl.envs.agent_groups import groups_of
 from trawl.envs.frame_stack import FrameStack
 from trawl.keys import as_key, show_keys
 from trawl.rollout.random_policy import RandomPolicy
+from trawl.rollout.trial import trial
 
 
 def resolve(policy: Any, env: Any, trust: bool, frame_stack: FrameStack | None = None) -> Any:
     """Returns a function of a TensorDict for a policy, by the rules of TorchRL's collectors.
 
-    A ``TensorDictModule``, a :class:`RandomPolicy`, a compiled module and a callable whose only
+    A ``TensorDictModule``, a :class:`RandomPolicy`, a compiled module, a client of an inference
+    server of TorchRL, and a callable whose only
     parameter is a TensorDict (by its annotation, or by the name ``tensordict`` or ``td``) are
     returned unchanged. Any other module or function is wrapped: the names of its parameters
     must be observation keys, and its results are the action, followed by ``output1``,
@@ -46,6 +48,8 @@ def resolve(policy: Any, env: Any, trust: bool, frame_stack: FrameStack | None =
         )
     if trust or isinstance(policy, (TensorDictModuleBase, RandomPolicy)) or _is_compiled(policy):
         return policy
+    if _is_client(policy):
+        return policy
     has_keys = hasattr(policy, "in_keys"), hasattr(policy, "out_keys")
     if all(has_keys):
         raise RuntimeError(
@@ -66,6 +70,11 @@ def name_of(policy: Any) -> str:
 
 def _is_compiled(policy: Any) -> bool:
     return hasattr(policy, "_orig_mod") or hasattr(policy, "_torchdynamo_orig_callable")
+
+
+def _is_client(policy: Any) -> bool:
+    """Returns True for a client of an inference server of TorchRL."""
+    return type(policy).__module__.startswith("torchrl.") and hasattr(policy, "submit")
 
 
 def _parameters(policy: Any) -> list[inspect.Parameter]:
@@ -111,10 +120,12 @@ def _wrap(policy: Any, env: Any, frame_stack: FrameStack | None) -> TensorDictMo
         )
     names = [p.name for p in parameters if p.name in observations]
     out_keys = list(env.action_keys)
-    sample = env.observation_spec.rand()
-    if frame_stack is not None:
-        sample = frame_stack.repeated(sample, groups_of(env))
-    out_keys += [f"output{i + 1}" for i in range(_extra_outputs(policy, sample, names, out_keys))]
+    with trial(policy):
+        sample = env.observation_spec.rand()
+        if frame_stack is not None:
+            sample = frame_stack.repeated(sample, groups_of(env))
+        more = _extra_outputs(policy, sample, names, out_keys)
+    out_keys += [f"output{i + 1}" for i in range(more)]
     if names == [p.name for p in parameters if p.kind is not p.KEYWORD_ONLY][: len(names)]:
         return TensorDictModule(policy, in_keys=names, out_keys=out_keys)
     # If the inputs were passed by position, they would reach the wrong parameters.

@@ -47,12 +47,15 @@ class ServingOptions:
         max_lag: maximum number of updates by which a frame may be behind when it is delivered;
             None for no limit.
         cores: CPU cores on which the policy acts; None for all.
+        ends_idle: True to begin no step whose frame has no room in the batch, because all
+            environments are reset before the next one.
     """
 
     batching: Batching
     version_key: Key | None = None
     max_lag: int | None = None
     cores: Sequence[int] | None = None
+    ends_idle: bool = False
 
 
 @contextmanager

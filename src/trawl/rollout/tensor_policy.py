@@ -60,7 +60,7 @@ class TensorPolicyBinder:
         if random or self._policy.draws_from(self._env):
             return self._act_randomly(block, start, stop)
         env, policy = self._env, self._policy
-        plan = policy.plan(self._readable, tuple(env.batch_size), env.device)
+        plan = policy.plan(self._readable, tuple(env.batch_size))
         elsewhere = policy.is_elsewhere(self._env.home)
         # A memory's row is written after the call, so a policy must not keep or return it.
         copied = bool(self._leaves.memories) or not policy.leaves_inputs_alone
@@ -144,7 +144,7 @@ class TensorPolicyBinder:
             self._next_row[key].zero_()
         name, *more = env.action_keys
         spec, masks = env.full_action_spec[name], tensors.get(_MASK)
-        kept = env.shown_mask if masks is None else masks[0]
+        kept = env.newest_mask() if masks is None else masks[0]
         if more or kept is None:
             return None
         if not fits(spec, kept.shape, 1):
@@ -154,7 +154,7 @@ class TensorPolicyBinder:
         chosen = tensors[action]
 
         def act(t: int) -> None:
-            mask = env.shown_mask if masks is None else masks[start + t]
+            mask = env.newest_mask() if masks is None else masks[start + t]
             assert mask is not None
             allowed = masked_rand(spec, mask)
             chosen[start + t].copy_(converted(action, allowed, start + t, who))

@@ -112,7 +112,7 @@ class TensorStepper:
             if cut_off is not None:
                 # A copy, because the limit adds to the flags.
                 ended = ended.clone()
-                cut = cut_off(t, ended, truncated[t], done[t])
+                cut = cut_off(t, ended, truncated[t], done[t], result.skipped)
             begun = self.latest = source.begin_next(ended, cut)
             for row, value in zip(following[t], begun, strict=True):
                 row.copy_(value)
@@ -129,7 +129,7 @@ class TensorStepper:
 
     def _cutter(
         self, block: TensorBlock, start: int, stop: int
-    ) -> Callable[[int, Tensor, Tensor, Tensor], Tensor] | None:
+    ) -> Callable[[int, Tensor, Tensor, Tensor, Tensor | None], Tensor] | None:
         """Returns a function that counts a step, and marks and returns the episodes to cut off."""
         limit = self._limit
         if limit is None:
@@ -137,9 +137,14 @@ class TensorStepper:
         counts = block.tensors[STEP_COUNT][start:stop, :, 0].unbind(0)
         after = block.tensors[next_of(STEP_COUNT)][start:stop, :, 0].unbind(0)
 
-        def cut_off(t: int, ended: Tensor, truncated: Tensor, done: Tensor) -> Tensor:
+        def cut_off(
+            t: int, ended: Tensor, truncated: Tensor, done: Tensor, skipped: Tensor | None
+        ) -> Tensor:
             torch.add(counts[t], 1, out=after[t])
             late = after[t] >= limit
+            if skipped is not None:
+                # A step that was only a reset belongs to no episode.
+                late &= ~skipped
             truncated |= late
             done |= late
             return late & ~ended

@@ -106,6 +106,8 @@ class TensorDictBatchWriter(BatchWriter):
         self.warnings = self._caller.warnings
         self._states, self._memories = self._caller.states, self._caller.memories
         self._first = self._caller.first
+        observed = env.full_observation_spec.keys(True, True)
+        self._passed_roots = {*map(as_key, (*observed, *env.done_keys)), *self._states}
         self._carrier = self._begun(root)
         self._passed_on = self._keys_passed_on() if options.compact else []
 
@@ -147,7 +149,8 @@ class TensorDictBatchWriter(BatchWriter):
     @override
     def bind(self, start: int, stop: int, random: bool) -> tuple[ActFn | None, StepFn]:
         records, env_step = self._records, self.env.step_and_maybe_reset
-        special = isinstance(self.env, TensorDictEnv) and bool(
+        own = isinstance(self.env, TensorDictEnv)
+        special = own and bool(
             self._limit is not None
             or self._marks_starts
             or self._has_mask
@@ -156,7 +159,10 @@ class TensorDictBatchWriter(BatchWriter):
         )
 
         def step(t: int) -> None:
+            unread = self._unread() if own else ()
             frame, root = env_step(self._carrier)
+            if unread:
+                root = root.exclude(*unread)
             if special:
                 root = self._follow(frame, root)
             records.append(frame)
@@ -167,6 +173,17 @@ class TensorDictBatchWriter(BatchWriter):
         if self._caller.unwritten:
             step = partial(self._step_without_action, step)
         return self._bind_action(random or self._draws_from_spec), step
+
+    def _unread(self) -> list[Any]:
+        """Returns keys that the policy wrote under "next", and that don't belong in a root.
+
+        The environment passes on all entries under "next". The policy's belong to the next root
+        only if it reads them there.
+        """
+        written = self._carrier.get("next", None)
+        if written is None:
+            return []
+        return [key for key in written.keys(True, True) if as_key(key) not in self._passed_roots]
 
     def _bind_action(self, random: bool) -> ActFn:
         records = self._records
@@ -232,14 +249,20 @@ class TensorDictBatchWriter(BatchWriter):
     def _follow(self, frame: TensorDictBase, root: TensorDictBase) -> TensorDictBase:
         """Counts steps, cuts off long episodes, and passes on or clears recurrent state."""
         following = frame.get("next")
+        # Looked up before a reset, which makes the environment forget it.
+        skipped = self.env.autoreset_mask() if self._has_mask else None
         if self._limit is not None:
             count = frame.get(_COUNT) + 1
             following.set(_COUNT, count)
             late = count >= self._limit
+            if skipped is not None:
+                # A step that was only a reset belongs to no episode.
+                late &= ~skipped.unsqueeze(-1).to(late.device)
             cut = late & ~following.get("done")
             if self._parts is not None:
                 cut &= ~self._parts.failed().unsqueeze(-1).to(cut.device)
-            following.set("truncated", following.get("truncated") | late)
+            before = following.get("truncated", None)
+            following.set("truncated", late if before is None else before | late)
             following.set("done", following.get("done") | late)
             self._truncate_agents(following, late)
             if cut.any():
@@ -250,15 +273,14 @@ class TensorDictBatchWriter(BatchWriter):
             frame.set("next", following)
             root = self.env.reset(root.copy().set("_reset", failed.unsqueeze(-1)))
         done = following.get("done")
-        if self._limit is not None:
-            root.set(_COUNT, following.get(_COUNT).masked_fill(done, 0))
-        skipped = self.env.autoreset_mask() if self._has_mask else None
         if failed is not None and self._parts is not None:
             skipped = failed if skipped is None else skipped | failed
             self._parts.clear_successful()
         if skipped is not None:
             self._masked_out.append(skipped)
             done = done | skipped.unsqueeze(-1).to(done.device)
+        if self._limit is not None:
+            root.set(_COUNT, following.get(_COUNT).masked_fill(done, 0))
         if self._marks_starts:
             root.set(IS_INIT, done.clone())
             following.set(IS_INIT, torch.zeros_like(done))

@@ -62,12 +62,10 @@ class TensorDictPolicy:
         actions = [whole_key(root, as_key(key)) for key in env.action_keys]
         self._outputs = list(dict.fromkeys([*found, *actions]))
         self.unwritten = [key for key in actions if key not in found]
-        self.states = [
-            key[1:]
-            for key, value in found.items()
-            if key[:1] == ("next",) and key[1:] not in known and _is_tensor(value)
-        ]
+        self.states: list[Key] = []
         if isinstance(env, TensorDictEnv):
+            following = [key[1:] for key in values if key[0] == "next"]
+            self.states = [key for key in following if key not in known and key in policy.reads]
             check_actions(env, policy.module, found)
             remembered = policy.remembered(found) - known - set(self.states)
             self.memories = [
@@ -135,6 +133,7 @@ class TensorDictPolicy:
         device = self._policy.device
         elsewhere = self._policy.is_elsewhere(home)
         moved = device is not None and device != home
+        cleared = device is None and home is not None
         guarded = elsewhere or not self._policy.leaves_inputs_alone
 
         def act(carrier: TensorDictBase, row: int) -> TensorDictBase:
@@ -142,6 +141,9 @@ class TensorDictPolicy:
             given = snapshot(carrier) if guarded else carrier
             # The TensorDict gets the policy's device, even if its tensors are already there.
             given = given.to(device) if moved else given
+            if cleared:
+                # As in TorchRL, only ``policy_device`` gives it a device.
+                given = (given if guarded else given.copy()).clear_device_()
             before = noted(given)
             result = module(given)
             if elsewhere:

@@ -338,6 +338,8 @@ _OPTIONAL: dict[str, Check] = {
     "trajectories": _trajectories,
     "normalization": _NORMALIZATION,
     "uncaptured": text,
+    "episodes_begun": listed(_COUNT),
+    "collector_progress": table(_COUNT),
     # Of collectors with workers.
     "seeds": listed(optional(row(integer(0, 2**64), flag))),
     "requested": flag,
@@ -353,7 +355,10 @@ _OPTIONAL: dict[str, Check] = {
                 "trajectory": _ID,
                 "random": flag,
             },
-            {"statistics": listed(row(listed(text), entries(_MOMENTS)))},
+            {
+                "statistics": listed(row(listed(text), entries(_MOMENTS))),
+                "ended": row(_COUNT, listed(number), listed(number)),
+            },
         )
     ),
 }

@@ -27,7 +27,7 @@ class ReceiverGroup:
             tensors had no shapes yet; or None.
         layout: layout of the receivers' models; None while it is not known.
         model: name of the model, for error messages.
-        misfit: reason why the weights of ``live`` don't fit the receivers; empty if they do.
+        misfit: reason why the group's own weights don't fit the receivers; empty if they do.
     """
 
     workers: tuple[int, ...]
@@ -36,6 +36,12 @@ class ReceiverGroup:
     layout: FlatLayout | None = None
     model: str = "of the receiver"
     misfit: str = ""
+
+    @property
+    def ready(self) -> bool:
+        """True if the group has weights of its own, and they fit the receivers."""
+        known = self.live is not None or (self.fixed is not None and self.layout is not None)
+        return known and not self.misfit
 
     @classmethod
     def of(cls, workers: Iterable[int], source: Any) -> ReceiverGroup:
@@ -149,6 +155,12 @@ class ReceiverGroups:
     def workers(self) -> list[int]:
         """Numbers of all receivers."""
         return sorted(i for group in self._groups for i in group.workers)
+
+    @property
+    def have_sources(self) -> bool:
+        """True if weights can be sent to all receivers without being passed."""
+        found = [group.live is not None or group.fixed is not None for group in self._groups]
+        return bool(found) and all(found)
 
     def set_layout(self, worker: int, layout: FlatLayout) -> None:
         """Sets the layout of a receiver's model, which the sender may not know."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -24,8 +25,14 @@ class RayWeightUpdater(RemoteWeightUpdater):
             ``remote_collectors`` of a collector. The updater then calls these actors, and doesn't
             wait for the calls. If a call fails, the next push or :meth:`close` raises its error,
             or only warns if the actor has died.
-        max_interval: number of batches that a worker has to deliver after an update before it
-            gets the next update.
+        max_interval: number of batches that a worker has to deliver, from its start or its last
+            update on, before it gets an update; earlier updates skip the worker. If the updater
+            belongs to no collector, it counts a batch for each earlier update.
+
+    An updater serves one collector at a time.
+
+    Raises:
+        TypeError: if ``max_interval`` is not an integer.
     """
 
     def __init__(
@@ -43,7 +50,10 @@ class RayWeightUpdater(RemoteWeightUpdater):
         # Calls whose results have not been checked yet, each with the number of its actor.
         self._calls: dict[Any, int] = {}
         self.max_interval = max(0, max_interval)
+        # For each worker: the number of batches that it had delivered when it got its last update,
+        # and the number of updates that were meant for it.
         self._sent: dict[int, int] = {}
+        self._asked: Counter[int] = Counter()
         self._put: tuple[Any, Any] | None = None
 
     @override
@@ -58,17 +68,12 @@ class RayWeightUpdater(RemoteWeightUpdater):
         return [self._delivered(i) - self._sent.get(i, 0) for i in self.all_worker_ids()]
 
     def _delivered(self, worker_id: int) -> int:
-        collector = self._first()
-        if self._by_handles or collector is None:
-            return 0
-        batches: Callable[[int], int] = collector.batches_of
-        return batches(worker_id)
+        batches: Callable[[int], int] | None = getattr(self._first(), "batches_of", None)
+        return self._asked[worker_id] if batches is None else batches(worker_id)
 
     @override
     def _skip_update(self, worker_id: Any) -> bool:
-        if self._by_handles or worker_id not in self._sent:
-            return False
-        return self._delivered(worker_id) - self._sent[worker_id] < self.max_interval
+        return self._delivered(worker_id) - self._sent.get(worker_id, 0) < self.max_interval
 
     @override
     def _sync_weights_with_worker(self, worker_id: Any = None, server_weights: Any = None) -> None:
@@ -87,6 +92,18 @@ class RayWeightUpdater(RemoteWeightUpdater):
     def _push_weights(self, *, policy_or_weights: Any = None, worker_ids: Any = None) -> None:
         self._check_calls()
         super()._push_weights(policy_or_weights=policy_or_weights, worker_ids=worker_ids)
+        self._asked.update(self._workers(worker_ids))
+
+    @override
+    def register_collector(self, collector: Any) -> None:
+        others = [one for one in self.collectors if one is not collector and not one.closed]
+        if others:
+            raise ValueError(
+                f"this {type(self).__name__} already serves another collector, {others[0]!r}: "
+                "make an updater for each collector"
+            )
+        self.__dict__.pop("_registered", None)
+        super().register_collector(collector)
 
     @override
     def reached(self) -> list[int] | None:

@@ -165,20 +165,48 @@ class WeightSyncScheme(SchemeEnd, ABC):
         if len(names) > 1:
             raise TypeError(f"pass only one of {', '.join(names)}")
         self._set_model(model_id, model, context)
-        if self._host is not None:
-            self._groups = ReceiverGroups(self._host.groups(model_id))
-        else:
-            source = weights if params_map is not None or weights is not None else self.model
-            count = receivers_of(num_workers, devices, params_map, context)
-            self._groups = ReceiverGroups(groups_of(source, params_map, device_map_fn, count))
-        self._owner = os.getpid()
-        self._open(self._groups.workers)
+        source = weights if params_map is not None or weights is not None else self.model
+        count = receivers_of(num_workers, devices, params_map, context)
+        self._begin(ReceiverGroups(groups_of(source, params_map, device_map_fn, count)))
 
-    def attach(self, host: WeightHost, model_id: str, collector: Any) -> None:
-        """Makes this scheme the sending end for the workers of a collector, and connects it."""
+    def _begin(self, groups: ReceiverGroups) -> None:
+        self._groups = groups
+        self._owner = os.getpid()
+        self._open(groups.workers)
+
+    def attach(self, host: WeightHost, model_id: str, collector: Any) -> bool:
+        """Makes this scheme the sending end for the workers of a collector, and connects it.
+
+        If :meth:`init_on_sender` was called with weights or a model, they remain the source of the
+        weights in place of the collector's policy.
+
+        Returns:
+            True if the scheme keeps a source of its own.
+
+        Raises:
+            RuntimeError: if the scheme is already in use.
+            ValueError: if the scheme was initialised for other receivers than the workers.
+        """
+        in_use = self._host is not None or self._connected_sender
+        if in_use or self.initialized_on_receiver or (self._groups is not None and not self.sends):
+            raise RuntimeError(
+                f"the weight-sync scheme of {model_id!r} is already in use: each collector needs "
+                "a scheme of its own"
+            )
+        groups, model = self.receivers, self._model
+        keeps = groups.have_sources
+        theirs = ReceiverGroups(host.groups(model_id))
+        if keeps and groups.workers != theirs.workers:
+            raise ValueError(
+                f"the weight-sync scheme of {model_id!r} was initialised for receivers "
+                f"{groups.workers}, but the workers of the collector are {theirs.workers}"
+            )
+        self.shutdown()
         self._host = host
-        self.init_on_sender(model_id=model_id, context=collector)
+        self._set_model(model_id, model, collector)
+        self._begin(groups if keeps else theirs)
         self.connect()
+        return keeps
 
     def connect(self, *, worker_idx: int | None = None, weights: Any = None) -> None:
         """Connects this end. Call this once on each side, after all processes have been started.

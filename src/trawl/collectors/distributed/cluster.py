@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from typing_extensions import override
 
+from trawl.checks import check_number
 from trawl.collectors.arguments import MultiArguments
 from trawl.collectors.assembler import WorkerBatch
 from trawl.collectors.config import warn
-from trawl.collectors.distributed.nested import nested
+from trawl.collectors.distributed.nested import NestedService, nested
 from trawl.collectors.distributed.sharing import share_options
 from trawl.collectors.multi import (
     MultiAsyncCollector,
@@ -20,7 +21,7 @@ from trawl.collectors.multi import (
 from trawl.collectors.options import at_least, option, validate
 from trawl.collectors.single import Collector
 from trawl.collectors.slot import WorkerSlot
-from trawl.collectors.worker import WorkerSpec
+from trawl.collectors.worker import WorkerProgram, WorkerSpec
 from trawl.collectors.worker_collector import WorkerCollector
 from trawl.envs.types import is_list
 
@@ -43,6 +44,10 @@ def _collector_class(name: str, value: Any) -> Any:
     return value
 
 
+def _interval(name: str, value: Any) -> int:
+    return -1 if value is None else max(check_number(name, value), -1)
+
+
 @dataclass(frozen=True, kw_only=True)
 class ClusterOptions:
     """The options of cluster collectors, besides those of every collector with workers.
@@ -62,7 +67,7 @@ class ClusterOptions:
         update_after_each_batch: whether to send the policy's weights to a worker after each of the
             worker's batches.
         max_weight_update_interval: number of batches of a worker after which the policy's weights
-            are sent to it automatically; -1 for never.
+            are sent to it automatically. None or a negative number: never.
     """
 
     sync: bool = option(False, _sync)
@@ -70,7 +75,7 @@ class ClusterOptions:
     num_workers_per_collector: int = option(1, at_least(1))
     collector_kwargs: Mapping[str, Any] | Sequence[Mapping[str, Any]] | None = None
     update_after_each_batch: bool = False
-    max_weight_update_interval: int = option(-1, at_least(-1))
+    max_weight_update_interval: int = option(-1, _interval)
 
     def __post_init__(self) -> None:
         validate(self)
@@ -189,10 +194,15 @@ class ClusterCollector(WorkerCollector):
         return super()._sends_by_itself or self.remote.interval is not None
 
     @override
+    def _program(self, index: int) -> WorkerProgram:
+        program = super()._program(index)
+        count = self._setups[index].environments
+        return nested(program, count) if self.remote.nested else program
+
+    @override
     def _spec(self, slot: WorkerSlot) -> WorkerSpec:
         spec = super()._spec(slot)
-        count = self._setups[slot.index].environments
-        return nested(spec, count) if self.remote.nested else spec
+        return replace(spec, service=NestedService) if self.remote.nested else spec
 
     @override
     def _before_request(self) -> None:

@@ -18,19 +18,19 @@ from trawl.collectors.multi_config import NOT_HERE
 from trawl.collectors.normalizing import empty_statistics, load_statistics, pop_statistics
 from trawl.collectors.requests import BatchReady, CollectRequest, WorkerReady
 from trawl.collectors.weight_control import POLICY
-from trawl.collectors.worker import CollectorService, WorkerSpec
+from trawl.collectors.worker import CollectorService, WorkerProgram, WorkerSpec
 from trawl.keys import TRAJ_IDS
 from trawl.observe.episodes import RecentEpisodes
 from trawl.rollout.episode_sums import EndedEpisodes
 from trawl.rollout.times import LoopTimes
 
 
-def nested(spec: WorkerSpec, count: int) -> WorkerSpec:
-    """Returns the specification of a worker whose collector has ``count`` workers."""
-    sources = spec.create_env_fn if count > 1 else [spec.create_env_fn]
-    options = {name: value for name, value in spec.options.items() if name not in NOT_HERE}
+def nested(program: WorkerProgram, count: int) -> WorkerProgram:
+    """Returns the program of a worker whose collector has ``count`` workers."""
+    sources = program.create_env_fn if count > 1 else [program.create_env_fn]
+    options = {name: value for name, value in program.options.items() if name not in NOT_HERE}
     options["num_workers"] = count
-    return replace(spec, create_env_fn=sources, options=options, service=NestedService)
+    return replace(program, create_env_fn=sources, options=options)
 
 
 class NestedService(CollectorService):
@@ -43,6 +43,8 @@ class NestedService(CollectorService):
         # The collector's trajectory ids are renumbered, so that each worker has different ids.
         self._stride, self._base = spec.stride, spec.trajectory
         self._next = spec.trajectory
+        if spec.first_env:
+            collector.number_environments(spec.first_env)
         if spec.seed is not None:
             collector.set_seed(*spec.seed)
         self._load_first_weights(spec)
@@ -56,6 +58,9 @@ class NestedService(CollectorService):
                 batch_size=(),
                 trajectory=self._next,
                 weight_layouts=self._weight_layouts(),
+                # The workers of the collector have written the versions of their frames.
+                versioned=True,
+                version=collector.policy_version,
                 statistics=empty_statistics(collector),
             )
         )
@@ -119,7 +124,10 @@ class NestedService(CollectorService):
         ended = EndedEpisodes(count, *self._episodes.newest(count))
         cut = tuple(one * self._stride + self._base for one in self.collector.pop_cut())
         times, statistics = self._clock.batch_times(loop), pop_statistics(self.collector)
-        return replace(answer, times=times, ended=ended, cut=cut, statistics=statistics)
+        progress = self._pop_progress()
+        return replace(
+            answer, times=times, ended=ended, cut=cut, statistics=statistics, progress=progress
+        )
 
     @property
     def _episodes(self) -> RecentEpisodes:
@@ -150,7 +158,7 @@ class NestedService(CollectorService):
             number=request.number,
             frames=frames,
             filled=collector.requested_frames_per_batch,
-            version=None,
+            version=collector.policy_version,
             weights=self._updates,
             trajectory=self._next,
             batch=batch,

@@ -147,8 +147,6 @@ class DistributedSyncCollector(DistributedCollector):
         ValueError: if the value of an option can't be used.
     """
 
-    _sends_weights = True
-
     @accepts(DistributedSyncArguments)
     def __init__(self, create_env_fn: Any, policy: Any = None, *more: Any, **options: Any) -> None:
         for name in ("sync", "update_after_each_batch"):

@@ -20,6 +20,7 @@ from trawl.backends.ray_cluster import (
 )
 from trawl.checks import check_bool, check_number
 from trawl.collectors.arguments import accepts, describe
+from trawl.collectors.base import View
 from trawl.collectors.distributed.cluster import ClusterCollector, each
 from trawl.collectors.distributed.ray_config import RayArguments, RayOptions
 from trawl.collectors.distributed.sharing import check_added
@@ -196,7 +197,7 @@ class RayCollector(ClusterCollector):
             yield
 
     @override
-    def stats(self, workers: str = "aggregate", *, timeout: float | None = 10.0) -> dict[str, Any]:
+    def stats(self, workers: View = "aggregate", *, timeout: float | None = 10.0) -> dict[str, Any]:
         """Returns the same statistics as other collectors with workers.
 
         Args:

@@ -15,7 +15,12 @@ from tensordict.nn import InteractionType
 from trawl.collectors.base import BaseCollector
 from trawl.collectors.config import muted
 from trawl.collectors.evaluation.environments import Video
-from trawl.collectors.evaluation.isolation import PrivateRandom, isolated, policy_seed
+from trawl.collectors.evaluation.isolation import (
+    PrivateRandom,
+    isolated,
+    kept_globals,
+    policy_seed,
+)
 from trawl.collectors.evaluation.options import (
     check_env,
     keys_or_none,
@@ -28,16 +33,21 @@ from trawl.collectors.evaluation.snapshot import private_copy
 from trawl.collectors.evaluation.worker import evaluation_class, worker_seed
 from trawl.collectors.multi import MultiSyncCollector
 from trawl.collectors.normalizing import load_statistics
-from trawl.collectors.options import at_least, option, validate
+from trawl.collectors.options import at_least, one_of, option, validate
 from trawl.collectors.single import Collector
-from trawl.envs.serial import batch_source
-from trawl.keys import next_of
+from trawl.envs.seeding import derive
+from trawl.envs.serial import batch_source, given_envs
+from trawl.keys import Key, next_of
 from trawl.rollout.normalization import Normalization, SharedStatistics
 from trawl.weight_update.tensors import Weights
 
 # Steps of each environment in a batch. An evaluation may run up to this many more steps than it
 # needs. Environments that are done are idle in these steps.
 _STEPS = 100
+
+
+# Number of episodes of an environment that is never idle.
+_ENDLESS = 1 << 62
 
 
 class EvaluationStopped(Exception):
@@ -64,6 +74,9 @@ class Setup:
         normalization: statistics of the learner's collector, or None.
         keep: whether whole trajectories are needed.
         dump_video: whether videos are made.
+        per_env: whether each environment contributes an equal number of episodes; otherwise, the
+            first episodes that end count.
+        traj_format: layout of the whole trajectories: ``"padded"`` or ``"cat"``.
 
     Raises:
         ValueError: if a number is out of range, or the environment does not fit the backend or
@@ -88,10 +101,17 @@ class Setup:
     normalization: Normalization | None = option(None, normalization_or_none)
     keep: bool = False
     dump_video: bool = option(True, lambda _, value: bool(value))
+    per_env: bool = True
+    traj_format: str = option("padded", one_of("padded", "cat"))
 
     def __post_init__(self) -> None:
         validate(self)
         check_env(self.env, self.backend, self.num_workers, self.num_envs)
+
+    @property
+    def lazy(self) -> bool:
+        """True if factories make everything at the first evaluation, as in TorchRL."""
+        return self.policy_factory is not None and not given_envs(self.env)
 
     @property
     def threaded(self) -> bool:
@@ -129,6 +149,11 @@ class EvaluationEngine:
         self._stopping = stopping
         self._collector: BaseCollector | None = None
 
+    def open_for_caller(self) -> None:
+        """Makes everything while the caller waits, whose generators stay as they are."""
+        with self._globals_kept(True), self._isolation(0):
+            self.open()
+
     def open(self) -> None:
         """Makes the environments, the policy and the workers, unless they exist already.
 
@@ -137,9 +162,12 @@ class EvaluationEngine:
             Exception: any error of an environment, the policy or a worker.
         """
         if self._collector is None or self._collector.closed:
-            with self._isolation(0):
-                self._collector = _make_collector(self.setup, self._stopping)
+            self._collector = _make_collector(self.setup, self._stopping)
+            try:
                 self._check(self._collector)
+            except BaseException:
+                self.close()  # the next evaluation checks again
+                raise
 
     def _check(self, collector: BaseCollector) -> None:
         """Checks that the setup fits the environments."""
@@ -156,6 +184,7 @@ class EvaluationEngine:
         seed: int,
         step: int,
         statistics: SharedStatistics | None = None,
+        paired: bool = False,
     ) -> Measured:
         """Runs one evaluation.
 
@@ -164,36 +193,61 @@ class EvaluationEngine:
             seed: seed of the episodes.
             step: number of the step at which videos are logged.
             statistics: statistics with which observations are normalised; None if they are not.
+            paired: whether each environment contributes an equal number of episodes, which begin
+                equally whatever the policy does. The caller must be waiting, because the global
+                generators are used meanwhile.
 
         Raises:
             EvaluationStopped: if the evaluator was shut down meanwhile.
             Exception: any error of an environment, the policy, or a worker that is not replaced.
         """
-        self.open()
-        collector = self._collector
-        assert collector is not None
-        with self._isolation(seed) as random:
+        with self._globals_kept(paired), self._isolation(seed) as random:
+            self.open()
+            collector = self._collector
+            assert collector is not None
             if weights:
                 collector.update_policy_weights_(weights_dict=dict(weights))
             load_statistics(collector, statistics)
             while True:
-                if random is not None:
-                    random.seed(policy_seed(worker_seed(seed, 0)))
                 restarts = collector.stats().get("restarts", 0)
-                measured = self._run_once(collector, seed, step)
+                measured = self._run_once(collector, seed, step, random, paired)
                 if collector.stats().get("restarts", 0) == restarts:
                     return measured
                 # A worker that was replaced began its episodes anew, so this run doesn't count.
 
-    def _run_once(self, collector: BaseCollector, seed: int, step: int) -> Measured:
+    def _run_once(
+        self,
+        collector: BaseCollector,
+        seed: int,
+        step: int,
+        random: PrivateRandom | None,
+        paired: bool,
+    ) -> Measured:
         setup, began = self.setup, time.perf_counter()
-        count, record = setup.num_trajectories, setup.dump_video
-        begin = (seed, setup.num_workers, count, record, not setup.threaded)
-        found = collector.map_fn("begin_evaluation", [begin] * setup.num_workers)
-        keys = setup.reward_keys or tuple(map(next_of, found[0]))
-        reader = EpisodeReader(count, keys, setup.done_keys, setup.keep)
+        count, record, per_env = setup.num_trajectories, setup.dump_video, paired or setup.per_env
+        # The first episodes that end may all be those of one environment.
+        share = count if per_env else _ENDLESS
+
+        def begin(seed: int) -> tuple[list[Key], bool]:
+            if random is not None:
+                random.seed(policy_seed(worker_seed(seed, 0)))
+            each = (seed, setup.num_workers, share, record, not setup.threaded, paired)
+            found: list[Any] = collector.map_fn("begin_evaluation", [each] * setup.num_workers)
+            keys, by_episode = found[0]
+            return keys, by_episode
+
+        own, by_episode = begin(seed)
+        keys = setup.reward_keys or tuple(map(next_of, own))
+        # Environments without a seed for each episode begin the episodes of a round together.
+        rounds = 0 if by_episode or not paired else 1
+        keep = setup.keep and not paired
+        reader = EpisodeReader(count, keys, setup.done_keys, keep, per_env, bool(rounds))
         while not reader.complete:
             self._check_stop()
+            if rounds and reader.round_complete:
+                reader.begin_round()
+                begin(derive(seed, "round", rounds))
+                rounds += 1
             batch = collector.next()
             if batch is None:
                 raise EvaluationStopped("the evaluator was shut down during an evaluation")
@@ -201,9 +255,13 @@ class EvaluationEngine:
             reader.add(batch)
         seconds = time.perf_counter() - began
         videos = collector.map_fn("end_evaluation", [(step, record)] * setup.num_workers)
-        trajectories = reader.trajectories() if setup.keep else None
+        trajectories = reader.trajectories(setup.traj_format) if keep else None
         video = next((video for video in videos if video is not None), None)
         return Measured(reader.result(seed), trajectories, video, seconds, reader.frames)
+
+    def _globals_kept(self, paired: bool) -> AbstractContextManager[Any]:
+        """Returns a context that keeps the caller's generators of numpy and random."""
+        return kept_globals() if paired and self.setup.threaded else nullcontext()
 
     def _check_stop(self) -> None:
         if self._stopping.is_set():

@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import random
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import gymnasium
 import numpy as np
+import torch
 from gymnasium import Env
 from numpy.typing import NDArray
 
 from trawl.collectors.first_ready import pool_of
 from trawl.envs.base import TensorDictEnv
 from trawl.envs.dm import DMEnv
+from trawl.envs.generators import draws_privately
 from trawl.envs.gym import GymEnv
+from trawl.envs.layers import WRAPPERS, is_torchrl, layers_of
+from trawl.envs.outcomes import reward_shape_of
 from trawl.envs.seeding import derive
 
 Video = NDArray[np.uint8]
-
-_WRAPPERS = (gymnasium.Wrapper, gymnasium.vector.VectorWrapper)
 
 
 def episode_seed(seed: int, episode: int) -> int:
@@ -29,6 +33,14 @@ def episode_seed(seed: int, episode: int) -> int:
         episode: number of the episode, from 0.
     """
     return derive(seed, "episode", episode)
+
+
+class _GlobalTorch:
+    def seed(self, seed: int) -> None:
+        torch.manual_seed(seed)
+
+
+_TORCH = _GlobalTorch()
 
 
 class SeededEpisodes(gymnasium.Wrapper[Any, Any, Any, Any]):
@@ -44,20 +56,30 @@ class SeededEpisodes(gymnasium.Wrapper[Any, Any, Any, Any]):
         stride: number of environments of the evaluation.
         episodes: number of episodes in an evaluation, over all environments.
         record: True to render the first episode, if the environment was made to render arrays.
+        limit: number of steps after which an episode is truncated here, or None.
 
     Attributes:
         frames: renderings of the first episode, a ``(height, width, 3)`` array for each step.
     """
 
     def __init__(
-        self, env: Env[Any, Any], index: int, stride: int, episodes: int, record: bool
+        self,
+        env: Env[Any, Any],
+        index: int,
+        stride: int,
+        episodes: int,
+        record: bool,
+        limit: int | None = None,
     ) -> None:
         super().__init__(env)
+        self.limit, self._steps = limit, 0
         self.index, self.stride, self.episodes = index, stride, episodes
         self.record = record and index == 0 and renders(env)
         self.frames: list[Any] = []
-        self._seed = 0
+        self._seed, self._seeds_globals = 0, False
         self._episode: int | None = None  # None before the first evaluation
+        shape = reward_shape_of(env)
+        self._nothing: Any = np.zeros(shape, np.float32) if shape else 0.0
         self._last: Any = None  # observation and info of the newest reset
 
     @property
@@ -70,13 +92,20 @@ class SeededEpisodes(gymnasium.Wrapper[Any, Any, Any, Any]):
         """True if the episode under way is rendered."""
         return self.record and self._episode == 0
 
-    def begin(self, seed: int) -> None:
-        """Begins an evaluation: the next reset begins the first episode."""
+    def begin(self, seed: int, seeds_globals: bool = False) -> None:
+        """Begins an evaluation: the next reset begins the first episode.
+
+        Args:
+            seed: seed of the evaluation.
+            seeds_globals: whether a reset seeds the global generators of numpy and random, too.
+        """
         self._seed, self._episode = seed, self.index - self.stride
+        self._seeds_globals = seeds_globals
         self.frames = []
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
         """Begins the next episode of this environment."""
+        self._steps = 0
         if self._episode is None:
             return self.env.reset(seed=seed, options=options)
         if not self.idle:
@@ -85,7 +114,10 @@ class SeededEpisodes(gymnasium.Wrapper[Any, Any, Any, Any]):
             if self._last is None:
                 self._last = self.env.reset(seed=seed, options=options)
             return self._last
-        self._last = self.env.reset(seed=episode_seed(self._seed, self._episode), options=options)
+        seed = episode_seed(self._seed, self._episode)
+        if self._seeds_globals:
+            seed_globals(seed)
+        self._last = self.env.reset(seed=seed, options=options)
         if self.recording:
             self.frames.append(self.env.render())
         return self._last
@@ -94,11 +126,22 @@ class SeededEpisodes(gymnasium.Wrapper[Any, Any, Any, Any]):
         """Takes a step, unless the environment is idle."""
         if self.idle:
             obs, info = self._last
-            return obs, 0.0, False, False, info
+            return obs, self._nothing, False, False, info
         result = self.env.step(action)
         if self.recording:
             self.frames.append(self.env.render())
+        self._steps += 1
+        if self._steps == self.limit:
+            obs, reward, terminated, _, info = result
+            return obs, reward, terminated, True, info
         return result
+
+
+def seed_globals(seed: int) -> None:
+    """Seeds the generators of numpy, random and torch; of torch, those of this thread if it has."""
+    (draws_privately.get() or _TORCH).seed(derive(seed, "torch"))
+    np.random.seed(derive(seed, "numpy") % 2**32)
+    random.seed(derive(seed, "python"))
 
 
 def renders(env: Any) -> bool:
@@ -109,7 +152,15 @@ def renders(env: Any) -> bool:
     return asked and getattr(env, "render_mode", None) == "rgb_array"
 
 
-def seeded(env: Any, worker: int, workers: int, episodes: int, record: bool) -> bool:
+def is_simulators(env: Any) -> bool:
+    """Returns True for a single Gymnasium environment, or a batch of them."""
+    parts = env.parts if isinstance(env, TensorDictEnv) else [env]
+    return all(isinstance(part, GymEnv) and part.vector is None for part in parts)
+
+
+def seeded(
+    env: Any, worker: int, workers: int, episodes: int, record: bool, limit: int | None = None
+) -> bool:
     """Seeds each episode of an environment by the episode's number, if the environment allows it.
 
     Single Gymnasium environments allow it, alone or in a batch. Vector environments begin episodes
@@ -121,6 +172,7 @@ def seeded(env: Any, worker: int, workers: int, episodes: int, record: bool) -> 
         workers: number of workers; all have the same number of environments.
         episodes: number of episodes in an evaluation.
         record: whether the first episode is rendered.
+        limit: number of steps after which an episode is truncated, if the collector sets no limit.
 
     Returns:
         True if the episodes are seeded by their numbers.
@@ -129,13 +181,13 @@ def seeded(env: Any, worker: int, workers: int, episodes: int, record: bool) -> 
         ValueError: if the environment can't be evaluated.
     """
     check_steps(env)
-    parts = env.parts if isinstance(env, TensorDictEnv) else [env]
-    if not all(isinstance(part, GymEnv) and part.vector is None for part in parts):
+    if not is_simulators(env):
         return False
+    parts = env.parts
     for index, part in enumerate(parts, worker * len(parts)):
         if not isinstance(part.env, SeededEpisodes):
             stride = workers * len(parts)
-            part.env = SeededEpisodes(part.env, index, stride, episodes, record)
+            part.env = SeededEpisodes(part.env, index, stride, episodes, record, limit)
     return True
 
 
@@ -157,50 +209,43 @@ def simulators(env: Any) -> list[SeededEpisodes]:
     return [each for each in wrapped if isinstance(each, SeededEpisodes)]
 
 
-def freeze(env: Any) -> None:
+def freeze(env: Any, before_data: bool = False) -> list[Callable[[], Any]]:
     """Stops Gymnasium's wrappers and TorchRL's transforms from updating their statistics.
 
     If an evaluation changed the statistics that it normalises with, its result would depend on the
     number of evaluations before it.
+
+    Args:
+        env: the environment.
+        before_data: whether to freeze TorchRL's transforms that have seen no data yet. They then
+            normalise to NaN, unlike Gymnasium's wrappers.
+
+    Returns:
+        Functions that let those go on that were not frozen before.
     """
-    freeze_wrappers(env)
-    for layer in _layers(env):
-        if not isinstance(layer, _WRAPPERS) and hasattr(type(layer), "frozen_copy"):
+    undo: list[Callable[[], Any]] = []
+    if is_torchrl(env) and env.is_closed and hasattr(env, "start"):
+        env.start()  # a SerialEnv makes its environments here
+    for layer in layers_of(env):
+        if isinstance(layer, WRAPPERS):
+            if getattr(layer, "update_running_mean", False) is True:
+                setattr(layer, "update_running_mean", False)  # noqa: B010
+                undo.append(partial(setattr, layer, "update_running_mean", True))
+        elif (
+            hasattr(type(layer), "frozen_copy")
+            and not layer.frozen
+            and (before_data or _has_data(layer))
+        ):
             layer.freeze()
+            undo.append(layer.unfreeze)
+    return undo
 
 
-def freeze_wrappers(env: Any) -> None:
-    """Stops Gymnasium's wrappers from updating their statistics.
-
-    Unlike TorchRL's transforms, these wrappers can normalise before they have seen any data, so
-    they can be frozen before the first reset.
-    """
-    for layer in _layers(env):
-        if isinstance(layer, _WRAPPERS) and hasattr(layer, "update_running_mean"):
-            layer.update_running_mean = False
-
-
-def _layers(env: Any) -> Iterator[Any]:
-    """Yields the environment, and the wrappers, transforms and environments that it consists of."""
-    found = [env]
-    while found:
-        layer = found.pop()
-        yield layer
-        if isinstance(layer, TensorDictEnv):
-            found += [part for part in layer.parts if part is not layer]
-        if isinstance(layer, (GymEnv, *_WRAPPERS)):
-            found.append(layer.env)
-        elif isinstance(layer, gymnasium.vector.SyncVectorEnv):
-            found += layer.envs
-        # TorchRL's transformed environments, and its sequences of transforms.
-        found += [getattr(layer, name) for name in ("transform", "base_env") if _has(layer, name)]
-        if _has(layer, "transforms"):
-            found += list(layer.transforms)
-
-
-def _has(layer: Any, name: str) -> bool:
-    """Returns True if an object has an attribute itself, and doesn't get it from another object."""
-    return hasattr(type(layer), name) or name in vars(layer).get("_modules", ())
+def _has_data(transform: Any) -> bool:
+    """Returns True if a transform of TorchRL that normalises has seen data."""
+    state = next((v for k, v in transform.state_dict().items() if k.endswith("extra_state")), None)
+    counts = [value for key, value in (state or {}).items() if "count" in key]
+    return any(bool(count.any()) for count in counts)
 
 
 def video_of(env: Any) -> Video | None:

@@ -8,7 +8,7 @@ import warnings
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from tensordict import TensorDict, TensorDictBase
@@ -18,6 +18,7 @@ from torch import nn
 from trawl.checks import check_seconds
 from trawl.collectors.evaluation.engine import EvaluationEngine, EvaluationStopped, Setup
 from trawl.collectors.evaluation.options import (
+    check_factories,
     check_policies,
     collector_options,
     place,
@@ -44,10 +45,10 @@ from trawl.weight_update.tensors import Weights
 class Evaluator:
     """Evaluates a policy, while the caller waits or continues training.
 
-    Each evaluation runs ``num_trajectories`` whole episodes. Every environment contributes the
-    same number of episodes. If ``num_trajectories`` is not a multiple of the number of
-    environments, the first environments contribute one more. Each episode begins with a seed that
-    depends only on ``seed`` and the number of the episode. The same weights therefore give the
+    Each evaluation runs ``num_trajectories`` whole episodes. By default, every environment
+    contributes the same number of episodes. If ``num_trajectories`` is not a multiple of the number
+    of environments, the first environments contribute one more. Each episode begins with a seed
+    that depends only on ``seed`` and the number of the episode. The same weights therefore give the
     same result, on every backend and with any number of environments.
 
     The learner is not affected: the policy is evaluated as a copy in evaluation mode, weights are
@@ -60,7 +61,8 @@ class Evaluator:
         policy: the policy; a module is copied.
         policy_factory: function that makes the policy, as an alternative to ``policy``. The
             function is called in the process that evaluates, with the environment if it takes an
-            argument. If it returns None, actions are random.
+            argument. If it returns None, actions are random. Everything is then made by the first
+            evaluation, or by :meth:`open`.
         num_trajectories: number of episodes in an evaluation.
         max_steps: number of steps after which an episode is truncated; None for no limit.
         frames_per_batch: number of frames that all environments together collect at a time; by
@@ -85,6 +87,9 @@ class Evaluator:
             ``"rgb_array"``.
         on_result: function that is called with the metrics of each evaluation, as a TensorDict, in
             the thread that evaluates.
+        episode_sampling: which episodes :meth:`evaluate` uses. With ``"per_env"``, every
+            environment contributes the same number of episodes; with ``"first_done"``, the first
+            episodes that end, among which short ones are over-represented.
         busy_policy: behaviour of :meth:`trigger_eval` while another evaluation is running:
             ``"skip"``, ``"queue"`` or ``"error"``.
         backend: where to evaluate: in a ``"thread"`` of this process, in another ``"process"`` on
@@ -137,6 +142,7 @@ class Evaluator:
         metrics_fn: Callable[[TensorDictBase], Mapping[str, Any]] | None = None,
         dump_video: bool = True,
         on_result: Callable[[TensorDict], Any] | None = None,
+        episode_sampling: Literal["first_done", "per_env"] = "per_env",
         busy_policy: str = "skip",
         backend: str = "thread",
         init_fn: Callable[[], Any] | None = None,
@@ -157,6 +163,9 @@ class Evaluator:
         options = collector_options(
             self.backend, collector_kwargs, policy, device, more, num_gpus, ray_kwargs
         )
+        self.episode_sampling = one_of("first_done", "per_env")(
+            "episode_sampling", episode_sampling
+        )
         self.normalization = normalization
         setup = Setup(
             env=env,
@@ -176,6 +185,8 @@ class Evaluator:
             normalization=normalization,
             keep=metrics_fn is not None,
             dump_video=dump_video,
+            per_env=self.episode_sampling == "per_env",
+            traj_format=options.pop("traj_format", None) or "padded",
         )
         self.num_trajectories = setup.num_trajectories
         self._steps, self._lock, self._results = 0, threading.Lock(), PendingResults()
@@ -189,10 +200,25 @@ class Evaluator:
         self._engine = engine = EvaluationEngine(setup, stopping)
         self._thread = EvaluationThread("Evaluator", stopping, engine.close, engine.interrupt)
         try:
-            self._thread.call(engine.open).result()
+            if setup.lazy:
+                check_factories(setup.env)
+            else:
+                self.open()
         except BaseException:
             self._thread.request_stop()
             raise
+
+    def open(self) -> None:
+        """Makes the environments, the policy and the workers, unless they exist already.
+
+        The constructor does this itself, unless there is a ``policy_factory``. The first evaluation
+        does it then, and raises the errors of the functions that make them.
+
+        Raises:
+            RuntimeError: if the evaluator was shut down.
+            Exception: any error of an environment, the policy or a worker.
+        """
+        self._thread.call(self._engine.open_for_caller).result()
 
     # --- evaluating
 
@@ -274,6 +300,59 @@ class Evaluator:
         self._results.add(future, newest_only=self._on_result is not None)
         return True
 
+    def evaluate_episodes(
+        self,
+        weights: Any = None,
+        step: int | None = None,
+        *,
+        weights_dict: Mapping[str, Any] | None = None,
+        seed: int | None = None,
+    ) -> TensorDict:
+        """Evaluates the policy, waits, and returns an entry for each episode.
+
+        Every environment contributes the same number of episodes. Neither ``on_result`` nor
+        ``metrics_fn`` is called, and the counter of steps doesn't advance. The generators of the
+        calling process are as before.
+
+        Args:
+            weights: weights of the policy (see :meth:`evaluate`).
+            step: number of the step at which videos are logged; None: the next number of the
+                counter.
+            weights_dict: weights by model (see :meth:`evaluate`).
+            seed: seed of the episodes. With the same seed, an episode begins in the same way
+                whatever the policy does, so that results of several policies are paired (see
+                :func:`~trawl.collectors.paired_comparison`). None: the evaluator's seed.
+
+        Returns:
+            A TensorDict of batch size ``(num_trajectories,)`` with the entries
+            ``"episode_reward"`` (float32; the mean over agents), ``"episode_length"`` (int64),
+            ``"truncated"`` (bool) and ``"env_index"`` (int64), the index of the environment.
+
+        Raises:
+            RuntimeError: if an evaluation that was triggered is pending, or the evaluator was shut
+                down.
+            TypeError: if the seed is not an integer.
+            ValueError: if the seed is negative.
+            Exception: any error of the environment, the policy or a worker.
+        """
+        if seed is not None:
+            seed = check_seed(seed)
+        self._results.raise_failure()
+        self._check_idle("evaluate_episodes()")
+        copies = snapshots(self.policy, weights, weights_dict)
+        number = self._steps if step is None else step
+        call = partial(
+            self._engine.run, copies, self._seed_or(seed), number, self._statistics(), paired=True
+        )
+        episodes = self._thread.call(call).result().episodes
+        found = {
+            "episode_reward": torch.from_numpy(episodes.returns).float(),
+            "episode_length": torch.from_numpy(episodes.lengths),
+            "truncated": torch.from_numpy(episodes.truncated),
+            "env_index": torch.from_numpy(episodes.env_index),
+        }
+        return TensorDict(found, [len(episodes)])
+
     def compare(self, first: Any = None, second: Any = None) -> Comparison:
         """Evaluates two policies on the same episodes, and compares them episode by episode.
 
@@ -300,31 +379,41 @@ class Evaluator:
         self._results.raise_failure()
         seed = secrets.randbits(31) if self.seed is None else self.seed
         copies = [snapshots(self.policy, weights, None) for weights in (first, second)]
-        futures = [self._submit(one, self._steps, seed) for one in copies]
+        futures = [self._submit(one, self._steps, seed, paired=True) for one in copies]
         return comparison_of(*(future.result() for future in futures))
 
     def _submit(
-        self, weights: Mapping[str, Weights], step: int | None, seed: int | None = None
+        self,
+        weights: Mapping[str, Weights],
+        step: int | None,
+        seed: int | None = None,
+        paired: bool = False,
     ) -> Future[EvaluationResult]:
-        if seed is None:
-            # Drawn from the system, because the learner's generators must not be used.
-            seed = secrets.randbits(31) if self.seed is None else self.seed
         with self._lock:
             number = self._steps if step is None else step
             call = partial(
                 _evaluated,
                 self._engine,
                 weights,
-                seed,
+                self._seed_or(seed),
                 number,
-                None if self.normalization is None else self.normalization.frozen(),
+                self._statistics(),
                 self.log_prefix,
                 self._metrics_fn,
                 self._on_result,
+                paired,
             )
             future = self._thread.call(call)
             self._steps += step is None
         return future
+
+    def _seed_or(self, seed: int | None) -> int:
+        seed = self.seed if seed is None else seed
+        # Drawn from the system, because the learner's generators must not be used.
+        return secrets.randbits(31) if seed is None else seed
+
+    def _statistics(self) -> SharedStatistics | None:
+        return None if self.normalization is None else self.normalization.frozen()
 
     # --- results
 
@@ -369,9 +458,15 @@ class Evaluator:
         """Returns a dict with the number of the next step, under ``"step_counter"``.
 
         Raises:
-            RuntimeError: if an evaluation is running.
+            RuntimeError: if an evaluation is running, or its result was not retrieved, which the
+                state would not contain. Results that ``on_result`` received count as retrieved.
         """
         self._check_idle("state_dict()")
+        if self._on_result is None and len(self._results):
+            raise RuntimeError(
+                f"state_dict() does not contain the {len(self._results)} result(s) of evaluations "
+                "that were not retrieved: call wait() for each of them first"
+            )
         return {"step_counter": self._steps}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
@@ -393,7 +488,7 @@ class Evaluator:
     @staticmethod
     def extract_weights(policy: nn.Module) -> TensorDict:
         """Returns a copy of a policy's parameters and buffers, on the CPU."""
-        return TensorDict(snapshot(policy).tensors).unflatten_keys(".")
+        return TensorDict(snapshot(policy).tensors, device="cpu").unflatten_keys(".")
 
     # --- the end
 
@@ -433,13 +528,14 @@ def _evaluated(
     prefix: str,
     metrics_fn: Callable[[TensorDictBase], Mapping[str, Any]] | None,
     on_result: Callable[[TensorDict], Any] | None,
+    paired: bool,
 ) -> EvaluationResult:
     """Runs an evaluation in the thread.
 
     The function has no reference to the evaluator, so that the evaluator can be garbage-collected
     meanwhile.
     """
-    measured = engine.run(weights, seed, step, statistics)
+    measured = engine.run(weights, seed, step, statistics, paired)
     metrics: dict[str, Any] = {}
     if metrics_fn is not None and measured.trajectories is not None:
         metrics = metrics_of(metrics_fn(measured.trajectories))

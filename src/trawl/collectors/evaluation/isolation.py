@@ -7,18 +7,21 @@ learner's policy acts, so :func:`isolated` gives the thread its own generators a
 
 from __future__ import annotations
 
+import random
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FunctionType
 from typing import Any
 
+import numpy as np
 import torch
 from tensordict.nn import probabilistic
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from trawl.envs.generators import draws_privately
 from trawl.envs.seeding import derive, stream_seed
 
 # Names of operators that draw random numbers and take a generator.
@@ -227,11 +230,25 @@ def isolated(seed: int) -> Iterator[PrivateRandom]:
     """
     holder, thread = _types(), threading.get_ident()
     holder.own[thread] = None
+    private = PrivateRandom(policy_seed(seed))
+    token = draws_privately.set(private)
     try:
-        with PrivateRandom(policy_seed(seed)) as random:
-            yield random
+        with private:
+            yield private
     finally:
+        draws_privately.reset(token)
         del holder.own[thread]
+
+
+@contextmanager
+def kept_globals() -> Iterator[None]:
+    """Context after which the global generators of numpy and random are as before."""
+    before = np.random.get_state(), random.getstate()
+    try:
+        yield
+    finally:
+        np.random.set_state(before[0])
+        random.setstate(before[1])
 
 
 def policy_seed(seed: int) -> int:

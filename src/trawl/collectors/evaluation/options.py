@@ -42,6 +42,7 @@ _OWN = frozenset(
         "postproc",
         "preemptive_threshold",
         "replay_buffer",
+        "replay_write_mode",
         "reset_at_each_iter",
         "return_same_td",
         "set_truncated",
@@ -50,7 +51,6 @@ _OWN = frozenset(
         "sync",
         "total_frames",
         "track_traj_ids",
-        "traj_format",
         "trajs_per_batch",
         "trajs_per_write",
         "worker_idx",
@@ -99,6 +99,20 @@ def check_policies(env: Any, policy: Any, policy_factory: Any) -> None:
             "policy_factory must be a function that makes the policy, but it is "
             f"{type(policy_factory).__name__}: pass a policy as policy="
         )
+
+
+def check_factories(env: Any) -> None:
+    """Checks what can be checked of factories that are called later.
+
+    Raises:
+        TypeError: if ``env`` is neither an id nor a function.
+    """
+    for source in env if is_list(env) else [env]:
+        if not isinstance(source, str) and not is_list(source) and not callable(source):
+            raise TypeError(
+                "env must be a Gymnasium id, an environment or a function that makes one, but it "
+                f"is {type(source).__name__}: {source!r}"
+            )
 
 
 def check_env(env: Any, backend: str, workers: int, envs: int) -> None:

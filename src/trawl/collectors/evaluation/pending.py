@@ -25,6 +25,11 @@ class PendingResults:
         with self._lock:
             return any(not future.done() for future in self._futures)
 
+    def __len__(self) -> int:
+        """Number of results that were not retrieved."""
+        with self._lock:
+            return len(self._futures)
+
     def add(self, future: Result, newest_only: bool) -> None:
         """Adds a future result.
 

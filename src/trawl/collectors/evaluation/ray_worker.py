@@ -9,6 +9,7 @@ from typing import Any
 import cloudpickle
 
 from trawl.backends.ray_cluster import connect, import_ray
+from trawl.backends.spawn_payload import Package
 from trawl.checks import check_number, check_seconds
 from trawl.collectors.evaluation.options import single_key
 
@@ -64,11 +65,10 @@ class RayEvalWorker:
         options = {"num_gpus": num_gpus, **remote_kwargs}
         if name is not None:
             options["name"] = name
-        # Sent as bytes, because unpickling the makers may import modules, which must happen after
-        # init_fn has run.
-        arguments = [cloudpickle.dumps(each) for each in (init_fn, (env_maker, policy_maker))]
+        # Unpickling the makers may import modules, which must happen after init_fn has run.
+        package = Package([init_fn, (env_maker, policy_maker)])
         actor = ray.remote(**options)(_actor_class())
-        self._actor: Any = actor.remote(list(sys.path), *arguments)
+        self._actor: Any = actor.remote(list(sys.path), package)
         self._reward_key = single_key("reward_keys", reward_keys)
         self._result: Any = None
 
@@ -170,22 +170,21 @@ def _actor_class() -> type:
     """Returns the class of the actor.
 
     The class is defined in a function so that it is pickled by value. The actor's process then
-    imports nothing from Trawl before ``init_fn`` has run.
+    imports no simulator, and not torch, before ``init_fn`` has run.
     """
 
     class EvaluationActor:
-        def __init__(self, path: list[str], init_fn: bytes, makers: bytes) -> None:
+        def __init__(self, path: list[str], package: Package) -> None:
             import sys
 
-            import cloudpickle
-
             sys.path += [entry for entry in path if entry not in sys.path]
-            function = cloudpickle.loads(init_fn)
-            if function is not None:
-                function()
+            parts = iter(package)
+            init_fn = next(parts)
+            if init_fn is not None:
+                init_fn()
             from trawl.collectors.evaluation.steps import StepEvaluation
 
-            self.evaluation = StepEvaluation(*cloudpickle.loads(makers))
+            self.evaluation = StepEvaluation(*next(parts))
 
         def evaluate(self, packed: bytes, reward_key: Any) -> dict[str, Any]:
             import cloudpickle

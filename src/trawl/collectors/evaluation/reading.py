@@ -29,12 +29,16 @@ class EvaluatedEpisodes:
         lengths: number of steps of each episode, int64.
         seed: seed of the evaluation.
         groups: by group of agents, the mean of the agents' sums in each episode, float64.
+        truncated: True for each episode that was truncated.
+        env_index: index of the environment of each episode, int64.
     """
 
     returns: NDArray[np.float64]
     lengths: NDArray[np.int64]
     seed: int
     groups: dict[str, NDArray[np.float64]] = field(default_factory=dict)
+    truncated: NDArray[np.bool_] = field(default_factory=lambda: np.zeros(0, np.bool_))
+    env_index: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
 
     def __len__(self) -> int:
         return len(self.returns)
@@ -46,12 +50,16 @@ class _EnvEpisodes:
 
     Attributes:
         wanted: number of episodes that the environment contributes.
+        ends: for each finished episode, the number of its last row, over all batches.
+        truncated: for each finished episode, whether it was truncated.
         returns: for each finished episode, the return of all agents, and that of each group.
         rewards: rows of the current episode, with the rewards of all agents, and of each group.
         frames: frames of the current episode, if frames are kept.
     """
 
     wanted: int
+    ends: list[int] = field(default_factory=list)
+    truncated: list[bool] = field(default_factory=list)
     returns: list[list[float]] = field(default_factory=list)
     lengths: list[int] = field(default_factory=list)
     rewards: list[Tensor] = field(default_factory=list)
@@ -60,61 +68,103 @@ class _EnvEpisodes:
 
 
 class EpisodeReader:
-    """Reads an equal number of episodes, give or take one, from each environment.
+    """Reads episodes from the batches of an evaluation.
 
-    Short episodes would be over-represented among the first episodes to end. Each environment
-    therefore contributes a fixed number of episodes, and its later episodes are left out.
+    By default, each environment contributes an equal number of episodes, give or take one, and its
+    later episodes are left out. Otherwise, the first episodes that end count. Short episodes are
+    over-represented among these.
 
     Args:
         episodes: total number of episodes.
         reward_keys: keys of the rewards, which are averaged over all agents.
         done_key: key of the flags that mark the ends of episodes.
         keep: whether whole trajectories are kept.
+        per_env: whether each environment contributes its share; otherwise, the first episodes that
+            end count.
+        in_rounds: whether the environments begin their episodes together: after its episode, an
+            environment contributes nothing until :meth:`begin_round`.
 
     Raises:
         KeyError: if a batch lacks one of the keys.
     """
 
     def __init__(
-        self, episodes: int, reward_keys: Sequence[Key], done_key: Any, keep: bool
+        self,
+        episodes: int,
+        reward_keys: Sequence[Key],
+        done_key: Any,
+        keep: bool,
+        per_env: bool = True,
+        in_rounds: bool = False,
     ) -> None:
+        self.per_env = per_env
+        self._round = 1 if in_rounds else episodes
+        self._rows = 0  # number of rows in all batches
         self.episodes = episodes
         self.reward_keys, self.done_key = tuple(reward_keys), as_key(done_key)
         grouped = (key[1:-1] if key[0] == "next" else key[:-1] for key in self.reward_keys)
         self._groups = ["/".join(path) for path in grouped if path]
+        self._truncated_key = (*self.done_key[:-1], "truncated")
         self.keep = keep
-        self.frames = 0
         self._envs: list[_EnvEpisodes] = []
 
     @property
     def complete(self) -> bool:
         """True if all episodes have been read."""
+        if not self.per_env:
+            return sum(len(env.returns) for env in self._envs) >= self.episodes
         return bool(self._envs) and all(len(x.returns) >= x.wanted for x in self._envs)
+
+    @property
+    def round_complete(self) -> bool:
+        """True if each environment has finished its episode of the round."""
+        return bool(self._envs) and not any(map(self._reads, self._envs))
+
+    def begin_round(self) -> None:
+        """Begins the next round: all environments begin new episodes."""
+        self._round += 1
+        for env in self._envs:
+            env.rewards, env.frames = [], []
+
+    @property
+    def frames(self) -> int:
+        """Number of frames of the episodes."""
+        return sum(self._in_order([env.lengths for env in self._envs]))
+
+    def _reads(self, env: _EnvEpisodes) -> bool:
+        return len(env.returns) < min(env.wanted, self._round)
 
     def add(self, batch: TensorDictBase) -> None:
         """Adds the episodes of a batch of shape ``(*environments, time)``."""
         steps = batch.shape[-1]
         num_envs = batch.shape[:-1].numel()
         if not self._envs:
-            self._envs = [
-                _EnvEpisodes(self.episodes // num_envs + (index < self.episodes % num_envs))
-                for index in range(num_envs)
-            ]
+            shares = [self.episodes] * num_envs
+            if self.per_env:
+                each, more = divmod(self.episodes, num_envs)
+                shares = [each + (index < more) for index in range(num_envs)]
+            self._envs = [_EnvEpisodes(share) for share in shares]
         rewards = self._rewards(batch).reshape(num_envs, steps, -1).cpu()
         done = self._get(batch, self.done_key).reshape(num_envs, steps, -1).any(-1).cpu()
+        cut = batch.get(self._truncated_key, None)
+        truncated = torch.zeros_like(done)
+        if cut is not None:
+            truncated = cut.reshape(num_envs, steps, -1).any(-1).cpu()
         mask = batch.get(MASK, None)
         real = None if mask is None else mask.reshape(num_envs, steps).cpu()
         for index, env in enumerate(self._envs):
-            if len(env.returns) < env.wanted:
+            if self._reads(env):
                 rows = torch.arange(steps) if real is None else real[index].nonzero().flatten()
                 frames = batch.reshape(num_envs, steps)[index] if self.keep else None
-                self._add_to(env, rewards[index], done[index], rows, frames)
+                self._add_to(env, rewards[index], done[index], truncated[index], rows, frames)
+        self._rows += steps
 
     def _add_to(
         self,
         env: _EnvEpisodes,
         rewards: Tensor,
         done: Tensor,
+        truncated: Tensor,
         rows: Tensor,
         frames: TensorDictBase | None,
     ) -> None:
@@ -125,13 +175,15 @@ class EpisodeReader:
             if not len(picked):
                 continue
             start = end + 1
-            self.frames += len(picked)
             env.rewards.append(rewards[picked])
             if frames is not None:
                 env.frames.append(frames[picked])
-            if bool(done[picked[-1]]):
+            last = picked[-1]
+            if bool(done[last]):
                 self._end(env)
-                if len(env.returns) == env.wanted:
+                env.ends.append(self._rows + int(last))
+                env.truncated.append(bool(truncated[last]))
+                if not self._reads(env):
                     return
 
     def _end(self, env: _EnvEpisodes) -> None:
@@ -171,18 +223,33 @@ class EpisodeReader:
         returns = np.array(self._in_order([env.returns for env in self._envs]), np.float64)
         lengths = np.array(self._in_order([env.lengths for env in self._envs]), np.int64)
         own, *groups = np.ascontiguousarray(returns.T)
-        return EvaluatedEpisodes(own, lengths, seed, dict(zip(self._groups, groups, strict=True)))
+        truncated = self._in_order([env.truncated for env in self._envs])
+        return EvaluatedEpisodes(
+            own,
+            lengths,
+            seed,
+            dict(zip(self._groups, groups, strict=True)),
+            np.array(truncated, np.bool_),
+            np.array([index for index, _ in self._order()], np.int64),
+        )
 
-    def trajectories(self) -> TensorDictBase:
-        """Returns the trajectories, padded to shape ``(episodes, longest)``.
-
-        The entry ``("collector", "mask")`` is False in the padding.
-        """
+    def trajectories(self, layout: str) -> TensorDictBase:
+        """Returns the trajectories, joined in a layout of :func:`~trawl.data.trajectories.join`."""
         found = self._in_order([env.trajectories for env in self._envs])
         # join() may replace the batches' mask, because add() left out rows that are not steps.
-        return join(found, "padded")
+        return join(found, layout)
+
+    def _order(self) -> list[tuple[int, int]]:
+        """Returns the environment of each episode, and the episode's number there.
+
+        The episodes alternate between environments, or are in the order of their ends.
+        """
+        if self.per_env:
+            num_envs = len(self._envs)
+            return [(number % num_envs, number // num_envs) for number in range(self.episodes)]
+        found = [(end, i, n) for i, env in enumerate(self._envs) for n, end in enumerate(env.ends)]
+        return [(index, number) for _, index, number in sorted(found)[: self.episodes]]
 
     def _in_order(self, by_env: Sequence[Sequence[Any]]) -> list[Any]:
-        """Returns entries in the order of their episodes, which alternate between environments."""
-        num_envs = len(by_env)
-        return [by_env[number % num_envs][number // num_envs] for number in range(self.episodes)]
+        """Returns entries in the order of their episodes."""
+        return [by_env[index][number] for index, number in self._order()]

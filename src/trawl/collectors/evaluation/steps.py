@@ -31,8 +31,8 @@ class StepEvaluation:
     def __init__(self, env_maker: Callable[[], Any], policy_maker: Callable[..., Any]) -> None:
         self.env = build_env(env_maker, name="env_maker")
         check_steps(self.env)
-        self.policy = made_policy(policy_maker, self.env)
         freeze(self.env)
+        self.policy = made_policy(policy_maker, self.env)
 
     def run(
         self,
@@ -64,6 +64,7 @@ class StepEvaluation:
         try:
             if weights is not None:
                 collector.update_policy_weights_(weights=weights)
+            freeze(self.env, before_data=True)
             collector.reset()
             for _ in range(max_steps):
                 if render is not None:

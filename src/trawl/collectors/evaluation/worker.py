@@ -4,23 +4,31 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
+from typing_extensions import override
+
 from trawl.collectors.evaluation.environments import (
+    SeededEpisodes,
     Video,
     dump_videos,
     freeze,
-    freeze_wrappers,
+    is_simulators,
+    seed_globals,
     seeded,
     simulators,
     video_of,
 )
 from trawl.collectors.evaluation.snapshot import private_copy
 from trawl.collectors.single import Collector
+from trawl.collectors.torchrl import names
 from trawl.envs.base import TensorDictEnv
+from trawl.envs.gym import GymEnv
+from trawl.envs.layers import layers_of
 from trawl.envs.seeding import derive
-from trawl.envs.serial import build_env
+from trawl.envs.serial import build_env, close_made
 from trawl.keys import STEP_COUNT, Key, as_key, next_of, show_key, show_keys
 from trawl.rollout.random_policy import RandomPolicy
 
@@ -36,6 +44,8 @@ class EvaluationCollector(Collector):
         **options: further options of a :class:`~trawl.collectors.Collector`.
     """
 
+    _counts_twice = True
+
     def __init__(
         self,
         create_env_fn: Any,
@@ -45,21 +55,26 @@ class EvaluationCollector(Collector):
         **options: Any,
     ) -> None:
         env = build_env(create_env_fn, options.pop("create_env_kwargs", None), name="env")
-        # Done before the first reset, which would change statistics that the learner may share.
-        freeze_wrappers(env)
-        if policy_factory is not None:
-            options["policy_factory"] = partial(made_policy, policy_factory, env)
+        self._undo: list[Callable[[], Any]] = []
+        self._limit: int | None = None
         try:
+            # Before the first reset, which would change statistics that the learner may share.
+            self._undo = freeze(env)
+            if _counts_steps(env):
+                self._limit = options.pop("max_frames_per_traj", None)
+            if policy_factory is not None:
+                options["policy_factory"] = partial(made_policy, policy_factory, env)
             super().__init__(env, policy, **options)
         except BaseException:
-            if not env.is_closed:
-                env.close(raise_if_closed=False)
+            self._give_back(env)
+            with suppress(Exception):
+                close_made(env, create_env_fn)
             raise
 
     def begin_evaluation(
-        self, seed: int, workers: int, episodes: int, record: bool, alone: bool
-    ) -> list[Key]:
-        """Begins the first episodes of an evaluation.
+        self, seed: int, workers: int, episodes: int, record: bool, alone: bool, paired: bool
+    ) -> tuple[list[Key], bool]:
+        """Begins the first episodes of an evaluation, or of a round.
 
         Args:
             seed: seed of the evaluation.
@@ -67,25 +82,44 @@ class EvaluationCollector(Collector):
             episodes: number of episodes, over all workers.
             record: whether videos are made.
             alone: whether no other thread draws random numbers in this process.
+            paired: whether episodes begin equally whatever the policy does.
 
         Returns:
-            Keys of the environment's rewards, without ``"next"``.
+            Keys of the environment's rewards, without ``"next"``; and whether each episode has a
+            seed of its own. Otherwise, only the first one has.
         """
         worker = self.config.worker_idx or 0
-        by_episode = seeded(self.env, worker, workers, episodes, record)
-        freeze(self.env)
+        by_episode = seeded(self.env, worker, workers, episodes, record, self._limit)
+        self._undo += freeze(self.env, before_data=True)
         own = worker_seed(seed, worker)
+        if paired:
+            seed_globals(own)
         if by_episode:
             # Before the first reset, so that each evaluation draws equally many random numbers.
             for simulator in simulators(self.env):
-                simulator.begin(seed)
+                simulator.begin(seed, paired)
         if alone:
             self.set_seed(own)
         else:
             if not by_episode:
                 self.env.set_seed(own)
             self.reset()
-        return [as_key(key) for key in self.env.reward_keys]
+        return [as_key(key) for key in self.env.reward_keys], by_episode
+
+    @override
+    def _close(self, close_env: bool) -> None:
+        try:
+            super()._close(close_env)
+        finally:
+            self._give_back(self.env)
+
+    def _give_back(self, env: Any) -> None:
+        """Undoes what was changed in environments for evaluations: they may be the user's."""
+        for layer in layers_of(env):
+            if isinstance(layer, GymEnv) and isinstance(layer.env, SeededEpisodes):
+                layer.env = layer.env.env
+        while self._undo:
+            self._undo.pop()()
 
     def check_rewards(self, keys: Sequence[Key]) -> None:
         """Checks that batches can have the entries that are counted as rewards.
@@ -127,6 +161,11 @@ class EvaluationCollector(Collector):
             return None
         dump_videos(self.env, step)
         return video_of(self.env)
+
+
+def _counts_steps(env: Any) -> bool:
+    """Returns True if simulators, whose episodes are limited here, have a count of their own."""
+    return is_simulators(env) and STEP_COUNT[0] in names(env.full_observation_spec)
 
 
 def evaluation_class(kind: type[Collector]) -> type[EvaluationCollector]:

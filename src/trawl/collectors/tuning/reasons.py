@@ -12,6 +12,8 @@ from trawl.observe.formats import plural
 
 # Share of the time from which on waiting is worth a sentence.
 _MUCH = 0.1
+# Share of the processors from which on other programs change the figures.
+_BUSY = 0.5
 
 
 def reason(trials: Sequence[Trial], best: Trial) -> str:
@@ -31,13 +33,35 @@ def reason(trials: Sequence[Trial], best: Trial) -> str:
     return " ".join(filter(None, sentences))
 
 
+def busy(load: float, cores: int) -> str:
+    """Returns a sentence about other programs that the search competed with, or an empty text.
+
+    Args:
+        load: load average over the last minute, when the search began.
+        cores: number of processors.
+
+    Examples:
+        >>> busy(0.2, 2)
+        ''
+        >>> busy(3.0, 2)
+        'Other programs were busy when the search began (load 3.0 on 2 cores): measure again later.'
+    """
+    if load <= _BUSY * cores:
+        return ""
+    return (
+        f"Other programs were busy when the search began (load {load:.1f} on "
+        f"{plural(cores, 'core')}): measure again later."
+    )
+
+
 def _comparison(trials: Sequence[Trial], best: Trial) -> str:
     base = _find(trials, workers=0, envs=1, env_processes=0)
     name = str(best.candidate)
     name = name[0].upper() + name[1:]
     verb = "collect" if best.candidate.workers > 1 else "collects"
     if base is None or base.candidate == best.candidate:
-        rest = [t for t in trials if t.measured and t.candidate != best.candidate]
+        # The same processes with batches of another size are no other layout.
+        rest = [t for t in trials if t.measured and str(t.candidate) != str(best.candidate)]
         if not rest:
             return f"{name} is the only layout that was measured."
         other = max(rest, key=lambda trial: trial.frames_per_second)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import time
 from collections.abc import Mapping
 from contextlib import ExitStack
@@ -16,7 +17,7 @@ from trawl.collectors.tuning.code import code_of
 from trawl.collectors.tuning.halving import Halving
 from trawl.collectors.tuning.probe import Probe, check_source, own_copy, probe
 from trawl.collectors.tuning.progress import TuneProgress
-from trawl.collectors.tuning.reasons import reason
+from trawl.collectors.tuning.reasons import busy, reason
 from trawl.collectors.tuning.result import TuneResult, ordered
 from trawl.collectors.tuning.space import space_for, usable_cores
 from trawl.collectors.tuning.trial import Learner, Measurement, measure, undisturbed
@@ -82,7 +83,7 @@ def tune(
         >>> with trawl.Collector(**result.options) as collector:
         ...     batch = collector.next()
     """
-    began = time.perf_counter()
+    began, load = time.perf_counter(), os.getloadavg()[0]
     check_source(create_env_fn, "tune")
     _check(budget, sync, learner, options)
     if frames_per_batch is not None:
@@ -122,7 +123,7 @@ def tune(
         best=best,
         options=_options(best.candidate, create_env_fn, options),
         code=code_of(best.candidate, create_env_fn, policy, options),
-        why=reason(trials, best),
+        why=f"{reason(trials, best)} {busy(load, os.cpu_count() or 1)}".strip(),
         seconds=time.perf_counter() - began,
     )
 

@@ -36,6 +36,7 @@ FOR_ANY_COLLECTOR = (
     "policy_device",
     "policy_factory",
     "reset_at_each_iter",
+    "reset_kwargs",
     "storing_device",
     "track_traj_ids",
     "trust_policy",

@@ -14,6 +14,7 @@ from tensordict import NonTensorData, NonTensorStack, TensorDict, TensorDictBase
 from torch import Tensor
 
 from trawl.keys import MASK, TRAJ_IDS, Key, as_key, nested, show_key, show_keys
+from trawl.tensordicts import of_frames
 
 # Names of dtypes in a record. Packed and quantized dtypes are left out: they are not plain numbers.
 _NAMES = (
@@ -249,7 +250,7 @@ def flat_frames(batch: TensorDictBase) -> TensorDictBase:
         A TensorDict of shape ``(frames,)``.
     """
     flat = batch.reshape(batch.batch_size.numel())
-    mask, ids = flat.get(MASK, None), flat.get(TRAJ_IDS, None)
+    mask, ids = of_frames(flat, MASK), of_frames(flat, TRAJ_IDS)
     keep = torch.ones(len(flat), dtype=torch.bool)
     if mask is not None:
         keep &= mask.cpu()

@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
-import numpy as np
 from gymnasium import wrappers
 from typing_extensions import override
 
@@ -173,9 +172,9 @@ class EpisodeLog(StepLog):
             The leaves of the last observation, and a digest of the rewards.
         """
         obs, _ = env.reset(**arguments)
-        rewards, reward = 0, np.empty(1, np.float32)
+        rewards = 0
         for step in range(self.steps):
-            obs, reward[0], terminated, truncated, _ = env.step(self.action(step))
+            obs, reward, terminated, truncated, _ = env.step(self.action(step))
             rewards = digest(reward, rewards)
             if (terminated or truncated) and step + 1 < self.steps:
                 raise EnvStateError(

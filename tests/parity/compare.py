@@ -1,15 +1,18 @@
-"""Compares the public signatures of Trawl with those of the installed TorchRL.
+"""Compares Trawl with the TorchRL that is installed: names, signatures, defaults, statistics.
 
 Run by itself, it prints the differences, as the table in ``docs/from-torchrl.md`` has them::
 
-    python tests/parity/signatures.py
+    python tests/parity/compare.py
 """
 
 from __future__ import annotations
 
 import importlib
 import inspect
+import re
+import warnings
 from collections.abc import Iterator
+from importlib import metadata
 from typing import Any
 
 from torch import nn
@@ -25,12 +28,77 @@ _VARIADIC = (_Parameter.VAR_POSITIONAL, _Parameter.VAR_KEYWORD)
 _INHERITED = frozenset(dir(nn.Module)) | frozenset(dir(IterableDataset))
 
 
+def installed() -> tuple[str, str]:
+    """Returns the name and the version of the TorchRL that is installed."""
+    for name in ("torchrl", "torchrl-nightly"):
+        try:
+            return name, metadata.version(name)
+        except metadata.PackageNotFoundError:
+            pass
+    raise ImportError("TorchRL is not installed")
+
+
+def is_since(version: str) -> bool:
+    """Whether the installed TorchRL has what a version of TorchRL added.
+
+    The versions of ``torchrl-nightly`` are dates, and later than all others.
+    """
+    numbers = [tuple(map(int, re.findall(r"\d+", one)[:2])) for one in (installed()[1], version)]
+    return numbers[0] >= numbers[1]
+
+
 def differences() -> dict[str, tuple[str, str]]:
     """Returns what differs: by name, what TorchRL has and what Trawl has.
 
     Trawl may have more parameters, if they have defaults, and defaults where TorchRL has none: a
-    call that TorchRL's documents allow means the same then.
+    call that TorchRL's documents allow means the same then. It may have more statistics, too.
     """
+    return signatures() | statistics()
+
+
+def statistics(*names: str) -> dict[str, tuple[str, str]]:
+    """Returns the entries of ``stats()`` that Trawl lacks, by name.
+
+    Args:
+        *names: names of collectors; by default, of one without and one with workers.
+    """
+    import torchrl.collectors
+
+    import trawl.collectors
+
+    found = {}
+    for name in names or ("Collector", "MultiSyncCollector"):
+        count = 1 if name.startswith("Multi") else None
+        theirs = _stats(getattr(torchrl.collectors, name), count)
+        ours = _stats(getattr(trawl.collectors, name), count)
+        for entry in sorted(theirs - ours):
+            found[f"{name}.stats()[{entry!r}]"] = ("yes", "no")
+    return found
+
+
+def _stats(cls: Any, workers: int | None) -> set[str]:
+    """Returns the names of a collector's statistics after its first batch."""
+    source = cartpole if workers is None else [cartpole] * workers
+    options = {"frames_per_batch": 4, "total_frames": 8, "track_policy_version": True}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        collector = cls(source, **options)
+        try:
+            next(iter(collector))
+            return set(collector.stats() if workers is None else collector.stats(workers="both"))
+        finally:
+            collector.shutdown()
+
+
+def cartpole() -> Any:
+    """An environment that both libraries step."""
+    from torchrl.envs import GymEnv
+
+    return GymEnv("CartPole-v1")
+
+
+def signatures() -> dict[str, tuple[str, str]]:
+    """Returns what differs in names, parameters and defaults."""
     found: dict[str, tuple[str, str]] = {}
     compared: set[tuple[int, int]] = set()
     for module in MODULES:
@@ -164,5 +232,7 @@ def _shown(parameter: inspect.Parameter) -> str:
 
 
 if __name__ == "__main__":
+    print("Compared with", *installed())
+    print("\n| Name | TorchRL | Trawl | Why |\n|---|---|---|---|")
     for name, (theirs, ours) in sorted(differences().items()):
         print(f"| `{name}` | {theirs} | {ours} | |")

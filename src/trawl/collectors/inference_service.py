@@ -1,0 +1,82 @@
+"""Inference services of TorchRL, which act for the workers of a collector."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+from typing_extensions import override
+
+from trawl.weight_update.strategy import load_weights
+from trawl.weight_update.updaters import WeightUpdaterBase
+
+
+class InferenceServiceUpdater(WeightUpdaterBase):
+    """Sends weights to an inference service, which acts for all workers.
+
+    Args:
+        service: the service.
+    """
+
+    def __init__(self, service: Any) -> None:
+        self.service = service
+
+    @override
+    def push_weights(self, policy_or_weights: Any = None, worker_ids: Any = None) -> None:
+        if policy_or_weights is None:
+            raise ValueError(
+                "update_policy_weights_() needs weights, because the policy is an inference "
+                "service: pass them"
+            )
+        if worker_ids is not None:
+            raise ValueError(
+                f"worker_ids={worker_ids!r} can't be used, because one inference service acts for "
+                "all workers"
+            )
+        super().push_weights(policy_or_weights)
+
+    @override
+    def all_worker_ids(self) -> None:
+        return None
+
+    @override
+    def _sync_weights_with_worker(self, worker_id: Any = None, server_weights: Any = None) -> None:
+        place = self.service.service_backend
+        if place == "thread":
+            self.service.update_model(partial(load_weights, source=server_weights))
+        elif place == "process":
+            self.service.update_model_weights(server_weights)
+        else:
+            self.service.update_policy_weights_(server_weights)
+
+
+def use_service(service: Any, count: int, options: dict[str, Any]) -> None:
+    """Sets the options of a collector whose workers act through an inference service.
+
+    Args:
+        service: the service.
+        count: number of workers.
+        options: the collector's options.
+
+    Raises:
+        ValueError: if an option makes policies, or sends weights to them.
+    """
+    for name in ("policy_factory", "weight_sync_schemes", "weight_updater"):
+        if options.get(name) is not None:
+            raise ValueError(
+                f"{name} can't be used with an inference service as the policy: the service has "
+                "the policy, and update_policy_weights_(weights) sends weights to it"
+            )
+    # Factories are sent with a worker's options, so the clients may have queues.
+    options["policy_factory"] = [partial(_itself, client) for client in service.clients(count)]
+    options["weight_updater"] = InferenceServiceUpdater(service)
+
+
+def is_service(policy: Any) -> bool:
+    """Returns True for an inference server of TorchRL, wherever it runs."""
+    names = ("service_backend", "clients", "is_alive")
+    return not callable(policy) and all(hasattr(type(policy), name) for name in names)
+
+
+def _itself(client: Any) -> Any:
+    return client

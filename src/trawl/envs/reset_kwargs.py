@@ -1,0 +1,289 @@
+"""Arguments of resets, such as options, that may depend on the environment and the episode."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Any, TypeAlias
+
+import cloudpickle
+import numpy as np
+from numpy.typing import NDArray
+
+from trawl.errors import add_note
+
+#: A mapping of arguments, or a function of the environment's index and the episode's number.
+ResetKwargs: TypeAlias = Mapping[str, Any] | Callable[[int, int], Mapping[str, Any] | None]
+Counts = NDArray[np.int64]
+_EXAMPLE = "{'options': {'level': 1}}"
+
+
+def check_reset_kwargs(name: str, value: Any) -> Any:
+    """Returns the value of the option ``reset_kwargs``.
+
+    Raises:
+        TypeError: if it is neither a mapping of arguments nor a function of two numbers.
+        ValueError: if it is a mapping with a seed.
+    """
+    if value is None:
+        return None
+    if isinstance(value, Mapping):
+        _check_mapping(name, value)
+        if value.get("seed") is not None:
+            raise ValueError(
+                f"{name} has seed={value['seed']!r}, with which all episodes would begin alike: "
+                "call set_seed(), or pass a function that returns a seed for each episode"
+            )
+        return value
+    if not callable(value) or isinstance(value, type):
+        raise TypeError(
+            f"{name} must be a mapping of arguments for reset, such as {_EXAMPLE}, or a function "
+            f"of the environment's index and the episode's number, but it is {value!r}"
+        )
+    try:
+        inspect.signature(value).bind(0, 0)
+    except TypeError as error:
+        raise TypeError(
+            f"{name} must be a function of two arguments, the environment's index and the "
+            f"episode's number, but {value!r} can't be called with them: {error}"
+        ) from None
+    except ValueError:  # a builtin without a signature
+        pass
+    return value
+
+
+def _check_mapping(name: str, value: Mapping[Any, Any]) -> None:
+    """Checks arguments, from the user or from the user's function."""
+    for key in value:
+        if not isinstance(key, str):
+            raise TypeError(f"{name} must map names of arguments to values, but it has {key!r}")
+    options = value.get("options")
+    if options is not None and not isinstance(options, Mapping):
+        raise TypeError(f"the options in {name} must be a mapping, but they are {options!r}")
+
+
+@dataclass(frozen=True)
+class Shifted:
+    """Function of the environment's index and the episode for a worker's environments.
+
+    Attributes:
+        function: the function for all environments of the collector.
+        by: index of the worker's first environment.
+    """
+
+    function: Callable[[int, int], Any]
+    by: int
+
+    def __call__(self, env: int, episode: int) -> Any:
+        """Returns the arguments for the worker's environment ``env``."""
+        return self.function(env + self.by, episode)
+
+
+class ResetArguments:
+    """Arguments for the resets of one environment, which also counts the episodes.
+
+    Args:
+        given: the option.
+        index: index of the environment.
+        names: names of the arguments that the environment's reset takes; None for any.
+        counts: array of one element, the number of the next episode.
+    """
+
+    def __init__(
+        self, given: ResetKwargs, index: int, names: frozenset[str] | None, counts: Counts
+    ) -> None:
+        self._given, self._index, self._names, self._counts = given, index, names, counts
+        if isinstance(given, Mapping):
+            self._check(given, "reset_kwargs")
+
+    def following(self, kwargs: Mapping[str, Any]) -> dict[str, Any]:
+        """Returns the arguments of the next reset, and counts it.
+
+        Args:
+            kwargs: arguments that the caller of the reset has given, which take precedence.
+        """
+        episode = int(self._counts[0])
+        self._counts[0] = episode + 1
+        if isinstance(self._given, Mapping):
+            return copied(self._given) | dict(kwargs)
+        own = self._given(self._index, episode)
+        if own is None:
+            return dict(kwargs)
+        what = f"what reset_kwargs returned for environment {self._index} and episode {episode}"
+        if not isinstance(own, Mapping):
+            raise TypeError(
+                f"{what} must be a mapping of arguments for reset, such as {_EXAMPLE}, or None, "
+                f"but it is {own!r}"
+            )
+        _check_mapping(what, own)
+        self._check(own, what)
+        # A seed for each episode is meant to decide it, also after set_seed().
+        seed = {"seed": own["seed"]} if own.get("seed") is not None else {}
+        return copied(own) | dict(kwargs) | seed
+
+    def _check(self, given: Mapping[str, Any], what: str) -> None:
+        unknown = [] if self._names is None else sorted(set(given) - self._names)
+        if unknown:
+            known = ", ".join(sorted(self._names or ())) or "no arguments"
+            raise TypeError(
+                f"{what} has {', '.join(unknown)}, but the reset of environment {self._index} "
+                f"takes {known}"
+            )
+
+
+def copied(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns a copy of arguments, because environments may change their options."""
+    return {key: dict(one) if isinstance(one, Mapping) else one for key, one in given.items()}
+
+
+def names_taken(layers: Iterator[Any]) -> frozenset[str] | None:
+    """Returns the names of the arguments that the resets of all layers take; None for any.
+
+    Args:
+        layers: the environment and what it wraps, each with a method ``reset``.
+    """
+    found: frozenset[str] | None = None
+    for layer in layers:
+        try:
+            parameters = inspect.signature(layer.reset).parameters.values()
+        except (AttributeError, TypeError, ValueError):
+            continue
+        if any(one.kind is inspect.Parameter.VAR_KEYWORD for one in parameters):
+            continue
+        names = frozenset(one.name for one in parameters)
+        found = names if found is None else found & names
+    return found
+
+
+def needs_mapping(env: Any) -> ValueError:
+    """Returns the error for a function where one mapping applies to several environments."""
+    return ValueError(
+        f"reset_kwargs is a function, but the reset of {env!r} takes one mapping for all of its "
+        "environments: pass a mapping, or a list of environments"
+    )
+
+
+def resets_itself(env: Any, mode: str) -> ValueError:
+    """Returns the error for a vector environment that begins its episodes itself."""
+    return ValueError(
+        f"reset_kwargs needs episodes that the collector begins, but {env!r} {mode}: make it with "
+        "autoreset_mode='Disabled', or pass a list of environments"
+    )
+
+
+def packed(given: ResetKwargs) -> bytes:
+    """Returns the option as a pickle, for the process of an environment.
+
+    Raises:
+        TypeError: if it can't be pickled.
+    """
+    try:
+        data: bytes = cloudpickle.dumps(given)
+    except Exception as error:
+        raise TypeError(
+            f"reset_kwargs can't be sent to the environments' processes: {error}"
+        ) from error
+    return data
+
+
+def with_reset_kwargs(env: Any, given: ResetKwargs, first: int, counts: Counts) -> Any:
+    """Returns an environment whose resets get arguments.
+
+    Args:
+        env: the environment. Trawl's environments are changed, and others are wrapped.
+        given: the option.
+        first: index of the first environment in ``env``.
+        counts: number of the next episode of each environment in ``env``; changed by the resets.
+
+    Raises:
+        TypeError: if the environment's reset doesn't take an argument.
+        ValueError: if the environment takes no arguments, or begins its episodes itself.
+    """
+    if hasattr(type(env), "set_reset_kwargs"):
+        env.set_reset_kwargs(given, first, counts)
+        return env
+    return _torchrl_env(env, given, first, counts)
+
+
+def _torchrl_env(env: Any, given: ResetKwargs, first: int, counts: Counts) -> Any:
+    """Returns a TorchRL environment whose resets get arguments."""
+    from torchrl.envs.batched_envs import BatchedEnvBase
+
+    made = getattr(type(env), "is_of_trawl", False)
+    inner = env.base_env if made else env
+    several, count = isinstance(inner, BatchedEnvBase), len(counts)
+    if not isinstance(given, Mapping) and count > 1 and (not several or len(env.batch_size) > 1):
+        raise needs_mapping(inner)
+    names = None if several else _names_of_torchrl(inner)
+    wrapper = env if made else _wrapper_class()(env)
+    wrapper.has_one = not several
+    wrapper.reset_arguments = [
+        ResetArguments(given, first + row, names, counts[row : row + 1]) for row in range(count)
+    ]
+    return wrapper
+
+
+@cache
+def _wrapper_class() -> Any:
+    """Returns the class of TorchRL environments whose resets get arguments."""
+    from torchrl.envs import TransformedEnv
+
+    class ResetKwargsEnv(TransformedEnv):  # type: ignore[misc]
+        """Environment whose resets get arguments.
+
+        Attributes:
+            reset_arguments: arguments of each environment in it.
+            has_one: True if it is not a batch of environments with arguments of their own.
+        """
+
+        is_of_trawl = True
+
+        def _reset(self, tensordict: Any = None, **kwargs: Any) -> Any:
+            count = len(self.reset_arguments)
+            flags = [True] * count
+            if tensordict is not None and "_reset" in tensordict.keys():  # noqa: SIM118
+                flags = tensordict.get("_reset").reshape(count, -1).any(-1).tolist()
+            own = {
+                row: arguments.following(kwargs)
+                for row, arguments in enumerate(self.reset_arguments)
+                if flags[row]
+            }
+            given = next(iter(own.values()), kwargs)
+            if not self.has_one:
+                given = {"list_of_kwargs": [own.get(row, {}) for row in range(count)]}
+            try:
+                return super()._reset(tensordict, **given)
+            except TypeError as error:
+                add_note(error, "with the arguments from reset_kwargs")
+                raise
+
+    return ResetKwargsEnv
+
+
+def _names_of_torchrl(env: Any) -> frozenset[str] | None:
+    """Returns the names of the arguments that a TorchRL environment's reset takes; None: any."""
+    while hasattr(env, "base_env"):
+        env = env.base_env
+    parameters = inspect.signature(env._reset).parameters.values()
+    if not any(one.kind is inspect.Parameter.VAR_KEYWORD for one in parameters):
+        return frozenset(one.name for one in parameters) - {"tensordict"}
+    # Wrappers pass the arguments on to an environment of another library.
+    inner = getattr(env, "_env", None)
+    return None if inner is None else names_taken(iter([inner]))
+
+
+def layers_of(env: Any) -> Iterator[Any]:
+    """Yields an environment and what it wraps, from the outside in."""
+    while env is not None:
+        yield env
+        env = getattr(env, "env", None)
+
+
+def sliced(counts: Counts, sizes: Sequence[int]) -> Iterator[tuple[int, Counts]]:
+    """Yields the first row and the counts of each of several environments of these sizes."""
+    start = 0
+    for size in sizes:
+        yield start, counts[start : start + size]
+        start += size

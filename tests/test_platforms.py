@@ -1,0 +1,116 @@
+"""Other systems than Linux: what works there, and what is said where something doesn't.
+
+Such a system is simulated: Python has another ``sys.platform``, and lacks what only Linux has.
+"""
+
+import subprocess
+import sys
+
+import pytest
+
+OTHER_SYSTEM = """
+import builtins, mmap, os, select, selectors, signal, socket, sys, warnings
+import gymnasium, numpy, rich, tensordict, tensordict.nn, torch, cloudpickle, multiprocessing
+
+sys.platform = "{platform}"
+for module, prefixes in {{
+    os: ("eventfd", "EFD_", "memfd", "MFD_", "pidfd", "sched_"),
+    mmap: ("MADV_",),
+    select: ("epoll", "EPOLL"),
+    selectors: ("EpollSelector",),
+    signal: ("pidfd",),
+}}.items():
+    for name in dir(module):
+        if name.startswith(prefixes):
+            delattr(module, name)
+before = builtins.open
+
+
+def open(file, *args, **kwargs):
+    if str(file).startswith("/proc"):
+        raise FileNotFoundError(file)
+    return before(file, *args, **kwargs)
+
+
+builtins.open = open
+"""
+WITHOUT_WORKERS = """
+with warnings.catch_warnings(record=True) as caught:
+    warnings.simplefilter("always")
+    import trawl
+assert [one for one in caught if "made for Linux: on darwin" in str(one.message)], caught
+from trawl import Collector, Evaluator, MultiSyncCollector
+from torch import nn
+
+linear = nn.Linear(3, 1)
+policy = tensordict.nn.TensorDictModule(linear, in_keys=["observation"], out_keys=["action"])
+with Collector("Pendulum-v1", policy, frames_per_batch=10, total_frames=30) as collector:
+    collector.next()
+    state = collector.state_dict()
+    collector.load_state_dict(state)
+    collector.checkpoint("checkpoints")
+    assert len(list(collector)) == 2
+with Collector(["Pendulum-v1"] * 2, policy, frames_per_batch=10) as collector:
+    assert collector.next().shape == (2, 5)
+with MultiSyncCollector(
+    ["Pendulum-v1"] * 2, policy, frames_per_batch=10, start_method="inline"
+) as collector:
+    collector.next()
+    collector.update_policy_weights_()
+    collector.next()
+with Evaluator("Pendulum-v1", policy, num_trajectories=1, max_steps=5) as evaluator:
+    evaluator.evaluate()
+print("works")
+"""
+WITH_WORKERS = """
+warnings.simplefilter("ignore")
+import trawl
+from trawl import Evaluator, MultiAsyncCollector, MultiSyncCollector, ParallelEnv
+from trawl.collectors import AsyncBatchedCollector
+from trawl.collectors.distributed import DistributedCollector, RPCCollector
+
+
+def policy(td):
+    return td.set("action", torch.zeros(*td.batch_size, 1))
+
+
+two = ["Pendulum-v1"] * 2
+for make in (
+    lambda: MultiSyncCollector(two, policy, frames_per_batch=10),
+    lambda: MultiAsyncCollector(two, policy, frames_per_batch=10, start_method="spawn"),
+    lambda: AsyncBatchedCollector(two, policy=policy, frames_per_batch=10),
+    lambda: ParallelEnv(2, "Pendulum-v1"),
+    lambda: DistributedCollector(two, policy, frames_per_batch=10, launcher="mp"),
+    lambda: RPCCollector(two, policy, frames_per_batch=10, launcher="mp"),
+    lambda: Evaluator("Pendulum-v1", policy, max_steps=5, backend="process").evaluate(),
+):
+    try:
+        make()
+    except RuntimeError as error:
+        assert "can't be used on darwin" in str(error), error
+    else:
+        raise AssertionError("nothing is said")
+print("works")
+"""
+
+
+def run(platform, script, folder):
+    program = OTHER_SYSTEM.format(platform=platform) + script
+    return subprocess.run(
+        [sys.executable, "-c", program], text=True, capture_output=True, timeout=300, cwd=folder
+    )
+
+
+@pytest.mark.parametrize("script", [WITHOUT_WORKERS, WITH_WORKERS], ids=["without", "with"])
+def test_macos(script, tmp_path):
+    done = run("darwin", script, tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == ["works"]
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("name", ["trawl", "trawl.collectors", "trawl.cli"])
+def test_windows(name, tmp_path):
+    done = run("win32", f"import {name}", tmp_path)
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[-1].startswith("ImportError: trawl needs Linux, and does not")
