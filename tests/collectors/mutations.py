@@ -210,8 +210,9 @@ def nodes(value, path):
 
 
 def comparable(state):
-    """Returns a dictionary without what counts the loads."""
-    found = {key: value for key, value in state.items() if key != "place"}
+    """Returns a dictionary without what counts the loads, and what a load sets to 0."""
+    varying = ("place", "trajectory_pending_frames")
+    found = {key: value for key, value in state.items() if key not in varying}
     if "unfinished" in found:
         found["unfinished"] = [one for one in found["unfinished"] if one["frames"] is not None]
     return found
