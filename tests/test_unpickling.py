@@ -55,7 +55,10 @@ PLACES = {
     "data/state_files.py: _unreadable": "torch.load with weights_only=True",
     "collectors/resuming.py: ResumableCollector.recover": CARRIED,
     "collectors/worker.py: CollectorService._call": CARRIED,
+    "envs/attributes.py: packed_result": CARRIED,
     "envs/build.py: EnvCopy.__call__": CARRIED,
+    "envs/env_member.py: EnvMember.set_reset_kwargs": CARRIED,
+    "envs/env_processes.py: EnvProcesses.apply": CARRIED,
     "weight_update/store.py: _File.__init__": NAMELESS,
     "weight_update/framework_transports.py: RPCTransport.send_weights_async": RPC,
     "weight_update/shared.py: "

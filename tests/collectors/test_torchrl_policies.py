@@ -304,3 +304,28 @@ def test_actions_are_those_that_a_mask_allows(policy, options):
     options |= {"frames_per_batch": 200, "total_frames": 400}
     for batch in collected(trawl.collectors, masked(), policy(), **options):
         assert (batch["action"].bool() & batch["action_mask"]).sum() == 200
+
+
+def test_an_inference_server_acts_through_a_client():
+    servers = pytest.importorskip("torchrl.modules.inference_server")
+
+    def policy(bias):
+        made = nn.Linear(3, 1)
+        nn.init.zeros_(made.weight)
+        nn.init.constant_(made.bias, bias)
+        return TensorDictModule(made, ["observation"], ["action"])
+
+    server = servers.InferenceServer(policy(0.5))
+    server.start()
+    try:
+        with pytest.raises(ValueError, match="policy_factory can't be used with an inference"):
+            Collector("Pendulum-v1", server, policy_factory=policy, frames_per_batch=4)
+        with Collector("Pendulum-v1", server, frames_per_batch=4) as collector:
+            assert collector.next()["action"].flatten().tolist() == [0.5] * 4
+            with pytest.raises(ValueError, match="needs weights"):
+                collector.update_policy_weights_()
+            collector.update_policy_weights_(policy(0.25))
+            assert collector.next()["action"].flatten().tolist() == [0.25] * 4
+        assert server.is_alive
+    finally:
+        server.shutdown()

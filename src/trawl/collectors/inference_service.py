@@ -7,6 +7,7 @@ from typing import Any
 
 from typing_extensions import override
 
+from trawl.weight_update.strategy import load_weights
 from trawl.weight_update.updaters import WeightUpdaterBase
 
 
@@ -40,8 +41,13 @@ class InferenceServiceUpdater(WeightUpdaterBase):
 
     @override
     def _sync_weights_with_worker(self, worker_id: Any = None, server_weights: Any = None) -> None:
-        update = getattr(self.service, "update_policy_weights_", None)
-        (self.service.update_model_weights if update is None else update)(server_weights)
+        place = self.service.service_backend
+        if place == "thread":
+            self.service.update_model(partial(load_weights, source=server_weights))
+        elif place == "process":
+            self.service.update_model_weights(server_weights)
+        else:
+            self.service.update_policy_weights_(server_weights)
 
 
 def use_service(service: Any, count: int, options: dict[str, Any]) -> None:

@@ -23,6 +23,7 @@ from trawl.collectors.dispatch import (
     chosen_backend,
     elsewhere,
 )
+from trawl.collectors.inference_service import is_service, use_service
 from trawl.collectors.multi_config import MultiConfig
 from trawl.collectors.normalizing import normalize_options
 from trawl.collectors.options import unknown_options
@@ -125,6 +126,10 @@ class Collector(ResumableCollector):
             raise unknown_options(type(self).__name__, unknown, option_names())
         if "frames_per_batch" not in options:
             raise TypeError(f"{type(self).__name__} needs the argument frames_per_batch")
+        if is_service(policy):
+            use_service(policy, 1, options)
+            (options["policy_factory"],) = options["policy_factory"]
+            policy = None
         config = CollectorConfig(**options)
         if policy is not None and config.policy_factory is not None:
             raise TypeError("policy and policy_factory can't both be given")
