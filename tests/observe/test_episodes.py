@@ -1,3 +1,4 @@
+import json
 import math
 
 import numpy as np
@@ -8,6 +9,7 @@ from hypothesis import strategies as st
 from tensordict import TensorDict
 
 from trawl import Collector
+from trawl.collectors import MultiSyncCollector
 from trawl.observe import Episodes, EpisodeStats
 from trawl.observe.episodes import Moments
 
@@ -236,3 +238,80 @@ def test_moments_are_those_of_all_numbers(parts):
         assert moments.mean == pytest.approx(everything.mean(), rel=1e-9, abs=1e-6)
         assert moments.std == pytest.approx(everything.std(), rel=1e-6, abs=1e-4)
         assert (moments.low, moments.high) == (everything.min(), everything.max())
+
+
+# --- states
+
+
+def test_statistics_that_load_a_state_go_on_as_those_that_saved_it():
+    with Collector("CartPole-v1", frames_per_batch=37, total_frames=37 * 12) as collector:
+        collector.set_seed(0)
+        batches = list(collector)
+    whole, first, resumed = EpisodeStats(5), EpisodeStats(5), EpisodeStats(5)
+    for batch in batches:
+        whole.update(batch)
+    for batch in batches[:5]:
+        first.update(batch)
+    resumed.load_state_dict(json.loads(json.dumps(first.state_dict())))
+    for batch in batches[5:]:
+        resumed.update(batch)
+    assert resumed.count > first.count > 0
+    assert repr(resumed.state_dict()) == repr(whole.state_dict())
+    assert (resumed.summary(), resumed.recent_return) == (whole.summary(), whole.recent_return)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda state: state.pop("recent"), "must have the entry 'recent'"),
+        (lambda state: state.update(frames="x"), "frames must be numbers"),
+        (lambda state: state["recent"].update(returns=[1.0]), "1 returns, but 0 lengths"),
+        (lambda state: state["open"].update(ends=[1]), "columns of unequal length"),
+        (lambda state: state.update(returns=[]), "returns must have the entry 'count'"),
+    ],
+)
+def test_a_state_of_something_else_changes_nothing(change, message):
+    stats = EpisodeStats()
+    state = stats.state_dict()
+    change(state)
+    before = repr(stats.state_dict())
+    with pytest.raises(ValueError, match=message):
+        stats.load_state_dict(state)
+    assert repr(stats.state_dict()) == before
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: Collector("CartPole-v1", frames_per_batch=40),
+        lambda: MultiSyncCollector(["CartPole-v1"] * 2, frames_per_batch=40),
+        lambda: MultiSyncCollector(["CartPole-v1"] * 2, frames_per_batch=40, prefetch=1),
+    ],
+    ids=["one", "workers", "ahead"],
+)
+def test_a_resumed_collector_has_the_same_statistics(make):
+    names = ("episodes", "episode_return_mean", "episode_length_mean", "logged/step")
+
+    def collect(collector, steps):
+        for step in steps:
+            collector.next()
+            collector.log(step=torch.tensor([step]))
+        stats = collector.stats()
+        return [stats[name] for name in names]
+
+    with make() as collector, make() as other:
+        collector.set_seed(0)
+        collect(collector, range(5))
+        state = collector.state_dict()
+        expected = collect(collector, range(5, 9))
+        other.load_state_dict(state)
+        assert collect(other, range(5, 9)) == expected
+        assert "logged" in str(collector.report()).lower()
+
+
+@pytest.mark.parametrize("value", ["x", None, torch.zeros(2), [1], 1j])
+def test_only_numbers_are_logged(value):
+    with Collector("CartPole-v1", frames_per_batch=10) as collector:
+        with pytest.raises(TypeError, match="the logged value loss must be a number"):
+            collector.log(fine=1, loss=value)
+        assert "logged/fine" not in collector.stats()

@@ -331,6 +331,7 @@ class BaseCollector(  # type: ignore[misc]  # the option `trace` has a method of
         kept = state.get(_KEPT, ())
         self._kept = [None if batch is None else from_plain(batch) for batch in kept]
         self._delivery.load_state_dict(state)
+        self._load_watch(state)
         if self._whole is not None:
             self._whole.load_state_dict(state.get(STATE, {}), order, resumed)
 
@@ -348,7 +349,7 @@ class BaseCollector(  # type: ignore[misc]  # the option `trace` has a method of
                     f"because postproc made a {type(batch).__name__} of it: call next() first"
                 )
             whole[_KEPT] = [None if batch is None else to_plain(batch.clone())]
-        return {**whole, **self._delivery.state_dict()}
+        return {**whole, **self._delivery.state_dict(), **self._watch_state()}
 
     def _record(self, batch: Any) -> None:
         """Writes a batch to the sink, when it is delivered or put into the replay buffer."""

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from trawl.collectors.process_memory import ResidentMemory
 from trawl.collectors.times import DriverTimes, TurnClock
 from trawl.observe.bottleneck import Bottleneck, bottleneck_of
-from trawl.observe.episodes import RecentEpisodes
+from trawl.observe.episodes import LoggedValues, RecentEpisodes
 from trawl.polling import full_stats
 
 if TYPE_CHECKING:
     from trawl.observe.report import Report
+
+
+#: Entry of a state with the newest episodes, and with the values that the user logged.
+WATCHED = "watched"
 
 
 class WatchedCollector:
@@ -33,6 +37,7 @@ class WatchedCollector:
         self._clock = TurnClock()
         self._turns = DriverTimes()
         self._episodes = RecentEpisodes()
+        self._logged = LoggedValues()
         self._resident = ResidentMemory()
 
     def _collect_timed(self) -> Any:
@@ -76,7 +81,44 @@ class WatchedCollector:
             **turns,
             **shares,
             **self._episodes.stats(),
+            **self._logged.stats(),
         }
+
+    def log(self, **values: Any) -> None:
+        """Adds values of your own to the statistics.
+
+        ``stats()`` has the mean of the last 100 values of each name, as ``"logged/NAME"``. A
+        :class:`~trawl.observe.Monitor` writes it to its sinks, and the progress panel and
+        :meth:`report` show it. The values are part of the collector's state.
+
+        Args:
+            **values: numbers, or tensors and arrays with a single number.
+
+        Raises:
+            TypeError: if a value is no number. Nothing is added then.
+
+        Examples:
+            >>> from trawl import Collector
+            >>> with Collector("Pendulum-v1", frames_per_batch=100, total_frames=300) as collector:
+            ...     for step, batch in enumerate(collector):
+            ...         collector.log(step=step, loss=batch["next", "reward"].mean())
+            >>> collector.stats()["logged/step"]
+            1.0
+        """
+        self._logged.add(values)
+
+    def _watch_state(self) -> dict[str, Any]:
+        """Returns the statistics that go on after a state is loaded."""
+        return {
+            WATCHED: {"episodes": self._episodes.state_dict(), "logged": self._logged.state_dict()}
+        }
+
+    def _load_watch(self, state: Mapping[str, Any]) -> None:
+        """Restores what :meth:`_watch_state` returned; older states don't have it."""
+        found = state.get(WATCHED)
+        if found is not None:
+            self._episodes.load_state_dict(found["episodes"])
+            self._logged.load_state_dict(found["logged"])
 
     def _worker_shares(self) -> dict[str, Any]:
         """Returns how workers, or a collector without workers, divide their time."""

@@ -18,6 +18,7 @@ from trawl.collectors.snapshots import RESUME
 from trawl.collectors.worker_weights import WorkerWeights
 from trawl.envs.capture.frames import from_plain, to_plain
 from trawl.paths import first_name, get_path
+from trawl.rollout.episode_sums import EndedEpisodes
 from trawl.rollout.moments import RunningMoments
 
 # Entry of the state with the batches that were finished, but not delivered.
@@ -123,6 +124,7 @@ class WorkerState(WorkerWeights):
             "lag": self._sender.count(part.index) - answer.weights,
             "trajectory": answer.trajectory,
             "random": answer.random,
+            "ended": [answer.ended.number, *map(list, answer.ended[1:])],
             "statistics": [[list(k), v.state_dict()] for k, v in answer.statistics.items()],
         }
 
@@ -139,6 +141,7 @@ class WorkerState(WorkerWeights):
             batch=None if batch is None else cloudpickle.dumps(from_plain(batch)),
             facts={},
             random=saved["random"],
+            ended=_ended(saved.get("ended", (0, (), ()))),
             statistics={
                 tuple(key): RunningMoments.from_state(one)
                 for key, one in saved.get("statistics", ())
@@ -229,6 +232,11 @@ class WorkerState(WorkerWeights):
                 if "traj_pool" in state_dict[name]:
                     begins = int(state_dict[name]["traj_pool"]["traj_id"])
                     slot.trajectory = max(slot.trajectory, begins)
+
+
+def _ended(saved: Sequence[Any]) -> EndedEpisodes:
+    number, returns, lengths = saved
+    return EndedEpisodes(int(number), tuple(returns), tuple(lengths))
 
 
 def _load(collector: Any, state: Mapping[str, Any], strict: bool, given: dict[str, Any]) -> bool:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
+from numbers import Real
 from typing import Any
 
 import numpy as np
@@ -26,6 +27,10 @@ from trawl.keys import (
     next_of,
     show_key,
 )
+from trawl.observe.formats import short
+
+#: Prefix of the names of logged values in the statistics of a collector.
+LOGGED = "logged/"
 
 
 @dataclass(frozen=True)
@@ -81,6 +86,25 @@ class Moments:
     high: float = math.nan
     _squares: float = field(default=0.0, repr=False)
 
+    def state_dict(self) -> dict[str, float]:
+        """Returns the moments as plain data."""
+        return {one.name: getattr(self, one.name) for one in fields(self)}
+
+    @classmethod
+    def from_state(cls, name: str, state: Mapping[str, Any]) -> Moments:
+        """Returns moments from a state that :meth:`state_dict` returned.
+
+        Args:
+            name: name of the state, for error messages.
+            state: the state.
+
+        Raises:
+            ValueError: if it is no such state.
+        """
+        names = [one.name for one in fields(cls)]
+        values = _numbers(name, [_entry(name, state, each) for each in names])
+        return cls(int(values[0]), *values[1:])
+
     def add(self, values: NDArray[Any]) -> None:
         """Adds numbers to the statistics.
 
@@ -114,6 +138,7 @@ class RecentEpisodes:
         window: number of most recent episodes over which averages are taken.
 
     Attributes:
+        window: number of most recent episodes over which averages are taken.
         count: number of all episodes.
 
     Examples:
@@ -125,6 +150,7 @@ class RecentEpisodes:
     """
 
     def __init__(self, window: int = 100) -> None:
+        self.window = window
         self.count = 0
         self._returns: deque[float] = deque(maxlen=window)
         self._lengths: deque[int] = deque(maxlen=window)
@@ -156,6 +182,28 @@ class RecentEpisodes:
     def mean_length(self) -> float:
         """Mean length of the most recent episodes; NaN if no episode has ended."""
         return _mean(list(self._lengths))
+
+    def state_dict(self) -> dict[str, Any]:
+        """Returns the statistics as plain data."""
+        lists = {"returns": list(self._returns), "lengths": list(self._lengths)}
+        return {"count": self.count, **lists}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restores statistics that :meth:`state_dict` returned.
+
+        Raises:
+            ValueError: if it is no such state. Nothing is changed then.
+        """
+        (count,) = _numbers("count", [_entry("the state", state, "count")])
+        returns = _numbers("returns", _entry("the state", state, "returns"))
+        lengths = _numbers("lengths", _entry("the state", state, "lengths"))
+        if len(returns) != len(lengths):
+            raise ValueError(
+                f"the state has {len(returns)} returns, but {len(lengths)} lengths of episodes"
+            )
+        self.count = int(count)
+        self._returns = deque(returns, self._returns.maxlen)
+        self._lengths = deque(map(int, lengths), self._lengths.maxlen)
 
     def stats(self) -> dict[str, Any]:
         """Returns the statistics under the names that a collector's ``stats()`` uses."""
@@ -256,6 +304,46 @@ class EpisodeStats:
         self.lengths.add(ended.lengths)
         self._recent.add(len(ended), ended.returns.tolist(), ended.lengths.tolist())
 
+    def state_dict(self) -> dict[str, Any]:
+        """Returns the statistics as plain data, with the episodes that have not ended.
+
+        Statistics that load the state go on as these do: after a resumed run, both are equal.
+        """
+        return {
+            "frames": self.frames,
+            "returns": self.returns.state_dict(),
+            "lengths": self.lengths.state_dict(),
+            "recent": self._recent.state_dict(),
+            "open": {name: getattr(self._open, name).tolist() for name in _FIELDS},
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restores statistics that :meth:`state_dict` returned.
+
+        Raises:
+            ValueError: if it is no such state. Nothing is changed then.
+        """
+        (frames,) = _numbers("frames", [_entry("the state", state, "frames")])
+        moments = {
+            name: Moments.from_state(name, _entry("the state", state, name))
+            for name in ("returns", "lengths")
+        }
+        recent = RecentEpisodes(self._recent.window)
+        recent.load_state_dict(_entry("the state", state, "recent"))
+        given = _entry("the state", state, "open")
+        columns = [_numbers(name, _entry("open", given, name)) for name in _FIELDS]
+        if len(set(map(len, columns))) > 1:
+            raise ValueError("the open episodes of the state have columns of unequal length")
+        ids, returns, lengths, ends = columns
+        self._open = Episodes(
+            np.array(ids, np.int64),
+            np.array(returns, np.float64),
+            np.array(lengths, np.int64),
+            np.array(ends, np.int64),
+        )
+        self.frames, self._recent = int(frames), recent
+        self.returns, self.lengths = moments["returns"], moments["lengths"]
+
     @property
     def count(self) -> int:
         """Number of episodes that ended."""
@@ -318,6 +406,87 @@ def _column(batch: TensorDictBase, key: Key) -> Tensor:
     width = value.shape[batch.ndim :].numel()
     column: Tensor = value.detach().cpu().reshape(batch.shape.numel(), width)
     return column
+
+
+class LoggedValues:
+    """Values that a user logs, by name, each with a mean over the most recent ones.
+
+    Args:
+        window: number of most recent values over which a mean is taken.
+    """
+
+    def __init__(self, window: int = 100) -> None:
+        self._window = window
+        self._values: dict[str, deque[float]] = {}
+
+    def add(self, values: Mapping[str, Any]) -> None:
+        """Adds values.
+
+        Raises:
+            TypeError: if a name is no string, or a value is no number. Nothing is added then.
+        """
+        found = {name: logged_number(name, value) for name, value in values.items()}
+        for name, value in found.items():
+            self._values.setdefault(name, deque(maxlen=self._window)).append(value)
+
+    def stats(self) -> dict[str, float]:
+        """Returns the means under the names that a collector's ``stats()`` uses."""
+        return {LOGGED + name: _mean(list(values)) for name, values in self._values.items()}
+
+    def state_dict(self) -> dict[str, list[float]]:
+        """Returns the most recent values as plain data."""
+        return {name: list(values) for name, values in self._values.items()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restores values that :meth:`state_dict` returned.
+
+        Raises:
+            ValueError: if it is no such state. Nothing is changed then.
+        """
+        if not isinstance(state, Mapping):
+            raise ValueError(f"the logged values must be lists by name, but they are {state!r}")
+        found = {str(name): _numbers(str(name), values) for name, values in state.items()}
+        self._values = {name: deque(values, self._window) for name, values in found.items()}
+
+
+def logged_number(name: Any, value: Any) -> float:
+    """Returns a value to log as a float.
+
+    Raises:
+        TypeError: if the name is no string, or the value is no single number.
+    """
+    if not isinstance(name, str) or not name:
+        raise TypeError(f"the name of a logged value must be a string, but it is {name!r}")
+    if isinstance(value, Tensor):
+        single = value.numel() == 1 and not value.is_complex()
+    elif isinstance(value, np.ndarray):
+        single = value.size == 1 and value.dtype.kind in "buif"
+    else:
+        single = isinstance(value, Real)
+    if not single:
+        raise TypeError(f"the logged value {name} must be a number, but it is {value!r}")
+    return float(value.item() if isinstance(value, (Tensor, np.ndarray)) else value)
+
+
+def show_logged(stats: Mapping[str, Any]) -> str:
+    """Returns the logged values in the statistics of a collector as one line of text."""
+    return ", ".join(
+        f"{name.removeprefix(LOGGED)} {short(value)}"
+        for name, value in stats.items()
+        if name.startswith(LOGGED)
+    )
+
+
+def _entry(where: str, state: Any, name: str) -> Any:
+    if not isinstance(state, Mapping) or name not in state:
+        raise ValueError(f"{where} must have the entry {name!r}, but it is {state!r:.200}")
+    return state[name]
+
+
+def _numbers(name: str, values: Any) -> list[float]:
+    if not isinstance(values, list) or not all(isinstance(one, (int, float)) for one in values):
+        raise ValueError(f"{name} must be numbers, but they are {values!r:.200}")
+    return values
 
 
 def _mean(values: list[Any]) -> float:

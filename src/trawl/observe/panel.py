@@ -7,6 +7,7 @@ import textwrap
 from rich.console import Console, ConsoleOptions, RenderResult
 from rich.text import Text
 
+from trawl.observe.episodes import show_logged
 from trawl.observe.formats import plural, short, show_duration
 from trawl.observe.glyphs import Glyphs
 from trawl.observe.progress_state import ProgressState
@@ -46,6 +47,9 @@ class ProgressPanel:
     def lines(self, width: int) -> list[Text]:
         """Returns the lines; each of them fits the width unless it is below 40 characters."""
         head = [*self._progress(width), self._frames(width), self._episodes(width)]
+        logged = show_logged(self._state.stats)
+        if logged:
+            head.append(Text(self._glyphs.fit(logged, width)))
         if self._state.note:
             head.append(Text(self._glyphs.fit(self._state.note, width), "yellow"))
         tail = [*self._driver(width), *self._bottleneck(width)]

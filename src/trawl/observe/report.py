@@ -11,6 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from trawl.observe.bottleneck import bottleneck_of
+from trawl.observe.episodes import show_logged
 from trawl.observe.formats import short, show_bytes
 
 _SHARES = ("env", "policy", "overhead", "weights", "idle")
@@ -50,6 +51,9 @@ class Report:
         if "env_share" not in self.stats:
             return Text(str(bottleneck))
         parts: list[RenderableType] = [self._table(), Text(self._driver()), Text(self._episodes())]
+        logged = show_logged(self.stats)
+        if logged:
+            parts.append(Text(f"Logged: {logged}"))
         return Group(*parts, Text(str(bottleneck), style="bold"))
 
     def _table(self) -> Table:
