@@ -116,9 +116,11 @@ def test_a_function_decides_each_episode(layout):
         assert levels(collector.next()) == EXPECTED
         again = levels(collector.next())
         assert again == [[one + 3 for one in row] for row in EXPECTED]
-        collector.reset(options={"level": 7})
+        given = {"level": 7}
+        collector.reset(options=given)
         # The options of a call take precedence, until the episodes that it began end.
         assert levels(collector.next())[0][:4] == [7, 7, 8, 8]
+        assert given == {"level": 7}
 
 
 def test_equal_seeds_give_equal_data_in_all_layouts():

@@ -98,7 +98,7 @@ class ResumableCollector(RolloutCollector):
                 state["policy_version"] = self._version.version
             state |= self._delivery_state() | self._normalization_state()
             if self.config.reset_kwargs is not None:
-                state[BEGUN] = self._episodes_begun()
+                state[BEGUN] = self.episodes_begun()
             try:
                 state[RESUME] = self._resume_state()
             except EnvStateError as error:
@@ -317,7 +317,7 @@ class ResumableCollector(RolloutCollector):
 
     # --- episodes that were begun, for reset_kwargs
 
-    def _episodes_begun(self) -> list[int]:
+    def episodes_begun(self) -> list[int]:
         """Returns the number of the next episode of each environment."""
         own = isinstance(self.env, TensorDictEnv)
         found: list[int] = (

@@ -470,7 +470,7 @@ class CollectorService(HandleCalls, Service):
             facts=facts,
             cut=rollout.writer.episodes.pop_cut(),
             random=request.random or self.collector.acted_randomly,
-            begun=self.collector._episodes_begun() if self._numbers_episodes else (),
+            begun=self.collector.episodes_begun() if self._numbers_episodes else (),
         )
 
     def _interrupted(self, request: requests.CollectRequest) -> Callable[[], bool] | None:

@@ -107,10 +107,10 @@ class ResetArguments:
         episode = int(self._counts[0])
         self._counts[0] = episode + 1
         if isinstance(self._given, Mapping):
-            return copied(self._given) | dict(kwargs)
+            return copied(self._given) | copied(kwargs)
         own = self._given(self._index, episode)
         if own is None:
-            return dict(kwargs)
+            return copied(kwargs)
         what = f"what reset_kwargs returned for environment {self._index} and episode {episode}"
         if not isinstance(own, Mapping):
             raise TypeError(
@@ -121,7 +121,7 @@ class ResetArguments:
         self._check(own, what)
         # A seed for each episode is meant to decide it, also after set_seed().
         seed = {"seed": own["seed"]} if own.get("seed") is not None else {}
-        return copied(own) | dict(kwargs) | seed
+        return copied(own) | copied(kwargs) | seed
 
     def _check(self, given: Mapping[str, Any], what: str) -> None:
         unknown = [] if self._names is None else sorted(set(given) - self._names)
