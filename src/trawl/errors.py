@@ -68,6 +68,28 @@ class EnvStateError(StateError):
 
 
 @contextmanager
+def env_errors() -> Iterator[None]:
+    """Turns errors of the schema into errors about the state of an environment."""
+    try:
+        yield
+    except EnvStateError:
+        raise
+    except StateError as error:
+        raise EnvStateError(str(error)) from None
+
+
+@contextmanager
+def named_state_errors(place: object) -> Iterator[None]:
+    """Adds the file, or the place, that a state comes from to errors about it."""
+    try:
+        yield
+    except EnvStateError as error:
+        raise EnvStateError(f"{place}: {error}") from error
+    except StateError as error:
+        raise StateError(f"{place}: {error}") from error
+
+
+@contextmanager
 def resetting(env: Any, hint: str = "") -> Iterator[None]:
     """Adds a note to each exception that is raised while an environment is reset in the context.
 

@@ -3,6 +3,7 @@
 import errno
 import os
 import random
+import shutil
 import signal
 from collections import OrderedDict
 
@@ -20,7 +21,7 @@ from torch import nn
 
 from trawl.collectors import AsyncCollector, Collector, MultiAsyncCollector, MultiSyncCollector
 from trawl.data.checkpoints import CheckpointFolder
-from trawl.errors import EnvStateError
+from trawl.errors import EnvStateError, StateError
 
 ARGUMENTS = {"frames_per_batch": 60}
 
@@ -272,10 +273,7 @@ def test_without_a_whole_checkpoint_there_is_an_error(saved):
     folder, _ = saved
     for name in names(folder):
         damage_by_cutting(folder / name)
-    with (
-        pytest.warns(RuntimeWarning, match="before it"),
-        pytest.raises(ValueError, match="no checkpoint that is whole"),
-    ):
+    with pytest.raises(StateError, match=rf"{names(folder)[1]} is damaged"):
         Collector.resume(folder, "CartPole-v1", policy(), **ARGUMENTS)
 
 
@@ -363,6 +361,63 @@ def test_one_folder_is_for_one_collector(saved):
         assert names(folder) == now != before
         collector.shutdown()
         other.checkpoint(folder)
+
+
+def test_a_forked_child_does_not_have_its_parents_lock(tmp_path):
+    folder, content = CheckpointFolder(tmp_path), {"number": 1}
+    folder.save(content)
+
+    child = os.fork()
+    if not child:
+        refused = 0
+        for _ in range(2):
+            try:
+                folder.save(content)
+            except BlockingIOError:
+                refused += 1
+        os._exit(refused)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 2
+    folder.save(content)
+    other = CheckpointFolder(tmp_path)
+    with pytest.raises(BlockingIOError):
+        other.save(content)
+    folder.close()
+    other.save(content)
+    other.close()
+
+
+def test_a_folder_that_was_made_again_is_locked_again(tmp_path):
+    place = tmp_path / "runs"
+    first, second = CheckpointFolder(place), CheckpointFolder(place)
+    first.save({"number": 1})
+    shutil.rmtree(place)
+    second.save({"number": 2})
+    with pytest.raises(BlockingIOError):
+        first.save({"number": 3})
+    second.close()
+    shutil.rmtree(place)
+    assert first.save({"number": 4}).exists()
+    first.close()
+
+
+def test_names_that_are_no_checkpoints_are_left_alone(saved):
+    folder, batches = saved
+    newest = names(folder)[-1]
+    (folder / f"checkpoint-{'9' * 224}-{'0' * 16}.pt").touch()
+    (folder / newest.replace("00000002", "00000003")).mkdir()
+    for mode in ("\u0663" * 8, "1" * 30):
+        (folder / f"checkpoint-{mode}-{'0' * 16}.pt").touch()
+    with make(Collector) as collector:
+        with pytest.warns(RuntimeWarning, match=r"not a regular file.* before it is loaded"):
+            assert collector.load_checkpoint(folder)
+        assert collector.extra == {"number": 1}
+        assert same(collector.next(), batches[0])
+        for _ in range(3):
+            path = collector.checkpoint(folder)
+        assert path.name.startswith("checkpoint-00000006-")
+        (folder / f"checkpoint-{'9' * 18}-{'0' * 16}.pt").touch()
+        with pytest.raises(ValueError, match="the largest number that a checkpoint can have"):
+            collector.checkpoint(folder)
 
 
 ON_A_SMALL_DISK = """

@@ -13,7 +13,9 @@ from typing_extensions import Self
 from trawl.collectors.config import warn
 from trawl.collectors.state_checks import check_fits, has_episodes, why_uncaptured
 from trawl.data.checkpoints import CheckpointFolder, check_folder
-from trawl.errors import EnvStateError
+from trawl.errors import EnvStateError, StateError, named_state_errors
+from trawl.schema.checks import UNKNOWN
+from trawl.schema.states import CHECKPOINT
 from trawl.versions import version
 
 _FORMAT = 1
@@ -95,7 +97,8 @@ class CheckpointedCollector:
         """Continues from the newest checkpoint in a folder, if there is one.
 
         Afterwards, :attr:`extra` has the user data of the checkpoint. If the newest checkpoint is
-        damaged, the previous one is loaded, with a warning.
+        damaged, or can't be loaded for another reason than the version of Trawl, the previous one
+        is loaded, with a warning.
 
         Args:
             path: path of the folder.
@@ -109,35 +112,50 @@ class CheckpointedCollector:
             True if there was a checkpoint; False if the folder has none, or does not exist.
 
         Raises:
-            ValueError: if all checkpoints are damaged, or the checkpoint was saved by another
+            StateError: if all checkpoints are damaged, or the checkpoint was saved by another
                 version of Trawl, or by a collector with other environments, another policy or
-                another number of workers. In these cases, the collector is not changed.
+                another number of workers. The error names the file and the entry, and the collector
+                is as it was before.
             EnvStateError: if the state of an environment could not be captured, or can't be
-                restored.
+                restored; a subclass of ``StateError``.
             NotADirectoryError: if ``path`` is a file.
         """
         self._check_open("load_checkpoint()")
         with self._folder(path) as folder:
-            content = folder.load()
-        if content is None:
-            return False
-        _check_versions(path, content, on_state_mismatch)
-        if on_state_mismatch == "raise" and not has_episodes(content["state"]):
+            newest: StateError | None = None
+            for file in folder.files():
+                try:
+                    content = folder.read(file)
+                    _check_versions(file, content, on_state_mismatch)
+                    with named_state_errors(file):
+                        self._load_content(content, trust, on_state_mismatch)
+                except FileNotFoundError:
+                    # Another process has removed it since the folder was listed.
+                    continue
+                except VersionError:
+                    raise
+                except StateError as error:
+                    newest = newest or error
+                    continue
+                if newest is not None:
+                    warn(f"{newest}; the checkpoint before it is loaded instead", RuntimeWarning)
+                folder.loaded(file)
+                self.extra = content["extra"]
+                return True
+        if newest is not None:
+            raise newest
+        return False
+
+    def _load_content(self, content: Mapping[str, Any], trust: bool, mismatch: Mismatch) -> None:
+        state = content["state"]
+        if mismatch == "raise" and not has_episodes(state):
             raise EnvStateError(
-                f"the checkpoint in {os.fspath(path)} can't continue the episodes: "
-                f"{why_uncaptured(content['state'])}. To begin new episodes, pass "
-                "on_state_mismatch='new_episodes'"
+                f"it can't continue the episodes: {why_uncaptured(state)}. To begin new episodes, "
+                "pass on_state_mismatch='new_episodes'"
             )
         with self._held():
-            try:
-                check_fits(content["state"], self.state_dict())
-            except ValueError as error:
-                raise ValueError(
-                    f"the checkpoint in {os.fspath(path)} does not fit: {error}"
-                ) from None
-            self.load_state_dict(content["state"], trust=trust, on_state_mismatch=on_state_mismatch)
-        self.extra = content["extra"]
-        return True
+            check_fits(state, self.state_dict())
+            self.load_state_dict(state, trust=trust, on_state_mismatch=mismatch)
 
     @classmethod
     def resume(
@@ -163,7 +181,7 @@ class CheckpointedCollector:
 
         Raises:
             FileNotFoundError: if the folder has no checkpoint, or does not exist.
-            ValueError, EnvStateError: see :meth:`load_checkpoint`.
+            StateError, EnvStateError: see :meth:`load_checkpoint`.
 
         Examples:
             >>> import tempfile
@@ -219,22 +237,25 @@ class CheckpointedCollector:
             self._checkpoints.close()
 
 
-def _check_versions(
-    path: str | os.PathLike[str], content: Mapping[str, Any], mismatch: Mismatch
-) -> None:
+class VersionError(StateError):
+    """Raised if a checkpoint is whole, but was saved by another version of Trawl."""
+
+
+def _check_versions(file: Path, content: Mapping[str, Any], mismatch: Mismatch) -> None:
     """Checks that this version of Trawl can read a checkpoint."""
-    where = f"the checkpoint in {os.fspath(path)}"
-    if content.get("format") != _FORMAT:
-        raise ValueError(
-            f"{where} has format {content.get('format')!r}, but this version of Trawl reads format "
+    with named_state_errors(file):
+        CHECKPOINT(content, "the checkpoint", UNKNOWN)
+    if content["format"] != _FORMAT:
+        raise VersionError(
+            f"{file} has format {content['format']!r}, but this version of Trawl reads format "
             f"{_FORMAT}: use the version that saved it"
         )
-    saved, own = content.get("trawl"), version()
+    saved, own = content["trawl"], version()
     if saved == own:
         return
-    message = f"{where} was saved by Trawl {saved}, but this is Trawl {own}"
+    message = f"{file} was saved by Trawl {saved}, but this is Trawl {own}"
     if mismatch == "raise":
-        raise ValueError(
+        raise VersionError(
             f"{message}: use that version, or pass on_state_mismatch='new_episodes' to load what "
             "can be loaded"
         )

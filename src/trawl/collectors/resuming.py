@@ -13,7 +13,6 @@ from typing import Any, Literal
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import nn
 
 from trawl.checks import check_bool
 from trawl.collectors.budget import PROGRESS
@@ -21,12 +20,16 @@ from trawl.collectors.config import warn
 from trawl.collectors.placing import module_of
 from trawl.collectors.rollouts import RolloutCollector
 from trawl.collectors.snapshots import RESUME, UNCAPTURED, Recovery
+from trawl.collectors.trajectory_batcher import STATE
 from trawl.collectors.weight_control import POLICY
 from trawl.envs.base import TensorDictEnv
+from trawl.envs.capture.frames import to_plain
 from trawl.envs.state_parts import state_parts
-from trawl.errors import EnvStateError
+from trawl.errors import EnvStateError, StateError
 from trawl.rollout.env_restarts import EnvRestarts
 from trawl.rollout.times import LoopTimes
+from trawl.schema.checks import UNKNOWN
+from trawl.schema.states import EPISODES, check_collector
 from trawl.weight_update.tensors import own_extra_state
 
 # Entry of the state with the number of the next episode of each environment.
@@ -135,12 +138,10 @@ class ResumableCollector(RolloutCollector):
                 environments, and warns.
 
         Raises:
-            KeyError: if an entry is missing.
-            EnvStateError: if the state of an environment can't be restored. If some environments
-                have already been restored, new episodes begin in all environments.
-            ValueError: if the state comes from a collector with other environments or another
-                policy. In this case, nothing is changed.
-            RuntimeError: if the weights don't fit the policy. In this case, nothing is changed.
+            StateError: if an entry is missing, damaged or of another collector, or if the weights
+                don't fit. This collector is as it was before.
+            EnvStateError: if the state of an environment can't be restored. This collector is as it
+                was before; if its own environments can't be captured, new episodes begin.
         """
         check_bool("trust", trust)
         if not isinstance(state_dict, Mapping):
@@ -151,62 +152,123 @@ class ResumableCollector(RolloutCollector):
             raise ValueError(
                 f"on_state_mismatch must be one of {_MODES}, but it is {on_state_mismatch!r}"
             )
-        needed = ["frames", "iter"]
-        module = module_of(self.policy)
-        if strict and module is not None:
-            needed.append("policy_state_dict")
-        for name in needed:
-            if name not in state_dict:
-                raise KeyError(f"state_dict has no {name!r}; it has {sorted(state_dict)}")
-        self._check_normalization(state_dict)
-        begun = self._checked_begun(state_dict.get(BEGUN))
         with self._held():
-            mismatch = self.state_mismatch(state_dict.get(RESUME))
+            before = self._present()
+            mismatch = self.why_unloadable(state_dict, strict, before)
             if mismatch is not None and on_state_mismatch == "raise":
                 raise mismatch
-            with _weights_kept_if_fails(module):
-                if module is not None and "policy_state_dict" in state_dict:
-                    weights = own_extra_state(state_dict["policy_state_dict"])
-                    module.load_state_dict(weights, strict=strict)
-                raises = on_state_mismatch == "raise"
-                self.resumed = self._load_episodes(state_dict, trust, raises, mismatch)
-            self._load_normalization(state_dict)
-            if begun is not None:
-                self._load_begun(begun)
-            if not self.resumed:
-                self._begin_episodes(state_dict, strict)
-            self._frames = int(state_dict["frames"])
-            self._load_progress(state_dict)
-            self._batches = int(state_dict["iter"])
-            if self._version is not None and "policy_version" in state_dict:
-                self._version.version = state_dict["policy_version"]
-            self._load_delivery(state_dict, 0, self.resumed)
+            try:
+                self._load(state_dict, strict, trust, on_state_mismatch == "raise", mismatch)
+            except Exception as error:
+                self._put_back(before)
+                if isinstance(error, StateError):
+                    raise
+                raise StateError(
+                    f"state_dict can't be loaded: {type(error).__name__}: {error}"
+                ) from error
 
-    def state_mismatch(self, state: Mapping[str, Any] | None) -> Exception | None:
-        """Returns an error that says why a state does not fit this collector; None if it fits."""
-        if state is None:
+    def _load(
+        self,
+        state_dict: Mapping[str, Any],
+        strict: bool,
+        trust: bool,
+        raises: bool,
+        mismatch: Exception | None,
+    ) -> None:
+        """Loads a state whose entries have been checked; an exception leaves it loaded in part."""
+        module = module_of(self.policy)
+        if module is not None and "policy_state_dict" in state_dict:
+            weights = own_extra_state(state_dict["policy_state_dict"])
+            module.load_state_dict(weights, strict=strict)
+        self.resumed = self._load_episodes(state_dict, trust, raises, mismatch)
+        self._load_normalization(state_dict)
+        begun = self._checked_begun(state_dict.get(BEGUN))
+        if begun is not None:
+            self._load_begun(begun)
+        if not self.resumed:
+            self._begin_episodes(state_dict, strict)
+        self._frames = int(state_dict["frames"])
+        self._load_progress(state_dict)
+        self._batches = int(state_dict["iter"])
+        if self._version is not None and "policy_version" in state_dict:
+            self._version.version = state_dict["policy_version"]
+        self._load_delivery(state_dict, 0, self.resumed)
+
+    def _present(self) -> dict[str, Any] | None:
+        """Returns the present state; None if a step under way has failed."""
+        try:
+            return {**self.state_dict(), "resumed": self.resumed}
+        except Exception:
+            # The next batch raises the error of the step, unless a state is loaded.
             return None
-        if state["format"] != _FORMAT:
-            return ValueError(
-                f"the state has format {state['format']}, but this version of Trawl reads format "
+
+    def _put_back(self, before: Mapping[str, Any] | None) -> None:
+        """Returns to the state before a load that failed."""
+        if before is None or RESUME not in before:
+            # The environments can't be captured, and some may have changed.
+            self._restart()
+        if before is not None:
+            self._load(before, True, True, RESUME in before, None)
+            self.resumed = before["resumed"]
+
+    def why_unloadable(
+        self, state_dict: Mapping[str, Any], strict: bool, own: Mapping[str, Any] | None
+    ) -> StateError | None:
+        """Returns an error that says why the episodes of a state can't go on; None if they can.
+
+        Args:
+            state_dict: the state, which is not changed, and changes nothing.
+            strict: whether weights are needed.
+            own: the present state; None if it is not known.
+
+        Raises:
+            StateError: if other entries are missing or damaged.
+        """
+        module = module_of(self.policy)
+        needed = ["policy_state_dict"] if strict and module is not None else []
+        known: Any = UNKNOWN if own is None else self._with_template(own)
+        check_collector(state_dict, known, needed)
+        self._check_normalization(state_dict)
+        self._checked_begun(state_dict.get(BEGUN))
+        try:
+            self._check_episodes(state_dict.get(RESUME), {} if own is None else own.get(RESUME))
+        except StateError as error:
+            return error
+        return None
+
+    def _with_template(self, own: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Returns the present state, with an example of the frames of a trajectory."""
+        if self._whole is None or not isinstance(self.env, TensorDictEnv):
+            return own
+        batch = self._rollout.writer.fake()
+        self._stamp(batch, None if self._version is None else self._version.version)
+        frames = self._delivery.frames(batch, batch.shape[-1])
+        template = to_plain(frames.reshape(-1, frames.shape[-1])[0])
+        return {**own, STATE: {**own[STATE], "template": template}}
+
+    def _check_episodes(self, state: Any, own: Any) -> None:
+        if state is None:
+            return
+        saved = state.get("format") if isinstance(state, Mapping) else None
+        if type(saved) is int and saved != _FORMAT:
+            raise StateError(
+                f"the state has format {saved}, but this version of Trawl reads format "
                 f"{_FORMAT}: use the version that saved it"
             )
-        parts, states = self._parts(), state["envs"]
-        if len(parts) != len(states):
-            return ValueError(
-                f"the state has {len(states)} environments, but the collector has {len(parts)}: "
+        parts = self._parts()
+        found = state.get("envs") if isinstance(state, Mapping) else None
+        if isinstance(found, list) and len(parts) != len(found):
+            raise StateError(
+                f"the state has {len(found)} environments, but the collector has {len(parts)}: "
                 "load it into a collector that is made with the same arguments"
             )
+        EPISODES(state, f"state_dict[{RESUME!r}]", own or UNKNOWN)
         # If a step under way fails, the next batch raises its error, unless the state is loaded.
         with suppress(Exception):
             self._rollout.settle()
-        try:
-            for index, (part, one) in enumerate(zip(parts, states, strict=True)):
-                with _named(index):
-                    part.check_state(one)
-        except EnvStateError as error:
-            return error
-        return None
+        for index, (part, one) in enumerate(zip(parts, state["envs"], strict=True)):
+            with _named(index):
+                part.check_state(one)
 
     def _load_episodes(
         self,
@@ -222,7 +284,7 @@ class ResumableCollector(RolloutCollector):
                 if mismatch is not None:
                     raise mismatch
                 self._resume(state, trust)
-            except (EnvStateError, ValueError) as error:
+            except StateError as error:
                 if raises:
                     raise
                 warn(f"new episodes begin in all environments: {error}", RuntimeWarning)
@@ -241,16 +303,10 @@ class ResumableCollector(RolloutCollector):
             self._rollout.writer.episodes.load(int(state_dict["traj_pool"]["traj_id"]))
 
     def _resume(self, state: Mapping[str, Any], trust: bool) -> None:
-        # This call raises an error, and changes nothing, if the state does not fit.
         self._rollout.load_state_dict(state["rollout"])
-        try:
-            for index, (part, one) in enumerate(zip(self._parts(), state["envs"], strict=True)):
-                with _named(index):
-                    part.restore(one, trust)
-        except EnvStateError:
-            # Some environments may have been restored, and others not.
-            self._restart()
-            raise
+        for index, (part, one) in enumerate(zip(self._parts(), state["envs"], strict=True)):
+            with _named(index):
+                part.restore(one, trust)
         # Environments may have drawn random numbers while they were restored.
         self._rollout.load_random_state(state["rollout"])
         self._at_start = state["at_start"]
@@ -281,7 +337,7 @@ class ResumableCollector(RolloutCollector):
         count = len(self._next_episodes)
         fits = isinstance(begun, (list, tuple)) and len(begun) == count
         if not fits or not all(type(one) is int and 0 <= one < 2**63 for one in begun):
-            raise ValueError(
+            raise StateError(
                 f"{BEGUN} in the state must be a list with a number for each of the {count} "
                 f"environments, but it is {begun!r}"
             )
@@ -332,33 +388,16 @@ def stop_after(steps: int) -> Callable[[], bool]:
     return lambda: next(taken) >= steps
 
 
-def check_resume(collector: Any, state: Mapping[str, Any] | None) -> None:
-    """Checks that a state fits the environments of a collector, without changing the collector.
-
-    Args:
-        collector: the collector.
-        state: the entry ``RESUME`` of its state, or None.
+def check_loadable(collector: Any, state: Mapping[str, Any], strict: bool) -> None:
+    """Checks that a collector can load a state, without changing the collector.
 
     Raises:
-        EnvStateError: if the state comes from other environments; the message says what differs.
-        ValueError: if the state has another number of environments, or another format.
+        StateError: if it can't; the message says what differs.
     """
     if isinstance(collector, ResumableCollector):
-        mismatch = collector.state_mismatch(state)
-        if mismatch is not None:
-            raise mismatch
-
-
-@contextmanager
-def _weights_kept_if_fails(module: nn.Module | None) -> Iterator[None]:
-    """Restores the weights of a module if an exception leaves the context."""
-    before = None if module is None else deepcopy(module.state_dict())
-    try:
-        yield
-    except BaseException:
-        if module is not None and before is not None:
-            module.load_state_dict(before)
-        raise
+        why = collector.why_unloadable(state, strict, collector.state_dict())
+        if why is not None:
+            raise why
 
 
 @contextmanager
@@ -368,3 +407,7 @@ def _named(index: int) -> Iterator[None]:
         yield
     except EnvStateError as error:
         raise EnvStateError(f"environment {index}: {error}") from error
+    except Exception as error:
+        # The methods of an environment may raise anything.
+        why = f"environment {index} can't be restored: {type(error).__name__}: {error}"
+        raise EnvStateError(why) from error

@@ -8,6 +8,7 @@ from typing import Any
 from torch import Tensor
 
 from trawl.collectors.snapshots import RESUME, UNCAPTURED
+from trawl.errors import StateError
 
 # Entries of a state: the weights of the policy, and the description of an environment.
 _WEIGHTS, _IDENTITY = "policy_state_dict", "identity"
@@ -41,22 +42,22 @@ def check_fits(state: Mapping[str, Any], own: Mapping[str, Any]) -> None:
         own: the state that the collector has now.
 
     Raises:
-        ValueError: if the state comes from a collector with another number of workers, other
+        StateError: if the state comes from a collector with another number of workers, other
             environments or another policy. The message says what differs.
     """
     theirs, mine = workers_of(state), workers_of(own)
     if len(theirs) != len(mine):
-        raise ValueError(
+        raise StateError(
             f"the state comes from a collector with {len(theirs)} workers, but this one has "
             f"{len(mine)}: make the collector with the same arguments"
         )
     for name in mine:
         if name not in theirs:
-            raise ValueError(f"the state has no {name}")
+            raise StateError(f"the state has no {name}")
         try:
             check_fits(theirs[name], mine[name])
-        except ValueError as error:
-            raise ValueError(f"{name}: {error}") from None
+        except StateError as error:
+            raise StateError(f"{name}: {error}") from None
     _check_weights(state.get(_WEIGHTS), own.get(_WEIGHTS))
     _check_environments(state.get(RESUME), own.get(RESUME))
 
@@ -65,12 +66,12 @@ def _check_weights(theirs: Any, mine: Any) -> None:
     if not (isinstance(theirs, Mapping) and isinstance(mine, Mapping)):
         if (theirs is None) != (mine is None):
             has = "no weights of a policy" if theirs is None else "weights of a policy"
-            raise ValueError(f"the state has {has}, unlike this collector: pass the same policy")
+            raise StateError(f"the state has {has}, unlike this collector: pass the same policy")
         return
     for name in sorted({*theirs, *mine}):
         one, other = (_shown(weights, name) for weights in (theirs, mine))
         if one != other:
-            raise ValueError(
+            raise StateError(
                 f"the state is one of another policy: {name!r} is {one} there, and {other} in this "
                 "collector's policy"
             )
@@ -93,13 +94,13 @@ def _check_environments(theirs: Any, mine: Any) -> None:
     if not before or not now:
         return
     if len(before) != len(now):
-        raise ValueError(
+        raise StateError(
             f"the state has {len(before)} environments, but this collector has {len(now)}"
         )
     for index, (one, other) in enumerate(zip(before, now, strict=True)):
         for name in sorted(other):
             if one.get(name) != other[name]:
-                raise ValueError(
+                raise StateError(
                     f"the state is one of another environment: {name!r} of environment {index} is "
                     f"{one.get(name) or 'empty'} there, and {other[name] or 'empty'} in this "
                     "collector"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict
 from operator import methodcaller
 from typing import Any, Literal
@@ -13,13 +14,15 @@ from typing_extensions import override
 from trawl.collectors.assembler import NO_SLICE, BatchAssembler, WorkerBatch
 from trawl.collectors.budget import PROGRESS, progress_of
 from trawl.collectors.requests import BatchReady
-from trawl.collectors.resuming import check_resume
-from trawl.collectors.snapshots import RESUME
+from trawl.collectors.resuming import check_loadable
 from trawl.collectors.worker_weights import WorkerWeights
 from trawl.envs.capture.frames import from_plain, to_plain
+from trawl.errors import StateError, WorkerDied
 from trawl.paths import first_name, get_path
 from trawl.rollout.episode_sums import EndedEpisodes
 from trawl.rollout.moments import RunningMoments
+from trawl.schema.checks import UNKNOWN, integer
+from trawl.schema.states import check_collector
 
 # Entry of the state with the batches that were finished, but not delivered.
 _FINISHED = "finished"
@@ -168,14 +171,70 @@ class WorkerState(WorkerWeights):
                 environments of the worker, and warns.
 
         Raises:
-            KeyError: if an entry is missing, for example the state of a worker.
-            EnvStateError: if the state of an environment can't be restored.
-            ValueError: if the state has more workers than this collector.
+            StateError: if an entry is missing, damaged or of another collector. This collector is
+                as it was before.
+            EnvStateError: if the state of an environment can't be restored. This collector is as it
+                was before; where its own environments can't be captured, new episodes begin.
         """
         self._check_open("load_state_dict()")
-        names = [f"worker{index}" for index in range(self.num_workers)]
-        _check_state(state_dict, names)
+        with self._held(), self._in_bounds(range(self.num_workers)):
+            before = self._present()
+            self._check_state(state_dict, before or {})
+            options = {"trust": trust, "on_state_mismatch": on_state_mismatch}
+            given = options if trust or on_state_mismatch != "raise" else {}
+            if on_state_mismatch == "raise":
+                # All workers check before any worker changes.
+                states = [state_dict[name] for name in self._names]
+                self._pool.call({i: (check_loadable, one, strict) for i, one in enumerate(states)})
+            resumed = self.resumed
+            try:
+                self._load(state_dict, strict, given)
+            except Exception as error:
+                if before is not None:
+                    with suppress(WorkerDied):
+                        again = {"trust": True, "on_state_mismatch": "new_episodes"}
+                        self._load(before, True, again)
+                self.resumed = resumed
+                if isinstance(error, (StateError, WorkerDied)):
+                    raise
+                raise StateError(
+                    f"state_dict can't be loaded: {type(error).__name__}: {error}"
+                ) from error
+
+    def _present(self) -> dict[str, Any] | None:
+        """Returns the present state; None if a worker can't return it."""
+        try:
+            return self.state_dict()
+        except Exception:
+            # The next batch raises the error, unless a state is loaded.
+            return None
+
+    @property
+    def _names(self) -> list[str]:
+        return [f"worker{index}" for index in range(self.num_workers)]
+
+    def _check_state(self, state_dict: Any, own: Mapping[str, Any]) -> None:
+        """Checks all entries that are not those of a worker's collector."""
+        if not isinstance(state_dict, Mapping):
+            raise TypeError(
+                f"state_dict must be a mapping that state_dict() returned, but it is {state_dict!r}"
+            )
+        check_collector(state_dict, own, self._names)
+        made_by = sum(name.startswith("worker") for name in state_dict)
+        if made_by != self.num_workers:
+            raise StateError(
+                f"state_dict comes from a collector with {made_by} workers, but this one has "
+                f"{self.num_workers}"
+            )
+        for name in self._names:
+            check_collector(state_dict[name], own.get(name, UNKNOWN), place=f"state_dict[{name!r}]")
+        for part in state_dict.get(_FINISHED, ()):
+            integer(0, self.num_workers - 1)(part["worker"], f"{_FINISHED}: worker", UNKNOWN)
         self._check_normalization(state_dict)
+
+    def _load(self, state_dict: Mapping[str, Any], strict: bool, given: dict[str, Any]) -> None:
+        """Loads a state whose entries have been checked; an exception leaves it loaded in part."""
+        names = self._names
         version = state_dict.get("policy_version", self._version and self._version.version)
         loaded = {
             i: weights
@@ -183,55 +242,48 @@ class WorkerState(WorkerWeights):
             if (weights := state_dict[name].get("policy_state_dict")) is not None
         }
         send = self._sender.prepare_each(loaded)
-        options = {"trust": trust, "on_state_mismatch": on_state_mismatch}
-        given = options if trust or on_state_mismatch != "raise" else {}
-        with self._held(), self._in_bounds(range(self.num_workers)):
-            # Batches that were requested earlier belong to old episodes.
-            self._pool.settle()
-            self._catch_up()
-            if on_state_mismatch == "raise":
-                # All workers check before any worker changes.
-                states = [state_dict[name].get(RESUME) for name in names]
-                self._pool.call({i: (check_resume, one) for i, one in enumerate(states)})
-            self._scheduler.pop_finished()
-            last = self._pool.last_request
-            before = self._sender.versions, [setup.env_state for setup in self._setups]
-            for setup, name in zip(self._setups, names, strict=True):
-                setup.env_state = state_dict[name].get("env_state_dict")
-            if self._version is not None:
-                self._sender.versions = [
-                    state_dict[name].get("policy_version", version) for name in names
-                ]
-            # Sent before the call, because a worker may be replaced while others load.
-            send()
-            try:
-                resumed = self._pool.call(
-                    {
-                        index: (_load, state_dict[name], strict, given)
-                        for index, name in enumerate(names)
-                    }
-                )
-            except BaseException:
-                self._sender.versions, env_states = before
-                for setup, env_state in zip(self._setups, env_states, strict=True):
-                    setup.env_state = env_state
-                raise
-            self.resumed = all(resumed.values())
-            self._sender.set_version(version)
-            self._frames, self._batches = int(state_dict["frames"]), int(state_dict["iter"])
-            for slot, name in zip(self._pool.slots, names, strict=True):
-                slot.progress.load(progress_of(state_dict[name]))
-            self._load_progress(state_dict)
-            self._load_delivery(state_dict, last, self.resumed)
-            self._load_normalization(state_dict)
-            parts = [self._loaded(one) for one in state_dict.get(_FINISHED, ())]
-            self._scheduler.put_back(parts, state_dict.get(_REQUESTED, False))
-            for setup, seed in zip(self._setups, state_dict.get("seeds", ()), strict=False):
-                setup.seed = None if seed is None else (int(seed[0]), bool(seed[1]))
-            for slot, name in zip(self._pool.slots, names, strict=True):
-                if "traj_pool" in state_dict[name]:
-                    begins = int(state_dict[name]["traj_pool"]["traj_id"])
-                    slot.trajectory = max(slot.trajectory, begins)
+        # Batches that were requested earlier belong to old episodes.
+        self._pool.settle()
+        self._catch_up()
+        self._scheduler.pop_finished()
+        last = self._pool.last_request
+        before = self._sender.versions, [setup.env_state for setup in self._setups]
+        for setup, name in zip(self._setups, names, strict=True):
+            setup.env_state = state_dict[name].get("env_state_dict")
+        if self._version is not None:
+            self._sender.versions = [
+                state_dict[name].get("policy_version", version) for name in names
+            ]
+        # Sent before the call, because a worker may be replaced while others load.
+        send()
+        try:
+            resumed = self._pool.call(
+                {
+                    index: (_load, state_dict[name], strict, given)
+                    for index, name in enumerate(names)
+                }
+            )
+        except BaseException:
+            self._sender.versions, env_states = before
+            for setup, env_state in zip(self._setups, env_states, strict=True):
+                setup.env_state = env_state
+            raise
+        self.resumed = all(resumed.values())
+        self._sender.set_version(version)
+        self._frames, self._batches = int(state_dict["frames"]), int(state_dict["iter"])
+        for slot, name in zip(self._pool.slots, names, strict=True):
+            slot.progress.load(progress_of(state_dict[name]))
+        self._load_progress(state_dict)
+        self._load_delivery(state_dict, last, self.resumed)
+        self._load_normalization(state_dict)
+        parts = [self._loaded(one) for one in state_dict.get(_FINISHED, ())]
+        self._scheduler.put_back(parts, state_dict.get(_REQUESTED, False))
+        for setup, seed in zip(self._setups, state_dict.get("seeds", ()), strict=False):
+            setup.seed = None if seed is None else (int(seed[0]), bool(seed[1]))
+        for slot, name in zip(self._pool.slots, names, strict=True):
+            if "traj_pool" in state_dict[name]:
+                begins = int(state_dict[name]["traj_pool"]["traj_id"])
+                slot.trajectory = max(slot.trajectory, begins)
 
 
 def _ended(saved: Sequence[Any]) -> EndedEpisodes:
@@ -243,23 +295,6 @@ def _load(collector: Any, state: Mapping[str, Any], strict: bool, given: dict[st
     """Loads a worker's state; returns True if its episodes go on."""
     collector.load_state_dict(state, strict, **given)
     return bool(getattr(collector, "resumed", False))
-
-
-def _check_state(state_dict: Mapping[str, Any], workers: Sequence[str]) -> None:
-    """Raises an error if ``state_dict`` is not the state of a collector with these workers."""
-    for name in ("frames", "iter", *workers):
-        if name not in state_dict:
-            raise KeyError(f"state_dict has no {name!r}; it has {sorted(state_dict)}")
-    made_by = sum(name.startswith("worker") for name in state_dict)
-    if made_by != len(workers):
-        raise ValueError(
-            f"state_dict comes from a collector with {made_by} workers, but this one has "
-            f"{len(workers)}"
-        )
-    for name in workers:
-        for entry in ("frames", "iter"):
-            if entry not in state_dict[name]:
-                raise KeyError(f"state_dict[{name!r}] has no {entry!r}")
 
 
 def call_path(collector: Any, path: str, args: Any, kwargs: Any) -> Any:

@@ -5,15 +5,18 @@ from __future__ import annotations
 import errno
 import os
 import re
-import warnings
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from trawl.data.sinks.files import explaining_full_disks, lock
 from trawl.data.state_files import DIGITS, SUFFIX, check_plain_data, read_state, write_state
+from trawl.errors import StateError
 
-_NAME = re.compile(rf"checkpoint-(\d{{8,}})-[0-9a-f]{{{DIGITS}}}{re.escape(SUFFIX)}")
+# A number of more digits is not one of ours, and its successor might be no name of a file.
+_NAME = re.compile(rf"checkpoint-([0-9]{{8,18}})-[0-9a-f]{{{DIGITS}}}{re.escape(SUFFIX)}")
+_LARGEST = 10**18 - 1
 
 
 class CheckpointFolder:
@@ -28,6 +31,8 @@ class CheckpointFolder:
         # Absolute, because the process may change its working directory.
         self._place = self.path.absolute()
         self._lock: int | None = None
+        # Process that has locked the folder: the lock of a forked child is that of its parent.
+        self._owner = 0
         # Name of the last checkpoint that is known to be whole.
         self._last: str | None = None
 
@@ -55,48 +60,57 @@ class CheckpointFolder:
         for name, value in content.items():
             check_plain_data(name, value)
         with explaining_full_disks(self._place, self.path):
-            if self._lock is None:
-                self._place.mkdir(parents=True, exist_ok=True)
-                self._lock = lock(self._place, "another collector saves its checkpoints here")
+            self._ensure_lock()
             before = self.names()
             number = _number(before[0]) + 1 if before else 1
+            if number > _LARGEST:
+                raise ValueError(
+                    f"{self.path / before[0]} has the largest number that a checkpoint can have: "
+                    "remove it, or save in another folder"
+                )
             name = write_state(self._place, f"checkpoint-{number:08d}", content)
         kept = {name, self._last or (before[0] if before else name)}
         self._last = name
         for old in before:
             if old not in kept:
-                (self._place / old).unlink(missing_ok=True)
+                # A folder with such a name is not one of ours.
+                with suppress(IsADirectoryError):
+                    (self._place / old).unlink(missing_ok=True)
         return self.path / name
 
-    def load(self) -> dict[str, Any] | None:
-        """Returns the newest checkpoint; None if there is none.
+    def _ensure_lock(self) -> None:
+        """Locks the folder, unless this process has locked the folder that is there now."""
+        self._place.mkdir(parents=True, exist_ok=True)
+        if self._lock is not None:
+            mine, there = os.fstat(self._lock), os.stat(self._place)
+            same = (mine.st_dev, mine.st_ino) == (there.st_dev, there.st_ino)
+            if same and self._owner == os.getpid():
+                return
+            self.close()
+        self._lock = lock(self._place, "another collector saves its checkpoints here")
+        self._owner = os.getpid()
 
-        If the newest checkpoint is damaged, the previous one is returned, with a warning.
+    def files(self) -> list[Path]:
+        """Returns the paths of the checkpoints, newest first."""
+        return [self.path / name for name in self.names()]
+
+    def read(self, file: Path) -> dict[str, Any]:
+        """Returns the content of a checkpoint.
 
         Raises:
-            ValueError: if all checkpoints are damaged.
+            FileNotFoundError: if another process has removed it.
+            StateError: if it is damaged, or can't be read.
         """
-        names = self.names()
-        for index, name in enumerate(names):
-            try:
-                content = read_state(self._place, name)
-            except FileNotFoundError:
-                # Another process has removed it since the folder was listed.
-                continue
-            except ValueError as error:
-                if index + 1 == len(names):
-                    raise ValueError(
-                        f"{self.path} has no checkpoint that is whole: {error}"
-                    ) from None
-                warnings.warn(
-                    f"{error}; the checkpoint before it is loaded instead",
-                    RuntimeWarning,
-                    stacklevel=2,
-                )
-            else:
-                self._last = name
-                return content
-        return None
+        try:
+            return read_state(self._place, file.name)
+        except FileNotFoundError:
+            raise
+        except (OSError, ValueError) as error:
+            raise StateError(str(error)) from error
+
+    def loaded(self, file: Path) -> None:
+        """Notes that a checkpoint is known to be whole, so that it is kept."""
+        self._last = file.name
 
     def close(self) -> None:
         """Unlocks the folder. Further calls do nothing."""

@@ -16,6 +16,7 @@ from trawl.envs.outcomes import reward_of
 from trawl.errors import add_note
 from trawl.keys import DONE_KEYS, Key, show_key
 from trawl.memory import Array
+from trawl.schema.checks import UNKNOWN, one_of
 
 AGENT_MASK = "mask"
 
@@ -104,6 +105,16 @@ class AgentArrays:
             "flagged": self.flagged,
             "done": self.done,
         }
+
+    def check_agents(self, state: Mapping[str, Any]) -> None:
+        """Checks that a state has no other agents than the environment.
+
+        Raises:
+            StateError: if it has.
+        """
+        for name in ("present", "acting"):
+            for agent in state[name]:
+                one_of(*self._slots)(agent, f"the agents in {name!r}", UNKNOWN)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restores results that :meth:`state_dict` returned."""

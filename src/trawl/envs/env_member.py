@@ -41,9 +41,11 @@ from trawl.envs.step_buffers import (
     UNMASKED,
     SharedStepBuffers,
 )
-from trawl.errors import EnvStateError, resetting
+from trawl.errors import EnvStateError, env_errors, resetting
 from trawl.keys import Key, as_key
 from trawl.memory import Array
+from trawl.schema.checks import UNKNOWN
+from trawl.schema.states import MEMBER
 
 
 class EnvMember:
@@ -267,6 +269,8 @@ class EnvMember:
         Raises:
             EnvStateError: if it is the state of another environment.
         """
+        with env_errors():
+            MEMBER(state, "state", UNKNOWN)
         parts, others = state_parts(self.env), state["parts"]
         if len(parts) != len(others):
             raise EnvStateError(

@@ -57,7 +57,11 @@ from trawl.envs.spaces import SpaceCodec, check_keys
 from trawl.envs.specs import Composite, NonTensor, Unbounded
 from trawl.envs.types import EnvLike
 from trawl.envs.vector import VectorAdapter, adapt, is_envpool, is_vector_env
+from trawl.errors import env_errors
 from trawl.keys import DONE_KEYS, as_key, show_key
+from trawl.schema.checks import UNKNOWN
+from trawl.schema.encoded import Encoded
+from trawl.schema.states import GYM
 
 
 class GymEnv(LoggedEnv):
@@ -325,6 +329,15 @@ class GymEnv(LoggedEnv):
             "seeds": self._seeds,
             "rebuilds": self._rebuilds,
         }
+
+    @override
+    def check_state(self, state: Mapping[str, Any]) -> None:
+        with env_errors():
+            GYM(state, "state", UNKNOWN)
+            if self.vector is not None and not isinstance(self.log, PoolLog):
+                own = self.vector.state_dict()
+                Encoded(strict=True)(state["vector"], "state['vector']", own)
+        super().check_state(state)
 
     @override
     def restore(self, state: Mapping[str, Any], trust: bool = False) -> None:

@@ -31,7 +31,8 @@ from trawl.envs.jax_steps import JaxCalls, Progress, SingleCalls, batch_calls, c
 from trawl.envs.seeding import check_seed, derive
 from trawl.envs.spaces import SpaceCodec, check_keys
 from trawl.envs.tensor_env import TensorEnv, TensorStep
-from trawl.errors import EnvStateError
+from trawl.errors import EnvStateError, env_errors
+from trawl.schema.states import JAX
 
 
 class _KeepsArguments:
@@ -289,7 +290,10 @@ class JaxEnv(_KeepsArguments, TensorEnv):
 
     @override
     def check_state(self, state: Mapping[str, Any]) -> None:
-        mine, other = self._outline(), state.get("identity", {})
+        mine = self._outline()
+        with env_errors():
+            JAX(state, "state", self.capture())
+        other = state["identity"]
         for what, value in mine.items():
             if other.get(what) != value:
                 raise EnvStateError(

@@ -144,4 +144,4 @@ class LoggedEnv(TensorDictEnv):
     @override
     def check_state(self, state: Mapping[str, Any]) -> None:
         check = check_pool if isinstance(self.log, PoolLog) else check_state
-        check(self.env, state["env"])
+        check(self.env, state["env"], "state['env']")

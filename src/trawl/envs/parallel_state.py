@@ -9,8 +9,10 @@ from typing_extensions import override
 
 from trawl.envs.batched import BatchedEnv
 from trawl.envs.env_workers import EnvWorkers
-from trawl.errors import EnvStateError, WorkerDied
+from trawl.errors import EnvStateError, WorkerDied, env_errors
 from trawl.memory import Array
+from trawl.schema.checks import UNKNOWN
+from trawl.schema.states import PARALLEL
 
 
 class ParallelState(BatchedEnv):
@@ -49,6 +51,8 @@ class ParallelState(BatchedEnv):
 
     @override
     def check_state(self, state: Mapping[str, Any]) -> None:
+        with env_errors():
+            PARALLEL(state, "state", UNKNOWN)
         mine = {
             "environments": self.num_workers,
             "processes with random generators of their own": self.processes.generators,

@@ -40,8 +40,10 @@ from trawl.envs.seeding import check_seed, derive, next_seed
 from trawl.envs.spaces import SpaceLeaf
 from trawl.envs.specs import Categorical, Composite, NonTensor, Unbounded
 from trawl.envs.vector import VectorAdapter
+from trawl.errors import env_errors
 from trawl.keys import Key, nested, next_of, show_key
 from trawl.memory import Array
+from trawl.schema.states import AGENTS
 
 STATE = "state"
 
@@ -331,6 +333,14 @@ class PettingZooEnv(LoggedEnv):
             "seeds": [self._seed, self._first_seed],
             "rebuilds": self._rebuilds,
         }
+
+    @override
+    def check_state(self, state: Mapping[str, Any]) -> None:
+        own = self.arrays.state_dict()
+        with env_errors():
+            AGENTS(state, "state", {"arrays": own})
+            self.arrays.check_agents(state["arrays"])
+        super().check_state(state)
 
     @override
     def restore(self, state: Mapping[str, Any], trust: bool = False) -> None:

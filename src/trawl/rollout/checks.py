@@ -13,6 +13,7 @@ from torch import Tensor
 from trawl.envs.base import TensorDictEnv
 from trawl.envs.specs import Binary, Categorical, MultiCategorical, MultiOneHot, NonTensor, OneHot
 from trawl.envs.vector import RESTARTABLE
+from trawl.errors import StateError
 from trawl.keys import Key, as_key, show_key
 from trawl.rollout.policy import missing_action
 
@@ -173,12 +174,12 @@ def check_same_layout(own: Mapping[str, Any], state: Mapping[str, Any]) -> None:
         state: the entries of the state.
 
     Raises:
-        ValueError: if a state has other entries, or an entry has another shape or dtype.
+        StateError: if a state has other entries, or an entry has another shape or dtype.
     """
     for name in sorted({*own, *state}):
         mine, other = own.get(name), state.get(name)
         if mine is None or other is None or (mine.shape, mine.dtype) != (other.shape, other.dtype):
-            raise ValueError(
+            raise StateError(
                 f"the state has {_layout(other)} in {name}, but the collector has {_layout(mine)}: "
                 "load the state into a collector that is made with the same environments, policy "
                 "and options"

@@ -51,20 +51,30 @@ class Encoded:
 
     Args:
         members: number of objects that values may refer to.
+        strict: whether values must have the types and the sizes of the object's own, unless one of
+            them is None.
     """
 
-    def __init__(self, members: int = 0) -> None:
-        self._members = members
+    def __init__(self, members: int = 0, strict: bool = False) -> None:
+        self._members, self.strict = members, strict
         # For each number of a value: its kind, and the bytes of an array.
         self._known: dict[int, tuple[str, int]] = {}
         self._blocks: dict[int, int] = {}
 
     def attributes(self, value: Any, place: str, own: Any) -> None:
-        """Checks the attributes of an object, by name."""
+        """Checks the attributes of an object, which are not objects that never change."""
         table(self.__call__, attribute_name)(value, place, own)
+        for name, one in value.items():
+            if type(one) is dict and one["kind"] in ("member", "fixed"):
+                refuse(f"{place}[{name!r}]['kind']", "one of a captured attribute", one["kind"])
 
     def __call__(self, value: Any, place: str, own: Any) -> None:
         """Checks one value."""
+        if self.strict and not (own is UNKNOWN or own is None or value is None):
+            check_same_kind(value, place, own)
+        mine = own.get("kind") if isinstance(own, Mapping) else own
+        if mine in ("space", "object") and kind_of(value) not in (mine, "same", "NoneType"):
+            raise StateError(f"{place} must be the state of an object ({mine})")
         if type(value) in PLAIN:
             return
         if type(value) is not dict or type(value.get("kind")) is not str:
@@ -72,7 +82,6 @@ class Encoded:
         kind = value["kind"]
         if kind not in self._CHECKS:
             refuse(f"{place}['kind']", "the kind of a captured value", kind)
-        mine = own.get("kind") if isinstance(own, Mapping) else own
         if kind in _IN_PLACE and mine not in (kind, "same", UNKNOWN):
             raise StateError(
                 f"{place} is the state of an object ({kind}), but the environment has none there"
@@ -319,6 +328,24 @@ def _decoded(value: Any) -> Any:
     return UNKNOWN
 
 
+def kind_of(value: Any) -> str:
+    """Returns the type of a captured value."""
+    return str(value.get("kind")) if type(value) is dict else type(value).__name__
+
+
+def check_same_kind(value: Any, place: str, own: Any) -> None:
+    """Checks that a captured value has the type and the size of the object's own."""
+    if type(value) is not type(own):
+        refuse(place, f"of type {type(own).__name__}", value)
+    for name in ("kind", "dtype", "shape", "class") if type(own) is dict else ():
+        if value.get(name) != own.get(name):
+            refuse(f"{place}[{name!r}]", repr(own.get(name)), value.get(name))
+    items = value.get("items") if kind_of(own) in ("list", "tuple") else None
+    # An empty list may be one that has not been filled yet.
+    if type(items) is list and items and own["items"] and len(items) != len(own["items"]):
+        refuse(f"{place}['items']", f"a list of {len(own['items'])}", items)
+
+
 # --- generators of random numbers
 
 WORD = integer(0, 2**32 - 1)
@@ -464,3 +491,53 @@ _BRANCHES: dict[str, dict[str, Check]] = {
     "lazy": _STACKED,
     "tensordict": {**_PLACED, "entries": table(anything)},
 }
+
+
+def layout_of(tree: Mapping[str, Any], place: str) -> dict[tuple[str, ...], Any]:
+    """Returns the layout of frames as plain data, which :func:`check_tree` has checked.
+
+    The layout has the dtype of each tensor, and its shape in one frame; other entries have None.
+
+    Raises:
+        StateError: if a tensor does not have the frames' batch size.
+    """
+    found: dict[tuple[str, ...], Any] = {}
+    batch = list(tree.get("shape", ()))
+
+    def visit(branch: Mapping[str, Any], key: tuple[str, ...]) -> None:
+        if branch["kind"] == "tensordict":
+            for name, entry in branch["entries"].items():
+                visit(entry, (*key, name))
+            return
+        value = branch.get("value") if branch["kind"] == "leaf" else None
+        if isinstance(value, Tensor):
+            if list(value.shape[: len(batch)]) != batch:
+                refuse(f"{place}[{', '.join(key)}]", f"of batch size {batch}", value)
+            found[key] = value.dtype, tuple(value.shape[len(batch) :])
+        else:
+            # The layout of stacks and of lazy parts is not compared.
+            found[key] = "no tensor" if branch["kind"] == "leaf" else None
+
+    visit(tree, ())
+    return found
+
+
+def check_layouts(trees: Mapping[str, Any], like: Any = UNKNOWN) -> None:
+    """Checks that frames have the same entries, dtypes and shapes.
+
+    Args:
+        trees: the frames as plain data, by their place.
+        like: frames whose layout they must have; by default, the layout of the first.
+    """
+    known = None if like is UNKNOWN else layout_of(like, "the frames of the collector")
+    for place, tree in trees.items():
+        mine = layout_of(tree, place)
+        known = mine if known is None else known
+        for key in sorted({*mine, *known}):
+            if key not in known or key not in mine:
+                has = "has no" if key not in mine else "has an unknown"
+                raise StateError(f"{place} {has} entry {'/'.join(key)}")
+            if None not in (mine[key], known[key]) and mine[key] != known[key]:
+                raise StateError(
+                    f"{place} has {mine[key]} in {'/'.join(key)}, but must have {known[key]}"
+                )

@@ -22,15 +22,15 @@ be captured, the next way is tried.
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from typing import Any
 
 from trawl.envs.capture.attributes import NotPlain, class_name, same_data
 from trawl.envs.capture.parts import Parts
+from trawl.envs.capture.rehearsal import failure, goes_on_from
 from trawl.envs.capture.replay import REPLAY, EpisodeLog
 from trawl.envs.capture.ways import PICKLE, WAYS, PlainWay, chain
-from trawl.errors import EnvStateError, StateError
+from trawl.errors import EnvStateError, env_errors
 from trawl.schema.checks import UNKNOWN, entries, one_of, refuse
 from trawl.schema.states import CAPTURED, captured, episode
 
@@ -39,7 +39,6 @@ __all__ = [
     "REPLAY",
     "capture",
     "check_state",
-    "env_errors",
     "restore",
     "way_of",
     "ways_of",
@@ -143,7 +142,7 @@ def _is_replayed(state: Mapping[str, Any], trust: bool) -> bool:
 
 
 def _restore(env: Any, state: Mapping[str, Any], trust: bool) -> Any:
-    way = _WAYS[state["way"]]
+    way, before = _WAYS[state["way"]], _own(state["way"], chain(env))
     try:
         made = way.restore(chain(env), state["state"], trust)
         again = way.capture(chain(made))
@@ -159,7 +158,25 @@ def _restore(env: Any, state: Mapping[str, Any], trust: bool) -> Any:
         raise EnvStateError(
             f"{env} has another state than before after it was restored by {state['way']}"
         )
+    _check_goes_on(made, way, before)
     return made
+
+
+def _check_goes_on(env: Any, way: Any, before: Any) -> None:
+    """Checks that an environment can take its next steps after it was restored.
+
+    An environment that could not in the state ``before``, either, is not checked.
+    """
+    if not isinstance(way, PlainWay) or way.shared is None:
+        return
+    members = chain(env)
+    error = failure(members, way.shared)
+    if error is not None and goes_on_from(
+        members, way.shared, lambda copies: way.restore(copies, before, False)
+    ):
+        raise EnvStateError(
+            f"{env} can't go on from the state: {type(error).__name__}: {error}"
+        ) from error
 
 
 _PARTS = Parts(capture, restore)
@@ -208,17 +225,6 @@ def _own(way: str, members: list[Any]) -> Any:
         return plain.capture(members) if isinstance(plain, PlainWay) else UNKNOWN
     except (NotPlain, EnvStateError):
         return UNKNOWN
-
-
-@contextmanager
-def env_errors() -> Iterator[None]:
-    """Turns errors of the schema into errors about the state of an environment."""
-    try:
-        yield
-    except EnvStateError:
-        raise
-    except StateError as error:
-        raise EnvStateError(str(error)) from None
 
 
 def _check_identity(env: Any, state: Mapping[str, Any]) -> None:

@@ -296,6 +296,31 @@ class Decoder:
         for name, data in attributes.items():
             vars(owner)[name] = self.decode(data, vars(owner).get(name))
 
+    def replace(
+        self, owner: Any, attributes: Mapping[str, Any], skip: frozenset[str] = frozenset()
+    ) -> None:
+        """Sets the attributes of an object, and deletes others that an encoder would capture.
+
+        Args:
+            owner: the object.
+            attributes: all attributes that :meth:`Encoder.attributes` returned.
+            skip: names of attributes that were left out.
+
+        Raises:
+            NotPlain: see :meth:`write`.
+        """
+        members = {id(member): index for index, member in enumerate(self._members)}
+        kept = {*attributes, *skip, *constant_names(owner)}
+        for name in vars(owner).keys() - kept:
+            value = vars(owner)[name]
+            if isinstance(value, Space):
+                # The state is one from before the space was seeded.
+                for space in _spaces(value):
+                    vars(space)["_np_random"] = None
+            elif not is_fixed(value, members):
+                del vars(owner)[name]
+        self.write(owner, attributes)
+
     def decode(self, data: Any, present: Any = None) -> Any:
         """Returns the value that data describes; ``present`` is the present value in its place."""
         if type(data) in _PLAIN:
@@ -384,7 +409,7 @@ def _is_captured(owner: Any, name: str, data: Any, members: Mapping[int, int]) -
         return not (callable(found) or hasattr(type(found), "__get__"))
     present = vars(owner)[name]
     kind = data["kind"] if isinstance(data, dict) else None
-    return data is None or kind in ("space", "member", "fixed") or not is_fixed(present, members)
+    return kind in ("space", "member", "fixed") or not is_fixed(present, members)
 
 
 def _generator(present: Any, state: dict[str, Any]) -> np.random.Generator:

@@ -16,8 +16,9 @@ from typing_extensions import override
 from trawl.envs.capture.replay import REPLAY
 from trawl.envs.capture.step_log import StepLog, digest
 from trawl.envs.spaces import SpaceCodec
-from trawl.errors import EnvStateError
+from trawl.errors import EnvStateError, env_errors
 from trawl.memory import Array, Mask
+from trawl.schema.states import check_pool_log
 
 #: Bytes of actions above which a pool can't be replayed.
 MOST_BYTES = 64 * 2**20
@@ -209,12 +210,14 @@ def _identity(env: Any) -> dict[str, str]:
     return {"class": type(env).__name__, **settings}
 
 
-def check_pool(env: Any, state: Mapping[str, Any]) -> None:
-    """Checks that a pool has the same settings as the pool of a captured state.
+def check_pool(env: Any, state: Any, place: str = "the state") -> None:
+    """Checks a captured state, and that a pool has the same settings as the pool of the state.
 
     Raises:
-        EnvStateError: if the settings differ.
+        EnvStateError: if an entry is damaged, or the settings differ.
     """
+    with env_errors():
+        check_pool_log(state, place, int(env.num_envs))
     mine, other = _identity(env), state["identity"]
     for name in sorted({*mine, *other}):
         if mine.get(name) != other.get(name):

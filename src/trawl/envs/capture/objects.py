@@ -23,7 +23,8 @@ from trawl.envs.capture.attributes import (
     same_data,
 )
 from trawl.envs.capture.tensors import TensorDecoder, TensorEncoder
-from trawl.errors import EnvStateError
+from trawl.errors import EnvStateError, env_errors
+from trawl.schema.states import check_graph
 
 _SETS = (set, frozenset)
 _CONTAINERS = (list, tuple, dict)
@@ -76,7 +77,10 @@ class ObjectGraph:
         Raises:
             EnvStateError: if it does not; the message says what differs.
         """
-        mine, other = self._identity(), state.get("identity", {})
+        with env_errors():
+            own = self.capture()
+            check_graph(state, "state", own, self._names)
+        mine, other = own["identity"], state["identity"]
         for name, value in mine.items():
             if value != other.get(name):
                 raise EnvStateError(

@@ -25,6 +25,8 @@ class Parts(PlainWay):
     """
 
     name = "parts"
+    # Each sub-environment is copied by itself.
+    shared = None
 
     def __init__(
         self, capture: Callable[[Any], dict[str, Any]], restore: Callable[[Any, Any, bool], Any]
@@ -59,4 +61,4 @@ class Parts(PlainWay):
 
     @override
     def restore_base(self, base: Any, state: Any, decoder: Decoder) -> None:
-        decoder.write(base, state["attributes"])
+        decoder.replace(base, state["attributes"], _SKIP)

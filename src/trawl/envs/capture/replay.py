@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
+from gymnasium import wrappers
 from typing_extensions import override
 
 from trawl.envs.capture import origin
@@ -18,7 +19,10 @@ from trawl.envs.capture.emulator import emulator_of, emulator_state
 from trawl.envs.capture.step_log import ActionCodec, ObservationLeaves, StepLog, digest
 from trawl.envs.capture.ways import chain, is_plain, wrappers_are_plain
 from trawl.errors import EnvStateError
+from trawl.schema.encoded import kind_of
 
+# Wrappers whose attributes depend on nothing but the steps of the episode.
+_REPLAYED = (wrappers.OrderEnforcing, wrappers.PassiveEnvChecker, wrappers.TimeLimit)
 #: Way of an environment whose episode is replayed.
 REPLAY = "replay"
 #: Number of steps of an episode above which it can't be replayed.
@@ -143,10 +147,19 @@ class EpisodeLog(StepLog):
                     f"{self.steps} steps of {env} were replayed, but its {name} has another state "
                     "after them than before"
                 )
-        # Some wrappers measure times, or keep records of earlier episodes.
-        decoder = Decoder(members[::-1])
+        # Some wrappers measure times, or keep records of earlier episodes. What others have follows
+        # from the replay.
+        decoder, encoder = Decoder(members[::-1]), Encoder(members[::-1])
         for member, attributes in zip(members[:-1], state["wrappers"], strict=True):
-            decoder.write(member, attributes)
+            own = encoder.attributes(member)
+            for name, value in attributes.items():
+                if None not in (value, own.get(name)) and kind_of(value) != kind_of(own[name]):
+                    raise EnvStateError(
+                        f"{type(member).__name__}.{name} must be a {kind_of(own[name])}, but the "
+                        f"state has a {kind_of(value)}"
+                    )
+            if not isinstance(member, _REPLAYED):
+                decoder.write(member, attributes)
 
     def _play(self, env: Any, arguments: Mapping[str, Any]) -> tuple[list[Any], int]:
         """Repeats the reset and all steps.

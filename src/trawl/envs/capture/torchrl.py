@@ -19,7 +19,9 @@ from trawl.envs.capture.attributes import NotPlain
 from trawl.envs.capture.pickling import AttributePickler, AttributeUnpickler
 from trawl.envs.capture.signing import is_own, sign
 from trawl.envs.capture.ways import chain
-from trawl.errors import EnvStateError
+from trawl.errors import EnvStateError, env_errors
+from trawl.schema.checks import UNKNOWN
+from trawl.schema.states import check_torchrl
 
 _ATTRIBUTES, _OWN, _PICKLE = "attributes", "get_state", "pickle"
 
@@ -109,7 +111,14 @@ class TorchRLState:
             EnvStateError: if the state belongs to another environment; the message says what
                 differs.
         """
-        mine, other = self._modules.identity_of(self._parts), state.get("identity", {})
+        try:
+            own: Any = self.capture()
+        except EnvStateError:
+            own = UNKNOWN
+        count = len(_members(self._everything(), self._simulators()))
+        with env_errors():
+            check_torchrl(state, "state", own, count)
+        mine, other = self._modules.identity_of(self._parts), state["identity"]
         for name in mine:
             if mine[name] != other.get(name):
                 raise EnvStateError(

@@ -80,7 +80,14 @@ class Way(ABC):
 
 
 class PlainWay(Way):
-    """A way that captures plain data, including the attributes of wrappers."""
+    """A way that captures plain data, including the attributes of wrappers.
+
+    Attributes:
+        shared: names of attributes that a copy of the environment may share with it; None if the
+            environment can't be copied.
+    """
+
+    shared: frozenset[str] | None = frozenset()
 
     @override
     def capture(self, members: Sequence[Any]) -> dict[str, Any]:
@@ -103,7 +110,7 @@ class PlainWay(Way):
         decoder = Decoder(members)
         self.restore_base(members[-1], state["base"], decoder)
         for member, attributes in zip(members[:-1], state["wrappers"], strict=True):
-            decoder.write(member, attributes)
+            decoder.replace(member, attributes)
         return members[0]
 
     @abstractmethod
@@ -140,6 +147,7 @@ class Ale(PlainWay):
     """
 
     name = "ale"
+    shared = None
     _skip = frozenset({"ale", "_action_set", "_game_difficulty", "_game_mode"})
 
     @override
@@ -157,7 +165,7 @@ class Ale(PlainWay):
     @override
     def restore_base(self, base: Any, state: Any, decoder: Decoder) -> None:
         put_emulator_state(base.ale, state["ale"])
-        decoder.write(base, state["attributes"])
+        decoder.replace(base, state["attributes"], self._skip)
 
 
 class Mujoco(PlainWay):
@@ -165,6 +173,7 @@ class Mujoco(PlainWay):
 
     name = "mujoco"
     _skip = frozenset({"model", "data", "mujoco_renderer"})
+    shared = frozenset({"model", "mujoco_renderer"})
 
     @override
     def suits(self, base: Any) -> bool:
@@ -217,7 +226,7 @@ class Mujoco(PlainWay):
             _check_sizes(array, arrays[name], name)
         for name, array in derived.items():
             arrays[name][...] = array
-        decoder.write(base, state["attributes"])
+        decoder.replace(base, state["attributes"], self._skip)
 
 
 def _digest(model: Any) -> str:
@@ -268,7 +277,7 @@ class Attributes(PlainWay):
 
     @override
     def restore_base(self, base: Any, state: Any, decoder: Decoder) -> None:
-        decoder.write(base, state)
+        decoder.replace(base, state)
 
 
 class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
