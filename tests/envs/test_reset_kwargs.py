@@ -173,6 +173,16 @@ def test_a_function_may_return_seeds_or_nothing():
     assert not torch.equal(rewards[0], rewards[2])
 
 
+def numpy_seed(env, episode):
+    return {"seed": np.int64(5)}
+
+
+def test_a_seed_may_be_an_integer_of_numpy():
+    with Collector(Level(), act, frames_per_batch=12, reset_kwargs=numpy_seed) as collector:
+        rewards = collector.next()["next", "reward"].reshape(6, 2)
+    assert (rewards == rewards[0]).all()
+
+
 # --- other kinds
 
 
@@ -247,6 +257,12 @@ class Closed(Level):
         (Level, lambda env: {}, TypeError, "must be a function of two arguments"),
         (Level, lambda env, episode: 3, TypeError, "environment 0 and episode 0 must be a mapping"),
         (Level, lambda env, episode: {"x": 3}, TypeError, "episode 0 has x, but the reset of"),
+        (
+            Level,
+            lambda env, episode: {"seed": "a"},
+            TypeError,
+            "the seed in what reset_kwargs returned for .* must be an integer, but it is 'a'",
+        ),
         (Closed, {"options": {}}, TypeError, "has options, but the reset of .* takes seed"),
         ("dm_control:cartpole/balance", {"options": {}}, ValueError, "whose reset takes no argum"),
         ("gymnax:CartPole-v1", level, ValueError, "whose reset takes no arguments"),
@@ -255,6 +271,12 @@ class Closed(Level):
             {"options": {}},
             ValueError,
             "SyncVectorEnv.* resets them in the step that ends them: .*'Disabled'",
+        ),
+        (
+            lambda: gymnasium.make_vec("CartPole-v1", 2, vectorization_mode="vector_entry_point"),
+            {"options": {}},
+            ValueError,
+            "CartPoleVectorEnv.* resets them in the step after their end: .* a list of environm",
         ),
     ],
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -120,7 +121,7 @@ class ResetArguments:
         _check_mapping(what, own)
         self._check(own, what)
         # A seed for each episode is meant to decide it, also after set_seed().
-        seed = {"seed": own["seed"]} if own.get("seed") is not None else {}
+        seed = {"seed": _number(own["seed"], what)} if own.get("seed") is not None else {}
         return copied(own) | copied(kwargs) | seed
 
     def _check(self, given: Mapping[str, Any], what: str) -> None:
@@ -131,6 +132,14 @@ class ResetArguments:
                 f"{what} has {', '.join(unknown)}, but the reset of environment {self._index} "
                 f"takes {known}"
             )
+
+
+def _number(seed: Any, what: str) -> int:
+    """Returns a seed as the integer that environments take, which is none of numpy's."""
+    try:
+        return operator.index(seed)
+    except TypeError:
+        raise TypeError(f"the seed in {what} must be an integer, but it is {seed!r}") from None
 
 
 def copied(given: Mapping[str, Any]) -> dict[str, Any]:
