@@ -181,7 +181,7 @@ def chosen(indices: Any, count: int) -> list[int]:
     if indices is None:
         return list(range(count))
     found = []
-    several = hasattr(indices, "__iter__") and getattr(indices, "ndim", 1)
+    several = hasattr(indices, "__iter__") and getattr(indices, "ndim", None) != 0
     for index in indices if several else [indices]:
         if isinstance(index, bool) or not hasattr(index, "__index__"):
             raise TypeError(
