@@ -165,6 +165,30 @@ def seeded(env, episode):
     return {"seed": 5} if episode % 2 else None
 
 
+class Game:
+    def reset(self):
+        pass
+
+
+class Holding(Level):
+    """Its attribute ``env`` is not an environment that it wraps."""
+
+    def __init__(self):
+        self.env = Game()
+
+
+class Selfish(Level):
+    def __init__(self):
+        self.env = self
+
+
+@pytest.mark.parametrize("make", [Holding, Selfish])
+def test_only_wrappers_restrict_the_arguments(make):
+    options = {"reset_kwargs": {"options": {"level": 4}}}
+    with Collector(make, act, frames_per_batch=3, **options) as collector:
+        assert collector.next()["observation"].flatten().tolist() == [4.0] * 3
+
+
 def test_a_function_may_return_seeds_or_nothing():
     with Collector(Level(), act, frames_per_batch=12, reset_kwargs=seeded) as collector:
         collector.set_seed(2)
@@ -324,7 +348,7 @@ def test_states_go_on_with_the_same_episodes(make):
     with Collector(make(), policy, **options) as collector:
         collector.load_state_dict(state)
         assert all((collector.next() == one).all() for one in expected)
-        with pytest.raises(ValueError, match="episodes_begun in the state must be a list"):
+        with pytest.raises(ValueError, match=r"episodes_begun.*must be an integer"):
             collector.load_state_dict({**state, "episodes_begun": [-1]})
 
 

@@ -454,7 +454,8 @@ class WorkerCollector(WorkerShutdown):
         for part in parts:
             batch = self._batch_of(part)
             batch = self._delivery.deliver(batch, min(part.answer.filled, batch.shape[-1]))
-            self._progress.replay_written_frames += self._delivery.write(batch)
+            written = self._delivery.write(batch, part.answer.frames)
+            self._progress.replay_written_frames += written
             self._record(batch)
 
     @property

@@ -147,11 +147,11 @@ def copied(given: Mapping[str, Any]) -> dict[str, Any]:
     return {key: dict(one) if isinstance(one, Mapping) else one for key, one in given.items()}
 
 
-def names_taken(layers: Iterator[Any]) -> frozenset[str] | None:
+def names_taken(layers: Sequence[Any]) -> frozenset[str] | None:
     """Returns the names of the arguments that the resets of all layers take; None for any.
 
     Args:
-        layers: the environment and what it wraps, each with a method ``reset``.
+        layers: the wrappers around an environment, and the environment itself.
     """
     found: frozenset[str] | None = None
     for layer in layers:
@@ -280,14 +280,7 @@ def _names_of_torchrl(env: Any) -> frozenset[str] | None:
         return frozenset(one.name for one in parameters) - {"tensordict"}
     # Wrappers pass the arguments on to an environment of another library.
     inner = getattr(env, "_env", None)
-    return None if inner is None else names_taken(iter([inner]))
-
-
-def layers_of(env: Any) -> Iterator[Any]:
-    """Yields an environment and what it wraps, from the outside in."""
-    while env is not None:
-        yield env
-        env = getattr(env, "env", None)
+    return None if inner is None else names_taken([inner])
 
 
 def sliced(counts: Counts, sizes: Sequence[int]) -> Iterator[tuple[int, Counts]]:
