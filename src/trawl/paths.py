@@ -90,8 +90,12 @@ def call_each(
 
 
 def first_name(path: str) -> str:
-    """Returns the name with which a path begins."""
-    return re.split(r"[.\[]", path, maxsplit=1)[0]
+    """Returns the name with which a path begins.
+
+    Raises:
+        TypeError: if the path is not a string.
+    """
+    return re.split(r"[.\[]", _checked(path), maxsplit=1)[0]
 
 
 def _follow(root: Any, path: str) -> tuple[Any, str]:
@@ -100,6 +104,7 @@ def _follow(root: Any, path: str) -> tuple[Any, str]:
     Returns:
         The object, and the path under it that remains, which is empty unless it is distant.
     """
+    _checked(path)
     position, steps = 0, []
     while position < len(path):
         match = _STEP.match(path, position)
@@ -114,3 +119,9 @@ def _follow(root: Any, path: str) -> tuple[Any, str]:
         name, index = step.groups()
         found = getattr(found, name) if name else found[ast.literal_eval(index)]
     return found, ""
+
+
+def _checked(path: Any) -> str:
+    if not isinstance(path, str):
+        raise TypeError(f"a path must be text, such as 'env.unwrapped', but it is {path!r}")
+    return path

@@ -291,6 +291,14 @@ def test_a_method_is_called_for_random_actions_only():
         assert env.calls == before > 100
 
 
+def test_a_single_environment_may_have_a_number_of_environments():
+    class Numbered(Maskable):
+        num_envs = 4
+
+    with Collector(Numbered, frames_per_batch=100) as collector:
+        collector.next()  # or the environment refuses an action
+
+
 def test_environments_that_are_ready_follow_a_method():
     options = {"policy": RandomPolicy(), "frames_per_batch": 100}
     with AsyncBatchedCollector([Maskable] * 2, **options) as collector:

@@ -82,6 +82,7 @@ def test_an_attribute_is_found_by_its_path(collector, path, expected):
         ("env.full_observation_spec['sound']", KeyError, "sound"),
         ("env..env", ValueError, r"path 'env..env' is malformed at '..env'"),
         ("policy.in_keys[", ValueError, r"malformed at '\['"),
+        (3, TypeError, "a path must be text, such as 'env.unwrapped', but it is 3"),
     ],
 )
 def test_a_wrong_path_is_an_error(collector, path, kind, match):
@@ -125,4 +126,4 @@ def test_a_collector_shows_what_it_is_made_of(collector):
     shown = repr(collector)
     assert shown.startswith("Collector(env=GymEnv(")
     assert "policy=TensorDictModule" in shown
-    assert "frames_per_batch=4, total_frames=-1" in shown
+    assert "frames_per_batch=4, total_frames=inf" in shown

@@ -4,6 +4,7 @@ import pytest
 import torch
 from buffer_parts import torchrl_prioritized
 from collector_parts import Buffer, batches, by_step, keys
+from tensordict import TensorDict
 
 from trawl.collectors import Collector, MultiSyncCollector
 from trawl.testing import Ledger, NumberedEnv
@@ -157,6 +158,36 @@ def test_postproc_is_applied_before():
     filled(buffer, postproc=lambda batch: batch.exclude("done"))
     assert "done" not in keys(buffer.content())
     assert ("next", "done") in keys(buffer.content())
+
+
+class Batch:
+    def __init__(self, frames):
+        self.frames = frames
+
+
+@pytest.mark.parametrize("workers", [False, True])
+@pytest.mark.parametrize(
+    ("postproc", "written"),
+    [
+        (lambda batch: batch[:0], 0),
+        (lambda batch: batch[:7], 21),
+        (lambda batch: batch["observation"], 90),
+        (lambda batch: [0, 0] if batch["observation"].numel() else [], 6),
+        (lambda batch: {"observation": batch["observation"]}, 90),
+        (lambda batch: Batch(batch), 90),
+    ],
+)
+def test_what_the_buffer_gets_is_counted(workers, postproc, written):
+    class Sink:
+        def extend(self, batch):
+            assert not isinstance(batch, TensorDict) or batch.shape.numel()
+
+    options = {"frames_per_batch": 30, "total_frames": 90, "postproc": postproc}
+    make = partial(MultiSyncCollector, start_method="inline") if workers else Collector
+    sources = [NumberedEnv] if workers else NumberedEnv()
+    collector = make(sources, replay_buffer=Sink(), **options)
+    assert batches(collector) == [None] * 3
+    assert collector.stats()["replay_written_frames"] == written
 
 
 def test_trajectories_can_go_into_the_buffer():

@@ -171,6 +171,21 @@ def test_the_loop_can_begin_anew():
     assert ledger.frames == FRAMES * BATCHES
 
 
+def test_the_loop_can_begin_anew_for_the_last_batch():
+    def pressed(batch):
+        if collector.stats()["frames"] == FRAMES * BATCHES:
+            press()
+
+    with Collector(
+        partial(numbered, 0), drawn(), post_collect_hook=pressed, **OPTIONS
+    ) as collector:
+        found = []
+        with pytest.raises(KeyboardInterrupt):
+            found.extend(collector)
+        found = [*collector]
+        assert [len(batch) for batch in found] == [FRAMES]
+
+
 def test_a_second_one_ends_the_collector():
     with Collector(partial(numbered, 0, {3}, 2), drawn(), **OPTIONS) as collector:
         with pytest.raises(KeyboardInterrupt):

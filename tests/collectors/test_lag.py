@@ -1,17 +1,22 @@
 """How old the policy of a batch may be when the batch is delivered."""
 
+import random
 import threading
+from collections import Counter
 from contextlib import suppress
 
 import pytest
 from collector_parts import Buffer
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
-from multi_parts import Chooser, make
+from multi_parts import Chooser, envs, make
 
+from trawl.backends import InlineBackend
 from trawl.collectors import MultiAsyncCollector, MultiSyncCollector
+from trawl.collectors.distributed import DistributedCollector
 from trawl.collectors.lag import LagBound, Lags
 from trawl.testing import Ledger, NumberedEnv
+from trawl.weight_update.messages import MessageWeightSyncScheme
 
 LAG = "policy_lag_"
 
@@ -20,6 +25,67 @@ def inline(workers=3, **options):
     return make(
         MultiAsyncCollector, workers=workers, policy=Chooser(1), start_method="inline", **options
     )
+
+
+class UnevenBackend(InlineBackend):
+    """A backend in this process, whose workers run ahead, and some are slow to send batches."""
+
+    def __init__(self, *args):
+        super().__init__(*args)
+        self._drawn, self._on_the_way = random.Random(0), []
+
+    def wait(self, timeout=None):
+        for _ in range(self._drawn.randrange(4)):
+            busy = [worker for worker in self._workers if worker.busy]
+            if busy:
+                self._drawn.choice(busy).work()
+        if self._events or not self._on_the_way:
+            self._on_the_way += super().wait(timeout)
+        first = {event.worker: event for event in reversed(self._on_the_way)}
+        slow_last = [0.3**worker.index for worker in first]
+        found = self._drawn.choices(list(first.values()), slow_last)
+        self._on_the_way.remove(*found)
+        return found
+
+
+class AsyncNode(MultiAsyncCollector):
+    """A collector whose workers are in its own process."""
+
+    def _new_backend(self):
+        return UnevenBackend()
+
+
+class SyncNode(MultiSyncCollector):
+    """A collector whose workers are in its own process."""
+
+    def _new_backend(self):
+        return InlineBackend()
+
+
+class InlineCluster(DistributedCollector):
+    """A collector whose nodes are in its own process."""
+
+    def _new_backend(self):
+        return UnevenBackend(False)
+
+    def _new_scheme(self):
+        return MessageWeightSyncScheme()
+
+
+def cluster(nodes=2, each=2, kind=AsyncNode, **options):
+    """A collector whose nodes have workers of their own."""
+    options = {"frames_per_batch": 10, "track_policy_version": True, **options}
+    return InlineCluster(
+        envs(nodes),
+        Chooser(1),
+        collector_class=kind,
+        num_workers_per_collector=each,
+        **options,
+    )
+
+
+def age(collector, batch):
+    return collector.policy_version_tracker.version - int(batch["policy_version"].min())
 
 
 # --- the bound
@@ -195,3 +261,74 @@ def test_updates_from_another_thread_keep_the_bound():
         going.set()
         thread.join()
         assert collector.stats()[f"{LAG}max"] <= 2
+
+
+# --- workers with workers of their own
+
+
+@pytest.mark.parametrize("kind", [AsyncNode, SyncNode])
+@pytest.mark.parametrize("sync", [False, True])
+def test_the_lag_counts_the_batches_that_wait_at_all_levels(kind, sync):
+    ages = Counter()
+    with cluster(kind=kind, sync=sync, frames_per_batch=40) as collector:
+        for count in (1, 2, 0, 1, 3, 1, 1, 0, 2, 1):
+            batch = collector.next()
+            versions = batch["policy_version"].reshape(-1)
+            if sync:
+                # Each node's frames count by the oldest of them.
+                versions = versions.reshape(2, -1).min(1).values.repeat_interleave(20)
+            newest = collector.policy_version_tracker.version
+            ages.update((newest - versions).tolist())
+            for _ in range(count):
+                collector.update_policy_weights_()
+        stats = collector.stats()
+    found = {int(n[len(LAG) :]): v for n, v in stats.items() if n[len(LAG) :].isdigit()}
+    assert found == (ages if (kind, sync) != (SyncNode, True) else {})
+
+
+@given(
+    st.integers(0, 6),
+    st.integers(1, 3),
+    st.integers(1, 3),
+    st.lists(st.integers(0, 3), min_size=5, max_size=20),
+    st.sampled_from([AsyncNode, SyncNode]),
+)
+@settings(max_examples=20)
+def test_no_batch_is_older_than_it_may_be_at_any_level(most, nodes, each, updates, kind):
+    with cluster(nodes, each, kind, max_policy_lag=most, frames_per_batch=6) as collector:
+        for count in updates:
+            assert age(collector, collector.next()) <= most
+            for _ in range(count):
+                try:
+                    collector.update_policy_weights_()
+                except RuntimeError:
+                    break
+        assert collector.stats()[f"{LAG}max"] <= most
+
+
+def test_a_batch_that_overtakes_another_does_not_make_it_younger():
+    counts = [0]
+    bound = LagBound(2, counts.__getitem__, in_turn=False)
+    bound.grow(range(1))
+    bound.ordered(1, 0)
+    counts[:] = [2]
+    bound.ordered(2, 0)
+    # The first answer is the batch that began for the second request.
+    bound.made(1, 2)
+    bound.delivered(1)
+    assert bound.broken_by_update([0])
+    bound.made(2, 0)
+    bound.delivered(2)
+    assert not bound.broken_by_update([0])
+
+
+@pytest.mark.parametrize(
+    ("own", "words"),
+    [
+        ({"max_policy_lag": 1}, "which is an option of the whole collector"),
+        ({"preemptive_threshold": 0.5}, r"preemptive_threshold=0\.5 in collector_kwargs"),
+    ],
+)
+def test_the_limit_is_one_of_all_levels(own, words):
+    with pytest.raises(ValueError, match=words):
+        cluster(kind=SyncNode, max_policy_lag=1, collector_kwargs=own)

@@ -89,6 +89,8 @@ def test_attributes_of_this_side_can_be_read(cls):
         (lambda c: c.map_fn("stats", None, [{}] * 3), ValueError, "Expected 2 .* got 3"),
         (lambda c: c.get_distant_attr("env.nothing"), AttributeError, "no attribute 'nothing'"),
         (lambda c: c.get_distant_attr("env..x"), ValueError, "malformed"),
+        (lambda c: c.get_distant_attr(3), TypeError, "a path must be text, .* but it is 3"),
+        (lambda c: c.cascade_execute(None), TypeError, "a path must be text, .* it is None"),
         (lambda c: c.getattr_policy("nothing"), AttributeError, "no attribute 'nothing'"),
         (lambda c: c.getattr_env("nothing"), AttributeError, "nothing"),
         (lambda c: c.getattr_rb("nothing"), AttributeError, "no replay buffer"),

@@ -65,7 +65,7 @@ def learned(collector, count=8):
 def test_one_batch_ahead_gives_the_batches_of_local_workers(cls):
     options = {"num_workers": 2, "frames_per_batch": 40, "cat_results": 0, "prefetch": 1}
     options["track_policy_version"] = True
-    here = learned(MultiSyncCollector(["Pendulum-v1"], policy(), start_method="inline", **options))
+    here = learned(MultiSyncCollector("Pendulum-v1", policy(), start_method="inline", **options))
     there = learned(make(cls, sync=True, **options))
     for one, other in zip(here, there, strict=True):
         assert torch.equal(one["action"], other["action"])
@@ -75,7 +75,7 @@ def test_one_batch_ahead_gives_the_batches_of_local_workers(cls):
 @pytest.mark.parametrize("cls", CLASSES)
 def test_the_same_seed_gives_the_batches_of_local_workers(cls):
     options = {"num_workers": 2, "frames_per_batch": 40, "cat_results": 0}
-    inline = MultiSyncCollector(["Pendulum-v1"], policy(), start_method="inline", **options)
+    inline = MultiSyncCollector("Pendulum-v1", policy(), start_method="inline", **options)
     here = batches(inline)
     there = batches(make(cls, sync=True, cat_results=0))
     for one, other in zip(here, there, strict=True):

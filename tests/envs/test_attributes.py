@@ -101,6 +101,7 @@ def test_attributes_are_set_where_they_are(batch):
         (lambda env: env.set_attr("level", [1, 2]), ValueError, "values has 2 entries, .* 3 env"),
         (lambda env: env.set_attr("level", (1,), [0, 1]), ValueError, "values has 1 entries"),
         (lambda env: env.call("reset"), ValueError, "call.'reset'. would disturb"),
+        (lambda env: env.call("unwrapped.step", 0), ValueError, "call.*step.* would disturb"),
         (lambda env: env.call(3), TypeError, "name must be the name"),
         (lambda env: env.get_attr(""), ValueError, "name must begin with"),
     ],
@@ -109,6 +110,11 @@ def test_wrong_calls_are_named_and_do_no_harm(batch, call, kind, match):
     with pytest.raises(kind, match=match):
         call(batch)
     assert batch.get_attr("level") == (0, 0, 0)
+
+
+@pytest.mark.parametrize("index", [1, np.int64(1), np.array(1), torch.tensor(1)])
+def test_one_environment_may_be_chosen_by_any_integer(batch, index):
+    assert batch.get_attr("level", index) == (0,)
 
 
 def test_what_cannot_be_sent_is_named():

@@ -165,12 +165,46 @@ def seeded(env, episode):
     return {"seed": 5} if episode % 2 else None
 
 
+class Game:
+    def reset(self):
+        pass
+
+
+class Holding(Level):
+    """Its attribute ``env`` is not an environment that it wraps."""
+
+    def __init__(self):
+        self.env = Game()
+
+
+class Selfish(Level):
+    def __init__(self):
+        self.env = self
+
+
+@pytest.mark.parametrize("make", [Holding, Selfish])
+def test_only_wrappers_restrict_the_arguments(make):
+    options = {"reset_kwargs": {"options": {"level": 4}}}
+    with Collector(make, act, frames_per_batch=3, **options) as collector:
+        assert collector.next()["observation"].flatten().tolist() == [4.0] * 3
+
+
 def test_a_function_may_return_seeds_or_nothing():
     with Collector(Level(), act, frames_per_batch=12, reset_kwargs=seeded) as collector:
         collector.set_seed(2)
         rewards = collector.next()["next", "reward"].reshape(6, 2)
     assert torch.equal(rewards[1], rewards[3])
     assert not torch.equal(rewards[0], rewards[2])
+
+
+def numpy_seed(env, episode):
+    return {"seed": np.int64(5)}
+
+
+def test_a_seed_may_be_an_integer_of_numpy():
+    with Collector(Level(), act, frames_per_batch=12, reset_kwargs=numpy_seed) as collector:
+        rewards = collector.next()["next", "reward"].reshape(6, 2)
+    assert (rewards == rewards[0]).all()
 
 
 # --- other kinds
@@ -247,6 +281,12 @@ class Closed(Level):
         (Level, lambda env: {}, TypeError, "must be a function of two arguments"),
         (Level, lambda env, episode: 3, TypeError, "environment 0 and episode 0 must be a mapping"),
         (Level, lambda env, episode: {"x": 3}, TypeError, "episode 0 has x, but the reset of"),
+        (
+            Level,
+            lambda env, episode: {"seed": "a"},
+            TypeError,
+            "the seed in what reset_kwargs returned for .* must be an integer, but it is 'a'",
+        ),
         (Closed, {"options": {}}, TypeError, "has options, but the reset of .* takes seed"),
         ("dm_control:cartpole/balance", {"options": {}}, ValueError, "whose reset takes no argum"),
         ("gymnax:CartPole-v1", level, ValueError, "whose reset takes no arguments"),
@@ -255,6 +295,12 @@ class Closed(Level):
             {"options": {}},
             ValueError,
             "SyncVectorEnv.* resets them in the step that ends them: .*'Disabled'",
+        ),
+        (
+            lambda: gymnasium.make_vec("CartPole-v1", 2, vectorization_mode="vector_entry_point"),
+            {"options": {}},
+            ValueError,
+            "CartPoleVectorEnv.* resets them in the step after their end: .* a list of environm",
         ),
     ],
 )
@@ -302,7 +348,7 @@ def test_states_go_on_with_the_same_episodes(make):
     with Collector(make(), policy, **options) as collector:
         collector.load_state_dict(state)
         assert all((collector.next() == one).all() for one in expected)
-        with pytest.raises(ValueError, match="episodes_begun in the state must be a list"):
+        with pytest.raises(ValueError, match=r"episodes_begun.*must be an integer"):
             collector.load_state_dict({**state, "episodes_begun": [-1]})
 
 

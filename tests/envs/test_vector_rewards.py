@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
+from gymnasium.wrappers import TimeLimit
 
 from trawl.collectors import AsyncBatchedCollector, Collector, Evaluator, MultiSyncCollector
 from trawl.envs import GymEnv, ParallelEnv
@@ -109,8 +110,44 @@ class Summed(gymnasium.RewardWrapper):
         return reward.sum()
 
 
-def test_a_wrapper_may_make_one_number_of_them():
-    with Collector(Summed(Miner()), act, frames_per_batch=3) as collector:
+class Stepping(gymnasium.Wrapper):
+    def step(self, action):
+        obs, reward, *rest = super().step(action)
+        return obs, float(reward.sum()), *rest
+
+
+class Holding(gymnasium.Env):
+    observation_space, action_space = Miner.observation_space, Miner.action_space
+
+    def __init__(self, env):
+        self.env = env
+
+    def reset(self, *, seed=None, options=None):
+        return self.env.reset(seed=seed)
+
+    def step(self, action):
+        obs, reward, *rest = self.env.step(action)
+        return obs, float(reward.sum()), *rest
+
+
+class Passing(gymnasium.Wrapper):
+    reward_space = Miner.reward_space
+
+    def step(self, action):
+        return super().step(action)
+
+
+@pytest.mark.parametrize("wrap", [TimeLimit, lambda env, _: Passing(env)])
+def test_wrappers_may_pass_them_on(wrap):
+    with Collector(wrap(Miner(), 3), act, frames_per_batch=3) as collector:
+        assert collector.next()["next", "reward"].shape == (3, 2)
+
+
+@pytest.mark.parametrize(
+    "wrap", [Summed, Stepping, Holding, lambda env: TimeLimit(Stepping(env), 9)]
+)
+def test_a_wrapper_may_make_one_number_of_them(wrap):
+    with Collector(wrap(Miner()), act, frames_per_batch=3) as collector:
         assert collector.next()["next", "reward"].flatten().tolist() == [-1.0, -3.0, -5.0]
 
 

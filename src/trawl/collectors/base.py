@@ -259,7 +259,7 @@ class BaseCollector(  # type: ignore[misc]  # the option `trace` has a method of
     def _has_batch(self) -> bool:
         """Returns True if a batch is ready to be delivered, or frames are left to collect."""
         waits = self._whole is not None and self._whole.ready and not self.closed
-        return waits or self._has_budget()
+        return bool(self._kept) or waits or self._has_budget()
 
     def _collect_or_close(self) -> Any:
         """Collects the next batch; if that fails, shuts the collector down.
@@ -296,7 +296,8 @@ class BaseCollector(  # type: ignore[misc]  # the option `trace` has a method of
             self._collect_timed()
             for group in whole.groups():
                 batch = self._delivery.deliver_whole(group)
-                self._progress.replay_written_frames += self._delivery.write(batch)
+                written = self._delivery.write(batch, group.shape.numel())
+                self._progress.replay_written_frames += written
                 self._record(batch)
                 self._note_whole(batch)
             self._batches += 1

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Sized
 from copy import deepcopy
 from types import NoneType
 from typing import Any
 
 import torch
-from tensordict import TensorDictBase
+from tensordict import TensorDictBase, is_tensor_collection
 from torch import Tensor
 
 from trawl.collectors.config import CollectorConfig
@@ -103,14 +103,21 @@ class BatchDelivery:
         """
         return self._as_returned(self.processed(trajectories))
 
-    def write(self, batch: Any) -> int:
+    def write(self, batch: Any, frames: int) -> int:
         """Writes a processed batch into the replay buffer, which may refuse one without frames.
+
+        Args:
+            batch: the batch.
+            frames: number of its frames, unless ``postproc`` has changed it.
 
         Returns:
             The number of frames that the buffer got.
         """
         buffer = self.config.replay_buffer
-        frames = batch.numel() if hasattr(batch, "numel") else len(batch)
+        if is_tensor_collection(batch):
+            frames = batch.shape.numel()
+        elif isinstance(batch, Sized) and not isinstance(batch, Mapping):
+            frames = len(batch)
         if not frames:
             return 0
         if self.config.extend_buffer:
@@ -122,7 +129,7 @@ class BatchDelivery:
         else:
             for frame in batch.reshape(-1):
                 buffer.add(frame)
-        return int(frames)
+        return frames
 
     def _as_stored(self, batch: Any) -> Any:
         """Returns a batch without a device as one on the storage's device, if its data are there.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from trawl.collectors.weight_control import POLICY
 from trawl.weight_update.layout import Slot
@@ -22,11 +22,13 @@ class Outgoing:
         updates: for each model, its scheme and its updates.
         version: the version.
         told: workers that get only the version.
+        received: number of updates that the sending collector had received itself until then.
     """
 
     updates: Mapping[str, tuple[WeightSyncScheme, Sequence[PreparedUpdate]]]
     version: Version
     told: frozenset[int] = frozenset()
+    received: int = 0
 
     def workers(self, model_id: str) -> set[int]:
         """Returns the workers that get weights of a model."""
@@ -56,7 +58,7 @@ class _Held:
             model_id: (scheme, [update for update, _ in copies[model_id]])
             for model_id, (scheme, _) in outgoing.updates.items()
         }
-        return cls(Outgoing(updates, outgoing.version, outgoing.told), copies)
+        return cls(replace(outgoing, updates=updates), copies)
 
     def replaces(self, other: _Held) -> bool:
         """Returns True if nothing is left of an earlier update once this update is loaded."""

@@ -1,7 +1,11 @@
-"""Policy lag: the number of weight updates sent between a batch's start and its delivery."""
+"""Policy lag: the number of weight updates sent between a batch's start and its delivery.
+
+If workers have workers of their own, the lag spans all levels.
+"""
 
 from __future__ import annotations
 
+import math
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
@@ -44,6 +48,43 @@ class Lags:
         return facts | {f"policy_lag_{lag}": counts[lag] for lag in sorted(counts)}
 
 
+class PassedUpdates:
+    """Tells which of its own updates a collector has passed on to its workers.
+
+    A collector that is a worker itself receives updates. What it passes on is counted anew for each
+    of its workers, because it may skip updates, or send some of its own.
+    """
+
+    def __init__(self) -> None:
+        # For each worker, the number of updates sent to it and the number received until then, for
+        # each update that was passed on and may have made frames that are not delivered yet.
+        self._passed: dict[int, deque[tuple[int, int]]] = {}
+
+    def note(self, worker: int, sent: int, received: int) -> None:
+        """Records that the last update sent to a worker passes on all received updates.
+
+        Args:
+            worker: number of the worker.
+            sent: number of updates that were sent to the worker.
+            received: number of updates that the collector has received.
+        """
+        passed = self._passed.setdefault(worker, deque([(0, 0)]))
+        if passed[-1][1] != received:
+            passed.append((sent, received))
+
+    def received(self, worker: int, sent: int) -> int:
+        """Returns the number of received updates that a worker's weights include.
+
+        Args:
+            worker: number of the worker.
+            sent: number of updates that the worker had. It must not decrease between calls.
+        """
+        passed = self._passed.get(worker, deque([(0, 0)]))
+        while len(passed) > 1 and passed[1][0] <= sent:
+            passed.popleft()
+        return passed[0][1]
+
+
 class LagBound:
     """Delays requests so that each batch can be delivered before its policy becomes too old.
 
@@ -57,10 +98,12 @@ class LagBound:
         most: maximum number of updates by which a batch may be behind.
         newest: function that takes a worker's index, and returns the number of updates that were
             sent to this worker.
+        in_turn: whether each worker answers requests in the order in which it begins their batches.
     """
 
-    def __init__(self, most: int, newest: Callable[[int], int]) -> None:
+    def __init__(self, most: int, newest: Callable[[int], int], in_turn: bool = True) -> None:
         self.most = most
+        self._in_turn = in_turn
         self._newest = newest
         # Number of updates before each of the latest batches.
         self._seen = deque([0], maxlen=_REMEMBERED)
@@ -103,10 +146,31 @@ class LagBound:
         """
         self._since[number] = index, self._newest(index)
 
-    def made(self, number: int, weights: int) -> None:
-        """Records that a batch was made with the weights after ``weights`` updates."""
-        if number in self._since:
-            self._since[number] = self._since[number][0], weights
+    def made(self, number: int, weights: float) -> None:
+        """Records that a batch was made with the weights after ``weights`` updates.
+
+        Args:
+            number: number of the request that the batch answers.
+            weights: the number of updates; infinite for random actions, which can't be too old.
+        """
+        if number not in self._since:
+            return
+        index, since = self._since[number]
+        if not self._in_turn:
+            # The batch may have begun for another request, whose own batch still has to come. Each
+            # batch has the weights of its request's time or newer ones, so it is safe to assume the
+            # newest of the possible requests.
+            possible = [
+                (other, one)
+                for one, (worker, other) in self._since.items()
+                if worker == index and one >= number and other <= weights
+            ]
+            if possible:
+                self._since[max(possible)[1]] = index, since
+        if weights == math.inf:
+            del self._since[number]
+        else:
+            self._since[number] = index, int(weights)
 
     def delivered(self, number: int) -> None:
         """Records that a batch is delivered."""

@@ -60,7 +60,8 @@ class MultiConfig(CollectorConfig):
         update_at_each_batch: True to call ``update_policy_weights_()`` before each batch.
         max_policy_lag: for asynchronous collectors, the maximum number of weight updates by which
             a batch may be behind when it is delivered. To keep to this limit, the collector delays
-            requests to workers, but throws no frame away. None: no limit.
+            requests to workers, but throws no frame away. If workers have workers of their own, the
+            limit holds for all levels. None: no limit.
         num_threads: number of torch threads in this process while workers are running. Default:
             the current number, less one for each worker.
         num_sub_threads: number of torch threads in each worker.
@@ -89,7 +90,7 @@ class MultiConfig(CollectorConfig):
     preemptive_threshold: float | None = option(None, _share)
     prefetch: Literal[0, 1] = option(0, one_of(0, 1), WHOLE)
     update_at_each_batch: bool = False
-    max_policy_lag: int | None = option(None, at_least(0))
+    max_policy_lag: int | None = option(None, at_least(0), WHOLE)
     num_threads: int | None = option(None, at_least(1))
     num_sub_threads: int = option(1, at_least(1))
     init_fn: Callable[[], Any] | None = option(None, check_callable)

@@ -35,6 +35,8 @@ class CollectRequest:
         most: number of frames that are still wanted; infinite for a whole batch.
         samples_steps: whether to record the times of single steps.
         normalization: statistics with which the batch begins; None if nothing is normalised.
+        ahead: whether a worker with workers of its own may have these begin batches that are not
+            requested yet.
     """
 
     number: int = 0
@@ -46,6 +48,7 @@ class CollectRequest:
     most: float = math.inf
     samples_steps: bool = False
     normalization: SharedStatistics | None = None
+    ahead: bool = True
 
 
 @dataclass(frozen=True)

@@ -313,7 +313,7 @@ class RolloutCollector(DirectWeights):
         batch = self._delivery.deliver(batch, filled)
         if self.config.replay_buffer is not None:
             with self._writing(delivered):
-                self._progress.replay_written_frames += self._delivery.write(batch)
+                self._progress.replay_written_frames += self._delivery.write(batch, delivered)
         self._frames += delivered
         self._batches += 1
         self._record(batch)

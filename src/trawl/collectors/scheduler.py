@@ -44,6 +44,7 @@ class Scheduler(ABC):
         whole_steps: True if units are steps that are not divided, although there may be more frames
             then than are left.
         normalization: the statistics that requests carry; None if nothing is normalised.
+        most_batches: number of batches that may be under way at the same time.
     """
 
     def __init__(self, pool: WorkerPool, left: Callable[[], float] = lambda: math.inf) -> None:
@@ -59,6 +60,7 @@ class Scheduler(ABC):
         self.samples_steps = False
         self.whole_steps = False
         self.normalization: Normalization | None = None
+        self.most_batches = math.inf
         # For each worker, the sizes of the batches that it was asked for and that have not arrived.
         self._requested: list[deque[int]] = []
         # Batches that have arrived and are not delivered yet, in the order of their arrival.
@@ -127,6 +129,11 @@ class Scheduler(ABC):
     def _add_made(self, part: WorkerBatch) -> None:
         self._made.append(part)
 
+    @property
+    def _ahead(self) -> bool:
+        """True if workers with workers of their own may have batches that are not requested yet."""
+        return self.most_batches == math.inf
+
     def _sizes(self, workers: Sequence[int]) -> list[int]:
         """Returns the number of frames to request from each of some workers.
 
@@ -153,6 +160,7 @@ class Scheduler(ABC):
             most=most,
             samples_steps=self.samples_steps,
             normalization=None if self.normalization is None else self.normalization.share(),
+            ahead=self._ahead,
         )
         return self.pool.request_batch(index, place, request)
 
@@ -296,6 +304,7 @@ class AsyncScheduler(Scheduler):
         pool: the pool of workers.
         bound: object that delays requests so that no batch becomes too old; None for no limit.
         left: see :class:`Scheduler`.
+        at_once: number of batches that a worker makes at the same time.
     """
 
     def __init__(
@@ -303,9 +312,12 @@ class AsyncScheduler(Scheduler):
         pool: WorkerPool,
         bound: LagBound | None = None,
         left: Callable[[], float] = lambda: math.inf,
+        at_once: int = 1,
     ) -> None:
         super().__init__(pool, left)
         self.bound = bound
+        # The bound counts batches that are requested, so workers must have no others.
+        self._most_requests = _AHEAD if bound is None else _AHEAD * at_once
         # Number of each worker's last request.
         self._last: list[int] = []
 
@@ -313,7 +325,7 @@ class AsyncScheduler(Scheduler):
     def collect(self, wanted: Callable[[], bool], random: Callable[[], bool]) -> list[WorkerBatch]:
         if self.bound is not None:
             self.bound.begin()
-        for _ in range(_AHEAD):
+        for _ in range(self._most_requests):
             for index in self._by_turn():
                 self._keep_busy(index, wanted, random)
         part = self._choose()
@@ -351,13 +363,19 @@ class AsyncScheduler(Scheduler):
                 self.bound.ordered(part.answer.number, part.index)
         super().put_back(parts, requested)
 
+    @property
+    @override
+    def _ahead(self) -> bool:
+        return self.bound is None and super()._ahead
+
     @override
     def _add_made(self, part: WorkerBatch) -> None:
         super()._add_made(part)
         # Until its delivery, a batch counts as under way.
         self.frames_under_way += part.answer.frames
         if self.bound is not None:
-            self.bound.made(part.answer.number, part.answer.weights)
+            weights = math.inf if part.answer.random else part.answer.weights
+            self.bound.made(part.answer.number, weights)
 
     def _by_turn(self) -> list[int]:
         """Returns the workers, sorted by the age of their last requests, oldest first.
@@ -388,7 +406,10 @@ class AsyncScheduler(Scheduler):
         later: bool = False,
     ) -> None:
         """Sends a worker another request if the worker has too few and more frames are wanted."""
-        if len(self._requested[index]) >= _AHEAD or not wanted():
+        if len(self._requested[index]) >= self._most_requests or not wanted():
+            return
+        # A batch that is being delivered is under way until then.
+        if len(self._made) + sum(map(len, self._requested)) >= self.most_batches:
             return
         at_random = random()
         # A batch of random actions can't become too old.

@@ -13,6 +13,7 @@ from tensordict import TensorDictBase
 from torch import nn
 
 from trawl.collectors.held_updates import HeldUpdates, Outgoing
+from trawl.collectors.lag import PassedUpdates
 from trawl.collectors.policy_version import next_version
 from trawl.collectors.requests import NewWeights
 from trawl.collectors.setups import WorkerSetups
@@ -63,6 +64,9 @@ class WeightSender:
         holding: True while updates wait until :meth:`release`, so that a batch that was requested
             ahead is made with one version.
         held: the updates that wait.
+        received: number of updates of the policy that this collector has received itself, if it is
+            the worker of another collector.
+        passed: the received updates that were sent on to workers.
         on_sent: function that is called with weights of the policy that were sent, and each
             receiving worker's number of updates; or None.
     """
@@ -90,6 +94,8 @@ class WeightSender:
         self.updates = 0
         self.holding = False
         self.held = HeldUpdates()
+        self.received = 0
+        self.passed = PassedUpdates()
         # For each worker, weights that came through its handle after the last weights sent to it.
         self._handed: dict[int, Any] = {}
         # For each worker, its number of updates (see count()) when weights were last sent to it.
@@ -282,7 +288,7 @@ class WeightSender:
                 with next_version(self._tracker) if new_version else nullcontext():
                     for scheme, updates in elsewhere:
                         scheme.commit(updates, self._version)
-                    self._send_or_hold(Outgoing(to_workers, self._version))
+                    self._send_or_hold(Outgoing(to_workers, self._version, received=self.received))
                 self._announced = self._version
 
         sends = any(updates for _, updates in [*elsewhere, *to_workers.values()])
@@ -320,6 +326,8 @@ class WeightSender:
         told = outgoing.told.union(*reached) - acting
         late = [index for index in told if self.versions[index] != outgoing.version]
         self._send_version(late, outgoing.version)
+        for index in acting | told:
+            self.passed.note(index, self.count(index), outgoing.received)
 
     # --- updates that wait for a batch
 
@@ -389,7 +397,7 @@ class WeightSender:
         late = [i for i in chosen if self.versions[i] != self._version]
         if late or self.holding:
             with self._host.in_bounds(late), self._lock:
-                self._send_or_hold(Outgoing({}, self._version, frozenset(chosen)))
+                self._send_or_hold(Outgoing({}, self._version, frozenset(chosen), self.received))
 
     def announce_changes(self) -> None:
         """Sends the version to all workers if the user has advanced the counter directly."""

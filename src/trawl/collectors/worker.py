@@ -56,7 +56,7 @@ from trawl.weight_update.store import Receiver
 
 @dataclass
 class WorkerProgram:
-    """What a worker gets from the user's program.
+    """Parts of the user's program that a worker gets.
 
     Attributes:
         init_fn: function that is called before anything else.

@@ -208,7 +208,9 @@ class WorkerCollector(WorkerShutdown):
         self._scheduler: Scheduler = (
             SyncScheduler(self._pool, config.preemptive_threshold, weak(self._room))
             if self.sync
-            else AsyncScheduler(self._pool, self._lag_bound(), weak(self._room))
+            else AsyncScheduler(
+                self._pool, self._lag_bound(), weak(self._room), self._batches_at_once
+            )
         )
         ready = self._start_workers(self.num_workers)
         for text in dict.fromkeys(text for one in ready for text in one.warnings):
@@ -349,6 +351,10 @@ class WorkerCollector(WorkerShutdown):
 
     # --- collecting
 
+    def limit_batches(self, most: float) -> None:
+        """Sets the number of batches that may be under way, with the one that is delivered next."""
+        self._scheduler.most_batches = most
+
     def pop_cut(self) -> Sequence[int]:
         """Returns the ids of trajectories that a failure has ended before the last batch.
 
@@ -396,7 +402,8 @@ class WorkerCollector(WorkerShutdown):
         self._sender.release()
         self._before_request()
         # The buffer does not have these frames yet.
-        if self._wanted(sum(part.answer.frames for part in parts)):
+        ahead = self._scheduler.most_batches > 1
+        if ahead and self._wanted(sum(part.answer.frames for part in parts)):
             # Later updates wait for the batch, so the weights don't depend on the workers' speed.
             self._sender.hold()
             self._scheduler.request_ahead(self._is_random())
@@ -447,7 +454,8 @@ class WorkerCollector(WorkerShutdown):
         for part in parts:
             batch = self._batch_of(part)
             batch = self._delivery.deliver(batch, min(part.answer.filled, batch.shape[-1]))
-            self._progress.replay_written_frames += self._delivery.write(batch)
+            written = self._delivery.write(batch, part.answer.frames)
+            self._progress.replay_written_frames += written
             self._record(batch)
 
     @property

@@ -284,7 +284,8 @@ class WorkerControl(WorkerState):
         facts["memory_bytes"] = sum(pool.nbytes for pool in pools)
         ahead = "prefetch" if self.config.prefetch else "synchronous"
         facts["schedule"] = ahead if self.sync else "asynchronous"
-        if not self.sync or self.config.preempts or self.config.prefetch:
+        runs_ahead = not self.sync or self.config.prefetch or self._batches_at_once > 1
+        if runs_ahead or self.config.preempts:
             facts |= self._lags.stats()
         if self.config.on_env_error == "restart":
             facts.setdefault("env_restarts", 0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -54,6 +55,12 @@ class WorkerWeights(BaseCollector, OptionAttributes):  # type: ignore[misc]  # s
     _scheduler: Scheduler
     _unsent: UnsentWeights | None
     _lags: Lags
+    _oldest = math.inf
+
+    @property
+    def _batches_at_once(self) -> int:
+        """Number of batches that a worker makes at the same time."""
+        return 1
 
     def _new_sender(self) -> WeightSender:
         """Makes the weight sender, which has no strong reference to this collector."""
@@ -87,8 +94,21 @@ class WorkerWeights(BaseCollector, OptionAttributes):  # type: ignore[misc]  # s
         for part in parts:
             # After the collector is closed, the number of updates is unknown.
             if not part.answer.random and not self.closed:
-                newest = self._sender.count(part.index) + self._sender.held.count(part.index)
-                self._lags.add(newest - part.answer.weights, part.answer.frames)
+                index, weights = part.index, part.answer.weights
+                newest = self._sender.count(index) + self._sender.held.count(index)
+                self._lags.add(newest - weights, part.answer.frames)
+                self._oldest = min(self._oldest, self._sender.passed.received(index, weights))
+
+    def pop_oldest(self) -> float:
+        """Returns how many received updates the oldest weights include that made recent batches.
+
+        Returns:
+            The number of updates that this collector had received when these weights were sent to
+            its workers. It counts the batches since the last call. Infinite if there were none, or
+            if all actions were random.
+        """
+        oldest, self._oldest = self._oldest, math.inf
+        return oldest
 
     def _deliver_message(self, index: int, message: NewWeights) -> None:
         """Sends a message to a worker. Any thread may call this."""
@@ -120,7 +140,9 @@ class WorkerWeights(BaseCollector, OptionAttributes):  # type: ignore[misc]  # s
 
     def _lag_bound(self) -> LagBound | None:
         most = self.config.max_policy_lag
-        return None if most is None else LagBound(most, self._sender.count)
+        if most is None:
+            return None
+        return LagBound(most, self._sender.count, in_turn=self._batches_at_once == 1)
 
     def _in_bounds(self, chosen: Sequence[int]) -> AbstractContextManager[None]:
         """Returns a context that waits until an update would not exceed ``max_policy_lag``."""
@@ -177,6 +199,8 @@ class WorkerWeights(BaseCollector, OptionAttributes):  # type: ignore[misc]  # s
         known = self._version is not None and update.version is not None
         if self._version is not None and update.version is not None:
             self._version.version = update.version
+        if model_id == POLICY:
+            self._sender.received = receiver.count
         for change in changes:
             change()
         if known:

@@ -21,15 +21,12 @@ import torch
 from torch import Tensor, nn
 
 from trawl.data.sinks.files import create, damaged, open_inside, sync
+from trawl.schema.checks import MOST_BITS, MOST_LEVELS
 
 SUFFIX = ".pt"
 # Number of hexadecimal digits of the digest in a name.
 DIGITS = 16
 _CHUNK = 1 << 20
-#: Number of containers inside each other that a file may have.
-MOST_LEVELS = 200
-# Number of bits of the largest integer that torch.load(weights_only=True) reads.
-_MOST_BITS = 2039
 # Types that torch.load(weights_only=True) reads. Subclasses are not among them.
 _PLAIN = (type(None), bool, int, float, complex, str, bytes, torch.Size, torch.dtype, torch.device)
 _TENSORS = (Tensor, nn.Parameter)
@@ -58,10 +55,10 @@ def check_plain_data(name: str, value: Any, depth: int = 0) -> None:
     if kind in _TENSORS or kind in _MAPPINGS:
         for attribute, inner in getattr(value, "__dict__", {}).items():
             check_plain_data(f"{name}.{attribute}", inner, depth + 1)
-    if kind is int and value.bit_length() > _MOST_BITS:
+    if kind is int and value.bit_length() > MOST_BITS:
         raise ValueError(
             f"{name} is an integer of {value.bit_length():,} bits, but files hold at most "
-            f"{_MOST_BITS:,}: convert it to a string"
+            f"{MOST_BITS:,}: convert it to a string"
         )
     if kind in _PLAIN or kind in _TENSORS:
         return

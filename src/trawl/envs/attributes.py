@@ -160,8 +160,9 @@ def check_method(name: object) -> str:
         ValueError: if the method is one that collectors call.
     """
     checked = check_name(name)
-    if checked in _OWN:
-        raise ValueError(f"call({name!r}) would disturb the collection: {_OWN[checked]}")
+    *layers, last = checked.split(".")
+    if last in _OWN and set(layers) <= {"env", "unwrapped"}:
+        raise ValueError(f"call({name!r}) would disturb the collection: {_OWN[last]}")
     return checked
 
 
@@ -180,7 +181,8 @@ def chosen(indices: Any, count: int) -> list[int]:
     if indices is None:
         return list(range(count))
     found = []
-    for index in indices if hasattr(indices, "__iter__") else [indices]:
+    several = hasattr(indices, "__iter__") and getattr(indices, "ndim", None) != 0
+    for index in indices if several else [indices]:
         if isinstance(index, bool) or not hasattr(index, "__index__"):
             raise TypeError(
                 f"indices must be numbers of environments, but {indices!r} has {index!r}"

@@ -20,6 +20,7 @@ from trawl.devices import optional_device
 from trawl.envs.arguments import argument_names
 from trawl.envs.capture import capture, restore
 from trawl.envs.capture.history import PoolLog
+from trawl.envs.capture.ways import chain
 from trawl.envs.dm import DMEnv
 from trawl.envs.finding_infos import with_infos
 from trawl.envs.info_keys import InfoKeys
@@ -47,7 +48,6 @@ from trawl.envs.pool import Pool, adapt_pool, is_pool
 from trawl.envs.replacements import made_again
 from trawl.envs.reset_kwargs import (
     ResetArguments,
-    layers_of,
     names_taken,
     needs_mapping,
     resets_itself,
@@ -385,14 +385,14 @@ class GymEnv(LoggedEnv):
         elif isinstance(self.env.unwrapped, DMEnv):
             super().set_reset_kwargs(given, first, counts)
         elif self.vector is None:
-            names = names_taken(layers_of(self.env))
+            names = names_taken(chain(self.env))
             self.reset_arguments = ResetArguments(given, first, names, counts)
         elif self.vector.autoresets is not None:
             raise resets_itself(self.env, self.vector.autoresets)
         elif not isinstance(given, Mapping):
             raise needs_mapping(self.env)
         else:
-            ResetArguments(given, first, names_taken(layers_of(self.env)), counts)
+            ResetArguments(given, first, names_taken(chain(self.env)), counts)
             self._fixed_arguments = given
         self._give_arguments()
 

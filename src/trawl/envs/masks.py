@@ -406,7 +406,9 @@ def mask_method(env: Any, space: gymnasium.Space[Any], spec: Any) -> MaskMethod 
         space: space of the action of one environment.
         spec: the action's spec.
     """
-    inner, count = getattr(env, "unwrapped", env), getattr(env, "num_envs", None)
+    inner = getattr(env, "unwrapped", env)
+    # A single environment may have an attribute of this name.
+    count = None if isinstance(env, gymnasium.Env) else getattr(env, "num_envs", None)
     call = masking_method(env, space)
     several = _is_maskable(space) and isinstance(inner, (SyncVectorEnv, AsyncVectorEnv))
     if call is None and several and all(inner.call("has_wrapper_attr", _METHOD)):

@@ -10,7 +10,8 @@ import math
 from typing import Any, NamedTuple
 
 import numpy as np
-from gymnasium import RewardWrapper
+from gymnasium import Wrapper
+from gymnasium.vector import VectorWrapper
 
 from trawl.memory import Array
 
@@ -136,7 +137,7 @@ def reward_of(value: Any, env: object) -> float:
                 f"step of {env!r} returned a reward of shape {array.shape}, but the reward must "
                 f"be a single number: {value!r}. For a reward of several components, state "
                 f"reward_space = gymnasium.spaces.Box(-numpy.inf, numpy.inf, {array.shape}) in the "
-                "environment"
+                "environment, and in a wrapper with a step of its own"
             )
         try:
             return float(array.item())
@@ -171,6 +172,12 @@ def rewards_of(value: Any, shape: tuple[int, ...], env: object) -> Array:
     return array
 
 
+# Wrappers that make other rewards, and don't state their space.
+_REWARD_WRAPPERS = {"RewardWrapper", "VectorRewardWrapper", "LinearReward"}
+# Packages whose other wrappers pass rewards on.
+_PASSING = {"gymnasium", "mo_gymnasium", "trawl"}
+
+
 def reward_shape_of(env: Any) -> tuple[int, ...]:
     """Returns the shape of an environment's reward, which its ``reward_space`` may state.
 
@@ -182,7 +189,7 @@ def reward_shape_of(env: Any) -> tuple[int, ...]:
         ``()`` for a single number.
     """
     layer = env
-    while layer is not None:
+    while True:
         # Some wrappers pass attributes on, but only the layer that has it knows its reward.
         own = "reward_space" in getattr(layer, "__dict__", ()) or hasattr(
             type(layer), "reward_space"
@@ -193,11 +200,18 @@ def reward_shape_of(env: Any) -> tuple[int, ...]:
             if len(found) > 1 and found[0] == getattr(env, "num_envs", None):
                 found = found[1:]
             return () if math.prod(found) == 1 else found
-        if isinstance(layer, RewardWrapper) or type(layer).__name__ == "LinearReward":
-            # It makes other rewards, and doesn't state their space.
+        if not isinstance(layer, (Wrapper, VectorWrapper)) or _may_change_rewards(layer):
             return ()
-        layer = getattr(layer, "env", None)
-    return ()
+        layer = layer.env
+
+
+def _may_change_rewards(wrapper: Any) -> bool:
+    """Returns True for a wrapper whose rewards may be others than those that it wraps."""
+    kinds = type(wrapper).__mro__
+    if any(kind.__name__ in _REWARD_WRAPPERS for kind in kinds):
+        return True
+    stepping = next(kind for kind in kinds if "step" in vars(kind))
+    return stepping.__module__.partition(".")[0] not in _PASSING
 
 
 class OutcomeCheck:

@@ -30,12 +30,13 @@ from trawl.envs.agent_steps import (
 from trawl.envs.arguments import lists_arguments
 from trawl.envs.capture import capture, restore
 from trawl.envs.capture.replay import EpisodeLog
+from trawl.envs.capture.ways import chain
 from trawl.envs.info_keys import AnyText, AnyValue
 from trawl.envs.infos import InfoLeaf
 from trawl.envs.logged import LoggedEnv
 from trawl.envs.masks import MASK_KEY
 from trawl.envs.replacements import made_again
-from trawl.envs.reset_kwargs import ResetArguments, layers_of, names_taken
+from trawl.envs.reset_kwargs import ResetArguments, names_taken
 from trawl.envs.seeding import check_seed, derive, next_seed
 from trawl.envs.spaces import SpaceLeaf
 from trawl.envs.specs import Categorical, Composite, NonTensor, Unbounded
@@ -201,7 +202,7 @@ class PettingZooEnv(LoggedEnv):
 
     @override
     def set_reset_kwargs(self, given: Any, first: int, counts: Any) -> None:
-        names = names_taken(layers_of(self.env))
+        names = names_taken(chain(self.env))
         none = given is None
         self.reset_arguments = None if none else ResetArguments(given, first, names, counts)
 

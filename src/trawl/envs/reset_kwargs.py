@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -120,7 +121,7 @@ class ResetArguments:
         _check_mapping(what, own)
         self._check(own, what)
         # A seed for each episode is meant to decide it, also after set_seed().
-        seed = {"seed": own["seed"]} if own.get("seed") is not None else {}
+        seed = {"seed": _number(own["seed"], what)} if own.get("seed") is not None else {}
         return copied(own) | copied(kwargs) | seed
 
     def _check(self, given: Mapping[str, Any], what: str) -> None:
@@ -133,16 +134,24 @@ class ResetArguments:
             )
 
 
+def _number(seed: Any, what: str) -> int:
+    """Returns a seed as the integer that environments take, which is none of numpy's."""
+    try:
+        return operator.index(seed)
+    except TypeError:
+        raise TypeError(f"the seed in {what} must be an integer, but it is {seed!r}") from None
+
+
 def copied(given: Mapping[str, Any]) -> dict[str, Any]:
     """Returns a copy of arguments, because environments may change their options."""
     return {key: dict(one) if isinstance(one, Mapping) else one for key, one in given.items()}
 
 
-def names_taken(layers: Iterator[Any]) -> frozenset[str] | None:
+def names_taken(layers: Sequence[Any]) -> frozenset[str] | None:
     """Returns the names of the arguments that the resets of all layers take; None for any.
 
     Args:
-        layers: the environment and what it wraps, each with a method ``reset``.
+        layers: the wrappers around an environment, and the environment itself.
     """
     found: frozenset[str] | None = None
     for layer in layers:
@@ -271,14 +280,7 @@ def _names_of_torchrl(env: Any) -> frozenset[str] | None:
         return frozenset(one.name for one in parameters) - {"tensordict"}
     # Wrappers pass the arguments on to an environment of another library.
     inner = getattr(env, "_env", None)
-    return None if inner is None else names_taken(iter([inner]))
-
-
-def layers_of(env: Any) -> Iterator[Any]:
-    """Yields an environment and what it wraps, from the outside in."""
-    while env is not None:
-        yield env
-        env = getattr(env, "env", None)
+    return None if inner is None else names_taken([inner])
 
 
 def sliced(counts: Counts, sizes: Sequence[int]) -> Iterator[tuple[int, Counts]]:

@@ -20,13 +20,13 @@ from trawl.checks import check_bool
 from trawl.devices import check_device
 from trawl.envs.arguments import lists_arguments
 from trawl.envs.autoreset import autoreset_mode as declared_mode
+from trawl.envs.capture.ways import chain
 from trawl.envs.info_keys import InfoKeys, given_entries
 from trawl.envs.masks import MASK_KEY, masking_method, rand_actions
 from trawl.envs.outcomes import reset_results, step_results
 from trawl.envs.reset_kwargs import (
     ResetArguments,
     copied,
-    layers_of,
     names_taken,
     needs_mapping,
     resets_itself,
@@ -154,7 +154,7 @@ class TorchVectorEnv(TensorEnv):
             raise resets_itself(self.env, f"has autoreset_mode={self.mode.value!r}")
         if not isinstance(given, Mapping):
             raise needs_mapping(self.env)
-        ResetArguments(given, first, names_taken(layers_of(self.env)), counts)
+        ResetArguments(given, first, names_taken(chain(self.env)), counts)
         self._reset_kwargs = given
 
     def _add_infos(self, info_keys: InfoKeys) -> None:

@@ -86,7 +86,7 @@ def kept_envs(envs: Sequence[Any]) -> Kept:
 
 
 class Kept:
-    """What a policy or another object consists of, and how it was before a call.
+    """State of a policy or another object before a call, with all that it consists of.
 
     Args:
         but: objects that are left alone.

@@ -32,6 +32,8 @@ Check = Callable[[Any, str, Any], None]
 UNKNOWN: Any = type("Unknown", (), {"__repr__": lambda _: "UNKNOWN"})()
 #: Number of dictionaries and lists inside each other that a state may have.
 MOST_LEVELS = 200
+#: Number of bits of the largest integer that torch.load(weights_only=True) reads.
+MOST_BITS = 2039
 _MOST = 2**63 - 1
 # Number of places in which the containers of a state may stand on average.
 _MOST_REPEATS = 100

@@ -165,6 +165,12 @@ class ClusterCollector(WorkerCollector):
     def _inner_workers(self) -> int:
         return self.remote.num_workers_per_collector if self.remote.nested else 1
 
+    @property
+    @override
+    def _batches_at_once(self) -> int:
+        together = getattr(self.remote.kind, "sync", False)
+        return 1 if together else self._inner_workers
+
     def _warn_of_random_frames(self) -> None:
         frames = self.config.init_random_frames
         if not self.sync and frames:
@@ -187,6 +193,17 @@ class ClusterCollector(WorkerCollector):
                 f"have workers of their own (collector_class={self.remote.collector_class!r}): use "
                 "collector_class='single'"
             )
+
+        if self.config.max_policy_lag is not None:
+            given = each("collector_kwargs", self.remote.collector_kwargs, self.num_workers)
+            shares = {(own or {}).get("preemptive_threshold") for own in given} - {None, 1}
+            if shares:
+                raise ValueError(
+                    f"max_policy_lag={self.config.max_policy_lag} can't be used with "
+                    f"preemptive_threshold={shares.pop()!r} in collector_kwargs, because slow "
+                    "workers of a node would deliver older frames with a later batch: leave one of "
+                    "them out"
+                )
 
     @property
     @override

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -80,6 +81,8 @@ class NestedService(CollectorService):
         collector = self.collector
         collector._is_random = lambda: request.random
         collector.most_frames = request.most
+        # The driver counts the batches that it has requested.
+        collector.limit_batches(math.inf if request.ahead else len(self._requests) + 1)
         load_statistics(collector, request.normalization)
         before = collector._frames
         self._name_writes(request)
@@ -99,6 +102,7 @@ class NestedService(CollectorService):
     @override
     def _next_apart(self) -> Any:
         batch = self.collector.next()
+        self.collector.pop_oldest()
         self._number(batch)
         return batch
 
@@ -154,15 +158,17 @@ class NestedService(CollectorService):
         self, request: CollectRequest, frames: int, batch: bytes | None, buffers: Sequence[Any] = ()
     ) -> BatchReady:
         collector = self.collector
+        oldest = collector.pop_oldest()
         return BatchReady(
             number=request.number,
             frames=frames,
             filled=collector.requested_frames_per_batch,
             version=collector.policy_version,
-            weights=self._updates,
+            weights=self._updates if oldest == math.inf else int(oldest),
             trajectory=self._next,
             batch=batch,
             buffers=buffers,
             facts=self._facts(),
-            random=request.random,
+            # A batch of random actions may answer a request that came later.
+            random=request.random or oldest == math.inf,
         )

@@ -25,7 +25,7 @@ from gymnasium.spaces import GraphInstance
 from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
 
 from trawl.envs.info_wrappers import InfoMerger
-from trawl.schema.checks import bit_generator, numpy_dtype
+from trawl.schema.checks import MOST_BITS, bit_generator, numpy_dtype
 
 _PLAIN = (type(None), bool, int, float, str, bytes)
 _TENSORS = (torch.bool, torch.uint8, torch.int32, torch.int64, torch.float32, torch.float64)
@@ -44,10 +44,6 @@ _FACTORIES = frozenset({"env_fns"})
 
 class _Simple:
     """An empty class, with the smallest possible instances."""
-
-
-# Number of bits of the largest integer that torch.load(weights_only=True) reads.
-_MOST_BITS = 2039
 
 
 class NotPlain(Exception):
@@ -267,7 +263,7 @@ def as_readable(value: Any) -> Any:
     """Returns a number, text or bytes in a form that torch.load(weights_only=True) reads."""
     if value == b"" and type(value) is bytes:
         return {"kind": "bytes"}
-    if type(value) is int and value.bit_length() > _MOST_BITS:
+    if type(value) is int and value.bit_length() > MOST_BITS:
         return {"kind": "integer", "hex": hex(value)}
     return value
 
