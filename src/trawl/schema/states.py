@@ -340,6 +340,14 @@ _OPTIONAL: dict[str, Check] = {
     "uncaptured": text,
     "episodes_begun": listed(_COUNT),
     "collector_progress": table(_COUNT),
+    "watched": entries(
+        {
+            "episodes": entries(
+                {"count": _COUNT, "returns": listed(number), "lengths": listed(_ID)}
+            ),
+            "logged": table(listed(number)),
+        }
+    ),
     # Of collectors with workers.
     "seeds": listed(optional(row(integer(0, 2**64), flag))),
     "requested": flag,
