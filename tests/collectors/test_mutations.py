@@ -33,11 +33,7 @@ def test_a_changed_state_is_refused_or_loaded_as_a_whole(kind, trap):
             trial.step(thorough=number % 25 == 0)
     finally:
         trial.close()
-    raised = [fault for fault in trial.faults if fault[1].startswith(("load:", "next:"))]
-    assert raised == []
-    # FIXME: a transform's cached copies, and the log of a replay, may come back in another form.
-    assert kind in ("replay", "torchrl") or trial.faults == []
-    assert len(trial.faults) <= COUNTS[kind] // 50
+    assert trial.faults == []
     assert trial.counts["mutations"] == COUNTS[kind]
     assert trial.counts["refused"] > trial.counts["loaded"] > 0
 

@@ -59,6 +59,8 @@ class Encoded:
         self._members, self.strict = members, strict
         # For each number of a value: its kind, and the bytes of an array.
         self._known: dict[int, tuple[str, int]] = {}
+        # Numbered values of the state, and of the object's own.
+        self._values: tuple[dict[int, Any], dict[int, Any]] = ({}, {})
         self._blocks: dict[int, int] = {}
 
     def attributes(self, value: Any, place: str, own: Any) -> None:
@@ -70,8 +72,8 @@ class Encoded:
 
     def __call__(self, value: Any, place: str, own: Any) -> None:
         """Checks one value."""
-        if self.strict and not (own is UNKNOWN or own is None or value is None):
-            check_same_kind(value, place, own)
+        if self.strict:
+            self._check_alike(value, place, own)
         mine = own.get("kind") if isinstance(own, Mapping) else own
         if mine in ("space", "object") and kind_of(value) not in (mine, "same", "NoneType"):
             raise StateError(f"{place} must be the state of an object ({mine})")
@@ -91,6 +93,14 @@ class Encoded:
             integer()(value.get("number"), f"{place}['number']", UNKNOWN)
             self._known[value["number"]] = kind, 0
         self._CHECKS[kind](self, value, place, own if mine == kind else UNKNOWN)
+
+    def _check_alike(self, value: Any, place: str, own: Any) -> None:
+        """Checks that a value, or what it refers to, is like the object's own."""
+        found = [
+            _referred(one, known) for one, known in zip((value, own), self._values, strict=True)
+        ]
+        if not any(one is UNKNOWN or one is None for one in found):
+            check_same_kind(found[0], place, found[1])
 
     def _simple(self, value: dict[str, Any], place: str, own: Any) -> None:
         """Accepts a value whose fields have been checked."""
@@ -307,6 +317,17 @@ def attribute_name(name: Any, place: str, own: Any) -> None:
         refuse(place, "the name of an attribute", name)
 
 
+def _referred(value: Any, known: dict[int, Any]) -> Any:
+    """Returns the value to which another one refers, and remembers all that are numbered."""
+    if type(value) is not dict or type(value.get("number")) is not int:
+        return value
+    if value.get("kind") == "same":
+        return known.get(value["number"], UNKNOWN)
+    if value.get("kind") not in _UNNUMBERED:
+        known[value["number"]] = value
+    return value
+
+
 def _number_of(value: Any) -> int:
     return value.get("number", -1) if isinstance(value, dict) else -1
 
@@ -341,9 +362,16 @@ def check_same_kind(value: Any, place: str, own: Any) -> None:
         if value.get(name) != own.get(name):
             refuse(f"{place}[{name!r}]", repr(own.get(name)), value.get(name))
     items = value.get("items") if kind_of(own) in ("list", "tuple") else None
-    # An empty list may be one that has not been filled yet.
-    if type(items) is list and items and own["items"] and len(items) != len(own["items"]):
+    # An empty list may be one that has not been filled yet, but not a list of names.
+    if type(items) is not list or len(items) == len(own["items"]):
+        return
+    if (items and own["items"]) or any(map(_is_name, [*items, *own["items"]])):
         refuse(f"{place}['items']", f"a list of {len(own['items'])}", items)
+
+
+def _is_name(value: Any) -> bool:
+    """Returns True for the name of an entry of a TensorDict."""
+    return type(value) is str or kind_of(value) == "tuple"
 
 
 # --- generators of random numbers

@@ -362,11 +362,15 @@ def test_the_wrappers_after_the_replay_count():
     env = logged(wrapped(Closed()))
     drive(env, env.reset(seed=1), 200)
     state = through_a_file(env.capture())
-    state["env"]["replay"]["wrappers"] = [{} for _ in state["env"]["replay"]["wrappers"]]
+    wrappers = state["env"]["replay"]["wrappers"]
+    (timed,) = (one for one in wrappers if "episode_start_time" in one)
+    timed["episode_start_time"] = 5.0
     other = logged(wrapped(Closed()))
     other.restore(state)
-    # The time at which the episode began.
-    assert other.env.episode_start_time != env.env.episode_start_time
+    assert other.env.episode_start_time == 5.0
+    del timed["episode_start_time"]
+    with pytest.raises(EnvStateError, match=r"must have the attributes .*episode_start_time"):
+        other.restore(state)
 
 
 def test_rewards_are_compared():

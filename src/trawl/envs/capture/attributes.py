@@ -305,9 +305,13 @@ class Decoder:
         Raises:
             NotPlain: see :meth:`write`.
         """
+        self.drop_others(owner, frozenset({*attributes, *skip}))
+        self.write(owner, attributes)
+
+    def drop_others(self, owner: Any, kept: frozenset[str]) -> None:
+        """Deletes the attributes of an object that an encoder would capture, except some."""
         members = {id(member): index for index, member in enumerate(self._members)}
-        kept = {*attributes, *skip, *constant_names(owner)}
-        for name in vars(owner).keys() - kept:
+        for name in vars(owner).keys() - kept - constant_names(owner):
             value = vars(owner)[name]
             if isinstance(value, Space):
                 # The state is one from before the space was seeded.
@@ -315,7 +319,6 @@ class Decoder:
                     vars(space)["_np_random"] = None
             elif not is_fixed(value, members):
                 del vars(owner)[name]
-        self.write(owner, attributes)
 
     def decode(self, data: Any, present: Any = None) -> Any:
         """Returns the value that data describes; ``present`` is the present value in its place."""

@@ -126,27 +126,47 @@ def _noted(wrapper: Any, encoder: Encoder) -> dict[str, Any]:
     return {} if isinstance(wrapper, PassiveEnvChecker) else encoder.some_attributes(wrapper)
 
 
-def write(members: Sequence[Any], origin: Mapping[str, Any], made: Mapping[str, Any]) -> None:
+def write(
+    members: Sequence[Any],
+    origin: Mapping[str, Any],
+    made: Mapping[str, Any],
+    end: Mapping[str, Any],
+) -> None:
     """Restores the origin of an episode in an environment.
+
+    Numbers, generators and attributes of wrappers that exist only here are deleted.
 
     Args:
         members: the wrapper chain, outermost first.
         origin: the origin that :func:`note` returned.
         made: the numbers of this environment when it was made.
+        end: states of the generators and of the wrappers after the episode.
     """
-    base = members[-1]
+    base, decoder = members[-1], Decoder(members[::-1])
     attributes = _attributes(base)
-    for name, value in {**made, **origin["numbers"]}.items():
-        if name not in attributes or type(attributes[name]) in _NUMBERS:
-            attributes[name] = value
+    known = {**made, **origin["numbers"]}
+    sources = {*origin["generators"], *end["generators"]}
+    for name, value in [*attributes.items()]:
+        kept = known if type(value) in _NUMBERS else sources
+        if type(value) in {*_NUMBERS, *_GENERATORS} and name not in kept:
+            del attributes[name]
+    fitting = {
+        name: value
+        for name, value in known.items()
+        if name not in attributes or type(attributes[name]) in _NUMBERS
+    }
+    decoder.write(base, fitting)
     Decoder([]).write(base, origin["generators"])
     if origin["emulator"] is not None:
         put_emulator_state(base.ale, origin["emulator"])
-    decoder = Decoder(members[::-1])
-    inside = zip(members[-2::-1], reversed(origin["wrappers"]), strict=False)
+    inside = zip(
+        members[-2::-1], reversed(origin["wrappers"]), reversed(end["wrappers"]), strict=False
+    )
     # In the order in which they were recorded, because values may refer to earlier values.
-    for member, noted in reversed(list(inside)):
-        decoder.write(member, noted)
+    for member, noted, last in reversed(list(inside)):
+        if not isinstance(member, PassiveEnvChecker):
+            decoder.drop_others(member, frozenset({*noted, *last}))
+            decoder.write(member, noted)
 
 
 def arguments_of(origin: Mapping[str, Any]) -> dict[str, Any]:

@@ -133,7 +133,9 @@ class EpisodeLog(StepLog):
     def _repeat(self, env: Any, state: Mapping[str, Any]) -> None:
         members = chain(env)
         try:
-            origin.write(members, state["origin"], self._made or {})
+            if self._made is None:
+                self._made = origin.numbers(members[-1])
+            origin.write(members, state["origin"], self._made, state)
             leaves, rewards = self._play(env, origin.arguments_of(state["origin"]))
         except EnvStateError:
             raise
@@ -152,6 +154,13 @@ class EpisodeLog(StepLog):
         decoder, encoder = Decoder(members[::-1]), Encoder(members[::-1])
         for member, attributes in zip(members[:-1], state["wrappers"], strict=True):
             own = encoder.attributes(member)
+            lacking = {name for name in own.keys() - attributes.keys() if _stays(own[name])}
+            unknown = attributes.keys() - own.keys() if isinstance(member, _REPLAYED) else set()
+            if lacking or unknown:
+                raise EnvStateError(
+                    f"{type(member).__name__} must have the attributes {sorted(own)}, but the "
+                    f"state has {sorted(attributes)}"
+                )
             for name, value in attributes.items():
                 if None not in (value, own.get(name)) and kind_of(value) != kind_of(own[name]):
                     raise EnvStateError(
@@ -159,7 +168,7 @@ class EpisodeLog(StepLog):
                         f"state has a {kind_of(value)}"
                     )
             if not isinstance(member, _REPLAYED):
-                decoder.write(member, attributes)
+                decoder.replace(member, attributes)
 
     def _play(self, env: Any, arguments: Mapping[str, Any]) -> tuple[list[Any], int]:
         """Repeats the reset and all steps.
@@ -182,6 +191,11 @@ class EpisodeLog(StepLog):
                     f"going on for {self.steps}"
                 )
         return self._encode(obs), rewards
+
+
+def _stays(value: Any) -> bool:
+    """Returns True unless a value is a space, which is captured only after samples were drawn."""
+    return kind_of(value) != "space"
 
 
 def _end(base: Any) -> dict[str, Any]:
