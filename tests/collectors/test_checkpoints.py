@@ -333,6 +333,19 @@ def rewrite(folder, **changes):
     writing.close()
 
 
+@pytest.mark.parametrize("value", [torch.zeros(3), [], 3, None])
+def test_a_description_of_an_environment_that_is_no_text_is_named(saved, value):
+    folder, _ = saved
+    state = torch.load(folder / names(folder)[-1], weights_only=True)["state"]
+    state["resume"]["envs"][0]["env"]["identity"]["package"] = value
+    rewrite(folder, state=state)
+    with (
+        make(Collector) as collector,
+        pytest.warns(RuntimeWarning, match="environment 0 .* 'package' is .* is loaded instead"),
+    ):
+        assert collector.load_checkpoint(folder)
+
+
 def test_the_checkpoint_of_another_version_is_refused(saved):
     folder, batches = saved
     rewrite(folder, trawl="0.0.1")

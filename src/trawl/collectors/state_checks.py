@@ -9,6 +9,7 @@ from torch import Tensor
 
 from trawl.collectors.snapshots import RESUME, UNCAPTURED
 from trawl.errors import StateError
+from trawl.schema.checks import shown
 
 # Entries of a state: the weights of the policy, and the description of an environment.
 _WEIGHTS, _IDENTITY = "policy_state_dict", "identity"
@@ -99,11 +100,16 @@ def _check_environments(theirs: Any, mine: Any) -> None:
         )
     for index, (one, other) in enumerate(zip(before, now, strict=True)):
         for name in sorted(other):
-            if one.get(name) != other[name]:
+            value = one.get(name, "")
+            if not isinstance(value, type(other[name])):
+                raise StateError(
+                    f"the state must describe environment {index} as this collector does, but its "
+                    f"{name!r} is {shown(value)}"
+                )
+            if value != other[name]:
                 raise StateError(
                     f"the state is one of another environment: {name!r} of environment {index} is "
-                    f"{one.get(name) or 'empty'} there, and {other[name] or 'empty'} in this "
-                    "collector"
+                    f"{value or 'empty'} there, and {other[name] or 'empty'} in this collector"
                 )
 
 

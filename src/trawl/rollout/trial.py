@@ -205,6 +205,8 @@ class Kept:
             self.owner(function.func)
         elif isinstance(function, MethodType):
             self.owner(function.__self__)
+        elif draws_privately.get():
+            return  # another thread may change the function's variables meanwhile
         elif (function.__module__ or "").partition(".")[0] not in _LIBRARIES:
             for cell in function.__closure__ or ():
                 self._cell(cell)

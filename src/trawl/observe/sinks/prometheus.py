@@ -44,6 +44,14 @@ class _Server(ThreadingMixIn, WSGIServer):
         """Returns True if there is room for another client."""
         return self._free.acquire(blocking=False)
 
+    def process_request(self, request: Any, client_address: Any) -> None:
+        """Starts the thread that serves a client."""
+        try:
+            super().process_request(request, client_address)
+        except BaseException:  # there are too many threads
+            self._free.release()
+            raise
+
     def process_request_thread(self, request: Any, client_address: Any) -> None:
         """Serves a client, and makes room for the next one."""
         try:
