@@ -43,6 +43,8 @@ from trawl.backends.remote_rank import RENDEZVOUS
 from trawl.backends.spawn_payload import packed
 from trawl.checks import require_linux
 
+# The reason of a process that ended without an error.
+_WELL = "exited with status 0"
 # Seconds to wait for messages that a process sent before it ended: its children may keep its
 # connection open.
 _LATE = 1.0
@@ -420,6 +422,8 @@ class RemoteWorker(Worker):
         reason = self._why if self._given_up else self._exit or self._why
         if self.ended is not None and self._exit is None:
             reason = f"exited with status {self.ended}"
+        elif self.ended is None and not self.told_to_stop and reason.startswith(_WELL):
+            reason = f"ended by itself, as workers do that lose their connection: {reason}"
         return Death(self, self._who + reason, self.told_to_stop and self.ended == 0)
 
     def read(self, frame: Frame) -> Event | None:
