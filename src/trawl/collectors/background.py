@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from weakref import WeakMethod
 
 from trawl.checks import check_bool
-from trawl.collectors.budget import Progress
+from trawl.collectors.budget import FrameCounts
 from trawl.collectors.config import CollectorConfig
 from trawl.collectors.trajectory_batcher import TrajectoryBatcher
 from trawl.threads import stop_at_exit
@@ -186,7 +186,7 @@ class BackgroundCollector:
     _background: Background | None
     _limiter: RateLimiter | None
     _frames: int
-    _progress: Progress
+    _progress: FrameCounts
     _whole: TrajectoryBatcher | None
     _lock: threading.RLock
 

@@ -24,7 +24,7 @@ from trawl.collectors.background import (
     CollectorClosed,
     RateLimiter,
 )
-from trawl.collectors.budget import FrameBudget, Progress
+from trawl.collectors.budget import FrameBudget, FrameCounts
 from trawl.collectors.checkpointing import CheckpointedCollector
 from trawl.collectors.closing import ClosingCollector
 from trawl.collectors.config import CollectorConfig, warn
@@ -118,7 +118,7 @@ class BaseCollector(  # type: ignore[misc]  # the option `trace` has a method of
         self.pre_collect_hook: Callable[[], Any] | None = config.pre_collect_hook
         self.post_collect_hook: Callable[[Any], Any] | None = config.post_collect_hook
         self._batches = 0
-        self._progress = Progress()
+        self._progress = FrameCounts()
         self._failed = False
         # The batch, if any, that was complete when Ctrl-C was pressed.
         self._kept: list[Any] = []
@@ -483,7 +483,7 @@ class BaseCollector(  # type: ignore[misc]  # the option `trace` has a method of
             workers have not answered, ``restarts`` the number of times that workers were replaced,
             and ``process_bytes`` the resident memory of this process.
 
-            The entries of :class:`~trawl.collectors.budget.Progress` are included:
+            The entries of :class:`~trawl.collectors.budget.FrameCounts` are included:
             ``stepped_frames``, ``trajectory_completed_frames``, ``completed_trajectories``,
             ``replay_written_frames`` and ``trajectory_pending_frames``. All but the last are
             part of the collector's state.

@@ -17,7 +17,7 @@ PROGRESS = "collector_progress"
 
 
 @dataclass
-class Progress:
+class FrameCounts:
     """Counts of the frames and trajectories of a collector.
 
     All counts grow, and states keep them, except for ``trajectory_pending_frames``.
@@ -37,19 +37,19 @@ class Progress:
     trajectory_pending_frames: int = 0
 
     @classmethod
-    def total(cls, parts: Iterable[Progress]) -> Self:
+    def total(cls, parts: Iterable[FrameCounts]) -> Self:
         """Returns the sum of the progress of several workers."""
         return cls(*map(sum, zip(*map(astuple, parts), strict=True)))
 
-    def since(self, before: Progress) -> Progress:
+    def since(self, before: FrameCounts) -> FrameCounts:
         """Returns what was counted since an earlier time, with the frames that are pending now."""
         counts = (now - then for now, then in zip(astuple(self), astuple(before), strict=True))
         pending = self.trajectory_pending_frames
-        return replace(Progress(*counts), trajectory_pending_frames=pending)
+        return replace(FrameCounts(*counts), trajectory_pending_frames=pending)
 
-    def add(self, other: Progress) -> None:
+    def add(self, other: FrameCounts) -> None:
         """Adds what was counted since, which :meth:`since` returned."""
-        self.load(asdict(Progress.total([self, other])))
+        self.load(asdict(FrameCounts.total([self, other])))
         self.trajectory_pending_frames = other.trajectory_pending_frames
 
     def load(self, state: Mapping[str, Any]) -> None:
@@ -78,24 +78,24 @@ class FrameBudget:
 
     config: CollectorConfig
     closed: bool
-    _progress: Progress
+    _progress: FrameCounts
     requested_frames_per_batch: int
     _whole: TrajectoryBatcher | None
     _frames = 0
     most_frames = math.inf
 
     @property
-    def progress(self) -> Progress:
+    def progress(self) -> FrameCounts:
         """The counts of frames and trajectories that ``stats()`` has; a copy."""
         return replace(self._counts(), **({"trajectory_pending_frames": 0} if self.closed else {}))
 
-    def _counts(self) -> Progress:
+    def _counts(self) -> FrameCounts:
         return self._progress
 
     def _load_progress(self, state: Mapping[str, Any]) -> None:
         """Restores the progress of a state, except for what workers count."""
-        self._progress = Progress()
-        loaded = Progress()
+        self._progress = FrameCounts()
+        loaded = FrameCounts()
         loaded.load(progress_of(state))
         self._progress = loaded.since(self._counts())
 

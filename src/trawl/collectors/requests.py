@@ -9,7 +9,7 @@ from time import perf_counter
 from typing import Any
 
 from trawl.backends.failure import Failure
-from trawl.collectors.budget import Progress
+from trawl.collectors.budget import FrameCounts
 from trawl.collectors.snapshots import Snapshot
 from trawl.collectors.times import BatchTimes
 from trawl.keys import Key
@@ -174,7 +174,7 @@ class BatchReady:
     snapshot: Snapshot | None = None
     statistics: Statistics = field(default_factory=dict)
     begun: Sequence[int] = ()
-    progress: Progress = field(default_factory=Progress)
+    progress: FrameCounts = field(default_factory=FrameCounts)
 
 
 @dataclass(frozen=True)
@@ -237,7 +237,7 @@ class CallReturned:
     number: int
     value: bytes
     snapshot: Snapshot | None = None
-    progress: Progress = field(default_factory=Progress)
+    progress: FrameCounts = field(default_factory=FrameCounts)
     version: int | str | None = None
 
 
@@ -256,7 +256,7 @@ class RequestFailed:
     number: int
     failure: Failure
     snapshot: Snapshot | None = None
-    progress: Progress = field(default_factory=Progress)
+    progress: FrameCounts = field(default_factory=FrameCounts)
     version: int | str | None = None
 
 

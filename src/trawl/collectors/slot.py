@@ -14,7 +14,7 @@ from weakref import WeakKeyDictionary
 from trawl.backends.base import Worker
 from trawl.collectors import requests
 from trawl.collectors.assembler import NO_SLICE, BufferSlice, WorkerBatch
-from trawl.collectors.budget import Progress
+from trawl.collectors.budget import FrameCounts
 from trawl.collectors.snapshots import BatchRecord, Recovery, SentWeights, Snapshot
 from trawl.collectors.times import WorkerTimes
 from trawl.collectors.trace_lanes import WorkerLane
@@ -99,7 +99,7 @@ class WorkerSlot:
     facts: dict[str, Any] = field(default_factory=dict)
     times: WorkerTimes = field(default_factory=WorkerTimes)
     episodes: RecentEpisodes = field(default_factory=RecentEpisodes)
-    progress: Progress = field(default_factory=Progress)
+    progress: FrameCounts = field(default_factory=FrameCounts)
     lane: WorkerLane | None = None
     silent: float | None = None
     snapshot: Snapshot | None = None

@@ -26,7 +26,7 @@ from typing_extensions import override
 from trawl.backends.base import HandleCall, Port, Service
 from trawl.backends.failure import Failure
 from trawl.collectors import requests
-from trawl.collectors.budget import Progress
+from trawl.collectors.budget import FrameCounts
 from trawl.collectors.config import muted
 from trawl.collectors.delivery import count_frames
 from trawl.collectors.dispatch import DIRECT
@@ -176,7 +176,7 @@ class CollectorService(HandleCalls, Service):
         try:
             self._begin(spec)
             # A replacement has the counts of the dead worker, which the driver has already.
-            self._reported: Progress = self.collector.progress
+            self._reported: FrameCounts = self.collector.progress
         except BaseException:
             # The caller has no reference to this object yet, so only this code can close it.
             self.close()
@@ -347,7 +347,7 @@ class CollectorService(HandleCalls, Service):
             self._measured["progress"] = self._pop_progress()
         return replace(answer, **self._measured)
 
-    def _pop_progress(self) -> Progress:
+    def _pop_progress(self) -> FrameCounts:
         """Returns what the collector has counted since the last call."""
         before, self._reported = self._reported, self.collector.progress
         return self._reported.since(before)

@@ -12,7 +12,7 @@ from typing_extensions import override
 
 from trawl.backends.base import Backend
 from trawl.collectors.assembler import BatchAssembler, WorkerBatch
-from trawl.collectors.budget import Progress
+from trawl.collectors.budget import FrameCounts
 from trawl.collectors.config import CollectorConfig, warn
 from trawl.collectors.delivery import BatchDelivery, count_frames
 from trawl.collectors.exact import first_frames, limited
@@ -131,9 +131,9 @@ class WorkerCollector(WorkerShutdown):
             self._unsent = UnsentWeights(policies, parts, weak(self._count_updates))
 
     @override
-    def _counts(self) -> Progress:
+    def _counts(self) -> FrameCounts:
         # This process counts the frames that it writes, and the workers count all others.
-        return Progress.total([self._progress, *(slot.progress for slot in self._pool.slots)])
+        return FrameCounts.total([self._progress, *(slot.progress for slot in self._pool.slots)])
 
     # --- methods for subclasses
 

@@ -363,7 +363,13 @@ def check_same_kind(value: Any, place: str, own: Any) -> None:
             refuse(f"{place}[{name!r}]", repr(own.get(name)), value.get(name))
     items = value.get("items") if kind_of(own) in ("list", "tuple") else None
     # An empty list may be one that has not been filled yet, but not a list of names.
-    if type(items) is not list or len(items) == len(own["items"]):
+    if type(items) is not list:
+        return
+    if len(items) == len(own["items"]):
+        for index, (one, mine) in enumerate(zip(items, own["items"], strict=True)):
+            # The names of entries follow from the arguments.
+            if type(mine) is str and one != mine:
+                refuse(f"{place}['items'][{index}]", repr(mine), one)
         return
     if (items and own["items"]) or any(map(_is_name, [*items, *own["items"]])):
         refuse(f"{place}['items']", f"a list of {len(own['items'])}", items)
