@@ -363,6 +363,16 @@ def test_the_checkpoint_of_another_version_is_refused(saved):
         collector.load_checkpoint(folder, on_state_mismatch="new_episodes")
 
 
+def test_a_format_that_is_no_number_is_damage(saved):
+    folder, _ = saved
+    rewrite(folder, format="x")
+    with (
+        make(Collector) as collector,
+        pytest.warns(RuntimeWarning, match=r"\['format'\] must be an integer"),
+    ):
+        assert collector.load_checkpoint(folder)
+
+
 def test_one_folder_is_for_one_collector(saved):
     folder, _ = saved
     before = names(folder)

@@ -18,7 +18,7 @@ from tensordict.nn.probabilistic import interaction_type
 
 from trawl import ExplorationType
 from trawl.collectors import Evaluator
-from trawl.errors import WorkerError
+from trawl.errors import StateError, WorkerError
 
 
 @pytest.mark.parametrize("busy", ["skip", "error"])
@@ -75,6 +75,10 @@ def test_steps_go_on_from_a_state() -> None:
         assert evaluator.evaluate()["eval/step"] == 5
         assert evaluator.evaluate(step=100)["eval/step"] == 100
         assert evaluator.evaluate()["eval/step"] == 6
+        for wrong in ({}, {"step_counter": -1}, {"step_counter": "7"}, {"step_counter": 2**70}):
+            with pytest.raises(StateError, match="step_counter"):
+                evaluator.load_state_dict(wrong)
+        assert evaluator.state_dict() == {"step_counter": 7}
 
 
 def test_weights_are_copied_at_the_call() -> None:

@@ -396,6 +396,11 @@ class _BufferActor:
 
     def _do_next_of_pass(self, number: int) -> tuple[Any] | None:
         """Returns the next sample of an iteration, or None at its end."""
+        if number not in self._iterators:
+            raise RuntimeError(
+                "this iteration over the replay buffer was ended, because more than "
+                f"{_MOST_PASSES} others began before its end"
+            )
         for sample in self._iterators[number]:
             return (sample,)
         del self._iterators[number]

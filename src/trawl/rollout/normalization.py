@@ -12,8 +12,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from trawl.errors import StateError
 from trawl.keys import Key, as_key, distinct_keys, show_key, show_keys
 from trawl.rollout.moments import RunningMoments
+from trawl.schema.checks import UNKNOWN
+from trawl.schema.states import NORMALIZATION
 
 Statistics: TypeAlias = dict[Key, RunningMoments]
 
@@ -305,9 +308,10 @@ class Normalization:
             state: state that :meth:`state_dict` returned.
 
         Raises:
-            ValueError: if ``state`` is something else.
+            StateError: if ``state`` is something else.
         """
         try:
+            NORMALIZATION(state, "the state", UNKNOWN)
             observations, rewards = state["observations"], state["rewards"]
             options = NormalizeOptions(
                 None if observations is None else NormalizeObservation(**observations),
@@ -315,8 +319,8 @@ class Normalization:
             )
             found = cls(options, _statistics_of(state))
             found.training = bool(state["training"])
-        except (KeyError, TypeError) as error:
-            raise ValueError(
+        except (KeyError, TypeError, ValueError, RuntimeError) as error:
+            raise StateError(
                 "the state must be one that collector.normalization.state_dict() returned, but "
                 f"{error!r} was raised while it was read"
             ) from error
@@ -328,7 +332,7 @@ class Normalization:
         The options stay those of this object.
 
         Raises:
-            ValueError: if the state has other entries, or entries of another shape. In this case,
+            StateError: if the state has other entries, or entries of another shape. In this case,
                 nothing is changed.
         """
         self._statistics |= self._read(state)
@@ -340,9 +344,10 @@ class Normalization:
         self._read(state)
 
     def _read(self, state: Mapping[str, Any]) -> Statistics:
+        NORMALIZATION(state, "the state", UNKNOWN)
         found = _statistics_of(state)
         if found.keys() != self._statistics.keys():
-            raise ValueError(
+            raise StateError(
                 f"the state has statistics of {show_keys(set(found))}, but the collector "
                 f"normalises {show_keys(set(self._statistics))}: load the state into a collector "
                 "that is made with the same options"
@@ -375,12 +380,12 @@ def _statistics_of(state: Mapping[str, Any]) -> Statistics:
 def _fitted(key: Key, found: RunningMoments, own: RunningMoments) -> RunningMoments:
     """Returns the statistics of a state, with as many counts as the collector has."""
     if found.mean.shape != own.mean.shape:
-        raise ValueError(
+        raise StateError(
             f"the state has statistics of {show_key(key)} of shape {found.mean.shape}, but the "
             f"collector has them of shape {own.mean.shape}"
         )
     if found.counts.ndim and found.counts.shape != own.counts.shape:
-        raise ValueError(
+        raise StateError(
             f"the state has {found.counts.size} counts of {show_key(key)}, but the collector has "
             f"{own.counts.size}: load the state into a collector of the same agents"
         )

@@ -294,7 +294,7 @@ def _counts(value: Any, place: str, own: Any) -> None:
 
 
 _MOMENTS: dict[str, Check] = {"count": _counts, "mean": _finite, "deviations": _squares}
-_NORMALIZATION = entries(
+NORMALIZATION = entries(
     {
         "training": flag,
         "statistics": listed(entries({"key": listed(text), **_MOMENTS})),
@@ -336,7 +336,7 @@ _OPTIONAL: dict[str, Check] = {
     "policy_version": _VERSION,
     "traj_pool": entries({"traj_id": _traj_id}),
     "trajectories": _trajectories,
-    "normalization": _NORMALIZATION,
+    "normalization": NORMALIZATION,
     "uncaptured": text,
     "episodes_begun": listed(_COUNT),
     "collector_progress": table(_COUNT),
@@ -390,10 +390,13 @@ def check_collector(
     )
 
 
+#: State of an evaluator.
+EVALUATOR = entries({"step_counter": integer()})
+
 #: Content of a checkpoint's file.
 CHECKPOINT = entries(
     {
-        "format": anything,
+        "format": integer(),
         "trawl": text,
         "state": table(anything),
         "extra": table(anything, anything),

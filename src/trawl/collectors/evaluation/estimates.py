@@ -59,6 +59,8 @@ def bootstrap_estimate(
     compute = _STATISTICS[one_of(*_STATISTICS)("statistic", statistic)]
     tail = (1 - _between("confidence", confidence)) / 2
     count = check_number("num_resamples", num_resamples, least=1)
+    if not isinstance(generator, torch.Generator | None):
+        raise TypeError(f"generator must be a torch.Generator or None, but it is {generator!r}")
     size = samples.shape[-1]
     # All rows are resampled alike, so that their estimates can be compared.
     picks = torch.randint(size, (count, size), generator=generator, device=samples.device)

@@ -39,6 +39,8 @@ from trawl.envs.arguments import lists_arguments
 from trawl.envs.seeding import check_seed
 from trawl.keys import DONE
 from trawl.rollout.normalization import Normalization, SharedStatistics
+from trawl.schema.checks import UNKNOWN
+from trawl.schema.states import EVALUATOR
 from trawl.weight_update.tensors import Weights
 
 
@@ -474,10 +476,12 @@ class Evaluator:
 
         Raises:
             RuntimeError: if an evaluation is running.
-            KeyError: if the state has no ``"step_counter"``.
+            StateError: if the state has no ``"step_counter"``, or it is no count. In this case,
+                nothing is changed.
         """
         self._check_idle("load_state_dict()")
-        self._steps = int(state_dict["step_counter"])
+        EVALUATOR(state_dict, "the state", UNKNOWN)
+        self._steps = state_dict["step_counter"]
 
     def _check_idle(self, what: str) -> None:
         if self.pending:
