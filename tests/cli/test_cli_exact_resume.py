@@ -168,14 +168,14 @@ def edit_state(place, change):
     ("change", "why"),
     [
         (lambda state: state.update(trawl="0.0.1"), "the state was saved by Trawl 0.0.1"),
-        (lambda state: state["collector"].pop("frames"), "the state can't be loaded: KeyError"),
+        (lambda state: state["collector"].pop("frames"), "state_dict has no 'frames'"),
         (
             lambda state: state["collector"]["resume"]["envs"][0]["env"]["identity"].update(id="X"),
             "'id' of environment 0 is X there",
         ),
         (
             lambda state: state["collector"]["resume"]["envs"][0]["env"].update(way="pickle"),
-            "can't be restored by pickle",
+            "has no 'pickle'; it has",
         ),
         (lambda state: state.update(collector={}), "the state can't be loaded"),
         (lambda state: state["sink"].update(frames=700), "counts 700 frames"),

@@ -27,6 +27,7 @@ def _expected(cls, workers, lanes, frames):
 
 
 @pytest.mark.parametrize("cls", CLASSES)
+@pytest.mark.filterwarnings("ignore:the iteration ends at once")
 @given(size=sizes, how=st.sampled_from([None, "stack", 0, -1]), breaks=st.sets(st.integers(0, 9)))
 def test_whole_batches_come_up_to_the_budget(cls, size, how, breaks):
     workers, lanes, frames, total = size

@@ -20,6 +20,7 @@ from trawl.collectors.arguments import (
 from trawl.collectors.config import warn
 from trawl.collectors.multi_config import check_names
 from trawl.collectors.worker_collector import WorkerCollector
+from trawl.envs.build import refuse_policy
 from trawl.envs.types import is_list
 
 # For each open collector, the number of its workers, and its request for torch threads in this
@@ -111,6 +112,7 @@ class MultiCollector(WorkerCollector):
             )
         if isinstance(options.get("num_workers"), str):
             options["num_workers"] = self._measured_count(create_env_fn, policy, options)
+        refuse_policy(create_env_fn)
         if options.get("num_workers") is None and not is_list(create_env_fn):
             warn(
                 f"{type(self).__name__} has one worker, because create_env_fn is one environment: "
