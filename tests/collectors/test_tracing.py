@@ -422,7 +422,7 @@ def test_a_constructor_that_fails_closes_the_file(tmp_path, cls):
 
     options = {} if cls is Collector else {"start_method": "inline"}
     with pytest.raises(RuntimeError, match="no environment"):
-        cls(fail, by_step(), frames_per_batch=20, trace=path, **options)
+        cls([fail], by_step(), frames_per_batch=20, trace=path, **options)
     gc.collect()
     assert read_trace(path).complete
     assert read_trace(path).spans == []

@@ -262,13 +262,17 @@ class ResumableCollector(RolloutCollector):
                 f"the state has {len(found)} environments, but the collector has {len(parts)}: "
                 "load it into a collector that is made with the same arguments"
             )
-        EPISODES(state, f"state_dict[{RESUME!r}]", own or UNKNOWN)
+        place = f"state_dict[{RESUME!r}]"
+        if not isinstance(found, list):
+            EPISODES(state, place, own or UNKNOWN)
         # If a step under way fails, the next batch raises its error, unless the state is loaded.
         with suppress(Exception):
             self._rollout.settle()
-        for index, (part, one) in enumerate(zip(parts, state["envs"], strict=True)):
+        for index, (part, one) in enumerate(zip(parts, found or (), strict=True)):
             with _named(index):
                 part.check_state(one)
+        # Afterwards, because sizes tell less than names of other environments.
+        EPISODES(state, place, own or UNKNOWN)
 
     def _load_episodes(
         self,
