@@ -8,12 +8,12 @@ make the copy.
 
 from __future__ import annotations
 
+import dis
 import types
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
-from time import monotonic
 from typing import Any
 
 import gymnasium
@@ -26,12 +26,14 @@ from trawl.envs.generators import get_states, set_states
 
 # Errors of a step that no illegal action explains.
 _BROKEN = (AttributeError, OverflowError, TypeError)
+# Errors about a state that makes no sense, whoever raises them.
+_DAMAGE = (*_BROKEN, AssertionError, gymnasium.error.Error)
+_RAISE = dis.opmap["RAISE_VARARGS"]
 # Number of actions that are tried. Of a discrete space with few actions, all are tried.
 _MOST_ACTIONS, _ACTIONS = 32, 4
-# Number of steps with each action, and of steps that are taken even if they take long.
-_MOST_STEPS, _STEPS = 40, 2
-# Seconds in all, after which no further steps are taken.
-_PATIENCE = 0.1
+# Number of steps with each action. Later failures may be the environment's own, and in a simulator
+# they may end the process.
+_STEPS = 2
 # Methods and attributes of environments in which not all actions are legal.
 _MASKS = ("action_mask", "action_masks", "valid_action_mask", "get_action_mask", "legal_actions")
 
@@ -45,7 +47,7 @@ def failure(members: Sequence[Any], shared: frozenset[str]) -> Exception | None:
     """
     if not _can_rehearse(members):
         return None
-    errors, tried, until = [], 0, monotonic() + _PATIENCE
+    errors, tried = [], 0
     with _silent():
         for action in _actions(members[0]):
             copies = _copied(members, shared)
@@ -53,10 +55,9 @@ def failure(members: Sequence[Any], shared: frozenset[str]) -> Exception | None:
                 return None
             tried += 1
             try:
-                _play(copies[0], action, until)
+                _play(copies[0], action)
             except Exception as error:
-                # An environment's own errors may be about an action that is not legal now.
-                if type(error).__module__ == "builtins" or isinstance(error, gymnasium.error.Error):
+                if isinstance(error, _DAMAGE) or not _is_deliberate(error):
                     errors.append(error)
     broken = [error for error in errors if isinstance(error, _BROKEN)]
     return (broken or errors)[0] if broken or len(errors) == tried else None
@@ -121,11 +122,9 @@ def _actions(env: Any) -> Iterator[Any]:
     yield from (space.sample() for _ in range(_ACTIONS))
 
 
-def _play(env: Any, action: Any, until: float) -> None:
-    """Repeats an action until the episode ends, and begins the next one."""
-    for step in range(_MOST_STEPS):
-        if step >= _STEPS and monotonic() > until:
-            break
+def _play(env: Any, action: Any) -> None:
+    """Repeats an action, and begins the next episode."""
+    for _ in range(_STEPS):
         obs, reward, terminated, truncated, _ = env.step(action)
         _check_results(env.observation_space, obs, reward)
         if bool(terminated) or bool(truncated):
@@ -142,6 +141,20 @@ def _check_results(space: Any, obs: Any, reward: Any) -> None:
         if np.shape(obs) != space.shape:
             raise TypeError(f"the observation has shape {np.shape(obs)} instead of {space.shape}")
         np.empty(space.shape, space.dtype)[...] = obs
+
+
+def _is_deliberate(error: Exception) -> bool:
+    """Returns True if code raised an error by ``raise``, and no operation on wrong data failed.
+
+    Such an error may be about an action that is not legal now, or an environment that is meant to
+    fail at times, such as one with a connection to a robot.
+    """
+    if type(error).__module__ != "builtins":
+        return True
+    last = error.__traceback__
+    while last is not None and last.tb_next is not None:
+        last = last.tb_next
+    return last is not None and last.tb_frame.f_code.co_code[last.tb_lasti] == _RAISE
 
 
 @contextmanager
