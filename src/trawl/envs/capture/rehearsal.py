@@ -14,6 +14,7 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
+from time import monotonic
 from typing import Any
 
 import gymnasium
@@ -31,9 +32,10 @@ _DAMAGE = (*_BROKEN, AssertionError, gymnasium.error.Error)
 _RAISE = dis.opmap["RAISE_VARARGS"]
 # Number of actions that are tried. Of a discrete space with few actions, all are tried.
 _MOST_ACTIONS, _ACTIONS = 32, 4
-# Number of steps with each action. Later failures may be the environment's own, and in a simulator
-# they may end the process.
-_STEPS = 2
+# Number of steps with each action, and of steps that are taken even if they take long.
+_MOST_STEPS, _STEPS = 40, 2
+# Seconds in all, after which no further steps are taken.
+_PATIENCE = 0.1
 # Methods and attributes of environments in which not all actions are legal.
 _MASKS = ("action_mask", "action_masks", "valid_action_mask", "get_action_mask", "legal_actions")
 
@@ -47,7 +49,7 @@ def failure(members: Sequence[Any], shared: frozenset[str]) -> Exception | None:
     """
     if not _can_rehearse(members):
         return None
-    errors, tried = [], 0
+    errors, tried, until = [], 0, monotonic() + _PATIENCE
     with _silent():
         for action in _actions(members[0]):
             copies = _copied(members, shared)
@@ -55,7 +57,7 @@ def failure(members: Sequence[Any], shared: frozenset[str]) -> Exception | None:
                 return None
             tried += 1
             try:
-                _play(copies[0], action)
+                _play(copies[0], action, until)
             except Exception as error:
                 if isinstance(error, _DAMAGE) or not _is_deliberate(error):
                     errors.append(error)
@@ -122,9 +124,11 @@ def _actions(env: Any) -> Iterator[Any]:
     yield from (space.sample() for _ in range(_ACTIONS))
 
 
-def _play(env: Any, action: Any) -> None:
-    """Repeats an action, and begins the next episode."""
-    for _ in range(_STEPS):
+def _play(env: Any, action: Any, until: float) -> None:
+    """Repeats an action until the episode ends, and begins the next one."""
+    for step in range(_MOST_STEPS):
+        if step >= _STEPS and monotonic() > until:
+            break
         obs, reward, terminated, truncated, _ = env.step(action)
         _check_results(env.observation_space, obs, reward)
         if bool(terminated) or bool(truncated):
