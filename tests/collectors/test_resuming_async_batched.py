@@ -490,7 +490,8 @@ def test_the_state_is_small():
         collector.next()
         file = io.BytesIO()
         torch.save(collector.state_dict(), file)
-    assert len(file.getvalue()) < 20_000
+    # Of these, the random generators of torch, numpy and Python take 14,000.
+    assert len(file.getvalue()) < 22_000
 
 
 # --- states that don't fit

@@ -12,6 +12,7 @@ from typing_extensions import override
 from trawl.envs.parallel import ParallelEnv
 from trawl.envs.ready import Ready, ReadyEnvs, Rows
 from trawl.envs.step_buffers import RESET
+from trawl.errors import StateError
 from trawl.keys import Key
 from trawl.memory import Array
 from trawl.rollout.env_restarts import EnvRestarts
@@ -228,7 +229,7 @@ class ReadyProcesses(ReadySource):
     def check_state(self, state: Mapping[str, Any]) -> None:
         mine, its = [len(rows) for rows in self._envs.rows], state["processes"]
         if mine != its:
-            raise ValueError(
+            raise StateError(
                 f"the state is one of processes with {its} environments, but the collector has "
                 f"processes with {mine}: create_env_fn and envs_per_worker must be the same"
             )
@@ -238,7 +239,7 @@ class ReadyProcesses(ReadySource):
         ):
             if (own is None) != (state[name] is None):
                 with_, without = ("state", "collector")[:: 1 if own is None else -1]
-                raise ValueError(f"the {with_} is one with {option}, but the {without} is not")
+                raise StateError(f"the {with_} is one with {option}, but the {without} is not")
 
     @override
     def load_state_dict(self, state: Mapping[str, Any]) -> None:

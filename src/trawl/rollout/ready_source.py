@@ -125,7 +125,7 @@ class ReadySource(Protocol):
 
         Raises:
             EnvStateError: if the environments can't be restored.
-            ValueError: if it is the state of environments that are distributed in another way.
+            StateError: if it is the state of environments that are distributed in another way.
         """
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:

@@ -8,6 +8,7 @@ make the copy.
 
 from __future__ import annotations
 
+import dis
 import types
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -26,6 +27,9 @@ from trawl.envs.generators import get_states, set_states
 
 # Errors of a step that no illegal action explains.
 _BROKEN = (AttributeError, OverflowError, TypeError)
+# Errors about a state that makes no sense, whoever raises them.
+_DAMAGE = (*_BROKEN, AssertionError, gymnasium.error.Error)
+_RAISE = dis.opmap["RAISE_VARARGS"]
 # Number of actions that are tried. Of a discrete space with few actions, all are tried.
 _MOST_ACTIONS, _ACTIONS = 32, 4
 # Number of steps with each action, and of steps that are taken even if they take long.
@@ -55,8 +59,7 @@ def failure(members: Sequence[Any], shared: frozenset[str]) -> Exception | None:
             try:
                 _play(copies[0], action, until)
             except Exception as error:
-                # An environment's own errors may be about an action that is not legal now.
-                if type(error).__module__ == "builtins" or isinstance(error, gymnasium.error.Error):
+                if isinstance(error, _DAMAGE) or not _is_deliberate(error):
                     errors.append(error)
     broken = [error for error in errors if isinstance(error, _BROKEN)]
     return (broken or errors)[0] if broken or len(errors) == tried else None
@@ -142,6 +145,20 @@ def _check_results(space: Any, obs: Any, reward: Any) -> None:
         if np.shape(obs) != space.shape:
             raise TypeError(f"the observation has shape {np.shape(obs)} instead of {space.shape}")
         np.empty(space.shape, space.dtype)[...] = obs
+
+
+def _is_deliberate(error: Exception) -> bool:
+    """Returns True if code raised an error by ``raise``, and no operation on wrong data failed.
+
+    Such an error may be about an action that is not legal now, or an environment that is meant to
+    fail at times, such as one with a connection to a robot.
+    """
+    if type(error).__module__ != "builtins":
+        return True
+    last = error.__traceback__
+    while last is not None and last.tb_next is not None:
+        last = last.tb_next
+    return last is not None and last.tb_frame.f_code.co_code[last.tb_lasti] == _RAISE
 
 
 @contextmanager
