@@ -53,7 +53,6 @@ __all__ = [
     "PolicyVersion",
     "RandomPolicy",
     "SerialEnv",
-    "__version__",
     "exploration_type",
     "set_exploration_type",
     "split_trajectories",

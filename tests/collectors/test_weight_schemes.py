@@ -760,5 +760,5 @@ def test_several_threads_may_update(cls):
             made.next()
         for thread in threads:
             thread.join(PATIENCE)
-        assert made.policy_version == 200
+        assert made.policy_version_tracker.version == 200
         assert settled(made) == [({1}, 200)] * 2

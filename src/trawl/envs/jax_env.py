@@ -32,6 +32,7 @@ from trawl.envs.seeding import check_seed, derive
 from trawl.envs.spaces import SpaceCodec, check_keys
 from trawl.envs.tensor_env import TensorEnv, TensorStep
 from trawl.errors import EnvStateError, env_errors
+from trawl.schema.checks import UNKNOWN
 from trawl.schema.states import JAX
 
 
@@ -292,7 +293,7 @@ class JaxEnv(_KeepsArguments, TensorEnv):
     def check_state(self, state: Mapping[str, Any]) -> None:
         mine = self._outline()
         with env_errors():
-            JAX(state, "state", self.capture())
+            JAX(state, "state", UNKNOWN)
         other = state["identity"]
         for what, value in mine.items():
             if other.get(what) != value:
@@ -300,6 +301,8 @@ class JaxEnv(_KeepsArguments, TensorEnv):
                     f"the state belongs to another environment: its {what} is {other.get(what)}, "
                     f"but the {what} of {self!r} is {value}"
                 )
+        with env_errors():
+            JAX(state, "state", self.capture())
 
     @override
     def restore(self, state: Mapping[str, Any], trust: bool = False) -> None:

@@ -44,6 +44,7 @@ from trawl.envs.vector import VectorAdapter
 from trawl.errors import env_errors
 from trawl.keys import Key, nested, next_of, show_key
 from trawl.memory import Array
+from trawl.schema.checks import UNKNOWN
 from trawl.schema.states import AGENTS
 
 STATE = "state"
@@ -337,11 +338,13 @@ class PettingZooEnv(LoggedEnv):
 
     @override
     def check_state(self, state: Mapping[str, Any]) -> None:
-        own = self.arrays.state_dict()
         with env_errors():
-            AGENTS(state, "state", {"arrays": own})
-            self.arrays.check_agents(state["arrays"])
+            AGENTS(state, "state", UNKNOWN)
         super().check_state(state)
+        # Afterwards, because sizes tell less than the names of another environment.
+        with env_errors():
+            AGENTS(state, "state", {"arrays": self.arrays.state_dict()})
+            self.arrays.check_agents(state["arrays"])
 
     @override
     def restore(self, state: Mapping[str, Any], trust: bool = False) -> None:
