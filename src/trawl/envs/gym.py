@@ -59,7 +59,6 @@ from trawl.envs.types import EnvLike
 from trawl.envs.vector import VectorAdapter, adapt, is_envpool, is_vector_env
 from trawl.errors import env_errors
 from trawl.keys import DONE_KEYS, as_key, show_key
-from trawl.schema.checks import UNKNOWN
 from trawl.schema.encoded import Encoded
 from trawl.schema.states import GYM
 
@@ -333,7 +332,7 @@ class GymEnv(LoggedEnv):
     @override
     def check_state(self, state: Mapping[str, Any]) -> None:
         with env_errors():
-            GYM(state, "state", UNKNOWN)
+            GYM(state, "state", {"seeds": [0] * max(1, self.batch_size.numel())})
         super().check_state(state)
         with env_errors():
             if self.vector is not None and not isinstance(self.log, PoolLog):
