@@ -58,6 +58,8 @@ def failure(members: Sequence[Any], shared: frozenset[str]) -> Exception | None:
             tried += 1
             try:
                 _play(copies[0], action, until)
+            except gymnasium.error.ResetNeeded:
+                return None  # as before its first reset
             except Exception as error:
                 if isinstance(error, _DAMAGE) or not _is_deliberate(error):
                     errors.append(error)
