@@ -24,7 +24,7 @@ def test_a_collector_has_one_row():
 
 def test_each_worker_has_a_row():
     options = {"num_workers": 2, "frames_per_batch": 10, "total_frames": 40}
-    with MultiSyncCollector([NumberedEnv], **options) as collector:
+    with MultiSyncCollector(NumberedEnv, **options) as collector:
         for _ in collector:
             pass
         lines = str(collector.report()).splitlines()

@@ -47,7 +47,7 @@ def test_workers_are_not_waited_for(tmp_path):
     path = tmp_path / "gate"
     path.touch()
     with (
-        MultiAsyncCollector([partial(Held, path)], **OPTIONS) as collector,
+        MultiAsyncCollector(partial(Held, path), **OPTIONS) as collector,
         open(path) as gate,
     ):
         collector.next()
@@ -59,7 +59,7 @@ def test_workers_are_not_waited_for(tmp_path):
 
 @pytest.mark.filterwarnings("ignore:worker 1 was killed:RuntimeWarning")
 def test_the_count_goes_on_when_another_takes_the_place():
-    with MultiSyncCollector([NumberedEnv], **OPTIONS) as collector:
+    with MultiSyncCollector(NumberedEnv, **OPTIONS) as collector:
         collector.next()
         os.kill(collector._pool.slots[1].worker.pid, signal.SIGKILL)
         for _ in collector:
@@ -93,7 +93,7 @@ def test_environments_that_were_built_anew_are_counted_over_all_workers(monkeypa
 
 
 def test_there_are_three_views():
-    with MultiSyncCollector([NumberedEnv], **OPTIONS) as collector:
+    with MultiSyncCollector(NumberedEnv, **OPTIONS) as collector:
         collector.next()
         whole, each, both = (collector.stats(name) for name in ("aggregate", "per_worker", "both"))
         assert set(whole) | set(each) == set(both)
