@@ -13,6 +13,7 @@ from gymnasium.vector import SyncVectorEnv, VectorWrapper
 
 from trawl.envs.autoreset import autoreset_mode
 from trawl.envs.capture import capture, restore
+from trawl.envs.capture.rehearsal import unrehearsed
 from trawl.envs.capture.ways import PICKLE, chain
 from trawl.envs.final_obs import marks_presence
 from trawl.envs.info_keys import (
@@ -164,7 +165,7 @@ def _undone(env: Any) -> Iterator[None]:
     for one, names in zip(attributes, before, strict=True):
         for name in one.keys() - names:
             del one[name]
-    with suppress(EnvStateError):
+    with suppress(EnvStateError), unrehearsed():
         restore(env, state)
 
 

@@ -13,6 +13,7 @@ import types
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from contextvars import ContextVar
 from copy import deepcopy
 from time import monotonic
 from typing import Any
@@ -25,6 +26,7 @@ from gymnasium.wrappers import RecordVideo
 from trawl.envs.capture.attributes import constant_names, is_simple
 from trawl.envs.generators import get_states, set_states
 
+_unrehearsed: ContextVar[bool] = ContextVar("unrehearsed", default=False)
 # Errors of a step that no illegal action explains.
 _BROKEN = (AttributeError, OverflowError, TypeError)
 # Errors about a state that makes no sense, whoever raises them.
@@ -40,6 +42,16 @@ _PATIENCE = 0.1
 _MASKS = ("action_mask", "action_masks", "valid_action_mask", "get_action_mask", "legal_actions")
 
 
+@contextmanager
+def unrehearsed() -> Iterator[None]:
+    """Context for restoring a state of the same object, in which no trial steps are taken."""
+    token = _unrehearsed.set(True)
+    try:
+        yield
+    finally:
+        _unrehearsed.reset(token)
+
+
 def failure(members: Sequence[Any], shared: frozenset[str]) -> Exception | None:
     """Returns the error with which an environment fails in its next steps; None if it goes on.
 
@@ -47,7 +59,7 @@ def failure(members: Sequence[Any], shared: frozenset[str]) -> Exception | None:
         members: the wrapper chain, outermost first, which is not changed.
         shared: names of attributes that are not copied.
     """
-    if not _can_rehearse(members):
+    if _unrehearsed.get() or not _can_rehearse(members):
         return None
     errors, tried, until = [], 0, monotonic() + _PATIENCE
     with _silent():
@@ -58,8 +70,6 @@ def failure(members: Sequence[Any], shared: frozenset[str]) -> Exception | None:
             tried += 1
             try:
                 _play(copies[0], action, until)
-            except gymnasium.error.ResetNeeded:
-                return None  # as before its first reset
             except Exception as error:
                 if isinstance(error, _DAMAGE) or not _is_deliberate(error):
                     errors.append(error)
