@@ -54,18 +54,20 @@ class EnvHandle(Distant):
         return f"EnvHandle({self._index}, {self._text})"
 
 
-def pack(call: Application) -> bytes:
-    """Returns a function and its arguments as a pickle.
+def pack(value: Any, what: str = "the arguments") -> bytes:
+    """Returns a value as a pickle, for the process of an environment.
+
+    Args:
+        value: a function and its arguments, or an option.
+        what: name of the value in the error message.
 
     Raises:
-        TypeError: if they can't be pickled.
+        TypeError: if it can't be pickled.
     """
     try:
-        packed: bytes = cloudpickle.dumps(call)
+        packed: bytes = cloudpickle.dumps(value)
     except Exception as error:
-        raise TypeError(
-            f"the arguments can't be sent to the environments' processes: {error}"
-        ) from error
+        raise TypeError(f"{what} can't be sent to the environments' processes: {error}") from error
     return packed
 
 

@@ -20,12 +20,11 @@ from trawl.checks import check_number, seconds_above_zero
 from trawl.devices import optional_device
 from trawl.envs.affinity import Affinity, affinity_of
 from trawl.envs.arguments import lists_arguments
-from trawl.envs.attributes import Application, EnvHandle
+from trawl.envs.attributes import Application, EnvHandle, pack
 from trawl.envs.batched import arguments_of, factories_of
 from trawl.envs.env_workers import EnvWorkers
 from trawl.envs.masks import choices, joined_masks
 from trawl.envs.parallel_state import ParallelState
-from trawl.envs.reset_kwargs import packed
 from trawl.envs.seeding import check_seed, derive, next_kwargs
 from trawl.envs.step_buffers import (
     AUTORESET,
@@ -207,7 +206,9 @@ class ParallelEnv(ParallelState):
 
     @override
     def set_reset_kwargs(self, given: Any, first: int, counts: Any) -> None:
-        sent = given if given is None or not self.processes.generators else packed(given)
+        sent = (
+            given if given is None or not self.processes.generators else pack(given, "reset_kwargs")
+        )
         rows = self.batch_size[1:].numel()
         self.processes.set_reset_kwargs(
             {index: (sent, first + index * rows) for index in range(self.num_workers)}

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any, TypeAlias
 
-import cloudpickle
 import numpy as np
 from numpy.typing import NDArray
 
@@ -180,21 +179,6 @@ def resets_itself(env: Any, mode: str) -> ValueError:
         f"reset_kwargs needs episodes that the collector begins, but {env!r} {mode}: make it with "
         "autoreset_mode='Disabled', or pass a list of environments"
     )
-
-
-def packed(given: ResetKwargs) -> bytes:
-    """Returns the option as a pickle, for the process of an environment.
-
-    Raises:
-        TypeError: if it can't be pickled.
-    """
-    try:
-        data: bytes = cloudpickle.dumps(given)
-    except Exception as error:
-        raise TypeError(
-            f"reset_kwargs can't be sent to the environments' processes: {error}"
-        ) from error
-    return data
 
 
 def with_reset_kwargs(env: Any, given: ResetKwargs, first: int, counts: Counts) -> Any:
