@@ -105,34 +105,57 @@ def test_what_may_not_be_broken_off_ends_whenever_the_stop_comes(repetition) -> 
     assert not finished
 
 
-# Stops the work of the main thread during a collection of garbage, where exceptions are ignored.
-COLLECTING = """
-import gc, os, signal
-from trawl.backends.worker_loop import Breaker, Stopped
+# Stops work where the interpreter ignores exceptions.
+IGNORING = """
+import gc, sys, threading
+from trawl.backends.worker_loop import Breaker, Stopped, ThreadBreaker
 
-breaker = Breaker()
+hook = sys.unraisablehook
 
-def stop_once(phase, info):
+def stop_once(*event):
     if not breaker.stopping:
-        os.kill(os.getpid(), signal.SIGTERM)
+        breaker.stop()
+        while True:
+            pass
 
-def work():
+class Finalized:
+    __del__ = stop_once
+
+def collect():
     gc.callbacks.append(stop_once)
     gc.collect()
+
+def work():
+    {place}()
     while True:
         pass
 
-with breaker.installed():
-    try:
-        breaker.call(work)
-    except Stopped:
-        print("stopped")
+def run():
+    global breaker
+    breaker = {breaker}()
+    with breaker.installed():
+        try:
+            breaker.call(work)
+        except Stopped:
+            print("stopped")
+        breaker.seal()
+
+if {breaker} is Breaker:
+    run()
+else:
+    thread = threading.Thread(target=run)
+    thread.start()
+    thread.join()
+print(sys.unraisablehook is hook)
 """
 
 
-def test_work_is_stopped_after_a_collection_of_garbage() -> None:
+@pytest.mark.parametrize("place", ["collect", "Finalized"])
+@pytest.mark.parametrize("breaker", ["Breaker", "ThreadBreaker"])
+def test_work_is_stopped_where_exceptions_are_ignored(breaker, place) -> None:
+    script = IGNORING.format(breaker=breaker, place=place)
     done = subprocess.run(
-        [sys.executable, "-c", COLLECTING], capture_output=True, text=True, timeout=120, check=True
+        [sys.executable, "-c", script], capture_output=True, text=True, timeout=120, check=True
     )
     assert done.stderr == ""
-    assert done.stdout.split() == ["stopped"]
+    assert done.stdout.split() == ["stopped", "True"]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import _thread
 import contextlib
 import ctypes
-import gc
 import os
 import signal
 import sys
@@ -13,7 +12,6 @@ import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from types import FrameType
 from typing import Any, NoReturn, TypeVar
 
 from typing_extensions import override
@@ -119,6 +117,7 @@ class Breaker:
     @contextmanager
     def _handling(self) -> Iterator[None]:
         self._owner = os.getpid()
+        _ignored.watch(self)
         try:
             before = signal.signal(signal.SIGTERM, self._signalled)
         except ValueError:
@@ -129,6 +128,7 @@ class Breaker:
             yield
         finally:
             signal.signal(signal.SIGTERM, before)
+            _ignored.forget(self)
 
     def _signalled(self, signum: int, frame: Any) -> None:
         self.stopping = True
@@ -136,13 +136,14 @@ class Breaker:
         if os.getpid() == self._owner:
             self.wake()
         if not self._shields and not self._raised:
-            if _in_gc_callback(frame):
-                # The interpreter ignores exceptions here. Another thread repeats the signal, as
-                # a signal that this thread sends would be handled here.
-                _thread.start_new_thread(signal.pthread_kill, (threading.get_ident(), signum))
-                return
             self._raised = True
             raise Stopped
+
+    def repeat(self, kind: type[BaseException]) -> None:
+        """Raises again, in this thread, an exception that the interpreter has just ignored."""
+        self._raised = False
+        # A signal that this thread sends would be handled at once, and be ignored as well.
+        _thread.start_new_thread(signal.pthread_kill, (threading.get_ident(), signal.SIGTERM))
 
     def seal(self) -> None:
         """Prevents the thread's work from being aborted from now on."""
@@ -191,12 +192,44 @@ class Breaker:
         self._shields += 1
 
 
-def _in_gc_callback(frame: FrameType | None) -> bool:
-    """Returns True if a frame belongs to a function in ``gc.callbacks``, or to what it calls."""
-    codes = [getattr(callback, "__code__", None) for callback in gc.callbacks]
-    while frame is not None and frame.f_code not in codes:
-        frame = frame.f_back
-    return frame is not None
+class _Ignored:
+    """Exceptions of breakers that were raised where the interpreter ignores exceptions.
+
+    These places are finalizers and callbacks, such as JAX's callback for collections of garbage.
+    While a breaker may raise exceptions, ``sys.unraisablehook`` has those repeated.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._breakers: tuple[Breaker, ...] = ()
+        self._hook = self._report
+        self._otherwise: Callable[[sys.UnraisableHookArgs], object] = sys.unraisablehook
+
+    def watch(self, breaker: Breaker) -> None:
+        """Has exceptions of a breaker repeated from now on."""
+        with self._lock:
+            if sys.unraisablehook is not self._hook:
+                self._otherwise, sys.unraisablehook = sys.unraisablehook, self._hook
+            self._breakers += (breaker,)
+
+    def forget(self, breaker: Breaker) -> None:
+        """Ends what :meth:`watch` began."""
+        with self._lock:
+            self._breakers = tuple(one for one in self._breakers if one is not breaker)
+            if not self._breakers and sys.unraisablehook is self._hook:
+                sys.unraisablehook = self._otherwise
+
+    def _report(self, ignored: sys.UnraisableHookArgs) -> None:
+        kind = ignored.exc_type
+        if issubclass(kind, (Stopped, _TakenBack)):
+            for breaker in self._breakers:
+                if breaker.is_current:
+                    breaker.repeat(kind)
+                    return
+        self._otherwise(ignored)
+
+
+_ignored = _Ignored()
 
 
 class ThreadBreaker(Breaker):
@@ -222,7 +255,18 @@ class ThreadBreaker(Breaker):
             self.stopping = True
             if not self._shields and not self._raised:
                 self._raised = True
+                _ignored.watch(self)
                 self._raise(Stopped)
+
+    @override
+    def repeat(self, kind: type[BaseException]) -> None:
+        # Raised by this thread, it would be ignored as well.
+        _thread.start_new_thread(self._raise_again, (kind,))
+
+    def _raise_again(self, kind: type[BaseException]) -> None:
+        with self._lock:
+            if not self._taken_back and (kind is _TakenBack or not self._shields):
+                self._raise(kind)
 
     @property
     @override
@@ -268,6 +312,7 @@ class ThreadBreaker(Breaker):
                 pass
         except _TakenBack:
             self._taken_back = True
+            _ignored.forget(self)
 
     def _raise(self, kind: type[BaseException]) -> None:
         """Raises an exception in the thread, in place of any exception that is still pending."""

@@ -40,8 +40,10 @@ def program(tmp_path):
     (tmp_path / "program.py").write_text(_PROGRAM)
     settings = {"WANDB_MODE": "offline", "WANDB_SILENT": "true", "OMP_NUM_THREADS": "1"}
     settings |= {f"WANDB_{name}_DIR": str(tmp_path) for name in ("CONFIG", "CACHE", "DATA")}
+    # On a busy machine, a sink may take long to open, and the monitor says so.
+    quiet = ["-W", "ignore:a new monitor waits:RuntimeWarning"]
     with subprocess.Popen(
-        [sys.executable, "program.py"],
+        [sys.executable, *quiet, "program.py"],
         cwd=tmp_path,
         env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), **settings},
         stdin=subprocess.PIPE,
