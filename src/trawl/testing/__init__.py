@@ -9,6 +9,7 @@ from trawl.testing.envs import (
     SelfResettingVectorEnv,
 )
 from trawl.testing.ledger import Ledger
+from trawl.testing.script import Script
 from trawl.testing.tensor_envs import NumberedTorchEnv
 
 __all__ = [
@@ -19,5 +20,6 @@ __all__ = [
     "NumberedEnv",
     "NumberedTorchEnv",
     "RaggedEnv",
+    "Script",
     "SelfResettingVectorEnv",
 ]
