@@ -192,7 +192,7 @@ def collector_of(case: Case, **more: Any) -> Any:
     cls = MultiSyncCollector if case.place == "sync" else MultiAsyncCollector
     if case.place == "sync":
         given["frames_per_batch"] *= WORKERS
-    return cls(sources, policy_of(case), start_method="inline", **given)
+    return cls(sources, policy_of(case), **{"start_method": "inline", **given})
 
 
 def check(case: Case) -> None:
@@ -283,12 +283,12 @@ def pieces_of(row: Sequence[Frame | None]) -> list[list[Frame]]:
 
 
 def check_padded(case: Case, pieces: Any, batch: TensorDictBase, ids: Ids) -> None:
-    longest = max(map(len, pieces))
+    longest = max(map(len, pieces), default=0)
     if batch.ndim > 2 and all(len(piece) == longest for piece in pieces):
         # If each trajectory fills a row, the batch keeps its shape.
         batch = batch.reshape(-1, longest)
     assert batch.shape == (len(pieces), longest), (batch.shape, len(pieces), longest)
-    known = np.array([[t < len(piece) for t in range(longest)] for piece in pieces])
+    known = np.arange(longest) < np.array([[len(piece)] for piece in pieces]).reshape(-1, 1)
     np.testing.assert_array_equal(np.asarray(batch[MASK]), known)
     frames = [frame for piece in pieces for frame in piece]
     check_frames(case, frames, batch[torch.from_numpy(known)], ids)
