@@ -26,7 +26,7 @@ test test-oldest test-newest: export OMP_NUM_THREADS = 1
 # What is imported is compiled once, and kept.
 export PYTHONDONTWRITEBYTECODE =
 
-.PHONY: help demo test test-oldest test-newest check format docs compile bench chaos interrupts mutate clean
+.PHONY: help demo test test-oldest test-newest check format docs compile bench chaos interrupts mutate mutants clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -76,6 +76,9 @@ SECONDS ?= 300
 
 mutate: $(VENV)/.dev ## load states with random changes for SECONDS=300, and check every collector
 	OMP_NUM_THREADS=1 $(BIN)/python tests/collectors/mutations.py --seconds $(SECONDS) $(ARGS)
+
+mutants: $(VENV)/.dev ## break a module in small ways, and print which tests notice (ARGS="MODULE --tests FILES")
+	OMP_NUM_THREADS=1 $(BIN)/python tests/mutants.py $(ARGS)
 
 clean: ## remove what was built (not .venv, .venv-oldest and .venv-newest, and not your runs)
 	rm -rf site dist build runs/demo .hypothesis .mypy_cache .pytest_cache .ruff_cache

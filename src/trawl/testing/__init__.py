@@ -12,6 +12,7 @@ from trawl.testing.envs import (
 from trawl.testing.findings import CheckFailed, CheckReport, Finding
 from trawl.testing.ledger import Ledger
 from trawl.testing.policy_checks import check_policy
+from trawl.testing.script import Script
 from trawl.testing.tensor_envs import NumberedTorchEnv
 
 __all__ = [
@@ -25,6 +26,7 @@ __all__ = [
     "NumberedEnv",
     "NumberedTorchEnv",
     "RaggedEnv",
+    "Script",
     "SelfResettingVectorEnv",
     "check_env",
     "check_policy",
