@@ -13,6 +13,8 @@ from hypothesis import HealthCheck, settings
 from ray_workers import forked_workers
 from schedule import ByFileAndCluster, turn, uses_ray
 
+from trawl.backends import server
+
 # Examples are searched for anew on a developer's machine, and always the same ones elsewhere.
 _common = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow]}
 settings.register_profile("local", max_examples=20, **_common)
@@ -39,6 +41,10 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 # TorchRL sets this when it is imported, unless processes were started before: no test should
 # depend on which tests ran before it.
 multiprocessing.set_start_method("spawn", force=True)
+
+
+# What modules of tests import, which each worker would import anew for the classes defined there.
+server.PRELOADED = (*server.PRELOADED, "pytest", "hypothesis", "psutil", "trawl.testing")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
