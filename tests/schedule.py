@@ -78,7 +78,7 @@ class Clock:
 
     def pytest_runtest_setup(self, item: pytest.Item) -> None:
         """Notes on the test itself whether it shares a fixture: its process may be another."""
-        fixtures = getattr(item, "_fixtureinfo").name2fixturedefs.values()
+        fixtures = item._fixtureinfo.name2fixturedefs.values()
         if any(each[-1].scope in ("module", "package") for each in fixtures):
             item.user_properties.append(("shares", True))
 
