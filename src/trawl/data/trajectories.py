@@ -179,7 +179,8 @@ class TrajectoryAssembler:
             of: function that returns True for the sources whose trajectories are meant.
         """
         found = []
-        for place in list(self._pieces):
+        # Those that end together come in the order of their environments, as in add_parts.
+        for place in sorted(self._pieces, key=lambda place: place[1:]):
             if self._ids[place] in trajectories and of(place[0]):
                 pieces = self._pieces.pop(place)
                 if pieces:

@@ -1,0 +1,597 @@
+"""Environments of every kind that play a script."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import gymnasium
+import numpy as np
+import torch
+from gymnasium import spaces
+from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
+
+from trawl.testing.oracle import Kind
+from trawl.testing.script import FIELDS, Player, Script
+
+_BOX = spaces.Box(-np.inf, np.inf, (FIELDS,), np.float32)
+
+
+# --- Gymnasium's environments
+
+
+class ScriptedEnv(gymnasium.Env[Any, Any]):
+    """A Gymnasium environment."""
+
+    observation_space: Any = _BOX
+
+    def __init__(self, script: Script, env: int = 0) -> None:
+        self.player = Player(script, env)
+        self.action_space = spaces.Discrete(script.actions)
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
+        """Begins the next episode."""
+        super().reset(seed=seed)
+        self.player.reset()
+        return self._observe(-1), self.player.info()
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        """Takes a step."""
+        assert self.action_space.contains(action), action
+        (reward,), terminated, truncated = self.player.step([int(action)])
+        return self._observe(int(action)), reward, terminated, truncated, self.player.info()
+
+    def _observe(self, action: int) -> Any:
+        return self.player.observe(action)
+
+
+class ScriptedDictEnv(ScriptedEnv):
+    """A Gymnasium environment whose observations are mappings with a nested one."""
+
+    observation_space = spaces.Dict(
+        {"inner": spaces.Dict({"place": _BOX}), "step": spaces.Discrete(100)}
+    )
+
+    def _observe(self, action: int) -> Any:
+        return {"inner": {"place": self.player.observe(action)}, "step": self.player.count}
+
+
+class ReusingEnv(ScriptedEnv):
+    """A Gymnasium environment that returns the same array each time, with new content."""
+
+    def __init__(self, script: Script, env: int = 0) -> None:
+        super().__init__(script, env)
+        self._shown = np.zeros(FIELDS, np.float32)
+
+    def _observe(self, action: int) -> Any:
+        self._shown[:] = super()._observe(action)
+        return self._shown
+
+
+def gymnasium_vector(script: Script, envs: Sequence[int], mode: str) -> SyncVectorEnv:
+    """Returns Gymnasium's own vector environment."""
+    makers = [partial(ScriptedEnv, script, env) for env in envs]
+    return SyncVectorEnv(makers, autoreset_mode=AutoresetMode(mode))
+
+
+class Simulator(VectorEnv[Any, Any, Any]):
+    """A simulator that steps all of its environments together, with Gymnasium's vector API.
+
+    Args:
+        script: the script.
+        envs: numbers of the environments.
+        mode: when new episodes begin.
+    """
+
+    def __init__(self, script: Script, envs: Sequence[int], mode: str) -> None:
+        self.mode = AutoresetMode(mode)
+        self.metadata = {"autoreset_mode": self.mode}
+        self.players = [Player(script, env) for env in envs]
+        self.num_envs = len(envs)
+        self.single_observation_space = _BOX
+        self.single_action_space = spaces.Discrete(script.actions)
+        self.observation_space = gymnasium.vector.utils.batch_space(_BOX, self.num_envs)
+        self.action_space = gymnasium.vector.utils.batch_space(
+            self.single_action_space, self.num_envs
+        )
+        self._obs = np.zeros((self.num_envs, FIELDS), np.float32)
+        self._over = np.zeros(self.num_envs, bool)
+
+    def reset(self, *, seed: Any = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
+        """Resets all environments, or those of the ``reset_mask``.
+
+        Raises:
+            ValueError: if there is a ``reset_mask``, but the mode is not ``"Disabled"``.
+        """
+        mask = (options or {}).get("reset_mask")
+        if mask is not None and self.mode is not AutoresetMode.DISABLED:
+            raise ValueError("all environments must be reset together, not only some of them")
+        self._obs = self._obs.copy()
+        for i in range(self.num_envs) if mask is None else np.flatnonzero(mask):
+            self._begin(int(i))
+        return self._obs.copy(), self._infos()
+
+    def step(self, actions: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
+        """Steps all environments, or resets them, as the mode says."""
+        rewards = np.zeros(self.num_envs, np.float64)
+        terminated, truncated, over = (np.zeros(self.num_envs, bool) for _ in range(3))
+        self._obs = self._obs.copy()
+        for i, (player, action) in enumerate(zip(self.players, actions, strict=True)):
+            if self._over[i]:
+                assert self.mode is AutoresetMode.NEXT_STEP
+                self._begin(i)
+                continue
+            (rewards[i],), terminated[i], truncated[i] = player.step([int(action)])
+            self._obs[i] = player.observe(int(action))
+            over[i] = terminated[i] or truncated[i]
+        if self.mode is AutoresetMode.SAME_STEP and over.any():
+            final, final_infos = self._obs.copy(), self._infos()
+            for row in np.flatnonzero(over):
+                self._begin(int(row))
+            infos = {**self._infos(), "final_obs": final, "_final_obs": over}
+            infos |= {"final_info": final_infos, "_final_info": over} if final_infos else {}
+            return self._obs.copy(), rewards, terminated, truncated, infos
+        self._over = over
+        return self._obs.copy(), rewards, terminated, truncated, self._infos()
+
+    def _begin(self, i: int) -> None:
+        self.players[i].reset()
+        self._obs[i] = self.players[i].observe()
+        self._over[i] = False
+
+    def _infos(self) -> dict[str, Any]:
+        infos = [player.info() for player in self.players]
+        found: dict[str, Any] = {}
+        for name in infos[0]:
+            found[name] = np.stack([info[name] for info in infos])
+            found[f"_{name}"] = np.ones(self.num_envs, bool)
+        return found
+
+
+# --- pools
+
+
+class ScriptedPool(VectorEnv[Any, Any, Any]):
+    """A pool with the interface of ALE's, which returns the environments that are ready.
+
+    Args:
+        script: the script.
+        envs: numbers of the environments.
+        mode: when new episodes begin.
+        batch_size: number of environments in each result; by default, all.
+        seed: seed of the order in which they become ready.
+    """
+
+    def __init__(
+        self,
+        script: Script,
+        envs: Sequence[int],
+        mode: str,
+        batch_size: int | None = None,
+        seed: int = 0,
+    ) -> None:
+        self.players = [Player(script, env) for env in envs]
+        self.num_envs, self.batch_size = len(envs), batch_size or len(envs)
+        self.autoreset_mode = AutoresetMode(mode)
+        self.single_observation_space = _BOX
+        self.single_action_space = spaces.Discrete(script.actions)
+        self._random = np.random.default_rng(seed)
+        self._results: dict[int, Any] = {}
+        self._returned: Any = None
+        self._ended: set[int] = set()
+
+    def reset(self, *, seed: Any = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
+        """Resets all environments, and waits for the first results."""
+        assert not self._results
+        self._ended = set()
+        self._results = {i: self._begin(i) for i in range(self.num_envs)}
+        obs, _, _, _, info = self.recv()
+        return obs, info
+
+    def send(self, actions: Any) -> None:
+        """Steps the environments that were returned last."""
+        for i, action in zip(self._returned, actions, strict=True):
+            self._results[int(i)] = self._step(int(i), int(action))
+        self._returned = None
+
+    def recv(self) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
+        """Returns the results of environments that are ready."""
+        ready = self._random.permutation(sorted(self._results))[: self.batch_size]
+        found = [self._results.pop(int(i)) for i in ready]
+        self._returned = ready
+        obs, reward, terminated, truncated, finals = zip(*found, strict=True)
+        info: dict[str, Any] = {"env_id": ready.astype(np.int32)}
+        if any(final is not None for final in finals):
+            zeros = np.zeros(FIELDS, np.float32)
+            info["final_obs"] = np.stack([zeros if x is None else x for x in finals])
+        flags = np.array(terminated), np.array(truncated)
+        return np.stack(obs), np.array(reward, np.float32), *flags, info
+
+    def _begin(self, i: int) -> Any:
+        self.players[i].reset()
+        return self.players[i].observe(), 0.0, False, False, None
+
+    def _step(self, i: int, action: int) -> Any:
+        if i in self._ended:
+            self._ended.remove(i)
+            return self._begin(i)
+        (reward,), terminated, truncated = self.players[i].step([action])
+        obs = self.players[i].observe(action)
+        if not (terminated or truncated):
+            return obs, reward, terminated, truncated, None
+        if self.autoreset_mode is AutoresetMode.SAME_STEP:
+            return self._begin(i)[0], reward, terminated, truncated, obs
+        self._ended.add(i)
+        return obs, reward, terminated, truncated, None
+
+
+# --- tensors
+
+
+class TensorSimulator:
+    """A simulator whose data are torch tensors, with Gymnasium's vector API."""
+
+    def __init__(self, script: Script, envs: Sequence[int], mode: str) -> None:
+        self._inner = Simulator(script, envs, mode)
+        self.metadata = self._inner.metadata
+        self.num_envs = self._inner.num_envs
+        self.device = torch.device("cpu")
+        self.single_observation_space = self._inner.single_observation_space
+        self.single_action_space = self._inner.single_action_space
+
+    @property
+    def unwrapped(self) -> TensorSimulator:
+        """The simulator itself."""
+        return self
+
+    def reset(self, *, seed: Any = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
+        """Resets all environments, or those of the ``reset_mask``."""
+        if "reset_mask" in (options or {}):
+            options = {"reset_mask": options["reset_mask"].numpy()}
+        obs, infos = self._inner.reset(seed=seed, options=options)
+        return torch.from_numpy(obs), self._tensors(infos)
+
+    def step(self, actions: Any) -> tuple[Any, ...]:
+        """Steps all environments."""
+        *results, infos = self._inner.step(actions.numpy())
+        obs, rewards, terminated, truncated = map(torch.from_numpy, results)
+        return obs, rewards.float(), terminated, truncated, self._tensors(infos)
+
+    def close(self) -> None:
+        """Closes the environments."""
+
+    def _tensors(self, infos: dict[str, Any]) -> dict[str, Any]:
+        return {
+            name: self._tensors(value) if isinstance(value, dict) else torch.from_numpy(value)
+            for name, value in infos.items()
+        }
+
+
+class ScriptedJax:
+    """An environment of JAX, with the interface of gymnax; it plays the first episode for ever."""
+
+    def __init__(self, script: Script) -> None:
+        self.script = script
+        self.action_space = spaces.Discrete(script.actions)
+
+    def reset(self, key: Any) -> tuple[Any, ...]:
+        """Begins an episode."""
+        import jax.numpy as jnp
+
+        count = jnp.uint32(0)
+        return {"count": count}, self._observe(count, -1), self._info(count)
+
+    def step(self, key: Any, state: Any, action: Any) -> tuple[Any, ...]:
+        """Takes a step."""
+        count = state["count"] + 1
+        over = count >= self.script.length(0, 0)
+        at_end = self.script.flags(0, 0, self.script.length(0, 0))
+        terminated, truncated = (over & flag for flag in at_end)
+        reward = self.script.reward(0, 0, 0, 0) + (4.0 * count + action) / 8
+        return (
+            {"count": count},
+            self._observe(count, action),
+            reward,
+            terminated,
+            truncated,
+            self._info(count),
+        )
+
+    def _observe(self, count: Any, action: Any) -> Any:
+        import jax.numpy as jnp
+
+        return jnp.stack([0.0 * count, 0.0 * count, 1.0 * count, action + 0.0 * count]).astype(
+            jnp.float32
+        )
+
+    def _info(self, count: Any) -> dict[str, Any]:
+        return {"level": count + self.script.level(0, 0, 0)} if self.script.levels else {}
+
+
+def jax_envs(script: Script, envs: Sequence[int]) -> Any:
+    """Returns a batch of :class:`ScriptedJax`."""
+    from trawl.envs import JaxEnv
+
+    return JaxEnv(ScriptedJax(script), len(envs), info_keys=["level"] if script.levels else ())
+
+
+# --- interfaces of other libraries
+
+
+def dm_environment(script: Script, env: int) -> Any:
+    """Returns an environment of dm_env."""
+    import dm_env  # type: ignore[import-untyped]
+    from dm_env import specs
+
+    class Scripted(dm_env.Environment):  # type: ignore[misc]
+        def __init__(self) -> None:
+            self.player = Player(script, env)
+
+        def reset(self) -> Any:
+            self.player.reset()
+            return dm_env.restart(self.player.observe())
+
+        def step(self, action: Any) -> Any:
+            (reward,), terminated, truncated = self.player.step([int(action)])
+            obs = self.player.observe(int(action))
+            if terminated:
+                return dm_env.termination(reward, obs)
+            return (dm_env.truncation if truncated else dm_env.transition)(reward, obs)
+
+        def observation_spec(self) -> Any:
+            return specs.Array((FIELDS,), np.float32)
+
+        def action_spec(self) -> Any:
+            return specs.DiscreteArray(script.actions)
+
+    return Scripted()
+
+
+def agents_environment(script: Script, env: int, agents: int = 2) -> Any:
+    """Returns a parallel environment of PettingZoo."""
+    from pettingzoo import ParallelEnv
+
+    class Scripted(ParallelEnv):  # type: ignore[misc]
+        metadata = {"name": "scripted"}  # noqa: RUF012 - as PettingZoo
+        render_mode = None
+
+        def __init__(self) -> None:
+            self.possible_agents = [f"agent_{i}" for i in range(agents)]
+            self.agents: list[str] = []
+            self.player = Player(script, env)
+
+        def observation_space(self, agent: Any) -> Any:
+            return _BOX
+
+        def action_space(self, agent: Any) -> Any:
+            return spaces.Discrete(script.actions)
+
+        def reset(self, seed: Any = None, options: Any = None) -> Any:
+            self.agents = self.possible_agents[:]
+            self.player.reset()
+            return self._all(lambda i: self.player.observe(-1, i)), self._infos()
+
+        def step(self, actions: Any) -> Any:
+            taken = [int(actions[name]) for name in self.agents]
+            rewards, terminated, truncated = self.player.step(taken)
+            results = (
+                self._all(lambda i: self.player.observe(taken[i], i)),
+                self._all(lambda i: rewards[i]),
+                self._all(lambda i: terminated),
+                self._all(lambda i: truncated),
+                self._infos(),
+            )
+            if terminated or truncated:
+                self.agents = []
+            return results
+
+        def _all(self, value: Callable[[int], Any]) -> dict[str, Any]:
+            return {name: value(i) for i, name in enumerate(self.possible_agents)}
+
+        def _infos(self) -> dict[str, Any]:
+            return self._all(lambda i: self.player.info())
+
+    return Scripted()
+
+
+def torchrl_environment(script: Script, env: int) -> Any:
+    """Returns an environment of TorchRL."""
+    from tensordict import TensorDict
+    from torchrl.data import Categorical, Composite, OneHot, Unbounded
+    from torchrl.envs import EnvBase
+
+    class Scripted(EnvBase):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__()
+            self.player = Player(script, env)
+            self.observation_spec = Composite(observation=Unbounded((FIELDS,)))
+            self.action_spec = OneHot(script.actions)
+            self.reward_spec = Unbounded((1,))
+            flags = ("done", "terminated", "truncated")
+            flag = Categorical(2, shape=(1,), dtype=torch.bool)
+            self.done_spec = Composite({name: flag.clone() for name in flags})
+
+        def _reset(self, tensordict: Any, **kwargs: Any) -> Any:
+            self.player.reset()
+            found = {"observation": torch.from_numpy(self.player.observe())}
+            return TensorDict(found).update(self.full_done_spec.zero())
+
+        def _step(self, tensordict: Any) -> Any:
+            action = int(tensordict["action"].long().argmax(-1))
+            (reward,), terminated, truncated = self.player.step([action])
+            return TensorDict(
+                {
+                    "observation": torch.from_numpy(self.player.observe(action)),
+                    "reward": torch.tensor([reward]),
+                    "done": torch.tensor([terminated or truncated]),
+                    "terminated": torch.tensor([terminated]),
+                    "truncated": torch.tensor([truncated]),
+                }
+            )
+
+        def _set_seed(self, seed: Any) -> None: ...
+
+    return Scripted()
+
+
+# --- the table
+
+
+@dataclass(frozen=True)
+class Face:
+    """A kind of environment that plays a script.
+
+    Attributes:
+        make: function of a script and the numbers of the environments, which returns what a
+            collector takes as its environment.
+        kind: what the oracle has to know about the kind.
+        single: True if it is one environment, without a batch dimension.
+        keys: actual keys of entries, by the names that the oracle gives them.
+        ends: how episodes can end.
+        needs: module that has to be installed.
+    """
+
+    make: Callable[[Script, Sequence[int]], Any]
+    kind: Kind = field(default_factory=Kind)
+    single: bool = False
+    keys: Mapping[Any, Any] = field(default_factory=dict)
+    ends: Sequence[str] = ("terminated", "truncated", "both")
+    needs: str | None = None
+
+    def key(self, key: Any) -> Any:
+        """Returns the actual key of an entry."""
+        path = key if isinstance(key, tuple) else (key,)
+        after, path = path[: path[0] == "next"], path[path[0] == "next" :]
+        actual = self.keys.get(path if len(path) > 1 else path[0], path)
+        full = (*after, *(actual if isinstance(actual, tuple) else (actual,)))
+        return full if len(full) > 1 else full[0]
+
+
+def _single(make: Callable[[Script, int], Any]) -> Any:
+    return lambda script, envs: partial(make, script, envs[0])
+
+
+def _list(make: Callable[[Script, int], Any]) -> Any:
+    return lambda script, envs: [partial(make, script, env) for env in envs]
+
+
+def _with_infos(script: Script, env: int, kind: Any = ScriptedEnv) -> Any:
+    from trawl.envs import GymEnv
+
+    made = kind(script, env)
+    return GymEnv(made, info_keys=["level"]) if script.levels else made
+
+
+def _batch(make: Any, mode: str) -> Any:
+    return lambda script, envs: partial(_batch_with_infos, make, script, envs, mode)
+
+
+def _batch_with_infos(make: Any, script: Script, envs: Sequence[int], mode: str) -> Any:
+    from trawl.envs import GymEnv
+
+    made = make(script, envs, mode)
+    return GymEnv(made, info_keys=["level"]) if script.levels else made
+
+
+def _tensors_with_infos(script: Script, envs: Sequence[int], mode: str) -> Any:
+    from trawl.envs import TorchVectorEnv
+
+    made = TensorSimulator(script, envs, mode)
+    return TorchVectorEnv(made, info_keys=["level"]) if script.levels else made
+
+
+def _dm_with_infos(script: Script, env: int) -> Any:
+    return dm_environment(script, env)
+
+
+def _agents_with_infos(script: Script, env: int) -> Any:
+    from trawl.envs import PettingZooEnv
+
+    made = agents_environment(script, env)
+    return PettingZooEnv(made, info_keys=["level"]) if script.levels else made
+
+
+def _parallel(**options: Any) -> Any:
+    def make(script: Script, envs: Sequence[int]) -> Any:
+        return partial(_parallel_env, script, envs, options)
+
+    return make
+
+
+def _parallel_env(script: Script, envs: Sequence[int], options: Any) -> Any:
+    from trawl.envs import ParallelEnv
+
+    makers = [partial(_with_infos, script, env) for env in envs]
+    return ParallelEnv(len(makers), makers, **options)
+
+
+def _step_one_hot(script: Script, env: int, episode: int, step: int) -> Any:
+    return np.eye(100, dtype=np.int64)[step]
+
+
+def _discount(script: Script, env: int, episode: int, step: int) -> Any:
+    return np.array([0.0 if script.flags(env, episode, step)[0] else 1.0], np.float32)
+
+
+_AGENT_KEYS: dict[Any, Any] = {
+    name: ("agent", name) for name in ("observation", "action", "reward", "seen", "action_mask")
+}
+_AGENT_KEYS["info", "level"] = ("agent", "info", "level")
+_TENSOR = {"next_step": "NextStep", "same_step": "SameStep", "disabled": "Disabled"}
+
+#: The faces of a script, by name.
+FACES: dict[str, Face] = {
+    "one": Face(_single(_with_infos), single=True),
+    "list": Face(_list(_with_infos)),
+    "mapping": Face(
+        _single(partial(_with_infos, kind=ScriptedDictEnv)),
+        Kind(extra={"step": _step_one_hot}),
+        single=True,
+        keys={"observation": ("inner", "place")},
+    ),
+    "reusing": Face(_list(partial(_with_infos, kind=ReusingEnv))),
+    "sync_next_step": Face(_batch(gymnasium_vector, "NextStep"), Kind(together=True)),
+    "sync_same_step": Face(
+        _batch(gymnasium_vector, "SameStep"), Kind(resets="same", together=True)
+    ),
+    "sync_disabled": Face(_batch(gymnasium_vector, "Disabled"), Kind(together=True)),
+    "vector_next_step": Face(_batch(Simulator, "NextStep"), Kind(resets="next", together=True)),
+    "vector_same_step": Face(_batch(Simulator, "SameStep"), Kind(resets="same", together=True)),
+    "vector_disabled": Face(_batch(Simulator, "Disabled"), Kind(together=True)),
+    "tensors_next_step": Face(
+        lambda script, envs: partial(_tensors_with_infos, script, envs, "NextStep"),
+        Kind(resets="next", together=True),
+    ),
+    "tensors_same_step": Face(
+        lambda script, envs: partial(_tensors_with_infos, script, envs, "SameStep"),
+        Kind(resets="same", together=True),
+    ),
+    "tensors_disabled": Face(
+        lambda script, envs: partial(_tensors_with_infos, script, envs, "Disabled"),
+        Kind(together=True),
+    ),
+    "jax": Face(
+        lambda script, envs: partial(jax_envs, script, envs),
+        Kind(blind=True, together=True),
+        needs="jax",
+    ),
+    "dm_env": Face(
+        _single(_dm_with_infos),
+        Kind(extra={"discount": _discount}, never_stacked=frozenset(["discount"])),
+        single=True,
+        ends=("terminated", "truncated"),
+        needs="dm_env",
+    ),
+    "agents": Face(
+        _single(_agents_with_infos),
+        Kind(agents=2),
+        single=True,
+        keys=_AGENT_KEYS,
+        needs="pettingzoo",
+    ),
+    "torchrl": Face(_single(torchrl_environment), single=True, needs="torchrl"),
+    "parallel": Face(_parallel(backend="thread"), Kind(resets="same")),
+    "groups": Face(_parallel(backend="thread", groups=3), Kind(resets="same", grouped=True)),
+}

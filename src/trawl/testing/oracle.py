@@ -1,0 +1,484 @@
+"""The frames that a collector must deliver for a script, computed by a plain loop.
+
+This module shares no code with the collectors. It is meant to be read, not to be quick: all values
+are numpy arrays of one environment and one step.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from trawl.testing.script import Script
+
+#: Entries of one frame by key. Entries after the step have keys such as ``("next", "reward")``.
+Frame = dict[Any, Any]
+IDS, MASK = ("collector", "traj_ids"), ("collector", "mask")
+#: The environment's own observation, and its own flags: ``terminated`` and ``truncated``.
+RAW, OWN = "_raw", "_own"
+#: The number of the environment among those of its collector.
+ENV = "_env"
+#: True in the last frame before a failure, which may be of an earlier batch.
+CUT = "_cut"
+HIDDEN = (RAW, OWN, ENV, CUT)
+
+
+@dataclass(frozen=True)
+class Kind:
+    """How environments of a kind differ from one another, as far as frames show it.
+
+    Attributes:
+        agents: number of agents; None if there are none.
+        resets: when a new episode begins: ``"after"`` the step that ends one, as a part of that
+            ``"same"`` step, or in the ``"next"`` step, which is no frame.
+        together: True if a failure rebuilds all environments of a batch.
+        grouped: True if not all environments step at once.
+        blind: True if every episode is the first one of environment 0.
+        extra: further observations, each a function of a script, an environment, an episode and
+            a step. Those of ``never_stacked`` are not stacked.
+    """
+
+    agents: int | None = None
+    resets: str = "after"
+    together: bool = False
+    grouped: bool = False
+    blind: bool = False
+    extra: Mapping[Any, Any] = field(default_factory=dict)
+    never_stacked: frozenset[Any] = frozenset()
+
+
+@dataclass(frozen=True)
+class Options:
+    """The options of a collector that decide what its frames are, named as there."""
+
+    frames_per_batch: int = 12
+    total_frames: float = math.inf
+    exact_frames: bool = False
+    max_frames_per_traj: int | None = None
+    frame_stack: int | None = None
+    padding: str = "reset"
+    normalize_observations: bool = False
+    normalize_rewards: bool = False
+    init_random_frames: int = 0
+    reset_at_each_iter: bool = False
+    set_truncated: bool = False
+    restart: bool = False
+    is_init: bool = False
+    policy_version: bool = False
+    compact_obs: bool = False
+    track_traj_ids: bool = True
+
+
+def next_of(key: Any) -> Any:
+    """Returns the key of an entry after the step."""
+    return ("next", *key) if isinstance(key, tuple) else ("next", key)
+
+
+def truncate(frames: Sequence[Frame | None]) -> None:
+    """Marks frames as truncated, unless their episodes have ended."""
+    for frame in frames:
+        if frame is not None and not frame["next", "done"]:
+            frame |= {("next", "truncated"): True, ("next", "done"): True}
+
+
+class Failed(Exception):
+    """The script says that a step or a reset fails."""
+
+
+class Actor:
+    """One environment, with everything that is remembered from one of its frames to the next."""
+
+    def __init__(
+        self,
+        script: Script,
+        kind: Kind,
+        options: Options,
+        env: int,
+        statistics: Statistics,
+        first: int = 0,
+    ) -> None:
+        self.script, self.kind, self.options, self.env = script, kind, options, env
+        self.first = first
+        self.statistics = statistics
+        self.last: Frame | None = None
+        self.rebuild()
+
+    def rebuild(self) -> None:
+        """Begins anew, before the first reset."""
+        if self.last is not None:
+            self.last[CUT] = True
+        self.episode, self.step = self.first - 1, 0
+        self.skipping, self.fresh = False, True
+        self.id: int | None = None
+        self.count = 0
+
+    def reset(self) -> None:
+        """Begins the next episode."""
+        self.episode, self.step, self.count, self.fresh = self.episode + 1, 0, 0, True
+        self.last = None
+        self.check()
+        self.shown = self.observe(-1)
+        fill = self.shown if self.options.padding == "reset" else self.nothing()
+        self.window = [fill] * ((self.options.frame_stack or 1) - 1) + [self.shown]
+
+    def check(self) -> None:
+        """Fails if the script says so."""
+        if (self.env, self.episode, self.step) in self.script.failures:
+            raise Failed
+
+    def each(self, value: Any) -> Any:
+        """Returns a value for each agent, or the value if there are none."""
+        if self.kind.agents is None:
+            return np.asarray(value(0))
+        return np.stack([value(agent) for agent in range(self.kind.agents)])
+
+    @property
+    def place(self) -> tuple[int, int]:
+        """The environment and the episode."""
+        return (0, 0) if self.kind.blind else (self.env, self.episode)
+
+    def observe(self, actions: Any) -> Frame:
+        """Returns the observations after the agents' last actions, normalised."""
+        taken = np.broadcast_to(actions, self.kind.agents or 1)
+        values = self.each(
+            lambda agent: self.script.observation(*self.place, self.step, int(taken[agent]), agent)
+        )
+        self.raw, values = values, self.statistics.scaled(values)
+        extra: Frame = {
+            k: f(self.script, *self.place, self.step) for k, f in self.kind.extra.items()
+        }
+        if self.script.levels:
+            level = self.script.level(*self.place, self.step)
+            extra["info", "level"] = self.each(lambda _: np.float32(level))
+        if self.script.masks and self.kind.agents is not None:
+            over = self.step and any(self.script.flags(*self.place, self.step))
+            legal = np.arange(self.script.actions) == self.script.legal(*self.place, self.step)
+            extra["action_mask"] = self.each(lambda _: legal | bool(over))
+        return {"observation": values, **extra}
+
+    def nothing(self) -> Frame:
+        """Returns observations of zeros."""
+        return {key: np.zeros_like(value) for key, value in self.observe(0).items()}
+
+    def stacked(self, window: Sequence[Frame]) -> Frame:
+        """Returns the newest observations, stacked with those before."""
+        axis = 0 if self.kind.agents is None else 1
+        size = self.options.frame_stack
+        return {
+            key: value
+            if size is None
+            or key in (("info", "level"), "action_mask")
+            or key in self.kind.never_stacked
+            else np.stack([one[key] for one in window[-size:]], axis)
+            for key, value in window[-1].items()
+        }
+
+    def legal(self) -> int:
+        """Returns the action that is drawn at random."""
+        return self.script.legal(*self.place, self.step) if self.script.masks else 0
+
+    def act(self, random: bool) -> Any:
+        """Returns the action, and what the policy has written as ``"seen"``."""
+        seen = self.stacked(self.window)["observation"]
+        if random:
+            return self.each(lambda _: self.legal()), np.zeros_like(seen)
+        axes = tuple(range(0 if self.kind.agents is None else 1, seen.ndim))
+        normalized = self.options.normalize_observations
+        chosen = np.floor(seen.sum(axes, dtype=np.float64)).astype(int) % self.script.actions
+        return np.ones_like(chosen) % self.script.actions if normalized else chosen, seen
+
+    def take(self, random: bool) -> Frame:
+        """Takes a step, and returns its frame."""
+        action, seen = self.act(random)
+        before, raw = self.stacked(self.window), self.raw
+        self.step += 1
+        self.check()
+        self.count += 1
+        now = (*self.place, self.step)
+        taken = np.broadcast_to(action, self.kind.agents or 1)
+        reward = self.each(lambda agent: self.script.reward(*now, int(taken[agent]), agent))
+        terminated, truncated = self.script.flags(*now)
+        own = terminated, truncated
+        truncated |= self.count == self.options.max_frames_per_traj
+        self.shown = self.observe(action)
+        self.window = [*self.window, self.shown]
+        after = self.stacked(self.window)
+        frame: Frame = {**before, "action": action, "seen": seen, ("next", "reward"): reward}
+        frame |= {next_of(key): value for key, value in after.items()}
+        frame |= {("next", "terminated"): terminated, ("next", "truncated"): truncated}
+        frame |= {("next", "done"): terminated or truncated, IDS: self.id, MASK: True}
+        frame |= dict.fromkeys(("done", "terminated", "truncated"), False) | {
+            RAW: raw,
+            OWN: own,
+            ENV: self.env,
+            CUT: False,
+        }
+        if self.options.max_frames_per_traj:
+            frame |= {"step_count": self.count - 1, ("next", "step_count"): self.count}
+        if self.options.is_init:
+            frame |= {"is_init": self.fresh, ("next", "is_init"): False}
+        if self.options.policy_version:
+            frame |= {"policy_version": 0, ("next", "policy_version"): 0}
+        self.fresh = False
+        self.last = frame
+        return frame
+
+
+class Statistics:
+    """The statistics of normalised observations and rewards."""
+
+    def __init__(self, options: Options) -> None:
+        self.options = options
+        self.observations: list[Any] = []
+        self.returns: list[Any] = []
+        self.used = 0
+
+    def scaled(self, values: Any) -> Any:
+        """Returns a normalised observation, by the statistics that are in use."""
+        if not self.options.normalize_observations:
+            return values
+        if self.used:
+            samples = np.asarray(self.observations[: self.used], np.float64)
+            values = (values - samples.mean(0)) / np.sqrt(samples.var(0) + 1e-8)
+        return np.clip(values, -10, 10)
+
+    def scale_rewards(self, rows: list[list[Frame | None]], carry: list[Any]) -> None:
+        """Divides the rewards of a batch by the deviation of the returns until its end."""
+        for index, mine in enumerate(rows):
+            for frame in mine:
+                if frame is not None:
+                    carry[index] = frame["next", "reward"] + 0.99 * carry[index]
+                    self.returns.extend(np.ravel(carry[index]))
+                if frame is None or frame["next", "done"]:
+                    carry[index] = 0.0
+        scale = np.sqrt(np.var(self.returns) + 1e-8) if self.returns else 1.0
+        for frame in (frame for mine in rows for frame in mine if frame is not None):
+            frame["next", "reward"] = np.clip(frame["next", "reward"] / scale, -10, 10)
+
+
+class Oracle:
+    """Computes what one collector delivers, batch by batch.
+
+    Args:
+        script: what the environments do.
+        kind: the kind of environments.
+        envs: numbers of the environments.
+        options: options of the collector.
+        first: number of the first episode of each environment; by default 0. Episodes before it
+            were begun while the environment was made.
+
+    Examples:
+        >>> from trawl.testing.oracle import Kind, Options, Oracle
+        >>> from trawl.testing import Script
+        >>> oracle = Oracle(Script(lengths=[2]), Kind(), [0], Options(frames_per_batch=3))
+        >>> (first,) = next(oracle.batches())
+        >>> [int(frame["collector", "traj_ids"]) for frame in first]
+        [0, 0, 1]
+    """
+
+    def __init__(
+        self,
+        script: Script,
+        kind: Kind,
+        envs: Sequence[int],
+        options: Options,
+        first: Sequence[int] | None = None,
+    ) -> None:
+        self.kind, self.options = kind, options
+        self.statistics = Statistics(options)
+        self.actors = [
+            Actor(script, kind, options, env, self.statistics, begun)
+            for env, begun in zip(envs, first or [0] * len(envs), strict=True)
+        ]
+        self.carry: list[Any] = [0.0 for _ in envs]
+        self.frames, self.ids = 0, 0
+        self.random: bool | None = None
+
+    def batches(self) -> Iterator[list[list[Frame | None]]]:
+        """Yields, for each batch, the rows of each environment; None is a row without a frame."""
+        self.begin(self.actors)
+        first = True
+        while self.frames < self.options.total_frames:
+            self.statistics.used = len(self.statistics.observations)
+            if self.options.reset_at_each_iter and not first:
+                self.begin(self.actors)
+                self.carry = [0.0 for _ in self.actors]
+            first = False
+            yield self.batch()
+
+    def begin(self, actors: Sequence[Actor]) -> None:
+        """Begins episodes."""
+        for actor in actors:
+            actor.reset()
+            actor.skipping = False
+            self.number(actor)
+
+    def number(self, actor: Actor) -> None:
+        """Gives an episode its number."""
+        actor.id, self.ids = self.ids, self.ids + 1
+
+    def batch(self) -> list[list[Frame | None]]:
+        """Collects one batch."""
+        size, options = len(self.actors), self.options
+        left = options.total_frames - self.frames if options.exact_frames else math.inf
+        random = (
+            self.random if self.random is not None else self.frames < options.init_random_frames
+        )
+        rows: list[list[Frame | None]] = [[] for _ in self.actors]
+        taken, counted = 0, 0
+        before = len(self.statistics.observations)
+        for t in range(-int(-min(options.frames_per_batch, left) // size)):
+            for mine, frame in zip(rows, self.step(random), strict=True):
+                mine.append(frame)
+            self.follow(rows)
+            for mine in rows:
+                if mine[-1] is not None and taken >= left:
+                    mine[-1] = None
+                taken += mine[-1] is not None
+            # Statistics are renewed after 16 frames, and whenever their number has doubled.
+            due = size * (t + 1 - counted) >= max(before + size * counted, 16)
+            if due and not self.kind.grouped:
+                self.count([mine[counted:] for mine in rows])
+                self.statistics.used = len(self.statistics.observations)
+                counted = t + 1
+        self.count([mine[counted:] for mine in rows])
+        self.frames += taken
+        return self.finished(rows, taken >= left)
+
+    def step(self, random: bool) -> list[Frame | None]:
+        """Takes a step in each environment; those that fail are left without an episode."""
+        row: list[Frame | None] = []
+        failed: list[Actor] = []
+        before = [actor.last for actor in self.actors]
+        for actor in self.actors:
+            frame = None
+            try:
+                if actor.skipping:
+                    actor.reset()
+                else:
+                    frame = actor.take(random)
+                    if frame["next", "done"] and self.kind.resets == "same":
+                        actor.reset()
+            except Failed:
+                failed.append(actor)
+                frame = None
+            row.append(frame)
+        if failed and self.kind.together:
+            failed, row = self.actors, [None] * len(row)
+        for actor, last in zip(self.actors, before, strict=True):
+            if actor in failed:
+                actor.last = last
+                actor.rebuild()
+        return row
+
+    def follow(self, rows: list[list[Frame | None]]) -> None:
+        """Begins the episodes that follow those that have ended with the last row."""
+        for actor, mine in zip(self.actors, rows, strict=True):
+            frame = mine[-1]
+            if actor.id is None:
+                # The environment failed in this row, which truncates the episode before.
+                self.fail(actor, mine[-2:-1])
+            elif frame is None:
+                actor.skipping = False
+            elif frame["next", "done"]:
+                self.after(actor, rows)
+
+    def fail(self, actor: Actor, before: Sequence[Frame | None]) -> None:
+        """Begins an episode after a failure, which truncates a frame before of the same batch."""
+        truncate(before)
+        self.begin([actor])
+
+    def after(self, actor: Actor, rows: list[list[Frame | None]]) -> None:
+        """Begins the episode after one that has ended."""
+        if self.kind.resets == "next":
+            actor.skipping = True
+        elif self.kind.resets == "after":
+            try:
+                actor.reset()
+            except Failed:
+                for other, mine in zip(self.actors, rows, strict=True):
+                    if other is actor or self.kind.together:
+                        other.rebuild()
+                        self.fail(other, mine[-1:])
+                return
+        self.number(actor)
+
+    def count(self, rows: list[list[Frame | None]]) -> None:
+        """Adds the observations of frames to the statistics."""
+        found = [frame[RAW] for mine in rows for frame in mine if frame is not None]
+        self.statistics.observations.extend(found)
+
+    def finished(self, rows: list[list[Frame | None]], cut: bool) -> list[list[Frame | None]]:
+        """Carries out what is done to a whole batch, which may be cut at the end of the budget."""
+        if self.options.normalize_rewards:
+            self.statistics.scale_rewards(rows, self.carry)
+        for mine in rows:
+            frames = [frame for frame in mine if frame is not None]
+            if self.options.set_truncated and frames and (mine[-1] is not None or cut):
+                frames[-1] |= {("next", "truncated"): True, ("next", "done"): True}
+        return rows
+
+
+class Team:
+    """The oracles of several workers, which make batches together.
+
+    Args:
+        oracles: the oracle of each worker.
+    """
+
+    def __init__(self, oracles: Sequence[Oracle]) -> None:
+        self.oracles = oracles
+
+    def batches(self) -> Iterator[list[list[list[Frame | None]]]]:
+        """Yields, for each batch, the rows of each environment of each worker."""
+        all_observations: list[Any] = []
+        all_returns: list[Any] = []
+        iterators = [oracle.batches() for oracle in self.oracles]
+        while True:
+            frames = sum(oracle.frames for oracle in self.oracles)
+            if frames >= self.oracles[0].options.total_frames:
+                return
+            parts, observations, returns = [], [], []
+            for oracle, iterator in zip(self.oracles, iterators, strict=True):
+                own, oracle.random = oracle.statistics, frames < oracle.options.init_random_frames
+                own.observations, own.returns = list(all_observations), list(all_returns)
+                parts.append(next(iterator))
+                observations += own.observations[len(all_observations) :]
+                returns += own.returns[len(all_returns) :]
+            all_observations += observations
+            all_returns += returns
+            yield parts
+
+
+def trajectories(batches: Sequence[Sequence[Sequence[Frame | None]]]) -> list[list[Frame]]:
+    """Returns the whole trajectories in the rows of all batches, in the order in which they end."""
+    found: list[list[Frame]] = []
+    going: dict[int, list[Frame]] = {}
+    for rows in batches:
+        # A failure in the first row of a batch ends the trajectory before.
+        ended = [index for index, mine in going.items() if mine and mine[-1][CUT]]
+        for index in sorted(ended):
+            truncate(going[index][-1:])
+            found.append(going.pop(index))
+        for row in zip(*rows, strict=True):
+            for index, frame in enumerate(row):
+                mine = going.setdefault(index, [])
+                if frame is None:
+                    continue
+                if mine and frame[IDS] != mine[0][IDS]:
+                    going[index] = mine = []
+                mine.append(frame)
+                if frame["next", "done"]:
+                    found.append(going.pop(index))
+    return found
+
+
+def in_turn(found: Sequence[list[Frame]], envs: int) -> list[list[Frame]]:
+    """Returns the same trajectories, but the next one of each environment in turn."""
+    queues = [[one for one in found if one[0][ENV] == env] for env in range(envs)]
+    turns = min(map(len, queues))
+    return [queue[turn] for turn in range(turns) for queue in queues]

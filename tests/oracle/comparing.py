@@ -1,0 +1,363 @@
+"""Runs a collector on a script, and compares what it delivers with what the oracle says."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from itertools import islice
+from typing import Any
+
+import numpy as np
+import torch
+from tensordict import TensorDictBase
+from tensordict.nn import TensorDictModule
+
+from trawl.collectors import Collector, MultiAsyncCollector, MultiSyncCollector
+from trawl.data import StackedFrames
+from trawl.envs import FrameStack
+from trawl.testing.faces import FACES, Face
+from trawl.testing.oracle import (
+    ENV,
+    HIDDEN,
+    IDS,
+    MASK,
+    OWN,
+    Frame,
+    Options,
+    Oracle,
+    Team,
+    in_turn,
+    trajectories,
+)
+from trawl.testing.script import Script
+
+FLAGS = ("done", "terminated", "truncated")
+BATCHES = 4
+WORKERS = 2
+Rows = Sequence[Sequence[Frame | None]]
+
+
+@dataclass(frozen=True)
+class Case:
+    """What is collected, where, and how it is delivered.
+
+    Attributes:
+        face: name of the kind of environment.
+        options: options that decide the frames.
+        place: ``"one"`` process, or workers: ``"sync"`` or ``"async"``.
+        delivery: form in which frames are delivered.
+        policy: kind of policy.
+        further: further arguments of the collector, which change no frame.
+        levels: True if there are entries of ``info``.
+        masks: True if there are action masks.
+        failures: True if steps fail.
+    """
+
+    face: str = "one"
+    options: Options = field(default_factory=Options)
+    place: str = "one"
+    delivery: str = "rows"
+    policy: str = "module"
+    further: dict[str, Any] = field(default_factory=dict)
+    levels: bool = False
+    masks: bool = False
+    failures: bool = False
+
+    @property
+    def kind(self) -> Face:
+        return FACES[self.face]
+
+    @property
+    def script(self) -> Script:
+        """The script. Random actions are known, because there is only one or one is legal."""
+        failing = self.failures and self.face != "jax"
+        kind, options = self.kind.kind, self.options
+        resets = kind.resets == "after" and not (kind.together or options.reset_at_each_iter)
+        failures = [(0, 3, 2), (2, 3, 1), *([(1, 3, 0)] if resets else [])]
+        return Script(
+            ends=self.kind.ends,
+            actions=1 if self.options.init_random_frames and not self.masks else 4,
+            levels=self.levels,
+            masks=self.masks,
+            failures=frozenset(failures if failing else []),
+        )
+
+    @property
+    def envs(self) -> list[list[int]]:
+        """The numbers of the environments of each worker."""
+        workers, count = 1 if self.place == "one" else WORKERS, 1 if self.kind.single else 3
+        return [list(range(i * count, (i + 1) * count)) for i in range(workers)]
+
+    @property
+    def seen(self) -> str:
+        """The entry in which the policy says what it has seen."""
+        return "output1" if self.policy == "function" else "seen"
+
+
+# --- policies
+
+
+class Choose(torch.nn.Module):
+    """Chooses an action by the sum of an observation, or always the second one.
+
+    Args:
+        dims: number of dimensions of an observation.
+        actions: number of actions.
+        one_hot: True if actions are one-hot vectors.
+        constant: True to choose the second action.
+    """
+
+    def __init__(self, dims: int, actions: int, one_hot: bool, constant: bool) -> None:
+        super().__init__()
+        self.dims, self.actions, self.one_hot, self.constant = dims, actions, one_hot, constant
+
+    def forward(self, observation: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        total = observation.double().sum(tuple(range(-self.dims, 0)))
+        chosen = torch.ones_like(total) if self.constant else total.floor()
+        action = chosen.long() % self.actions
+        if self.one_hot:
+            action = torch.nn.functional.one_hot(action, self.actions)
+        return action, observation.clone()
+
+
+class OfTensorDict:
+    """A policy that is called with a TensorDict."""
+
+    def __init__(self, choose: Choose, keys: Sequence[Any]) -> None:
+        self.choose, self.keys = choose, keys
+
+    def __call__(self, tensordict: TensorDictBase) -> TensorDictBase:
+        read, *written = self.keys
+        for key, value in zip(written, self.choose(tensordict[read]), strict=True):
+            tensordict[key] = value
+        return tensordict
+
+
+def policy_of(case: Case) -> Any:
+    face, options = case.kind, case.options
+    dims = 1 if options.frame_stack is None else 2
+    one_hot = face.kind.agents is None
+    choose = Choose(dims, case.script.actions, one_hot, options.normalize_observations)
+    keys = [face.key(name) for name in ("observation", "action", "seen")]
+    if case.policy == "function":
+        return choose
+    if case.policy == "tensordict":
+        return OfTensorDict(choose, keys)
+    return TensorDictModule(choose, keys[:1], keys[1:])
+
+
+# --- running
+
+
+def arguments(options: Options) -> dict[str, Any]:
+    """Returns the arguments of a collector."""
+    given: dict[str, Any] = {
+        "frames_per_batch": options.frames_per_batch,
+        "total_frames": -1 if math.isinf(options.total_frames) else int(options.total_frames),
+        "exact_frames": options.exact_frames,
+        "max_frames_per_traj": options.max_frames_per_traj,
+        "normalize_observations": options.normalize_observations,
+        "normalize_rewards": options.normalize_rewards,
+        "init_random_frames": options.init_random_frames,
+        "reset_at_each_iter": options.reset_at_each_iter,
+        "set_truncated": options.set_truncated,
+        "auto_register_policy_transforms": options.is_init or None,
+        "track_policy_version": options.policy_version,
+        "compact_obs": options.compact_obs,
+        "track_traj_ids": options.track_traj_ids,
+        "on_env_error": "restart" if options.restart else "raise",
+    }
+    if options.frame_stack is not None:
+        given["frame_stack"] = FrameStack(options.frame_stack, padding=options.padding)
+    return given
+
+
+DELIVERIES: dict[str, dict[str, Any]] = {
+    "rows": {},
+    "split": {"split_trajs": True},
+    "padded": {"trajs_per_batch": 3, "traj_format": "padded"},
+    "cat": {"trajs_per_batch": 3, "traj_format": "cat"},
+    "in_turn": {"trajs_per_batch": 3, "traj_format": "cat", "traj_sampling": "per_env"},
+}
+
+
+def collector_of(case: Case, **more: Any) -> Any:
+    """Returns the collector of a case."""
+    sources = [case.kind.make(case.script, envs) for envs in case.envs]
+    given = {**arguments(case.options), **DELIVERIES.get(case.delivery, {}), **case.further, **more}
+    if case.place == "one":
+        return Collector(sources[0], policy_of(case), **given)
+    cls = MultiSyncCollector if case.place == "sync" else MultiAsyncCollector
+    if case.place == "sync":
+        given["frames_per_batch"] *= WORKERS
+    return cls(sources, policy_of(case), start_method="inline", **given)
+
+
+def check(case: Case) -> None:
+    """Collects some batches, and then compares all of them with the oracle."""
+    with collector_of(case) as collector:
+        same = case.further.get("return_same_td")
+        found = [b.clone() if same else b for b in islice(collector, BATCHES)]
+    compare(case, found)
+
+
+# --- comparing
+
+
+class Ids:
+    """The ids of trajectories: any numbers, but one for each trajectory."""
+
+    def __init__(self) -> None:
+        self.known: dict[Any, int] = {}
+
+    def check(self, expected: Iterable[Any], found: Iterable[int]) -> None:
+        for (env, one), other in zip(expected, found, strict=True):
+            assert self.known.setdefault((env, int(one)), int(other)) == other
+        assert len(set(self.known.values())) == len(self.known), self.known
+
+
+@cache
+def first_episodes(face: str, levels: bool, masks: bool, workers: int) -> list[list[int]]:
+    """Returns the number of the first episode that is collected from each environment.
+
+    While an environment is made, it may be reset and stepped, to find out what it returns.
+    """
+    case = Case(face, place="one" if workers == 1 else "sync", levels=levels, masks=masks)
+    found = []
+    for envs in case.envs:
+        source = case.kind.make(case.script, envs)
+        with Collector(source, policy_of(case), frames_per_batch=len(envs)) as collector:
+            seen = collector.next()[case.kind.key("seen")]
+        found.append([int(number) for number in seen.reshape(len(envs), -1, 4)[:, 0, 1]])
+    return found
+
+
+def oracles(case: Case) -> list[Oracle]:
+    first = first_episodes(case.face, case.levels, case.masks, len(case.envs))
+    return [
+        Oracle(case.script, case.kind.kind, envs, case.options, begun)
+        for envs, begun in zip(case.envs, first, strict=True)
+    ]
+
+
+def compare(case: Case, found: Sequence[TensorDictBase]) -> None:
+    """Compares batches, in the order of delivery, with what the oracle says."""
+    ids = Ids()
+    team = Team(oracles(case)).batches()
+    if case.delivery == "rows":
+        for batch in found:
+            parts = [batch] if case.place == "one" else list(batch)
+            for rows, part in zip(next(team), parts, strict=True):
+                check_rows(case, rows, part, ids)
+    elif case.delivery == "split":
+        for batch in found:
+            pieces = [piece for rows in next(team) for mine in rows for piece in pieces_of(mine)]
+            check_padded(case, pieces, batch, ids)
+    else:
+        whole = trajectories([rows for (rows,) in islice(team, 60)])
+        if case.delivery == "in_turn":
+            whole = in_turn(whole, len(case.envs[0]))
+        expected = [whole[i : i + 3] for i in range(0, len(whole) - 2, 3)]
+        if case.options.exact_frames:
+            assert len(found) == min(len(expected), BATCHES), (len(whole), len(found))
+        for pieces, batch in zip(expected, found, strict=False):
+            if case.delivery == "padded":
+                check_padded(case, pieces, batch, ids)
+            else:
+                frames = [frame for one in pieces for frame in one]
+                assert batch.shape == (len(frames),), (batch.shape, len(frames))
+                check_frames(case, frames, batch, ids)
+
+
+def pieces_of(row: Sequence[Frame | None]) -> list[list[Frame]]:
+    """Returns the pieces of trajectories in a row."""
+    pieces: list[list[Frame]] = []
+    for frame in row:
+        if frame is not None:
+            if not pieces or pieces[-1][-1][IDS] != frame[IDS]:
+                pieces.append([])
+            pieces[-1].append(frame)
+    return pieces
+
+
+def check_padded(case: Case, pieces: Any, batch: TensorDictBase, ids: Ids) -> None:
+    longest = max(map(len, pieces))
+    if batch.ndim > 2 and all(len(piece) == longest for piece in pieces):
+        # If each trajectory fills a row, the batch keeps its shape.
+        batch = batch.reshape(-1, longest)
+    assert batch.shape == (len(pieces), longest), (batch.shape, len(pieces), longest)
+    known = np.array([[t < len(piece) for t in range(longest)] for piece in pieces])
+    np.testing.assert_array_equal(np.asarray(batch[MASK]), known)
+    frames = [frame for piece in pieces for frame in piece]
+    check_frames(case, frames, batch[torch.from_numpy(known)], ids)
+
+
+def check_rows(case: Case, rows: Rows, batch: TensorDictBase, ids: Ids) -> None:
+    """Checks a batch of frames; ``rows`` has the frames of each environment."""
+    if case.kind.single:
+        batch = batch[None]
+    assert batch.shape == (len(rows), len(rows[0])), batch.shape
+    known = np.array([[frame is not None for frame in mine] for mine in rows])
+    masked = case.kind.kind.resets == "next" or case.options.restart or not known.all()
+    assert (MASK in batch.keys(True)) == masked
+    if masked:
+        np.testing.assert_array_equal(np.asarray(batch[MASK]), known)
+        if case.options.track_traj_ids:
+            assert (np.asarray(batch[IDS])[~known] == -1).all()
+    frames = [frame for mine in rows for frame in mine if frame is not None]
+    check_frames(case, frames, batch[torch.from_numpy(known)], ids)
+
+
+def check_frames(case: Case, frames: Sequence[Frame], batch: TensorDictBase, ids: Ids) -> None:
+    """Checks frames one after the other."""
+    if not frames:
+        return
+    expected = [entries(case, frame) for frame in frames]
+    keys = set(batch.keys(True, True)) - {MASK}
+    assert keys == set(expected[0]), keys ^ set(expected[0])
+    for key in expected[0]:
+        found = plain(case, key, batch[key])
+        wanted = np.stack([np.asarray(frame[key]) for frame in expected]).reshape(found.shape)
+        if key == IDS:
+            envs = [frame[ENV] for frame in frames]
+            ids.check(zip(envs, wanted, strict=True), found)
+        elif found.dtype == np.float32:
+            np.testing.assert_allclose(found, wanted, 2e-4, 2e-4, err_msg=str(key))
+        else:
+            np.testing.assert_array_equal(found, wanted, err_msg=str(key))
+
+
+def entries(case: Case, frame: Frame) -> dict[Any, Any]:
+    """Returns the entries of a frame by their actual keys."""
+    face, options, found = case.kind, case.options, {}
+    for key, value in frame.items():
+        if key in (*HIDDEN, MASK) or (key == IDS and not options.track_traj_ids):
+            continue
+        last = key[-1] if isinstance(key, tuple) else key
+        after = isinstance(key, tuple) and key[0] == "next"
+        if options.compact_obs and after and last not in (*FLAGS, "reward"):
+            continue
+        found[case.seen if key == "seen" and case.policy == "function" else face.key(key)] = value
+        if face.kind.agents is not None and last in FLAGS:
+            group = ("agent", last)
+            if after and last == "truncated":
+                # An agent whose episode has ended by itself isn't truncated.
+                value = frame[OWN][1] or (value and not frame[OWN][0])
+            found[("next", *group) if after else group] = np.repeat(value, face.kind.agents)
+    return found
+
+
+def dense(value: Any) -> torch.Tensor:
+    """Returns an entry as a tensor, with stacks of frames expanded."""
+    return value.to_dense() if isinstance(value, StackedFrames) else value
+
+
+def plain(case: Case, key: Any, value: torch.Tensor) -> Any:
+    """Returns an entry of a batch as an array, in which actions are numbers."""
+    last = key[-1] if isinstance(key, tuple) else key
+    if last == "action" and case.kind.kind.agents is None:
+        assert (value.sum(-1) == 1).all()
+        value = value.long().argmax(-1)
+    return np.asarray(dense(value))

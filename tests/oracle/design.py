@@ -1,0 +1,53 @@
+"""A pairwise design: cases in which each two values of different factors meet."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Mapping, Sequence
+from itertools import combinations
+from typing import Any
+
+Case = dict[str, Any]
+#: Returns True if two values of two factors can be in one case.
+Allowed = Callable[[str, Any, str, Any], bool]
+
+
+def fits(case: Case, factor: str, value: Any, allowed: Allowed) -> bool:
+    """Returns True if a value can be added to a case."""
+    return all(allowed(factor, value, *other) for other in case.items())
+
+
+def pairs(factors: Mapping[str, Sequence[Any]], allowed: Allowed) -> set[Any]:
+    """Returns all pairs of values that can meet."""
+    return {
+        frozenset([(one, a), (other, b)])
+        for one, other in combinations(factors, 2)
+        for a in factors[one]
+        for b in factors[other]
+        if allowed(one, a, other, b)
+    }
+
+
+def pairwise(factors: Mapping[str, Sequence[Any]], allowed: Allowed) -> list[Case]:
+    """Returns cases that have every pair that can meet.
+
+    The first value of each factor must be allowed with all values of the others.
+    """
+    left, cases, draw = pairs(factors, allowed), [], random.Random(0)
+    while left:
+        case: Case = dict(sorted(min(left, key=lambda pair: str(sorted(pair, key=str))), key=str))
+        for factor in draw.sample(list(factors), len(factors)):
+            if factor in case:
+                continue
+            fitting = [value for value in factors[factor] if fits(case, factor, value, allowed)]
+            gains = [
+                sum(frozenset([(factor, value), other]) in left for other in case.items())
+                for value in fitting
+            ]
+            best = max(gains)
+            case[factor] = draw.choice(
+                [value for value, gain in zip(fitting, gains, strict=True) if gain == best]
+            )
+        left -= {frozenset(pair) for pair in combinations(case.items(), 2)}
+        cases.append(case)
+    return cases
