@@ -70,7 +70,7 @@ def run(code, *arguments, namespaces=(), **options):
 @functools.cache
 def shared():
     """The nursery of the programs that need no other. It ends with this process."""
-    found = Nursery("gymnasium", "trawl.cli", "trawl.collectors.worker", "trawl.data")
+    found = Nursery("trawl.cli.collect", "trawl.cli.show", "trawl.collectors.worker", "trawl.data")
     atexit.register(found.close)
     return found
 

@@ -327,7 +327,7 @@ ENVS = {
         r"generator of Python \(random\),",
     ),
     "torch": (observing(lambda *_: torch.rand(2).numpy()), "warning seeds", "generator of torch,"),
-    "seed ignored": (Private, "warning seeds", r"call super\(\).reset\(seed=seed\)"),
+    "seed ignored": (Private, "warning seeds", r"by super\(\).reset\(seed=seed\)"),
     "carried over": (Carried, "warning seeds", "depends on earlier episodes"),
     "differing twins": (Numbered, "warning seeds", "made in the same way differ"),
     "incomplete state": (
@@ -488,6 +488,12 @@ def test_nothing_is_found_in_a_healthy_environment(kind):
     assert report.ok
     assert report.raise_for_errors() is report
     assert report.figures["microseconds per step"] > 0
+
+
+def test_a_slow_environment_takes_fewer_steps():
+    report = check_env(Healthy, patience=0.0, worker=False)
+    assert not report.findings
+    assert report.not_checked[0] == "more than 2 steps, which took 0 s: pass patience"
 
 
 def test_a_pool_is_checked_in_a_collector():

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from copy import deepcopy
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,7 @@ from tensordict import TensorDictBase, is_leaf_nontensor
 from torch import Tensor
 
 from trawl.backends.spawn_payload import packed
+from trawl.checks import check_number
 from trawl.collectors import Collector, MultiSyncCollector
 from trawl.collectors.state_checks import why_uncaptured
 from trawl.envs.base import TensorDictEnv
@@ -34,6 +36,8 @@ from trawl.testing.watching import Lie, Watched, check_entries, watched
 _ONE, _OTHER = 1, 2
 # Steps of traces that are compared, at most.
 _TRACED = 50
+# Steps of such a trace of a slow environment, and the share of the patience that it may take.
+_LEAST, _SHARE = 5, 0.2
 _GENERATORS = ("torch", "NumPy (np.random)", "Python (random)")
 
 
@@ -44,6 +48,7 @@ def check_env(
     steps: int = 200,
     seed: int = 0,
     worker: bool = True,
+    patience: float = 10.0,
 ) -> CheckReport:
     """Checks an environment of your own against what collectors expect of it.
 
@@ -58,7 +63,9 @@ def check_env(
         steps: number of steps in which the data are looked at. Ends of episodes are checked only if
             an episode ends within them.
         seed: seed of the environment and of the random actions.
-        worker: False to leave out the check in a worker process, which takes the longest.
+        worker: False to leave out the check in a worker process.
+        patience: seconds after which no further data are looked at. With a slow environment, the
+            runs that are compared have fewer steps, too.
 
     Returns:
         A report with all findings; nothing is raised for them.
@@ -79,11 +86,12 @@ def check_env(
         >>> check_env("Pendulum-v1", worker=False).raise_for_errors().verdict
         'nothing found'
     """
+    steps = check_number("steps", steps, least=1)
     findings = Findings()
     subject = Subject(env, kwargs, findings)
     with findings.quietly():
         try:
-            _Checks(subject, findings, steps, seed).run(worker)
+            _Checks(subject, findings, steps, seed, patience).run(worker)
         finally:
             subject.end()
     return findings.report(subject.name)
@@ -181,6 +189,7 @@ class Subject:
 def _name(env: Any) -> str:
     if is_list(env):
         return f"{len(env)} environments"
+    env = env.func if isinstance(env, partial) else env
     kind = env if isinstance(env, type) or hasattr(env, "__name__") else type(env)
     return str(kind.__name__)
 
@@ -188,8 +197,11 @@ def _name(env: Any) -> str:
 class _Checks:
     """The checks of one environment, each of which adds its findings."""
 
-    def __init__(self, subject: Subject, findings: Findings, steps: int, seed: int) -> None:
+    def __init__(
+        self, subject: Subject, findings: Findings, steps: int, seed: int, patience: float
+    ) -> None:
         self.subject = subject
+        self.patience = patience
         self.findings = findings
         self.steps = steps
         self.seed = seed
@@ -210,7 +222,6 @@ class _Checks:
             env = self.subject.build()
         if env is None:
             return
-        self._frames = max(1, env.batch_size.numel()) * self._trace_steps
         if _steps_by_itself(env):
             self._can_seed = False
             self.findings.not_checked.append("single steps: a pool is stepped only by a collector")
@@ -220,6 +231,7 @@ class _Checks:
                 return
             self._check_seeds(env)
             self._check_late_step(env)
+        self._frames = max(1, env.batch_size.numel()) * self._trace_steps
         self._close(env)
         self._check_batch()
         self._check_states()
@@ -237,7 +249,7 @@ class _Checks:
         watch = watched(env, self.findings)
         if watch is not None:
             self._check_signature(watch.env)
-        step, durations = -1, []
+        step, durations, spent = -1, [], 0.0
         try:
             root = self._begin(env)
             self._look(env, root, "the reset", watch)
@@ -246,10 +258,16 @@ class _Checks:
                 begun = time.perf_counter()
                 frame, root = env.step_and_maybe_reset(root)
                 durations.append(time.perf_counter() - begun)
+                spent += durations[-1] if step else 0.0  # the first step may compile
                 following = frame.get("next")
                 self._look(env, following, f"step {step + 1}", watch)
                 self._check_rewards(env, following, step + 1)
                 self._ended |= bool(following.get("done").any())
+                if spent > self.patience:
+                    self.findings.not_checked.append(
+                        f"more than {step + 1} steps, which took {self.patience:g} s: pass patience"
+                    )
+                    break
         except Lie:
             return
         except (Exception, SystemExit) as error:
@@ -269,7 +287,11 @@ class _Checks:
         if watch is not None:
             watch.finish()
             durations = watch.durations
-        self.findings.figures["microseconds per step"] = 1e6 * float(np.median(durations))
+        self.steps = step + 1
+        median = float(np.median(durations))
+        self.findings.figures["microseconds per step"] = 1e6 * median
+        affordable = int(self.patience * _SHARE / max(median, 1e-9))
+        self._trace_steps = min(self._trace_steps, max(affordable, _LEAST))
         if not self._ended:
             self.findings.not_checked.append(
                 f"ends of episodes: no episode ended within {self.steps} steps; pass more steps"
@@ -372,15 +394,16 @@ class _Checks:
 
     def _explain(self, env: Any, first: list[TensorDictBase], again: str) -> None:
         repeated, fresh_is_same = difference(first, self._trace(env, _ONE)), False
-        if repeated is not None and self.subject.is_copied:
+        drawn = self._drawn if repeated is None else []
+        if not drawn and self.subject.is_copied:
             fresh = self.subject.build()
             fresh_is_same = difference(first, self._trace(fresh, _ONE)) is None
             self._close(fresh)
-        if repeated is None and self._drawn:
+        if drawn:
             self._unseeded(
-                f"the environment draws from the global generator of {' and '.join(self._drawn)}, "
-                f"so that the same seed gave other data ({again}) after other draws: draw from "
-                "self.np_random, which reset(seed=...) seeds"
+                f"the environment draws from the global generator of {' and '.join(drawn)}, "
+                f"so that the same seed gave other data ({again}) after other draws: draw from a "
+                "generator that reset(seed=...) seeds, such as self.np_random"
             )
         elif fresh_is_same:
             self._unseeded(
@@ -389,8 +412,8 @@ class _Checks:
             )
         else:
             self._unseeded(
-                f"the same seed gave other data ({again}): call super().reset(seed=seed) in reset, "
-                "and draw from self.np_random only"
+                f"the same seed gave other data ({again}): seed all generators in reset(seed=...), "
+                "in Gymnasium by super().reset(seed=seed), and draw from these only"
             )
 
     def _unseeded(self, message: str) -> None:
@@ -424,6 +447,8 @@ class _Checks:
                 )
 
     def _to_the_end(self, env: Any) -> TensorDictBase | None:
+        if self._can_seed:
+            env.set_seed(self.seed)
         root = env.reset()
         for step in range(self.steps):
             root = act_randomly(env, root, self.seed + step)

@@ -269,7 +269,8 @@ def place_of(error: BaseException) -> str | None:
         return None
     frame, line = frames[-1]
     for each, number in reversed(frames):
-        if "site-packages" not in each.f_code.co_filename:
+        name = each.f_code.co_filename
+        if "site-packages" not in name and not name.startswith("<frozen "):
             frame, line = each, number
             break
     if str(frame.f_globals.get("__name__")).startswith("trawl."):

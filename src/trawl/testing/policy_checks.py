@@ -14,7 +14,7 @@ from tensordict.nn import InteractionType, set_interaction_type
 from torch import Tensor, nn
 
 from trawl.backends.spawn_payload import packed
-from trawl.checks import did_you_mean
+from trawl.checks import check_number, did_you_mean
 from trawl.collectors import Collector, MultiSyncCollector
 from trawl.envs.serial import batch_source, given_envs
 from trawl.envs.types import is_list
@@ -66,6 +66,7 @@ def check_policy(
         >>> check_policy(policy, "Pendulum-v1", worker=False).ok
         True
     """
+    steps = check_number("steps", steps, least=1)
     findings = Findings()
     subject = Subject(env, kwargs, findings)
     with findings.quietly():
