@@ -324,9 +324,9 @@ def compare_environments(case: Case, found: Sequence[TensorDictBase], ids: Ids) 
     for batch in found:
         frames = batch[batch[MASK]] if MASK in batch.keys(True) else batch.reshape(-1)
         frames = frames.select(*(key for key in frames.keys(True, True) if key != MASK))
-        numbers = dense(frames[case.kind.key("observation")])
-        if not frames.numel():
+        if not len(frames):
             continue
+        numbers = dense(frames[case.kind.key("observation")])
         for env in range(sum(map(len, case.envs))):
             mine = numbers.reshape(len(frames), -1, 4)[:, -1, 0].floor() == env
             if mine.any():
@@ -367,7 +367,7 @@ def pieces_of(row: Sequence[Frame | None]) -> list[list[Frame]]:
 
 def check_padded(case: Case, pieces: Any, batch: TensorDictBase, ids: Ids) -> None:
     if not pieces:
-        assert batch.numel() == 0
+        assert not batch.batch_size.numel()
         return
     longest = max(map(len, pieces))
     if batch.ndim > 2 and all(len(piece) == longest for piece in pieces):

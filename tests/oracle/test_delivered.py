@@ -104,7 +104,10 @@ def allowed(case: dict[str, Any]) -> bool:
         # Which batches of asynchronous workers have random frames, or others' statistics.
         place == "async" and (chosen["random"] or normalize),
         workers and not rows and (chosen["random"] or normalize or face == "jax"),
-        workers and exact and (chosen["set_truncated"] or chosen["reset_at_each_iter"]),
+        # Where the last batches of workers end.
+        workers
+        and exact
+        and (chosen["set_truncated"] or chosen["reset_at_each_iter"] or chosen["failures"]),
         # Each step is a batch of its own, for all that is done to a batch as a whole.
         delivery == "steps"
         and (normalize or chosen["random"] or chosen["set_truncated"] or chosen["failures"]),
