@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Iterator
-from dataclasses import replace
 from itertools import islice
 from typing import Any
 
 import pytest
-import torch
 from torchrl.data import LazyTensorStorage, ReplayBuffer
 
-from tests.oracle.comparing import Case, collector_of, compare, oracles, policy_of
+from tests.oracle.comparing import (
+    Case,
+    Ids,
+    collector_of,
+    compare,
+    compare_environments,
+    policy_of,
+)
 from trawl.collectors import AsyncBatchedCollector
 from trawl.testing.faces import FACES
-from trawl.testing.oracle import ENV, IDS, Options
+from trawl.testing.oracle import IDS, Options
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 NEXT_STEP = ["vector_next_step", "tensors_next_step"]
@@ -31,32 +35,11 @@ def libraries(request: pytest.FixtureRequest) -> None:
         pytest.importorskip(FACES[face].needs)
 
 
-def shown(case: Case, batches: Iterable[Any]) -> list[Any]:
-    """Returns the environment, episode, step and action that each frame shows after its step."""
-    found = []
-    for batch in batches:
-        after = batch[batch[IDS] >= 0][case.kind.key(("next", "observation"))]
-        found.append(after[:, 0] if case.kind.kind.agents else after)
-    return torch.cat(found).tolist()
-
-
-def check_first(case: Case, found: list[Any], count: int) -> None:
-    """Checks that these are the first frames of each environment."""
-    assert len(found) == count
-    options = replace(case.options, exact_frames=False, total_frames=math.inf)
-    left: dict[float, list[Any]] = {}
-    for env, *row in found:
-        left.setdefault(env, []).append(row)
-    for oracle in oracles(replace(case, options=options)):
-        wanted: dict[float, list[Any]] = {actor.env: [] for actor in oracle.actors}
-        for rows in islice(oracle.batches(), 1 + count):
-            for frame in (frame for mine in rows for frame in mine if frame is not None):
-                after = frame["next", "observation"].reshape(-1, 4)[0]
-                wanted[frame[ENV]].append(after[1:].tolist())
-        for env, frames in wanted.items():
-            mine = left.pop(env, [])
-            assert mine == frames[: len(mine)]
-    assert not left
+def check_frames(case: Case, batches: Iterable[Any]) -> int:
+    """Checks that these are the first frames of each environment, and returns their number."""
+    found = [batch[batch[IDS] >= 0] for batch in batches]
+    compare_environments(case, found, Ids())
+    return sum(map(len, found))
 
 
 def exact(face: str, frames_per_batch: int, count: int, **more: Any) -> Case:
@@ -89,9 +72,9 @@ def test_workers_end_at_every_frame(face, place) -> None:
     for count in range(1 + index % 13, 41, 5 if face in NEXT_STEP else 13):
         case = exact(face, (12, 3, 8)[count % 3], count, place=place)
         with collector_of(case) as collector:
-            found = shown(case, collector)
+            found = list(collector)
             assert collector.stats()["frames"] == count
-        check_first(case, found, count)
+        assert check_frames(case, found) == count
 
 
 @pytest.mark.parametrize("extend", [True, False])
@@ -105,7 +88,7 @@ def test_a_buffer_gets_every_frame_up_to_the_cut(face, extend) -> None:
             with collector_of(case, replay_buffer=buffer, extend_buffer=extend) as collector:
                 assert all(batch is None for batch in collector)
                 assert collector.stats()["frames"] == count == len(buffer)
-            check_first(case, shown(case, [buffer[:]]), count)
+            assert check_frames(case, [buffer[:].exclude("index")]) == count
 
 
 @pytest.mark.parametrize("least", [1, 2, 3])
@@ -121,9 +104,9 @@ def test_environments_at_their_own_pace_end_at_every_frame(least) -> None:
             min_batch_size=least,
         )
         with collector:
-            found = shown(case, collector)
+            found = list(collector)
             assert collector.stats()["frames"] == count
-        check_first(case, found, count)
+        assert check_frames(case, found) == count
 
 
 @pytest.mark.parametrize("face", TOLD_APART)
@@ -132,15 +115,11 @@ def test_an_interrupted_batch_ends_at_any_step_and_the_next_one_goes_on(face) ->
     for every in (1, 2, 3, 5):
         asked = iter(range(1, 100))
         with collector_of(case, interruptor=lambda: next(asked) % every == 0) as collector:  # noqa: B023
-            found = shown(case, islice(collector, 5))
-            assert collector.stats()["frames"] == len(found)
-        check_first(case, found, len(found))
+            found = list(islice(collector, 5))
+            assert check_frames(case, found) == collector.stats()["frames"]
 
 
 def test_workers_that_are_interrupted_lose_no_frame() -> None:
-    case = exact("list", 12, 40, place="sync")
-    more = {"preemptive_threshold": 0.5, "start_method": "forkserver"}
-    with collector_of(case, **more) as collector:
-        found = shown(case, collector)
-        assert collector.stats()["frames"] == 40
-    check_first(case, found, 40)
+    case = exact("list", 12, 40, place="sync_processes")
+    with collector_of(case, preemptive_threshold=0.5) as collector:
+        assert check_frames(case, list(collector)) == collector.stats()["frames"] == 40

@@ -25,7 +25,6 @@ from trawl.testing.oracle import Options
 
 STATES = {
     **FACTORS,
-    "place": ["one", "sync", "async"],
     "delivery": ["rows", "cat", "in_turn"],
     "frames_per_batch": [12, 27],
     # Batches before the state, and batches of the collector that loads it.
@@ -85,8 +84,7 @@ def test_a_state_continues_to_the_bit(chosen) -> None:
         some(iter(collector), chosen["used"])
         collector.load_state_dict(state)
         continued = some(iter(collector), BATCHES - at)
-    if case.place != "async":
-        compare(case, found + following)
+    compare(case, found + following)
     assert_same(by_worker(case, continued), by_worker(case, following))
 
 

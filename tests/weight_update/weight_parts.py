@@ -15,7 +15,6 @@ from torch import Tensor, nn
 
 # Nothing that is waited for takes longer, unless it never comes.
 PATIENCE = 300
-METHODS = ["fork", "spawn", "forkserver"]
 
 multiprocessing.get_context("forkserver").set_forkserver_preload(
     ["trawl.weight_update", "trawl.collectors", "trawl.testing.envs", "tensordict.nn"]
