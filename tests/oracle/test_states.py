@@ -4,22 +4,22 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
+from functools import partial
 from io import BytesIO
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
-import gymnasium
 import numpy as np
 import nursery
 import pytest
 import torch
-from gymnasium import spaces
 from gymnasium.vector import SyncVectorEnv
 
-from tests.oracle.comparing import BATCHES, Case, collector_of, compare, dense
+from tests.oracle.comparing import BATCHES, Case, collector_of, compare
 from tests.oracle.design import pairwise
 from tests.oracle.test_delivered import FACTORS, allowed, case_of
+from tests.oracle.test_seeds import Drawing, assert_same
 from trawl.collectors import Collector, MultiSyncCollector
 from trawl.testing.oracle import Options
 
@@ -42,17 +42,6 @@ def saved(state: Any) -> Any:
 
 def some(batches: Iterator[Any], count: int) -> list[Any]:
     return [batch.clone() for batch in islice(batches, count)]
-
-
-def assert_same(found: list[Any], wanted: list[Any]) -> None:
-    assert len(found) == len(wanted)
-    for one, other in zip(found, wanted, strict=True):
-        assert one.shape == other.shape
-        assert set(one.keys(True, True)) == set(other.keys(True, True))
-        for key in other.keys(True, True):
-            a, b = dense(one[key]), dense(other[key])
-            assert a.dtype == b.dtype, key
-            assert torch.equal(a, b), key
 
 
 def by_worker(case: Case, batches: list[Any]) -> list[Any]:
@@ -88,34 +77,15 @@ def test_a_state_continues_to_the_bit(chosen) -> None:
     assert_same(by_worker(case, continued), by_worker(case, following))
 
 
-class Drawing(gymnasium.Env[Any, Any]):
-    """Shows draws from its own generator and from all global ones; episodes end by chance."""
-
-    observation_space = spaces.Box(-np.inf, np.inf, (4,), np.float64)
-    action_space = spaces.Discrete(4)
-
-    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
-        super().reset(seed=seed)
-        return self._draw(), {}
-
-    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
-        drawn = self._draw()
-        return drawn, float(action), bool(drawn[0] < 0.3), False, {}
-
-    def _draw(self) -> Any:
-        own = self.np_random.random()
-        return np.array([own, np.random.random(), random.random(), torch.rand(()).item()])
-
-
 def drawing_collectors() -> list[Any]:
     """Returns collectors of environments that draw, which act at random."""
-    size = {"frames_per_batch": 12}
+    one, size = partial(Drawing, everywhere=True), {"frames_per_batch": 12}
     single = [
         Collector(source, **size, **more)
-        for source in (Drawing, [Drawing] * 3, SyncVectorEnv([Drawing] * 3))
+        for source in (one, [one] * 3, SyncVectorEnv([one] * 3))
         for more in ({}, {"trajs_per_batch": 2, "traj_format": "cat"})
     ]
-    workers = [[Drawing] * 2] * 2
+    workers = [[one] * 2] * 2
     return [*single, MultiSyncCollector(workers, start_method="inline", **size)]
 
 
