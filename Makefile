@@ -26,7 +26,7 @@ test test-all test-oldest test-newest: export OMP_NUM_THREADS = 1
 # What is imported is compiled once, and kept.
 export PYTHONDONTWRITEBYTECODE =
 
-.PHONY: help demo test test-all test-oldest test-newest check format docs compile bench chaos interrupts mutate mutants clean
+.PHONY: help demo test test-all test-oldest test-newest check format docs compile bench chaos interrupts mutate mutants fuzz clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -83,6 +83,9 @@ mutate: $(VENV)/.dev ## load states with random changes for SECONDS=300, and che
 
 mutants: $(VENV)/.dev ## break a module in small ways, and print which tests notice (ARGS="MODULE --tests FILES")
 	OMP_NUM_THREADS=1 $(BIN)/python tests/mutants.py $(ARGS)
+
+fuzz: $(VENV)/.dev ## compare collectors with a plain loop in random cases for SECONDS=300
+	OMP_NUM_THREADS=1 $(BIN)/python tests/oracle/fuzz.py --seconds $(SECONDS) $(ARGS)
 
 clean: ## remove what was built (not .venv, .venv-oldest and .venv-newest, and not your runs)
 	rm -rf site dist build runs/demo .hypothesis .mypy_cache .pytest_cache .ruff_cache

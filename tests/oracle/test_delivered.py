@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from importlib.util import find_spec
+from itertools import combinations
 from typing import Any
 
 import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
 
-from tests.oracle.comparing import DELIVERIES, Case, check
-from tests.oracle.design import pairwise
+from tests.oracle.comparing import DELIVERIES, WHOLE, Case, check
+from tests.oracle.design import pairs, pairwise
 from trawl.testing.faces import FACES
 from trawl.testing.oracle import Options
 
 # The first value of each factor can be combined with all values of the others.
 FACTORS: dict[str, list[Any]] = {
     "face": list(FACES),
-    "place": ["one", "sync"],
+    "place": ["one", "sync", "async"],
     "delivery": list(DELIVERIES),
     "policy": ["module", "function", "tensordict"],
     "frames_per_batch": [12, 3, 27],
@@ -78,34 +83,61 @@ def case_of(chosen: dict[str, Any]) -> Case:
     )
 
 
-WHOLE = ("padded", "cat", "in_turn")
-
-
-def allowed(one: str, a: Any, other: str, b: Any) -> bool:
-    chosen = {name: values[0] for name, values in FACTORS.items()} | {one: a, other: b}
-    whole = chosen["delivery"] in WHOLE
+def allowed(case: dict[str, Any]) -> bool:
+    chosen = {name: values[0] for name, values in FACTORS.items()} | case
+    face, place, delivery = chosen["face"], chosen["place"], chosen["delivery"]
+    normalize, exact, few = chosen["normalize"], chosen["exact"], chosen["frames_per_batch"] == 3
+    workers, whole = place != "one", delivery in WHOLE
+    rows = delivery in ("rows", "split") and not exact
+    at_once = ("vector_next_step", "vector_same_step", "tensors_next_step", "tensors_same_step")
     refused = [
-        chosen["face"] == "torchrl" and (chosen["stack"] or chosen["normalize"]),
-        chosen["limit"]
-        and chosen["face"]
-        in ("vector_next_step", "vector_same_step", "tensors_next_step", "tensors_same_step"),
-        chosen["normalize"] in ("observations", "both") and chosen["stack"],
-        chosen["delivery"] != "rows" and not chosen["track_traj_ids"],
+        face == "torchrl" and (chosen["stack"] or normalize),
+        chosen["limit"] and face in at_once,
+        normalize in ("observations", "both") and chosen["stack"],
+        (delivery == "split" or whole) and not chosen["track_traj_ids"],
         whole and chosen["set_truncated"],
-        chosen["memory"] == "return_same_td" and chosen["place"] != "one",
-        # not of the product
-        chosen["place"] != "one" and whole,
-        chosen["place"] != "one" and chosen["exact"],
-        chosen["policy"] == "function" and chosen["face"] in ("mapping", "agents"),
-        chosen["masks"] and chosen["face"] in ("dm_env", "jax", "torchrl"),
-        chosen["levels"] and chosen["face"] in ("dm_env", "torchrl"),
-        chosen["failures"] and chosen["face"] == "jax",
-        chosen["levels"] and chosen["face"] in ("sync_disabled", "vector_disabled"),
+        chosen["memory"] == "return_same_td" and workers,
+        chosen["memory"] and delivery in ("buffer", "steps", "buffer_whole"),
     ]
-    return not any(refused)
+    # What the tests can't do.
+    unknown = [
+        # Which batches of asynchronous workers have random frames, or others' statistics.
+        place == "async" and (chosen["random"] or normalize),
+        workers and not rows and (chosen["random"] or normalize or face == "jax"),
+        # Where the last batches of workers end.
+        workers
+        and exact
+        and (chosen["set_truncated"] or chosen["reset_at_each_iter"] or chosen["failures"]),
+        # Each step is a batch of its own, for all that is done to a batch as a whole.
+        delivery == "steps"
+        and (normalize or chosen["random"] or chosen["set_truncated"] or chosen["failures"]),
+        place == "async" and face == "jax",
+        # No episode would ever end.
+        whole and chosen["reset_at_each_iter"] and few,
+        chosen["policy"] == "function" and face in ("mapping", "agents"),
+        chosen["masks"] and face in ("dm_env", "jax", "torchrl"),
+        chosen["levels"] and face in ("dm_env", "torchrl"),
+        chosen["failures"] and face == "jax",
+        chosen["levels"] and face in ("sync_disabled", "vector_disabled"),
+    ]
+    return not any(refused) and not any(unknown)
 
 
 CASES = pairwise(FACTORS, allowed)
+
+
+def test_the_design_has_every_pair_that_can_meet() -> None:
+    """Prints, with ``pytest -s``, how much is compared, and what can't be."""
+    met = {frozenset(pair) for case in CASES for pair in combinations(case.items(), 2)}
+    assert pairs(FACTORS, allowed) <= met
+    every = pairs(FACTORS, lambda case: True)
+    print(f"{len(CASES)} cases have {len(met)} of {len(every)} pairs; impossible are")
+    left: dict[Any, list[Any]] = {}
+    for pair in every - met:
+        (one, a), (other, b) = sorted(pair, key=lambda item: list(FACTORS).index(item[0]))
+        left.setdefault((other, b, one), []).append(a)
+    for (other, b, one), values in sorted(left.items(), key=str):
+        print(f"  {other}={b} with {one}={', '.join(sorted(map(str, values)))}")
 
 
 def named(chosen: dict[str, Any]) -> str:
@@ -122,4 +154,26 @@ def test_delivered_is_what_the_oracle_says(chosen) -> None:
     case = case_of(chosen)
     if case.kind.needs:
         pytest.importorskip(case.kind.needs)
+    check(case)
+
+
+@st.composite
+def chosen_values(draw: Any) -> dict[str, Any]:
+    """Draws a value of each factor, such that all can be in one case, and lengths of episodes."""
+    case: dict[str, Any] = {}
+    for factor, values in FACTORS.items():
+        fitting = [value for value in values if allowed({**case, factor: value})]
+        case[factor] = draw(st.sampled_from(fitting))
+    lengths = st.none()
+    if not case["failures"]:
+        # Failures are in certain steps of the usual episodes.
+        lengths |= st.lists(st.integers(1, 7), min_size=1, max_size=6).map(tuple)
+    return {**case, "lengths": draw(lengths)}
+
+
+@given(chosen_values())
+@pytest.mark.filterwarnings("ignore")
+def test_any_values_may_meet(chosen) -> None:
+    case = replace(case_of(chosen), lengths=chosen["lengths"])
+    assume(not case.kind.needs or find_spec(case.kind.needs))
     check(case)

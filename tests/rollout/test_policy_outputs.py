@@ -154,27 +154,40 @@ def test_memories_are_never_overwritten_and_an_output_may_begin_with_one():
     assert [int(memory) for memory in kept] == list(range(8))
 
 
-def test_an_output_whose_shape_changes_is_refused():
-    def policy(observation):
-        return by_step(observation), observation[: 2 + int(observation[TOTAL]) // 3]
-
-    with pytest.raises(
-        ValueError, match=r"'output1' with shape \(3,\), but at first with shape \(2,\)"
-    ):
-        first_batch(NumberedEnv(), policy)
+def growing(observation):
+    return by_step(observation), observation[: 2 + int(observation[TOTAL]) // 3]
 
 
-def test_an_output_that_vanishes_is_named():
-    def policy(tensordict):
-        tensordict.set("action", by_step(tensordict["observation"]))
-        if int(tensordict["observation"][TOTAL]) < 3:
-            tensordict.set("more", torch.ones(1))
-        else:
-            tensordict.pop("more", None)
-        return tensordict
+def vanishing(tensordict):
+    tensordict.set("action", by_step(tensordict["observation"]))
+    if int(tensordict["observation"][TOTAL]) < 3:
+        tensordict.set("more", torch.ones(1))
+    else:
+        tensordict.pop("more", None)
+    return tensordict
 
-    with pytest.raises((TypeError, KeyError), match="'more'"):
-        first_batch(NumberedEnv(), policy)
+
+def without_a_batch(tensordict):
+    action = by_step(tensordict["observation"])
+    return TensorDict({"action": action, "output1": torch.zeros(())})
+
+
+@pytest.mark.parametrize(
+    ("source", "policy", "error", "match"),
+    [
+        (
+            NumberedEnv,
+            growing,
+            ValueError,
+            r"'output1' with shape \(3,\), but at first with shape \(2,\)",
+        ),
+        (NumberedEnv, vanishing, (TypeError, KeyError), "'more'"),
+        (two, without_a_batch, ValueError, r"'output1' with shape \(\).*batch size is \[2\]"),
+    ],
+)
+def test_outputs_that_change_or_do_not_fit_are_refused(source, policy, error, match):
+    with pytest.raises(error, match=match):
+        first_batch(source(), policy)
 
 
 def test_an_output_that_is_no_tensor_takes_the_batch_off_the_fast_path():
@@ -193,15 +206,6 @@ def test_an_output_that_is_no_tensor_takes_the_batch_off_the_fast_path():
         ["step 4", "step 5", "step 6", "step 7"],
     ]
     assert NumberedEnv.numbers(batches[1])[:, TOTAL].tolist() == [4, 5, 6, 7]
-
-
-def test_the_shape_of_an_output_must_begin_with_the_batch():
-    def policy(tensordict):
-        action = by_step(tensordict["observation"])
-        return TensorDict({"action": action, "output1": torch.zeros(())})
-
-    with pytest.raises(ValueError, match=r"'output1' with shape \(\).*batch size is \[2\]"):
-        first_batch(two(), policy)
 
 
 @KINDS
@@ -367,57 +371,61 @@ def test_on_a_late_device_the_batch_names_the_first_step():
         collector.next()
 
 
-@pytest.mark.parametrize("path", PATHS)
-def test_random_actions_follow_the_dtype_of_the_policys(path):
-    """The environment has more choices than the dtype of the policy's first action can hold."""
+class Wide(gymnasium.Env):
+    """Has more choices than the dtype of the policy's first action can hold."""
 
-    class Wide:
-        single_observation_space = spaces.Box(-1, 1, (1,))
-        single_action_space = spaces.Discrete(100_000)
-        num_envs = COUNT
-        metadata = {"autoreset_mode": AutoresetMode.SAME_STEP}  # noqa: RUF012
+    observation_space, action_space = spaces.Box(-1, 1, (1,)), spaces.Discrete(100_000)
 
-        def __init__(self):
-            self.unwrapped = self
+    def reset(self, *, seed=None, options=None):
+        return self.observe(), {}
 
-        def reset(self, *, seed=None, options=None):
-            return torch.zeros(COUNT, 1), {}
+    def step(self, action):
+        return self.observe(), 0.0, False, False, {}
 
-        def step(self, action):
-            never = torch.zeros(COUNT, dtype=torch.bool)
-            return torch.zeros(COUNT, 1), torch.zeros(COUNT), never, never, {}
+    def observe(self):
+        return np.zeros(1, np.float32)
 
-        def close(self):
-            pass
 
-    class WideSingle(gymnasium.Env):
-        observation_space, action_space = Wide.single_observation_space, Wide.single_action_space
+class WideRagged(Wide):
+    observation_space = spaces.Dict(observation=Wide.observation_space, text=spaces.Text(9))
 
-        def reset(self, *, seed=None, options=None):
-            return np.zeros(1, np.float32), {}
+    def observe(self):
+        return {"observation": super().observe(), "text": "a"}
 
-        def step(self, action):
-            return np.zeros(1, np.float32), 0.0, False, False, {}
 
-    class WideRagged(WideSingle):
-        observation_space = spaces.Dict(observation=spaces.Box(-1, 1, (1,)), text=spaces.Text(9))
+class WideTensors:
+    single_observation_space, single_action_space = Wide.observation_space, Wide.action_space
+    num_envs = COUNT
+    metadata = {"autoreset_mode": AutoresetMode.SAME_STEP}  # noqa: RUF012
 
-        def reset(self, *, seed=None, options=None):
-            return {"observation": np.zeros(1, np.float32), "text": "a"}, {}
+    def __init__(self):
+        self.unwrapped = self
 
-        def step(self, action):
-            return self.reset()[0], 0.0, False, False, {}
+    def reset(self, *, seed=None, options=None):
+        return torch.zeros(COUNT, 1), {}
 
-    makes = {"array": WideSingle, "tensor": Wide, "tensordict": WideRagged}
-    env = makes[path]()
-    encoded = {"categorical_action_encoding": True}
-    env = TorchVectorEnv(env, **encoded) if path == "tensor" else GymEnv(env, **encoded)
+    def step(self, action):
+        never = torch.zeros(COUNT, dtype=torch.bool)
+        return torch.zeros(COUNT, 1), torch.zeros(COUNT), never, never, {}
+
+    def close(self):
+        pass
+
+
+@pytest.mark.parametrize("kind", [Wide, WideTensors, WideRagged])
+def test_random_actions_follow_the_dtype_of_the_policys(kind):
+    adapter = TorchVectorEnv if kind is WideTensors else GymEnv
 
     def policy(observation):
         return torch.zeros(observation.shape[:-1], dtype=torch.uint8)
 
     with pytest.raises(TypeError, match=r"random actions gave 'action' as torch\.int64"):
-        first_batch(env, policy, frames_per_batch=40, init_random_frames=40)
+        first_batch(
+            adapter(kind(), categorical_action_encoding=True),
+            policy,
+            frames_per_batch=40,
+            init_random_frames=40,
+        )
 
 
 def test_a_shape_that_changes_is_refused_on_torchrls_environments():

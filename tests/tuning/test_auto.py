@@ -44,7 +44,7 @@ class Search:
         self.cache = cache
         self.seen: list[tuple[int, int]] = []
         self.rates = {1: 100.0, 2: 200.0}
-        self.tick = 0.05
+        self.tick = 0.5
         self.probe: Probe | None = None
         self._now = 0.0
 
@@ -148,7 +148,7 @@ def test_without_identity_or_time_for_all_nothing_is_stored(search):
     with auto() as collector:
         assert collector.num_workers == 2
     assert {count for count, _ in search.seen} == {2}
-    search.tick = 0.05
+    search.tick = 0.5
     for _ in range(2):
         search.seen.clear()
         with auto(source=Odd()):
