@@ -29,10 +29,6 @@ def tree():
             ["Pendulum-v1", "--envs", "2", "--env-processes", "4"],
             "--env-processes must divide the number of environments (--envs), which is 2, but",
         ),
-        (
-            ["Pendulum-v1", "--envs", "2", "--env-processes", "2", "--workers", "2"],
-            "--env-processes can't be used with --workers",
-        ),
         (["Pendulum-v1", "--seed", "-1"], "--seed must be between 0 and 2**63 - 1"),
         (["Pendulum-v1", "--policy", "none.pt2"], "--policy none.pt2: there is no such file"),
         (["Pendulum-v1", "--policy", "none:here"], "--policy none:here: No module named 'none'"),
@@ -107,7 +103,7 @@ def test_an_environment_that_takes_no_seed_is_blamed(trawl):
 def test_random_actions_are_not_blamed(trawl):
     code, _, err = trawl("collect", "cli_envs:spends_steps", "--max-frames-per-traj", 5)
     assert code == 2
-    assert "trawl: the run can't start: ValueError: max_frames_per_traj=5 needs an env" in err
+    assert "trawl: the run can't start: ValueError: max_frames_per_traj=5 can't be" in err
 
 
 @pytest.mark.parametrize("workers", [0, 1])

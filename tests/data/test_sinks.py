@@ -263,16 +263,6 @@ def test_workers_batches_for_a_buffer_are_written(tmp_path):
     assert buffer.frames == len(load(tmp_path / "d")) == 60
 
 
-def test_a_buffer_that_workers_write_into_takes_no_sink(tmp_path):
-    data = pytest.importorskip("torchrl.data")
-    buffer = data.ReplayBuffer(storage=data.LazyMemmapStorage(100), shared=True)
-    sink = MemmapSink(tmp_path / "d")
-    with pytest.raises(TypeError, match="sink can't be used with a replay buffer that workers"):
-        MultiCollector(
-            [make, make], sync=True, frames_per_batch=20, replay_buffer=buffer, sink=sink
-        )
-
-
 def test_a_collector_that_ends_early_says_so(tmp_path):
     sink = MemmapSink(tmp_path / "d")
     with Collector(make, frames_per_batch=20, total_frames=60, sink=sink) as collector:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 import pytest
 
-from tests.oracle.comparing import DELIVERIES, Case, check
+from tests.oracle.comparing import DELIVERIES, Case, arguments, check
 from tests.oracle.design import pairwise
+from trawl.supported import refused
 from trawl.testing.faces import FACES
 from trawl.testing.oracle import Options
 
@@ -81,28 +83,24 @@ def case_of(chosen: dict[str, Any]) -> Case:
 WHOLE = ("padded", "cat", "in_turn")
 
 
+@cache
 def allowed(one: str, a: Any, other: str, b: Any) -> bool:
     chosen = {name: values[0] for name, values in FACTORS.items()} | {one: a, other: b}
-    whole = chosen["delivery"] in WHOLE
-    refused = [
-        chosen["face"] == "torchrl" and (chosen["stack"] or chosen["normalize"]),
-        chosen["limit"]
-        and chosen["face"]
-        in ("vector_next_step", "vector_same_step", "tensors_next_step", "tensors_same_step"),
-        chosen["normalize"] in ("observations", "both") and chosen["stack"],
-        chosen["delivery"] != "rows" and not chosen["track_traj_ids"],
-        whole and chosen["set_truncated"],
-        chosen["memory"] == "return_same_td" and chosen["place"] != "one",
-        # not of the product
-        chosen["place"] != "one" and whole,
-        chosen["place"] != "one" and chosen["exact"],
-        chosen["policy"] == "function" and chosen["face"] in ("mapping", "agents"),
-        chosen["masks"] and chosen["face"] in ("dm_env", "jax", "torchrl"),
-        chosen["levels"] and chosen["face"] in ("dm_env", "torchrl"),
-        chosen["failures"] and chosen["face"] == "jax",
-        chosen["levels"] and chosen["face"] in ("sync_disabled", "vector_disabled"),
+    case = case_of(chosen)
+    given = {**arguments(case.options), **DELIVERIES[case.delivery], **case.further}
+    if refused({**given, "workers": case.place != "one"}, case.kind.traits):
+        return False
+    # What the scripts, or the comparison, can't do.
+    beyond = [
+        case.place != "one" and case.delivery in WHOLE,
+        case.place != "one" and case.options.exact_frames,
+        case.policy == "function" and case.face in ("mapping", "agents"),
+        case.masks and case.face in ("dm_env", "jax", "torchrl"),
+        case.levels and case.face in ("dm_env", "torchrl"),
+        case.failures and case.face == "jax",
+        case.levels and case.face in ("sync_disabled", "vector_disabled"),
     ]
-    return not any(refused)
+    return not any(beyond)
 
 
 CASES = pairwise(FACTORS, allowed)

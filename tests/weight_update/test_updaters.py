@@ -211,12 +211,6 @@ def test_an_updater_must_be_one(kind, given):
 
 
 @KINDS
-def test_there_is_an_updater_or_there_are_schemes(kind):
-    with pytest.raises(TypeError, match="weight_updater and weight_sync_schemes can't both"):
-        make(kind, weight_updater=MultiProcessedWeightUpdater(), weight_sync_schemes={})
-
-
-@KINDS
 def test_each_push_makes_one_version_on_all_workers(kind):
     with make(kind, weight_updater=MultiProcessedWeightUpdater()) as collector:
         assert settled(collector) == (everywhere(kind, 1), everywhere(kind, 0))
