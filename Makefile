@@ -21,12 +21,12 @@ PROGRESS = awk '/(Downloading|Using cached) .*MB\)/ { print "  " $$2, $$3, $$4; 
 # workers than the two processors of the smallest machine, because a third of a test's time is waiting.
 WORKERS ?= 4
 ARGS ?=
-PYTEST = -m pytest -n $(WORKERS) --no-loadscope-reorder $(ARGS)
-test test-oldest test-newest: export OMP_NUM_THREADS = 1
+PYTEST = -m pytest -n $(WORKERS) --no-loadscope-reorder
+test test-all test-oldest test-newest: export OMP_NUM_THREADS = 1
 # What is imported is compiled once, and kept.
 export PYTHONDONTWRITEBYTECODE =
 
-.PHONY: help demo test test-oldest test-newest check format docs compile bench chaos interrupts mutate mutants clean
+.PHONY: help demo test test-all test-oldest test-newest check format docs compile bench chaos interrupts mutate mutants fuzz clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -38,14 +38,18 @@ demo: $(VENV)/.demo ## collect 10,000 frames of Pendulum and plot the returns (A
 	@echo "The plot: runs/demo/returns.png"
 
 test: $(VENV)/.dev ## run the tests (ARGS="-k name" for some of them, WORKERS=0 for one process)
-	$(BIN)/python $(PYTEST)
+	$(BIN)/python $(PYTEST) -m "not long" $(ARGS)
+
+test-all: $(VENV)/.dev ## run the tests, and those that take long
+	$(BIN)/python $(PYTEST) $(ARGS)
 
 test-oldest: $(OLDEST)/.test ## run the tests with the lowest versions in pyproject.toml (but for torch)
-	$(OLDEST)/bin/python $(PYTEST)
+	$(OLDEST)/bin/python $(PYTEST) $(ARGS)
 
 test-newest: $(NEWEST)/.test ## compare with the newest TorchRL, and run the tests with TorchRL's classes
 	$(NEWEST)/bin/python tests/parity/compare.py
-	$(NEWEST)/bin/python $(PYTEST) tests/parity tests/interop tests/collectors/test_torchrl_parity.py
+	$(NEWEST)/bin/python $(PYTEST) tests/parity tests/interop tests/collectors/test_torchrl_parity.py \
+		$(ARGS)
 
 check: $(VENV)/.dev ## lint, formatting, types
 	$(BIN)/ruff check .
@@ -79,6 +83,9 @@ mutate: $(VENV)/.dev ## load states with random changes for SECONDS=300, and che
 
 mutants: $(VENV)/.dev ## break a module in small ways, and print which tests notice (ARGS="MODULE --tests FILES")
 	OMP_NUM_THREADS=1 $(BIN)/python tests/mutants.py $(ARGS)
+
+fuzz: $(VENV)/.dev ## compare collectors with a plain loop in random cases for SECONDS=300
+	OMP_NUM_THREADS=1 $(BIN)/python tests/oracle/fuzz.py --seconds $(SECONDS) $(ARGS)
 
 clean: ## remove what was built (not .venv, .venv-oldest and .venv-newest, and not your runs)
 	rm -rf site dist build runs/demo .hypothesis .mypy_cache .pytest_cache .ruff_cache

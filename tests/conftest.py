@@ -11,7 +11,9 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, settings
 from ray_workers import forked_workers
-from schedule import ByFileAndCluster, turn, uses_ray
+from schedule import ByDuration, Clock, plan, uses_ray
+
+from trawl.backends import server
 
 # Examples are searched for anew on a developer's machine, and always the same ones elsewhere.
 _common = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow]}
@@ -41,9 +43,25 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 multiprocessing.set_start_method("spawn", force=True)
 
 
+# What modules of tests import, which each worker would import anew for the classes defined there.
+server.PRELOADED = (*server.PRELOADED, "pytest", "hypothesis", "psutil", "trawl.testing")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    text = "write tests/durations.txt, by which tests are distributed over processes"
+    parser.addoption("--keep-durations", action="store_true", help=text)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if config.option.keep_durations:
+        config.pluginmanager.register(Clock())
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Begins with what takes long."""
-    items.sort(key=lambda item: turn(item.nodeid))
+    tests = [test for unit in plan([item.nodeid for item in items]).values() for test in unit]
+    places = {test: place for place, test in enumerate(tests)}
+    items.sort(key=lambda item: places[item.nodeid])
 
 
 def pytest_collection_finish() -> None:
@@ -54,12 +72,12 @@ def pytest_collection_finish() -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """Distributes tests by file, but those that use Ray go to one process together.
+    """Distributes tests by what they take, but those that use Ray go to one process together.
 
     A program joins the Ray cluster that it finds on its machine, so that two processes of tests
     would get into each other's way; and one cluster for all starts sooner than one for each file.
     """
-    return ByFileAndCluster(config, log)
+    return ByDuration(config, log)
 
 
 # What is to be ended of the Ray cluster; None while there is none.

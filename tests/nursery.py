@@ -17,6 +17,7 @@ import multiprocessing.resource_tracker
 import os
 import select
 import shlex
+import shutil
 import signal
 import socket
 import subprocess
@@ -70,9 +71,43 @@ def run(code, *arguments, namespaces=(), **options):
 @functools.cache
 def shared():
     """The nursery of the programs that need no other. It ends with this process."""
-    found = Nursery("gymnasium", "trawl.cli", "trawl.collectors.worker", "trawl.data")
+    found = Nursery("trawl.cli.collect", "trawl.cli.show", "trawl.collectors.worker", "trawl.data")
     atexit.register(found.close)
     return found
+
+
+@functools.cache
+def python():
+    """The path of a program that runs modules, and scripts after ``-u``, as Python does.
+
+    Their processes are forked from one that has imported what workers need. It ends with this one.
+    """
+    folder = tempfile.mkdtemp()
+    atexit.register(shutil.rmtree, folder)
+    place = os.path.join(folder, "nursery")
+    # The last of these is known by the id of its process.
+    is_known = '"-m" in arguments[:2] or arguments[0] == "-u"'
+    is_known = f'({is_known}) and "submitit.local._local" not in arguments'
+    path = write_python(folder, place, is_known, _PYTHON)
+    found = Nursery("torch.distributed", "trawl.collectors.worker", "gymnasium", place=place)
+    atexit.register(found.close)
+    return path
+
+
+# The processes that it starts may be forked as well.
+_PYTHON = """
+import runpy, sys
+
+sys.executable = {path!r}
+module = "-m" in sys.argv[:3]
+while sys.argv[1] in ("-u", "-m"):
+    del sys.argv[1]
+del sys.argv[0]
+if module:
+    runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
+else:
+    runpy.run_path(sys.argv[0], run_name="__main__")
+"""
 
 
 class Nursery:
@@ -189,9 +224,11 @@ def write_python(folder, place, is_known, code):
         folder: where it is written.
         place: the path where a nursery listens.
         is_known: expression that is True for ``arguments`` of which the nursery runs the program.
-        code: what the nursery runs; in ``sys.argv``, the arguments follow the first of them.
+        code: what the nursery runs, where ``{path}`` stands for the path; in ``sys.argv``, the
+            arguments follow the first of them.
     """
     path = os.path.join(folder, "python")
+    code = code.format(path=path)
     with open(path, "w") as file:
         file.write(_HEADER.format(python=shlex.quote(sys.executable)))
         file.write(_CALLER.format(python=sys.executable, place=place, is_known=is_known, code=code))

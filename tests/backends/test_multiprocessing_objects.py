@@ -1,9 +1,6 @@
 """Objects of ``multiprocessing`` in workers, where these don't come from a fork of the driver."""
 
-import subprocess
-import sys
-
-import pytest
+import nursery
 
 # With a second thread, the process that workers are forked from is a fresh interpreter.
 PROGRAM = """
@@ -39,34 +36,25 @@ def hook(batch):
     queue.put(batch["next", "reward"].clone())
 
 
-{run}
-for _ in range({count}):
-    assert queue.get(timeout=60).dtype == torch.float32
+def check(kind, source, count, **options):
+    with kind(source, policy, **options) as one:
+        one.evaluate() if kind is Evaluator else one.next()
+    for _ in range(count):
+        assert queue.get(timeout=60).dtype == torch.float32
+    while not queue.empty():
+        queue.get()
+
+
+batches = {"frames_per_batch": 10, "post_collect_hook": hook}
+check(MultiSyncCollector, [make] * 2, 4, **batches)
+check(MultiSyncCollector, [make], 2, start_method="spawn", **batches)
+check(Collector, ParallelEnv(2, make), 3, **batches)
+check(Evaluator, make, 3, max_steps=5, num_trajectories=3, backend="process")
 print("told")
 """
-RUNS = {
-    "forkserver": """
-with MultiSyncCollector([make] * 2, policy, frames_per_batch=10, post_collect_hook=hook) as one:
-    one.next()""",
-    "spawn": """
-with MultiSyncCollector(
-    [make] * 2, policy, frames_per_batch=10, post_collect_hook=hook, start_method="spawn"
-) as one:
-    one.next()""",
-    "environments": """
-with Collector(ParallelEnv(2, make), policy, frames_per_batch=10, post_collect_hook=hook) as one:
-    one.next()""",
-    "evaluator": """
-with Evaluator(make, policy, max_steps=5, num_trajectories=3, backend="process") as one:
-    one.evaluate()""",
-}
 
 
-@pytest.mark.parametrize("run", RUNS)
-def test_tensors_pass_through_a_manager(run):
-    program = PROGRAM.format(run=RUNS[run], count=3)
-    done = subprocess.run(
-        [sys.executable, "-c", program], text=True, capture_output=True, timeout=300
-    )
+def test_tensors_pass_through_a_manager():
+    done = nursery.run(PROGRAM)
     assert done.returncode == 0, done.stderr
     assert done.stdout.split() == ["told"]

@@ -30,7 +30,10 @@ SHORT: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("name", SHORT)
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=() if name == "ppo" else pytest.mark.long) for name in SHORT],
+)
 def test_a_baseline_runs(name: str) -> None:
     command = [sys.executable, str(ONCE), name, "TorchRL", json.dumps(SHORT[name])]
     made = subprocess.run(command, capture_output=True, text=True, timeout=500, check=False)

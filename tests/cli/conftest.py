@@ -1,24 +1,9 @@
-import sys
-
 import pytest
-
-from trawl.cli import main
+from cli_parts import working_in
 
 
 @pytest.fixture(autouse=True)
-def _here(tmp_path, monkeypatch):
-    """Each test runs in a folder of its own, and what it puts on the path goes with it."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", list(sys.path))
-
-
-@pytest.fixture
-def trawl(capsys):
-    """Runs the command in this process; gives its exit code, and what it printed."""
-
-    def call(*arguments):
-        code = main([str(argument) for argument in arguments])
-        printed = capsys.readouterr()
-        return code, printed.out, printed.err
-
-    return call
+def _here(tmp_path):
+    """Each test runs in a folder of its own."""
+    with working_in(tmp_path):
+        yield

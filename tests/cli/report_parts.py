@@ -8,6 +8,7 @@ from itertools import pairwise
 from pathlib import Path
 
 import torch
+from cli_parts import trawl
 from tensordict import TensorDict
 
 from trawl.data import MemmapSink
@@ -110,6 +111,16 @@ def _of(above):
     return [attributes for _, _, attributes in above]
 
 
+def report(directory="d"):
+    """Writes a report on a dataset; gives the page, and what was printed on stderr."""
+    code, out, err = trawl("show", directory, "--html", "report.html")
+    assert code == 0, err
+    assert out.endswith("the report is written to report.html\n")
+    page = Page()
+    check_structure(page)
+    return page, err
+
+
 def frames(count=12, length=4, **entries):
     """Frames of episodes of a length, with rewards of 1; further entries replace these."""
     number = torch.arange(count)
@@ -127,12 +138,6 @@ def write(batch, directory="d", **info):
     """Writes a dataset, whose record has some facts."""
     with MemmapSink(directory, info) as sink:
         sink.write(batch)
-
-
-def add_facts(directory, **facts):
-    """Adds facts to the record of a dataset."""
-    path = Path(directory, "_dataset.json")
-    path.write_text(json.dumps({**json.loads(path.read_text()), **facts}))
 
 
 def span(name, start, length, pid=1, tid=0):

@@ -20,14 +20,10 @@ sys.exit(code)
 
 
 def collect(*arguments, cwd, at=0, number=signal.SIGKILL, always=True):
-    """Runs ``trawl collect``.
+    """Runs ``trawl collect``, whose last argument is the folder of the dataset.
 
-    Args:
-        *arguments: of the command; the last one is the folder of the dataset.
-        cwd: the folder that it runs in.
-        at: number of the event with the dataset's files at which a signal comes.
-        number: the signal.
-        always: whether the state is saved with each batch.
+    A signal comes at an event with the dataset's files, given by its number. With ``always``, the
+    state is saved with each batch.
     """
     place = cwd / arguments[-1]
     return killing.run(
@@ -50,16 +46,7 @@ def whole(arguments, cwd):
 
 
 def broken(arguments, cwd, count, kills, seed, number=signal.SIGKILL):
-    """A run that gets several signals, at random events; gives its frames.
-
-    Args:
-        arguments: of the command.
-        cwd: the folder that it runs in.
-        count: number of events in an unbroken run.
-        kills: number of signals.
-        seed: of the random numbers.
-        number: the signal.
-    """
+    """A run of so many events that gets several signals, at random events; gives its frames."""
     draw, got = random.Random(seed), 0
     while True:
         at = draw.randint(1, max(2, 2 * count // (kills + 1))) if got < kills else 0

@@ -1,203 +1,297 @@
-import hashlib
+"""``trawl collect``: its frames, what it records and tells of a run, and how a run may end."""
+
+import json
+import math
 import os
 import resource
 import signal
-from importlib.metadata import version
+from importlib import metadata
+from pathlib import Path
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
+from cli_parts import collected, lines_of, logged, trawl, working_in
+from cli_policies import Net
 from tensordict import TensorDict
 
-from trawl import Collector
+from trawl import Collector, MultiSyncCollector
+from trawl.cli.arguments import CollectArguments, parse
+from trawl.cli.collectors import batch_size
+from trawl.cli.outcome import bottleneck_finder, plain
+from trawl.cli.summary import show_workers
 from trawl.data import info, load
+from trawl.data.sinks.record import RECORD
+from trawl.observe import EpisodeStats, read_trace
 
 
-def test_the_frames_asked_for_are_on_disk(trawl):
-    code, out, err = trawl("collect", "Pendulum-v1", "--frames", 500, "--out", "d")
-    assert code == 0
-    assert TensorDict.load_memmap("d/frames").shape == (500,)
-    assert info("d")["frames"] == 500
-    assert info("d")["complete"]
-    assert "500 in " in out
-    assert "500/500 frames" in err
+def strict(directory="d"):
+    """The record, read as JSON that has neither NaN nor infinity."""
+
+    def refuse(name):
+        raise AssertionError(f"{name} is no JSON")
+
+    return json.loads(Path(directory, RECORD).read_text(), parse_constant=refuse)
 
 
-def test_they_are_the_frames_that_the_collector_gives(trawl):
-    trawl("collect", "CartPole-v1", "--frames", 200, "--frames-per-batch", 100, "--seed", 7,
-          "--out", "d", "--max-frames-per-traj", 9)  # fmt: skip
-    with Collector(
-        "CartPole-v1", frames_per_batch=100, total_frames=200, max_frames_per_traj=9
-    ) as collector:
-        collector.set_seed(7)
-        expected = torch.cat([batch.clone() for batch in collector])
-    assert (load("d") == expected).all()
-
-
-def test_environments_lie_one_after_the_other(trawl):
-    trawl("collect", "Pendulum-v1", "--frames", 60, "--frames-per-batch", 30, "--envs", 3,
-          "--out", "d")  # fmt: skip
-    frames = load("d")
-    ids = frames["collector", "traj_ids"].reshape(2, 3, 10)
-    assert (ids == ids[:1, :, :1]).all()
-    assert len(ids.unique()) == 3
-    pieces = frames.reshape(2, 3, 10)
-    assert torch.equal(
-        pieces["next", "observation"][..., :-1, :], pieces["observation"][..., 1:, :]
+@pytest.fixture(scope="module", params=[0, 2], ids=["one process", "workers"])
+def ran(request, tmp_path_factory):
+    """A run in which all is recorded that there is."""
+    place = tmp_path_factory.mktemp("ran")
+    with working_in(place):
+        code, out, err = trawl(
+            "collect", "Pendulum-v1", "--frames", 800, "--frames-per-batch", 200, "--seed", 7,
+            "--envs", 2, "--workers", request.param, "--max-frames-per-traj", 50, "--out", "d",
+            "--trace", "run.json.gz", "--log", "csv:stats.csv",
+        )  # fmt: skip
+        assert code == 0, err
+        shown, html = trawl("show", "d"), trawl("show", "d", "--html", "report.html")
+    return SimpleNamespace(
+        workers=request.param, place=place, out=out, err=err, shown=shown, html=html
     )
-    assert torch.equal(pieces["next", "observation"][0, :, -1], pieces["observation"][1, :, 0])
 
 
-def test_the_same_seed_gives_the_same_frames(trawl):
-    for name in ("a", "b"):
-        trawl("collect", "Pendulum-v1", "--frames", 300, "--seed", 3, "--out", name)
-    assert (load("a") == load("b")).all()
+def test_the_frames_are_those_of_the_collector(ran):
+    options = {"frames_per_batch": 200, "total_frames": 800, "max_frames_per_traj": 50}
+    envs, cls = ["Pendulum-v1"] * 2, Collector
+    if ran.workers:
+        envs, cls, options["start_method"] = [envs] * 2, MultiSyncCollector, "inline"
+    with cls(envs, **options) as collector:
+        collector.set_seed(7)
+        expected = torch.cat([batch.reshape(-1).clone() for batch in collector])
+    assert (load(ran.place / "d") == expected).all()
+    assert TensorDict.load_memmap(ran.place / "d" / "frames").shape == (800,)
+    left = {"d", "report.html", "run.json.gz", "stats.csv"}
+    assert set(os.listdir(ran.place)) == left
 
 
-def test_a_seed_that_was_drawn_gives_the_same_frames_again(trawl):
-    trawl("collect", "Pendulum-v1", "--frames", 100, "--out", "a")
-    trawl("collect", "Pendulum-v1", "--frames", 100, "--out", "b")
-    assert (load("a")["action"] != load("b")["action"]).any()
-    trawl("collect", "Pendulum-v1", "--frames", 100, "--seed", info("a")["seed"], "--out", "c")
-    assert (load("a") == load("c")).all()
-
-
-def test_the_first_weights_of_a_policy_come_from_the_seed(trawl):
-    for name in ("a", "b"):
-        trawl("collect", "Pendulum-v1", "--policy", "cli_policies:Net", "--frames", 50, "--seed", 3,
-              "--out", name)  # fmt: skip
-    assert (load("a") == load("b")).all()
-
-
-def test_it_is_said_how_the_dataset_was_made(trawl):
-    trawl("collect", "Pendulum-v1", "--frames", 1000, "--frames-per-batch", 250, "--seed", 5,
-          "--out", "d")  # fmt: skip
-    facts = info("d")
-    assert facts["env"] == "Pendulum-v1"
-    assert facts["policy"] == "random"
-    assert facts["seed"] == facts["arguments"]["seed"] == 5
-    assert facts["frames_per_batch"] == 250
-    assert facts["arguments"]["out"] == "d"
-    assert facts["versions"]["torch"] == version("torch")
+def test_the_record_tells_how_it_was_made(ran):
+    facts = strict(ran.place / "d")
+    expected = {
+        "format": "memmap",
+        "env": "Pendulum-v1",
+        "policy": "random",
+        "policy_sha256": None,
+        "seed": 7,
+        "frames": 800,
+        "frames_per_batch": 200,
+        "complete": True,
+        "stopped_by": None,
+        "trace": str(ran.place / "run.json.gz"),
+    }
+    assert expected.items() <= facts.items()
+    given = {"env": "Pendulum-v1", "seed": 7, "out": "d", "log": ["csv:stats.csv"], "envs": 2}
+    assert given.items() <= facts["arguments"].items()
+    packages = {"trawl": "trawl-rl", "torch": "torch", "gymnasium": "gymnasium"}
+    versions = {name: metadata.version(package) for name, package in packages.items()}
+    assert versions.items() <= facts["versions"].items()
+    assert set(facts["versions"]) == {*packages, "tensordict", "python"}
     assert facts["date"].startswith("20")
-    assert facts["stopped_by"] is None
+    absent = {"env_kwargs", "info_keys", "deterministic", "resumed", "frame_stack"}
+    assert not absent & set(facts)
+
+
+def test_the_record_tells_what_came_of_it(ran):
+    facts = strict(ran.place / "d")
     assert facts["seconds"] > 0
-    assert facts["episodes"]["count"] == 5
-    assert facts["episodes"]["length"] == {"mean": 200, "std": 0, "min": 200, "max": 200}
-    returns = load("d")["next", "reward"].double().reshape(5, 200).sum(1)
-    assert facts["episodes"]["return"]["mean"] == pytest.approx(returns.mean().item())
-    assert facts["episodes"]["return"]["min"] == pytest.approx(returns.min().item())
+    assert 0 < facts["env_time_share"] < 1
+    episodes = facts["episodes"]
+    assert (episodes["count"], episodes["length"]["mean"], episodes["length"]["std"]) == (16, 50, 0)
+    expected = EpisodeStats()
+    expected.update(load(ran.place / "d"))
+    assert episodes["return"]["mean"] == pytest.approx(expected.returns.mean)
+    assert episodes["return"]["min"] == pytest.approx(expected.returns.low)
+    stats = facts["stats"]
+    assert (stats["frames"], stats["batches"], stats["episodes"]) == (800, 4, 16)
+    parts = ("env", "policy", "overhead", "weights", "idle")
+    assert sum(stats[f"{part}_share"] for part in parts) == pytest.approx(1)
+    own = [stats.get(f"worker_{index}/frames") for index in range(3)]
+    assert own == ([400, 400, None] if ran.workers else [None] * 3)
+    if ran.workers:
+        # They were ended, but did not die.
+        assert (stats["workers_alive"], stats["worker_0/alive"]) == (2, True)
+    points = facts["throughput"]
+    assert (points[0], points[-1]) == ([0.0, 0], [facts["seconds"], 800])
+    assert points == sorted(points)
+    assert len({frames for _, frames in points}) == len(points) == 5
+    found = facts["bottleneck"]
+    assert set(found) == {"part", "share", "sentence", "worker"}
+    assert 0 < found["share"] <= 1
+    workers = {"count": 2, "sync": True, "restarts": 0, "frames": [400, 400]}
+    assert facts.get("workers") == (workers if ran.workers else None)
 
 
-def test_it_is_said_which_policy_file_it_was(trawl):
-    program = torch.export.export(torch.nn.Linear(3, 1), (torch.zeros(3),))
-    torch.export.save(program, "p.pt2")
-    trawl("collect", "Pendulum-v1", "--policy", "p.pt2", "--frames", 10, "--out", "d")
-    with open("p.pt2", "rb") as file:
-        assert info("d")["policy_sha256"] == hashlib.sha256(file.read()).hexdigest()
+def test_the_summary_and_show_tell_the_same(ran):
+    code, shown, err = ran.shown
+    assert (code, err) == (0, "")
+    assert "800/800 frames" in ran.err
+    assert "note" not in ran.err
+    assert "800 in " in ran.out
+    table = ran.out[ran.out.index("16 episodes") :]
+    assert table in shown
+    assert ["length", "50.0", "0", "50.0", "50.0"] in lines_of(table)
+    (line,) = [line for line in ran.out.splitlines() if line.split()[:1] == ["limit"]]
+    assert line == f"      limit  {strict(ran.place / 'd')['bottleneck']['sentence']}"
+    for text in (ran.out, shown):
+        assert ("workers  2, synchronous; 400 frames each" in text) == bool(ran.workers)
+    made = ("environment  Pendulum-v1", "policy  random", "seed  7", "frames  800\n")
+    for words in (*made, f"torch {metadata.version('torch')}"):
+        assert words in shown
+    for row in (
+        ["'observation'", "(800,", "3)", "float32", "9.6", "kB"],
+        ["('next',", "'reward')", "(800,", "1)", "float32", "3.2", "kB"],
+        ["('collector',", "'traj_ids')", "(800)", "int64", "6.4", "kB"],
+    ):
+        assert row in lines_of(shown)
 
 
-def test_a_name_is_made_from_environment_and_time(trawl):
-    assert trawl("collect", "Pendulum-v1", "--frames", 10)[0] == 0
-    (name,) = os.listdir("runs")
-    assert name.startswith("Pendulum-v1-20")
-    assert len(load(f"runs/{name}")) == 10
+def test_the_timeline_has_all_batches(ran):
+    timeline = read_trace(ran.place / "run.json.gz")
+    assert timeline.complete
+    spans = timeline.lane("learner")
+    assert [span.args["frames"] for span in spans if span.name == "collect"] == [200] * 4
+    lanes = ["worker 0", "worker 1"] if ran.workers else ["collector"]
+    made = [span for lane in lanes for span in timeline.lane(lane) if span.name == "batch"]
+    assert sum(span.args["frames"] for span in made) == 800
+    code, _, err = ran.html
+    assert (code, err) == (0, "")
+    page = (ran.place / "report.html").read_text()
+    for lane in ("learner", *lanes):
+        (parts,) = page.split(f'aria-label="{lane}: ')[1:]
+        parts = parts.partition('"')[0]
+        assert ("collect" if lane == "learner" else "env") in parts
+        assert "other" not in parts
 
 
-def test_exactly_the_frames_that_are_asked_for_are_collected(trawl):
-    code, _, err = trawl("collect", "Pendulum-v1", "--frames", 250, "--frames-per-batch", 100,
-                         "--out", "d")  # fmt: skip
-    assert code == 0
-    assert len(load("d")) == 250
-    assert "note" not in err
-    assert "250/250 frames" in err
+def test_the_last_statistics_are_logged(ran):
+    last = logged(ran.place / "stats.csv")[-1]
+    assert (last["frames"], last["completed"]) == ("800", "True")
+    assert ("worker_1/frames" in last) == bool(ran.workers)
 
 
-@pytest.mark.parametrize(("frames", "envs"), [(3000, 1), (40, 3), (1, 2)])
-def test_batches_that_are_not_asked_for_suit_the_environments(frames, envs, trawl):
-    trawl("collect", "Pendulum-v1", "--frames", frames, "--envs", envs, "--out", "d")
-    assert info("d")["frames_per_batch"] % envs == 0
-    assert len(load("d")) == frames
+# --- small runs
 
 
-def test_the_summary_tells_the_episodes(trawl):
-    _, out, _ = trawl("collect", "Pendulum-v1", "--frames", 400, "--out", "d")
-    assert "2 episodes" in out
-    lines = [line.split() for line in out.splitlines()]
-    assert ["length", "200.0", "0", "200.0", "200.0"] in lines
-
-
-def test_the_summary_says_if_no_episode_ended(trawl):
-    _, out, _ = trawl("collect", "Pendulum-v1", "--frames", 100, "--out", "d")
-    assert "no episode has ended" in out
-
-
-def test_brackets_in_names_are_names(trawl):
-    _, out, _ = trawl("collect", "Pendulum-v1", "--frames", 10, "--out", "[red]d[/red]")
-    assert "[red]d[/red]" in out
-    assert len(load("[red]d[/red]")) == 10
-
-
-def test_a_failing_policy_keeps_what_was_collected(trawl):
-    code, out, err = trawl("collect", "Pendulum-v1", "--policy", "cli_policies:fails",
-                           "--frames", 1000, "--frames-per-batch", 100, "--out", "d")  # fmt: skip
-    assert code == 2
-    last = err.splitlines()[-1]
-    assert "collection failed: ValueError: no more (" in last
-    assert "kept the 200 frames" in last
-    assert "Traceback" not in err
-    assert len(load("d")) == 200
-    assert not info("d")["complete"]
-    assert "no more" in info("d")["stopped_by"]
-    assert "200 in " in out
-
-
-def test_a_policy_that_fails_in_the_first_batch_leaves_nothing(trawl):
-    code, _, err = trawl("collect", "Pendulum-v1", "--policy", "cli_policies:fails",
-                         "--frames", 1000, "--out", "d")  # fmt: skip
-    assert code == 2
-    assert "nothing was written" in err.splitlines()[-1]
-    assert not [name for name in os.listdir() if name.startswith("d")]
-
-
-def test_a_traceback_comes_if_asked_for(trawl):
-    _, _, err = trawl("collect", "Pendulum-v1", "--policy", "cli_policies:fails", "--frames", 1000,
-                      "--out", "d", "--traceback")  # fmt: skip
-    assert "Traceback" in err
-    assert 'raise ValueError("no more' in err
-    assert err.splitlines()[-1].startswith("trawl: collection failed")
+def test_a_run_without_options_is_repeated_by_the_seed_that_it_has_drawn():
+    for _ in range(2):
+        code, out, _ = trawl("collect", "Pendulum-v1", "--frames", 40, "--envs", 3)
+        assert code == 0
+        # The last batch is cut.
+        assert "no episode has ended" in out
+        os.rename("runs", f"runs{len(os.listdir())}")
+    (one,), (other,) = (list(Path(name).iterdir()) for name in ("runs1", "runs2"))
+    assert one.name.startswith("Pendulum-v1-20")
+    assert len(load(one)) == len(load(other)) == 40
+    assert (load(one)["action"] != load(other)["action"]).any()
+    assert not [name for name in os.listdir(one) if "trace" in name]
+    assert "trace" not in info(one)
+    again = ["--frames", 40, "--envs", 3, "--seed", info(one)["seed"], "--out", "[red]d[/red]"]
+    assert "[red]d[/red]" in trawl("collect", "Pendulum-v1", *again)[1]
+    assert (load(one) == load("[red]d[/red]")).all()
 
 
 @pytest.mark.parametrize(
-    ("policy", "code", "frames", "name"),
+    ("options", "size"),
     [
-        ("ctrl_c", 130, 200, "SIGINT"),
-        ("terminate", 143, 200, "SIGTERM"),
-        ("ctrl_c_twice", 130, 100, "SIGINT"),
+        ("--frames 3000", 1000),
+        ("--frames 40 --envs 3", 39),
+        ("--frames 1 --envs 2", 2),
+        ("--frames 3000 --workers 3 --envs 4", 996),
+        ("--frames 1 --workers 3", 3),
+        ("--frames 3000 --workers 3 --async", 1000),
+        ("--frames 100 --workers 3 --async --envs 2", 34),
     ],
 )
-def test_a_signal_keeps_what_was_collected(policy, code, frames, name, trawl):
+def test_batches_that_are_not_asked_for_suit_the_environments(options, size):
+    assert batch_size(parse(["collect", "Pendulum-v1", *options.split()])) == size
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_the_first_weights_of_a_policy_come_from_the_seed(workers):
+    frames = collected("Pendulum-v1", "--policy", "cli_policies:Net", "--frames", 40, "--seed", 3,
+                       "--workers", workers)  # fmt: skip
+    torch.manual_seed(3)
+    net = Net()
+    with torch.no_grad():
+        assert torch.allclose(net(frames["observation"]), frames["action"], atol=1e-6)
+
+
+def failing(policy, frames=1000, each=100, *more):
+    """A run with one of the policies that end it, by batches of a size."""
+    return trawl("collect", "Pendulum-v1", "--policy", f"cli_policies:{policy}", "--frames", frames,
+                 "--frames-per-batch", each, "--out", "d", *more)  # fmt: skip
+
+
+def test_a_failing_policy_keeps_what_was_collected():
+    code, out, err = failing("fails")
+    assert code == 2
+    last = err.splitlines()[-1]
+    assert last.startswith("trawl: collection failed: ValueError: no more (")
+    assert "kept the 200 frames" in last
+    assert "Traceback" not in err
+    assert "200 in " in out
+    assert len(load("d")) == 200
+    assert not info("d")["complete"]
+    assert "no more" in info("d")["stopped_by"]
+    assert strict()["bottleneck"]["part"]
+    words = "not complete: stopped by an error: collection failed: ValueError: no more"
+    assert f"frames  200, {words}" in trawl("show", "d")[1]
+    # A run that goes on and fails in its first batch has no figures.
+    code, _, err = failing("fails", 1000, 300, "--resume", "--traceback")
+    assert code == 2
+    assert 'raise ValueError("no more' in err
+    assert "kept the 200 frames" in err.splitlines()[-1]
+    assert (strict()["bottleneck"], strict()["throughput"]) == (None, [[0.0, 0]])
+
+
+def test_a_policy_that_fails_in_the_first_batch_leaves_nothing():
+    code, _, err = failing("fails", 1000, 1000)
+    assert code == 2
+    assert err.splitlines()[-1].endswith("; no batch was complete, so nothing was written")
+    assert os.listdir() == []
+
+
+def test_a_policy_that_leaves_the_program_is_an_error():
+    code, _, err = failing("leaves")
+    assert code == 2
+    assert "collection failed: SystemExit: enough" in err.splitlines()[-1]
+    assert len(load("d")) == 100
+
+
+@pytest.mark.parametrize(
+    ("policy", "total", "code", "frames", "name"),
+    [
+        ("ctrl_c", 1000, 130, 200, "SIGINT"),
+        ("terminate", 1000, 143, 200, "SIGTERM"),
+        ("ctrl_c_twice", 1000, 130, 100, "SIGINT"),
+        ("ctrl_c", 200, 130, 200, "SIGINT"),
+    ],
+)
+def test_a_signal_keeps_what_was_collected(policy, total, code, frames, name):
     before = signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)
-    found, out, err = trawl("collect", "Pendulum-v1", "--policy", f"cli_policies:{policy}",
-                            "--frames", 1000, "--frames-per-batch", 100, "--out", "d")  # fmt: skip
-    assert found == code
-    assert err.splitlines()[-1] == (
-        f"trawl: interrupted; kept the {frames} frames collected so far, in d"
-    )
+    found, out, err = failing(policy, total)
+    kept = f"trawl: interrupted; kept the {frames} frames collected so far, in d"
+    assert (found, err.splitlines()[-1]) == (code, kept)
     assert len(load("d")) == frames
-    assert (info("d")["complete"], info("d")["stopped_by"]) == (False, name)
+    assert (info("d")["complete"], info("d")["stopped_by"]) == (frames == total, name)
     assert f"{frames} in " in out
-    assert [each for each in os.listdir() if each.startswith("d")] == ["d"]
+    told = f"frames  {frames}, not complete: stopped by {name}\n"
+    assert (told in trawl("show", "d")[1]) == (frames < total)
+    assert os.listdir() == ["d"]
     assert (signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)) == before
 
 
-def test_a_signal_in_the_last_batch_leaves_a_whole_dataset(trawl):
-    code, _, _ = trawl("collect", "Pendulum-v1", "--policy", "cli_policies:ctrl_c",
-                       "--frames", 200, "--frames-per-batch", 100, "--out", "d")  # fmt: skip
-    assert code == 130
-    assert info("d")["complete"]
+def test_ctrl_c_that_is_ignored_stays_ignored():
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        code, _, _ = failing("ctrl_c", 300)
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert (code, len(load("d"))) == (0, 300)
 
 
-def test_warnings_are_lines_without_escape_codes(trawl):
+def test_warnings_are_lines_without_escape_codes():
     # This environment warns in colours.
     code, out, err = trawl("collect", "CartPole-v0", "--frames", 100, "--out", "d")
     assert code == 0
@@ -207,7 +301,7 @@ def test_warnings_are_lines_without_escape_codes(trawl):
     assert all(line.startswith("trawl: note: ") for line in notes)
 
 
-def test_a_limit_on_file_sizes_keeps_what_fits(trawl):
+def test_a_limit_on_file_sizes_keeps_what_fits():
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     # The largest entries, of 12 bytes a frame, have room for 16 batches.
     resource.setrlimit(resource.RLIMIT_FSIZE, (200_000, hard))
@@ -222,20 +316,46 @@ def test_a_limit_on_file_sizes_keeps_what_fits(trawl):
     assert len(load("d")) == 16_000
 
 
-def test_a_policy_that_leaves_the_program_is_an_error(trawl):
-    code, _, err = trawl("collect", "Pendulum-v1", "--policy", "cli_policies:leaves",
-                         "--frames", 1000, "--frames-per-batch", 100, "--out", "d")  # fmt: skip
-    assert code == 2
-    assert "collection failed: SystemExit: enough" in err.splitlines()[-1]
-    assert len(load("d")) == 100
+# --- facts about a run
 
 
-def test_ctrl_c_that_is_ignored_stays_ignored(trawl):
-    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
-    try:
-        code, _, _ = trawl("collect", "Pendulum-v1", "--policy", "cli_policies:ctrl_c",
-                           "--frames", 300, "--frames-per-batch", 100, "--out", "d")  # fmt: skip
-    finally:
-        signal.signal(signal.SIGINT, before)
-    assert code == 0
-    assert len(load("d")) == 300
+def test_values_become_plain_json():
+    given = {"a": math.nan, "b": np.float32(0.5), "c": True, "d": [1, np.int64(2)], 3: (-9e999,)}
+    found = {"a": None, "b": 0.5, "c": True, "d": [1, 2.0], "3": [None]}
+    assert plain({**given, "e": None, "f": "x", "g": object}) == {
+        **found, "e": None, "f": "x", "g": str(object),
+    }  # fmt: skip
+
+
+STRAGGLER = {"env": 0.5, "idle": 0.5, "workers": 2, "worker_0/idle": 0.9, "worker_1/idle": 0.1}
+WAITED_FOR = "Worker 1 limits the rate, because the others wait for it"
+
+
+@pytest.mark.parametrize(
+    ("shares", "order", "words"),
+    [
+        ({"env": 1.0}, False, "The environment limits the rate (100% of busy time): use more --wo"),
+        ({"policy": 1.0}, False, "The policy limits the rate (100% of busy time): use more --envs"),
+        ({"overhead": 1.0}, False, "batches limits the rate (100% of busy time): use a larger --"),
+        ({"env": 1.0, "learner": 0.9, "wait": 0.1}, False, "Writing the dataset limits the rate ("),
+        ({"env": 1.0, "driver": 0.9, "wait": 0.1}, False, "Receiving batches limits the rate (90%"),
+        (STRAGGLER, False, f"{WAITED_FOR}: with --async, no worker waits."),
+        (STRAGGLER, True, f"{WAITED_FOR}."),
+    ],
+)  # fmt: skip
+def test_the_sentence_names_options_of_the_command(shares, order, words):
+    parts = dict.fromkeys(
+        ("env", "policy", "overhead", "weights", "idle", "learner", "driver"), 0.0
+    )
+    shares = parts | {"wait": 1.0, "workers": 0} | shares
+    workers = shares.pop("workers")
+    stats = {"workers": workers} | {f"{name}_share": value for name, value in shares.items()}
+    find = bottleneck_finder(CollectArguments(env="e", workers=workers, asynchronous=order))
+    assert words in find(stats).sentence
+    assert len(find(stats).sentence) < 100
+    assert find({}).sentence == "No batch has been collected yet."
+
+
+def test_workers_are_one_line():
+    facts = {"count": 1, "sync": True, "restarts": 0, "frames": [1]}
+    assert show_workers(facts) == "1, synchronous; 1 frame each"

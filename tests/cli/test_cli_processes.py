@@ -1,7 +1,9 @@
-"""The command in a process of its own: exit codes, signals, pipes, terminals, full disks."""
+"""The command in processes: workers, signals, pipes, terminals, full disks."""
 
+import contextlib
 import os
 import pty
+import re
 import signal
 import subprocess
 import sys
@@ -10,30 +12,126 @@ from importlib.metadata import entry_points, version
 
 import nursery
 import pytest
-from cli_parts import PATIENCE, TRAWL, run
-from cli_parts import start as start_command
+import torch
+from cli_parts import PATIENCE, collected, start, trawl
 from small_disk import small_disk
 
 from trawl.data import info, load
+from trawl.observe import EpisodeStats
+
+# --- workers of a command in this process
+
+
+def test_environments_in_processes_give_the_same_frames():
+    command = ["CartPole-v1", "--frames", 100, "--seed", 3, "--envs", 4]
+    assert (collected(*command) == collected(*command, "--env-processes", 2, out="e")).all()
+
+
+def test_without_order_each_trajectory_is_whole():
+    code, out, _ = trawl("collect", "Pendulum-v1", "--frames", 1000, "--frames-per-batch", 50,
+                         "--envs", 2, "--workers", 2, "--async", "--out", "d")  # fmt: skip
+    assert code == 0
+    frames = load("d")
+    assert len(frames) == 1000
+    for number in frames["collector", "traj_ids"].unique():
+        own = frames[frames["collector", "traj_ids"] == number]
+        assert torch.equal(own["next", "observation"][:-1], own["observation"][1:])
+        assert not own["next", "done"][:-1].any()
+    facts = info("d")["workers"]
+    assert (facts["count"], facts["sync"], facts["restarts"]) == (2, False, 0)
+    assert sum(facts["frames"]) == 1000
+    stats = EpisodeStats()
+    stats.update(frames)
+    assert stats.count == info("d")["episodes"]["count"]
+    assert "2, asynchronous; " in out
+
+
+def ended(policy, frames, *more):
+    """A run of workers that a policy ends; gives its exit code, output, and last line."""
+    code, out, err = trawl("collect", "Pendulum-v1", "--policy", f"cli_policies:{policy}",
+                           "--frames", frames, "--frames-per-batch", 100, "--out", "d",
+                           *more)  # fmt: skip
+    return code, out, err
+
+
+@pytest.mark.parametrize("order", ["--sync", "--async"])
+def test_a_failing_policy_is_told_with_its_worker(order):
+    code, _, err = ended("fails", 2000, "--workers", 2, order, "--traceback")
+    assert code == 2
+    # The traceback is that of the worker.
+    assert 'raise ValueError("no more' in err
+    last = err.splitlines()[-1]
+    assert "collection failed: ValueError: no more (while collecting from " in last
+    kept = len(load("d"))
+    assert re.search(rf"; in worker [01]\); kept the {kept} frames", last)
+    # Each worker's policy acts 250 times. The call before collection, to see what it gives, counts
+    # no step.
+    assert kept == 500 if order == "--sync" else 200 <= kept <= 500
+    assert kept % 100 == 0
+    assert not info("d")["complete"]
+
+
+def test_a_worker_that_leaves_is_an_error():
+    code, _, err = ended("leaves", 1000, "--workers", 2)
+    assert code == 2
+    assert "Traceback" not in err
+    assert "collection failed: SystemExit: enough (in worker " in err.splitlines()[-1]
+    assert len(load("d")) == 200
+
+
+@pytest.mark.parametrize("order", ["--sync", "--async"])
+def test_a_worker_that_dies_is_replaced(order):
+    code, out, err = ended("dies_once", 1000, "--workers", 2, order)
+    assert code == 0
+    assert "was killed by SIGKILL; a new worker takes its place" in err
+    assert "  1 restart  " in err.splitlines()[-1]
+    assert "each; 1 restart" in out
+    assert len(load("d")) == 1000
+    assert info("d")["complete"]
+    facts = info("d")["workers"]
+    assert (facts["restarts"], sum(facts["frames"])) == (1, 1000)
+
+
+def test_a_worker_that_dies_again_and_again_is_an_error():
+    code, _, err = ended("dies", 2000, "--workers", 1)
+    assert code == 2
+    assert "collection failed: WorkerDied: worker 0 was killed by SIGKILL" in err.splitlines()[-1]
+    # Each has collected a batch, and ten took the place of another.
+    assert len(load("d")) == 1100
+
+
+def test_warnings_of_workers_are_told_once():
+    code, out, err = trawl("collect", "CartPole-v0", "--frames", 20, "--workers", 2, "--out", "e")
+    assert code == 0
+    assert "\x1b" not in out + err
+    assert err.count("is out of date") == 1
+    code, _, err = ended("warns", 100, "--workers", 2)
+    assert code == 0
+    (note,) = [line for line in err.splitlines() if "note" in line]
+    assert re.fullmatch(r"trawl: note: in worker [01]: how odd", note)
+
+
+# --- in a process of its own
 
 
 @pytest.fixture
-def started(tmp_path):
+def started():
     """Starts a collection with one of the policies; ended in any case."""
     processes = []
 
-    def start(policy, *arguments):
-        process = start_command(
+    def begin(policy, *arguments, **options):
+        process = start(
             "collect", "Pendulum-v1", "--policy", f"cli_policies:{policy}", "--out", "d",
-            "--frames", 2000, "--frames-per-batch", 100, *arguments,
-            cwd=tmp_path,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
+            "--frames", 4000, "--frames-per-batch", 200, *arguments,
+            cwd=".",
+            env={"TERM": "xterm-256color", "COLUMNS": "100", "LINES": "40"},
+            session=True,
+            **{"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, **options},
         )  # fmt: skip
         processes.append(process)
         return process
 
-    yield start
+    yield begin
     for process in processes:
         process.kill()
         process.communicate()
@@ -47,113 +145,145 @@ def read_until(stream, words):
     raise AssertionError(f"{words!r} did not come")
 
 
-def test_ctrl_c_ends_it_after_the_batch(started, tmp_path):
-    process = started("slow")
-    read_until(process.stderr, "200/2,000 frames")
-    time.sleep(0.05)  # into the third batch, which takes 0.1 s, unless the machine is busy
-    process.send_signal(signal.SIGINT)
+def members(session):
+    """The processes of a session that still live."""
+    found = set()
+    for name in filter(str.isdigit, os.listdir("/proc")):
+        try:
+            with open(f"/proc/{name}/stat") as file:
+                state, _, _, own = file.read().rpartition(") ")[2].split()[:4]
+        except OSError:
+            continue
+        if int(own) == session and state != "Z":
+            found.add(int(name))
+    return found
+
+
+def wait_until_gone(process):
+    end = time.monotonic() + PATIENCE
+    while members(process.pid):
+        assert time.monotonic() < end
+        time.sleep(0.02)
+
+
+@pytest.mark.parametrize("order", [[], ["--workers", 2, "--sync"], ["--workers", 2, "--async"]])
+def test_ctrl_c_ends_it_after_the_batch(order, started):
+    process = started("slow", *order)
+    read_until(process.stderr, "400/4,000 frames")
+    # A terminal sends it to all of them.
+    os.killpg(process.pid, signal.SIGINT)
     out, err = process.communicate(timeout=PATIENCE)
     assert process.returncode == 130
-    frames = load(tmp_path / "d")
-    assert 200 <= len(frames) < 2000
-    assert len(frames) % 100 == 0
+    kept = len(load("d"))
+    assert 400 <= kept < 4000
+    assert kept % 200 == 0
     lines = err.splitlines()
     assert lines[0] == "finishing this batch; press Ctrl-C again to stop at once"
-    assert lines[-1] == (
-        f"trawl: interrupted; kept the {len(frames)} frames collected so far, in d"
-    )
-    assert not info(tmp_path / "d")["complete"]
-    assert f"{len(frames)} in " in out
+    assert lines[-1] == f"trawl: interrupted; kept the {kept:,} frames collected so far, in d"
+    assert not info("d")["complete"]
+    assert f"{kept:,} in " in out
+    wait_until_gone(process)
 
 
-def test_a_second_ctrl_c_ends_it_at_once(started, tmp_path):
-    # The policy gets stuck in the second batch.
-    process = started("stuck", "--frames", "1000")
-    read_until(process.stderr, "100/1,000 frames")
-    time.sleep(0.2)
-    process.send_signal(signal.SIGINT)
+@pytest.mark.parametrize("workers", [[], ["--workers", 2]], ids=["one", "workers"])
+def test_a_second_ctrl_c_ends_it_at_once(workers, started):
+    # The policies get stuck: one at its step 151, or each of two.
+    each = 200 if workers else 100
+    process = started("stuck", *workers, "--frames", 10 * each, "--frames-per-batch", each)
+    read_until(process.stderr, f"{each}/{10 * each:,} frames")
+    os.killpg(process.pid, signal.SIGINT)
     read_until(process.stderr, "finishing this batch")
-    process.send_signal(signal.SIGINT)
+    os.killpg(process.pid, signal.SIGINT)
     _, err = process.communicate(timeout=PATIENCE)
-    assert process.returncode == 130
-    assert err.splitlines()[-1] == "trawl: interrupted; kept the 100 frames collected so far, in d"
-    assert len(load(tmp_path / "d")) == 100
+    kept = f"trawl: interrupted; kept the {each} frames collected so far, in d"
+    assert (process.returncode, err.splitlines()[-1]) == (130, kept)
+    assert len(load("d")) == each
+    wait_until_gone(process)
 
 
-def test_a_kill_leaves_the_batches_before(started, tmp_path):
-    process = started("slow")
-    read_until(process.stderr, "200/2,000 frames")
+def test_a_kill_leaves_the_batches_before_and_no_process(started):
+    process = started("slow", "--workers", 2)
+    read_until(process.stderr, "400/4,000 frames")
+    assert len(members(process.pid)) >= 3
     process.kill()
     process.wait()
-    frames = len(load(tmp_path / "d"))
-    assert frames >= 200
-    assert frames % 100 == 0
-    assert not info(tmp_path / "d")["complete"]
+    wait_until_gone(process)
+    frames = len(load("d"))
+    assert frames >= 400
+    assert frames % 200 == 0
+    assert not info("d")["complete"]
 
 
-def test_on_a_terminal_progress_is_a_bar(tmp_path):
+def test_on_a_terminal_progress_is_a_panel_with_a_line_for_each_worker(started):
     ours, theirs = pty.openpty()
     try:
-        process = subprocess.Popen(
-            [*TRAWL, "collect", "Pendulum-v1", "--frames", "300", "--out", "d"],
-            cwd=tmp_path,
-            stdout=subprocess.PIPE,
-            stderr=theirs,
-            text=True,
-            env={**os.environ, "TERM": "xterm-256color", "COLUMNS": "100"},
-        )
-        out, _ = process.communicate(timeout=PATIENCE)
-        shown = os.read(ours, 1 << 16).decode()
-    finally:
+        process = started("dies_once", "--workers", 2, stderr=theirs)
         os.close(theirs)
+        found = b""
+        with contextlib.suppress(OSError):  # how its end is told
+            while part := os.read(ours, 1 << 16):
+                found += part
+        out, _ = process.communicate(timeout=PATIENCE)
+    finally:
         os.close(ours)
     assert process.returncode == 0
-    assert "300/300 frames" in shown
+    # The summary goes to another stream, which is no terminal.
+    assert "4,000 in " in out
+    assert "each; 1 restart" in out
+    assert "\x1b" not in out
+    shown = found.decode()
     assert "\x1b[?25l" in shown
     assert shown.rindex("\x1b[?25h") > shown.rindex("\x1b[?25l"), "the cursor is hidden"
-    # The summary goes to another stream, which is no terminal.
-    assert "300 in " in out
-    assert "\x1b" not in out
+    last = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", shown[shown.rindex("4,000/4,000") :])
+    (heading,) = [line for line in last.splitlines() if "restarts" in line]
+    workers = [line for line in last.splitlines() if line.startswith("worker ")]
+    assert [line[:8] for line in workers] == ["worker 0", "worker 1"]
+    assert all("%" in line and "dead" not in line for line in workers)
+    place = slice(heading.index("restarts"), heading.index("restarts") + len("restarts"))
+    assert sorted(line[place].strip() for line in workers) == ["", "1"]
 
 
-def test_the_script_ends_with_the_exit_code(tmp_path):
-    (script,) = entry_points(group="console_scripts", name="trawl")
-    code = f"import sys, {script.module}; sys.exit({script.module}.{script.attr}())"
-    assert (
-        subprocess.run([sys.executable, "-c", code, "gather"], capture_output=True).returncode == 2
-    )
-    assert run("gather", cwd=tmp_path).returncode == 2
-
-
-def test_a_reader_that_leaves_is_no_error(trawl, tmp_path):
-    trawl("collect", "Pendulum-v1", "--frames", 100, "--out", "d")
+def test_a_reader_that_leaves_is_no_error():
+    collected("Pendulum-v1", "--frames", 100)
     reading, writing = os.pipe()
     os.close(reading)
-    process = start_command("show", "d", stdout=writing, stderr=subprocess.PIPE, cwd=tmp_path)
+    process = start("show", "d", stdout=writing, stderr=subprocess.PIPE, cwd=".")
     os.close(writing)
     _, err = process.communicate(timeout=PATIENCE)
     assert "Traceback" not in err
     assert "Error" not in err
 
 
-def test_help_and_version_are_quick(tmp_path):
-    """They don't wait for torch."""
-    code = (
-        "import sys; from trawl.cli import main; code = main(sys.argv[1:]);"
-        "assert not {'torch', 'gymnasium', 'matplotlib'} & set(sys.modules); sys.exit(code)"
-    )
-    for argument, words in (("--version", f"trawl {version('trawl-rl')}"), ("--help", "collect")):
-        done = subprocess.run(
-            [sys.executable, "-c", code, argument], capture_output=True, text=True
-        )
-        assert (done.returncode, done.stderr) == (0, "")
-        assert words in done.stdout
+# --- in a fresh interpreter
+
+(_SCRIPT,) = entry_points(group="console_scripts", name="trawl")
+# The script, which does not wait for torch before it has to.
+_QUICK = f"""
+import sys, {_SCRIPT.module}
+code = {_SCRIPT.module}.{_SCRIPT.attr}()
+assert not {{'torch', 'gymnasium', 'matplotlib'}} & set(sys.modules)
+sys.exit(code)
+"""
 
 
-def test_the_library_does_without(tmp_path):
+@pytest.mark.parametrize(
+    ("argument", "code", "words"),
+    [
+        ("--version", 0, f"trawl {version('trawl-rl')}"),
+        ("--help", 0, "collect"),
+        ("gather", 2, "--help"),
+    ],
+)
+def test_the_script_ends_soon_and_with_the_exit_code(argument, code, words):
+    done = subprocess.run([sys.executable, "-c", _QUICK, argument], capture_output=True, text=True)
+    assert (done.returncode, bool(done.stderr)) == (code, code == 2)
+    assert words in done.stdout + done.stderr
+
+
+def test_the_library_does_without():
     code = (
-        "import sys, trawl; trawl.Collector;"
-        "assert not {'tyro', 'rich', 'matplotlib', 'trawl.cli'} & set(sys.modules)"
+        "import sys, trawl, trawl.data; trawl.Collector; heavy = {'tyro', 'rich', 'matplotlib', "
+        "'trawl.cli', 'pyarrow', 'minari', 'pandas', 'h5py'}; assert not heavy & set(sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
 

@@ -1,170 +1,292 @@
-"""Formats of datasets, and going on with them."""
+"""``--resume``: the frames are those of an unbroken run, bit for bit, or a note says why not."""
 
+import hashlib
+import json
 import os
 import signal
-import subprocess
+from pathlib import Path
 
+import nursery
 import pytest
 import torch
-from cli_parts import run, start
+from cli_parts import collected, lines_of, logged, run, trawl
+from resume_parts import broken, collect, equal, whole
 
 from trawl.data import info, load
+from trawl.data.sinks.states import load_state
+from trawl.observe import read_trace
 
 FORMATS = ["memmap", "minari", "parquet"]
+RUN = ["Pendulum-v1", "--policy", "cli_envs:gaussian", "--seed", "1", "--frames", "360",
+       "--frames-per-batch", "60", "--max-frames-per-traj", "45"]  # fmt: skip
+SHORT = [each if each != "360" else "120" for each in RUN]
 
 
-@pytest.mark.parametrize("kind", FORMATS)
-def test_each_format_is_written_and_shown(kind, trawl):
-    code, out, _ = trawl("collect", "Pendulum-v1", "--frames", 500, "--frames-per-batch", 100,
-                         "--seed", 1, "--out", "d-v0", "--format", kind)  # fmt: skip
-    assert code == 0
-    assert "500 in " in out
-    facts = info("d-v0")
-    assert (facts["format"], facts["frames"], facts["complete"]) == (kind, 500, True)
-    assert load("d-v0")["next", "reward"].shape == (500, 1)
-    code, out, _ = trawl("show", "d-v0")
-    assert code == 0
-    lines = [line.split() for line in out.splitlines()]
-    assert ["frames", "500"] in lines
-    assert ["('next',", "'reward')", "(500,", "1)", "float32", "2.0", "kB"] in lines
+def states(directory):
+    return [name for name in os.listdir(directory) if name.startswith("_state")]
 
 
-def test_formats_hold_the_same_frames(trawl):
-    for kind in FORMATS:
-        trawl("collect", "Pendulum-v1", "--frames", 400, "--seed", 1, "--out", kind,
-              "--format", kind)  # fmt: skip
-    first, *others = (load(kind) for kind in FORMATS)
-    assert all((first == other).all() for other in others)
+def resumed(*arguments, out="d"):
+    """Resumes a run in this process; gives what it prints."""
+    code, printed, said = trawl("collect", *arguments, "--resume", "--out", out)
+    assert code == 0, said
+    return printed, said
 
 
 @pytest.mark.parametrize(
-    ("kind", "workers"),
-    [*((kind, []) for kind in FORMATS), ("minari", ["--workers", 2])],
-    ids=[*FORMATS, "workers"],
+    ("options", "kills", "number"),
+    [
+        (["--format", "memmap"], 2, signal.SIGKILL),
+        (["--format", "minari", "--envs", 3], 2, signal.SIGKILL),
+        (["--format", "parquet", "--envs", 2], 2, signal.SIGKILL),
+        (["--format", "minari", "--envs", 3], 1, signal.SIGINT),
+        (["--format", "parquet", "--envs", 2], 1, signal.SIGINT),
+        (["--envs", 4, "--env-processes", 2], 1, signal.SIGKILL),
+        (["--workers", 1], 1, signal.SIGKILL),
+        (["--format", "minari", "--workers", 3], 2, signal.SIGKILL),
+        (["--format", "parquet", "--workers", 2, "--async"], 1, signal.SIGKILL),
+    ],
+    ids=str,
 )
-def test_what_was_killed_goes_on_to_the_exact_count(kind, workers, tmp_path):
-    arguments = ["collect", "Pendulum-v1", "--policy", "cli_policies:slow", "--seed", "1",
-                 "--frames", "1000", "--frames-per-batch", "100", "--max-frames-per-traj", "30",
-                 "--format", kind, "--out", "d", *map(str, workers)]  # fmt: skip
-    process = start(*arguments, cwd=tmp_path, stderr=subprocess.PIPE)
-    try:
-        for line in process.stderr:
-            if line.startswith("300/1,000 frames"):
-                break
-    finally:
-        process.send_signal(signal.SIGKILL)
-        process.communicate()
-    assert process.returncode == -signal.SIGKILL
-    kept = info(tmp_path / "d")["frames"]
-    assert kept < 1000
-    if kind == "memmap":
-        assert kept >= 200
-    before = load(tmp_path / "d").clone() if kept else None
-    done = run(*arguments, "--resume", cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    facts, frames = info(tmp_path / "d"), load(tmp_path / "d")
-    assert len(frames) == facts["frames"] == 1000
-    assert facts["complete"]
-    if before is not None:
-        # Frames that were committed after the last state are collected again, to the same.
-        assert (frames[:kept] == before).all()
-    for each in facts.get("resumed", ()):
-        assert each["frames"] <= kept
-        assert f"after {each['frames']} frames: 1,000 in all" in done.stdout
-    # No frame is there twice, and no id is used for two trajectories.
-    assert len(torch.unique(frames["observation"], dim=0)) > 990
-    ids = frames["collector", "traj_ids"]
-    for one in torch.unique(ids):
-        part = frames[ids == one]
-        assert torch.equal(part["next", "observation"][:-1], part["observation"][1:])
+def test_a_broken_run_comes_to_the_same(options, kills, number, tmp_path):
+    arguments = [*RUN, *options]
+    expected, count = whole(arguments, tmp_path)
+    found = broken(arguments, tmp_path, count, kills, len(options), number)
+    assert len(found) == len(expected) == 360
+    assert len(states(tmp_path / "parts-v0")) == 1
+    if "--async" not in options:
+        assert equal(found, expected)
+        return
+    # How many frames a worker has depends on its speed. Its trajectories have every n-th id.
+    for worker in range(2):
+        one, other = (
+            each[each["collector", "traj_ids"] % 2 == worker] for each in (found, expected)
+        )
+        shared = min(len(one), len(other))
+        assert equal(one[:shared], other[:shared])
 
 
-def test_what_was_interrupted_is_what_it_would_have_been(trawl):
-    trawl("collect", "Pendulum-v1", "--frames", 600, "--frames-per-batch", 200, "--seed", 1,
-          "--out", "whole")  # fmt: skip
-    trawl("collect", "Pendulum-v1", "--frames", 200, "--frames-per-batch", 200, "--seed", 1,
-          "--out", "parts")  # fmt: skip
-    code, out, _ = trawl("collect", "Pendulum-v1", "--frames", 600, "--frames-per-batch", 200,
-                         "--seed", 1, "--out", "parts", "--resume")  # fmt: skip
-    assert code == 0
-    assert "after 200 frames: 600 in all" in out
-    whole, parts = load("whole"), load("parts")
-    assert whole.shape == parts.shape == (600,)
-    assert (whole == parts).all()
-    _, out, _ = trawl("show", "parts")
-    assert "after 200 frames: 600 in all" in out
+KILLED_AFTER_A_BATCH = """
+import os, signal, sys
+from trawl.cli import main, saving
+saving.StateSaver.note = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
+main()
+"""
 
 
-def test_a_resumed_run_can_be_done_again(trawl):
-    for name in "ab":
-        for frames in (200, 400):
-            trawl("collect", "Pendulum-v1", "--frames", frames, "--frames-per-batch", 200,
-                  "--seed", 7, "--out", name, "--resume")  # fmt: skip
-    assert (load("a") == load("b")).all()
+def test_the_first_frames_have_a_state_too(tmp_path):
+    """The first batch is committed, but the process is killed before it saves another state."""
+    killed = nursery.run(KILLED_AFTER_A_BATCH, "collect", *RUN, "--out", "d", cwd=tmp_path)
+    assert killed.returncode == -signal.SIGKILL
+    assert (info("d")["frames"], load_state("d").sink.frames) == (60, 0)
+    resumed(*RUN)
+    assert equal(load("d"), collected(*RUN, out="whole"))
 
 
-def test_what_is_whole_is_left_as_it_is(trawl):
-    arguments = ["collect", "Pendulum-v1", "--frames", 200, "--out", "d", "--resume"]
-    assert trawl(*arguments)[0] == 0
+def test_a_second_ctrl_c_loses_nothing_that_can_be_collected_again(tmp_path):
+    policy = ["--policy", "cli_policies:ctrl_c_twice"]
+    assert collect(*RUN, *policy, "--out", "d", cwd=tmp_path).returncode == 130
+    assert load_state("d").sink.frames == 120
+
+
+@pytest.mark.parametrize(
+    ("kind", "first", "envs"), [("memmap", 150, 3), ("minari", 150, 3), ("parquet", 120, 2)]
+)
+def test_more_frames_than_before_come_to_the_same(kind, first, envs):
+    """With 150, the last batch is cut, and its missing frames are collected later."""
+    arguments = [*RUN, "--format", kind, "--envs", envs]
+    assert len(collected(*arguments, "--frames", first, out="d-v0")) == first
+    printed, said = resumed(*arguments, out="d-v0")
+    assert "new episodes" not in said
+    facts = info("d-v0")
+    assert (facts["frames"], facts["complete"], facts["stats"]["frames"]) == (360, True, 360)
+    # Its throughput is its own.
+    points = facts["throughput"]
+    assert (points[0], points[-1][0]) == ([0.0, 0], facts["seconds"])
+    if kind == "parquet":
+        # The end of the first run has saved its state, even if it was not yet time to.
+        assert [each["frames"] for each in facts["resumed"]] == [first]
+        assert points[-1][1] == 360 - first
+        for text in (printed, trawl("show", "d-v0")[1]):
+            assert f"after {first} frames: 360 in all" in text
+    assert equal(load("d-v0"), collected(*arguments, out="whole-v0"))
+
+
+def test_formats_hold_and_show_the_same_frames():
+    frames = []
+    for kind in FORMATS:
+        frames.append(collected("Pendulum-v1", "--frames", 400, "--seed", 1, "--format", kind,
+                                out=f"{kind}-v0"))  # fmt: skip
+        facts = info(f"{kind}-v0")
+        assert (facts["format"], facts["frames"], facts["complete"]) == (kind, 400, True)
+        lines = lines_of(trawl("show", f"{kind}-v0")[1])
+        assert ["frames", "400"] in lines
+        assert ["('next',", "'reward')", "(400,", "1)", "float32", "1.6", "kB"] in lines
+    assert equal(frames[0], frames[1])
+    assert equal(frames[0], frames[2])
+
+
+def test_what_is_whole_is_left_as_it_is():
+    arguments = ["Pendulum-v1", "--frames", 200]
+    resumed(*arguments)
     before = load("d").clone()
-    code, _, err = trawl(*arguments)
-    assert code == 0
-    assert (
-        "d already has 200 frames, and --frames 200 asks for no more: nothing was collected" in err
-    )
+    told = "d already has 200 frames, and --frames 200 asks for no more: nothing was collected"
+    assert told in resumed(*arguments)[1]
     assert (load("d") == before).all()
     assert info("d")["complete"]
 
 
-def test_one_that_was_to_be_larger_is_not_complete_by_asking_for_less(trawl):
-    collect = ["collect", "Pendulum-v1", "--frames-per-batch", 100, "--out", "d"]
-    code, _, _ = trawl(*collect, "--frames", 1000, "--policy", "cli_policies:ctrl_c")
-    assert code == 130
-    before = info("d")
-    assert not before["complete"]
-    code, _, err = trawl(*collect, "--frames", 100, "--policy", "cli_policies:ctrl_c", "--resume")
-    assert code == 0
-    assert f"d already has {before['frames']} frames" in err
-    assert "(the last run asked for --frames 1000)" in err
+def test_one_that_was_to_be_larger_is_not_complete_by_asking_for_less():
+    command = ["Pendulum-v1", "--frames-per-batch", 100, "--policy", "cli_policies:ctrl_c"]
+    assert trawl("collect", *command, "--frames", 1000, "--out", "d")[0] == 130
+    said = resumed(*command, "--frames", 100)[1]
+    assert "d already has 200 frames" in said
+    assert "(the last run asked for --frames 1000)" in said
     assert not info("d")["complete"]
 
 
+PENDULUM = "Pendulum-v1 --seed 1"
+
+
 @pytest.mark.parametrize(
-    ("change", "words"),
+    ("before", "now", "words"),
     [
-        (["--policy", "cli_policies:slow"], "with --policy random, and can't be resumed with"),
-        (["--format", "parquet"], "with --format memmap"),
-        (["--seed", 2], "with --seed 1"),
-        (["--max-frames-per-traj", 3], "without --max-frames-per-traj, and"),
+        (PENDULUM, f"{PENDULUM} --policy cli_policies:slow", "with --policy random, and can't be"),
+        (PENDULUM, f"{PENDULUM} --format parquet", "with --format memmap"),
+        (PENDULUM, "Pendulum-v1 --seed 2", "with --seed 1"),
+        (PENDULUM, f"{PENDULUM} --max-frames-per-traj 3", "without --max-frames-per-traj, and"),
+        (PENDULUM, "CartPole-v1", "d was collected with ENV Pendulum-v1"),
+        (f'{PENDULUM} --env-kwargs {{"g":3.0}}', PENDULUM, "with --env-kwargs {'g': 3.0}"),
+        (f"{PENDULUM} --policy cli_envs:gaussian --deterministic",
+         f"{PENDULUM} --policy cli_envs:gaussian",
+         "collected with --deterministic, and can't be resumed without it"),
+        ("FrozenLake-v1 --info-keys prob", "FrozenLake-v1", "collected with --info-keys ['prob']"),
+        (f"{PENDULUM} --frame-stack 3", PENDULUM,
+         "with --frame-stack 3, and can't be resumed without it: pass"),
+        (f"{PENDULUM} --frame-stack 3", f"{PENDULUM} --frame-stack 2",
+         "can't be resumed with --frame-stack 2"),
+        (PENDULUM, f"{PENDULUM} --normalize-rewards",
+         "without --normalize-rewards, and can't be resumed with it: leave"),
+        (f"{PENDULUM} --normalize-observations", PENDULUM, "with --normalize-observations, and"),
     ],
-)
-def test_only_the_same_goes_on(change, words, trawl):
-    trawl("collect", "Pendulum-v1", "--frames", 100, "--seed", 1, "--out", "d")
-    code, _, err = trawl("collect", "Pendulum-v1", "--frames", 200, "--out", "d", "--resume",
-                         *change)  # fmt: skip
+)  # fmt: skip
+def test_only_the_same_goes_on(before, now, words):
+    collected(*before.split(), "--frames", 20)
+    command = ["--frames", 40, "--out", "d", "--resume"]
+    code, _, err = trawl("collect", *now.split(), *command)
     assert code == 2
     assert words in err.splitlines()[-1]
-    assert len(load("d")) == 100
+    assert len(load("d")) == 20
+    resumed(*before.split(), "--frames", 40)
+    assert len(load("d")) == 40
 
 
-def test_another_environment_does_not_go_on(trawl):
-    trawl("collect", "Pendulum-v1", "--frames", 100, "--out", "d")
-    code, _, err = trawl("collect", "CartPole-v1", "--frames", 200, "--out", "d", "--resume")
-    assert code == 2
-    assert "d was collected with ENV Pendulum-v1" in err
+# --- new episodes
 
 
-def test_to_resume_a_place_is_needed(trawl):
-    code, _, err = trawl("collect", "Pendulum-v1", "--frames", 100, "--resume")
-    assert code == 2
-    assert "pass --out too" in err
-    assert not os.path.exists("runs")
+@pytest.mark.parametrize(
+    ("kind", "options", "words"),
+    [
+        ("minari", ["--envs", "2"], "--envs was 1, and is 2 now"),
+        ("parquet", ["--envs", "2"], "--envs was 1, and is 2 now"),
+        ("memmap", ["--frames-per-batch", "50"], "--frames-per-batch was 60, and is 50 now"),
+    ],
+)
+def test_with_other_options_new_episodes_begin(kind, options, words):
+    before = collected(*SHORT, "--format", kind, out="d-v0").clone()
+    said = resumed(*RUN, "--format", kind, *options, out="d-v0")[1]
+    assert f"note: new episodes begin: {words}" in said
+    found = load("d-v0")
+    assert len(found) == 360
+    assert equal(found[:120], before)
+    ids = found["collector", "traj_ids"]
+    assert ids[120:].min() > ids[:120].max()
 
 
-def test_what_is_no_dataset_is_not_touched(trawl):
-    os.mkdir("d")
-    open("d/mine", "w").close()
-    code, _, err = trawl("collect", "Pendulum-v1", "--frames", 100, "--out", "d", "--resume")
-    assert code == 2
-    assert "is not a dataset that can be continued" in err
-    assert os.listdir("d") == ["mine"]
+def edit_state(change):
+    """Changes the state of the dataset, and the digest in its name."""
+    (name,) = states("d")
+    content = torch.load(f"d/{name}", weights_only=True)
+    change(content)
+    Path("d", name).unlink()
+    torch.save(content, "x")
+    digest = hashlib.sha256(Path("x").read_bytes()).hexdigest()[:16]
+    Path("x").rename(f"d/_state-{digest}.pt")
+    record = json.loads(Path("d/_dataset.json").read_text())
+    record["layout"]["state"] = f"_state-{digest}.pt"
+    Path("d/_dataset.json").write_text(json.dumps(record))
+
+
+def environment(state):
+    return state["collector"]["resume"]["envs"][0]["env"]
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        (lambda state: state.update(trawl="0.0.1"), "the state was saved by Trawl 0.0.1"),
+        (lambda state: state["collector"].pop("frames"), "state_dict has no 'frames'"),
+        (
+            lambda state: environment(state)["identity"].update(id="X"),
+            "'id' of environment 0 is X there",
+        ),
+        (lambda state: environment(state).update(way="pickle"), "has no 'pickle'; it has"),
+        (lambda state: state.update(collector={}), "the state can't be loaded"),
+        (lambda state: state["sink"].update(frames=700), "counts 700 frames"),
+    ],
+    ids=["version", "frames", "environment", "way", "empty", "more"],
+)
+def test_with_a_state_that_does_not_fit_new_episodes_begin(change, why):
+    collected(*SHORT)
+    edit_state(change)
+    said = resumed(*RUN)[1]
+    assert "new episodes begin" in said
+    assert why in said
+    assert len(load("d")) == 360
+
+
+def test_without_a_way_to_capture_it_new_episodes_begin():
+    arguments = ["collect", "cli_envs:async_vector", "--seed", "1", "--frames-per-batch", "60"]
+    done = run(*arguments, "--frames", "120", "--out", "d")
+    assert done.returncode == 0, done.stderr
+    assert "note: --resume will begin new episodes" in done.stderr
+    assert not states("d")
+    done = run(*arguments, "--frames", "180", "--resume", "--out", "d")
+    assert done.returncode == 0, done.stderr
+    assert "new episodes begin: the dataset has no state of its environments" in done.stderr
+    assert info("d")["frames"] == 180
+
+
+def test_a_dataset_without_the_facts_of_a_run_is_shown_and_goes_on():
+    collected(*SHORT)
+    record = json.loads(Path("d/_dataset.json").read_text())
+    for name in ("stats", "throughput", "bottleneck", "seconds"):
+        del record[name]
+    Path("d/_dataset.json").write_text(json.dumps(record))
+    assert trawl("show", "d")[0] == 0
+    resumed(*RUN)
+    assert info("d")["throughput"]
+
+
+def test_the_timeline_and_the_log_are_those_of_the_last_run():
+    """Where new episodes begin, the collector does not count the frames of earlier runs."""
+    log = ["--log", "csv:a.csv", "--trace"]
+    resumed(*SHORT, *log, "first.json.gz")
+    resumed(*RUN, *log, "second.json.gz")
+    for name, batches in (("first", 2), ("second", 4)):
+        spans = read_trace(f"{name}.json.gz").lane("collector")
+        assert [span.name for span in spans].count("batch") == batches
+    assert info("d")["trace"] == os.path.abspath("second.json.gz")
+    frames = [int(row["frames"]) for row in logged("a.csv")]
+    assert frames == sorted(frames)
+    assert (frames[0], frames[-1]) == (0, 360)
+    os.remove("second.json.gz")
+    code, _, err = trawl("show", "d", "--html", "report.html")
+    missing = os.path.abspath("second.json.gz")
+    assert (code, err) == (0, f"trawl: note: d: the trace {missing} is missing\n")
+    said = resumed(*RUN, "--frames", 480, "--envs", 2, "--log", "csv:b.csv")[1]
+    assert "new episodes begin" in said
+    found = logged("b.csv")
+    assert [int(row["frames"]) for row in (found[0], found[-1])] == [360, 480]
+    assert {row["total_frames"] for row in found} == {"480"}
+    assert info("d")["trace"] is None

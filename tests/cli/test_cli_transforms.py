@@ -1,36 +1,29 @@
 """``--frame-stack``, ``--normalize-observations`` and ``--normalize-rewards``."""
 
-import json
 import os
 import signal
 
 import nursery
 import pytest
 import torch
-from cli_parts import run
+from cli_parts import collected, evaluated, refused, trawl
 from torch import nn
 
 from trawl import Collector
-from trawl.cli.arguments import TuneArguments
 from trawl.cli.transforms import stacked_env
-from trawl.cli.tune import command_of
-from trawl.collectors import Normalization
-from trawl.collectors.tuning import Candidate
+from trawl.collectors import Normalization, NormalizeReward
 from trawl.data import info, load
 from trawl.envs.serial import build_env
 
 FRAMES = ["--frames", 40, "--frames-per-batch", 20, "--seed", 1]
 NORMALIZE = ["--normalize-observations", "--normalize-rewards"]
-
-
-def collected(trawl, *arguments, out="d"):
-    code, printed, err = trawl("collect", "Pendulum-v1", *FRAMES, *arguments, "--out", out)
-    assert code == 0, err
-    return load(out), printed
+STACKS = ["--policy", "cli_policies:reads_stacks", "--frame-stack", 3]
 
 
 def expected(**options):
     """The frames of a collector with the same seed."""
+    if options.get("normalize_rewards"):
+        options["normalize_rewards"] = NormalizeReward(keep_raw=True)
     with Collector(
         "Pendulum-v1", frames_per_batch=20, total_frames=40, exact_frames=True, **options
     ) as collector:
@@ -39,60 +32,70 @@ def expected(**options):
 
 
 @pytest.mark.parametrize("kind", ["memmap", "parquet", "minari"])
-def test_stacks_are_stored_by_each_format(kind, trawl):
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ({"frame_stack": 3, "normalize_rewards": True}, "stacks of 3 frames, normalised rewards"),
+        (
+            {"normalize_observations": True, "normalize_rewards": True},
+            "normalised observations, normalised rewards",
+        ),
+    ],
+    ids=["stacks", "normalised"],
+)
+def test_the_frames_of_a_collector_are_stored_in_each_format(options, told, kind):
     if kind != "memmap":
         pytest.importorskip("pyarrow" if kind == "parquet" else "minari")
-    data, printed = collected(trawl, "--frame-stack", 3, "--format", kind)
-    assert "stacks of 3 frames" in printed
-    assert info("d")["frame_stack"] == 3
-    stacks = expected(frame_stack=3)
-    for found, wanted in ((data, stacks), (data["next"], stacks["next"])):
-        assert torch.equal(found["observation"], wanted["observation"].to_dense())
-    assert "stacks of 3 frames" in trawl("show", "d")[1]
+    given = [f"--{name.replace('_', '-')}" for name in options]
+    if "frame_stack" in options:
+        given.insert(1, 3)
+    code, out, err = trawl("collect", "Pendulum-v1", *FRAMES, *given, "--format", kind,
+                           "--out", "d")  # fmt: skip
+    assert code == 0, err
+    for text in (out, trawl("show", "d")[1]):
+        assert told in text
+    assert options.items() <= info("d").items()
+    found, wanted = load("d"), expected(**options)
+    for one, other in ((found, wanted), (found["next"], wanted["next"])):
+        values = other["observation"]
+        values = values.to_dense() if "frame_stack" in options else values
+        assert torch.equal(one["observation"], values)
+    assert torch.equal(found["next", "reward"], wanted["next", "reward"])
+    assert torch.equal(found["next", "raw_reward"], expected()["next", "reward"])
+    if kind == "minari" and "frame_stack" in options:
+        import minari
 
-
-def test_minari_has_the_environment_with_stacks(trawl):
-    minari = pytest.importorskip("minari")
-    collected(trawl, "--frame-stack", 3, "--format", "minari")
-    env = minari.MinariDataset("d/data").recover_environment()
-    assert env.observation_space.shape == (3, 3)
-    env.close()
+        env = minari.MinariDataset("d/data").recover_environment()
+        assert env.observation_space.shape == (3, 3)
+        env.close()
 
 
 @pytest.mark.parametrize("more", [[], ["--workers", 2], ["--envs", 2, "--env-processes", 2]])
 def test_a_policy_reads_stacks(more):
-    policy = ["--policy", "cli_policies:reads_stacks", "--frame-stack", 3]
-    done = run("collect", "Pendulum-v1", *FRAMES, *policy, *more, "--out", "d", cwd=".")
-    assert done.returncode == 0, done.stderr
-    data = load("d")
-    stacks = data["observation"]
-    assert torch.allclose(data["action"], stacks[:, -1, :1] - stacks[:, 0, :1])
+    frames = collected("Pendulum-v1", *FRAMES, *STACKS, *more)
+    stacks = frames["observation"]
+    assert torch.allclose(frames["action"], stacks[:, -1, :1] - stacks[:, 0, :1])
 
 
-def test_a_program_is_called_with_stacks(trawl):
+def test_a_program_is_called_with_stacks():
     network = nn.Sequential(nn.Flatten(-2), nn.Linear(9, 1), nn.Tanh())
     torch.export.save(torch.export.export(network, (torch.zeros(3, 3),)), "p.pt2")
-    data, _ = collected(trawl, "--policy", "p.pt2", "--frame-stack", 3)
-    assert torch.allclose(data["action"], network(data["observation"]), atol=1e-6)
-    code, _, err = trawl("collect", "Pendulum-v1", *FRAMES, "--policy", "p.pt2", "--out", "e")
-    assert code == 2
-    assert "exported for batches of exactly 3 observations" in err
+    frames = collected("Pendulum-v1", *FRAMES, "--policy", "p.pt2", "--frame-stack", 3)
+    assert torch.allclose(frames["action"], network(frames["observation"]), atol=1e-6)
+    said = refused("collect", "Pendulum-v1", *FRAMES, "--policy", "p.pt2", "--out", "e")
+    assert "exported for batches of exactly 3 observations" in said
 
 
-def test_evaluation_with_stacks(trawl):
-    command = ["evaluate", "Pendulum-v1", "--episodes", 2, "--max-steps", 5, "--frame-stack", 3]
-    policy = ["--policy", "cli_policies:reads_stacks"]
-    code, out, err = trawl(*command, *policy, "--out", "e.json")
-    assert code == 0, err
-    with open("e.json") as file:
-        assert json.load(file)["frame_stack"] == 3
+def test_evaluation_with_stacks():
+    facts, out = evaluated("Pendulum-v1", "--episodes", 2, "--max-steps", 5, *STACKS)
+    assert facts["frame_stack"] == 3
     assert "transforms  stacks of 3 frames" in out
 
 
 @pytest.mark.parametrize(
     ("env", "package", "options"),
     [
-        ("CartPole-v1", None, {"num_envs": 2}),
+        ("CartPole-v1", "gymnasium", {"num_envs": 2}),
         ("gymnax:CartPole-v1", "gymnax", {"num_envs": 2}),
         ("dm_control:cartpole/balance", "dm_control", {}),
         ("vmas:balance", "vmas", {"num_envs": 2}),
@@ -101,8 +104,7 @@ def test_evaluation_with_stacks(trawl):
     ],
 )
 def test_a_policy_is_told_the_shapes_of_batches(env, package, options):
-    if package is not None:
-        pytest.importorskip(package)
+    pytest.importorskip(package)
     made = build_env(env, options)
     specs = stacked_env(made, 3).observation_spec
     with Collector(made, frames_per_batch=4, frame_stack=3) as collector:
@@ -113,85 +115,93 @@ def test_a_policy_is_told_the_shapes_of_batches(env, package, options):
         assert spec.zero().shape == spec.shape
 
 
-@pytest.mark.parametrize("kind", ["memmap", "parquet", "minari"])
-def test_normalised_values_are_stored_by_each_format(kind, trawl):
-    if kind != "memmap":
-        pytest.importorskip("pyarrow" if kind == "parquet" else "minari")
-    data, printed = collected(trawl, *NORMALIZE, "--format", kind)
-    assert "normalised observations, normalised rewards" in printed
-    assert info("d")["normalize_observations"] is True
-    assert info("d")["normalize_rewards"] is True
-    wanted = expected(normalize_observations=True, normalize_rewards=True)
-    assert torch.equal(data["observation"], wanted["observation"])
-    assert torch.equal(data["next", "reward"], wanted["next", "reward"])
-    raw = expected()
-    assert torch.equal(data["next", "raw_reward"], raw["next", "reward"])
+@pytest.mark.parametrize(
+    ("env", "option"),
+    [
+        ("gymnax:CartPole-v1", ["--frame-stack", 2]),
+        ("vmas:balance", ["--normalize-observations"]),
+        ("vmas:balance", ["--normalize-observations", "--workers", 1]),
+    ],
+)
+def test_envs_of_a_library_that_steps_batches(env, option):
+    pytest.importorskip(env.partition(":")[0])
+    assert len(collected(env, *FRAMES, *option, "--envs", 2)) == 40
+    if option[0] == "--frame-stack":
+        command = [env, *option, "--episodes", 3, "--max-steps", 5, "--envs", 2]
+        assert evaluated(*command)[0]["lengths"] == [5, 5, 5]
 
 
-def test_returns_are_those_of_the_environment(trawl):
-    limit = ["--max-frames-per-traj", 10]
-    _, normalised = collected(trawl, *limit, *NORMALIZE)
-    _, plain = collected(trawl, *limit, out="e")
-    lines = [
-        [line for line in text.splitlines() if "return" in line]
-        for text in (normalised, plain, trawl("show", "d")[1], trawl("show", "e")[1])
-    ]
+# --- statistics
+
+
+def statistics():
+    state = torch.load("d/normalization.pt", weights_only=True)
+    return Normalization.from_state(state)
+
+
+def test_returns_are_those_of_the_environment():
+    found = []
+    for name, more in (("d", NORMALIZE), ("e", [])):
+        _, out, _ = trawl("collect", "Pendulum-v1", *FRAMES, "--max-frames-per-traj", 10, *more,
+                          "--out", name)  # fmt: skip
+        found += [out, trawl("show", name)[1]]
+    lines = [[line for line in text.splitlines() if "return" in line] for text in found]
     assert lines[0] == lines[1] == lines[2] == lines[3]
     assert lines[0]
 
 
-def statistics(out="d"):
-    state = torch.load(f"{out}/normalization.pt", weights_only=True)
-    return Normalization.from_state(state)
-
-
-def test_statistics_are_for_evaluation(trawl):
-    collected(trawl, "--normalize-observations")
+def test_statistics_are_for_evaluation():
+    collected("Pendulum-v1", *FRAMES, "--normalize-observations")
     found = statistics().observations["observation"]
-    raw = expected()["observation"].double()
     assert found.count == 40
+    raw = expected()["observation"].double()
     assert torch.allclose(torch.as_tensor(found.mean), raw.mean(0))
-    command = ["evaluate", "Pendulum-v1", "--episodes", 1, "--max-steps", 5]
-    for number, path in enumerate(["d/normalization.pt", "d"]):
-        code, out, err = trawl(*command, "--normalization", path, "--out", f"{number}.json")
-        assert code == 0, err
+    evaluate = ["--episodes", 1, "--max-steps", 5, "--normalization"]
+    for path in ("d/normalization.pt", "d"):
+        facts, out = evaluated("Pendulum-v1", *evaluate, path)
+        assert facts["normalization"] == path
         assert "transforms  normalised observations" in out
-        with open(f"{number}.json") as file:
-            assert json.load(file)["normalization"] == path
-
-
-def test_statistics_that_do_not_fit_an_evaluation(trawl):
-    collected(trawl, "--normalize-observations")
-    collected(trawl, "--normalize-rewards", out="rewards")
-    collected(trawl, out="plain")
+    collected("Pendulum-v1", *FRAMES, "--normalize-rewards", out="rewards")
     for path, env, words in (
         ("d", "CartPole-v1", "doesn't fit the environment: it has statistics of 'observation'"),
         ("rewards", "Pendulum-v1", "rewards has statistics of rewards only"),
-        ("plain", "Pendulum-v1", "plain: there is no such file as plain/normalization.pt"),
     ):
-        code, _, err = trawl("evaluate", env, "--normalization", path, "--out", "e.json")
-        assert code == 2
-        assert err.startswith("trawl: --normalization ")
-        assert words in err
+        said = refused("evaluate", env, *evaluate, path)
+        assert said.startswith("--normalization ")
+        assert words in said
 
 
-def test_statistics_of_workers(trawl):
-    collected(trawl, "--normalize-observations", "--workers", 2)
+@pytest.mark.parametrize(
+    "more", [[], ["--envs", 2], ["--workers", 2]], ids=["same", "new episodes", "workers"]
+)
+def test_statistics_continue(more):
+    command = ["collect", "Pendulum-v1", *FRAMES, *NORMALIZE, "--out", "d", "--resume"]
+    first = more if "--workers" in more else []
+    assert trawl(*command, *first)[0] == 0
     assert statistics().observations["observation"].count == 40
-
-
-@pytest.mark.parametrize("more", [[], ["--envs", 2]], ids=["same episodes", "new episodes"])
-def test_statistics_continue(more, trawl):
-    command = [*NORMALIZE, "--resume"]
-    collected(trawl, *command)
-    code, _, err = trawl(
-        "collect", "Pendulum-v1", "--frames", 80, *command, *more, "--out", "d", "--seed", 1
-    )
+    code, _, err = trawl(*command, *more, "--frames", 80)
     assert code == 0, err
-    assert ("new episodes begin" in err) == bool(more)
+    assert ("new episodes begin" in err) == (first != more)
     assert statistics().observations["observation"].count == 80
     assert statistics().rewards["reward"].count == 80
     assert "the statistics" not in err
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [(None, "there is no d/normalization.pt"), ("nothing", "d/normalization.pt can't be read")],
+)
+def test_statistics_that_are_missing_or_damaged_begin_anew(content, words):
+    command = ["collect", "Pendulum-v1", "--normalize-observations", "--out", "d", "--resume"]
+    trawl(*command, *FRAMES)
+    os.unlink("d/normalization.pt")
+    if content is not None:
+        with open("d/normalization.pt", "w") as file:
+            file.write(content)
+    code, _, err = trawl(*command, "--frames", 80, "--envs", 2)
+    assert code == 0, err
+    assert f"the statistics begin anew: {words}" in err
+    assert statistics().observations["observation"].count == 40
 
 
 KILLED_AFTER_TWO_BATCHES = """
@@ -208,7 +218,7 @@ main()
 
 
 @pytest.mark.parametrize("saves", [True, False])
-def test_statistics_survive_a_kill(saves, trawl):
+def test_statistics_survive_a_kill(saves):
     command = ["collect", "Pendulum-v1", "--normalize-observations", "--resume", "--out", "d"]
     program, name = KILLED_AFTER_TWO_BATCHES, "saves" if saves else "doesn't"
     killed = nursery.run(program, name, *command, *FRAMES, cwd=".")
@@ -219,124 +229,3 @@ def test_statistics_survive_a_kill(saves, trawl):
     assert statistics().observations["observation"].count == (80 if saves else 40)
     note = "the statistics in d/normalization.pt are those of 0 frames, but the dataset has 40"
     assert (note in err) == (not saves)
-
-
-def test_statistics_that_are_missing(trawl):
-    collected(trawl, "--normalize-observations")
-    os.unlink("d/normalization.pt")
-    command = ["--normalize-observations", "--resume", "--envs", 2, "--out", "d"]
-    code, _, err = trawl("collect", "Pendulum-v1", "--frames", 80, *command)
-    assert code == 0, err
-    assert "the statistics begin anew: there is no d/normalization.pt" in err
-
-
-def test_statistics_that_cannot_be_read(trawl):
-    collected(trawl, "--normalize-observations")
-    with open("d/normalization.pt", "w") as file:
-        file.write("nothing")
-    command = ["--normalize-observations", "--resume", "--envs", 2, "--out", "d"]
-    code, _, err = trawl("collect", "Pendulum-v1", "--frames", 80, *command)
-    assert code == 0, err
-    assert "the statistics begin anew: d/normalization.pt can't be read" in err
-    assert statistics().observations["observation"].count == 40
-
-
-@pytest.mark.parametrize(
-    ("before", "now", "words"),
-    [
-        (["--frame-stack", 3], [], "with --frame-stack 3, and can't be resumed without it: pass"),
-        (["--frame-stack", 3], ["--frame-stack", 2], "can't be resumed with --frame-stack 2"),
-        (
-            [],
-            ["--normalize-rewards"],
-            "without --normalize-rewards, and can't be resumed with it: leave",
-        ),
-        (["--normalize-observations"], [], "with --normalize-observations, and can't be resumed w"),
-    ],
-)
-def test_resuming_needs_the_same_options(before, now, words, trawl):
-    collected(trawl, *before)
-    code, _, err = trawl("collect", "Pendulum-v1", "--frames", 80, *now, "--resume", "--out", "d")
-    assert code == 2
-    assert words in err
-
-
-@pytest.mark.parametrize("command", ["collect", "evaluate", "tune"])
-def test_a_stack_of_one_frame(command, trawl):
-    code, _, err = trawl(command, "Pendulum-v1", "--frame-stack", 1)
-    assert code == 2
-    assert "--frame-stack must be at least 2, but it is 1" in err
-
-
-@pytest.mark.parametrize(
-    "command",
-    [["collect", "--normalize-observations"], ["evaluate", "--normalization", "none.pt"]],
-)
-def test_an_observation_is_not_stacked_and_normalised(command, trawl):
-    name, *more = command
-    code, _, err = trawl(name, "Pendulum-v1", "--frame-stack", 2, *more)
-    assert code == 2
-    assert f"--frame-stack can't be used with {more[0]}" in err
-
-
-@pytest.mark.parametrize(
-    ("env", "option"),
-    [
-        ("gymnax:CartPole-v1", ["--frame-stack", 2]),
-        ("vmas:balance", ["--normalize-observations"]),
-        ("vmas:balance", ["--normalize-observations", "--workers", 1]),
-    ],
-)
-def test_envs_of_a_library_that_steps_batches(env, option, trawl):
-    pytest.importorskip(env.partition(":")[0])
-    code, _, err = trawl("collect", env, *FRAMES, *option, "--envs", 2, "--out", "d")
-    assert code == 0, err
-    assert len(load("d")) == 40
-
-
-def test_evaluating_several_environments_of_a_library_that_steps_batches(trawl):
-    pytest.importorskip("gymnax")
-    command = ["evaluate", "gymnax:CartPole-v1", "--frame-stack", 2, "--episodes", 3]
-    code, _, err = trawl(*command, "--max-steps", 5, "--envs", 2, "--out", "e.json")
-    assert code == 0, err
-    with open("e.json") as file:
-        assert json.load(file)["lengths"] == [5, 5, 5]
-
-
-@pytest.mark.parametrize("more", [[], ["--workers", 2]])
-@pytest.mark.parametrize("option", [["--frame-stack", 2], ["--normalize-rewards"]])
-def test_several_batches_of_tensors(option, more, trawl):
-    pytest.importorskip("gymnax")
-    command = ["gymnax:CartPole-v1", "--env-kwargs", '{"num_envs": 3}', "--envs", 2, "--out", "d"]
-    code, _, err = trawl("collect", *command, *FRAMES, *option, *more)
-    assert code == 2
-    assert err.startswith(f"trawl: {option[0]} can't be used with --envs 2")
-    assert """--env-kwargs '{"num_envs": 6}'""" in err
-
-
-@pytest.mark.parametrize(
-    ("env", "option", "words"),
-    [
-        ("cli_envs:Saying", ["--frame-stack", 2], "--frame-stack"),
-        ("FrozenLake-v1", ["--normalize-observations"], "--normalize-observations"),
-    ],
-)
-def test_an_environment_that_does_not_fit(env, option, words, trawl):
-    code, _, err = trawl("collect", env, *FRAMES, *option, "--out", "d", "--format", "parquet")
-    assert code == 2
-    assert err.startswith(f"trawl: {words} ")
-
-
-def test_the_best_layout_is_printed_with_the_options():
-    args = TuneArguments("Pendulum-v1", frame_stack=4, normalize_rewards=True)
-    command = command_of(args, Candidate(envs=2, env_processes=0, workers=0, frames_per_batch=100))
-    assert "--frame-stack 4 --normalize-rewards --envs 2" in command
-
-
-def test_tuning_measures_with_the_options(trawl):
-    policy = ["--policy", "cli_policies:reads_stacks", "--frame-stack", 3, "--normalize-rewards"]
-    small = ["--frames-per-batch", 8, "--budget", 2, "--max-workers", 1, "--max-envs", 1]
-    code, out, err = trawl("tune", "Pendulum-v1", *policy, *small)
-    assert code == 0, err
-    assert "--frame-stack 3 --normalize-rewards" in out
-    assert "normalize_rewards=NormalizeReward(keep_raw=True)" in out

@@ -1,61 +1,41 @@
+"""The page of a report: its sections, and datasets of strangers."""
+
+import json
 from importlib.resources import files
 from pathlib import Path
 
 import pytest
 import torch
-from report_parts import (
-    FACTS,
-    Page,
-    add_facts,
-    check_structure,
-    events,
-    frames,
-    write,
-    write_trace,
-)
+from cli_parts import collected
+from report_parts import FACTS, events, frames, report, write, write_trace
 from tensordict import NonTensorData, TensorDict
 
 from trawl.data import MemmapSink, ParquetSink
 
-
-@pytest.fixture
-def report(trawl):
-    """Writes a report on the dataset in ``d``; gives the page, and what was printed on stderr."""
-
-    def make(directory="d"):
-        code, out, err = trawl("show", directory, "--html", "report.html")
-        assert code == 0, err
-        assert out.endswith("the report is written to report.html\n")
-        page = Page()
-        check_structure(page)
-        return page, err
-
-    return make
+SECTIONS = ["settings", "episodes", "throughput", "bottleneck", "timeline", "entries", "statistics"]
 
 
-def sections(page):
-    """The ids of the sections, in order."""
-    return [attributes["id"] for attributes in page.all("section")]
-
-
-@pytest.mark.parametrize("format", ["memmap", "parquet", "minari"])
-def test_it_reports_on_a_collection(trawl, report, format):
-    pytest.importorskip({"memmap": "torch", "parquet": "pyarrow"}.get(format, "minari"))
-    collected = ("CartPole-v1", "--frames", 300, "--seed", 7, "--format", format, "--out", "d-v0")
-    assert trawl("collect", *collected)[0] == 0
+@pytest.mark.parametrize("kind", ["memmap", "parquet", "minari"])
+def test_it_reports_on_a_collection(kind):
+    pytest.importorskip({"memmap": "torch", "parquet": "pyarrow"}.get(kind, "minari"))
+    collected("CartPole-v1", "--frames", 300, "--seed", 7, "--format", kind, out="d-v0")
+    Path("report.html").write_text("an old one" * 100_000)
     page, err = report("d-v0")
     assert err == ""
-    names = ["settings", "episodes", "throughput", "bottleneck", "timeline", "entries"]
-    assert sections(page) == [*names, "statistics"]
-    assert "CartPole-v1, policy random" in page.text
-    assert "300 frames, complete" in page.text
-    for text in ("--frames-per-batch", f"torch {torch.__version__}", "Return of each episode"):
+    assert [attributes["id"] for attributes in page.all("section")] == SECTIONS
+    for text in (
+        "CartPole-v1, policy random",
+        "300 frames, complete",
+        "--frames-per-batch",
+        f"torch {torch.__version__}",
+        "Return of each episode",
+        "('next', 'observation')",
+        "No trace was recorded",
+    ):
         assert text in page.text
-    assert "('next', 'observation')" in page.text
-    assert "No trace was recorded" in page.text
 
 
-def test_what_an_old_dataset_lacks_is_absent_with_a_reason(report):
+def test_what_an_old_dataset_lacks_is_absent_with_a_reason():
     write(frames())
     page, err = report()
     assert err == ""
@@ -71,13 +51,13 @@ def test_what_an_old_dataset_lacks_is_absent_with_a_reason(report):
     assert page.source.count('class="plot"') == 2
 
 
-def test_all_that_a_new_record_has_is_shown(report):
+def test_all_that_a_new_record_has_is_shown():
     write(frames(), env="Pendulum-v1", policy="random", trace="trace.json.gz", **FACTS)
     write_trace(events(), "d/trace.json.gz")
     page, err = report()
     assert err == ""
-    assert "Add workers." in page.text
-    for text in ("62.5%", "worker 2", "50.0%", "wait 55%", "10,412.3", "env_path", "arrays"):
+    shares = ("62.5%", "worker 2", "50.0%", "wait 55%")
+    for text in ("Add workers.", *shares, "10,412.3", "env_path", "arrays"):
         assert text in page.text
     # By their numbers, not as texts.
     assert page.text.index("worker 2") < page.text.index("worker 10")
@@ -89,15 +69,12 @@ def test_all_that_a_new_record_has_is_shown(report):
 HOSTILE = "<script>alert(1)</script>\"'&\x1b[31m\u202e\x00"
 
 
-def test_no_value_is_taken_for_markup(report):
+def test_no_value_is_taken_for_markup():
     stats = {HOSTILE: HOSTILE, "worker_0/env_share": 0.5, "worker_0/<b>_share": 1}
     write(
         frames(**{HOSTILE.replace("\x00", ""): torch.zeros(12)}),
-        env=HOSTILE,
-        policy=HOSTILE,
+        **dict.fromkeys(("env", "policy", "seed", "date"), HOSTILE),
         env_kwargs={HOSTILE: HOSTILE},
-        seed=HOSTILE,
-        date=HOSTILE,
         versions={HOSTILE: HOSTILE},
         arguments={HOSTILE: HOSTILE, "policy": [HOSTILE]},
         stats=stats,
@@ -118,7 +95,7 @@ def test_no_value_is_taken_for_markup(report):
     assert not {"\x1b", "\u202e", "\x00"} & set(page.source)
 
 
-def test_texts_of_frames_are_escaped(report):
+def test_texts_of_frames_are_escaped():
     pytest.importorskip("pyarrow")
     texts = [NonTensorData(HOSTILE if number % 3 else "plain") for number in range(12)]
     batch = frames()
@@ -130,58 +107,62 @@ def test_texts_of_frames_are_escaped(report):
     assert "2 different texts" in page.text
 
 
-@pytest.mark.parametrize(
-    "facts",
-    [
+def test_facts_of_unexpected_types_do_no_harm():
+    write(frames())
+    path = Path("d/_dataset.json")
+    record = json.loads(path.read_text())
+    for facts in (
         {"stats": [1], "throughput": {"a": 1}, "bottleneck": "x", "trace": 3, "arguments": 1},
         {"stats": {"env_share": "a", "idle_share": None}, "throughput": [[1]], "versions": 5},
         {"throughput": [[2, 5], [1, 6], [3, 4]], "bottleneck": {"sentence": 5}, "seconds": "x"},
         {"stats": {"env_share": -3, "worker_99999999999999999999/env_share": 1}, "trace": "../x"},
         {"throughput": [[1.0, 5], [2.0, 1e400], [1e400, 8], [True, False]]},
         {"stats": {"env_share": 1e400, "a": 10**30}, "seconds": 0, "resumed": 3, "env": {"a": []}},
+    ):
+        path.write_text(json.dumps({**record, **facts}))
+        assert report()[0].source.count('class="plot"') == 2
+
+
+def nan_rewards(count, infinite=False):
+    rewards = torch.ones(count, 1)
+    rewards[:: 1 if infinite else 40] = torch.nan
+    if infinite:
+        rewards[0] = torch.inf
+    return frames(count, next__reward=rewards)
+
+
+def of_agents():
+    batch = frames(4, 2).exclude(("next", "reward"))
+    batch["next", "agents", "reward"] = torch.tensor([1.0, 3.0]).expand(4, 2).unsqueeze(-1)
+    return batch
+
+
+@pytest.mark.parametrize(
+    ("batch", "texts", "plots"),
+    [
+        (nan_rewards(400), ["Not drawn: 10 episodes without a finite return.",
+                             "10 values are NaN."], 2),
+        (nan_rewards(12, True), ["11 values are NaN and 1 value is infinite.",
+                                 "No value is finite."], 2),
+        (frames(12, 100), ["No episode has ended"], 0),
+        (TensorDict({"x": torch.arange(30.0)}, [30]), ["The dataset has no rewards"], 0),
+        (of_agents(), ["2 episodes that ended"], 2),
+        (frames(1, 1), ["1 episode that ended"], 2),
     ],
-)
-def test_facts_of_unexpected_types_do_no_harm(report, facts):
-    write(frames())
-    add_facts("d", **facts)
+    ids=["NaN", "no finite", "no end", "no rewards", "agents", "one frame"],
+)  # fmt: skip
+def test_episodes_of_all_kinds_are_reported(batch, texts, plots):
+    write(batch)
     page, _ = report()
-    assert page.source.count('class="plot"') == 2
-
-
-def test_rewards_that_are_nan_leave_gaps(report):
-    rewards = torch.ones(400, 1)
-    rewards[::40] = torch.nan
-    write(frames(400, next__reward=rewards))
-    page, _ = report()
-    assert "Not drawn: 10 episodes without a finite return." in page.text
-    assert "10 values are NaN." in page.text
+    for text in texts:
+        assert text in page.text
+    assert page.source.count('class="plot"') == plots
     assert "nan" not in page.source.replace("NaN", "")
+    if "x" in batch:
+        assert "Histogram of 30 values" in page.source
 
 
-def test_rewards_that_are_all_nan_or_infinite_are_reported(report):
-    rewards = torch.full((12, 1), torch.nan)
-    rewards[0] = torch.inf
-    write(frames(next__reward=rewards))
-    page, _ = report()
-    assert "11 values are NaN and 1 value is infinite." in page.text
-    assert "No value is finite." in page.text
-
-
-def test_without_an_end_of_an_episode_there_are_no_curves(report):
-    write(frames(12, 100))
-    page, _ = report()
-    assert "No episode has ended" in page.text
-    assert 'class="plot"' not in page.source
-
-
-def test_frames_without_rewards_have_no_episodes_but_histograms(report):
-    write(TensorDict({"x": torch.arange(30.0)}, [30]))
-    page, _ = report()
-    assert "The dataset has no rewards" in page.text
-    assert "Histogram of 30 values" in page.source
-
-
-def test_entries_of_all_kinds_are_summarized(report):
+def test_entries_of_all_kinds_are_summarized():
     images = torch.arange(12 * 8 * 8 * 3).reshape(12, 8, 8, 3) % 256
     write(
         frames(
@@ -204,23 +185,7 @@ def test_entries_of_all_kinds_are_summarized(report):
     assert "(12, 3, 1)" in page.text
 
 
-def test_rewards_of_agents_make_episodes(report):
-    batch = TensorDict(batch_size=[4])
-    batch["collector", "traj_ids"] = torch.tensor([0, 0, 1, 1])
-    batch["next", "agents", "reward"] = torch.tensor([1.0, 3.0]).expand(4, 2).unsqueeze(-1)
-    batch["next", "done"] = torch.tensor([False, True, False, True]).unsqueeze(-1)
-    write(batch)
-    page, _ = report()
-    assert "2 episodes that ended" in page.text
-
-
-def test_one_frame_is_enough(report):
-    write(frames(1, 1))
-    page, _ = report()
-    assert "1 episode that ended" in page.text
-
-
-def test_an_unfinished_collection_is_called_so(report):
+def test_an_unfinished_collection_is_called_so():
     with MemmapSink("d") as sink:
         sink.write(frames())
         sink.commit()
@@ -229,36 +194,13 @@ def test_an_unfinished_collection_is_called_so(report):
     assert "still running, or it was killed" in page.text
 
 
-def test_many_episodes_and_entries_keep_the_page_small(report):
+def test_many_episodes_and_entries_keep_the_page_small():
     many = {f"entry{number:03}": torch.randn(20_000) for number in range(250)}
     write(frames(20_000, 2, **many))
     page, _ = report()
     assert len(page.source) < 2_500_000
     assert "Only the first 200 entries have histograms." in page.text
     assert "10,000 episodes that ended" in page.text
-
-
-def test_the_numbers_do_not_depend_on_how_frames_are_read(trawl, report, monkeypatch):
-    write(frames(500, 7, observation=torch.rand(500, 4), flags=torch.rand(500) < 0.3))
-    whole, _ = report()
-    monkeypatch.setattr("trawl.cli.show._CHUNK", 13)
-    parts, _ = report()
-    assert parts.source == whole.source
-
-
-def test_an_existing_report_is_replaced(report):
-    write(frames())
-    Path("report.html").write_text("old" * 100_000)
-    report()
-
-
-@pytest.mark.parametrize("place", ["missing/report.html", "."])
-def test_a_report_that_cannot_be_written_is_an_error(trawl, place):
-    write(frames())
-    code, out, err = trawl("show", "d", "--html", place)
-    assert (code, out) == (2, "")
-    assert err.startswith(f"trawl: {place} can't be written: ")
-    assert err.count("\n") == 1
 
 
 def test_the_assets_are_part_of_the_package():

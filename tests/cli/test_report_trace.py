@@ -1,3 +1,5 @@
+"""Timelines in a report: traces of any kind, and what is left of long ones."""
+
 import gzip
 import json
 import os
@@ -7,17 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from report_parts import (
-    Page,
-    check_structure,
-    counter,
-    events,
-    frames,
-    label,
-    span,
-    write,
-    write_trace,
-)
+from report_parts import counter, events, frames, label, report, span, write, write_trace
 
 from trawl.cli.html import trace as trace_module
 from trawl.cli.html.thinning import Lane, thinned, thinned_series
@@ -25,23 +17,19 @@ from trawl.cli.html.trace import SPANS, Series, Spans, load_trace
 
 
 @pytest.fixture
-def report(trawl):
-    """Writes a report on the dataset in ``d``; gives the page, and what was printed on stderr."""
+def dataset():
     write(frames(), "d")
 
-    def make():
-        code, _, err = trawl("show", "d", "--html", "report.html")
-        assert code == 0, err
-        page = Page()
-        check_structure(page)
-        return page, err
 
-    return make
+def reported(found):
+    """The page of a report on a dataset with a trace, and what was printed on stderr."""
+    write(frames(), "d")
+    write_trace(found, "d/trace.json.gz")
+    return report()
 
 
-def test_a_trace_becomes_lanes_and_counters(report):
-    write_trace(events(2), "d/trace.json.gz")
-    page, err = report()
+def test_a_trace_becomes_lanes_and_counters():
+    page, err = reported(events(2))
     assert err == ""
     described = [each["aria-label"] for each in page.all("svg") if "aria-label" in each]
     lanes = [text.partition(":")[0] for text in described]
@@ -55,40 +43,32 @@ def test_a_trace_becomes_lanes_and_counters(report):
     assert row[at : at + 4] == ["env", "50", "3.5", "ms"]
 
 
-def test_the_record_names_the_trace(report, trawl):
-    write(frames(), "e", trace="other.json")
-    Path("e/other.json").write_text(json.dumps(list(events(1))))
-    assert trawl("show", "e", "--html", "report.html")[2] == ""
-    assert "worker 0" in Page().text
-
-
-def test_a_trace_that_is_missing_is_noted(trawl):
-    write(frames(), "e", trace="gone.json.gz")
-    code, _, err = trawl("show", "e", "--html", "report.html")
-    assert (code, err) == (0, "trawl: note: e: the trace gone.json.gz is missing\n")
-    assert "The trace gone.json.gz is missing." in Page().text
-
-
-def test_a_trace_outside_of_the_dataset_is_read(trawl, tmp_path):
-    (tmp_path / "real.json").write_text(json.dumps(list(events(1)))[:-200])
-    (tmp_path / "link.json").symlink_to("real.json")
-    place = str(tmp_path / "link.json")
-    write(frames(), "e", trace=place)
-    code, _, err = trawl("show", "e", "--html", "report.html")
-    assert (code, err) == (
-        0, f"trawl: note: e: the trace {place} is damaged: the file ends too early\n"
-    )  # fmt: skip
-    assert "worker 0" in Page().text
+def test_the_record_names_the_trace(tmp_path):
+    """In the dataset, or outside of it by a link; a missing one is noted."""
+    Path("real.json").write_text(json.dumps(list(events(1)))[:-200])
+    Path("link.json").symlink_to("real.json")
+    link = str(tmp_path / "link.json")
+    for number, (place, note) in enumerate([
+        ("other.json", ""),
+        (link, f"the trace {link} is damaged: the file ends too early"),
+        ("gone.json.gz", "the trace gone.json.gz is missing"),
+    ]):  # fmt: skip
+        write(frames(), str(number), trace=place)
+        if place == "other.json":
+            Path(f"{number}/other.json").write_text(json.dumps(list(events(1))))
+        page, err = report(str(number))
+        assert err == (f"trawl: note: {number}: {note}\n" if note else "")
+        assert ("worker 0" in page.text) == ("gone" not in place)
+        assert not note or f"T{note[1:]}." in page.text
 
 
 @pytest.mark.parametrize("place", ["/dev/zero", "/", "/no\0where", "/" + "x" * 5000])
-def test_places_of_a_stranger_are_not_read(trawl, place):
-    write(frames(), "e", trace=place)
-    assert trawl("show", "e", "--html", "report.html")[0] == 0
-    assert 'class="timeline"' not in Path("report.html").read_text()
+def test_places_of_a_stranger_are_not_read(place):
+    write(frames(), trace=place)
+    assert 'class="timeline"' not in report()[0].source
 
 
-def test_a_trace_that_was_cut_off_is_shown_up_to_there(report):
+def test_a_trace_that_was_cut_off_is_shown_up_to_there(dataset):
     write_trace(events(2, 200), "d/trace.json.gz")
     path = Path("d/trace.json.gz")
     path.write_bytes(path.read_bytes()[:-5000])
@@ -115,7 +95,7 @@ def test_a_trace_that_was_cut_off_is_shown_up_to_there(report):
     ],
     ids=range(10),
 )
-def test_a_trace_that_is_no_trace_is_noted(report, content):
+def test_a_trace_that_is_no_trace_is_noted(dataset, content):
     Path("d/trace.json.gz").write_bytes(content)
     page, err = report()
     assert err.startswith("trawl: note: d: the trace trace.json.gz is damaged: ")
@@ -123,7 +103,7 @@ def test_a_trace_that_is_no_trace_is_noted(report, content):
     assert "The trace trace.json.gz is damaged: " in page.text
 
 
-def test_a_trace_that_is_a_link_is_not_followed(report):
+def test_a_trace_that_is_a_link_is_not_followed(dataset):
     write_trace(events(), "secret.json.gz")
     os.symlink("../secret.json.gz", "d/trace.json.gz")
     page, err = report()
@@ -131,7 +111,7 @@ def test_a_trace_that_is_a_link_is_not_followed(report):
     assert "worker 0" not in page.text
 
 
-def test_events_of_unexpected_forms_are_ignored(report):
+def test_events_of_unexpected_forms_are_ignored():
     good = [span("env", 10, 5), label("process", "worker 0", 1)]
     bad = [
         None, 3, "x", [], {}, {"ph": "X"}, {"ph": "X", "name": 3, "ts": 1, "dur": 1},
@@ -142,69 +122,57 @@ def test_events_of_unexpected_forms_are_ignored(report):
         {"ph": "M", "name": "process_name", "pid": 1, "args": {"name": 7}},
         {"ph": "M", "name": "thread_name", "pid": {}, "tid": [], "args": None},
     ]  # fmt: skip
-    write_trace([*bad, *good, *bad], "d/trace.json.gz")
-    page, err = report()
+    page, err = reported([*bad, *good, *bad])
     assert err == ""
     assert 'aria-label="worker 0: env 100.0%"' in page.source
 
 
-def test_a_trace_without_events_is_called_so(report):
-    write_trace([], "d/trace.json.gz")
-    assert "The trace has no events." in report()[0].text
-
-
-def test_processes_with_several_threads_have_lanes_for_them(report):
+def test_processes_with_several_threads_have_lanes_for_them():
     found = [
         *(label("process", "worker 0", 1), label("thread", "render", 1, 7)),
         *(span("env", 0, 1, 1, 7), span("env", 0, 1, 1, 8), span("odd", 0, 1, 5)),
     ]
-    write_trace(found, "d/trace.json.gz")
-    page, _ = report()
+    page, _ = reported(found)
     for text in ("worker 0, render", ">worker 0<", "process 5: other 100.0%"):
         assert text in page.source
+    write_trace([], "d/trace.json.gz")
+    assert "The trace has no events." in report()[0].text
 
 
-def test_a_huge_trace_is_thinned(report):
-    write_trace(events(8, 30, 300), "d/trace.json.gz")
-    page, _ = report()
+def test_a_huge_trace_is_thinned():
+    page, _ = reported(events(8, 30, 300))
     assert len(page.source) < 3_000_000
     assert re.search(r"Spans shorter than [\d.]+ (ms|µs) are joined", page.text)
     # The table counts every span.
     assert page.text.count("9,000") >= 16
 
 
-def test_a_trace_with_very_many_lanes_is_cut(report):
+def test_a_trace_with_very_many_lanes_is_cut():
     found = [span("env", at * 10, 5, pid) for pid in range(1, 301) for at in range(300)]
-    write_trace([*found, *(counter(f"c{n}", 1, 1) for n in range(40))], "d/trace.json.gz")
-    page, _ = report()
+    page, _ = reported([*found, *(counter(f"c{n}", 1, 1) for n in range(40))])
     assert len(page.source) < 3_000_000
     assert page.source.count('class="lane dense"') == 256
     assert "Not drawn: 13,208 events beyond 256 lanes and 32 counters." in page.text
 
 
-def test_only_the_first_characters_of_an_endless_trace_are_read(report, monkeypatch):
+def test_only_the_first_characters_of_an_endless_trace_are_read(monkeypatch):
     monkeypatch.setattr(trace_module, "_MOST_CHARS", 10_000)
-    write_trace(events(2, 50), "d/trace.json.gz")
-    assert "only the first 10,000 characters are read" in report()[1]
-
-
-@pytest.mark.parametrize("size", [1, 5, 4096])
-def test_several_gzipped_files_in_one_are_read(monkeypatch, size):
-    monkeypatch.setattr(trace_module, "_READ", size)
-    whole = json.dumps(list(events(1))).encode()
-    half = len(whole) // 2
-    Path("t.json.gz").write_bytes(gzip.compress(whole[:half]) + gzip.compress(whole[half:]))
-    trace = load_trace(Path(), "t.json.gz")
-    assert trace.damage == ""
-    assert len(trace.lanes[1, 0].starts) == 5 * (3 + 20) + 1
+    assert "only the first 10,000 characters are read" in reported(events(2, 50))[1]
 
 
 def test_it_makes_no_difference_where_a_trace_is_divided(monkeypatch):
-    Path("t.json").write_text(json.dumps({"traceEvents": [*events(2)]}, indent=1))
+    text = json.dumps({"traceEvents": [*events(2)]}, indent=1).encode()
+    half = len(text) // 2
+    Path("t.json").write_bytes(text)
+    # Several gzipped files in one.
+    Path("t.json.gz").write_bytes(gzip.compress(text[:half]) + gzip.compress(text[half:]))
     whole = load_trace(Path(), "t.json")
-    for size in (1, 7, 100):
+    assert whole.damage == ""
+    assert len(whole.lanes[1, 0].starts) == 5 * (3 + 20) + 1
+    for size in (1, 7, 4096):
         monkeypatch.setattr(trace_module, "_READ", size)
-        assert load_trace(Path(), "t.json") == whole
+        for name in ("t.json", "t.json.gz"):
+            assert load_trace(Path(), name) == whole
 
 
 def random_lane(count, seed=1):
@@ -236,6 +204,11 @@ def test_thinning_keeps_the_time_of_each_part_in_each_bucket():
         apart = lane.of_name(name).busy(edges) - thin.of_name(name).busy(edges)
         assert np.abs(apart).max() <= bucket
 
+    # Few spans are kept as they are.
+    [same], bucket = thinned([lane], duration, 5000)
+    assert same is lane
+    assert bucket == 0
+
 
 def test_joined_spans_lie_side_by_side():
     lane, duration = random_lane(5000)
@@ -243,13 +216,6 @@ def test_joined_spans_lie_side_by_side():
     [thin], bucket = thinned([short], duration, 2000)
     assert bucket > 10
     assert (thin.starts[:-1] + thin.lengths[:-1] <= thin.starts[1:] + 1e-6).all()
-
-
-def test_few_spans_are_kept_as_they_are():
-    lane, duration = random_lane(100)
-    [thin], bucket = thinned([lane], duration, 100)
-    assert thin is lane
-    assert bucket == 0
 
 
 def test_the_time_of_spans_before_a_time_is_exact():

@@ -2,10 +2,7 @@
 
 import json
 import os
-import subprocess
-import sys
 import warnings
-from pathlib import Path
 
 import gymnasium
 import numpy as np
@@ -18,6 +15,8 @@ from trawl.data import MinariSink, load
 from trawl.data.sinks.minari import LONGEST, default_id
 
 minari = pytest.importorskip("minari")
+app = pytest.importorskip("minari.cli").app
+CliRunner = pytest.importorskip("typer.testing").CliRunner
 
 
 def collected(env, directory, frames=300, **options):
@@ -32,9 +31,17 @@ def collected(env, directory, frames=300, **options):
 
 @pytest.mark.parametrize("env", ["CartPole-v1", "Pendulum-v1", "FrozenLake-v1", "Blackjack-v1"])
 def test_minari_reads_what_was_collected(env, tmp_path):
-    seen = collected(env, tmp_path / "d")
+    frames = 400 if env == "Pendulum-v1" else 300
+    seen = collected(env, tmp_path / "d", frames)
+    if env == "Pendulum-v1":
+        # The last episode ends with the collection, so that no flag is added.
+        loaded = load(tmp_path / "d")
+        assert set(loaded.keys(True, True)) == set(seen.keys(True, True))
+        for key in seen.keys(True, True):
+            assert loaded[key].dtype == seen[key].dtype
+            assert torch.equal(loaded[key], seen[key]), key
     dataset = minari.MinariDataset(tmp_path / "d" / "data")
-    assert dataset.total_steps == 300
+    assert dataset.total_steps == frames
     made = gymnasium.make(env)
     assert dataset.observation_space == made.observation_space
     assert dataset.action_space == made.action_space
@@ -69,15 +76,6 @@ def test_an_episode_can_be_played_again(tmp_path):
     for action, after in zip(episode.actions, episode.observations[1:], strict=True):
         observation, *_ = env.step(action)
         np.testing.assert_allclose(observation, after, rtol=1e-4, atol=1e-5)
-
-
-def test_frames_are_read_back_exactly(tmp_path):
-    seen = collected("Pendulum-v1", tmp_path / "d", frames=400)
-    loaded = load(tmp_path / "d")
-    assert set(loaded.keys(True, True)) == set(seen.keys(True, True))
-    for key in seen.keys(True, True):
-        assert loaded[key].dtype == seen[key].dtype
-        assert torch.equal(loaded[key], seen[key]), key
 
 
 def test_an_episode_that_has_not_ended_is_cut_at_the_end(tmp_path):
@@ -116,17 +114,18 @@ def test_entries_that_minari_does_not_know_are_infos(tmp_path):
     assert episode.infos["log_prob"].shape == (LENGTH + 1, 1)
 
 
-@pytest.mark.parametrize("dtype", [torch.int64, torch.float32, torch.bool], ids=str)
 @pytest.mark.parametrize("shape", [(), (1,), (2, 2)], ids=str)
-def test_spaces_are_those_of_the_frames(shape, dtype, tmp_path):
-    action = torch.randint(0, 2, (14, *shape)).to(dtype)
-    write(MinariSink, tmp_path / "d", [frames(0, 14).set("action", action)])
-    loaded = load(tmp_path / "d")["action"]
-    assert loaded.dtype == dtype
-    assert torch.equal(loaded, action)
-    dataset = minari.MinariDataset(tmp_path / "d" / "data")
-    assert dataset.action_space.shape == shape
-    assert dataset.observation_space == gymnasium.spaces.Box(-np.inf, np.inf, (2,), np.float32)
+def test_spaces_are_those_of_the_frames(shape, tmp_path):
+    for dtype in (torch.int64, torch.float32, torch.bool):
+        action = torch.randint(0, 2, (14, *shape)).to(dtype)
+        place = tmp_path / str(dtype)
+        write(MinariSink, place, [frames(0, 14).set("action", action)])
+        loaded = load(place)["action"]
+        assert loaded.dtype == dtype
+        assert torch.equal(loaded, action)
+        dataset = minari.MinariDataset(place / "data")
+        assert dataset.action_space.shape == shape
+        assert dataset.observation_space == gymnasium.spaces.Box(-np.inf, np.inf, (2,), np.float32)
 
 
 def test_images_are_kept_exactly(tmp_path):
@@ -148,7 +147,7 @@ def long(count):
     return batch
 
 
-@pytest.mark.parametrize("size", [1000, 40_000, 70_000])
+@pytest.mark.parametrize("size", [1000, 70_000])
 def test_an_episode_is_no_longer_than_minari_reads(size, tmp_path):
     whole = long(70_000)
     with warnings.catch_warnings(record=True) as seen, MinariSink(tmp_path / "d") as sink:
@@ -196,25 +195,21 @@ def test_minari_finds_it_by_its_name(tmp_path, monkeypatch):
     assert (dataset.id, dataset.total_steps) == ("pole/random-v0", 100)
     assert dataset.env_spec.id == "CartPole-v1"
     assert list(minari.list_local_datasets()) == ["pole/random-v0"]
-    script = Path(sys.executable).with_name("minari")
-    done = subprocess.run([script, "show", "pole/random-v0"], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
+    done = CliRunner().invoke(app, ["show", "pole/random-v0"])
+    assert done.exit_code == 0, done.output
     for words in ("Falls.", "Ada", "CartPole-v1", "Total Steps"):
-        assert words in done.stdout
+        assert words in done.output
 
 
-@pytest.mark.parametrize(
-    ("directory", "name"),
-    [
+def test_the_name_is_that_of_the_folder(tmp_path, monkeypatch):
+    monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path / "root"))
+    for directory, name in (
         ("root/pole/random-v3", "pole/random-v3"),
         ("root/pole", "pole-v0"),
         ("elsewhere/my data.2", "my-data-2-v0"),
-    ],
-)
-def test_the_name_is_that_of_the_folder(directory, name, tmp_path, monkeypatch):
-    monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path / "root"))
-    assert default_id(tmp_path / directory) == name
-    minari.dataset.minari_dataset.parse_dataset_id(name)
+    ):
+        assert default_id(tmp_path / directory) == name
+        minari.dataset.minari_dataset.parse_dataset_id(name)
 
 
 def test_the_environment_may_be_given_in_any_form(tmp_path):
@@ -269,15 +264,12 @@ def test_what_is_no_episode_is_refused(change, words, tmp_path):
     env.observation_space, env.action_space = space, gymnasium.spaces.Box(-9, 9, (1,), np.float32)
     with pytest.raises(ValueError, match=words), MinariSink(tmp_path / "d", env) as sink:
         sink.write(change(frames(0, 7)))
-    assert os.listdir(tmp_path) == []
-
-
-def test_frames_of_another_environment_are_refused(tmp_path):
     with (
         pytest.raises(ValueError, match="the environment's observation space needs"),
         MinariSink(tmp_path / "d", "CartPole-v1") as sink,
     ):
         sink.write(frames(0, 7))
+    assert os.listdir(tmp_path) == []
 
 
 # --- commits
@@ -311,21 +303,18 @@ def test_the_size_told_is_that_on_disk(tmp_path):
     assert told > 0.1
 
 
-def test_an_environment_of_a_module_is_found_by_the_modules_name(tmp_path, monkeypatch):
+def test_an_environment_is_found_by_the_name_of_its_module(tmp_path, monkeypatch):
     (tmp_path / "rockets.py").write_text(
         "import gymnasium\n"
         "gymnasium.register('Rocket-v0', 'gymnasium.envs.classic_control:PendulumEnv')\n"
     )
     monkeypatch.syspath_prepend(tmp_path)
-    with MinariSink(tmp_path / "rocket-v0", "rockets:Rocket-v0"):
-        pass
-    gymnasium.registry.pop("Rocket-v0")
-
-
-def test_an_environment_that_can_not_be_named_is_refused(tmp_path):
     gymnasium.register("Nameless-v0", lambda: None)
     try:
+        with MinariSink(tmp_path / "rocket-v0", "rockets:Rocket-v0"):
+            pass
         with pytest.raises(ValueError, match="'module:Class', or pass env=None"):
             MinariSink(tmp_path / "nameless-v0", "Nameless-v0")
     finally:
-        gymnasium.registry.pop("Nameless-v0")
+        for name in ("Rocket-v0", "Nameless-v0"):
+            gymnasium.registry.pop(name, None)

@@ -143,7 +143,7 @@ def test_a_state_of_another_time_is_refused(kind, tmp_path):
 def test_killed_at_any_moment_it_comes_to_the_same(kind, tmp_path):
     """Commits, states and their files: whichever were last written, they belong together."""
     place, draw, total = tmp_path / "d", random.Random(1), 600
-    for _ in range(8):
+    for _ in range(4):
         killed(lambda told: write_on(kind, place, 10**6, stop=lambda _: os.write(told, b".")), draw)
         record = json.loads((place / "_dataset.json").read_text())
         assert record["layout"]["state"] in states(place)

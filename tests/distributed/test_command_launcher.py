@@ -6,13 +6,13 @@ import select
 import signal
 import subprocess
 import sys
-import tempfile
 
+import nursery
 import psutil
 import pytest
 from backend_conformance import BackendConformance
 from distributed_parts import CLASSES, make
-from nursery import Nursery, write_python
+from forked import Forked
 
 from trawl.backends.launch import LaunchPlan
 from trawl.backends.launch_command import KEY, CommandLauncher
@@ -24,38 +24,6 @@ from trawl.errors import WorkerDied
 SHELL = "exec {worker}"
 
 
-# A module, which is run in a process that has imported what workers need.
-_MODULE = """import runpy, sys
-sys.argv[1:] = sys.argv[3:]
-runpy.run_module("trawl.backends.launch_command", run_name="__main__", alter_sys=True)
-"""
-
-
-@pytest.fixture(scope="module")
-def forking_python():
-    """A program to run instead of Python: workers start at once, because they are forked."""
-    with tempfile.TemporaryDirectory() as folder:
-        place = os.path.join(folder, "nursery")
-        is_worker = 'arguments[:2] == ["-m", "trawl.backends.launch_command"]'
-        python = write_python(folder, place, is_worker, _MODULE)
-        modules = ("torch.distributed", "trawl.collectors.worker", "gymnasium")
-        nursery = Nursery(*modules, place=place)
-        yield python
-        nursery.close()
-
-
-@pytest.fixture
-def forked(forking_python, monkeypatch):
-    """Workers of the test are forked, also those whose command names the interpreter."""
-    monkeypatch.setattr(sys, "executable", forking_python)
-
-
-@pytest.fixture(scope="class")
-def _python_of_class(request, forking_python):
-    request.cls.python = forking_python
-
-
-@pytest.mark.usefixtures("_python_of_class")
 class TestCommandLauncher(BackendConformance):
     shares_memory = False
     # Its reasons name the command, too.
@@ -63,7 +31,7 @@ class TestCommandLauncher(BackendConformance):
     many = 3
 
     def new_backend(self):
-        command = [self.python, "{arguments}"]
+        command = [nursery.python(), "{arguments}"]
         return RemoteBackend(LaunchPlan(CommandLauncher(command)), ProcessGroupCarrier())
 
 
@@ -188,6 +156,7 @@ def test_a_command_that_does_not_exist():
         commanded(["nosuchprogram", "{worker}"])
 
 
+@pytest.mark.usefixtures("forked")
 def test_a_command_that_passes_on_no_key():
     with pytest.raises(
         WorkerDied, match=f"this worker has no key: .* variable {KEY} or the standard inp"
@@ -208,9 +177,7 @@ with make(DistributedCollector, launcher="command", launcher_command="{{worker}}
 
 def test_nothing_is_left_by_a_driver_that_is_killed():
     code = PROGRAM.format(here=os.path.dirname(__file__))
-    with subprocess.Popen(
-        [sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
-    ) as program:
+    with Forked(code, stdout=subprocess.PIPE) as program:
         handles = [os.pidfd_open(int(pid)) for pid in program.stdout.readline().split()]
         assert len(handles) >= 4
         program.send_signal(signal.SIGKILL)

@@ -4,8 +4,8 @@ import os
 import signal
 import subprocess
 import sys
-import textwrap
 
+import nursery
 import pytest
 from distributed_parts import CLASSES, exhaust, make
 
@@ -14,6 +14,7 @@ from trawl.collectors.distributed import run_rank
 from trawl.errors import WorkerDied
 
 submitit = pytest.importorskip("submitit")
+pytestmark = pytest.mark.usefixtures("forked")
 HERE = os.path.dirname(__file__)
 
 
@@ -43,10 +44,9 @@ def _pid(collector):
 
 def test_jobs_that_were_started_before(tmp_path):
     code = """
-        import os, sys
-        sys.path.insert(0, {here!r})
-        from distributed_parts import *
+        import sys
         from trawl.collectors.distributed import submitit_delayed_launcher
+        sys.executable = {python!r}
         conf = {conf!r}
 
         @submitit_delayed_launcher(2, submitit_main_conf=conf, submitit_collection_conf=conf)
@@ -58,13 +58,7 @@ def test_jobs_that_were_started_before(tmp_path):
         if __name__ == "__main__":
             print("frames", main())
     """
-    code = textwrap.dedent(code).format(here=HERE, conf=jobs(tmp_path))
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        capture_output=True,
-        text=True,
-        env={**os.environ, "PYTHONPATH": HERE},
-    )
+    done = nursery.run(code.format(python=sys.executable, conf=jobs(tmp_path)))
     assert done.stdout == "frames 80\n", done.stderr
 
 

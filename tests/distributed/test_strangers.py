@@ -24,6 +24,7 @@ KEY = os.urandom(32)
 POISONED = 3
 TEXT = "a text that only those know who are to be ranks"
 pytestmark = [
+    pytest.mark.usefixtures("forked"),
     pytest.mark.skipif(os.geteuid() != 0, reason="only root can act as another user"),
     pytest.mark.timeout(600),
 ]

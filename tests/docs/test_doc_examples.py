@@ -42,7 +42,13 @@ import torch
 
 import trawl
 from trawl.cli import main
-from trawl.cli.arguments import CollectArguments, EvaluateArguments, ShowArguments, TuneArguments
+from trawl.cli.arguments import (
+    CheckArguments,
+    CollectArguments,
+    EvaluateArguments,
+    ShowArguments,
+    TuneArguments,
+)
 from trawl.collectors.config import CollectorConfig
 from trawl.collectors.multi_config import MultiConfig
 from trawl.collectors.tuning import workers
@@ -269,7 +275,8 @@ def test_all_options_of_workers_are_explained() -> None:
 
 
 @pytest.mark.parametrize(
-    "command", [CollectArguments, EvaluateArguments, ShowArguments, TuneArguments]
+    "command",
+    [CheckArguments, CollectArguments, EvaluateArguments, ShowArguments, TuneArguments],
 )
 def test_all_arguments_of_the_command_line_are_explained(command: type) -> None:
     page = (ROOT / "docs" / "cli.md").read_text(encoding="utf-8")

@@ -10,7 +10,8 @@ from network import network
 from nursery import Nursery
 
 pytest.importorskip("ray")
-pytestmark = pytest.mark.timeout(300)
+# That a node which dies is replaced is tested on one host as well.
+pytestmark = [pytest.mark.timeout(300), pytest.mark.long]
 PORT = 6379
 # With these settings, Ray notices failures in seconds instead of minutes, and needs no token.
 SETTINGS = {

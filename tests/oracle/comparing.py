@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from itertools import islice
 from typing import Any
@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from tensordict import TensorDictBase
 from tensordict.nn import TensorDictModule
+from torchrl.data import LazyTensorStorage, ReplayBuffer
 
 from trawl.collectors import Collector, MultiAsyncCollector, MultiSyncCollector
 from trawl.data import StackedFrames
@@ -35,6 +36,7 @@ from trawl.testing.script import Script
 
 FLAGS = ("done", "terminated", "truncated")
 BATCHES = 4
+WHOLE = ("padded", "cat", "in_turn", "buffer_whole")
 WORKERS = 2
 Rows = Sequence[Sequence[Frame | None]]
 
@@ -53,6 +55,7 @@ class Case:
         levels: True if there are entries of ``info``.
         masks: True if there are action masks.
         failures: True if steps fail.
+        lengths: lengths of the episodes; None for those of a script by default.
     """
 
     face: str = "one"
@@ -64,6 +67,7 @@ class Case:
     levels: bool = False
     masks: bool = False
     failures: bool = False
+    lengths: tuple[int, ...] | None = None
 
     @property
     def kind(self) -> Face:
@@ -77,6 +81,7 @@ class Case:
         resets = kind.resets == "after" and not (kind.together or options.reset_at_each_iter)
         failures = [(0, 3, 2), (2, 3, 1), *([(1, 3, 0)] if resets else [])]
         return Script(
+            lengths=self.lengths or Script.lengths,
             ends=self.kind.ends,
             actions=1 if self.options.init_random_frames and not self.masks else 4,
             levels=self.levels,
@@ -180,6 +185,16 @@ DELIVERIES: dict[str, dict[str, Any]] = {
     "padded": {"trajs_per_batch": 3, "traj_format": "padded"},
     "cat": {"trajs_per_batch": 3, "traj_format": "cat"},
     "in_turn": {"trajs_per_batch": 3, "traj_format": "cat", "traj_sampling": "per_env"},
+    "buffer": {},
+    "steps": {"extend_buffer": False},
+    "buffer_whole": {"replay_write_mode": "trajectory"},
+}
+#: Collector and start method of each place with workers.
+PLACES: dict[str, tuple[Any, str]] = {
+    "sync": (MultiSyncCollector, "inline"),
+    "async": (MultiAsyncCollector, "inline"),
+    "sync_processes": (MultiSyncCollector, "forkserver"),
+    "async_processes": (MultiAsyncCollector, "forkserver"),
 }
 
 
@@ -189,14 +204,20 @@ def collector_of(case: Case, **more: Any) -> Any:
     given = {**arguments(case.options), **DELIVERIES.get(case.delivery, {}), **case.further, **more}
     if case.place == "one":
         return Collector(sources[0], policy_of(case), **given)
-    cls = MultiSyncCollector if case.place == "sync" else MultiAsyncCollector
-    if case.place == "sync":
+    cls, method = PLACES[case.place]
+    if cls is MultiSyncCollector:
         given["frames_per_batch"] *= WORKERS
-    return cls(sources, policy_of(case), start_method="inline", **given)
+    return cls(sources, policy_of(case), start_method=method, **given)
 
 
 def check(case: Case) -> None:
     """Collects some batches, and then compares all of them with the oracle."""
+    if case.delivery in ("buffer", "steps", "buffer_whole"):
+        buffer = ReplayBuffer(storage=LazyTensorStorage(1000))
+        with collector_of(case, replay_buffer=buffer) as collector:
+            assert [*islice(collector, BATCHES)].count(None) == collector.stats()["batches"]
+        compare(case, [buffer[:]] if len(buffer) else [])
+        return
     with collector_of(case) as collector:
         same = case.further.get("return_same_td")
         found = [b.clone() if same else b for b in islice(collector, BATCHES)]
@@ -219,12 +240,15 @@ class Ids:
 
 
 @cache
-def first_episodes(face: str, levels: bool, masks: bool, workers: int) -> list[list[int]]:
+def first_episodes(
+    face: str, levels: bool, masks: bool, workers: int, lengths: tuple[int, ...] | None
+) -> list[list[int]]:
     """Returns the number of the first episode that is collected from each environment.
 
     While an environment is made, it may be reset and stepped, to find out what it returns.
     """
-    case = Case(face, place="one" if workers == 1 else "sync", levels=levels, masks=masks)
+    place = "one" if workers == 1 else "sync"
+    case = Case(face, place=place, levels=levels, masks=masks, lengths=lengths)
     found = []
     for envs in case.envs:
         source = case.kind.make(case.script, envs)
@@ -235,7 +259,7 @@ def first_episodes(face: str, levels: bool, masks: bool, workers: int) -> list[l
 
 
 def oracles(case: Case) -> list[Oracle]:
-    first = first_episodes(case.face, case.levels, case.masks, len(case.envs))
+    first = first_episodes(case.face, case.levels, case.masks, len(case.envs), case.lengths)
     return [
         Oracle(case.script, case.kind.kind, envs, case.options, begun)
         for envs, begun in zip(case.envs, first, strict=True)
@@ -246,7 +270,15 @@ def compare(case: Case, found: Sequence[TensorDictBase]) -> None:
     """Compares batches, in the order of delivery, with what the oracle says."""
     ids = Ids()
     team = Team(oracles(case)).batches()
-    if case.delivery == "rows":
+    rows = case.delivery in ("rows", "split") and not case.options.exact_frames
+    if case.place != "one" and not (case.place.startswith("sync") and rows):
+        compare_environments(case, found, ids)
+    elif case.delivery in ("buffer", "steps"):
+        rounds = [mine for (mine,) in islice(team, BATCHES)]
+        frames = [frame for rows in rounds for frame in in_order(rows, case.delivery == "steps")]
+        (batch,) = found
+        check_frames(case, frames, batch.reshape(-1), ids)
+    elif case.delivery == "rows":
         for batch in found:
             parts = [batch] if case.place == "one" else list(batch)
             for rows, part in zip(next(team), parts, strict=True):
@@ -256,19 +288,70 @@ def compare(case: Case, found: Sequence[TensorDictBase]) -> None:
             pieces = [piece for rows in next(team) for mine in rows for piece in pieces_of(mine)]
             check_padded(case, pieces, batch, ids)
     else:
-        whole = trajectories([rows for (rows,) in islice(team, 60)])
-        if case.delivery == "in_turn":
-            whole = in_turn(whole, len(case.envs[0]))
-        expected = [whole[i : i + 3] for i in range(0, len(whole) - 2, 3)]
-        if case.options.exact_frames:
-            assert len(found) == min(len(expected), BATCHES), (len(whole), len(found))
-        for pieces, batch in zip(expected, found, strict=False):
-            if case.delivery == "padded":
-                check_padded(case, pieces, batch, ids)
+        compare_whole(case, found, [mine for (mine,) in islice(team, 60)], ids)
+
+
+def compare_whole(case: Case, found: Any, rounds: Sequence[Rows], ids: Ids) -> None:
+    """Compares whole trajectories of one process."""
+    if case.delivery == "buffer_whole":
+        whole = trajectories(rounds[:BATCHES])
+        frames = [frame for one in whole for frame in one]
+        assert sum(map(len, found)) == len(frames)
+        for batch in found:
+            check_frames(case, frames, batch, ids)
+        return
+    whole = trajectories(rounds)
+    if case.delivery == "in_turn":
+        whole = in_turn(whole, len(case.envs[0]))
+    expected = [whole[i : i + 3] for i in range(0, len(whole) - 2, 3)]
+    if case.options.exact_frames:
+        assert len(found) == min(len(expected), BATCHES), (len(whole), len(found))
+    for pieces, batch in zip(expected, found, strict=False):
+        if case.delivery == "padded":
+            check_padded(case, pieces, batch, ids)
+        else:
+            frames = [frame for one in pieces for frame in one]
+            assert batch.shape == (len(frames),), (batch.shape, len(frames))
+            check_frames(case, frames, batch, ids)
+
+
+def compare_environments(case: Case, found: Sequence[TensorDictBase], ids: Ids) -> None:
+    """Compares the frames of each environment with the first ones that the oracle says.
+
+    In which order the batches of several workers come, nothing says.
+    """
+    delivered: dict[int, list[TensorDictBase]] = {}
+    for batch in found:
+        frames = batch[batch[MASK]] if MASK in batch.keys(True) else batch.reshape(-1)
+        frames = frames.select(*(key for key in frames.keys(True, True) if key != MASK))
+        if not len(frames):
+            continue
+        numbers = dense(frames[case.kind.key("observation")])
+        for env in range(sum(map(len, case.envs))):
+            mine = numbers.reshape(len(frames), -1, 4)[:, -1, 0].floor() == env
+            if mine.any():
+                delivered.setdefault(env, []).append(frames[mine])
+    endless = replace(case.options, exact_frames=False, total_frames=math.inf)
+    for worker in oracles(replace(case, options=endless)):
+        rounds = list(islice(worker.batches(), 40))
+        for row, actor in enumerate(worker.actors):
+            if case.delivery in WHOLE:
+                whole = [one for one in trajectories(rounds) if one[0][ENV] == actor.env]
+                frames = [frame for one in whole for frame in one]
             else:
-                frames = [frame for one in pieces for frame in one]
-                assert batch.shape == (len(frames),), (batch.shape, len(frames))
-                check_frames(case, frames, batch, ids)
+                frames = [frame for rows in rounds for frame in rows[row] if frame is not None]
+            mine = torch.cat(delivered.get(actor.env, [torch.zeros(0)]))
+            if len(mine):
+                check_frames(case, frames[: len(mine)], mine, ids)
+    if case.options.exact_frames and case.delivery not in WHOLE:
+        count = sum(len(part) for parts in delivered.values() for part in parts)
+        assert count == min(case.options.total_frames, count)
+
+
+def in_order(rows: Rows, by_step: bool) -> list[Frame]:
+    """Returns the frames of a batch environment by environment, or step by step."""
+    ordered = zip(*rows, strict=True) if by_step else rows
+    return [frame for part in ordered for frame in part if frame is not None]
 
 
 def pieces_of(row: Sequence[Frame | None]) -> list[list[Frame]]:
@@ -283,6 +366,9 @@ def pieces_of(row: Sequence[Frame | None]) -> list[list[Frame]]:
 
 
 def check_padded(case: Case, pieces: Any, batch: TensorDictBase, ids: Ids) -> None:
+    if not pieces:
+        assert not batch.batch_size.numel()
+        return
     longest = max(map(len, pieces))
     if batch.ndim > 2 and all(len(piece) == longest for piece in pieces):
         # If each trajectory fills a row, the batch keeps its shape.

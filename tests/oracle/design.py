@@ -8,13 +8,8 @@ from itertools import combinations
 from typing import Any
 
 Case = dict[str, Any]
-#: Returns True if two values of two factors can be in one case.
-Allowed = Callable[[str, Any, str, Any], bool]
-
-
-def fits(case: Case, factor: str, value: Any, allowed: Allowed) -> bool:
-    """Returns True if a value can be added to a case."""
-    return all(allowed(factor, value, *other) for other in case.items())
+#: Returns True if a case is possible, in which some factors may be missing.
+Allowed = Callable[[Case], bool]
 
 
 def pairs(factors: Mapping[str, Sequence[Any]], allowed: Allowed) -> set[Any]:
@@ -24,14 +19,14 @@ def pairs(factors: Mapping[str, Sequence[Any]], allowed: Allowed) -> set[Any]:
         for one, other in combinations(factors, 2)
         for a in factors[one]
         for b in factors[other]
-        if allowed(one, a, other, b)
+        if allowed({one: a, other: b})
     }
 
 
 def pairwise(factors: Mapping[str, Sequence[Any]], allowed: Allowed) -> list[Case]:
     """Returns cases that have every pair that can meet.
 
-    The first value of each factor must be allowed with all values of the others.
+    The first value of each factor must be possible with all values of the others.
     """
     left, cases, draw = pairs(factors, allowed), [], random.Random(0)
     while left:
@@ -39,7 +34,7 @@ def pairwise(factors: Mapping[str, Sequence[Any]], allowed: Allowed) -> list[Cas
         for factor in draw.sample(list(factors), len(factors)):
             if factor in case:
                 continue
-            fitting = [value for value in factors[factor] if fits(case, factor, value, allowed)]
+            fitting = [one for one in factors[factor] if allowed({**case, factor: one})]
             gains = [
                 sum(frozenset([(factor, value), other]) in left for other in case.items())
                 for value in fitting

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from functools import cache
+from dataclasses import replace
+from importlib.util import find_spec
+from itertools import combinations
 from typing import Any
 
 import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
 
-from tests.oracle.comparing import DELIVERIES, Case, arguments, check
-from tests.oracle.design import pairwise
+from tests.oracle.comparing import DELIVERIES, WHOLE, Case, arguments, check
+from tests.oracle.design import pairs, pairwise
 from trawl.supported import refused
 from trawl.testing.faces import FACES
 from trawl.testing.oracle import Options
@@ -16,7 +20,7 @@ from trawl.testing.oracle import Options
 # The first value of each factor can be combined with all values of the others.
 FACTORS: dict[str, list[Any]] = {
     "face": list(FACES),
-    "place": ["one", "sync"],
+    "place": ["one", "sync", "async"],
     "delivery": list(DELIVERIES),
     "policy": ["module", "function", "tensordict"],
     "frames_per_batch": [12, 3, 27],
@@ -36,6 +40,9 @@ FACTORS: dict[str, list[Any]] = {
     "failures": [False, True],
     "memory": [None, "use_buffers=False", "return_same_td"],
 }
+
+
+BUFFERS = ("buffer", "steps", "buffer_whole")
 
 
 def case_of(chosen: dict[str, Any]) -> Case:
@@ -80,30 +87,60 @@ def case_of(chosen: dict[str, Any]) -> Case:
     )
 
 
-WHOLE = ("padded", "cat", "in_turn")
+def options_of(case: Case) -> dict[str, Any]:
+    """Returns the values of the options by which the table says what is refused."""
+    buffer = {"replay_buffer": True} if case.delivery in BUFFERS else {}
+    given = {**arguments(case.options), **DELIVERIES[case.delivery], **case.further, **buffer}
+    return {**given, "workers": case.place != "one"}
 
 
-@cache
-def allowed(one: str, a: Any, other: str, b: Any) -> bool:
-    chosen = {name: values[0] for name, values in FACTORS.items()} | {one: a, other: b}
-    case = case_of(chosen)
-    given = {**arguments(case.options), **DELIVERIES[case.delivery], **case.further}
-    if refused({**given, "workers": case.place != "one"}, case.kind.traits):
+def allowed(case: dict[str, Any]) -> bool:
+    chosen = {name: values[0] for name, values in FACTORS.items()} | case
+    face, place, delivery = chosen["face"], chosen["place"], chosen["delivery"]
+    normalize, exact, few = chosen["normalize"], chosen["exact"], chosen["frames_per_batch"] == 3
+    workers, whole = place != "one", delivery in WHOLE
+    rows = delivery in ("rows", "split") and not exact
+    if refused(options_of(case_of(chosen)), FACES[face].traits):
         return False
-    # What the scripts, or the comparison, can't do.
-    beyond = [
-        case.place != "one" and case.delivery in WHOLE,
-        case.place != "one" and case.options.exact_frames,
-        case.policy == "function" and case.face in ("mapping", "agents"),
-        case.masks and case.face in ("dm_env", "jax", "torchrl"),
-        case.levels and case.face in ("dm_env", "torchrl"),
-        case.failures and case.face == "jax",
-        case.levels and case.face in ("sync_disabled", "vector_disabled"),
+    # What the tests can't do.
+    unknown = [
+        # Which batches of asynchronous workers have random frames, or others' statistics.
+        place == "async" and (chosen["random"] or normalize),
+        workers and not rows and (chosen["random"] or normalize or face == "jax"),
+        # Where the last batches of workers end.
+        workers
+        and exact
+        and (chosen["set_truncated"] or chosen["reset_at_each_iter"] or chosen["failures"]),
+        # Each step is a batch of its own, for all that is done to a batch as a whole.
+        delivery == "steps"
+        and (normalize or chosen["random"] or chosen["set_truncated"] or chosen["failures"]),
+        place == "async" and face == "jax",
+        # No episode would ever end.
+        whole and chosen["reset_at_each_iter"] and few,
+        chosen["policy"] == "function" and face in ("mapping", "agents"),
+        chosen["masks"] and face in ("dm_env", "jax", "torchrl"),
+        chosen["levels"] and face in ("dm_env", "torchrl"),
+        chosen["failures"] and face == "jax",
+        chosen["levels"] and face in ("sync_disabled", "vector_disabled"),
     ]
-    return not any(beyond)
+    return not any(unknown)
 
 
 CASES = pairwise(FACTORS, allowed)
+
+
+def test_the_design_has_every_pair_that_can_meet() -> None:
+    """Prints, with ``pytest -s``, how much is compared, and what can't be."""
+    met = {frozenset(pair) for case in CASES for pair in combinations(case.items(), 2)}
+    assert pairs(FACTORS, allowed) <= met
+    every = pairs(FACTORS, lambda case: True)
+    print(f"{len(CASES)} cases have {len(met)} of {len(every)} pairs; impossible are")
+    left: dict[Any, list[Any]] = {}
+    for pair in every - met:
+        (one, a), (other, b) = sorted(pair, key=lambda item: list(FACTORS).index(item[0]))
+        left.setdefault((other, b, one), []).append(a)
+    for (other, b, one), values in sorted(left.items(), key=str):
+        print(f"  {other}={b} with {one}={', '.join(sorted(map(str, values)))}")
 
 
 def named(chosen: dict[str, Any]) -> str:
@@ -120,4 +157,26 @@ def test_delivered_is_what_the_oracle_says(chosen) -> None:
     case = case_of(chosen)
     if case.kind.needs:
         pytest.importorskip(case.kind.needs)
+    check(case)
+
+
+@st.composite
+def chosen_values(draw: Any) -> dict[str, Any]:
+    """Draws a value of each factor, such that all can be in one case, and lengths of episodes."""
+    case: dict[str, Any] = {}
+    for factor, values in FACTORS.items():
+        fitting = [value for value in values if allowed({**case, factor: value})]
+        case[factor] = draw(st.sampled_from(fitting))
+    lengths = st.none()
+    if not case["failures"]:
+        # Failures are in certain steps of the usual episodes.
+        lengths |= st.lists(st.integers(1, 7), min_size=1, max_size=6).map(tuple)
+    return {**case, "lengths": draw(lengths)}
+
+
+@given(chosen_values())
+@pytest.mark.filterwarnings("ignore")
+def test_any_values_may_meet(chosen) -> None:
+    case = replace(case_of(chosen), lengths=chosen["lengths"])
+    assume(not case.kind.needs or find_spec(case.kind.needs))
     check(case)

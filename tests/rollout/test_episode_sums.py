@@ -46,24 +46,17 @@ def batches(draw):
     return rewards, done & counted, counted, cuts
 
 
-@given(batches())
-def test_sums_do_not_depend_on_batches(data):
+@given(batches(), st.booleans())
+def test_sums_do_not_depend_on_batches(data, masked):
     rewards, done, counted, cuts = data
+    if not masked:
+        counted = np.ones_like(done)
     sums = EpisodeSums(done.shape[1])
     for start, stop in pairwise(cuts):
         part = slice(start, stop)
-        sums.add(rewards[part], done[part], counted[part])
+        sums.add(rewards[part], done[part], *[counted[part]] * masked)
     assert found(sums) == sorted(expected(rewards, done, counted))
     assert sums.pop() == (0, (), ())
-
-
-@given(batches())
-def test_without_a_mask_all_steps_count(data):
-    rewards, done, _, cuts = data
-    sums = EpisodeSums(done.shape[1])
-    for start, stop in pairwise(cuts):
-        sums.add(rewards[start:stop], done[start:stop])
-    assert found(sums) == sorted(expected(rewards, done, np.ones_like(done)))
 
 
 def test_many_environments_are_added_alike():
@@ -130,22 +123,16 @@ def test_small_and_large_batches_are_summed_up_alike(steps):
         assert total == pytest.approx(right)
 
 
-def test_a_reset_begins_anew_where_it_happened():
-    sums, one, end = EpisodeSums(2), np.ones((3, 2)), np.zeros((3, 2), np.bool_)
-    sums.add(one, end)
-    sums.reset(np.array([True, False]))
-    end[-1] = True
-    sums.add(one, end)
-    assert found(sums) == [(3.0, 3), (6.0, 6)]
-
-
-def test_a_state_goes_on_where_it_was_taken():
+def test_a_state_goes_on_where_it_was_taken_and_a_reset_begins_anew():
     sums, one, end = EpisodeSums(2), np.ones((3, 2)), np.zeros((3, 2), np.bool_)
     sums.add(one, end)
     other = EpisodeSums(2)
     other.load_state_dict(sums.state_dict())
+    sums.reset(np.array([True, False]))
     end[-1] = True
-    other.add(one, end)
+    for each in (sums, other):
+        each.add(one, end)
+    assert found(sums) == [(3.0, 3), (6.0, 6)]
     assert found(other) == [(6.0, 6)] * 2
 
 

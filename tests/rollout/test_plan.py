@@ -1,5 +1,7 @@
 """Calling a policy on tensors gives what calling it with a TensorDict gives, bit for bit."""
 
+import re
+
 import pytest
 import torch
 from tensordict import TensorDict
@@ -222,46 +224,59 @@ def collect(policy, batched, exploration=InteractionType.RANDOM):
         return found, collector.stats()
 
 
-def assert_same_as_called_with_a_tensordict(make, path=None, batched=False, **options):
-    torch.manual_seed(0)
-    policy = make()
-    found, stats = collect(policy, batched, **options)
+def assert_same_as_called_with_a_tensordict(make, path="direct", batched=False, **options):
+    """Checks that both ways give the same batches, and returns the statistics of the first."""
+    found, stats = collect(seeded(make), batched, **options)
+    policy = seeded(make)
     expected, reference = collect(lambda td: policy(td), batched, **options)
-    assert path is None or stats["policy_path"] == path
+    assert stats["policy_path"] == path
     assert reference["policy_path"] == "tensordict"
     assert set(found.keys(True, True)) == set(expected.keys(True, True))
     for key in found.keys(True, True):
         assert found[key].dtype == expected[key].dtype
         assert torch.equal(found[key], expected[key]), key
+    return stats
+
+
+def seeded(make):
+    torch.manual_seed(0)
+    return make()
 
 
 @pytest.mark.parametrize("batched", [False, True])
 @pytest.mark.parametrize("name", PLANNABLE)
 def test_a_policy_called_directly_gives_the_same(name, batched):
-    assert_same_as_called_with_a_tensordict(PLANNABLE[name], "direct", batched)
+    assert_same_as_called_with_a_tensordict(PLANNABLE[name], batched=batched)
 
 
 @pytest.mark.parametrize("name", NOT_PLANNABLE)
-def test_a_policy_that_needs_a_tensordict_gets_one(name):
-    make, _ = NOT_PLANNABLE[name]
-    with set_composite_lp_aggregate(False):
-        assert_same_as_called_with_a_tensordict(make, "tensordict")
-
-
-@pytest.mark.parametrize("name", NOT_PLANNABLE)
-def test_the_reason_why_a_policy_needs_a_tensordict_is_told(name):
+def test_a_policy_that_needs_a_tensordict_gets_one_and_the_reason_is_told(name):
     make, reason = NOT_PLANNABLE[name]
-    with set_composite_lp_aggregate(False), pytest.raises(NotPlannable, match=reason):
-        make_plan(make(), InteractionType.RANDOM)
+    with set_composite_lp_aggregate(False):
+        stats = assert_same_as_called_with_a_tensordict(make, "tensordict")
+    assert re.search(reason, stats["policy_path_reason"])
 
 
-@pytest.mark.parametrize(
-    "exploration", [InteractionType.MEAN, InteractionType.MODE, InteractionType.DETERMINISTIC]
-)
-def test_a_policy_that_is_not_to_draw_gives_the_same(exploration):
-    assert_same_as_called_with_a_tensordict(
-        PLANNABLE["a sample"], "direct", exploration=exploration
-    )
+@pytest.mark.parametrize("batched", [False, True])
+@pytest.mark.parametrize("name", ["Actor", "ProbabilisticActor", "ActorValueOperator"])
+def test_torchrls_policies_give_the_same(name, batched):
+    modules = pytest.importorskip("torchrl.modules")
+    makes = {
+        "Actor": lambda: modules.Actor(nn.Linear(3, 1), in_keys=[OBS]),
+        "ProbabilisticActor": lambda: modules.ProbabilisticActor(
+            parameters(),
+            in_keys=["loc", "scale"],
+            distribution_class=modules.TanhNormal,
+            distribution_kwargs={"low": -2.0, "high": 2.0},
+            return_log_prob=True,
+        ),
+        "ActorValueOperator": lambda: modules.ActorValueOperator(
+            module(nn.Linear(3, 4), out_keys=("hidden",)),
+            module(nn.Linear(4, 1), ("hidden",)),
+            modules.ValueOperator(nn.Linear(4, 1), in_keys=["hidden"]),
+        ),
+    }
+    assert_same_as_called_with_a_tensordict(makes[name], batched=batched)
 
 
 def test_a_hook_that_is_added_while_collecting_takes_effect():

@@ -52,7 +52,7 @@ def hooked(policy):
 
 
 KINDS = pytest.mark.parametrize("kind", [NumberedEnv, RaggedEnv])
-CALLS = pytest.mark.parametrize("call", [lambda policy: policy, hooked], ids=["direct", "hooked"])
+MAKES = pytest.mark.parametrize("make", [stateful, remembering])
 
 
 def three(kind):
@@ -68,56 +68,45 @@ def check(kind, batch):
         assert torch.equal(batch["next", "hidden"][mask].long(), step[mask] + 1)
     else:
         assert torch.equal(batch["hidden"][mask].long(), step[mask] + 1)
+    return batch
 
 
-@CALLS
-@KINDS
-@pytest.mark.parametrize("make", [stateful, remembering])
-def test_state_goes_on_over_batches_and_begins_anew_with_episodes(make, kind, call):
-    with Collector(kind(lengths=[3, 1, 5]), call(make()), frames_per_batch=4) as collector:
-        for _ in range(5):
-            check(kind, collector.next())
+def as_functions(kind):
+    return [lambda env=env: env for env in three(kind)]
 
 
-@CALLS
-@KINDS
-@pytest.mark.parametrize("make", [stateful, remembering])
-def test_each_environment_of_a_batch_has_its_own_state(make, kind, call):
-    with Collector(three(kind), call(make()), frames_per_batch=12) as collector:
-        for _ in range(5):
-            check(kind, collector.next())
-
-
-@KINDS
-@pytest.mark.parametrize("make", [stateful, remembering])
-@pytest.mark.parametrize("mode", AutoresetMode)
-def test_vector_environments_have_their_own_state(make, kind, mode):
-    env = SyncVectorEnv([lambda env=env: env for env in three(kind)], autoreset_mode=mode)
-    with Collector(env, make(), frames_per_batch=12) as collector:
-        for _ in range(5):
-            check(kind, collector.next())
+CASES = {
+    "one": (lambda kind: kind(lengths=[3, 1, 5]), {}),
+    "list": (three, {}),
+    **{
+        str(mode): (
+            lambda kind, mode=mode: SyncVectorEnv(as_functions(kind), autoreset_mode=mode),
+            {},
+        )
+        for mode in AutoresetMode
+    },
+    # A step may be spent on resetting.
+    "undeclared": (lambda kind: SelfResettingVectorEnv(as_functions(kind)), {}),
+    "limit": (three, {"max_frames_per_traj": 2}),
+}
 
 
 @KINDS
-@pytest.mark.parametrize("make", [stateful, remembering])
-def test_state_begins_anew_after_a_step_that_was_spent_on_resetting(make, kind):
-    env = SelfResettingVectorEnv([lambda env=env: env for env in three(kind)])
-    with Collector(env, make(), frames_per_batch=12) as collector:
-        for _ in range(5):
-            check(kind, collector.next())
+@MAKES
+@pytest.mark.parametrize("case", CASES)
+def test_state_goes_on_over_batches_and_begins_anew_with_episodes(kind, make, case):
+    source, options = CASES[case]
+    # Those with a hook are called with a TensorDict.
+    calls = [lambda policy: policy, hooked] if case in ("one", "list") else [lambda policy: policy]
+    for call in calls:
+        with Collector(source(kind), call(make()), frames_per_batch=12, **options) as collector:
+            keys = [set(check(kind, collector.next()).keys(True, True)) for _ in range(4)]
+        assert keys == keys[:1] * 4
+        assert "hidden" in keys[0]
 
 
 @KINDS
-@pytest.mark.parametrize("make", [stateful, remembering])
-def test_state_begins_anew_where_an_episode_is_cut_off(make, kind):
-    policy = make()
-    with Collector(three(kind), policy, frames_per_batch=12, max_frames_per_traj=2) as collector:
-        for _ in range(4):
-            check(kind, collector.next())
-
-
-@KINDS
-@pytest.mark.parametrize("make", [stateful, remembering])
+@MAKES
 def test_a_reset_empties_the_state_of_what_is_reset_and_of_nothing_else(make, kind):
     envs = [kind(number, lengths=[100]) for number in range(3)]
     with Collector(envs, make(), frames_per_batch=6) as collector:
@@ -131,7 +120,7 @@ def test_a_reset_empties_the_state_of_what_is_reset_and_of_nothing_else(make, ki
 
 
 @KINDS
-@pytest.mark.parametrize("make", [stateful, remembering])
+@MAKES
 def test_state_is_empty_after_random_frames(make, kind):
     env = kind(lengths=[100])
     with Collector(env, make(), frames_per_batch=4, init_random_frames=8) as collector:
@@ -141,33 +130,25 @@ def test_state_is_empty_after_random_frames(make, kind):
 
 
 @KINDS
-@pytest.mark.parametrize("make", [stateful, remembering])
-def test_state_may_have_any_shape(make, kind):
-    with Collector(three(kind), make(shape=(2, 3)), frames_per_batch=12) as collector:
-        for _ in range(3):
-            batch = collector.next()
-            assert batch["hidden"].shape == (3, 4, 2, 3)
-            step = kind.numbers(batch)[..., STEP].reshape(3, 4, 1, 1).expand(3, 4, 2, 3)
-            assert torch.equal(batch["hidden"].long(), step + (make is remembering))
-
-
-@KINDS
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64, torch.int32])
-@pytest.mark.parametrize("make", [stateful, remembering])
-def test_state_may_have_any_dtype(make, dtype, kind):
-    with Collector(three(kind), make(dtype=dtype), frames_per_batch=12) as collector:
+@MAKES
+@pytest.mark.parametrize(
+    ("shape", "dtype"),
+    [
+        ((2, 3), torch.float32),
+        ((1,), torch.bfloat16),
+        ((1,), torch.float64),
+        ((1,), torch.int32),
+    ],
+)
+def test_state_may_have_any_shape_and_dtype(make, kind, shape, dtype):
+    policy = make(shape=shape, dtype=dtype)
+    with Collector(three(kind), policy, frames_per_batch=12) as collector:
         for _ in range(3):
             batch = collector.next()
             assert batch["hidden"].dtype == dtype
-            check(kind, batch)
-
-
-@KINDS
-def test_the_layout_is_that_of_the_first_batch(kind):
-    with Collector(kind(lengths=[3]), stateful(), frames_per_batch=4) as collector:
-        first, second = (set(collector.next().keys(True, True)) for _ in range(2))
-    assert first == second
-    assert {"hidden", ("next", "hidden")} <= first
+            step = kind.numbers(batch)[..., STEP].reshape(3, 4, *[1] * len(shape))
+            expected = (step + (make is remembering)).expand(3, 4, *shape)
+            assert torch.equal(batch["hidden"].long(), expected)
 
 
 @pytest.mark.parametrize("batched", [False, True])
@@ -229,30 +210,25 @@ def unread(td):
     return td
 
 
-def by_get(td):
-    return td.get("hidden", torch.zeros(*td.batch_size, 1))
-
-
-def by_membership(td):
-    return td["hidden"] if "hidden" in td.keys() else torch.zeros(*td.batch_size, 1)  # noqa: SIM118
-
-
-def by_exception(td):
+def by_exception(td, zeros):
     try:
         return td["hidden"]
     except KeyError:
-        return torch.zeros(*td.batch_size, 1)
+        return zeros
 
 
-def from_a_copy(td):
-    return td.clone().exclude("done").get("hidden", torch.zeros(*td.batch_size, 1))
+def through_a_module(td, zeros):
+    module = TensorDictModule(lambda x: zeros if x is None else x, ["hidden"], ["found"])
+    return module(td.copy())["found"]
 
 
-def through_a_module(td):
-    def get(hidden):
-        return torch.zeros(*td.batch_size, 1) if hidden is None else hidden
-
-    return TensorDictModule(get, ["hidden"], ["found"])(td.copy())["found"]
+READS = {
+    "get": lambda td, zeros: td.get("hidden", zeros),
+    "in": lambda td, zeros: td["hidden"] if "hidden" in td.keys() else zeros,  # noqa: SIM118
+    "exception": by_exception,
+    "copy": lambda td, zeros: td.clone().exclude("done").get("hidden", zeros),
+    "module": through_a_module,
+}
 
 
 class Unread(TensorDictModule):
@@ -298,12 +274,10 @@ def test_it_stays_there_if_environments_are_ready():
 
 
 @KINDS
-@pytest.mark.parametrize(
-    "read", [by_get, by_membership, by_exception, from_a_copy, through_a_module]
-)
+@pytest.mark.parametrize("read", READS)
 def test_a_function_reads_its_state_in_any_way(kind, read):
     def policy(td):
-        hidden = read(td)
+        hidden = READS[read](td, torch.zeros(*td.batch_size, 1))
         td["action"] = action_of(td["observation"])
         td["next", "hidden"] = hidden + 1
         return td

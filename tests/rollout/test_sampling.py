@@ -1,6 +1,8 @@
 """Probabilistic policies give the same with and without distribution objects, and say which."""
 
 import time
+from functools import partial
+from itertools import product
 
 import pytest
 import torch
@@ -12,7 +14,7 @@ from tensordict.nn import (
     ProbabilisticTensorDictSequential,
     TensorDictModule,
 )
-from test_plan import Squashed, collect
+from test_plan import Squashed, assert_same_as_called_with_a_tensordict, collect
 from torch import distributions as d
 from torch import nn
 
@@ -28,7 +30,6 @@ EXPLORATIONS = [
 
 
 def policy(cls=d.Normal, names=NORMAL, extractor=NormalParamExtractor, scored=True, **fixed):
-    torch.manual_seed(0)
     if len(names) == 2:
         size = 1 if extractor is AddStateIndependentNormalScale else 2
         head = extractor(1) if size == 1 else extractor()
@@ -47,17 +48,10 @@ def policy(cls=d.Normal, names=NORMAL, extractor=NormalParamExtractor, scored=Tr
     )
 
 
-def assert_same(make, path, exploration=InteractionType.RANDOM, batched=False):
-    """The same batches as if the policy was called with a TensorDict."""
-    found, stats = collect(make(), batched, exploration=exploration)
-    plain = make()
-    expected, reference = collect(lambda td: plain(td), batched, exploration=exploration)
-    assert reference["policy_path"] == "tensordict"
-    assert (stats["policy_path"], stats["distribution_path"]) == ("direct", path)
-    assert set(found.keys(True, True)) == set(expected.keys(True, True))
-    for key in found.keys(True, True):
-        assert found[key].dtype == expected[key].dtype
-        assert torch.equal(found[key], expected[key]), key
+def assert_same(make, path="recorded", exploration=InteractionType.RANDOM, batched=False):
+    options = {"batched": batched, "exploration": exploration}
+    stats = assert_same_as_called_with_a_tensordict(make, **options)
+    assert stats["distribution_path"] == path
     return stats
 
 
@@ -68,22 +62,52 @@ def test_a_gaussian_gives_the_same(exploration, extractor, batched):
     assert_same(lambda: policy(extractor=extractor), "recorded", exploration, batched)
 
 
-def test_log_probabilities_may_be_left_out():
-    assert_same(lambda: policy(scored=False), "recorded")
+@pytest.mark.parametrize("options", [{"scored": False}, {"validate_args": True}], ids=str)
+def test_without_log_probabilities_or_with_checks_it_gives_the_same(options):
+    assert_same(lambda: policy(**options))
 
 
-def test_a_distribution_that_is_told_to_check_its_arguments_gives_the_same():
-    assert_same(lambda: policy(validate_args=True), "recorded")
+@pytest.mark.parametrize(
+    ("cls", "names", "reason"),
+    [
+        (Squashed, NORMAL, "Squashed is not one of the known distributions"),
+        (d.VonMises, ("loc", "concentration"), "uses a tensor's values"),
+    ],
+)
+def test_other_distributions_are_used_as_they_are(cls, names, reason):
+    stats = assert_same(lambda: policy(cls, names), "objects")
+    assert reason in stats["distribution_path_reason"]
 
 
-def test_a_distribution_of_the_users_own_is_used_as_it_is():
-    stats = assert_same(lambda: policy(Squashed), "objects")
-    assert stats["distribution_path_reason"] == "Squashed is not one of the known distributions"
+@pytest.mark.parametrize(
+    ("cls", "fixed", "path"),
+    [
+        ("TanhNormal", {}, "recorded"),
+        ("TanhNormal", {"low": -2.0, "high": 2.0}, "recorded"),
+        ("IndependentNormal", {}, "recorded"),
+        ("TruncatedNormal", {"low": -2.0, "high": 2.0}, "objects"),
+    ],
+)
+def test_torchrls_distributions_give_the_same(cls, fixed, path):
+    modules = pytest.importorskip("torchrl.modules")
 
+    def make(scored):
+        inner = nn.Sequential(nn.Linear(3, 2), NormalParamExtractor())
+        return modules.ProbabilisticActor(
+            TensorDictModule(inner, ["observation"], ["loc", "scale"]),
+            in_keys=["loc", "scale"],
+            distribution_class=getattr(modules, cls),
+            distribution_kwargs=fixed,
+            return_log_prob=scored,
+        )
 
-def test_a_distribution_that_reads_its_parameters_is_used_as_it_is():
-    stats = assert_same(lambda: policy(d.VonMises, ("loc", "concentration")), "objects")
-    assert "uses a tensor's values" in stats["distribution_path_reason"]
+    kinds = [InteractionType.RANDOM, InteractionType.DETERMINISTIC]
+    if cls != "TanhNormal":
+        kinds = kinds[:1]
+    for exploration, scored in product(kinds, (True, False)):
+        for batched in (False, True):
+            stats = assert_same(partial(make, scored), path, exploration, batched)
+    assert path == "recorded" or "uses a tensor's values" in stats["distribution_path_reason"]
 
 
 @pytest.mark.parametrize("scored", [False, True])

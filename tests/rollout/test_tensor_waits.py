@@ -224,10 +224,11 @@ def test_no_step_waits(mode: AutoresetMode, policy: str) -> None:
     assert (batch["next", "observation"][..., 0][done] == LENGTH).all()
 
 
+@pytest.mark.parametrize("options", [{}, {"normalize_observations": True}], ids=["raw", "scaled"])
 @pytest.mark.parametrize("mode", [AutoresetMode.SAME_STEP, AutoresetMode.DISABLED])
-def test_no_cut_waits(mode: AutoresetMode) -> None:
+def test_no_cut_waits(mode: AutoresetMode, options: dict[str, Any]) -> None:
     env = Gpu(Simulator(mode), partial_reset="mask")
-    found, batch = loop_waits(env, Recurrent(), max_frames_per_traj=3)
+    found, batch = loop_waits(env, Recurrent(), max_frames_per_traj=3, **options)
     assert found == []
     assert batch["next", "truncated"].any()
 
@@ -253,13 +254,6 @@ def test_no_normalisation_waits(mode: AutoresetMode) -> None:
     assert batch["observation"].abs().max() < LENGTH
     # The statistics are brought up to date in the loop, not only when a batch ends.
     assert len(counted) > 1
-
-
-def test_no_cut_of_normalised_episodes_waits() -> None:
-    env = Gpu(Simulator(AutoresetMode.SAME_STEP), partial_reset="mask")
-    options = {"max_frames_per_traj": 3, "normalize_observations": True}
-    found, _ = loop_waits(env, Recurrent(), **options)
-    assert found == []
 
 
 def test_no_conversion_waits() -> None:

@@ -19,47 +19,34 @@ def wrapped(envs):
     return [torchrl_envs.GymWrapper(env) for env in envs]
 
 
-def collect(source, envs, frames_per_batch, resets=(), **options):
-    """Checks five batches of a collector; before some it is reset."""
-    ledger = Ledger(envs, options.get("max_frames_per_traj"))
-    with Collector(source, frames_per_batch=frames_per_batch, **options) as collector:
+SOURCES = {
+    "single": (1, lambda wrapped: wrapped[0], {2: None}),
+    "factory": (1, lambda wrapped: lambda: wrapped[0], {}),
+    "list": (3, lambda wrapped: wrapped, {2: None, 3: 1, 4: 0}),
+    "ours": (
+        2,
+        lambda wrapped: SerialEnv(2, [lambda env=env: env for env in wrapped]),
+        {2: None, 3: 1},
+    ),
+}
+
+
+@pytest.mark.parametrize("limit", [None, 2])
+@pytest.mark.parametrize("name", SOURCES)
+def test_every_step_is_accounted_for(name, limit):
+    count, source, resets = SOURCES[name]
+    envs = numbered(count)
+    ledger = Ledger(envs, limit)
+    options = {"frames_per_batch": 7 * count, "max_frames_per_traj": limit}
+    with Collector(source(wrapped(envs)), **options) as collector:
         for batch in range(5):
             if batch in resets:
                 collector.reset(resets[batch])
                 ledger.reset(resets[batch])
             ledger.add(collector.next())
-        return collector.stats(), ledger
-
-
-@pytest.mark.parametrize("limit", [None, 2])
-def test_a_single_environment_is_accounted_for(limit):
-    envs = numbered(1)
-    stats, ledger = collect(*wrapped(envs), envs, 7, {2: None}, max_frames_per_traj=limit)
+        stats = collector.stats()
     assert stats["env_path"] == "tensordict"
-    assert stats["frames"] == ledger.frames == 35
-
-
-@pytest.mark.parametrize("limit", [None, 2])
-def test_a_list_is_one_batch_of_environments(limit):
-    envs = numbered(3)
-    resets = {2: None, 3: 1, 4: 0}
-    _, ledger = collect(wrapped(envs), envs, 21, resets, max_frames_per_traj=limit)
-    assert ledger.frames == 105
-
-
-@pytest.mark.parametrize("limit", [None, 2])
-def test_environments_of_our_own_batch_are_accounted_for(limit):
-    envs = numbered(2)
-    wrappers = wrapped(envs)
-    env = SerialEnv(2, [lambda env=env: env for env in wrappers])
-    _, ledger = collect(env, envs, 14, {2: None, 3: 1}, max_frames_per_traj=limit)
-    assert ledger.frames == 70
-
-
-def test_a_factory_is_called():
-    envs = numbered(1)
-    _, ledger = collect(lambda: torchrl_envs.GymWrapper(envs[0]), envs, 7)
-    assert ledger.frames == 35
+    assert stats["frames"] == ledger.frames == 35 * count
 
 
 def test_a_batch_has_the_keys_of_a_gymnasium_environment():

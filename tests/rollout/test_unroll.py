@@ -32,19 +32,15 @@ def test_results_are_the_same_to_the_bit(shape: tuple[int, ...]) -> None:
 
 def test_hooks_are_called() -> None:
     module, seen = network(), []
-    module[0].register_forward_hook(lambda *call: seen.append(call))
+    module[0].register_forward_hook(lambda *call: seen.append("own"))
     unroll(module)(torch.randn(3))
-    assert len(seen) == 1
-
-
-def test_global_hooks_are_called() -> None:
-    module, seen = network(), []
-    handle = register_module_forward_hook(lambda *call: seen.append(call))
+    assert seen == ["own"]
+    handle = register_module_forward_hook(lambda *call: seen.append("global"))
     try:
         unroll(module)(torch.randn(3))
     finally:
         handle.remove()
-    assert seen
+    assert "global" in seen
 
 
 def test_a_forward_of_the_instances_own_is_called() -> None:
@@ -74,24 +70,13 @@ def test_functions_and_scripts_are_left_alone() -> None:
     assert unroll(script) is script
 
 
-def actions(collector: Collector) -> torch.Tensor:
-    return collector.next()["action"].clone()
-
-
-def test_a_replaced_parameter_acts_from_the_next_batch_on() -> None:
+def test_what_is_replaced_or_added_acts_from_the_next_batch_on() -> None:
     layer = nn.Linear(3, 1)
     policy = TensorDictModule(nn.Sequential(layer), ["observation"], ["action"])
     with Collector("Pendulum-v1", policy, frames_per_batch=5) as collector:
-        assert actions(collector).std() > 0
+        assert collector.next()["action"].std() > 0
         layer.weight = nn.Parameter(torch.zeros(1, 3))
         layer.bias = nn.Parameter(torch.ones(1))
-        assert actions(collector).unique().tolist() == [1]
-
-
-def test_a_hook_added_later_acts_from_the_next_batch_on() -> None:
-    layer = nn.Linear(3, 1)
-    policy = TensorDictModule(nn.Sequential(layer), ["observation"], ["action"])
-    with Collector("Pendulum-v1", policy, frames_per_batch=5) as collector:
-        actions(collector)
+        assert collector.next()["action"].unique().tolist() == [1]
         layer.register_forward_hook(lambda module, args, output: torch.zeros_like(output))
-        assert actions(collector).unique().tolist() == [0]
+        assert collector.next()["action"].unique().tolist() == [0]

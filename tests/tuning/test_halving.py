@@ -1,4 +1,4 @@
-"""Successive halving, with a clock of its own."""
+"""Successive halving, with a clock of its own, and rates from its rounds."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ from tuning_parts import Machine, candidate
 
 from trawl.collectors.tuning import Candidate, Trial
 from trawl.collectors.tuning.halving import TIE, Halving, choose, rounds_left, survivors
+from trawl.collectors.tuning.rates import adjusted_rates
+from trawl.collectors.tuning.trial import Measurement
 
 RATES = st.lists(st.integers(1, 10_000), min_size=1, max_size=40)
 
@@ -199,3 +201,48 @@ def test_a_brief_measurement_wins_no_tie():
 def test_hopeless_candidates_do_not_go_on():
     assert survivors([trial(0, 100), trial(1, 40), trial(2, 30), trial(3, 20)]) == [candidate(0)]
     assert survivors([Trial(candidate(0))]) == []
+
+
+# --- rates of candidates that were measured under different conditions
+
+A, B, C = map(candidate, range(3))
+
+
+@given(st.lists(st.floats(0.1, 10.0), min_size=1, max_size=6))
+def test_common_changes_cancel_out(levels):
+    rounds = [
+        {A: Measurement(1, 1 / (100 * level)), B: Measurement(1, 1 / (50 * level))}
+        for level in levels
+    ]
+    rates = adjusted_rates(rounds)
+    assert rates[A] == pytest.approx(100 * levels[-1])
+    assert rates[B] == pytest.approx(50 * levels[-1])
+
+
+@pytest.mark.parametrize(
+    ("rounds", "rates"),
+    [
+        ([], {}),
+        ([{}], {}),
+        # A new candidate is compared under its own conditions.
+        (
+            [
+                {A: Measurement(100, 1.0), B: Measurement(80, 1.0)},
+                {A: Measurement(50, 1.0), C: Measurement(45, 1.0)},
+            ],
+            {A: 50, B: 40, C: 45},
+        ),
+        # Longer measurements count for more.
+        (
+            [
+                {A: Measurement(100, 1.0), B: Measurement(100, 1.0)},
+                {A: Measurement(200, 1.0), B: Measurement(50 * 1000, 1000.0)},
+            ],
+            {A: 141, B: 50},
+        ),
+        # Rounds without a common candidate are taken as they are.
+        ([{A: Measurement(10, 1.0)}, {B: Measurement(20, 1.0)}], {A: 10, B: 20}),
+    ],
+)
+def test_rates_are_adjusted(rounds, rates):
+    assert adjusted_rates(rounds) == pytest.approx(rates, rel=0.01)

@@ -10,6 +10,7 @@ import pytest
 from gymnasium.envs.classic_control import CartPoleEnv
 from tuning_parts import Linear
 
+from trawl import Collector
 from trawl.collectors import NormalizeObservation, NormalizeReward
 from trawl.collectors.tuning import Candidate, Trial, TuneResult
 from trawl.collectors.tuning.code import code_of
@@ -36,29 +37,20 @@ def run(code, **names):
 
 
 @pytest.mark.parametrize("one", CANDIDATES, ids=lambda one: one.label)
-def test_the_code_makes_the_layout(one):
+def test_the_code_and_the_options_make_the_layout(one):
     options = {"create_env_kwargs": {"g": 3.5}, "max_frames_per_traj": 7}
     code = code_of(one, "Pendulum-v1", Linear(), options)
     assert len(code.splitlines()) == 3
-    policy = Linear()
-    collector, batch = run(code, policy=policy)
+    collector, batch = run(code, policy=Linear())
     assert batch.numel() == one.frames_per_batch
     assert getattr(collector, "num_workers", 0) == one.workers
     per_worker = 1 if not one.workers or not one.sync else one.workers
     assert batch.shape[:-1].numel() == per_worker * one.envs
     assert collector.config.max_frames_per_traj == 7
     assert getattr(collector.config, "prefetch", 0) == one.prefetch
-
-
-@pytest.mark.parametrize("one", CANDIDATES, ids=lambda one: one.label)
-def test_the_options_make_the_same_layout_as_the_code(one):
-    from trawl import Collector
-
-    with Collector(**one.options("Pendulum-v1", {"g": 3.5})) as collector:
-        mine = collector.next()
-    theirs, batch = run(code_of(one, "Pendulum-v1", None, {"create_env_kwargs": {"g": 3.5}}))
-    assert type(collector) is type(theirs)
-    assert mine.shape == batch.shape
+    with Collector(**one.options("Pendulum-v1", {"g": 3.5})) as same:
+        assert type(same) is type(collector)
+        assert same.next().shape == batch.shape
 
 
 def test_names_stand_for_what_has_no_text():
@@ -104,48 +96,56 @@ def why(best, **rates):
     return reason(ordered(list(found.values())), found[best])
 
 
-def test_the_reason_for_workers_is_the_share_of_the_environment():
-    assert why("workers", workers=190.0) == (
-        "2 synchronous workers with 1 environment each collect 1.9 times as many frames per second "
-        "as one process with 1 environment. In one process, the environment takes 85% of the time, "
-        "and the policy and the collector take the rest. 2 workers divide all of this."
-    )
+@pytest.mark.parametrize(
+    ("best", "rate", "text"),
+    [
+        (
+            "workers",
+            190.0,
+            "2 synchronous workers with 1 environment each collect 1.9 times as many frames per "
+            "second as one process with 1 environment. In one process, the environment takes 85% "
+            "of the time, and the policy and the collector take the rest. 2 workers divide all of "
+            "this.",
+        ),
+        (
+            "many",
+            180.0,
+            "2 synchronous workers with 4 environments each collect 1.8 times as many frames per "
+            "second as one process with 1 environment. In one process, the environment takes 90% "
+            "of the time, and the policy and the collector take the rest. 2 workers divide all of "
+            "this, and collect 2.0 times as many frames as one process with 4 environments.",
+        ),
+        (
+            "batch",
+            110.0,
+            "One process with 4 environments collects 1.10 times as many frames per second as one "
+            "process with 1 environment. With one environment, 15% of the time goes to the policy "
+            "and the collector, which now work once for 4 environments.",
+        ),
+        (
+            "parallel",
+            200.0,
+            "A ParallelEnv of 8 environments in 2 processes collects 2.0 times as many frames per "
+            "second as one process with 1 environment. In one process, the environment takes 90% "
+            "of the time; 2 processes divide this share, while the policy acts once for all "
+            "environments, and collect 2.2 times as many frames as one process with 4 "
+            "environments.",
+        ),
+        (
+            "base",
+            100.0,
+            "One process with 1 environment collects 100 frames per second; the best of the other "
+            "layouts (one process with 4 environments) is at 90% of its speed.",
+        ),
+    ],
+)
+def test_the_reason_is_what_the_layout_divides(best, rate, text):
+    assert why(best, **{best: rate}) == text
 
 
-def test_the_reason_for_workers_with_several_environments():
-    assert why("many", many=180.0).endswith(
-        "In one process, the environment takes 90% of the time, and the policy and the collector "
-        "take the rest. 2 workers divide all of this, and collect 2.0 times as many frames as one "
-        "process with 4 environments."
-    )
-
-
-def test_the_reason_for_a_batch_is_the_policy():
-    assert why("batch", batch=110.0) == (
-        "One process with 4 environments collects 1.10 times as many frames per second as one "
-        "process with 1 environment. With one environment, 15% of the time goes to the policy and "
-        "the collector, which now work once for 4 environments."
-    )
-
-
-def test_the_reason_for_environment_processes():
-    assert why("parallel", parallel=200.0) == (
-        "A ParallelEnv of 8 environments in 2 processes collects 2.0 times as many frames per "
-        "second as one process with 1 environment. In one process, the environment takes 90% of "
-        "the time; 2 processes divide this share, while the policy acts once for all "
-        "environments, and collect 2.2 times as many frames as one process with 4 environments."
-    )
-
-
-def test_the_simplest_layout_needs_no_reason():
-    assert why("base") == (
-        "One process with 1 environment collects 100 frames per second; the best of the other "
-        "layouts (one process with 4 environments) is at 90% of its speed."
-    )
+def test_the_simplest_layout_may_be_a_little_slower_or_the_only_one():
     assert "is no more than 3% faster." in why("base", workers=101.0)
-
-
-def test_batches_of_another_size_are_no_other_layout():
+    # Batches of another size are no other layout.
     found = [
         Trial(Candidate(frames_per_batch=1000), 100.0, 1.0, {}),
         Trial(Candidate(frames_per_batch=4000), 99.0, 1.0, {}),
@@ -155,19 +155,13 @@ def test_batches_of_another_size_are_no_other_layout():
     )
 
 
-def test_a_busy_machine_is_mentioned():
+def test_what_makes_figures_doubtful_is_mentioned():
     assert busy(1.0, 2) == ""
     assert busy(5.04, 2).startswith("Other programs were busy when the search began (load 5.0 on 2")
-
-
-def test_layouts_without_a_measurement_are_mentioned():
     found = [*trials().values(), Trial(Candidate(workers=9, frames_per_batch=9))]
     assert reason(found, found[0]).endswith(
         "1 layout of 6 could not be measured in time: a larger budget compares more."
     )
-
-
-def test_idle_workers_are_mentioned():
     best = Trial(Candidate(workers=2, frames_per_batch=8), 9.0, 1.0, {"idle_share": 0.25})
     assert reason([best], best).endswith("Its workers wait for 25% of the time.")
 

@@ -47,12 +47,17 @@ def test_a_short_search_of_cartpole():
         assert collector.next().shape == names["batch"].shape
 
 
-def test_options_reach_the_collectors_and_the_result():
-    options = {"create_env_kwargs": {"g": 3.0}, "max_frames_per_traj": 9}
-    policy = Linear()
-    result = trawl.tune("Pendulum-v1", policy, frames_per_batch=30, **SMALL, **options)
-    assert [trial.candidate for trial in result.trials] == [candidate(29)]
+def test_options_reach_the_collectors_and_the_result_and_leave_no_trace(capsys):
+    options = {"create_env_kwargs": {"g": 3.0}, "max_frames_per_traj": 9, "progress": True}
+    policy = Linear(3, draws=True)
+    torch.manual_seed(5)
+    expected, threads = torch.rand(2), torch.get_num_threads()
+    torch.manual_seed(5)
+    result = trawl.tune("Pendulum-v1", policy, frames_per_batch=30, **{**SMALL, **options})
+    assert torch.equal(torch.rand(2), expected)
+    assert torch.get_num_threads() == threads
     assert policy.calls == 0  # a copy acts
+    assert [trial.candidate for trial in result.trials] == [candidate(29)]
     assert result.code.splitlines()[1] == (
         "collector = Collector('Pendulum-v1', policy, frames_per_batch=30, "
         "create_env_kwargs={'g': 3.0}, max_frames_per_traj=9)"
@@ -60,8 +65,24 @@ def test_options_reach_the_collectors_and_the_result():
     with Collector(policy=policy, **result.options) as collector:
         assert collector.getattr_env("env.unwrapped.g") == 3.0
         assert collector.config.max_frames_per_traj == 9
+    # Without a terminal, each layout is a line.
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    (line,) = printed.err.splitlines()
+    assert "one process, 1 env: " in line
+    assert line.endswith("frames/s in batches of 30")
 
 
+@pytest.fixture
+def brief(monkeypatch):
+    """Measurements are as brief as can be, and each layout is measured on every machine."""
+    ticks = itertools.count(0.0, 1e-3)
+    monkeypatch.setattr(tuner, "Halving", partial(Halving, clock=lambda: next(ticks)))
+    real = tuner.measure
+    monkeypatch.setattr(tuner, "measure", lambda make, seconds, *more: real(make, 0.0, *more))
+
+
+@pytest.mark.usefixtures("brief")
 def test_a_policy_factory_makes_the_policies():
     factory = partial(Linear, 3)
     result = trawl.tune("Pendulum-v1", policy_factory=factory, frames_per_batch=30, **SMALL)
@@ -69,6 +90,7 @@ def test_a_policy_factory_makes_the_policies():
     assert "policy_factory=make_policy" in result.code
 
 
+@pytest.mark.usefixtures("brief")
 def test_a_learner_gets_the_batches_and_one_worker_is_tried():
     sizes = set()
     result = trawl.tune(
@@ -90,21 +112,12 @@ def test_a_learner_gets_the_batches_and_one_worker_is_tried():
     }
 
 
-@pytest.mark.parametrize("sync", [True, False])
-def test_only_one_kind_of_worker(sync):
-    result = trawl.tune(
-        NumberedEnv, budget=2, frames_per_batch=40, max_workers=2, sync=sync, progress=False
-    )
-    assert {t.candidate.sync for t in result.trials if t.candidate.workers} == {sync}
-
-
-@pytest.fixture
-def brief(monkeypatch):
-    """Measurements are as brief as can be, and each layout is measured on every machine."""
-    ticks = itertools.count(0.0, 1e-3)
-    monkeypatch.setattr(tuner, "Halving", partial(Halving, clock=lambda: next(ticks)))
-    real = tuner.measure
-    monkeypatch.setattr(tuner, "measure", lambda make, seconds, *more: real(make, 0.0, *more))
+@pytest.mark.usefixtures("brief")
+def test_only_one_kind_of_worker():
+    options = {"budget": 2, "frames_per_batch": 40, "max_workers": 1, "progress": False}
+    for sync in (True, False):
+        result = trawl.tune(NumberedEnv, sync=sync, learner=len, max_envs=1, **options)
+        assert {t.candidate.sync for t in result.trials if t.candidate.workers} == {sync}
 
 
 @pytest.mark.usefixtures("brief")
@@ -188,22 +201,20 @@ def test_wrong_arguments_are_reported_at_the_call(change, error, message):
         trawl.tune(NumberedEnv, **{**SMALL, **change})
 
 
-def test_wrong_environments_are_reported_at_the_call():
-    with pytest.raises(TypeError, match="tune needs the source of one environment"):
-        trawl.tune(["CartPole-v1"] * 2, **SMALL)
-    with pytest.raises(TypeError, match="is an existing environment"):
-        trawl.tune(gymnasium.make("CartPole-v1"), **SMALL)
-    with pytest.raises(TypeError, match="the environment comes first"):
-        trawl.tune(Linear(), **SMALL)
-    with pytest.raises(gymnasium.error.NameNotFound):
-        trawl.tune("NoSuchEnv-v1", **SMALL)
-    with pytest.raises(ZeroDivisionError, match="no"):
-        trawl.tune(lambda: FaultyEnv(at=0, fault=ZeroDivisionError("no")), **SMALL)
-
-
-def test_wrong_policies_are_reported_at_the_call():
-    with pytest.raises(RuntimeError, match="mat1 and mat2"):
-        trawl.tune("Pendulum-v1", Linear(7), **SMALL)
+@pytest.mark.parametrize(
+    ("arguments", "error", "message"),
+    [
+        ((["CartPole-v1"] * 2,), TypeError, "tune needs the source of one environment"),
+        ((gymnasium.make("CartPole-v1"),), TypeError, "is an existing environment"),
+        ((Linear(),), TypeError, "the environment comes first"),
+        (("NoSuchEnv-v1",), gymnasium.error.NameNotFound, "NoSuchEnv"),
+        ((lambda: FaultyEnv(at=0, fault=ZeroDivisionError("no")),), ZeroDivisionError, "no"),
+        (("Pendulum-v1", Linear(7)), RuntimeError, "mat1 and mat2"),
+    ],
+)
+def test_wrong_environments_and_policies_are_reported_at_the_call(arguments, error, message):
+    with pytest.raises(error, match=message):
+        trawl.tune(*arguments, **SMALL)
 
 
 def test_a_budget_too_small_for_a_batch_names_the_seconds_needed():
@@ -228,19 +239,7 @@ def test_an_environment_that_takes_long_to_make_costs_budget_only(monkeypatch):
     assert "1 layout of 2 could not be measured in time" in result.why
 
 
-# --- traces
-
-
-def test_a_search_leaves_no_trace():
-    policy = Linear(3, draws=True)
-    torch.manual_seed(5)
-    expected = torch.rand(2)
-    torch.manual_seed(5)
-    threads = torch.get_num_threads()
-    trawl.tune("Pendulum-v1", policy, frames_per_batch=30, **SMALL)
-    assert torch.equal(torch.rand(2), expected)
-    assert torch.get_num_threads() == threads
-    assert policy.calls == 0
+# --- traces and progress
 
 
 def test_ctrl_c_leaves_no_process(tmp_path):
@@ -267,18 +266,6 @@ def test_ctrl_c_leaves_no_process(tmp_path):
     assert process.returncode == -signal.SIGINT
     _, alive = psutil.wait_procs(below, PATIENCE)
     assert not [one for one in alive if one.status() != psutil.STATUS_ZOMBIE]
-
-
-# --- progress
-
-
-def test_lines_are_printed_without_a_terminal(capsys):
-    trawl.tune(NumberedEnv, frames_per_batch=20, **{**SMALL, "progress": True})
-    printed = capsys.readouterr()
-    assert printed.out == ""
-    (line,) = printed.err.splitlines()
-    assert "one process, 1 env: " in line
-    assert line.endswith("frames/s in batches of 20")
 
 
 def test_a_terminal_shows_a_bar(capsys):

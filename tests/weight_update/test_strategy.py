@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import threading
 from collections import OrderedDict
+from itertools import product
 
 import pytest
 import torch
@@ -21,7 +22,13 @@ from trawl.weight_update.tensors import (
     weights_of,
 )
 
-BOTH = pytest.mark.parametrize("form", ["tensordict", "state_dict"])
+STRATEGIES = [WeightStrategy(), WeightStrategy("state_dict")]
+INPLACE = pytest.mark.parametrize("inplace", [True, False])
+
+
+def apply(target, given, inplace=True, strategy=STRATEGIES[0]):
+    strategy.apply_weights(target, given, inplace=inplace)
+    return target
 
 
 def nested(module: nn.Module) -> dict:
@@ -39,73 +46,73 @@ def nested(module: nn.Module) -> dict:
 FORMS = {
     "module": lambda module: module,
     "state dict": lambda module: module.state_dict(),
+    "extracted": STRATEGIES[0].extract_weights,
+    "extracted flat": STRATEGIES[1].extract_weights,
+    "weights": weights_of,
     "dict with dots": named_tensors,
     "nested dict": nested,
     "TensorDict": TensorDict.from_module,
     "TensorDict of data": lambda module: TensorDict.from_module(module).data,
     "TensorDict with dots": lambda module: TensorDict(named_tensors(module)),
     "dict of TensorDicts": lambda module: dict(TensorDict.from_module(module).items()),
-    "extracted": WeightStrategy().extract_weights,
-    "extracted flat": WeightStrategy("state_dict").extract_weights,
-    "weights": weights_of,
 }
 
 
-# --- taken out
-
-
-def test_weights_are_extracted_as_a_nested_tensordict():
+def test_extracted_weights_are_the_models_own_memory_without_gradients():
     model = Uniform(1)
-    found = WeightStrategy().extract_weights(model)
-    assert isinstance(found, TensorDictBase)
-    assert set(found.keys(True, True)) == {("parts", "0"), ("parts", "1"), ("parts", "2"), "count"}
-    assert found.batch_size == ()
-
-
-def test_weights_are_extracted_as_a_flat_dict():
-    model = Uniform(1)
-    found = WeightStrategy("state_dict").extract_weights(model)
-    assert type(found) is dict
-    assert set(found) == {"parts.0", "parts.1", "parts.2", "count"}
-
-
-@BOTH
-def test_extracted_weights_are_the_models_own_memory_without_gradients(form):
-    model = Uniform(1)
-    found = WeightStrategy(form).extract_weights(model)
-    leaf = found["parts", "1"] if form == "tensordict" else found["parts.1"]
-    assert not leaf.requires_grad
+    tree, flat = (strategy.extract_weights(model) for strategy in STRATEGIES)
+    assert isinstance(tree, TensorDictBase)
+    assert set(tree.keys(True, True)) == {("parts", "0"), ("parts", "1"), ("parts", "2"), "count"}
+    assert tree.batch_size == ()
+    assert type(flat) is dict
+    assert set(flat) == {"parts.0", "parts.1", "parts.2", "count"}
     model.become(2)
-    assert (leaf == 2).all()
+    for leaf in (tree["parts", "1"], flat["parts.1"]):
+        assert not leaf.requires_grad
+        assert (leaf == 2).all()
+    assert [strategy.extract_weights(None) for strategy in STRATEGIES] == [None, None]
 
 
-@BOTH
 @pytest.mark.parametrize("name", FORMS)
-def test_weights_are_extracted_of_any_form(form, name):
-    model = Uniform(3)
-    strategy = WeightStrategy(form)
-    found = strategy.extract_weights(FORMS[name](model))
-    assert equal(
-        dict(sorted(weights_of(found).tensors.items())),
-        dict(sorted(weights_of(strategy.extract_weights(model)).tensors.items())),
-    )
+def test_weights_of_any_form_are_taken_and_put_into_what_has_weights(name):
+    given = FORMS[name](Uniform(2))
+    for strategy in STRATEGIES:
+        found = weights_of(strategy.extract_weights(given)).tensors
+        assert equal(dict(sorted(found.items())), dict(sorted(named_tensors(Uniform(2)).items())))
+        for inplace in (True, False):
+            assert apply(Uniform(1), given, inplace, strategy).numbers == {2}
+    targets = [Uniform(1).state_dict(), nested(Uniform(1)), TensorDict.from_module(Uniform(1)).data]
+    for target in targets:
+        assert numbers(weights_of(apply(target, given)).tensors) == {2}
+
+
+# --- extra state
+
+
+@pytest.mark.parametrize("name", list(FORMS)[:5])
+@INPLACE
+def test_extra_state_is_put_into_a_module_of_its_own_or_deep_down(name, inplace):
+    for strategy in STRATEGIES:
+        target = apply(Whole(1, "this"), FORMS[name](Whole(2, "that")), inplace, strategy)
+        assert (target.part.said, target.part.numbers) == ("that", {2})
+        assert (
+            apply(WithState(0, "this"), FORMS[name](WithState(1, "that")), inplace).said == "that"
+        )
 
 
 def test_extra_state_is_extracted_beside_the_weights_of_its_module():
-    found = WeightStrategy().extract_weights(Whole(1, said={"mean": torch.ones(2), "text": "this"}))
-    assert ("part", "__extra_state__", "said", "mean") in found.keys(True, True)
-    assert found["part", "__extra_state__", "said", "text"] == "this"
-    found = WeightStrategy().extract_weights(WithState(1, said=torch.ones(2)))
-    assert found["__extra_state__", "said"].tolist() == [1, 1]
+    tree = STRATEGIES[0].extract_weights(Whole(1, {"mean": torch.ones(2), "text": "this"}))
+    assert ("part", "__extra_state__", "said", "mean") in tree.keys(True, True)
+    assert tree["part", "__extra_state__", "said", "text"] == "this"
+    assert apply(Whole(0), tree.flatten_keys(".")).part.said["mean"].tolist() == [1, 1]
+    tree = STRATEGIES[0].extract_weights(WithState(1, torch.ones(2)))
+    assert tree["__extra_state__", "said"].tolist() == [1, 1]
     # And only where there is such.
-    assert "__extra_state__" not in WeightStrategy().extract_weights(Uniform()).keys(True)
-
-
-def test_a_state_dict_has_extra_state_as_pytorchs_does():
-    for module in (Whole(1, said="this"), WithState(1, said="this")):
-        found = WeightStrategy("state_dict").extract_weights(module)
-        assert set(found) == set(module.state_dict())
-        module.load_state_dict(found)
+    assert "__extra_state__" not in STRATEGIES[0].extract_weights(Uniform()).keys(True)
+    for module in (Whole(1, "this"), WithState(1, "this")):
+        flat = STRATEGIES[1].extract_weights(module)
+        assert set(flat) == set(module.state_dict())
+        module.load_state_dict(flat)
 
 
 class Free(nn.Module):
@@ -146,101 +153,64 @@ def tensors_in(state):
     return [one for part in state for one in tensors_in(part)] if isinstance(state, list) else []
 
 
-@pytest.mark.parametrize("inplace", [True, False])
-@BOTH
 @pytest.mark.parametrize("name", STATES)
-@pytest.mark.parametrize("path", ["", "0.1"])
-def test_extra_state_arrives_as_it_was_and_in_memory_of_its_own(form, inplace, name, path):
-    strategy = WeightStrategy(form)
-    # Copies by pickle, since the states are used by several tests.
-    modules = [Free(copied) for copied in unpacked_extra(packed_extra([STATES[name], 1, 1]))]
-    whole = [nn.Sequential(nn.Sequential(nn.Linear(1, 1), one)) if path else one for one in modules]
-    given = strategy.extract_weights(whole[0])
-    before = repr(given)
-    for other in whole[1:]:
-        strategy.apply_weights(other, given, inplace)
-    for one in modules[1:]:
-        assert isinstance(STATES[name], type(one.state))
-        assert [t.tolist() for t in tensors_in(one.state)] == [
-            t.tolist() for t in tensors_in(STATES[name])
-        ]
-    tensors = [tensor for one in modules for tensor in tensors_in(one.state)]
-    assert len({tensor.data_ptr() for tensor in tensors}) == len(tensors)
-    for tensor in tensors:
-        tensor.data.zero_()
-    assert repr(given) == before
-
-
-def test_flattened_keys_of_a_tensordict_are_read():
-    given = WeightStrategy().extract_weights(Whole(1, said={"mean": torch.ones(2)}))
-    target = Whole(0)
-    WeightStrategy().apply_weights(target, given.flatten_keys("."))
-    assert target.part.said["mean"].tolist() == [1, 1]
+def test_extra_state_arrives_as_it_was_and_in_memory_of_its_own(name):
+    for strategy, inplace, deep in product(STRATEGIES, (True, False), (True, False)):
+        # Copies by pickle, since the states are used several times.
+        modules = [Free(copied) for copied in unpacked_extra(packed_extra([STATES[name], 1, 1]))]
+        whole = [nn.Sequential(nn.Sequential(nn.Linear(1, 1), m)) if deep else m for m in modules]
+        given = strategy.extract_weights(whole[0])
+        before = repr(given)
+        for other in whole[1:]:
+            strategy.apply_weights(other, given, inplace)
+        wanted = [tensor.tolist() for tensor in tensors_in(STATES[name])]
+        for one in modules[1:]:
+            assert isinstance(STATES[name], type(one.state))
+            assert [tensor.tolist() for tensor in tensors_in(one.state)] == wanted
+        tensors = [tensor for one in modules for tensor in tensors_in(one.state)]
+        assert len({tensor.data_ptr() for tensor in tensors}) == len(tensors)
+        for tensor in tensors:
+            tensor.data.zero_()
+        assert repr(given) == before
 
 
 def test_extra_state_is_put_into_a_tensordict_in_place():
-    model = Whole(1, said={"mean": torch.zeros(2), "text": "this"})
-    target = WeightStrategy().extract_weights(model)
-    mean = target["part", "__extra_state__", "said", "mean"]
+    model = Whole(1, {"mean": torch.zeros(2), "text": "this"})
+    target = STRATEGIES[0].extract_weights(model)
+    place = ("part", "__extra_state__", "said")
+    mean = target[(*place, "mean")]
     model.part.said = {"mean": torch.ones(2), "text": "that"}
-    for given in (model, WeightStrategy().extract_weights(model)):
+    for given in (model, STRATEGIES[0].extract_weights(model)):
         mean.zero_()
-        WeightStrategy().apply_weights(target, given)
+        apply(target, given)
         assert mean.tolist() == [1, 1]
-        assert target["part", "__extra_state__", "said", "text"] == "that"
+        assert target[(*place, "text")] == "that"
     assert mean.data_ptr() != model.part.said["mean"].data_ptr()
     model.part.said = {"mean": torch.ones(3)}
-    WeightStrategy().apply_weights(target, model)
-    assert target["part", "__extra_state__", "said", "mean"].tolist() == [1, 1, 1]
-    state = Whole(0, said="this").state_dict()
-    WeightStrategy().apply_weights(state, model)
+    assert apply(target, model)[(*place, "mean")].tolist() == [1, 1, 1]
+    state = apply(Whole(0, "this").state_dict(), model)
     assert state["part._extra_state"]["said"]["mean"].tolist() == [1, 1, 1]
+    # Where there is no place for it, it is left out.
+    assert set(apply(Uniform(0).state_dict(), WithState(1, "that"))) == set(Uniform().state_dict())
 
 
-def test_extra_state_that_cannot_be_copied_is_named():
+@INPLACE
+def test_extra_state_without_a_place_or_copy_is_refused(inplace):
     with pytest.raises(TypeError, match=r"extra state .* of 'part' can't be pickled: .*lock"):
-        WeightStrategy().extract_weights(Whole(1, said=threading.Lock()))
-
-
-@BOTH
-def test_of_nothing_nothing_is_extracted(form):
-    assert WeightStrategy(form).extract_weights(None) is None
+        STRATEGIES[0].extract_weights(Whole(1, threading.Lock()))
+    for path, match in (("part", "Uniform has no such submodule"), ("", "takes no extra state")):
+        weights = Weights(named_tensors(Uniform(2)), {path: {"said": 1}})
+        with pytest.raises(KeyError, match=f"extra state for '{path}', but .*{match}"):
+            apply(Uniform(1), weights, inplace)
 
 
 # --- put in
 
 
-@BOTH
-@pytest.mark.parametrize("inplace", [True, False])
-@pytest.mark.parametrize("name", FORMS)
-def test_weights_of_any_form_are_put_into_a_module(form, inplace, name):
-    target = Uniform(1)
-    WeightStrategy(form).apply_weights(target, FORMS[name](Uniform(2)), inplace=inplace)
-    assert target.numbers == {2}
-
-
-@BOTH
-@pytest.mark.parametrize("name", ["module", "state dict", "extracted", "extracted flat", "weights"])
-@pytest.mark.parametrize("inplace", [True, False])
-def test_extra_state_is_put_into_a_module(form, name, inplace):
-    target = Whole(1, said="this")
-    given = FORMS[name](Whole(2, said="that"))
-    WeightStrategy(form).apply_weights(target, given, inplace=inplace)
-    assert target.part.said == "that"
-    assert target.part.numbers == {2}
-
-
-def test_extra_state_of_the_whole_is_put_into_a_module():
-    for given in (WithState(1, "that"), WithState(1, "that").state_dict()):
-        target = WithState(0, "this")
-        WeightStrategy().apply_weights(target, given)
-        assert target.said == "that"
-
-
 def test_in_place_the_tensors_stay_and_have_other_values():
     target, source = Uniform(1), Uniform(2)
     before = dict(named_tensors(target))
-    WeightStrategy().apply_weights(target, source)
+    apply(target, source)
     assert all(before[name] is tensor for name, tensor in named_tensors(target).items())
     source.become(3)
     assert target.numbers == {2}
@@ -251,89 +221,71 @@ def test_not_in_place_the_module_gets_the_tensors_that_were_given():
     target.parts[0].requires_grad_(False)
     before = {name: tensor.clone() for name, tensor in named_tensors(target).items()}
     held = dict(named_tensors(target))
-    WeightStrategy().apply_weights(target, source, inplace=False)
+    apply(target, source, inplace=False)
     assert equal(held, before)
     assert [type(part) for part in target.parts] == [nn.Parameter] * 3
     assert [part.requires_grad for part in target.parts] == [False, True, True]
     source.become(3)
     assert target.numbers == {3}
+    # A recurrent module uses what it was given.
+    source, target, given = nn.LSTM(2, 3), nn.LSTM(2, 3), torch.ones(1, 2)
+    assert torch.equal(apply(target, source, inplace=False)(given)[0], source(given)[0])
 
 
-@pytest.mark.parametrize("inplace", [True, False])
+@INPLACE
 @pytest.mark.parametrize("left_out", ["", "0.weight", "1.weight"])
 def test_what_was_tied_stays_tied(inplace, left_out):
     source, target = tied(), tied()
     weights = {name: value for name, value in source.state_dict().items() if name != left_out}
-    WeightStrategy().apply_weights(target, weights, inplace=inplace)
+    apply(target, weights, inplace)
     assert target[0].weight is target[1].weight
     assert torch.equal(target[0].weight, source[0].weight)
 
 
-def test_a_recurrent_module_uses_what_it_was_given():
-    source, target = nn.LSTM(2, 3), nn.LSTM(2, 3)
-    WeightStrategy().apply_weights(target, source, inplace=False)
-    given = torch.ones(1, 2)
-    assert torch.equal(target(given)[0], source(given)[0])
-
-
-@pytest.mark.parametrize("name", FORMS)
-def test_weights_of_any_form_are_put_into_a_dict_of_tensors(name):
-    targets = [Uniform(1).state_dict(), nested(Uniform(1)), TensorDict.from_module(Uniform(1)).data]
-    for target in targets:
-        WeightStrategy().apply_weights(target, FORMS[name](Uniform(2)))
-        assert numbers(weights_of(target).tensors) == {2}
-
-
-def test_only_some_weights_may_be_put_into_a_tensordict():
+def test_some_or_no_weights_may_be_put_into_a_tensordict():
     target = TensorDict(a=torch.zeros(2), b=TensorDict(c=torch.zeros(2)))
-    WeightStrategy().apply_weights(target, {"b.c": torch.ones(2)})
-    assert target["a"].tolist() == [0, 0]
-    assert target["b", "c"].tolist() == [1, 1]
-
-
-@pytest.mark.parametrize("inplace", [True, False])
-@pytest.mark.parametrize("target", [Uniform(1), {}, TensorDict(), 3])
-def test_no_weights_change_nothing(inplace, target):
-    WeightStrategy().apply_weights(target, None, inplace=inplace)
+    apply(target, {"b.c": torch.ones(2)})
+    assert [target["a"].tolist(), target["b", "c"].tolist()] == [[0, 0], [1, 1]]
+    for anything in (Uniform(1), {}, TensorDict(), 3):
+        apply(anything, None)
 
 
 # --- errors
 
-
-@pytest.mark.parametrize("form", ["module", "", None, 3])
-def test_another_form_is_refused(form):
-    with pytest.raises(ValueError, match="extract_as must be 'tensordict' or 'state_dict', but"):
-        WeightStrategy(form)
-
-
-@pytest.mark.parametrize("source", [3, "weights", lambda: None, [torch.zeros(1)]])
-def test_what_has_no_weights_is_refused(source):
-    strategy = WeightStrategy()
-    with pytest.raises(TypeError, match="weights must be a module, a TensorDict or a dict"):
-        strategy.extract_weights(source)
-    with pytest.raises(TypeError, match="weights must be a module, a TensorDict or a dict"):
-        strategy.apply_weights(Uniform(), source)
+NO_WEIGHTS = "weights must be a module, a TensorDict or a dict of tensors, but they are "
 
 
 @pytest.mark.parametrize(
-    "source",
-    [{"a": 3}, {"a": {"b": "c"}}, TensorDict(a=torch.zeros(1), b="text")],
-    ids=["number", "nested", "TensorDict"],
+    ("source", "match"),
+    [
+        (3, NO_WEIGHTS + "int"),
+        ("weights", NO_WEIGHTS + "str"),
+        (lambda: None, NO_WEIGHTS + "function"),
+        ([torch.zeros(1)], NO_WEIGHTS + "list"),
+        ({"a": 3}, "weight 'a' must be a tensor, but it is int"),
+        ({"a": {"b": "c"}}, "weight 'a.b' must be a tensor, but"),
+        (TensorDict(a=torch.zeros(1), b="text"), "weight 'b' must be a tensor, but"),
+    ],
 )
-def test_what_is_no_tensor_among_weights_is_refused(source):
-    with pytest.raises(TypeError, match=r"weight '(a|a.b|b)' must be a tensor, but"):
-        WeightStrategy().extract_weights(source)
+def test_what_has_no_weights_is_refused(source, match):
+    for use in (STRATEGIES[0].extract_weights, lambda given: apply(Uniform(), given), weights_of):
+        with pytest.raises(TypeError, match=match):
+            use(source)
 
 
-@pytest.mark.parametrize("target", [3, "model", [torch.zeros(1)], lambda: None])
-def test_another_destination_is_refused(target):
-    with pytest.raises(
-        ValueError, match=f"destination must be .* but it is {type(target).__name__}"
-    ):
-        WeightStrategy().apply_weights(target, {"a": torch.zeros(1)})
+def test_another_form_or_destination_is_refused():
+    for form in ("module", "", None, 3):
+        with pytest.raises(
+            ValueError, match="extract_as must be 'tensordict' or 'state_dict', but"
+        ):
+            WeightStrategy(form)
+    for target in (3, "model", [torch.zeros(1)], lambda: None):
+        match = f"destination must be .* but it is {type(target).__name__}"
+        with pytest.raises(ValueError, match=match):
+            apply(target, {"a": torch.zeros(1)})
 
 
-@pytest.mark.parametrize("inplace", [True, False])
+@INPLACE
 @pytest.mark.parametrize(
     ("weights", "kind", "match"),
     [
@@ -346,24 +298,18 @@ def test_weights_that_do_not_fit_a_module_are_refused(inplace, weights, kind, ma
     target = nn.Linear(1, 1)
     before = copy.deepcopy(target.state_dict())
     with pytest.raises(kind, match=match):
-        WeightStrategy().apply_weights(target, weights, inplace=inplace)
+        apply(target, weights, inplace)
     assert equal(target.state_dict(), before)
 
 
 @pytest.mark.parametrize("kind", [dict, TensorDict])
 def test_weights_that_do_not_fit_a_dict_are_refused(kind):
     target = kind({"a": torch.zeros(2)})
-    with pytest.raises(KeyError, match=r"destination has no weights \['b'\]; it has \['a'\]"):
-        WeightStrategy().apply_weights(target, {"b": torch.ones(2)})
-    with pytest.raises(ValueError, match=r"'a' has shape \(1,\), but in destination it has"):
-        WeightStrategy().apply_weights(target, {"a": torch.ones(1)})
-    with pytest.raises(ValueError, match=r"'a' is torch.int64, which is not cast to .*float32"):
-        WeightStrategy().apply_weights(target, {"a": torch.ones(2, dtype=torch.int64)})
+    for given, error, match in (
+        ({"b": torch.ones(2)}, KeyError, r"destination has no weights \['b'\]; it has \['a'\]"),
+        ({"a": torch.ones(1)}, ValueError, r"'a' has shape \(1,\), but in destination it has"),
+        ({"a": torch.ones(2).long()}, ValueError, "'a' is torch.int64, which is not cast to .*32"),
+    ):
+        with pytest.raises(error, match=match):
+            apply(target, given)
     assert target["a"].tolist() == [0, 0]
-
-
-@pytest.mark.parametrize("inplace", [True, False])
-def test_extra_state_for_what_is_not_there_is_refused(inplace):
-    weights = Weights(named_tensors(Uniform(2)), {"part": {"said": 1}})
-    with pytest.raises(KeyError, match="extra state for 'part', but Uniform has no such submodule"):
-        WeightStrategy().apply_weights(Uniform(1), weights, inplace=inplace)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import multiprocessing
 import os
-import select
 import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -16,7 +15,6 @@ from torch import Tensor, nn
 
 # Nothing that is waited for takes longer, unless it never comes.
 PATIENCE = 300
-METHODS = ["fork", "spawn", "forkserver"]
 
 multiprocessing.get_context("forkserver").set_forkserver_preload(
     ["trawl.weight_update", "trawl.collectors", "trawl.testing.envs", "tensordict.nn"]
@@ -156,13 +154,10 @@ def other(
         ours.close()
 
 
-def ended(descriptor: int) -> bool:
-    """Whether a process has ended, by its descriptor; waits for it."""
-    return bool(select.select([descriptor], [], [], PATIENCE)[0])
-
-
-def answering(connection: Any, function: Callable[[Any], Any]) -> None:
+def answering(connection: Any, function: Callable[[Any], Any], first: Any = ...) -> None:
     """Answers what it is asked with what a function gives, or the error, until there is no more."""
+    if first is not ...:
+        connection.send(first)
     with suppress(EOFError):
         while True:
             question = connection.recv()

@@ -25,8 +25,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         argv: the command's arguments, without its name; by default, the arguments of this process.
 
     Returns:
-        The exit code: 0 after success, 2 after an error (one line on stderr describes the error),
-        or 128 plus the signal's number if a signal ended the command (130 for Ctrl-C).
+        The exit code: 0 after success, 1 if ``trawl check`` found errors, 2 after an error (one
+        line on stderr describes the error), or 128 plus the signal's number if a signal ended the
+        command (130 for Ctrl-C).
 
     Examples:
         >>> from trawl.cli import main
@@ -87,9 +88,18 @@ def _parse(argv: Sequence[str]) -> Arguments | int:
 
 
 def _run(command: Arguments) -> int:
-    from trawl.cli.arguments import CollectArguments, EvaluateArguments, TuneArguments
+    from trawl.cli.arguments import (
+        CheckArguments,
+        CollectArguments,
+        EvaluateArguments,
+        TuneArguments,
+    )
 
     import_lean()
+    if isinstance(command, CheckArguments):
+        from trawl.cli.check import check
+
+        return check(command)
     if isinstance(command, CollectArguments):
         from trawl.cli.collect import collect
 

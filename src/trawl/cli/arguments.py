@@ -302,6 +302,40 @@ class TuneArguments:
 
 
 @dataclass(frozen=True)
+class CheckArguments:
+    """Checks an environment, and optionally a policy, against what collectors expect of them.
+
+    The command takes random steps, looks at all data, compares runs with the same seed, continues
+    from a saved state, and collects in a worker process. Each finding says what to do.
+    """
+
+    env: EnvName
+    env_kwargs: EnvKwargs = None
+    info_keys: InfoNames = ()
+
+    policy: Annotated[
+        str | None,
+        tyro.conf.arg(
+            metavar="FILE|MODULE:FACTORY",
+            help_behavior_hint="(default: only the environment is checked)",
+        ),
+    ] = None
+    """Policy to check in the environment, as in trawl collect.
+    It is checked only if the environment has no errors."""
+
+    steps: Annotated[int, _number()] = 200
+    """Number of steps in which the data are looked at.
+    Ends of episodes are checked only if an episode ends within them."""
+
+    seed: Annotated[int, _number()] = 0
+    """Seed of the environment, the random actions and the policy."""
+
+    unsafe_pickle: UnsafePickle = False
+
+    traceback: Traceback = False
+
+
+@dataclass(frozen=True)
 class ShowArguments:
     """Shows a dataset: its entries, episodes and returns, and how it was made."""
 
@@ -321,9 +355,10 @@ class ShowArguments:
     traceback: Traceback = False
 
 
-Arguments = CollectArguments | EvaluateArguments | ShowArguments | TuneArguments
+Arguments = CheckArguments | CollectArguments | EvaluateArguments | ShowArguments | TuneArguments
 _Command = (
-    Annotated[CollectArguments, tyro.conf.subcommand("collect")]
+    Annotated[CheckArguments, tyro.conf.subcommand("check")]
+    | Annotated[CollectArguments, tyro.conf.subcommand("collect")]
     | Annotated[EvaluateArguments, tyro.conf.subcommand("evaluate")]
     | Annotated[ShowArguments, tyro.conf.subcommand("show")]
     | Annotated[TuneArguments, tyro.conf.subcommand("tune")]
@@ -339,9 +374,12 @@ _DESCRIPTION = """Collects experience for reinforcement learning.
 
   trawl tune Pendulum-v1 --budget 60
 
+  trawl check my_envs.py:make_env --policy policy.pt2
+
   trawl --version
 
-Exit codes: 0, success; 2, an error, reported in one line; 130, stopped by Ctrl-C; 143, by SIGTERM.
+Exit codes: 0, success; 1, trawl check found errors; 2, an error, reported in one line; 130, stopped
+by Ctrl-C; 143, by SIGTERM.
 """
 
 

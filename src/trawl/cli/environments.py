@@ -12,7 +12,12 @@ from typing import Any
 import gymnasium
 from gymnasium import spaces
 
-from trawl.cli.arguments import CollectArguments, EvaluateArguments, TuneArguments
+from trawl.cli.arguments import (
+    CheckArguments,
+    CollectArguments,
+    EvaluateArguments,
+    TuneArguments,
+)
 from trawl.cli.errors import CliError, describe, message_of
 from trawl.cli.references import find, load_module, split
 from trawl.cli.transforms import check_batches, minari_env, transform_facts
@@ -26,7 +31,7 @@ from trawl.envs.specs import NonTensor
 from trawl.keys import Key, as_key, show_key
 from trawl.supported import INFO_WITHOUT
 
-UsesEnv = CollectArguments | EvaluateArguments | TuneArguments
+UsesEnv = CheckArguments | CollectArguments | EvaluateArguments | TuneArguments
 
 
 @dataclass(frozen=True)
@@ -66,7 +71,10 @@ class EnvFactory:
                     "--info-keys",
                     against=self.text,
                     why=f"it returns {made!r}",
-                    instead="in the function, pass info_keys to what makes it, such as GymEnv",
+                    instead=(
+                        "in the function, pass info_keys to the object that makes it, such as "
+                        "GymEnv"
+                    ),
                 )
             )
         adapter = adapter_of(made)
@@ -185,7 +193,7 @@ def build_unchecked(args: UsesEnv, source: Any) -> Any:
         if isinstance(args, CollectArguments) and args.env_processes:
             each = args.envs // args.env_processes
             return ParallelEnv(args.envs, source, envs_per_worker=each)
-        count = 1 if isinstance(args, TuneArguments) else args.envs
+        count = 1 if isinstance(args, (CheckArguments, TuneArguments)) else args.envs
         return build_env(batch_source(source, count), name="ENV")
     except CliError:
         raise

@@ -1,5 +1,6 @@
-"""Environments that number their own steps, and a check of the frames collected from them."""
+"""Checks of your environment and policy, and environments that number their own steps."""
 
+from trawl.testing.env_checks import check_env
 from trawl.testing.envs import (
     FaultyEnv,
     ImageEnv,
@@ -8,12 +9,17 @@ from trawl.testing.envs import (
     RaggedEnv,
     SelfResettingVectorEnv,
 )
+from trawl.testing.findings import CheckFailed, CheckReport, Finding
 from trawl.testing.ledger import Ledger
+from trawl.testing.policy_checks import check_policy
 from trawl.testing.script import Script
 from trawl.testing.tensor_envs import NumberedTorchEnv
 
 __all__ = [
+    "CheckFailed",
+    "CheckReport",
     "FaultyEnv",
+    "Finding",
     "ImageEnv",
     "Ledger",
     "NestedEnv",
@@ -22,4 +28,6 @@ __all__ = [
     "RaggedEnv",
     "Script",
     "SelfResettingVectorEnv",
+    "check_env",
+    "check_policy",
 ]

@@ -405,8 +405,8 @@ class ModuleWeights:
         if slot.layout is self._fitting or slot.layout == self.layout:
             self._fitting = slot.layout
             self.load(slot.tensors(since))
-        else:
-            self.load(self.layout.match(slot.named(since), type(self.module).__name__))
+        elif newer := slot.named(since):
+            self.load(self.layout.match(newer, type(self.module).__name__))
 
 
 def writer(layout: FlatLayout, tensors: Sequence[Tensor | None]) -> Write:
