@@ -445,7 +445,7 @@ def test_a_program_that_leaves_its_collector_open_ends_as_it_would(
     kind, what, status, frames, tmp_path
 ):
     text = SCRIPT.format(kind=kind.__name__, what=what)
-    made = nursery.run(text, cwd=tmp_path, warn=["ignore"])
+    made = nursery.run(text, cwd=tmp_path, warn=["ignore"], finalize=True)
     assert made.returncode == status, made.stderr
     assert info(tmp_path / "d-v0")["frames"] == frames
     assert info(tmp_path / "d-v0")["complete"] == (status == 0)

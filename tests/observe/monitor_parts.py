@@ -42,11 +42,12 @@ class Recorder(StatsSink):
 
 
 def make(workers, env="CartPole-v1", **options):
-    """A collector with as many workers; 0 for one without."""
+    """A collector with as many workers, in this process unless asked; 0 for one without."""
     # Short episodes, so that each worker has figures about some.
     options = {"max_frames_per_traj": 7, **options}
     options = {"frames_per_batch": 20, "total_frames": 60, **options}
     if workers:
+        options = {"start_method": "inline", **options}
         return MultiSyncCollector([env] * workers, **options)
     return Collector(env, **options)
 

@@ -41,68 +41,44 @@ def test_the_largest_part_of_the_work_limits(name, part, text, workers):
     assert found.worker is None
 
 
-def test_a_learner_that_collection_waits_for_should_overlap_with_it():
-    found = bottleneck_of(stats(2, (0.7, 0.25, 0.05), env=0.3, idle=0.7))
-    assert found.part == "learner"
-    assert found.share == 0.7
-    assert "70% of the time is spent outside" in found.sentence
-    assert "prefetch=1" in found.sentence
+SLOW_LEARNER = stats(2, (0.7, 0.25, 0.05), env=0.3, idle=0.7)
+STRAGGLER = stats(3, busy=(0.3, 0.95, 0.35), env=0.5, idle=0.5)
+FASTER = "Make its updates faster, or save cores with fewer workers."
 
 
-@pytest.mark.parametrize("schedule", ["prefetch", "asynchronous"])
-def test_a_learner_that_workers_collect_ahead_of_must_become_faster(schedule):
-    facts = stats(2, (0.7, 0.25, 0.05), env=0.3, idle=0.7) | {"schedule": schedule}
+@pytest.mark.parametrize(
+    ("facts", "part", "words"),
+    [
+        (SLOW_LEARNER, "learner", "70% of the time is spent outside"),
+        (SLOW_LEARNER, "learner", "prefetch=1"),
+        (SLOW_LEARNER | {"schedule": "prefetch"}, "learner", FASTER),
+        (SLOW_LEARNER | {"schedule": "asynchronous"}, "learner", FASTER),
+        (stats(0, (0.7, 0.25, 0.05), env=0.3, idle=0.7), "learner",
+         "Let workers collect while it learns (MultiAsyncCollector)"),
+        # One that never waits.
+        (stats(4, (0.95, 0.03, 0.02), env=0.2, idle=0.8), "learner", "fewer workers"),
+        (stats(2, (0.1, 0.2, 0.7), env=0.3, idle=0.7), "driver", "frames_per_batch"),
+        (STRAGGLER, "straggler",
+         "Worker 1 limits the rate: its batches take 2.9 times as long"),
+        (STRAGGLER | {"schedule": "prefetch"}, "straggler", "Worker 1 limits"),
+        (STRAGGLER | {"schedule": "asynchronous"}, "environment", "The environment limits"),
+        # Workers that are never idle have no straggler.
+        (stats(2, busy=(1.0, 0.95), env=0.9, idle=0.02), "environment", "The environment limits"),
+        # Requests are on their way.
+        (stats(2, (0.02, 0.95, 0.03), env=0.3, policy=0.1, idle=0.6), "overhead", ""),
+        # One that is mostly idle itself is no straggler.
+        (stats(2, (0.0, 0.93, 0.07), busy=(0.19, 0.12), env=0.06, policy=0.05, overhead=0.04,
+               idle=0.85), "overhead", "mostly waiting for requests to arrive"),
+    ],
+)  # fmt: skip
+def test_the_sentence_says_what_to_do(facts, part, words):
     found = bottleneck_of(facts)
-    assert found.part == "learner"
-    assert found.sentence.endswith("Make its updates faster, or save cores with fewer workers.")
-
-
-def test_without_workers_the_learner_needs_some():
-    found = bottleneck_of(stats(0, (0.7, 0.25, 0.05), env=0.3, idle=0.7))
-    assert "Let workers collect while it learns (MultiAsyncCollector)" in found.sentence
-
-
-def test_an_asynchronous_collector_has_no_straggler():
-    facts = stats(3, busy=(0.3, 0.95, 0.35), env=0.5, idle=0.5)
-    assert bottleneck_of(facts | {"schedule": "prefetch"}).part == "straggler"
-    assert bottleneck_of(facts | {"schedule": "asynchronous"}).part == "environment"
-
-
-def test_a_learner_that_never_waits_must_become_faster():
-    found = bottleneck_of(stats(4, (0.95, 0.03, 0.02), env=0.2, idle=0.8))
-    assert found.part == "learner"
-    assert "prefetch" not in found.sentence
-    assert "fewer workers" in found.sentence
-
-
-def test_the_driver_limits_if_its_own_work_takes_longest():
-    found = bottleneck_of(stats(2, (0.1, 0.2, 0.7), env=0.3, idle=0.7))
-    assert found.part == "driver"
-    assert found.share == 0.7
-    assert "frames_per_batch" in found.sentence
-
-
-def test_a_worker_that_others_wait_for_is_named():
-    found = bottleneck_of(stats(3, busy=(0.3, 0.95, 0.35), env=0.5, idle=0.5))
-    assert (found.part, found.worker) == ("straggler", 1)
-    assert "Worker 1 limits the rate: its batches take 2.9 times as long" in found.sentence
-
-
-def test_workers_that_are_never_idle_have_no_straggler():
-    found = bottleneck_of(stats(2, busy=(1.0, 0.95), env=0.9, idle=0.02))
-    assert found.part == "environment"
-
-
-def test_time_in_which_requests_are_on_their_way_is_overhead():
-    found = bottleneck_of(stats(2, (0.02, 0.95, 0.03), env=0.3, policy=0.1, idle=0.6))
-    assert found.part == "overhead"
-
-
-def test_a_worker_that_is_mostly_idle_itself_is_no_straggler():
-    shares = {"env": 0.06, "policy": 0.05, "overhead": 0.04, "idle": 0.85}
-    found = bottleneck_of(stats(2, (0.0, 0.93, 0.07), busy=(0.19, 0.12), **shares))
-    assert found.part == "overhead"
-    assert "mostly waiting for requests to arrive" in found.sentence
+    assert found.part == part
+    assert words in found.sentence
+    assert (found.worker == 1) == (part == "straggler")
+    assert part not in ("learner", "driver") or found.share in (0.7, 0.95)
+    if words == "fewer workers":
+        assert "prefetch" not in found.sentence
 
 
 def test_before_the_first_batch_nothing_is_known():

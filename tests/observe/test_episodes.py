@@ -280,12 +280,15 @@ def test_a_state_of_something_else_changes_nothing(change, message):
     assert repr(stats.state_dict()) == before
 
 
+OPTIONS = {"frames_per_batch": 40, "start_method": "inline"}
+
+
 @pytest.mark.parametrize(
     "make",
     [
         lambda: Collector("CartPole-v1", frames_per_batch=40),
-        lambda: MultiSyncCollector(["CartPole-v1"] * 2, frames_per_batch=40),
-        lambda: MultiSyncCollector(["CartPole-v1"] * 2, frames_per_batch=40, prefetch=1),
+        lambda: MultiSyncCollector(["CartPole-v1"] * 2, **OPTIONS),
+        lambda: MultiSyncCollector(["CartPole-v1"] * 2, **OPTIONS, prefetch=1),
     ],
     ids=["one", "workers", "ahead"],
 )

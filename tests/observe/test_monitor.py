@@ -1,6 +1,7 @@
 import gc
 import threading
 import weakref
+from functools import partial
 
 import nursery
 import pytest
@@ -23,13 +24,10 @@ def test_the_last_poll_has_all_frames(workers):
     assert ("worker_1/frames" in last) == (workers > 0)
 
 
-def test_it_polls_at_once():
+def test_it_polls_at_once_and_again_and_again():
     sink = Recorder()
     with make(0) as collector, Monitor(collector, [sink], every=float("inf")):
         sink.wait_for(lambda: sink.steps == [0])
-
-
-def test_it_polls_again_and_again():
     sink = Recorder()
     with make(0) as collector, Monitor(collector, [sink], every=0.001):
         next(iter(collector))
@@ -80,7 +78,7 @@ def test_an_interrupted_start_closes_the_sinks(step, monkeypatch):
 @pytest.mark.parametrize("workers", [0, 2])
 def test_it_ends_with_the_collector(workers):
     sink = Recorder()
-    with make(workers) as collector:
+    with make(workers, **({"start_method": "forkserver"} if workers else {})) as collector:
         monitor = Monitor(collector, [sink])
         list(collector)
         assert not monitor.closed
@@ -153,19 +151,15 @@ def test_a_monitor_need_not_be_kept():
     assert sink.calls[-1] == "close"
 
 
-def test_a_failure_of_the_collector_ends_it():
-    sink, fault = Recorder(), OSError("a fault")
-    collector = Collector(FaultyEnv(25, fault), frames_per_batch=10)
-    monitor = Monitor(collector, [sink])
-    with pytest.raises(OSError, match="a fault"):
-        list(collector)
-    assert ended(monitor)
-    assert sink.steps[-1] == 20
+def fails(at):
+    return FaultyEnv(at, OSError("a fault"))
 
 
-def test_a_failure_of_a_worker_ends_it():
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_failure_ends_it(workers):
     sink = Recorder()
-    collector = make(2, lambda: FaultyEnv(15, OSError("a fault")), total_frames=200)
+    # The second batch of 20 frames fails: of one, or of each of two workers.
+    collector = make(workers, partial(fails, 15 if workers else 25), total_frames=200)
     monitor = Monitor(collector, [sink])
     with pytest.raises(OSError, match="a fault"):
         list(collector)
@@ -263,27 +257,20 @@ def test_a_sink_that_fails_is_reported_once_and_tried_again(workers):
     assert bad.calls[-1] == good.calls[-1] == "close"
 
 
-def test_a_sink_that_fails_at_its_end_is_reported():
-    bad, good = Recorder(fails=["close"]), Recorder()
-    with make(0) as collector:
-        monitor = Monitor(collector, [bad, good])
-        with pytest.warns(RuntimeWarning, match="no close"):
-            monitor.close()
-    assert good.calls[-1] == "close"
-
-
-def test_a_function_that_exits_ends_nothing():
+def test_a_sink_that_fails_at_its_end_and_one_that_exits_are_reported():
     def leave(stats):
         raise SystemExit
 
-    good = Recorder()
+    bad, good = Recorder(fails=["close"]), Recorder()
     with (
         make(0) as collector,
+        pytest.warns(RuntimeWarning, match="no close"),
         pytest.warns(RuntimeWarning, match=r"leave.*SystemExit"),
-        Monitor(collector, [leave, good]),
+        Monitor(collector, [bad, leave, good]),
     ):
         list(collector)
     assert good.steps[-1] == 60
+    assert good.calls[-1] == "close"
 
 
 def test_a_sink_that_can_not_be_opened_is_an_error_at_once():
@@ -437,7 +424,7 @@ _OPEN_AT_EXIT = """
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_the_exit_of_the_interpreter_ends_it(workers):
-    done = nursery.run(_OPEN_AT_EXIT, workers)
+    done = nursery.run(_OPEN_AT_EXIT, workers, finalize=True)
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines()[-1] == "60 False"
     assert done.stderr == ""

@@ -24,6 +24,7 @@ def test_a_collector_has_one_row():
 
 def test_each_worker_has_a_row():
     options = {"num_workers": 2, "frames_per_batch": 10, "total_frames": 40}
+    options["start_method"] = "inline"
     with MultiSyncCollector(NumberedEnv, **options) as collector:
         for _ in collector:
             pass

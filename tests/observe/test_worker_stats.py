@@ -15,13 +15,20 @@ OPTIONS = {"num_workers": 2, "frames_per_batch": 20, "total_frames": 200}
 
 @pytest.mark.parametrize("sync", [True, False])
 def test_the_frames_of_workers_are_those_delivered(sync):
-    with MultiCollector(NumberedEnv, sync=sync, **OPTIONS) as collector:
+    options = OPTIONS | {"start_method": "inline"}
+    with MultiCollector(NumberedEnv, sync=sync, **options) as collector:
         for count, _ in enumerate(collector, 1):
             facts = collector.stats("both")
             own = [facts[f"worker_{index}/frames"] for index in range(2)]
             batches = [facts[f"worker_{index}/batches"] for index in range(2)]
             assert sum(own) == facts["frames"] == 20 * count
             assert batches == [count, count] if sync else sum(batches) == count
+        # There are three views.
+        whole, each, both = (collector.stats(name) for name in ("aggregate", "per_worker", "both"))
+        assert set(whole) | set(each) == set(both)
+        assert set(whole) & set(each) == {"workers", "workers_alive"}
+        with pytest.raises(ValueError, match="workers must be 'aggregate', 'per_worker' or 'both'"):
+            collector.stats("all")
     assert [facts[f"worker_{index}/alive"] for index in range(2)] == [True, True]
     assert [facts[f"worker_{index}/restarts"] for index in range(2)] == [0, 0]
     after = collector.stats("per_worker")
@@ -90,13 +97,3 @@ def test_environments_that_were_built_anew_are_counted_over_all_workers(monkeypa
     assert before["env_restarts"] == sum(before[f"worker_{i}/env_restarts"] for i in range(2))
     assert after["worker_1/env_restarts"] > before["worker_1/env_restarts"]
     assert after["env_restarts"] == sum(after[f"worker_{i}/env_restarts"] for i in range(2))
-
-
-def test_there_are_three_views():
-    with MultiSyncCollector(NumberedEnv, **OPTIONS) as collector:
-        collector.next()
-        whole, each, both = (collector.stats(name) for name in ("aggregate", "per_worker", "both"))
-        assert set(whole) | set(each) == set(both)
-        assert set(whole) & set(each) == {"workers", "workers_alive"}
-        with pytest.raises(ValueError, match="workers must be 'aggregate', 'per_worker' or 'both'"):
-            collector.stats("all")

@@ -502,6 +502,7 @@ def test_weights_come_to_processes_of_ones_own(kind, method):
 
         scheme.send()
         assert receivers[0].ask(None) == ({1}, "first", True)
+        scheme.wait_async(PATIENCE, worker_ids=0)
         with pytest.raises(TimeoutError, match="receiver 1 did not receive the weights within"):
             scheme.wait_async(0.01)
         waited: list[Any] = []
