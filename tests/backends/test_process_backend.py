@@ -15,6 +15,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from forked import Forked
 from scripted_service import ScriptedService
 
 from trawl.backends import Death, Message, ProcessBackend, server, server_handle
@@ -25,15 +26,15 @@ METHODS = ["forkserver", "spawn"]
 PATIENCE = 300
 HERE = str(Path(__file__).parent)
 
-# Scripts begin with this. What they print is what is checked.
+# Programs begin with this. What they print is what is checked.
 PARTS = """
 import os, select, signal, subprocess, sys, threading, time
 from trawl.backends import Death, Failed, Message, ProcessBackend
 from trawl.backends import server as _server_module
 from trawl.backends.server_handle import ServerHandle, _Fork
 
-# Each program has a process that workers come from; it takes seconds to import what most need.
-_all, _server_module.PRELOADED = _server_module.PRELOADED, ()
+# A fresh process that workers come from would take seconds to import what most need.
+_server_module.PRELOADED = ()
 
 class Service:
     busy = False
@@ -64,27 +65,29 @@ def say(*words):
 class Program:
     """A program that was started, and whose lines are read."""
 
-    def __init__(self, code, *, main=True, arguments=(), **options):
-        body = textwrap.dedent(code)
-        if main:
-            body = "if __name__ == '__main__':\n" + textwrap.indent(body, "    ")
-        self.process = subprocess.Popen(
-            [sys.executable, "-W", "error", "-c", PARTS + body, *arguments],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            **options,
-        )
+    def __init__(self, code, *arguments, **options):
+        ours, theirs = os.pipe()
+        self._said = os.fdopen(ours)
+        try:
+            self.process = Forked(
+                PARTS + textwrap.dedent(code),
+                *arguments,
+                stdout=theirs,
+                stderr=theirs,
+                warn=["error"],
+                **options,
+            )
+        finally:
+            os.close(theirs)
 
     def line(self):
-        assert self.process.stdout is not None
-        assert select.select([self.process.stdout], [], [], PATIENCE)[0], "it says nothing"
-        return self.process.stdout.readline().strip()
+        assert select.select([self._said], [], [], PATIENCE)[0], "it says nothing"
+        return self._said.readline().strip()
 
     def rest(self):
         """All that it says until its end."""
-        out, _ = self.process.communicate(timeout=PATIENCE)
+        out = self._said.read()
+        self.process.wait(PATIENCE)
         return out
 
     def __enter__(self):
@@ -92,11 +95,12 @@ class Program:
 
     def __exit__(self, *_):
         self.process.kill()
-        self.process.communicate()
+        self._said.close()
+        self.process.wait()
 
 
-def run(code, **options):
-    with Program(code, **options) as program:
+def run(code, *arguments, **options):
+    with Program(code, *arguments, **options) as program:
         out = program.rest()
         assert program.process.returncode == 0, out
         return out
@@ -152,7 +156,6 @@ def test_importing_it_imports_little():
 
 def test_forked_where_that_is_possible():
     out = run("""
-        _server_module.PRELOADED = _all
         backend = ProcessBackend()
         worker = backend.launch(0, Service)
         say(type(server("forkserver")) is _Fork, ask(backend, worker, "'torch' in sys.modules"))
@@ -289,8 +292,9 @@ def test_workers_are_where_their_parent_is(method, tmp_path, monkeypatch):
             say(ask(backend, worker, code))
         backend.close()
         """,
-        arguments=["one", "two"],
-        env={**os.environ, "TRAWL_OLD": "old"},
+        "one",
+        "two",
+        env={"TRAWL_OLD": "old"},
     )
     assert out.splitlines() == ["True", "5", "new", "None", "new", "['one', 'two']"]
 
@@ -366,7 +370,7 @@ def test_nothing_is_left_of_a_parent_that_is_killed(method, doing):
 @pytest.mark.parametrize("how", ["end", "exit", "raise"])
 def test_nothing_is_left_of_a_parent_that_ends(method, how):
     code = {"end": "", "exit": "os._exit(0)", "raise": "raise SystemExit"}[how]
-    with Program(f"""
+    program = f"""
         backend = ProcessBackend("{method}")
         worker = backend.launch(0, Service)
         start = "os.spawnvp(os.P_NOWAIT, 'sleep', ['sleep', '1000'])"
@@ -374,7 +378,8 @@ def test_nothing_is_left_of_a_parent_that_ends(method, how):
         say(server("{method}").pid, worker.pid, child)
         sys.stdin.read()
         {code}
-    """) as program:
+    """
+    with Program(program, finalize=True) as program:
         handles = [watch(pid) for pid in program.line().split()]
         assert gone(handles)
         assert program.rest() == ""
@@ -503,7 +508,7 @@ def test_ctrl_c_is_for_the_parent():
         for backend in backends:
             backend.close()
         """,
-        start_new_session=True,
+        session=True,
     ) as program:
         assert program.line() == "[1, 1]"
         os.killpg(program.process.pid, signal.SIGINT)
@@ -603,7 +608,8 @@ def test_workers_have_no_files_of_their_parent(tmp_path):
 
 
 def test_a_backend_that_is_dropped_ends_its_workers():
-    out = run("""
+    out = run(
+        """
         import gc, warnings
         backend = ProcessBackend()
         worker = backend.launch(0, Service)
@@ -614,7 +620,9 @@ def test_a_backend_that_is_dropped_ends_its_workers():
             del backend, worker
             gc.collect()
         say(bool(select.select([handle], [], [], 100)[0]))
-    """)
+    """,
+        finalize=True,
+    )
     assert out == "True\n"
 
 
@@ -625,7 +633,8 @@ def test_a_backend_that_is_dropped_ends_its_workers():
 @pytest.mark.parametrize("end", ["os._exit(0)", "sys.exit(0)", "del backend, worker; gc.collect()"])
 def test_a_copy_of_the_parent_does_no_harm(method, end):
     """``os.fork``, as a ``DataLoader`` does it; the copy uses the objects, and ends somehow."""
-    out = run(f"""
+    out = run(
+        f"""
         import gc
         backend = ProcessBackend("{method}")
         worker = backend.launch(0, Service)
@@ -641,7 +650,9 @@ def test_a_copy_of_the_parent_does_no_harm(method, end):
         os.waitpid(child, 0)
         say(ask(backend, worker, "2"), ask(backend, backend.launch(1, Service), "4"))
         backend.close()
-    """)
+    """,
+        finalize=end == "sys.exit(0)",
+    )
     assert out == "2 4\n"
 
 

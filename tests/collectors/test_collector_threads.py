@@ -32,7 +32,7 @@ print("the end")
 
 
 def test_a_program_that_forgets_to_shut_down_ends_well() -> None:
-    done = nursery.run(FORGETFUL)
+    done = nursery.run(FORGETFUL, finalize=True)
     assert (done.returncode, done.stdout) == (0, "the end\n"), done.stderr
 
 

@@ -137,22 +137,27 @@ class Named(torch.nn.Linear):
         return super().forward(observation)
 
 
-def test_making_an_evaluator_draws_nothing() -> None:
-    state = torch.get_rng_state()
+def test_a_factory_may_give_the_learners_own_module() -> None:
+    policy = Named(2, 1).train()
+    weight, state = policy.weight.detach().clone(), torch.get_rng_state()
+    with Evaluator(Walk, policy_factory=lambda env: policy, num_trajectories=1) as evaluator:
+        # Making it draws nothing.
+        assert torch.equal(torch.get_rng_state(), state)
+        evaluator.evaluate({"weight": torch.zeros(1, 2), "bias": torch.zeros(1)})
+    assert policy.training
+    assert torch.equal(policy.weight, weight)
     with Evaluator(Walk, policy_factory=lambda: Named(2, 1), num_trajectories=1):
         assert torch.equal(torch.get_rng_state(), state)
 
 
-def test_a_factory_may_give_the_learners_own_module() -> None:
-    policy = Named(2, 1).train()
-    weight = policy.weight.detach().clone()
-    with Evaluator(Walk, policy_factory=lambda env: policy, num_trajectories=1) as evaluator:
-        evaluator.evaluate({"weight": torch.zeros(1, 2), "bias": torch.zeros(1)})
-    assert policy.training
-    assert torch.equal(policy.weight, weight)
-
-
 def test_a_failure_is_raised_with_its_traceback() -> None:
+    with (
+        Evaluator(Fails, linear(), num_trajectories=1, backend="process") as evaluator,
+        pytest.raises(KeyError, match="the pole broke") as raised,
+    ):
+        evaluator.evaluate()
+    shown = str(raised.value) + "".join(getattr(raised.value, "__notes__", []))
+    assert "evaluation_parts.py" in shown
     with Evaluator(Fails, linear(), num_trajectories=1) as evaluator:
         with pytest.raises(KeyError, match="the pole broke") as raised:
             evaluator.evaluate()
@@ -164,28 +169,21 @@ def test_a_failure_is_raised_with_its_traceback() -> None:
         assert evaluator.wait() is None
 
 
-def test_a_failure_that_nobody_asked_for_is_raised_by_the_next_call() -> None:
-    done = threading.Event()
-
-    class Failing(Fails):
-        def close(self) -> None:
-            done.set()
-
-    with Evaluator(Failing, linear(), num_trajectories=1) as evaluator:
-        evaluator.trigger_eval()
-        assert done.wait(60)
-        while evaluator.pending:
-            threading.Event().wait(0.01)
-        with pytest.raises(KeyError, match="the pole broke"):
-            evaluator.trigger_eval()
-        assert evaluator.poll() is None
-
-
-def test_a_failure_that_nobody_asked_for_is_warned_of_at_the_end() -> None:
-    evaluator = Evaluator(Fails, linear(), num_trajectories=1, busy_policy="queue")
-    evaluator.trigger_eval()
+def wait_for(evaluator: Evaluator) -> None:
+    """Waits until an evaluation has ended, whose result is not taken."""
     while evaluator.pending:
         threading.Event().wait(0.01)
+
+
+def test_a_failure_that_nobody_asked_for_is_raised_by_the_next_call_or_warned_of() -> None:
+    evaluator = Evaluator(Fails, linear(), num_trajectories=1, busy_policy="queue")
+    evaluator.trigger_eval()
+    wait_for(evaluator)
+    with pytest.raises(KeyError, match="the pole broke"):
+        evaluator.trigger_eval()
+    assert evaluator.poll() is None
+    evaluator.trigger_eval()
+    wait_for(evaluator)
     with pytest.warns(RuntimeWarning, match="an evaluation failed: KeyError"):
         evaluator.shutdown()
 
@@ -266,16 +264,6 @@ def test_a_worker_that_always_dies_is_an_error(tmp_path: Path) -> None:
         assert evaluator.evaluate()["eval/num_episodes"] == 5
 
 
-def test_an_error_of_a_worker_has_its_traceback() -> None:
-    with (
-        Evaluator(Fails, linear(), num_trajectories=1, backend="process") as evaluator,
-        pytest.raises(KeyError, match="the pole broke") as raised,
-    ):
-        evaluator.evaluate()
-    shown = str(raised.value) + "".join(getattr(raised.value, "__notes__", []))
-    assert "evaluation_parts.py" in shown
-
-
 @pytest.mark.parametrize("backend", ["thread", "process"])
 def test_shutdown_ends_an_evaluation(backend: str) -> None:
     evaluator = Evaluator(partial(Walk, most=10**9), linear(), num_trajectories=1, backend=backend)
@@ -287,15 +275,6 @@ def test_shutdown_ends_an_evaluation(backend: str) -> None:
     for call in (evaluator.evaluate, evaluator.trigger_eval):
         with pytest.raises(RuntimeError, match="the evaluator was shut down"):
             call()
-
-
-def test_results_can_be_had_after_the_end() -> None:
-    with Evaluator(Walk, linear(), num_trajectories=1) as evaluator:
-        evaluator.trigger_eval()
-        while evaluator.pending:
-            threading.Event().wait(0.01)
-    assert evaluator.poll() is not None
-    assert evaluator.poll() is None
 
 
 def test_environments_are_made_stepped_and_closed_by_one_thread() -> None:
@@ -358,10 +337,15 @@ def test_only_the_newest_result_is_kept_if_a_callback_had_the_others() -> None:
     ) as evaluator:
         for _ in range(4):
             evaluator.trigger_eval()
-            while evaluator.pending:
-                threading.Event().wait(0.01)
+            wait_for(evaluator)
         last = evaluator.poll()
         assert last is not None
         assert last["eval/step"] == 3
         assert evaluator.poll() is None
     assert steps == [0, 1, 2, 3]
+    # A result can be had after the end.
+    with Evaluator(Walk, linear(), num_trajectories=1) as evaluator:
+        evaluator.trigger_eval()
+        wait_for(evaluator)
+    assert evaluator.poll() is not None
+    assert evaluator.poll() is None

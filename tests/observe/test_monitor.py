@@ -424,7 +424,7 @@ _OPEN_AT_EXIT = """
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_the_exit_of_the_interpreter_ends_it(workers):
-    done = nursery.run(_OPEN_AT_EXIT, workers)
+    done = nursery.run(_OPEN_AT_EXIT, workers, finalize=True)
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines()[-1] == "60 False"
     assert done.stderr == ""

@@ -14,11 +14,12 @@ import pytest
 import torch
 from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
+from pettingzoo import ParallelEnv as Parallel
 from tensordict.nn import TensorDictModule
 from torch import nn
 
 from trawl.envs import GymEnv, JaxEnv, ParallelEnv
-from trawl.testing import CheckFailed, NumberedEnv, NumberedTorchEnv, check_env, check_policy
+from trawl.testing import CheckFailed, NumberedEnv, check_env, check_policy
 
 NEXT, SAME, DISABLED = "NextStep", "SameStep", "Disabled"
 BOX = spaces.Box(-1, 1, (2,), np.float32)
@@ -201,6 +202,85 @@ class Vector(VectorEnv):
 DICT = spaces.Dict(a=spaces.Discrete(3), b=BOX)
 ONE = Healthy()
 
+
+class Tensors:
+    """Three environments of torch tensors, which end after three to five steps."""
+
+    single_observation_space, single_action_space = BOX, spaces.Discrete(2)
+    num_envs, device = 3, "cpu"
+
+    mode, partial = DISABLED, True
+
+    def __init__(self):
+        self.metadata = {"autoreset_mode": self.mode}
+
+    def change(self, shown):
+        return shown
+
+    def reset(self, *, seed=None, options=None):
+        if seed is not None or not hasattr(self, "generator"):
+            self.generator = torch.Generator().manual_seed(seed or 0)
+        rows = (options or {}).get("reset_mask") if self.partial else None
+        if rows is None:
+            self.shown, rows = torch.zeros(3, 2), torch.ones(3, dtype=torch.bool)
+            self.time = torch.zeros(3)
+        self.time = torch.where(rows, 0, self.time)
+        self.shown = torch.where(rows[:, None], self.draw(), self.shown)
+        return self.change(self.shown), {}
+
+    def draw(self):
+        return torch.rand(3, 2, generator=self.generator)
+
+    def step(self, actions):
+        self.time, self.shown = self.time + 1, self.draw()
+        ended = self.time >= torch.tensor([3, 4, 5])
+        return self.change(self.shown), torch.ones(3), ended, torch.zeros_like(ended), {}
+
+    def close(self):
+        pass
+
+
+class Agents(Parallel):
+    """Two agents, for seven steps."""
+
+    possible_agents = ("a_0", "a_1")
+    results = ()
+
+    def observation_space(self, agent):
+        return BOX
+
+    def action_space(self, agent):
+        return spaces.Discrete(2)
+
+    def reset(self, seed=None, options=None):
+        self.agents, self.time = list(self.possible_agents), 0
+        if seed is not None or not hasattr(self, "generator"):
+            self.generator = np.random.default_rng(seed)
+        return self.observe(), {agent: {} for agent in self.agents}
+
+    def observe(self):
+        return {a: self.generator.uniform(-1, 1, 2).astype(np.float32) for a in self.agents}
+
+    def step(self, actions):
+        self.time += 1
+        present, over = list(self.agents), self.time == 7
+        values = [1.0, over, False, {}]
+        found = [self.observe(), *(dict.fromkeys(present, one) for one in values)]
+        self.agents = [] if over else present
+        for place, change in self.results:
+            found[place] = change(found[place])
+        return tuple(found)
+
+
+def first_only(values):
+    return {"a_0": values["a_0"]}
+
+
+def in_buffer(env, shown):
+    env.buffer = getattr(env, "buffer", torch.zeros(3, 2))
+    return env.buffer.copy_(shown)
+
+
 # A broken environment; the level and the topic of its only finding, and a part of the sentence.
 ENVS = {
     "other precision": (
@@ -382,6 +462,61 @@ ENVS = {
         "warning autoreset",
         "always equals the first observation",
     ),
+    "tensors of other precision": (
+        broken(Tensors, change=lambda _, shown: shown.double()),
+        "warning observations",
+        "is float64",
+    ),
+    "shape of tensors": (
+        broken(Tensors, change=lambda _, shown: shown[:2]),
+        "error observations",
+        r"shape \(2, 2\)",
+    ),
+    "reused tensors": (
+        broken(Tensors, change=in_buffer),
+        "note buffers",
+        "overwritten",
+    ),
+    "tensors, declared as next step": (
+        broken(Tensors, mode=NEXT),
+        "error autoreset",
+        "so it was not a reset",
+    ),
+    "tensors that all begin anew": (
+        broken(Tensors, partial=False),
+        "error autoreset",
+        "also changed sub-environment",
+    ),
+    "agent without observation": (
+        broken(Agents, results=[(0, first_only)]),
+        "error agents",
+        r"no observation of \['a_1'\]",
+    ),
+    "agent without reward": (
+        broken(Agents, results=[(1, first_only)]),
+        "error agents",
+        "step 1 returned no reward",
+    ),
+    "flag of an agent": (
+        broken(Agents, results=[(2, lambda flags: dict.fromkeys(flags))]),
+        "error agents",
+        "termination of agent 'a_0'=None",
+    ),
+    "shape of an agent's observation": (
+        broken(Agents, observe=lambda env: {a: np.zeros(3) for a in env.agents}),
+        "error observations",
+        r"shape \(3,\)",
+    ),
+    "precision of an agent's observation": (
+        broken(Agents, observe=lambda env: {a: np.zeros(2) for a in env.agents}),
+        "warning observations",
+        "of agent 'a_0' is float64",
+    ),
+    "bounds of an agent's observation": (
+        broken(Agents, observe=lambda env: {a: np.full(2, 9, np.float32) for a in env.agents}),
+        "warning observations",
+        "above the bound 1.0",
+    ),
     "unknown id": ("NoSuchEnv-v0", "error construction", "NameNotFound"),
     "no environment": (5, "error construction", "expected an id"),
     "makes no environment": (lambda: 5, "error construction", "not an environment"),
@@ -443,15 +578,6 @@ def make_gymnax():
     return JaxEnv(gymnax.make("CartPole-v1"), num_envs=2)
 
 
-class Tensors(NumberedTorchEnv):
-    """Begins with the same numbers after each full reset."""
-
-    def reset(self, *, seed=None, options=None):
-        if not options:
-            NumberedTorchEnv.__init__(self, self.num_envs)
-        return super().reset(seed=seed, options=options)
-
-
 HEALTHY = {
     "id": "CartPole-v1",
     "function": Healthy,
@@ -467,7 +593,8 @@ HEALTHY = {
     "dm_control": "dm_control:cartpole/swingup",
     "agents": lambda: make_agents("mpe2.simple_spread_v3"),
     "agents in turns": lambda: make_agents("pettingzoo.classic.tictactoe_v3"),
-    "torch": lambda: Tensors(2),
+    "torch": Tensors,
+    "own agents": Agents,
     "JAX": make_gymnax,
     "TorchRL": make_torchrl,
     "choices": "Blackjack-v1",

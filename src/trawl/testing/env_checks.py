@@ -24,13 +24,17 @@ from trawl.envs.capture.ways import chain
 from trawl.envs.dm import DMEnv
 from trawl.envs.generators import get_states, seed_generators, set_states
 from trawl.envs.gym import GymEnv
+from trawl.envs.pettingzoo import PettingZooEnv
 from trawl.envs.pool import Pool
 from trawl.envs.reset_kwargs import names_taken
 from trawl.envs.serial import batch_source, build_env, close_made, given_envs
+from trawl.envs.torch_vector import TorchVectorEnv
 from trawl.envs.types import is_list
+from trawl.envs.vector import is_envpool
 from trawl.keys import as_key, show_key
 from trawl.testing.findings import CheckReport, Findings, Level, is_of_trawl
-from trawl.testing.watching import Lie, Watched, check_entries, watched
+from trawl.testing.samples import Lie, check_entries
+from trawl.testing.watching import Watched, check_agents, watched
 
 # Seeds of the global generators in traces that must not depend on them.
 _ONE, _OTHER = 1, 2
@@ -48,7 +52,7 @@ def check_env(
     steps: int = 200,
     seed: int = 0,
     worker: bool = True,
-    patience: float = 10.0,
+    patience: float = 5.0,
 ) -> CheckReport:
     """Checks an environment of your own against what collectors expect of it.
 
@@ -89,7 +93,7 @@ def check_env(
     steps = check_number("steps", steps, least=1)
     findings = Findings()
     subject = Subject(env, kwargs, findings)
-    with findings.quietly():
+    with findings.quietly(seed):
         try:
             _Checks(subject, findings, steps, seed, patience).run(worker)
         finally:
@@ -246,11 +250,13 @@ class _Checks:
 
     def _check_data(self, env: Any) -> None:
         """Takes random steps, and looks at all data."""
+        if isinstance(env, (GymEnv, PettingZooEnv, TorchVectorEnv)):
+            self._check_signature(env.env)
         watch = watched(env, self.findings)
-        if watch is not None:
-            self._check_signature(watch.env)
         step, durations, spent = -1, [], 0.0
         try:
+            if isinstance(env, PettingZooEnv) and env.parallel:
+                check_agents(env, self.findings, self._trace_steps, self.seed)
             root = self._begin(env)
             self._look(env, root, "the reset", watch)
             for step in range(self.steps):
@@ -307,8 +313,6 @@ class _Checks:
         except (Exception, SystemExit) as error:
             self._can_seed = False
             # The second try raises the error of a reset that fails in any case.
-            with suppress(Exception):
-                env.set_seed(self.seed)
             if isinstance(env, GymEnv):
                 env.pop_seeds()
             root = env.reset()
@@ -320,7 +324,7 @@ class _Checks:
 
     def _look(self, env: Any, data: TensorDictBase, when: str, watch: Watched | None) -> None:
         # What a watched environment returns was looked at before it was converted.
-        if watch is None:
+        if watch is None and not self.findings.has("observations"):
             check_entries(env, data, when, self.findings)
 
     def _check_rewards(self, env: Any, data: TensorDictBase, step: int) -> None:
@@ -337,6 +341,8 @@ class _Checks:
 
     def _check_signature(self, env: Any) -> None:
         names = names_taken(chain(env))
+        if is_envpool(env):
+            return
         missing = [name for name in ("seed", "options") if names is not None and name not in names]
         if missing:
             self.findings.add(

@@ -14,7 +14,8 @@ from typing import Any, Literal
 
 from typing_extensions import Self
 
-from trawl.envs.generators import get_states, set_states
+from trawl.envs.capture.rehearsal import is_deliberate
+from trawl.envs.generators import get_states, seed_generators, set_states
 from trawl.errors import WorkerError
 
 Level = Literal["error", "warning", "note"]
@@ -200,9 +201,14 @@ class Findings:
         return CheckReport(name, tuple(findings), dict(self.figures), tuple(self.not_checked))
 
     @contextmanager
-    def quietly(self) -> Iterator[None]:
-        """Restores the global generators, and turns warnings of Trawl into findings."""
+    def quietly(self, seed: int) -> Iterator[None]:
+        """Turns warnings of Trawl into findings, and seeds the global generators in the context.
+
+        Args:
+            seed: the seed. Afterwards, the generators are as they were before.
+        """
         states = get_states()
+        seed_generators(seed)
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("always")
@@ -252,30 +258,32 @@ def _one_line(text: str) -> str:
 def is_of_trawl(error: BaseException) -> bool:
     """Returns True for an exception that a check of the library raised."""
     frames = _frames(error)
-    return bool(frames) and str(frames[-1][0].f_globals.get("__name__")).startswith("trawl.")
+    return bool(frames) and _is_library(frames[-1][0]) and is_deliberate(error)
 
 
 def _frames(error: BaseException) -> list[tuple[Any, int]]:
     return list(traceback.walk_tb(error.__traceback__))
 
 
-def place_of(error: BaseException) -> str | None:
-    """Returns the place where an exception was raised; None if it was raised by the library.
+def _is_library(frame: Any) -> bool:
+    return str(frame.f_globals.get("__name__")).startswith("trawl.")
 
-    Calls within the library, and within libraries that the user's code calls, are left out.
+
+def place_of(error: BaseException) -> str | None:
+    """Returns the place in the user's code where an exception was raised; None if there is none.
+
+    Calls within other libraries that the user's code calls are left out.
     """
-    frames = _frames(error)
+    frames = [pair for pair in _frames(error) if not _is_library(pair[0])]
     if not frames or is_of_trawl(error):
         return None
-    frame, line = frames[-1]
-    for each, number in reversed(frames):
-        name = each.f_code.co_filename
-        if "site-packages" not in name and not name.startswith("<frozen "):
-            frame, line = each, number
-            break
-    if str(frame.f_globals.get("__name__")).startswith("trawl."):
-        frame, line = frames[-1]
+    own = [pair for pair in frames if not _is_installed(pair[0].f_code.co_filename)]
+    frame, line = (own or frames)[-1]
     file = frame.f_code.co_filename
     source = linecache.getline(file, line).strip()
     place = f"{os.path.basename(file)}, line {line}, in {frame.f_code.co_name}"
     return f"{place}: {source}" if source else place
+
+
+def _is_installed(file: str) -> bool:
+    return "site-packages" in file or file.startswith("<frozen ")

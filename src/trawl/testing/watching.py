@@ -3,37 +3,33 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from functools import partial
 from typing import Any
 
 import gymnasium
 import numpy as np
-from gymnasium import Space, spaces
-from gymnasium.vector import VectorWrapper
-from tensordict import TensorDictBase
-from torch import Tensor
+from gymnasium.vector import AutoresetMode, VectorWrapper
 
+from trawl.envs.autoreset_checks import ModeCheck
 from trawl.envs.capture.ways import chain
 from trawl.envs.final_obs import final_sample
 from trawl.envs.gym import GymEnv
-from trawl.envs.outcomes import flag_of, reset_results, step_results
+from trawl.envs.outcomes import Outcome, flag_of, reset_results, step_results
+from trawl.envs.pettingzoo import PettingZooEnv
 from trawl.envs.pool import is_pool
-from trawl.envs.spaces import SpaceCodec, picker
+from trawl.envs.spaces import SpaceCodec
+from trawl.envs.torch_vector import TorchVectorEnv
 from trawl.envs.vector import SameStepVector, is_envpool
-from trawl.keys import Key, as_key, show_key
-from trawl.memory import Array
+from trawl.keys import Key, show_key
+from trawl.memory import Array, Mask
 from trawl.testing.findings import Findings
-
-# Share of a bound by which a float may exceed it, because of rounding.
-_ROUNDING = 1e-5
-
-
-class Lie(Exception):
-    """Raised to end a look at an environment whose data can't be read; there is a finding."""
+from trawl.testing.samples import Lie, Samples, as_array
 
 
 class Watched:
-    """Looks at all that a Gymnasium environment returns to its adapter.
+    """Looks at all that an environment with Gymnasium's interface returns to its adapter.
 
     Args:
         adapter: the adapter.
@@ -45,14 +41,17 @@ class Watched:
         durations: seconds that each step took.
     """
 
-    def __init__(self, adapter: GymEnv, findings: Findings) -> None:
+    def __init__(self, adapter: GymEnv | TorchVectorEnv, findings: Findings) -> None:
         self.env = adapter.env
         self.durations: list[float] = []
         self._adapter = adapter
         self._findings = findings
-        self._codec: SpaceCodec = adapter.observation_codec
-        self._pick = picker([leaf.path for leaf in self._codec.leaves])
-        self._batch = tuple(adapter.batch_size)
+        codec: Any = adapter.observation_codec
+        self._modes: _TensorModes | None = None
+        if isinstance(adapter, TorchVectorEnv):
+            codec = codec.codec
+            self._modes = _TensorModes(adapter, codec, findings)
+        self._samples = Samples(codec, adapter.batch_size, findings)
         self.when = "the first reset"
         self._steps = 0
         # Arrays that were returned last, with copies.
@@ -62,15 +61,16 @@ class Watched:
         # Whether the last observation of an episode was the first of the next one, for each end.
         self._finals: list[bool] = []
         self._varies = False
-        kind = _WatchedEnv if adapter.vector is None else _WatchedVector
-        self._wrapper: Any = kind(self.env, self)
+        self._vector = adapter.vector if isinstance(adapter, GymEnv) else None
+        kind: Any = _WatchedEnv if self._vector is None else _WatchedVector
+        self._wrapper: Any = (kind if self._modes is None else _WatchedTensors)(self.env, self)
         adapter.env = self._wrapper
-        if adapter.vector is not None:
-            adapter.vector.env = self._wrapper
+        if self._vector is not None:
+            self._vector.env = self._wrapper
 
     def unwatch(self) -> None:
         """Puts the environment back into its adapter, and into what the adapter added to it."""
-        for holder in (self._adapter, self._adapter.vector, *chain(self._adapter.env)):
+        for holder in (self._adapter, self._vector, *chain(self._adapter.env)):
             if getattr(holder, "env", None) is self._wrapper:
                 holder.env = self.env
 
@@ -93,8 +93,10 @@ class Watched:
         found = self.env.reset(**kwargs)
         self._find_reuse()
         obs, info = reset_results(found, self.env)
-        self._look(obs)
+        before = self._look(obs)
         self._check_info(info, "reset")
+        if self._modes is not None:
+            self._modes.reset(before, self._arrays, kwargs.get("options") or {})
         return found
 
     def step(self, action: Any) -> Any:
@@ -106,127 +108,37 @@ class Watched:
         self.durations.append(time.perf_counter() - begun)
         self._find_reuse()
         obs, reward, terminated, truncated, info = step_results(found, self.env)
-        before = [copied for _, _, copied in self._shown]
-        self._look(obs)
+        before = self._look(obs)
         self._check_reward(reward)
         self._check_info(info, "step")
-        if self._adapter.vector is None:
+        if self._modes is not None:
+            results = [np.reshape(as_array(one), -1) for one in (reward, terminated, truncated)]
+            self._modes.step(Outcome(*results))
+            if self._modes.mode is AutoresetMode.SAME_STEP:
+                self._compare_finals(obs, info, results[1] | results[2], before)
+        elif self._vector is None:
             ended = flag_of(terminated, "terminated", self.env)
             ended |= flag_of(truncated, "truncated", self.env)
             if isinstance(info, Mapping):
                 self._infos.append(({str(name): _shape(info[name]) for name in info}, ended))
             self._check_own_reset(info)
-        elif isinstance(self._adapter.vector, SameStepVector):
+        elif isinstance(self._vector, SameStepVector):
             self._compare_finals(obs, info, np.logical_or(terminated, truncated), before)
         return found
 
-    # --- observations
+    def _look(self, obs: Any) -> list[Array]:
+        """Looks at an observation, and returns the arrays of the one before it."""
+        before = self._arrays
+        found = self._samples.look(obs, self.when)
+        self._shown = [(key, array, array.copy()) for key, array in found]
+        return before
 
-    def _look(self, obs: Any) -> None:
-        self._check_structure(self._codec.space, obs, ())
-        self._shown = []
-        for leaf, value in zip(self._codec.leaves, self._pick(obs), strict=True):
-            if isinstance(value, np.ndarray):
-                self._shown.append((leaf.key, value, value.copy()))
-            if leaf in self._codec.loose:
-                self._check_loose(leaf, value)
-            else:
-                self._check_leaf(leaf, value)
-
-    def _check_structure(self, space: Space[Any], value: Any, path: tuple[Any, ...]) -> None:
-        """Rejects a sample that doesn't have the entries of a Dict or Tuple space."""
-        kind: Any
-        parts: list[tuple[Any, Space[Any]]]
-        if isinstance(space, spaces.Dict):
-            kind, parts = Mapping, list(space.spaces.items())
-        elif isinstance(space, spaces.Tuple):
-            kind, parts = Sequence, list(enumerate(space.spaces))
-        else:
-            return
-        what = f"the observation{''.join(f'[{part!r}]' for part in path)} of {self.when}"
-        if not isinstance(value, kind):
-            self._lie(
-                path,
-                f"{what} is {type(value).__name__}, but its space is a "
-                f"{type(space).__name__} of {[name for name, _ in parts]}: return what it says",
-            )
-        present = set(value) if isinstance(value, Mapping) else set(range(len(value)))
-        if missing := [name for name, _ in parts if name not in present]:
-            self._lie(
-                path,
-                f"{what} lacks {missing}, which its space has: return all entries of the "
-                "space in each step, or leave them out of the space",
-            )
-        for name, part in parts:
-            self._check_structure(part, value[name], (*path, name))
-
-    def _lie(self, matter: Any, message: str) -> None:
-        self._add("error", "observations", message, matter)
-        raise Lie
+    @property
+    def _arrays(self) -> list[Array]:
+        return [copied for _, _, copied in self._shown]
 
     def _add(self, level: Any, topic: str, message: str, matter: Any = "") -> None:
         self._findings.add(level, topic, message, str(matter))
-
-    def _check_loose(self, leaf: Any, value: Any) -> None:
-        values = [value] if not self._batch else list(value)
-        if not all(leaf.space.contains(one) for one in values):
-            self._add(
-                "warning",
-                "observations",
-                f"observation {show_key(leaf.key)} of {self.when} is not in its space "
-                f"{leaf.space}: {_short(value)}: state a space that has all observations",
-                leaf.key,
-            )
-
-    def _check_leaf(self, leaf: Any, value: Any) -> None:
-        what = f"observation {show_key(leaf.key)} of {self.when}"
-        space, array = leaf.space, np.asarray(value)
-        expected = (*self._batch, *space.shape)
-        if array.dtype.kind not in "biuf":
-            self._lie(
-                leaf.key,
-                f"{what} is {type(value).__name__} ({_short(value)}), but its space has "
-                f"{space.dtype}: return an array of numbers",
-            )
-        if array.shape != expected:
-            self._lie(
-                leaf.key,
-                f"{what} has the shape {array.shape}, but its space says {expected}: "
-                "return that shape, or state the true shape in the space",
-            )
-        self._check_dtype(leaf, array, what)
-        if isinstance(space, (spaces.Discrete, spaces.MultiDiscrete)):
-            self._check_choice(leaf, array, what)
-        check_values(what, leaf.key, array, *_bounds(space), self._findings)
-
-    def _check_choice(self, leaf: Any, array: Array, what: str) -> None:
-        """Rejects a choice that its space doesn't have."""
-        low, high = _bounds(leaf.space)
-        if ((array < low) | (array > high)).any():
-            self._lie(
-                leaf.key,
-                f"{what} is {_short(array.tolist())}, but its space is {leaf.space}: state a "
-                "space that has all values",
-            )
-
-    def _check_dtype(self, leaf: Any, array: Array, what: str) -> None:
-        space = leaf.space
-        if array.dtype == space.dtype:
-            return
-        if not np.can_cast(array.dtype, space.dtype, "same_kind"):
-            self._lie(
-                leaf.key,
-                f"{what} is {array.dtype}, but its space says {space.dtype}, to which it "
-                f"can't be converted without loss: state dtype={array.dtype} in the space",
-            )
-        if isinstance(space, spaces.Box):
-            self._add(
-                "warning",
-                "observations",
-                f"{what} is {array.dtype}, but its space says {space.dtype}, so that each is "
-                f"converted: return {space.dtype}, or state dtype={array.dtype} in the space",
-                (leaf.key, "dtype"),
-            )
 
     def _find_reuse(self) -> None:
         """Finds arrays that were changed after they had been returned."""
@@ -245,7 +157,7 @@ class Watched:
 
     def _check_reward(self, reward: Any) -> None:
         try:
-            array = np.asarray(reward)
+            array = np.asarray(as_array(reward))
         except ValueError:
             return
         if array.dtype.kind not in "biuf":
@@ -309,12 +221,12 @@ class Watched:
                 )
 
     def _compare_finals(self, obs: Any, info: Any, ended: Any, before: list[Array]) -> None:
-        now = self._pick(obs)
+        now = self._samples.pick(obs)
         for row in map(int, np.flatnonzero(ended)):
             final = final_sample(info, row)
             if final is None:
                 continue  # the adapter rejects it
-            last = self._pick(final)
+            last = self._samples.pick(final)
             self._finals.append(
                 all(np.array_equal(a, np.asarray(b)[row]) for a, b in zip(last, now, strict=True))
             )
@@ -322,6 +234,61 @@ class Watched:
                 not np.array_equal(a[row], np.asarray(b)[row])
                 for a, b in zip(before, now, strict=False)
             )
+
+
+class _TensorModes:
+    """Checks that an environment of tensors resets according to its autoreset mode.
+
+    Args:
+        adapter: its adapter.
+        codec: codec of the observations of one environment.
+        findings: the findings to add to.
+    """
+
+    def __init__(self, adapter: TorchVectorEnv, codec: SpaceCodec, findings: Findings) -> None:
+        self.mode = adapter.mode
+        self._check = ModeCheck(adapter.env, codec, adapter.mode)
+        self._findings = findings
+        self._ended: Mask = np.zeros(adapter.batch_size, np.bool_)
+
+    def reset(self, before: list[Array], after: list[Array], options: Mapping[str, Any]) -> None:
+        """Checks a reset, which may be of some environments only."""
+        rows = np.ones_like(self._ended)
+        for name in ("reset_mask", "env_idx"):
+            if name in options:
+                rows = np.zeros_like(self._ended)
+                rows[as_array(options[name])] = True
+        if before and not rows.all():
+            self._try(lambda: self._check.others(before, after, rows))
+        self._ended = self._ended & ~rows
+
+    def step(self, outcome: Outcome) -> None:
+        """Checks a step, which may be only a reset of some environments."""
+        if self.mode is AutoresetMode.NEXT_STEP and self._ended.any():
+            self._try(lambda: self._check.reset_step(self._ended, outcome))
+        self._ended = (outcome.terminated | outcome.truncated).astype(np.bool_)
+
+    def _try(self, check: Callable[[], None]) -> None:
+        try:
+            check()
+        except ValueError as error:
+            message = str(error).replace("GymEnv(", "TorchVectorEnv(")
+            self._findings.add("error", "autoreset", message)
+            raise Lie from None
+
+
+class _WatchedTensors:
+    def __init__(self, env: Any, watch: Watched) -> None:
+        self._env = env
+        self.reset = watch.reset
+        self.step = watch.step
+
+    @property
+    def unwrapped(self) -> Any:
+        return getattr(self._env, "unwrapped", self._env)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._env, name)
 
 
 class _WatchedEnv(gymnasium.Wrapper[Any, Any, Any, Any]):
@@ -349,12 +316,14 @@ class _WatchedVector(VectorWrapper):
 
 
 def watched(env: Any, findings: Findings) -> Watched | None:
-    """Watches a Gymnasium environment; returns None for environments of other kinds.
+    """Watches an environment with Gymnasium's interface; returns None for other kinds.
 
     Args:
         env: the adapter of the environment.
         findings: the findings to add to.
     """
+    if isinstance(env, TorchVectorEnv):
+        return Watched(env, findings)
     if not isinstance(env, GymEnv) or is_envpool(env.env) or is_pool(env.env):
         return None
     if not isinstance(env.env, (gymnasium.Env, gymnasium.vector.VectorEnv)):
@@ -362,130 +331,92 @@ def watched(env: Any, findings: Findings) -> Watched | None:
     return Watched(env, findings)
 
 
-def check_entries(env: Any, data: TensorDictBase, when: str, findings: Findings) -> None:
-    """Compares the observations of a TensorDict with the environment's specs.
+def check_agents(adapter: PettingZooEnv, findings: Findings, steps: int, seed: int) -> None:
+    """Looks at what a parallel environment of PettingZoo returns in random steps.
+
+    Errors that it raises are left to the adapter's own steps.
 
     Args:
-        env: the environment.
-        data: what a reset or a step returned.
-        when: the step, for messages.
+        adapter: the adapter of the environment.
         findings: the findings to add to.
+        steps: number of steps.
+        seed: seed of the environment and the actions.
 
     Raises:
-        Lie: if entries are missing, or have another shape or dtype.
+        Lie: if observations can't be read.
     """
-    for name, spec in env.full_observation_spec.items(True, True):
-        key = as_key(name)
-        what = f"observation {show_key(key)} of {when}"
-        value = data.get(name, None)
-        if value is None:
-            findings.add(
-                "error",
-                "observations",
-                f"{what} is missing, but the specs have it: return all "
-                "entries of the specs in each step",
-                str(key),
-            )
-            raise Lie
-        if not isinstance(value, Tensor):
-            continue
-        for kind, has, says in (
-            ("shape", tuple(value.shape), tuple(spec.shape)),
-            ("dtype", value.dtype, spec.dtype),
-        ):
-            if has != says:
-                findings.add(
-                    "error",
-                    "observations",
-                    f"{what} has the {kind} {has}, but its spec says {says}: make both the same",
-                    str(key),
-                )
-                raise Lie
-        low, high = getattr(spec, "low", None), getattr(spec, "high", None)
-        limits = [None if one is None else one.cpu().numpy() for one in (low, high)]
-        array = (
-            value.detach().cpu().float().numpy()
-            if value.dtype.itemsize == 2
-            else (value.detach().cpu().numpy())
-        )
-        if limits[0] is None and not spec.is_in(value):
-            findings.add(
-                "warning",
-                "observations",
-                f"{what} is not in its spec {_short(spec)}: {_short(value)}: state a spec that "
-                "has all observations",
-                str((key, "bounds")),
-            )
-        check_values(what, key, array, limits[0], limits[1], findings)
+    env = adapter.env
+    samples: dict[str, Samples] = {}
+
+    def look(observations: Mapping[str, Any], when: str) -> None:
+        for agent, observed in observations.items():
+            if agent not in samples:
+                codec = SpaceCodec(env.observation_space(agent), "observation")
+                samples[agent] = Samples(codec, (), findings, f" of agent {agent!r}")
+            samples[agent].look(observed, when)
+
+    with suppress(_Over):
+        observations, infos = _or_over(lambda: env.reset(seed=seed), 2)
+        for step in range(1, steps + 1):
+            look(observations, f"step {step - 1}" if step > 1 else "the first reset")
+            agents = list(env.agents)
+            actions = {
+                agent: _sample(env, agent, observations.get(agent), infos.get(agent), seed + step)
+                for agent in agents
+            }
+            if not agents:
+                return
+            found = _or_over(partial(env.step, actions), 5)
+            observations, infos = found[0], found[4]
+            names = ("observation", "reward", "termination", "truncation")
+            for name, values in zip(names, found, strict=False):
+                missing = [agent for agent in agents if agent not in values]
+                if missing:
+                    findings.add(
+                        "error",
+                        "agents",
+                        f"step {step} returned no {name} of {missing}, who took part in it, so "
+                        "that zeros are collected instead: return one for each agent that was in "
+                        "agents before the step",
+                        name,
+                    )
+                    return
+            for name, flags in zip(names[2:], found[2:4], strict=True):
+                for agent, flag in flags.items():
+                    try:
+                        flag_of(flag, f"{name} of agent {agent!r}", env)
+                    except TypeError as error:
+                        findings.add("error", "agents", f"step {step}: {error}", name)
+                        return
 
 
-def check_values(
-    what: str, key: Key, array: Array, low: Any, high: Any, findings: Findings
-) -> None:
-    """Looks for NaN, and for numbers outside of bounds.
-
-    Args:
-        what: the subject of messages.
-        key: key of the array.
-        array: the numbers.
-        low: the lower bounds; None for none.
-        high: the upper bounds; None for none.
-        findings: the findings to add to.
-    """
-    if array.dtype.kind == "f" and np.isnan(array).any():
-        place = _place(np.isnan(array))
-        findings.add(
-            "error",
-            "observations",
-            f"{what} has NaN{place}: find the step of the simulation in which it arises, and end "
-            "the episode there or mend it",
-            str((key, "nan")),
-        )
-        return
-    for side, bound, beyond in (("below", low, np.less), ("above", high, np.greater)):
-        if bound is None:
-            continue
-        slack = np.abs(bound) * _ROUNDING + _ROUNDING if array.dtype.kind == "f" else 0
-        limit = bound - slack if side == "below" else bound + slack
-        wrong = beyond(array, limit)
-        if wrong.any():
-            worst = array[wrong].flat[0]
-            says = np.broadcast_to(bound, array.shape)[wrong].flat[0]
-            findings.add(
-                "warning",
-                "observations",
-                f"{what} is {worst}{_place(wrong)}, {side} the bound {says} of its space: state "
-                "bounds that hold, or clip the observation",
-                str((key, "bounds")),
-            )
+class _Over(Exception):
+    """Raised to end a look at an environment that fails."""
 
 
-def _bounds(space: Space[Any]) -> tuple[Any, Any]:
-    if isinstance(space, spaces.Box):
-        return (space.low, space.high)
-    elif isinstance(space, spaces.Discrete):
-        return (np.asarray(space.start), np.asarray(space.start + space.n - 1))
-    elif isinstance(space, spaces.MultiDiscrete):
-        start = np.asarray(space.start)
-        return (start, start + np.asarray(space.nvec) - 1)
-    else:
-        return (np.asarray(0), np.asarray(1))
+def _or_over(call: Callable[[], Any], count: int) -> Any:
+    try:
+        found = call()
+    except Exception:
+        raise _Over from None
+    if not isinstance(found, tuple) or not all(isinstance(one, Mapping) for one in found):
+        raise _Over
+    if len(found) != count:
+        raise _Over
+    return found
+
+
+def _sample(env: Any, agent: str, observed: Any, info: Any, seed: int) -> Any:
+    """Returns a random action of an agent, among those that its mask allows."""
+    space = env.action_space(agent)
+    space.seed(seed)
+    for holder in (observed, info):
+        if isinstance(holder, Mapping) and holder.get("action_mask") is not None:
+            return space.sample(np.asarray(holder["action_mask"], np.int8))
+    return space.sample()
 
 
 def _shape(value: Any) -> tuple[int, ...] | None:
     """Returns the shape of a number or an array; None for anything else."""
     known = isinstance(value, (bool, int, float, np.generic, np.ndarray))
     return np.shape(value) if known else None
-
-
-def _place(wrong: Array) -> str:
-    """Returns the index of the first element of a mask, as the end of a phrase."""
-    if wrong.ndim == 0:
-        return ""
-    index = [int(part) for part in np.argwhere(wrong)[0]]
-    return f" at {index}"
-
-
-def _short(value: Any) -> str:
-    text = " ".join(repr(value).split())
-    return text if len(text) <= 100 else f"{text[:100]}…"

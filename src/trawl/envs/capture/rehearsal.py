@@ -71,7 +71,7 @@ def failure(members: Sequence[Any], shared: frozenset[str]) -> Exception | None:
             try:
                 _play(copies[0], action, until)
             except Exception as error:
-                if isinstance(error, _DAMAGE) or not _is_deliberate(error):
+                if isinstance(error, _DAMAGE) or not is_deliberate(error):
                     errors.append(error)
     broken = [error for error in errors if isinstance(error, _BROKEN)]
     return (broken or errors)[0] if broken or len(errors) == tried else None
@@ -161,7 +161,7 @@ def _check_results(space: Any, obs: Any, reward: Any) -> None:
         np.empty(space.shape, space.dtype)[...] = obs
 
 
-def _is_deliberate(error: Exception) -> bool:
+def is_deliberate(error: BaseException) -> bool:
     """Returns True if code raised an error by ``raise``, and no operation on wrong data failed.
 
     Such an error may be about an action that is not legal now, or an environment that is meant to
