@@ -141,49 +141,41 @@ def test_no_file_is_two_entries(tmp_path):
     refused(tmp_path / "d", "memmap", "two entries have the same file")
 
 
-def test_minari_makes_no_environment(tmp_path):
+MINARI_FACTS = {
+    "no environment is made": ({"env_spec": "{spec}", "observation_space": None}, "must be text"),
+    "nor for actions": ({"env_spec": "{spec}", "action_space": None}, "must be text"),
+    **{
+        f"{name} {str(value)[:9]}": ({name: value}, r"metadata\.json is damaged")
+        for name in ("data_format", "observation_space", "action_space")
+        for value in ("parquet", "{", '"x"', '{"type": "Box"}', "[" * 100_000, 3, None)
+    },
+}
+
+
+@pytest.mark.parametrize("name", MINARI_FACTS)
+def test_what_minari_was_told_is_checked(name, tmp_path):
     pytest.importorskip("minari")
+    changes, words = MINARI_FACTS[name]
     write(SINKS["minari"], tmp_path / "d", [frames(0, 14)])
     path = tmp_path / "d" / "data" / "metadata.json"
-    facts = json.loads(path.read_text())
-    spec = {
-        "id": "X-v0",
-        "entry_point": "os:system",
-        "kwargs": {"command": f"touch {tmp_path}/ran"},
-        "additional_wrappers": [],
-        "vector_entry_point": None,
-        "reward_threshold": None,
-        "nondeterministic": False,
-        "max_episode_steps": None,
-        "order_enforce": True,
-        "disable_env_checker": False,
-    }
-    for name in ("observation_space", "action_space"):
-        changed = {**facts, "env_spec": json.dumps(spec)}
-        del changed[name]
-        path.write_text(json.dumps(changed))
-        refused(tmp_path / "d", "minari", "observation_space and action_space must be text")
+    facts = {**json.loads(path.read_text()), **changes}
+    if "env_spec" in changes:
+        spec = {"id": "X-v0", "entry_point": "os:system", "additional_wrappers": []}
+        spec["kwargs"] = {"command": f"touch {tmp_path}/ran"}
+        names = ("vector_entry_point", "reward_threshold", "nondeterministic", "max_episode_steps")
+        spec |= dict.fromkeys((*names, "order_enforce", "disable_env_checker"))
+        facts["env_spec"] = json.dumps(spec)
+        facts = {key: value for key, value in facts.items() if value is not None}
+    path.write_text(json.dumps(facts))
+    refused(tmp_path / "d", "minari", words)
     assert not (tmp_path / "ran").exists()
-
-
-@pytest.mark.parametrize("name", ["data_format", "observation_space", "action_space"])
-@pytest.mark.parametrize(
-    "value", ["parquet", "{", '"x"', '{"type": "Box"}', "[" * 100_000, 3, None]
-)
-def test_what_minari_was_told_is_checked(name, value, tmp_path):
-    pytest.importorskip("minari")
-    write(SINKS["minari"], tmp_path / "d", [frames(0, 14)])
-    path = tmp_path / "d" / "data" / "metadata.json"
-    path.write_text(json.dumps({**json.loads(path.read_text()), name: value}))
-    refused(tmp_path / "d", "minari", r"metadata\.json is damaged")
 
 
 def test_files_beside_those_of_an_episode_are_refused(tmp_path):
     pytest.importorskip("minari")
     write(SINKS["minari"], tmp_path / "d", [frames(0, 14)])
-    shutil.copy(
-        frame_file(tmp_path / "d", "minari"), tmp_path / "d" / "data" / "1" / "part-1.arrow"
-    )
+    file = frame_file(tmp_path / "d", "minari")
+    shutil.copy(file, tmp_path / "d" / "data" / "1" / "part-1.arrow")
     refused(tmp_path / "d", "minari", "'part-1.arrow' does not belong there")
 
 

@@ -162,21 +162,14 @@ def test_what_is_after_the_end_of_an_episode_is_not_bootstrapped() -> None:
     assert result["next", "observation"].flatten().tolist() == [3, 3, 3, 5, 5]
     assert result["next", "terminated"].flatten().tolist() == [True, True, True, False, False]
     assert result["nonterminal"].tolist() == [False, False, False, True, True]
-
-
-def test_a_truncated_episode_goes_on_without_us() -> None:
+    # One that is truncated goes on without us.
     batch = numbered([0, 1, 0])
     batch["next", "terminated"] = torch.zeros_like(batch["next", "done"])
+    batch.names = ["time"]
     result = MultiStep(0.9, 3)(batch)
     assert result["next", "done"].flatten().tolist() == [True, True, False]
     assert result["nonterminal"].all()
-
-
-def test_names_are_kept() -> None:
-    batch = numbered([[0, 1], [0, 0]])
-    batch.names = [None, "time"]
-    result = MultiStep(0.9, 2)(batch)
-    assert result.names == result["next"].names == [None, "time"]
+    assert result.names == result["next"].names == ["time"]
 
 
 def test_rewards_may_be_nested_and_of_any_shape() -> None:
@@ -240,31 +233,18 @@ def rewards_of(batch: TensorDictBase) -> torch.Tensor:
     return batch["next", "reward"].reshape(-1)
 
 
-def test_it_is_applied_to_whole_trajectories() -> None:
+def test_it_is_applied_to_whole_trajectories_and_leaves_the_padding_alone() -> None:
     # The reward is the number of the step: 1, 2, 3 in the first episode, 4 in the second.
-    with Collector(
-        NumberedEnv(lengths=[3, 1]),
-        frames_per_batch=2,
-        trajs_per_batch=2,
-        traj_format="cat",
-        postproc=MultiStep(1.0, 3),
-    ) as collector:
-        batch = collector.next()
-    assert rewards_of(batch).tolist() == [6, 5, 3, 4]
-    assert batch["steps_to_next_obs"].tolist() == [3, 2, 1, 1]
-
-
-def test_it_leaves_the_padding_alone() -> None:
-    with Collector(
-        NumberedEnv(lengths=[3, 1]),
-        frames_per_batch=2,
-        trajs_per_batch=2,
-        traj_format="padded",
-        postproc=MultiStep(1.0, 3),
-    ) as collector:
-        batch = collector.next()
-    assert batch["next", "reward"][..., 0].tolist() == [[6, 5, 3], [4, 0, 0]]
-    assert not batch["nonterminal"].any()
+    found = {}
+    for layout in ("cat", "padded"):
+        options = {"frames_per_batch": 2, "trajs_per_batch": 2, "traj_format": layout}
+        env = NumberedEnv(lengths=[3, 1])
+        with Collector(env, postproc=MultiStep(1.0, 3), **options) as collector:
+            found[layout] = collector.next()
+    assert rewards_of(found["cat"]).tolist() == [6, 5, 3, 4]
+    assert found["cat"]["steps_to_next_obs"].tolist() == [3, 2, 1, 1]
+    assert found["padded"]["next", "reward"][..., 0].tolist() == [[6, 5, 3], [4, 0, 0]]
+    assert not found["padded"]["nonterminal"].any()
 
 
 @pytest.mark.parametrize("sync", [True, False])

@@ -163,20 +163,31 @@ def test_a_key_names_the_values():
         bootstrap_time_limits(batch, network, 0.9)
 
 
-def test_mistakes_are_named():
-    with pytest.raises(TypeError, match="value_network must be a TensorDict module"):
-        BootstrapTimeLimits(3)
-    with pytest.raises(ValueError, match=r"gamma must be from 0 to 1, but it is 1\.5"):
-        BootstrapTimeLimits(critic(), 1.5)
-    with pytest.raises(TypeError, match="gamma must be a number, but it is None"):
-        bootstrap_time_limits(frames(), critic(), None)
-    with pytest.raises(TypeError, match="must return a TensorDict or a tensor"):
-        bootstrap_time_limits(frames(), lambda steps: 1.0)
-    with pytest.raises(KeyError, match=r"reads 'observation', but .* compact_obs=True"):
-        bootstrap_time_limits(frames().exclude(("next", "observation")), critic())
-    for key, text in (("truncated", "no flag 'truncated' under 'next'"), ("reward", "no .*reward")):
-        with pytest.raises(KeyError, match=text):
-            bootstrap_time_limits(frames().exclude(("next", key)), critic())
+@pytest.mark.parametrize(
+    ("call", "error", "words"),
+    [
+        (lambda: BootstrapTimeLimits(3), TypeError, "value_network must be a TensorDict module"),
+        (lambda: BootstrapTimeLimits(nn.Linear), TypeError, r"but it is <class '.*Linear'>"),
+        (lambda: BootstrapTimeLimits(critic(), 1.5), ValueError, r"from 0 to 1, but it is 1\.5"),
+        (lambda: BootstrapTimeLimits(critic(), value_key=3), TypeError,
+         "value_key must be a string or a tuple of strings"),
+        (lambda: BootstrapTimeLimits(critic(), set_terminated="no"), TypeError,
+         "set_terminated must be True or False"),
+        (lambda: bootstrap_time_limits(frames(), critic(), None), TypeError,
+         "gamma must be a number, but it is None"),
+        (lambda: bootstrap_time_limits(frames(), lambda steps: 1.0), TypeError,
+         "must return a TensorDict or a tensor"),
+        (lambda: bootstrap_time_limits(frames().exclude(("next", "observation")), critic()),
+         KeyError, r"reads 'observation', but .* compact_obs=True"),
+        (lambda: bootstrap_time_limits(frames().exclude(("next", "truncated")), critic()),
+         KeyError, "no flag 'truncated' under 'next'"),
+        (lambda: bootstrap_time_limits(frames().exclude(REWARD), critic()), KeyError,
+         "no .*reward"),
+    ],
+)  # fmt: skip
+def test_mistakes_are_named(call, error, words):
+    with pytest.raises(error, match=words):
+        call()
 
 
 class _OfTensors(nn.Module):
@@ -200,12 +211,3 @@ def test_another_module_of_tensors_is_explained_when_it_fails():
     text = "\n".join([str(caught.value), *getattr(caught.value, "__notes__", [])])
     assert "value_network is called with a TensorDict" in text
     assert "needs a TensorDictModule" in text
-
-
-def test_other_arguments_are_checked():
-    with pytest.raises(TypeError, match="value_key must be a string or a tuple of strings"):
-        BootstrapTimeLimits(critic(), value_key=3)
-    with pytest.raises(TypeError, match="set_terminated must be True or False"):
-        BootstrapTimeLimits(critic(), set_terminated="no")
-    with pytest.raises(TypeError, match=r"but it is <class '.*Linear'>"):
-        BootstrapTimeLimits(nn.Linear)

@@ -57,21 +57,17 @@ def test_every_whole_trajectory_comes_out_once_and_in_order(
     assert found == [(end, number, start) for end, _, number, start in sorted(ends)]
 
 
-def test_a_trajectory_that_a_reset_cut_off_is_dropped() -> None:
+def steps_of(assembler: TrajectoryAssembler) -> list[list[int]]:
+    return [one["step"].tolist() for one in assembler.take()]
+
+
+def test_what_a_reset_cut_off_and_steps_without_a_trajectory_are_left_out() -> None:
     (batch,) = batches([[4, 4]], 8)
     batch["next", "done"][0, 3] = False
+    batch["collector", "traj_ids"][0, 4] = -1
     assembler = TrajectoryAssembler()
     assembler.add(batch)
-    (only,) = assembler.take()
-    assert only["step"].tolist() == [4, 5, 6, 7]
-
-
-def test_steps_without_a_trajectory_are_left_out() -> None:
-    (batch,) = batches([[4]], 4)
-    batch["collector", "traj_ids"][0, 0] = -1
-    assembler = TrajectoryAssembler()
-    assembler.add(batch)
-    assert assembler.take()[0]["step"].tolist() == [1, 2, 3]
+    assert steps_of(assembler) == [[5, 6, 7]]
 
 
 def test_unfinished_pieces_do_not_keep_their_batch() -> None:
@@ -81,35 +77,22 @@ def test_unfinished_pieces_do_not_keep_their_batch() -> None:
     assembler.add(kept)
     kept["step"].fill_(-1)
     assembler.add(second)
-    assert assembler.take()[0]["step"].tolist() == [0, 1, 2, 3, 4]
+    assert steps_of(assembler)[0] == [0, 1, 2, 3, 4]
 
 
-def test_take_gives_the_first_ones() -> None:
+def test_trajectories_are_joined() -> None:
     assembler = TrajectoryAssembler()
-    assembler.add(batches([[1, 2, 3]], 6)[0])
-    assert [len(t) for t in assembler.take(2)] == [1, 2]
+    assembler.add(batches([[1, 3, 2]], 6)[0])
+    first = assembler.take(2)
+    assert [len(one) for one in first] == [1, 3]
     assert len(assembler) == 1
-
-
-def test_without_ids_there_are_no_trajectories() -> None:
-    with pytest.raises(KeyError, match="traj_ids"):
-        TrajectoryAssembler().add(TensorDict({"x": torch.zeros(3)}, 3))
-
-
-def test_padded_trajectories_have_a_mask() -> None:
-    assembler = TrajectoryAssembler()
-    assembler.add(batches([[1, 3]], 4)[0])
-    padded = join(assembler.take(), "padded")
+    padded, cat = join(first, "padded"), join(first, "cat")
     assert padded.shape == (2, 3)
     assert padded["collector", "mask"].tolist() == [[True, False, False], [True, True, True]]
-
-
-def test_concatenated_trajectories_follow_each_other() -> None:
-    assembler = TrajectoryAssembler()
-    assembler.add(batches([[1, 3]], 4)[0])
-    cat = join(assembler.take(), "cat")
     assert cat["step"].tolist() == [0, 1, 2, 3]
     assert cat.names == ["time"]
+    with pytest.raises(KeyError, match="traj_ids"):
+        assembler.add(TensorDict({"x": torch.zeros(3)}, 3))
 
 
 def test_parts_of_one_time_come_out_by_the_step_at_which_they_ended() -> None:
@@ -175,36 +158,26 @@ def test_what_waits_is_copied_when_it_is_to_be_kept() -> None:
     assembler.take(1)
     assembler.keep()
     batch["step"].fill_(-1)
-    assert [t["step"].tolist() for t in assembler.take()] == [[1, 2], [3, 4, 5]]
+    assert steps_of(assembler) == [[1, 2], [3, 4, 5]]
 
 
-def test_a_state_is_a_copy_that_another_can_go_on_from() -> None:
-    first, second = batches([[1, 2, 3]], 3)
-    assembler, other = TrajectoryAssembler(), TrajectoryAssembler()
+def test_another_goes_on_from_a_state() -> None:
+    first, second = batches([[1, 4, 1]], 3)
+    assembler, copied, other = (TrajectoryAssembler() for _ in range(3))
     assembler.add(first)
     state = assembler.state()
+    # The state is a copy.
     first["step"].fill_(-1)
+    copied.load(state, lambda place: place)
+    copied.add(second)
+    assert steps_of(copied) == [[0], [1, 2, 3, 4], [5]]
+    # What another had, and what began before a load, is dropped.
     other.add(second)
     other.load(state, None)
-    assert [t["step"].tolist() for t in other.take()] == [[0], [1, 2]]
-
-
-def test_unfinished_trajectories_go_on_in_another() -> None:
-    first, second = batches([[1, 4, 1]], 3)
-    assembler, other = TrajectoryAssembler(), TrajectoryAssembler()
-    assembler.add(first)
-    other.load(assembler.state(), lambda place: place)
-    other.add(second)
-    assert [t["step"].tolist() for t in other.take()] == [[0], [1, 2, 3, 4], [5]]
-
-
-def test_what_began_before_a_state_was_loaded_is_dropped() -> None:
-    assembler = TrajectoryAssembler()
-    first, second = batches([[1, 4, 1]], 3)
-    assembler.add(first)
     assembler.load({}, None)
     assembler.add(second)
-    assert [t["step"].tolist() for t in assembler.take()] == [[5]]
+    assert steps_of(other) == [[0]]
+    assert steps_of(assembler) == [[5]]
 
 
 def test_flags_may_be_nested_and_of_any_shape() -> None:
