@@ -1,22 +1,20 @@
 """Collectors that collect exactly ``total_frames``."""
 
 import math
-from functools import partial
 
 import pytest
 import torch
-from collector_parts import Buffer, by_step
 from hypothesis import given
 from hypothesis import strategies as st
-from multi_parts import CLASSES, LENGTHS, MASK, TRAJ_IDS, drained, ledger, make, together
+from multi_parts import CLASSES, LENGTHS, MASK, TRAJ_IDS, drained, ledger, make
 from tensordict import TensorDict
-from torchrl.data import LazyTensorStorage, TensorDictReplayBuffer
+from torchrl.data import LazyTensorStorage
 from whole_parts import Episodes, cycling
 
-from trawl.collectors import AsyncBatchedCollector, Collector
+from trawl.collectors import Collector
 from trawl.collectors.exact import first_frames, shares
 from trawl.keys import NO_TRAJECTORY
-from trawl.testing import Ledger, NumberedEnv, SelfResettingVectorEnv
+from trawl.testing import NumberedEnv
 
 
 def numbered(batch_size, mask=None):
@@ -79,40 +77,11 @@ def test_shares_add_up_and_fit(workers, total):
 # --- one process
 
 
-@given(st.integers(1, 4), st.integers(1, 5), st.integers(1, 60))
-def test_a_collector_ends_at_its_last_frame(envs, steps, total):
-    book = Ledger([NumberedEnv(i, lengths=LENGTHS) for i in range(envs)])
-    sources = [lambda i=i: NumberedEnv(i, lengths=LENGTHS) for i in range(envs)]
-    collector = Collector(
-        sources, by_step(), frames_per_batch=envs * steps, total_frames=total, exact_frames=True
-    )
-    found = drained(collector, book)
-    assert book.frames == collector.stats()["frames"] == total
-    assert all(batch.shape == (envs, steps) for batch in found[:-1])
-    assert found[-1].shape[-1] == math.ceil((total - envs * steps * (len(found) - 1)) / envs)
-
-
 def test_environments_take_no_step_beyond():
     env = NumberedEnv()
     with Collector(env, frames_per_batch=10, total_frames=13, exact_frames=True) as collector:
         assert [len(batch) for batch in collector] == [10, 3]
     assert len(env.actions) == 13
-
-
-def test_masked_rows_do_not_count():
-    env = SelfResettingVectorEnv([lambda i=i: NumberedEnv(i, lengths=[2]) for i in range(2)])
-    with Collector(env, frames_per_batch=8, total_frames=13, exact_frames=True) as collector:
-        assert sum(int(batch[MASK].sum()) for batch in collector) == 13
-
-
-def test_a_buffer_gets_exactly_these_frames():
-    for extend in (True, False):
-        buffer = Buffer()
-        sources = [lambda i=i: NumberedEnv(i) for i in range(3)]
-        options = {"replay_buffer": buffer, "extend_buffer": extend, "exact_frames": True}
-        with Collector(sources, frames_per_batch=12, total_frames=20, **options) as collector:
-            assert list(collector) == [None, None]
-        assert len(buffer) == 20
 
 
 def test_the_last_frame_of_each_environment_is_truncated():
@@ -136,29 +105,7 @@ def test_whole_trajectories_are_made_of_these_frames():
     assert len(env.actions) == 14
 
 
-def test_environments_at_their_own_pace_are_always_exact():
-    options = {"policy": by_step(), "env_backend": "threading", "exact_frames": True}
-    with AsyncBatchedCollector(
-        [NumberedEnv] * 2, **options, frames_per_batch=10, total_frames=13
-    ) as collector:
-        assert [len(batch) for batch in collector] == [10, 3]
-
-
 # --- workers
-
-
-@pytest.mark.parametrize("cls", CLASSES, ids=["sync", "async"])
-@pytest.mark.parametrize("method", ["inline", "messages", "forkserver"])
-@pytest.mark.parametrize("lanes", [None, 3])
-def test_workers_end_at_the_last_frame(cls, method, lanes):
-    book = ledger(2, lanes)
-    options = {"frames_per_batch": 12, "total_frames": 41, "exact_frames": True}
-    collector = make(cls, lanes=lanes, start_method=method, **options)
-    found = drained(collector, book)
-    assert book.frames == collector.stats()["frames"] == 41
-    if together(cls):
-        left = 41 - 3 * 12
-        assert found[-1].shape[-1] == math.ceil(left / 2 / (lanes or 1))
 
 
 @pytest.mark.parametrize("cat", ["stack", 0, -1])
@@ -171,18 +118,10 @@ def test_parts_of_workers_are_joined_exactly(cat, prefetch):
     assert book.frames == 61
 
 
-def test_interrupted_workers_end_at_the_last_frame():
-    book = ledger(3)
-    options = {"frames_per_batch": 30, "total_frames": 100, "exact_frames": True}
-    collector = make(workers=3, preemptive_threshold=0.5, start_method="forkserver", **options)
-    drained(collector, book)
-    assert book.frames == collector.stats()["frames"] == 100
-
-
 @pytest.mark.parametrize("cls", CLASSES, ids=["sync", "async"])
 @pytest.mark.parametrize("total", [1, 41])
 def test_workers_that_write_themselves_write_these_frames(cls, total):
-    from torchrl.data import LazyTensorStorage, ReplayBuffer
+    from torchrl.data import ReplayBuffer
 
     buffer = ReplayBuffer(storage=LazyTensorStorage(100), shared=True)
     options = {"frames_per_batch": 12, "total_frames": total, "exact_frames": True}
@@ -203,30 +142,3 @@ def test_workers_make_whole_trajectories_of_these_frames(cls):
             episodes.add(batch)
         assert collector.stats()["frames"] == 41
     assert 41 - 4 * max(LENGTHS) < episodes.frames <= 41
-
-
-def resetting(worker):
-    """Environments that spend steps on resets, which a worker's batch has no frames for."""
-    envs = [lambda i=i: NumberedEnv(3 * worker + i, lengths=LENGTHS) for i in range(3)]
-    return SelfResettingVectorEnv(envs)
-
-
-@pytest.mark.parametrize("cls", CLASSES, ids=["sync", "async"])
-@pytest.mark.parametrize("buffered", [False, True])
-@pytest.mark.parametrize("total", [43, 46, 52, 61])
-def test_no_frame_is_missing_between_batches(cls, buffered, total):
-    options = {"frames_per_batch": 24 * (1 + together(cls)), "total_frames": total}
-    if buffered:
-        options["replay_buffer"] = TensorDictReplayBuffer(storage=LazyTensorStorage(total + 1))
-    makers = [partial(resetting, worker) for worker in range(2)]
-    collector = make(cls, create_env_fn=makers, exact_frames=True, policy=None, **options)
-    with collector:
-        batches = [batch.clone() for batch in collector if batch is not None]
-        assert collector.stats()["frames"] == total
-    found = [options["replay_buffer"][:]] if buffered else batches
-    frames = torch.cat([b[b.get(MASK, b[TRAJ_IDS] >= 0)] for b in found])
-    assert len(frames) == total
-    for number in frames[TRAJ_IDS].unique():
-        # An environment's rewards number its steps.
-        rewards = frames["next", "reward"][frames[TRAJ_IDS] == number, 0]
-        assert (rewards.diff() == 1).all()

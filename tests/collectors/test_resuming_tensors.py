@@ -45,7 +45,7 @@ class Drawing:
         self.unwrapped = self
         self.generator = torch.Generator().manual_seed(start)
         self.bodies = [Body(self), Body(self)]
-        self.touching = {*self.bodies, Body, None}
+        self.touching = {*self.bodies, Body, None, (1, ("a", None))}
         self.names = {"a": 1, 3: None}
         self.last: Tensor | None = None
 
@@ -246,4 +246,4 @@ def test_references_stay() -> None:
     assert torch.equal(memory, one.env.bodies[0].place)
     assert other.env.last is None
     assert not hasattr(other.env, "names")
-    assert other.env.touching == {*bodies, Body, None}
+    assert other.env.touching == {*bodies, Body, None, (1, ("a", None))}
