@@ -25,12 +25,17 @@ from trawl.testing.oracle import Options
 
 STATES = {
     **FACTORS,
+    "face": [face for face in FACTORS["face"] if face != "jax"],
     "delivery": ["rows", "cat", "in_turn"],
     "frames_per_batch": [12, 27],
     # Batches before the state, and batches of the collector that loads it.
     "at": [1, 0, 3],
     "used": [0, 2],
 }
+
+# JAX compiles each collector anew.
+JAX = {name: values[0] for name, values in STATES.items()} | {"face": "jax", "levels": True}
+CASES = [*pairwise(STATES, allowed), JAX, {**JAX, "place": "sync", "limit": 2, "used": 2}]
 
 
 def saved(state: Any) -> Any:
@@ -58,7 +63,7 @@ def named(chosen: dict[str, Any]) -> str:
     return "-".join(f"{name}={chosen[name]}" for name in STATES if chosen[name] != STATES[name][0])
 
 
-@pytest.mark.parametrize("chosen", pairwise(STATES, allowed), ids=named)
+@pytest.mark.parametrize("chosen", CASES, ids=named)
 @pytest.mark.filterwarnings("ignore")
 def test_a_state_continues_to_the_bit(chosen) -> None:
     case, at = case_of(chosen), chosen["at"]
