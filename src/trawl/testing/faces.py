@@ -536,7 +536,8 @@ def _discount(script: Script, env: int, episode: int, step: int) -> Any:
 
 
 _AGENT_KEYS: dict[Any, Any] = {
-    name: ("agent", name) for name in ("observation", "action", "reward", "seen", "action_mask")
+    name: ("agent", name)
+    for name in ("observation", "action", "reward", "raw_reward", "seen", "action_mask")
 }
 _AGENT_KEYS["info", "level"] = ("agent", "info", "level")
 _TENSOR = {"next_step": "NextStep", "same_step": "SameStep", "disabled": "Disabled"}
