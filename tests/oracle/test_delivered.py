@@ -91,7 +91,13 @@ def allowed(case: dict[str, Any]) -> bool:
     normalize, exact, few = chosen["normalize"], chosen["exact"], chosen["frames_per_batch"] == 3
     workers, whole = place != "one", delivery in WHOLE
     rows = delivery in ("rows", "split") and not exact
-    at_once = ("vector_next_step", "vector_same_step", "tensors_next_step", "tensors_same_step")
+    at_once = (
+        "vector_next_step",
+        "vector_same_step",
+        "tensors_next_step",
+        "tensors_same_step",
+        "late_next_step",
+    )
     refused = [
         face == "torchrl" and (chosen["stack"] or normalize),
         chosen["limit"] and face in at_once,
