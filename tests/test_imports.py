@@ -31,6 +31,7 @@ LAYERS = [
         "read_only",
         "schema",
         "stacked_frames",
+        "supported",
         "tensordicts",
         "threads",
         "versions",

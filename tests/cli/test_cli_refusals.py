@@ -62,7 +62,7 @@ REFUSALS = [
     (f"{EVALUATE} --frame-stack 2 --normalization x", "--frame-stack can't be used with --norm"),
     (f"{EVALUATE} --backend ray", "--backend ray needs workers"),
     ("collect cli_envs:spends_steps --max-frames-per-traj 5 --frames 30",
-     "the run can't start: ValueError: max_frames_per_traj=5 needs an env"),
+     "the run can't start: ValueError: max_frames_per_traj=5 can't be used"),
     ("collect cli_envs:Saying --frame-stack 2 --format parquet", "--frame-stack "),
     ("collect FrozenLake-v1 --normalize-observations", "--normalize-observations "),
     *((f'collect gymnax:CartPole-v1 --env-kwargs {{"num_envs":3}} --envs 2 {option}',

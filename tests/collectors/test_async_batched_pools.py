@@ -1,7 +1,5 @@
 """Collectors of vector environments that return the results of whichever is ready."""
 
-import re
-
 import numpy as np
 import pytest
 import torch
@@ -315,54 +313,10 @@ def test_an_interruptor_ends_a_batch_early():
 # --- errors
 
 
-@pytest.mark.parametrize(
-    ("option", "value"),
-    [
-        ("min_batch_size", 2),
-        ("max_batch_size", 2),
-        ("server_timeout", 1.0),
-        ("server_config", {"max_batch_size": 2}),
-        ("backend", "threading"),
-        ("env_backend", "threading"),
-        ("envs_per_worker", 2),
-        ("worker_affinity", [[0]]),
-        ("worker_timeout", 5.0),
-        ("on_env_error", "restart"),
-    ],
-)
-def test_options_for_lists_of_environments(option, value):
-    with pytest.raises(ValueError, match=f"^{option}=.* needs a list of environments"):
-        collector_of(**{option: value})
-
-
 class Steps(list):
     """Buffer that takes single steps."""
 
     add = list.append
-
-
-@pytest.mark.filterwarnings("ignore:split_trajs=True pads")
-@pytest.mark.parametrize(
-    ("option", "value"),
-    [
-        ("max_frames_per_traj", 5),
-        ("split_trajs", True),
-        ("set_truncated", True),
-        ("extend_buffer", False),
-        ("on_env_error", "restart"),
-    ],
-)
-def test_options_for_successive_frames(option, value):
-    more = {"replay_buffer": Steps()} if option == "extend_buffer" else {}
-    source = (lambda: NumberedPool(LENGTHS)) if option == "on_env_error" else None
-    expected = f"{option}={value!r} can't be used with NumberedPool with batch_size=2"
-    with pytest.raises(ValueError, match=re.escape(expected)):
-        collector_of(Collector, source, **{option: value}, **more)
-
-
-def test_resets_before_each_batch_need_steps_that_can_be_finished():
-    with pytest.raises(ValueError, match="batch_size doesn't divide num_envs"):
-        collector_of(pool=NumberedPool(LENGTHS, 7, 3), reset_at_each_iter=True)
 
 
 @pytest.mark.parametrize("source", ["CartPole-v1", 3, {}])
@@ -374,11 +328,6 @@ def test_neither_a_list_nor_a_pool(source):
 def test_an_environment_that_steps_all_at_once():
     with pytest.raises(TypeError, match=r"but it made GymEnv\(CartPole-v1\)"):
         collector_of(pool=lambda: GymEnv("CartPole-v1"))
-
-
-def test_a_pool_without_automatic_resets():
-    with pytest.raises(ValueError, match="must reset them by itself"):
-        GymEnv(NumberedPool(LENGTHS, mode=AutoresetMode.DISABLED))
 
 
 ALONE = "works only as the environment of a Collector or an AsyncBatchedCollector"

@@ -206,7 +206,7 @@ def test_seeds_of_rebuilt_environments_are_part_of_the_state() -> None:
     ("make", "text"),
     [
         (NumberedTorchEnv(2), "create_env_fn is an existing environment"),
-        ([partial(NumberedTorchEnv, 2)] * 2, "only if it is the collector's only one"),
+        ([partial(NumberedTorchEnv, 2)] * 2, "it is a list of environments whose data"),
     ],
 )
 def test_what_cant_be_restarted_is_refused(make: Any, text: str) -> None:

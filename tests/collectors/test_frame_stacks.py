@@ -447,19 +447,3 @@ def test_the_policy_must_not_write_stacks():
 
     with pytest.raises(ValueError, match=r"the policy writes .*, which frame_stack stacks"):
         Collector(NumberedEnv(), act, frames_per_batch=10, frame_stack=2)
-
-
-def test_environments_of_other_kinds_are_refused():
-    pytest.importorskip("torchrl")
-    from torchrl.envs import GymEnv
-
-    with pytest.raises(ValueError, match=r"frame_stack can't be used with .*Gymnasium's API"):
-        Collector(GymEnv("CartPole-v1"), frames_per_batch=10, frame_stack=2)
-
-
-def test_environments_at_their_own_pace_are_refused():
-    envpool = pytest.importorskip("envpool")
-    pool = envpool.make_gymnasium("CartPole-v1", num_envs=4, batch_size=2)
-    with pytest.raises(ValueError, match=r"frame_stack=.* can't be used with .* batch_size=2"):
-        Collector(pool, frames_per_batch=12, frame_stack=2)
-    pool.close()

@@ -252,8 +252,6 @@ def test_its_environments_end_if_it_dies():
         ({"nothing": 1}, TypeError, "AsyncBatchedCollector got unknown arguments: nothing"),
         ({"device": "cuda:77"}, ValueError, "^device is 'cuda:77'"),
         ({"max_policy_lag": -1}, ValueError, "max_policy_lag"),
-        ({"max_policy_lag": 1, "envs_per_worker": 2}, ValueError, "can't be used with envs_per"),
-        ({"cudagraph_policy": True}, ValueError, "static_batch_size"),
         ({"policy": lambda observation, lock=LOCK: lock}, TypeError, "policy.*can't be sent"),
     ],
 )

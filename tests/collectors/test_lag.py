@@ -189,11 +189,6 @@ def test_within_a_pause_an_update_does_not_wait_for_ever():
                 collector.update_policy_weights_()
 
 
-def test_synchronous_collectors_have_no_lag_to_limit():
-    with pytest.raises(ValueError, match="max_policy_lag=1 needs sync=False"):
-        make(MultiSyncCollector, policy=Chooser(1), max_policy_lag=1)
-
-
 @pytest.mark.parametrize(("value", "kind"), [(-1, ValueError), (1.5, TypeError), ("1", TypeError)])
 def test_the_limit_is_a_number(value, kind):
     with pytest.raises(kind, match="max_policy_lag"):

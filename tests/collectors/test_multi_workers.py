@@ -298,18 +298,6 @@ def test_arguments_are_checked_before_a_worker_is_started(cls, options, kind, ma
         make(cls, **options)
 
 
-@pytest.mark.parametrize("how", [0, -1])
-def test_what_is_put_together_needs_buffers(how):
-    with pytest.raises(RuntimeError, match=r"cat_results=0 or -1 can't .* use_buffers=False"):
-        make(cat_results=how, use_buffers=False)
-
-
-@pytest.mark.parametrize("how", [0, -1])
-def test_batches_of_one_worker_are_not_put_together(how):
-    with pytest.raises(ValueError, match=rf"cat_results={how} needs sync=True"):
-        make(MultiAsyncCollector, cat_results=how)
-
-
 @BOTH
 def test_arguments_are_given_by_name(cls):
     with pytest.raises(TypeError, match=r"at most 2 positional arguments.*got 3.*by name"):

@@ -11,7 +11,6 @@ from collector_parts import Buffer
 from multi_parts import LENGTHS, Chooser, actions, drained, ledger, make, same
 from torch import nn
 
-from trawl.collectors import MultiAsyncCollector
 from trawl.testing import NumberedEnv
 
 METHODS = ["inline", "messages", "forkserver"]
@@ -315,11 +314,6 @@ def test_a_pause_holds_the_background_collection():
 # --- options
 
 
-def test_asynchronous_workers_are_ahead_anyway():
-    with pytest.raises(ValueError, match=r"prefetch=1 needs sync=True"):
-        make(MultiAsyncCollector, prefetch=1)
-
-
 @pytest.mark.parametrize("value", [2, -1, True, "1", None])
 def test_one_batch_or_none(value):
     with pytest.raises(ValueError, match=r"prefetch must be 0 or 1, but it is"):
@@ -392,8 +386,3 @@ def test_a_limit_of_inserts_holds_as_without():
             time.sleep(0.001)
         with collector.pause():
             assert buffer.write_count == 20
-
-
-def test_weight_updaters_are_refused():
-    with pytest.raises(ValueError, match="prefetch=1 can't be used with a weight_updater"):
-        ahead(policy=Chooser(), weight_updater=lambda: None)

@@ -566,7 +566,7 @@ def test_a_collector_that_sends_knows_for_whom():
             sender.update_policy_weights_(Chooser(3), worker_ids=2)
     with (
         collector(Collector) as alone,
-        pytest.raises(TypeError, match=r"worker_ids=0 can't be used, .* no workers"),
+        pytest.raises(TypeError, match=r"worker_ids=0 can't be used with .* without workers"),
     ):
         alone.update_policy_weights_(worker_ids=0)
 

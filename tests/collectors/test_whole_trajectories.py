@@ -619,54 +619,9 @@ def everywhere(**options: Any) -> None:
             "traj_format must be 'padded' or 'cat', but it is 'nested'",
         ),
         (
-            {"traj_format": "cat"},
-            ValueError,
-            "traj_format='cat' applies only to whole trajectories: pass trajs_per_batch",
-        ),
-        (
-            {"traj_format": "padded"},
-            ValueError,
-            "traj_format='padded' applies only to whole trajectories: pass trajs_per_batch",
-        ),
-        (
-            {"trajs_per_write": 2},
-            ValueError,
-            "trajs_per_write=2 applies only to whole trajectories: pass trajs_per_batch",
-        ),
-        (
-            {"trajs_per_batch": 2, "trajs_per_write": 2},
-            ValueError,
-            "trajs_per_write=2 needs a replay buffer: pass replay_buffer",
-        ),
-        (
             {"trajs_per_batch": 2, "trajs_per_write": 0, "replay_buffer": Writes()},
             ValueError,
             "trajs_per_write must be at least 1",
-        ),
-        (
-            {"trajs_per_batch": 2, "track_traj_ids": False},
-            ValueError,
-            "trajs_per_batch=2 .* track_traj_ids=False",
-        ),
-        (
-            {"trajs_per_batch": 2, "split_trajs": True},
-            ValueError,
-            "trajs_per_batch=2 and split_trajs=True",
-        ),
-        (
-            {"trajs_per_batch": 2, "set_truncated": True},
-            ValueError,
-            "set_truncated=True .*reset_at_each_iter=True",
-        ),
-        (
-            {"trajs_per_batch": 2, "replay_buffer": Buffer(), "extend_buffer": False},
-            TypeError,
-            "trajs_per_batch can't be used with replay_buffer and extend_buffer=False",
-        ),
-        (
-            {"replay_write_mode": "trajectory", "replay_buffer": Buffer(), "extend_buffer": False},
-            TypeError,
-            "replay_write_mode='trajectory' can't be used with replay_buffer and extend_buffer",
         ),
         (
             {"replay_write_mode": "frames", "replay_buffer": Writes()},
@@ -674,26 +629,6 @@ def everywhere(**options: Any) -> None:
             "replay_write_mode must be 'rollout' or 'trajectory', but it is 'frames'",
         ),
         ({"replay_write_mode": True}, ValueError, "replay_write_mode must be .* it is True"),
-        (
-            {"replay_write_mode": "trajectory"},
-            ValueError,
-            "replay_write_mode='trajectory' .* pass replay_buffer",
-        ),
-        (
-            {"replay_write_mode": "rollout"},
-            ValueError,
-            "replay_write_mode='rollout' .* pass replay_buffer",
-        ),
-        (
-            {"replay_write_mode": "rollout", "replay_buffer": Writes(), "trajs_per_batch": 2},
-            ValueError,
-            "replay_write_mode='rollout' and trajs_per_batch=2 both",
-        ),
-        (
-            {"replay_write_mode": "trajectory", "replay_buffer": Writes(), "trajs_per_batch": 2},
-            ValueError,
-            "replay_write_mode='trajectory' and trajs_per_batch=2 both",
-        ),
         (
             {"replay_write_mode": "rollout", "replay_buffer": Writes(), "trajs_per_write": 2},
             ValueError,
@@ -707,22 +642,7 @@ def everywhere(**options: Any) -> None:
         (
             {"replay_write_mode": "trajectory", "replay_buffer": Writes(), "traj_format": "cat"},
             ValueError,
-            "traj_format='cat' applies only to whole trajectories: pass trajs_per_batch",
-        ),
-        (
-            {"replay_write_mode": "trajectory", "replay_buffer": Writes(), "track_traj_ids": False},
-            ValueError,
-            "replay_write_mode='trajectory' needs trajectory ids",
-        ),
-        (
-            {"replay_write_mode": "trajectory", "replay_buffer": Writes(), "split_trajs": True},
-            ValueError,
-            "replay_write_mode='trajectory' and split_trajs=True",
-        ),
-        (
-            {"replay_write_mode": "trajectory", "replay_buffer": Writes(), "set_truncated": True},
-            ValueError,
-            "replay_write_mode='trajectory' .* set_truncated=True",
+            "traj_format='cat' needs trajs_per_batch",
         ),
     ],
     ids=lambda value: str(list(value)) if isinstance(value, dict) else None,
@@ -808,8 +728,6 @@ def test_each_environment_has_its_turn_if_asked():
 def test_the_sampling_of_trajectories_is_checked():
     with pytest.raises(ValueError, match="traj_sampling must be 'per_env' or None, but it is 'x'"):
         Collector(NumberedEnv(), frames_per_batch=5, trajs_per_batch=1, traj_sampling="x")
-    with pytest.raises(ValueError, match="traj_sampling='per_env' applies only to whole"):
-        Collector(NumberedEnv(), frames_per_batch=5, traj_sampling="per_env")
 
 
 # --- when nothing is delivered

@@ -374,14 +374,6 @@ def test_what_is_put_into_a_buffer_is_written(how, more, tmp_path):
     assert count == 60 or (more and count > 50)
 
 
-def test_a_buffer_that_workers_write_into_takes_no_sink(tmp_path):
-    data = pytest.importorskip("torchrl.data")
-    buffer = data.ReplayBuffer(storage=data.LazyMemmapStorage(100), shared=True)
-    options = {"frames_per_batch": 20, "replay_buffer": buffer, "sink": MemmapSink(tmp_path / "d")}
-    with pytest.raises(TypeError, match="sink can't be used with a replay buffer that workers"):
-        MultiCollector([make, make], sync=True, **options)
-
-
 @pytest.mark.parametrize(
     ("total", "fails", "complete"), [(60, False, False), (-1, False, True), (-1, True, False)]
 )

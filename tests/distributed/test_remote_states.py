@@ -66,10 +66,3 @@ def test_a_kill_changes_no_frame(cls, every):
         found += batches(collector, 3)
         assert collector.stats()["restarts"] == 1
     assert all(same(*pair) for pair in zip(found, expected, strict=True))
-
-
-@pytest.mark.parametrize("cls", CLASSES)
-def test_workers_of_workers_take_no_snapshots(cls):
-    options = {"collector_class": "sync", "num_workers_per_collector": 2, "num_workers": 1}
-    with pytest.raises(ValueError, match="worker_snapshots=1 can't be used with workers that have"):
-        made(cls, worker_snapshots=1, **options)

@@ -230,7 +230,7 @@ def test_ids_of_other_libraries(monkeypatch):
             raise AssertionError
 
     monkeypatch.setitem(ids._CLASSES, "vmas", Without)
-    with pytest.raises(TypeError, match="info_keys can't be used with vmas:balance: Without has"):
+    with pytest.raises(TypeError, match="can't be used with vmas:balance, because Without has"):
         build_one("vmas:balance", {"info_keys": ["x"]})
 
 

@@ -901,11 +901,6 @@ def test_groups_must_be_alike(options, match):
         ParallelEnv(4, "Pendulum-v1", **options)
 
 
-def test_environments_that_exchange_messages_have_no_groups():
-    with pytest.raises(ValueError, match=r"groups=2 needs environments .* fixed layout"):
-        ParallelEnv(2, RaggedEnv, groups=2)
-
-
 def test_groups_in_a_list_have_no_effect(parallel):
     with pytest.warns(UserWarning, match="groups of a ParallelEnv have no effect here"):
         Collector([parallel(count=2, groups=2)], by_step, frames_per_batch=80).shutdown()

@@ -208,8 +208,6 @@ def test_unknown_and_repeated_agents_in_a_group_map_are_refused():
         PettingZooEnv(Walkers(), group_map=3)
     with pytest.raises(ValueError, match="reserved name: 'next'"):
         PettingZooEnv(Walkers(), group_map={"next": AGENTS[:2], "b": AGENTS[2:]})
-    with pytest.raises(ValueError, match="use_mask=False can't be used with an AEC"):
-        PettingZooEnv(Turns(), use_mask=False)
     with pytest.raises(TypeError, match="env must be a pettingzoo"):
         PettingZooEnv(3)
 

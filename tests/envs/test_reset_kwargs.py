@@ -288,8 +288,8 @@ class Closed(Level):
             "the seed in what reset_kwargs returned for .* must be an integer, but it is 'a'",
         ),
         (Closed, {"options": {}}, TypeError, "has options, but the reset of .* takes seed"),
-        ("dm_control:cartpole/balance", {"options": {}}, ValueError, "whose reset takes no argum"),
-        ("gymnax:CartPole-v1", level, ValueError, "whose reset takes no arguments"),
+        ("dm_control:cartpole/balance", {"options": {}}, ValueError, "the reset takes no argum"),
+        ("gymnax:CartPole-v1", level, ValueError, "the reset takes no arguments"),
         (
             lambda: SyncVectorEnv([Level], autoreset_mode="SameStep"),
             {"options": {}},

@@ -11,8 +11,9 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from tests.oracle.comparing import DELIVERIES, WHOLE, Case, check
+from tests.oracle.comparing import DELIVERIES, WHOLE, Case, arguments, check
 from tests.oracle.design import pairs, pairwise
+from trawl.supported import refused
 from trawl.testing.faces import FACES
 from trawl.testing.oracle import Options
 
@@ -39,6 +40,9 @@ FACTORS: dict[str, list[Any]] = {
     "failures": [False, True],
     "memory": [None, "use_buffers=False", "return_same_td"],
 }
+
+
+BUFFERS = ("buffer", "steps", "buffer_whole")
 
 
 def case_of(chosen: dict[str, Any]) -> Case:
@@ -85,28 +89,21 @@ def case_of(chosen: dict[str, Any]) -> Case:
     )
 
 
+def options_of(case: Case) -> dict[str, Any]:
+    """Returns the values of the options by which the table says what is refused."""
+    buffer = {"replay_buffer": True} if case.delivery in BUFFERS else {}
+    given = {**arguments(case.options), **DELIVERIES[case.delivery], **case.further, **buffer}
+    return {**given, "workers": case.place != "one"}
+
+
 def allowed(case: dict[str, Any]) -> bool:
     chosen = {name: values[0] for name, values in FACTORS.items()} | case
     face, place, delivery = chosen["face"], chosen["place"], chosen["delivery"]
     normalize, exact, few = chosen["normalize"], chosen["exact"], chosen["frames_per_batch"] == 3
     workers, whole = place != "one", delivery in WHOLE
     rows = delivery in ("rows", "split") and not exact
-    at_once = (
-        "vector_next_step",
-        "vector_same_step",
-        "tensors_next_step",
-        "tensors_same_step",
-        "late_next_step",
-    )
-    refused = [
-        face == "torchrl" and (chosen["stack"] or normalize),
-        chosen["limit"] and face in at_once,
-        normalize in ("observations", "both") and chosen["stack"],
-        (delivery == "split" or whole) and not chosen["track_traj_ids"],
-        whole and chosen["set_truncated"],
-        chosen["memory"] == "return_same_td" and workers,
-        chosen["memory"] and delivery in ("buffer", "steps", "buffer_whole"),
-    ]
+    if refused(options_of(case_of(chosen)), FACES[face].traits):
+        return False
     # What the tests can't do.
     unknown = [
         # Which batches of asynchronous workers have random frames, or others' statistics.
@@ -128,7 +125,7 @@ def allowed(case: dict[str, Any]) -> bool:
         chosen["failures"] and face == "jax",
         chosen["levels"] and face in ("sync_disabled", "vector_disabled"),
     ]
-    return not any(refused) and not any(unknown)
+    return not any(unknown)
 
 
 CASES = pairwise(FACTORS, allowed)

@@ -191,7 +191,6 @@ def test_resources_that_the_cluster_lacks(asked, told):
             ValueError,
             "placement_timeout must be a number of seconds above 0",
         ),
-        ({"start_method": "spawn"}, TypeError, "start_method can't be used"),
         ({"num_actors": 2}, TypeError, "unknown arguments: num_actors"),
     ],
 )

@@ -183,8 +183,6 @@ def test_an_updater_may_be_given_or_made(kind):
     for given in (3, "updater", lambda: 3):
         with pytest.raises(TypeError, match="weight_updater must be a WeightUpdaterBase, or a fun"):
             make(kind, given)
-    with pytest.raises(TypeError, match="weight_updater and weight_sync_schemes can't both"):
-        make(kind, MultiProcessedWeightUpdater(), weight_sync_schemes={})
 
 
 @KINDS

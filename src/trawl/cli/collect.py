@@ -34,6 +34,7 @@ from trawl.data.sinks.base import check_free
 from trawl.data.sinks.states import SavedState
 from trawl.envs.seeding import derive
 from trawl.observe import CollectionProgress
+from trawl.supported import COMMAND_PROCESSES
 
 
 def collect(args: CollectArguments) -> int:
@@ -347,10 +348,7 @@ def _check(args: CollectArguments) -> None:
             f"{args.envs}, but it is {args.env_processes}"
         )
     if args.env_processes and args.workers:
-        raise CliError(
-            "--env-processes can't be used with --workers, which step their environments "
-            "themselves: leave one of them out"
-        )
+        raise CliError(COMMAND_PROCESSES.text("--env-processes", against="--workers"))
     if args.trace is not None and not args.trace:
         raise CliError("--trace must name a file, such as run.json.gz, but it is empty")
     if args.asynchronous and not args.workers:

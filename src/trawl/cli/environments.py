@@ -29,6 +29,7 @@ from trawl.envs.parallel import ParallelEnv
 from trawl.envs.serial import batch_source, build_env, several_of_id
 from trawl.envs.specs import NonTensor
 from trawl.keys import Key, as_key, show_key
+from trawl.supported import INFO_WITHOUT
 
 UsesEnv = CheckArguments | CollectArguments | EvaluateArguments | TuneArguments
 
@@ -66,15 +67,20 @@ class EnvFactory:
             return env_of_id(made, info_keys=self.info_keys)
         if is_tensordict_env(made) or not is_env(made):
             raise CliError(
-                f"--info-keys can't be used with {self.text}, which returns {made!r}: in the "
-                "function, pass info_keys to the object that makes it, such as GymEnv"
+                INFO_WITHOUT.text(
+                    "--info-keys",
+                    against=self.text,
+                    why=f"it returns {made!r}",
+                    instead=(
+                        "in the function, pass info_keys to the object that makes it, such as "
+                        "GymEnv"
+                    ),
+                )
             )
         adapter = adapter_of(made)
         if "info_keys" not in inspect.signature(adapter).parameters:
-            raise CliError(
-                f"--info-keys can't be used with {self.text}, which returns {made!r}: "
-                f"{adapter.__name__} has no info_keys"
-            )
+            why = f"it returns {made!r}, and {adapter.__name__} has no info_keys"
+            raise CliError(INFO_WITHOUT.text("--info-keys", against=self.text, why=why))
         return adapter(made, info_keys=self.info_keys)
 
     def find(self) -> Any:

@@ -20,6 +20,7 @@ from trawl.envs.serial import SerialEnv
 from trawl.envs.specs import Bounded, Composite, Spec, Unbounded
 from trawl.envs.tensor_env import TensorEnv
 from trawl.keys import as_key
+from trawl.supported import NORMALIZE_STACKED, STACK_LOOSE
 
 _NAMES = ("frame_stack", "normalize_observations", "normalize_rewards")
 
@@ -36,10 +37,11 @@ def check_transforms(args: CollectArguments | EvaluateArguments | TuneArguments)
         raise CliError(f"--frame-stack must be at least 2, but it is {size}")
     name = "normalization" if isinstance(args, EvaluateArguments) else "normalize_observations"
     if size is not None and getattr(args, name):
-        raise CliError(
-            f"--frame-stack can't be used with --{name.replace('_', '-')}, because an observation "
-            "can't be both stacked and normalised: leave one of them out"
+        against = f"--{name.replace('_', '-')}"
+        text = NORMALIZE_STACKED.text(
+            "--frame-stack", against=against, instead="leave one of them out"
         )
+        raise CliError(text)
 
 
 def check_batches(args: CollectArguments | EvaluateArguments, env: Any) -> None:
@@ -52,11 +54,16 @@ def check_batches(args: CollectArguments | EvaluateArguments, env: Any) -> None:
     used = [name for name in (*_NAMES, "normalization") if getattr(args, name, None)]
     if several and used:
         option, count = used[0].replace("_", "-"), env.batch_size.numel()
-        raise CliError(
-            f"--{option} can't be used with --envs {args.envs}, because each environment of "
-            f"{args.env} is a batch of tensors: leave out --envs, and make one batch of {count} "
-            f"environments, for example with --env-kwargs '{{\"num_envs\": {count}}}'"
+        text = STACK_LOOSE.text(
+            f"--{option}",
+            against=f"--envs {args.envs}",
+            why=f"each environment of {args.env} is a batch of tensors",
+            instead=(
+                f"leave out --envs, and make one batch of {count} environments, for example with "
+                f"--env-kwargs '{{\"num_envs\": {count}}}'"
+            ),
         )
+        raise CliError(text)
 
 
 def transform_options(args: CollectArguments | TuneArguments) -> dict[str, Any]:

@@ -36,6 +36,7 @@ from trawl.envs.reset_kwargs import ResetKwargs, check_reset_kwargs
 from trawl.envs.types import DeviceLike, EnvKwargs
 from trawl.observe.trace_options import TraceLike, check_trace
 from trawl.rollout.normalization import NormalizeObservation, NormalizeReward
+from trawl.supported import STORAGE_FRAMES, check
 from trawl.weight_update.scheme import WeightSyncScheme
 
 # Pyright treats the members of InteractionType as strings.
@@ -321,69 +322,23 @@ class CollectorConfig:
 
     def __post_init__(self) -> None:
         validate(self)
-        if self.weight_updater is not None and self.weight_sync_schemes is not None:
-            raise TypeError("weight_updater and weight_sync_schemes can't both be given")
-        self._check_trajectories()
-        self._check_splitting()
+        check({**vars(self), "storage_ndim": self.storage_ndim})
+        if self.trajs_per_batch is not None and self.replay_buffer is None:
+            self._set_traj_format()
+        if self.split_trajs:
+            warn(
+                "split_trajs=True pads trajectories with zeros to the length of the longest in "
+                "each batch; a learner that uses ('collector', 'traj_ids') instead needs no padding"
+            )
         self._check_buffer()
-        self._check_flow()
 
     @property
     def whole_trajectories(self) -> bool:
         """True if whole trajectories are delivered, or written to the replay buffer."""
         return self.trajs_per_batch is not None or self.replay_write_mode == "trajectory"
 
-    def _check_trajectories(self) -> None:
-        count, mode = self.trajs_per_batch, self.replay_write_mode
-        if mode is not None and self.replay_buffer is None:
-            raise ValueError(
-                f"replay_write_mode={mode!r} says what a replay buffer gets: pass replay_buffer too"
-            )
-        if mode is not None and count is not None:
-            raise ValueError(
-                f"replay_write_mode={mode!r} and trajs_per_batch={count} both say what the replay "
-                "buffer gets: leave trajs_per_batch out"
-            )
-        names = ["traj_sampling", "trajs_per_write"] if mode != "trajectory" else []
-        for name in ["traj_format", *names] if count is None else []:
-            if getattr(self, name) is not None:
-                needed = "trajs_per_batch too, the number of trajectories in a batch"
-                if name in names:
-                    needed += ", or replay_write_mode='trajectory'"
-                raise ValueError(
-                    f"{name}={getattr(self, name)!r} applies only to whole trajectories: "
-                    f"pass {needed}"
-                )
-        if self.whole_trajectories:
-            self._check_whole(
-                "replay_write_mode='trajectory'" if mode else f"trajs_per_batch={count}"
-            )
-
-    def _check_whole(self, option: str) -> None:
-        """Checks the options that contradict whole trajectories, for which ``option`` asks."""
-        if not self.track_traj_ids:
-            raise ValueError(f"{option} needs trajectory ids, but track_traj_ids=False")
-        if self.split_trajs:
-            raise ValueError(
-                f"{option} and split_trajs=True can't be combined: split_trajs cuts whole "
-                "trajectories at the end of each batch"
-            )
-        if self.set_truncated and not self.reset_at_each_iter:
-            raise ValueError(
-                f"{option} asks for whole trajectories, but set_truncated=True marks trajectories "
-                "as ended that continue in the next batch. With reset_at_each_iter=True, they do "
-                "end"
-            )
-        self._check_traj_format()
-
-    def _check_traj_format(self) -> None:
-        """Checks how whole trajectories are delivered, and sets the default format."""
-        if self.replay_buffer is not None:
-            return
-        if self.trajs_per_write is not None:
-            raise ValueError(
-                f"trajs_per_write={self.trajs_per_write} needs a replay buffer: pass replay_buffer"
-            )
+    def _set_traj_format(self) -> None:
+        """Sets the default format of whole trajectories."""
         if self.traj_format is None:
             warn(
                 "trajs_per_batch without traj_format makes 'padded' batches, but TorchRL 0.16 "
@@ -391,16 +346,6 @@ class CollectorConfig:
                 FutureWarning,
             )
             object.__setattr__(self, "traj_format", "padded")
-
-    def _check_splitting(self) -> None:
-        if not self.split_trajs:
-            return
-        if not self.track_traj_ids:
-            raise ValueError("split_trajs=True requires track_traj_ids=True")
-        warn(
-            "split_trajs=True pads trajectories with zeros to the length of the longest in each "
-            "batch; a learner that uses ('collector', 'traj_ids') instead needs no padding"
-        )
 
     def _check_buffer(self) -> None:
         buffer = self.replay_buffer
@@ -412,27 +357,6 @@ class CollectorConfig:
             raise TypeError(
                 f"replay_buffer must have a method {needed}(), but {type(buffer).__name__} has none"
             )
-        refused: dict[str, Any] = {
-            "return_same_td": self.return_same_td,
-            "use_buffers": self.use_buffers,
-        }
-        if not self.extend_buffer:
-            names = ("postproc", "split_trajs", "trajs_per_batch")
-            refused |= {name: getattr(self, name) for name in names}
-            refused["replay_write_mode='trajectory'"] = self.whole_trajectories
-        for name, value in refused.items():
-            if value:
-                how = "" if self.extend_buffer else " and extend_buffer=False"
-                raise TypeError(f"{name} can't be used with replay_buffer{how}")
-
-        if self.exact_frames:
-            self.check_storage("frames (exact_frames=True)")
-        if self.whole_trajectories:
-            self.check_storage("whole trajectories")
-        if self.split_trajs:
-            self.check_storage("trajectories (split_trajs=True)")
-        if self.on_env_error == "restart":
-            self.check_storage("frames of environments that may fail (on_env_error='restart')")
 
     @property
     def storage_ndim(self) -> int:
@@ -449,16 +373,7 @@ class CollectorConfig:
             ValueError: if the buffer's storage has several dimensions.
         """
         if self.storage_ndim != 1:
-            raise ValueError(
-                f"{what} are written one after the other, in one dimension, but the storage of "
-                f"replay_buffer has ndim={self.storage_ndim}: make the storage without ndim"
-            )
-
-    def _check_flow(self) -> None:
-        if self.samples_per_insert is not None and self.replay_buffer is None:
-            raise ValueError("samples_per_insert needs a replay buffer: pass replay_buffer too")
-        if self.inserts_ahead is not None and self.samples_per_insert is None:
-            raise ValueError("inserts_ahead needs samples_per_insert")
+            raise STORAGE_FRAMES.error(against=f"a storage of ndim={self.storage_ndim} and {what}")
 
     @property
     def adds_steps(self) -> bool:

@@ -13,6 +13,7 @@ from trawl.collectors.base import BaseCollector
 from trawl.collectors.config import CollectorConfig
 from trawl.collectors.weak import weak
 from trawl.collectors.weight_control import POLICY, LocalModels, WorkerIds
+from trawl.supported import CHOSEN_WORKERS_NONE
 from trawl.weight_update.store import Receiver, WeightUpdate
 
 
@@ -52,9 +53,7 @@ class DirectWeights(BaseCollector):
     ) -> Callable[[], None]:
         schemes = self._weight_sync_schemes
         if worker_ids is not None and not schemes:
-            raise TypeError(
-                f"worker_ids={worker_ids!r} can't be used, because this collector has no workers"
-            )
+            raise CHOSEN_WORKERS_NONE.error("worker_ids", worker_ids)
         prepared = [
             self._prepare_load(model_id, new)
             for model_id, new in by_model.items()

@@ -12,6 +12,7 @@ from typing import Any, Final
 from trawl.checks import check_bool
 from trawl.collectors.config import CollectorConfig
 from trawl.envs.types import is_list
+from trawl.supported import AUTO_ELSEWHERE, DIRECT_BACKEND
 
 DIRECT: Final = "direct"
 # The value of num_collectors that stands for the number that is the fastest on this machine.
@@ -75,17 +76,14 @@ def chosen_backend(given: Mapping[str, Any]) -> str:
         names = ", ".join(map(repr, (DIRECT, *_CLASSES)))
         raise ValueError(f"unknown backend {backend!r}{source}: the backends are {names}")
     if count == AUTO and backend not in _PROCESS:
-        raise ValueError(
-            f"num_collectors='auto' measures workers on this machine, so it can't be used with "
-            f"backend {backend!r}{source}: pass a number"
-        )
+        raise AUTO_ELSEWHERE.error(against=f"backend {backend!r}{source}")
     if backend != DIRECT:
         return "process" if backend in _PROCESS else str(backend)
     if count is not None and count > 1:
         raise ValueError(f"backend 'direct'{source} takes at most one collector, not {count}")
     for name in ("sync", "backend_options"):
         if name in given:
-            raise ValueError(f"{name} can't be used with backend 'direct'{source}")
+            raise DIRECT_BACKEND.error(name, given[name], against=f"backend 'direct'{source}")
     return DIRECT
 
 

@@ -16,6 +16,7 @@ from trawl.rollout.batch_writer import BatchOptions
 from trawl.rollout.policy import Policy
 from trawl.rollout.ready_loop import ReadyRollout
 from trawl.rollout.serving import Batching, ServingOptions
+from trawl.supported import POOL_RESET, READY_LAYOUT, Trait, check
 
 VERSION: Key = ("policy_version",)
 
@@ -40,36 +41,13 @@ def check_pool_options(config: CollectorConfig, pool: Pool) -> None:
     Raises:
         ValueError: if there are any.
     """
-    each = "successive frames of a batch are of different environments"
-    reasons = {
-        "max_frames_per_traj": "environments end their episodes themselves",
-        "split_trajs": f"{each}; trajs_per_batch delivers whole trajectories",
-        "set_truncated": each,
-        "frame_stack": f"{each}; many pools can stack frames themselves",
-    }
-    for name, reason in reasons.items():
-        if getattr(config, name):
-            raise _unusable(pool, f"{name}={getattr(config, name)!r}", reason)
-    if not config.extend_buffer:
-        raise _unusable(pool, "extend_buffer=False", "results come for several environments")
-    if config.on_env_error == "restart":
-        raise _unusable(
-            pool, "on_env_error='restart'", "one environment can't be made anew without the others"
-        )
+    against = (
+        f"{type(pool.env).__name__} with batch_size={pool.ready_envs} and num_envs={pool.num_envs}"
+    )
+    check(vars(config), {Trait.POOL}, against)
     divides = pool.num_envs % pool.ready_envs == 0
     if config.reset_at_each_iter and not (pool.can_reset_some or divides):
-        raise _unusable(
-            pool,
-            "reset_at_each_iter=True",
-            "steps under way can't be finished, because batch_size doesn't divide num_envs",
-        )
-
-
-def _unusable(pool: Pool, option: str, reason: str) -> ValueError:
-    return ValueError(
-        f"{option} can't be used with {type(pool.env).__name__} with batch_size="
-        f"{pool.ready_envs} and num_envs={pool.num_envs}: {reason}"
-    )
+        raise POOL_RESET.error(against=against)
 
 
 def pool_batching(pool: Pool) -> Batching:
@@ -99,24 +77,16 @@ def new_ready_rollout(
         ValueError: if the data of the environments has no fixed layout, or if they have several
             agents.
     """
-    if env.reward_keys != ["reward"]:
-        raise ValueError(
-            f"AsyncBatchedCollector needs one reward for each environment, but the agents of "
-            f"{env.name} have rewards of their own: use MultiAsyncCollector"
-        )
     shape = tuple(env.reward_spec.shape[len(env.batch_size) :])
-    if shape != (1,):
-        raise ValueError(
-            f"AsyncBatchedCollector needs one reward for each environment, but the reward of "
-            f"{env.name} has several components, of shape {shape}: use MultiAsyncCollector"
-        )
-    if not env.fixed_layout:
-        raise ValueError(
-            "AsyncBatchedCollector needs environments that have one reward, no inputs besides "
-            "observations and actions, and data of fixed shapes and dtypes, unlike text. "
-            f"{env.name} has {_shapes(env)}: use MultiAsyncCollector"
-        )
-    return ReadyRollout(env, policy, options, exploration, serving, version)
+    if env.reward_keys != ["reward"]:
+        why = f"the agents of {env.name} have rewards of their own"
+    elif shape != (1,):
+        why = f"the reward of {env.name} has several components, of shape {shape}"
+    elif not env.fixed_layout:
+        why = f"{env.name} has {_shapes(env)}"
+    else:
+        return ReadyRollout(env, policy, options, exploration, serving, version)
+    raise READY_LAYOUT.error(why=why)
 
 
 def _shapes(env: Any) -> str:

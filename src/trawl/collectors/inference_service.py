@@ -7,6 +7,7 @@ from typing import Any
 
 from typing_extensions import override
 
+from trawl.supported import CHOSEN_WORKERS_SERVICE, SERVICE_WEIGHTS
 from trawl.weight_update.strategy import load_weights
 from trawl.weight_update.updaters import WeightUpdaterBase
 
@@ -29,10 +30,7 @@ class InferenceServiceUpdater(WeightUpdaterBase):
                 "service: pass them"
             )
         if worker_ids is not None:
-            raise ValueError(
-                f"worker_ids={worker_ids!r} can't be used, because one inference service acts for "
-                "all workers"
-            )
+            raise CHOSEN_WORKERS_SERVICE.error("worker_ids", worker_ids)
         super().push_weights(policy_or_weights)
 
     @override
@@ -61,12 +59,9 @@ def use_service(service: Any, count: int, options: dict[str, Any]) -> None:
     Raises:
         ValueError: if an option makes policies, or sends weights to them.
     """
-    for name in ("policy_factory", "weight_sync_schemes", "weight_updater"):
+    for name in SERVICE_WEIGHTS.names:
         if options.get(name) is not None:
-            raise ValueError(
-                f"{name} can't be used with an inference service as the policy: the service has "
-                "the policy, and update_policy_weights_(weights) sends weights to it"
-            )
+            raise SERVICE_WEIGHTS.error(name, options[name])
     # Factories are sent with a worker's options, so the clients may have queues.
     options["policy_factory"] = [partial(_itself, client) for client in service.clients(count)]
     options["weight_updater"] = InferenceServiceUpdater(service)

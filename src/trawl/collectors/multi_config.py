@@ -20,6 +20,7 @@ from trawl.collectors.options import (
 )
 from trawl.envs.build import distinct, refuse_policy
 from trawl.envs.types import is_list
+from trawl.supported import check
 
 # "inline" is for tests and debuggers: workers are objects in this process, and take turns.
 METHODS = (*START_METHODS, "inline")
@@ -118,36 +119,14 @@ class MultiConfig(CollectorConfig):
         """Checks the options that depend on whether all workers contribute to each batch.
 
         Raises:
-            ValueError: if an option has no meaning with ``sync``, or contradicts another option.
-            RuntimeError: if ``cat_results`` is 0 or -1, and ``use_buffers`` is False.
+            ValueError: if an option has no meaning with ``sync``.
         """
-        if not sync and self.cat_results not in (None, "stack"):
-            raise ValueError(
-                f"cat_results={self.cat_results!r} needs sync=True: with sync=False each batch "
-                "comes from one worker"
-            )
+        check({**vars(self), "sync": sync})
         if not sync and self.preempts:
             warn(
                 f"preemptive_threshold={self.preemptive_threshold} has no effect with "
                 "sync=False, where no worker waits for others"
             )
-        if sync and self.max_policy_lag is not None:
-            raise ValueError(
-                f"max_policy_lag={self.max_policy_lag} needs sync=False: with sync=True all "
-                "workers wait for the next request, which comes after the newest weights"
-            )
-        if not sync and self.prefetch:
-            raise ValueError(
-                f"prefetch={self.prefetch} needs sync=True: with sync=False workers always collect "
-                "ahead"
-            )
-        if self.prefetch and self.weight_updater is not None:
-            raise ValueError(
-                f"prefetch={self.prefetch} can't be used with a weight_updater, whose updates may "
-                "reach workers in the middle of a batch: leave weight_updater out"
-            )
-        if self.use_buffers is False and self.cat_results not in (None, "stack"):
-            raise RuntimeError("cat_results=0 or -1 can't be used with use_buffers=False")
 
 
 # Options that a worker needs to write into a replay buffer.
@@ -170,6 +149,7 @@ def check_names(kind: str, options: Mapping[str, Any]) -> None:
         TypeError: for unknown options, or if ``frames_per_batch`` is missing. For unknown options,
             the message suggests similar names.
     """
+    check({**options, "workers": True})
     known = {one.name for one in fields(MultiConfig)} - NOT_HERE
     unknown = sorted(set(options) - known)
     if unknown:

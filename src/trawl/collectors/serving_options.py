@@ -25,6 +25,7 @@ from trawl.envs.types import DeviceLike, EnvKwargs, is_list
 from trawl.keys import as_key
 from trawl.observe.trace_options import TraceLike
 from trawl.rollout.serving import Batching, ServingOptions
+from trawl.supported import READY_GRAPH, READY_POOL, check
 
 _MOST, _LEAST, _PATIENCE = 64, 1, 0.01
 #: Options for acting, if the user gives none.
@@ -42,21 +43,6 @@ _SERVER = (
     "max_inflight_per_env",
 )
 _DEVICES = ("policy_device", "output_device", "env_device", "storing_device")
-# Options for the processes of a list of environments, and for waiting for them.
-_OF_PROCESSES = (
-    "max_batch_size",
-    "min_batch_size",
-    "server_timeout",
-    "server_config",
-    "backend",
-    "env_backend",
-    "envs_per_worker",
-    "worker_affinity",
-    "worker_timeout",
-    "on_env_error",
-    "max_policy_lag",
-    "policy_backend",
-)
 _NO_LIST = (
     "create_env_fn must be a list with a function for each environment, or make an EnvPool "
     "or ALE environment with a batch_size below num_envs"
@@ -252,12 +238,7 @@ class AsyncBatchedArguments:
             count = len(self.create_env_fn)
             arguments_of(count, self.create_env_kwargs, "the number of environments is")
         check_bool("yield_completed_trajectories", self.yield_completed_trajectories)
-        if self.yield_completed_trajectories and self.replay_write_mode is not None:
-            raise ValueError(
-                f"replay_write_mode={self.replay_write_mode!r} and "
-                "yield_completed_trajectories=True both say what the replay buffer gets: leave "
-                "yield_completed_trajectories out"
-            )
+        check(vars(self))
         key = self.policy_version_key
         if key is not None and not isinstance(key, (str, tuple)):
             raise TypeError(f"policy_version_key must be a key or None, but it is {key!r}")
@@ -271,30 +252,17 @@ class AsyncBatchedArguments:
         check_workers(self.envs_per_worker, batching.most)
         if self.max_policy_lag is not None:
             check_number("max_policy_lag", self.max_policy_lag, 0)
-            if self.envs_per_worker > 1:
-                raise ValueError(
-                    f"max_policy_lag={self.max_policy_lag} can't be used with "
-                    f"envs_per_worker={self.envs_per_worker}, because the environments of a "
-                    "process step together"
-                )
         # Calls for a pool always have the same size.
         if self.cudagraph_policy and is_list(self.create_env_fn) and batching.size is None:
-            raise ValueError(
-                f"cudagraph_policy={self.cudagraph_policy!r} needs batches of a fixed size: set "
-                "static_batch_size in server_config"
-            )
+            raise READY_GRAPH.error("cudagraph_policy", self.cudagraph_policy)
         if self.driver_affinity is not None:
             check_cores(self.driver_affinity, "driver_affinity")
 
     def _check_decided_by_pool(self) -> None:
         for option in fields(self):
             given = getattr(self, option.name)
-            if option.name in _OF_PROCESSES and given != option.default:
-                raise ValueError(
-                    f"{option.name}={given!r} needs a list of environments. create_env_fn is "
-                    f"{self.create_env_fn!r}, and such an environment decides itself how it steps "
-                    "and which of its sub-environments it returns: leave the argument out"
-                )
+            if option.name in READY_POOL.names and given != option.default:
+                raise READY_POOL.error(option.name, given)
 
     @property
     def batching(self) -> Batching:

@@ -54,6 +54,7 @@ from trawl.rollout.random_policy import RandomPolicy
 from trawl.rollout.resolving import resolve
 from trawl.rollout.rng import RandomStream
 from trawl.rollout.trial import kept_envs
+from trawl.supported import RESTART_LOOSE
 
 
 @describe(CollectorArguments)
@@ -208,11 +209,7 @@ class Collector(ResumableCollector):
         ):
             facts = self._rollout.writer.describe()
             if facts["env_path"] != "array":
-                raise ValueError(
-                    "on_env_error='restart' can restart the environments of a ParallelEnv, and "
-                    "those of PettingZoo, only if frames have a fixed layout, but "
-                    f"{facts['env_path_reason']}: use a list of environments"
-                )
+                raise RESTART_LOOSE.error(why=facts["env_path_reason"])
         grouped = any(getattr(part, "groups", 1) > 1 for part in parts)
         if grouped and not self._rollout.writer.in_groups:
             warn(

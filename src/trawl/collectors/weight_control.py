@@ -14,6 +14,7 @@ from trawl.collectors.config import CollectorConfig, warn
 from trawl.collectors.policy_version import next_version
 from trawl.envs.transforms import PolicyVersion
 from trawl.paths import get_local
+from trawl.supported import UPDATER_MODELS
 from trawl.weight_update.layout import ModuleWeights
 from trawl.weight_update.scheme import WeightSyncScheme
 from trawl.weight_update.store import Receiver, WeightUpdate
@@ -123,11 +124,10 @@ class WeightControl(ABC):
         }
         by_model = chosen_weights(forms, model_id)
         self._check_open("update_policy_weights_()")
-        if self.weight_updater is not None and (weights_dict is not None or model_id is not None):
-            raise ValueError(
-                "weights_dict and model_id can't be used with a weight_updater, which sends only "
-                "the weights of the policy"
-            )
+        if self.weight_updater is not None:
+            for name, given in (("weights_dict", weights_dict), ("model_id", model_id)):
+                if given is not None:
+                    raise UPDATER_MODELS.error(name, given)
         with self._timed_update():
             self._send(by_model, worker_ids)
 

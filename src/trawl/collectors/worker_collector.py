@@ -40,6 +40,7 @@ from trawl.envs.types import is_list
 from trawl.observe.trace_options import TraceOptions
 from trawl.rollout.normalization import Normalization
 from trawl.rollout.serving import by_environment
+from trawl.supported import SINK_SHARED, UPDATE_WITHOUT_MODULE
 from trawl.weight_update.messages import MessageWeightSyncScheme
 from trawl.weight_update.prepared import PreparedUpdate
 from trawl.weight_update.scheme import WeightSyncScheme
@@ -188,10 +189,7 @@ class WorkerCollector(WorkerShutdown):
         """Checks options that depend on the kind of collector, or on the policies."""
         self.config.check_sync(self.sync)
         if self.config.update_at_each_batch and not self._has_source():
-            raise ValueError(
-                "update_at_each_batch=True sends the weights of a module, but the policy is not "
-                "a module, or policy_factory makes it"
-            )
+            raise UPDATE_WITHOUT_MODULE.error("update_at_each_batch")
 
     def _prepare(self) -> None:
         config = self.config
@@ -200,10 +198,7 @@ class WorkerCollector(WorkerShutdown):
         self._buffer = None
         if self._workers_write:
             if config.sink is not None:
-                raise TypeError(
-                    "sink can't be used with a replay buffer that workers write into themselves "
-                    "(shared=True), because their batches don't come to this process"
-                )
+                raise SINK_SHARED.error()
             self._buffer = self._buffer_of_workers()
         self._scheduler: Scheduler = (
             SyncScheduler(self._pool, config.preemptive_threshold, weak(self._room))

@@ -17,6 +17,7 @@ from trawl.envs.specs import Categorical, Composite, Spec, Unbounded
 from trawl.envs.vector import VectorAdapter
 from trawl.errors import EnvStateError
 from trawl.keys import DONE_KEYS
+from trawl.supported import RESET_ARGUMENTS_NONE
 
 
 class TensorDictEnv(ABC):
@@ -226,9 +227,7 @@ class TensorDictEnv(ABC):
                 itself.
         """
         if given is not None:
-            raise ValueError(
-                f"reset_kwargs can't be used with {self!r}, whose reset takes no arguments"
-            )
+            raise RESET_ARGUMENTS_NONE.error(against=repr(self))
 
     def episode_counts(self, counts: Any) -> Any:
         """Returns the number of the next episode of each environment.

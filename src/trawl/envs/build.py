@@ -26,6 +26,7 @@ from trawl.envs.torch_vector import TorchVectorEnv, as_torch_vector, may_return_
 from trawl.envs.types import is_list
 from trawl.envs.vector import is_vector_env
 from trawl.envs.vmas_env import VmasEnv, is_vmas
+from trawl.supported import RESTART_OBJECT
 
 _PROTOCOL = ("reset", "step_and_maybe_reset", "batch_size", "full_action_spec", "done_keys")
 
@@ -140,11 +141,8 @@ def check_rebuildable(env: Any, source: Any) -> None:
     for index, (part, is_fixed) in enumerate(zip(parts, fixed, strict=True)):
         if is_fixed:
             which = f"environment {index} of the batch" if len(parts) > 1 else "create_env_fn"
-            raise ValueError(
-                f"on_env_error='restart' needs environments that can be rebuilt, but {which} is "
-                f"an existing environment: {part!r}. Pass a Gymnasium id, or a function that "
-                "makes the environment"
-            )
+            why = f"{which} is an existing environment ({part!r}), which can't be rebuilt"
+            raise RESTART_OBJECT.error(why=why)
 
 
 class EnvCopy:

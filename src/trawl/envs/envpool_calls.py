@@ -11,6 +11,7 @@ import numpy as np
 from trawl.checks import did_you_mean
 from trawl.envs.arguments import named_arguments
 from trawl.memory import Array, Mask
+from trawl.supported import MODE_ENVPOOL
 
 
 class EnvPoolResults(NamedTuple):
@@ -145,10 +146,7 @@ def make_envpool(
         ValueError: if there is no such id, or an autoreset mode is given.
     """
     if autoreset_mode is not None:
-        raise ValueError(
-            f"autoreset_mode={autoreset_mode!r} can't be used with envpool:{name}: leave the "
-            "argument out"
-        )
+        raise MODE_ENVPOOL.error("autoreset_mode", str(autoreset_mode), against=f"envpool:{name}")
     try:
         import envpool
     except ImportError as error:

@@ -35,6 +35,7 @@ from trawl.envs.outcomes import checked_info, reset_results, step_results
 from trawl.envs.pool import is_pool
 from trawl.envs.vector import is_envpool, is_vector_env
 from trawl.errors import EnvStateError
+from trawl.supported import INFO_POOL
 
 # Steps that are taken to see values, at most.
 _STEPS = 1000
@@ -66,10 +67,7 @@ def with_infos(
     if not given:
         return env, []
     if is_pool(env) and not is_envpool(env):
-        raise ValueError(
-            f"info_keys can't be used with {type(env).__name__} and a batch_size below num_envs: "
-            "make the environment without batch_size"
-        )
+        raise INFO_POOL.error(against=f"{type(env).__name__} with batch_size below num_envs")
     try:
         known = _known(env, given)
         entries = placed_entries(given, known, lambda: _described(env, known))

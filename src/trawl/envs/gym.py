@@ -49,8 +49,6 @@ from trawl.envs.replacements import made_again
 from trawl.envs.reset_kwargs import (
     ResetArguments,
     names_taken,
-    needs_mapping,
-    resets_itself,
 )
 from trawl.envs.seeding import check_seed, derive, next_seed
 from trawl.envs.spaces import SpaceCodec, check_keys
@@ -61,6 +59,7 @@ from trawl.errors import env_errors
 from trawl.keys import DONE_KEYS, as_key, show_key
 from trawl.schema.encoded import Encoded
 from trawl.schema.states import GYM
+from trawl.supported import MODE_SINGLE, RESET_ARGUMENTS_BEGUN, RESET_FUNCTION_BATCH
 
 
 class GymEnv(LoggedEnv):
@@ -196,11 +195,8 @@ class GymEnv(LoggedEnv):
         categorical = self.categorical_action_encoding
         batched = is_vector_env(self.env)
         if autoreset_mode is not None and not batched:
-            raise TypeError(
-                f"autoreset_mode={autoreset_mode!r} applies only to vector environments, but "
-                f"{type(self.env.unwrapped).__name__} is a single one, which the collector "
-                "resets: leave the argument out"
-            )
+            name = type(self.env.unwrapped).__name__
+            raise MODE_SINGLE.error("autoreset_mode", str(autoreset_mode), against=name)
         self.batch_size = torch.Size([self.env.num_envs] if batched else [])
         observed, acted = single_spaces(self.env, batched)
         self.observation_codec = SpaceCodec(observed, "observation", categorical)
@@ -390,9 +386,11 @@ class GymEnv(LoggedEnv):
             names = names_taken(chain(self.env))
             self.reset_arguments = ResetArguments(given, first, names, counts)
         elif self.vector.autoresets is not None:
-            raise resets_itself(self.env, self.vector.autoresets)
+            raise RESET_ARGUMENTS_BEGUN.error(
+                against=repr(self.env), why=f"it {self.vector.autoresets}"
+            )
         elif not isinstance(given, Mapping):
-            raise needs_mapping(self.env)
+            raise RESET_FUNCTION_BATCH.error(against=repr(self.env))
         else:
             ResetArguments(given, first, names_taken(chain(self.env)), counts)
             self._fixed_arguments = given

@@ -27,6 +27,7 @@ from trawl.envs.jax_ids import make_brax, make_gymnax, make_jumanji
 from trawl.envs.pettingzoo import PettingZooEnv
 from trawl.envs.seeding import check_seed
 from trawl.envs.vmas_env import VmasEnv
+from trawl.supported import INFO_WITHOUT
 
 # Makes an environment for GymEnv from the rest of its id, the number of environments in a vector
 # environment or None, the autoreset mode or None, and further arguments.
@@ -284,8 +285,6 @@ def make_other(env_id: str, options: Mapping[str, Any]) -> Any:
         return None
     takes_infos = "info_keys" in inspect.signature(_CLASSES[prefix]).parameters
     if options.get("info_keys") is not None and not takes_infos:
-        raise TypeError(
-            f"info_keys can't be used with {env_id}: {_CLASSES[prefix].__name__} has no such "
-            "argument. Leave it out"
-        )
+        why = f"{_CLASSES[prefix].__name__} has no such argument"
+        raise INFO_WITHOUT.error(against=env_id, why=why)
     return make(name, options)

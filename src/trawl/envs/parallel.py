@@ -36,6 +36,7 @@ from trawl.envs.step_results import StepEntries, StepResults
 from trawl.envs.types import EnvKwargs, EnvSources
 from trawl.keys import Key, as_key, show_key
 from trawl.memory import Array, Mask
+from trawl.supported import PARALLEL_MESSAGES
 from trawl.tensordicts import new_tensordict
 
 
@@ -168,10 +169,7 @@ class ParallelEnv(ParallelState):
         wanted = {"groups": self.groups if self.groups > 1 else None, "worker_timeout": timeout}
         for name, value in wanted.items():
             if value is not None:
-                raise ValueError(
-                    f"{name}={value} needs environments whose data has a fixed layout, but "
-                    f"{self.name} exchanges messages: leave {name} out"
-                )
+                raise PARALLEL_MESSAGES.error(name, value, against=self.name)
 
     def _buffer_spec(self) -> StepBufferSpec:
         batch = len(self.batch_size)

@@ -46,6 +46,7 @@ from trawl.keys import Key, nested, next_of, show_key
 from trawl.memory import Array
 from trawl.schema.checks import UNKNOWN
 from trawl.schema.states import AGENTS
+from trawl.supported import MASK_AEC
 
 STATE = "state"
 
@@ -133,10 +134,7 @@ class PettingZooEnv(LoggedEnv):
         self.done_on_any = self.parallel if done_on_any is None else done_on_any
         self.use_mask = (not (self.parallel and self.done_on_any)) if use_mask is None else use_mask
         if not self.parallel and not self.use_mask:
-            raise ValueError(
-                "use_mask=False can't be used with an AEC environment, in which only one agent "
-                "acts in each step: leave the argument out"
-            )
+            raise MASK_AEC.error()
         self.group_map = make_groups(group_map, env.possible_agents, self.parallel)
         self.agent_groups = [
             AgentGroup(name, agents, env, categorical_actions)

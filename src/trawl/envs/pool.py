@@ -24,6 +24,7 @@ from trawl.envs.envpool_calls import EnvPoolCalls
 from trawl.envs.spaces import SpaceCodec
 from trawl.envs.vector import Step, VectorAdapter, is_envpool
 from trawl.memory import Array, Mask
+from trawl.supported import MODE_ENVPOOL, MODE_POOL
 
 Rows = NDArray[np.int64]
 
@@ -267,15 +268,9 @@ def adapt_pool(env: Any, codec: SpaceCodec, given: AutoresetMode | str | None = 
     """
     if is_envpool(env):
         if given is not None:
-            raise ValueError(
-                f"autoreset_mode={given!r} can't be used with EnvPool, which resets a finished "
-                "sub-environment in its next step: leave the argument out"
-            )
+            raise MODE_ENVPOOL.error("autoreset_mode", str(given))
         return EnvPoolPool(env, codec)
     mode = autoreset_mode(env, given)
     if mode is AutoresetMode.DISABLED:
-        raise ValueError(
-            f"{env!r} has autoreset_mode='Disabled', but an environment that steps only some of "
-            "its sub-environments must reset them by itself: make it with 'NextStep' or 'SameStep'"
-        )
+        raise MODE_POOL.error(against=repr(env))
     return AtariPool(env, codec, mode)

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trawl.errors import add_note
+from trawl.supported import RESET_FUNCTION_BATCH
 
 #: A mapping of arguments, or a function of the environment's index and the episode's number.
 ResetKwargs: TypeAlias = Mapping[str, Any] | Callable[[int, int], Mapping[str, Any] | None]
@@ -165,22 +166,6 @@ def names_taken(layers: Sequence[Any]) -> frozenset[str] | None:
     return found
 
 
-def needs_mapping(env: Any) -> ValueError:
-    """Returns the error for a function where one mapping applies to several environments."""
-    return ValueError(
-        f"reset_kwargs is a function, but the reset of {env!r} takes one mapping for all of its "
-        "environments: pass a mapping, or a list of environments"
-    )
-
-
-def resets_itself(env: Any, mode: str) -> ValueError:
-    """Returns the error for a vector environment that begins its episodes itself."""
-    return ValueError(
-        f"reset_kwargs needs episodes that the collector begins, but {env!r} {mode}: make it with "
-        "autoreset_mode='Disabled', or pass a list of environments"
-    )
-
-
 def with_reset_kwargs(env: Any, given: ResetKwargs, first: int, counts: Counts) -> Any:
     """Returns an environment whose resets get arguments.
 
@@ -208,7 +193,7 @@ def _torchrl_env(env: Any, given: ResetKwargs, first: int, counts: Counts) -> An
     inner = env.base_env if made else env
     several, count = isinstance(inner, BatchedEnvBase), len(counts)
     if not isinstance(given, Mapping) and count > 1 and (not several or len(env.batch_size) > 1):
-        raise needs_mapping(inner)
+        raise RESET_FUNCTION_BATCH.error(against=repr(inner))
     names = None if several else _names_of_torchrl(inner)
     wrapper = env if made else _wrapper_class()(env)
     wrapper.has_one = not several

@@ -28,14 +28,13 @@ from trawl.envs.reset_kwargs import (
     ResetArguments,
     copied,
     names_taken,
-    needs_mapping,
-    resets_itself,
 )
 from trawl.envs.spaces import check_keys
 from trawl.envs.tensor_codec import TensorCodec
 from trawl.envs.tensor_env import TensorEnv, TensorStep
 from trawl.envs.tensor_infos import InfoTensors, tensor_layout
 from trawl.envs.vector import is_envpool
+from trawl.supported import RESET_ARGUMENTS_BEGUN, RESET_FUNCTION_BATCH
 
 _API = ("num_envs", "single_observation_space", "single_action_space", "reset", "step")
 _FINAL = ("final_obs", "final_observation")
@@ -151,9 +150,10 @@ class TorchVectorEnv(TensorEnv):
         if given is None:
             return
         if self.mode is not AutoresetMode.DISABLED:
-            raise resets_itself(self.env, f"has autoreset_mode={self.mode.value!r}")
+            why = f"it has autoreset_mode={self.mode.value!r}"
+            raise RESET_ARGUMENTS_BEGUN.error(against=repr(self.env), why=why)
         if not isinstance(given, Mapping):
-            raise needs_mapping(self.env)
+            raise RESET_FUNCTION_BATCH.error(against=repr(self.env))
         ResetArguments(given, first, names_taken(chain(self.env)), counts)
         self._reset_kwargs = given
 

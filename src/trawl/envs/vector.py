@@ -43,6 +43,7 @@ from trawl.envs.reset_kwargs import copied
 from trawl.envs.spaces import SpaceCodec
 from trawl.errors import EnvStateError, add_note
 from trawl.memory import Array, Mask
+from trawl.supported import MODE_ENVPOOL
 
 Step = tuple[list[Array], Array, Array, Array]
 
@@ -402,10 +403,7 @@ def adapt(env: Any, codec: SpaceCodec, given: AutoresetMode | str | None = None)
     _check_batch_size(env)
     if is_envpool(env):
         if given is not None:
-            raise ValueError(
-                f"autoreset_mode={given!r} can't be used with EnvPool, whose sub-environments "
-                "are reset by their ids: leave the argument out"
-            )
+            raise MODE_ENVPOOL.error("autoreset_mode", str(given))
         return EnvPoolVector(env, codec, ModeCheck(env, codec, AutoresetMode.DISABLED))
     mode = autoreset_mode(env, given)
     check = ModeCheck(env, codec, mode)

@@ -12,10 +12,10 @@ from torch import Tensor
 
 from trawl.envs.base import TensorDictEnv
 from trawl.envs.specs import Binary, Categorical, MultiCategorical, MultiOneHot, NonTensor, OneHot
-from trawl.envs.vector import RESTARTABLE
 from trawl.errors import StateError
 from trawl.keys import Key, as_key, show_key
 from trawl.rollout.policy import missing_action
+from trawl.supported import LIMIT_ALL_AT_ONCE
 
 
 def check_actions(env: Any, policy: Any, found: dict[Key, Any]) -> None:
@@ -116,10 +116,8 @@ def has_autoreset_steps(env: TensorDictEnv, limit: int | None) -> bool:
     """
     for vector in env.vectors:
         if limit is not None and not vector.can_restart:
-            raise ValueError(
-                f"max_frames_per_traj={limit} needs an environment that can restart some of its "
-                f"sub-environments, and {type(vector.env).__name__} can't. Use {RESTARTABLE}"
-            )
+            name = f"{type(vector.env).__name__}, which can't restart only some of its environments"
+            raise LIMIT_ALL_AT_ONCE.error("max_frames_per_traj", limit, against=name)
     return env.autoreset_mask() is not None
 
 

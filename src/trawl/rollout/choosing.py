@@ -6,6 +6,7 @@ from typing import Any
 
 from trawl.envs.base import TensorDictEnv
 from trawl.envs.pettingzoo import PettingZooEnv
+from trawl.envs.pool import Pool
 from trawl.envs.specs import NonTensor
 from trawl.envs.tensor_env import TensorEnv
 from trawl.keys import as_key, show_key
@@ -16,6 +17,7 @@ from trawl.rollout.stacked_batch_writer import StackedBatchWriter
 from trawl.rollout.stacked_tensor_writer import StackedTensorBatchWriter
 from trawl.rollout.tensor_batch_writer import TensorBatchWriter
 from trawl.rollout.tensordict_batch_writer import TensorDictBatchWriter
+from trawl.supported import NORMALIZE_LOOSE, RESTART_LOOSE, STACK_LOOSE, Trait
 
 _LOOSE = "its spaces have no fixed shape and dtype"
 
@@ -37,7 +39,7 @@ def new_batch_writer(env: Any, policy: Policy, options: BatchOptions) -> BatchWr
     if not isinstance(env, TensorDictEnv):
         name = type(env).__name__
         why = f"{name} is not a Gymnasium environment: its own step takes and returns TensorDicts"
-        options.normalize.refuse(why, "the environment, for example by TorchRL's VecNormV2")
+        _refuse_normalizing(env, options, why)
         return TensorDictBatchWriter(env, policy, options, why)
     if isinstance(env, TensorEnv):
         return _of_tensors(env, policy, options)
@@ -47,6 +49,28 @@ def new_batch_writer(env: Any, policy: Policy, options: BatchOptions) -> BatchWr
         return ArrayBatchWriter(env, policy, options)
     except NoFixedLayout as why_not:
         return _by_tensordict(env, policy, options, str(why_not))
+
+
+def traits_of(env: Any) -> frozenset[Trait]:
+    """Returns the traits of an environment with which some options can't be combined.
+
+    Args:
+        env: the environment, with the TensorDict interface.
+    """
+    if not isinstance(env, TensorDictEnv):
+        return frozenset({Trait.TENSORDICTS})
+    found = set()
+    if isinstance(env, TensorEnv):
+        if not env.can_restart:
+            found.add(Trait.ALL_AT_ONCE)
+    elif not getattr(env, "fixed_layout", False):
+        found.add(Trait.LOOSE)
+    for vector in env.vectors:
+        if isinstance(vector, Pool):
+            found.add(Trait.POOL)
+        elif not vector.can_restart:
+            found.add(Trait.ALL_AT_ONCE)
+    return frozenset(found)
 
 
 def _stacked(env: Any, policy: Policy, options: BatchOptions) -> BatchWriter:
@@ -65,10 +89,7 @@ def _stacked(env: Any, policy: Policy, options: BatchOptions) -> BatchWriter:
             why = _why_loose(env)
     except NoFixedLayout as error:
         why = f"it needs a policy whose entries have a fixed layout, but {error}"
-    raise ValueError(
-        f"frame_stack can't be used with {env!r}: {why}. You can stack the frames in the "
-        "environment instead"
-    )
+    raise STACK_LOOSE.error(against=repr(env), why=why)
 
 
 def _of_tensors(env: TensorEnv, policy: Policy, options: BatchOptions) -> BatchWriter:
@@ -92,13 +113,13 @@ def _why_loose(env: TensorDictEnv) -> str:
     """Returns the reason why the frames of an environment have no fixed layout."""
     if any(isinstance(part, TensorEnv) for part in env.parts):
         return (
-            "it is a list of environments whose data are tensors: make one environment of more "
-            "sub-environments, for example with num_envs, instead of a list"
+            "it is a list of environments whose data are tensors (make one environment of more "
+            "sub-environments, for example with num_envs, instead of a list)"
         )
     if env.reward_keys != ["reward"] and not _loose_entries(env):
         return (
-            "its agents have rewards of their own: use a list of environments, or workers, instead "
-            "of a ParallelEnv"
+            "its agents have rewards of their own (use a list of environments, or workers, "
+            "instead of a ParallelEnv)"
         )
     shape = tuple(env.reward_spec.shape[len(env.batch_size) :])
     if env.reward_keys == ["reward"] and shape != (1,):
@@ -108,12 +129,9 @@ def _why_loose(env: TensorDictEnv) -> str:
 
 
 def _by_tensordict(env: Any, policy: Policy, options: BatchOptions, why: str) -> BatchWriter:
-    options.normalize.refuse(why)
-    if options.restarts is not None and any(isinstance(one, PettingZooEnv) for one in env.parts):
-        raise ValueError(
-            "on_env_error='restart' can be used with environments of PettingZoo only if their "
-            f"frames have a fixed layout, but {why}"
-        )
+    _refuse_normalizing(env, options, why)
+    if any(isinstance(one, PettingZooEnv) for one in env.parts):
+        _refuse_restarts(options, why)
     return TensorDictBatchWriter(env, policy, options, why)
 
 
@@ -127,7 +145,10 @@ def _loose_entries(env: TensorDictEnv) -> list[Any]:
 
 def _refuse_restarts(options: BatchOptions, why: str) -> None:
     if options.restarts is not None:
-        raise ValueError(
-            "on_env_error='restart' can be used with an environment whose data are tensors only if "
-            f"it is the collector's only one and frames have a fixed layout, but {why}"
-        )
+        raise RESTART_LOOSE.error(why=why)
+
+
+def _refuse_normalizing(env: Any, options: BatchOptions, why: str) -> None:
+    for name, given in vars(options.normalize).items():
+        if given is not None:
+            raise NORMALIZE_LOOSE.error(f"normalize_{name}", given, against=repr(env), why=why)

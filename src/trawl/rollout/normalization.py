@@ -130,23 +130,6 @@ class NormalizeOptions:
     def __bool__(self) -> bool:
         return self.observations is not None or self.rewards is not None
 
-    def refuse(self, why: str, instead: str = "the environment or the policy") -> None:
-        """Raises an error if something is to be normalised.
-
-        Args:
-            why: the reason why it can't be.
-            instead: where to normalise instead.
-
-        Raises:
-            ValueError: if an option is set.
-        """
-        if self:
-            name = "normalize_rewards" if self.observations is None else "normalize_observations"
-            raise ValueError(
-                f"{name} needs frames of fixed layout from environments that step together, but "
-                f"{why}. You can normalise in {instead} instead"
-            )
-
 
 @dataclass(frozen=True)
 class SharedStatistics:

@@ -57,7 +57,6 @@ class ReadyRollout(Rollout):
 
     @override
     def _new_writer(self, env: Any, policy: Policy) -> ReadyBatchWriter:
-        self.options.normalize.refuse("successive frames of a batch are of different environments")
         return ReadyBatchWriter(env, policy, self.options, self._serving, self._version)
 
     @override

@@ -14,6 +14,7 @@ from trawl.envs.frame_stack import FrameStack
 from trawl.keys import Key, next_of, show_key, show_keys
 from trawl.rollout.layout import FramePool, Leaf
 from trawl.rollout.policy_leaves import PolicyLeaves
+from trawl.supported import NORMALIZE_STACKED
 
 
 @dataclass(frozen=True)
@@ -101,10 +102,7 @@ class StackLayout:
         """
         both = self.leaves.keys() & set(keys)
         if both:
-            raise ValueError(
-                f"frame_stack and normalize_observations can't both change {show_keys(both)}: "
-                "choose different observations with their arguments keys"
-            )
+            raise NORMALIZE_STACKED.error(against=f"normalize_observations for {show_keys(both)}")
 
     def check(self, policy: PolicyLeaves) -> None:
         """Raises a ``ValueError`` if the policy writes an observation that is stacked."""

@@ -41,6 +41,7 @@ from trawl.rollout.tensor_episodes import BatchEpisodeTracker
 from trawl.rollout.tensor_normalizer import TensorBatchNormalizer, TensorNormalizer
 from trawl.rollout.tensor_policy import TensorPolicyBinder
 from trawl.rollout.tensor_stepper import TensorStepper
+from trawl.supported import LIMIT_ALL_AT_ONCE
 from trawl.tensordicts import size_groups
 
 
@@ -260,8 +261,12 @@ class TensorBatchWriter(FixedLayoutWriter):
 
 def _check_limit(env: TensorEnv, limit: int | None) -> None:
     if limit is not None and not env.can_restart:
-        raise ValueError(
-            f"max_frames_per_traj={limit} needs an environment that can restart some of its "
-            f"sub-environments, and {env.name} can't. If its reset takes a mask or ids, state it: "
-            "TorchVectorEnv(env, partial_reset='mask')"
+        raise LIMIT_ALL_AT_ONCE.error(
+            "max_frames_per_traj",
+            limit,
+            against=env.name,
+            instead=(
+                "if its reset takes a mask or ids, state it: TorchVectorEnv(env, "
+                "partial_reset='mask')"
+            ),
         )

@@ -13,6 +13,7 @@ import torch
 from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
 
+from trawl.supported import Trait
 from trawl.testing.oracle import Kind
 from trawl.testing.script import FIELDS, Player, Script
 
@@ -457,6 +458,7 @@ class Face:
         keys: actual keys of entries, by the names that the oracle gives them.
         ends: how episodes can end.
         needs: module that has to be installed.
+        traits: traits with which some options can't be combined.
     """
 
     make: Callable[[Script, Sequence[int]], Any]
@@ -465,6 +467,7 @@ class Face:
     keys: Mapping[Any, Any] = field(default_factory=dict)
     ends: Sequence[str] = ("terminated", "truncated", "both")
     needs: str | None = None
+    traits: frozenset[Trait] = frozenset()
 
     def key(self, key: Any) -> Any:
         """Returns the actual key of an entry."""
@@ -508,7 +511,7 @@ def _late_class() -> Any:
     class Late(TorchVectorEnv):
         """Works as on a GPU, whose answers come later."""
 
-        answers_at_once = False  # type: ignore[assignment]
+        answers_at_once = False
 
     return Late
 
@@ -565,6 +568,7 @@ _AGENT_KEYS: dict[Any, Any] = {
     for name in ("observation", "action", "reward", "raw_reward", "seen", "action_mask")
 }
 _AGENT_KEYS["info", "level"] = ("agent", "info", "level")
+_ALL_AT_ONCE = frozenset({Trait.ALL_AT_ONCE})
 _TENSOR = {"next_step": "NextStep", "same_step": "SameStep", "disabled": "Disabled"}
 
 #: The faces of a script, by name.
@@ -583,16 +587,22 @@ FACES: dict[str, Face] = {
         _batch(gymnasium_vector, "SameStep"), Kind(resets="same", together=True)
     ),
     "sync_disabled": Face(_batch(gymnasium_vector, "Disabled"), Kind(together=True)),
-    "vector_next_step": Face(_batch(Simulator, "NextStep"), Kind(resets="next", together=True)),
-    "vector_same_step": Face(_batch(Simulator, "SameStep"), Kind(resets="same", together=True)),
+    "vector_next_step": Face(
+        _batch(Simulator, "NextStep"), Kind(resets="next", together=True), traits=_ALL_AT_ONCE
+    ),
+    "vector_same_step": Face(
+        _batch(Simulator, "SameStep"), Kind(resets="same", together=True), traits=_ALL_AT_ONCE
+    ),
     "vector_disabled": Face(_batch(Simulator, "Disabled"), Kind(together=True)),
     "tensors_next_step": Face(
         lambda script, envs: partial(_tensors_with_infos, script, envs, "NextStep"),
         Kind(resets="next", together=True),
+        traits=_ALL_AT_ONCE,
     ),
     "tensors_same_step": Face(
         lambda script, envs: partial(_tensors_with_infos, script, envs, "SameStep"),
         Kind(resets="same", together=True),
+        traits=_ALL_AT_ONCE,
     ),
     "tensors_disabled": Face(
         lambda script, envs: partial(_tensors_with_infos, script, envs, "Disabled"),
@@ -601,6 +611,7 @@ FACES: dict[str, Face] = {
     "late_next_step": Face(
         lambda script, envs: partial(_late, script, envs, "NextStep"),
         Kind(resets="next", together=True),
+        traits=_ALL_AT_ONCE,
     ),
     "late_same_step": Face(
         lambda script, envs: partial(_late, script, envs, "SameStep"),
@@ -625,7 +636,12 @@ FACES: dict[str, Face] = {
         keys=_AGENT_KEYS,
         needs="pettingzoo",
     ),
-    "torchrl": Face(_single(torchrl_environment), single=True, needs="torchrl"),
+    "torchrl": Face(
+        _single(torchrl_environment),
+        single=True,
+        needs="torchrl",
+        traits=frozenset({Trait.TENSORDICTS}),
+    ),
     "parallel": Face(_parallel(backend="thread"), Kind(resets="same")),
     "groups": Face(_parallel(backend="thread", groups=3), Kind(resets="same", grouped=True)),
 }

@@ -24,6 +24,7 @@ from trawl.collectors.slot import WorkerSlot
 from trawl.collectors.worker import WorkerProgram, WorkerSpec
 from trawl.collectors.worker_collector import WorkerCollector
 from trawl.envs.types import is_list
+from trawl.supported import LAG_PREEMPTION, SNAPSHOTS_NESTED, UPDATE_WITHOUT_MODULE
 
 CollectorClass = Literal["single", "sync", "async"] | Callable[..., Any] | None
 
@@ -183,26 +184,19 @@ class ClusterCollector(WorkerCollector):
     def _check(self) -> None:
         super()._check()
         if self.remote.interval is not None and not self._has_source():
-            raise ValueError(
-                "update_after_each_batch and max_weight_update_interval send the weights of a "
-                "module, but the policy is not a module, or policy_factory makes it"
-            )
+            after_each = self.remote.update_after_each_batch
+            name = "update_after_each_batch" if after_each else "max_weight_update_interval"
+            raise UPDATE_WITHOUT_MODULE.error(name)
         if self.remote.nested and self.config.worker_snapshots:
-            raise ValueError(
-                f"worker_snapshots={self.config.worker_snapshots} can't be used with workers that "
-                f"have workers of their own (collector_class={self.remote.collector_class!r}): use "
-                "collector_class='single'"
-            )
-
+            raise SNAPSHOTS_NESTED.error("worker_snapshots", self.config.worker_snapshots)
         if self.config.max_policy_lag is not None:
             given = each("collector_kwargs", self.remote.collector_kwargs, self.num_workers)
             shares = {(own or {}).get("preemptive_threshold") for own in given} - {None, 1}
             if shares:
-                raise ValueError(
-                    f"max_policy_lag={self.config.max_policy_lag} can't be used with "
-                    f"preemptive_threshold={shares.pop()!r} in collector_kwargs, because slow "
-                    "workers of a node would deliver older frames with a later batch: leave one of "
-                    "them out"
+                raise LAG_PREEMPTION.error(
+                    "max_policy_lag",
+                    self.config.max_policy_lag,
+                    against=f"preemptive_threshold={shares.pop()!r} in collector_kwargs",
                 )
 
     @property

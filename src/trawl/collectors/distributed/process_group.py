@@ -21,6 +21,7 @@ from trawl.collectors.distributed.process_group_config import (
     DistributedSyncArguments,
     RemoteOptions,
 )
+from trawl.supported import LAUNCHER_START
 from trawl.weight_update.process_group import DistributedWeightSyncScheme
 from trawl.weight_update.scheme import WeightSyncScheme
 
@@ -33,9 +34,7 @@ class RemoteCollector(ClusterCollector):
 
     def __init__(self, create_env_fn: Any, policy: Any = None, *more: Any, **options: Any) -> None:
         if options.get("start_method") is not None:
-            raise TypeError(
-                "start_method can't be used here: launcher determines what starts the workers"
-            )
+            raise LAUNCHER_START.error("start_method", options["start_method"])
         self._take_options(options)
         if self.remote.outside:
             options.setdefault("max_restarts", 0)

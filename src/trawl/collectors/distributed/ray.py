@@ -27,6 +27,7 @@ from trawl.collectors.distributed.sharing import check_added
 from trawl.collectors.handle_calls import methods_of
 from trawl.collectors.single import Collector
 from trawl.envs.types import is_list
+from trawl.supported import RAY_START
 from trawl.weight_update.ray import RayWeightSyncScheme
 from trawl.weight_update.scheme import WeightSyncScheme
 from trawl.weight_update.updaters import Updater, WeightUpdaterBase
@@ -82,7 +83,7 @@ class RayCollector(ClusterCollector):
         if self.remote.num_collectors is not None or count is not None:
             options["num_workers"] = self.remote.num_collectors or count
         if options.get("start_method") is not None:
-            raise TypeError("start_method can't be used with actors in a Ray cluster")
+            raise RAY_START.error("start_method", options["start_method"])
         started = connect(self.remote.ray_init_config)
         try:
             super().__init__(create_env_fn, policy, *more, **options)

@@ -1,0 +1,683 @@
+"""The table of what can't be combined: options, environments and collectors.
+
+Each :class:`Refusal` says once what is refused, why, and what to do instead. The checks of the
+library raise its error, the documentation shows it, and the tests try it. Everything that no entry
+refuses is supported.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from enum import Enum
+from functools import cache
+from typing import Any
+
+_CONDITION = re.compile(r"(\w+)(?:(!=|=|>)(.+))?")
+_SIMPLE = (bool, int, float, str, type(None))
+
+
+class Trait(Enum):
+    """What an option may not work with in an environment; the values are for sentences."""
+
+    TENSORDICTS = "environments with TorchRL's methods, which take and return TensorDicts"
+    LOOSE = "environments whose frames have no fixed layout"
+    ALL_AT_ONCE = "vector environments that can't restart only some of their environments"
+    POOL = "pools that return the environments that are ready"
+
+
+class _Condition:
+    """A condition on the value of an option.
+
+    ``"name"`` holds for values that are true, ``"name=value"`` for this value, ``"name!=value"``
+    for others, ``"name>number"`` for larger numbers, and ``"name=..."`` for all but None.
+
+    Args:
+        text: the condition.
+    """
+
+    def __init__(self, text: str) -> None:
+        match = _CONDITION.fullmatch(text)
+        assert match is not None, text
+        self.name, self._relation, literal = match.groups()
+        self._literal = None if literal is None else ast.literal_eval(literal)
+        # As users write it.
+        named = self._relation == "=" and self._literal is not ...
+        self.shown = text if named else self.name
+
+    def holds(self, options: Mapping[str, Any]) -> bool:
+        if self.name not in options:
+            return False
+        value = options[self.name]
+        if self._relation is None:
+            return bool(value)
+        if self._relation == ">":
+            return value is not None and value > self._literal
+        if self._literal is ...:
+            return value is not None
+        same = isinstance(value, _SIMPLE) and value == self._literal
+        return same is (self._relation == "=")
+
+
+_condition = cache(_Condition)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Refusal:
+    """Options that can't be combined with something.
+
+    Attributes:
+        options: the options, each with the values that are refused: ``"name"`` for values that
+            are true, ``"name=value"``, ``"name!=value"``, ``"name>number"``, or ``"name=..."`` for
+            all but None.
+        other: what they can't be combined with; None if ``others`` says it.
+        needs: what they need, if they are refused without it.
+        why: the reason, as a clause.
+        instead: what to do instead, as an imperative.
+        others: conditions on other options, all of which must hold.
+        unless: condition on an option with which nothing is refused.
+        traits: traits of an environment, one of which must be there.
+        late: True if the arguments alone don't decide whether the combination is refused.
+        kind: type of the error.
+    """
+
+    options: tuple[str, ...]
+    why: str
+    instead: str
+    other: str | None = None
+    needs: str | None = None
+    others: tuple[str, ...] = ()
+    unless: str | None = None
+    traits: frozenset[Trait] = frozenset()
+    late: bool = False
+    kind: type[Exception] = ValueError
+
+    @property
+    def names(self) -> list[str]:
+        """The names of the options."""
+        return [_condition(one).name for one in self.options]
+
+    @property
+    def shown(self) -> list[str]:
+        """The options, with the values that are refused."""
+        return [_condition(one).shown for one in self.options]
+
+    @property
+    def against(self) -> str:
+        """What the options can't be combined with."""
+        if self.other is not None:
+            return self.other
+        if self.traits:
+            return ", or ".join(trait.value for trait in Trait if trait in self.traits)
+        return " and ".join(_condition(one).shown for one in self.others)
+
+    def found(self, options: Mapping[str, Any], traits: Collection[Trait] = ()) -> str | None:
+        """Returns the name of the option that is refused, or None.
+
+        Args:
+            options: values of options, by name.
+            traits: traits of the environment.
+        """
+        others = [_condition(one) for one in self.others]
+        if not (others or self.traits) or not all(one.holds(options) for one in others):
+            return None
+        if self.traits and self.traits.isdisjoint(traits):
+            return None
+        if self.unless is not None and _condition(self.unless).holds(options):
+            return None
+        conditions = [_condition(one) for one in self.options]
+        return next((one.name for one in conditions if one.holds(options)), None)
+
+    def text(
+        self,
+        given: str | None = None,
+        *,
+        against: str | None = None,
+        why: str | None = None,
+        instead: str | None = None,
+    ) -> str:
+        """Returns the message of the error.
+
+        Args:
+            given: the option and its value; by default, the first option.
+            against: what it can't be combined with; by default, as the table says.
+            why: the reason.
+            instead: what to do instead.
+        """
+        given = self.shown[0] if given is None else given
+        relation = "can't be used with" if self.needs is None else "needs"
+        other = against or self.needs or self.against
+        return f"{given} {relation} {other}, because {why or self.why}: {instead or self.instead}"
+
+    def error(self, name: str | None = None, value: Any = None, **more: str | None) -> Exception:
+        """Returns the error.
+
+        Args:
+            name: name of the option that was given; by default, the first.
+            value: its value; None to show the option as the table does.
+            **more: arguments of :meth:`text`.
+
+        Raises:
+            KeyError: if this entry has no such option.
+        """
+        if name is not None and name not in self.names:
+            raise KeyError(f"{name} is none of {self.names}")
+        given = self.shown[0] if name is None else self.shown[self.names.index(name)]
+        if name is not None and value is not None:
+            short = isinstance(value, (*_SIMPLE, list, tuple, dict)) and len(repr(value)) < 50
+            given = f"{name}={value!r}" if short else name
+        return self.kind(self.text(given, **more))
+
+
+_WHOLE = ("trajs_per_batch", "replay_write_mode='trajectory'")
+_EACH = "successive frames of a batch are of different environments"
+_FIXED = "it needs frames whose entries have fixed shapes and dtypes"
+_NO_LAYOUT = frozenset({Trait.TENSORDICTS, Trait.LOOSE})
+_IN_POOL = frozenset({Trait.POOL})
+
+# --- options and environments
+
+LIMIT_ALL_AT_ONCE = Refusal(
+    options=("max_frames_per_traj",),
+    traits=frozenset({Trait.ALL_AT_ONCE}),
+    why="a limit restarts one environment while the others go on",
+    instead=(
+        "use a list of factories, or a gymnasium.vector.SyncVectorEnv with stateful wrappers only "
+        "around its sub-environments"
+    ),
+)
+STACK_LOOSE = Refusal(
+    options=("frame_stack",),
+    traits=_NO_LAYOUT,
+    why=_FIXED,
+    instead="stack the frames in the environment",
+)
+NORMALIZE_LOOSE = Refusal(
+    options=("normalize_observations", "normalize_rewards"),
+    traits=_NO_LAYOUT,
+    why=_FIXED,
+    instead="normalise in the environment or the policy",
+)
+NORMALIZE_STACKED = Refusal(
+    options=("frame_stack",),
+    others=("normalize_observations",),
+    other="normalize_observations, for the same observation",
+    late=True,
+    why="a stack keeps the frames of the environment",
+    instead="choose different observations with their arguments keys, or leave one of them out",
+)
+RESTART_OBJECT = Refusal(
+    options=("on_env_error='restart'",),
+    other="environments that are passed as objects",
+    why="they can't be rebuilt",
+    instead="pass a Gymnasium id, or a function that makes the environment",
+)
+RESTART_LOOSE = Refusal(
+    options=("on_env_error='restart'",),
+    other=(
+        "environments of tensors, environments of PettingZoo, or a ParallelEnv, if frames have no "
+        "fixed layout"
+    ),
+    why=_FIXED,
+    instead="use workers, or give the frames a fixed layout",
+)
+RESET_ARGUMENTS_NONE = Refusal(
+    options=("reset_kwargs",),
+    other="environments of dm_env, JAX, VMAS and EnvPool",
+    why="the reset takes no arguments",
+    instead="pass them where the environment is made",
+)
+RESET_ARGUMENTS_BEGUN = Refusal(
+    options=("reset_kwargs",),
+    other="vector environments that begin their episodes themselves",
+    why="the collector doesn't call their resets",
+    instead="make them with autoreset_mode='Disabled', or pass a list of environments",
+)
+RESET_FUNCTION_BATCH = Refusal(
+    options=("reset_kwargs",),
+    other="vector environments, if it is a function",
+    why="their reset takes one mapping for all sub-environments",
+    instead="pass a mapping, or a list of environments",
+)
+INFO_POOL = Refusal(
+    options=("info_keys",),
+    other="pools other than EnvPool's that return the environments that are ready",
+    why="their info doesn't say which values are of which environment",
+    instead="make the environment without batch_size",
+)
+INFO_WITHOUT = Refusal(
+    options=("info_keys",),
+    other="environments without infos, such as those of dm_env and TorchRL",
+    why="there is nothing to choose from",
+    instead="put the values into the observation",
+    kind=TypeError,
+)
+MODE_ENVPOOL = Refusal(
+    options=("autoreset_mode=...",),
+    other="environments of EnvPool",
+    why="they have a way of their own to begin episodes",
+    instead="leave the argument out",
+)
+MODE_SINGLE = Refusal(
+    options=("autoreset_mode=...",),
+    other="single environments",
+    why="it applies only to vector environments, and the collector resets a single one",
+    instead="leave the argument out",
+    kind=TypeError,
+)
+MODE_POOL = Refusal(
+    options=("autoreset_mode='Disabled'",),
+    other=Trait.POOL.value,
+    why="such a pool must reset its environments by itself",
+    instead="make it with 'NextStep' or 'SameStep'",
+)
+MASK_AEC = Refusal(
+    options=("use_mask=False",),
+    other="AEC environments of PettingZoo",
+    why="only one agent acts in each step",
+    instead="leave the argument out",
+)
+PARALLEL_MESSAGES = Refusal(
+    options=("groups", "worker_timeout"),
+    other="a ParallelEnv whose data have no fixed layout",
+    why="its steps are exchanged as messages",
+    instead="leave the argument out",
+)
+POOL_LIMIT = Refusal(
+    options=("max_frames_per_traj",),
+    traits=_IN_POOL,
+    why="their environments end their episodes themselves",
+    instead="limit the episodes where the pool is made",
+)
+POOL_SPLIT = Refusal(
+    options=("split_trajs",),
+    traits=_IN_POOL,
+    why=_EACH,
+    instead="use trajs_per_batch, which delivers whole trajectories",
+)
+POOL_TRUNCATED = Refusal(
+    options=("set_truncated",),
+    traits=_IN_POOL,
+    why=_EACH,
+    instead="use trajs_per_batch, which delivers whole trajectories",
+)
+POOL_STACK = Refusal(
+    options=("frame_stack",),
+    traits=_IN_POOL,
+    why=_EACH,
+    instead="stack the frames in the pool, as many pools can",
+)
+POOL_NORMALIZE = Refusal(
+    options=("normalize_observations", "normalize_rewards"),
+    traits=_IN_POOL,
+    why=_EACH,
+    instead="normalise in the environment or the policy",
+)
+POOL_STEPS = Refusal(
+    options=("extend_buffer=False",),
+    traits=_IN_POOL,
+    why="results come for several environments",
+    instead="leave the argument out",
+)
+POOL_RESTART = Refusal(
+    options=("on_env_error='restart'",),
+    traits=_IN_POOL,
+    why="one environment can't be made anew without the others",
+    instead="leave the argument out, or use a list of environments",
+)
+POOL_RESET = Refusal(
+    options=("reset_at_each_iter",),
+    other="pools whose batch_size doesn't divide num_envs",
+    why="steps under way can't be finished",
+    instead="choose another batch_size",
+)
+
+# --- whole trajectories
+
+FORMAT_ALONE = Refusal(
+    options=("traj_format=...",),
+    needs="trajs_per_batch",
+    others=("trajs_per_batch=None",),
+    why="it applies only to whole trajectories that are delivered",
+    instead="pass trajs_per_batch too, the number of trajectories in a batch",
+)
+WHOLE_ALONE = Refusal(
+    options=("traj_sampling=...", "trajs_per_write=..."),
+    needs="trajs_per_batch or replay_write_mode='trajectory'",
+    others=("trajs_per_batch=None", "replay_write_mode!='trajectory'"),
+    why="it applies only to whole trajectories",
+    instead="pass one of them too",
+)
+WRITE_MODE_ALONE = Refusal(
+    options=("replay_write_mode=...",),
+    needs="replay_buffer",
+    others=("replay_buffer=None",),
+    why="it says what a replay buffer gets",
+    instead="pass replay_buffer too",
+)
+WRITE_SIZE_ALONE = Refusal(
+    options=("trajs_per_write=...",),
+    needs="replay_buffer",
+    others=("replay_buffer=None",),
+    why="it says how much is written at once",
+    instead="pass replay_buffer too",
+)
+WRITE_MODE_TWICE = Refusal(
+    options=("replay_write_mode=...",),
+    others=("trajs_per_batch=...",),
+    why="both say what the replay buffer gets",
+    instead="leave trajs_per_batch out",
+)
+WRITE_MODE_YIELD = Refusal(
+    options=("replay_write_mode=...",),
+    others=("yield_completed_trajectories=True",),
+    why="both say what the replay buffer gets",
+    instead="leave yield_completed_trajectories out",
+)
+WHOLE_WITHOUT_IDS = Refusal(
+    options=_WHOLE,
+    others=("track_traj_ids=False",),
+    why="whole trajectories are found by their ids",
+    instead="leave track_traj_ids out",
+)
+WHOLE_SPLIT = Refusal(
+    options=_WHOLE,
+    others=("split_trajs=True",),
+    why="split_trajs cuts whole trajectories at the end of each batch",
+    instead="leave split_trajs out",
+)
+WHOLE_TRUNCATED = Refusal(
+    options=_WHOLE,
+    others=("set_truncated=True",),
+    unless="reset_at_each_iter",
+    why="set_truncated marks trajectories as ended that continue in the next batch",
+    instead="leave set_truncated out, or pass reset_at_each_iter=True, with which they do end",
+)
+SPLIT_WITHOUT_IDS = Refusal(
+    options=("split_trajs",),
+    others=("track_traj_ids=False",),
+    why="trajectories are split by their ids",
+    instead="leave track_traj_ids out",
+)
+
+# --- replay buffers and sinks
+
+BUFFER_MEMORY = Refusal(
+    options=("return_same_td", "use_buffers"),
+    others=("replay_buffer!=None",),
+    why="it concerns batches that are delivered, and these are written to the buffer",
+    instead="leave the argument out",
+    kind=TypeError,
+)
+BUFFER_STEPS = Refusal(
+    options=("postproc", "split_trajs", *_WHOLE),
+    others=("replay_buffer!=None", "extend_buffer=False"),
+    why="each step is then written alone",
+    instead="leave extend_buffer out",
+    kind=TypeError,
+)
+STORAGE_ROWS = Refusal(
+    options=("exact_frames", *_WHOLE, "split_trajs", "on_env_error='restart'"),
+    others=("storage_ndim>1",),
+    other="a replay buffer whose storage has several dimensions (ndim)",
+    why="what is written doesn't fill the rows of a batch, so it has one dimension",
+    instead="make the storage without ndim",
+)
+STORAGE_FRAMES = Refusal(
+    options=("replay_buffer",),
+    other=(
+        "a storage of several dimensions, if environments spend steps on resets or there is only "
+        "one environment"
+    ),
+    why="frames are then written one after the other, in one dimension",
+    instead="make the storage without ndim",
+)
+RATIO_ALONE = Refusal(
+    options=("samples_per_insert=...",),
+    needs="replay_buffer",
+    others=("replay_buffer=None",),
+    why="it counts what is drawn from a replay buffer",
+    instead="pass replay_buffer too",
+)
+AHEAD_ALONE = Refusal(
+    options=("inserts_ahead=...",),
+    needs="samples_per_insert",
+    others=("samples_per_insert=None",),
+    why="it is how far the collector may be ahead of that ratio",
+    instead="pass samples_per_insert too",
+)
+SINK_SHARED = Refusal(
+    options=("sink",),
+    other="a replay buffer that workers write into themselves (shared=True)",
+    why="their batches don't come to this process",
+    instead="use a replay buffer that is not shared",
+    kind=TypeError,
+)
+
+# --- workers, and the collectors that have them
+
+SINGLE_ONLY = Refusal(
+    options=("return_same_td", "interruptor=..."),
+    others=("workers",),
+    other="collectors with workers",
+    why="only a collector in this process has the memory of a batch while it is filled",
+    instead="leave the argument out, or use a Collector",
+    kind=TypeError,
+)
+JOINED_ASYNC = Refusal(
+    options=("cat_results=0", "cat_results=-1"),
+    needs="sync=True",
+    others=("sync=False",),
+    why="with sync=False each batch comes from one worker",
+    instead="leave cat_results out",
+)
+LAG_SYNC = Refusal(
+    options=("max_policy_lag=...",),
+    needs="sync=False",
+    others=("sync=True",),
+    why=(
+        "with sync=True all workers wait for the next request, which comes after the newest weights"
+    ),
+    instead="leave max_policy_lag out",
+)
+PREFETCH_ASYNC = Refusal(
+    options=("prefetch",),
+    needs="sync=True",
+    others=("sync=False",),
+    why="with sync=False workers always collect ahead",
+    instead="leave prefetch out",
+)
+PREFETCH_UPDATER = Refusal(
+    options=("prefetch",),
+    others=("weight_updater!=None",),
+    why="its updates may reach workers in the middle of a batch",
+    instead="leave weight_updater out",
+)
+JOINED_UNBUFFERED = Refusal(
+    options=("cat_results=0", "cat_results=-1"),
+    others=("use_buffers=False",),
+    why="workers write into one batch of shared memory",
+    instead="leave use_buffers out",
+    kind=RuntimeError,
+)
+UPDATE_WITHOUT_MODULE = Refusal(
+    options=(
+        "update_at_each_batch=True",
+        "update_after_each_batch=True",
+        "max_weight_update_interval",
+    ),
+    needs="a policy that is a module of this process",
+    why="it sends the weights of a module, but the policy is none, or policy_factory makes it",
+    instead="call update_policy_weights_(weights) instead",
+)
+SNAPSHOTS_NESTED = Refusal(
+    options=("worker_snapshots",),
+    other="workers that have workers of their own",
+    why="a snapshot holds the environments of one process",
+    instead="use collector_class='single'",
+)
+LAG_PREEMPTION = Refusal(
+    options=("max_policy_lag=...",),
+    other="preemptive_threshold in collector_kwargs",
+    why="slow workers of a node would deliver older frames with a later batch",
+    instead="leave one of them out",
+)
+AUTO_ELSEWHERE = Refusal(
+    options=("num_collectors='auto'",),
+    other="backends that run workers on other machines or in this process",
+    why="it measures workers on this machine",
+    instead="pass a number",
+)
+DIRECT_BACKEND = Refusal(
+    options=("sync=...", "backend_options=..."),
+    other="backend 'direct'",
+    why="it has no workers",
+    instead="leave the argument out, or choose another backend",
+)
+RAY_START = Refusal(
+    options=("start_method=...",),
+    other="actors in a Ray cluster",
+    why="Ray starts them",
+    instead="leave the argument out",
+    kind=TypeError,
+)
+LAUNCHER_START = Refusal(
+    options=("start_method=...",),
+    other="a launcher",
+    why="the launcher determines what starts the workers",
+    instead="leave the argument out, and choose a launcher",
+    kind=TypeError,
+)
+
+# --- environments that are ready
+
+READY_LAG = Refusal(
+    options=("max_policy_lag=...",),
+    others=("envs_per_worker>1",),
+    other="envs_per_worker above 1",
+    why="the environments of a process step together",
+    instead="leave envs_per_worker out",
+)
+READY_GRAPH = Refusal(
+    options=("cudagraph_policy",),
+    other="batches of varying size",
+    why="a graph has a fixed batch size",
+    instead="set static_batch_size in server_config",
+)
+READY_POOL = Refusal(
+    options=(
+        "max_batch_size",
+        "min_batch_size",
+        "server_timeout",
+        "server_config",
+        "backend",
+        "env_backend",
+        "envs_per_worker",
+        "worker_affinity",
+        "worker_timeout",
+        "on_env_error",
+        "max_policy_lag",
+        "policy_backend",
+    ),
+    needs="a list of environments",
+    why="a pool decides itself how it steps and which of its sub-environments it returns",
+    instead="leave the argument out",
+)
+READY_LAYOUT = Refusal(
+    options=("AsyncBatchedCollector",),
+    needs=(
+        "environments that have one reward, no inputs besides observations and actions, and data "
+        "of fixed shapes and dtypes"
+    ),
+    why="their results go into rows of one memory",
+    instead="use MultiAsyncCollector",
+)
+
+# --- weights
+
+UPDATER_SCHEMES = Refusal(
+    options=("weight_updater",),
+    others=("weight_sync_schemes!=None",),
+    why="both send the weights of the policy",
+    instead="leave one of them out",
+    kind=TypeError,
+)
+UPDATER_MODELS = Refusal(
+    options=("weights_dict", "model_id"),
+    other="a weight_updater",
+    why="it sends only the weights of the policy",
+    instead="pass the weights alone",
+)
+CHOSEN_WORKERS_NONE = Refusal(
+    options=("worker_ids",),
+    other="a collector without workers",
+    why="there is none to choose",
+    instead="leave the argument out",
+    kind=TypeError,
+)
+CHOSEN_WORKERS_SERVICE = Refusal(
+    options=("worker_ids",),
+    other="an inference service",
+    why="one service acts for all workers",
+    instead="leave the argument out",
+)
+SERVICE_WEIGHTS = Refusal(
+    options=("policy_factory", "weight_sync_schemes", "weight_updater"),
+    other="an inference service as the policy",
+    why="the service has the policy",
+    instead="leave the argument out; update_policy_weights_(weights) sends weights to it",
+)
+
+# --- the command
+
+COMMAND_PROCESSES = Refusal(
+    options=("env_processes",),
+    other="workers",
+    why="workers step their environments themselves",
+    instead="leave one of them out",
+)
+
+#: All entries, by name.
+TABLE: dict[str, Refusal] = {
+    name: value for name, value in list(globals().items()) if isinstance(value, Refusal)
+}
+
+
+def refused(options: Mapping[str, Any], traits: Collection[Trait] = ()) -> list[Refusal]:
+    """Returns the entries that refuse options, as far as options and traits decide it.
+
+    Args:
+        options: values of options, by name. ``workers`` is True for a collector with workers.
+        traits: traits of the environment.
+
+    Examples:
+        >>> (found,) = refused({"trajs_per_batch": 2, "split_trajs": True})
+        >>> found.instead
+        'leave split_trajs out'
+        >>> refused({"max_frames_per_traj": 5})
+        []
+    """
+    return [one for one in TABLE.values() if one.found(options, traits) is not None]
+
+
+def check(
+    options: Mapping[str, Any], traits: Collection[Trait] = (), against: str | None = None
+) -> None:
+    """Raises the error of the first entry that refuses options.
+
+    Args:
+        options: values of options, by name.
+        traits: traits of the environment; if there are any, only entries about them are checked.
+        against: what the options are used with, for the message; by default, as the table says.
+
+    Raises:
+        Exception: if an entry refuses an option.
+    """
+    for one in TABLE.values():
+        if one.late or bool(traits) is not bool(one.traits):
+            continue
+        name = one.found(options, traits)
+        if name is not None:
+            raise one.error(name, options[name], against=against)
