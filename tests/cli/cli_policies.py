@@ -10,6 +10,20 @@ import torch
 from torch import nn
 
 
+def at(step, act):
+    """A policy that does something at a step."""
+    count = 0
+
+    def policy(observation):
+        nonlocal count
+        count += 1
+        if count == step:
+            act()
+        return torch.zeros(1)
+
+    return policy
+
+
 def slow(env):
     def policy(observation):
         time.sleep(0.001)
@@ -19,57 +33,66 @@ def slow(env):
 
 
 def stuck():
-    count = 0
-
-    def policy(observation):
-        nonlocal count
-        count += 1
-        while count > 150:
+    def wait():
+        while True:
             # Short, as a signal that comes just before the sleep does not end it.
             time.sleep(0.05)
-        return torch.zeros(1)
 
-    return policy
+    return at(151, wait)
 
 
-def interrupts(*signals):
-    """Raises the signals in this process, at step 150 of the policy."""
-    count = 0
-
-    def policy(observation):
-        nonlocal count
-        count += 1
-        if count == 150:
-            for number in signals:
-                os.kill(os.getpid(), number)
-        return torch.zeros(1)
-
-    return policy
+def send(*signals):
+    for number in signals:
+        os.kill(os.getpid(), number)
 
 
 def ctrl_c():
-    return interrupts(signal.SIGINT)
+    return at(150, lambda: send(signal.SIGINT))
 
 
 def ctrl_c_twice():
-    return interrupts(signal.SIGINT, signal.SIGINT)
+    return at(150, lambda: send(signal.SIGINT, signal.SIGINT))
 
 
 def terminate():
-    return interrupts(signal.SIGTERM)
+    return at(150, lambda: send(signal.SIGTERM))
 
 
 def fails():
-    count = 0
+    def fail():
+        raise ValueError("no more\nof this")
 
-    def policy(observation):
-        nonlocal count
-        count += 1
-        if count > 250:
-            raise ValueError("no more\nof this")
-        return torch.zeros(1)
+    return at(251, fail)
 
-    return policy
+
+def leaves():
+    return at(150, lambda: sys.exit("enough"))
+
+
+def warns():
+    return at(10, lambda: warnings.warn("how odd", RuntimeWarning, stacklevel=1))
+
+
+def dies():
+    return at(150, lambda: send(signal.SIGKILL))
+
+
+def dies_once():
+    """Only the first policy of this folder kills its process."""
+    return at(150, lambda: first("died") and send(signal.SIGKILL))
+
+
+def ctrl_c_then_dies():
+    """Stops the first run in this folder, and kills the second."""
+    return ctrl_c() if first("stopped") else dies()
+
+
+def first(name):
+    try:
+        os.mkdir(name)
+    except FileExistsError:
+        return False
+    return True
 
 
 class Net(nn.Module):
@@ -91,64 +114,6 @@ def with_hidden(hidden=64):
 
 def two(one, other):
     return Net()
-
-
-def leaves():
-    count = 0
-
-    def policy(observation):
-        nonlocal count
-        count += 1
-        if count == 150:
-            sys.exit("enough")
-        return torch.zeros(1)
-
-    return policy
-
-
-def dies(once=False):
-    """Kills its process at step 150; only the first of this folder, if ``once``."""
-    count = 0
-
-    def policy(observation):
-        nonlocal count
-        count += 1
-        if count == 150 and (not once or first("died")):
-            os.kill(os.getpid(), signal.SIGKILL)
-        return torch.zeros(1)
-
-    return policy
-
-
-def first(name):
-    try:
-        os.mkdir(name)
-    except FileExistsError:
-        return False
-    return True
-
-
-def dies_once():
-    return dies(once=True)
-
-
-def ctrl_c_then_dies():
-    """Stops the first run in this folder, and kills the second."""
-    return ctrl_c() if first("stopped") else dies()
-
-
-def warns():
-    """Warns at step 10."""
-    count = 0
-
-    def policy(observation):
-        nonlocal count
-        count += 1
-        if count == 10:
-            warnings.warn("how odd", RuntimeWarning, stacklevel=1)
-        return torch.zeros(1)
-
-    return policy
 
 
 def wrong():
