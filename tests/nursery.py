@@ -418,7 +418,9 @@ def _become(fds, code, arguments, cwd, env, warn, session, finalize):
         exec(compile(code, "<string>", "exec"), vars(main))
     except SystemExit as end:
         status = end.code
-    except BaseException:
+    except BaseException as error:
+        if finalize and isinstance(error, KeyboardInterrupt):
+            raise
         traceback.print_exc()
         status = 1
     if not finalize and isinstance(status, int | None):

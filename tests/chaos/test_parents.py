@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
-import pickle
 import signal
-import socket
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from chaos_parts import PATIENCE, family, watched
+from forked import Forked
 
 MODES = pytest.mark.parametrize("mode", ["sync", "async"])
-_HERE = Path(__file__).parent
 
 PROLOGUE = """
 import gc, os, signal, sys, threading
@@ -25,7 +23,7 @@ from chaos_parts import *
 from trawl.collectors import MultiCollector
 
 sync = {sync}
-crew = Crew(Path("."), workers=3{crew})
+crew = Crew(Path("."), workers=3)
 
 def say(word):
     print(word, flush=True)
@@ -39,34 +37,13 @@ def collect(**options):
 """
 
 
-class Script:
-    """Script that runs in another process.
-
-    Args:
-        control: connection to the process that starts scripts.
-        folder: working directory of the script.
-        text: source code of the script.
-    """
-
-    def __init__(self, control: socket.socket, folder: Path, text: str) -> None:
-        self._control = control
-        self.folder = folder
-        self._output, output = os.pipe()
-        self._errors, errors = os.pipe()
-        request = pickle.dumps({"folder": str(folder), "script": text})
-        socket.send_fds(control, [request], [output, errors])
-        for fd in (output, errors):
-            os.close(fd)
-        self.pid: int = pickle.loads(control.recv(1 << 10))
-        self._words = os.fdopen(self._output)
-        # The script would block if its stderr filled the pipe, which is very unlikely.
-        self._rest = os.fdopen(self._errors)
-        self._asked = self._ended = False
+class Script(Forked):
+    """Program in a session of its own, which ends as one of a fresh interpreter does."""
 
     def hear(self, word: str) -> None:
         """Waits until the script prints a word."""
-        line = self._words.readline().strip()
-        assert line == word, f"it said {line!r}, and on stderr {self._rest.read()}"
+        line = self.stdout.readline().strip()
+        assert line == word, f"it said {line!r}, and on stderr {self.stderr.read()}"
 
     def signal(self, signum: int) -> None:
         """Sends a signal to the script's process group, as a terminal does."""
@@ -77,57 +54,26 @@ class Script:
 
         A process that is left would hold stdout and stderr open, so reading them would not end.
         """
-        status = self._status()
-        said = self._words.read()
-        errors = self._rest.read()
-        self._words.close()
-        self._rest.close()
+        said, errors = self.stdout.read(), self.stderr.read()
         assert said == "", f"it said {said!r}, and on stderr {errors}"
-        return status, errors
-
-    def _status(self) -> int:
-        if not self._asked:
-            self._control.send(pickle.dumps(self.pid))
-        self._asked = True
-        status: int = pickle.loads(self._control.recv(1 << 10))
-        self._ended = True
-        return status
-
-    def clear(self) -> None:
-        """Kills the script after a failed test, because its host has to serve the next test."""
-        if not self._ended:
-            os.killpg(self.pid, signal.SIGKILL)
-            self._status()
-
-
-@pytest.fixture(scope="module")
-def control() -> Iterator[socket.socket]:
-    """Yields the connection to a process that runs scripts."""
-    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    ours.settimeout(PATIENCE)
-    command = [sys.executable, str(_HERE / "script_host.py"), str(theirs.fileno())]
-    environ = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"}
-    environ.pop("PYTHONWARNINGS", None)
-    with subprocess.Popen(command, pass_fds=[theirs.fileno()], env=environ) as process:
-        theirs.close()
-        with ours:
-            yield ours
-        assert process.wait(PATIENCE) == 0
+        return self.wait(PATIENCE), errors
 
 
 @pytest.fixture
-def run(control: socket.socket, tmp_path: Path) -> Iterator[Any]:
+def run(tmp_path: Path) -> Iterator[Any]:
     """Yields a function that starts a script."""
-    scripts: list[Script] = []
+    with contextlib.ExitStack() as scripts:
 
-    def start(text: str, mode: str = "sync", crew: str = "") -> Script:
-        prologue = PROLOGUE.format(sync=mode == "sync", crew=crew and f", {crew}")
-        scripts.append(Script(control, tmp_path, prologue + text))
-        return scripts[-1]
+        def start(text: str, mode: str = "sync") -> Script:
+            prologue = PROLOGUE.format(sync=mode == "sync")
+            options: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+            options |= {"cwd": tmp_path, "env": {"TMPDIR": str(tmp_path)}}
+            script = Script(prologue + text, session=True, finalize=True, **options)
+            scripts.enter_context(script)
+            scripts.callback(script.kill)
+            return script
 
-    yield start
-    for script in scripts:
-        script.clear()
+        yield start
 
 
 def check_folder(folder: Path) -> None:
@@ -259,7 +205,7 @@ with collect() as collector:
     with watched(sleeper) as wait:
         os.kill(worker if victim == "worker" else script.pid, signal.SIGKILL)
         wait()
-    os.kill(script.pid, signal.SIGKILL)
+    script.kill()
     script.end()
 
 

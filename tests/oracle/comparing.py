@@ -374,7 +374,7 @@ def check_padded(case: Case, pieces: Any, batch: TensorDictBase, ids: Ids) -> No
         # If each trajectory fills a row, the batch keeps its shape.
         batch = batch.reshape(-1, longest)
     assert batch.shape == (len(pieces), longest), (batch.shape, len(pieces), longest)
-    known = np.array([[t < len(piece) for t in range(longest)] for piece in pieces])
+    known = np.arange(longest) < np.array([[len(piece)] for piece in pieces]).reshape(-1, 1)
     np.testing.assert_array_equal(np.asarray(batch[MASK]), known)
     frames = [frame for piece in pieces for frame in piece]
     check_frames(case, frames, batch[torch.from_numpy(known)], ids)

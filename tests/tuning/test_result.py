@@ -145,6 +145,7 @@ def test_the_reason_is_what_the_layout_divides(best, rate, text):
 
 def test_the_simplest_layout_may_be_a_little_slower_or_the_only_one():
     assert "is no more than 3% faster." in why("base", workers=101.0)
+    assert "each collect about as many frames per second" in why("workers", workers=101.0)
     # Batches of another size are no other layout.
     found = [
         Trial(Candidate(frames_per_batch=1000), 100.0, 1.0, {}),

@@ -254,14 +254,20 @@ class Encoded:
         self(value["value"], f"{place}['value']", known)
 
     def _set(self, value: dict[str, Any], place: str, own: Any) -> None:
-        for index, item in enumerate(value["items"]):
-            at = f"{place}['items'][{index}]"
-            row(one_of("object", "class", "constant"), anything)(item, at, UNKNOWN)
+        self._set_items(value["items"], f"{place}['items']")
+
+    def _set_items(self, items: list[Any], place: str) -> None:
+        for index, item in enumerate(items):
+            at = f"{place}[{index}]"
+            row(one_of("object", "class", "constant", "tuple"), anything)(item, at, UNKNOWN)
             kind, found = item
             if kind == "object":
                 integer(0, self._members - 1)(found, f"{at}[1]", UNKNOWN)
             elif kind == "class":
                 text(found, f"{at}[1]", UNKNOWN)
+            elif kind == "tuple":
+                listed(anything)(found, f"{at}[1]", UNKNOWN)
+                self._set_items(found, f"{at}[1]")
             elif type(found) not in PLAIN:
                 refuse(f"{at}[1]", "a constant", found)
 

@@ -93,7 +93,7 @@ def check_env(
     steps = check_number("steps", steps, least=1)
     findings = Findings()
     subject = Subject(env, kwargs, findings)
-    with findings.quietly():
+    with findings.quietly(seed):
         try:
             _Checks(subject, findings, steps, seed, patience).run(worker)
         finally:

@@ -15,7 +15,7 @@ from typing import Any, Literal
 from typing_extensions import Self
 
 from trawl.envs.capture.rehearsal import is_deliberate
-from trawl.envs.generators import get_states, set_states
+from trawl.envs.generators import get_states, seed_generators, set_states
 from trawl.errors import WorkerError
 
 Level = Literal["error", "warning", "note"]
@@ -201,9 +201,14 @@ class Findings:
         return CheckReport(name, tuple(findings), dict(self.figures), tuple(self.not_checked))
 
     @contextmanager
-    def quietly(self) -> Iterator[None]:
-        """Restores the global generators, and turns warnings of Trawl into findings."""
+    def quietly(self, seed: int) -> Iterator[None]:
+        """Turns warnings of Trawl into findings, and seeds the global generators in the context.
+
+        Args:
+            seed: the seed. Afterwards, the generators are as they were before.
+        """
         states = get_states()
+        seed_generators(seed)
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("always")

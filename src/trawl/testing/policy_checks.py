@@ -69,7 +69,7 @@ def check_policy(
     steps = check_number("steps", steps, least=1)
     findings = Findings()
     subject = Subject(env, kwargs, findings)
-    with findings.quietly():
+    with findings.quietly(seed):
         try:
             _PolicyChecks(policy, subject, findings, steps, seed).run(worker)
         finally:

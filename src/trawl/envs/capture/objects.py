@@ -206,7 +206,7 @@ def _restored(one: Any, data: Mapping[str, Any], decoder: TensorDecoder) -> None
 
 
 class _GraphEncoder(TensorEncoder):
-    """Encoder that knows sets of objects, classes and constants."""
+    """Encoder that knows sets of objects, classes, constants and tuples of these."""
 
     @override
     def _encoded(self, value: Any, inside: bool) -> dict[str, Any]:
@@ -223,6 +223,8 @@ class _GraphEncoder(TensorEncoder):
             return ["class", f"{value.__module__}.{value.__qualname__}"]
         if isinstance(value, _CONSTANTS):
             return ["constant", value]
+        if type(value) is tuple:
+            return ["tuple", list(map(self._item, value))]
         raise NotPlain(f"which is a set with a {class_name(value)}")
 
 
@@ -233,13 +235,16 @@ class _GraphDecoder(TensorDecoder):
             return super()._decoded(data, present)
         known = present if type(present) in _SETS else ()
         classes = {f"{one.__module__}.{one.__qualname__}": one for one in known if _is_class(one)}
-        found = []
-        for kind, value in data["items"]:
-            if kind == "class" and value not in classes:
-                raise NotPlain(f"which has the class {value}, but the environment has no such set")
-            table: Any = {"object": self._members, "class": classes}.get(kind)
-            found.append(value if table is None else table[value])
+        found = [self._item(kind, item, classes) for kind, item in data["items"]]
         return frozenset(found) if data["frozen"] else set(found)
+
+    def _item(self, kind: str, value: Any, classes: Mapping[str, type]) -> Any:
+        if kind == "class" and value not in classes:
+            raise NotPlain(f"which has the class {value}, but the environment has no such set")
+        if kind == "tuple":
+            return tuple(self._item(inner, item, classes) for inner, item in value)
+        table: Any = {"object": self._members, "class": classes}.get(kind)
+        return value if table is None else table[value]
 
 
 def _is_class(value: Any) -> bool:

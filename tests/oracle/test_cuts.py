@@ -1,0 +1,125 @@
+"""A cut at any frame is exact: no frame is lost, repeated or moved, and none is beyond it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from itertools import islice
+from typing import Any
+
+import pytest
+from torchrl.data import LazyTensorStorage, ReplayBuffer
+
+from tests.oracle.comparing import (
+    Case,
+    Ids,
+    collector_of,
+    compare,
+    compare_environments,
+    policy_of,
+)
+from trawl.collectors import AsyncBatchedCollector
+from trawl.testing.faces import FACES
+from trawl.testing.oracle import IDS, Options
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+NEXT_STEP = ["vector_next_step", "tensors_next_step"]
+# All environments of JAX show the same.
+TOLD_APART = [face for face in FACES if face != "jax"]
+
+
+@pytest.fixture(autouse=True)
+def libraries(request: pytest.FixtureRequest) -> None:
+    """Skips tests of faces whose libraries are missing."""
+    face = getattr(request.node, "callspec", None) and request.node.callspec.params.get("face")
+    if face and FACES[face].needs:
+        pytest.importorskip(FACES[face].needs)
+
+
+def check_frames(case: Case, batches: Iterable[Any]) -> int:
+    """Checks that these are the first frames of each environment, and returns their number."""
+    found = [batch[batch[IDS] >= 0] for batch in batches]
+    compare_environments(case, found, Ids())
+    return sum(map(len, found))
+
+
+def exact(face: str, frames_per_batch: int, count: int, **more: Any) -> Case:
+    options = Options(frames_per_batch, total_frames=count, exact_frames=True)
+    return Case(face, options, **more)
+
+
+def counts(face: str) -> Iterator[int]:
+    """Yields every number of frames for some kinds, and a few for the others."""
+    index = list(FACES).index(face)
+    step = 1 if face in ("list", *NEXT_STEP) else 40 if face == "jax" else 9
+    return iter(range(1 + index % min(step, 9), 41, step))
+
+
+@pytest.mark.parametrize("face", FACES)
+def test_a_collector_ends_at_every_frame(face) -> None:
+    for count in counts(face):
+        case = exact(face, (12, 5, 27)[count % 3], count)
+        with collector_of(case) as collector:
+            found = list(collector)
+            assert collector.stats()["frames"] == count
+        compare(case, found)
+        assert sum(int((batch[IDS] >= 0).sum()) for batch in found) == count
+
+
+@pytest.mark.parametrize("place", ["sync", "async"])
+@pytest.mark.parametrize("face", TOLD_APART)
+def test_workers_end_at_every_frame(face, place) -> None:
+    index = list(FACES).index(face)
+    for count in range(1 + index % 13, 41, 5 if face in NEXT_STEP else 13):
+        case = exact(face, (12, 3, 8)[count % 3], count, place=place)
+        with collector_of(case) as collector:
+            found = list(collector)
+            assert collector.stats()["frames"] == count
+        assert check_frames(case, found) == count
+
+
+@pytest.mark.parametrize("extend", [True, False])
+@pytest.mark.parametrize("face", TOLD_APART)
+def test_a_buffer_gets_every_frame_up_to_the_cut(face, extend) -> None:
+    index = list(FACES).index(face)
+    for count in range(1 + index % 9, 41, 20):
+        for place in ("one", "sync") if extend else ("one",):
+            buffer = ReplayBuffer(storage=LazyTensorStorage(100), batch_size=1)
+            case = exact(face, 12, count, place=place)
+            with collector_of(case, replay_buffer=buffer, extend_buffer=extend) as collector:
+                assert all(batch is None for batch in collector)
+                assert collector.stats()["frames"] == count == len(buffer)
+            assert check_frames(case, [buffer[:].exclude("index")]) == count
+
+
+@pytest.mark.parametrize("least", [1, 2, 3])
+def test_environments_at_their_own_pace_end_at_every_frame(least) -> None:
+    for count in range(least, 41, 6):
+        case = exact("list", 8, count)
+        collector = AsyncBatchedCollector(
+            case.kind.make(case.script, [0, 1, 2]),
+            policy=policy_of(case),
+            frames_per_batch=8,
+            total_frames=count,
+            env_backend="threading",
+            min_batch_size=least,
+        )
+        with collector:
+            found = [batch.exclude("env_index", "policy_version") for batch in collector]
+            assert collector.stats()["frames"] == count
+        assert check_frames(case, found) == count
+
+
+@pytest.mark.parametrize("face", TOLD_APART)
+def test_an_interrupted_batch_ends_at_any_step_and_the_next_one_goes_on(face) -> None:
+    case = Case(face, Options(frames_per_batch=12))
+    for every in (1, 2, 3, 5):
+        asked = iter(range(1, 100))
+        with collector_of(case, interruptor=lambda: next(asked) % every == 0) as collector:  # noqa: B023
+            found = list(islice(collector, 5))
+            assert check_frames(case, found) == collector.stats()["frames"]
+
+
+def test_workers_that_are_interrupted_lose_no_frame() -> None:
+    case = exact("list", 12, 40, place="sync_processes")
+    with collector_of(case, preemptive_threshold=0.5) as collector:
+        assert check_frames(case, list(collector)) == collector.stats()["frames"] == 40

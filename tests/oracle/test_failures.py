@@ -1,0 +1,156 @@
+"""Failures in any row, at any boundary of a batch, however frames are delivered."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import cycle, islice
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from gymnasium.vector import SyncVectorEnv
+
+from tests.oracle.comparing import (
+    DELIVERIES,
+    Case,
+    check,
+    collector_of,
+    policy_of,
+)
+from trawl.collectors import Collector
+from trawl.envs import ParallelEnv
+from trawl.testing.faces import FACES, ScriptedEnv
+from trawl.testing.oracle import Options
+from trawl.testing.script import Script, ScriptedFailure
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+FAILING = [face for face in FACES if face != "jax"]
+# Where steps and resets fail: environment, episode, step. An environment that is built anew fails
+# there again, after some steps that succeed.
+STEPS = [(0, 0, 3), (0, 1, 1), (0, 2, 2), (0, 2, 4), (2, 0, 4), (2, 1, 1), (1, 1, 2), (1, 2, 1)]
+RESETS = [(0, 2, 0), (1, 2, 0), (2, 2, 0)]
+
+
+@dataclass(frozen=True)
+class Failing(Case):
+    """A case in which one step or reset fails."""
+
+    at: tuple[int, int, int] = (0, 0, 3)
+
+    @property
+    def script(self) -> Script:
+        return replace(super().script, failures=frozenset([self.at]))
+
+
+def places(face: str) -> Iterator[tuple[int, int, int]]:
+    """Yields where the environments of a kind fail."""
+    kind = FACES[face]
+    resets = RESETS if kind.kind.resets == "after" and not kind.kind.together else []
+    # The first episode of agents is spent on finding out what they return.
+    first = 2 if face == "agents" else 0
+    found = [at for at in [*STEPS, *resets] if at[1] >= first and not (at[0] and kind.single)]
+    index = list(FACES).index(face)
+    return cycle(found[index % len(found) :] + found[: index % len(found)])
+
+
+@pytest.fixture(autouse=True)
+def libraries(request: pytest.FixtureRequest) -> None:
+    """Skips tests of faces whose libraries are missing."""
+    face = getattr(request.node, "callspec", None) and request.node.callspec.params.get("face")
+    if face and FACES[face].needs:
+        pytest.importorskip(FACES[face].needs)
+
+
+@pytest.mark.parametrize("face", FAILING)
+def test_every_real_frame_is_delivered_once(face) -> None:
+    where, rows = places(face), cycle([1, 2, 3, 5])
+    for delivery in DELIVERIES:
+        for _ in range(2):
+            size = next(rows) * (1 if FACES[face].single else 3)
+            options = Options(frames_per_batch=size, restart=True)
+            if delivery != "steps":
+                check(Failing(face, options, delivery=delivery, at=next(where)))
+
+
+@pytest.mark.parametrize("face", FAILING)
+def test_an_error_names_the_step_and_closes_the_collector(face) -> None:
+    where = places(face)
+    for place in ("one", "sync"):
+        case = Failing(face, Options(frames_per_batch=6), place, at=next(where))
+        message = "environment {} fails in episode {} at step {}".format(*case.at)
+        collector = collector_of(case)
+        with pytest.raises(ScriptedFailure, match=message) as error:
+            for _ in islice(collector, 60):
+                pass
+        told = "\n".join([str(error.value), *getattr(error.value, "__notes__", [])])
+        assert "while collecting from" in told
+        assert collector.closed
+        with pytest.raises(RuntimeError, match="shut down after ScriptedFailure"):
+            list(collector)
+
+
+# --- other mistakes
+
+
+class Mistaken(ScriptedEnv):
+    """Returns something else than it says, in a step of its second episode."""
+
+    def __init__(self, mistake: str, env: int) -> None:
+        super().__init__(Script(lengths=[3, 4]), env)
+        self.mistake = mistake
+
+    def step(self, action: Any) -> Any:
+        obs, reward, terminated, truncated, info = super().step(action)
+        if self.player.env == 1 and self.player.now[1:] == (1, 2):
+            wrong = {"shape": np.zeros(5, np.float32), "text": "high"}
+            obs = wrong.get(self.mistake, obs) if self.mistake != "reward" else obs
+            reward = {"nan": float("nan"), "reward": None}.get(self.mistake, reward)
+        return obs, reward, terminated, truncated, info
+
+
+BATCHES_OF = {
+    "list": list,
+    "sync": lambda makers: SyncVectorEnv(makers),
+    "parallel": lambda makers: ParallelEnv(len(makers), makers, backend="thread"),
+}
+
+
+@pytest.mark.parametrize("mistake", ["shape", "text", "reward", "nan"])
+@pytest.mark.parametrize("kind", BATCHES_OF)
+def test_a_mistake_of_an_environment_is_told_or_is_no_frame(kind, mistake) -> None:
+    makers = [partial(Mistaken, mistake, env) for env in range(3)]
+    source = lambda: BATCHES_OF[kind](makers)  # noqa: E731
+    source = source() if kind == "list" else source
+    policy = policy_of(Case("list"))
+    with pytest.raises((TypeError, ValueError)):  # noqa: SIM117
+        with Collector(source, policy, frames_per_batch=9) as collector:
+            list(islice(collector, 4))
+    assert collector.closed
+    # Gymnasium's vector environments make a NaN of None.
+    if mistake != "nan" and (kind, mistake) != ("sync", "reward"):
+        with Collector(source, policy, frames_per_batch=9, on_env_error="restart") as collector:
+            batches = [batch.clone() for batch in islice(collector, 4)]
+            assert collector.stats()["env_restarts"] >= 1
+        for batch in batches:
+            real = batch[batch["collector", "mask"]]
+            seen = real["next", "observation"]
+            assert not ((seen[:, 0] == 1) & (seen[:, 1] == 1) & (seen[:, 2] >= 2)).any()
+
+
+@pytest.mark.parametrize("delivery", ["rows", "split", "padded", "cat", "in_turn"])
+@pytest.mark.parametrize("restart", [False, True])
+def test_an_error_of_the_policy_closes_the_collector(delivery, restart) -> None:
+    def fails(observation: torch.Tensor) -> torch.Tensor:
+        if observation[0, 2] == 2:
+            raise ZeroDivisionError("no action")
+        return torch.nn.functional.one_hot(torch.zeros(len(observation), dtype=torch.long), 4)
+
+    more = {"on_env_error": "restart"} if restart else {}
+    makers = [partial(ScriptedEnv, Script(), env) for env in range(3)]
+    collector = Collector(makers, fails, frames_per_batch=6, **DELIVERIES[delivery], **more)
+    with pytest.raises(ZeroDivisionError, match="no action"):
+        list(islice(collector, 9))
+    assert collector.closed

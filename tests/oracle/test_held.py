@@ -1,0 +1,107 @@
+"""Batches that a user holds never change; the memory of those that nobody holds is used again."""
+
+from __future__ import annotations
+
+import gc
+from itertools import islice
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from tests.oracle.comparing import Case, collector_of, dense
+from trawl.testing.faces import FACES
+from trawl.testing.oracle import Options
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+DELIVERIES = ["rows", "split", "padded", "cat", "in_turn"]
+MEMORY: list[dict[str, Any]] = [{}, {"use_buffers": False}, {"use_buffers": True}]
+
+
+def cases(face: str) -> list[Case]:
+    """Returns a case of each place, with deliveries that differ between kinds."""
+    index = list(FACES).index(face)
+    found = []
+    for number, place in enumerate(("one", "sync", "async")):
+        options = Options(
+            frame_stack=3 if number == 0 and face != "torchrl" else None,
+            restart=face != "jax",
+            normalize_rewards=number == 2 and face != "torchrl",
+        )
+        delivery = DELIVERIES[(index + 2 * number) % len(DELIVERIES)]
+        memory = MEMORY[(index + number) % len(MEMORY)]
+        further = memory if delivery == "rows" else {}
+        found.append(Case(face, options, place, delivery, further=further, failures=True))
+    return found
+
+
+def parts(case: Case, batch: Any, number: int) -> Any:
+    """Returns what is kept of a batch: all of it, a view, an entry, or an array of an entry."""
+    entry = dense(batch[case.kind.key(("next", "observation"))])
+    return [batch, batch[:1], entry, entry[..., -1:], entry.numpy()][number % 5]
+
+
+def copied(kept: Any) -> Any:
+    return kept.copy() if isinstance(kept, np.ndarray) else kept.clone()
+
+
+def assert_unchanged(kept: list[Any], copies: list[Any]) -> None:
+    for one, copy in zip(kept, copies, strict=True):
+        if isinstance(one, np.ndarray):
+            np.testing.assert_array_equal(one, copy)
+        elif isinstance(one, torch.Tensor):
+            assert torch.equal(one, copy)
+        else:
+            assert set(one.keys(True, True)) == set(copy.keys(True, True))
+            for key in copy.keys(True, True):
+                assert torch.equal(dense(one[key]), dense(copy[key])), key
+
+
+@pytest.mark.parametrize("face", FACES)
+def test_what_is_held_never_changes(face) -> None:
+    if FACES[face].needs:
+        pytest.importorskip(FACES[face].needs)
+    for offset, case in enumerate(cases(face)):
+        kept, copies = [], []
+        collector = collector_of(case)
+        batches = iter(collector)
+        for number, batch in enumerate(islice(batches, 6)):
+            kept.append(parts(case, batch, number + offset))
+            copies.append(copied(kept[-1]))
+            if number == 2:
+                state = collector.state_dict()
+        assert_unchanged(kept, copies)
+        collector.load_state_dict(state)
+        del batch, batches
+        for _ in islice(collector, 3):
+            pass
+        collector.reset()
+        collector.next()
+        assert_unchanged(kept, copies)
+        collector.shutdown()
+        del collector
+        gc.collect()
+        torch.full((1 << 14,), 7.0)
+        assert_unchanged(kept, copies)
+
+
+@pytest.mark.parametrize("face", FACES)
+def test_memory_is_used_again(face) -> None:
+    if FACES[face].needs:
+        pytest.importorskip(FACES[face].needs)
+    for place in ("one", "sync"):
+        with collector_of(Case(face, place=place)) as collector:
+            memory = []
+            for _ in islice(collector, 8):
+                memory.append(collector.stats().get("memory_bytes"))
+            assert len(set(memory[3:])) == 1
+            if memory[0] is not None:
+                del _
+                # Inputs of the policy may be rows of the last batch.
+                last = collector.stats()["batches_held"]
+                assert last <= 1
+                kept = [collector.next() for _ in range(4)]
+                assert collector.stats()["batches_held"] == 4
+                del kept
+                assert collector.stats()["batches_held"] == last
