@@ -123,7 +123,6 @@ def allowed(case: dict[str, Any]) -> bool:
         chosen["masks"] and face in ("dm_env", "jax", "torchrl"),
         chosen["levels"] and face in ("dm_env", "torchrl"),
         chosen["failures"] and face == "jax",
-        chosen["levels"] and face in ("sync_disabled", "vector_disabled"),
     ]
     return not any(unknown)
 

@@ -1,0 +1,94 @@
+"""The death of a worker at any step changes nothing that is promised."""
+
+from __future__ import annotations
+
+import os
+import signal
+from functools import partial
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.oracle.comparing import BATCHES, Case, Ids, compare, compare_environments, policy_of
+from trawl.collectors import MultiAsyncCollector, MultiSyncCollector
+from trawl.testing.faces import ScriptedEnv
+from trawl.testing.oracle import IDS, Options
+from trawl.testing.script import Script
+
+pytestmark = pytest.mark.filterwarnings("ignore:worker \\d was killed:RuntimeWarning")
+# Steps of this process, with all its environments.
+taken = 0
+
+
+class Deadly(ScriptedEnv):
+    """Kills its process: the first one at its first step, the next one at its second, and so on.
+
+    Args:
+        script: the script.
+        env: number of the environment.
+        folder: where each death leaves a file.
+        deaths: number of deaths.
+    """
+
+    def __init__(self, script: Script, env: int, folder: Path, deaths: int) -> None:
+        super().__init__(script, env)
+        self.folder, self.deaths = folder, deaths
+
+    def step(self, action: Any) -> Any:
+        global taken
+        taken += 1
+        before = len(list(self.folder.iterdir()))
+        if before < self.deaths and taken > before:
+            (self.folder / str(before)).touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        return super().step(action)
+
+
+def collector_of(case: Case, folder: Path, deaths: int, **more: Any) -> Any:
+    """Returns a collector whose second worker dies."""
+    first, second = case.envs
+    sources = [
+        [partial(ScriptedEnv, case.script, env) for env in first],
+        [partial(Deadly, case.script, env, folder, deaths) for env in second],
+    ]
+    cls, workers = (MultiSyncCollector, 2) if case.place == "sync" else (MultiAsyncCollector, 1)
+    size = case.options.frames_per_batch * workers
+    return cls(sources, policy_of(case), frames_per_batch=size, max_restarts=deaths + 1, **more)
+
+
+@pytest.mark.parametrize("every", [1, 3])
+@pytest.mark.parametrize("place", ["sync", "async"])
+def test_with_snapshots_no_frame_changes(place, every, tmp_path) -> None:
+    case, deaths = Case("list", Options(frames_per_batch=6), place), 8
+    with collector_of(case, tmp_path, deaths, worker_snapshots=every) as collector:
+        found = list(islice(collector, 3 * BATCHES))
+        if place == "sync":
+            assert collector.stats()["restarts"] == deaths
+    compare(case, found)
+
+
+@pytest.mark.parametrize("place", ["sync", "async"])
+def test_without_snapshots_each_frame_is_real_and_none_is_missing(place, tmp_path) -> None:
+    case, deaths = Case("list", Options(frames_per_batch=6), place), 8
+    with collector_of(case, tmp_path, deaths, total_frames=120) as collector:
+        batches = list(collector)
+        assert collector.stats()["frames"] == 120
+        if place == "sync":
+            assert collector.stats()["restarts"] == deaths
+    found = torch.cat([batch.reshape(-1) for batch in batches])
+    assert len(found) == 120
+    for number in found[IDS].unique():
+        one = found[found[IDS] == number]
+        numbers = one["next", "observation"].long()
+        (env, episode), steps = numbers[0, :2].tolist(), numbers[:, 2].tolist()
+        assert (numbers[:, :2] == numbers[0, :2]).all()
+        assert steps == list(range(1, len(steps) + 1))
+        ended = [any(case.script.flags(env, episode, step)) for step in steps]
+        assert one["next", "done"][:, 0].tolist() == ended
+    # The first worker, which lives on, has all of its frames.
+    first = [batch[0] if place == "sync" else batch for batch in batches]
+    first = [one for one in first if one["observation"][..., 0].max() < len(case.envs[0])]
+    compare_environments(Case("list", case.options), first, Ids())
