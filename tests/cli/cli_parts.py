@@ -16,7 +16,7 @@ from trawl.cli import main
 from trawl.data import load
 
 # Seconds after which a process counts as stuck.
-PATIENCE = 60
+PATIENCE = 300
 # Starts a fresh interpreter, which takes a second or two.
 TRAWL = [sys.executable, "-m", "trawl"]
 # Fresh interpreters find the policies too.

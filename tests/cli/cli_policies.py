@@ -33,7 +33,10 @@ def slow(env):
 
 
 def stuck():
+    """Leaves a file in the folder when it gets stuck."""
+
     def wait():
+        open(f"stuck-{os.getpid()}", "w").close()
         while True:
             # Short, as a signal that comes just before the sleep does not end it.
             time.sleep(0.05)

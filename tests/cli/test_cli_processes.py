@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from glob import glob
 from importlib.metadata import entry_points, version
 
 import nursery
@@ -159,11 +160,15 @@ def members(session):
     return found
 
 
-def wait_until_gone(process):
+def wait_until(reached):
     end = time.monotonic() + PATIENCE
-    while members(process.pid):
+    while not reached():
         assert time.monotonic() < end
         time.sleep(0.02)
+
+
+def wait_until_gone(process):
+    wait_until(lambda: not members(process.pid))
 
 
 @pytest.mark.parametrize("order", [[], ["--workers", 2, "--sync"], ["--workers", 2, "--async"]])
@@ -191,6 +196,7 @@ def test_a_second_ctrl_c_ends_it_at_once(workers, started):
     each = 200 if workers else 100
     process = started("stuck", *workers, "--frames", 10 * each, "--frames-per-batch", each)
     read_until(process.stderr, f"{each}/{10 * each:,} frames")
+    wait_until(lambda: len(glob("stuck-*")) == len(workers or [0]))
     os.killpg(process.pid, signal.SIGINT)
     read_until(process.stderr, "finishing this batch")
     os.killpg(process.pid, signal.SIGINT)

@@ -131,8 +131,13 @@ def test_files_lie_in_the_dataset(name, tmp_path):
     refused(tmp_path / "d", "memmap", "is not a file in its frames/")
 
 
-def test_no_file_is_two_entries(tmp_path):
+def test_each_entry_has_a_file_of_its_own(tmp_path):
     write(SINKS["memmap"], tmp_path / "d", [frames(0, 14)])
+    record = (tmp_path / "d" / RECORD).read_text()
+    for files in (None, 3, {}, [], ["observation.memmap"]):
+        change(tmp_path / "d", lambda record, files=files: record["layout"].update(files=files))
+        refused(tmp_path / "d", "memmap", "files must be a list with one file for each entry")
+    (tmp_path / "d" / RECORD).write_text(record)
 
     def twice(record):
         record["layout"]["files"][0] = record["layout"]["files"][1]

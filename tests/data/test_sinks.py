@@ -33,7 +33,9 @@ def kind(request):
 def test_all_frames_are_read_back(kind, tmp_path):
     batch = frames(0, 100)
     # Of any shape, and views of larger memory.
-    parts = [batch[:30], batch[30:31], batch[31:91].reshape(3, 20), batch.repeat(2)[91:100]]
+    wide = torch.stack([batch, batch], 1)
+    parts = [batch[:30], batch[30:31], batch[31:81].reshape(2, 25), wide[81:91, 1]]
+    parts += [wide.reshape(-1)[182::2]]
     write(kind, tmp_path / "a" / "d", parts, env="X-v0", seed=3)
     loaded = load(tmp_path / "a" / "d")
     assert loaded.shape == (100,)

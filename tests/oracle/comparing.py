@@ -15,7 +15,13 @@ from tensordict import TensorDictBase
 from tensordict.nn import TensorDictModule
 from torchrl.data import LazyTensorStorage, ReplayBuffer
 
-from trawl.collectors import Collector, MultiAsyncCollector, MultiSyncCollector
+from trawl.collectors import (
+    Collector,
+    MultiAsyncCollector,
+    MultiSyncCollector,
+    NormalizeObservation,
+    NormalizeReward,
+)
 from trawl.data import StackedFrames
 from trawl.envs import FrameStack
 from trawl.testing.faces import FACES, Face
@@ -163,8 +169,10 @@ def arguments(options: Options) -> dict[str, Any]:
         "total_frames": -1 if math.isinf(options.total_frames) else int(options.total_frames),
         "exact_frames": options.exact_frames,
         "max_frames_per_traj": options.max_frames_per_traj,
-        "normalize_observations": options.normalize_observations,
-        "normalize_rewards": options.normalize_rewards,
+        "normalize_observations": options.normalize_observations
+        and NormalizeObservation(clip=options.clip),
+        "normalize_rewards": options.normalize_rewards
+        and NormalizeReward(clip=options.clip, keep_raw=options.keep_raw),
         "init_random_frames": options.init_random_frames,
         "reset_at_each_iter": options.reset_at_each_iter,
         "set_truncated": options.set_truncated,
@@ -274,9 +282,13 @@ def compare(case: Case, found: Sequence[TensorDictBase]) -> None:
     if case.place != "one" and not (case.place.startswith("sync") and rows):
         compare_environments(case, found, ids)
     elif case.delivery in ("buffer", "steps"):
-        rounds = [mine for (mine,) in islice(team, BATCHES)]
-        frames = [frame for rows in rounds for frame in in_order(rows, case.delivery == "steps")]
         (batch,) = found
+        steps = case.delivery == "steps"
+        # Steps that only reset are no steps of a batch of single steps.
+        more = steps and case.kind.kind.resets == "next"
+        rounds = [mine for (mine,) in islice(team, BATCHES + more)]
+        frames = [frame for rows in rounds for frame in in_order(rows, steps)]
+        frames = frames[: len(batch)] if more else frames
         check_frames(case, frames, batch.reshape(-1), ids)
     elif case.delivery == "rows":
         for batch in found:
@@ -423,7 +435,7 @@ def entries(case: Case, frame: Frame) -> dict[Any, Any]:
             continue
         last = key[-1] if isinstance(key, tuple) else key
         after = isinstance(key, tuple) and key[0] == "next"
-        if options.compact_obs and after and last not in (*FLAGS, "reward"):
+        if options.compact_obs and after and last not in (*FLAGS, "reward", "raw_reward"):
             continue
         found[case.seen if key == "seen" and case.policy == "function" else face.key(key)] = value
         if face.kind.agents is not None and last in FLAGS:

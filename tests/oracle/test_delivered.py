@@ -56,6 +56,8 @@ def case_of(chosen: dict[str, Any]) -> Case:
         padding=stack or "reset",
         normalize_observations=normalize in ("observations", "both"),
         normalize_rewards=normalize in ("rewards", "both"),
+        clip=0.9 if normalize == "both" else 10.0,
+        keep_raw=normalize == "both",
         init_random_frames=13 if chosen["random"] else 0,
         restart=chosen["failures"],
         **{
@@ -121,7 +123,6 @@ def allowed(case: dict[str, Any]) -> bool:
         chosen["masks"] and face in ("dm_env", "jax", "torchrl"),
         chosen["levels"] and face in ("dm_env", "torchrl"),
         chosen["failures"] and face == "jax",
-        chosen["levels"] and face in ("sync_disabled", "vector_disabled"),
     ]
     return not any(unknown)
 

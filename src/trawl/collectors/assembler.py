@@ -274,7 +274,8 @@ class BatchAssembler:
             batch = batches.get(index)
             if batch is None:
                 batch = template.clone().zero_()
-                batch.set(TRAJ_IDS, torch.full(batch.shape, NO_TRAJECTORY, dtype=torch.int64))
+                if (ids := batch.get(TRAJ_IDS, None)) is not None:
+                    ids.fill_(NO_TRAJECTORY)
             mask = torch.zeros(batch.shape, dtype=torch.bool)
             mask[..., : steps.get(index, 0)] = True
             before = batch.get(MASK, None)

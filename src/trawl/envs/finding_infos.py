@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 from gymnasium import Space, Wrapper, spaces
-from gymnasium.vector import SyncVectorEnv, VectorWrapper
+from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorWrapper
 
 from trawl.envs.autoreset import autoreset_mode
 from trawl.envs.capture import capture, restore
@@ -69,7 +69,7 @@ def with_infos(
     if is_pool(env) and not is_envpool(env):
         raise INFO_POOL.error(against=f"{type(env).__name__} with batch_size below num_envs")
     try:
-        known = _known(env, given)
+        known = _known(env, given, mode)
         entries = placed_entries(given, known, lambda: _described(env, known))
         layout = InfoLayout(entries)
         wrapped = _wrap(env, layout, mode)
@@ -91,7 +91,7 @@ def _wrap(env: Any, layout: InfoLayout, mode: Any) -> Any:
     return InfoVector(env, layout, same_step, outside)
 
 
-def _known(env: Any, given: Sequence[InfoEntry]) -> dict[str, Space[Any]]:
+def _known(env: Any, given: Sequence[InfoEntry], mode: Any) -> dict[str, Space[Any]]:
     """Returns the spaces of all entries that were found, by name."""
     known: dict[str, Space[Any]] = {}
     missing = [entry for entry in given if entry.space is None]
@@ -102,7 +102,7 @@ def _known(env: Any, given: Sequence[InfoEntry]) -> dict[str, Space[Any]]:
         wanted = [entry for entry in missing if entry.located(known) is None]
         if wanted:
             with _undone(env):
-                known = {**_probe(env, wanted), **known}
+                known = {**_probe(env, wanted, mode), **known}
     return known
 
 
@@ -167,9 +167,10 @@ def _undone(env: Any) -> Iterator[None]:
         restore(env, state)
 
 
-def _probe(env: Any, wanted: Sequence[InfoEntry]) -> dict[str, Space[Any]]:
+def _probe(env: Any, wanted: Sequence[InfoEntry], mode: Any) -> dict[str, Space[Any]]:
     """Returns the spaces of the entries that appear in a reset and some random steps."""
     batched = is_vector_env(env)
+    resets_rows = batched and autoreset_mode(env, mode) is AutoresetMode.DISABLED
     action_space = copy.deepcopy(env.action_space)
     action_space.seed(0)
     found: dict[str, Any] = {}
@@ -187,6 +188,12 @@ def _probe(env: Any, wanted: Sequence[InfoEntry]) -> dict[str, Space[Any]]:
         if not batched and (result[2] or result[3]):
             found = _merged(found, info)
             _, info = reset_results(env.reset(), env)
+        elif resets_rows:
+            ended = np.asarray(result[2]) | np.asarray(result[3])
+            if ended.any():
+                for one in _rows(info, env.num_envs):
+                    found = _merged(found, one)
+                _, info = reset_results(env.reset(options={"reset_mask": ended}), env)
     hidden = ("final_obs", "final_observation", "final_info")
     return {name: space_of(value) for name, value in found.items() if name not in hidden}
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import gymnasium
@@ -84,10 +84,14 @@ class Simulator(VectorEnv[Any, Any, Any]):
         script: the script.
         envs: numbers of the environments.
         mode: when new episodes begin.
+        partial: True if a mask can reset some of the environments, whatever the mode.
     """
 
-    def __init__(self, script: Script, envs: Sequence[int], mode: str) -> None:
+    def __init__(
+        self, script: Script, envs: Sequence[int], mode: str, partial: bool = False
+    ) -> None:
         self.mode = AutoresetMode(mode)
+        self.partial = partial or self.mode is AutoresetMode.DISABLED
         self.metadata = {"autoreset_mode": self.mode}
         self.players = [Player(script, env) for env in envs]
         self.num_envs = len(envs)
@@ -104,10 +108,10 @@ class Simulator(VectorEnv[Any, Any, Any]):
         """Resets all environments, or those of the ``reset_mask``.
 
         Raises:
-            ValueError: if there is a ``reset_mask``, but the mode is not ``"Disabled"``.
+            ValueError: if there is a ``reset_mask``, but only all can be reset.
         """
         mask = (options or {}).get("reset_mask")
-        if mask is not None and self.mode is not AutoresetMode.DISABLED:
+        if mask is not None and not self.partial:
             raise ValueError("all environments must be reset together, not only some of them")
         self._obs = self._obs.copy()
         for i in range(self.num_envs) if mask is None else np.flatnonzero(mask):
@@ -234,8 +238,10 @@ class ScriptedPool(VectorEnv[Any, Any, Any]):
 class TensorSimulator:
     """A simulator whose data are torch tensors, with Gymnasium's vector API."""
 
-    def __init__(self, script: Script, envs: Sequence[int], mode: str) -> None:
-        self._inner = Simulator(script, envs, mode)
+    def __init__(
+        self, script: Script, envs: Sequence[int], mode: str, partial: bool = False
+    ) -> None:
+        self._inner = Simulator(script, envs, mode, partial)
         self.metadata = self._inner.metadata
         self.num_envs = self._inner.num_envs
         self.device = torch.device("cpu")
@@ -498,6 +504,25 @@ def _batch_with_infos(make: Any, script: Script, envs: Sequence[int], mode: str)
     return GymEnv(made, info_keys=["level"]) if script.levels else made
 
 
+@cache
+def _late_class() -> Any:
+    from trawl.envs import TorchVectorEnv
+
+    class Late(TorchVectorEnv):
+        """Works as on a GPU, whose answers come later."""
+
+        answers_at_once = False
+
+    return Late
+
+
+def _late(script: Script, envs: Sequence[int], mode: str) -> Any:
+    made = TensorSimulator(script, envs, mode, partial=True)
+    infos = ["level"] if script.levels else []
+    partial_reset = "mask" if mode == "SameStep" else None
+    return _late_class()(made, info_keys=infos, partial_reset=partial_reset)
+
+
 def _tensors_with_infos(script: Script, envs: Sequence[int], mode: str) -> Any:
     from trawl.envs import TorchVectorEnv
 
@@ -539,7 +564,8 @@ def _discount(script: Script, env: int, episode: int, step: int) -> Any:
 
 
 _AGENT_KEYS: dict[Any, Any] = {
-    name: ("agent", name) for name in ("observation", "action", "reward", "seen", "action_mask")
+    name: ("agent", name)
+    for name in ("observation", "action", "reward", "raw_reward", "seen", "action_mask")
 }
 _AGENT_KEYS["info", "level"] = ("agent", "info", "level")
 _ALL_AT_ONCE = frozenset({Trait.ALL_AT_ONCE})
@@ -581,6 +607,15 @@ FACES: dict[str, Face] = {
     "tensors_disabled": Face(
         lambda script, envs: partial(_tensors_with_infos, script, envs, "Disabled"),
         Kind(together=True),
+    ),
+    "late_next_step": Face(
+        lambda script, envs: partial(_late, script, envs, "NextStep"),
+        Kind(resets="next", together=True),
+        traits=_ALL_AT_ONCE,
+    ),
+    "late_same_step": Face(
+        lambda script, envs: partial(_late, script, envs, "SameStep"),
+        Kind(resets="same", together=True),
     ),
     "jax": Face(
         lambda script, envs: partial(jax_envs, script, envs),

@@ -63,6 +63,8 @@ class Options:
     padding: str = "reset"
     normalize_observations: bool = False
     normalize_rewards: bool = False
+    clip: float = 10.0
+    keep_raw: bool = False
     init_random_frames: int = 0
     reset_at_each_iter: bool = False
     set_truncated: bool = False
@@ -244,7 +246,7 @@ class Statistics:
         if self.used:
             samples = np.asarray(self.observations[: self.used], np.float64)
             values = (values - samples.mean(0)) / np.sqrt(samples.var(0) + 1e-8)
-        return np.clip(values, -10, 10)
+        return np.clip(values, -self.options.clip, self.options.clip)
 
     def scale_rewards(self, rows: list[list[Frame | None]], carry: list[Any]) -> None:
         """Divides the rewards of a batch by the deviation of the returns until its end."""
@@ -257,7 +259,10 @@ class Statistics:
                     carry[index] = 0.0
         scale = np.sqrt(np.var(self.returns) + 1e-8) if self.returns else 1.0
         for frame in (frame for mine in rows for frame in mine if frame is not None):
-            frame["next", "reward"] = np.clip(frame["next", "reward"] / scale, -10, 10)
+            if self.options.keep_raw:
+                frame["next", "raw_reward"] = frame["next", "reward"]
+            scaled = frame["next", "reward"] / scale
+            frame["next", "reward"] = np.clip(scaled, -self.options.clip, self.options.clip)
 
 
 class Oracle:
