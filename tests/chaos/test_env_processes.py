@@ -335,5 +335,5 @@ def test_a_thread_can_not_be_killed() -> None:
 
 def test_data_without_a_fixed_layout_can_not_be_repaired() -> None:
     env = ParallelEnv(2, RaggedEnv)
-    with pytest.raises(ValueError, match="only if frames have a fixed layout"):
+    with pytest.raises(ValueError, match="if frames have no fixed layout"):
         Collector(env, frames_per_batch=4, on_env_error="restart")
