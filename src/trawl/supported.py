@@ -198,7 +198,7 @@ NORMALIZE_LOOSE = Refusal(
     options=("normalize_observations", "normalize_rewards"),
     traits=_NO_LAYOUT,
     why=_FIXED,
-    instead="normalise in the environment or the policy",
+    instead="normalise in the environment (TorchRL has VecNormV2) or the policy",
 )
 NORMALIZE_STACKED = Refusal(
     options=("frame_stack",),

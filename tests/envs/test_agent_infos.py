@@ -223,7 +223,7 @@ def test_text_must_be_text():
 
 
 def test_environments_with_text_are_not_restarted():
-    with pytest.raises(ValueError, match="only if their frames have a fixed layout"):
+    with pytest.raises(ValueError, match="if frames have no fixed layout"):
         Collector(saying, frames_per_batch=4, on_env_error="restart")
 
 

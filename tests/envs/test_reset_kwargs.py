@@ -216,7 +216,7 @@ def test_vector_environments_take_a_mapping():
         with Collector(env, act, frames_per_batch=12, reset_kwargs={"options": {"level": 4}}) as c:
             assert levels(c.next()) == [[4] * 6] * 2
     env = SyncVectorEnv([Level] * 2, autoreset_mode="Disabled")
-    with pytest.raises(ValueError, match="takes one mapping for all of its environments"):
+    with pytest.raises(ValueError, match="takes one mapping for all sub-environments"):
         Collector(env, act, frames_per_batch=12, reset_kwargs=level)
 
 
