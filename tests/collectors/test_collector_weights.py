@@ -131,7 +131,7 @@ def test_an_older_name_warns():
         ((), {"weights_dict": {}, "model_id": "policy"}, ValueError, "leave model_id='policy' out"),
         ((Scorer(),), {"model_id": "critic"}, KeyError, "no model 'critic': pass 'policy'"),
         ((), {"weights_dict": {"critic": {}}}, KeyError, "no model 'critic': pass 'policy'"),
-        ((Scorer(),), {"worker_ids": [0]}, TypeError, r"worker_ids=\[0\] .* no workers"),
+        ((Scorer(),), {"worker_ids": [0]}, TypeError, r"worker_ids=\[0\] .* without workers"),
         ((3,), {}, TypeError, "weights must be a module, a TensorDict or a dict .* are int"),
         (({"scores": 3},), {}, TypeError, "weight 'scores' must be a tensor, but it is int"),
         (({},), {}, KeyError, r"don't fit the policy Scorer: missing \['scores'\], unknown \[\]"),
