@@ -190,7 +190,7 @@ def test_all_of_them_can_be_restarted():
 @pytest.mark.parametrize("nested", [False, True])
 def test_a_limit_needs_a_vector_that_can_be_restarted(kind, nested):
     source = [self_resetting(kind) for _ in range(2)] if nested else self_resetting(kind)
-    with pytest.raises(ValueError, match=r"max_frames_per_traj=3 needs .*SelfResettingVectorEnv"):
+    with pytest.raises(ValueError, match=r"max_frames_per_traj=3 .*SelfResettingVectorEnv"):
         Collector(source, frames_per_batch=8, max_frames_per_traj=3)
 
 
