@@ -321,7 +321,7 @@ def test_a_step_that_was_spent_on_resetting_is_known(opened):
         _, root = env.step_and_maybe_reset(env.rand_action(root))
         masks.append(env.autoreset_mask().flatten().tolist())
     assert masks == [[False, False], [True, False], [False, False]]
-    with pytest.raises(ValueError, match="SelfResettingVectorEnv can't"):
+    with pytest.raises(ValueError, match="SelfResettingVectorEnv, which can't restart"):
         Collector(env, frames_per_batch=2, max_frames_per_traj=2)
 
 
