@@ -41,6 +41,7 @@ PLACES = {
     "backends/remote_rank.py: Rank.make_service": CARRIED,
     "backends/rpc.py: _RpcInlet.receive": RPC,
     "backends/ipc.py: IpcConnection.receive": SOCKET_PAIR,
+    "testing/env_checks.py: Subject.another": "what it has pickled itself",
     "cli/evaluate.py: _normalization": "torch.load with weights_only=True",
     "cli/statistics.py: load_statistics": "torch.load with weights_only=True",
     "cli/programs.py: load_file": CHOSEN,

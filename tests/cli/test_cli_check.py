@@ -1,6 +1,7 @@
 """The command prints the findings, and its exit code says if there are errors."""
 
 import pytest
+from cli_parts import trawl
 
 MODULE = """
 import gymnasium
@@ -54,7 +55,7 @@ CASES = {
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_findings_are_printed_and_errors_set_the_exit_code(trawl, tmp_path, case):
+def test_findings_are_printed_and_errors_set_the_exit_code(tmp_path, case):
     (name, *options), expected, text = CASES[case]
     (tmp_path / "mine.py").write_text(MODULE)
     code, out, err = trawl("check", f"mine.py:{name}", *options)

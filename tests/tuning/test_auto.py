@@ -242,7 +242,7 @@ def test_wrong_arguments_are_reported_before_the_search(make, error, match, sear
 
 @pytest.mark.parametrize("backend", ["direct", "ray", "rpc", "distributed", "submitit"])
 def test_other_backends_need_a_number(backend):
-    with pytest.raises(ValueError, match=f"backend '{backend}': pass a number"):
+    with pytest.raises(ValueError, match=f"backend '{backend}', .*: pass a number"):
         Collector(NumberedEnv, num_collectors="auto", backend=backend, frames_per_batch=20)
 
 
