@@ -20,7 +20,7 @@ _SIMPLE = (bool, int, float, str, type(None))
 
 
 class Trait(Enum):
-    """What an option may not work with in an environment; the values are for sentences."""
+    """Properties of environments that rule options out; the values are for sentences."""
 
     TENSORDICTS = "environments with TorchRL's methods, which take and return TensorDicts"
     LOOSE = "environments whose frames have no fixed layout"
@@ -106,7 +106,7 @@ class Refusal:
 
     @property
     def against(self) -> str:
-        """What the options can't be combined with."""
+        """The other side of the refusal: options, values or properties of environments."""
         if self.other is not None:
             return self.other
         if self.traits:

@@ -332,7 +332,7 @@ def dm_environment(script: Script, env: int) -> Any:
     import dm_env  # type: ignore[import-untyped]
     from dm_env import specs
 
-    class Scripted(dm_env.Environment):  # type: ignore[misc]
+    class ScriptedDM(dm_env.Environment):  # type: ignore[misc]
         def __init__(self) -> None:
             self.player = Player(script, env)
 
@@ -353,14 +353,14 @@ def dm_environment(script: Script, env: int) -> Any:
         def action_spec(self) -> Any:
             return specs.DiscreteArray(script.actions)
 
-    return Scripted()
+    return ScriptedDM()
 
 
 def agents_environment(script: Script, env: int, agents: int = 2) -> Any:
     """Returns a parallel environment of PettingZoo."""
     from pettingzoo import ParallelEnv
 
-    class Scripted(ParallelEnv):  # type: ignore[misc]
+    class ScriptedAgents(ParallelEnv):  # type: ignore[misc]
         metadata = {"name": "scripted"}  # noqa: RUF012 - as PettingZoo
         render_mode = None
 
@@ -400,7 +400,7 @@ def agents_environment(script: Script, env: int, agents: int = 2) -> Any:
         def _infos(self) -> dict[str, Any]:
             return self._all(lambda i: self.player.info())
 
-    return Scripted()
+    return ScriptedAgents()
 
 
 def torchrl_environment(script: Script, env: int) -> Any:
@@ -409,7 +409,7 @@ def torchrl_environment(script: Script, env: int) -> Any:
     from torchrl.data import Categorical, Composite, OneHot, Unbounded
     from torchrl.envs import EnvBase
 
-    class Scripted(EnvBase):  # type: ignore[misc]
+    class ScriptedTorchRL(EnvBase):  # type: ignore[misc]
         def __init__(self) -> None:
             super().__init__()
             self.player = Player(script, env)
@@ -440,7 +440,7 @@ def torchrl_environment(script: Script, env: int) -> Any:
 
         def _set_seed(self, seed: Any) -> None: ...
 
-    return Scripted()
+    return ScriptedTorchRL()
 
 
 # --- the table

@@ -1,4 +1,4 @@
-"""What the checks of a user's environment or policy have found."""
+"""Findings of the checks of a user's environment or policy."""
 
 from __future__ import annotations
 

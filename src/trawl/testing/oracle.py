@@ -29,7 +29,7 @@ HIDDEN = (RAW, OWN, ENV, CUT)
 
 @dataclass(frozen=True)
 class Kind:
-    """How environments of a kind differ from one another, as far as frames show it.
+    """Differences of a kind of environment from others, as far as frames show them.
 
     Attributes:
         agents: number of agents; None if there are none.
@@ -87,7 +87,7 @@ def truncate(frames: Sequence[Frame | None]) -> None:
             frame |= {("next", "truncated"): True, ("next", "done"): True}
 
 
-class Failed(Exception):
+class StepFailed(Exception):
     """The script says that a step or a reset fails."""
 
 
@@ -130,7 +130,7 @@ class Actor:
     def check(self) -> None:
         """Fails if the script says so."""
         if (self.env, self.episode, self.step) in self.script.failures:
-            raise Failed
+            raise StepFailed
 
     def each(self, value: Any) -> Any:
         """Returns a value for each agent, or the value if there are none."""
@@ -368,7 +368,7 @@ class Oracle:
                     frame = actor.take(random)
                     if frame["next", "done"] and self.kind.resets == "same":
                         actor.reset()
-            except Failed:
+            except StepFailed:
                 failed.append(actor)
                 frame = None
             row.append(frame)
@@ -404,7 +404,7 @@ class Oracle:
         elif self.kind.resets == "after":
             try:
                 actor.reset()
-            except Failed:
+            except StepFailed:
                 for other, mine in zip(self.actors, rows, strict=True):
                     if other is actor or self.kind.together:
                         other.rebuild()

@@ -19,7 +19,7 @@ class ScriptedFailure(Exception):
 
 @dataclass(frozen=True)
 class Script:
-    """What environments do, whatever kind they are of.
+    """Table of all that environments do, whatever kind they are of.
 
     Everything that an environment returns says which environment, episode and step it is from,
     so that a lost, repeated, torn or moved frame is seen.
