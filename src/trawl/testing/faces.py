@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cache, partial
+from functools import partial
 from typing import Any
 
 import gymnasium
@@ -13,6 +13,7 @@ import torch
 from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
 
+from trawl.envs import GymEnv, JaxEnv, ParallelEnv, PettingZooEnv, TorchVectorEnv
 from trawl.supported import Trait
 from trawl.testing.oracle import Kind
 from trawl.testing.script import FIELDS, Player, Script
@@ -319,8 +320,6 @@ class ScriptedJax:
 
 def jax_envs(script: Script, envs: Sequence[int]) -> Any:
     """Returns a batch of :class:`ScriptedJax`."""
-    from trawl.envs import JaxEnv
-
     return JaxEnv(ScriptedJax(script), len(envs), info_keys=["level"] if script.levels else ())
 
 
@@ -486,59 +485,45 @@ def _list(make: Callable[[Script, int], Any]) -> Any:
     return lambda script, envs: [partial(make, script, env) for env in envs]
 
 
-def _with_infos(script: Script, env: int, kind: Any = ScriptedEnv) -> Any:
-    from trawl.envs import GymEnv
-
-    made = kind(script, env)
-    return GymEnv(made, info_keys=["level"]) if script.levels else made
+def _adapted(adapter: Any, env: Any, script: Script) -> Any:
+    """Returns an environment whose infos are observed, if the script has any."""
+    return adapter(env, info_keys=["level"]) if script.levels else env
 
 
-def _batch(make: Any, mode: str) -> Any:
-    return lambda script, envs: partial(_batch_with_infos, make, script, envs, mode)
+def _one(script: Script, env: int, kind: Any = ScriptedEnv) -> Any:
+    return _adapted(GymEnv, kind(script, env), script)
 
 
-def _batch_with_infos(make: Any, script: Script, envs: Sequence[int], mode: str) -> Any:
-    from trawl.envs import GymEnv
-
-    made = make(script, envs, mode)
-    return GymEnv(made, info_keys=["level"]) if script.levels else made
+def _agents(script: Script, env: int) -> Any:
+    return _adapted(PettingZooEnv, agents_environment(script, env), script)
 
 
-@cache
-def _late_class() -> Any:
-    from trawl.envs import TorchVectorEnv
+def _batch(make: Callable[[Script, Sequence[int], str], Any], mode: str) -> Any:
+    return lambda script, envs: partial(make, script, envs, mode)
 
-    class Late(TorchVectorEnv):
-        """Works as on a GPU, whose answers come later."""
 
-        answers_at_once = False
+def _sync(script: Script, envs: Sequence[int], mode: str) -> Any:
+    return _adapted(GymEnv, gymnasium_vector(script, envs, mode), script)
 
-    return Late
+
+def _vector(script: Script, envs: Sequence[int], mode: str) -> Any:
+    return _adapted(GymEnv, Simulator(script, envs, mode), script)
+
+
+def _tensors(script: Script, envs: Sequence[int], mode: str) -> Any:
+    return _adapted(TorchVectorEnv, TensorSimulator(script, envs, mode), script)
+
+
+class _Late(TorchVectorEnv):
+    """Works as on a GPU, whose answers come later."""
+
+    answers_at_once = False
 
 
 def _late(script: Script, envs: Sequence[int], mode: str) -> Any:
     made = TensorSimulator(script, envs, mode, partial=True)
     infos = ["level"] if script.levels else []
-    partial_reset = "mask" if mode == "SameStep" else None
-    return _late_class()(made, info_keys=infos, partial_reset=partial_reset)
-
-
-def _tensors_with_infos(script: Script, envs: Sequence[int], mode: str) -> Any:
-    from trawl.envs import TorchVectorEnv
-
-    made = TensorSimulator(script, envs, mode)
-    return TorchVectorEnv(made, info_keys=["level"]) if script.levels else made
-
-
-def _dm_with_infos(script: Script, env: int) -> Any:
-    return dm_environment(script, env)
-
-
-def _agents_with_infos(script: Script, env: int) -> Any:
-    from trawl.envs import PettingZooEnv
-
-    made = agents_environment(script, env)
-    return PettingZooEnv(made, info_keys=["level"]) if script.levels else made
+    return _Late(made, info_keys=infos, partial_reset="mask" if mode == "SameStep" else None)
 
 
 def _parallel(**options: Any) -> Any:
@@ -549,9 +534,7 @@ def _parallel(**options: Any) -> Any:
 
 
 def _parallel_env(script: Script, envs: Sequence[int], options: Any) -> Any:
-    from trawl.envs import ParallelEnv
-
-    makers = [partial(_with_infos, script, env) for env in envs]
+    makers = [partial(_one, script, env) for env in envs]
     return ParallelEnv(len(makers), makers, **options)
 
 
@@ -569,52 +552,49 @@ _AGENT_KEYS: dict[Any, Any] = {
 }
 _AGENT_KEYS["info", "level"] = ("agent", "info", "level")
 _ALL_AT_ONCE = frozenset({Trait.ALL_AT_ONCE})
-_TENSOR = {"next_step": "NextStep", "same_step": "SameStep", "disabled": "Disabled"}
 
 #: The faces of a script, by name.
 FACES: dict[str, Face] = {
-    "one": Face(_single(_with_infos), single=True),
-    "list": Face(_list(_with_infos)),
+    "one": Face(_single(_one), single=True),
+    "list": Face(_list(_one)),
     "mapping": Face(
-        _single(partial(_with_infos, kind=ScriptedDictEnv)),
+        _single(partial(_one, kind=ScriptedDictEnv)),
         Kind(extra={"step": _step_one_hot}),
         single=True,
         keys={"observation": ("inner", "place")},
     ),
-    "reusing": Face(_list(partial(_with_infos, kind=ReusingEnv))),
-    "sync_next_step": Face(_batch(gymnasium_vector, "NextStep"), Kind(together=True)),
-    "sync_same_step": Face(
-        _batch(gymnasium_vector, "SameStep"), Kind(resets="same", together=True)
-    ),
-    "sync_disabled": Face(_batch(gymnasium_vector, "Disabled"), Kind(together=True)),
+    "reusing": Face(_list(partial(_one, kind=ReusingEnv))),
+    "sync_next_step": Face(_batch(_sync, "NextStep"), Kind(together=True)),
+    "sync_same_step": Face(_batch(_sync, "SameStep"), Kind(resets="same", together=True)),
+    "sync_disabled": Face(_batch(_sync, "Disabled"), Kind(together=True)),
     "vector_next_step": Face(
-        _batch(Simulator, "NextStep"), Kind(resets="next", together=True), traits=_ALL_AT_ONCE
+        _batch(_vector, "NextStep"), Kind(resets="next", together=True), traits=_ALL_AT_ONCE
     ),
     "vector_same_step": Face(
-        _batch(Simulator, "SameStep"), Kind(resets="same", together=True), traits=_ALL_AT_ONCE
+        _batch(_vector, "SameStep"), Kind(resets="same", together=True), traits=_ALL_AT_ONCE
     ),
-    "vector_disabled": Face(_batch(Simulator, "Disabled"), Kind(together=True)),
+    "vector_disabled": Face(_batch(_vector, "Disabled"), Kind(together=True)),
     "tensors_next_step": Face(
-        lambda script, envs: partial(_tensors_with_infos, script, envs, "NextStep"),
+        _batch(_tensors, "NextStep"),
         Kind(resets="next", together=True),
         traits=_ALL_AT_ONCE,
     ),
     "tensors_same_step": Face(
-        lambda script, envs: partial(_tensors_with_infos, script, envs, "SameStep"),
+        _batch(_tensors, "SameStep"),
         Kind(resets="same", together=True),
         traits=_ALL_AT_ONCE,
     ),
     "tensors_disabled": Face(
-        lambda script, envs: partial(_tensors_with_infos, script, envs, "Disabled"),
+        _batch(_tensors, "Disabled"),
         Kind(together=True),
     ),
     "late_next_step": Face(
-        lambda script, envs: partial(_late, script, envs, "NextStep"),
+        _batch(_late, "NextStep"),
         Kind(resets="next", together=True),
         traits=_ALL_AT_ONCE,
     ),
     "late_same_step": Face(
-        lambda script, envs: partial(_late, script, envs, "SameStep"),
+        _batch(_late, "SameStep"),
         Kind(resets="same", together=True),
     ),
     "jax": Face(
@@ -623,14 +603,14 @@ FACES: dict[str, Face] = {
         needs="jax",
     ),
     "dm_env": Face(
-        _single(_dm_with_infos),
+        _single(dm_environment),
         Kind(extra={"discount": _discount}, never_stacked=frozenset(["discount"])),
         single=True,
         ends=("terminated", "truncated"),
         needs="dm_env",
     ),
     "agents": Face(
-        _single(_agents_with_infos),
+        _single(_agents),
         Kind(agents=2),
         single=True,
         keys=_AGENT_KEYS,
