@@ -6,12 +6,12 @@ import threading
 
 import pytest
 
-from trawl.backends.worker_loop import Stopped, ThreadBreaker
+from trawl.backends.worker_loop import Breaker, Stopped, ThreadBreaker
 
 # Breaks a thread off while it cannot be broken off, or once it can, and profiles a call after that.
 AFTERWARDS = """
 import sys, threading
-from trawl.backends.worker_loop import Stopped, ThreadBreaker
+from trawl.backends.worker_loop import Breaker, Stopped, ThreadBreaker
 
 def run():
     breaker = ThreadBreaker()
@@ -159,3 +159,20 @@ def test_work_is_stopped_where_exceptions_are_ignored(breaker, place) -> None:
     )
     assert done.stderr == ""
     assert done.stdout.split() == ["stopped", "True"]
+
+
+def test_a_breaker_that_cannot_be_installed_leaves_nothing() -> None:
+    hook, errors = sys.unraisablehook, []
+
+    def run() -> None:
+        try:
+            with Breaker().installed():
+                pass
+        except RuntimeError as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    thread.join()
+    assert len(errors) == 1
+    assert sys.unraisablehook is hook

@@ -117,13 +117,13 @@ class Breaker:
     @contextmanager
     def _handling(self) -> Iterator[None]:
         self._owner = os.getpid()
-        _ignored.watch(self)
         try:
             before = signal.signal(signal.SIGTERM, self._signalled)
         except ValueError:
             raise RuntimeError(
                 "a rank must run in the main thread of its process, because signals stop its work"
             ) from None
+        _ignored.watch(self)
         try:
             yield
         finally:
