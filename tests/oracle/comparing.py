@@ -387,7 +387,7 @@ def check_padded(case: Case, pieces: Any, batch: TensorDictBase, ids: Ids) -> No
         batch = batch.reshape(-1, longest)
     assert batch.shape == (len(pieces), longest), (batch.shape, len(pieces), longest)
     known = np.arange(longest) < np.array([[len(piece)] for piece in pieces]).reshape(-1, 1)
-    np.testing.assert_array_equal(np.asarray(batch[MASK]), known)
+    np.testing.assert_array_equal(np.asarray(batch[MASK].cpu()), known)
     frames = [frame for piece in pieces for frame in piece]
     check_frames(case, frames, batch[torch.from_numpy(known)], ids)
 
@@ -401,9 +401,9 @@ def check_rows(case: Case, rows: Rows, batch: TensorDictBase, ids: Ids) -> None:
     masked = case.kind.kind.resets == "next" or case.options.restart or not known.all()
     assert (MASK in batch.keys(True)) == masked
     if masked:
-        np.testing.assert_array_equal(np.asarray(batch[MASK]), known)
+        np.testing.assert_array_equal(np.asarray(batch[MASK].cpu()), known)
         if case.options.track_traj_ids:
-            assert (np.asarray(batch[IDS])[~known] == -1).all()
+            assert (np.asarray(batch[IDS].cpu())[~known] == -1).all()
     frames = [frame for mine in rows for frame in mine if frame is not None]
     check_frames(case, frames, batch[torch.from_numpy(known)], ids)
 
@@ -458,4 +458,4 @@ def plain(case: Case, key: Any, value: torch.Tensor) -> Any:
     if last == "action" and case.kind.kind.agents is None:
         assert (value.sum(-1) == 1).all()
         value = value.long().argmax(-1)
-    return np.asarray(dense(value))
+    return np.asarray(dense(value).cpu())

@@ -237,15 +237,28 @@ class ScriptedPool(VectorEnv[Any, Any, Any]):
 
 
 class TensorSimulator:
-    """A simulator whose data are torch tensors, with Gymnasium's vector API."""
+    """A simulator whose data are torch tensors, with Gymnasium's vector API.
+
+    Args:
+        script: the script.
+        envs: numbers of the environments.
+        mode: when new episodes begin.
+        partial: True if a mask can reset some of the environments, whatever the mode.
+        device: device of the tensors.
+    """
 
     def __init__(
-        self, script: Script, envs: Sequence[int], mode: str, partial: bool = False
+        self,
+        script: Script,
+        envs: Sequence[int],
+        mode: str,
+        partial: bool = False,
+        device: str = "cpu",
     ) -> None:
         self._inner = Simulator(script, envs, mode, partial)
         self.metadata = self._inner.metadata
         self.num_envs = self._inner.num_envs
-        self.device = torch.device("cpu")
+        self.device = torch.device(device)
         self.single_observation_space = self._inner.single_observation_space
         self.single_action_space = self._inner.single_action_space
 
@@ -257,22 +270,25 @@ class TensorSimulator:
     def reset(self, *, seed: Any = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
         """Resets all environments, or those of the ``reset_mask``."""
         if "reset_mask" in (options or {}):
-            options = {"reset_mask": options["reset_mask"].numpy()}
+            options = {"reset_mask": options["reset_mask"].cpu().numpy()}
         obs, infos = self._inner.reset(seed=seed, options=options)
-        return torch.from_numpy(obs), self._tensors(infos)
+        return self._tensor(obs), self._tensors(infos)
 
     def step(self, actions: Any) -> tuple[Any, ...]:
         """Steps all environments."""
-        *results, infos = self._inner.step(actions.numpy())
-        obs, rewards, terminated, truncated = map(torch.from_numpy, results)
+        *results, infos = self._inner.step(actions.cpu().numpy())
+        obs, rewards, terminated, truncated = map(self._tensor, results)
         return obs, rewards.float(), terminated, truncated, self._tensors(infos)
 
     def close(self) -> None:
         """Closes the environments."""
 
+    def _tensor(self, array: Any) -> torch.Tensor:
+        return torch.from_numpy(array).to(self.device)
+
     def _tensors(self, infos: dict[str, Any]) -> dict[str, Any]:
         return {
-            name: self._tensors(value) if isinstance(value, dict) else torch.from_numpy(value)
+            name: self._tensors(value) if isinstance(value, dict) else self._tensor(value)
             for name, value in infos.items()
         }
 
@@ -422,7 +438,7 @@ def torchrl_environment(script: Script, env: int) -> Any:
         def _reset(self, tensordict: Any, **kwargs: Any) -> Any:
             self.player.reset()
             found = {"observation": torch.from_numpy(self.player.observe())}
-            return TensorDict(found).update(self.full_done_spec.zero())
+            return TensorDict(found).update(self.full_done_spec.zero()).to(self.device)
 
         def _step(self, tensordict: Any) -> Any:
             action = int(tensordict["action"].long().argmax(-1))
@@ -435,7 +451,7 @@ def torchrl_environment(script: Script, env: int) -> Any:
                     "terminated": torch.tensor([terminated]),
                     "truncated": torch.tensor([truncated]),
                 }
-            )
+            ).to(self.device)
 
         def _set_seed(self, seed: Any) -> None: ...
 
