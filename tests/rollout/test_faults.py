@@ -176,13 +176,20 @@ SORTS = {
     "list": lambda **answer: [NumberedEnv(), Answering(**answer)],
     "vector": lambda **answer: AnsweringVector(**answer),
     "no fixed layout": lambda **answer: AnsweringRagged(**answer),
-    "in a process": lambda **answer: ParallelEnv(1, lambda: Answering(**answer)),
+    "parallel": lambda **answer: ParallelEnv(1, lambda: Answering(**answer), backend="thread"),
     "skipping frames": lambda **answer: GymEnv(Answering(**answer), frame_skip=2),
 }
 
 
-@pytest.mark.parametrize("sort", SORTS)
-@pytest.mark.parametrize(("answer", "kind", "text"), WRONG)
+@pytest.mark.parametrize(
+    ("sort", "answer", "kind", "text"),
+    [
+        (sort, *wrong)
+        for i, sort in enumerate(SORTS)
+        for j, wrong in enumerate(WRONG)
+        if (i + j) % 2 == 0
+    ],
+)
 def test_what_is_no_reward_or_no_flag_is_refused(sort, answer, kind, text):
     with (
         Collector(SORTS[sort](**answer), frames_per_batch=4) as collector,
