@@ -211,7 +211,7 @@ def test_rewards_and_flags_may_be_of_any_kind_of_number(sort):
         assert not batch["next", "done"].any()
 
 
-@pytest.mark.parametrize("sort", ["single", "list", "no fixed layout", "in a process"])
+@pytest.mark.parametrize("sort", ["single", "list", "no fixed layout", "parallel"])
 def test_a_flag_may_be_of_any_kind_of_number(sort):
     for yes in (True, np.True_, 1, np.int64(1), torch.tensor(True), np.array([1.0])):
         with Collector(SORTS[sort](terminated=yes), frames_per_batch=4) as found:
