@@ -43,12 +43,6 @@ def three(**arguments):
 # --- any buffer
 
 
-def test_iteration_yields_none_for_each_batch():
-    buffer = Buffer()
-    collector = Collector(NumberedEnv(), frames_per_batch=30, total_frames=90, replay_buffer=buffer)
-    assert batches(collector) == [None] * 3
-
-
 def test_anything_with_extend_is_a_buffer():
     ledger = Ledger([NumberedEnv()])
     batches = []
@@ -63,14 +57,6 @@ def test_a_list_is_a_buffer_of_frames():
     filled(frames)
     assert len(frames) == 90
     assert torch.stack(frames)["next", "reward"][:, 0].tolist() == list(range(1, 91))
-
-
-def test_each_frame_arrives_once():
-    ledger = Ledger([NumberedEnv()])
-    buffer = Buffer()
-    collector = filled(buffer)
-    ledger.add(buffer.content())
-    assert ledger.frames == collector.stats()["frames"] == 90
 
 
 def test_single_frames_arrive_one_by_one():
