@@ -37,10 +37,10 @@ def resumed(*arguments, out="d"):
     ("options", "kills", "number"),
     [
         (["--format", "memmap"], 2, signal.SIGKILL),
-        (["--format", "parquet", "--envs", 2], 2, signal.SIGKILL),
+        (["--format", "parquet", "--envs", 2], 1, signal.SIGKILL),
         (["--format", "minari", "--envs", 3], 1, signal.SIGINT),
         (["--envs", 4, "--env-processes", 2], 1, signal.SIGKILL),
-        (["--format", "minari", "--workers", 3], 2, signal.SIGKILL),
+        (["--format", "minari", "--workers", 2], 2, signal.SIGKILL),
         (["--format", "parquet", "--workers", 2, "--async"], 1, signal.SIGKILL),
     ],
     ids=str,

@@ -11,11 +11,11 @@ import numpy as np
 import nursery
 import pytest
 import torch
-from gymnasium import spaces, wrappers
+from gymnasium import wrappers
 from gymnasium.envs.classic_control import CartPoleEnv
 from gymnasium.utils import EzPickle
 
-from tests.oracle.continuing import saved
+from tests.oracle.continuing import Pickled, Walk, saved
 from trawl.envs.capture import NONE, capture, restore, way_of
 from trawl.errors import EnvStateError
 
@@ -23,36 +23,11 @@ CLASSIC = ["CartPole-v1", "Pendulum-v1", "MountainCar-v0", "Acrobot-v1"]
 TOY = ["Blackjack-v1", "FrozenLake-v1", "CliffWalking-v1"]
 
 
-class Walk(gymnasium.Env):
-    """Random steps on a line, in episodes of random length."""
-
-    def __init__(self):
-        self.observation_space = spaces.Box(-np.inf, np.inf, (2,), np.float64)
-        self.action_space = spaces.Discrete(2)
-        self.place = np.zeros(2)
-
-    def reset(self, *, seed=None, options=None):
-        super().reset(seed=seed)
-        self.place = self.np_random.normal(size=2)
-        return self.place.copy(), {}
-
-    def step(self, action):
-        self.place += self.np_random.normal(size=2) * (action + 1)
-        return (
-            self.place.copy(),
-            float(self.place[0]),
-            bool(self.np_random.random() < 0.05),
-            False,
-            {},
-        )
-
-
 class OwnMethods(Walk):
     """An environment with the two methods, and a thread's lock that nothing else can capture."""
 
     def __init__(self):
-        super().__init__()
-        self.secret = iter([0])
+        self.place, self.secret = np.zeros(2), iter([0])
 
     def get_state(self):
         return {"place": self.place, "generator": self.np_random.bit_generator.state}
@@ -62,27 +37,10 @@ class OwnMethods(Walk):
         self.np_random.bit_generator.state = state["generator"]
 
 
-class Inner:
-    """An object that is made in the middle of an episode."""
-
-    def __init__(self, value):
-        self.value = value
-
-
-class Pickled(Walk):
-    """An environment with objects in a list."""
-
-    def reset(self, **kwargs):
-        found = super().reset(**kwargs)
-        self.inner = [Inner(self.place)]
-        return found
-
-
 class Constructed(Pickled, EzPickle):
     """An environment that would lose its state in a pickle."""
 
     def __init__(self):
-        super().__init__()
         EzPickle.__init__(self)
 
 
@@ -217,7 +175,7 @@ def test_without_any_way_an_error_lists_the_reasons():
     env.reset(seed=1)
     assert way_of(env) == NONE
     with pytest.raises(
-        EnvStateError, match=r"can't be captured: attributes: Constructed.inner.*pickle: with"
+        EnvStateError, match=r"can't be captured: attributes: Constructed.seen.*pickle: with"
     ):
         capture(env)
 

@@ -10,7 +10,7 @@ from gymnasium.utils import EzPickle
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorEnv
 from gymnasium.wrappers import vector as wrappers
 
-from tests.oracle.continuing import saved
+from tests.oracle.continuing import Pickled, Walk, saved
 from trawl.envs.capture import NONE, capture, restore, ways_of
 from trawl.errors import EnvStateError
 from trawl.testing import NestedEnv, NumberedEnv, RaggedEnv, SelfResettingVectorEnv
@@ -19,25 +19,7 @@ MODES = sorted(mode.value for mode in AutoresetMode)
 NAMES = ["CartPole-v1", "Pendulum-v1", "MountainCar-v0", "Blackjack-v1", "FrozenLake-v1"]
 
 
-class Walk(gymnasium.Env):
-    """Random steps on a line, in episodes of random length, with an object that is made anew."""
-
-    observation_space = spaces.Box(-np.inf, np.inf, (2,), np.float64)
-    action_space = spaces.Discrete(2)
-
-    def reset(self, *, seed=None, options=None):
-        super().reset(seed=seed)
-        self.place = self.np_random.normal(size=2)
-        self.found = {frozenset([1])}
-        return self.place.copy(), {}
-
-    def step(self, action):
-        self.place = self.place + self.np_random.normal(size=2) * (action + 1)
-        ended = bool(self.np_random.random() < 0.2)
-        return self.place.copy(), float(self.place[0]), ended, False, {}
-
-
-class Constructed(Walk, EzPickle):
+class Constructed(Pickled, EzPickle):
     """An environment that would lose its state in a pickle."""
 
     def __init__(self):
@@ -158,7 +140,7 @@ class Pole(gymnasium.Wrapper):
 
 # Each kind in each mode, with another number of steps and of environments.
 SUB_ENVIRONMENTS = [*map(partial(partial, gymnasium.make), NAMES), NumberedEnv, NestedEnv]
-SUB_ENVIRONMENTS += [RaggedEnv, Walk, Pole]
+SUB_ENVIRONMENTS += [RaggedEnv, Walk, Pickled, Pole]
 
 
 @pytest.mark.parametrize("mode", MODES)
