@@ -10,7 +10,7 @@ from collector_parts import by_step, first_batch, layout
 from gymnasium import spaces
 from gymnasium.vector import SyncVectorEnv
 from multi_parts import (
-    CLASSES,
+    BOTH,
     TRAJ_IDS,
     actions,
     envs,
@@ -23,8 +23,6 @@ from multi_parts import (
 
 from trawl.collectors import Collector, MultiAsyncCollector, MultiCollector, MultiSyncCollector
 from trawl.testing import ImageEnv, NestedEnv, NumberedEnv, RaggedEnv
-
-BOTH = pytest.mark.parametrize("cls", CLASSES, ids=["sync", "async"])
 
 
 def vector_env(first, lanes=3):

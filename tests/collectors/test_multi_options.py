@@ -12,7 +12,7 @@ import pytest
 import torch
 from collector_parts import by_step, keys
 from multi_parts import (
-    CLASSES,
+    BOTH,
     LENGTHS,
     TRAJ_IDS,
     Chooser,
@@ -43,9 +43,6 @@ from trawl.collectors import (
     PolicyVersion,
 )
 from trawl.testing import FaultyEnv, NumberedEnv
-
-BOTH = pytest.mark.parametrize("cls", CLASSES, ids=["sync", "async"])
-
 
 # --- the signature
 

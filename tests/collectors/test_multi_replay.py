@@ -5,9 +5,7 @@ from itertools import count
 import pytest
 import torch
 from collector_parts import Buffer
-from multi_parts import CLASSES, Chooser, actions, ledger, make, together
-
-BOTH = pytest.mark.parametrize("cls", CLASSES, ids=["sync", "async"])
+from multi_parts import BOTH, Chooser, actions, ledger, make, together
 
 
 class Noting(Buffer):

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from multi_parts import CLASSES, TRAJ_IDS, make, same, together, worker_of
+from multi_parts import BOTH, TRAJ_IDS, make, same, together, worker_of
 from tensordict.nn import (
     ProbabilisticTensorDictModule,
     ProbabilisticTensorDictSequential,
@@ -12,8 +12,6 @@ from torch import nn
 from torch.distributions import Categorical
 
 from trawl.collectors import Collector, MultiAsyncCollector, MultiSyncCollector
-
-BOTH = pytest.mark.parametrize("cls", CLASSES, ids=["sync", "async"])
 
 
 def sampling():

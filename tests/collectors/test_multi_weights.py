@@ -2,12 +2,10 @@
 
 import pytest
 import torch
-from multi_parts import CLASSES, Chooser, actions, envs, make, together, worker_of
+from multi_parts import BOTH, Chooser, actions, envs, make, together, worker_of
 from tensordict import TensorDict
 from tensordict.nn import TensorDictModule
 from torch import nn
-
-BOTH = pytest.mark.parametrize("cls", CLASSES, ids=["sync", "async"])
 
 
 def settled(collector, batches=8):

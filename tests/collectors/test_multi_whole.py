@@ -8,13 +8,11 @@ from typing import Any
 
 import pytest
 from collector_parts import by_step
-from multi_parts import CLASSES, LENGTHS, envs, make
+from multi_parts import BOTH, LENGTHS, envs, make
 from whole_parts import TRAJ_IDS, Episodes, cycling
 
 from trawl import AsyncCollector, Collector, MultiSyncCollector
 from trawl.testing import NumberedEnv
-
-BOTH = pytest.mark.parametrize("cls", CLASSES, ids=["sync", "async"])
 
 
 def test_a_worker_that_is_late_delivers_its_part_later() -> None:

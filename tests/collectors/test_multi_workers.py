@@ -6,7 +6,7 @@ import pytest
 import torch
 from collector_parts import by_step, named
 from multi_parts import (
-    CLASSES,
+    BOTH,
     TRAJ_IDS,
     Chooser,
     actions,
@@ -30,7 +30,6 @@ from trawl.collectors import (
 )
 from trawl.testing import NumberedEnv
 
-BOTH = pytest.mark.parametrize("cls", CLASSES, ids=["sync", "async"])
 INLINE = {"start_method": "inline"}
 
 
