@@ -1,5 +1,7 @@
 """What a collector with workers does wherever these live."""
 
+import gc
+
 import cloudpickle
 import pytest
 import torch
@@ -66,6 +68,8 @@ def test_a_batch_that_is_kept_stays_as_it_was(cls, method, kind):
     )
     with collector:
         kept = [(batch, batch.clone()) for batch in collector]
+    del collector
+    gc.collect()
     for batch, as_it_was in kept:
         assert (batch == as_it_was).all()
     book = ledger(2, kind=kind)
@@ -288,6 +292,8 @@ def test_background_collection_keeps_the_budget(cls, method):
         collector.start()
         buffer.wait_for(60)
         collector.async_shutdown()
+        assert collector.closed
+        assert collector.stats()["frames"] == 60
     assert len(buffer) == 60
 
 
