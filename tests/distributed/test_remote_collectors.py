@@ -206,23 +206,18 @@ def test_controls(cls):
         assert collector.next().shape == (40,)
 
 
-def test_workers_with_workers():
-    options = {"collector_class": "sync", "num_workers_per_collector": 2, "num_workers": 1}
-    with make(RPCCollector, total_frames=80, **options) as collector:
-        assert sum(batch.numel() for batch in collector) == 80
-
-
-@pytest.mark.parametrize(("cls", "nested"), [(CLASSES[0], True), (CLASSES[1], False)])
+@pytest.mark.parametrize(("cls", "nested"), [(CLASSES[0], False), (CLASSES[1], True)])
 def test_calls_reach_environments_in_processes(cls, nested):
     def env():
         return ParallelEnv(2, "Pendulum-v1")
 
     options = {"collector_class": "sync", "num_workers_per_collector": 2} if nested else {}
-    with make(cls, create_env_fn=env, num_workers=1, **options) as collector:
+    with make(cls, create_env_fn=env, num_workers=1, total_frames=80, **options) as collector:
         each = (lambda value: [[value] * 2]) if nested else (lambda value: [value])
         assert collector.map_fn("env.set_attr", [("g", [1.0, 2.0])]) == each(None)
         assert collector.cascade_execute("env.get_attr", "g") == each((1.0, 2.0))
         assert collector.get_distant_attr("env.envs[1].unwrapped.g") == each(2.0)
+        assert sum(batch.numel() for batch in collector) == 80
 
 
 def test_errors_come_with_their_type():

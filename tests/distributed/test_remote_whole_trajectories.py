@@ -56,9 +56,9 @@ def test_a_worker_that_is_killed(cls, sync):
 
 
 @pytest.mark.filterwarnings("ignore:.*rebuilt because of on_env_error:RuntimeWarning")
-def test_those_that_a_failure_ends_between_batches_are_delivered():
-    nested = 2
-    options = {"num_workers_per_collector": nested, "collector_class": "sync"}
+@pytest.mark.parametrize("nested", [1, pytest.param(2, marks=pytest.mark.long)])
+def test_those_that_a_failure_ends_between_batches_are_delivered(nested):
+    options = {"num_workers_per_collector": nested, "collector_class": "sync"} if nested > 1 else {}
     faulty = partial(FaultyEnv, 4, ZeroDivisionError("worn out"), lengths=[3])
     with make(
         CLASSES[0],
