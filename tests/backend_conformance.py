@@ -19,6 +19,24 @@ from trawl.errors import WorkerError
 
 _Test = TypeVar("_Test", bound=Callable[..., None])
 _MB = 1 << 20
+#: How the names of the tests of workers' lives begin.
+_LIVES = (
+    "test_abilities",
+    "test_messages_come_in_order",
+    "test_many_workers",
+    "test_an_exception_while_the_service_is_made",
+    "test_a_program_that_ends",
+    "test_kill_",
+    "test_a_crash",
+    "test_what_was_sent_comes",
+    "test_another_takes",
+    "test_stop_",
+    "test_memory_is_shared",
+    "test_close_",
+    "test_made_by_",
+    "test_workers_have_interpreters",
+    "test_in_another_thread",
+)
 
 
 def needs(*abilities: str) -> Callable[[_Test], _Test]:
@@ -48,6 +66,8 @@ class BackendConformance:
         patience: seconds after which a test that waits for an event fails. A larger number slows
             no passing test down.
         many: number of workers in the test of many workers.
+        lives_only: whether to test only how workers begin and end, and where they are, because
+            messages travel as in another backend.
     """
 
     isolated: bool = True
@@ -56,6 +76,7 @@ class BackendConformance:
     kills_by_signal: bool = True
     patience: float = 300.0
     many: int = 16
+    lives_only: bool = False
 
     #: Tests that a subclass leaves out, by name, with the ability that its backend lacks.
     left_out: ClassVar[dict[str, str]] = {}
@@ -66,6 +87,8 @@ class BackendConformance:
             for ability in getattr(getattr(cls, name), "abilities", ()):
                 if not getattr(cls, ability):
                     cls.left_out[name] = ability
+            if cls.lives_only and name.startswith("test_") and not name.startswith(_LIVES):
+                cls.left_out[name] = "lives_only"
         for name in cls.left_out:
             setattr(cls, name, None)
 

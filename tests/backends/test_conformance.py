@@ -49,6 +49,7 @@ class TestForkServer(BackendConformance):
 class TestSpawn(BackendConformance):
     # Each is a fresh interpreter.
     many = 4
+    lives_only = True
 
     def new_backend(self):
         return ProcessBackend("spawn")

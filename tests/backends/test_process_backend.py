@@ -245,8 +245,10 @@ print([event.content for event in backend.wait()])
 """
 
 
-@pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize("how", ["command", "script", "lines", "frozen"])
+@pytest.mark.parametrize(
+    ("method", "how"),
+    [("forkserver", "command"), ("spawn", "script"), ("forkserver", "lines"), ("spawn", "frozen")],
+)
 def test_programs_of_all_sorts(method, how, tmp_path):
     code, text = SHORT.replace("METHOD", method), ""
     if how == "command":
@@ -366,8 +368,9 @@ def test_nothing_is_left_of_a_parent_that_is_killed(method, doing):
     assert names() <= before
 
 
-@pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize("how", ["end", "exit", "raise"])
+@pytest.mark.parametrize(
+    ("method", "how"), [("forkserver", "end"), ("spawn", "exit"), ("forkserver", "raise")]
+)
 def test_nothing_is_left_of_a_parent_that_ends(method, how):
     code = {"end": "", "exit": "os._exit(0)", "raise": "raise SystemExit"}[how]
     program = f"""
@@ -429,7 +432,11 @@ def test_a_process_that_workers_come_from_may_die_again_and_again(backend, monke
     again.close()
 
 
-@pytest.mark.parametrize("how", ["stop", "kill", "close"])
+@pytest.mark.parametrize(
+    ("backend", "how"),
+    [("forkserver", "stop"), ("spawn", "kill"), ("forkserver", "close")],
+    indirect=["backend"],
+)
 def test_what_a_worker_started_ends_with_it(backend, how):
     """Also what that started, and what was left behind by what it started; of no other worker."""
     worker, other = backend.launch(0, make_parent), backend.launch(1, make_parent)
@@ -462,8 +469,7 @@ def make_parent(port):
     return ScriptedService(port)
 
 
-@pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize("how", ["stop", "kill"])
+@pytest.mark.parametrize(("method", "how"), [("forkserver", "stop"), ("spawn", "kill")])
 def test_names_that_a_worker_gave_go_with_it(method, how):
     """Of semaphores, and of shared memory: its resource tracker is left to remove them."""
     out = run(f"""
@@ -585,7 +591,7 @@ def test_descriptors_are_given_back(backend):
     use(1)
     server = ServerHandle._known[os.getpid(), backend._method]._process
     before = len(here()), there()
-    use(50 if backend._method == "forkserver" else 5)
+    use(15 if backend._method == "forkserver" else 5)
     # It would be five at least; other libraries, and what ends there, have some for a moment.
     assert len(here()) < before[0] + 5
     assert there() < before[1] + 5
@@ -629,8 +635,14 @@ def test_a_backend_that_is_dropped_ends_its_workers():
 # --- copies of the parent
 
 
-@pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize("end", ["os._exit(0)", "sys.exit(0)", "del backend, worker; gc.collect()"])
+@pytest.mark.parametrize(
+    ("method", "end"),
+    [
+        ("forkserver", "os._exit(0)"),
+        ("forkserver", "sys.exit(0)"),
+        ("spawn", "del backend, worker; gc.collect()"),
+    ],
+)
 def test_a_copy_of_the_parent_does_no_harm(method, end):
     """``os.fork``, as a ``DataLoader`` does it; the copy uses the objects, and ends somehow."""
     out = run(

@@ -1,9 +1,9 @@
 """Loop of a worker: how a thread is broken off."""
 
-import subprocess
 import sys
 import threading
 
+import nursery
 import pytest
 
 from trawl.backends.worker_loop import Breaker, Stopped, ThreadBreaker
@@ -41,10 +41,8 @@ print("profiled")
 @pytest.mark.parametrize("shielded", [True, False])
 def test_calls_can_be_profiled_after_a_thread_was_broken_off(shielded) -> None:
     script = AFTERWARDS.format(shielded=shielded)
-    done = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, timeout=120, check=True
-    )
-    assert done.stdout.split() == ["stopped", "profiled"]
+    done = nursery.run(script)
+    assert done.stdout.split() == ["stopped", "profiled"], done.stderr
 
 
 def test_a_thread_that_another_stops_is_broken_off_once() -> None:
@@ -77,8 +75,12 @@ def test_a_thread_that_another_stops_is_broken_off_once() -> None:
     assert seen == ["stopped"]
 
 
-@pytest.mark.parametrize("repetition", range(20))
-def test_what_may_not_be_broken_off_ends_whenever_the_stop_comes(repetition) -> None:
+def test_what_may_not_be_broken_off_ends_whenever_the_stop_comes() -> None:
+    for _ in range(20):
+        stop_between()
+
+
+def stop_between() -> None:
     finished = []
 
     def run() -> None:
@@ -154,9 +156,7 @@ print(sys.unraisablehook is hook)
 @pytest.mark.parametrize("breaker", ["Breaker", "ThreadBreaker"])
 def test_work_is_stopped_where_exceptions_are_ignored(breaker, place) -> None:
     script = IGNORING.format(breaker=breaker, place=place)
-    done = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, timeout=120, check=True
-    )
+    done = nursery.run(script)
     assert done.stderr == ""
     assert done.stdout.split() == ["stopped", "True"]
 

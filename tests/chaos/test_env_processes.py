@@ -28,7 +28,6 @@ from chaos_parts import (
     fail,
     kill,
     leave,
-    stay_busy,
 )
 from tensordict import TensorDictBase
 
@@ -164,16 +163,27 @@ def run_until(collector: Any, lives: Lives, count: int) -> None:
     assert lives.frames == collector.stats()["frames"]
 
 
-@modes
-@pytest.mark.parametrize("fault", FAULTS.values(), ids=FAULTS.keys())
-@pytest.mark.parametrize("each", [1, 2])
+@pytest.mark.parametrize(
+    ("mode", "fault", "each"),
+    [
+        ("all", "exception", 1),
+        ("groups", "exception", 2),
+        ("ready", "exception", 1),
+        ("all", "killed", 2),
+        ("groups", "killed", 1),
+        ("ready", "killed", 2),
+        ("all", "exit", 1),
+        ("groups", "crash", 2),
+        ("ready", "closed stdout", 1),
+    ],
+)
 def test_a_failed_environment_is_restarted(
-    tmp_path: Path, mode: Any, fault: Any, each: int
+    tmp_path: Path, mode: str, fault: str, each: int
 ) -> None:
-    what, told = fault
+    what, told = FAULTS[fault]
     failed = each if "WorkerDied" in told else 1
     makers, lives = makers_of(tmp_path, Trouble("step", 9, what)), Lives()
-    with restarts(told, failed), mode(makers, 40, -1, each) as collector:
+    with restarts(told, failed), MODES[mode](makers, 40, -1, each) as collector:
         run_until(collector, lives, ENVS + failed)
         assert collector.stats()["env_restarts"] == failed
     assert lives.cut() <= failed
@@ -189,9 +199,8 @@ def test_the_last_frame_before_a_failure_is_truncated(tmp_path: Path, mode: Any)
 
 
 @modes
-@pytest.mark.parametrize("what", [block, stay_busy])
-def test_an_environment_that_hangs_is_killed(tmp_path: Path, mode: Any, what: Any) -> None:
-    makers, lives = makers_of(tmp_path, Trouble("step", 5, what)), Lives()
+def test_an_environment_that_hangs_is_killed(tmp_path: Path, mode: Any) -> None:
+    makers, lives = makers_of(tmp_path, Trouble("step", 5, block)), Lives()
     with (
         restarts("WorkerDied: environment 1: its process took more than 3 s for a step"),
         mode(makers, 40, -1, 1, worker_timeout=3) as collector,
@@ -201,8 +210,10 @@ def test_an_environment_that_hangs_is_killed(tmp_path: Path, mode: Any, what: An
 
 @modes
 def test_a_failure_in_a_reset(tmp_path: Path, mode: Any) -> None:
+    """Functions that can't be imported make the environment anew."""
     makers, lives = makers_of(tmp_path, Trouble("reset", 3, fail)), Lives()
-    with restarts("ZeroDivisionError", 1), mode(makers, 40, -1, 1) as collector:
+    sources = [lambda maker=maker: maker() for maker in makers]
+    with restarts("ZeroDivisionError", 1), mode(sources, 40, -1, 1) as collector:
         run_until(collector, lives, ENVS + 1)
 
 
@@ -240,7 +251,7 @@ def test_an_environment_that_can_not_be_made_again_is_given_up(tmp_path: Path, m
 @modes
 def test_a_storm(tmp_path: Path, mode: Any) -> None:
     """Processes are killed again and again; each step is delivered once at most."""
-    makers, lives, kills = makers_of(tmp_path), Lives(), 12
+    makers, lives, kills = makers_of(tmp_path), Lives(), 6
     randomly = random.Random(0)
     with restarts("WorkerDied"), mode(makers, 40, -1, 1) as collector:
         batches = iter(collector)
@@ -261,25 +272,20 @@ def test_a_storm(tmp_path: Path, mode: Any) -> None:
     assert not alive
 
 
-@modes
-def test_functions_that_can_not_be_imported_make_environments_anew(
-    tmp_path: Path, mode: Any
-) -> None:
-    makers, lives = makers_of(tmp_path, Trouble("step", 5, fail)), Lives()
-    sources = [lambda maker=maker: maker() for maker in makers]
-    with restarts("ZeroDivisionError", 1), mode(sources, 40, -1, 1) as collector:
-        run_until(collector, lives, ENVS + 1)
-
-
-@modes
-@pytest.mark.parametrize("call", ["set_seed", "reset"])
-@pytest.mark.parametrize("frames", [40, 42])
+@pytest.mark.parametrize(
+    ("mode", "call", "frames"),
+    [
+        (MODES["all"], "set_seed", 40),
+        (MODES["groups"], "reset", 40),
+        (ready, "set_seed", 40),
+        (ready, "reset", 42),
+    ],
+)
 def test_a_process_that_died_between_batches(
     tmp_path: Path, mode: Any, call: str, frames: int
 ) -> None:
     makers = makers_of(tmp_path)
     options = {"min_batch_size": ENVS, "server_timeout": PATIENCE} if mode is ready else {}
-    frames = frames if mode is ready else 40
     with warnings.catch_warnings(), mode(makers, frames, -1, 1, **options) as collector:
         warnings.simplefilter("ignore")
         collector.next()

@@ -53,14 +53,13 @@ def check_closed(collector: MultiCollector, crew: Crew) -> None:
 # --- no restarts left
 
 
-@SYNC
 @pytest.mark.parametrize(
-    ("limits", "deaths"),
+    ("sync", "limits", "deaths"),
     [
-        ({"max_restarts": 0}, 1),
-        ({"max_restarts": 1}, 2),
-        ({"max_total_restarts": 0}, 1),
-        ({"max_restarts": 5, "max_total_restarts": 2}, 3),
+        (True, {"max_restarts": 0}, 1),
+        (False, {"max_restarts": 1}, 2),
+        (False, {"max_total_restarts": 0}, 1),
+        (True, {"max_restarts": 5, "max_total_restarts": 2}, 3),
     ],
 )
 def test_out_of_restarts(tmp_path: Path, sync: bool, limits: dict[str, int], deaths: int) -> None:
@@ -92,8 +91,10 @@ def test_all_die_at_once_and_for_good(tmp_path: Path, sync: bool) -> None:
     check_closed(collector, crew)
 
 
-@SYNC
-@pytest.mark.parametrize("victim", [0, 2])
+@pytest.mark.parametrize(
+    ("sync", "victim"),
+    [(True, 0), (False, 2)],
+)
 def test_one_that_always_dies_as_it_is_made(tmp_path: Path, sync: bool, victim: int) -> None:
     crew = Crew(tmp_path, workers=3, troubles={victim: Trouble("make", 0, lives=99)})
     with (
@@ -121,8 +122,10 @@ def test_calls_end_with_the_last_restart(tmp_path: Path, sync: bool) -> None:
 # --- exceptions
 
 
-@SYNC
-@pytest.mark.parametrize(("at", "count"), [("make", 0), ("reset", 0), ("reset", 3), ("step", 13)])
+@pytest.mark.parametrize(
+    ("sync", "at", "count"),
+    [(True, "make", 0), (False, "reset", 0), (True, "reset", 3), (False, "step", 13)],
+)
 def test_an_exception_in_an_environment(tmp_path: Path, sync: bool, at: str, count: int) -> None:
     crew = Crew(tmp_path, troubles={1: Trouble(at, count, fail)})
 
@@ -146,8 +149,10 @@ def check_failure(run: Callable[[], Any], crew: Crew, worker: str = "[01]") -> N
         wait()
 
 
-@SYNC
-@pytest.mark.parametrize("count", [0, 13])
+@pytest.mark.parametrize(
+    ("sync", "count"),
+    [(False, 0), (True, 13)],
+)
 def test_an_exception_in_the_policy(tmp_path: Path, sync: bool, count: int) -> None:
     crew = Crew(tmp_path)
 
@@ -159,9 +164,14 @@ def test_an_exception_in_the_policy(tmp_path: Path, sync: bool, count: int) -> N
     check_failure(run, crew)
 
 
-@SYNC
 @pytest.mark.parametrize(
-    "name", ["pre_collect_hook", "post_collect_hook", "init_fn", "policy_factory"]
+    ("sync", "name"),
+    [
+        (True, "pre_collect_hook"),
+        (False, "post_collect_hook"),
+        (True, "init_fn"),
+        (False, "policy_factory"),
+    ],
 )
 def test_an_exception_in_what_else_is_called(tmp_path: Path, sync: bool, name: str) -> None:
     crew = Crew(tmp_path)

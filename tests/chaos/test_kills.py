@@ -32,7 +32,6 @@ from trawl.collectors.pool import WorkerPool
 
 pytestmark = pytest.mark.usefixtures("nobody_is_left")
 SYNC = pytest.mark.parametrize("sync", [True, False], ids=["sync", "async"])
-LANES = pytest.mark.parametrize("lanes", [1, 3], ids=["one", "batched"])
 KILLED = "worker 1 was killed by SIGKILL"
 ANY_KILLED = r"worker \d was killed by SIGKILL"
 
@@ -40,10 +39,16 @@ ANY_KILLED = r"worker \d was killed by SIGKILL"
 # --- in the middle of something
 
 
-@SYNC
-@LANES
 @pytest.mark.parametrize(
-    ("at", "count"), [("make", 0), ("reset", 0), ("reset", 2), ("step", 0), ("step", 9)]
+    ("sync", "lanes", "at", "count"),
+    [
+        (True, 1, "make", 0),
+        (False, 3, "make", 0),
+        (False, 3, "reset", 0),
+        (True, 3, "reset", 2),
+        (False, 1, "step", 0),
+        (True, 3, "step", 9),
+    ],
 )
 def test_killed_in_an_environment(
     tmp_path: Path, sync: bool, lanes: int, at: str, count: int
@@ -59,8 +64,10 @@ def test_killed_in_an_environment(
     assert (stats["restarts"], stats["workers_alive"], stats["batches_held"]) == (1, 2, 0)
 
 
-@SYNC
-@pytest.mark.parametrize("count", [0, 4, 10, 13])
+@pytest.mark.parametrize(
+    ("sync", "count"),
+    [(True, 0), (False, 4), (True, 10), (False, 13)],
+)
 def test_killed_in_the_policy(tmp_path: Path, sync: bool, count: int) -> None:
     policy = Acting(Once(tmp_path / "policy", count, kill))
     crew = Crew(tmp_path)
@@ -73,9 +80,15 @@ def test_killed_in_the_policy(tmp_path: Path, sync: bool, count: int) -> None:
     assert crew.frames == frames
 
 
-@SYNC
-@pytest.mark.parametrize("count", [0, 1])
-@pytest.mark.parametrize("name", ["pre_collect_hook", "post_collect_hook"])
+@pytest.mark.parametrize(
+    ("sync", "name", "count"),
+    [
+        (True, "pre_collect_hook", 0),
+        (False, "pre_collect_hook", 1),
+        (False, "post_collect_hook", 0),
+        (True, "post_collect_hook", 1),
+    ],
+)
 def test_killed_in_a_hook(tmp_path: Path, sync: bool, name: str, count: int) -> None:
     # In post_collect_hook, the batch is complete, but the driver does not know that yet.
     crew = Crew(tmp_path)
@@ -89,16 +102,15 @@ def test_killed_in_a_hook(tmp_path: Path, sync: bool, name: str, count: int) -> 
     assert crew.frames == frames
 
 
-@SYNC
 @pytest.mark.parametrize(
-    ("what", "told"),
+    ("sync", "what", "told"),
     [
-        (leave, "exited with status 3"),
-        (partial(leave, 0), "exited with status 0"),
-        (crash, "was killed by SIGSEGV"),
-        (partial(kill, signal.SIGABRT), "was killed by SIGABRT"),
-        (partial(kill, signal.SIGTERM), "exited with status 0"),
-        (partial(kill, signal.SIGRTMIN), "was killed by"),
+        (True, leave, "exited with status 3"),
+        (False, partial(leave, 0), "exited with status 0"),
+        (True, crash, "was killed by SIGSEGV"),
+        (False, partial(kill, signal.SIGABRT), "was killed by SIGABRT"),
+        (True, partial(kill, signal.SIGTERM), "exited with status 0"),
+        (False, partial(kill, signal.SIGRTMIN), "was killed by"),
     ],
     ids=["exit", "exit0", "segfault", "abort", "terminate", "realtime"],
 )
@@ -116,12 +128,10 @@ def test_other_ways_to_go(tmp_path: Path, sync: bool, what: Callable[[], Any], t
 # --- from outside
 
 
-@SYNC
-@pytest.mark.parametrize("victims", [(1,), (0, 1), (0, 1, 2)], ids=["one", "two", "all"])
 @pytest.mark.parametrize("after", [0, 1])
-def test_killed_between_batches(
-    tmp_path: Path, sync: bool, victims: tuple[int, ...], after: int
-) -> None:
+@pytest.mark.parametrize("victims", [(1,), (0, 1), (0, 1, 2)], ids=["one", "two", "all"])
+def test_killed_between_batches(tmp_path: Path, victims: tuple[int, ...], after: int) -> None:
+    sync = len(victims) % 2 == after
     crew = Crew(tmp_path, workers=3)
     frames = frames_of(sync, crew, 4)
     with collector_of(crew, sync, total_frames=frames) as collector:
@@ -226,8 +236,10 @@ def _actions(collector: MultiCollector, crew: Crew, sync: bool, rounds: int) -> 
     return {worker: torch.stack(actions[:rounds]) for worker, actions in found.items()}
 
 
-@SYNC
-@pytest.mark.parametrize("victim", [0, 1])
+@pytest.mark.parametrize(
+    ("sync", "victim"),
+    [(True, 0), (False, 1)],
+)
 def test_killed_while_it_is_seeded(tmp_path: Path, sync: bool, victim: int) -> None:
     results = []
     for name, troubles in (("calm", {}), ("rough", {victim: Trouble("reset", 1)})):
@@ -286,8 +298,10 @@ def test_one_in_its_place_draws_other_numbers_from_the_same_seed(
         assert torch.equal(results[0][worker], results[1][worker])
 
 
-@SYNC
-@pytest.mark.parametrize("when", ["before", "during", "after"])
+@pytest.mark.parametrize(
+    ("sync", "when"),
+    [(True, "before"), (True, "during"), (False, "during"), (False, "after")],
+)
 def test_killed_about_new_weights(tmp_path: Path, sync: bool, when: str) -> None:
     crew = Crew(tmp_path)
     load = Once(tmp_path / "load", 0, kill) if when == "during" else None
@@ -343,8 +357,10 @@ class _Telling(Scored):
         return super().state_dict(*args, **kwargs)
 
 
-@SYNC
-@pytest.mark.parametrize("during", [True, False])
+@pytest.mark.parametrize(
+    ("sync", "during"),
+    [(True, True), (False, False)],
+)
 def test_killed_about_its_state(tmp_path: Path, sync: bool, during: bool) -> None:
     crew = Crew(tmp_path)
     tell = Once(tmp_path / "tell", 0, kill) if during else None
@@ -361,8 +377,10 @@ def test_killed_about_its_state(tmp_path: Path, sync: bool, during: bool) -> Non
         crew.add(collector.next())
 
 
-@SYNC
-@pytest.mark.parametrize("when", ["during", "after"])
+@pytest.mark.parametrize(
+    ("sync", "when"),
+    [(False, "during"), (True, "after")],
+)
 def test_killed_about_a_loaded_state(tmp_path: Path, sync: bool, when: str) -> None:
     (tmp_path / "old").mkdir()
     crew = Crew(tmp_path / "old")
@@ -397,8 +415,10 @@ def test_killed_about_a_loaded_state(tmp_path: Path, sync: bool, when: str) -> N
         assert new.stats()["frames"] == first + crew.frames
 
 
-@SYNC
-@pytest.mark.parametrize("during", [True, False])
+@pytest.mark.parametrize(
+    ("sync", "during"),
+    [(False, True), (True, False)],
+)
 def test_killed_about_a_call(tmp_path: Path, sync: bool, during: bool) -> None:
     crew = Crew(tmp_path)
     policy = _Greeting(0, Once(tmp_path / "once", 0, kill) if during else None)
@@ -439,9 +459,7 @@ def test_killed_after_a_hook_was_set(tmp_path: Path, sync: bool) -> None:
 # --- the server process that starts workers
 
 
-@pytest.mark.parametrize(
-    ("sync", "method"), [(True, "forkserver"), (False, "forkserver"), (True, "spawn")]
-)
+@pytest.mark.parametrize(("sync", "method"), [(False, "forkserver"), (True, "spawn")])
 def test_the_process_that_workers_come_from_is_killed(
     tmp_path: Path, sync: bool, method: str
 ) -> None:

@@ -122,9 +122,16 @@ with collect() as collector:
 """
 
 
-@MODES
-@pytest.mark.parametrize("text", [LOOP, TRAINS], ids=["waits", "trains"])
-@pytest.mark.parametrize("signum", [signal.SIGKILL, signal.SIGTERM], ids=["kill", "term"])
+@pytest.mark.parametrize(
+    ("mode", "text", "signum"),
+    [
+        ("sync", LOOP, signal.SIGKILL),
+        ("async", LOOP, signal.SIGTERM),
+        ("sync", TRAINS, signal.SIGTERM),
+        ("async", TRAINS, signal.SIGKILL),
+    ],
+    ids=["sync-waits-kill", "async-waits-term", "sync-trains-term", "async-trains-kill"],
+)
 def test_the_parent_is_killed(run: Any, mode: str, text: str, signum: int, tmp_path: Path) -> None:
     script = run(text, mode)
     script.hear("going" if text == LOOP else "training")
@@ -139,8 +146,10 @@ def test_the_parent_is_killed(run: Any, mode: str, text: str, signum: int, tmp_p
     check_folder(tmp_path)
 
 
-@MODES
-@pytest.mark.parametrize("what", ["block", "stay_busy"])
+@pytest.mark.parametrize(
+    ("mode", "what"),
+    [("sync", "block"), ("async", "stay_busy")],
+)
 def test_the_parent_is_killed_while_workers_are_deaf(run: Any, mode: str, what: str) -> None:
     script = run(
         """
@@ -180,8 +189,10 @@ collect()
     assert script.end() == (-signal.SIGKILL, "")
 
 
-@MODES
-@pytest.mark.parametrize("victim", ["parent", "worker"])
+@pytest.mark.parametrize(
+    ("mode", "victim"),
+    [("sync", "parent"), ("async", "worker")],
+)
 def test_what_environments_started_goes_too(run: Any, mode: str, victim: str) -> None:
     script = run(
         """
@@ -232,10 +243,9 @@ def test_interrupted(run: Any, mode: str, text: str, tmp_path: Path) -> None:
     check_folder(tmp_path)
 
 
-@MODES
-def test_interrupted_without_a_with_block(run: Any, mode: str) -> None:
+def test_interrupted_without_a_with_block(run: Any) -> None:
     script = run(
-        TRAINS.replace("with collect() as collector:", "collector = collect()\nif 1:"), mode
+        TRAINS.replace("with collect() as collector:", "collector = collect()\nif 1:"), "async"
     )
     script.hear("training")
     script.signal(signal.SIGINT)
@@ -326,25 +336,28 @@ with collect() as collector:
 # --- forgotten
 
 
-@MODES
-@pytest.mark.parametrize("held", ["", "collector.myself = collector"], ids=["plain", "cycle"])
+@pytest.mark.parametrize(
+    ("mode", "held"),
+    [("sync", ""), ("async", "collector.myself = collector")],
+)
 def test_never_shut_down(run: Any, mode: str, held: str) -> None:
     script = run(f"collector = collect()\ncollector.next()\n{held}\nsay('bye')", mode)
     script.hear("bye")
     assert script.end() == (0, "")
 
 
-@MODES
-def test_an_exception_in_the_users_loop(run: Any, mode: str) -> None:
-    script = run("for batch in collect():\n    raise ValueError('the learner')", mode)
+def test_an_exception_in_the_users_loop(run: Any) -> None:
+    script = run("for batch in collect():\n    raise ValueError('the learner')", "sync")
     status, errors = script.end()
     assert status == 1
     assert errors.count("Traceback") == 1
     assert errors.endswith("ValueError: the learner\n")
 
 
-@MODES
-@pytest.mark.parametrize("how", ["plain", "cycle", "iterator"])
+@pytest.mark.parametrize(
+    ("mode", "how"),
+    [("sync", "plain"), ("async", "cycle"), ("sync", "iterator")],
+)
 def test_let_go_of(run: Any, mode: str, how: str) -> None:
     script = run(
         """
@@ -377,8 +390,7 @@ crew.add(batch)
     assert script.end() == (0, "")
 
 
-@MODES
-def test_let_go_of_needs_no_collection_of_garbage(run: Any, mode: str) -> None:
+def test_let_go_of_needs_no_collection_of_garbage(run: Any) -> None:
     script = run(
         """
 gc.disable()
@@ -389,14 +401,13 @@ with watched(*crew.pids()) as wait:
     wait()
 say("gone")
 """,
-        mode,
+        "async",
     )
     script.hear("gone")
     assert script.end() == (0, "")
 
 
-@MODES
-def test_never_shut_down_while_it_collects_in_the_background(run: Any, mode: str) -> None:
+def test_never_shut_down_while_it_collects_in_the_background(run: Any) -> None:
     script = run(
         """
 buffer = Buffer(crew)
@@ -405,7 +416,7 @@ collector.start()
 buffer.wait_for(100)
 say("bye")
 """,
-        mode,
+        "sync",
     )
     script.hear("bye")
     assert script.end() == (0, "")

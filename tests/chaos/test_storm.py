@@ -12,7 +12,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))
 from chaos import storm
 
 
-@pytest.mark.parametrize("sync", [True, False], ids=["sync", "async"])
+@pytest.mark.parametrize(
+    "sync", [pytest.param(True, marks=pytest.mark.long), False], ids=["sync", "async"]
+)
 def test_random_kills(sync: bool) -> None:
     facts = storm(sync, seconds=6, every=0.25)
     assert facts["kills"] >= 3

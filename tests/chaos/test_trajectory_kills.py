@@ -28,7 +28,6 @@ sys.path.insert(0, os.path.join(os.path.dirname(__file__), "..", "collectors"))
 from whole_parts import Episodes, Writes, cycling
 
 SYNC = pytest.mark.parametrize("sync", [True, False], ids=["sync", "async"])
-LANES = pytest.mark.parametrize("lanes", [1, 3], ids=["one", "batched"])
 ANY_KILLED = r"worker \d was killed by SIGKILL"
 
 
@@ -56,10 +55,15 @@ def check_lives(episodes: Episodes, frames: int, crew: Crew) -> None:
     assert len({number % 100 for number in by_env}) == places
 
 
-@SYNC
-@LANES
 @pytest.mark.parametrize(
-    ("at", "count"), [("make", 0), ("reset", 0), ("reset", 3), ("step", 0), ("step", 9)]
+    ("sync", "lanes", "at", "count"),
+    [
+        (True, 1, "make", 0),
+        (False, 3, "reset", 0),
+        (True, 3, "reset", 3),
+        (False, 1, "step", 0),
+        (True, 3, "step", 9),
+    ],
 )
 def test_killed_in_an_environment(
     tmp_path: Path, sync: bool, lanes: int, at: str, count: int
@@ -92,8 +96,10 @@ def test_killed_from_outside_at_any_moment(tmp_path: Path, sync: bool) -> None:
     check_lives(episodes, frames, crew)
 
 
-@SYNC
-@pytest.mark.parametrize("count", [0, 4, 17])
+@pytest.mark.parametrize(
+    ("sync", "count"),
+    [(True, 0), (False, 4), (True, 17)],
+)
 def test_killed_in_the_policy_while_a_buffer_is_filled(
     tmp_path: Path, sync: bool, count: int
 ) -> None:
@@ -113,17 +119,16 @@ def test_killed_in_the_policy_while_a_buffer_is_filled(
     check_lives(episodes, frames, crew)
 
 
-@SYNC
-def test_killed_while_a_shared_buffer_is_filled(tmp_path: Path, sync: bool) -> None:
+def test_killed_while_a_shared_buffer_is_filled(tmp_path: Path) -> None:
     # Here the driver writes. If workers wrote, a death during a write would end the collection.
     data = pytest.importorskip("torchrl.data")
     buffer = data.ReplayBuffer(storage=data.LazyTensorStorage(1000), shared=True)
     crew = Crew(tmp_path, troubles={0: Trouble("step", 13), 1: Trouble("reset", 2)})
-    episodes, frames = Episodes(cycling(LENGTHS)), frames_of(sync, crew, 6)
+    episodes, frames = Episodes(cycling(LENGTHS)), frames_of(False, crew, 6)
     with (
         replaced(ANY_KILLED, times=2),
         whole_of(
-            crew, sync, act, total_frames=frames, replay_buffer=buffer, traj_format=None
+            crew, False, act, total_frames=frames, replay_buffer=buffer, traj_format=None
         ) as collector,
     ):
         assert set(collector) == {None}

@@ -44,15 +44,17 @@ STORM = float(os.environ.get("TRAWL_CHAOS_SECONDS", "1"))
 # Each storm goes on until so many versions were seen, however slow the machine is.
 VERSIONS = 30
 SYNC = pytest.mark.parametrize("sync", [True, False], ids=["sync", "async"])
+#: The class, and how weights get to its workers.
 WAYS = pytest.mark.parametrize(
-    "way",
+    ("sync", "way"),
     [
-        {},
-        {"weight_sync_schemes": SharedMemWeightSyncScheme},
-        {"weight_sync_schemes": MultiProcessWeightSyncScheme},
-        {"weight_updater": MultiProcessedWeightUpdater},
+        (True, {}),
+        (False, {}),
+        (False, {"weight_sync_schemes": SharedMemWeightSyncScheme}),
+        (True, {"weight_sync_schemes": MultiProcessWeightSyncScheme}),
+        (False, {"weight_updater": MultiProcessedWeightUpdater}),
     ],
-    ids=["default", "shared", "process", "updater"],
+    ids=["sync", "async", "shared", "process", "updater"],
 )
 KILLED = r"worker \d was killed by SIGKILL"
 SIZES = (5_000, 1, 20_000, 300, 5_000)
@@ -177,7 +179,6 @@ def even(way: dict[str, Any], crew: Crew, sync: bool, **more: Any) -> Iterator[A
 # --- as fast as possible
 
 
-@SYNC
 @WAYS
 def test_no_forward_pass_sees_two_versions_nor_a_frame_a_false_one(
     tmp_path: Path, sync: bool, way: dict[str, Any]
@@ -234,7 +235,6 @@ def versions_of(batch: TensorDictBase, sync: bool) -> dict[int, tuple[set[int], 
     return found
 
 
-@SYNC
 @WAYS
 def test_who_takes_a_place_begins_with_the_newest_weights(
     tmp_path: Path, sync: bool, way: dict[str, Any]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import partial
 from typing import Any, NoReturn
 
+import pytest
 import torch
 from collector_parts import by_step
 from tensordict import TensorDictBase
@@ -18,6 +19,13 @@ TRAJ_IDS = ("collector", "traj_ids")
 MASK = ("collector", "mask")
 LENGTHS = (3, 5, 1)
 CLASSES = [MultiSyncCollector, MultiAsyncCollector]
+BOTH = pytest.mark.parametrize("cls", CLASSES, ids=["sync", "async"])
+#: One class in this process, the other one in processes.
+PLACES = pytest.mark.parametrize(
+    ("cls", "method"),
+    [(MultiSyncCollector, "inline"), (MultiAsyncCollector, "forkserver")],
+    ids=["sync", "async"],
+)
 
 
 def envs(workers: int, lanes: int | None = None, kind: Any = NumberedEnv, **kwargs: Any) -> list:

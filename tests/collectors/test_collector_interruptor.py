@@ -1,9 +1,9 @@
 import pytest
 import torch
-from collector_parts import Buffer, by_step, layout
+from collector_parts import Buffer, layout
 
 from trawl.collectors import Collector
-from trawl.testing import Ledger, NumberedEnv
+from trawl.testing import NumberedEnv
 
 TRAJ_IDS = ("collector", "traj_ids")
 
@@ -28,46 +28,6 @@ def test_an_interrupted_batch_keeps_its_shape():
         assert layout(batch) == layout(collector.fake_tensordict())
     assert batch[TRAJ_IDS].tolist() == [0, 0, 1, -1, -1, -1, -1, -1]
     assert batch["next", "reward"][:, 0].tolist() == [1, 2, 3, 0, 0, 0, 0, 0]
-
-
-def test_only_frames_that_were_stepped_are_counted():
-    with Collector(
-        NumberedEnv(), frames_per_batch=8, total_frames=16, interruptor=StopEvery(3)
-    ) as collector:
-        filled = [int((batch[TRAJ_IDS] >= 0).sum()) for batch in collector]
-        assert sum(filled) == collector.stats()["frames"]
-    assert set(filled) == {3}
-
-
-def test_the_next_batch_goes_on_where_it_was_interrupted():
-    ledger = Ledger([NumberedEnv(lengths=[4, 5])])
-    with Collector(
-        NumberedEnv(lengths=[4, 5]), by_step(), frames_per_batch=8, interruptor=StopEvery(3)
-    ) as collector:
-        for batch, _ in zip(collector, range(9), strict=False):
-            ledger.add(batch)
-    assert ledger.frames == 27
-
-
-def test_a_function_can_interrupt():
-    stop = StopEvery(5)
-    with Collector(
-        NumberedEnv(), frames_per_batch=8, interruptor=stop.collection_stopped
-    ) as collector:
-        assert int((next(iter(collector))[TRAJ_IDS] >= 0).sum()) == 5
-
-
-def test_without_interruption_batches_are_full():
-    with Collector(NumberedEnv(), frames_per_batch=8, interruptor=lambda: False) as collector:
-        assert (next(iter(collector))[TRAJ_IDS] >= 0).all()
-
-
-def test_all_environments_of_a_batch_are_interrupted_at_once():
-    envs = [lambda: NumberedEnv(0), lambda: NumberedEnv(1)]
-    with Collector(envs, frames_per_batch=8, interruptor=StopEvery(3)) as collector:
-        batch = next(iter(collector))
-        assert collector.stats()["frames"] == 6
-    assert (batch[TRAJ_IDS] >= 0).tolist() == [[True, True, True, False]] * 2
 
 
 def test_the_last_step_taken_is_marked_as_truncated():

@@ -32,6 +32,7 @@ def numbered(count=4, frames=50, together=False, **options):
     if together:
         options.update(min_batch_size=count, server_timeout=math.inf)
     options.setdefault("policy", Chooses())
+    options.setdefault("env_backend", "threading")
     options.setdefault("policy_backend", "multiprocessing")
     return AsyncBatchedCollector(makers(count), frames_per_batch=frames, **options)
 
@@ -42,7 +43,8 @@ def numbered(count=4, frames=50, together=False, **options):
 @pytest.mark.parametrize("each", [1, 2])
 def test_each_step_is_delivered_once_and_the_budget_is_exact(each):
     ledger = ledger_of(5)
-    with numbered(5, total_frames=333, envs_per_worker=each) as collector:
+    options = {"envs_per_worker": each, "env_backend": "multiprocessing"}
+    with numbered(5, total_frames=333, **options) as collector:
         assert type(collector) is InferenceProcessCollector
         sizes = []
         for batch in collector:
@@ -233,7 +235,7 @@ def test_the_inference_process_is_replaced_if_it_dies():
 
 
 def test_its_environments_end_if_it_dies():
-    with writes_its_process(max_policy_lag=0) as collector:
+    with writes_its_process(max_policy_lag=0, env_backend="multiprocessing") as collector:
         (pid,) = pids(collector.next())
         process = psutil.Process(pid)
         # These also tell the end of a process that nobody reaps.

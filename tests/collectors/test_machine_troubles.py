@@ -29,9 +29,8 @@ def process_server():
 # --- the process that workers come from
 
 
-@BOTH
-def test_shutdown_does_not_wait_for_a_process_server_that_is_stopped(cls):
-    collector = cls(NumberedEnv, **OPTIONS)
+def test_shutdown_does_not_wait_for_a_process_server_that_is_stopped():
+    collector = MultiSyncCollector(NumberedEnv, **OPTIONS)
     collector.next()
     server = process_server()
     os.kill(server.pid, signal.SIGSTOP)
@@ -42,9 +41,8 @@ def test_shutdown_does_not_wait_for_a_process_server_that_is_stopped(cls):
         os.kill(server.pid, signal.SIGCONT)
 
 
-@BOTH
 @pytest.mark.filterwarnings("ignore:.*a new worker takes its place:RuntimeWarning")
-def test_a_process_server_may_be_killed_again_while_workers_are_replaced(cls, monkeypatch):
+def test_a_process_server_may_be_killed_again_while_workers_are_replaced(monkeypatch):
     kills = 3
     start = ServerHandle.__init__
 
@@ -55,7 +53,7 @@ def test_a_process_server_may_be_killed_again_while_workers_are_replaced(cls, mo
             kills -= 1
             os.kill(self._process.pid, signal.SIGKILL)
 
-    with cls(NumberedEnv, total_frames=-1, **OPTIONS) as collector:
+    with MultiAsyncCollector(NumberedEnv, total_frames=-1, **OPTIONS) as collector:
         collector.next()
         monkeypatch.setattr(ServerHandle, "__init__", start_and_kill)
         os.kill(process_server().pid, signal.SIGKILL)
@@ -83,14 +81,8 @@ with MultiSyncCollector("CartPole-v1", num_workers=2, frames_per_batch=20, total
 """
 
 
-@pytest.mark.parametrize("where", ["in the program", "before it"])
-def test_programs_that_ignore_the_ends_of_children_have_workers(where):
-    ignore = "import signal; signal.signal(signal.SIGCHLD, signal.SIG_IGN)\n"
-    if where == "in the program":
-        done = run(ignore + COLLECT)
-    else:
-        inherit = f"import os, sys; os.execv(sys.executable, [sys.executable, '-c', {COLLECT!r}])"
-        done = run(ignore + inherit)
+def test_programs_that_ignore_the_ends_of_children_have_workers():
+    done = run("import signal; signal.signal(signal.SIGCHLD, signal.SIG_IGN)\n" + COLLECT)
     assert (done.stdout, done.stderr) == ("40\n", "")
 
 
@@ -130,18 +122,16 @@ def several():
     raise ExceptionGroup("several", [ValueError("one"), KeyError("two")])  # noqa: F821
 
 
-@BOTH
-def test_a_memory_error_of_numpy_is_a_memory_error(cls):
-    with cls(lambda: Failing(too_much), **OPTIONS) as collector:
+def test_a_memory_error_of_numpy_is_a_memory_error():
+    with MultiSyncCollector(lambda: Failing(too_much), **OPTIONS) as collector:
         with pytest.raises(MemoryError, match="Unable to allocate") as caught:
             collector.next()
         assert isinstance(caught.value, WorkerError)
 
 
 @pytest.mark.skipif(sys.version_info < (3, 11), reason="there are no groups yet")
-@BOTH
-def test_a_group_of_exceptions_is_a_group(cls):
-    with cls(lambda: Failing(several), **OPTIONS) as collector:
+def test_a_group_of_exceptions_is_a_group():
+    with MultiAsyncCollector(lambda: Failing(several), **OPTIONS) as collector:
         with pytest.raises(ExceptionGroup, match="several") as caught:  # noqa: F821
             collector.next()
         assert isinstance(caught.value, WorkerError)

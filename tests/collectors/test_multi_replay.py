@@ -5,9 +5,7 @@ from itertools import count
 import pytest
 import torch
 from collector_parts import Buffer
-from multi_parts import CLASSES, Chooser, actions, ledger, make, together
-
-BOTH = pytest.mark.parametrize("cls", CLASSES, ids=["sync", "async"])
+from multi_parts import BOTH, PLACES, Chooser, actions, ledger, make, together
 
 
 class Noting(Buffer):
@@ -31,33 +29,6 @@ def checked(buffer, *args, **kwargs):
 
 
 @BOTH
-@pytest.mark.parametrize("lanes", [None, 2])
-@pytest.mark.parametrize("method", ["inline", "forkserver"])
-def test_every_frame_is_in_the_buffer_once(cls, lanes, method):
-    buffer = Noting()
-    with make(
-        cls,
-        lanes=lanes,
-        frames_per_batch=12,
-        total_frames=72,
-        replay_buffer=buffer,
-        start_method=method,
-    ) as collector:
-        assert collector.replay_buffer is buffer
-        assert list(collector) == [None] * 6
-        assert collector.stats()["frames"] == 72
-    assert checked(buffer, 2, lanes).frames == 72
-
-
-@BOTH
-def test_what_is_in_the_buffer_outlives_the_collector(cls):
-    buffer = Buffer()
-    with make(cls, total_frames=200, replay_buffer=buffer) as collector:
-        list(collector)
-    assert checked(buffer, 2).frames == 200
-
-
-@BOTH
 def test_batches_are_processed_first(cls):
     buffer = Buffer()
     with make(
@@ -70,21 +41,7 @@ def test_batches_are_processed_first(cls):
     assert buffer.content()["more"].all()
 
 
-@BOTH
-@pytest.mark.parametrize("method", ["inline", "forkserver"])
-def test_collection_in_the_background_ends_at_the_total(cls, method):
-    buffer = Buffer()
-    with make(cls, total_frames=60, replay_buffer=buffer, start_method=method) as collector:
-        collector.start()
-        buffer.wait_for(60)
-        collector.async_shutdown()
-        assert collector.closed
-    assert checked(buffer, 2).frames == 60
-    assert collector.stats()["frames"] == 60
-
-
-@BOTH
-@pytest.mark.parametrize("method", ["inline", "forkserver"])
+@PLACES
 def test_background_collection_can_be_held(cls, method):
     buffer = Buffer()
     with make(cls, policy=Chooser(1), replay_buffer=buffer, start_method=method) as collector:
@@ -110,8 +67,7 @@ def test_background_collection_can_be_held(cls, method):
     assert actions(buffer.frames[-1].unsqueeze(0)) == {2}
 
 
-@BOTH
-@pytest.mark.parametrize("method", ["inline", "forkserver"])
+@PLACES
 def test_control_calls_while_collecting_in_the_background(cls, method):
     buffer = Buffer()
     with make(cls, policy=Chooser(1), replay_buffer=buffer, start_method=method) as collector:

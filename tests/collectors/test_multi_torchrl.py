@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 from collector_parts import layout
-from multi_parts import TRAJ_IDS, together
+from multi_parts import BOTH, PLACES, TRAJ_IDS, together
 from tensordict.nn import TensorDictModule
 from torch import nn
 
@@ -28,9 +28,6 @@ from torchrl.envs import (  # noqa: E402
     StepCounter,
     TransformedEnv,
 )
-
-CLASSES = [MultiSyncCollector, MultiAsyncCollector]
-BOTH = pytest.mark.parametrize("cls", CLASSES, ids=["sync", "async"])
 
 
 def plain():
@@ -64,9 +61,17 @@ def checked(rows):
     return whole
 
 
-@BOTH
-@pytest.mark.parametrize("make_env", [plain, transformed, serial], ids=["plain", "more", "serial"])
-@pytest.mark.parametrize("method", ["inline", "forkserver"])
+@pytest.mark.parametrize(
+    ("cls", "make_env", "method"),
+    [
+        (MultiSyncCollector, plain, "inline"),
+        (MultiSyncCollector, transformed, "inline"),
+        (MultiSyncCollector, serial, "forkserver"),
+        (MultiAsyncCollector, plain, "inline"),
+        (MultiAsyncCollector, transformed, "forkserver"),
+        (MultiAsyncCollector, serial, "inline"),
+    ],
+)
 def test_environments_of_torchrl_are_collected_from(cls, make_env, method):
     lanes = 3 if make_env is serial else 1
     with cls(
@@ -93,12 +98,11 @@ def test_environments_of_torchrl_are_collected_from(cls, make_env, method):
         assert wholes[0].shape[0] == lanes
 
 
-@pytest.mark.parametrize("make_env", [plain, transformed], ids=["plain", "more"])
-def test_one_seed_gives_the_same_bits_wherever_workers_live(make_env):
+def test_one_seed_gives_the_same_bits_wherever_workers_live():
     found = []
     for method in ("inline", "forkserver"):
         with MultiSyncCollector(
-            [make_env] * 2, frames_per_batch=40, total_frames=80, start_method=method
+            [transformed] * 2, frames_per_batch=40, total_frames=80, start_method=method
         ) as collector:
             collector.set_seed(1)
             found.append(list(collector))
@@ -120,8 +124,7 @@ def test_options_do_with_them_what_they_do(cls, option):
         assert batch["next", "truncated"][..., 4, 0].all()
 
 
-@BOTH
-@pytest.mark.parametrize("method", ["inline", "forkserver"])
+@PLACES
 def test_batches_go_into_torchrls_buffers(cls, method):
     buffer = ReplayBuffer(storage=LazyTensorStorage(500), batch_size=16)
     with cls(
@@ -147,19 +150,21 @@ CASES = {
 }
 # Ends its workers by itself: TorchRL's shutdown may wait for ever for what they left in queues.
 SCRIPT = """
-if __name__ == "__main__":
-    import os, pickle, sys, warnings
-    warnings.simplefilter("ignore")
-    from test_multi_torchrl import CASES, facts, torchrl_collectors
+import multiprocessing, os, pickle, sys, warnings
+warnings.simplefilter("ignore")
+# Otherwise each of TorchRL's workers imports all of it.
+multiprocessing.set_start_method("fork")
+sys.path[:0] = sys.argv[2:]
+from test_multi_torchrl import CASES, facts, torchrl_collectors
 
-    found = {}
-    for name in CASES:
-        collector, found[name] = facts(torchrl_collectors, name)
-        for process in collector.procs:
-            process.kill()
-    with open(sys.argv[1], "wb") as file:
-        pickle.dump(found, file)
-    os._exit(0)
+found = {}
+for name in CASES:
+    collector, found[name] = facts(torchrl_collectors, name)
+    for process in collector.procs:
+        process.kill()
+with open(sys.argv[1], "wb") as file:
+    pickle.dump(found, file)
+os._exit(0)
 """
 
 
@@ -181,21 +186,19 @@ def facts(module, name, **more):
 def theirs(tmp_path_factory):
     """The look of TorchRL's batches, by the name of the collector."""
     folder = tmp_path_factory.mktemp("torchrl")
-    (folder / "look.py").write_text(SCRIPT)
     path = [str(Path(__file__).parent), *sys.path]
     subprocess.run(
-        [sys.executable, folder / "look.py", folder / "found"],
+        [sys.executable, "-c", SCRIPT, folder / "found", *path],
         check=True,
         timeout=280,
         # Processes that are killed leave their temporary files.
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(path), "TMPDIR": str(folder)},
+        env={**os.environ, "TMPDIR": str(folder)},
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
     )
     return pickle.loads((folder / "found").read_bytes())
 
 
-@pytest.mark.timeout(300)  # TorchRL's workers import all of it, one after the other
 @pytest.mark.parametrize("name", CASES)
 def test_batches_look_as_torchrls(name, theirs):
     with warnings.catch_warnings():

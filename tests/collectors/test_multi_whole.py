@@ -8,13 +8,11 @@ from typing import Any
 
 import pytest
 from collector_parts import by_step
-from multi_parts import CLASSES, LENGTHS, envs, make
+from multi_parts import BOTH, CLASSES, LENGTHS, PLACES, envs, make
 from whole_parts import TRAJ_IDS, Episodes, cycling
 
 from trawl import AsyncCollector, Collector, MultiSyncCollector
 from trawl.testing import NumberedEnv
-
-BOTH = pytest.mark.parametrize("cls", CLASSES, ids=["sync", "async"])
 
 
 def test_a_worker_that_is_late_delivers_its_part_later() -> None:
@@ -49,16 +47,15 @@ def test_a_worker_that_is_late_delivers_its_part_later() -> None:
     assert set(episodes.by_env) == {0, 1}
 
 
-@pytest.mark.parametrize("how", ["stack", -1])
-def test_nothing_is_lost_where_workers_are_broken_off(how: Any) -> None:
+def test_nothing_is_lost_where_workers_are_broken_off() -> None:
     episodes = Episodes(cycling(LENGTHS))
     with make(
         workers=3,
         lanes=2,
         frames_per_batch=120,
         preemptive_threshold=0.4,
-        cat_results=how,
-        total_frames=1200,
+        cat_results=-1,
+        total_frames=600,
         trajs_per_batch=4,
         traj_format="padded",
         start_method="forkserver",
@@ -86,19 +83,18 @@ def test_one_other_process() -> None:
     assert episodes.found == [(0, i) for i in range(30)]
 
 
-@pytest.mark.parametrize("num", [1, 2])
-def test_a_collector_that_is_sent_elsewhere(num: int) -> None:
+def test_a_collector_that_is_sent_elsewhere() -> None:
     episodes = Episodes(cycling(LENGTHS))
     with Collector(
-        envs(num) if num > 1 else envs(1)[0],
+        envs(2),
         by_step(),
-        num_collectors=num,
+        num_collectors=2,
         frames_per_batch=9,
         total_frames=90,
         trajs_per_batch=3,
         traj_format="cat",
     ) as collector:
-        assert collector.num_workers == num
+        assert collector.num_workers == 2
         for batch in collector:
             assert episodes.add(batch) == 3
     assert len(episodes.found) > 24
@@ -126,8 +122,8 @@ def test_a_reset_of_a_worker_drops_what_it_had_not_finished(cls: Any) -> None:
     assert len(by_env[0]) < by_env[0][-1] + 1, "no episode was broken off"
 
 
-@BOTH
-def test_control_calls_lose_no_trajectory(cls: Any) -> None:
+@PLACES
+def test_control_calls_lose_no_trajectory(cls: Any, method: str) -> None:
     episodes = Episodes(cycling(LENGTHS))
     with make(
         cls,
@@ -135,7 +131,7 @@ def test_control_calls_lose_no_trajectory(cls: Any) -> None:
         total_frames=200,
         trajs_per_batch=2,
         traj_format="cat",
-        start_method="forkserver",
+        start_method=method,
     ) as collector:
         for number, batch in enumerate(collector):
             episodes.add(batch)
@@ -147,8 +143,7 @@ def test_control_calls_lose_no_trajectory(cls: Any) -> None:
     assert len(episodes.found) > 55
 
 
-@pytest.mark.parametrize("method", ["inline", "forkserver"])
-@BOTH
+@PLACES
 def test_a_state_that_is_loaded_while_workers_collect(cls: Any, method: str) -> None:
     """Batches that were ordered before come after it, and are of other episodes."""
     with make(
@@ -172,7 +167,7 @@ def test_a_state_that_is_loaded_while_workers_collect(cls: Any, method: str) -> 
         assert (numbers[:, 0] == numbers[0, 0]).all()
 
 
-@pytest.mark.parametrize("method", ["inline", "messages", "forkserver"])
+@pytest.mark.parametrize("method", ["messages", "forkserver"])
 def test_a_seed_gives_equal_trajectories_wherever_workers_are(method: str) -> None:
     def found(method: str) -> list[Any]:
         with make(
@@ -195,11 +190,14 @@ def test_a_seed_gives_equal_trajectories_wherever_workers_are(method: str) -> No
 # --- TorchRL's buffers
 
 
-@BOTH
 @pytest.mark.parametrize(
-    "sampled_by", [{"traj_key": TRAJ_IDS}, {"end_key": ("next", "done")}], ids=str
+    ("cls", "sampled_by", "lanes"),
+    [
+        (CLASSES[0], {"traj_key": TRAJ_IDS}, 2),
+        (CLASSES[1], {"end_key": ("next", "done")}, None),
+    ],
+    ids=["sync", "async"],
 )
-@pytest.mark.parametrize("lanes", [None, 2])
 def test_no_slice_crosses_an_episode_or_a_worker(cls: Any, sampled_by: Any, lanes: Any) -> None:
     data = pytest.importorskip("torchrl.data")
     if "end_key" in sampled_by:
@@ -217,7 +215,6 @@ def test_no_slice_crosses_an_episode_or_a_worker(cls: Any, sampled_by: Any, lane
         total_frames=400,
         trajs_per_batch=2,
         replay_buffer=buffer,
-        start_method="forkserver",
     ) as collector:
         for _ in collector:
             pass
@@ -237,13 +234,11 @@ def test_no_slice_crosses_an_episode_or_a_worker(cls: Any, sampled_by: Any, lane
     assert len(seen) == 2 * (lanes or 1)
 
 
-@BOTH
-def test_a_shared_buffer_is_filled_as_well(cls: Any) -> None:
+def test_a_shared_buffer_is_filled_as_well() -> None:
     data = pytest.importorskip("torchrl.data")
     buffer = data.ReplayBuffer(storage=data.LazyTensorStorage(1000), shared=True)
     episodes = Episodes(cycling(LENGTHS))
     with make(
-        cls,
         frames_per_batch=20,
         total_frames=200,
         trajs_per_batch=2,

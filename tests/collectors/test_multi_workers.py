@@ -1,12 +1,13 @@
 """Workers that differ: lists with an entry for each of them; and `Collector` as the way to them."""
 
 import warnings
+from typing import Any
 
 import pytest
 import torch
 from collector_parts import by_step, named
 from multi_parts import (
-    CLASSES,
+    BOTH,
     TRAJ_IDS,
     Chooser,
     actions,
@@ -30,7 +31,6 @@ from trawl.collectors import (
 )
 from trawl.testing import NumberedEnv
 
-BOTH = pytest.mark.parametrize("cls", CLASSES, ids=["sync", "async"])
 INLINE = {"start_method": "inline"}
 
 
@@ -229,81 +229,80 @@ def test_a_list_has_an_entry_for_each_worker(name, value):
         make(**{name: value})
 
 
-@pytest.mark.parametrize(
-    ("options", "kind", "match"),
-    [
-        (
-            {"num_workers": 3},
-            ValueError,
-            r"num_workers=3 does not match create_env_fn, a list of 2",
-        ),
-        ({"num_workers": 0}, ValueError, r"num_workers must be at least 1, but it is 0"),
-        ({"num_workers": True}, TypeError, r"num_workers must be an integer"),
-        (
-            {"num_workers": "two"},
-            TypeError,
-            r"num_workers must be .* or 'auto'.*'two'",
-        ),
-        ({"create_env_fn": []}, ValueError, r"create_env_fn must not be an empty list"),
-        ({"frames_per_batch": 0}, ValueError, r"frames_per_batch must be at least 1"),
-        ({"frames_per_batch": [5, 0]}, ValueError, r"frames_per_batch must be at least 1"),
-        ({"frames_per_batch": [5, 1.5]}, TypeError, r"frames_per_batch must be an integer"),
-        ({"total_frames": 0}, ValueError, r"total_frames must be positive, or -1"),
-        ({"cat_results": 1}, ValueError, r"cat_results must be 'stack', 0 or -1, but it is 1"),
-        ({"cat_results": "cat"}, ValueError, r"cat_results must be .* but it is 'cat'"),
-        ({"cat_results": True}, ValueError, r"cat_results must be .* but it is True"),
-        ({"preemptive_threshold": 1.5}, ValueError, r"preemptive_threshold .* 0 to 1.* 1.5"),
-        ({"preemptive_threshold": -0.1}, ValueError, r"preemptive_threshold .* 0 to 1.* -0.1"),
-        ({"preemptive_threshold": "x"}, TypeError, r"preemptive_threshold .*'x'"),
-        ({"num_threads": 0}, ValueError, r"num_threads must be at least 1, but it is 0"),
-        ({"num_sub_threads": 0}, ValueError, r"num_sub_threads must be at least 1"),
-        ({"num_sub_threads": 1.5}, TypeError, r"num_sub_threads must be an integer"),
-        ({"max_restarts": -1}, ValueError, r"max_restarts must be at least 0, but it is -1"),
-        ({"max_total_restarts": -1}, ValueError, r"max_total_restarts must be at least 0"),
-        ({"worker_timeout": 0}, ValueError, r"worker_timeout must be a number of seconds above 0"),
-        ({"worker_timeout": "x"}, TypeError, r"worker_timeout .*'x'"),
-        ({"start_method": "fork"}, ValueError, r"start_method .*'forkserver', 'spawn' or 'inline'"),
-        ({"init_fn": 3}, TypeError, r"init_fn must be callable, but it is int: 3"),
-        ({"collector_class": 3}, TypeError, r"collector_class must be callable, but it is int: 3"),
-        ({"postproc": 3}, TypeError, r"postproc must be callable"),
-        ({"post_collect_hook": 3}, TypeError, r"post_collect_hook must be callable"),
-        ({"reset_when_done": False}, ValueError, r"reset_when_done=False is not possible"),
-        ({"exploration_type": "randomly"}, TypeError, r"exploration_type must be"),
-        ({"device": "abacus"}, ValueError, r"device 'abacus' is not a device"),
-        ({"device": ["cpu", "abacus"]}, ValueError, r"device 'abacus' is not a device"),
-        ({"create_env_kwargs": [{}, 3]}, TypeError, r"create_env_kwargs must be a mapping"),
-        (
-            {"interruptor": print},
-            TypeError,
-            "interruptor can't be used with collectors with workers",
-        ),
-        (
-            {"return_same_td": True},
-            TypeError,
-            "return_same_td=True can't be used with collectors with workers",
-        ),
-        ({"num_worker": 2}, TypeError, r"unknown arguments: num_worker; .* num_workers"),
-        (
-            {"policy_factory": Chooser, "policy": Chooser().forward},
-            TypeError,
-            r"policy and policy_factory can both be given only if the policy is a module",
-        ),
-        (
-            {"policy_factory": [Chooser] * 2, "policy": Chooser().forward},
-            TypeError,
-            r"policy and policy_factory can both be given only if the policy is a module",
-        ),
-    ],
-    ids=named,
-)
+WRONG: list[tuple[dict[str, Any], Any, str]] = [
+    (
+        {"num_workers": 3},
+        ValueError,
+        r"num_workers=3 does not match create_env_fn, a list of 2",
+    ),
+    ({"num_workers": 0}, ValueError, r"num_workers must be at least 1, but it is 0"),
+    ({"num_workers": True}, TypeError, r"num_workers must be an integer"),
+    (
+        {"num_workers": "two"},
+        TypeError,
+        r"num_workers must be .* or 'auto'.*'two'",
+    ),
+    ({"create_env_fn": []}, ValueError, r"create_env_fn must not be an empty list"),
+    ({"frames_per_batch": 0}, ValueError, r"frames_per_batch must be at least 1"),
+    ({"frames_per_batch": [5, 0]}, ValueError, r"frames_per_batch must be at least 1"),
+    ({"frames_per_batch": [5, 1.5]}, TypeError, r"frames_per_batch must be an integer"),
+    ({"total_frames": 0}, ValueError, r"total_frames must be positive, or -1"),
+    ({"cat_results": 1}, ValueError, r"cat_results must be 'stack', 0 or -1, but it is 1"),
+    ({"cat_results": "cat"}, ValueError, r"cat_results must be .* but it is 'cat'"),
+    ({"cat_results": True}, ValueError, r"cat_results must be .* but it is True"),
+    ({"preemptive_threshold": 1.5}, ValueError, r"preemptive_threshold .* 0 to 1.* 1.5"),
+    ({"preemptive_threshold": -0.1}, ValueError, r"preemptive_threshold .* 0 to 1.* -0.1"),
+    ({"preemptive_threshold": "x"}, TypeError, r"preemptive_threshold .*'x'"),
+    ({"num_threads": 0}, ValueError, r"num_threads must be at least 1, but it is 0"),
+    ({"num_sub_threads": 0}, ValueError, r"num_sub_threads must be at least 1"),
+    ({"num_sub_threads": 1.5}, TypeError, r"num_sub_threads must be an integer"),
+    ({"max_restarts": -1}, ValueError, r"max_restarts must be at least 0, but it is -1"),
+    ({"max_total_restarts": -1}, ValueError, r"max_total_restarts must be at least 0"),
+    ({"worker_timeout": 0}, ValueError, r"worker_timeout must be a number of seconds above 0"),
+    ({"worker_timeout": "x"}, TypeError, r"worker_timeout .*'x'"),
+    ({"start_method": "fork"}, ValueError, r"start_method .*'forkserver', 'spawn' or 'inline'"),
+    ({"init_fn": 3}, TypeError, r"init_fn must be callable, but it is int: 3"),
+    ({"collector_class": 3}, TypeError, r"collector_class must be callable, but it is int: 3"),
+    ({"postproc": 3}, TypeError, r"postproc must be callable"),
+    ({"post_collect_hook": 3}, TypeError, r"post_collect_hook must be callable"),
+    ({"reset_when_done": False}, ValueError, r"reset_when_done=False is not possible"),
+    ({"exploration_type": "randomly"}, TypeError, r"exploration_type must be"),
+    ({"device": "abacus"}, ValueError, r"device 'abacus' is not a device"),
+    ({"device": ["cpu", "abacus"]}, ValueError, r"device 'abacus' is not a device"),
+    ({"create_env_kwargs": [{}, 3]}, TypeError, r"create_env_kwargs must be a mapping"),
+    (
+        {"interruptor": print},
+        TypeError,
+        "interruptor can't be used with collectors with workers",
+    ),
+    (
+        {"return_same_td": True},
+        TypeError,
+        "return_same_td=True can't be used with collectors with workers",
+    ),
+    ({"num_worker": 2}, TypeError, r"unknown arguments: num_worker; .* num_workers"),
+    (
+        {"policy_factory": Chooser, "policy": Chooser().forward},
+        TypeError,
+        r"policy and policy_factory can both be given only if the policy is a module",
+    ),
+    (
+        {"policy_factory": [Chooser] * 2, "policy": Chooser().forward},
+        TypeError,
+        r"policy and policy_factory can both be given only if the policy is a module",
+    ),
+]
+
+
 @BOTH
-def test_arguments_are_checked_before_a_worker_is_started(cls, options, kind, match, monkeypatch):
+def test_arguments_are_checked_before_a_worker_is_started(cls, monkeypatch):
     def started(*args):
         raise AssertionError("a worker was started")
 
     monkeypatch.setattr("trawl.backends.inline.InlineBackend.launch", started)
-    with pytest.raises(kind, match=match):
-        make(cls, **options)
+    for options, kind, match in WRONG:
+        with pytest.raises(kind, match=match):
+            make(cls, **options)
 
 
 @BOTH
@@ -317,8 +316,10 @@ def test_arguments_are_given_by_name(cls):
 # --- Collector, elsewhere
 
 
-@pytest.mark.parametrize("backend", [None, "process", "multiprocessing"])
-@pytest.mark.parametrize(("sync", "cls"), [(None, 0), (False, 0), (True, 1)])
+@pytest.mark.parametrize(
+    ("backend", "sync", "cls"),
+    [(None, None, 0), ("process", False, 0), ("multiprocessing", True, 1)],
+)
 def test_a_collector_may_live_in_processes(backend, sync, cls):
     with Collector(
         NumberedEnv,

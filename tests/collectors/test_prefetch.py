@@ -13,12 +13,7 @@ from torch import nn
 
 from trawl.testing import NumberedEnv
 
-METHODS = ["inline", "messages", "forkserver"]
-
-
-@pytest.fixture(params=METHODS)
-def method(request):
-    return request.param
+METHODS = pytest.mark.parametrize("method", ["inline", "messages", "forkserver"])
 
 
 def ahead(**options):
@@ -47,6 +42,7 @@ def choices(collector, updates=1, pause=0.0):
 # --- weights
 
 
+@METHODS
 def test_each_batch_is_one_update_behind(method):
     collector = ahead(
         policy=Chooser(), total_frames=50, start_method=method, track_policy_version=True
@@ -75,9 +71,9 @@ def test_weights_do_not_depend_on_the_speed_of_anything(pause):
     assert found == [({k and k - 1 and (k - 1) % 4}, {max(0, 3 * (k - 1))}) for k in range(6)]
 
 
-def test_a_learner_may_change_its_weights_after_an_update(method):
+def test_a_learner_may_change_its_weights_after_an_update():
     policy = Chooser()
-    with ahead(policy=policy, total_frames=40, start_method=method) as collector:
+    with ahead(policy=policy, total_frames=40, start_method="messages") as collector:
         collector.next()
         policy.become(1)
         collector.update_policy_weights_()
@@ -86,6 +82,7 @@ def test_a_learner_may_change_its_weights_after_an_update(method):
         assert actions(collector.next()) == {1}
 
 
+@METHODS
 def test_updates_of_some_workers_and_of_parts_are_all_kept(method):
     policy = Chooser()
     with ahead(policy=policy, total_frames=40, start_method=method) as collector:
@@ -98,9 +95,9 @@ def test_updates_of_some_workers_and_of_parts_are_all_kept(method):
         assert [actions(batch[i]) for i in range(2)] == [{1}, {2}]
 
 
-def test_the_newest_weights_are_known_before_they_are_sent(method):
+def test_the_newest_weights_are_known_before_they_are_sent():
     policy = Chooser()
-    with ahead(policy=policy, total_frames=40, start_method=method) as collector:
+    with ahead(policy=policy, total_frames=40, start_method="messages") as collector:
         collector.next()
         policy.become(3)
         collector.update_policy_weights_()
@@ -109,9 +106,9 @@ def test_the_newest_weights_are_known_before_they_are_sent(method):
         assert collector.get_distant_attr("policy.choice") == [3, 3]
 
 
-def test_a_version_alone_waits_as_well(method):
+def test_a_version_alone_waits_as_well():
     with ahead(
-        policy=Chooser(), total_frames=40, start_method=method, track_policy_version=True
+        policy=Chooser(), total_frames=40, start_method="messages", track_policy_version=True
     ) as collector:
         collector.next()
         collector.increment_version()
@@ -177,12 +174,13 @@ class DiesOnce(NumberedEnv):
 # --- frames
 
 
-def test_each_frame_comes_once_and_in_order(method):
+def test_each_frame_comes_once_and_in_order():
     book = ledger(2)
-    found = drained(ahead(total_frames=72, frames_per_batch=12, start_method=method), book)
+    found = drained(ahead(total_frames=72, frames_per_batch=12, start_method="messages"), book)
     assert (book.frames, len(found)) == (72, 6)
 
 
+@METHODS
 def test_the_frames_are_those_of_a_run_without(method):
     def run(prefetch):
         torch.manual_seed(0)
@@ -256,13 +254,13 @@ def test_late_parts_come_with_the_next_batch():
 # --- control
 
 
-def test_a_seed_begins_with_the_batch_after_the_one_under_way(method):
+def test_a_seed_begins_with_the_batch_after_the_one_under_way():
     def run():
         with ahead(
             create_env_fn=["Pendulum-v1"] * 2,
             policy=Noisy(),
             total_frames=50,
-            start_method=method,
+            start_method="messages",
         ) as collector:
             collector.next()
             collector.set_seed(4)
@@ -272,16 +270,16 @@ def test_a_seed_begins_with_the_batch_after_the_one_under_way(method):
     assert all(same(one, other) for one, other in zip(run(), run(), strict=True))
 
 
-def test_the_state_has_the_newest_weights(method):
+def test_the_state_has_the_newest_weights():
     policy = Chooser()
-    with ahead(policy=policy, total_frames=50, start_method=method) as collector:
+    with ahead(policy=policy, total_frames=50, start_method="messages") as collector:
         collector.next()
         policy.become(2)
         collector.update_policy_weights_()
         state = collector.state_dict()
     assert state["frames"] == 10
     assert state["worker0"]["policy_state_dict"]["choice"] == 2
-    with ahead(policy=Chooser(), total_frames=50, start_method=method) as other:
+    with ahead(policy=Chooser(), total_frames=50, start_method="messages") as other:
         other.load_state_dict(state)
         assert [actions(other.next()) for _ in range(2)] == [{0}, {2}]
         assert sum(batch.numel() for batch in other) == 20

@@ -1,16 +1,16 @@
 """Global variables of a script: in a worker, all that the worker got uses the same ones."""
 
-import os
 import subprocess
 import sys
 
+import nursery
 import pytest
 
 SCRIPT = '''
 import os, pickle, sys, threading
 import gymnasium, numpy as np, torch
 from trawl import MultiSyncCollector, MultiAsyncCollector
-from trawl.collectors.distributed import DistributedCollector, RayCollector
+from trawl.collectors.distributed import DistributedCollector
 
 SEEN = {}
 STEPS = 0
@@ -85,88 +85,59 @@ RUN = """
 with {collector} as collector:
     for _ in range(3):
         batch = collector.next()
-    rows = batch["next", "observation"].reshape(-1, {time}, 5)
+    rows = batch["next", "observation"].reshape(-1, 8, 5)
     check(rows[-1], {envs})
     {then}
 assert STEPS == 0 and SEEN == {{}}, (STEPS, SEEN)
 print("one")
 """
 SYNC = "MultiSyncCollector([make] * 2, policy, **options())"
-CASES = {
-    "sync": (SYNC, 8, 1),
-    "objects": ("MultiSyncCollector([Env(SEEN), Env(SEEN)], policy, **options())", 8, 1),
-    "repeated": ("MultiSyncCollector([Env(None)] * 2, policy, **options())", 8, 1),
-    "spawn": (SYNC.replace("options(", "options(start_method='spawn'"), 8, 1),
-    "async": ("MultiAsyncCollector([[make, lambda: make(1)]] * 2, policy, **options())", 8, 2),
-    "distributed": (
-        "DistributedCollector([make] * 2, policy, sync=True, launcher='mp', **options())",
-        8,
-        1,
-    ),
-    "factory": (
-        "MultiSyncCollector([make] * 2, policy_factory=lambda: policy, **options())",
-        8,
-        1,
-    ),
-}
-
-
-def run(*arguments):
-    env = {**os.environ, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(
-        [sys.executable, *arguments], text=True, capture_output=True, timeout=300, env=env
-    )
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.split()[-1:] == ["one"], done.stdout
-
-
-def program(case, then=""):
-    collector, time, envs = CASES[case]
-    return SCRIPT + RUN.format(collector=collector, time=time, envs=envs, then=then)
-
-
-@pytest.mark.parametrize("case", CASES)
-def test_a_worker_has_one_of_each(case, tmp_path):
-    path = tmp_path / "script.py"
-    path.write_text(program(case))
-    run(path)
-
-
-def test_without_a_file():
-    run("-c", program("sync"))
-
-
-def test_of_a_notebook(tmp_path):
-    """A notebook's ``__main__`` has no file, and its functions come from several cells."""
-    first, second = SCRIPT, RUN.format(collector=CASES["sync"][0], time=8, envs=1, then="")
-    path = tmp_path / "kernel.py"
-    path.write_text(
-        "import sys, types\n"
-        "module = sys.modules['__main__'] = types.ModuleType('__main__')\n"
-        f"for cell in ({first!r}, 'from trawl import MultiSyncCollector', {second!r}):\n"
-        "    exec(compile(cell, '<cell>', 'exec'), vars(module))\n"
-    )
-    run(path)
-
-
-def test_a_process_that_can_not_be_forked(tmp_path):
-    """With a second thread, the server that forks workers is executed, and imports no script."""
-    path = tmp_path / "script.py"
-    waiting = "threading.Thread(target=threading.Event().wait, daemon=True).start()\n"
-    path.write_text(
-        SCRIPT + waiting + RUN.format(collector=CASES["sync"][0], time=8, envs=1, then="")
-    )
-    run(path)
-
-
-def test_a_replacement(tmp_path):
-    """It begins with what the worker began with, though the program has gone on."""
-    then = """SEEN["policy"] = 7
+COLLECTORS = [
+    (SYNC, 1),
+    # The same objects in both workers.
+    ("MultiSyncCollector([Env(SEEN), Env(SEEN)], policy, **options())", 1),
+    ("MultiSyncCollector([Env(None)] * 2, policy, **options())", 1),
+    (SYNC.replace("options(", "options(start_method='spawn'"), 1),
+    ("MultiAsyncCollector([[make, lambda: make(1)]] * 2, policy, **options())", 2),
+    ("DistributedCollector([make] * 2, policy, sync=True, launcher='mp', **options())", 1),
+    ("MultiSyncCollector([make] * 2, policy_factory=lambda: policy, **options())", 1),
+]
+# The replacement begins with what the worker began with, though the program has gone on.
+REPLACED = """SEEN["policy"] = 7
     del SEEN["policy"]
     os.kill(collector._pool.slots[1].worker.pid, 9)
     for _ in range(3):
         batch = collector.next()
     check(batch["next", "observation"].reshape(-1, 8, 5)[-1], 1)"""
+ONE = RUN.format(collector=SYNC, envs=1, then="")
+
+
+def test_a_worker_has_one_of_each(tmp_path):
     path = tmp_path / "script.py"
-    path.write_text(program("sync", then))
-    run(path)
+    runs = [RUN.format(collector=collector, envs=envs, then="") for collector, envs in COLLECTORS]
+    runs.append(RUN.format(collector=SYNC, envs=1, then=REPLACED))
+    path.write_text("".join([SCRIPT, *runs]))
+    done = subprocess.run([sys.executable, path], text=True, capture_output=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "one\n" * len(runs)
+
+
+# A notebook's `__main__` has no file, and its functions come from several cells.
+NOTEBOOK = f"""
+import sys, types
+module = sys.modules['__main__'] = types.ModuleType('__main__')
+for cell in ({SCRIPT!r}, 'from trawl import MultiSyncCollector', {ONE!r}):
+    exec(compile(cell, '<cell>', 'exec'), vars(module))
+"""
+# With a second thread, the server that forks workers is executed, and imports no script.
+THREAD = "threading.Thread(target=threading.Event().wait, daemon=True).start()\n"
+
+
+@pytest.mark.parametrize(
+    "code",
+    [SCRIPT + ONE, NOTEBOOK, SCRIPT + THREAD + ONE],
+    ids=["no file", "notebook", "thread"],
+)
+def test_programs_without_a_file(code):
+    done = nursery.run(code)
+    assert (done.returncode, done.stdout) == (0, "one\n"), done.stderr

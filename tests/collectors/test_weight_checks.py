@@ -5,7 +5,7 @@ import warnings
 import numpy as np
 import pytest
 import torch
-from multi_parts import CLASSES, LARGE_COUNT, Chooser, Counter, actions, make
+from multi_parts import BOTH, LARGE_COUNT, Chooser, Counter, actions, make
 from torch import nn
 
 from trawl.collectors import Collector, MultiSyncCollector
@@ -15,8 +15,6 @@ from trawl.weight_update import (
     SharedMemWeightSyncScheme,
     VanillaWeightUpdater,
 )
-
-BOTH = pytest.mark.parametrize("cls", CLASSES, ids=["sync", "async"])
 
 
 def stamps(batch):

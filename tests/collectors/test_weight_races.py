@@ -9,13 +9,12 @@ from contextlib import suppress
 import pytest
 import torch
 from collector_parts import Buffer
-from multi_parts import CLASSES, Chooser, actions, make
+from multi_parts import BOTH, Chooser, actions, make
 from torch import nn
 
 from trawl.collectors import MultiAsyncCollector, MultiSyncCollector, PolicyVersion
 from trawl.weight_update import MultiProcessedWeightUpdater, SharedMemWeightSyncScheme
 
-BOTH = pytest.mark.parametrize("cls", CLASSES, ids=["sync", "async"])
 PATIENCE = 300
 
 

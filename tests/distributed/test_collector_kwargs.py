@@ -5,7 +5,7 @@ from functools import partial
 import pytest
 import torch
 from collector_parts import Buffer, by_step, choose_by_step
-from distributed_parts import CLASSES
+from distributed_parts import EACH
 from multi_parts import Chooser, envs
 from tensordict import TensorDictBase
 from typing_extensions import override
@@ -108,8 +108,6 @@ REFUSED = {
     *("trace", "weight_updater", "weight_sync_schemes", "weight_recv_schemes"),
     *("interruptor", "return_same_td", "worker_idx"),
 }
-names = pytest.mark.parametrize("name", sorted(VALUES))
-syncs = pytest.mark.parametrize("sync", [True, False])
 pytestmark = pytest.mark.filterwarnings(
     "ignore:split_trajs=True pads", "ignore:init_random_frames=40 with sync=False"
 )
@@ -162,8 +160,9 @@ def described(batch):
     )
 
 
-@syncs
-@names
+@pytest.mark.parametrize(
+    ("name", "sync"), [(name, index % 2 == 0) for index, name in enumerate(sorted(VALUES))]
+)
 def test_it_is_as_if_given_to_the_collector_itself(name, sync):
     value, needed = VALUES[name]
     value = fresh(value)
@@ -209,10 +208,10 @@ def test_it_may_differ_if_it_is_of_each(name):
             made(True, {**needed, "policy": None}, collector_kwargs=[{name: value}, {}])
 
 
-@pytest.mark.parametrize("name", sorted(REFUSED))
-def test_it_is_refused_by_its_name(name):
-    with pytest.raises(ValueError, match=f"collector_kwargs has '{name}'"):
-        made(True, {}, collector_kwargs={name: None})
+def test_they_are_refused_by_their_names():
+    for name in REFUSED:
+        with pytest.raises(ValueError, match=f"collector_kwargs has '{name}'"):
+            made(True, {}, collector_kwargs={name: None})
 
 
 def test_it_is_given_once():
@@ -242,8 +241,7 @@ def test_workers_with_workers_act_on_theirs():
     assert int(batch["next", "step_count"].max()) == 2
 
 
-@syncs
-@pytest.mark.parametrize("cls", CLASSES)
+@pytest.mark.parametrize(("cls", "sync"), EACH)
 def test_workers_in_other_processes(cls, sync):
     check(partial(cls, launcher="mp", sync=sync))
 

@@ -22,9 +22,10 @@ def jobs(folder):
     return {"cluster": "local", "folder": str(folder), "timeout_min": 5}
 
 
-@pytest.mark.parametrize("cls", CLASSES)
-def test_jobs(cls, tmp_path):
-    with make(cls, launcher="submitit", slurm_kwargs=jobs(tmp_path), total_frames=80) as collector:
+def test_jobs(tmp_path):
+    with make(
+        CLASSES[1], launcher="submitit", slurm_kwargs=jobs(tmp_path), total_frames=80
+    ) as collector:
         assert sum(batch.numel() for batch in collector) == 80
 
 

@@ -5,8 +5,6 @@ from buffer_parts import BUFFERS, check_background, check_iteration
 from collector_parts import by_step
 from distributed_parts import CLASSES
 
-both = pytest.mark.parametrize("cls", CLASSES)
-
 
 def of(cls, sync):
     def make(source, **options):
@@ -16,14 +14,17 @@ def of(cls, sync):
     return make
 
 
-@both
 @pytest.mark.parametrize(
-    ("kind", "sync"), [("memory", True), ("shared", False), ("prioritized", True)]
+    ("cls", "kind", "sync"),
+    [
+        (CLASSES[0], "memory", True),
+        (CLASSES[1], "shared", False),
+        (CLASSES[0], "prioritized", True),
+    ],
 )
 def test_iteration_fills_it_exactly(cls, kind, sync):
     check_iteration(of(cls, sync), kind)
 
 
-@both
-def test_it_is_filled_in_the_background(cls):
-    check_background(of(cls, False), BUFFERS["memory"]())
+def test_it_is_filled_in_the_background():
+    check_background(of(CLASSES[1], False), BUFFERS["memory"]())

@@ -6,11 +6,12 @@ import select
 import signal
 import subprocess
 from functools import partial
+from typing import Any
 
 import psutil
 import pytest
 import torch
-from distributed_parts import CLASSES, exhaust, kill_one, make, policy
+from distributed_parts import CLASSES, EACH, exhaust, kill_one, make, policy
 from forked import Forked
 
 from trawl.collectors import Collector, MultiSyncCollector, RandomPolicy
@@ -61,12 +62,11 @@ def learned(collector, count=8):
         return found
 
 
-@pytest.mark.parametrize("cls", CLASSES)
-def test_one_batch_ahead_gives_the_batches_of_local_workers(cls):
+def test_one_batch_ahead_gives_the_batches_of_local_workers():
     options = {"num_workers": 2, "frames_per_batch": 40, "cat_results": 0, "prefetch": 1}
     options["track_policy_version"] = True
     here = learned(MultiSyncCollector("Pendulum-v1", policy(), start_method="inline", **options))
-    there = learned(make(cls, sync=True, **options))
+    there = learned(make(DistributedCollector, sync=True, **options))
     for one, other in zip(here, there, strict=True):
         assert torch.equal(one["action"], other["action"])
         assert torch.equal(one["policy_version"], other["policy_version"])
@@ -83,8 +83,7 @@ def test_the_same_seed_gives_the_batches_of_local_workers(cls):
         assert all(torch.equal(value, other[key]) for key, value in one.items(True, True))
 
 
-@pytest.mark.parametrize("cls", CLASSES)
-@pytest.mark.parametrize("sync", [True, False])
+@pytest.mark.parametrize(("cls", "sync"), EACH)
 def test_a_rank_that_dies_is_replaced(cls, sync):
     with make(cls, sync=sync, total_frames=400) as collector:
         frames = collector.next().numel()
@@ -97,9 +96,8 @@ def test_a_rank_that_dies_is_replaced(cls, sync):
         assert collector.stats()["restarts"] == 1
 
 
-@pytest.mark.parametrize("cls", CLASSES)
-def test_a_rank_that_may_not_be_replaced(cls):
-    with make(cls, sync=True, max_restarts=0) as collector:
+def test_a_rank_that_may_not_be_replaced():
+    with make(RPCCollector, sync=True, max_restarts=0) as collector:
         collector.next()
         kill_one(collector, 1)
         with pytest.raises(WorkerDied, match="worker 1 was killed by SIGKILL"):
@@ -128,10 +126,9 @@ def test_a_policy_may_be_no_module():
         assert len(collector.next()["action"].unique()) > 1
 
 
-@pytest.mark.parametrize("cls", CLASSES)
-def test_weights_are_sent_after_each_batch(cls):
+def test_weights_are_sent_after_each_batch():
     own = policy()
-    with make(cls, policy=own, sync=True, update_after_each_batch=True) as collector:
+    with make(RPCCollector, policy=own, sync=True, update_after_each_batch=True) as collector:
         collector.next()
         with torch.no_grad():
             own.module.net.bias.fill_(100.0)
@@ -209,67 +206,59 @@ def test_controls(cls):
         assert collector.next().shape == (40,)
 
 
-@pytest.mark.parametrize("cls", CLASSES)
-def test_workers_with_workers(cls):
-    options = {"collector_class": "sync", "num_workers_per_collector": 2, "num_workers": 1}
-    with make(cls, total_frames=80, **options) as collector:
-        assert sum(batch.numel() for batch in collector) == 80
-
-
-@pytest.mark.parametrize("cls", CLASSES)
-@pytest.mark.parametrize("nested", [False, True])
+@pytest.mark.parametrize(("cls", "nested"), [(CLASSES[0], False), (CLASSES[1], True)])
 def test_calls_reach_environments_in_processes(cls, nested):
     def env():
         return ParallelEnv(2, "Pendulum-v1")
 
     options = {"collector_class": "sync", "num_workers_per_collector": 2} if nested else {}
-    with make(cls, create_env_fn=env, num_workers=1, **options) as collector:
+    with make(cls, create_env_fn=env, num_workers=1, total_frames=80, **options) as collector:
         each = (lambda value: [[value] * 2]) if nested else (lambda value: [value])
         assert collector.map_fn("env.set_attr", [("g", [1.0, 2.0])]) == each(None)
         assert collector.cascade_execute("env.get_attr", "g") == each((1.0, 2.0))
         assert collector.get_distant_attr("env.envs[1].unwrapped.g") == each(2.0)
+        assert sum(batch.numel() for batch in collector) == 80
 
 
-@pytest.mark.parametrize("cls", CLASSES)
-def test_errors_come_with_their_type(cls):
+def test_errors_come_with_their_type():
     with pytest.raises(ZeroDivisionError, match=r"in worker \d"):
-        make(cls, create_env_fn=lambda: 1 // 0)
+        make(RPCCollector, create_env_fn=lambda: 1 // 0)
 
 
-@pytest.mark.parametrize(
-    ("options", "error", "text"),
-    [
-        ({"launcher": "ssh"}, ValueError, "launcher must be one of 'mp'"),
-        ({"backend": "nccl"}, ValueError, "'gloo'"),
-        ({"timeout": 0}, ValueError, "timeout"),
-        ({"link_timeout": 1}, ValueError, "link_timeout must be at least 2 seconds, or None"),
-        ({"link_timeout": float("inf")}, ValueError, "or None for no limit, but it is inf"),
-        ({"link_timeout": "30"}, TypeError, "link_timeout must be a number of seconds"),
-        ({"tcp_port": 70_000}, ValueError, "tcp_port"),
-        ({"tcp_port": "ssh"}, TypeError, "tcp_port must be an integer, but it is str: 'ssh'"),
-        (
-            {"timeout": float("inf")},
-            ValueError,
-            "timeout must be a finite number of seconds above 0",
-        ),
-        (
-            {"address": "127.0.0.1:80"},
-            ValueError,
-            "address must be .*, without a port, but it is '127",
-        ),
-        ({"address": 127}, TypeError, "address must be .*, but it is 127"),
-        ({"slurm_kwargs": {"folder": "x"}}, ValueError, "slurm_kwargs is for launcher='submitit'"),
-        ({"slurm_kwargs": "gpu"}, TypeError, "slurm_kwargs must be a mapping, but it is 'gpu'"),
-        ({"collector_class": "many"}, ValueError, "collector_class"),
-        ({"num_workers_per_collector": 0}, ValueError, "num_workers_per_collector must be at"),
-        ({"collector_kwargs": [{}]}, ValueError, "1 entries"),
-        ({"launcher": None}, RuntimeError, "MASTER_ADDR"),
-        ({"frames": 3}, TypeError, "total_frames"),
-    ],
-)
-def test_options_are_checked(options, error, text):
-    with pytest.raises(error, match=text):
-        make(DistributedCollector, **options)
+WRONG: list[tuple[dict[str, Any], Any, str]] = [
+    ({"launcher": "ssh"}, ValueError, "launcher must be one of 'mp'"),
+    ({"backend": "nccl"}, ValueError, "'gloo'"),
+    ({"timeout": 0}, ValueError, "timeout"),
+    ({"link_timeout": 1}, ValueError, "link_timeout must be at least 2 seconds, or None"),
+    ({"link_timeout": float("inf")}, ValueError, "or None for no limit, but it is inf"),
+    ({"link_timeout": "30"}, TypeError, "link_timeout must be a number of seconds"),
+    ({"tcp_port": 70_000}, ValueError, "tcp_port"),
+    ({"tcp_port": "ssh"}, TypeError, "tcp_port must be an integer, but it is str: 'ssh'"),
+    (
+        {"timeout": float("inf")},
+        ValueError,
+        "timeout must be a finite number of seconds above 0",
+    ),
+    (
+        {"address": "127.0.0.1:80"},
+        ValueError,
+        "address must be .*, without a port, but it is '127",
+    ),
+    ({"address": 127}, TypeError, "address must be .*, but it is 127"),
+    ({"slurm_kwargs": {"folder": "x"}}, ValueError, "slurm_kwargs is for launcher='submitit'"),
+    ({"slurm_kwargs": "gpu"}, TypeError, "slurm_kwargs must be a mapping, but it is 'gpu'"),
+    ({"collector_class": "many"}, ValueError, "collector_class"),
+    ({"num_workers_per_collector": 0}, ValueError, "num_workers_per_collector must be at"),
+    ({"collector_kwargs": [{}]}, ValueError, "1 entries"),
+    ({"launcher": None}, RuntimeError, "MASTER_ADDR"),
+    ({"frames": 3}, TypeError, "total_frames"),
+]
+
+
+def test_options_are_checked():
+    for options, error, text in WRONG:
+        with pytest.raises(error, match=text):
+            make(DistributedCollector, **options)
 
 
 @pytest.mark.parametrize(
@@ -344,8 +333,7 @@ def test_the_driver_is_killed(cls):
     assert {n for n in os.listdir("/dev/shm") if not n.startswith("sem.")} <= before
 
 
-@pytest.mark.parametrize("cls", CLASSES)
-@pytest.mark.parametrize("sync", [True, False])
+@pytest.mark.parametrize(("cls", "sync"), EACH)
 def test_they_end_at_the_last_frame(cls, sync):
     source = ["Pendulum-v1"] * 3
     options = {"create_env_fn": [source] * 2, "frames_per_batch": 12, "total_frames": 41}

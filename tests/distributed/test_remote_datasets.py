@@ -2,12 +2,11 @@
 
 import pytest
 from collector_parts import by_step
-from dataset_parts import SYNC, check_dataset
-from distributed_parts import CLASSES
+from dataset_parts import check_dataset
+from distributed_parts import EACH
 
 
-@SYNC
-@pytest.mark.parametrize("cls", CLASSES)
+@pytest.mark.parametrize(("cls", "sync"), EACH)
 def test_each_frame_is_in_the_dataset_once(cls, sync, tmp_path):
     def make(source, **options):
         return cls(source, by_step(), launcher="mp", sync=sync, frames_per_batch=20, **options)

@@ -16,9 +16,8 @@ def collected(collector):
         return found, collector.normalization.observations["observation"]
 
 
-@pytest.mark.parametrize("cls", CLASSES)
-def test_batches_and_statistics_are_those_of_local_workers(cls):
-    found, own = collected(make(cls, sync=True, policy=None, **OPTIONS))
+def test_batches_and_statistics_are_those_of_local_workers():
+    found, own = collected(make(CLASSES[0], sync=True, policy=None, **OPTIONS))
     expected, same = collected(MultiSyncCollector(["Pendulum-v1"] * 2, **OPTIONS))
     for one, other in zip(found, expected, strict=True):
         assert (one.reshape(-1) == other.reshape(-1)).all()
@@ -27,10 +26,9 @@ def test_batches_and_statistics_are_those_of_local_workers(cls):
     assert np.array_equal(own.var, same.var)
 
 
-@pytest.mark.parametrize("cls", CLASSES)
 @pytest.mark.filterwarnings("ignore:worker 0 .* a new worker takes its place:RuntimeWarning")
-def test_frames_of_a_dead_worker_are_counted_once(cls):
-    with make(cls, sync=True, **OPTIONS) as collector:
+def test_frames_of_a_dead_worker_are_counted_once():
+    with make(CLASSES[1], sync=True, **OPTIONS) as collector:
         collector.next()
         kill_one(collector)
         for _ in range(2):
@@ -38,10 +36,9 @@ def test_frames_of_a_dead_worker_are_counted_once(cls):
         assert collector.normalization.observations["observation"].count == 120
 
 
-@pytest.mark.parametrize("cls", CLASSES[:1])
-def test_workers_of_workers_share_the_statistics(cls):
+def test_workers_of_workers_share_the_statistics():
     options = {"collector_class": "sync", "num_workers_per_collector": 2, "num_workers": 1}
-    with make(cls, sync=True, **OPTIONS, **options) as collector:
+    with make(CLASSES[0], sync=True, **OPTIONS, **options) as collector:
         frames = sum(collector.next().numel() for _ in range(3))
         assert collector.normalization.observations["observation"].count == frames
         assert collector.next()["observation"].abs().max() < 8

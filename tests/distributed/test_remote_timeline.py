@@ -12,8 +12,6 @@ from trawl.collectors.distributed import DistributedSyncCollector
 from trawl.errors import WorkerDied
 from trawl.observe import TraceOptions, read_trace
 
-BOTH = pytest.mark.parametrize("cls", CLASSES)
-SYNC = pytest.mark.parametrize("sync", [True, False], ids=["sync", "async"])
 # Seconds by which the clocks of workers in a time namespace are ahead.
 AHEAD = 5000.0
 
@@ -44,9 +42,9 @@ def assert_between_request_and_delivery(timeline, workers=2):
                 assert span.end <= at["deliver"][number] + errors[lane]
 
 
-@BOTH
-@SYNC
-@pytest.mark.parametrize("detail", ["batch", "step"])
+@pytest.mark.parametrize(
+    ("cls", "sync", "detail"), [(CLASSES[0], True, "step"), (CLASSES[1], False, "batch")]
+)
 def test_workers_draw_their_batches(tmp_path, cls, sync, detail):
     path = tmp_path / "run.json.gz"
     trace = TraceOptions(path, detail)
@@ -80,10 +78,9 @@ def test_a_worker_whose_collector_has_workers(tmp_path):
 
 
 @pytest.mark.filterwarnings("ignore:(?s)worker 0 .*a new worker takes:RuntimeWarning")
-@BOTH
-def test_a_worker_that_is_replaced(tmp_path, cls):
+def test_a_worker_that_is_replaced(tmp_path):
     path = tmp_path / "run.json.gz"
-    with make(cls, sync=True, trace=path) as collector:
+    with make(CLASSES[0], sync=True, trace=path) as collector:
         collector.next()
         kill_one(collector)
         while not collector.stats()["restarts"]:
@@ -107,13 +104,12 @@ def can_have_another_clock():
 
 @pytest.mark.skipif(not can_have_another_clock(), reason="needs time namespaces")
 @pytest.mark.filterwarnings("ignore:(?s)worker 0 .*a new worker takes:RuntimeWarning")
-@pytest.mark.parametrize(("cls", "sync"), [(CLASSES[0], True), (CLASSES[1], False)])
-def test_workers_with_another_clock(tmp_path, cls, sync):
+def test_workers_with_another_clock(tmp_path):
     """The lanes are moved to the driver's clock, and stay what they are."""
     path = tmp_path / "run.json.gz"
     command = f"exec unshare --time --monotonic {AHEAD:.0f} --fork --kill-child {{worker}}"
-    options = {"launcher": "command", "launcher_command": command, "sync": sync}
-    with make(cls, trace=path, **options) as collector:
+    options = {"launcher": "command", "launcher_command": command, "sync": True}
+    with make(CLASSES[0], trace=path, **options) as collector:
         for _ in range(5):
             collector.next()
         collector._pool.slots[0].worker.kill()

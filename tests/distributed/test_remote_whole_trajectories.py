@@ -4,14 +4,11 @@ from functools import partial
 from itertools import cycle, islice
 
 import pytest
-from distributed_parts import CLASSES, kill_one, make
+from distributed_parts import CLASSES, EACH, kill_one, make
 from multi_parts import LENGTHS, envs
 from whole_parts import TRAJ_IDS, Episodes, Writes, cycling
 
 from trawl.testing import FaultyEnv, NumberedEnv
-
-BOTH = pytest.mark.parametrize("cls", CLASSES)
-SYNC = pytest.mark.parametrize("sync", [True, False], ids=["sync", "async"])
 
 
 def collector(cls, sync, **options):
@@ -19,8 +16,7 @@ def collector(cls, sync, **options):
     return make(cls, create_env_fn=envs(2), policy=None, sync=sync, **options)
 
 
-@BOTH
-@SYNC
+@pytest.mark.parametrize(("cls", "sync"), EACH)
 def test_they_come_once_and_in_order(cls, sync):
     episodes = Episodes(cycling(LENGTHS))
     with collector(cls, sync, total_frames=140, traj_format="padded") as there:
@@ -31,19 +27,17 @@ def test_they_come_once_and_in_order(cls, sync):
     assert 140 - 5 * 5 < episodes.frames <= 140
 
 
-@BOTH
-def test_they_go_into_a_buffer(cls):
+def test_they_go_into_a_buffer():
     buffer, episodes = Writes(), Episodes(cycling(LENGTHS))
     options = {"replay_buffer": buffer, "total_frames": 140, "trajs_per_write": 2}
-    with collector(cls, False, **options) as there:
+    with collector(CLASSES[1], False, **options) as there:
         assert set(there) == {None}
     assert {episodes.add(written) for written in buffer.written} <= {1, 2}
     assert all(found == list(range(len(found))) for found in episodes.by_env.values())
     assert 140 - 2 * 5 < episodes.frames <= 140
 
 
-@BOTH
-@SYNC
+@pytest.mark.parametrize(("cls", "sync"), EACH)
 def test_a_worker_that_is_killed(cls, sync):
     with collector(cls, sync, trajs_per_batch=1, total_frames=420) as there:
         found = [there.next()]
@@ -61,8 +55,8 @@ def test_a_worker_that_is_killed(cls, sync):
     assert 420 - 3 * max(LENGTHS) < sum(map(len, found)) <= 420
 
 
-@pytest.mark.parametrize("nested", [1, 2])
 @pytest.mark.filterwarnings("ignore:.*rebuilt because of on_env_error:RuntimeWarning")
+@pytest.mark.parametrize("nested", [1, pytest.param(2, marks=pytest.mark.long)])
 def test_those_that_a_failure_ends_between_batches_are_delivered(nested):
     options = {"num_workers_per_collector": nested, "collector_class": "sync"} if nested > 1 else {}
     faulty = partial(FaultyEnv, 4, ZeroDivisionError("worn out"), lengths=[3])
