@@ -87,15 +87,6 @@ def test_entries_and_their_dtypes():
     assert batch.names == [None]
 
 
-def test_frames_continue_where_the_last_frame_of_their_environment_ended():
-    with numbered(frames=30, total_frames=300) as collector:
-        frames = torch.cat(list(collector))
-    for env in range(4):
-        own = frames[frames["env_index"] == env]
-        goes_on = ~own["next", "done"][:-1, 0]
-        assert (own["next", "observation"][:-1] == own["observation"][1:])[goes_on].all()
-
-
 def test_a_slow_environment_holds_nobody_up():
     def slow():
         return Gated(number=0)
@@ -212,7 +203,10 @@ def test_recurrent_state_belongs_to_its_environment():
         return TransformedEnv(GymWrapper(NumberedEnv(number, lengths=LENGTHS)), primer)
 
     with AsyncBatchedCollector(
-        [partial(make, number) for number in range(3)], policy=policy, frames_per_batch=60
+        [partial(make, number) for number in range(3)],
+        policy=policy,
+        frames_per_batch=60,
+        env_backend="threading",
     ) as collector:
         batch = collector.next()
     step = batch["observation"][:, 2]
