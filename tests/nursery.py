@@ -37,7 +37,7 @@ _MOST = 1 << 16
 _PATIENCE = 300.0
 
 
-def run(code, *arguments, namespaces=(), **options):
+def run(code, *arguments, namespaces=(), within=None, **options):
     """Runs a program to its end, as ``subprocess.run([sys.executable, "-c", code, ...])`` does.
 
     It takes what it needs of PyTorch, Gymnasium and Trawl from a process that has imported them.
@@ -47,6 +47,7 @@ def run(code, *arguments, namespaces=(), **options):
         code: the program, which may be indented.
         *arguments: what it finds in ``sys.argv``.
         namespaces: paths of the namespaces that it is to be in.
+        within: the nursery that it comes from; None for the one that most share.
         **options: of :meth:`Nursery.fork`.
 
     Returns:
@@ -56,11 +57,11 @@ def run(code, *arguments, namespaces=(), **options):
         opened = [os.open(path, os.O_RDONLY) for path in (os.devnull, *namespaces)]
         fds = [opened[0], output.fileno(), errors.fileno(), *opened[1:]]
         try:
-            pid = shared().fork(code, fds, arguments=arguments, **options)
+            pid = (within or shared()).fork(code, fds, arguments=arguments, **options)
         finally:
             for fd in opened:
                 os.close(fd)
-        status = shared().status(pid, _PATIENCE)
+        status = (within or shared()).status(pid, _PATIENCE)
         if status is None:
             os.kill(pid, signal.SIGKILL)
             raise subprocess.TimeoutExpired(code, _PATIENCE)
@@ -73,6 +74,14 @@ def run(code, *arguments, namespaces=(), **options):
 def shared():
     """The nursery of the programs that need no other. It ends with this process."""
     found = Nursery("trawl.cli.collect", "trawl.cli.show", "trawl.collectors.worker", "trawl.data")
+    atexit.register(found.close)
+    return found
+
+
+@functools.cache
+def bare():
+    """The nursery of programs that import Trawl and tensordict themselves. It ends with this."""
+    found = Nursery("torch", "gymnasium", "rich", "cloudpickle", "multiprocessing.forkserver")
     atexit.register(found.close)
     return found
 

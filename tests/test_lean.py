@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
+import nursery
 
 BEGIN = """
 import sys
@@ -13,9 +12,9 @@ import_lean()
 
 
 def run(code: str) -> None:
-    """Runs code in a fresh interpreter."""
-    made = subprocess.run([sys.executable, "-W", "error", "-c", code], capture_output=True)
-    assert not made.returncode, made.stderr.decode()
+    """Runs code in a process that has imported torch, but neither tensordict nor the compiler."""
+    made = nursery.run(code, within=nursery.bare(), warn=["error"])
+    assert not made.returncode, made.stderr
 
 
 def test_a_worker_collects_without_the_compiler() -> None:

@@ -3,14 +3,12 @@
 Such a system is simulated: Python has another ``sys.platform``, and lacks what only Linux has.
 """
 
-import subprocess
-import sys
-
+import nursery
 import pytest
 
 OTHER_SYSTEM = """
 import builtins, mmap, os, select, selectors, signal, socket, sys, warnings
-import gymnasium, numpy, rich, tensordict, tensordict.nn, torch, cloudpickle, multiprocessing
+import gymnasium, numpy, rich, torch, cloudpickle, multiprocessing
 
 sys.platform = "{platform}"
 for module, prefixes in {{
@@ -35,6 +33,8 @@ def open(file, *args, **kwargs):
 builtins.open = open
 """
 WITHOUT_WORKERS = """
+import tensordict.nn
+
 with warnings.catch_warnings(record=True) as caught:
     warnings.simplefilter("always")
     import trawl
@@ -96,9 +96,7 @@ print("works")
 
 def run(platform, script, folder):
     program = OTHER_SYSTEM.format(platform=platform) + script
-    return subprocess.run(
-        [sys.executable, "-c", program], text=True, capture_output=True, timeout=300, cwd=folder
-    )
+    return nursery.run(program, within=nursery.bare(), cwd=folder)
 
 
 @pytest.mark.parametrize("script", [WITHOUT_WORKERS, WITH_WORKERS], ids=["without", "with"])

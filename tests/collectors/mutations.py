@@ -44,10 +44,6 @@ def cart_pole():
     return Collector("CartPole-v1", frames_per_batch=STEPS)
 
 
-def several():
-    return Collector(["MountainCar-v0", "Blackjack-v1"][:1] * 2, frames_per_batch=2 * STEPS)
-
-
 def physics():
     return Collector("InvertedPendulum-v5", frames_per_batch=STEPS)
 
@@ -77,12 +73,6 @@ def torchrl():
     return Collector(env.append_transform(RewardSum()), frames_per_batch=STEPS)
 
 
-def tensors():
-    from trawl.testing.tensor_envs import Counter as Env
-
-    return Collector(Env(3), frames_per_batch=3 * STEPS)
-
-
 MAKERS = {one.__name__: one for one in (cart_pole, physics, replay, vector, processes, torchrl)}
 
 
@@ -92,10 +82,15 @@ class Mutator:
     def __init__(self, seed):
         self.draw = random.Random(seed)
 
-    def mutated(self, state):
-        """Returns a copy of a state with one to three changes, and the places of the changes."""
-        state = copy.deepcopy(state)
-        return state, [self.change(state) for _ in range(self.draw.choice([1, 1, 1, 2, 3]))]
+    def mutated(self, state, path=()):
+        """Returns a copy of a state with one to three changes, and the places of the changes.
+
+        The changes are in the part that a path leads to.
+        """
+        part = state = copy.deepcopy(state)
+        for key in path:
+            part = part[key]
+        return state, [self.change(part) for _ in range(self.draw.choice([1, 1, 1, 2, 3]))]
 
     def change(self, state):
         """Changes one place, and returns it."""
@@ -278,7 +273,9 @@ class Trial:
         Args:
             thorough: True to compare the next batch, too, after a state was refused.
         """
-        state, where = self.mutator.mutated(self.state)
+        # What is not of the environments is the same in all kinds.
+        own = self.name != "cart_pole" and self.mutator.draw.random() < 0.9
+        state, where = self.mutator.mutated(self.state, ("resume", "envs") if own else ())
         self.counts["mutations"] += 1
         try:
             with warnings.catch_warnings():

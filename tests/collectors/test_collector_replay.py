@@ -2,7 +2,6 @@ from functools import partial
 
 import pytest
 import torch
-from buffer_parts import torchrl_prioritized
 from collector_parts import Buffer, batches, by_step, keys
 from tensordict import TensorDict
 
@@ -16,14 +15,12 @@ from torchrl.data import (  # noqa: E402
     LazyTensorStorage,
     ListStorage,
     ReplayBuffer,
-    TensorDictReplayBuffer,
 )
 from torchrl.data.postprocs import MultiStep  # noqa: E402
 from torchrl.data.replay_buffers.samplers import (  # noqa: E402
-    SamplerWithoutReplacement,
     SliceSampler,
 )
-from torchrl.envs.transforms import MultiStepTransform, RewardScaling  # noqa: E402
+from torchrl.envs.transforms import MultiStepTransform  # noqa: E402
 
 TRAJ_IDS = ("collector", "traj_ids")
 
@@ -43,83 +40,46 @@ def three(**arguments):
 # --- any buffer
 
 
-def test_iteration_yields_none_for_each_batch():
-    buffer = Buffer()
-    collector = Collector(NumberedEnv(), frames_per_batch=30, total_frames=90, replay_buffer=buffer)
-    assert batches(collector) == [None] * 3
+class Sink:
+    """Keeps what is added, and what it was at that time."""
+
+    def __init__(self):
+        self.added, self.copies = [], []
+
+    def add(self, frames):
+        self.added.append(frames)
+        self.copies.append(frames.clone())
+
+    extend = add
 
 
-def test_anything_with_extend_is_a_buffer():
-    ledger = Ledger([NumberedEnv()])
-    batches = []
-    filled(type("Sink", (), {"extend": staticmethod(batches.append)}))
-    for batch in batches:
-        ledger.add(batch)
-    assert ledger.frames == 90
+def test_single_frames_arrive_one_by_one_or_together():
+    """Those of several environments arrive together; none is changed later."""
+    for envs, frames, shape in [([NumberedEnv()], 17, ()), (three(), 18, (3, 1))]:
+        sink, ledger = Sink(), Ledger(env() if callable(env) else env for env in envs)
+        source = envs[0] if len(envs) == 1 else envs
+        filled(sink, source, frames_per_batch=6, total_frames=frames, extend_buffer=False)
+        assert {tuple(frame.batch_size) for frame in sink.added} == {shape}
+        assert all((one == copy).all() for one, copy in zip(sink.added, sink.copies, strict=True))
+        ledger.add(torch.cat(sink.added, -1) if shape else torch.stack(sink.added))
+        assert ledger.frames == frames
 
 
 def test_a_list_is_a_buffer_of_frames():
     frames = []
     filled(frames)
-    assert len(frames) == 90
     assert torch.stack(frames)["next", "reward"][:, 0].tolist() == list(range(1, 91))
-
-
-def test_each_frame_arrives_once():
-    ledger = Ledger([NumberedEnv()])
-    buffer = Buffer()
-    collector = filled(buffer)
-    ledger.add(buffer.content())
-    assert ledger.frames == collector.stats()["frames"] == 90
-
-
-def test_single_frames_arrive_one_by_one():
-    added = []
-
-    class Sink:
-        def add(self, frame):
-            added.append(frame)
-
-    filled(Sink(), frames_per_batch=5, total_frames=17, extend_buffer=False)
-    assert [tuple(frame.batch_size) for frame in added] == [()] * 17
-    ledger = Ledger([NumberedEnv()])
-    ledger.add(torch.stack(added))
-    assert ledger.frames == 17
-
-
-def test_single_frames_of_a_batch_of_environments_arrive_together():
-    added = []
-
-    class Sink:
-        add = extend = added.append
-
-    filled(Sink, three(), frames_per_batch=6, total_frames=18, extend_buffer=False)
-    assert [tuple(frame.batch_size) for frame in added] == [(3, 1)] * 6
-    ledger = Ledger(env() for env in three())
-    ledger.add(torch.cat(added, -1))
-    assert ledger.frames == 18
-
-
-def test_single_frames_keep_their_content():
-    kept = []
-
-    class Sink:
-        def add(self, frame):
-            kept.append((frame, frame.clone()))
-
-    filled(Sink(), extend_buffer=False)
-    assert all((frame == copy).all() for frame, copy in kept)
 
 
 def test_single_frames_begin_batches_too():
     events = []
 
-    class Sink:
+    class Steps:
         def add(self, frame):
             events.append(NumberedEnv.numbers(frame)[2].item())
 
     filled(
-        Sink(),
+        Steps(),
         NumberedEnv(lengths=[100]),
         frames_per_batch=4,
         total_frames=12,
@@ -131,19 +91,12 @@ def test_single_frames_begin_batches_too():
 
 
 def test_the_last_single_frame_of_a_batch_is_marked_as_truncated():
-    buffer = Buffer()
-    filled(
-        buffer,
-        NumberedEnv(lengths=[100]),
-        frames_per_batch=4,
-        total_frames=10,
-        extend_buffer=False,
-        set_truncated=True,
-    )
-    content = buffer.content()
+    buffer, env = Buffer(), NumberedEnv(lengths=[100])
+    options = {"extend_buffer": False, "set_truncated": True}
+    filled(buffer, env, frames_per_batch=4, total_frames=10, **options)
     expected = [False, False, False, True] * 2 + [False, True]
-    assert content["next", "truncated"][:, 0].tolist() == expected
-    assert content["next", "done"][:, 0].tolist() == expected
+    for name in ("truncated", "done"):
+        assert buffer.content()["next", name][:, 0].tolist() == expected
 
 
 def test_hooks_see_what_goes_into_the_buffer():
@@ -191,15 +144,10 @@ def test_what_the_buffer_gets_is_counted(workers, postproc, written):
 
 
 def test_trajectories_can_go_into_the_buffer():
-    sizes = []
-
-    class Sink:
-        def extend(self, batch):
-            sizes.append(tuple(batch.batch_size))
-
+    sink = Sink()
     with pytest.warns(UserWarning, match=r"split_trajs"):
-        filled(Sink(), NumberedEnv(lengths=[15]), split_trajs=True)
-    assert sizes == [(2, 15)] * 3
+        filled(sink, NumberedEnv(lengths=[15]), split_trajs=True)
+    assert [tuple(batch.batch_size) for batch in sink.added] == [(2, 15)] * 3
 
 
 def test_what_begins_with_an_underscore_is_left_out_of_single_frames():
@@ -241,8 +189,8 @@ def test_single_frames_are_random_until_the_buffer_holds_enough():
 
 def test_frames_that_the_buffer_had_count_as_random():
     buffer = memory()
-    filled(buffer, NumberedEnv(lengths=[1000]), by_step(), total_frames=60)
-    filled(buffer, NumberedEnv(lengths=[1000]), by_step(), init_random_frames=60, total_frames=60)
+    for options in ({}, {"init_random_frames": 60}):
+        filled(buffer, NumberedEnv(lengths=[1000]), by_step(), total_frames=60, **options)
     frames = buffer[:]
     assert (NumberedEnv.action_numbers(frames) == NumberedEnv.numbers(frames)[:, 2] % 4).all()
 
@@ -274,14 +222,7 @@ def test_split_trajectories_of_all_lengths_are_written(kind, workers, tmp_path):
 
 def test_random_frames_are_counted_over_all_environments():
     buffer = memory(ndim=2)
-    filled(
-        buffer,
-        three(lengths=[1000]),
-        by_step(),
-        frames_per_batch=30,
-        total_frames=90,
-        init_random_frames=30,
-    )
+    filled(buffer, three(lengths=[1000]), by_step(), init_random_frames=30)
     frames = buffer[:]
     wrong = NumberedEnv.action_numbers(frames) != NumberedEnv.numbers(frames)[..., 2] % 4
     assert wrong[:, :10].any()
@@ -289,34 +230,6 @@ def test_random_frames_are_counted_over_all_environments():
 
 
 # --- TorchRL's buffers
-
-
-@pytest.mark.parametrize("extend", [True, False], ids=["batches", "frames"])
-@pytest.mark.parametrize(
-    "make",
-    [
-        lambda: ReplayBuffer(storage=LazyTensorStorage(200), batch_size=8),
-        lambda: ReplayBuffer(storage=LazyMemmapStorage(200), batch_size=8),
-        lambda: TensorDictReplayBuffer(storage=LazyTensorStorage(200), batch_size=8),
-        lambda: TensorDictReplayBuffer(storage=ListStorage(200), batch_size=8),
-    ],
-    ids=["tensors", "memmap", "tensordict", "list"],
-)
-def test_a_buffer_of_torchrl_holds_each_frame_once(make, extend):
-    buffer = make()
-    filled(buffer, extend_buffer=extend)
-    assert len(buffer) == buffer.write_count == 90
-    ledger = Ledger([NumberedEnv()])
-    content = buffer[:]
-    ledger.add(content)
-    assert ledger.frames == 90
-    assert buffer.sample().batch_size == (8,)
-
-
-def test_a_small_buffer_holds_the_last_frames():
-    buffer = ReplayBuffer(storage=LazyTensorStorage(50), batch_size=8)
-    filled(buffer)
-    assert sorted(buffer[:]["next", "reward"][:, 0].tolist()) == list(range(41, 91))
 
 
 @pytest.mark.parametrize("extend", [True, False], ids=["batches", "frames"])
@@ -360,32 +273,6 @@ def test_slices_can_be_found_by_their_ends():
     assert (NumberedEnv.numbers(slices)[..., 2].diff(dim=-1) == 1).all()
 
 
-def test_every_frame_can_be_sampled_once():
-    buffer = ReplayBuffer(
-        storage=LazyTensorStorage(90), sampler=SamplerWithoutReplacement(), batch_size=30
-    )
-    filled(buffer)
-    seen = torch.cat([buffer.sample() for _ in range(3)])["next", "reward"][:, 0]
-    assert sorted(seen.tolist()) == list(range(1, 91))
-
-
-def test_frames_can_be_sampled_by_priority():
-    buffer = torchrl_prioritized()
-    filled(buffer)
-    buffer.update_priority(torch.arange(90), (torch.arange(90) == 7).float() * 1e6)
-    assert (buffer.sample()["next", "reward"] == 8).float().mean() > 0.9
-
-
-def test_transforms_of_the_buffer_are_applied():
-    buffer = ReplayBuffer(
-        storage=LazyTensorStorage(200),
-        batch_size=8,
-        transform=RewardScaling(loc=1000.0, scale=1.0, in_keys=[("next", "reward")]),
-    )
-    filled(buffer)
-    assert (buffer.sample()["next", "reward"] > 1000).all()
-
-
 def multi_step(rewards, gamma, steps):
     """Sums of up to ``steps`` discounted rewards, within one long episode."""
     return [
@@ -394,34 +281,19 @@ def multi_step(rewards, gamma, steps):
 
 
 def test_multi_step_returns_can_be_made_by_postproc():
-    buffer = Buffer()
-    filled(
-        buffer,
-        NumberedEnv(lengths=[1000]),
-        frames_per_batch=10,
-        total_frames=10,
-        postproc=MultiStep(gamma=0.5, n_steps=3),
-    )
+    options = {"frames_per_batch": 10, "total_frames": 10}
+    buffer, expected = Buffer(), multi_step(range(1, 11), 0.5, 3)
+    postproc = MultiStep(gamma=0.5, n_steps=3)
+    filled(buffer, NumberedEnv(lengths=[1000]), postproc=postproc, **options)
     content = buffer.content()
-    expected = multi_step(range(1, 11), 0.5, 3)
     assert content["next", "reward"][:, 0].tolist() == pytest.approx(expected)
     assert content["next", "original_reward"][:, 0].tolist() == list(range(1, 11))
     assert NumberedEnv.numbers(content["next"])[:8, 2].tolist() == list(range(3, 11))
-
-
-def test_multi_step_returns_can_be_made_without_a_buffer():
-    (batch,) = batches(
-        Collector(
-            three(lengths=[1000]),
-            frames_per_batch=30,
-            total_frames=30,
-            postproc=MultiStep(gamma=0.5, n_steps=3),
-        )
-    )
+    options = {"frames_per_batch": 30, "total_frames": 30}
+    (batch,) = batches(Collector(three(lengths=[1000]), postproc=postproc, **options))
     assert batch.batch_size == (3, 10)
-    expected = multi_step(range(1, 11), 0.5, 3)
-    for row in batch["next", "reward"][..., 0].tolist():
-        assert row == pytest.approx(expected)
+    for rewards in batch["next", "reward"][..., 0].tolist():
+        assert rewards == pytest.approx(expected)
 
 
 def test_multi_step_returns_can_be_made_by_the_buffer():

@@ -2,14 +2,15 @@
 
 import pytest
 from collector_parts import by_step
-from dataset_parts import SYNC, check_dataset
+from dataset_parts import check_dataset
 
 from trawl import Collector, MultiCollector, MultiSyncCollector
 from trawl.data import MemmapSink, info
 
 
-@SYNC
-@pytest.mark.parametrize("kind", ["memmap", "parquet", "minari"])
+@pytest.mark.parametrize(
+    ("sync", "kind"), [(True, "memmap"), (False, "parquet"), (False, "minari")]
+)
 def test_each_frame_is_in_the_dataset_once(sync, kind, tmp_path):
     def make(source, **options):
         return MultiCollector(source, by_step(), sync=sync, frames_per_batch=20, **options)

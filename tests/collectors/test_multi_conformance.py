@@ -355,14 +355,3 @@ def test_an_error_keeps_its_type_and_says_where_it_was(cls, method, at):
     assert "raise self.fault" in str(error)
     assert f"at its step {at} (from 0)" in str(error)
     assert collector.closed
-
-
-def test_an_error_in_a_factory_comes_from_the_constructor(cls, method):
-    def broken():
-        raise OSError(2, "no such rocket")
-
-    with pytest.raises(OSError, match="no such rocket") as caught:
-        make(cls, create_env_fn=[*envs(1), broken], start_method=method)
-    assert isinstance(caught.value, WorkerError)
-    assert "in worker 1" in str(caught.value)
-    assert "in broken" in str(caught.value)

@@ -3,17 +3,17 @@
 import io
 import threading
 import warnings
-from collections.abc import Callable
+from itertools import count
 from typing import Any
 
 import pytest
 import torch
 from gymnasium.spaces import Box
 from gymnasium.vector import AutoresetMode
-from tensordict import TensorDictBase
 from tensordict.nn import TensorDictModule
 from torch import Tensor, nn
 
+from tests.oracle.continuing import assert_continues, row, saved
 from trawl.collectors import Collector
 from trawl.envs import TorchVectorEnv
 from trawl.errors import EnvStateError
@@ -99,46 +99,10 @@ def noisy(*prefix: str) -> TensorDictModule:
     return TensorDictModule(Noisy(), *keys)
 
 
-def stored(state: Any) -> Any:
-    """Returns a state as it is after it was saved and loaded."""
-    file = io.BytesIO()
-    torch.save(state, file)
-    file.seek(0)
-    return torch.load(file, weights_only=True)
-
-
-def assert_resumes(make: Callable[[int], Any], policy: Any, seed: int | None) -> list[str]:
-    """Compares a collector that goes on with one that loads its state."""
-    with (
-        Collector(make(0), policy, frames_per_batch=8 * COUNT) as collector,
-        Collector(make(1), policy, frames_per_batch=8 * COUNT) as other,
-    ):
-        if seed is not None:
-            collector.set_seed(seed)
-        other.next()
-        collector.next()
-        state = stored(collector.state_dict())
-        expected = [collector.next().clone() for _ in range(3)]
-        other.load_state_dict(state)
-        found: list[TensorDictBase] = [other.next() for _ in range(3)]
-        for one, two in zip(found, expected, strict=True):
-            assert (one == two).all()
-        assert expected[0]["next", "done"].any()
-        return collector.env_state_methods()
-
-
 @pytest.mark.parametrize("seed", [None, 3])
 @pytest.mark.parametrize(("kind", "way"), [(Drawing, "attributes"), (Stateful, "get_state")])
 def test_collectors_resume(kind: Any, way: str, seed: int | None) -> None:
-    assert assert_resumes(kind, noisy(), seed) == [way] * COUNT
-
-
-@pytest.mark.parametrize("mode", AutoresetMode)
-def test_all_autoreset_modes(mode: AutoresetMode) -> None:
-    def make(start: int) -> Any:
-        return NumberedTorchEnv(COUNT, [2, 3, 4], autoreset_mode=mode)
-
-    assert_resumes(make, None, 5)
+    assert_continues(row(kind, way, noisy, seed=seed, frames_per_batch=8 * COUNT), used=1)
 
 
 def test_a_reset_after_a_resume_begins_with_a_frame() -> None:
@@ -149,22 +113,24 @@ def test_a_reset_after_a_resume_begins_with_a_frame() -> None:
     options: dict[str, Any] = {"frames_per_batch": 3 * COUNT, "reset_at_each_iter": True}
     with Collector(make(), **options) as collector, Collector(make(), **options) as other:
         collector.next()
-        other.load_state_dict(stored(collector.state_dict()))
+        other.load_state_dict(saved(collector.state_dict()))
         for _ in range(2):
             assert other.next()["collector", "mask"].all()
 
 
-@pytest.mark.parametrize("scenario", ["balance", "football"])
-def test_vmas_resumes(scenario: str) -> None:
+@pytest.mark.parametrize(
+    ("scenario", "policy"), [("balance", lambda: noisy("agents")), ("football", None)]
+)
+def test_vmas_resumes(scenario: str, policy: Any) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # Gym, which VMAS imports, warns about itself.
         vmas = pytest.importorskip("vmas")
+    seeds = count()
 
-    def make(seed: int) -> Any:
-        return vmas.make_env(scenario, num_envs=COUNT, max_steps=7, seed=seed)
+    def make() -> Any:
+        return vmas.make_env(scenario, num_envs=COUNT, max_steps=7, seed=next(seeds))
 
-    policy = noisy("agents") if scenario == "balance" else None
-    assert assert_resumes(make, policy, 3) == ["attributes"] * COUNT
+    assert_continues(row(make, policy=policy, frames_per_batch=8 * COUNT), used=1)
 
 
 class Locked(Drawing):
@@ -208,7 +174,7 @@ def test_adapters_say_what_their_state_is() -> None:
     env, other = Complete(Locked()), Complete(Locked())
     env.age = 7
     assert env.state_methods == ["attributes"] * COUNT
-    other.restore(stored(env.capture()))
+    other.restore(saved(env.capture()))
     assert other.age == 7
 
 
@@ -239,7 +205,7 @@ def test_references_stay() -> None:
     del one.env.names
     other.rollout(1)
     memory = other.env.bodies[0].place
-    other.restore(stored(one.capture()))
+    other.restore(saved(one.capture()))
     bodies = other.env.bodies
     assert bodies[0].place is memory
     assert bodies[0].first.data_ptr() == memory.data_ptr()

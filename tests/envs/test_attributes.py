@@ -56,33 +56,38 @@ PLACES = {
 }
 
 
-@pytest.fixture(params=PLACES)
-def batch(request):
-    cls, options = PLACES[request.param]
-    env = cls(3, wrapped, **options)
-    yield env
-    env.close(raise_if_closed=False)
+@pytest.fixture(scope="module")
+def batches():
+    """Batches of three environments in each place."""
+    made = [cls(3, wrapped, **options) for cls, options in PLACES.values()]
+    yield made
+    for env in made:
+        env.close(raise_if_closed=False)
 
 
 # --- by name
 
 
-def test_methods_are_called(batch):
-    assert batch.call("set_level", 2) == (2, 2, 2)
-    assert batch.call("set_level", 3, indices=[2, 0], plus=4) == (7, 7)
-    assert batch.get_attr("level") == (7, 2, 7)
-    assert batch.call("level", indices=np.int64(1)) == (2,)
-    assert batch.rollout(2)["next", "reward"][:, 0, 0].tolist() == [7.0, 2.0, 7.0]
+def test_methods_are_called(batches):
+    for batch in batches:
+        assert batch.call("set_level", 2) == (2, 2, 2)
+        assert batch.call("set_level", 3, indices=[2, 0], plus=4) == (7, 7)
+        assert batch.get_attr("level") == (7, 2, 7)
+        assert batch.call("level", indices=np.int64(1)) == (2,)
+        assert batch.rollout(2)["next", "reward"][:, 0, 0].tolist() == [7.0, 2.0, 7.0]
+        for index in (1, np.int64(1), np.array(1), torch.tensor(1)):
+            assert batch.get_attr("level", index) == (2,)
 
 
-def test_attributes_are_set_where_they_are(batch):
-    batch.set_attr("level", [1, 2, 3])
-    batch.set_attr("level", 9, indices=1)
-    batch.set_attr("opponent.training", False)
-    assert batch.get_attr("level") == batch.get_attr("unwrapped.level") == (1, 9, 3)
-    assert batch.get_attr("_max_episode_steps", [0]) == (20,)
-    assert batch.get_attr("opponent.training") == (False,) * 3
-    assert [one.in_features for one in batch.get_attr("opponent")] == [1] * 3
+def test_attributes_are_set_where_they_are(batches):
+    for batch in batches:
+        batch.set_attr("level", [1, 2, 3])
+        batch.set_attr("level", 9, indices=1)
+        batch.set_attr("opponent.training", False)
+        assert batch.get_attr("level") == batch.get_attr("unwrapped.level") == (1, 9, 3)
+        assert batch.get_attr("_max_episode_steps", [0]) == (20,)
+        assert batch.get_attr("opponent.training") == (False,) * 3
+        assert [one.in_features for one in batch.get_attr("opponent")] == [1] * 3
 
 
 @pytest.mark.parametrize(
@@ -106,15 +111,12 @@ def test_attributes_are_set_where_they_are(batch):
         (lambda env: env.get_attr(""), ValueError, "name must begin with"),
     ],
 )
-def test_wrong_calls_are_named_and_do_no_harm(batch, call, kind, match):
-    with pytest.raises(kind, match=match):
-        call(batch)
-    assert batch.get_attr("level") == (0, 0, 0)
-
-
-@pytest.mark.parametrize("index", [1, np.int64(1), np.array(1), torch.tensor(1)])
-def test_one_environment_may_be_chosen_by_any_integer(batch, index):
-    assert batch.get_attr("level", index) == (0,)
+def test_wrong_calls_are_named_and_do_no_harm(batches, call, kind, match):
+    for batch in batches:
+        batch.set_attr("level", 5)
+        with pytest.raises(kind, match=match):
+            call(batch)
+        assert batch.get_attr("level") == (5, 5, 5)
 
 
 def test_what_cannot_be_sent_is_named():
@@ -131,13 +133,13 @@ def test_what_cannot_be_sent_is_named():
 
 def test_environments_of_other_kinds():
     torchrl = pytest.importorskip("torchrl.envs")
-    batches = [
+    cases = [
         (lambda: PettingZooEnv(Walkers()), "late", False),
         (lambda: torchrl.GymEnv("CartPole-v1"), "gravity", 1.5),
         (lambda: gymnasium.make_vec("CartPole-v1", 2), "metadata", {"autoreset_mode": "new"}),
         (lambda: SerialEnv(2, Level), "batch_size", None),
     ]
-    for make, name, value in batches:
+    for make, name, value in cases:
         for cls in (SerialEnv, ParallelEnv):
             env = cls(2, make)
             before = env.get_attr(name)
@@ -150,41 +152,32 @@ def test_environments_of_other_kinds():
 # --- by path
 
 
-@pytest.fixture(params=PLACES)
-def collector(request):
-    cls, options = PLACES[request.param]
+@pytest.mark.parametrize("place", PLACES)
+def test_paths_lead_into_environments(place):
+    cls, options = PLACES[place]
     with Collector(cls(2, wrapped, **options), act, frames_per_batch=8) as collector:
         collector.next()
-        yield collector
-
-
-def test_paths_lead_into_environments(collector):
-    assert collector.map_fn("env.envs[0].unwrapped.set_level", [(5,), (6,)]) == [5, 6]
-    assert collector.cascade_execute("env.envs[1].env.unwrapped.set_level", 2, plus=1) == 3
-    assert collector.cascade_execute("env.call", "set_level", 4, indices=1) == (4,)
-    assert collector.get_distant_attr("env.envs[1].unwrapped.level") == 4
-    assert collector.getattr_env("envs[0].unwrapped.level") == 6
-    assert collector.next()["next", "reward"].unique().tolist() == [4.0, 6.0]
+        for call, kind, match in [
+            (lambda c: c.get_distant_attr("env.envs[0].unwrapped.lvl"), AttributeError, "'lvl'"),
+            (lambda c: c.get_distant_attr("env.envs[2].unwrapped.level"), IndexError, "of range"),
+            (lambda c: c.get_distant_attr("env.envs[0]..level"), ValueError, "malformed"),
+            (lambda c: c.map_fn("env.envs[0].unwrapped.level"), AttributeError, "can't be called"),
+            (lambda c: c.cascade_execute("env.envs[0].unwrapped.level", 2), ValueError, "argumen"),
+        ]:
+            with pytest.raises(kind, match=match):
+                call(collector)
+        assert collector.next()["next", "reward"].unique().tolist() == [0.0]
+        assert collector.map_fn("env.envs[0].unwrapped.set_level", [(5,), (6,)]) == [5, 6]
+        assert collector.cascade_execute("env.envs[1].env.unwrapped.set_level", 2, plus=1) == 3
+        assert collector.cascade_execute("env.call", "set_level", 4, indices=1) == (4,)
+        assert collector.get_distant_attr("env.envs[1].unwrapped.level") == 4
+        assert collector.getattr_env("envs[0].unwrapped.level") == 6
+        assert collector.next()["next", "reward"].unique().tolist() == [4.0, 6.0]
 
 
 @pytest.mark.parametrize(
-    ("call", "kind", "match"),
-    [
-        (lambda c: c.get_distant_attr("env.envs[0].unwrapped.lvl"), AttributeError, "'lvl'"),
-        (lambda c: c.get_distant_attr("env.envs[2].unwrapped.level"), IndexError, "out of range"),
-        (lambda c: c.get_distant_attr("env.envs[0]..level"), ValueError, "malformed"),
-        (lambda c: c.map_fn("env.envs[0].unwrapped.level"), AttributeError, "can't be called"),
-        (lambda c: c.cascade_execute("env.envs[0].unwrapped.level", 2), ValueError, "arguments"),
-    ],
+    ("cls", "method"), [(MultiSyncCollector, "forkserver"), (MultiAsyncCollector, "inline")]
 )
-def test_wrong_paths_are_errors(collector, call, kind, match):
-    with pytest.raises(kind, match=match):
-        call(collector)
-    assert collector.next()["next", "reward"].unique().tolist() == [0.0]
-
-
-@pytest.mark.parametrize("cls", [MultiSyncCollector, MultiAsyncCollector])
-@pytest.mark.parametrize("method", ["inline", "forkserver"])
 def test_paths_lead_into_environments_of_workers(cls, method):
     make = [lambda: ParallelEnv(2, wrapped), lambda: SerialEnv(2, wrapped)]
     with cls(make, act, frames_per_batch=8, start_method=method) as collector:

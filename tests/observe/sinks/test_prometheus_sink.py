@@ -112,6 +112,19 @@ def test_a_host_must_be_named(host, error):
         PrometheusSink(0, host)
 
 
+def test_the_end_waits_for_no_idle_client_and_leaves_no_thread():
+    sink = PrometheusSink(0)
+    sink.open()
+    before = threading.active_count()
+    idle = [socket.create_connection(("127.0.0.1", sink.port)) for _ in range(5)]
+    while threading.active_count() < before + len(idle):
+        pass
+    sink.close()
+    assert [one.recv(1) for one in idle] == [b""] * len(idle)
+    for one in idle:
+        one.close()
+
+
 def test_idle_clients_take_few_threads_and_no_turn_of_others():
     sink = PrometheusSink(0)
     sink.open()

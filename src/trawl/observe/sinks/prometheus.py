@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import socket
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from numbers import Real
 from socketserver import ThreadingMixIn
 from threading import BoundedSemaphore, Thread
@@ -33,11 +34,10 @@ class _Handler(WSGIRequestHandler):
 class _Server(ThreadingMixIn, WSGIServer):
     """Serves a few clients at a time."""
 
-    daemon_threads = True
-
     def __init__(self, address: tuple[str, int], handler: type[_Handler]) -> None:
         self.address_family = socket.getaddrinfo(*address, type=socket.SOCK_STREAM)[0][0]
         self._free = BoundedSemaphore(_MOST_CLIENTS)
+        self._clients: list[tuple[Thread, socket.socket]] = []
         super().__init__(address, handler)
 
     def verify_request(self, request: Any, client_address: Any) -> bool:
@@ -46,11 +46,16 @@ class _Server(ThreadingMixIn, WSGIServer):
 
     def process_request(self, request: Any, client_address: Any) -> None:
         """Starts the thread that serves a client."""
+        serve = Thread(
+            target=self.process_request_thread, args=(request, client_address), daemon=True
+        )
         try:
-            super().process_request(request, client_address)
+            serve.start()
         except BaseException:  # there are too many threads
             self._free.release()
             raise
+        self._clients = [client for client in self._clients if client[0].is_alive()]
+        self._clients.append((serve, request))
 
     def process_request_thread(self, request: Any, client_address: Any) -> None:
         """Serves a client, and makes room for the next one."""
@@ -58,6 +63,14 @@ class _Server(ThreadingMixIn, WSGIServer):
             super().process_request_thread(request, client_address)
         finally:
             self._free.release()
+
+    def server_close(self) -> None:
+        """Frees the port, and ends the threads: clients get their answers, but ask no more."""
+        super().server_close()
+        for thread, client in self._clients:
+            with suppress(OSError):  # the client has gone
+                client.shutdown(socket.SHUT_RD)
+            thread.join()
 
 
 class PrometheusSink(StatsSink):

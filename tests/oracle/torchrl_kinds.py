@@ -1,8 +1,7 @@
-"""Environments of TorchRL, policies for them, and the comparison of what collectors deliver."""
+"""Environments and transforms of TorchRL whose states are captured."""
 
 from __future__ import annotations
 
-import io
 import random
 import warnings
 from functools import partial
@@ -46,35 +45,7 @@ from torchrl.envs import (
 from torchrl.envs.custom.pendulum import PendulumEnv
 from torchrl.modules import GRUModule, LSTMModule
 
-from trawl.collectors import Collector
-from trawl.envs.capture.frames import to_plain
-
-
-def tree_equal(one: Any, other: Any) -> bool:
-    """Compares plain data bit by bit, so that NaN equals NaN."""
-    if isinstance(one, Tensor):
-        layout = one.shape == other.shape and one.dtype == other.dtype
-        return layout and one.numpy().tobytes() == other.numpy().tobytes()
-    if type(one) is not type(other):
-        return False
-    if isinstance(one, dict):
-        return one.keys() == other.keys() and all(tree_equal(one[k], other[k]) for k in one)
-    if isinstance(one, list):
-        return len(one) == len(other) and all(map(tree_equal, one, other))
-    return bool(one == other)
-
-
-def equal_batches(one: TensorDictBase, other: TensorDictBase) -> bool:
-    """Compares two batches with all their entries, text included."""
-    return tree_equal(to_plain(one), to_plain(other))
-
-
-def through_a_file(state: Any) -> Any:
-    file = io.BytesIO()
-    torch.save(state, file)
-    file.seek(0)
-    return torch.load(file, weights_only=True)
-
+from tests.oracle.continuing import FORKED, SYNC, Row, parallel, row
 
 # --- environments
 
@@ -143,6 +114,15 @@ class OwnMethods(Walk):
             state["first"],
             state["episodes"],
         )
+
+
+class Failing(Walk):
+    """The same, which fails in its fourth episode."""
+
+    def _step(self, tensordict: TensorDictBase) -> TensorDictBase:
+        if self.episodes["number"] == 4:
+            raise RuntimeError("it fails")
+        return super()._step(tensordict)
 
 
 class Inner:
@@ -253,9 +233,9 @@ def first_norm(new: bool, keys: list[str]) -> Any:
         return VecNorm(in_keys=keys, decay=0.9, new_api=False)
 
 
-def gym(name: str, *transforms: Any) -> Any:
+def gym(name: str, *transforms: Any, **options: Any) -> Any:
     """A Gymnasium environment in TorchRL's wrapper; transforms are functions that make them."""
-    return TransformedEnv(GymEnv(name), Compose(*(make() for make in transforms)))
+    return TransformedEnv(GymEnv(name, **options), Compose(*(make() for make in transforms)))
 
 
 def normed(name: str, new: bool) -> Any:
@@ -271,182 +251,129 @@ def _cat() -> Any:
     return CatFrames(N=3, dim=-1, in_keys=["observation"], out_keys=["observation"])
 
 
+def emulator() -> Any:
+    import ale_py
+
+    gymnasium.register_envs(ale_py)
+    options = {"frameskip": 4, "repeat_action_probability": 0.0}
+    return gym("ALE/Pong-v5", RewardSum, StepCounter, **options)
+
+
 def _primer() -> Any:
     return TensorDictPrimer(extra=Unbounded((2,)), random=True)
-
-
-def _serial(make: Any) -> Any:
-    return SerialEnv(2, make)
-
-
-def _noop() -> Any:
-    return [partial(first_norm, True, ["observation"]), partial(NoopResetEnv, 4)]
 
 
 def _wrapped(make: Any) -> Any:
     return GymWrapper(make())
 
 
-#: Functions that make environments, and the way in which their states are captured.
-ENVS: dict[str, tuple[Any, str]] = {
-    "CartPole, VecNorm": (partial(normed, "CartPole-v1", False), "attributes"),
-    "Pendulum, VecNormV2": (partial(normed, "Pendulum-v1", True), "attributes"),
-    "CartPole, bare": (partial(GymEnv, "CartPole-v1"), "attributes"),
-    "CartPole, CatFrames": (partial(gym, "CartPole-v1", _cat), "attributes"),
-    "CartPole, TimeMaxPool": (
-        partial(gym, "CartPole-v1", partial(TimeMaxPool, in_keys=["observation"], T=3)),
-        "attributes",
-    ),
-    "CartPole, NoopResetEnv": (partial(gym, "CartPole-v1", *_noop()), "attributes"),
-    "Pendulum, FrameSkip": (
-        partial(gym, "Pendulum-v1", _cat, partial(FrameSkipTransform, 2)),
-        "attributes",
-    ),
-    "CartPole, counters": (
-        partial(gym, "CartPole-v1", TrajCounter, InitTracker, StepCounter),
-        "attributes",
-    ),
-    "CartPole, TensorDictPrimer": (partial(gym, "CartPole-v1", _primer), "attributes"),
-    "CartPole, random truncation": (
-        partial(
-            gym,
-            "CartPole-v1",
-            StepCounter,
-            partial(RandomTruncationTransform, prob=0.5, min_horizon=3, max_horizon=9),
-        ),
-        "attributes",
-    ),
-    "CartPole, scaling": (
-        partial(
-            gym,
-            "CartPole-v1",
-            partial(ObservationNorm, 1.0, 2.0, in_keys=["observation"]),
-            partial(RewardScaling, 1.0, 2.0),
-            partial(RewardClipping, -1, 1),
-        ),
-        "attributes",
-    ),
-    "PendulumEnv": (
-        partial(
-            native,
-            partial(UnsqueezeTransform, -1, in_keys=["th"], out_keys=["observation"]),
-            partial(StepCounter, 9),
-            kind=PendulumEnv,
-        ),
-        "attributes",
-    ),
-    "native": (Walk, "attributes"),
-    "native, batch": (partial(Walk, (2,)), "attributes"),
-    "native, transforms": (
-        partial(native, _cat, RewardSum, partial(first_norm, True, ["reward"])),
-        "attributes",
-    ),
-    "native, own methods": (OwnMethods, "get_state"),
-    "native, objects": (Objects, "pickle"),
-    "native, mask": (partial(native, ActionMask, kind=Masked), "attributes"),
-    "SerialEnv": (
-        partial(_serial, partial(normed, "CartPole-v1", True)),
-        "attributes attributes",
-    ),
-    "SerialEnv, lists": (
-        partial(SerialEnv, 2, partial(GymEnv, "CartPole-v1"), use_buffers=False),
-        "attributes attributes",
-    ),
-    "SerialEnv, transformed": (
-        lambda: TransformedEnv(
-            SerialEnv(2, partial(normed, "CartPole-v1", True)),
-            Compose(RewardSum(in_keys=["reward"], out_keys=["total"]), _cat()),
-        ),
-        "attributes attributes",
-    ),
-    "SerialEnv, one VecNormV2": (
-        lambda: TransformedEnv(
-            SerialEnv(2, partial(GymEnv, "CartPole-v1")),
-            VecNormV2(in_keys=["observation"], reduce_batch_dims=True),
-        ),
-        "attributes attributes",
-    ),
-    "nested": (
-        lambda: TransformedEnv(gym("CartPole-v1", StepCounter), RewardSum(), auto_unwrap=False),
-        "attributes",
-    ),
-    "CartPole, VecNormV2 in the carrier": (
-        partial(gym, "CartPole-v1", partial(VecNormV2, ["observation"], stateful=False)),
-        "attributes",
-    ),
-    "CartPole, networks": (
-        partial(gym, "CartPole-v1", Drifting),
-        "attributes",
-    ),
-    "words": (Words, "attributes"),
-    "words, TorchRL": (partial(_wrapped, Words), "attributes"),
-}
-
-
 # --- policies
 
 
 class Noisy(nn.Module):
-    """Draws from all global generators.
+    """Draws from all global generators, and returns its mean, too.
 
     Args:
-        discrete: number of actions; 0 for a continuous action.
+        actions: number of actions; 0 for a continuous action.
         one_hot: True to write discrete actions as one-hot vectors.
     """
 
-    def __init__(self, discrete: int, one_hot: bool) -> None:
+    def __init__(self, actions: int, one_hot: bool = True) -> None:
         super().__init__()
-        self.discrete, self.one_hot = discrete, one_hot
+        self.actions, self.one_hot = actions, one_hot
 
     def forward(self, observation: Tensor) -> tuple[Tensor, Tensor]:
         mean = observation.float().mean(-1, keepdim=True)
         drawn = mean + torch.randn_like(mean) + np.random.normal() + random.random()
-        if not self.discrete:
+        if not self.actions:
             return drawn.tanh(), mean
         index = (drawn[..., 0] > 0).long()
-        return (nn.functional.one_hot(index, self.discrete) if self.one_hot else index), mean
+        return (nn.functional.one_hot(index, self.actions) if self.one_hot else index), mean
 
 
-def policy_for(env: Any) -> Any:
-    """A stochastic policy, which writes another entry besides the action."""
-    spec = env.action_spec
-    discrete = int(getattr(spec, "n", 0) or 0)
-    return TensorDictModule(
-        Noisy(discrete, spec.shape[-1:] == (discrete,)), ["observation"], ["action", "mean"]
-    )
+def noisy(actions: int, one_hot: bool = True) -> Any:
+    return TensorDictModule(Noisy(actions, one_hot), ["observation"], ["action", "mean"])
 
 
-def recurrent(kind: Any, inputs: int = 4) -> Any:
-    """A recurrent policy of TorchRL, with fixed weights."""
+def recurrent(kind: Any) -> Any:
+    """Returns a recurrent policy of TorchRL, with fixed weights."""
     torch.manual_seed(0)
-    keys = {"in_key": "observation", "out_key": "features"}
-    memory = kind(input_size=inputs, hidden_size=5, **keys)
-    head = TensorDictModule(Noisy(2, True), ["features"], ["action", "mean"])
+    memory = kind(input_size=4, hidden_size=5, in_key="observation", out_key="features")
+    head = TensorDictModule(Noisy(2), ["features"], ["action", "mean"])
     return TensorDictSequential(memory, head)
 
 
-RECURRENT = {"LSTM": partial(recurrent, LSTMModule), "GRU": partial(recurrent, GRUModule)}
+# --- collectors
 
+CART, SWING = partial(noisy, 2), partial(noisy, 0)
+LSTM, GRU = partial(recurrent, LSTMModule), partial(recurrent, GRUModule)
+CARTS, SWINGS = partial(gym, "CartPole-v1"), partial(gym, "Pendulum-v1")
+BARE = partial(GymEnv, "CartPole-v1")
+NORMED, SWINGS_NORMED = partial(normed, "CartPole-v1", False), partial(normed, "Pendulum-v1", True)
+SERIAL = partial(SerialEnv, 2, partial(normed, "CartPole-v1", True))
+OBSERVATION = {"in_keys": ["observation"]}
+INITIAL: dict[str, Any] = {"auto_register_policy_transforms": True}
+TRUNCATED = partial(RandomTruncationTransform, prob=0.5, min_horizon=3, max_horizon=9)
+SCALED = (
+    partial(ObservationNorm, 1.0, 2.0, **OBSERVATION),
+    partial(RewardScaling, 1.0, 2.0),
+    partial(RewardClipping, -1, 1),
+)
+POLE = (
+    partial(UnsqueezeTransform, -1, in_keys=["th"], out_keys=["observation"]),
+    partial(StepCounter, 9),
+)
+NOOPS = partial(first_norm, True, ["observation"]), partial(NoopResetEnv, 4)
+WORKERS: dict[str, Any] = {"cls": FORKED, "frames_per_batch": 40}
 
-def collector_of(name: str, policy: str, **options: Any) -> Collector:
-    """A collector of an environment in :data:`ENVS`."""
-    make = ENVS[name][0]
-    options.setdefault("frames_per_batch", 24)
-    if policy == "random":
-        return Collector(make, **options)
-    if policy in RECURRENT:
-        return Collector(make, RECURRENT[policy](), **options)
-    from trawl.envs.serial import build_env
-
-    env = build_env(make)
-    found = policy_for(env)
-    env.close(raise_if_closed=False)
-    return Collector(make, found, **options)
-
-
-def main(name: str, policy: str, path: str, batches: int) -> None:
-    """Continues from a state in a file, and writes what follows to another file."""
-    with collector_of(name, policy) as collector:
-        collector.load_state_dict(torch.load(path, weights_only=True))
-        assert collector.resumed
-        torch.save([to_plain(collector.next()) for _ in range(batches)], path + ".frames")
+#: Collectors of environments of TorchRL, by name.
+ROWS: dict[str, Row] = {
+    "VecNorm": row(NORMED, policy=CART, frames_per_batch=10),
+    "VecNormV2": row(SWINGS_NORMED, policy=SWING),
+    "bare": row(BARE, policy=CART, frames_per_batch=2),
+    "CatFrames": row(partial(gym, "CartPole-v1", _cat), policy=CART, init_random_frames=50),
+    "TimeMaxPool": row(partial(CARTS, partial(TimeMaxPool, T=3, **OBSERVATION))),
+    "NoopResetEnv": row(partial(CARTS, *NOOPS)),
+    "FrameSkip": row(partial(SWINGS, _cat, partial(FrameSkipTransform, 2)), policy=SWING),
+    "counters": row(partial(CARTS, TrajCounter, InitTracker, StepCounter)),
+    "TensorDictPrimer": row(partial(CARTS, _primer), policy=CART),
+    "random truncation": row(partial(CARTS, StepCounter, TRUNCATED)),
+    "scaling": row(partial(CARTS, *SCALED), policy=CART),
+    "carrier": row(partial(CARTS, partial(VecNormV2, ["observation"], stateful=False))),
+    "networks": row(partial(CARTS, Drifting)),
+    "nested": row(lambda: TransformedEnv(CARTS(StepCounter), RewardSum(), auto_unwrap=False)),
+    "PendulumEnv": row(partial(native, *POLE, kind=PendulumEnv), policy=SWING),
+    "native": row(Walk, policy=SWING),
+    "native, batch": row(partial(Walk, (2,)), policy=SWING, max_frames_per_traj=7),
+    "native, transforms": row(
+        partial(native, _cat, RewardSum, partial(first_norm, True, ["reward"])), policy=SWING
+    ),
+    "native, own methods": row(OwnMethods, "get_state"),
+    "native, objects": row(Objects, "pickle"),
+    "native, mask": row(partial(native, ActionMask, kind=Masked)),
+    "SerialEnv": row(SERIAL),
+    "SerialEnv, lists": row(partial(SerialEnv, 2, BARE, use_buffers=False), policy=CART),
+    "SerialEnv, transformed": row(
+        lambda: TransformedEnv(
+            SERIAL(), Compose(RewardSum(in_keys=["reward"], out_keys=["total"]), _cat())
+        ),
+        policy=CART,
+    ),
+    "SerialEnv, one VecNormV2": row(
+        lambda: TransformedEnv(
+            SerialEnv(2, BARE), VecNormV2(in_keys=["observation"], reduce_batch_dims=True)
+        )
+    ),
+    "words": row(Words, policy=CART, trajs_per_batch=1, traj_format="cat"),
+    "words, wrapped": row(partial(_wrapped, Words), policy=CART, max_frames_per_traj=7),
+    "LSTM": row(BARE, policy=LSTM, max_frames_per_traj=17, **INITIAL),
+    "LSTM, SerialEnv": row(SERIAL, policy=LSTM, **INITIAL),
+    "GRU": row(NORMED, policy=GRU, **INITIAL),
+    "physics": row(partial(normed, "HalfCheetah-v5", True), "mujoco", needs="mujoco"),
+    "emulator": row(emulator, "ale", needs="ale_py", frames_per_batch=20),
+    "fragile": row(lambda: TransformedEnv(Failing(), RewardSum()), at=3, on_env_error="restart"),
+    "workers": row([NORMED] * 2, cls=SYNC),
+    "workers, words": row([Words] * 2, **WORKERS),
+    "workers, native": row([partial(native, RewardSum)] * 2, **WORKERS),
+    "processes": row(parallel(BARE, 3, envs_per_worker=2), frames_per_batch=30),
+}
