@@ -1,6 +1,5 @@
 """Random actions are among those that an action mask allows, and policies can read it."""
 
-import itertools
 from functools import partial
 
 import gymnasium
@@ -111,63 +110,58 @@ def env_of(where, kind, space, categorical=False):
     return {
         "single": make,
         "list": lambda: SerialEnv(2, make),
-        "parallel": lambda: ParallelEnv(2, make),
+        "parallel": lambda: ParallelEnv(2, make, backend="thread"),
+        "processes": lambda: ParallelEnv(2, make),
         "vector": lambda: gymnasium.vector.SyncVectorEnv(
             [lambda: TimeLimit(masked(where, SPACES[space]), 9)] * 2
         ),
     }[kind]
 
 
-@pytest.mark.parametrize("space", ["discrete", "multi", "bits"])
-@pytest.mark.parametrize("categorical", [False, True])
+# Each two values of where, kind, space and encoding; the encoding is GymEnv's.
 @pytest.mark.parametrize(
-    ("where", "kind"),
+    ("where", "kind", "space", "categorical"),
     [
-        ("obs", "single"),
-        ("obs", "list"),
-        ("obs", "vector"),
-        ("info", "single"),
-        ("info", "list"),
-        ("info", "vector"),
-        ("method", "single"),
-        ("method", "list"),
-        ("method", "vector"),
+        ("obs", "single", "discrete", False),
+        ("obs", "list", "multi", True),
+        ("obs", "vector", "bits", False),
+        ("obs", "parallel", "multi", False),
+        ("obs", "processes", "bits", False),
+        ("info", "single", "multi", True),
+        ("info", "list", "bits", False),
+        ("info", "vector", "discrete", False),
+        ("info", "parallel", "bits", True),
+        ("method", "single", "bits", True),
+        ("method", "list", "discrete", False),
+        ("method", "vector", "multi", False),
+        ("method", "parallel", "discrete", True),
     ],
 )
 def test_random_actions_are_allowed(where, kind, space, categorical):
-    if kind == "vector" and categorical:
-        pytest.skip("the encoding is GymEnv's")
     env = env_of(where, kind, space, categorical)
-    with Collector(env, frames_per_batch=600, total_frames=1200) as collector:
+    with Collector(env, frames_per_batch=300, total_frames=600) as collector:
         first, _ = collector
         assert collector.stats()["env_path"] == "array"
-    actions = first["action"].reshape(600, -1)
+    actions = first["action"].reshape(300, -1)
     if space != "bits" and not categorical:
         # All that is allowed comes up.
         assert (actions.sum(0) > 0).all()
     assert len(actions.unique(dim=0)) > 3
 
 
-@pytest.mark.parametrize("where", ["obs", "info", "method"])
-@pytest.mark.parametrize("space", SPACES)
-def test_those_of_a_parallel_environment_are_too(where, space):
-    with Collector(env_of(where, "parallel", space), frames_per_batch=200) as collector:
-        assert collector.next().shape == (2, 100)
-
-
 SAME_STEP = gymnasium.vector.AutoresetMode.SAME_STEP
 
 
 # Processes change only how the info comes here, and are slow to start: the mode with most of it.
-@pytest.mark.parametrize("where", ["info", "method"])
 @pytest.mark.parametrize(
-    ("vector", "mode"),
+    ("vector", "mode", "where"),
     [
-        ("AsyncVectorEnv", SAME_STEP),
-        *itertools.product(
-            ["SyncVectorEnv", "DictInfoToList", "in a process", "in a list"],
-            gymnasium.vector.AutoresetMode,
-        ),
+        ("AsyncVectorEnv", SAME_STEP, "info"),
+        *[
+            (vector, mode, ["info", "method"][(i + j) % 2])
+            for i, vector in enumerate(["SyncVectorEnv", "DictInfoToList", "shared", "in a list"])
+            for j, mode in enumerate(gymnasium.vector.AutoresetMode)
+        ],
     ],
 )
 def test_masks_of_steps_are_followed_in_each_autoreset_mode(where, vector, mode):
@@ -178,9 +172,9 @@ def test_masks_of_steps_are_followed_in_each_autoreset_mode(where, vector, mode)
         made = kind([lambda: masked(where)] * 2, autoreset_mode=mode)
         return DictInfoToList(made) if vector == "DictInfoToList" else made
 
-    several = {"in a process": ParallelEnv, "in a list": SerialEnv}
+    several = {"shared": partial(ParallelEnv, backend="thread"), "in a list": SerialEnv}
     env = several[vector](2, make) if vector in several else make()
-    with Collector(env, frames_per_batch=600) as collector:
+    with Collector(env, frames_per_batch=200) as collector:
         collector.next()  # or an environment refuses an action
 
 
@@ -193,7 +187,8 @@ def test_masks_are_followed_beside_observations_without_a_fixed_layout():
         def shown(self):
             return "here", super().shown()[1]
 
-    with Collector(ParallelEnv(2, Telling), frames_per_batch=100) as collector:
+    env = ParallelEnv(2, Telling, backend="thread")
+    with Collector(env, frames_per_batch=100) as collector:
         collector.next()
 
 
@@ -206,7 +201,7 @@ def test_a_row_of_a_vector_environment_without_a_mask_may_do_anything():
             return [np.ones(5, np.int8)]
 
     env = gymnasium.vector.SyncVectorEnv([lambda: Masked("info"), lambda: Free("info")])
-    with Collector(env, frames_per_batch=600) as collector:
+    with Collector(env, frames_per_batch=200) as collector:
         actions = collector.next()["action"]
     assert (actions[1].sum(0) > 0).all()
 
@@ -265,9 +260,8 @@ def test_random_frames_come_first(where):
 
 @pytest.mark.parametrize("where", ["obs", "info", "method"])
 def test_workers_follow_it(where):
-    with MultiSyncCollector(
-        [lambda: masked(where)] * 2, frames_per_batch=200, total_frames=400
-    ) as collector:
+    options = {"frames_per_batch": 80, "total_frames": 160, "start_method": "inline"}
+    with MultiSyncCollector([lambda: masked(where)] * 2, **options) as collector:
         assert len(list(collector)) == 2
 
 
@@ -300,7 +294,7 @@ def test_a_single_environment_may_have_a_number_of_environments():
 
 
 def test_environments_that_are_ready_follow_a_method():
-    options = {"policy": RandomPolicy(), "frames_per_batch": 100}
+    options = {"policy": RandomPolicy(), "frames_per_batch": 100, "env_backend": "threading"}
     with AsyncBatchedCollector([Maskable] * 2, **options) as collector:
         collector.next()  # or an environment refuses an action
 
@@ -476,13 +470,18 @@ class Shaped(gymnasium.Env):
         return obs, 0.0, False, False, info
 
 
-@pytest.mark.parametrize("where", ["obs", "info"])
-@pytest.mark.parametrize("categorical", [False, True])
-@pytest.mark.parametrize("kind", ["single", "vector", "list", "parallel", "policy"])
+SHAPES = [([3, 3], False), ([4, 3], True), ([2, 2], False), ([2, 3, 2], True)]
+
+
 @pytest.mark.parametrize(
-    ("sizes", "joint"), [([3, 3], False), ([2, 2], False), ([4, 3], True), ([2, 3, 2], True)]
+    ("kind", "sizes", "joint", "categorical", "where"),
+    [
+        (kind, *shape, bool((i + j // 2) % 2), ["obs", "info"][(i + j) % 2])
+        for i, kind in enumerate(["single", "vector", "list", "parallel", "policy"])
+        for j, shape in enumerate(SHAPES)
+    ],
 )
-def test_masks_of_several_choices(sizes, joint, kind, categorical, where):
+def test_masks_of_several_choices(kind, sizes, joint, categorical, where):
     def make():
         return Shaped(sizes, joint, where)
 

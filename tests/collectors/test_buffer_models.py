@@ -19,8 +19,9 @@ def scorer():
     return TensorDictModule(nn.Linear(3, 1), ["observation"], ["score"])
 
 
-@pytest.mark.parametrize("cls", CLASSES)
-@pytest.mark.parametrize("method", ["inline", "forkserver"])
+@pytest.mark.parametrize(
+    ("cls", "method"), list(zip(CLASSES, ["inline", "forkserver"], strict=True))
+)
 def test_a_model_in_the_buffer_gets_its_weights(cls, method):
     module = scorer()
     buffer = data.ReplayBuffer(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from buffer_parts import BUFFERS, check_background, check_iteration, kinds
+from buffer_parts import BUFFERS, check_background, check_iteration
 from collector_parts import by_step
 
 from trawl.collectors import Collector, MultiAsyncCollector, MultiSyncCollector
@@ -32,19 +32,41 @@ PLACES = {
 places = pytest.mark.parametrize("place", PLACES)
 
 
-@places
-@kinds
+@pytest.mark.parametrize(
+    ("place", "kind"),
+    [
+        *[("single", kind) for kind in BUFFERS],
+        ("sync, inline", "disk"),
+        ("sync, inline", "prioritized"),
+        ("async, inline", "list"),
+        ("async, inline", "shared"),
+        ("sync, processes", "memory"),
+        ("sync, processes", "shared"),
+        ("async, processes", "shared"),
+        ("async, processes", "torchrl_prioritized"),
+    ],
+)
 def test_iteration_fills_it_exactly(place: str, kind: str) -> None:
     check_iteration(PLACES[place], kind)
 
 
-@places
-@pytest.mark.parametrize("kind", ["memory", "shared"])
+@pytest.mark.parametrize(
+    ("place", "kind"),
+    [("single", "memory"), ("sync, inline", "shared"), ("async, processes", "shared")],
+)
 def test_it_is_filled_step_by_step(place: str, kind: str) -> None:
     check_iteration(PLACES[place], kind, extend_buffer=False)
 
 
-@places
-@pytest.mark.parametrize("kind", ["memory", "disk", "shared", "prioritized"])
+@pytest.mark.parametrize(
+    ("place", "kind"),
+    [
+        ("single", "disk"),
+        ("sync, inline", "memory"),
+        ("async, inline", "prioritized"),
+        ("sync, processes", "shared"),
+        ("async, processes", "memory"),
+    ],
+)
 def test_it_is_filled_in_the_background(place: str, kind: str) -> None:
     check_background(PLACES[place], BUFFERS[kind]())

@@ -1,8 +1,5 @@
-import gc
-
-import pytest
 import torch
-from collector_parts import batches, by_step, first_batch, keys, layout
+from collector_parts import by_step, first_batch, keys, layout
 from tensordict import TensorDict
 from tensordict.nn import TensorDictModule
 from torch import nn
@@ -16,8 +13,10 @@ TRAJ_IDS = ("collector", "traj_ids")
 
 
 def test_a_batch_has_the_documented_keys_shapes_and_dtypes():
-    batch = first_batch(NumberedEnv(), frames_per_batch=12)
-    flag = ((12, 1), torch.bool)
+    options = {"max_frames_per_traj": 5, "auto_register_policy_transforms": True}
+    options |= {"frames_per_batch": 12, "track_policy_version": True}
+    batch = first_batch(NumberedEnv(), **options)
+    flag, count, version = ((12, 1), torch.bool), ((12, 1), torch.int64), ((12,), torch.int64)
     assert layout(batch) == {
         "observation": ((12, 5), torch.float32),
         "action": ((12, 4), torch.int64),
@@ -30,6 +29,12 @@ def test_a_batch_has_the_documented_keys_shapes_and_dtypes():
         ("next", "terminated"): flag,
         ("next", "truncated"): flag,
         TRAJ_IDS: ((12,), torch.int64),
+        "is_init": flag,
+        ("next", "is_init"): flag,
+        "step_count": count,
+        ("next", "step_count"): count,
+        "policy_version": version,
+        ("next", "policy_version"): version,
     }
     assert batch.batch_size == (12,)
     assert batch.names == ["time"]
@@ -50,87 +55,6 @@ def test_a_batch_is_plain_data_of_its_own():
     assert not batch.is_locked
     assert not any(value.requires_grad for value in batch.values(True, True))
     assert batch.device is None
-
-
-def test_frames_are_real_and_in_order():
-    ledger = Ledger([NumberedEnv(lengths=[4, 1, 7])])
-    for batch in batches(
-        Collector(NumberedEnv(lengths=[4, 1, 7]), frames_per_batch=10, total_frames=50)
-    ):
-        ledger.add(batch)
-    assert ledger.frames == 50
-
-
-def test_a_batch_begins_where_the_one_before_ended():
-    one, two = batches(Collector(NumberedEnv(lengths=[50]), frames_per_batch=8, total_frames=16))
-    assert torch.equal(one["next", "observation"][-1], two["observation"][0])
-    assert one[TRAJ_IDS][-1] == two[TRAJ_IDS][0]
-
-
-def test_rows_within_a_batch_go_on_from_each_other():
-    batch = first_batch(NumberedEnv(lengths=[5]), frames_per_batch=20)
-    goes_on = ~batch["next", "done"][:-1, 0]
-    after, root = batch["next", "observation"][:-1], batch["observation"][1:]
-    assert torch.equal(after[goes_on], root[goes_on])
-    assert not torch.equal(after[~goes_on], root[~goes_on])
-
-
-def test_flags_of_a_frame_are_those_before_its_step():
-    batch = first_batch(NumberedEnv(lengths=[2], ends=["truncated"]), frames_per_batch=6)
-    assert not batch["done"].any()
-    assert batch["next", "done"][:, 0].tolist() == [False, True] * 3
-    assert batch["next", "truncated"][:, 0].tolist() == [False, True] * 3
-    assert not batch["next", "terminated"].any()
-
-
-def test_trajectory_ids_grow_and_go_on_over_batches():
-    one, two = batches(Collector(NumberedEnv(lengths=[3]), frames_per_batch=5, total_frames=10))
-    assert one[TRAJ_IDS].tolist() == [0, 0, 0, 1, 1]
-    assert two[TRAJ_IDS].tolist() == [1, 2, 2, 2, 3]
-
-
-def test_environments_of_a_batch_have_their_own_trajectories():
-    envs = [lambda: NumberedEnv(0, lengths=[2]), lambda: NumberedEnv(1, lengths=[3])]
-    batch = first_batch(envs, frames_per_batch=8)
-    assert batch[TRAJ_IDS].tolist() == [[0, 0, 2, 2], [1, 1, 1, 3]]
-
-
-def test_batches_stay_valid_when_others_follow():
-    collector = Collector(NumberedEnv(), by_step(), frames_per_batch=6, total_frames=60)
-    kept, copies = [], []
-    for batch in collector:
-        kept.append(batch)
-        copies.append(batch.clone())
-    collector.shutdown()
-    del collector
-    gc.collect()
-    assert all((a == b).all() for a, b in zip(kept, copies, strict=True))
-
-
-def test_a_view_keeps_its_batch_valid():
-    with Collector(NumberedEnv(lengths=[1000]), frames_per_batch=6) as collector:
-        rewards = [next(iter(collector))["next", "reward"][2] for _ in range(10)]
-        gc.collect()
-        next(iter(collector))
-    assert [reward.item() for reward in rewards] == [3 + 6 * i for i in range(10)]
-
-
-@pytest.mark.parametrize("use_buffers", [None, True, False])
-def test_batches_are_the_same_with_and_without_reused_memory(use_buffers):
-    ledger = Ledger([NumberedEnv()])
-    with Collector(
-        NumberedEnv(), frames_per_batch=7, total_frames=70, use_buffers=use_buffers
-    ) as collector:
-        for batch in collector:
-            ledger.add(batch)
-    assert ledger.frames == 70
-
-
-def test_without_buffers_no_memory_is_kept():
-    with Collector(NumberedEnv(), frames_per_batch=7, use_buffers=False) as collector:
-        next(iter(collector))
-        gc.collect()
-        assert collector.stats()["memory_bytes"] == 0
 
 
 def test_next_gives_a_batch_at_a_time():

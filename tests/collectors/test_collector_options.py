@@ -1,6 +1,6 @@
 import pytest
 import torch
-from collector_parts import batches, by_step, choose_by_step, first_batch, keys, layout
+from collector_parts import batches, by_step, choose_by_step, first_batch, layout
 from tensordict.nn import (
     InteractionType,
     ProbabilisticTensorDictModule,
@@ -12,7 +12,7 @@ from torch.distributions import OneHotCategorical
 from trawl import ExplorationType, exploration_type, set_exploration_type
 from trawl.collectors import Collector
 from trawl.envs import GymEnv
-from trawl.testing import Ledger, NumberedEnv
+from trawl.testing import NumberedEnv
 
 TRAJ_IDS = ("collector", "traj_ids")
 
@@ -61,51 +61,6 @@ def test_an_environment_may_come_in_many_ways(source):
 # --- episodes
 
 
-def test_long_episodes_are_truncated():
-    batch = first_batch(NumberedEnv(lengths=[100]), frames_per_batch=9, max_frames_per_traj=3)
-    third = [False, False, True] * 3
-    assert batch["next", "truncated"][:, 0].tolist() == third
-    assert batch["next", "done"][:, 0].tolist() == third
-    assert not batch["next", "terminated"].any()
-    assert batch["step_count"][:, 0].tolist() == [0, 1, 2] * 3
-    assert batch["next", "step_count"][:, 0].tolist() == [1, 2, 3] * 3
-    assert batch[TRAJ_IDS].tolist() == [0] * 3 + [1] * 3 + [2] * 3
-    assert batch["step_count"].dtype is torch.int64
-
-
-def test_the_limit_holds_over_batches():
-    ledger = Ledger([NumberedEnv(lengths=[100, 3])], limit=7)
-    for batch in batches(
-        Collector(
-            NumberedEnv(lengths=[100, 3]),
-            frames_per_batch=5,
-            total_frames=50,
-            max_frames_per_traj=7,
-        )
-    ):
-        ledger.add(batch)
-    assert ledger.episodes == 10
-
-
-@pytest.mark.parametrize("none", [None, 0, -1])
-def test_there_may_be_no_limit(none):
-    batch = first_batch(NumberedEnv(lengths=[100]), frames_per_batch=9, max_frames_per_traj=none)
-    assert "step_count" not in keys(batch)
-    assert not batch["next", "done"].any()
-
-
-def test_each_batch_may_begin_anew():
-    collector = Collector(
-        NumberedEnv(lengths=[100]), frames_per_batch=4, total_frames=12, reset_at_each_iter=True
-    )
-    found = batches(collector)
-    assert [NumberedEnv.numbers(batch)[:, 2].tolist() for batch in found] == [[0, 1, 2, 3]] * 3
-    assert [NumberedEnv.numbers(batch)[0, 1].item() for batch in found] == [0, 1, 2]
-    # The episode that was broken off shows no end, but has another id than the next one.
-    assert not any(batch["next", "done"].any() for batch in found)
-    assert [batch[TRAJ_IDS].tolist() for batch in found] == [[0] * 4, [1] * 4, [2] * 4]
-
-
 def test_a_batch_does_not_begin_anew_twice():
     with Collector(
         NumberedEnv(lengths=[100]), frames_per_batch=4, reset_at_each_iter=True
@@ -115,44 +70,7 @@ def test_a_batch_does_not_begin_anew_twice():
         assert NumberedEnv.numbers(next(iter(collector)))[:, 1].tolist() == [1] * 4
 
 
-def test_the_last_step_of_a_batch_may_be_marked_as_truncated():
-    one, two = batches(
-        Collector(
-            [lambda: NumberedEnv(0, lengths=[100]), lambda: NumberedEnv(1, lengths=[100])],
-            frames_per_batch=8,
-            total_frames=16,
-            set_truncated=True,
-        )
-    )
-    for batch in (one, two):
-        assert batch["next", "truncated"][..., 0].tolist() == [[False] * 3 + [True]] * 2
-        assert batch["next", "done"][..., 0].tolist() == [[False] * 3 + [True]] * 2
-        assert not batch["next", "terminated"].any()
-    # Nothing is reset: the episode and its id go on, and the flags before the step are unset.
-    assert NumberedEnv.numbers(two)[:, 0, 2].tolist() == [4, 4]
-    assert torch.equal(one[TRAJ_IDS], two[TRAJ_IDS])
-    assert not two["truncated"].any()
-
-
 # --- what is recorded
-
-
-def test_trajectory_ids_can_be_left_out():
-    batch = first_batch(NumberedEnv(), frames_per_batch=4, track_traj_ids=False)
-    assert TRAJ_IDS not in keys(batch)
-    assert "collector" not in keys(batch)
-
-
-def test_observations_after_the_step_can_be_left_out():
-    batch = first_batch(NumberedEnv(), frames_per_batch=4, compact_obs=True)
-    assert ("next", "observation") not in keys(batch)
-    assert {("next", key) for key in ("reward", "done", "terminated", "truncated")} <= keys(batch)
-
-
-def test_step_counts_are_left_out_with_the_observations():
-    batch = first_batch(NumberedEnv(), frames_per_batch=4, compact_obs=True, max_frames_per_traj=2)
-    assert "step_count" in keys(batch)
-    assert ("next", "step_count") not in keys(batch)
 
 
 def test_frames_carry_the_version_of_the_policy():
@@ -166,15 +84,6 @@ def test_frames_carry_the_version_of_the_policy():
     assert one["policy_version"].dtype is torch.int64
 
 
-def test_starts_of_episodes_are_marked_when_asked_for():
-    batch = first_batch(
-        NumberedEnv(lengths=[3]), frames_per_batch=6, auto_register_policy_transforms=True
-    )
-    assert batch["is_init"][:, 0].tolist() == [True, False, False] * 2
-    assert not batch["next", "is_init"].any()
-    assert batch["is_init"].dtype is torch.bool
-
-
 def test_starts_of_episodes_are_marked_for_a_policy_that_reads_them():
     def choose(observation, is_init):
         return choose_by_step(observation + is_init)
@@ -183,10 +92,6 @@ def test_starts_of_episodes_are_marked_for_a_policy_that_reads_them():
     batch = first_batch(NumberedEnv(lengths=[3]), policy, frames_per_batch=6)
     assert batch["is_init"][:, 0].tolist() == [True, False, False] * 2
     assert NumberedEnv.action_numbers(batch).tolist() == [1, 1, 2] * 2
-
-
-def test_starts_of_episodes_are_not_marked_otherwise():
-    assert "is_init" not in keys(first_batch(NumberedEnv(), by_step(), frames_per_batch=4))
 
 
 # --- what becomes of a batch
@@ -226,22 +131,6 @@ def test_postproc_is_moved_to_the_storing_device():
     postproc = Placed()
     Collector(NumberedEnv(), frames_per_batch=4, storing_device="cpu", postproc=postproc).shutdown()
     assert postproc.device == torch.device("cpu")
-
-
-def test_trajectories_can_be_delivered_one_a_row():
-    with pytest.warns(UserWarning, match=r"split_trajs=True pads"):
-        collector = Collector(
-            NumberedEnv(lengths=[2, 3]), frames_per_batch=6, total_frames=6, split_trajs=True
-        )
-    (batch,) = batches(collector)
-    assert batch.batch_size == (3, 3)
-    assert batch["collector", "mask"].tolist() == [
-        [True, True, False],
-        [True, True, True],
-        [True, False, False],
-    ]
-    assert NumberedEnv.numbers(batch)[..., 2].tolist() == [[0, 1, 0], [0, 1, 2], [0, 0, 0]]
-    assert batch.names == [None, None]
 
 
 def test_postproc_gets_the_split_batch():

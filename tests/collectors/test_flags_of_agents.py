@@ -40,9 +40,18 @@ def truncated(plain):
     return expected
 
 
-@pytest.mark.parametrize("frames", [2, 3, 5, 6])
-@pytest.mark.parametrize("kind", [walkers, turns])
-@pytest.mark.parametrize("place", ["alone", "list", "worker"])
+@pytest.mark.parametrize(
+    ("kind", "frames", "place"),
+    [
+        (walkers, 2, "alone"),
+        (walkers, 3, "list"),
+        (walkers, 5, "worker"),
+        (walkers, 6, "alone"),
+        (turns, 3, "alone"),
+        (turns, 5, "list"),
+        (turns, 4, "worker"),
+    ],
+)
 def test_a_batch_end_truncates_the_agents_that_are_not_done(kind, frames, place):
     source = {"alone": kind, "list": [kind] * 2, "worker": [kind]}[place]
     options = {"frames": frames * (1 + (place == "list"))}
@@ -72,8 +81,7 @@ def test_so_does_the_last_of_single_steps():
     assert flags[1].all()
 
 
-@pytest.mark.parametrize("frames", [1, 4, 24])
-@pytest.mark.parametrize("kind", [walkers, turns])
+@pytest.mark.parametrize(("kind", "frames"), [(walkers, 1), (walkers, 24), (turns, 4)])
 def test_an_agent_that_dies_ends_no_trajectory(kind, frames):
     length, stats = {walkers: 6, turns: 8}[kind], EpisodeStats()
     with Collector(kind, frames_per_batch=frames, total_frames=48) as collector:

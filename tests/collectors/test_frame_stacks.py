@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import gc
-import io
-from functools import partial
 
 import gymnasium
 import numpy as np
@@ -12,10 +10,7 @@ import pytest
 import torch
 from gymnasium.spaces import Box, Dict, Discrete
 from gymnasium.wrappers import AtariPreprocessing, FrameStackObservation
-from hypothesis import given
-from hypothesis import strategies as st
 from stack_parts import (
-    KINDS,
     LENGTHS,
     SIZE,
     Env,
@@ -34,7 +29,7 @@ from torch.overrides import TorchFunctionMode
 from trawl import Collector, Evaluator
 from trawl.data import StackedFrames
 from trawl.envs import FrameStack
-from trawl.testing import FaultyEnv, NumberedEnv
+from trawl.testing import NumberedEnv
 
 POLICIES = {"random": None, "guarded": choose_by_stack, "module": by_stack()}
 OPTIONS = [
@@ -53,47 +48,26 @@ OPTIONS = [
 ]
 
 
-@pytest.mark.parametrize("padding", ["reset", "zero"])
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("policy", POLICIES)
-def test_batches_are_those_of_gymnasiums_wrapper(policy, kind, padding):
-    check_as_wrapped(kind, padding, policy=POLICIES[policy])
-
-
-@pytest.mark.parametrize("kind", ["single", "list"])
-@pytest.mark.parametrize("options", OPTIONS, ids=str)
-def test_so_are_they_with_other_options(options, kind):
-    check_as_wrapped(kind, policy=by_stack(), **options)
-
-
-@pytest.mark.filterwarnings("ignore:split_trajs=True pads")
-@pytest.mark.parametrize("kind", ["single", "list", "disabled"])
-@pytest.mark.parametrize("options", [{"split_trajs": True}, {"max_frames_per_traj": 5}], ids=str)
-def test_so_are_they_with_limits_and_where_they_are_split(options, kind):
-    check_as_wrapped(kind, policy=by_stack(), **options)
-
-
-@pytest.mark.parametrize("kind", ["parallel", "groups"])
-def test_so_are_those_of_environments_in_processes(kind):
-    check_as_wrapped(kind, policy=by_stack(), count=3)
-
-
-@pytest.mark.parametrize("kind", ["single", "list"])
-@pytest.mark.parametrize("frames", [3, 1101])
-def test_batches_may_be_shorter_than_a_stack_or_longer_than_a_chunk(kind, frames):
-    options = {"frames_per_batch": frames, "count": 3 if frames > 100 else 20}
-    check_as_wrapped(kind, policy=by_stack(), lengths=(30,), **options)
-
-
-@given(
-    st.lists(st.integers(1, 12), min_size=1, max_size=5),
-    st.integers(1, 9),
-    st.sampled_from(["reset", "zero"]),
+@pytest.mark.parametrize(
+    ("kind", "padding", "policy"),
+    [
+        ("single", "zero", choose_by_stack),
+        ("list", "reset", None),
+        ("next_step", "reset", by_stack()),
+        ("same_step", "zero", by_stack()),
+        ("disabled", "reset", choose_by_stack),
+        ("groups", "zero", by_stack()),
+    ],
+    ids=str,
 )
-def test_stacks_begin_anew_with_each_episode(lengths, frames, padding):
-    check_as_wrapped(
-        "single", padding, lengths, count=8, frames_per_batch=frames, policy=by_stack()
-    )
+def test_batches_are_those_of_gymnasiums_wrapper(kind, padding, policy):
+    check_as_wrapped(kind, padding, policy=policy)
+
+
+@pytest.mark.parametrize("kind", ["single", "list"])
+def test_batches_may_be_longer_than_a_chunk(kind):
+    options = {"frames_per_batch": 1101, "count": 2, "storing_device": "cpu"}
+    check_as_wrapped(kind, policy=by_stack(), lengths=(30,), **options)
 
 
 def test_a_batch_stores_each_frame_once():
@@ -247,60 +221,6 @@ def test_an_interrupted_batch_goes_on_where_it_stopped():
             assert torch.equal(one.get(key), value), key
 
 
-def test_an_environment_that_is_rebuilt_begins_a_new_stack():
-    env = partial(FaultyEnv, 5, ValueError("broken"), lengths=[20])
-    with (
-        pytest.warns(RuntimeWarning, match="broken"),
-        Collector(
-            [env, partial(NumberedEnv, 1)],
-            frames_per_batch=20,
-            frame_stack=3,
-            on_env_error="restart",
-        ) as collector,
-    ):
-        batch = next(iter(collector))
-    mask = batch["collector", "mask"][0]
-    failed = int((~mask).nonzero()[0])
-    first = batch["observation"][0, failed + 1]
-    assert torch.equal(first[0], first[2])
-    assert not torch.equal(batch["observation"][0, failed][0], first[2])
-
-
-@pytest.mark.parametrize("kind", ["single", "list", "disabled"])
-@pytest.mark.parametrize("lengths", [(1, 2, 9), (40,)])
-def test_a_state_has_the_stacks_of_running_episodes(kind, lengths):
-    options = {"frames_per_batch": 24, "frame_stack": SIZE}
-    with (
-        Collector(made(kind, lengths), by_stack(), **options) as one,
-        Collector(made(kind, lengths), by_stack(), **options) as other,
-    ):
-        one.set_seed(1)
-        for _ in range(3):
-            next(iter(one))
-        other.load_state_dict(one.state_dict())
-        for _ in range(3):
-            expected, found = next(iter(one)), next(iter(other))
-            for key, value in expected.items(True, True):
-                assert torch.equal(found.get(key), value), key
-
-
-def test_a_state_has_the_stacks_of_unfinished_trajectories():
-    options = {"frame_stack": SIZE, "trajs_per_batch": 3, "traj_format": "cat"}
-    options |= {"frames_per_batch": 24, "policy": by_stack()}
-    with (
-        Collector(made("list", (9, 30)), **options) as one,
-        Collector(made("list", (9, 30)), **options) as other,
-    ):
-        one.set_seed(1)
-        for _ in range(3):
-            one.next()
-        file = io.BytesIO()
-        torch.save(one.state_dict(), file)
-        file.seek(0)
-        other.load_state_dict(torch.load(file, weights_only=True))
-        check_equal([other.next() for _ in range(3)], [one.next() for _ in range(3)])
-
-
 def test_an_evaluation_stacks_frames():
     results = []
     for padding in (None, "reset"):
@@ -311,9 +231,8 @@ def test_an_evaluation_stacks_frames():
     assert results[0]["eval/reward"] == results[1]["eval/reward"]
 
 
-@pytest.mark.parametrize("kind", ["single", "list"])
-def test_a_compiled_policy_reads_stacks(kind):
-    check_as_wrapped(kind, policy=Linear(), compile_policy={"backend": "eager"})
+def test_a_compiled_policy_reads_stacks():
+    check_as_wrapped("list", policy=Linear(), compile_policy={"backend": "eager"})
 
 
 class Linear(nn.Module):

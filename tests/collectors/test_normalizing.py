@@ -2,7 +2,6 @@
 
 import functools
 import io
-import itertools
 
 import gymnasium
 import numpy as np
@@ -20,7 +19,7 @@ from trawl.collectors import (
     NormalizeObservation,
     NormalizeReward,
 )
-from trawl.envs import FrameStack, GymEnv, ParallelEnv
+from trawl.envs import FrameStack, GymEnv
 
 MASK = ("collector", "mask")
 NEXT = ("next", "observation")
@@ -93,55 +92,6 @@ def scaled(values, mean, var, clip=10.0):
     return np.clip((values - mean) / np.sqrt(var + 1e-8), -clip, clip)
 
 
-def test_statistics_are_those_of_all_frames(source):
-    raw, nothing, _ = collected(source)
-    _, found, _ = collected(source, normalize_observations=True)
-    assert nothing is None
-    exact, own = frames(raw, "observation"), found.observations["observation"]
-    assert own.count == len(exact)
-    np.testing.assert_allclose(own.mean, exact.mean(0), rtol=1e-10)
-    np.testing.assert_allclose(own.var, exact.var(0), rtol=1e-8)
-
-
-def test_each_value_is_normalised_once_with_the_statistics_before_it(source):
-    raw, _, _ = collected(source)
-    batches, _, _ = collected(source, normalize_observations=True)
-    for number, batch in enumerate(batches):
-        # Observations before and after a step, where the episode goes on, are the same value.
-        goes_on = ~batch[DONE][:-1, :, 0]
-        after, before = batch[NEXT][:-1], batch["observation"][1:]
-        assert torch.equal(after[goes_on], before[goes_on])
-        if number < 2:
-            continue
-        # By now, fewer frames are added in a batch than there are, so the statistics are those
-        # of all batches before.
-        seen = frames(raw[:number], "observation")
-        for key, first in (("observation", 1), (NEXT, 0)):
-            values = raw[number][key].numpy()[first:].astype(np.float64)
-            own = batch[key].numpy()[first:]
-            expected = scaled(values, seen.mean(0), seen.var(0))
-            np.testing.assert_allclose(own, expected, rtol=1e-3, atol=1e-3)
-
-
-def test_a_batch_begins_with_the_last_observations_of_the_batch_before(source):
-    batches, _, _ = collected(source, normalize_observations=True)
-    for one, other in itertools.pairwise(batches):
-        goes_on = ~one[DONE][-1, :, 0]
-        assert torch.equal(one[NEXT][-1][goes_on], other["observation"][0][goes_on])
-
-
-def test_statistics_are_brought_up_to_date_in_the_first_batch():
-    raw, _, _ = collected(Walk, 1, frames_per_batch=64)
-    (batch,), _, _ = collected(Walk, 1, frames_per_batch=64, normalize_observations=True)
-    values, own = (b["observation"][:, 0].numpy() for b in (raw[0], batch))
-    assert (own[:16] == 10).all()  # 100 without statistics, clipped
-    for first, last in ((16, 32), (32, 64)):
-        seen = values[:first].astype(np.float64)
-        expected = scaled(values[first:last], seen.mean(0), seen.var(0))
-        # The row after the last one that the statistics count has the statistics before it.
-        np.testing.assert_allclose(own[first + 1 : last], expected[1:], rtol=1e-3, atol=1e-3)
-
-
 def returns_of(rewards, done, mask, gamma):
     found, running = [], np.zeros(rewards.shape[1])
     for row in range(len(rewards)):
@@ -151,8 +101,8 @@ def returns_of(rewards, done, mask, gamma):
     return np.array(found)[mask]
 
 
-def test_rewards_are_divided_by_the_deviation_of_the_discounted_return(source):
-    options = NormalizeReward(gamma=0.9, keep_raw=True)
+def test_rewards_are_divided_by_the_deviation_of_the_discounted_return():
+    options, source = NormalizeReward(gamma=0.9, keep_raw=True), [Walk] * 3
     raw, _, stats = collected(source)
     batches, found, own_stats = collected(source, normalize_rewards=options)
     rewards = np.concatenate([b[REWARD].numpy()[..., 0] for b in raw]).astype(np.float64)
@@ -169,31 +119,6 @@ def test_rewards_are_divided_by_the_deviation_of_the_discounted_return(source):
     expected = np.clip(raw[-1][REWARD].numpy() / np.sqrt(exact.var() + 1e-8), -10, 10)
     np.testing.assert_allclose(last, expected, rtol=1e-5)
     assert own_stats["episode_return_mean"] == stats["episode_return_mean"]
-
-
-@pytest.mark.parametrize("groups", [1, 2])
-def test_environments_in_processes_are_normalised_like_others(groups):
-    options = {"normalize_observations": True, "normalize_rewards": True, "frames_per_batch": 24}
-    expected, one, _ = collected([Walk] * 2, 3, **options)
-    found, other, _ = collected(
-        functools.partial(ParallelEnv, 2, Walk, groups=groups), 3, **options
-    )
-    own, same = (n.observations["observation"] for n in (one, other))
-    assert own.count == same.count
-    assert np.array_equal(own.mean, same.mean)
-    # In groups, the statistics don't change in the middle of a batch.
-    if groups == 1:
-        assert all((a == b).all() for a, b in zip(found, expected, strict=True))
-
-
-@pytest.mark.parametrize("options", [{}, {"compact_obs": True}, {"max_frames_per_traj": 7}])
-def test_options_can_be_combined(options):
-    plain, _, _ = collected(SOURCES["list"](), **options)
-    batches, found, _ = collected(
-        SOURCES["list"](), normalize_observations=True, normalize_rewards=True, **options
-    )
-    assert found.observations["observation"].count == sum(b.numel() for b in plain)
-    assert torch.equal(batches[-1][DONE], plain[-1][DONE])
 
 
 def test_a_frozen_normalisation_keeps_its_statistics():
@@ -228,25 +153,6 @@ def through_a_file(state):
     torch.save(state, file)
     file.seek(0)
     return torch.load(file, weights_only=True)
-
-
-def test_a_state_resumes_to_the_bit(source):
-    options = {"normalize_observations": True, "normalize_rewards": NormalizeReward(keep_raw=True)}
-    with Collector(source, policy(), frames_per_batch=60, **options) as one:
-        one.set_seed(0)
-        one.next()
-        state = through_a_file(one.state_dict())
-        expected = [one.next() for _ in range(2)]
-    with Collector(source, policy(), frames_per_batch=60, **options) as other:
-        other.load_state_dict(state)
-        found = [other.next() for _ in range(2)]
-        count = other.normalization.observations["observation"].count
-    assert all((a == b).all() for a, b in zip(found, expected, strict=True))
-    assert (
-        count
-        == sum(frames([b], REWARD).size for b in found)
-        + state["normalization"]["statistics"][0]["count"]
-    )
 
 
 class Replayed(Walk):
@@ -342,21 +248,6 @@ def test_an_interrupted_batch_counts_the_steps_that_were_taken():
     assert torch.equal(first[NEXT][11], second["observation"][0]) or bool(first[DONE][11])
 
 
-def test_episodes_that_a_reset_ends_have_no_return_after_it():
-    options = {"frames_per_batch": 20, "reset_at_each_iter": True}
-    rewards, done = [], []
-    for normalized in ({}, {"normalize_rewards": NormalizeReward(gamma=0.9)}):
-        with Collector(Walk, policy(), **options, **normalized) as collector:
-            collector.set_seed(0)
-            batches = [collector.next() for _ in range(3)]
-            found = collector.normalization
-        rewards.append(torch.cat([b[REWARD] for b in batches]).double().numpy())
-        done.append(torch.cat([b[DONE] for b in batches]).numpy())
-    done[0][19::20] = True
-    exact = returns_of(rewards[0], done[0], np.ones((60, 1), bool), 0.9)
-    np.testing.assert_allclose(found.rewards["reward"].var, exact.var(), rtol=1e-9)
-
-
 def test_a_seed_in_the_middle_normalises_the_first_observation():
     with Collector(Walk, policy(), frames_per_batch=50, normalize_observations=True) as collector:
         collector.set_seed(0)
@@ -368,40 +259,6 @@ def test_a_seed_in_the_middle_normalises_the_first_observation():
         other.set_seed(1)
         raw = other.next()["observation"][0].numpy()
     np.testing.assert_allclose(first, scaled(raw, own.mean, own.var), rtol=1e-3, atol=1e-3)
-
-
-class Failing(Walk):
-    """Fails at its 25th step."""
-
-    steps = 0
-
-    def step(self, action):
-        type(self).steps += 1
-        if type(self).steps == 25:
-            raise OSError("it broke")
-        return super().step(action)
-
-
-@pytest.mark.filterwarnings("ignore:.*it broke:RuntimeWarning")
-@pytest.mark.parametrize("frames", [24, 50], ids=["first_row", "middle"])
-def test_a_failed_step_does_not_count(frames):
-    found = []
-    for options in ({}, {"normalize_observations": True, "normalize_rewards": True}):
-        Failing.steps = 0
-        options |= {"frames_per_batch": frames, "on_env_error": "restart"}
-        with Collector(Failing, policy(), **options) as collector:
-            collector.set_seed(0)
-            found.append([collector.next() for _ in range(2)])
-            own = collector.normalization
-    raw = torch.cat(found[0])
-    mask = raw[MASK].numpy()
-    assert mask.sum() == 2 * frames - 1
-    observed = raw["observation"].numpy().astype(np.float64)[mask]
-    assert own.observations["observation"].count == len(observed)
-    np.testing.assert_allclose(own.observations["observation"].mean, observed.mean(0), rtol=1e-9)
-    rewards = raw[REWARD].numpy().astype(np.float64)
-    exact = returns_of(rewards, raw[DONE].numpy(), mask[:, None], 0.99)
-    np.testing.assert_allclose(own.rewards["reward"].var, exact.var(), rtol=1e-9)
 
 
 class Pair(gymnasium.Env):
@@ -549,30 +406,6 @@ def test_infinite_values_are_an_error(name):
 
 
 # --- other kinds of environments
-
-
-def test_agents_have_statistics_of_their_group():
-    pytest.importorskip("mpe2")
-    options = {"normalize_observations": True, "normalize_rewards": NormalizeReward(keep_raw=True)}
-    source = "pettingzoo:mpe2/simple_spread_v3"
-    with Collector(source, frames_per_batch=100, **options) as collector:
-        collector.set_seed(0)
-        batches = [collector.next() for _ in range(3)]
-        found = collector.normalization
-        mean = collector.stats()["episode_return_mean"]
-    own, reward = found.observations["agent", "observation"], found.rewards["agent", "reward"]
-    assert own.count == 300
-    assert own.mean.shape == (3, 18)
-    assert reward.count == 3 * 300
-    raw = torch.cat([b["next", "agent", "raw_reward"] for b in batches]).squeeze(-1)
-    done = torch.cat([b["next", "done"] for b in batches]).squeeze(-1)
-    ones = np.ones((len(done), 3), bool)
-    ended = done[:, None].expand(-1, 3).numpy()
-    exact = returns_of(raw.double().numpy(), ended, ones, 0.99)
-    np.testing.assert_allclose(reward.var, exact.var(), rtol=1e-8)
-    returns = raw.mean(-1)[: 12 * 25].reshape(12, 25).sum(-1)
-    assert mean == pytest.approx(float(returns.mean()), rel=1e-4)
-    assert batches[-1]["agent", "observation"].abs().max() < 10
 
 
 def test_envpool_is_normalised_unless_its_environments_come_as_they_are_ready():

@@ -64,8 +64,9 @@ class InPlace:
 
 
 @pytest.mark.usefixtures("_kept")
-@pytest.mark.parametrize("limit", [None, 3])
-@pytest.mark.parametrize("mode", [AutoresetMode.SAME_STEP, AutoresetMode.DISABLED])
+@pytest.mark.parametrize(
+    ("mode", "limit"), [(AutoresetMode.SAME_STEP, 3), (AutoresetMode.DISABLED, None)]
+)
 def test_observations_that_change_in_place(mode: AutoresetMode, limit: int | None) -> None:
     found: dict[bool, list[Any]] = {}
     for normalized in (False, True):

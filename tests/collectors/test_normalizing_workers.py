@@ -173,17 +173,6 @@ def test_a_state_of_other_statistics_is_refused():
         assert other.next() is not None
 
 
-def test_a_checkpoint_holds_the_statistics(tmp_path):
-    with make() as one:
-        one.set_seed(0)
-        one.next()
-        one.checkpoint(tmp_path)
-        expected = one.next().clone()
-    with make() as other:
-        assert other.load_checkpoint(tmp_path)
-        assert equal([other.next()], [expected])
-
-
 class Buffer:
     """Keeps what is written to it."""
 
@@ -202,14 +191,6 @@ def test_batches_for_a_buffer_are_normalised(cls):
             pass
         assert collector.normalization.observations["observation"].count == 320
     assert sum(b.numel() for b in buffer.batches) == 320
-
-
-def test_returns_in_the_statistics_are_those_of_the_environment():
-    with make(total_frames=320) as collector:
-        raw = [b["next", "raw_reward"].reshape(2, -1) for b in collector]
-        mean = collector.stats()["episode_return_mean"]
-    whole = torch.cat(raw, -1)[:, : 160 // 30 * 30].reshape(-1, 30).sum(-1)
-    assert mean == pytest.approx(float(whole.mean()), rel=1e-5)
 
 
 def test_a_growing_collector_and_lists_of_keys():

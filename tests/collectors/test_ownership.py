@@ -90,8 +90,11 @@ FORMS = {
 }
 
 
-@pytest.mark.parametrize("cls", [Collector, *CLASSES])
-@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize(
+    ("cls", "form"),
+    [(Collector, form) for form in FORMS]
+    + [(CLASSES[i % 2], form) for i, form in enumerate(FORMS)],
+)
 def test_weights_that_are_passed_share_no_memory_with_the_policies_that_act(cls, form):
     own, given = Stated(1), FORMS[form](Stated(2))
     with collector(cls, own) as one:
@@ -287,8 +290,10 @@ def state(policy: Any) -> Any:
 
 
 @pytest.mark.filterwarnings("ignore:policy has no parameters to move")
-@pytest.mark.parametrize("source", ["Pendulum-v1", ["Pendulum-v1"] * 2], ids=["one", "batch"])
-@pytest.mark.parametrize("name", POLICIES)
+@pytest.mark.parametrize(
+    ("name", "source"),
+    [(name, ["Pendulum-v1"] * 2 if i % 2 else "Pendulum-v1") for i, name in enumerate(POLICIES)],
+)
 def test_a_collector_that_is_made_leaves_the_policy_and_the_generators_as_they_were(name, source):
     policy = POLICIES[name]()
     before = state(policy)

@@ -183,7 +183,7 @@ def test_always_the_same_number_of_environments_is_an_option():
 
 
 def test_a_policy_that_ignores_that_it_acts_for_a_group():
-    env = ParallelEnv(4, NumberedEnv, groups=2)
+    env = ParallelEnv(4, NumberedEnv, groups=2, backend="thread")
     with (
         Collector(env, Rows(4), frames_per_batch=8) as collector,
         pytest.raises(ValueError, match=r"batch size \(2,\), so the shape must be \(2, 4\)"),
@@ -252,14 +252,14 @@ def started(kind, policy):
     return kind([NumberedEnv], policy, **options)
 
 
-WITH_WORKERS = pytest.mark.parametrize("kind", [MultiSyncCollector, AsyncBatchedCollector])
-
-
-@WITH_WORKERS
 @pytest.mark.parametrize(
-    "make",
-    [lambda: hides(torch.nn.Linear(5, 4)), Holder, lambda: Holder().__call__],
-    ids=["function", "object", "method"],
+    ("kind", "make"),
+    [
+        (MultiSyncCollector, lambda: hides(torch.nn.Linear(5, 4))),
+        (MultiSyncCollector, lambda: Holder().__call__),
+        (AsyncBatchedCollector, Holder),
+    ],
+    ids=["function", "method", "object"],
 )
 def test_a_network_that_updates_cannot_reach_is_warned_of(kind, make):
     expected = r"the policy calls a network that is not part of it \(Linear\): .* don't reach"
@@ -268,11 +268,14 @@ def test_a_network_that_updates_cannot_reach_is_warned_of(kind, make):
     collector.shutdown()
 
 
-@WITH_WORKERS
 @pytest.mark.parametrize(
-    "make",
-    [lambda: names_it, lambda: Holder().first, lambda: hides(frozen())],
-    ids=["function", "method", "frozen"],
+    ("kind", "make"),
+    [
+        (MultiSyncCollector, lambda: Holder().first),
+        (MultiSyncCollector, lambda: hides(frozen())),
+        (AsyncBatchedCollector, lambda: names_it),
+    ],
+    ids=["method", "frozen", "function"],
 )
 def test_what_has_no_such_network_is_not(kind, make):
     with started(kind, make()) as collector:

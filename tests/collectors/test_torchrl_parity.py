@@ -298,27 +298,25 @@ OPTIONS = [
 ]
 
 
-@pytest.mark.parametrize("options", OPTIONS, ids=named)
+def halves(cases):
+    """Gives each second case one environment of theirs and own ones in a batch; others, in turn."""
+    for number, case in enumerate(cases):
+        yield case, number % 2 == 0, False
+        yield case, number % 2 == 1, True
+
+
 @pytest.mark.parametrize(
-    ("env", "own"),
-    [(cart, None), (cart, "CartPole-v1")],
-    ids=["their environment", "own environment"],
+    ("options", "own", "several"),
+    # TorchRL tracks no versions in a batch.
+    [one for one in halves(OPTIONS) if not (one[2] and "track_policy_version" in one[0])],
+    ids=named,
 )
-def test_options_have_the_same_effect(env, own, options):
+def test_options_have_the_same_effect(options, own, several):
     # A policy without modules gets no transforms from TorchRL, whatever is asked for.
     policy = {"policy": actor} if "auto_register_policy_transforms" in options else {}
-    compare(env, own, **policy, **options)
-
-
-@pytest.mark.parametrize(
-    "options", [o for o in OPTIONS if "track_policy_version" not in o], ids=named
-)
-@pytest.mark.parametrize(
-    "own", [None, ["CartPole-v1"] * 3], ids=["their environments", "own environments"]
-)
-def test_options_have_the_same_effect_on_a_batch_of_environments(own, options):
-    policy = {"policy": actor} if "auto_register_policy_transforms" in options else {}
-    compare(lambda: SerialEnv(3, cart), own, **policy, **options)
+    env = (lambda: SerialEnv(3, cart)) if several else cart
+    mine = ["CartPole-v1"] * 3 if several else "CartPole-v1"
+    compare(env, mine if own else None, **policy, **options)
 
 
 @pytest.mark.parametrize("own", [None, "Pendulum-v1"], ids=["their environment", "own"])
@@ -493,22 +491,19 @@ POLICIES = {
 }
 
 
-@pytest.mark.parametrize("policy", POLICIES)
-@pytest.mark.parametrize("own", [False, True], ids=["their environment", "own environment"])
-def test_policies_give_the_same_layout(policy, own):
+@pytest.mark.parametrize(("policy", "own", "several"), list(halves(POLICIES)))
+def test_policies_give_the_same_layout(policy, own, several):
     make, env, env_id = POLICIES[policy]
-    compare(env, env_id if own else None, policy=make)
+    if several and "spec" not in policy:
+        compare(lambda: SerialEnv(3, env), [env_id] * 3 if own else None, policy=make)
+    else:
+        compare(env, env_id if own else None, policy=make)
 
 
-@pytest.mark.parametrize("policy", [name for name in POLICIES if "spec" not in name])
-@pytest.mark.parametrize("own", [False, True], ids=["their environments", "own environments"])
-def test_policies_give_the_same_layout_for_a_batch_of_environments(policy, own):
-    make, env, env_id = POLICIES[policy]
-    compare(lambda: SerialEnv(3, env), [env_id] * 3 if own else None, policy=make)
-
-
-@pytest.mark.parametrize("policy", ["tanh normal", "q values", "actor and value", "plain module"])
-@pytest.mark.parametrize("own", [False, True], ids=["their environment", "own environment"])
+@pytest.mark.parametrize(
+    ("policy", "own"),
+    [("tanh normal", False), ("q values", True), ("actor and value", True), ("tanh normal", True)],
+)
 def test_random_frames_have_the_layout_of_the_others(policy, own):
     make, env, env_id = POLICIES[policy]
     compare(env, env_id if own else None, policy=make, init_random_frames=24)
@@ -573,12 +568,8 @@ RECURRENT = pytest.mark.parametrize("cls", [LSTMModule, GRUModule], ids=["LSTM",
 @pytest.mark.parametrize(
     ("own", "options"),
     [
-        (None, {}),
-        ("CartPole-v1", {}),
         (cart, {}),
         (None, {"max_frames_per_traj": 5}),
-        ("CartPole-v1", {"max_frames_per_traj": 5}),
-        (None, {"init_random_frames": 24}),
         ("CartPole-v1", {"init_random_frames": 24}),
     ],
     ids=named,

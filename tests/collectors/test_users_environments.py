@@ -112,8 +112,13 @@ def started(env):
     return env
 
 
-@ON_ENVS
-@pytest.mark.parametrize("options", [{}, {"max_frames_per_traj": 3}], ids=["", "limit"])
+@pytest.mark.parametrize(
+    ("make", "options"),
+    [
+        pytest.param(make, {"max_frames_per_traj": 3} if i % 3 else {}, id=name)
+        for i, (name, make) in enumerate(ENVS.items())
+    ],
+)
 def test_collectors_do_not_change_an_environment(make, options):
     env = started(make())
     if options and counts(env):
@@ -219,20 +224,26 @@ def as_function(module) -> Callable[..., torch.Tensor]:
     return lambda observation: module(observation)
 
 
+SOURCES = {"one": ID, "TorchRL": lambda: GymEnv(ID), "batch": [ID, ID]}
+WRAPS = {
+    "module": lambda module: module,
+    "TensorDictModule": lambda module: TensorDictModule(module, ["observation"], ["action"]),
+    "of a function": lambda one: TensorDictModule(as_function(one), ["observation"], ["action"]),
+    "object": Calls,
+    "function": as_function,
+    "nested": lambda module: as_function(as_function(module)),
+    "method": lambda module: module.forward,
+}
+
+
 @pytest.mark.parametrize(
-    "wrap",
+    ("wrap", "source"),
     [
-        lambda module: module,
-        lambda module: TensorDictModule(module, ["observation"], ["action"]),
-        lambda module: TensorDictModule(as_function(module), ["observation"], ["action"]),
-        Calls,
-        as_function,
-        lambda module: as_function(as_function(module)),
-        lambda module: module.forward,
+        pytest.param(wrap, SOURCES[source], id=f"{name}-{source}")
+        for i, (name, wrap) in enumerate(WRAPS.items())
+        for source in ("one", ["TorchRL", "batch"][i % 2])
     ],
-    ids=["module", "TensorDictModule", "of a function", "object", "function", "nested", "method"],
 )
-@pytest.mark.parametrize("source", [ID, lambda: GymEnv(ID), [ID, ID]], ids=["", "TorchRL", "batch"])
 def test_trial_calls_leave_a_policy_and_the_generators_as_they_were(wrap, source):
     module = Counting()
     before, given = module.state(), wrap(module)

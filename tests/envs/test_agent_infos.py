@@ -134,18 +134,16 @@ def check_texts(batch):
 
 
 @pytest.mark.parametrize(
-    "place", ["one", "a list", "processes", "threads", "workers", "a limit", "whole episodes"]
+    "place", ["one", "a list", "processes", "workers", "a limit", "whole episodes"]
 )
 def test_text_of_each_agent(place):
     options = {"frames_per_batch": 16}
     if place == "workers":
-        collector = MultiSyncCollector([saying] * 2, None, **options)
+        collector = MultiSyncCollector([saying] * 2, None, start_method="inline", **options)
     else:
-        backend = "thread" if place == "threads" else "process"
         source = {
             "a list": lambda: [saying] * 2,
             "processes": lambda: ParallelEnv(2, saying),
-            "threads": lambda: ParallelEnv(2, saying, backend=backend),
         }.get(place, saying)()
         if place == "a limit":
             options["max_frames_per_traj"] = 4

@@ -178,7 +178,7 @@ def test_states_of_a_batch_and_of_environments_in_processes():
 
 
 def test_states_of_workers():
-    options = {"frames_per_batch": 20, "total_frames": 200}
+    options = {"frames_per_batch": 20, "total_frames": 200, "start_method": "inline"}
     with (
         MultiSyncCollector([spread], None, **options) as first,
         MultiSyncCollector([spread], None, **options) as other,

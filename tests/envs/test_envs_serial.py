@@ -16,7 +16,7 @@ from trawl.testing import (
 
 STEP = 2
 
-KINDS = pytest.mark.parametrize("kind", [NumberedEnv, ImageEnv, NestedEnv, RaggedEnv])
+KINDS = pytest.mark.parametrize("kind", [ImageEnv, NestedEnv, RaggedEnv])
 
 
 def serial(kind=NumberedEnv, count=3, **options):

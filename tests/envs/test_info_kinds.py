@@ -39,13 +39,10 @@ SOURCES = {
     "a vector environment": vector,
     "a vector environment in processes": partial(vector, partial(AsyncVectorEnv, context="fork")),
     "vector environments in a list": lambda: SerialEnv(2, vector),
-    "vector environments in processes": lambda: ParallelEnv(2, vector),
-    "processes": lambda: ParallelEnv(2, single),
+    "vector environments in threads": lambda: ParallelEnv(2, vector, backend="thread"),
     "processes with two environments": lambda: ParallelEnv(4, single, envs_per_worker=2),
-    "two groups of processes": lambda: ParallelEnv(4, single, groups=2),
-    "threads": lambda: ParallelEnv(2, single, backend="thread"),
+    "two groups of threads": lambda: ParallelEnv(4, single, groups=2, backend="thread"),
     "a batch of JAX": jax_batch,
-    "batches of JAX in a list": lambda: [jax_batch] * 2,
     "batches of JAX in threads": lambda: ParallelEnv(2, jax_batch, backend="thread"),
 }
 
@@ -62,7 +59,8 @@ def test_collectors(source):
 
 @pytest.mark.parametrize("source", [single, vector])
 def test_workers(source):
-    with MultiSyncCollector([source] * 2, None, frames_per_batch=48) as collector:
+    options = {"frames_per_batch": 48, "start_method": "inline"}
+    with MultiSyncCollector([source] * 2, None, **options) as collector:
         batch = valid(collector.next())
     check(batch)
     check(batch["next"])
@@ -87,9 +85,7 @@ def test_first_ready(backend):
     check(batch["next"])
 
 
-@pytest.mark.parametrize(
-    "source", ["a single environment", "a list", "processes", "a batch of JAX"]
-)
+@pytest.mark.parametrize("source", ["a single environment", "a list", "two groups of threads"])
 def test_a_policy_reads_the_mask_of_the_same_step(source):
     with Collector(SOURCES[source](), FirstAllowed(), frames_per_batch=24) as collector:
         batch = valid(collector.next())
@@ -111,7 +107,7 @@ def telling():
 def test_text(kind):
     options = {"frames_per_batch": 24}
     if kind == "workers":
-        collector = MultiSyncCollector([telling] * 2, None, **options)
+        collector = MultiSyncCollector([telling] * 2, None, start_method="inline", **options)
     else:
         source = [telling] * 2 if kind == "a list" else ParallelEnv(2, telling)
         collector = Collector(source, None, **options)

@@ -119,21 +119,6 @@ def test_gymnax(cartpole: Any) -> None:
     assert made.name == "gymnax CartPole-v1"
 
 
-def test_gymnax_bit_for_bit(cartpole: Any) -> None:
-    """The same compiled functions, called by hand."""
-    env = JaxEnv(cartpole, COUNT, categorical_action_encoding=True)
-    choice = torch.randint(2, (STEPS, COUNT))
-    batch = collected(env, choice)
-    env.set_seed(1)
-    obs = env.begin(None)[0].clone()
-    for t in range(STEPS):
-        assert torch.equal(batch["observation"][:, t], obs)
-        step = env.advance([choice[t]])
-        assert torch.equal(batch["next", "observation"][:, t], step.last[0])
-        assert torch.equal(batch["next", "reward"][:, t], step.rewards[0])
-        obs = env.begin_next(step.terminated | step.truncated)[0].clone()
-
-
 def test_brax() -> None:
     pytest.importorskip("brax")
     from brax import envs

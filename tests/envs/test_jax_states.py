@@ -8,11 +8,10 @@ from typing import Any
 import pytest
 import torch
 from gymnasium import spaces
-from jax_parts import COUNT, Scripted, make_scripted, scripted
+from jax_parts import Scripted
 from tensordict.nn import TensorDictModule
 from torch import nn
 
-from trawl.collectors import Collector, MultiSyncCollector
 from trawl.envs import JaxEnv
 from trawl.errors import EnvStateError
 
@@ -38,27 +37,6 @@ def saved(state: Any) -> Any:
     return torch.load(file, weights_only=True)
 
 
-def same(one: Any, other: Any) -> bool:
-    return all(torch.equal(one[key], other[key]) for key in one.keys(True, True))
-
-
-@pytest.mark.parametrize("options", [{}, {"max_frames_per_traj": 2}], ids=["plain", "limit"])
-def test_a_collector_continues(options: Any) -> None:
-    options = {"frames_per_batch": 5 * COUNT, "total_frames": -1, **options}
-    with Collector(scripted(None), policy(), **options) as collector:
-        collector.set_seed(4)
-        batches = iter(collector)
-        next(batches)
-        assert collector.env_state_methods() == ["get_state"] * COUNT
-        state = saved(collector.state_dict())
-        expected = [next(batches).clone() for _ in range(2)]
-    with Collector(scripted(None), policy(), **options) as collector:
-        collector.load_state_dict(state)
-        batches = iter(collector)
-        found = [next(batches).clone() for _ in range(2)]
-    assert all(same(*pair) for pair in zip(expected, found, strict=True))
-
-
 def test_a_seed_that_waits_for_the_next_reset() -> None:
     one, other = JaxEnv(Odd(), 3, seed=1), JaxEnv(Odd(), 3, seed=2)
     one.set_seed(5)
@@ -66,22 +44,6 @@ def test_a_seed_that_waits_for_the_next_reset() -> None:
     action = torch.tensor([[1, 0]] * 3)
     first, second = (env.rollout(1, lambda td: td.set("action", action)) for env in (one, other))
     assert torch.equal(first["next", "observation"], second["next", "observation"])
-
-
-def test_workers_continue() -> None:
-    options: dict[str, Any] = {"frames_per_batch": 12, "total_frames": -1}
-    options |= {"start_method": "inline", "cat_results": 0}
-    found = []
-    with MultiSyncCollector([make_scripted] * 2, policy(), **options) as collector:
-        collector.set_seed(4)
-        batches = iter(collector)
-        next(batches)
-        state = saved(collector.state_dict())
-        found.append(next(batches).clone())
-    with MultiSyncCollector([make_scripted] * 2, policy(), **options) as collector:
-        collector.load_state_dict(state)
-        found.append(next(iter(collector)).clone())
-    assert same(*found)
 
 
 class Odd:

@@ -64,8 +64,7 @@ def check_agents(frame, expected, rewards):
                 np.testing.assert_array_equal(got, value, err_msg=f"{agent} {name}")
 
 
-@pytest.mark.parametrize("masks", ["", "observation", "info"])
-@pytest.mark.parametrize("frames", [18, 3])
+@pytest.mark.parametrize(("masks", "frames"), [("", 3), ("observation", 18), ("info", 3)])
 def test_agents_that_die_and_appear_are_as_in_a_plain_loop(masks, frames):
     def act(td):
         for group, agents in WALKERS.items():

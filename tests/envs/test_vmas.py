@@ -64,14 +64,13 @@ def test_frames_are_those_of_the_simulator() -> None:
         assert torch.equal(expected, batch["next", "agents", "reward"][:, t])
 
 
-@pytest.mark.parametrize("options", [{}, {"frame_stack": 2}], ids=["plain", "stacked"])
 @pytest.mark.parametrize(
-    ("cls", "how", "size"),
+    ("cls", "how", "size", "options"),
     [
-        (MultiSyncCollector, "stack", (2, 4, 6)),
-        (MultiSyncCollector, 0, (8, 6)),
-        (MultiSyncCollector, -1, (4, 12)),
-        (MultiAsyncCollector, None, (4, 6)),
+        (MultiSyncCollector, "stack", (2, 4, 6), {}),
+        (MultiSyncCollector, 0, (8, 6), {"frame_stack": 2}),
+        (MultiSyncCollector, -1, (4, 12), {}),
+        (MultiAsyncCollector, None, (4, 6), {"frame_stack": 2}),
     ],
 )
 def test_groups_in_batches_of_workers_have_a_dimension_of_agents(

@@ -13,6 +13,7 @@ from trawl.observe import read_trace
 
 PATIENCE = 300
 NAMES = [cls.__name__ for cls in CLASSES]
+SOME = [NAMES[0], *(pytest.param(name, marks=pytest.mark.long) for name in NAMES[1:])]
 BEGIN = """
 import os, warnings
 from distributed_parts import *
@@ -61,6 +62,7 @@ for _, count, port in {ROUNDS}:
 """
 
 
+@pytest.mark.long
 def test_two_and_four_hosts(nursery, tmp_path):
     """Batches equal those of local workers, even if a link is cut for a moment."""
     with network(nursery, 4) as (here, *others):
@@ -103,7 +105,7 @@ with make({name}, launcher="env", sync=True, num_workers=1, link_timeout=5) as c
 """
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", SOME)
 def test_a_cut_link_to_a_rank_of_ones_own(nursery, name):
     """Both sides notice the cut link in time, and the driver reports the death of its worker."""
     with network(nursery, 2) as (here, other):
@@ -136,6 +138,7 @@ with make(AskingCollector, sync=True, total_frames=4000, **options) as collector
 START = "import pickle; pickle.loads(bytes.fromhex({run!r}))()"
 
 
+@pytest.mark.long
 def test_a_cut_link_to_a_worker_that_can_be_replaced(nursery):
     """A worker on another host takes its place, and the worker out of reach ends by itself."""
     with network(nursery, 4) as (here, *others):
@@ -164,6 +167,7 @@ with make(DistributedCollector, launcher="env", sync=True, num_workers=1) as col
 """
 
 
+@pytest.mark.long
 def test_shutdown_while_a_link_is_cut(nursery):
     """A shutdown keeps to its timeout, although the cut link would go unnoticed for an hour."""
     with network(nursery, 2) as (here, other):
@@ -271,7 +275,7 @@ with make({name}, sync=True, num_workers=2, frames_per_batch=80, **options) as c
 """
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", SOME)
 def test_workers_started_by_a_command_in_other_networks(nursery, name):
     """Each worker runs where its command starts it, and is replaced there if it is killed."""
     with network(nursery, 3) as (here, *others):
@@ -299,6 +303,7 @@ def test_workers_started_by_a_command_in_other_networks(nursery, name):
             assert host.left(PATIENCE) == []
 
 
+@pytest.mark.long
 def test_a_cut_link_to_a_worker_that_a_command_started(nursery):
     """The cut is the reason that is reported, and not the end of the command that follows it."""
     with network(nursery, 3) as (here, *others):
@@ -338,7 +343,7 @@ with make({name}, sync=True, num_workers=1, max_restarts=0, **options) as collec
 """
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", SOME)
 def test_the_network_of_one_machine_goes_down(nursery, name):
     with network(nursery, 1) as (here,):
         driver = here.python(BEGIN + LOOPBACK.format(name=name))

@@ -7,6 +7,7 @@ from trainer_parts import MANY, QUIET
 pytest.importorskip("hydra")
 from hydra.utils import instantiate
 from hydra_parts import Configured, collector_of, followed, trainer_of
+from test_trainers import LONG, some
 
 from trawl.collectors import AsyncCollector, Collector, MultiAsyncCollector, MultiSyncCollector
 
@@ -28,8 +29,7 @@ def check(name, kind, *overrides):
     return seen.ages
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("name", ["ppo", "dqn", "sac"])
+@pytest.mark.parametrize(("name", "kind"), some(KINDS))
 def test_it_trains(name, kind):
     ages = check(name, KINDS[kind], *collector_of(kind))
     if kind in ("sync", "multi_sync"):
@@ -60,6 +60,7 @@ def test_a_backend_in_a_configuration():
     assert check("ppo", MultiSyncCollector, *collector_of("sync", **options)) == [0] * 4
 
 
+@LONG
 def test_schemes_of_a_configuration():
     """Workers write into a buffer that computes advantages, by a critic that gets new weights."""
     options = collector_of("multi_async", total_frames=MANY)

@@ -21,11 +21,20 @@ def collectors(agent, kind, **options):
     return kind([agent.env] * 2, policy, **options)
 
 
-KINDS = pytest.mark.parametrize("kind", [Collector, MultiSyncCollector, MultiAsyncCollector])
+KINDS = [Collector, MultiSyncCollector, MultiAsyncCollector]
+LONG = pytest.mark.long
 
 
-@pytest.mark.parametrize("name", AGENTS)
-@KINDS
+def some(kinds):
+    """Each agent with every kind; what shows no more than others takes part in long runs only."""
+    return [
+        pytest.param(name, kind, marks=[] if j % len(AGENTS) == i else LONG)
+        for i, name in enumerate(AGENTS)
+        for j, kind in enumerate(kinds)
+    ]
+
+
+@pytest.mark.parametrize(("name", "kind"), some(KINDS))
 def test_it_trains(name, kind):
     torch.manual_seed(0)
     agent = AGENTS[name]()
@@ -39,7 +48,7 @@ def test_it_trains(name, kind):
         assert followed.ages == [0] * (TOTAL // FRAMES)
 
 
-@pytest.mark.parametrize("strategy", ["tensordict", "state_dict"])
+@pytest.mark.parametrize("strategy", ["tensordict", pytest.param("state_dict", marks=LONG)])
 def test_weights_of_named_models(strategy):
     agent = AGENTS["ppo"]()
     schemes = {"policy": MultiProcessWeightSyncScheme(strategy)}
@@ -52,7 +61,11 @@ def test_weights_of_named_models(strategy):
 
 @pytest.mark.parametrize(
     ("name", "kind"),
-    [("dqn", Collector), ("sac", MultiSyncCollector), ("dqn", MultiAsyncCollector)],
+    [
+        ("dqn", Collector),
+        pytest.param("sac", MultiSyncCollector, marks=LONG),
+        pytest.param("dqn", MultiAsyncCollector, marks=LONG),
+    ],
 )
 def test_it_trains_while_frames_come(name, kind):
     agent = AGENTS[name]()

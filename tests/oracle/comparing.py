@@ -19,6 +19,7 @@ from trawl.collectors import (
     Collector,
     MultiAsyncCollector,
     MultiSyncCollector,
+    Normalization,
     NormalizeObservation,
     NormalizeReward,
 )
@@ -44,6 +45,8 @@ FLAGS = ("done", "terminated", "truncated")
 BATCHES = 4
 WHOLE = ("padded", "cat", "in_turn", "buffer_whole")
 WORKERS = 2
+#: Entries after the step that ``compact_obs`` keeps.
+KEPT = ("reward", "raw_reward", "hidden")
 Rows = Sequence[Sequence[Frame | None]]
 
 
@@ -133,6 +136,19 @@ class Choose(torch.nn.Module):
         return action, observation.clone()
 
 
+class Recurrent(torch.nn.Module):
+    """Chooses actions in the same way, and counts its own steps."""
+
+    def __init__(self, choose: Choose) -> None:
+        super().__init__()
+        self.choose = choose
+
+    def forward(self, observation: torch.Tensor, hidden: torch.Tensor | None) -> Any:
+        if hidden is None:
+            hidden = torch.zeros(*observation.shape[: -self.choose.dims], 1)
+        return *self.choose(observation), hidden + 1
+
+
 class OfTensorDict:
     """A policy that is called with a TensorDict."""
 
@@ -156,6 +172,9 @@ def policy_of(case: Case) -> Any:
         return choose
     if case.policy == "tensordict":
         return OfTensorDict(choose, keys)
+    if options.recurrent:
+        hidden = face.key("hidden"), face.key(("next", "hidden"))
+        return TensorDictModule(Recurrent(choose), [keys[0], hidden[0]], [*keys[1:], hidden[1]])
     return TensorDictModule(choose, keys[:1], keys[1:])
 
 
@@ -229,7 +248,7 @@ def check(case: Case) -> None:
     with collector_of(case) as collector:
         same = case.further.get("return_same_td")
         found = [b.clone() if same else b for b in islice(collector, BATCHES)]
-    compare(case, found)
+        compare(case, found, collector.normalization)
 
 
 # --- comparing
@@ -274,10 +293,19 @@ def oracles(case: Case) -> list[Oracle]:
     ]
 
 
-def compare(case: Case, found: Sequence[TensorDictBase]) -> None:
-    """Compares batches, in the order of delivery, with what the oracle says."""
+def compare(
+    case: Case, found: Sequence[TensorDictBase], normalization: Normalization | None = None
+) -> None:
+    """Compares batches, in the order of delivery, with what the oracle says.
+
+    Args:
+        case: what was collected.
+        found: all batches.
+        normalization: the collector's statistics after these batches; None not to compare them.
+    """
     ids = Ids()
-    team = Team(oracles(case)).batches()
+    oracle = Team(oracles(case))
+    team = oracle.batches()
     rows = case.delivery in ("rows", "split") and not case.options.exact_frames
     if case.place != "one" and not (case.place.startswith("sync") and rows):
         compare_environments(case, found, ids)
@@ -295,12 +323,31 @@ def compare(case: Case, found: Sequence[TensorDictBase]) -> None:
             parts = [batch] if case.place == "one" else list(batch)
             for rows, part in zip(next(team), parts, strict=True):
                 check_rows(case, rows, part, ids)
+        check_statistics(case, oracle, normalization)
     elif case.delivery == "split":
         for batch in found:
             pieces = [piece for rows in next(team) for mine in rows for piece in pieces_of(mine)]
             check_padded(case, pieces, batch, ids)
+        check_statistics(case, oracle, normalization)
     else:
         compare_whole(case, found, [mine for (mine,) in islice(team, 60)], ids)
+
+
+def check_statistics(case: Case, oracle: Team, found: Normalization | None) -> None:
+    """Checks that statistics are those of all frames, and of no others."""
+    if found is None:
+        return
+    options = case.options
+    for name, counted, moments, wanted in (
+        ("observation", options.normalize_observations, found.observations, oracle.observations),
+        ("reward", options.normalize_rewards, found.rewards, oracle.returns),
+    ):
+        assert list(moments) == [case.kind.key(name)] * counted
+        for own in moments.values():
+            assert own.count == len(wanted), (own.count, len(wanted))
+            values = np.asarray(wanted, np.float64)
+            np.testing.assert_allclose(np.ravel(own.mean), np.ravel(values.mean(0)), 1e-6, 1e-6)
+            np.testing.assert_allclose(np.ravel(own.var), np.ravel(values.var(0)), 1e-6, 1e-6)
 
 
 def compare_whole(case: Case, found: Any, rounds: Sequence[Rows], ids: Ids) -> None:
@@ -435,7 +482,7 @@ def entries(case: Case, frame: Frame) -> dict[Any, Any]:
             continue
         last = key[-1] if isinstance(key, tuple) else key
         after = isinstance(key, tuple) and key[0] == "next"
-        if options.compact_obs and after and last not in (*FLAGS, "reward", "raw_reward"):
+        if options.compact_obs and after and last not in (*FLAGS, *KEPT):
             continue
         found[case.seen if key == "seen" and case.policy == "function" else face.key(key)] = value
         if face.kind.agents is not None and last in FLAGS:

@@ -22,7 +22,7 @@ FACTORS: dict[str, list[Any]] = {
     "face": list(FACES),
     "place": ["one", "sync", "async"],
     "delivery": list(DELIVERIES),
-    "policy": ["module", "function", "tensordict"],
+    "policy": ["module", "function", "tensordict", "recurrent"],
     "frames_per_batch": [12, 3, 27],
     "exact": [False, True],
     "limit": [None, 2],
@@ -60,6 +60,7 @@ def case_of(chosen: dict[str, Any]) -> Case:
         keep_raw=normalize == "both",
         init_random_frames=13 if chosen["random"] else 0,
         restart=chosen["failures"],
+        recurrent=chosen["policy"] == "recurrent",
         **{
             name: chosen[name]
             for name in (
@@ -120,6 +121,8 @@ def allowed(case: dict[str, Any]) -> bool:
         # No episode would ever end.
         whole and chosen["reset_at_each_iter"] and few,
         chosen["policy"] == "function" and face in ("mapping", "agents"),
+        # As in TorchRL, the first frame has no entry that only a policy knows.
+        chosen["policy"] == "recurrent" and face == "torchrl",
         chosen["masks"] and face in ("dm_env", "jax", "torchrl"),
         chosen["levels"] and face in ("dm_env", "torchrl"),
         chosen["failures"] and face == "jax",

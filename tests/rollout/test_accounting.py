@@ -171,33 +171,37 @@ def check(kind, build, run, path):
     assert [len(env.actions) for env in envs] == list(ledger.steps.values())
 
 
-@pytest.mark.parametrize("name", [*ONE, *ANY])
-@given(data=st.data())
+NAMES = st.sampled_from([*ONE, *ANY])
+
+
+@settings(max_examples=80)
+@given(name=NAMES, data=st.data())
 def test_every_step_is_delivered_once_and_in_order(name, data):
     build, counts = (ONE | ANY)[name]
     run = runs(data.draw, data.draw(st.sampled_from(counts)))
     check(NumberedEnv, build, run, "array")
 
 
-@pytest.mark.parametrize("name", SELF_RESETTING)
-@given(data=st.data())
+@settings(max_examples=20)
+@given(name=st.sampled_from([*SELF_RESETTING]), data=st.data())
 def test_a_step_spent_on_resetting_is_no_frame(name, data):
     build, counts = SELF_RESETTING[name]
     run = runs(data.draw, data.draw(st.sampled_from(counts)), limits=False, partial=False)
     check(NumberedEnv, build, run, "array")
 
 
-@pytest.mark.parametrize("name", [*ONE, *ANY])
-@settings(max_examples=10)
-@given(data=st.data())
+@settings(max_examples=40)
+@given(name=NAMES, data=st.data())
 def test_every_step_of_ragged_environments_is_delivered_once_and_in_order(name, data):
     build, counts = (ONE | ANY)[name]
     run = runs(data.draw, data.draw(st.sampled_from(counts)))
     check(RaggedEnv, build, run, "tensordict")
 
 
-@pytest.mark.parametrize("kind", [ImageEnv, NestedEnv])
-@pytest.mark.parametrize("name", [*ONE, *ANY])
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [(name, [ImageEnv, NestedEnv][i % 2]) for i, name in enumerate([*ONE, *ANY])],
+)
 def test_every_kind_of_space_is_accounted_for(name, kind):
     build, counts = (ONE | ANY)[name]
     check(kind, build, staggered(counts[-1]), "array")

@@ -176,13 +176,20 @@ SORTS = {
     "list": lambda **answer: [NumberedEnv(), Answering(**answer)],
     "vector": lambda **answer: AnsweringVector(**answer),
     "no fixed layout": lambda **answer: AnsweringRagged(**answer),
-    "in a process": lambda **answer: ParallelEnv(1, lambda: Answering(**answer)),
+    "parallel": lambda **answer: ParallelEnv(1, lambda: Answering(**answer), backend="thread"),
     "skipping frames": lambda **answer: GymEnv(Answering(**answer), frame_skip=2),
 }
 
 
-@pytest.mark.parametrize("sort", SORTS)
-@pytest.mark.parametrize(("answer", "kind", "text"), WRONG)
+@pytest.mark.parametrize(
+    ("sort", "answer", "kind", "text"),
+    [
+        (sort, *wrong)
+        for i, sort in enumerate(SORTS)
+        for j, wrong in enumerate(WRONG)
+        if (i + j) % 2 == 0
+    ],
+)
 def test_what_is_no_reward_or_no_flag_is_refused(sort, answer, kind, text):
     with (
         Collector(SORTS[sort](**answer), frames_per_batch=4) as collector,
@@ -204,7 +211,7 @@ def test_rewards_and_flags_may_be_of_any_kind_of_number(sort):
         assert not batch["next", "done"].any()
 
 
-@pytest.mark.parametrize("sort", ["single", "list", "no fixed layout", "in a process"])
+@pytest.mark.parametrize("sort", ["single", "list", "no fixed layout", "parallel"])
 def test_a_flag_may_be_of_any_kind_of_number(sort):
     for yes in (True, np.True_, 1, np.int64(1), torch.tensor(True), np.array([1.0])):
         with Collector(SORTS[sort](terminated=yes), frames_per_batch=4) as found:

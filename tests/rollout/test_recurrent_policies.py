@@ -91,9 +91,14 @@ CASES = {
 }
 
 
-@KINDS
-@MAKES
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize(
+    ("case", "kind", "make"),
+    [
+        (case, kind, [stateful, remembering][(i + j) % 2])
+        for i, case in enumerate(CASES)
+        for j, kind in enumerate([NumberedEnv, RaggedEnv])
+    ],
+)
 def test_state_goes_on_over_batches_and_begins_anew_with_episodes(kind, make, case):
     source, options = CASES[case]
     # Those with a hook are called with a TensorDict.
@@ -129,15 +134,13 @@ def test_state_is_empty_after_random_frames(make, kind):
         assert collector.next()["hidden"].tolist()[-1][0] in (3, 4)
 
 
-@KINDS
-@MAKES
 @pytest.mark.parametrize(
-    ("shape", "dtype"),
+    ("kind", "make", "shape", "dtype"),
     [
-        ((2, 3), torch.float32),
-        ((1,), torch.bfloat16),
-        ((1,), torch.float64),
-        ((1,), torch.int32),
+        (NumberedEnv, stateful, (2, 3), torch.float32),
+        (NumberedEnv, remembering, (1,), torch.bfloat16),
+        (RaggedEnv, stateful, (1,), torch.float64),
+        (RaggedEnv, remembering, (2, 3), torch.int32),
     ],
 )
 def test_state_may_have_any_shape_and_dtype(make, kind, shape, dtype):
@@ -248,7 +251,7 @@ SOURCES = {
     "vector": lambda: SyncVectorEnv([partial(NumberedEnv, i, [3]) for i in range(3)]),
     "ragged": lambda: three(RaggedEnv),
     "tensors": lambda: TorchVectorEnv(NumberedTorchEnv(3, lengths=[3, 1])),
-    "processes": lambda: ParallelEnv(3, partial(NumberedEnv, lengths=[3])),
+    "parallel": lambda: ParallelEnv(3, partial(NumberedEnv, lengths=[3]), backend="thread"),
 }
 EXTRA = {("next", "extra"), ("next", "deep", "extra")}
 
@@ -267,7 +270,8 @@ def test_an_entry_under_next_that_the_policy_does_not_read_stays_there(make, sou
 
 
 def test_it_stays_there_if_environments_are_ready():
-    with AsyncBatchedCollector([NumberedEnv], policy=unread, frames_per_batch=6) as collector:
+    options = {"frames_per_batch": 6, "env_backend": "threading"}
+    with AsyncBatchedCollector([NumberedEnv], policy=unread, **options) as collector:
         batch = collector.next()
     assert torch.equal(batch["next", "extra"], batch["observation"][..., :2] + 1)
     assert "extra" not in batch.keys()  # noqa: SIM118

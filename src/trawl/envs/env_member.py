@@ -110,13 +110,14 @@ class EnvMember:
                 self.close()
             self.env, self.root = self._made(), None
             self._give_arguments()
-            if self._buffers is not None:
-                self.attach(self._buffers)
         if seed is not None:
             self.env.set_seed(seed, False)
             if not failed:
                 self._seed_generators(seed)
         self.begin(None, {})
+        # Afterwards, because the first reset wraps an environment that returns masks.
+        assert self._buffers is not None
+        self.attach(self._buffers)
 
     def seed(self, seed: int, static_seed: bool) -> Any:
         """Seeds the next reset, and returns the seed for the next environment."""

@@ -564,7 +564,7 @@ def _discount(script: Script, env: int, episode: int, step: int) -> Any:
 
 _AGENT_KEYS: dict[Any, Any] = {
     name: ("agent", name)
-    for name in ("observation", "action", "reward", "raw_reward", "seen", "action_mask")
+    for name in ("observation", "action", "reward", "raw_reward", "seen", "hidden", "action_mask")
 }
 _AGENT_KEYS["info", "level"] = ("agent", "info", "level")
 _ALL_AT_ONCE = frozenset({Trait.ALL_AT_ONCE})

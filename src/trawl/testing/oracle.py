@@ -53,7 +53,10 @@ class Kind:
 
 @dataclass(frozen=True)
 class Options:
-    """The options of a collector that decide what its frames are, named as there."""
+    """The options of a collector that decide what its frames are, named as there.
+
+    A ``recurrent`` policy counts its steps in an entry ``"hidden"``, from which it continues.
+    """
 
     frames_per_batch: int = 12
     total_frames: float = math.inf
@@ -73,6 +76,7 @@ class Options:
     policy_version: bool = False
     compact_obs: bool = False
     track_traj_ids: bool = True
+    recurrent: bool = False
 
 
 def next_of(key: Any) -> Any:
@@ -116,11 +120,12 @@ class Actor:
         self.episode, self.step = self.first - 1, 0
         self.skipping, self.fresh = False, True
         self.id: int | None = None
-        self.count = 0
+        self.count, self.hidden = 0, 0.0
 
     def reset(self) -> None:
         """Begins the next episode."""
         self.episode, self.step, self.count, self.fresh = self.episode + 1, 0, 0, True
+        self.hidden = 0.0
         self.last = None
         self.check()
         self.shown = self.observe(-1)
@@ -225,6 +230,10 @@ class Actor:
             frame |= {"is_init": self.fresh, ("next", "is_init"): False}
         if self.options.policy_version:
             frame |= {"policy_version": 0, ("next", "policy_version"): 0}
+        if self.options.recurrent:
+            frame["hidden"] = self.each(lambda _: np.float32(self.hidden))
+            self.hidden = 0.0 if random else self.hidden + 1
+            frame["next", "hidden"] = self.each(lambda _: np.float32(self.hidden))
         self.fresh = False
         self.last = frame
         return frame
@@ -433,15 +442,19 @@ class Team:
 
     Args:
         oracles: the oracle of each worker.
+
+    Attributes:
+        observations: the samples of the statistics of observations, in all batches until now.
+        returns: those of the statistics of rewards.
     """
 
     def __init__(self, oracles: Sequence[Oracle]) -> None:
         self.oracles = oracles
+        self.observations: list[Any] = []
+        self.returns: list[Any] = []
 
     def batches(self) -> Iterator[list[list[list[Frame | None]]]]:
         """Yields, for each batch, the rows of each environment of each worker."""
-        all_observations: list[Any] = []
-        all_returns: list[Any] = []
         iterators = [oracle.batches() for oracle in self.oracles]
         while True:
             frames = sum(oracle.frames for oracle in self.oracles)
@@ -450,12 +463,12 @@ class Team:
             parts, observations, returns = [], [], []
             for oracle, iterator in zip(self.oracles, iterators, strict=True):
                 own, oracle.random = oracle.statistics, frames < oracle.options.init_random_frames
-                own.observations, own.returns = list(all_observations), list(all_returns)
+                own.observations, own.returns = list(self.observations), list(self.returns)
                 parts.append(next(iterator))
-                observations += own.observations[len(all_observations) :]
-                returns += own.returns[len(all_returns) :]
-            all_observations += observations
-            all_returns += returns
+                observations += own.observations[len(self.observations) :]
+                returns += own.returns[len(self.returns) :]
+            self.observations += observations
+            self.returns += returns
             yield parts
 
 
