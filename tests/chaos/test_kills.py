@@ -46,8 +46,6 @@ ANY_KILLED = r"worker \d was killed by SIGKILL"
         (False, 3, "make", 0),
         (False, 3, "reset", 0),
         (True, 3, "reset", 2),
-        (False, 1, "step", 0),
-        (True, 3, "step", 9),
     ],
 )
 def test_killed_in_an_environment(
