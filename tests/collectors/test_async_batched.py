@@ -18,6 +18,8 @@ from trawl.errors import WorkerDied
 from trawl.testing import ImageEnv, Ledger, NestedEnv, NumberedEnv
 
 LENGTHS = (3, 1, 7)
+#: Where the policy acts.
+PLACES = pytest.mark.parametrize("place", ["threading", "multiprocessing"])
 BACKENDS = pytest.mark.parametrize("backend", ["threading", "multiprocessing"])
 
 
@@ -322,12 +324,13 @@ def test_such_resets_drop_no_step(together, each, frames):
     assert sum(taken) == 3 * frames
 
 
-def test_a_state_continues_the_counts():
-    with numbered(total_frames=100) as collector:
+@PLACES
+def test_a_state_continues_the_counts(place):
+    with numbered(policy_backend=place, total_frames=100) as collector:
         collector.next()
         collector.update_policy_weights_()
         state = collector.state_dict()
-    with numbered(total_frames=100) as collector:
+    with numbered(policy_backend=place, total_frames=100) as collector:
         collector.load_state_dict(state)
         assert collector.policy_version == 1
         assert sum(len(batch) for batch in collector) == 50
@@ -360,9 +363,12 @@ def test_a_reset_of_one_environment_leaves_the_size_of_batches():
 # --- delivery
 
 
-def test_whole_trajectories():
+@PLACES
+def test_whole_trajectories(place):
     ledger = ledger_of(3)
-    with numbered(3, yield_completed_trajectories=True, total_frames=200) as collector:
+    with numbered(
+        3, policy_backend=place, yield_completed_trajectories=True, total_frames=200
+    ) as collector:
         for trajectory in collector:
             assert trajectory["next", "done"][:, 0].tolist() == [
                 *[False] * (len(trajectory) - 1),
@@ -373,20 +379,22 @@ def test_whole_trajectories():
     assert ledger.frames > 150
 
 
-def test_batches_are_written_to_a_replay_buffer():
+@PLACES
+def test_batches_are_written_to_a_replay_buffer(place):
     data = pytest.importorskip("torchrl.data")
     buffer = data.ReplayBuffer(storage=data.LazyTensorStorage(500))
-    with numbered(replay_buffer=buffer, total_frames=130) as collector:
+    with numbered(policy_backend=place, replay_buffer=buffer, total_frames=130) as collector:
         assert set(collector) == {None}
     ledger = ledger_of(4)
     ledger.add(buffer[:])
     assert ledger.frames == 130
 
 
-def test_collection_in_the_background():
+@PLACES
+def test_collection_in_the_background(place):
     data = pytest.importorskip("torchrl.data")
     buffer = data.ReplayBuffer(storage=data.LazyTensorStorage(500))
-    with numbered(replay_buffer=buffer, total_frames=200) as collector:
+    with numbered(policy_backend=place, replay_buffer=buffer, total_frames=200) as collector:
         collector.start()
         while collector.is_running():
             time.sleep(0.001)
@@ -395,19 +403,26 @@ def test_collection_in_the_background():
     assert ledger.frames == 200
 
 
-def test_postproc_and_hook_get_each_batch():
+@PLACES
+def test_postproc_and_hook_get_each_batch(place):
     seen = []
     with numbered(
-        total_frames=100, postproc=lambda b: b.select("action"), post_collect_hook=seen.append
+        policy_backend=place,
+        total_frames=70,
+        postproc=lambda b: b.select("action"),
+        post_collect_hook=lambda batch: seen.append((list(batch.keys()), len(batch))),
     ) as collector:
         assert [list(batch.keys()) for batch in collector] == [["action"]] * 2
-    assert len(seen) == 2
+    assert seen == [(["action"], 50), (["action"], 20)]
 
 
-def test_the_version_has_the_key_that_the_user_gives():
-    with numbered(policy_version_key=("a", "b"), policy_version=2) as collector:
+@PLACES
+def test_the_version_has_the_key_that_the_user_gives(place):
+    with numbered(
+        policy_backend=place, policy_version_key=("a", "b"), policy_version=2
+    ) as collector:
         assert (collector.next()["a", "b"] == 2).all()
-    with numbered(policy_version_key=None) as collector:
+    with numbered(policy_backend=place, policy_version_key=None) as collector:
         assert collector.next().get("policy_version", None) is None
 
 
