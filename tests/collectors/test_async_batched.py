@@ -376,6 +376,7 @@ def test_whole_trajectories(place):
             ]
             assert len(trajectory["env_index"].unique()) == 1
             ledger.add(trajectory)
+        assert collector.stats()["trajectories"] > 4
     assert ledger.frames > 150
 
 
