@@ -4,7 +4,6 @@ import gc
 
 import cloudpickle
 import pytest
-import torch
 from collector_parts import Buffer, by_step
 from multi_parts import (
     CLASSES,
@@ -193,18 +192,6 @@ def test_control_calls_lose_no_batch(cls, method):
                 collector.update_policy_weights_()
                 assert collector.map_fn("env.batch_size.numel") == [1, 1]
     assert book.frames == 80
-
-
-def test_a_call_that_fails_leaves_the_next_one_alone(cls, method):
-    with make(cls, start_method=method) as collector:
-        collector.next()
-        with pytest.raises(AttributeError, match="no attribute 'nothing'"):
-            collector.map_fn("env.nothing")
-        with pytest.raises(TypeError, match=r"in worker \d: .*argument"):
-            collector.map_fn("policy.eval", [(), (1, 2, 3)])
-        assert collector.get_distant_attr("worker_idx") == [0, 1]
-        assert collector.map_fn("getattr_env", [("batch_size",)] * 2) == [torch.Size([])] * 2
-        assert collector.next() is not None
 
 
 @pytest.mark.parametrize("method", ["messages", "forkserver"])

@@ -81,6 +81,7 @@ def test_attributes_of_this_side_can_be_read(cls):
 FAILING: list[tuple[Any, Any, str]] = [
     (lambda c: c.map_fn("env.nothing"), AttributeError, "no attribute 'nothing'"),
     (lambda c: c.map_fn("worker_idx", [(1,), (2,)]), (AttributeError, ValueError), "called"),
+    (lambda c: c.map_fn("policy.eval", [(), (1, 2)]), TypeError, r"in worker \d: .*argument"),
     (lambda c: c.map_fn("stats", [()]), ValueError, "Expected 2 argument entries, got 1"),
     (lambda c: c.map_fn("stats", None, [{}] * 3), ValueError, "Expected 2 .* got 3"),
     (lambda c: c.get_distant_attr("env.nothing"), AttributeError, "no attribute 'nothing'"),
