@@ -8,7 +8,6 @@ import os
 import select
 import signal
 import threading
-from operator import methodcaller
 from typing import Any
 
 import pytest
@@ -453,17 +452,6 @@ def test_stop_iteration_does_not_end_the_loop_quietly(cls):
         make(cls, create_env_fn=sources) as collector,
     ):
         list(zip(collector, range(9), strict=False))
-
-
-@BOTH
-def test_a_closed_collector_stays_closed_after_an_error(cls):
-    collector = make(cls, create_env_fn=[*envs(1), failing(1)], total_frames=100)
-    with pytest.raises(ValueError, match="no fuel"):
-        list(collector)
-    assert collector.closed
-    for call in (iter, methodcaller("next")):
-        with pytest.raises(RuntimeError, match=r"shut down after ValueError: .*no fuel$"):
-            call(collector)
 
 
 def test_batches_that_came_before_the_error_are_delivered():
