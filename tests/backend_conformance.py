@@ -37,6 +37,14 @@ _LIVES = (
     "test_workers_have_interpreters",
     "test_in_another_thread",
 )
+#: How the names of the tests of making workers begin.
+_MAKING = (
+    "test_many_workers",
+    "test_an_exception_while_the_service_is_made",
+    "test_made_by_",
+    "test_workers_have_interpreters",
+    "test_in_another_thread",
+)
 
 
 def needs(*abilities: str) -> Callable[[_Test], _Test]:
@@ -66,8 +74,10 @@ class BackendConformance:
         patience: seconds after which a test that waits for an event fails. A larger number slows
             no passing test down.
         many: number of workers in the test of many workers.
+        flood: number of messages that are sent at once.
         lives_only: whether to test only how workers begin and end, and where they are, because
             messages travel as in another backend.
+        messages_only: whether to leave out how workers are made, because it is as in another one.
     """
 
     isolated: bool = True
@@ -76,7 +86,9 @@ class BackendConformance:
     kills_by_signal: bool = True
     patience: float = 300.0
     many: int = 16
+    flood: int = 1500
     lives_only: bool = False
+    messages_only: bool = False
 
     #: Tests that a subclass leaves out, by name, with the ability that its backend lacks.
     left_out: ClassVar[dict[str, str]] = {}
@@ -89,6 +101,8 @@ class BackendConformance:
                     cls.left_out[name] = ability
             if cls.lives_only and name.startswith("test_") and not name.startswith(_LIVES):
                 cls.left_out[name] = "lives_only"
+            if cls.messages_only and name.startswith(_MAKING):
+                cls.left_out[name] = "messages_only"
         for name in cls.left_out:
             setattr(cls, name, None)
 
@@ -228,23 +242,23 @@ class BackendConformance:
     def test_a_flood_of_messages_both_ways(self) -> None:
         """Many small messages don't deadlock, even if they exceed all buffers of the system."""
         worker = self.launch()
-        worker.send(("count", 1500))
+        worker.send(("count", self.flood))
         content = "x" * 500
-        for _ in range(1500):
+        for _ in range(self.flood):
             worker.send(("echo", content))
-        assert self.messages(worker, 1500) == list(range(1500))
-        assert set(self.messages(worker, 1500)) == {content}
+        assert self.messages(worker, self.flood) == list(range(self.flood))
+        assert set(self.messages(worker, self.flood)) == {content}
 
     @needs("concurrent")
     def test_sending_does_not_wait_for_a_worker_at_work(self) -> None:
         """A busy worker may be sent more messages than there is buffer space for."""
         worker = self.launch()
         assert self.ask(worker, "job", "spin", 1) == "spinning"
-        for i in range(1500):
+        for i in range(self.flood):
             worker.send(("echo", i))
         worker.send(("echo", bytes(5 * _MB)))
         worker.interrupt(1)
-        assert self.messages(worker, 1501) == [1, *range(1500)]
+        assert self.messages(worker, self.flood + 1) == [1, *range(self.flood)]
         assert len(self.message(worker)) == 5 * _MB
 
     @needs("isolated")
@@ -695,7 +709,7 @@ class BackendConformance:
         assert self.ask(workers[0], "job", "hang") == "hanging"
         workers[1].send(("count", 100_000))
         assert self.ask(workers[2], "hang") == "hanging"
-        for _ in range(1500):
+        for _ in range(self.flood):
             workers[2].send(("echo", bytes(1000)))
         self.backend.close()
 

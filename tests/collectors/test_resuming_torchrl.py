@@ -49,7 +49,7 @@ def test_a_state_before_the_first_batch(name):
 
 @pytest.mark.long
 def test_another_process_continues(tmp_path):
-    names = ["SerialEnv, transformed", "words"]
+    names = [("SerialEnv, transformed", False), ("words", False)]
     assert_continues_elsewhere("tests.oracle.torchrl_kinds", names, tmp_path / "states")
 
 

@@ -546,19 +546,23 @@ def continue_elsewhere(module: str, path: str) -> None:
     torch.save(found, path)
 
 
-def assert_continues_elsewhere(module: str, names: list[str], path: Path) -> None:
-    """Compares collectors with those that continue from their states in another process."""
+def assert_continues_elsewhere(module: str, names: list[tuple[str, bool]], path: Path) -> None:
+    """Compares collectors with those that continue from their states in another process.
+
+    Args:
+        module: name of the module with the rows.
+        names: names of rows, and True where the other process trusts the state.
+        path: path of a file to write.
+    """
     rows, states, wanted = importlib.import_module(module).ROWS, {}, {}
-    for name in names:
+    for name, trust in names:
         case = rows[name]
         with case.make() as collector:
             if case.seed is not None:
                 collector.set_seed(case.seed)
             following(collector, 2, case.seed)
-            state, batches = collector.state_dict(), following(collector, 3, case.seed)
-        # One that doesn't trust a pickle replays the episode.
-        for trust in (False, True) if case.way == "pickle" else (False,):
-            states[name, trust], wanted[name, trust] = state, batches
+            states[name, trust] = collector.state_dict()
+            wanted[name, trust] = following(collector, 3, case.seed)
     torch.save(states, path)
     code = """
     import sys

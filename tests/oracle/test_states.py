@@ -1,27 +1,24 @@
-"""A state taken anywhere continues to the bit, in this process and in another one."""
+"""A state taken anywhere continues to the bit."""
 
 from __future__ import annotations
 
 import random
 from collections.abc import Iterator
 from functools import partial
-from io import BytesIO
 from itertools import islice
-from pathlib import Path
 from typing import Any
 
 import numpy as np
-import nursery
 import pytest
 import torch
 from gymnasium.vector import SyncVectorEnv
 
 from tests.oracle.comparing import BATCHES, Case, collector_of, compare
+from tests.oracle.continuing import saved
 from tests.oracle.design import pairwise
 from tests.oracle.test_delivered import FACTORS, allowed, case_of
 from tests.oracle.test_seeds import Drawing, assert_same
 from trawl.collectors import Collector, MultiSyncCollector
-from trawl.testing.oracle import Options
 
 STATES = {
     **FACTORS,
@@ -34,14 +31,8 @@ STATES = {
 }
 
 # JAX compiles each collector anew.
-JAX = {name: values[0] for name, values in STATES.items()} | {"face": "jax", "levels": True}
-
-
-def saved(state: Any) -> Any:
-    file = BytesIO()
-    torch.save(state, file)
-    file.seek(0)
-    return torch.load(file, weights_only=True)
+JAX = {name: values[0] for name, values in STATES.items()}
+JAX |= {"face": "jax", "levels": True, "place": "sync", "limit": 2, "used": 2}
 
 
 def some(batches: Iterator[Any], count: int) -> list[Any]:
@@ -74,7 +65,7 @@ def possible(case: dict[str, Any]) -> bool:
     return allowed(case) and not (chosen["place"] == "async" and mixed)
 
 
-CASES = [*pairwise(STATES, possible), JAX, {**JAX, "place": "sync", "limit": 2, "used": 2}]
+CASES = [*pairwise(STATES, possible), JAX]
 
 
 def named(chosen: dict[str, Any]) -> str:
@@ -124,43 +115,3 @@ def test_draws_go_on_after_a_state(seed) -> None:
             torch.rand(5), random.random(), np.random.random()
             other.load_state_dict(state)
             assert_same(some(iter(other), 2), following)
-
-
-OPTIONS = Options(frame_stack=3, restart=True, init_random_frames=13, max_frames_per_traj=2)
-ELSEWHERE = [
-    Case("one", Options(normalize_observations=True, restart=True), failures=True),
-    Case("reusing", OPTIONS, place="sync", failures=True),
-    Case("sync_same_step", OPTIONS, delivery="cat", levels=True),
-    Case("tensors_disabled", OPTIONS, failures=True),
-    Case("agents", OPTIONS, place="sync", masks=True),
-    Case("parallel", Options(normalize_rewards=True), levels=True),
-]
-
-
-def continue_elsewhere(path: str) -> None:
-    """Continues from the states in a file, and adds the batches that follow."""
-    found = torch.load(path, weights_only=True)
-    following = []
-    for case, state in zip(ELSEWHERE, found, strict=True):
-        with collector_of(case) as collector:
-            collector.load_state_dict(state, trust=True)
-            following.append(some(iter(collector), 2))
-    torch.save(following, path)
-
-
-@pytest.mark.filterwarnings("ignore")
-def test_a_state_continues_in_another_process(tmp_path: Path) -> None:
-    pytest.importorskip("pettingzoo")
-    states, following, path = [], [], tmp_path / "states"
-    for case in ELSEWHERE:
-        with collector_of(case) as collector:
-            batches = iter(collector)
-            some(batches, 2)
-            states.append(collector.state_dict())
-            following.append(some(batches, 2))
-    torch.save(states, path)
-    code = "import sys, tests.oracle.test_states as t; t.continue_elsewhere(sys.argv[1])"
-    ended = nursery.run(code, path)
-    assert ended.returncode == 0, ended.stderr
-    for found, wanted in zip(torch.load(path, weights_only=False), following, strict=True):
-        assert_same(found, wanted)

@@ -12,6 +12,7 @@ from gymnasium.vector import AsyncVectorEnv
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.oracle.comparing import Case, collector_of
 from tests.oracle.continuing import (
     CART,
     FORKED,
@@ -35,6 +36,7 @@ from tests.oracle.continuing import (
 )
 from trawl.collectors import Collector, MultiSyncCollector
 from trawl.testing import NumberedEnv
+from trawl.testing.oracle import Options
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
@@ -45,7 +47,7 @@ def of_kind(name: str) -> Row:
     return ROWS[name]
 
 
-@pytest.mark.parametrize("name", ROWS)
+@pytest.mark.parametrize("name", list(ROWS))
 def test_a_collector_continues_to_the_bit(name) -> None:
     # What the other one has seen before must not matter.
     assert_continues(of_kind(name), used=len(name) % 2)
@@ -124,10 +126,29 @@ def test_each_piece_of_the_state_counts(piece) -> None:
 # --- other processes
 
 
+def scripted(case: Case, **_: Any) -> Any:
+    return collector_of(case)
+
+
+SEVERAL = Options(frame_stack=3, restart=True, init_random_frames=13, max_frames_per_traj=2)
+SCRIPTED = [
+    Case("one", Options(normalize_observations=True, restart=True), failures=True),
+    Case("reusing", SEVERAL, place="sync", failures=True),
+    Case("sync_same_step", SEVERAL, delivery="cat", levels=True),
+    Case("tensors_disabled", SEVERAL, failures=True),
+    Case("agents", SEVERAL, place="sync", masks=True),
+    Case("parallel", Options(normalize_rewards=True), levels=True),
+]
+ROWS |= {case.face: row(case, cls=scripted, seed=None, needs=case.kind.needs) for case in SCRIPTED}
+
+
 def test_another_process_continues(tmp_path) -> None:
-    names = ["closed, reset", "pool", "ready, recurrent", "processes, pickle"]
-    names = [name for name in names if not ROWS[name].needs or find_spec(ROWS[name].needs)]
-    assert_continues_elsewhere("tests.oracle.continuing", names, tmp_path / "states")
+    names = [(name, False) for name in ("closed, reset", "pool", "ready, recurrent")]
+    # Without trust in a pickle, the episode is replayed.
+    names += [("processes, pickle", trust) for trust in (False, True)]
+    names += [(case.face, True) for case in SCRIPTED]
+    names = [one for one in names if not ROWS[one[0]].needs or find_spec(ROWS[one[0]].needs)]
+    assert_continues_elsewhere("tests.oracle.test_states_of_kinds", names, tmp_path / "states")
 
 
 def test_pickles_of_processes_that_were_spawned_need_no_trust() -> None:

@@ -17,7 +17,8 @@ FREE = {"num_cpus": 0}
 class TestRay(BackendConformance):
     shares_memory = False
     kills_by_signal = False
-    many = 6
+    many = 4
+    flood = 300
 
     def new_backend(self):
         return RayBackend(FREE)
@@ -26,6 +27,8 @@ class TestRay(BackendConformance):
 @pytest.mark.usefixtures("cluster")
 class TestRayInStep(TestRay):
     """Where what a worker says next is asked for together with what it is told."""
+
+    messages_only = True
 
     def new_backend(self):
         return RayBackend(FREE, in_step=True)
@@ -58,6 +61,8 @@ class LineToNowhere(ControlConnection):
 @pytest.mark.usefixtures("cluster")
 class TestRayBehindAFirewall(TestRay):
     """Where Ray's own connections are the only ones."""
+
+    messages_only = True
 
     @pytest.fixture(autouse=True)
     def firewall(self, monkeypatch):

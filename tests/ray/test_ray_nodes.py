@@ -84,12 +84,9 @@ def test_a_cluster_that_it_started_ends_with_it():
         made[0].shutdown()
         print("said", ray.is_initialized())
         make()
-        made[1].shutdown(5.0, True)
-        print("said", ray.is_initialized())
-        make()
         asyncio.run(made[0].async_shutdown(True))
         print("said", ray.is_initialized(), bool((batch == kept).all()))
-        made[2].shutdown()
-        print("said", made[2].closed)
+        made[1].shutdown()
+        print("said", made[1].closed)
     """)
-    assert said == ["said None 0", "said True", "said False", "said False True", "said True"]
+    assert said == ["said None 0", "said True", "said False True", "said True"]

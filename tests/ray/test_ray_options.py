@@ -93,7 +93,9 @@ def test_statistics_can_be_read_while_a_worker_is_added(tmp_path):
         assert there.stats("both")["worker_2/requested_frames_per_batch"] == 6
 
 
-@pytest.mark.parametrize(("kind", "count"), [("sync", 2), ("async", 1)])
+@pytest.mark.parametrize(
+    ("kind", "count"), [("sync", 2), pytest.param("async", 1, marks=pytest.mark.long)]
+)
 def test_workers_with_workers(kind, count):
     """An actor may run a collector that has processes of its own."""
     policy = Chooser(1)

@@ -39,7 +39,7 @@ def test_actors_draw_their_batches(tmp_path, sync):
     assert any(lane.endswith(" steps") for lane in timeline.lanes)
 
 
-@pytest.mark.parametrize("kind", ["sync", "async"])
+@pytest.mark.parametrize("kind", ["sync", pytest.param("async", marks=pytest.mark.long)])
 def test_actors_whose_collectors_have_workers(tmp_path, kind):
     path = tmp_path / "run.json.gz"
     options = {"collector_class": kind, "num_workers_per_collector": 2}

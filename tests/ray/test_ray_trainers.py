@@ -31,6 +31,7 @@ def test_it_trains(name, sync):
         assert followed.ages == [0] * (TOTAL // FRAMES)
 
 
+@pytest.mark.long
 def test_it_trains_while_frames_come():
     agent = AGENTS["dqn"]()
     buffer = buffer_of(TOTAL)

@@ -61,7 +61,9 @@ def _pid(collector):
     return os.getpid()
 
 
-@pytest.mark.parametrize(("kind", "count"), [("sync", 2), ("async", 2)])
+@pytest.mark.parametrize(
+    ("kind", "count"), [pytest.param("sync", 2, marks=pytest.mark.long), ("async", 2)]
+)
 def test_workers_with_workers(kind, count):
     with collector(
         envs(count),
