@@ -122,10 +122,7 @@ def allowed(case: dict[str, Any]) -> bool:
         whole and chosen["reset_at_each_iter"] and few,
         chosen["policy"] == "function" and face in ("mapping", "agents", "agents_list"),
         # An environment that fails in each step of the first batch has its first turn later.
-        delivery == "in_turn"
-        and face == "agents_list"
-        and chosen["failures"]
-        and chosen["levels"],
+        delivery == "in_turn" and face == "agents_list" and chosen["failures"] and chosen["levels"],
         # As in TorchRL, the first frame has no entry that only a policy knows.
         chosen["policy"] == "recurrent" and face == "torchrl",
         chosen["masks"] and face in ("dm_env", "jax", "torchrl"),
