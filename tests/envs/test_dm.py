@@ -1,10 +1,10 @@
 """Environments of dm_env and dm_control."""
 
-import subprocess
 import sys
 from functools import partial
 
 import numpy as np
+import nursery
 import pytest
 import torch
 from tensordict import TensorDict
@@ -414,8 +414,7 @@ def test_its_state_continues_bit_for_bit():
 
 def test_images():
     pytest.importorskip("dm_control")
-    program = [sys.executable, "-m", "tests.envs.dm_pixels"]
-    result = subprocess.run(program, capture_output=True, text=True, check=False)
+    result = nursery.run("import runpy; runpy.run_module('tests.envs.dm_pixels', None, '__main__')")
     assert result.returncode == 0, result.stderr
     said = result.stdout.strip().splitlines()[-1]
     if said != "done":
