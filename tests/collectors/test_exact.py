@@ -96,15 +96,6 @@ def test_the_last_frame_of_each_environment_is_truncated():
     ]
 
 
-def test_whole_trajectories_are_made_of_these_frames():
-    options = {"trajs_per_batch": 1, "traj_format": "cat", "exact_frames": True}
-    env = NumberedEnv(lengths=[5])
-    with Collector(env, frames_per_batch=10, total_frames=14, **options) as collector:
-        assert [len(batch) for batch in collector] == [5, 5]
-        assert collector.stats()["frames"] == 14
-    assert len(env.actions) == 14
-
-
 # --- workers
 
 

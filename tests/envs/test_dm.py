@@ -225,20 +225,6 @@ def test_a_flat_observation_gives_the_frames_of_single_steps(frames_per_batch):
         assert batch[key].dtype is expected[key].dtype, key
 
 
-def test_a_flat_observation_with_a_time_limit():
-    with Collector(
-        partial(Flat, lengths=(3, 2, 5), discounts=(0.0, 0.0, 1.0)),
-        frames_per_batch=8,
-        max_frames_per_traj=3,
-    ) as collector:
-        following = collector.next()["next"]
-    assert following["place"][:, 2].tolist() == [1, 2, 3, 1, 2, 1, 2, 3]
-    # An episode that ends with the limit may also reach its terminal state.
-    assert following["terminated"].flatten().nonzero().flatten().tolist() == [2, 4]
-    assert following["truncated"].flatten().nonzero().flatten().tolist() == [2, 7]
-    assert following["discount"].flatten().tolist() == [0.5, 0.5, 0, 0.5, 0, 0.5, 0.5, 0.5]
-
-
 class Changing(Flat):
     """Returns something else in its second step."""
 
@@ -304,25 +290,6 @@ def test_a_reset_at_an_odd_moment_begins_an_episode():
     assert batch["discount"][:, 0, 0].tolist() == [0.5, 1]
     assert batch["collector", "traj_ids"][0, 0] == 0
     assert len(batch["collector", "traj_ids"].unique()) == 4
-
-
-def test_an_environment_that_fails_is_made_again():
-    made = []
-
-    def make():
-        made.append(Changing({"reward": "much"}) if len(made) < 2 else Flat(first=len(made)))
-        return made[-1]
-
-    with (
-        Collector(make, frames_per_batch=8, total_frames=8, on_env_error="restart") as collector,
-        pytest.warns(RuntimeWarning, match="reward='much'"),
-    ):
-        batch = collector.next()
-    assert len(made) == 3
-    mask = batch["collector", "mask"]
-    assert mask.tolist() == [True, False, True, False, True, True, True, True]
-    assert batch["place"][mask][:, 0].tolist() == [0, 0, 2, 2, 2, 2]
-    assert batch["place"][mask][:, 2].tolist() == [0, 0, 0, 1, 2, 0]
 
 
 class Restarts(Scripted):

@@ -89,22 +89,6 @@ def test_batches_are_those_of_numpy(fresh: JaxEnv, case: str, policy: str) -> No
     assert [new.get(name) for name in names] == [old.get(name) for name in names]
 
 
-def test_batches_are_normalised_like_those_of_numpy(fresh: JaxEnv) -> None:
-    both: dict[str, Any] = {"normalize_observations": True, "normalize_rewards": True}
-    found, statistics = [], []
-    for env in (fresh, Twin()):
-        with Collector(env, frames_per_batch=8 * COUNT, **both) as collector:
-            collector.set_seed(3)
-            found.append([collector.next().clone() for _ in range(4)])
-            statistics.append(collector.normalization.share().statistics)
-    for one, other in zip(*found, strict=True):
-        for key in ("observation", ("next", "observation"), ("next", "reward")):
-            torch.testing.assert_close(one[key], other[key], rtol=1e-5, atol=1e-5)
-    for one, other in zip(*[each.values() for each in statistics], strict=True):
-        assert one.count == other.count == 32 * COUNT
-        np.testing.assert_allclose(one.var, other.var, rtol=1e-10)
-
-
 def test_interrupted_batches(fresh: JaxEnv) -> None:
     expected, _ = batches(twin(), State(), interruptor=every_third())
     found, _ = batches(fresh, State(), interruptor=every_third())

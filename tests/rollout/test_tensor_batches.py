@@ -1,6 +1,6 @@
 """Batches of environments of torch tensors, compared with those of the same ones on numpy."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from itertools import product
 from typing import Any
@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from gymnasium.vector import AutoresetMode, SyncVectorEnv
+from gymnasium.vector import AutoresetMode
 from tensor_parts import (
     COUNT,
     ENDS,
@@ -17,7 +17,6 @@ from tensor_parts import (
     assert_same,
     changes,
     collected,
-    every_third,
     makers,
     on_numpy,
     on_torch,
@@ -26,7 +25,7 @@ from tensordict import TensorDict, TensorDictBase
 from tensordict.nn import TensorDictModule, TensorDictModuleBase, TensorDictSequential
 from torch import nn
 
-from trawl.collectors import Collector, MultiAsyncCollector, MultiSyncCollector
+from trawl.collectors import Collector
 from trawl.testing import Ledger, NumberedTorchEnv
 
 
@@ -109,14 +108,6 @@ def test_partial_reset_by_ids() -> None:
     assert "env_idx" in env.env.options_seen
 
 
-@pytest.mark.parametrize("mode", AutoresetMode)
-def test_interrupted_batches(mode: AutoresetMode) -> None:
-    expected, _ = batches(on_numpy(mode), State(), interruptor=every_third())
-    found, _ = batches(on_torch(mode), State(), interruptor=every_third())
-    assert_same(found, expected)
-    assert (found[0]["collector", "traj_ids"][:, -1] == -1).all()
-
-
 def test_single_environments_are_reset_between_batches() -> None:
     found = []
     for env in (on_numpy(AutoresetMode.DISABLED), on_torch(AutoresetMode.DISABLED)):
@@ -128,27 +119,6 @@ def test_single_environments_are_reset_between_batches() -> None:
     assert_same(*found)
 
 
-@pytest.mark.parametrize("kind", [MultiSyncCollector, MultiAsyncCollector])
-def test_workers(kind: Any) -> None:
-    make = partial(NumberedTorchEnv, COUNT, LENGTHS, ENDS)
-    numpy = partial(SyncVectorEnv, makers(), autoreset_mode=AutoresetMode.SAME_STEP)
-    options: dict[str, Any] = {"frames_per_batch": 12, "total_frames": 48}
-    options["start_method"] = "inline"
-    if kind is MultiSyncCollector:
-        options["cat_results"] = "stack"
-    else:
-        options["compact_obs"] = True
-    found = []
-    for factory in (make, numpy):
-        collector = kind([factory] * (2 if kind is MultiSyncCollector else 1), plain(), **options)
-        try:
-            collector.set_seed(0)
-            found.append([batch.clone() for batch in collector])
-        finally:
-            collector.shutdown()
-    assert_same(*found)
-
-
 def test_lists_are_stepped_with_tensordicts() -> None:
     makers = [partial(on_torch, AutoresetMode.SAME_STEP)] * 2
     expected, _ = batches([partial(on_numpy, AutoresetMode.SAME_STEP)] * 2, plain())
@@ -156,23 +126,6 @@ def test_lists_are_stepped_with_tensordicts() -> None:
     assert_same(found, expected)
     assert stats["env_path"] == "tensordict"
     assert "make one environment of more sub-environments" in stats["env_path_reason"]
-
-
-def test_state_is_restored() -> None:
-    def collected(collector: Collector) -> Iterator[TensorDictBase]:
-        return iter(collector)
-
-    with Collector(on_torch(AutoresetMode.SAME_STEP), State(), frames_per_batch=9) as collector:
-        next(iter(collector))
-        writer = collector._rollout.writer
-        state = writer.state_dict()
-        writer.reset()
-        writer.load_state_dict(state)
-        again = writer.state_dict()
-        assert state["episodes"] == again["episodes"]
-        assert state["sums"] == again["sums"]
-        for name, row in state["rows"].items():
-            assert torch.equal(row, again["rows"][name])
 
 
 class Changing(NumberedTorchEnv):
