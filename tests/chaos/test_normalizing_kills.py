@@ -3,7 +3,6 @@
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from chaos_parts import Once, kill, replaced
@@ -47,20 +46,3 @@ def test_frames_of_a_dead_worker_are_counted_once(cls: Any, tmp_path: Path) -> N
         found, own = run(cls, Once(tmp_path / "once", 70, kill))
     assert own.observations["observation"].count == sum(batch.numel() for batch in found)
     assert own.rewards["reward"].count == 320
-
-
-@pytest.mark.parametrize("every", [1, 3])
-@pytest.mark.parametrize("prefetch", [0, 1])
-def test_with_snapshots_a_kill_changes_nothing(tmp_path: Path, every: int, prefetch: int) -> None:
-    expected, same = run(MultiSyncCollector, None, prefetch=prefetch)
-    with replaced(KILLED, times=1):
-        found, own = run(
-            MultiSyncCollector,
-            Once(tmp_path / "once", 110, kill),
-            prefetch=prefetch,
-            worker_snapshots=every,
-        )
-    assert all(bool((a == b).all()) for a, b in zip(found, expected, strict=True))
-    for name in ("mean", "var"):
-        one, other = (getattr(n.observations["observation"], name) for n in (own, same))
-        assert np.array_equal(one, other)

@@ -13,7 +13,7 @@ from tensordict import TensorDictBase
 from tensordict.nn import TensorDictModule
 from torch import Tensor, nn
 
-from trawl.collectors import Collector, MultiAsyncCollector, MultiSyncCollector
+from trawl.collectors import Collector, MultiSyncCollector
 from trawl.testing import NumberedEnv
 
 pytestmark = pytest.mark.usefixtures("nobody_is_left")
@@ -76,7 +76,6 @@ def same(one: TensorDictBase, other: TensorDictBase) -> bool:
     [
         ({}, 2, 55),
         ({"prefetch": 1}, 3, 90),
-        ({"max_frames_per_traj": 7}, 1, 33),
         ({"init_random_frames": 80}, 4, 75),
     ],
     ids=str,
@@ -117,20 +116,6 @@ def test_a_kill_changes_nothing_in_the_buffer(tmp_path: Path, every: int):
         found = content(Once(tmp_path / "once", 90, kill), worker_snapshots=every)
     assert len(found) == 120
     assert same(found, expected)
-
-
-def test_the_episodes_of_an_asynchronous_worker_go_on(tmp_path: Path):
-    def stream(trouble: Once | None = None, **options):
-        policy = TensorDictModule(Fading(trouble), ["observation"], ["action"])
-        options |= {"frames_per_batch": 20, "total_frames": 160}
-        with MultiAsyncCollector(["CartPole-v1"], policy, **options) as collector:
-            collector.set_seed(3)
-            return [batch.clone() for batch in collector]
-
-    expected = stream()
-    with replaced(KILLED, times=1):
-        found = stream(Once(tmp_path / "once", 70, kill), worker_snapshots=2)
-    assert all(same(*pair) for pair in zip(found, expected, strict=True))
 
 
 def test_environments_that_cannot_be_captured_are_told():

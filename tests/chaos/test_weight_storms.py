@@ -40,7 +40,7 @@ from trawl.weight_update import (
 
 pytestmark = pytest.mark.usefixtures("nobody_is_left")
 # Seconds of updates at full speed; TRAWL_CHAOS_SECONDS=30 in the environment makes them longer.
-STORM = float(os.environ.get("TRAWL_CHAOS_SECONDS", "1"))
+STORM = float(os.environ.get("TRAWL_CHAOS_SECONDS", "0.3"))
 # Each storm goes on until so many versions were seen, however slow the machine is.
 VERSIONS = 30
 SYNC = pytest.mark.parametrize("sync", [True, False], ids=["sync", "async"])

@@ -18,6 +18,8 @@ from trawl.errors import WorkerDied
 from trawl.testing import ImageEnv, Ledger, NestedEnv, NumberedEnv
 
 LENGTHS = (3, 1, 7)
+#: Where the policy acts.
+PLACES = pytest.mark.parametrize("place", ["threading", "multiprocessing"])
 BACKENDS = pytest.mark.parametrize("backend", ["threading", "multiprocessing"])
 
 
@@ -85,15 +87,6 @@ def test_entries_and_their_dtypes():
     assert batch["collector", "traj_ids"].shape == (8,)
     assert batch["next", "reward"].shape == (8, 1)
     assert batch.names == [None]
-
-
-def test_frames_continue_where_the_last_frame_of_their_environment_ended():
-    with numbered(frames=30, total_frames=300) as collector:
-        frames = torch.cat(list(collector))
-    for env in range(4):
-        own = frames[frames["env_index"] == env]
-        goes_on = ~own["next", "done"][:-1, 0]
-        assert (own["next", "observation"][:-1] == own["observation"][1:])[goes_on].all()
 
 
 def test_a_slow_environment_holds_nobody_up():
@@ -212,7 +205,10 @@ def test_recurrent_state_belongs_to_its_environment():
         return TransformedEnv(GymWrapper(NumberedEnv(number, lengths=LENGTHS)), primer)
 
     with AsyncBatchedCollector(
-        [partial(make, number) for number in range(3)], policy=policy, frames_per_batch=60
+        [partial(make, number) for number in range(3)],
+        policy=policy,
+        frames_per_batch=60,
+        env_backend="threading",
     ) as collector:
         batch = collector.next()
     step = batch["observation"][:, 2]
@@ -328,12 +324,13 @@ def test_such_resets_drop_no_step(together, each, frames):
     assert sum(taken) == 3 * frames
 
 
-def test_a_state_continues_the_counts():
-    with numbered(total_frames=100) as collector:
+@PLACES
+def test_a_state_continues_the_counts(place):
+    with numbered(policy_backend=place, total_frames=100) as collector:
         collector.next()
         collector.update_policy_weights_()
         state = collector.state_dict()
-    with numbered(total_frames=100) as collector:
+    with numbered(policy_backend=place, total_frames=100) as collector:
         collector.load_state_dict(state)
         assert collector.policy_version == 1
         assert sum(len(batch) for batch in collector) == 50
@@ -366,9 +363,12 @@ def test_a_reset_of_one_environment_leaves_the_size_of_batches():
 # --- delivery
 
 
-def test_whole_trajectories():
+@PLACES
+def test_whole_trajectories(place):
     ledger = ledger_of(3)
-    with numbered(3, yield_completed_trajectories=True, total_frames=200) as collector:
+    with numbered(
+        3, policy_backend=place, yield_completed_trajectories=True, total_frames=200
+    ) as collector:
         for trajectory in collector:
             assert trajectory["next", "done"][:, 0].tolist() == [
                 *[False] * (len(trajectory) - 1),
@@ -376,23 +376,26 @@ def test_whole_trajectories():
             ]
             assert len(trajectory["env_index"].unique()) == 1
             ledger.add(trajectory)
+        assert collector.stats()["trajectories"] > 4
     assert ledger.frames > 150
 
 
-def test_batches_are_written_to_a_replay_buffer():
+@PLACES
+def test_batches_are_written_to_a_replay_buffer(place):
     data = pytest.importorskip("torchrl.data")
     buffer = data.ReplayBuffer(storage=data.LazyTensorStorage(500))
-    with numbered(replay_buffer=buffer, total_frames=130) as collector:
+    with numbered(policy_backend=place, replay_buffer=buffer, total_frames=130) as collector:
         assert set(collector) == {None}
     ledger = ledger_of(4)
     ledger.add(buffer[:])
     assert ledger.frames == 130
 
 
-def test_collection_in_the_background():
+@PLACES
+def test_collection_in_the_background(place):
     data = pytest.importorskip("torchrl.data")
     buffer = data.ReplayBuffer(storage=data.LazyTensorStorage(500))
-    with numbered(replay_buffer=buffer, total_frames=200) as collector:
+    with numbered(policy_backend=place, replay_buffer=buffer, total_frames=200) as collector:
         collector.start()
         while collector.is_running():
             time.sleep(0.001)
@@ -401,19 +404,26 @@ def test_collection_in_the_background():
     assert ledger.frames == 200
 
 
-def test_postproc_and_hook_get_each_batch():
+@PLACES
+def test_postproc_and_hook_get_each_batch(place):
     seen = []
     with numbered(
-        total_frames=100, postproc=lambda b: b.select("action"), post_collect_hook=seen.append
+        policy_backend=place,
+        total_frames=70,
+        postproc=lambda b: b.select("action"),
+        post_collect_hook=lambda batch: seen.append((list(batch.keys()), len(batch))),
     ) as collector:
         assert [list(batch.keys()) for batch in collector] == [["action"]] * 2
-    assert len(seen) == 2
+    assert seen == [(["action"], 50), (["action"], 20)]
 
 
-def test_the_version_has_the_key_that_the_user_gives():
-    with numbered(policy_version_key=("a", "b"), policy_version=2) as collector:
+@PLACES
+def test_the_version_has_the_key_that_the_user_gives(place):
+    with numbered(
+        policy_backend=place, policy_version_key=("a", "b"), policy_version=2
+    ) as collector:
         assert (collector.next()["a", "b"] == 2).all()
-    with numbered(policy_version_key=None) as collector:
+    with numbered(policy_backend=place, policy_version_key=None) as collector:
         assert collector.next().get("policy_version", None) is None
 
 
@@ -544,74 +554,74 @@ def test_a_dead_process_is_an_error():
         list(collector)
 
 
-@pytest.mark.parametrize(
-    ("options", "error", "text"),
-    [
-        ({"min_batch_size": 5}, ValueError, "min_batch_size=5 is larger than the 4 environments"),
-        (
-            {"min_batch_size": 3, "max_batch_size": 2},
-            ValueError,
-            "min_batch_size=3 is larger than max_batch_size=2",
-        ),
-        (
-            {"min_batch_size": 2, "server_timeout": 0},
-            ValueError,
-            "min_batch_size=2 has no effect if server_timeout is 0",
-        ),
-        (
-            {"server_config": {"min_batch_size": 2, "timeout": 0}},
-            ValueError,
-            "min_batch_size=2 has no effect if the timeout in server_config is 0",
-        ),
-        ({"server_timeout": -1}, ValueError, "seconds from 0 on"),
-        ({"server_timeout": math.nan}, ValueError, "seconds from 0 on"),
-        ({"server_config": {"max_batchsize": 3}}, ValueError, "unknown entries: max_batchsize"),
-        ({"server_config": 3}, TypeError, "server_config must be a mapping"),
-        ({"device_config": "cpu"}, TypeError, "device_config must be a mapping"),
-        ({"device_config": {"policy": "cpu"}}, ValueError, "unknown entries: policy"),
-        ({"policy_version_key": "observation"}, ValueError, "has it already"),
-        ({"policy_version_key": 3}, TypeError, "policy_version_key must be a key"),
-        ({"yield_completed_trajectories": "yes"}, TypeError, "yield_completed_trajectories"),
-        ({"nothing": 1}, TypeError, "unknown arguments: nothing"),
-        ({"server_timeout": "1"}, TypeError, "number of seconds"),
-        ({"max_batch_size": 0}, ValueError, "max_batch_size"),
-        ({"envs_per_worker": 3, "max_batch_size": 2}, ValueError, "envs_per_worker=3 is larger"),
-        ({"env_backend": "ray"}, ValueError, "env_backend must be one of"),
-        ({"policy_backend": "ray"}, ValueError, "policy_backend must be one of"),
-        ({"server_config": {"service_backend": "ray"}}, ValueError, "service_backend='thread' or"),
-        (
-            {"server_config": {}, "max_batch_size": 3},
-            ValueError,
-            "server_config and max_batch_size can't both be given",
-        ),
-        (
-            {"server_config": {"static_batch_size": 8, "max_batch_size": 9}},
-            ValueError,
-            "smaller than max_batch_size",
-        ),
-        ({"device": "cpu", "device_config": {}}, ValueError, "can't both be given"),
-        ({"device": "cuda:77"}, ValueError, "^device is 'cuda:77'"),
-        ({"device_config": {"env_device": "cuda:77"}}, ValueError, "^env_device is 'cuda:77'"),
-        ({"transport": object()}, TypeError, "transport can't be object"),
-        ({"transport": "slots"}, ValueError, "transport must be 'auto'"),
-        ({"env_exchange": "queue"}, ValueError, "env_exchange must be"),
-        ({"transition_chunk_size": 64}, ValueError, "transition_chunk_size must be"),
-        ({"policy": None}, TypeError, "a policy is missing: pass policy or policy_factory"),
-        ({"policy_factory": Chooses}, TypeError, "policy and policy_factory can't both be given"),
-        (
-            {"create_env_kwargs": [{}]},
-            ValueError,
-            "create_env_kwargs has 1 entries, but the number of environments is 4",
-        ),
-        ({"create_env_kwargs": 3}, TypeError, "create_env_kwargs must be a mapping"),
-        ({"driver_affinity": [9999]}, ValueError, "driver_affinity"),
-        ({"worker_affinity": [[0]]}, ValueError, "worker_affinity has 1 entries"),
-        ({"worker_affinity": 3}, TypeError, "worker_affinity must be a sequence"),
-    ],
-)
-def test_wrong_options_are_refused(options, error, text):
-    with pytest.raises(error, match=text):
-        numbered(**options)
+WRONG = [
+    ({"min_batch_size": 5}, ValueError, "min_batch_size=5 is larger than the 4 environments"),
+    (
+        {"min_batch_size": 3, "max_batch_size": 2},
+        ValueError,
+        "min_batch_size=3 is larger than max_batch_size=2",
+    ),
+    (
+        {"min_batch_size": 2, "server_timeout": 0},
+        ValueError,
+        "min_batch_size=2 has no effect if server_timeout is 0",
+    ),
+    (
+        {"server_config": {"min_batch_size": 2, "timeout": 0}},
+        ValueError,
+        "min_batch_size=2 has no effect if the timeout in server_config is 0",
+    ),
+    ({"server_timeout": -1}, ValueError, "seconds from 0 on"),
+    ({"server_timeout": math.nan}, ValueError, "seconds from 0 on"),
+    ({"server_config": {"max_batchsize": 3}}, ValueError, "unknown entries: max_batchsize"),
+    ({"server_config": 3}, TypeError, "server_config must be a mapping"),
+    ({"device_config": "cpu"}, TypeError, "device_config must be a mapping"),
+    ({"device_config": {"policy": "cpu"}}, ValueError, "unknown entries: policy"),
+    ({"policy_version_key": "observation"}, ValueError, "has it already"),
+    ({"policy_version_key": 3}, TypeError, "policy_version_key must be a key"),
+    ({"yield_completed_trajectories": "yes"}, TypeError, "yield_completed_trajectories"),
+    ({"nothing": 1}, TypeError, "unknown arguments: nothing"),
+    ({"server_timeout": "1"}, TypeError, "number of seconds"),
+    ({"max_batch_size": 0}, ValueError, "max_batch_size"),
+    ({"envs_per_worker": 3, "max_batch_size": 2}, ValueError, "envs_per_worker=3 is larger"),
+    ({"env_backend": "ray"}, ValueError, "env_backend must be one of"),
+    ({"policy_backend": "ray"}, ValueError, "policy_backend must be one of"),
+    ({"server_config": {"service_backend": "ray"}}, ValueError, "service_backend='thread' or"),
+    (
+        {"server_config": {}, "max_batch_size": 3},
+        ValueError,
+        "server_config and max_batch_size can't both be given",
+    ),
+    (
+        {"server_config": {"static_batch_size": 8, "max_batch_size": 9}},
+        ValueError,
+        "smaller than max_batch_size",
+    ),
+    ({"device": "cpu", "device_config": {}}, ValueError, "can't both be given"),
+    ({"device": "cuda:77"}, ValueError, "^device is 'cuda:77'"),
+    ({"device_config": {"env_device": "cuda:77"}}, ValueError, "^env_device is 'cuda:77'"),
+    ({"transport": object()}, TypeError, "transport can't be object"),
+    ({"transport": "slots"}, ValueError, "transport must be 'auto'"),
+    ({"env_exchange": "queue"}, ValueError, "env_exchange must be"),
+    ({"transition_chunk_size": 64}, ValueError, "transition_chunk_size must be"),
+    ({"policy": None}, TypeError, "a policy is missing: pass policy or policy_factory"),
+    ({"policy_factory": Chooses}, TypeError, "policy and policy_factory can't both be given"),
+    (
+        {"create_env_kwargs": [{}]},
+        ValueError,
+        "create_env_kwargs has 1 entries, but the number of environments is 4",
+    ),
+    ({"create_env_kwargs": 3}, TypeError, "create_env_kwargs must be a mapping"),
+    ({"driver_affinity": [9999]}, ValueError, "driver_affinity"),
+    ({"worker_affinity": [[0]]}, ValueError, "worker_affinity has 1 entries"),
+    ({"worker_affinity": 3}, TypeError, "worker_affinity must be a sequence"),
+]
+
+
+def test_wrong_options_are_refused():
+    for options, error, text in WRONG:
+        with pytest.raises(error, match=text):
+            numbered(**options)
 
 
 def test_one_environment_is_not_a_list():

@@ -6,31 +6,20 @@ import torch
 from gymnasium.vector import AutoresetMode
 from pool_parts import NumberedPool
 from tensordict.nn import TensorDictModule
+from test_async_batched import LENGTHS, Chooses, Constant, Marked, ledger_of
 from torch import nn
 
 from trawl.collectors import AsyncBatchedCollector, Collector, RandomPolicy
 from trawl.envs import GymEnv, ParallelEnv, SerialEnv
-from trawl.testing import Ledger, NumberedEnv
+from trawl.testing import NumberedEnv
 
-LENGTHS = (3, 1, 7)
 MODES = pytest.mark.parametrize("mode", [AutoresetMode.NEXT_STEP, AutoresetMode.SAME_STEP])
 KINDS = pytest.mark.parametrize("kind", [Collector, AsyncBatchedCollector])
-
-
-class Chooses(nn.Module):
-    """Policy that takes the action that the sum of the observation names."""
-
-    def forward(self, observation):
-        return nn.functional.one_hot(observation.sum(-1).long().abs() % 4, 4)
 
 
 def collector_of(kind=AsyncBatchedCollector, pool=None, **options):
     options = {"policy": Chooses(), "frames_per_batch": 50, **options}
     return kind(NumberedPool(LENGTHS) if pool is None else pool, **options)
-
-
-def ledger_of(count=6):
-    return Ledger([NumberedEnv(number, lengths=LENGTHS) for number in range(count)])
 
 
 def each(batch):
@@ -62,7 +51,7 @@ def test_batches_and_the_budget_are_exact(kind):
 
 @pytest.mark.parametrize("frames", [1, 2, 7])
 def test_batches_may_be_smaller_than_what_is_ready_at_once(frames):
-    ledger = ledger_of()
+    ledger = ledger_of(6)
     pool = NumberedPool(LENGTHS, batch_size=5)
     with collector_of(pool=pool, frames_per_batch=frames, total_frames=70) as collector:
         for batch in collector:
@@ -74,7 +63,7 @@ def test_a_function_may_make_the_pool():
     def make(lengths):
         return NumberedPool(lengths)
 
-    ledger = ledger_of()
+    ledger = ledger_of(6)
     with collector_of(pool=make, create_env_kwargs={"lengths": LENGTHS}) as collector:
         ledger.add(collector.next())
 
@@ -127,18 +116,6 @@ def test_the_policy_acts_for_those_that_are_ready_together():
     assert sizes == {3}
 
 
-class Constant(nn.Module):
-    """Policy that also writes its only weight."""
-
-    def __init__(self):
-        super().__init__()
-        self.value = nn.Parameter(torch.zeros(1))
-
-    def forward(self, observation):
-        one = torch.ones(len(observation), 1)
-        return nn.functional.one_hot(one[:, 0].long(), 4), self.value * one
-
-
 @KINDS
 def test_frames_have_the_version_that_chose_their_action(kind):
     options = {"track_policy_version": True} if kind is Collector else {}
@@ -152,20 +129,6 @@ def test_frames_have_the_version_that_chose_their_action(kind):
                 policy.module.value += 1
             collector.update_policy_weights_()
         assert collector.policy_version == 4
-
-
-class Counter(nn.Module):
-    """Policy that counts its calls in an episode, and remembers the count."""
-
-    def forward(self, observation, count):
-        return Chooses()(observation), count + 1
-
-
-class Marked(nn.Module):
-    """Policy that writes the mark that it reads."""
-
-    def forward(self, observation, is_init):
-        return Chooses()(observation), is_init.clone()
 
 
 @MODES
@@ -278,7 +241,7 @@ def test_whole_trajectories(kind):
     options = {"yield_completed_trajectories": True}
     if kind is Collector:
         options = {"trajs_per_batch": 1, "traj_format": "cat"}
-    ledger = ledger_of()
+    ledger = ledger_of(6)
     with collector_of(kind, **options) as collector:
         for _ in range(20):
             trajectory = collector.next()
@@ -303,7 +266,7 @@ def test_an_interruptor_ends_a_batch_early():
         calls.append(1)
         return len(calls) > 3
 
-    ledger = ledger_of()
+    ledger = ledger_of(6)
     with collector_of(Collector, interruptor=stop) as collector:
         batch = collector.next()
         ledger.add(batch)

@@ -1,4 +1,5 @@
 import threading
+from contextlib import nullcontext
 
 import pytest
 import torch
@@ -227,35 +228,22 @@ def load_own_state(collector):
         collector.load_state_dict(collector.state_dict())
 
 
+CALLS = [
+    lambda collector: collector.state_dict(),
+    lambda collector: load_own_state(collector),
+    lambda collector: collector.update_policy_weights_(Scorer(2)),
+    lambda collector: collector.set_seed(3),
+    lambda collector: collector.reset(),
+    lambda collector: collector.stats(),
+    lambda collector: collector.map_fn("env.full_action_spec.clone"),
+    lambda collector: collector.cascade_execute("env.full_action_spec.clone"),
+    lambda collector: collector.get_distant_attr("policy.scores"),
+    lambda collector: collector.increment_version(),
+]
+
+
 @pytest.mark.parametrize("held", [False, True], ids=["running", "paused"])
-@pytest.mark.parametrize(
-    "call",
-    [
-        lambda collector: collector.state_dict(),
-        lambda collector: load_own_state(collector),
-        lambda collector: collector.update_policy_weights_(Scorer(2)),
-        lambda collector: collector.set_seed(3),
-        lambda collector: collector.reset(),
-        lambda collector: collector.stats(),
-        lambda collector: collector.map_fn("env.full_action_spec.clone"),
-        lambda collector: collector.cascade_execute("env.full_action_spec.clone"),
-        lambda collector: collector.get_distant_attr("policy.scores"),
-        lambda collector: collector.increment_version(),
-    ],
-    ids=[
-        "state_dict",
-        "load_state_dict",
-        "update_policy_weights_",
-        "set_seed",
-        "reset",
-        "stats",
-        "map_fn",
-        "cascade_execute",
-        "get_distant_attr",
-        "increment_version",
-    ],
-)
-def test_control_calls_work_at_any_time_and_lose_no_frame(call, held):
+def test_control_calls_work_at_any_time_and_lose_no_frame(held):
     buffer = Buffer()
     with Collector(
         NumberedEnv(),
@@ -265,12 +253,10 @@ def test_control_calls_work_at_any_time_and_lose_no_frame(call, held):
         track_policy_version=True,
     ) as collector:
         collector.start()
-        buffer.wait_for(10)
-        if held:
-            with collector.pause():
+        for call in CALLS:
+            buffer.wait_for(len(buffer) + 10)
+            with collector.pause() if held else nullcontext():
                 call(collector)
-        else:
-            call(collector)
         buffer.wait_for(len(buffer) + 10)
     found = steps(buffer)
     assert found == list(range(1, len(found) + 1))
@@ -358,25 +344,24 @@ def failed():
     return collector, buffer
 
 
-@pytest.mark.parametrize(
-    "call",
-    [
-        lambda collector: collector.stats(),
-        lambda collector: collector.start(),
-        lambda collector: collector.async_shutdown(),
-        lambda collector: collector.pause().__enter__(),
-        lambda collector: collector.state_dict(),
-        lambda collector: collector.next(),
-        lambda collector: list(collector),
-    ],
-    ids=["stats", "start", "async_shutdown", "pause", "state_dict", "next", "iteration"],
-)
-def test_an_error_in_the_background_surfaces(call):
-    collector, _ = failed()
-    with pytest.raises(OSError, match=r"disk") as caught:
-        call(collector)
-    assert "at its step 12" in caught.value.__notes__[0]
-    assert collector.closed
+LATER = [
+    lambda collector: collector.stats(),
+    lambda collector: collector.start(),
+    lambda collector: collector.async_shutdown(),
+    lambda collector: collector.pause().__enter__(),
+    lambda collector: collector.state_dict(),
+    lambda collector: collector.next(),
+    lambda collector: list(collector),
+]
+
+
+def test_an_error_in_the_background_surfaces():
+    for call in LATER:
+        collector, _ = failed()
+        with pytest.raises(OSError, match=r"disk") as caught:
+            call(collector)
+        assert "at its step 12" in caught.value.__notes__[0]
+        assert collector.closed
 
 
 def test_an_error_in_the_background_is_printed_at_once(capfd):

@@ -86,44 +86,6 @@ def test_equal_seeds_give_equal_data_if_the_policy_waits_for_all():
         assert (found[0] == other).all()
 
 
-def test_whole_trajectories():
-    with numbered(yield_completed_trajectories=True, total_frames=200) as collector:
-        for whole in collector:
-            assert len(whole["env_index"].unique()) == 1
-            assert len(whole["collector", "traj_ids"].unique()) == 1
-            assert whole["next", "done"][:, 0].tolist() == [False] * (len(whole) - 1) + [True]
-            assert whole["observation"][0, 2] == 0
-        assert collector.stats()["trajectories"] > 4
-
-
-def test_frames_are_written_to_a_replay_buffer_up_to_the_budget():
-    torchrl_data = pytest.importorskip("torchrl.data")
-    buffer = torchrl_data.ReplayBuffer(storage=torchrl_data.LazyTensorStorage(500))
-    with numbered(total_frames=120, replay_buffer=buffer) as collector:
-        assert list(collector) == [None, None, None]
-    assert len(buffer) == 120
-
-
-def test_collection_in_the_background():
-    torchrl_data = pytest.importorskip("torchrl.data")
-    buffer = torchrl_data.ReplayBuffer(storage=torchrl_data.LazyTensorStorage(500))
-    with numbered(total_frames=120, replay_buffer=buffer) as collector:
-        collector.start()
-        collector.async_shutdown(timeout=60)
-    assert len(buffer) <= 120
-
-
-def test_postproc_and_hook_get_each_batch_in_this_process():
-    seen = []
-    with numbered(
-        total_frames=70,
-        postproc=lambda batch: batch.set("twice", batch["next", "reward"] * 2),
-        post_collect_hook=lambda batch: seen.append(batch["twice"].shape[0]),
-    ) as collector:
-        list(collector)
-    assert seen == [50, 20]
-
-
 # --- weights
 
 
@@ -157,13 +119,6 @@ def test_no_frame_is_older_than_the_maximum_lag(place, most):
     assert ledger.frames == 200
 
 
-def test_the_key_of_the_version():
-    with numbered(policy_version_key="made_by", total_frames=50) as collector:
-        batch = collector.next()
-    assert batch["made_by"].shape == (50,)
-    assert batch.get("policy_version", None) is None
-
-
 # --- control
 
 
@@ -173,15 +128,6 @@ def test_figures_about_the_policys_calls():
         figures = collector.server_stats(reset=True)
         assert figures["requests"] >= 100
         assert collector.server_stats()["requests"] == 0
-
-
-def test_a_state_continues_the_counts():
-    with numbered(total_frames=200) as collector:
-        collector.next()
-        state = collector.state_dict()
-    with numbered(total_frames=200) as collector:
-        collector.load_state_dict(state)
-        assert sum(map(len, collector)) == 150
 
 
 # --- failures

@@ -6,10 +6,10 @@ import warnings
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from multi_parts import CLASSES, MASK, TRAJ_IDS, envs, ledger, make, together
+from multi_parts import CLASSES, envs, ledger, make, together
 
 from trawl.collectors import AsyncCollector, MultiAsyncCollector, MultiSyncCollector
-from trawl.testing import NumberedEnv, SelfResettingVectorEnv
+from trawl.testing import NumberedEnv
 
 sizes = st.tuples(
     st.integers(1, 3),  # workers
@@ -218,24 +218,6 @@ def test_the_first_frames_are_random(cls):
 def test_random_frames_are_whole_batches():
     with pytest.warns(UserWarning, match=r"init_random_frames=15 .* 20 frames will be random"):
         make(init_random_frames=15).shutdown()
-
-
-# --- steps that environments spend on resetting
-
-
-@pytest.mark.parametrize("cls", CLASSES)
-def test_steps_spent_on_resetting_are_no_frames(cls):
-    def env(first):
-        parts = [lambda i=i: NumberedEnv(first + i, lengths=[2, 3]) for i in range(2)]
-        return SelfResettingVectorEnv(parts)
-
-    book = ledger(2, 2, lengths=[2, 3])
-    sources = [lambda: env(0), lambda: env(2)]
-    with make(cls, create_env_fn=sources, frames_per_batch=24, total_frames=120) as collector:
-        for batch in collector:
-            book.add(batch)
-            assert (batch[TRAJ_IDS] >= 0).equal(batch[MASK])
-        assert collector.stats()["frames"] == book.frames >= 120
 
 
 # --- one worker

@@ -12,11 +12,9 @@ from gymnasium.vector import SyncVectorEnv
 from multi_parts import (
     BOTH,
     TRAJ_IDS,
-    actions,
     envs,
     ledger,
     make,
-    same,
     together,
     worker_of,
 )
@@ -348,16 +346,3 @@ def test_a_collector_shows_what_it_is():
         assert repr(collector) == (
             "MultiSyncCollector(num_workers=2, frames_per_batch=10, total_frames=30)"
         )
-
-
-def test_batches_of_one_collector_are_those_of_the_other():
-    with make(total_frames=60) as sync, make(MultiAsyncCollector, frames_per_batch=5) as other:
-        mine = list(sync)
-        theirs = {0: [], 1: []}
-        while min(map(len, theirs.values())) < 6:
-            batch = other.next()
-            theirs[worker_of(batch)].append(batch)
-    for index, batch in enumerate(mine):
-        for worker in (0, 1):
-            assert same(batch[worker], theirs[worker][index])
-    assert actions(mine[0]) <= {0, 1, 2, 3}

@@ -4,7 +4,6 @@ import gc
 
 import cloudpickle
 import pytest
-import torch
 from collector_parts import Buffer, by_step
 from multi_parts import (
     CLASSES,
@@ -195,18 +194,6 @@ def test_control_calls_lose_no_batch(cls, method):
     assert book.frames == 80
 
 
-def test_a_call_that_fails_leaves_the_next_one_alone(cls, method):
-    with make(cls, start_method=method) as collector:
-        collector.next()
-        with pytest.raises(AttributeError, match="no attribute 'nothing'"):
-            collector.map_fn("env.nothing")
-        with pytest.raises(TypeError, match=r"in worker \d: .*argument"):
-            collector.map_fn("policy.eval", [(), (1, 2, 3)])
-        assert collector.get_distant_attr("worker_idx") == [0, 1]
-        assert collector.map_fn("getattr_env", [("batch_size",)] * 2) == [torch.Size([])] * 2
-        assert collector.next() is not None
-
-
 @pytest.mark.parametrize("method", ["messages", "forkserver"])
 def test_a_reset_of_one_worker_leaves_the_other(method):
     book = ledger(2, lengths=[100])
@@ -355,14 +342,3 @@ def test_an_error_keeps_its_type_and_says_where_it_was(cls, method, at):
     assert "raise self.fault" in str(error)
     assert f"at its step {at} (from 0)" in str(error)
     assert collector.closed
-
-
-def test_an_error_in_a_factory_comes_from_the_constructor(cls, method):
-    def broken():
-        raise OSError(2, "no such rocket")
-
-    with pytest.raises(OSError, match="no such rocket") as caught:
-        make(cls, create_env_fn=[*envs(1), broken], start_method=method)
-    assert isinstance(caught.value, WorkerError)
-    assert "in worker 1" in str(caught.value)
-    assert "in broken" in str(caught.value)

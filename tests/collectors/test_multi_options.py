@@ -275,21 +275,6 @@ def test_without_versions_workers_report_none(cls):
         assert collector.policy_version is None
 
 
-@BOTH
-def test_a_batch_has_the_weights_of_its_version(cls):
-    with make(
-        cls, policy=Chooser(0), track_policy_version=True, start_method="forkserver"
-    ) as collector:
-        for version in range(1, 13):
-            collector.update_policy_weights_(Chooser(version % 4))
-            batch = collector.next()
-            for row in batch if together(cls) else [batch]:
-                (made_by,) = row["policy_version"].unique().tolist()
-                assert actions(row) == {made_by % 4}
-            if together(cls):
-                assert batch["policy_version"].unique().tolist() == [version]
-
-
 @pytest.mark.parametrize(("lanes", "how"), [(2, "stack"), (2, 0), (None, -1)])
 def test_versions_may_differ_between_workers(how, lanes):
     with make(

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import multiprocessing
-from functools import partial
 from typing import Any
 
 import pytest
-from collector_parts import by_step
 from multi_parts import BOTH, CLASSES, LENGTHS, PLACES, envs, make
 from whole_parts import TRAJ_IDS, Episodes, cycling
 
-from trawl import AsyncCollector, Collector, MultiSyncCollector
 from trawl.testing import NumberedEnv
 
 
@@ -66,38 +63,6 @@ def test_nothing_is_lost_where_workers_are_broken_off() -> None:
     assert all(found == list(range(len(found))) for found in episodes.by_env.values())
     unfinished = facts["frames"] - episodes.frames
     assert 0 <= unfinished < 6 * max(LENGTHS) + 4 * max(LENGTHS)
-
-
-def test_one_other_process() -> None:
-    episodes = Episodes(cycling(LENGTHS))
-    with AsyncCollector(
-        partial(NumberedEnv, lengths=LENGTHS),
-        by_step(),
-        frames_per_batch=9,
-        total_frames=90,
-        trajs_per_batch=3,
-        traj_format="padded",
-    ) as collector:
-        for batch in collector:
-            assert episodes.add(batch) == 3
-    assert episodes.found == [(0, i) for i in range(30)]
-
-
-def test_a_collector_that_is_sent_elsewhere() -> None:
-    episodes = Episodes(cycling(LENGTHS))
-    with Collector(
-        envs(2),
-        by_step(),
-        num_collectors=2,
-        frames_per_batch=9,
-        total_frames=90,
-        trajs_per_batch=3,
-        traj_format="cat",
-    ) as collector:
-        assert collector.num_workers == 2
-        for batch in collector:
-            assert episodes.add(batch) == 3
-    assert len(episodes.found) > 24
 
 
 @BOTH
@@ -165,26 +130,6 @@ def test_a_state_that_is_loaded_while_workers_collect(cls: Any, method: str) -> 
         assert numbers[:, 2].tolist() == list(range([7, 4][numbers[0, 1] % 2]))
         assert (numbers[:, 1] == numbers[0, 1]).all()
         assert (numbers[:, 0] == numbers[0, 0]).all()
-
-
-@pytest.mark.parametrize("method", ["messages", "forkserver"])
-def test_a_seed_gives_equal_trajectories_wherever_workers_are(method: str) -> None:
-    def found(method: str) -> list[Any]:
-        with make(
-            MultiSyncCollector,
-            create_env_fn=["CartPole-v1"] * 2,
-            policy=None,
-            frames_per_batch=60,
-            trajs_per_batch=3,
-            traj_format="padded",
-            start_method=method,
-        ) as collector:
-            collector.set_seed(3)
-            return [collector.next() for _ in range(3)]
-
-    for one, other in zip(found("inline"), found(method), strict=True):
-        assert one.shape == other.shape
-        assert (one == other).all()
 
 
 # --- TorchRL's buffers

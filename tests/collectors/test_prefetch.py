@@ -174,12 +174,6 @@ class DiesOnce(NumberedEnv):
 # --- frames
 
 
-def test_each_frame_comes_once_and_in_order():
-    book = ledger(2)
-    found = drained(ahead(total_frames=72, frames_per_batch=12, start_method="messages"), book)
-    assert (book.frames, len(found)) == (72, 6)
-
-
 @METHODS
 def test_the_frames_are_those_of_a_run_without(method):
     def run(prefetch):

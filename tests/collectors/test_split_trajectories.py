@@ -36,25 +36,6 @@ def test_a_batch_is_cut_where_ids_change():
     assert split[MASK].dtype is torch.bool
 
 
-def test_rows_are_cut_one_after_the_other():
-    split = split_trajectories(frames([[0, 0, 2], [1, 3, 3]]))
-    assert split["number"].tolist() == [[1, 2], [3, 0], [4, 0], [5, 6]]
-
-
-def test_equal_ids_in_neighbouring_rows_are_different_pieces():
-    split = split_trajectories(frames([[5, 5, 5], [5, 6, 6]]))
-    assert split["number"].tolist() == [[1, 2, 3], [4, 0, 0], [5, 6, 0]]
-
-
-def test_an_id_that_comes_again_begins_another_piece():
-    assert split_trajectories(frames([0, 0, 1, 0]))["number"].tolist() == [[1, 2], [3, 0], [4, 0]]
-
-
-def test_rows_of_a_batch_of_batches_are_cut_as_well():
-    split = split_trajectories(frames([[[0, 0], [1, 2]], [[3, 3], [4, 4]]]))
-    assert split["number"].tolist() == [[1, 2], [3, 0], [4, 0], [5, 6], [7, 8]]
-
-
 def test_whole_rows_stay_as_they_are():
     batch = frames([[0, 0, 0], [1, 1, 1]])
     split = split_trajectories(batch)
@@ -108,32 +89,11 @@ def test_another_done_key_may_be_named():
     assert split["number"].tolist() == [[1, 0], [2, 3]]
 
 
-def test_ids_may_be_under_another_prefix():
-    batch = TensorDict(
-        {"number": torch.arange(1, 4), ("mine", "traj_ids"): torch.tensor([0, 1, 1])}, [3]
-    )
-    split = split_trajectories(batch, prefix="mine")
-    assert split["number"].tolist() == [[1, 0], [2, 3]]
-    assert ("mine", "mask") in keys(split)
-
-
-def test_ids_may_have_another_key():
-    batch = TensorDict({"number": torch.arange(1, 4), "episode": torch.tensor([0, 1, 1])}, [3])
-    split = split_trajectories(batch, trajectory_key="episode")
-    assert split["number"].tolist() == [[1, 0], [2, 3]]
-    assert "mask" in keys(split)
-
-
 def test_a_mask_that_is_there_stays_in_force():
     mask = TensorDict({"mask": torch.tensor([True, False, True])}, [3])
     batch = frames([0, 0, 1])
     batch["collector"].update(mask)
     assert split_trajectories(batch)[MASK].tolist() == [[True, False], [True, False]]
-
-
-def test_frames_of_no_trajectory_are_left_out():
-    split = split_trajectories(frames([0, 0, -1, 1, -1, -1]))
-    assert split["number"].tolist() == [[1, 2], [4, 0]]
 
 
 def test_rows_of_no_trajectory_are_left_out_where_all_are_of_one_length():
@@ -154,11 +114,6 @@ def test_a_batch_of_no_trajectory_gives_none(ids, nested):
 def test_a_frame_by_itself_is_no_batch():
     with pytest.raises(ValueError, match="last dimension must be time"):
         split_trajectories(frames([0])[0])
-
-
-def test_trajectories_can_be_nested_tensors():
-    split = split_trajectories(frames([0, 0, 1, 2, 2, 2]), as_nested=True)
-    assert [part.tolist() for part in split["number"].unbind()] == [[1, 2], [3], [4, 5, 6]]
 
 
 def test_without_ids_or_flags_there_is_nothing_to_go_by():

@@ -39,6 +39,21 @@ ALL = pytest.mark.parametrize("cls", [Collector, *CLASSES], ids=["one", "sync", 
 SCHEMES = pytest.mark.parametrize(
     "scheme", [SharedMemWeightSyncScheme, MultiProcessWeightSyncScheme], ids=["shared", "process"]
 )
+#: Each scheme that sends, with each class.
+SENDING = pytest.mark.parametrize(
+    ("cls", "scheme"),
+    [(CLASSES[0], SharedMemWeightSyncScheme), (CLASSES[1], MultiProcessWeightSyncScheme)],
+    ids=["sync-shared", "async-process"],
+)
+RECEIVING = pytest.mark.parametrize(
+    ("cls", "scheme"),
+    [
+        (Collector, SharedMemWeightSyncScheme),
+        (CLASSES[0], MultiProcessWeightSyncScheme),
+        (CLASSES[1], SharedMemWeightSyncScheme),
+    ],
+    ids=["one-shared", "sync-process", "async-shared"],
+)
 
 
 class Talking(nn.Module):
@@ -144,8 +159,7 @@ def as_sent(thing: Any) -> Any:
 # --- a collector that sends
 
 
-@BOTH
-@SCHEMES
+@SENDING
 def test_a_scheme_brings_weights_to_the_workers(cls, scheme):
     policy = Chooser(1)
     with collector(cls, policy, weight_sync_schemes={"policy": scheme()}) as made:
@@ -159,8 +173,7 @@ def test_a_scheme_brings_weights_to_the_workers(cls, scheme):
         assert settled(made) == [({3}, 2), ({1}, 3)]
 
 
-@BOTH
-@SCHEMES
+@SENDING
 def test_a_scheme_brings_weights_to_other_processes(cls, scheme):
     with collector(
         cls, weight_sync_schemes={"policy": scheme()}, start_method="forkserver"
@@ -170,8 +183,7 @@ def test_a_scheme_brings_weights_to_other_processes(cls, scheme):
             assert caught_up(made) == [({choice}, version)] * 2
 
 
-@BOTH
-@SCHEMES
+@SENDING
 def test_a_scheme_brings_each_worker_its_own_weights(cls, scheme):
     with collector(cls, weight_sync_schemes={"policy": scheme()}) as made:
         made.update_policy_weights_({0: Chooser(2), 1: Chooser(3).state_dict()})
@@ -190,8 +202,7 @@ def test_a_scheme_that_sends_nothing_leaves_the_workers_alone(cls):
         assert settled(made) == [({1}, 1)] * 2
 
 
-@BOTH
-@pytest.mark.parametrize("scheme", [SharedMemWeightSyncScheme, MultiProcessWeightSyncScheme])
+@SENDING
 def test_what_a_policy_has_beside_its_weights_is_sent_as_well(cls, scheme):
     policy = Talking(1)
     with collector(cls, policy, weight_sync_schemes={"policy": scheme()}) as made:
@@ -210,12 +221,14 @@ def test_without_schemes_too_what_a_policy_has_beside_its_weights_is_sent(cls):
         assert settled(made) == [({2}, 1)] * workers_of(cls)
 
 
-@BOTH
-@pytest.mark.parametrize("start_method", ["inline", "messages"])
 @pytest.mark.parametrize(
-    "scheme",
-    [None, SharedMemWeightSyncScheme, MultiProcessWeightSyncScheme],
-    ids=["default", "shared", "process"],
+    ("cls", "start_method", "scheme"),
+    [
+        (CLASSES[0], "inline", None),
+        (CLASSES[1], "messages", None),
+        (CLASSES[0], "messages", SharedMemWeightSyncScheme),
+        (CLASSES[1], "inline", MultiProcessWeightSyncScheme),
+    ],
 )
 def test_the_policy_beside_a_factory_is_where_weights_come_from(cls, scheme, start_method):
     policy = Chooser(3)
@@ -249,12 +262,17 @@ BY_HAND = {
 }
 
 
-@BOTH
 @pytest.mark.parametrize(
-    "scheme",
-    [SharedMemWeightSyncScheme, MultiProcessWeightSyncScheme, DistributedWeightSyncScheme],
+    ("cls", "scheme", "how"),
+    [
+        (CLASSES[0], SharedMemWeightSyncScheme, "params_map"),
+        (CLASSES[1], SharedMemWeightSyncScheme, "weights"),
+        (CLASSES[0], MultiProcessWeightSyncScheme, "model"),
+        (CLASSES[1], MultiProcessWeightSyncScheme, "params_map"),
+        (CLASSES[0], DistributedWeightSyncScheme, "weights"),
+        (CLASSES[1], DistributedWeightSyncScheme, "model"),
+    ],
 )
-@pytest.mark.parametrize("how", BY_HAND)
 def test_a_scheme_that_was_initialised_keeps_the_weights_that_it_sends(cls, scheme, how):
     source = Chooser(3)
     sender = scheme()
@@ -300,17 +318,16 @@ def test_a_scheme_belongs_to_one_collector(cls):
 
 @ALL
 @pytest.mark.parametrize("name", ["weight_sync_schemes", "weight_recv_schemes"])
-@pytest.mark.parametrize("value", [SharedMemWeightSyncScheme(), {"policy": 3}, ["policy"]])
-def test_schemes_are_given_by_model(cls, name, value):
-    with pytest.raises(TypeError, match=f"{name}.* must "):
-        collector(cls, **{name: value})
+def test_schemes_are_given_by_model(cls, name):
+    for value in (SharedMemWeightSyncScheme(), {"policy": 3}, ["policy"]):
+        with pytest.raises(TypeError, match=f"{name}.* must "):
+            collector(cls, **{name: value})
 
 
 # --- several models
 
 
-@BOTH
-@SCHEMES
+@SENDING
 def test_a_model_of_the_environment_is_found_by_its_path(cls, scheme):
     schemes = {"policy": scheme(), "env.env.head": scheme()}
     envs = [partial(HeadedEnv, number) for number in range(2)]
@@ -412,8 +429,7 @@ class Learner:
         self.send = self.scheme.send
 
 
-@ALL
-@SCHEMES
+@RECEIVING
 def test_a_collector_takes_the_weights_it_is_sent(cls, scheme):
     learner = Learner(scheme)
     with collector(cls, weight_recv_schemes={"policy": learner.end}) as made:
@@ -423,8 +439,7 @@ def test_a_collector_takes_the_weights_it_is_sent(cls, scheme):
             assert settled(made) == [({choice}, version)] * workers_of(cls)
 
 
-@ALL
-@SCHEMES
+@RECEIVING
 def test_who_sent_may_wait_until_a_collector_has_taken_it(cls, scheme):
     learner = Learner(scheme)
     with collector(cls, weight_recv_schemes={"policy": learner.end}) as made:
@@ -619,8 +634,7 @@ def elsewhere(cls: Any, scheme: Any, start_method: str = "inline") -> Iterator[A
         ours.close()
 
 
-@ALL
-@SCHEMES
+@RECEIVING
 def test_a_collector_in_another_process_takes_the_weights_it_is_sent(cls, scheme):
     sender = scheme()
     sender.init_on_sender(model=Chooser(2))

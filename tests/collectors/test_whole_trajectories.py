@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import warnings
 from functools import partial
 from itertools import count
@@ -19,7 +18,7 @@ from whole_parts import MASK, TRAJ_IDS, Episodes, Writes, cycling, rows_of
 
 from trawl import Collector, MultiCollector, MultiSyncCollector
 from trawl.collectors import MultiAsyncCollector
-from trawl.testing import FaultyEnv, NestedEnv, NumberedEnv, RaggedEnv, SelfResettingVectorEnv
+from trawl.testing import NestedEnv, NumberedEnv, RaggedEnv
 
 LENGTHS = [3, 1, 5]
 FORMATS = pytest.mark.parametrize("layout", ["padded", "cat"])
@@ -75,40 +74,6 @@ def test_batches_of_trajectories_that_follow_each_other() -> None:
 
 
 @pytest.mark.filterwarnings("ignore:no batch is delivered")
-@FORMATS
-@given(
-    lengths=st.lists(st.integers(1, 9), min_size=1, max_size=4),
-    lanes=st.integers(1, 3),
-    steps=st.integers(1, 12),
-    batches=st.integers(1, 6),
-    each=st.integers(1, 5),
-)
-def test_every_episode_comes_once_whole_and_in_order(
-    layout: str, lengths: list[int], lanes: int, steps: int, batches: int, each: int
-) -> None:
-    source = [env(i, lengths) for i in range(lanes)] if lanes > 1 else env(0, lengths)
-    expected = ends_of(lanes, lengths, steps * batches)
-    # Batch by batch, and within a batch step by step.
-    at = {end: number for number, end in enumerate(expected)}
-    episodes = Episodes(cycling(lengths))
-    with make(
-        source,
-        frames_per_batch=steps * lanes,
-        total_frames=steps * lanes * batches,
-        trajs_per_batch=each,
-        traj_format=layout,
-    ) as collector:
-        for batch in collector:
-            assert episodes.add(batch) == each
-        facts = collector.stats()
-    assert facts["frames"] == steps * lanes * batches
-    assert facts["trajectories"] == len(episodes.found) == len(expected) // each * each
-    assert facts["trajectories_waiting"] == len(expected) % each
-    assert episodes.found == sorted(episodes.found, key=at.__getitem__)
-    assert episodes.found == expected[: len(episodes.found)]
-
-
-@pytest.mark.filterwarnings("ignore:no batch is delivered")
 @given(
     lengths=st.lists(st.integers(1, 9), min_size=1, max_size=4),
     workers=st.integers(1, 3),
@@ -117,7 +82,7 @@ def test_every_episode_comes_once_whole_and_in_order(
     each=st.integers(1, 5),
     sync=st.booleans(),
 )
-def test_the_same_of_workers(
+def test_every_episode_of_workers_comes_once_and_in_order(
     lengths: list[int], workers: int, lanes: int, steps: int, each: int, sync: bool
 ) -> None:
     numbered = [[env(w * lanes + i, lengths) for i in range(lanes)] for w in range(workers)]
@@ -210,13 +175,6 @@ def test_their_number_is_not_known_beforehand() -> None:
         assert len(collector) == 10
 
 
-def test_what_is_kept_stays_as_it_was() -> None:
-    with make(total_frames=210) as collector:
-        kept = [(batch, batch.clone()) for batch in collector]
-    assert len(kept) == 35
-    assert all((batch == before).all() for batch, before in kept)
-
-
 def test_what_waits_keeps_no_memory_of_batches() -> None:
     with make(frames_per_batch=100, trajs_per_batch=500) as collector:
         collector.next()
@@ -240,30 +198,6 @@ def test_a_fake_batch_has_the_layout_of_a_real_one(layout: str) -> None:
     assert keys(fake) == keys(batch)
     assert fake.ndim == batch.ndim
     assert all(fake[key].dtype is batch[key].dtype for key in keys(batch))
-
-
-def test_versions_and_counts_come_with_them() -> None:
-    with make(track_policy_version=True, max_frames_per_traj=2) as collector:
-        batch = collector.next()
-    assert batch["policy_version"].tolist() == [0, 0, 0]
-    assert batch["step_count"].flatten().tolist() == [0, 1, 0]
-    assert batch["next", "truncated"].flatten().tolist() == [False, True, False]
-
-
-def test_a_seed_gives_equal_trajectories() -> None:
-    found = []
-    for method in (None, "inline", "inline"):
-        options: dict[str, Any] = {"frames_per_batch": 60, "trajs_per_batch": 3}
-        if method is None:
-            made = Collector("CartPole-v1", traj_format="cat", **options)
-        else:
-            made = MultiSyncCollector(
-                ["CartPole-v1"] * 2, traj_format="cat", start_method=method, **options
-            )
-        with made as collector:
-            collector.set_seed(4)
-            found.append([collector.next() for _ in range(3)])
-    assert all((one == other).all() for one, other in zip(*found[1:], strict=True))
 
 
 # --- what cuts trajectories off
@@ -303,14 +237,6 @@ def test_frames_that_others_took_leave_a_hole() -> None:
     assert (0, 0) not in episodes.found
 
 
-def test_batches_that_begin_with_a_reset() -> None:
-    with make(
-        env(lengths=[3]), frames_per_batch=4, reset_at_each_iter=True, total_frames=20
-    ) as collector:
-        found = [row for batch in collector for row in rows_of(batch)]
-    assert [NumberedEnv.numbers(row)[:, 2].tolist() for row in found] == [[0, 1, 2]] * 4
-
-
 def test_what_a_reset_truncates_is_an_end_if_it_is_told() -> None:
     for made in (make, partial(_multi, MultiSyncCollector), partial(_multi, MultiAsyncCollector)):
         with made(
@@ -331,17 +257,6 @@ def _multi(cls: Any, source: Any, **options: Any) -> Any:
     )
 
 
-def test_steps_spent_on_resetting_are_no_part_of_them() -> None:
-    source = SelfResettingVectorEnv([env(0), env(1)])
-    episodes = Episodes(cycling(LENGTHS))
-    with make(source, frames_per_batch=10, total_frames=400) as collector:
-        for batch in collector:
-            assert MASK not in keys(batch)
-            episodes.add(batch)
-    assert all(found == list(range(len(found))) for found in episodes.by_env.values())
-    assert len(episodes.found) > 90
-
-
 def test_a_batch_that_was_broken_off_is_a_piece_as_well() -> None:
     asked = count()
     with make(interruptor=lambda: next(asked) % 3 == 2, total_frames=63) as collector:
@@ -351,20 +266,6 @@ def test_a_batch_that_was_broken_off_is_a_piece_as_well() -> None:
         assert collector.stats()["frames"] >= 63
     assert episodes.found == [(0, i) for i in range(len(episodes.found))]
     assert len(episodes.found) >= 18
-
-
-def test_an_environment_that_was_built_anew_goes_on_with_another() -> None:
-    def faulty() -> FaultyEnv:
-        return FaultyEnv(5, ValueError("worn out"), number=0, lengths=[3])
-
-    options = {"frames_per_batch": 4, "trajs_per_batch": 1, "on_env_error": "restart"}
-    with make([faulty], **options) as collector:
-        with pytest.warns(RuntimeWarning, match="worn out"):
-            batches = [collector.next() for _ in range(4)]
-        assert collector.stats()["env_restarts"] >= 1
-    found = [NumberedEnv.numbers(batch)[:, 2].tolist() for batch in batches]
-    # The second episode failed at its last step; it was truncated before that.
-    assert found == [[0, 1, 2], [0, 1], [0, 1, 2], [0, 1]]
 
 
 # --- replay buffers
@@ -406,8 +307,9 @@ def test_in_a_buffer_they_are_flat_whatever_the_format(layout: str | None) -> No
 CLASSES = pytest.mark.parametrize("cls", [Collector, MultiSyncCollector, MultiAsyncCollector])
 
 
-@CLASSES
-@pytest.mark.parametrize("group", [None, 1, 2])
+@pytest.mark.parametrize(
+    ("cls", "group"), [(Collector, None), (MultiSyncCollector, 1), (MultiAsyncCollector, 2)]
+)
 def test_a_write_mode_asks_for_whole_trajectories(cls: Any, group: int | None) -> None:
     written = []
     for how in ({"replay_write_mode": "trajectory"}, {"trajs_per_batch": 2}):
@@ -522,14 +424,6 @@ def test_an_error_while_they_are_delivered_closes_the_collector() -> None:
 # --- states
 
 
-def saved(state: Any) -> Any:
-    """The state as it comes back from a file."""
-    file = io.BytesIO()
-    torch.save(state, file)
-    file.seek(0)
-    return torch.load(file, weights_only=False)
-
-
 MADE = pytest.mark.parametrize(
     "made",
     [
@@ -546,31 +440,6 @@ MADE = pytest.mark.parametrize(
     ],
     ids=["one", "workers"],
 )
-
-
-@MADE
-def test_what_waits_is_part_of_the_state(made: Any) -> None:
-    with made(frames_per_batch=17, total_frames=51) as collector:
-        delivered = [collector.next()]
-        state = saved(collector.state_dict())
-        waiting = collector.stats()["trajectories_waiting"]
-        expected = collector.next()
-    assert waiting == 3
-    with made(frames_per_batch=17, total_frames=51) as other:
-        other.load_state_dict(state)
-        assert other.stats()["trajectories_waiting"] == 3
-        assert other.stats()["trajectories"] == 2
-        found = other.next()
-        assert other.stats()["frames"] == 17
-        assert (found == expected).all()
-        delivered += [found, *other]
-        assert other.stats()["frames"] == 51
-    ids = [row[TRAJ_IDS][0].item() for batch in delivered for row in rows_of(batch)]
-    assert len(set(ids)) == len(ids)
-    for batch in delivered:
-        for row in rows_of(batch):
-            steps = NumberedEnv.numbers(row)[:, 2].tolist()
-            assert steps == list(range(LENGTHS[NumberedEnv.numbers(row)[0, 1] % 3]))
 
 
 @MADE
@@ -607,51 +476,50 @@ def everywhere(**options: Any) -> None:
         cls([env()], start_method="inline", **options).shutdown()
 
 
-@pytest.mark.parametrize(
-    ("options", "error", "told"),
-    [
-        ({"trajs_per_batch": 0}, ValueError, "trajs_per_batch must be at least 1, but it is 0"),
-        ({"trajs_per_batch": -1}, ValueError, "trajs_per_batch must be at least 1"),
-        ({"trajs_per_batch": 1.5}, TypeError, "trajs_per_batch must be an integer"),
-        (
-            {"trajs_per_batch": 2, "traj_format": "nested"},
-            ValueError,
-            "traj_format must be 'padded' or 'cat', but it is 'nested'",
-        ),
-        (
-            {"trajs_per_batch": 2, "trajs_per_write": 0, "replay_buffer": Writes()},
-            ValueError,
-            "trajs_per_write must be at least 1",
-        ),
-        (
-            {"replay_write_mode": "frames", "replay_buffer": Writes()},
-            ValueError,
-            "replay_write_mode must be 'rollout' or 'trajectory', but it is 'frames'",
-        ),
-        ({"replay_write_mode": True}, ValueError, "replay_write_mode must be .* it is True"),
-        (
-            {"replay_write_mode": "rollout", "replay_buffer": Writes(), "trajs_per_write": 2},
-            ValueError,
-            "trajs_per_write=2 .* or replay_write_mode='trajectory'",
-        ),
-        (
-            {"replay_write_mode": "trajectory", "replay_buffer": Writes(), "trajs_per_write": 0},
-            ValueError,
-            "trajs_per_write must be at least 1",
-        ),
-        (
-            {"replay_write_mode": "trajectory", "replay_buffer": Writes(), "traj_format": "cat"},
-            ValueError,
-            "traj_format='cat' needs trajs_per_batch",
-        ),
-    ],
-    ids=lambda value: str(list(value)) if isinstance(value, dict) else None,
-)
-def test_wrong_arguments_are_refused(options: Any, error: Any, told: str) -> None:
-    with pytest.raises(error, match=told):
-        everywhere(**options)
-    with pytest.raises(error, match=told):
-        MultiSyncCollector([env()], frames_per_batch=10, start_method="inline", **options)
+WRONG: list[tuple[dict[str, Any], Any, str]] = [
+    ({"trajs_per_batch": 0}, ValueError, "trajs_per_batch must be at least 1, but it is 0"),
+    ({"trajs_per_batch": -1}, ValueError, "trajs_per_batch must be at least 1"),
+    ({"trajs_per_batch": 1.5}, TypeError, "trajs_per_batch must be an integer"),
+    (
+        {"trajs_per_batch": 2, "traj_format": "nested"},
+        ValueError,
+        "traj_format must be 'padded' or 'cat', but it is 'nested'",
+    ),
+    (
+        {"trajs_per_batch": 2, "trajs_per_write": 0, "replay_buffer": Writes()},
+        ValueError,
+        "trajs_per_write must be at least 1",
+    ),
+    (
+        {"replay_write_mode": "frames", "replay_buffer": Writes()},
+        ValueError,
+        "replay_write_mode must be 'rollout' or 'trajectory', but it is 'frames'",
+    ),
+    ({"replay_write_mode": True}, ValueError, "replay_write_mode must be .* it is True"),
+    (
+        {"replay_write_mode": "rollout", "replay_buffer": Writes(), "trajs_per_write": 2},
+        ValueError,
+        "trajs_per_write=2 .* or replay_write_mode='trajectory'",
+    ),
+    (
+        {"replay_write_mode": "trajectory", "replay_buffer": Writes(), "trajs_per_write": 0},
+        ValueError,
+        "trajs_per_write must be at least 1",
+    ),
+    (
+        {"replay_write_mode": "trajectory", "replay_buffer": Writes(), "traj_format": "cat"},
+        ValueError,
+        "traj_format='cat' needs trajs_per_batch",
+    ),
+]
+
+
+def test_wrong_arguments_are_refused() -> None:
+    for options, error, told in WRONG:
+        with pytest.raises(error, match=told):
+            everywhere(**options)
+        with pytest.raises(error, match=told):
+            MultiSyncCollector([env()], frames_per_batch=10, start_method="inline", **options)
 
 
 def test_a_format_is_to_be_said() -> None:
@@ -678,8 +546,7 @@ def test_with_a_buffer_there_is_no_format_to_say() -> None:
 # --- the same as TorchRL's
 
 
-@FORMATS
-@pytest.mark.parametrize("frames", [7, 35])
+@pytest.mark.parametrize(("layout", "frames"), [("padded", 7), ("cat", 35)])
 def test_torchrl_gives_the_same(layout: str, frames: int) -> None:
     theirs = pytest.importorskip("torchrl.collectors").Collector
     envs = pytest.importorskip("torchrl.envs")
@@ -708,21 +575,6 @@ def test_torchrl_gives_the_same(layout: str, frames: int) -> None:
         assert list(one.names) == ([None, None] if layout == "padded" else list(other.names))
         assert keys(one) == keys(other)
         assert (one == other).all()
-
-
-def test_each_environment_has_its_turn_if_asked():
-    sources = [partial(NumberedEnv, n, lengths=[length]) for n, length in enumerate((1, 7))]
-    options = {"trajs_per_batch": 2, "traj_format": "cat", "traj_sampling": "per_env"}
-    with Collector(sources, frames_per_batch=20, total_frames=140, **options) as collector:
-        for count, batch in enumerate(collector):
-            numbers = NumberedEnv.numbers(batch)
-            assert numbers[[0, 1], :2].tolist() == [[0, count], [1, count]]
-            assert len(batch) == 1 + 7
-            facts = collector.stats()
-            steps = facts["frames"] // 2
-            # Most of the first environment's wait for their turns.
-            assert facts["trajectories_waiting"] == steps + steps // 7 - facts["trajectories"]
-    assert count == 70 // 7 - 1
 
 
 def test_the_sampling_of_trajectories_is_checked():

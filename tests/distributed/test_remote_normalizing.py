@@ -38,6 +38,7 @@ def test_frames_of_a_dead_worker_are_counted_once():
 
 def test_workers_of_workers_share_the_statistics():
     options = {"collector_class": "sync", "num_workers_per_collector": 2, "num_workers": 1}
+    options["collector_kwargs"] = {"start_method": "inline"}
     with make(CLASSES[0], sync=True, **OPTIONS, **options) as collector:
         frames = sum(collector.next().numel() for _ in range(3))
         assert collector.normalization.observations["observation"].count == frames

@@ -71,6 +71,7 @@ def test_the_synchronous_class(tmp_path):
 def test_a_worker_whose_collector_has_workers(tmp_path):
     path = tmp_path / "run.json.gz"
     options = {"collector_class": "async", "num_workers_per_collector": 2, "total_frames": 400}
+    options["collector_kwargs"] = {"start_method": "inline"}
     with make(CLASSES[0], trace=path, **options) as collector:
         for _ in collector:
             pass

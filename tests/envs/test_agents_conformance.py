@@ -61,19 +61,6 @@ def check_episodes(batch):
     return ids
 
 
-@pytest.mark.parametrize("frames", [33])
-def test_episodes_of_several_environments(frames):
-    with Collector([drawing] * 3, None, frames_per_batch=frames, total_frames=132) as collector:
-        collector.set_seed(2)
-        batch = torch.cat(list(collector), 1)
-    assert batch.shape == (3, 44)
-    ids = check_episodes(batch)
-    # No two environments have a trajectory in common, and they draw other numbers.
-    assert ids.unique().numel() == sum(own.unique().numel() for own in ids)
-    lengths = batch["flyer", "observation"][:, :, 0, 1]
-    assert not torch.equal(lengths[0], lengths[1])
-
-
 def test_equal_seeds_give_equal_data_and_others_do_not():
     def collect(seed):
         with Collector([drawing] * 2, None, frames_per_batch=40) as collector:

@@ -92,16 +92,15 @@ class Nested:
         return total, seen(total), total, False, False
 
 
-@pytest.mark.parametrize("categorical", [False, True])
-def test_nested_observations_and_actions(categorical: bool) -> None:
-    env = JaxEnv(Nested(), 2, categorical_action_encoding=categorical)
+def test_nested_observations_and_actions() -> None:
+    env = JaxEnv(Nested(), 2)
     frame = env.rollout(1, lambda td: td.update(env.full_action_spec.rand()))[:, 0]
     assert frame["board"].dtype is torch.uint8
     assert frame["pair", "left"].shape == (2, 1)
     assert frame["pair", "left"].dtype is torch.bool
     assert frame["pair", "right", "deep"].dtype is torch.int32
     assert frame["more", "1"].shape == (2, 2)
-    codec = SpaceCodec(Nested.action_space, "action", categorical)
+    codec = SpaceCodec(Nested.action_space, "action")
     for row in frame.unbind(0):
         # The same actions in Gymnasium.
         action = codec.decode([row[leaf.key].numpy() for leaf in codec.leaves])

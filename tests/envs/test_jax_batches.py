@@ -151,7 +151,9 @@ def test_workers(kind: Any, count: int, make: Any) -> None:
     if count == 2:
         options["cat_results"] = "stack"
     found = []
-    for factory, method in ((make(), "forkserver"), (twin, "inline")):
+    # Importing JAX in each of two processes would take seconds.
+    own = "inline" if count == 2 else "forkserver"
+    for factory, method in ((make(), own), (twin, "inline")):
         collector = kind([factory] * count, plain(), start_method=method, **options)
         try:
             collector.set_seed(0)

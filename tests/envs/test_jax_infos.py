@@ -205,8 +205,9 @@ def test_a_mask_follows_episodes_that_are_cut_off() -> None:
     assert taken.sum() == batch.numel()
 
 
-@pytest.mark.parametrize("keys", [[], ["action_mask"]])
-@pytest.mark.parametrize("space", [spaces.Discrete(3), spaces.MultiBinary(3)])
+@pytest.mark.parametrize(
+    ("keys", "space"), [([], spaces.Discrete(3)), (["action_mask"], spaces.MultiBinary(3))]
+)
 def test_a_reset_without_a_mask_allows_everything(keys: Any, space: Any) -> None:
     told = Telling(then=lambda _: {"action_mask": jnp.array([0, 1, 0])}, space=space)
     env = JaxEnv(told, 64, info_keys=keys)

@@ -68,6 +68,12 @@ def parallel(opened):
     return make
 
 
+@pytest.fixture
+def threads(parallel):
+    """The same in threads of this process, for what doesn't depend on processes."""
+    return partial(parallel, backend="thread")
+
+
 def pids(env):
     return [worker.pid for worker in env.processes._workers]
 
@@ -224,8 +230,8 @@ def test_a_partial_reset_leaves_the_other_rows(kind, each, parallel):
     assert kind.numbers(fresh)[:, STEP].tolist() == [1, 0, 1]
 
 
-def test_a_step_does_not_reset_unless_it_is_to(parallel):
-    env = parallel(count=1)
+def test_a_step_does_not_reset_unless_it_is_to(threads):
+    env = threads(count=1)
     root = env.reset()
     for _ in range(2):
         root = env.step(env.rand_action(root)).get("next")
@@ -234,8 +240,8 @@ def test_a_step_does_not_reset_unless_it_is_to(parallel):
     assert NumberedEnv.numbers(fresh)[0, :STEP].tolist() == [0, 1]
 
 
-def test_what_was_given_stays_as_it_is(parallel):
-    env = parallel()
+def test_what_was_given_stays_as_it_is(threads):
+    env = threads()
     first = env.step(env.rand_action(env.reset()))
     before = first.clone()
     env.step(env.rand_action(env.reset()))
@@ -243,8 +249,8 @@ def test_what_was_given_stays_as_it_is(parallel):
 
 
 @KINDS
-def test_frames_stay_as_they_are(kind, parallel):
-    env = parallel(kind)
+def test_frames_stay_as_they_are(kind, threads):
+    env = threads(kind)
     root, given = env.reset(), []
     for _ in range(6):
         frame, root = env.step_and_maybe_reset(env.rand_action(root))
@@ -255,38 +261,38 @@ def test_frames_stay_as_they_are(kind, parallel):
 
 
 @KINDS
-def test_what_is_put_in_a_root_is_not_in_the_frame_before(kind, parallel):
-    env = parallel(kind)
+def test_what_is_put_in_a_root_is_not_in_the_frame_before(kind, threads):
+    env = threads(kind)
     frame, root = env.step_and_maybe_reset(env.rand_action(env.reset()))
     keys = set(frame.keys(True, True))
     root.set("more", torch.zeros(3, 1))
     assert set(frame.keys(True, True)) == keys
 
 
-def test_what_a_policy_says_of_the_next_step_is_in_its_root(parallel):
-    env = parallel()
+def test_what_a_policy_says_of_the_next_step_is_in_its_root(threads):
+    env = threads()
     root = env.rand_action(env.reset()).set(("next", "memory"), torch.ones(3, 2))
     frame, root = env.step_and_maybe_reset(root)
     assert frame["next", "reward"].shape == (3, 1)
     assert root["memory"].tolist() == [[1.0, 1.0]] * 3
 
 
-def test_a_root_is_where_its_frame_is(parallel):
-    env = parallel()
+def test_a_root_is_where_its_frame_is(threads):
+    env = threads()
     _, root = env.step_and_maybe_reset(env.rand_action(env.reset()).to("cpu"))
     assert root.device == torch.device("cpu")
 
 
 @pytest.mark.parametrize("kind", [NumberedEnv, NestedEnv])
-def test_checked_tensordicts_are_the_same(kind, parallel, monkeypatch):
-    frames = rolled(parallel(kind))
+def test_checked_tensordicts_are_the_same(kind, threads, monkeypatch):
+    frames = rolled(threads(kind))
     monkeypatch.setattr("trawl.envs.parallel.new_tensordict", TensorDict)
-    assert_same(frames, rolled(parallel(kind)))
+    assert_same(frames, rolled(threads(kind)))
 
 
 @KINDS
-def test_a_fake_frame_is_laid_out_as_a_real_one(kind, parallel):
-    env = parallel(kind)
+def test_a_fake_frame_is_laid_out_as_a_real_one(kind, threads):
+    env = threads(kind)
     fake, real = env.fake_tensordict(), env.step(env.rand_action(env.reset()))
     assert set(fake.keys(True, True)) == set(real.keys(True, True))
 
@@ -325,8 +331,8 @@ def test_a_step_that_was_spent_on_resetting_is_known(opened):
         Collector(env, frames_per_batch=2, max_frames_per_traj=2)
 
 
-def test_environments_that_spend_no_step_on_resetting_say_so(parallel):
-    assert parallel().autoreset_mask() is None
+def test_environments_that_spend_no_step_on_resetting_say_so(threads):
+    assert threads().autoreset_mask() is None
 
 
 def test_arguments_reach_the_function_that_makes_it(opened):
@@ -863,9 +869,9 @@ def test_groups_must_be_alike(options, match):
         ParallelEnv(4, "Pendulum-v1", **options)
 
 
-def test_groups_in_a_list_have_no_effect(parallel):
+def test_groups_in_a_list_have_no_effect(threads):
     with pytest.warns(UserWarning, match="groups of a ParallelEnv have no effect here"):
-        Collector([parallel(count=2, groups=2)], by_step, frames_per_batch=80).shutdown()
+        Collector([threads(count=2, groups=2)], by_step, frames_per_batch=80).shutdown()
 
 
 def test_waiting_for_groups_is_time_of_the_environment(opened):

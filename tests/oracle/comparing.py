@@ -248,6 +248,8 @@ def check(case: Case) -> None:
     with collector_of(case) as collector:
         same = case.further.get("return_same_td")
         found = [b.clone() if same else b for b in islice(collector, BATCHES)]
+        if "trajs_per_batch" in DELIVERIES[case.delivery]:
+            assert collector.stats()["trajectories"] == 3 * len(found)
         compare(case, found, collector.normalization)
 
 

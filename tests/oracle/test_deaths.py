@@ -12,7 +12,16 @@ from typing import Any
 import pytest
 import torch
 
-from tests.oracle.comparing import BATCHES, Case, Ids, compare, compare_environments, policy_of
+from tests.oracle.comparing import (
+    BATCHES,
+    DELIVERIES,
+    Case,
+    Ids,
+    arguments,
+    compare,
+    compare_environments,
+    policy_of,
+)
 from trawl.collectors import MultiAsyncCollector, MultiSyncCollector
 from trawl.testing.faces import ScriptedEnv
 from trawl.testing.oracle import IDS, Options
@@ -56,18 +65,32 @@ def collector_of(case: Case, folder: Path, deaths: int, **more: Any) -> Any:
     ]
     cls, workers = (MultiSyncCollector, 2) if case.place == "sync" else (MultiAsyncCollector, 1)
     size = case.options.frames_per_batch * workers
-    return cls(sources, policy_of(case), frames_per_batch=size, max_restarts=deaths + 1, **more)
+    given = {**arguments(case.options), **DELIVERIES[case.delivery], **case.further}
+    given |= {"frames_per_batch": size, "max_restarts": deaths + 1, **more}
+    return cls(sources, policy_of(case), **given)
 
 
-@pytest.mark.parametrize("every", [1, 3])
-@pytest.mark.parametrize("place", ["sync", "async"])
-def test_with_snapshots_no_frame_changes(place, every, tmp_path) -> None:
-    case, deaths = Case("list", Options(frames_per_batch=6), place), 8
+NORMALIZED = Options(6, normalize_observations=True, normalize_rewards=True)
+#: What is collected, and after how many batches snapshots are taken.
+SNAPSHOTS = {
+    "sync": (Case("list", Options(6), "sync"), 1),
+    "async": (Case("list", Options(6), "async"), 3),
+    "normalized": (Case("list", NORMALIZED, "sync"), 3),
+    "prefetch": (Case("list", NORMALIZED, "sync", further={"prefetch": 1}), 1),
+    "limit": (Case("list", Options(6, max_frames_per_traj=2), "sync", "cat"), 3),
+    "stacks": (Case("list", Options(6, frame_stack=3), "async", "padded"), 1),
+}
+
+
+@pytest.mark.parametrize(("case", "every"), SNAPSHOTS.values(), ids=SNAPSHOTS)
+def test_with_snapshots_no_frame_changes(case, every, tmp_path) -> None:
+    deaths = 8
     with collector_of(case, tmp_path, deaths, worker_snapshots=every) as collector:
         found = list(islice(collector, 3 * BATCHES))
-        if place == "sync":
+        assert collector.stats()["restarts"] > 0
+        if case.place == "sync":
             assert collector.stats()["restarts"] == deaths
-    compare(case, found)
+        compare(case, found, collector.normalization)
 
 
 @pytest.mark.parametrize("place", ["sync", "async"])

@@ -120,7 +120,9 @@ def allowed(case: dict[str, Any]) -> bool:
         place == "async" and face == "jax",
         # No episode would ever end.
         whole and chosen["reset_at_each_iter"] and few,
-        chosen["policy"] == "function" and face in ("mapping", "agents"),
+        chosen["policy"] == "function" and face in ("mapping", "agents", "agents_list"),
+        # An environment that fails in each step of the first batch has its first turn later.
+        delivery == "in_turn" and face == "agents_list" and chosen["failures"] and chosen["levels"],
         # As in TorchRL, the first frame has no entry that only a policy knows.
         chosen["policy"] == "recurrent" and face == "torchrl",
         chosen["masks"] and face in ("dm_env", "jax", "torchrl"),

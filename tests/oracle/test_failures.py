@@ -50,7 +50,7 @@ def places(face: str) -> Iterator[tuple[int, int, int]]:
     kind = FACES[face]
     resets = RESETS if kind.kind.resets == "after" and not kind.kind.together else []
     # The first episode of agents is spent on finding out what they return.
-    first = 2 if face == "agents" else 0
+    first = 2 if face in ("agents", "agents_list") else 0
     found = [at for at in [*STEPS, *resets] if at[1] >= first and not (at[0] and kind.single)]
     index = list(FACES).index(face)
     return cycle(found[index % len(found) :] + found[: index % len(found)])

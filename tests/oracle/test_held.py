@@ -34,7 +34,9 @@ def cases(face: str) -> list[Case]:
         delivery = DELIVERIES[(index + 2 * number) % len(DELIVERIES)]
         memory = MEMORY[(index + number) % len(MEMORY)]
         further = memory if delivery == "rows" else {}
-        found.append(Case(face, options, place, delivery, further=further, failures=True))
+        # A reset by the user would fail, too, in the third episode of two agents.
+        failures = face != "agents_list"
+        found.append(Case(face, options, place, delivery, further=further, failures=failures))
     return found
 
 

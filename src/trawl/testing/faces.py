@@ -632,6 +632,12 @@ FACES: dict[str, Face] = {
         keys=_AGENT_KEYS,
         needs="pettingzoo",
     ),
+    "agents_list": Face(
+        _list(_agents),
+        Kind(agents=2),
+        keys=_AGENT_KEYS,
+        needs="pettingzoo",
+    ),
     "torchrl": Face(
         _single(torchrl_environment),
         single=True,
