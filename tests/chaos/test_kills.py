@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 from collections.abc import Callable
 from functools import partial
@@ -27,6 +28,7 @@ from chaos_parts import (
     strike,
 )
 
+from trawl.backends.server_handle import ServerHandle
 from trawl.collectors import MultiCollector
 from trawl.collectors.pool import WorkerPool
 
@@ -457,14 +459,28 @@ def test_killed_after_a_hook_was_set(tmp_path: Path, sync: bool) -> None:
 # --- the server process that starts workers
 
 
-def test_the_process_that_workers_come_from_is_killed(tmp_path: Path) -> None:
-    crew = Crew(tmp_path)
+def test_the_process_that_workers_come_from_is_killed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And those that take its place, while workers are replaced."""
+    crew, kills = Crew(tmp_path), 3
     frames = frames_of(True, crew, 3)
+    start = ServerHandle.__init__
+
+    def start_and_kill(self: ServerHandle, method: str) -> None:
+        nonlocal kills
+        start(self, method)
+        if kills:
+            kills -= 1
+            os.kill(self._process.pid, signal.SIGKILL)
+
     with collector_of(crew, True, total_frames=frames) as collector:
         crew.add(collector.next())
         source = collector._pool.slots[0].worker._source._process
+        monkeypatch.setattr(ServerHandle, "__init__", start_and_kill)
         strike(source.pid)
         with replaced(r"worker \d ended together with the process"):
             crew.run(collector)
-        assert collector.stats()["restarts"] == 2
+        assert not kills
+        assert collector.stats()["restarts"] >= 2
     assert crew.frames == frames

@@ -41,28 +41,6 @@ def test_shutdown_does_not_wait_for_a_process_server_that_is_stopped():
         os.kill(server.pid, signal.SIGCONT)
 
 
-@pytest.mark.filterwarnings("ignore:.*a new worker takes its place:RuntimeWarning")
-def test_a_process_server_may_be_killed_again_while_workers_are_replaced(monkeypatch):
-    kills = 3
-    start = ServerHandle.__init__
-
-    def start_and_kill(self, method):
-        nonlocal kills
-        start(self, method)
-        if kills:
-            kills -= 1
-            os.kill(self._process.pid, signal.SIGKILL)
-
-    with MultiAsyncCollector(NumberedEnv, total_frames=-1, **OPTIONS) as collector:
-        collector.next()
-        monkeypatch.setattr(ServerHandle, "__init__", start_and_kill)
-        os.kill(process_server().pid, signal.SIGKILL)
-        while collector.stats()["restarts"] < 2:
-            collector.next()
-        assert not kills
-        assert collector.next().numel() == 20
-
-
 # What nanobind prints at the end of a program that has imported triton, as PyTorch for GPUs does.
 LEAKS = re.compile(r"^(nanobind: .*| - .*|See https://nanobind.*)\n?", re.MULTILINE)
 

@@ -155,6 +155,8 @@ warnings.simplefilter("ignore")
 # Otherwise each of TorchRL's workers imports all of it.
 multiprocessing.set_start_method("fork")
 sys.path[:0] = sys.argv[2:]
+import torch
+torch.set_num_threads(1)  # a process with threads can't be forked
 from test_multi_torchrl import CASES, facts, torchrl_collectors
 
 found = {}

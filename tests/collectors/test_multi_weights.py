@@ -38,14 +38,16 @@ FORMS = {
 
 
 @BOTH
-@pytest.mark.parametrize("form", FORMS)
-def test_weights_may_come_in_any_form(cls, form):
+def test_weights_may_come_in_any_form(cls):
     policy = Chooser(1)
     with make(cls, policy=policy) as collector:
-        collector.update_policy_weights_(**FORMS[form]())
-        assert settled(collector) == [{2}, {2}]
-    # The user's own policy is left alone.
-    assert policy.choice == 1
+        for form in FORMS:
+            collector.update_policy_weights_(**FORMS[form]())
+            assert settled(collector) == [{2}, {2}], form
+            # The user's own policy is left alone.
+            assert policy.choice == 1
+            collector.update_policy_weights_()
+            assert settled(collector) == [{1}, {1}]
 
 
 @BOTH

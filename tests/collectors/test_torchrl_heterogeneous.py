@@ -30,20 +30,24 @@ def collected(library, env, policy, **options):
     return batches
 
 
-@pytest.mark.parametrize("env", ENVS)
-@pytest.mark.parametrize("policy", [None, halve], ids=["random", "policy"])
+OPTIONS = [
+    {},
+    {"init_random_frames": 24},
+    {"max_frames_per_traj": 3},
+    {"use_buffers": False},
+    {"trajs_per_batch": 2, "traj_format": "cat"},
+]
+
+
 @pytest.mark.parametrize(
-    "options",
+    ("env", "options", "policy"),
     [
-        {},
-        {"init_random_frames": 24},
-        {"max_frames_per_traj": 3},
-        {"use_buffers": False},
-        {"trajs_per_batch": 2, "traj_format": "cat"},
+        (env, options, [None, halve][(number + index) % 2])
+        for number, env in enumerate(ENVS)
+        for index, options in enumerate(OPTIONS)
     ],
-    ids=str,
 )
-def test_batches_are_those_of_torchrl(env, policy, options):
+def test_batches_are_those_of_torchrl(env, options, policy):
     mine, theirs = (
         collected(library, ENVS[env], policy, **options)
         for library in (trawl.collectors, torchrl_collectors)
@@ -90,10 +94,16 @@ def test_environments_that_differ_from_each_other():
     assert mine[0].shape == (2, 12)
 
 
-@pytest.mark.parametrize("env", [Different, lambda: Different((2,))], ids=["single", "batch"])
-@pytest.mark.parametrize("kind", [MultiSyncCollector, MultiAsyncCollector])
-def test_workers_deliver_lazy_stacks(env, kind):
-    with kind([env] * 2, halve, frames_per_batch=24, total_frames=48) as collector:
+@pytest.mark.parametrize(
+    ("env", "kind", "method"),
+    [
+        (Different, MultiSyncCollector, "inline"),
+        (lambda: Different((2,)), MultiAsyncCollector, "forkserver"),
+    ],
+    ids=["single", "batch"],
+)
+def test_workers_deliver_lazy_stacks(env, kind, method):
+    with kind([env] * 2, halve, start_method=method, **SIZE) as collector:
         batches = list(collector)
         fake = collector.fake_tensordict()
     lead = (2,) if kind is MultiSyncCollector else ()
@@ -111,7 +121,7 @@ def test_workers_deliver_lazy_stacks(env, kind):
 @pytest.mark.parametrize("how", [0, -1])
 def test_workers_batches_are_put_behind_each_other(how):
     with MultiSyncCollector(
-        [Different] * 2, halve, frames_per_batch=24, cat_results=how
+        [Different] * 2, halve, frames_per_batch=24, cat_results=how, start_method="inline"
     ) as collector:
         batch = collector.next()
     assert batch.shape == (24,)

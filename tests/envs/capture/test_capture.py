@@ -1,16 +1,13 @@
 """The state of an environment is plain data, with which another environment continues."""
 
 import copy
-import json
 from collections import deque
 from enum import Enum
 from functools import partial
 
 import gymnasium
 import numpy as np
-import nursery
 import pytest
-import torch
 from gymnasium import wrappers
 from gymnasium.envs.classic_control import CartPoleEnv
 from gymnasium.utils import EzPickle
@@ -120,26 +117,6 @@ def test_the_emulator_of_atari():
     with gymnasium.make("ALE/Pong-v5") as sticky:
         sticky.reset(seed=1)
         assert way_of(sticky) == NONE
-
-
-def test_another_process_continues(tmp_path):
-    env = gymnasium.make("CartPole-v1")
-    env.reset(seed=3)
-    drive(env, [0] * 7)
-    state = capture(env)
-    program = (
-        "import sys, torch, gymnasium, json\n"
-        "from trawl.envs.capture import restore\n"
-        "state = torch.load(sys.argv[1], weights_only=True)\n"
-        "env = restore(gymnasium.make('CartPole-v1'), state)\n"
-        "found = [env.step(0)[0].tolist() for _ in range(2)] + [env.reset()[0].tolist()]\n"
-        "print(json.dumps(found))\n"
-    )
-    torch.save(state, tmp_path / "state")
-    done = nursery.run(program, tmp_path / "state")
-    assert done.returncode == 0, done.stderr
-    expected = [env.step(0)[0].tolist() for _ in range(2)] + [env.reset()[0].tolist()]
-    assert json.loads(done.stdout) == expected
 
 
 def test_generators_of_spaces_go_on():
