@@ -176,3 +176,22 @@ def test_a_breaker_that_cannot_be_installed_leaves_nothing() -> None:
     thread.join()
     assert len(errors) == 1
     assert sys.unraisablehook is hook
+
+
+FOLLOWED = """
+import sys
+from trawl.envs import ParallelEnv
+
+env = ParallelEnv(2, "CartPole-v1", backend="thread")
+env.reset()
+sys.{follow}(lambda *event: None)
+env.close()
+sys.{follow}(None)
+print("closed")
+"""
+
+
+@pytest.mark.parametrize("follow", ["settrace", "setprofile"])
+def test_a_program_that_a_debugger_or_profiler_follows_closes_its_threads(follow) -> None:
+    done = nursery.run(FOLLOWED.format(follow=follow))
+    assert (done.stdout.split(), done.stderr) == (["closed"], "")

@@ -232,6 +232,16 @@ class _Ignored:
 _ignored = _Ignored()
 
 
+def _would_stall() -> bool:
+    """Returns True if this thread would stand still while another one has an exception to raise.
+
+    So it does in Python 3.11 if a debugger, a profiler or a measurement of coverage follows it, and
+    the other one may wait for what this thread does next.
+    """
+    followed = sys.gettrace() is not None or sys.getprofile() is not None
+    return followed and sys.version_info[:2] == (3, 11)
+
+
 class ThreadBreaker(Breaker):
     """Aborts the work of a thread other than the main one, as soon as it runs Python code.
 
@@ -253,7 +263,7 @@ class ThreadBreaker(Breaker):
     def stop(self) -> None:
         with self._lock:
             self.stopping = True
-            if not self._shields and not self._raised:
+            if not self._shields and not self._raised and not _would_stall():
                 self._raised = True
                 _ignored.watch(self)
                 self._raise(Stopped)
