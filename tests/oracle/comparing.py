@@ -394,19 +394,30 @@ def compare_environments(case: Case, found: Sequence[TensorDictBase], ids: Ids) 
                 delivered.setdefault(env, []).append(frames[mine])
     endless = replace(case.options, exact_frames=False, total_frames=math.inf)
     for worker in oracles(replace(case, options=endless)):
-        rounds = list(islice(worker.batches(), 40))
-        for row, actor in enumerate(worker.actors):
-            if case.delivery in WHOLE:
-                whole = [one for one in trajectories(rounds) if one[0][ENV] == actor.env]
-                frames = [frame for one in whole for frame in one]
-            else:
-                frames = [frame for rows in rounds for frame in rows[row] if frame is not None]
-            mine = torch.cat(delivered.get(actor.env, [torch.zeros(0)]))
-            if len(mine):
-                check_frames(case, frames[: len(mine)], mine, ids)
+        rounds: list[Rows] = []
+        batches = islice(worker.batches(), 40)
+        expected: dict[int, list[Frame]] = {}
+        found_of = {actor.env: delivered.get(actor.env, []) for actor in worker.actors}
+        counts = {env: sum(map(len, parts)) for env, parts in found_of.items()}
+        while part := list(islice(batches, 5)):
+            rounds += part
+            for row, env in enumerate(counts):
+                expected[env] = frames_of(case, rounds, row, env)
+            if all(len(expected[env]) >= count for env, count in counts.items()):
+                break
+        for env, count in counts.items():
+            if count:
+                check_frames(case, expected[env][:count], torch.cat(found_of[env]), ids)
     if case.options.exact_frames and case.delivery not in WHOLE:
         count = sum(len(part) for parts in delivered.values() for part in parts)
         assert count == min(case.options.total_frames, count)
+
+
+def frames_of(case: Case, rounds: Sequence[Rows], row: int, env: int) -> list[Frame]:
+    """Returns the frames of an environment, which is in a row, in the order of delivery."""
+    if case.delivery not in WHOLE:
+        return [frame for rows in rounds for frame in rows[row] if frame is not None]
+    return [frame for one in trajectories(rounds) if one[0][ENV] == env for frame in one]
 
 
 def in_order(rows: Rows, by_step: bool) -> list[Frame]:
