@@ -9,7 +9,8 @@ from typing import Any
 
 import nursery
 import pytest
-from conftest import EXAMPLES
+
+EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 
 # Runs an example in processes that are killed at random moments of their work with checkpoints,
 # until one of them comes to its end, and compares its result and its last checkpoint, with all
