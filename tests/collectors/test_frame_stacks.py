@@ -58,7 +58,7 @@ OPTIONS = [
         ("disabled", "reset", choose_by_stack),
         ("groups", "zero", by_stack()),
     ],
-    ids=str,
+    ids=["single", "list", "next_step", "same_step", "disabled", "groups"],
 )
 def test_batches_are_those_of_gymnasiums_wrapper(kind, padding, policy):
     check_as_wrapped(kind, padding, policy=policy)
