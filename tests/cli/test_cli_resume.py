@@ -37,7 +37,9 @@ def resumed(*arguments, out="d"):
     ("options", "kills", "number"),
     [
         (["--format", "memmap"], 2, signal.SIGKILL),
-        (["--format", "parquet", "--envs", 2], 1, signal.SIGKILL),
+        pytest.param(
+            *(["--format", "parquet", "--envs", 2], 1, signal.SIGKILL), marks=pytest.mark.long
+        ),
         (["--format", "minari", "--envs", 3], 1, signal.SIGINT),
         (["--envs", 4, "--env-processes", 2], 1, signal.SIGKILL),
         (["--format", "minari", "--workers", 2], 2, signal.SIGKILL),

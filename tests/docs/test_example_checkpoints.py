@@ -88,10 +88,13 @@ SAC = {"total_frames": 400, "random_frames": 200, "minibatch_size": 32, "samples
     ("name", "settings", "kills"),
     [
         ("ppo", {**PPO, "checkpoint_every": 512}, 4),
-        ("ppo", {**PPO, "checkpoint_every": 512, "recurrent": True}, 2),
+        pytest.param(
+            *("ppo", {**PPO, "checkpoint_every": 512, "recurrent": True}, 2),
+            marks=pytest.mark.long,
+        ),
         ("ppo", {**PPO, "checkpoint_every": 512, "workers": 2, "prefetch": True}, 2),
         ("dqn", {**DQN, "checkpoint_every": 256}, 4),
-        ("sac", {**SAC, "checkpoint_every": 50}, 4),
+        pytest.param("sac", {**SAC, "checkpoint_every": 50}, 4, marks=pytest.mark.long),
     ],
     ids=["ppo", "recurrent ppo", "ppo with workers", "dqn", "sac"],
 )

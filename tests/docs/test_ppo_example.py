@@ -46,7 +46,7 @@ def test_ppo_needs_workers_to_collect_ahead(ppo: Any) -> None:
         ppo.main(ppo.Config(prefetch=True))
 
 
-@pytest.mark.parametrize("recurrent", [False, True])
+@pytest.mark.parametrize("recurrent", [False, pytest.param(True, marks=pytest.mark.long)])
 def test_ppo_comes_to_the_same_while_it_is_evaluated(
     ppo: Any, capsys: pytest.CaptureFixture[str], recurrent: bool
 ) -> None:
