@@ -121,8 +121,8 @@ def allowed(case: dict[str, Any]) -> bool:
         # No episode would ever end.
         whole and chosen["reset_at_each_iter"] and few,
         chosen["policy"] == "function" and face in ("mapping", "agents", "agents_list"),
-        # An environment that fails in each step of the first batch has its first turn later.
-        delivery == "in_turn" and face == "agents_list" and chosen["failures"] and chosen["levels"],
+        # What its infos are is found out in the episodes before the one that fails at once.
+        face == "agents_list" and chosen["failures"] and chosen["levels"],
         # As in TorchRL, the first frame has no entry that only a policy knows.
         chosen["policy"] == "recurrent" and face == "torchrl",
         chosen["masks"] and face in ("dm_env", "jax", "torchrl"),

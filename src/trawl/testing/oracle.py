@@ -344,14 +344,16 @@ class Oracle:
         )
         rows: list[list[Frame | None]] = [[] for _ in self.actors]
         taken, counted = 0, 0
+        cut: set[int] = set()
         before = len(self.statistics.observations)
         for t in range(-int(-min(options.frames_per_batch, left) // size)):
             for mine, frame in zip(rows, self.step(random), strict=True):
                 mine.append(frame)
             self.follow(rows)
-            for mine in rows:
+            for row, mine in enumerate(rows):
                 if mine[-1] is not None and taken >= left:
                     mine[-1] = None
+                    cut.add(row)
                 taken += mine[-1] is not None
             # Statistics are renewed after 16 frames, and whenever their number has doubled.
             due = size * (t + 1 - counted) >= max(before + size * counted, 16)
@@ -361,7 +363,7 @@ class Oracle:
                 counted = t + 1
         self.count([mine[counted:] for mine in rows])
         self.frames += taken
-        return self.finished(rows, taken >= left)
+        return self.finished(rows, cut)
 
     def step(self, random: bool) -> list[Frame | None]:
         """Takes a step in each environment; those that fail are left without an episode."""
@@ -426,13 +428,13 @@ class Oracle:
         found = [frame[RAW] for mine in rows for frame in mine if frame is not None]
         self.statistics.observations.extend(found)
 
-    def finished(self, rows: list[list[Frame | None]], cut: bool) -> list[list[Frame | None]]:
-        """Carries out what is done to a whole batch, which may be cut at the end of the budget."""
+    def finished(self, rows: list[list[Frame | None]], cut: set[int]) -> list[list[Frame | None]]:
+        """Carries out what is done to a whole batch; the last frames of some rows may be cut."""
         if self.options.normalize_rewards:
             self.statistics.scale_rewards(rows, self.carry)
-        for mine in rows:
+        for row, mine in enumerate(rows):
             frames = [frame for frame in mine if frame is not None]
-            if self.options.set_truncated and frames and (mine[-1] is not None or cut):
+            if self.options.set_truncated and frames and (mine[-1] is not None or row in cut):
                 frames[-1] |= {("next", "truncated"): True, ("next", "done"): True}
         return rows
 
