@@ -1,5 +1,6 @@
 """Programs that run beside a test, and start at once."""
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -75,7 +76,9 @@ class Forked:
     def send_signal(self, signum):
         """Sends it a signal if it still runs."""
         if self.poll() is None:
-            os.kill(self.pid, signum)
+            # It may end now, which the nursery sees before it says so.
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.pid, signum)
 
     def kill(self):
         """Kills it if it still runs."""
