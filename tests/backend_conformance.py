@@ -19,12 +19,19 @@ from trawl.errors import WorkerError
 
 _Test = TypeVar("_Test", bound=Callable[..., None])
 _MB = 1 << 20
-#: How the names of the tests of workers' lives begin.
-_LIVES = (
-    "test_abilities",
-    "test_messages_come_in_order",
+#: How the names of the tests of making workers begin.
+_MAKING = (
     "test_many_workers",
     "test_an_exception_while_the_service_is_made",
+    "test_made_by_",
+    "test_workers_have_interpreters",
+    "test_in_another_thread",
+)
+#: How the names of the tests of workers' lives begin.
+_LIVES = (
+    *_MAKING,
+    "test_abilities",
+    "test_messages_come_in_order",
     "test_a_program_that_ends",
     "test_kill_",
     "test_a_crash",
@@ -33,17 +40,6 @@ _LIVES = (
     "test_stop_",
     "test_memory_is_shared",
     "test_close_",
-    "test_made_by_",
-    "test_workers_have_interpreters",
-    "test_in_another_thread",
-)
-#: How the names of the tests of making workers begin.
-_MAKING = (
-    "test_many_workers",
-    "test_an_exception_while_the_service_is_made",
-    "test_made_by_",
-    "test_workers_have_interpreters",
-    "test_in_another_thread",
 )
 
 

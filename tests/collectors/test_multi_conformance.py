@@ -1,4 +1,4 @@
-"""What a collector with workers does wherever these live."""
+"""Behaviour of a collector with workers wherever these live."""
 
 import gc
 

@@ -1,4 +1,4 @@
-"""What a collector that continues from a state counts, keeps and refuses."""
+"""Counts, limits and refusals of a collector that continues from a state."""
 
 import pytest
 import torch

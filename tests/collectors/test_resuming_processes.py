@@ -1,4 +1,4 @@
-"""What collectors keep and refuse, whose environments are in processes."""
+"""States of collectors whose environments are in processes: refusals and what is kept."""
 
 import os
 import select

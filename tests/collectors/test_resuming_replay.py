@@ -1,4 +1,4 @@
-"""What a collector keeps, refuses and gives up, whose environments are replayed."""
+"""States of environments that are replayed: limits, refusals and what is given up."""
 
 from functools import partial
 from importlib.util import find_spec
