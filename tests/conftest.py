@@ -6,12 +6,15 @@ import multiprocessing
 import os
 import signal
 import sys
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
 from ray_workers import forked_workers
 from schedule import ByDuration, Clock, plan, uses_ray
+from tensordict.nn import set_interaction_type
+from tensordict.nn.probabilistic import interaction_type
 
 from trawl.backends import server
 
@@ -112,3 +115,14 @@ def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> 
     if _cluster is not None and (nextitem is None or not uses_ray(nextitem.nodeid)):
         _cluster.close()
         _cluster = None
+
+
+@pytest.fixture(autouse=True)
+def _exploration_is_left_alone() -> Iterator[None]:
+    """Fails the test that leaves the whole process with an exploration type of its own."""
+    yield
+    left = interaction_type()
+    if left is not None:
+        # Only this test is to fail by it.
+        set_interaction_type(None).__enter__()
+        pytest.fail(f"the test left the process's exploration type at {left}")

@@ -8,14 +8,17 @@ from typing import Any
 
 import pytest
 import torch
+from evaluation_parts import Gate, Walk, stochastic
 from tensordict.nn import InteractionType, set_interaction_type
 from tensordict.nn.probabilistic import interaction_type
 from torch import Tensor, nn
 from torch.distributions import Beta, Categorical, Dirichlet, Gamma, Normal, Poisson
 from torch.nn import functional
 
+from trawl.collectors import Collector, Evaluator
 from trawl.collectors.evaluation.isolation import PrivateRandom, isolated, policy_seed
 from trawl.envs.seeding import derive
+from trawl.rollout.exploration import own_type
 from trawl.rollout.rng import RandomStream
 
 ONES = torch.ones(4)
@@ -106,29 +109,81 @@ def test_threads_have_types_of_their_own() -> None:
     assert seen == [None, InteractionType.MODE, None]
 
 
-def test_compiled_code_of_the_learner_still_compiles() -> None:
+def test_compiled_code_sees_the_type_of_its_thread() -> None:
     with isolated(0):
         pass
 
     def kind() -> int:
         return 1 if interaction_type() is InteractionType.MEAN else 2
 
-    def learn(x: Tensor) -> Tensor:
+    def act(x: Tensor) -> Tensor:
         return x * kind()
 
-    compiled = torch.compile(learn, backend="eager", fullgraph=True)
-    done = threading.Event()
-    held = threading.Thread(target=lambda: _hold(done))
-    held.start()
-    try:
-        assert compiled(ONES).tolist() == [2.0] * 4
-        with set_interaction_type(InteractionType.MEAN):
-            assert compiled(ONES).tolist() == [1.0] * 4
-    finally:
-        done.set()
-        held.join()
+    compiled = torch.compile(act, backend="eager", fullgraph=True)
+    seen: list[list[float]] = []
+
+    def evaluate() -> None:
+        with own_type(InteractionType.MODE):
+            seen.append(compiled(ONES).tolist())
+            with set_interaction_type(InteractionType.MEAN):
+                seen.append(compiled(ONES).tolist())
+
+    for expected, kinds in ((2.0, InteractionType.MODE), (1.0, InteractionType.MEAN)):
+        with set_interaction_type(kinds):
+            assert compiled(ONES).tolist() == [expected] * 4
+            thread = threading.Thread(target=evaluate)
+            thread.start()
+            thread.join()
+            assert compiled(ONES).tolist() == [expected] * 4
+    assert seen == [[2.0] * 4, [1.0] * 4] * 2
 
 
-def _hold(done: threading.Event) -> None:
-    with isolated(0):
-        assert done.wait(60)
+def test_an_evaluation_in_a_thread_may_be_compiled() -> None:
+    """It acts in its own way, and draws nothing of the learner's."""
+    policy = stochastic()
+    returns: list[Any] = []
+    state = torch.get_rng_state()
+    for options in ({}, {"compile_policy": {"backend": "eager"}}):
+        for kind in (InteractionType.RANDOM, InteractionType.MEAN):
+            with Evaluator(
+                Walk, policy, num_trajectories=2, exploration_type=kind, collector_kwargs=options
+            ) as evaluator:
+                returns.append(evaluator.evaluate().episodes.returns.tolist())
+    assert returns[:2] == returns[2:]
+    assert returns[0] != returns[1]
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+@pytest.mark.parametrize("later", [InteractionType.MEAN, InteractionType.RANDOM])
+def test_collectors_in_threads_explore_in_their_own_way(later: InteractionType) -> None:
+    """Also if the one that began first ends first."""
+    first, second = Gate(), Gate()
+    acted: dict[str, list[Any]] = {"first": [], "second": []}
+
+    def policy(name: str) -> Any:
+        def act(td: Any) -> Any:
+            acted[name].append(interaction_type())
+            return td.set("action", td["observation"][..., :1])
+
+        return act
+
+    def collect(env: Any, name: str, kind: InteractionType) -> None:
+        options = {"frames_per_batch": 4, "total_frames": 4, "exploration_type": kind}
+        with Collector(env, policy(name), **options) as collector:
+            list(collector)
+
+    kinds = {"first": InteractionType.MODE, "second": later}
+    threads = [
+        threading.Thread(target=collect, args=(env, name, kind))
+        for env, (name, kind) in zip((first, second), kinds.items(), strict=True)
+    ]
+    for thread, env in zip(threads, (first, second), strict=True):
+        thread.start()
+        assert env.stepped.wait(60)
+    for thread, env in zip(threads, (first, second), strict=True):
+        env.go_on.set()
+        thread.join()
+    assert interaction_type() is None
+    for name, kind in kinds.items():
+        assert set(acted[name]) == {kind}
+        assert len(acted[name]) >= 4

@@ -381,7 +381,7 @@ WRONG_VALUES = [
     ({"seed": -1}, "seed must not be negative"),
     ({"collector_cls": "RPCCollector"}, "collector_cls must be Collector, .*'RPCCollector'"),
     ({"reward_keys": []}, "reward_keys must be .*, but the list is empty"),
-    ({"collector_kwargs": {"compile_policy": True}}, "compile_policy needs backend='process'"),
+    ({"collector_kwargs": {"cudagraph_policy": True}}, "cudagraph_policy needs backend='process'"),
     ({"collector_kwargs": {"traj_format": "x"}}, "traj_format must be .*, but it is 'x'"),
 ]
 WRONG_TYPES = [

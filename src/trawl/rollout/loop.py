@@ -20,7 +20,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from tensordict import TensorDictBase
-from tensordict.nn import InteractionType, set_interaction_type
+from tensordict.nn import InteractionType
 
 from trawl.envs.generators import global_state, set_global_state
 from trawl.envs.tensor_env import TensorEnv
@@ -29,6 +29,7 @@ from trawl.interrupts import check_interrupt, current_interrupt
 from trawl.rollout.batch_writer import ActFn, BatchOptions, BatchWriter, StepFn
 from trawl.rollout.block import Block
 from trawl.rollout.choosing import new_batch_writer
+from trawl.rollout.exploration import exploring
 from trawl.rollout.policy import Policy
 from trawl.rollout.rng import RandomStream
 from trawl.rollout.times import LoopTimes, StepRecorder, StepSamples, estimated_sum
@@ -94,7 +95,7 @@ class Rollout:
         # The first call of the policy, which finds out what the policy writes, must use the same
         # exploration type as later calls.
         # The observations of the first reset need no gradients, as those of a batch.
-        with torch.no_grad(), set_interaction_type(exploration):
+        with torch.no_grad(), exploring(exploration):
             self.writer = self._new_writer(env, policy)
         self.steps_done = 0
         self._most_steps = options.steps
@@ -188,7 +189,7 @@ class Rollout:
             self.options.restarts.steps_done = self.steps_done
         self.writer.policy.alone = alone
         turn = self.stream.turn() if alone and self.stream is not None else nullcontext()
-        with turn, torch.no_grad(), set_interaction_type(self.exploration):
+        with turn, torch.no_grad(), exploring(self.exploration):
             if not self.paused:
                 self.writer.begin(block)
             self.times.began = perf_counter()

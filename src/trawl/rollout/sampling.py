@@ -13,13 +13,13 @@ from tensordict.nn import (
     CompositeDistribution,
     InteractionType,
     ProbabilisticTensorDictModule,
-    set_interaction_type,
 )
 from torch import Tensor
 from torch.distributions import Distribution
 
 from trawl.errors import add_note
 from trawl.keys import as_key
+from trawl.rollout.exploration import exploring
 from trawl.rollout.modules import DISTRIBUTIONS
 from trawl.rollout.recording import Function, NotRecordable, record
 
@@ -108,7 +108,7 @@ class Sampling:
         values = TensorDict({}, [])
         for key, value in zip(self.in_keys, parameters, strict=True):
             values.set(key, value)
-        with set_interaction_type(self._exploration):
+        with exploring(self._exploration):
             results = self._module(values)
         return tuple(results.get(key) for key in self.out_keys)
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 from tensordict import TensorDictBase, stack
-from tensordict.nn import InteractionType, set_interaction_type
+from tensordict.nn import InteractionType
 from torch import Tensor, nn
 
 from trawl.backends.spawn_payload import packed
@@ -19,6 +19,7 @@ from trawl.collectors import Collector, MultiSyncCollector
 from trawl.envs.serial import batch_source, given_envs
 from trawl.envs.types import is_list
 from trawl.keys import Key, as_key, show_key, show_keys
+from trawl.rollout.exploration import exploring
 from trawl.rollout.resolving import name_of, resolve
 from trawl.rollout.trial import trial
 from trawl.testing.env_checks import Subject, act_randomly, difference, seeded
@@ -310,7 +311,7 @@ class _PolicyChecks:
             self.findings.figures["microseconds per call"] = 1e6 * float(np.median(durations))
 
     def _call(self, act: Any, root: TensorDictBase, seed: int) -> TensorDictBase:
-        with seeded(seed), torch.no_grad(), set_interaction_type(InteractionType.RANDOM):
+        with seeded(seed), torch.no_grad(), exploring(InteractionType.RANDOM):
             result: TensorDictBase = act(root)
         return result.clone()
 
@@ -394,7 +395,7 @@ class _PolicyChecks:
             rows: Any = roots[0] if env.batch_size else stack(roots, 0)
             if rows.shape[0] < 2:
                 return
-            with set_interaction_type(InteractionType.DETERMINISTIC), torch.no_grad():
+            with exploring(InteractionType.DETERMINISTIC), torch.no_grad():
                 results: list[Any] = []
                 for part in (rows, rows, rows[:1]):
                     with seeded(_SEED + len(results)):

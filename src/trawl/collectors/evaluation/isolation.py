@@ -8,7 +8,6 @@ learner's policy acts, so :func:`isolated` gives the thread its own generators a
 from __future__ import annotations
 
 import random
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FunctionType
@@ -16,13 +15,13 @@ from typing import Any
 
 import numpy as np
 import torch
-from tensordict.nn import probabilistic
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from trawl.envs.generators import draws_privately
 from trawl.envs.seeding import derive, stream_seed
+from trawl.rollout.exploration import own_type
 
 # Names of operators that draw random numbers and take a generator.
 _OPERATORS = (
@@ -171,52 +170,6 @@ def _device_of(args: Any, kwargs: Any) -> torch.device:
     return torch.device(kwargs.get("device") or "cpu")
 
 
-class _ThreadsOwnType:
-    """Holder of the process's interaction type, and of types that belong to single threads.
-
-    The object replaces tensordict's holder. Compiled code sees the process's type, because it
-    can't tell threads apart.
-
-    Args:
-        shared: tensordict's holder of the process's type.
-    """
-
-    def __init__(self, shared: Any) -> None:
-        self.shared = shared
-        self.own: dict[int, Any] = {}
-
-    def get_mode(self) -> Any:
-        """Returns this thread's own type if it has one, otherwise the process's type."""
-        if self.own and not torch.compiler.is_compiling():
-            thread = threading.get_ident()
-            if thread in self.own:
-                return self.own[thread]
-        return self.shared.get_mode()
-
-    def set_mode(self, type: Any) -> None:
-        """Sets this thread's own type if it has one, otherwise the process's type."""
-        if self.own and not torch.compiler.is_compiling():
-            thread = threading.get_ident()
-            if thread in self.own:
-                self.own[thread] = type
-                return
-        self.shared.set_mode(type)
-
-
-_install = threading.Lock()
-
-
-def _types() -> _ThreadsOwnType:
-    """Returns the holder of the types, which replaces tensordict's holder on first use."""
-    name = "_interaction_type"
-    with _install:
-        holder = getattr(probabilistic, name)
-        if not isinstance(holder, _ThreadsOwnType):
-            holder = _ThreadsOwnType(holder)
-            setattr(probabilistic, name, holder)
-        return holder
-
-
 @contextmanager
 def isolated(seed: int) -> Iterator[PrivateRandom]:
     """Context in which this thread has its own random numbers and its own interaction type.
@@ -228,16 +181,13 @@ def isolated(seed: int) -> Iterator[PrivateRandom]:
     Yields:
         The source of random numbers, which can be seeded anew.
     """
-    holder, thread = _types(), threading.get_ident()
-    holder.own[thread] = None
     private = PrivateRandom(policy_seed(seed))
     token = draws_privately.set(private)
     try:
-        with private:
+        with own_type(None), private:
             yield private
     finally:
         draws_privately.reset(token)
-        del holder.own[thread]
 
 
 @contextmanager

@@ -146,7 +146,7 @@ def check_kwargs(kwargs: Mapping[str, Any] | None, backend: str) -> dict[str, An
 
     Raises:
         TypeError: if there are options that the evaluator sets itself.
-        ValueError: if the policy is to be compiled, but the backend is a thread.
+        ValueError: if the policy is to be captured in a graph, but the backend is a thread.
     """
     found = dict(kwargs or {})
     own = sorted(_OWN & found.keys())
@@ -155,11 +155,10 @@ def check_kwargs(kwargs: Mapping[str, Any] | None, backend: str) -> dict[str, An
             f"collector_kwargs can't contain {', '.join(own)}: the evaluator sets these options "
             "itself, or has arguments for them"
         )
-    compiled = [name for name in ("compile_policy", "cudagraph_policy") if found.get(name)]
-    if backend == "thread" and compiled:
+    if backend == "thread" and found.get("cudagraph_policy"):
         raise ValueError(
-            f"{compiled[0]} needs backend='process' or 'ray': a policy compiled in a thread "
-            "would use the learner's exploration type"
+            "cudagraph_policy needs backend='process' or 'ray': a graph that is captured in a "
+            "thread would contain what the learner computes at the same time"
         )
     return found
 
@@ -271,7 +270,7 @@ def collector_options(
 
     Raises:
         TypeError: if there are options that the evaluator sets itself.
-        ValueError: if the policy is to be compiled, but the backend is a thread.
+        ValueError: if the policy is to be captured in a graph, but the backend is a thread.
     """
     options = check_kwargs(kwargs, backend)
     if device is not None:
