@@ -6,13 +6,11 @@ import re
 from collections.abc import Iterator
 from graphlib import CycleError, TopologicalSorter
 from importlib import metadata
-from pathlib import Path
 
 import pytest
+from sources import FILES, tree_of
 
 import trawl
-
-ROOT = Path(trawl.__file__).parent
 
 # From the bottom to the top: a module imports only from its own layer and from lower ones.
 LAYERS = [
@@ -85,21 +83,6 @@ INSIDERS = {
 }
 
 
-def module_of(path: Path) -> str:
-    """The name of the module in a file."""
-    parts = path.relative_to(ROOT.parent).with_suffix("").parts
-    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
-
-
-FILES = {module_of(path): path for path in sorted(ROOT.rglob("*.py"))}
-
-
-@functools.cache
-def tree_of(name: str) -> ast.Module:
-    """The syntax tree of a module."""
-    return ast.parse(FILES[name].read_text())
-
-
 def imported(tree: ast.Module) -> Iterator[str]:
     """The modules of the library that a module imports, at its beginning or later."""
     for node in ast.walk(tree):
@@ -167,23 +150,24 @@ def defined(tree: ast.Module) -> set[str]:
     return found
 
 
-@pytest.mark.parametrize("name", sorted(FILES.keys() - INSIDERS.keys()))
-def test_private_names_stay_in_their_module(name):
-    tree = tree_of(name)
-    own = defined(tree)
-    others = [
-        f"line {use.lineno}: {ast.unparse(use)}"
-        for use in private_uses(tree)
-        if use.attr not in own and use.attr not in FOREIGN
-    ]
-    imports = [
-        f"line {node.lineno}: from {node.module} import {alias.name}"
-        for node in ast.walk(tree)
-        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("trawl")
-        for alias in node.names
-        if alias.name.startswith("_")
-    ]
-    assert not others + imports
+def test_private_names_stay_in_their_module():
+    wrong = []
+    for name in sorted(FILES.keys() - INSIDERS.keys()):
+        tree = tree_of(name)
+        own = defined(tree)
+        wrong += [
+            f"{name}, line {use.lineno}: {ast.unparse(use)}"
+            for use in private_uses(tree)
+            if use.attr not in own and use.attr not in FOREIGN
+        ]
+        wrong += [
+            f"{name}, line {node.lineno}: from {node.module} import {alias.name}"
+            for node in ast.walk(tree)
+            if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("trawl")
+            for alias in node.names
+            if alias.name.startswith("_")
+        ]
+    assert not wrong
 
 
 def test_the_version_is_that_of_the_installed_package():
