@@ -12,6 +12,7 @@ import fcntl
 import functools
 import gc
 import importlib
+import importlib.util
 import json
 import multiprocessing.resource_tracker
 import os
@@ -73,7 +74,10 @@ def run(code, *arguments, namespaces=(), within=None, **options):
 @functools.cache
 def shared():
     """The nursery of the programs that need no other. It ends with this process."""
-    found = Nursery("trawl.cli.collect", "trawl.cli.show", "trawl.collectors.worker", "trawl.data")
+    modules = ["trawl.cli.collect", "trawl.cli.show", "trawl.collectors.worker", "trawl.data"]
+    if importlib.util.find_spec("pyarrow") is not None:
+        modules.append("pyarrow.dataset")
+    found = Nursery(*modules)
     atexit.register(found.close)
     return found
 
