@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import nursery
 
+
 def run(code: str) -> None:
     """Runs code in a process that has imported torch, but neither tensordict nor the compiler."""
     made = nursery.run(code, within=nursery.bare(), warn=["error"])

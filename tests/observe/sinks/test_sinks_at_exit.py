@@ -41,9 +41,7 @@ def program(request, tmp_path):
     settings |= {f"WANDB_{name}_DIR": str(tmp_path) for name in ("CONFIG", "CACHE", "DATA")}
     folders = ["mlruns"] if request.param and importlib.util.find_spec("mlflow") else []
     pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
-    with Forked(
-        _PROGRAM, *folders, cwd=tmp_path, env=settings, finalize=True, **pipes
-    ) as process:
+    with Forked(_PROGRAM, *folders, cwd=tmp_path, env=settings, finalize=True, **pipes) as process:
         try:
             port = process.stdout.readline()
             assert port, process.stderr.read()
