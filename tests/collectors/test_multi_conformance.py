@@ -132,7 +132,7 @@ def seeded(method):
         return [collector.set_seed(7), *collector]
 
 
-@pytest.mark.parametrize("method", ["messages", "spawn"])
+@pytest.mark.parametrize("method", ["messages", pytest.param("spawn", marks=pytest.mark.long)])
 def test_one_seed_gives_the_same_bits_wherever_workers_live(method):
     one, other = seeded("inline"), seeded(method)
     assert one[0] == other[0]
