@@ -19,19 +19,15 @@ from trawl.errors import WorkerError
 
 _Test = TypeVar("_Test", bound=Callable[..., None])
 _MB = 1 << 20
-#: How the names of the tests of making workers begin.
-_MAKING = (
+#: How the names of the tests of workers' lives begin.
+_LIVES = (
+    "test_abilities",
+    "test_messages_come_in_order",
     "test_many_workers",
     "test_an_exception_while_the_service_is_made",
     "test_made_by_",
     "test_workers_have_interpreters",
     "test_in_another_thread",
-)
-#: How the names of the tests of workers' lives begin.
-_LIVES = (
-    *_MAKING,
-    "test_abilities",
-    "test_messages_come_in_order",
     "test_a_program_that_ends",
     "test_kill_",
     "test_a_crash",
@@ -40,6 +36,23 @@ _LIVES = (
     "test_stop_",
     "test_memory_is_shared",
     "test_close_",
+)
+#: How the names of the tests of how messages travel begin.
+_MESSAGES = (
+    "test_messages_",
+    "test_each_worker_has_its_own_order",
+    "test_large_messages",
+    "test_a_flood",
+    "test_sending_does_not_wait",
+    "test_work_is_done",
+    "test_an_exception_in_handle",
+    "test_kill_a_worker_that_sends",
+    "test_what_was_sent_comes",
+    "test_a_worker_that_dies_while",
+    "test_stop_a_worker_with_a_message",
+    "test_stop_in_the_middle",
+    "test_interruptions_are_seen_at_work",
+    "test_a_wait_may_bring_nothing",
 )
 
 
@@ -73,7 +86,8 @@ class BackendConformance:
         flood: number of messages that are sent at once; they are longer if there are fewer.
         lives_only: whether to test only how workers begin and end, and where they are, because
             messages travel as in another backend.
-        messages_only: whether to leave out how workers are made, because it is as in another one.
+        messages_only: whether to test only how messages travel, because all else is as in another
+            backend.
     """
 
     isolated: bool = True
@@ -95,10 +109,10 @@ class BackendConformance:
             for ability in getattr(getattr(cls, name), "abilities", ()):
                 if not getattr(cls, ability):
                     cls.left_out[name] = ability
-            if cls.lives_only and name.startswith("test_") and not name.startswith(_LIVES):
-                cls.left_out[name] = "lives_only"
-            if cls.messages_only and name.startswith(_MAKING):
-                cls.left_out[name] = "messages_only"
+            for only, names in (("lives_only", _LIVES), ("messages_only", _MESSAGES)):
+                inherited = hasattr(BackendConformance, name) and name.startswith("test_")
+                if getattr(cls, only) and inherited and not name.startswith(names):
+                    cls.left_out[name] = only
         for name in cls.left_out:
             setattr(cls, name, None)
 

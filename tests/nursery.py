@@ -92,14 +92,14 @@ def bare():
 
 @functools.cache
 def python():
-    """The path of a program that runs modules, and scripts after ``-u``, as Python does.
+    """The path of a program that runs modules, scripts and what is spawned, as Python does.
 
     Their processes are forked from the nursery that most share.
     """
     # The last of these is known by the id of its process.
-    is_known = '"-m" in arguments[:2] or arguments[0] == "-u"'
-    is_known = f'({is_known}) and "submitit.local._local" not in arguments'
-    return write_python(_folder(), shared().place, is_known, _PYTHON)
+    is_known = f'({IS_MODULE} or {IS_SPAWNED} or arguments[0] == "-u" or {IS_SCRIPT})'
+    is_known += ' and "submitit.local._local" not in arguments'
+    return write_python(_folder(), shared().place, is_known, PYTHON)
 
 
 @functools.cache
@@ -110,19 +110,38 @@ def _folder():
     return found
 
 
-# The processes that it starts may be forked as well.
-_PYTHON = """
-import runpy, sys
+# What a command runs: a module, a script, what multiprocessing spawns, or the server that forks
+# Trawl's workers.
+IS_MODULE = '"-m" in arguments[:2]'
+IS_SCRIPT = 'arguments[0].endswith(".py")'
+IS_SPAWNED = 'arguments[-1] == "--multiprocessing-fork"'
+IS_SERVER = '"from trawl.backends.server import serve; " in arguments[-1]'
+
+# The processes that it starts may be forked as well. The server looks for its parent.
+PYTHON = """
+import multiprocessing.spawn, os, re, runpy, sys
+
+def serve_for(parent):
+    server, getppid = os.getpid(), os.getppid
+    os.getppid = lambda: parent if os.getpid() == server else getppid()
 
 sys.executable = {path!r}
-module = "-m" in sys.argv[:3]
-while sys.argv[1] in ("-u", "-m"):
-    del sys.argv[1]
-del sys.argv[0]
-if module:
+multiprocessing.spawn.set_executable({path!r})
+sys.path[:] = filter(None, sys.path)
+arguments = sys.argv[1:]
+if "-m" in arguments[:2]:
+    sys.argv[:] = arguments[arguments.index("-m") + 1 :]
+    sys.path.insert(0, os.getcwd())
     runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
-else:
+elif arguments[0] == "-u" or arguments[0].endswith(".py"):
+    sys.argv[:] = arguments[arguments[0] == "-u" :]
+    sys.path.insert(0, os.path.dirname(os.path.abspath(sys.argv[0])))
     runpy.run_path(sys.argv[0], run_name="__main__")
+else:
+    code, *sys.argv[1:] = arguments[arguments.index("-c") + 1 :]
+    for parent in re.findall(r" serve.[0-9]+, ([0-9]+)", code):
+        serve_for(int(parent))
+    exec(code)
 """
 
 
@@ -220,6 +239,12 @@ _HEADER = """#!/bin/sh
 """
 _CALLER = """import json, os, socket, sys
 
+def is_open(fd):
+    try:
+        return fd > 2 and os.get_inheritable(fd)
+    except OSError:
+        return False
+
 arguments = sys.argv[1:]
 if not ({is_known}):
     os.execv({python!r}, [{python!r}, *arguments])
@@ -231,10 +256,16 @@ request = {{
     "warn": [],
     "session": False,
     "finalize": False,
+    "bare": True,
 }}
+if "-c" in arguments:  # what is spawned knows its files by their numbers
+    request["inherited"] = [fd for fd in map(int, os.listdir("/proc/self/fd")) if is_open(fd)]
 with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as nursery:
     nursery.connect({place!r})
-    socket.send_fds(nursery, [json.dumps(request).encode()], [0, 1, 2])
+    inherited = request.get("inherited", [])
+    socket.send_fds(nursery, [json.dumps(request).encode()], [0, 1, 2, *inherited])
+    for fd in inherited:
+        os.close(fd)
     nursery.recv(100)
     ended = json.loads(nursery.recv(100) or "[0, 1]")
 sys.exit(ended[1])
@@ -372,7 +403,7 @@ def _track_semaphores():
 def _asked(caller):
     """Receives a request and its descriptors; None if the caller is gone."""
     try:
-        request, fds, _, _ = socket.recv_fds(caller, _MOST, 16)
+        request, fds, _, _ = socket.recv_fds(caller, _MOST, 64)
     except ConnectionResetError:  # it left before it heard all answers
         return None
     return (json.loads(request), fds) if request else None
@@ -406,23 +437,32 @@ def _open_streams():
         setattr(sys, f"__{name}__", stream)
 
 
-def _become(fds, code, arguments, cwd, env, warn, session, finalize):
-    """Makes this process a program, to its end."""
+def _become(fds, code, arguments, cwd, env, warn, session, finalize, bare=False, inherited=()):
+    """Makes this process a program, to its end.
+
+    A bare one has no environment but what is given. The last descriptors get their old numbers.
+    """
     libc = ctypes.CDLL(None, use_errno=True)
     libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    for namespace in fds[_STREAMS:]:
+    for namespace in fds[_STREAMS : len(fds) - len(inherited)]:
         if libc.setns(namespace, 0):
             raise OSError(ctypes.get_errno(), "no such namespace")
     os.chdir(cwd)
-    for number, fd in enumerate(fds[:_STREAMS]):
-        os.dup2(fd, number)
+    numbers = [*range(_STREAMS), *inherited]
+    kept = [*fds[:_STREAMS], *fds[len(fds) - len(inherited) :]]
+    kept = [fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, max(numbers) + 1) for fd in kept]
     for fd in fds:
+        os.close(fd)
+    for number, fd in zip(numbers, kept, strict=True):
+        os.dup2(fd, number)
         os.close(fd)
     if session:
         os.setsid()
         if os.isatty(0):
             fcntl.ioctl(0, termios.TIOCSCTTY, 0)
     _open_streams()
+    if bare:
+        os.environ.clear()
     os.environ.update(env)
     for action in warn:
         sys.warnoptions.append(action)

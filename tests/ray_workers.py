@@ -14,7 +14,7 @@ import tempfile
 from collections.abc import Iterator
 
 import pytest
-from nursery import Nursery, write_python
+from nursery import IS_MODULE, IS_SERVER, PYTHON, Nursery, write_python
 
 _MODULES = (
     "trawl.collectors.distributed.ray",
@@ -24,12 +24,6 @@ _MODULES = (
 # Ray reads its settings as it is imported, which TorchRL does as well.
 _RAY = ("ray._private.workers.default_worker", "torchrl.data")
 
-# A worker's script, which is run in a process that has imported what it needs.
-_SCRIPT = """import runpy, sys
-sys.path[:] = filter(None, sys.path)
-runpy.run_path(sys.argv.pop(0), run_name="__main__")
-"""
-
 
 @contextlib.contextmanager
 def forked_workers() -> Iterator[str]:
@@ -38,8 +32,8 @@ def forked_workers() -> Iterator[str]:
     path = [os.path.dirname(__file__), *filter(None, [os.environ.get("PYTHONPATH")])]
     with tempfile.TemporaryDirectory() as folder:
         place = os.path.join(folder, "nursery")
-        is_script = 'os.path.basename(arguments[0]) == "default_worker.py"'
-        caller = write_python(folder, place, is_script, _SCRIPT)
+        is_worker = 'os.path.basename(arguments[0]) == "default_worker.py"'
+        caller = write_python(folder, place, f"{is_worker} or {IS_MODULE} or {IS_SERVER}", PYTHON)
         nursery = Nursery(*_MODULES, place=place, later=_RAY, PYTHONPATH=os.pathsep.join(path))
         try:
             with _orderly():

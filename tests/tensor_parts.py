@@ -89,9 +89,3 @@ def assert_same(one: Sequence[TensorDictBase], other: Sequence[TensorDictBase]) 
             x, y = a.get(key), b.get(key)
             assert x.dtype is y.dtype, key
             assert torch.equal(x, y), (key, x, y)
-
-
-def every_third() -> Callable[[], bool]:
-    """Returns an interruptor that interrupts at each third call."""
-    calls = iter(range(1, 1000))
-    return lambda: next(calls) % 3 == 0

@@ -150,24 +150,22 @@ def defined(tree: ast.Module) -> set[str]:
     return found
 
 
+def strangers(name: str) -> Iterator[str]:
+    """The places in a module that use or import private names of another one."""
+    tree = tree_of(name)
+    own = defined(tree)
+    for use in private_uses(tree):
+        if use.attr not in own and use.attr not in FOREIGN:
+            yield f"{name}:{use.lineno}: {ast.unparse(use)}"
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("trawl"):
+            for alias in node.names:
+                if alias.name.startswith("_"):
+                    yield f"{name}:{node.lineno}: from {node.module} import {alias.name}"
+
+
 def test_private_names_stay_in_their_module():
-    wrong = []
-    for name in sorted(FILES.keys() - INSIDERS.keys()):
-        tree = tree_of(name)
-        own = defined(tree)
-        wrong += [
-            f"{name}, line {use.lineno}: {ast.unparse(use)}"
-            for use in private_uses(tree)
-            if use.attr not in own and use.attr not in FOREIGN
-        ]
-        wrong += [
-            f"{name}, line {node.lineno}: from {node.module} import {alias.name}"
-            for node in ast.walk(tree)
-            if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("trawl")
-            for alias in node.names
-            if alias.name.startswith("_")
-        ]
-    assert not wrong
+    assert not [use for name in sorted(FILES.keys() - INSIDERS.keys()) for use in strangers(name)]
 
 
 def test_the_version_is_that_of_the_installed_package():

@@ -120,14 +120,13 @@ class Refusal:
             options: values of options, by name.
             traits: traits of the environment.
         """
-        others = [_condition(one) for one in self.others]
-        if not (others or self.traits) or not all(one.holds(options) for one in others):
+        if not (self.others or self.traits) or (self.traits and self.traits.isdisjoint(traits)):
             return None
-        if self.traits and self.traits.isdisjoint(traits):
+        if not all(_condition(one).holds(options) for one in self.others):
             return None
         if self.unless is not None and _condition(self.unless).holds(options):
             return None
-        conditions = [_condition(one) for one in self.options]
+        conditions = map(_condition, self.options)
         return next((one.name for one in conditions if one.holds(options)), None)
 
     def text(

@@ -5,12 +5,11 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import json
-import subprocess
-import sys
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import nursery
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -35,8 +34,8 @@ SHORT: dict[str, dict[str, Any]] = {
     [pytest.param(name, marks=() if name == "ppo" else pytest.mark.long) for name in SHORT],
 )
 def test_a_baseline_runs(name: str) -> None:
-    command = [sys.executable, str(ONCE), name, "TorchRL", json.dumps(SHORT[name])]
-    made = subprocess.run(command, capture_output=True, text=True, timeout=500, check=False)
+    code = "import runpy, sys; runpy.run_path(sys.argv.pop(1), run_name='__main__')"
+    made = nursery.run(code, ONCE, name, "TorchRL", json.dumps(SHORT[name]))
     (line,) = [line for line in made.stdout.splitlines() if line.startswith("result: ")] or [""]
     assert line, made.stderr
     result = json.loads(line.removeprefix("result: "))

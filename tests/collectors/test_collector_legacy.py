@@ -1,8 +1,6 @@
-import subprocess
-import sys
-import textwrap
 import warnings
 
+import nursery
 import pytest
 
 import trawl.collectors
@@ -61,16 +59,13 @@ def test_a_collector_by_its_older_name_collects():
 
 
 def test_an_import_by_an_older_name_warns_once_for_a_users_script():
-    script = textwrap.dedent(
-        """
+    script = """
         from trawl.collectors import SyncDataCollector
         from trawl.collectors import SyncDataCollector as Again
         assert SyncDataCollector is Again
-        """
-    )
-    run = subprocess.run(
-        [sys.executable, "-W", "default", "-c", script], capture_output=True, text=True, check=True
-    )
+    """
+    run = nursery.run(script, warn=["default"])
+    assert run.returncode == 0, run.stderr
     assert run.stderr.count("DeprecationWarning: SyncDataCollector is an older name") == 1
 
 

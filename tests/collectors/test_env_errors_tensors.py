@@ -115,25 +115,6 @@ def assert_same(found: list[Any], expected: list[Any]) -> None:
 
 
 @FAILS
-@pytest.mark.parametrize(
-    ("mode", "steps"),
-    [
-        (AutoresetMode.NEXT_STEP, (8,)),
-        (AutoresetMode.SAME_STEP, (1, 2, 20)),
-        (AutoresetMode.DISABLED, ()),
-    ],
-)
-def test_frames_are_those_of_arrays(mode: AutoresetMode, steps: Any) -> None:
-    expected, old = collected(maker(False, mode, steps))
-    found, new = collected(maker(True, mode, steps))
-    assert_same(found, expected)
-    names = ["env_restarts", "frames", "episodes", "mean_return", "mean_length"]
-    assert [new.get(name) for name in names] == [old.get(name) for name in names]
-    assert new["env_restarts"] == len(steps)
-    assert new["env_path"] == "tensor"
-
-
-@FAILS
 def test_a_failed_reset_ends_the_episodes_after_their_step() -> None:
     mode = AutoresetMode.DISABLED
     expected, _ = collected(maker(False, mode, resets=(3,)))

@@ -11,7 +11,6 @@ import torch
 from gymnasium.spaces import Box, Dict, Discrete
 from gymnasium.wrappers import AtariPreprocessing, FrameStackObservation
 from stack_parts import (
-    LENGTHS,
     SIZE,
     Env,
     by_stack,
@@ -30,38 +29,6 @@ from trawl import Collector, Evaluator
 from trawl.data import StackedFrames
 from trawl.envs import FrameStack
 from trawl.testing import NumberedEnv
-
-POLICIES = {"random": None, "guarded": choose_by_stack, "module": by_stack()}
-OPTIONS = [
-    {"reset_at_each_iter": True},
-    {"compact_obs": True},
-    {"set_truncated": True},
-    {"return_same_td": True},
-    {"init_random_frames": 48},
-    {"exact_frames": True, "total_frames": 37},
-    {"trajs_per_batch": 3, "traj_format": "padded"},
-    {"trajs_per_batch": 3, "traj_format": "cat"},
-    {"auto_register_policy_transforms": True},
-    {"track_policy_version": True},
-    {"storing_device": "cpu"},
-    {"use_buffers": False},
-]
-
-
-@pytest.mark.parametrize(
-    ("kind", "padding", "policy"),
-    [
-        ("single", "zero", choose_by_stack),
-        ("list", "reset", None),
-        ("next_step", "reset", by_stack()),
-        ("same_step", "zero", by_stack()),
-        ("disabled", "reset", choose_by_stack),
-        ("groups", "zero", by_stack()),
-    ],
-    ids=["single", "list", "next_step", "same_step", "disabled", "groups"],
-)
-def test_batches_are_those_of_gymnasiums_wrapper(kind, padding, policy):
-    check_as_wrapped(kind, padding, policy=policy)
 
 
 @pytest.mark.parametrize("kind", ["single", "list"])
@@ -187,38 +154,6 @@ def test_the_frame_of_zeros_is_written_in_used_memory():
         del lease, tensor
         batch = next(iter(collector))
     assert not batch["observation"][3, :-1].any()
-
-
-@pytest.mark.parametrize("kind", ["single", "list", "disabled"])
-def test_a_reset_begins_stacks_anew(kind):
-    stacks = []
-    for padding in (None, "reset"):
-        options = {"frame_stack": SIZE} if padding is None else {}
-        with Collector(made(kind, (40,), padding), frames_per_batch=12, **options) as collector:
-            collector.set_seed(3)
-            next(iter(collector))
-            collector.reset(None if kind == "single" else [0])
-            stacks.append(next(iter(collector))["observation"])
-    assert torch.equal(*stacks)
-
-
-def test_an_interrupted_batch_goes_on_where_it_stopped():
-    stops = []
-    for padding in (None, "reset"):
-        steps = iter(range(10_000))
-        options = {"frame_stack": SIZE} if padding is None else {}
-        with Collector(
-            made("list", LENGTHS, padding),
-            by_stack(),
-            frames_per_batch=30,
-            interruptor=lambda steps=steps: next(steps) % 7 == 6,
-            **options,
-        ) as collector:
-            collector.set_seed(3)
-            stops.append([next(iter(collector)) for _ in range(6)])
-    for one, other in zip(*stops, strict=True):
-        for key, value in other.items(True, True):
-            assert torch.equal(one.get(key), value), key
 
 
 def test_an_evaluation_stacks_frames():

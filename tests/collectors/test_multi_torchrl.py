@@ -1,16 +1,15 @@
 """TorchRL's environments in workers, and TorchRL's collectors next to Trawl's."""
 
-import os
 import pickle
-import subprocess
 import sys
 import warnings
 from pathlib import Path
 
+import nursery
 import pytest
 import torch
 from collector_parts import layout
-from multi_parts import BOTH, PLACES, TRAJ_IDS, together
+from multi_parts import BOTH, TRAJ_IDS, together
 from tensordict.nn import TensorDictModule
 from torch import nn
 
@@ -66,7 +65,7 @@ def checked(rows):
     [
         (MultiSyncCollector, plain, "inline"),
         (MultiSyncCollector, transformed, "inline"),
-        (MultiSyncCollector, serial, "forkserver"),
+        (MultiSyncCollector, serial, "inline"),
         (MultiAsyncCollector, plain, "inline"),
         (MultiAsyncCollector, transformed, "forkserver"),
         (MultiAsyncCollector, serial, "inline"),
@@ -124,8 +123,8 @@ def test_options_do_with_them_what_they_do(cls, option):
         assert batch["next", "truncated"][..., 4, 0].all()
 
 
-@PLACES
-def test_batches_go_into_torchrls_buffers(cls, method):
+@BOTH
+def test_batches_go_into_torchrls_buffers(cls):
     buffer = ReplayBuffer(storage=LazyTensorStorage(500), batch_size=16)
     with cls(
         [plain] * 2,
@@ -133,7 +132,7 @@ def test_batches_go_into_torchrls_buffers(cls, method):
         frames_per_batch=40,
         total_frames=200,
         replay_buffer=buffer,
-        start_method=method,
+        start_method="inline",
     ) as collector:
         assert list(collector) == [None] * 5
     sample = buffer.sample()
@@ -189,15 +188,9 @@ def theirs(tmp_path_factory):
     """The look of TorchRL's batches, by the name of the collector."""
     folder = tmp_path_factory.mktemp("torchrl")
     path = [str(Path(__file__).parent), *sys.path]
-    subprocess.run(
-        [sys.executable, "-c", SCRIPT, folder / "found", *path],
-        check=True,
-        timeout=280,
-        # Processes that are killed leave their temporary files.
-        env={**os.environ, "TMPDIR": str(folder)},
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-    )
+    # Processes that are killed leave their temporary files.
+    done = nursery.run(SCRIPT, folder / "found", *path, env={"TMPDIR": str(folder)})
+    assert done.returncode == 0, done.stderr
     return pickle.loads((folder / "found").read_bytes())
 
 

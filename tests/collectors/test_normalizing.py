@@ -1,6 +1,5 @@
 """Observations and rewards that one process normalises."""
 
-import functools
 import io
 
 import gymnasium
@@ -8,7 +7,6 @@ import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
-from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from tensordict.nn import TensorDictModule
 from torch import nn
 
@@ -23,8 +21,6 @@ from trawl.envs import FrameStack, GymEnv
 
 MASK = ("collector", "mask")
 NEXT = ("next", "observation")
-REWARD = ("next", "reward")
-DONE = ("next", "done")
 
 
 class Walk(gymnasium.Env):
@@ -44,81 +40,13 @@ class Walk(gymnasium.Env):
         return self.place.astype(np.float32), float(self.place[0] - 99), ended, False, {}
 
 
-def vector(mode, count=3):
-    return SyncVectorEnv([Walk] * count, autoreset_mode=mode)
-
-
-SOURCES = {
-    "single": lambda: Walk,
-    "list": lambda: [Walk, Walk, Walk],
-    "next_step": lambda: functools.partial(vector, AutoresetMode.NEXT_STEP),
-    "same_step": lambda: functools.partial(vector, AutoresetMode.SAME_STEP),
-    "disabled": lambda: functools.partial(vector, AutoresetMode.DISABLED),
-}
-
-
-@pytest.fixture(params=SOURCES, name="source")
-def _source(request):
-    return SOURCES[request.param]()
-
-
 def policy():
     torch.manual_seed(0)
     return TensorDictModule(nn.Linear(2, 1), ["observation"], ["action"])
 
 
-def collected(source, count=4, **options):
-    """Batches, with time as the first dimension and the environments as the second."""
-    options = {"frames_per_batch": 120, **options}
-    with Collector(source, policy(), **options) as collector:
-        collector.set_seed(0)
-        batches = [collector.next() for _ in range(count)]
-        found = collector.normalization
-        stats = collector.stats()
-    batches = [b[None] if b.ndim == 1 else b for b in batches]
-    return [b.transpose(0, 1) for b in batches], found, stats
-
-
-def frames(batches, key):
-    """The values of all frames, without rows that hold none."""
-    found = []
-    for batch in batches:
-        mask = batch.get(MASK, torch.ones(batch.shape, dtype=torch.bool))
-        found.append(batch[key][mask].numpy().astype(np.float64))
-    return np.concatenate(found)
-
-
 def scaled(values, mean, var, clip=10.0):
     return np.clip((values - mean) / np.sqrt(var + 1e-8), -clip, clip)
-
-
-def returns_of(rewards, done, mask, gamma):
-    found, running = [], np.zeros(rewards.shape[1])
-    for row in range(len(rewards)):
-        running = running * gamma + rewards[row]
-        found.append(running)
-        running = np.where(done[row] | ~mask[row], 0, running)
-    return np.array(found)[mask]
-
-
-def test_rewards_are_divided_by_the_deviation_of_the_discounted_return():
-    options, source = NormalizeReward(gamma=0.9, keep_raw=True), [Walk] * 3
-    raw, _, stats = collected(source)
-    batches, found, own_stats = collected(source, normalize_rewards=options)
-    rewards = np.concatenate([b[REWARD].numpy()[..., 0] for b in raw]).astype(np.float64)
-    done = np.concatenate([b[DONE].numpy()[..., 0] for b in raw])
-    mask = [b.get(MASK, torch.ones(b.shape, dtype=torch.bool)).numpy() for b in raw]
-    exact = returns_of(rewards, done, np.concatenate(mask), 0.9)
-    own = found.rewards["reward"]
-    assert own.count == len(exact)
-    np.testing.assert_allclose(own.mean, exact.mean(), rtol=1e-10)
-    np.testing.assert_allclose(own.var, exact.var(), rtol=1e-8)
-    for one, other in zip(batches, raw, strict=True):
-        assert torch.equal(one["next", "raw_reward"], other[REWARD])
-    last = batches[-1][REWARD].numpy()
-    expected = np.clip(raw[-1][REWARD].numpy() / np.sqrt(exact.var() + 1e-8), -10, 10)
-    np.testing.assert_allclose(last, expected, rtol=1e-5)
-    assert own_stats["episode_return_mean"] == stats["episode_return_mean"]
 
 
 def test_a_frozen_normalisation_keeps_its_statistics():
@@ -224,28 +152,6 @@ def test_single_steps_are_normalised_for_a_buffer():
         assert collector.normalization.observations["observation"].count == 60
     assert len(rows) == 60
     assert rows[-1]["observation"].abs().max() < 10
-
-
-def test_an_interrupted_batch_counts_the_steps_that_were_taken():
-    found = []
-    for options in ({}, {"normalize_observations": True}):
-        calls = iter([False] * 11 + [True] + [False] * 200)
-        with Collector(
-            Walk,
-            policy(),
-            frames_per_batch=50,
-            interruptor=functools.partial(next, calls),
-            **options,
-        ) as collector:
-            collector.set_seed(0)
-            found.append((collector.next()[:12], collector.next()))
-            own = collector.normalization
-    exact = np.concatenate([b["observation"].numpy().astype(np.float64) for b in found[0]])
-    moments = own.observations["observation"]
-    assert moments.count == len(exact) == 12 + 50
-    np.testing.assert_allclose(moments.mean, exact.mean(0), rtol=1e-10)
-    first, second = found[1]
-    assert torch.equal(first[NEXT][11], second["observation"][0]) or bool(first[DONE][11])
 
 
 def test_a_seed_in_the_middle_normalises_the_first_observation():

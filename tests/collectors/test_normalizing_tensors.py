@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from gymnasium.vector import AutoresetMode
-from tensor_parts import COUNT, State, every_third, on_numpy, on_torch
+from tensor_parts import COUNT, State, on_numpy, on_torch
 from tensordict.nn import TensorDictModule
 from torch import Tensor, nn
 
@@ -106,25 +106,6 @@ def test_rows_can_be_counted_one_by_one(mode: AutoresetMode, case: str) -> None:
     assert_equal_statistics(new, old)
 
 
-@pytest.mark.parametrize("mode", AutoresetMode)
-def test_interrupted_batches(mode: AutoresetMode, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(normalized_steps, "_KEPT_CPU", 30)
-    expected, old = batches(on_numpy(mode), network(), interruptor=every_third())
-    found, new = batches(on_torch(mode), network(), interruptor=every_third())
-    assert_close(found, expected)
-    assert_equal_statistics(new, old)
-
-
-def test_single_environments_are_reset_between_batches() -> None:
-    found = []
-    for env in (on_numpy(AutoresetMode.DISABLED), on_torch(AutoresetMode.DISABLED)):
-        with Collector(env, network(), frames_per_batch=9, **BOTH) as collector:
-            collector.next()
-            collector._rollout.reset(np.array([True, False, True]))
-            found.append([collector.next().clone()])
-    assert_close(*found)
-
-
 def test_statistics_can_be_frozen() -> None:
     with Collector(on_torch(AutoresetMode.SAME_STEP), frames_per_batch=24, **BOTH) as collector:
         collector.next()
@@ -162,28 +143,6 @@ def test_workers_share_statistics(kind: Any) -> None:
     assert_close(*found)
     assert_equal_statistics(*statistics)
     assert statistics[0].observations["observation"].count == 96
-
-
-@pytest.mark.usefixtures("_kept")
-def test_a_state_resumes_to_the_bit(tmp_path: Any) -> None:
-    mode = AutoresetMode.SAME_STEP
-    options = {"frames_per_batch": 8 * COUNT, **BOTH}
-    with (
-        Collector(on_torch(mode), network(), **options) as collector,
-        Collector(on_torch(mode), network(), **options) as other,
-    ):
-        collector.set_seed(1)
-        other.next()
-        collector.next()
-        torch.save(collector.state_dict(), tmp_path / "state.pt")
-        expected = [collector.next().clone() for _ in range(3)]
-        other.load_state_dict(torch.load(tmp_path / "state.pt", weights_only=True))
-        for batch in expected:
-            assert (other.next() == batch).all()
-        one, two = collector.normalization, other.normalization
-        assert one is not None
-        assert two is not None
-        assert str(one.state_dict()) == str(two.state_dict())
 
 
 # --- other kinds of environments

@@ -97,7 +97,7 @@ COLLECTORS = [
     # The same objects in both workers.
     ("MultiSyncCollector([Env(SEEN), Env(SEEN)], policy, **options())", 1),
     ("MultiSyncCollector([Env(None)] * 2, policy, **options())", 1),
-    (SYNC.replace("options(", "options(start_method='spawn'"), 1),
+    ("MultiSyncCollector([make], policy, **options(start_method='spawn'))", 1),
     ("MultiAsyncCollector([[make, lambda: make(1)]] * 2, policy, **options())", 2),
     ("DistributedCollector([make] * 2, policy, sync=True, launcher='mp', **options())", 1),
     ("MultiSyncCollector([make] * 2, policy_factory=lambda: policy, **options())", 1),

@@ -15,7 +15,7 @@ from gymnasium.spaces import Box, Dict
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from multi_parts import CLASSES, make
 from stack_parts import SIZE, by_stack, check_equal, choose_by_stack
-from tensor_parts import collected, every_third
+from tensor_parts import collected
 from tensordict import TensorDictBase
 from tensordict.nn import TensorDictModule
 from torch import Tensor, nn
@@ -105,19 +105,6 @@ POLICIES: dict[str, Callable[[], Any]] = {
     "changes": lambda: TensorDictModule(Spoiler(), ["observation"], ["action"]),
     "linear": lambda: TensorDictModule(Linear(), ["observation"], ["action"]),
 }
-CASES: dict[str, dict[str, Any]] = {
-    "limit": {"max_frames_per_traj": 3},
-    "reset": {"reset_at_each_iter": True},
-    "random": {"init_random_frames": 24},
-    "compact": {"compact_obs": True},
-    "exact": {"exact_frames": True, "total_frames": 46},
-    "no blocks": {"use_buffers": False},
-    "truncated": {"set_truncated": True},
-    "cat": {"trajs_per_batch": 3, "traj_format": "cat"},
-    "padded": {"trajs_per_batch": 3, "traj_format": "padded"},
-    "storing": {"storing_device": "cpu"},
-    "shorter than a stack": {"frames_per_batch": 2 * COUNT},
-}
 batches = partial(collected, frame_stack=SIZE)
 
 
@@ -138,21 +125,6 @@ def check(
     return found
 
 
-@pytest.mark.parametrize(
-    ("mode", "kind", "policy", "padding"),
-    [
-        (AutoresetMode.NEXT_STEP, "cpu", "linear", "zero"),
-        (AutoresetMode.SAME_STEP, "gpu", "linear", "reset"),
-        (AutoresetMode.DISABLED, "gpu", "random", "zero"),
-    ],
-)
-def test_batches_are_those_on_arrays(
-    mode: AutoresetMode, kind: str, policy: str, padding: Any
-) -> None:
-    found = check(mode, kind, policy, frame_stack=FrameStack(SIZE, padding))
-    assert isinstance(found[0]["observation"], StackedFrames)
-
-
 @pytest.mark.parametrize("kind", KINDS)
 def test_so_are_they_with_a_compiled_policy_and_another_device(kind: str) -> None:
     options = {"compile_policy": {"backend": "eager"}, "storing_device": "cpu"}
@@ -161,31 +133,7 @@ def test_so_are_they_with_a_compiled_policy_and_another_device(kind: str) -> Non
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_batch_may_be_longer_than_a_chunk(kind: str) -> None:
-    check(AutoresetMode.SAME_STEP, kind, count=2, frames_per_batch=520 * COUNT)
-
-
-@pytest.mark.parametrize(
-    ("mode", "kind"), list(zip(AutoresetMode, ["cpu", "gpu", "gpu"], strict=True)), ids=str
-)
-def test_an_interrupted_batch_goes_on_where_it_stopped(mode: AutoresetMode, kind: str) -> None:
-    options = {"frames_per_batch": 6 * COUNT, "count": 6}
-    expected, _ = batches(on_numpy(mode), by_stack(), interruptor=every_third(), **options)
-    found, _ = batches(on_torch(mode, kind=kind), by_stack(), interruptor=every_third(), **options)
-    check_equal(found, expected)
-    assert not found[0]["observation"][:, -1].any()
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_some_environments_are_reset_between_batches(kind: str) -> None:
-    found = []
-    mode = AutoresetMode.DISABLED
-    for env in (on_numpy(mode, (40,)), on_torch(mode, (40,), kind)):
-        with Collector(env, by_stack(), frames_per_batch=9, frame_stack=SIZE) as collector:
-            iterator = iter(collector)
-            next(iterator)
-            collector._rollout.reset(np.array([True, False, True]))
-            found.append([next(iterator).clone()])
-    check_equal(*found)
+    check(AutoresetMode.SAME_STEP, kind, count=1, frames_per_batch=520 * COUNT)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -372,8 +320,9 @@ def tensors_of(**options: Any) -> int:
         return sum(type(one) is Tensor for one in gc.get_objects()) - before
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("options", [{"frame_stack": 2}, {"normalize_observations": True}])
+@pytest.mark.parametrize(
+    ("kind", "options"), [("cpu", {"frame_stack": 2}), ("gpu", {"normalize_observations": True})]
+)
 def test_long_batches_need_no_tensor_for_each_row(kind: str, options: Any) -> None:
     few, many = (
         tensors_of(create_env_fn=on_torch(kind=kind), frames_per_batch=COUNT * steps, **options)

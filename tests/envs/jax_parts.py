@@ -5,7 +5,6 @@ This module imports JAX only when it makes an environment, so that workers can i
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any
 
 import gymnasium
@@ -143,6 +142,3 @@ class TwinWithResets(Twin):
 def scripted(seed: int | None = 0, **options: Any) -> JaxEnv:
     """Returns a batch of scripted environments."""
     return JaxEnv(Scripted(), COUNT, seed=seed, info_keys=INFOS, **options)
-
-
-make_scripted = partial(scripted, None)

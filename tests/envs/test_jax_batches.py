@@ -18,10 +18,10 @@ from torch import nn
 
 pytest.importorskip("jax")
 
-from jax_parts import COUNT, INFOS, Scripted, Twin, TwinWithResets, make_scripted, scripted, twin
-from tensor_parts import State, assert_same, changes, collected, every_third
+from jax_parts import COUNT, INFOS, Scripted, Twin, TwinWithResets, scripted, twin
+from tensor_parts import State, assert_same, collected
 
-from trawl.collectors import Collector, MultiAsyncCollector, MultiSyncCollector
+from trawl.collectors import Collector, MultiAsyncCollector
 from trawl.envs import GymEnv, JaxEnv
 
 
@@ -33,15 +33,7 @@ def plain() -> Any:
     return TensorDictModule(_act, in_keys=["observation"], out_keys=["action"])
 
 
-POLICIES = {"none": lambda: None, "plain": plain, "state": State, "changes": changes}
-CASES: dict[str, dict[str, Any]] = {
-    "plain": {},
-    "reset": {"reset_at_each_iter": True},
-    "random": {"init_random_frames": 24},
-    "exact": {"exact_frames": True, "total_frames": 31},
-    "limit": {"max_frames_per_traj": 2},
-    "whole": {"trajs_per_batch": 3, "traj_format": "padded"},
-}
+CASES: dict[str, dict[str, Any]] = {"plain": {}, "limit": {"max_frames_per_traj": 2}}
 
 
 batches = partial(collected, frames_per_batch=4 * COUNT)
@@ -67,44 +59,16 @@ def fresh(reused: JaxEnv) -> JaxEnv:
     return reused
 
 
-@pytest.mark.parametrize(
-    ("case", "policy"),
-    [
-        ("plain", "state"),
-        ("reset", "plain"),
-        ("random", "changes"),
-        ("exact", "none"),
-        ("limit", "state"),
-        ("whole", "changes"),
-    ],
-)
-def test_batches_are_those_of_numpy(fresh: JaxEnv, case: str, policy: str) -> None:
-    options, make = CASES[case], POLICIES[policy]
+@pytest.mark.parametrize("case", CASES)
+def test_batches_are_those_of_numpy(fresh: JaxEnv, case: str) -> None:
+    options = CASES[case]
     numpy = GymEnv(TwinWithResets(), info_keys=INFOS) if case == "limit" else twin()
-    expected, old = batches(numpy, make(), **options)
-    found, new = batches(fresh, make(), **options)
+    expected, old = batches(numpy, State(), **options)
+    found, new = batches(fresh, State(), **options)
     assert_same(found, expected)
     assert new["env_path"] == "tensor"
     names = ["frames", "episodes", "mean_return", "mean_length"]
     assert [new.get(name) for name in names] == [old.get(name) for name in names]
-
-
-def test_interrupted_batches(fresh: JaxEnv) -> None:
-    expected, _ = batches(twin(), State(), interruptor=every_third())
-    found, _ = batches(fresh, State(), interruptor=every_third())
-    assert_same(found, expected)
-
-
-def test_single_environments_are_reset_between_batches(fresh: JaxEnv) -> None:
-    found = []
-    for env in (GymEnv(TwinWithResets(), info_keys=INFOS), fresh):
-        with Collector(env, State(), frames_per_batch=9) as collector:
-            collector.set_seed(1)
-            iterator = iter(collector)
-            next(iterator)
-            collector._rollout.reset(np.array([True, False, True]))
-            found.append([next(iterator).clone()])
-    assert_same(*found)
 
 
 def test_seeds(fresh: JaxEnv) -> None:
@@ -125,25 +89,13 @@ def test_a_seed_beyond_32_bits(fresh: JaxEnv) -> None:
     assert not torch.equal(*first)
 
 
-@pytest.mark.parametrize(
-    ("kind", "count", "make"),
-    [(MultiSyncCollector, 2, lambda: make_scripted), (MultiAsyncCollector, 1, scripted)],
-    ids=["a function in two workers", "a copy of an environment"],
-)
-def test_workers(kind: Any, count: int, make: Any) -> None:
+def test_a_worker_gets_a_copy_of_an_environment() -> None:
     options: dict[str, Any] = {"frames_per_batch": 12, "total_frames": 36}
-    if count == 2:
-        options["cat_results"] = "stack"
     found = []
-    # Importing JAX in each of two processes would take seconds.
-    own = "inline" if count == 2 else "forkserver"
-    for factory, method in ((make(), own), (twin, "inline")):
-        collector = kind([factory] * count, plain(), start_method=method, **options)
-        try:
+    for source, method in ((scripted(), "forkserver"), (twin, "inline")):
+        with MultiAsyncCollector([source], plain(), start_method=method, **options) as collector:
             collector.set_seed(0)
             found.append([batch.clone() for batch in collector])
-        finally:
-            collector.shutdown()
     assert_same(*found)
 
 
@@ -181,14 +133,13 @@ def test_a_copy_has_the_class_and_the_arguments_of_the_original() -> None:
     assert next(iter(inspect.signature(JaxEnv).parameters)) == "env"
 
 
-def test_without_compiling(fresh: JaxEnv) -> None:
-    plain_env = scripted(jit=False)
-    actions = torch.eye(4)[:COUNT].long()
+def test_without_compiling() -> None:
+    actions = torch.eye(2).long()
     found = []
-    for env in (fresh, plain_env):
-        env.set_seed(0)
-        found.append(env.rollout(1, lambda td: td.set("action", actions)))
-    assert_same(found[:1], found[1:])
+    for jit in (True, False):
+        env = JaxEnv(Drawn(), 2, jit=jit, seed=0)
+        found.append([env.rollout(2, lambda td: td.set("action", actions))])
+    assert_same(*found)
 
 
 class Growing(Scripted):

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from tensordict import TensorDictBase
+from tensordict import TensorDictBase, is_leaf_nontensor
 from tensordict.nn import TensorDictModule
 from torchrl.data import LazyTensorStorage, ReplayBuffer
 
@@ -25,6 +25,7 @@ from trawl.collectors import (
 )
 from trawl.data import StackedFrames
 from trawl.envs import FrameStack
+from trawl.supported import Trait
 from trawl.testing.faces import FACES, Face
 from trawl.testing.oracle import (
     ENV,
@@ -108,6 +109,11 @@ class Case:
     def seen(self) -> str:
         """The entry in which the policy says what it has seen."""
         return "output1" if self.policy == "function" else "seen"
+
+
+def has_layout(face: str) -> bool:
+    """Returns True if the frames of a kind have a fixed layout, which some options need."""
+    return FACES[face].traits.isdisjoint({Trait.TENSORDICTS, Trait.LOOSE})
 
 
 # --- policies
@@ -384,7 +390,8 @@ def compare_environments(case: Case, found: Sequence[TensorDictBase], ids: Ids) 
     delivered: dict[int, list[TensorDictBase]] = {}
     for batch in found:
         frames = batch[batch[MASK]] if MASK in batch.keys(True) else batch.reshape(-1)
-        frames = frames.select(*(key for key in frames.keys(True, True) if key != MASK))
+        leaves = frames.keys(True, True, is_leaf=is_leaf_nontensor)
+        frames = frames.select(*(key for key in leaves if key != MASK))
         if not len(frames):
             continue
         numbers = dense(frames[case.kind.key("observation")])
@@ -473,7 +480,7 @@ def check_frames(case: Case, frames: Sequence[Frame], batch: TensorDictBase, ids
     if not frames:
         return
     expected = [entries(case, frame) for frame in frames]
-    keys = set(batch.keys(True, True)) - {MASK}
+    keys = set(batch.keys(True, True, is_leaf=is_leaf_nontensor)) - {MASK}
     assert keys == set(expected[0]), keys ^ set(expected[0])
     for key in expected[0]:
         found = plain(case, key, batch[key])
@@ -515,6 +522,8 @@ def dense(value: Any) -> torch.Tensor:
 def plain(case: Case, key: Any, value: torch.Tensor) -> Any:
     """Returns an entry of a batch as an array, in which actions are numbers."""
     last = key[-1] if isinstance(key, tuple) else key
+    if last == "text":
+        return np.array(list(value))
     if last == "action" and case.kind.kind.agents is None:
         assert (value.sum(-1) == 1).all()
         value = value.long().argmax(-1)

@@ -28,9 +28,11 @@ def pairwise(factors: Mapping[str, Sequence[Any]], allowed: Allowed) -> list[Cas
 
     The first value of each factor must be possible with all values of the others.
     """
-    left, cases, draw = pairs(factors, allowed), [], random.Random(0)
+    # By their texts, as values of factors may have no order.
+    texts = {pair: str(sorted(pair, key=str)) for pair in pairs(factors, allowed)}
+    left, cases, draw = set(texts), [], random.Random(0)
     while left:
-        case: Case = dict(sorted(min(left, key=lambda pair: str(sorted(pair, key=str))), key=str))
+        case: Case = dict(sorted(min(left, key=texts.__getitem__), key=str))
         for factor in draw.sample(list(factors), len(factors)):
             if factor in case:
                 continue

@@ -18,6 +18,7 @@ from tests.oracle.comparing import (
     Case,
     check,
     collector_of,
+    has_layout,
     policy_of,
 )
 from trawl.collectors import Collector
@@ -68,10 +69,10 @@ def libraries(request: pytest.FixtureRequest) -> None:
 def test_every_real_frame_is_delivered_once(face) -> None:
     where, rows = places(face), cycle([1, 2, 3, 5])
     for delivery in DELIVERIES:
-        for stack in (None, None if face == "torchrl" else 3):
+        for stack in (None, 3 if has_layout(face) else None):
             size = next(rows) * (1 if FACES[face].single else 3)
             # Failed steps are in no stack, and in no statistics.
-            normalize = stack is None and face != "torchrl"
+            normalize = stack is None and has_layout(face)
             options = Options(
                 frames_per_batch=size,
                 restart=True,
@@ -79,7 +80,8 @@ def test_every_real_frame_is_delivered_once(face) -> None:
                 normalize_observations=normalize,
                 normalize_rewards=normalize,
             )
-            if delivery != "steps":
+            padded = face == "loose" and delivery in ("padded", "split")
+            if delivery != "steps" and not padded:
                 check(Failing(face, options, delivery=delivery, at=next(where)))
 
 

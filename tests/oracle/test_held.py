@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from tests.oracle.comparing import Case, collector_of, dense
+from tests.oracle.comparing import Case, collector_of, dense, has_layout
 from trawl.testing.faces import FACES
 from trawl.testing.oracle import Options
 
@@ -27,15 +27,18 @@ def cases(face: str) -> list[Case]:
     places = ("one",) if face == "jax" else ("one", "sync", "async")
     for number, place in enumerate(places):
         options = Options(
-            frame_stack=3 if number == 0 and face != "torchrl" else None,
+            frame_stack=3 if number == 0 and has_layout(face) else None,
             restart=face != "jax",
-            normalize_rewards=number == 2 and face != "torchrl",
+            normalize_rewards=number == 2 and has_layout(face),
         )
         delivery = DELIVERIES[(index + 2 * number) % len(DELIVERIES)]
+        if face == "loose" and delivery in ("split", "padded"):
+            # Not every version of tensordict pads text.
+            delivery = "cat"
         memory = MEMORY[(index + number) % len(MEMORY)]
         further = memory if delivery == "rows" else {}
-        # A reset by the user would fail, too, in the third episode of two agents.
-        failures = face != "agents_list"
+        # A reset by the user would fail, too, in the third episode of these.
+        failures = face not in ("agents_list", "loose")
         found.append(Case(face, options, place, delivery, further=further, failures=failures))
     return found
 
@@ -100,7 +103,8 @@ def test_memory_is_used_again(face) -> None:
             for _ in islice(collector, 8):
                 memory.append(collector.stats().get("memory_bytes"))
             assert len(set(memory[3:])) == 1
-            if memory[0] is not None:
+            # Frames without a layout have no memory that is used again.
+            if memory[0] is not None and face != "loose":
                 del _
                 # Inputs of the policy may be rows of the last batch.
                 last = collector.stats()["batches_held"]

@@ -45,7 +45,8 @@ from torchrl.envs import (
 from torchrl.envs.custom.pendulum import PendulumEnv
 from torchrl.modules import GRUModule, LSTMModule
 
-from tests.oracle.continuing import FORKED, SYNC, Row, parallel, row
+from tests.oracle.continuing import FORKED, SYNC, Row, parallel
+from tests.oracle.continuing import row as row_of
 
 # --- environments
 
@@ -305,6 +306,12 @@ def recurrent(kind: Any) -> Any:
 
 # --- collectors
 
+
+def row(source: Any, *args: Any, **kwargs: Any) -> Row:
+    """Returns a row with small batches: environments of TorchRL take their time."""
+    return row_of(source, *args, **{"frames_per_batch": 20, **kwargs})
+
+
 CART, SWING = partial(noisy, 2), partial(noisy, 0)
 LSTM, GRU = partial(recurrent, LSTMModule), partial(recurrent, GRUModule)
 CARTS, SWINGS = partial(gym, "CartPole-v1"), partial(gym, "Pendulum-v1")
@@ -324,7 +331,7 @@ POLE = (
     partial(StepCounter, 9),
 )
 NOOPS = partial(first_norm, True, ["observation"]), partial(NoopResetEnv, 4)
-WORKERS: dict[str, Any] = {"cls": FORKED, "frames_per_batch": 40}
+WORKERS: dict[str, Any] = {"cls": FORKED, "frames_per_batch": 20}
 
 #: Collectors of environments of TorchRL, by name.
 ROWS: dict[str, Row] = {
@@ -370,10 +377,10 @@ ROWS: dict[str, Row] = {
     "LSTM, SerialEnv": row(SERIAL, policy=LSTM, **INITIAL),
     "GRU": row(NORMED, policy=GRU, **INITIAL),
     "physics": row(partial(normed, "HalfCheetah-v5", True), "mujoco", needs="mujoco"),
-    "emulator": row(emulator, "ale", needs="ale_py", frames_per_batch=20),
+    "emulator": row(emulator, "ale", needs="ale_py"),
     "fragile": row(lambda: TransformedEnv(Failing(), RewardSum()), at=3, on_env_error="restart"),
     "workers": row([NORMED] * 2, cls=SYNC),
     "workers, words": row([Words] * 2, **WORKERS),
-    "workers, native": row([partial(native, RewardSum)] * 2, **WORKERS),
+    "workers, native": row([partial(native, RewardSum)] * 2, cls=SYNC),
     "processes": row(parallel(BARE, 3, envs_per_worker=2), frames_per_batch=30),
 }

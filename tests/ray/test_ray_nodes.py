@@ -1,28 +1,28 @@
 """Clusters of several nodes, started by the tests."""
 
-import os
-import subprocess
-import sys
 import textwrap
 from pathlib import Path
 
+import nursery
 import pytest
 
 HERE = Path(__file__).parent
 pytestmark = pytest.mark.timeout(320)
+FORKED = """import sys
+from ray_workers import forked_workers
+with forked_workers() as sys.executable:
+"""
 
 
-def run(code):
-    """Runs a program in a process of its own: each has a cluster of its own."""
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", textwrap.dedent(code)],
-        capture_output=True,
-        text=True,
-        timeout=300,
-        cwd=HERE,
-        # All of it listens to this machine alone.
-        env={**os.environ, "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"},
-    )
+def run(code, begin):
+    """Runs a program in a process of its own: each has a cluster of its own.
+
+    Workers can be forked for one node only.
+    """
+    # All of it listens to this machine alone.
+    env = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
+    code = begin + textwrap.indent(textwrap.dedent(code), " " * 4)
+    done = nursery.run(code, cwd=HERE, env=env, warn=["ignore"])
     assert done.returncode == 0, done.stdout + done.stderr
     return [line for line in done.stdout.splitlines() if line.startswith("said ")]
 
@@ -55,7 +55,7 @@ def test_a_node_that_dies():
             print("said", any("died" in str(w.message) for w in caught))
         ray.shutdown()
         cluster.shutdown()
-    """)
+    """, begin="if True:\n")  # fmt: skip
     assert said == ["said True 2", "said True", "said True"]
 
 
@@ -88,5 +88,5 @@ def test_a_cluster_that_it_started_ends_with_it():
         print("said", ray.is_initialized(), bool((batch == kept).all()))
         made[1].shutdown()
         print("said", made[1].closed)
-    """)
+    """, begin=FORKED)  # fmt: skip
     assert said == ["said None 0", "said True", "said False True", "said True"]

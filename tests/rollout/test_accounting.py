@@ -7,10 +7,7 @@ import warnings
 from dataclasses import dataclass
 
 import pytest
-import torch
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from trawl.collectors import Collector
 from trawl.testing import (
@@ -88,23 +85,6 @@ class Run:
     stops: list  # for each batch: after how many steps it is interrupted, or None
 
 
-def runs(draw, count, limits=True, partial=True):
-    lengths = st.lists(st.integers(1, 6), min_size=1, max_size=3)
-    ends = st.lists(st.sampled_from(["terminated", "truncated", "both"]), min_size=1, max_size=2)
-    # True resets all environments; a list those of its numbers.
-    some = st.lists(st.integers(0, count - 1), min_size=1, unique=True).map(sorted)
-    resets = [st.none(), st.none(), st.just(True), *([some] if partial else [])]
-    return Run(
-        lengths=[draw(lengths) for _ in range(count)],
-        ends=[draw(ends) for _ in range(count)],
-        frames_per_batch=draw(st.integers(1, 24)),
-        limit=draw(st.none() | st.integers(1, 5)) if limits else None,
-        marks=draw(st.booleans()),
-        between=draw(st.lists(st.one_of(resets), min_size=3, max_size=3)),
-        stops=draw(st.lists(st.none() | st.integers(1, 12), min_size=4, max_size=4)),
-    )
-
-
 def staggered(count, frames_per_batch=20, limit=4, partial=True):
     """Episodes of different lengths, so that environments end at different steps."""
     return Run(
@@ -116,11 +96,6 @@ def staggered(count, frames_per_batch=20, limit=4, partial=True):
         between=[None, [0] if partial else None, True],
         stops=[None, 3, None, None],
     )
-
-
-def first_action(observation):
-    """Always the same action."""
-    return torch.eye(4, dtype=torch.int64)[0].expand(*observation.shape[:-1], 4)
 
 
 class Interruptor:
@@ -171,46 +146,23 @@ def check(kind, build, run, path):
     assert [len(env.actions) for env in envs] == list(ledger.steps.values())
 
 
-NAMES = st.sampled_from([*ONE, *ANY])
-
-
-@settings(max_examples=80)
-@given(name=NAMES, data=st.data())
-def test_every_step_is_delivered_once_and_in_order(name, data):
-    build, counts = (ONE | ANY)[name]
-    run = runs(data.draw, data.draw(st.sampled_from(counts)))
-    check(NumberedEnv, build, run, "array")
-
-
-@settings(max_examples=20)
-@given(name=st.sampled_from([*SELF_RESETTING]), data=st.data())
-def test_a_step_spent_on_resetting_is_no_frame(name, data):
-    build, counts = SELF_RESETTING[name]
-    run = runs(data.draw, data.draw(st.sampled_from(counts)), limits=False, partial=False)
-    check(NumberedEnv, build, run, "array")
-
-
-@settings(max_examples=40)
-@given(name=NAMES, data=st.data())
-def test_every_step_of_ragged_environments_is_delivered_once_and_in_order(name, data):
-    build, counts = (ONE | ANY)[name]
-    run = runs(data.draw, data.draw(st.sampled_from(counts)))
-    check(RaggedEnv, build, run, "tensordict")
+KINDS = [NumberedEnv, ImageEnv, NestedEnv]
 
 
 @pytest.mark.parametrize(
     ("name", "kind"),
-    [(name, [ImageEnv, NestedEnv][i % 2]) for i, name in enumerate([*ONE, *ANY])],
+    [
+        (name, kind)
+        for i, name in enumerate([*ONE, *ANY, *SELF_RESETTING])
+        for kind in (KINDS[i % 3], RaggedEnv)
+    ],
 )
-def test_every_kind_of_space_is_accounted_for(name, kind):
-    build, counts = (ONE | ANY)[name]
-    check(kind, build, staggered(counts[-1]), "array")
-
-
-@pytest.mark.parametrize("name", SELF_RESETTING)
-def test_a_step_spent_on_resetting_is_no_frame_of_ragged_environments(name):
-    build, counts = SELF_RESETTING[name]
-    check(RaggedEnv, build, staggered(counts[-1], limit=None, partial=False), "tensordict")
+def test_every_step_is_delivered_once_and_in_order(name, kind):
+    """A step that is spent on resetting is no frame."""
+    build, counts = (ONE | ANY | SELF_RESETTING)[name]
+    options = {"limit": None, "partial": False} if name in SELF_RESETTING else {}
+    run = staggered(counts[-1], **options)
+    check(kind, build, run, "tensordict" if kind is RaggedEnv else "array")
 
 
 @pytest.mark.parametrize(
@@ -235,14 +187,3 @@ def test_environments_in_processes_are_accounted_for(mode, shared_memory):
 def test_a_batch_longer_than_a_stretch_of_the_loop_is_accounted_for():
     run = staggered(2, frames_per_batch=2500)
     check(NumberedEnv, as_list, run, "array")
-
-
-def test_random_frames_are_accounted_for():
-    envs = [NumberedEnv(number, [2, 3]) for number in range(2)]
-    ledger = Ledger(envs)
-    with Collector(
-        as_list(envs), first_action, frames_per_batch=6, init_random_frames=12, total_frames=24
-    ) as collector:
-        for batch in collector:
-            ledger.add(batch)
-    assert ledger.frames == 24

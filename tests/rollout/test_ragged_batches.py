@@ -53,7 +53,7 @@ def check(batch):
 
 @pytest.mark.parametrize(
     ("name", "limit"),
-    [*((name, None) for name in BUILDS), *((name, 2) for name in BUILDS if name[:4] != "self")],
+    [*((name, None) for name in BUILDS), ("nested", 2), (AutoresetMode.NEXT_STEP.name, 2)],
 )
 def test_all_parts_of_an_observation_belong_together(name, limit):
     made = envs(1 if name == "single" else 3)
@@ -64,15 +64,6 @@ def test_all_parts_of_an_observation_belong_together(name, limit):
             batch = collector.next()
             check(batch)
             ledger.add(batch)
-
-
-def test_after_a_reset_they_belong_together_too():
-    with Collector(envs(), frames_per_batch=6) as collector:
-        collector.next()
-        collector.reset(1)
-        check(collector.next())
-        collector.reset()
-        check(collector.next())
 
 
 def growing(observation):

@@ -8,7 +8,7 @@ from types import NoneType
 from typing import Any
 
 import torch
-from tensordict import TensorDictBase, is_tensor_collection
+from tensordict import TensorDictBase, is_leaf_nontensor, is_tensor_collection
 from torch import Tensor
 
 from trawl.collectors.config import CollectorConfig
@@ -218,8 +218,8 @@ def experience(batch: TensorDictBase) -> TensorDictBase:
 class SameTensorDict:
     """A single TensorDict object that is returned for every batch, with the batch's content.
 
-    If a batch has the same keys, shapes and dtypes as the previous batch, the object's memory is
-    reused too.
+    If a batch has the same keys, shapes and dtypes as the previous batch, and only tensors, the
+    object's memory is reused too.
     """
 
     def __init__(self) -> None:
@@ -230,7 +230,7 @@ class SameTensorDict:
         held = self._held
         if held is None:
             held = self._held = batch.clone()
-        elif _shapes(held) == _shapes(batch):
+        elif _has_tensors_only(batch) and _shapes(held) == _shapes(batch):
             held.update_(batch)
         else:
             for key in list(held.keys()):
@@ -241,6 +241,12 @@ class SameTensorDict:
             held.update(batch.clone())
             held.names = batch.names
         return held
+
+
+def _has_tensors_only(batch: TensorDictBase) -> bool:
+    # Tensordict copies no other data in place.
+    leaves = batch.keys(True, True, is_leaf=is_leaf_nontensor)
+    return set(leaves) == set(batch.keys(True, True))
 
 
 def _shapes(batch: TensorDictBase) -> dict[Any, Any]:

@@ -60,6 +60,16 @@ class ScriptedDictEnv(ScriptedEnv):
         return {"inner": {"place": self.player.observe(action)}, "step": self.player.count}
 
 
+class ScriptedLooseEnv(ScriptedEnv):
+    """A Gymnasium environment whose observations have no fixed layout: a text is among them."""
+
+    observation_space = spaces.Dict({"observation": _BOX, "text": spaces.Text(99)})
+
+    def _observe(self, action: int) -> Any:
+        text = _text(self.player.script, *self.player.now)
+        return {"observation": self.player.observe(action), "text": text}
+
+
 class ReusingEnv(ScriptedEnv):
     """A Gymnasium environment that returns the same array each time, with new content."""
 
@@ -558,6 +568,10 @@ def _step_one_hot(script: Script, env: int, episode: int, step: int) -> Any:
     return np.eye(100, dtype=np.int64)[step]
 
 
+def _text(script: Script, env: int, episode: int, step: int) -> Any:
+    return ".".join(map(str, (env, episode, step)))
+
+
 def _discount(script: Script, env: int, episode: int, step: int) -> Any:
     return np.array([0.0 if script.flags(env, episode, step)[0] else 1.0], np.float32)
 
@@ -646,4 +660,9 @@ FACES: dict[str, Face] = {
     ),
     "parallel": Face(_parallel(backend="thread"), Kind(resets="same")),
     "groups": Face(_parallel(backend="thread", groups=3), Kind(resets="same", grouped=True)),
+    "loose": Face(
+        _list(partial(_one, kind=ScriptedLooseEnv)),
+        Kind(extra={"text": _text}),
+        traits=frozenset({Trait.LOOSE}),
+    ),
 }

@@ -285,6 +285,9 @@ class Oracle:
         first: number of the first episode of each environment; by default 0. Episodes before it
             were begun while the environment was made.
 
+    Attributes:
+        most: number of steps after which the next batch is broken off.
+
     Examples:
         >>> from trawl.testing.oracle import Kind, Options, Oracle
         >>> from trawl.testing import Script
@@ -311,6 +314,7 @@ class Oracle:
         self.carry: list[Any] = [0.0 for _ in envs]
         self.frames, self.ids = 0, 0
         self.random: bool | None = None
+        self.most: float = math.inf
 
     def batches(self) -> Iterator[list[list[Frame | None]]]:
         """Yields, for each batch, the rows of each environment; None is a row without a frame."""
@@ -323,6 +327,13 @@ class Oracle:
                 self.carry = [0.0 for _ in self.actors]
             first = False
             yield self.batch()
+
+    def reset(self, rows: Sequence[int]) -> None:
+        """Begins episodes in some environments, as a reset between two batches does."""
+        self.statistics.used = len(self.statistics.observations)
+        self.begin([self.actors[row] for row in rows])
+        for row in rows:
+            self.carry[row] = 0.0
 
     def begin(self, actors: Sequence[Actor]) -> None:
         """Begins episodes."""
@@ -346,7 +357,8 @@ class Oracle:
         taken, counted = 0, 0
         cut: set[int] = set()
         before = len(self.statistics.observations)
-        for t in range(-int(-min(options.frames_per_batch, left) // size)):
+        steps = -int(-min(options.frames_per_batch, left) // size)
+        for t in range(int(min(steps, self.most))):
             for mine, frame in zip(rows, self.step(random), strict=True):
                 mine.append(frame)
             self.follow(rows)
@@ -363,7 +375,7 @@ class Oracle:
                 counted = t + 1
         self.count([mine[counted:] for mine in rows])
         self.frames += taken
-        return self.finished(rows, cut)
+        return [mine + [None] * (steps - len(mine)) for mine in self.finished(rows, cut)]
 
     def step(self, random: bool) -> list[Frame | None]:
         """Takes a step in each environment; those that fail are left without an episode."""

@@ -37,7 +37,7 @@ class TuneResult:
 
     Examples:
         >>> import trawl
-        >>> result = trawl.tune("CartPole-v1", budget=4, max_envs=1, max_workers=1, progress=False)
+        >>> result = trawl.tune("CartPole-v1", budget=2, max_envs=1, max_workers=1, progress=False)
         >>> print(result.code)
         from trawl import Collector
         collector = Collector('CartPole-v1', frames_per_batch=...)

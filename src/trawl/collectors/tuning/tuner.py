@@ -79,7 +79,7 @@ def tune(
 
     Examples:
         >>> import trawl
-        >>> result = trawl.tune("CartPole-v1", budget=4, max_envs=4, progress=False)
+        >>> result = trawl.tune("CartPole-v1", budget=2, max_envs=4, progress=False)
         >>> with trawl.Collector(**result.options) as collector:
         ...     batch = collector.next()
     """
