@@ -306,8 +306,10 @@ class Closed(Level):
     ],
 )
 def test_wrong_values_are_named_by_the_constructor(make, given, kind, match):
+    if isinstance(make, str):
+        pytest.importorskip(make.split(":")[0])
     with pytest.raises(kind, match=match):
-        Collector(make(), frames_per_batch=4, reset_kwargs=given)
+        Collector(make if isinstance(make, str) else make(), frames_per_batch=4, reset_kwargs=given)
 
 
 def test_wrong_values_are_named_by_constructors_elsewhere():
