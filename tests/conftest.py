@@ -9,6 +9,7 @@ import sys
 from collections.abc import Iterator
 from typing import Any
 
+import nursery
 import pytest
 from hypothesis import HealthCheck, settings
 from ray_workers import forked_workers
@@ -55,7 +56,17 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--keep-durations", action="store_true", help=text)
 
 
+# What the processes of pytest-xdist import before they begin.
+_PREPARED = ("pandas", "trawl.cli.collect", "trawl.testing")
+_PREPARED += ("trawl.collectors", "torchrl.collectors", "torchrl.envs", "torchrl.modules")
+
+
 def pytest_configure(config: pytest.Config) -> None:
+    if getattr(config.option, "tx", None):
+        # One process imports this for all, which are forked from it.
+        python = nursery.interpreter(*_PREPARED)
+        places = [one.replace("popen", f"popen//python={python}") for one in config.option.tx]
+        config.option.tx = places
     if config.option.keep_durations:
         config.pluginmanager.register(Clock())
 

@@ -11,7 +11,7 @@ import ctypes
 import fcntl
 import functools
 import gc
-import importlib
+import importlib.util
 import json
 import multiprocessing.resource_tracker
 import os
@@ -103,6 +103,32 @@ def python():
     atexit.register(found.close)
     return path
 
+
+@functools.cache
+def interpreter(*modules):
+    """The path of a program that runs ``-c`` code as Python does, in processes that are forked.
+
+    Args:
+        *modules: what these processes have imported; those that are not installed are left out.
+    """
+    folder = tempfile.mkdtemp()
+    atexit.register(shutil.rmtree, folder)
+    place = os.path.join(folder, "nursery")
+    path = write_python(folder, place, '"-c" in arguments', _CODE)
+    there = [one for one in modules if importlib.util.find_spec(one.partition(".")[0])]
+    found = Nursery(*there, place=place)
+    atexit.register(found.close)
+    return path
+
+
+# What is run is the last of the arguments.
+_CODE = """
+import sys
+
+code = sys.argv[-1]
+sys.argv[:] = ["-c"]
+exec(code)
+"""
 
 # What a command runs: a module, a script, what multiprocessing spawns, or the server that forks
 # Trawl's workers.

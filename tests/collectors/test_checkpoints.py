@@ -45,7 +45,11 @@ def policy(*sizes):
 
 
 def make(cls, source="CartPole-v1", **options):
-    return cls(source, policy(), **ARGUMENTS, **options)
+    return cls(source, policy(), **arguments(cls), **options)
+
+
+def arguments(cls):
+    return ARGUMENTS if cls is Collector else {**ARGUMENTS, "start_method": "inline"}
 
 
 def marked(value):
@@ -99,7 +103,7 @@ def test_a_run_goes_on_from_its_checkpoint(kind, source, tmp_path):
             collector.next()
         collector.checkpoint(tmp_path)
         expected = [collector.next() for _ in range(4)]
-    with kind.resume(tmp_path, source, policy(), **ARGUMENTS) as other:
+    with kind.resume(tmp_path, source, policy(), **arguments(kind)) as other:
         assert all(same(other.next(), batch) for batch in expected)
 
 
@@ -109,7 +113,7 @@ def test_asynchronous_workers_go_on_from_a_checkpoint(tmp_path):
         collector.next()
         collector.checkpoint(tmp_path)
     with MultiAsyncCollector.resume(
-        tmp_path, ["CartPole-v1"] * 2, policy(), **ARGUMENTS
+        tmp_path, ["CartPole-v1"] * 2, policy(), **arguments(MultiAsyncCollector)
     ) as collector:
         assert collector.resumed
         assert collector.stats()["frames"] == 60
@@ -553,7 +557,7 @@ class Uncaptured(CartPoleEnv):
 def test_environments_that_cannot_be_captured_are_told(workers, tmp_path):
     def make():
         if workers:
-            return MultiSyncCollector([Uncaptured] * 2, frames_per_batch=20)
+            return MultiSyncCollector([Uncaptured] * 2, frames_per_batch=20, start_method="inline")
         return Collector(Uncaptured, frames_per_batch=20)
 
     with make() as collector:

@@ -25,17 +25,17 @@ def few_descriptors():
 @pytest.mark.parametrize("sync", [True, False])
 @pytest.mark.usefixtures("few_descriptors")
 def test_there_may_be_more_of_them_than_descriptors(sync):
-    options = {"num_workers": 2, "frames_per_batch": 4, "total_frames": 2_400}
+    options = {"num_workers": 2, "frames_per_batch": 4, "total_frames": 1_200}
     with MultiCollector(NumberedEnv, sync=sync, **options) as collector:
         kept = list(collector)
         copies = [batch["next", "observation"].clone() for batch in kept]
-        assert len(kept) == 600
+        assert len(kept) == 300
         assert collector.next() is None
     assert all(
         torch.equal(batch["next", "observation"], copy)
         for batch, copy in zip(kept, copies, strict=True)
     )
-    assert len({batch["next", "observation"].data_ptr() for batch in kept}) == 600
+    assert len({batch["next", "observation"].data_ptr() for batch in kept}) == 300
 
 
 @pytest.mark.parametrize("sync", [True, False])

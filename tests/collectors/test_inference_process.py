@@ -40,10 +40,9 @@ def numbered(count=4, frames=50, together=False, **options):
 # --- frames
 
 
-@pytest.mark.parametrize("each", [1, 2])
-def test_each_step_is_delivered_once_and_the_budget_is_exact(each):
+def test_each_step_is_delivered_once_and_the_budget_is_exact():
     ledger = ledger_of(5)
-    options = {"envs_per_worker": each, "env_backend": "multiprocessing"}
+    options = {"envs_per_worker": 2, "env_backend": "multiprocessing"}
     with numbered(5, total_frames=333, **options) as collector:
         assert type(collector) is InferenceProcessCollector
         sizes = []
@@ -78,7 +77,7 @@ class WritesItsProcess(torch.nn.Module):
 
 def test_equal_seeds_give_equal_data_if_the_policy_waits_for_all():
     found = []
-    for place in ("threading", "multiprocessing", "multiprocessing"):
+    for place in ("threading", "multiprocessing"):
         with numbered(together=True, total_frames=120, policy_backend=place) as collector:
             collector.set_seed(3)
             found.append(torch.cat(list(collector)))
@@ -105,8 +104,9 @@ def test_frames_have_the_version_that_chose_their_action():
         assert collector.policy_version_tracker.version == 15
 
 
-@pytest.mark.parametrize("place", ["threading", "multiprocessing"])
-@pytest.mark.parametrize("most", [0, 1, 2])
+@pytest.mark.parametrize(
+    ("place", "most"), [("threading", 0), ("multiprocessing", 1), ("threading", 2)]
+)
 def test_no_frame_is_older_than_the_maximum_lag(place, most):
     ledger = ledger_of(6)
     with numbered(
@@ -239,8 +239,7 @@ def test_workers_with_environments_at_their_own_pace(cls):
     assert ledger.frames == 160
 
 
-@pytest.mark.parametrize("cls", [MultiSyncCollector, MultiAsyncCollector])
-@pytest.mark.parametrize("total", [130, 160])
+@pytest.mark.parametrize(("cls", "total"), [(MultiSyncCollector, 130), (MultiAsyncCollector, 160)])
 def test_the_budget_of_such_workers_is_rounded_up_to_full_batches(cls, total):
     ledger = ledger_of(4)
     every = makers(4)

@@ -109,6 +109,7 @@ def test_no_batch_is_older_than_it_may_be(most, workers, updates):
 
 
 @given(st.integers(1, 5), st.integers(1, 4), st.integers(0, 3))
+@settings(max_examples=10)
 def test_as_many_updates_each_time_are_never_refused(updates, workers, more):
     with inline(workers, max_policy_lag=updates + more) as collector:
         for _ in range(20):
@@ -288,7 +289,7 @@ def test_the_lag_counts_the_batches_that_wait_at_all_levels(kind, sync):
     st.lists(st.integers(0, 3), min_size=5, max_size=20),
     st.sampled_from([AsyncNode, SyncNode]),
 )
-@settings(max_examples=20)
+@settings(max_examples=10)
 def test_no_batch_is_older_than_it_may_be_at_any_level(most, nodes, each, updates, kind):
     with cluster(nodes, each, kind, max_policy_lag=most, frames_per_batch=6) as collector:
         for count in updates:

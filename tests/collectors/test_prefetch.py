@@ -13,8 +13,6 @@ from torch import nn
 
 from trawl.testing import NumberedEnv
 
-METHODS = pytest.mark.parametrize("method", ["inline", "messages", "forkserver"])
-
 
 def ahead(**options):
     return make(**{"prefetch": 1, "start_method": "inline", **options})
@@ -42,7 +40,7 @@ def choices(collector, updates=1, pause=0.0):
 # --- weights
 
 
-@METHODS
+@pytest.mark.parametrize("method", ["messages", "forkserver"])
 def test_each_batch_is_one_update_behind(method):
     collector = ahead(
         policy=Chooser(), total_frames=50, start_method=method, track_policy_version=True
@@ -82,7 +80,7 @@ def test_a_learner_may_change_its_weights_after_an_update():
         assert actions(collector.next()) == {1}
 
 
-@METHODS
+@pytest.mark.parametrize("method", ["inline", "messages"])
 def test_updates_of_some_workers_and_of_parts_are_all_kept(method):
     policy = Chooser()
     with ahead(policy=policy, total_frames=40, start_method=method) as collector:
@@ -174,7 +172,7 @@ class DiesOnce(NumberedEnv):
 # --- frames
 
 
-@METHODS
+@pytest.mark.parametrize("method", ["inline", "messages"])
 def test_the_frames_are_those_of_a_run_without(method):
     def run(prefetch):
         torch.manual_seed(0)

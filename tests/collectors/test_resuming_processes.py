@@ -123,4 +123,4 @@ def test_members_of_other_libraries_are_captured_by_their_methods():
         def restore(self, state, trust):
             restore(self.base_env._env, state, trust)
 
-    assert_continues(row(parallel(Summed), frames_per_batch=20))
+    assert_continues(row(parallel(Summed, backend="thread"), frames_per_batch=20))

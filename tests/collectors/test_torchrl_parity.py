@@ -234,18 +234,9 @@ ENVS = {
 }
 
 
-@pytest.mark.parametrize("env", [env for env, _ in ENVS.values()], ids=ENVS)
-def test_torchrl_environments_give_the_same_layout(env):
-    compare(env)
-
-
-@pytest.mark.parametrize(
-    ("env", "own"),
-    [(env, own) for env, own in ENVS.values() if own is not None],
-    ids=[name for name, (_, own) in ENVS.items() if own is not None],
-)
-def test_trawls_environments_give_the_same_layout(env, own):
-    compare(env, own)
+@pytest.mark.parametrize("name", ENVS)
+def test_environments_give_the_same_layout(name):
+    compare(*ENVS[name])
 
 
 def test_a_list_of_torchrl_environments_is_a_batch():
@@ -256,8 +247,11 @@ def test_a_list_of_transformed_environments_is_a_batch():
     compare(SerialEnv(2, transformed), [transformed(), transformed()])
 
 
-@pytest.mark.parametrize("nested", [False, True], ids=["one flag", "a flag for each agent"])
-@pytest.mark.parametrize("options", [{}, {"set_truncated": True}, {"compact_obs": True}], ids=str)
+@pytest.mark.parametrize(
+    ("nested", "options"),
+    [(True, {}), (False, {"set_truncated": True}), (True, {"compact_obs": True})],
+    ids=str,
+)
 def test_agents_give_the_same_batches(nested, options):
     found, expected = compare(lambda: Agents(nested), **options)
     for one, other in zip(found, expected, strict=True):
@@ -298,22 +292,18 @@ OPTIONS = [
 ]
 
 
-def halves(cases):
-    """Gives each second case one environment of theirs and own ones in a batch; others, in turn."""
+def quarters(cases):
+    """Gives each case their environment or own ones, one or several, in turn."""
     for number, case in enumerate(cases):
-        yield case, number % 2 == 0, False
-        yield case, number % 2 == 1, True
+        yield case, number % 2 == 0, number // 2 % 2 == 1
 
 
-@pytest.mark.parametrize(
-    ("options", "own", "several"),
-    # TorchRL tracks no versions in a batch.
-    [one for one in halves(OPTIONS) if not (one[2] and "track_policy_version" in one[0])],
-    ids=named,
-)
+@pytest.mark.parametrize(("options", "own", "several"), list(quarters(OPTIONS)), ids=named)
 def test_options_have_the_same_effect(options, own, several):
     # A policy without modules gets no transforms from TorchRL, whatever is asked for.
     policy = {"policy": actor} if "auto_register_policy_transforms" in options else {}
+    # TorchRL tracks no versions in a batch.
+    several &= "track_policy_version" not in options
     env = (lambda: SerialEnv(3, cart)) if several else cart
     mine = ["CartPole-v1"] * 3 if several else "CartPole-v1"
     compare(env, mine if own else None, **policy, **options)
@@ -345,16 +335,15 @@ def test_an_interrupted_batch_is_the_same(own):
 
 
 @pytest.mark.parametrize(
-    "options",
+    ("own", "options"),
     [
-        {},
-        {"set_truncated": True},
-        {"max_frames_per_traj": 5, "compact_obs": True, "track_policy_version": True},
-        {"storing_device": "cpu"},
+        (None, {"set_truncated": True}),
+        (None, {"max_frames_per_traj": 5, "compact_obs": True, "track_policy_version": True}),
+        ("Pendulum-v1", {}),
+        ("Pendulum-v1", {"storing_device": "cpu"}),
     ],
     ids=named,
 )
-@pytest.mark.parametrize("own", [None, "Pendulum-v1"], ids=["their environment", "own"])
 def test_fake_batches_are_the_same(own, options):
     with quiet():
         their_collector = torchrl_collectors.Collector(pendulum, None, **SIZE | options)
@@ -491,7 +480,7 @@ POLICIES = {
 }
 
 
-@pytest.mark.parametrize(("policy", "own", "several"), list(halves(POLICIES)))
+@pytest.mark.parametrize(("policy", "own", "several"), list(quarters(POLICIES)))
 def test_policies_give_the_same_layout(policy, own, several):
     make, env, env_id = POLICIES[policy]
     if several and "spec" not in policy:
@@ -510,9 +499,10 @@ def test_random_frames_have_the_layout_of_the_others(policy, own):
 
 
 @pytest.mark.parametrize(
-    "kind", [InteractionType.MODE, InteractionType.DETERMINISTIC], ids=lambda kind: kind.name
+    ("own", "kind"),
+    [(None, InteractionType.MODE), ("CartPole-v1", InteractionType.DETERMINISTIC)],
+    ids=["their environment", "own"],
 )
-@pytest.mark.parametrize("own", [None, "CartPole-v1"], ids=["their environment", "own"])
 def test_other_exploration_types_give_the_same_layout(own, kind):
     compare(cart, own, policy=actor, exploration_type=kind)
 
@@ -561,16 +551,17 @@ def primed(cls, env=cart):
     return make
 
 
-RECURRENT = pytest.mark.parametrize("cls", [LSTMModule, GRUModule], ids=["LSTM", "GRU"])
+RECURRENT = pytest.mark.parametrize(
+    ("cls", "own"), [(LSTMModule, False), (GRUModule, True)], ids=["LSTM", "GRU, own environment"]
+)
 
 
-@RECURRENT
 @pytest.mark.parametrize(
-    ("own", "options"),
+    ("cls", "own", "options"),
     [
-        (cart, {}),
-        (None, {"max_frames_per_traj": 5}),
-        ("CartPole-v1", {"init_random_frames": 24}),
+        (GRUModule, cart, {}),
+        (LSTMModule, None, {"max_frames_per_traj": 5}),
+        (LSTMModule, "CartPole-v1", {"init_random_frames": 24}),
     ],
     ids=named,
 )
@@ -579,16 +570,15 @@ def test_recurrent_policies_give_the_same_layout(cls, own, options):
     compare(primed(cls), own, policy=recurrent(cls), **options)
 
 
-@RECURRENT
-def test_recurrent_policies_give_the_same_layout_for_a_batch_of_environments(cls):
+def test_recurrent_policies_give_the_same_layout_for_a_batch_of_environments():
     own = ["CartPole-v1"] * 3
-    compare(lambda: SerialEnv(3, primed(cls)), own, policy=recurrent(cls))
+    compare(lambda: SerialEnv(3, primed(GRUModule)), own, policy=recurrent(GRUModule))
 
 
 @RECURRENT
-@pytest.mark.parametrize("own", [None, "CartPole-v1"], ids=["their environment", "own"])
 def test_transforms_for_recurrent_policies_are_added_when_asked_for(cls, own):
-    compare(cart, own, policy=recurrent(cls), auto_register_policy_transforms=True)
+    mine = "CartPole-v1" if own else None
+    compare(cart, mine, policy=recurrent(cls), auto_register_policy_transforms=True)
 
 
 def test_added_transforms_are_not_added_twice():
@@ -644,10 +634,9 @@ def deterministic():
     return TensorDictModule(choose, in_keys=["observation"], out_keys=["action"])
 
 
-@pytest.mark.parametrize("own", [None, "CartPole-v1"], ids=["their environment", "own"])
 @pytest.mark.parametrize(
-    "options",
-    [{}, {"max_frames_per_traj": 7}, {"set_truncated": True}],
+    ("own", "options"),
+    [(None, {"max_frames_per_traj": 7}), ("CartPole-v1", {"set_truncated": True})],
     ids=named,
 )
 def test_a_deterministic_policy_gives_the_same_frames(own, options):
@@ -660,7 +649,6 @@ def test_a_deterministic_policy_gives_the_same_frames(own, options):
 
 
 @RECURRENT
-@pytest.mark.parametrize("own", [False, True], ids=["their environment", "own environment"])
 def test_a_recurrent_policy_gives_the_same_frames(cls, own):
     expected = torchrl_values(primed(cls), made(recurrent(cls)), 5)
     found = trawl_values("CartPole-v1" if own else primed(cls), made(recurrent(cls)), 5)

@@ -91,11 +91,13 @@ def test_it_is_warned_of():
     assert warning.filename == __file__
 
 
-@pytest.mark.parametrize("kind", [MultiSyncCollector, MultiAsyncCollector])
-def test_workers_warn_of_it_once(kind):
+@pytest.mark.parametrize(
+    ("kind", "method"), [(MultiSyncCollector, "inline"), (MultiAsyncCollector, "forkserver")]
+)
+def test_workers_warn_of_it_once(kind, method):
     with (
         pytest.warns(UserWarning, match="policy wrote 'action' with shape") as caught,
-        kind([Adder] * 2, module(halves), **SIZE) as collector,
+        kind([Adder] * 2, module(halves), start_method=method, **SIZE) as collector,
     ):
         batches = list(collector)
     assert len(caught) == 1

@@ -13,7 +13,6 @@ from scripted_infos import ScriptedJax
 
 from trawl import Collector
 from trawl.envs import InfoKey, JaxEnv
-from trawl.envs.build import build_one
 
 jax = pytest.importorskip("jax")
 jnp = jax.numpy
@@ -247,52 +246,3 @@ def test_a_dict_of_masks_is_no_mask() -> None:
     env = JaxEnv(told, 2, info_keys=["action_mask"])
     assert env.rollout(2)["info", "action_mask", "agent"].shape == (2, 2, 3)
     assert env.action_mask() is None
-
-
-def test_gymnax() -> None:
-    pytest.importorskip("gymnax")
-    options = {"num_envs": 2, "max_steps_in_episode": 3, "seed": 0, "info_keys": ["discount"]}
-    env = build_one("gymnax:CartPole-v1", options)
-    # The info of a step has the discount after it, and that of a reset has none.
-    assert rows(env, ("info", "discount")) == ([0, 1, 1, 0], [1, 1, 0, 1])
-
-
-def test_brax() -> None:
-    pytest.importorskip("brax")
-    from brax.envs import get_environment
-    from brax.envs.base import Wrapper
-    from brax.envs.wrappers.training import EpisodeWrapper
-
-    class Measured(Wrapper):  # type: ignore[misc]
-        def reset(self, rng: Any) -> Any:
-            return self.env.reset(rng).replace(metrics={"speed": jnp.float32(5)})
-
-        def step(self, state: Any, action: Any) -> Any:
-            speed = 10 * state.metrics["speed"]
-            return self.env.step(state, action).replace(metrics={"speed": speed})
-
-    keys = ["steps", "metrics", "episode_metrics/length"]
-    env = JaxEnv(EpisodeWrapper(Measured(get_environment("fast")), 3, 1), 1, info_keys=keys)
-    with Collector(env, frames_per_batch=4) as collector:
-        infos = collector.next()["next", "info"][0]
-    assert infos["steps"].flatten().tolist() == [1, 2, 3, 1]
-    assert infos["metrics", "speed"].flatten().tolist() == [50, 500, 5000, 50]
-    assert infos["episode_metrics", "length"].flatten().tolist() == [1, 2, 3, 1]
-
-
-def test_jumanji() -> None:
-    jumanji = pytest.importorskip("jumanji")
-    from jumanji import specs, types
-
-    class Counting(jumanji.Environment):  # type: ignore[misc, name-defined]
-        observation_spec = specs.Array((), float)
-        action_spec = specs.BoundedArray((), float, 0, 1)
-
-        def reset(self, key: Any) -> Any:
-            return 0, types.restart(jnp.zeros(()), {"count": 7})
-
-        def step(self, state: Any, action: Any) -> Any:
-            return state + 1, types.transition(0.0, jnp.zeros(()), extras={"count": state})
-
-    env = JaxEnv(Counting(), 1, info_keys=["count"])
-    assert rows(env, ("info", "count")) == ([7, 0, 1, 2], [0, 1, 2, 3])

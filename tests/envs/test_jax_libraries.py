@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from dataclasses import replace
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -204,11 +204,35 @@ def test_random_actions_respect_the_mask_of_jumanji(puzzles: JaxEnv) -> None:
 
 def test_random_actions_respect_the_mask_of_each_agent_of_jumanji() -> None:
     jumanji = pytest.importorskip("jumanji")
-    env = JaxEnv(jumanji.make("Cleaner-v0"), 2, categorical_action_encoding=True)
-    with Collector(env, frames_per_batch=20) as collector:
+    from jumanji import specs, types
+
+    class Seen(NamedTuple):
+        action_mask: Any
+
+    class Turning(jumanji.Environment):  # type: ignore[misc, name-defined]
+        """Environment of three agents, each of which may do another thing in each step."""
+
+        observation_spec = specs.Spec(
+            Seen, "Seen", action_mask=specs.BoundedArray((3, 4), bool, False, True)
+        )
+        action_spec = specs.MultiDiscreteArray(jnp.full(3, 4))
+
+        def _seen(self, step: Any) -> Any:
+            return Seen(jax.nn.one_hot((step + jnp.arange(3)) % 4, 4, dtype=bool))
+
+        def reset(self, key: Any) -> Any:
+            return 0, types.restart(self._seen(0))
+
+        def step(self, state: Any, action: Any) -> Any:
+            return state + 1, types.transition(jnp.zeros(()), self._seen(state + 1))
+
+    with Collector(
+        JaxEnv(Turning(), 2, categorical_action_encoding=True), frames_per_batch=20
+    ) as collector:
         batch = collector.next()
     assert batch["action_mask"].shape[-2:] == (3, 4)
     assert batch["action_mask"].gather(-1, batch["action"].unsqueeze(-1)).all()
+    assert batch["action"].unique().tolist() == [0, 1, 2, 3]
 
 
 def test_ends_of_jumanji_by_the_discount() -> None:
@@ -365,3 +389,67 @@ def test_a_collector_asks_for_a_batch(cartpole: Any) -> None:
         Collector(lambda: cartpole, frames_per_batch=2)
     with pytest.raises(TypeError, match="or one of JAX to JaxEnv"):
         GymEnv(cartpole[0])
+
+
+def test_a_reset_takes_no_arguments() -> None:
+    pytest.importorskip("gymnax")
+    with pytest.raises(ValueError, match="the reset takes no arguments"):
+        Collector("gymnax:CartPole-v1", frames_per_batch=4, reset_kwargs={"options": {}})
+
+
+# --- infos
+
+
+def test_infos_of_gymnax() -> None:
+    pytest.importorskip("gymnax")
+    options = {"num_envs": 2, "max_steps_in_episode": 3, "seed": 0, "info_keys": ["discount"]}
+    env = build_one("gymnax:CartPole-v1", options)
+    # The info of a step has the discount after it, and that of a reset has none.
+    with Collector(env, frames_per_batch=8) as collector:
+        batch = collector.next()[0]
+    found = [part["info", "discount"].flatten().tolist() for part in (batch, batch["next"])]
+    assert found == [[0, 1, 1, 0], [1, 1, 0, 1]]
+
+
+def test_infos_of_brax() -> None:
+    pytest.importorskip("brax")
+    from brax.envs import get_environment
+    from brax.envs.base import Wrapper
+    from brax.envs.wrappers.training import EpisodeWrapper
+
+    class Measured(Wrapper):  # type: ignore[misc]
+        def reset(self, rng: Any) -> Any:
+            return self.env.reset(rng).replace(metrics={"speed": jnp.float32(5)})
+
+        def step(self, state: Any, action: Any) -> Any:
+            speed = 10 * state.metrics["speed"]
+            return self.env.step(state, action).replace(metrics={"speed": speed})
+
+    keys = ["steps", "metrics", "episode_metrics/length"]
+    env = JaxEnv(EpisodeWrapper(Measured(get_environment("fast")), 3, 1), 1, info_keys=keys)
+    with Collector(env, frames_per_batch=4) as collector:
+        infos = collector.next()["next", "info"][0]
+    assert infos["steps"].flatten().tolist() == [1, 2, 3, 1]
+    assert infos["metrics", "speed"].flatten().tolist() == [50, 500, 5000, 50]
+    assert infos["episode_metrics", "length"].flatten().tolist() == [1, 2, 3, 1]
+
+
+def test_infos_of_jumanji() -> None:
+    jumanji = pytest.importorskip("jumanji")
+    from jumanji import specs, types
+
+    class Counting(jumanji.Environment):  # type: ignore[misc, name-defined]
+        observation_spec = specs.Array((), float)
+        action_spec = specs.BoundedArray((), float, 0, 1)
+
+        def reset(self, key: Any) -> Any:
+            return 0, types.restart(jnp.zeros(()), {"count": 7})
+
+        def step(self, state: Any, action: Any) -> Any:
+            return state + 1, types.transition(0.0, jnp.zeros(()), extras={"count": state})
+
+    env = JaxEnv(Counting(), 1, info_keys=["count"])
+    with Collector(env, frames_per_batch=4) as collector:
+        batch = collector.next()[0]
+    found = [part["info", "count"].flatten().tolist() for part in (batch, batch["next"])]
+    assert found == [[7, 0, 1, 2], [0, 1, 2, 3]]
