@@ -171,7 +171,8 @@ class Nursery:
     Args:
         modules: what they need.
         place: a path where other processes may ask for programs as well.
-        later: what these need besides, and may be imported with their environment only.
+        later: what these need besides, if it is installed, and may be imported with their
+            environment only.
         environment: what they have in their environment. By default they find the modules that
             this process does.
     """
@@ -394,16 +395,17 @@ def serve(modules, later, fd, listening=None):
                 request, fds = asked
                 if later and ready is not tests:
                     os.environ.update(request["env"])
-                    _import(later)
+                    _import(later, (ImportError,))
                     later = ()
                 pid = _fork(request, fds, listeners | callers)
                 living[os.pidfd_open(pid)] = pid, ready
                 _tell(ready, "begun", pid)
 
 
-def _import(modules):
+def _import(modules, but_for=()):
     for module in modules:
-        importlib.import_module(module)
+        with contextlib.suppress(*but_for):
+            importlib.import_module(module)
     # What is there from the beginning is no garbage at the end: to look for it takes a second.
     gc.freeze()
 
