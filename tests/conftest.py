@@ -9,7 +9,9 @@ import sys
 from collections.abc import Iterator
 from typing import Any
 
+import nursery
 import pytest
+import torch
 from hypothesis import HealthCheck, settings
 from ray_workers import forked_workers
 from schedule import ByDuration, Clock, plan, uses_ray
@@ -55,7 +57,17 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--keep-durations", action="store_true", help=text)
 
 
+# What the processes of pytest-xdist import before they begin.
+_PREPARED = ("pandas", "trawl.cli.collect", "trawl.testing")
+_PREPARED += ("trawl.collectors", "torchrl.collectors", "torchrl.envs", "torchrl.modules")
+
+
 def pytest_configure(config: pytest.Config) -> None:
+    if getattr(config.option, "tx", None):
+        # One process imports this for all, which are forked from it.
+        python = nursery.interpreter(*_PREPARED)
+        places = [one.replace("popen", f"popen//python={python}") for one in config.option.tx]
+        config.option.tx = places
     if config.option.keep_durations:
         config.pluginmanager.register(Clock())
 
@@ -117,12 +129,32 @@ def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> 
         _cluster = None
 
 
+# What a whole process has once, and tests that fail by another one's change would not tell.
+_ONCE = {
+    "exploration type": interaction_type,
+    "default dtype": torch.get_default_dtype,
+    "gradients": torch.is_grad_enabled,
+    "number of threads": torch.get_num_threads,
+    "folder": os.getcwd,
+    "handler of SIGINT": lambda: signal.getsignal(signal.SIGINT),
+    "profiler": sys.getprofile,
+}
+
+
 @pytest.fixture(autouse=True)
-def _exploration_is_left_alone() -> Iterator[None]:
-    """Fails the test that leaves the whole process with an exploration type of its own."""
+def _the_process_is_as_before() -> Iterator[None]:
+    """Fails the test that leaves a change in its process."""
+    before = {name: look() for name, look in _ONCE.items()}
     yield
-    left = interaction_type()
-    if left is not None:
+    after = {name: look() for name, look in _ONCE.items()}
+    if after != before:
         # Only this test is to fail by it.
-        set_interaction_type(None).__enter__()
-        pytest.fail(f"the test left the process's exploration type at {left}")
+        set_interaction_type(before["exploration type"]).__enter__()
+        torch.set_default_dtype(before["default dtype"])
+        torch.set_grad_enabled(before["gradients"])
+        torch.set_num_threads(before["number of threads"])
+        os.chdir(before["folder"])
+        signal.signal(signal.SIGINT, before["handler of SIGINT"])
+        sys.setprofile(before["profiler"])
+        changed = {name: value for name, value in after.items() if value != before[name]}
+        pytest.fail(f"the test changed its process: {changed}")

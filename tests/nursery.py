@@ -11,7 +11,6 @@ import ctypes
 import fcntl
 import functools
 import gc
-import importlib
 import importlib.util
 import json
 import multiprocessing.resource_tracker
@@ -110,6 +109,32 @@ def _folder():
     return found
 
 
+@functools.cache
+def interpreter(*modules):
+    """The path of a program that runs ``-c`` code as Python does, in processes that are forked.
+
+    Args:
+        *modules: what these processes have imported; those that are not installed are left out.
+    """
+    folder = tempfile.mkdtemp()
+    atexit.register(shutil.rmtree, folder)
+    place = os.path.join(folder, "nursery")
+    path = write_python(folder, place, '"-c" in arguments', _CODE)
+    there = [one for one in modules if importlib.util.find_spec(one.partition(".")[0])]
+    found = Nursery(*there, place=place)
+    atexit.register(found.close)
+    return path
+
+
+# What is run is the last of the arguments.
+_CODE = """
+import sys
+
+code = sys.argv[-1]
+sys.argv[:] = ["-c"]
+exec(code)
+"""
+
 # What a command runs: a module, a script, what multiprocessing spawns, or the server that forks
 # Trawl's workers.
 IS_MODULE = '"-m" in arguments[:2]'
@@ -151,7 +176,8 @@ class Nursery:
     Args:
         modules: what they need.
         place: a path where other processes may ask for programs as well.
-        later: what these need besides, and may be imported with their environment only.
+        later: what these need besides, if it is installed, and may be imported with their
+            environment only.
         environment: what they have in their environment. By default they find the modules that
             this process does.
     """
@@ -376,16 +402,17 @@ def serve(modules, later, fd, listening=None):
                 request, fds = asked
                 if later and ready is not tests:
                     os.environ.update(request["env"])
-                    _import(later)
+                    _import(later, (ImportError,))
                     later = ()
                 pid = _fork(request, fds, listeners | callers)
                 living[os.pidfd_open(pid)] = pid, ready
                 _tell(ready, "begun", pid)
 
 
-def _import(modules):
+def _import(modules, but_for=()):
     for module in modules:
-        importlib.import_module(module)
+        with contextlib.suppress(*but_for):
+            importlib.import_module(module)
     # What is there from the beginning is no garbage at the end: to look for it takes a second.
     gc.freeze()
 

@@ -22,7 +22,18 @@ _MODULES = (
     "trawl.data",
 )
 # Ray reads its settings as it is imported, which TorchRL does as well.
-_RAY = ("ray._private.workers.default_worker", "torchrl.data")
+_RAY = (
+    "ray._private.workers.default_worker",
+    "torchrl.data",
+    # What it imports when the first object is sent.
+    "pydantic.v1",
+    "pydantic.main",
+    "pyarrow.json",
+    "starlette.datastructures",
+    "ray._common.pydantic_compat",
+    "ray._common.usage.usage_lib",
+    "ray._private.arrow_serialization",
+)
 
 
 @contextlib.contextmanager

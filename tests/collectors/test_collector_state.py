@@ -8,7 +8,7 @@ from collector_parts import Scorer, batches, by_step, first_batch
 from tensordict.nn import TensorDictModule
 
 from trawl.collectors import Collector, RandomPolicy
-from trawl.testing import Ledger, NumberedEnv, SelfResettingVectorEnv
+from trawl.testing import NumberedEnv, SelfResettingVectorEnv
 
 TRAJ_IDS = ("collector", "traj_ids")
 
@@ -104,19 +104,6 @@ def test_chained_seeds_are_those_of_a_batch():
 # --- resets
 
 
-def test_a_reset_begins_a_new_trajectory():
-    ledger = Ledger([NumberedEnv(lengths=[100])])
-    with Collector(NumberedEnv(lengths=[100]), frames_per_batch=4) as collector:
-        one = next(iter(collector))
-        collector.reset()
-        two = next(iter(collector))
-    assert NumberedEnv.numbers(two)[:, 1:3].tolist() == [[1, 0], [1, 1], [1, 2], [1, 3]]
-    assert (one[TRAJ_IDS].tolist(), two[TRAJ_IDS].tolist()) == ([0] * 4, [1] * 4)
-    ledger.add(one)
-    ledger.reset()
-    ledger.add(two)
-
-
 def test_a_reset_of_some_environments_leaves_the_others():
     envs = [lambda i=i: NumberedEnv(i, lengths=[100]) for i in range(3)]
     indices = [1, [1], slice(1, 2), np.array([False, True, False]), torch.tensor([1]), (1,)]
@@ -153,17 +140,6 @@ def test_arguments_of_a_reset_reach_the_environment():
     with Collector(Env(), frames_per_batch=3) as collector:
         collector.reset(seed=4, options={"level": 2})
     assert seen == [(None, None), (4, {"level": 2})]
-
-
-def test_a_reset_begins_the_count_of_steps_anew():
-    with Collector(
-        NumberedEnv(lengths=[100]), frames_per_batch=4, max_frames_per_traj=6
-    ) as collector:
-        next(iter(collector))
-        collector.reset()
-        one, two = next(iter(collector)), next(iter(collector))
-    assert one["step_count"][:, 0].tolist() == [0, 1, 2, 3]
-    assert two["step_count"][:, 0].tolist() == [4, 5, 0, 1]
 
 
 # --- checkpoints

@@ -6,10 +6,9 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from multi_parts import CLASSES, LENGTHS, MASK, TRAJ_IDS, drained, ledger, make
+from multi_parts import CLASSES, MASK, TRAJ_IDS, drained, ledger, make
 from tensordict import TensorDict
 from torchrl.data import LazyTensorStorage
-from whole_parts import Episodes, cycling
 
 from trawl.collectors import Collector
 from trawl.collectors.exact import first_frames, shares
@@ -84,23 +83,10 @@ def test_environments_take_no_step_beyond():
     assert len(env.actions) == 13
 
 
-def test_the_last_frame_of_each_environment_is_truncated():
-    options = {"set_truncated": True, "exact_frames": True}
-    sources = [lambda i=i: NumberedEnv(i, lengths=[50]) for i in range(2)]
-    with Collector(sources, frames_per_batch=8, total_frames=13, **options) as collector:
-        *_, last = collector
-    assert last[MASK].tolist() == [[True] * 3, [True, True, False]]
-    assert last["next", "truncated"][..., 0].tolist() == [
-        [False, False, True],
-        [False, True, False],
-    ]
-
-
 # --- workers
 
 
-@pytest.mark.parametrize("cat", ["stack", 0, -1])
-@pytest.mark.parametrize("prefetch", [0, 1])
+@pytest.mark.parametrize(("cat", "prefetch"), [("stack", 1), (0, 0), (-1, 1)])
 def test_parts_of_workers_are_joined_exactly(cat, prefetch):
     book = ledger(3, 2)
     options = {"frames_per_batch": 24, "total_frames": 61, "exact_frames": True}
@@ -109,8 +95,7 @@ def test_parts_of_workers_are_joined_exactly(cat, prefetch):
     assert book.frames == 61
 
 
-@pytest.mark.parametrize("cls", CLASSES, ids=["sync", "async"])
-@pytest.mark.parametrize("total", [1, 41])
+@pytest.mark.parametrize(("cls", "total"), [(CLASSES[0], 1), (CLASSES[1], 41)])
 def test_workers_that_write_themselves_write_these_frames(cls, total):
     from torchrl.data import ReplayBuffer
 
@@ -122,14 +107,3 @@ def test_workers_that_write_themselves_write_these_frames(cls, total):
             pass
         assert collector.stats()["frames"] == total
     assert len(buffer) == total
-
-
-@pytest.mark.parametrize("cls", CLASSES, ids=["sync", "async"])
-def test_workers_make_whole_trajectories_of_these_frames(cls):
-    episodes = Episodes(cycling(LENGTHS))
-    options = {"trajs_per_batch": 1, "traj_format": "cat", "exact_frames": True}
-    with make(cls, lanes=2, frames_per_batch=12, total_frames=41, **options) as collector:
-        for batch in collector:
-            episodes.add(batch)
-        assert collector.stats()["frames"] == 41
-    assert 41 - 4 * max(LENGTHS) < episodes.frames <= 41

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import gc
 import pickle
 
 import pytest
-import torch
-from multi_parts import CLASSES, make
+from multi_parts import make
 from stack_parts import SIZE, Env, by_stack, check_equal
 
 from trawl import MultiSyncCollector
-from trawl.data import StackedFrames
 from trawl.envs import FrameStack
 
-METHODS = ["inline", "messages"]
 # With short episodes, the first frames do not fit into the memory of a batch.
 LENGTHS = {"short": (1, 2), "long": (9, 30)}
 
@@ -45,26 +41,11 @@ def check(cls, lengths, several=True, **options):
 
 
 @pytest.mark.parametrize(
-    ("cls", "method", "lengths"),
-    [
-        (CLASSES[0], "messages", "short"),
-        (CLASSES[1], "messages", "long"),
-        (CLASSES[1], "inline", "short"),
-    ],
-)
-def test_batches_are_those_of_gymnasiums_wrapper(cls, method, lengths):
-    found = check(cls, LENGTHS[lengths], start_method=method, frames_per_batch=80)
-    assert isinstance(found[0]["observation"], StackedFrames)
-
-
-@pytest.mark.parametrize(
     ("method", "lengths", "how", "several"),
     [
         ("inline", "short", 0, True),
-        ("inline", "long", -1, False),
         ("messages", "short", -1, True),
         ("messages", "long", 0, False),
-        ("messages", "short", "stack", False),
     ],
 )
 def test_batches_of_workers_are_combined(method, lengths, how, several):
@@ -93,20 +74,6 @@ def test_worker_processes_write_into_shared_memory():
     assert observation.frames is after.frames
     # 20 steps and 4 frames before them of each of 4 environments; room for the first frames.
     assert len(observation.frames) < 4 * 24 + 20
-
-
-def test_an_observation_keeps_the_memory_of_its_batch():
-    options = {"frame_stack": SIZE, "frames_per_batch": 40}
-    with make(create_env_fn=envs((9,)), policy=by_stack(), **options) as collector:
-        iterator = iter(collector)
-        kept = [next(iterator)["observation"][0] for _ in range(4)]
-        values = [one.to_dense() for one in kept]
-        for _ in range(4):
-            next(iterator)
-        for one, value in zip(kept, values, strict=True):
-            assert torch.equal(one, value)
-        del kept, one
-        gc.collect()
 
 
 def test_stacks_travel_to_workers():

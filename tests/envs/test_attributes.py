@@ -1,5 +1,7 @@
 """Methods and attributes of environments are reached by name and by path, wherever they run."""
 
+from functools import partial
+
 import gymnasium
 import numpy as np
 import pytest
@@ -140,7 +142,7 @@ def test_environments_of_other_kinds():
         (lambda: SerialEnv(2, Level), "batch_size", None),
     ]
     for make, name, value in cases:
-        for cls in (SerialEnv, ParallelEnv):
+        for cls in (SerialEnv, partial(ParallelEnv, backend="thread")):
             env = cls(2, make)
             before = env.get_attr(name)
             if value is not None:

@@ -47,7 +47,14 @@ SOURCES = {
 }
 
 
-@pytest.mark.parametrize("source", SOURCES)
+@pytest.mark.parametrize(
+    "source",
+    [
+        # It compiles as many batches as there are threads.
+        pytest.param(one, marks=pytest.mark.long if one == "batches of JAX in threads" else [])
+        for one in SOURCES
+    ],
+)
 def test_collectors(source):
     """Random actions are allowed, as the environments check."""
     with Collector(SOURCES[source](), None, frames_per_batch=24, total_frames=48) as collector:

@@ -391,6 +391,12 @@ def test_a_collector_asks_for_a_batch(cartpole: Any) -> None:
         GymEnv(cartpole[0])
 
 
+def test_a_reset_takes_no_arguments() -> None:
+    pytest.importorskip("gymnax")
+    with pytest.raises(ValueError, match="the reset takes no arguments"):
+        Collector("gymnax:CartPole-v1", frames_per_batch=4, reset_kwargs={"options": {}})
+
+
 # --- infos
 
 

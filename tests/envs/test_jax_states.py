@@ -37,8 +37,18 @@ def saved(state: Any) -> Any:
     return torch.load(file, weights_only=True)
 
 
-def test_a_seed_that_waits_for_the_next_reset() -> None:
-    one, other = JaxEnv(Odd(), 3, seed=1), JaxEnv(Odd(), 3, seed=2)
+@pytest.fixture(scope="module")
+def pair() -> Any:
+    """Two equal environments, which are compiled once for all tests."""
+    return JaxEnv(Odd(), 3), JaxEnv(Odd(), 3)
+
+
+def test_a_seed_that_waits_for_the_next_reset(pair: Any) -> None:
+    one, other = pair
+    one.set_seed(1)
+    other.set_seed(2)
+    one.begin(None)
+    other.begin(None)
     one.set_seed(5)
     other.restore(saved(one.capture()))
     action = torch.tensor([[1, 0]] * 3)
@@ -62,8 +72,10 @@ class Odd:
         return (own, number.astype(jnp.bfloat16)), obs, 0.0, False, False
 
 
-def test_states_with_other_dtypes() -> None:
-    one, other = JaxEnv(Odd(), 3, seed=1), JaxEnv(Odd(), 3, seed=2)
+def test_states_with_other_dtypes(pair: Any) -> None:
+    one, other = pair
+    one.set_seed(1)
+    other.set_seed(2)
     action = torch.tensor([[1, 0]] * 3)
     one.begin(None)
     other.begin(None)
@@ -73,16 +85,17 @@ def test_states_with_other_dtypes() -> None:
         assert torch.equal(one.advance([action]).last[0], other.advance([action]).last[0])
 
 
-def test_a_captured_state_does_not_change() -> None:
-    env = JaxEnv(Odd(), 3, seed=1)
+def test_a_captured_state_does_not_change(pair: Any) -> None:
+    env, _ = pair
+    env.begin(None)
     state = env.capture()
     copies = [array.clone() for array in state["arrays"]]
     env.advance([torch.tensor([[1, 0]] * 3)])
     assert all(torch.equal(*pair) for pair in zip(state["arrays"], copies, strict=True))
 
 
-def test_states_of_other_environments_are_refused() -> None:
-    state = JaxEnv(Odd(), 3).capture()
+def test_states_of_other_environments_are_refused(pair: Any) -> None:
+    state = pair[0].capture()
     with pytest.raises(EnvStateError, match=r"its number of environments is 3, but .* is 2"):
         JaxEnv(Odd(), 2).restore(state)
     with pytest.raises(EnvStateError, match=r"its name is Odd, but the name of .* is Scripted"):

@@ -134,7 +134,7 @@ def test_a_function_decides_each_episode(layout):
         assert given == {"level": 7}
 
 
-@pytest.mark.parametrize("layout", ["list", "threads", "workers", "torchrl"])
+@pytest.mark.parametrize("layout", ["threads", "torchrl"])
 def test_a_mapping_is_for_all_and_stays_as_it_is(layout):
     cls, make = LAYOUTS[layout]
     given = {"options": {"level": 5}}
@@ -291,7 +291,6 @@ class Closed(Level):
         ),
         (Closed, {"options": {}}, TypeError, "has options, but the reset of .* takes seed"),
         ("dm_control:cartpole/balance", {"options": {}}, ValueError, "the reset takes no argum"),
-        ("gymnax:CartPole-v1", level, ValueError, "the reset takes no arguments"),
         (
             lambda: SyncVectorEnv([Level], autoreset_mode="SameStep"),
             {"options": {}},

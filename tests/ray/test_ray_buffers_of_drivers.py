@@ -20,6 +20,7 @@ from trawl.data import RayReplayBuffer
 
 pytestmark = pytest.mark.usefixtures("cluster")
 FREE = {"num_cpus": 0, "memory": 0}
+LONG = pytest.mark.long
 
 
 def of(sync):
@@ -31,7 +32,13 @@ def of(sync):
 
 
 @pytest.mark.parametrize(
-    ("kind", "sync"), [("memory", False), ("disk", True), ("shared", True), ("prioritized", False)]
+    ("kind", "sync"),
+    [
+        pytest.param("memory", False, marks=LONG),
+        pytest.param("disk", True, marks=LONG),
+        ("shared", True),
+        ("prioritized", False),
+    ],
 )
 def test_iteration_fills_it_exactly(kind, sync):
     check_iteration(of(sync), kind)
@@ -69,7 +76,10 @@ def test_workers_write_into_an_actor(held):
         buffer.close()
 
 
-@pytest.mark.parametrize("held", ["driver", *ACTORS])
+@pytest.mark.parametrize(
+    "held",
+    ["driver", pytest.param("trawl", marks=LONG), "torchrl", pytest.param("service", marks=LONG)],
+)
 def test_it_is_filled_in_the_background(held):
     if held == "driver":
         check_background(of(False), BUFFERS["memory"]())

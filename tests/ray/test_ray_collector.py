@@ -5,7 +5,7 @@ import signal
 
 import pytest
 import torch
-from multi_parts import LENGTHS, TRAJ_IDS, Chooser, actions, drained, envs, ledger, same
+from multi_parts import LENGTHS, TRAJ_IDS, Chooser, actions, envs, same
 from ray_parts import kill
 from torch import nn
 
@@ -33,13 +33,6 @@ def collector(source=None, policy=None, sync=True, workers=2, **options):
     options.setdefault("remote_configs", FREE)
     options.setdefault("frames_per_batch", 12)
     return RayCollector(source or envs(workers), policy, sync=sync, **options)
-
-
-@pytest.mark.parametrize("sync", [True, False])
-def test_each_frame_comes_once_and_in_order(sync):
-    book = ledger(2)
-    found = drained(collector(sync=sync, total_frames=72), book)
-    assert (book.frames, len(found)) == (72, 6)
 
 
 def test_same_seed_same_batches_as_inline():
@@ -89,19 +82,6 @@ def test_batches_can_be_kept_and_written_to():
     assert (kept[2] == copies[2]).all()
 
 
-@pytest.mark.parametrize("sync", [True, False])
-def test_new_weights_are_taken(sync):
-    policy = Chooser(0)
-    with collector(policy=policy, sync=sync) as there:
-        there.next()
-        policy.become(2)
-        there.update_policy_weights_()
-        found = [actions(there.next()) for _ in range(8)]
-    assert found[-1] == {2}
-    if sync:
-        assert found == [{2}] * 8
-
-
 class Books:
     """Checks the frames of workers that may be replaced, by others that begin anew."""
 
@@ -143,5 +123,5 @@ def test_who_dies_is_replaced(sync, how, cluster):
                     else:
                         kill(worker.actor)
         stats = there.stats()
-    assert books.frames == stats["frames"] == 240
+    assert books.frames == stats["frames"] == 12 * (number + 1) == 240
     assert stats["restarts"] == 1

@@ -18,7 +18,9 @@ pytestmark = [
 ]
 
 
-@pytest.mark.parametrize("update", ["after_each_batch", "as_the_script_says"])
+@pytest.mark.parametrize(
+    "update", ["after_each_batch", pytest.param("as_the_script_says", marks=pytest.mark.long)]
+)
 def test_actors(update):
     # As the script's configuration has them.
     config = {"address": None, "num_cpus": None, "num_gpus": None, "ignore_reinit_error": False}

@@ -8,6 +8,8 @@ from multi_parts import same
 from ray_parts import kill
 from test_ray_collector import Noisy, collector
 
+from trawl.collectors import MultiSyncCollector
+
 pytestmark = [pytest.mark.usefixtures("cluster"), pytest.mark.usefixtures("sent_by_value")]
 SOURCE = ["Pendulum-v1"] * 2
 
@@ -41,7 +43,8 @@ def test_a_collector_continues(tmp_path):
 @pytest.mark.parametrize("every", [1, 3])
 @pytest.mark.filterwarnings("ignore:worker 0 .* a new worker takes its place:RuntimeWarning")
 def test_a_kill_changes_no_frame(every):
-    with collector(SOURCE, policy(), frames_per_batch=40) as first:
+    inline = {"frames_per_batch": 40, "start_method": "inline"}
+    with MultiSyncCollector(SOURCE, policy(), **inline) as first:
         first.set_seed(1)
         expected = batches(first, 8)
     with collector(SOURCE, policy(), frames_per_batch=40, worker_snapshots=every) as other:

@@ -20,7 +20,9 @@ def collector_of(agent, sync, **options):
     return RayCollector([agent.env] * 2, agent.policy, sync=sync, **options)
 
 
-@pytest.mark.parametrize(("name", "sync"), [("ppo", True), ("dqn", False)])
+@pytest.mark.parametrize(
+    ("name", "sync"), [("ppo", True), pytest.param("dqn", False, marks=pytest.mark.long)]
+)
 def test_it_trains(name, sync):
     agent = AGENTS[name]()
     mapped = {"weight_update_map": {"policy": agent.path}} if name == "ppo" else {}

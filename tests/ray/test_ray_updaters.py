@@ -71,8 +71,7 @@ def test_a_push_to_the_handles(kind):
         assert collector.policy_version is None
 
 
-@pytest.mark.parametrize("interval", [0, 1, 3])
-@pytest.mark.parametrize("registered", [True, False])
+@pytest.mark.parametrize(("interval", "registered"), [(0, True), (1, False), (3, True)])
 def test_workers_are_skipped_until_they_have_delivered_enough_batches(interval, registered):
     policy = Chooser(0)
     with make(policy) as collector:
@@ -98,16 +97,18 @@ def test_workers_are_skipped_until_they_have_delivered_enough_batches(interval, 
 
 def test_an_updater_serves_one_collector():
     policy = Chooser(0)
-    with make(policy) as collector:
+    with make(policy, workers=1) as collector:
         updater = RayWeightUpdater(weights_of(policy), collector.remote_collectors)
         collector.weight_updater = updater
         collector.weight_updater = updater
-        with make(policy) as other, pytest.raises(ValueError, match="already serves another"):
+        with (
+            make(policy, workers=1) as other,
+            pytest.raises(ValueError, match="already serves another"),
+        ):
             other.weight_updater = updater
 
 
-@pytest.mark.parametrize("kind", ["trawl", "torchrl"])
-@pytest.mark.parametrize("sync", [True, False], ids=["sync", "async"])
+@pytest.mark.parametrize(("kind", "sync"), [("trawl", False), ("torchrl", True)])
 def test_it_is_the_updater_of_the_collector(kind, sync):
     """Each batch that begins after an update has the weights, and their version."""
     policy = Chooser(0)

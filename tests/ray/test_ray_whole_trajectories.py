@@ -11,7 +11,6 @@ from trawl.collectors.distributed import RayCollector
 from trawl.testing import NumberedEnv
 
 pytestmark = pytest.mark.usefixtures("cluster")
-SYNC = pytest.mark.parametrize("sync", [True, False], ids=["sync", "async"])
 
 
 def collector(source=None, sync=True, **options):
@@ -20,8 +19,7 @@ def collector(source=None, sync=True, **options):
     return RayCollector(source or envs(2), sync=sync, **options)
 
 
-@SYNC
-@pytest.mark.parametrize("layout", ["padded", "cat"])
+@pytest.mark.parametrize(("sync", "layout"), [(True, "padded"), (False, "cat")])
 def test_they_come_once_and_in_order(sync, layout):
     episodes = Episodes(cycling(LENGTHS))
     with collector(sync=sync, traj_format=layout, total_frames=140) as there:
@@ -32,9 +30,8 @@ def test_they_come_once_and_in_order(sync, layout):
     assert 140 - 5 * 5 < episodes.frames <= 140
 
 
-@SYNC
-def test_an_actor_that_is_killed(sync):
-    with collector(sync=sync, trajs_per_batch=1) as there:
+def test_an_actor_that_is_killed():
+    with collector(sync=False, trajs_per_batch=1) as there:
         found = [there.next()]
         (pid,) = there._pool.call({1: (_pid,)}).values()
         os.kill(pid, signal.SIGKILL)
@@ -98,8 +95,7 @@ def test_actors_that_are_added():
     assert all(found == list(range(len(found))) for found in episodes.by_env.values())
 
 
-@SYNC
-def test_they_go_into_a_buffer_on_the_cluster(sync):
+def test_they_go_into_a_buffer_on_the_cluster():
     from functools import partial
 
     data = pytest.importorskip("torchrl.data")
@@ -109,7 +105,7 @@ def test_they_go_into_a_buffer_on_the_cluster(sync):
     episodes = Episodes(cycling(LENGTHS))
     how = {"replay_write_mode": "trajectory", "trajs_per_write": 2, "track_policy_version": True}
     none = {"trajs_per_batch": None, "traj_format": None}
-    with collector(sync=sync, replay_buffer=buffer, total_frames=140, **none, **how) as there:
+    with collector(replay_buffer=buffer, total_frames=140, **none, **how) as there:
         assert set(there) == {None}
         progress = there.progress
         assert there.worker_policy_versions() == {0: 0, 1: 0}
@@ -128,8 +124,7 @@ def test_where_they_are_put_together_is_not_to_be_chosen():
         collector(collector_kwargs={"trajs_per_batch": 2})
 
 
-@SYNC
-def test_actors_end_at_the_last_frame(sync):
-    with collector(sync=sync, trajs_per_batch=1, total_frames=41, exact_frames=True) as there:
+def test_actors_end_at_the_last_frame():
+    with collector(sync=False, trajs_per_batch=1, total_frames=41, exact_frames=True) as there:
         assert sum(len(batch) for batch in there) <= 41
         assert there.stats()["frames"] == 41
