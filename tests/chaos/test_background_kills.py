@@ -19,14 +19,14 @@ from chaos_parts import (
     strike,
     watched,
 )
+from modes import ASYNC, EITHER, SYNC
 
 from trawl.errors import WorkerDied
 
 pytestmark = pytest.mark.usefixtures("nobody_is_left")
-SYNC = pytest.mark.parametrize("sync", [True, False], ids=["sync", "async"])
 
 
-@SYNC
+@EITHER
 def test_killed_in_the_background(tmp_path: Path, sync: bool) -> None:
     crew = Crew(tmp_path, troubles={0: Trouble("step", 3), 1: Trouble("reset", 2)})
     buffer = Buffer(crew)
@@ -39,7 +39,7 @@ def test_killed_in_the_background(tmp_path: Path, sync: bool) -> None:
     assert buffer.frames == crew.frames == frames
 
 
-@SYNC
+@ASYNC
 def test_killed_while_it_is_held(tmp_path: Path, sync: bool) -> None:
     crew = Crew(tmp_path)
     buffer = Buffer(crew)
@@ -74,7 +74,7 @@ def test_killed_while_holding_waits_for_it(tmp_path: Path, sync: bool) -> None:
     assert buffer.frames == crew.frames
 
 
-@SYNC
+@ASYNC
 def test_killed_for_good_in_the_background(
     tmp_path: Path, sync: bool, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -84,7 +84,14 @@ def ready(makers: list[Any], frames: int, total: int, each: int, **options: Any)
 
 
 MODES = {"all": together, "groups": partial(together, groups=2), "ready": ready}
-modes = pytest.mark.parametrize("mode", MODES.values(), ids=MODES.keys())
+# All at once is as one group is.
+modes = pytest.mark.parametrize(
+    "mode",
+    [
+        pytest.param(mode, id=name, marks=[pytest.mark.long] if name == "all" else [])
+        for name, mode in MODES.items()
+    ],
+)
 
 
 class Lives:

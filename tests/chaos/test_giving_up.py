@@ -26,12 +26,12 @@ from chaos_parts import (
     strike,
     watched,
 )
+from modes import ASYNC, SYNC
 
 from trawl.collectors import MultiCollector, pool
 from trawl.errors import WorkerDied, WorkerError
 
 pytestmark = pytest.mark.usefixtures("nobody_is_left")
-SYNC = pytest.mark.parametrize("sync", [True, False], ids=["sync", "async"])
 
 
 @pytest.fixture(autouse=True)
@@ -106,7 +106,7 @@ def test_one_that_always_dies_as_it_is_made(tmp_path: Path, sync: bool, victim: 
         wait()
 
 
-@SYNC
+@ASYNC
 def test_calls_end_with_the_last_restart(tmp_path: Path, sync: bool) -> None:
     crew = Crew(tmp_path)
     collector = collector_of(crew, sync, total_frames=-1, max_restarts=0)
@@ -269,7 +269,7 @@ def test_who_waits_for_the_user_is_not_silent(tmp_path: Path) -> None:
         assert collector.stats()["restarts"] == 0
 
 
-@SYNC
+@ASYNC
 def test_who_does_not_close_is_killed(
     tmp_path: Path, sync: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:

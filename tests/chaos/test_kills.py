@@ -27,13 +27,13 @@ from chaos_parts import (
     replaced,
     strike,
 )
+from modes import ASYNC, EITHER, SYNC
 
 from trawl.backends.server_handle import ServerHandle
 from trawl.collectors import MultiCollector
 from trawl.collectors.pool import WorkerPool
 
 pytestmark = pytest.mark.usefixtures("nobody_is_left")
-SYNC = pytest.mark.parametrize("sync", [True, False], ids=["sync", "async"])
 KILLED = "worker 1 was killed by SIGKILL"
 ANY_KILLED = r"worker \d was killed by SIGKILL"
 
@@ -128,8 +128,9 @@ def test_other_ways_to_go(tmp_path: Path, sync: bool, what: Callable[[], Any], t
 # --- from outside
 
 
-@pytest.mark.parametrize("after", [0, 1])
-@pytest.mark.parametrize("victims", [(1,), (0, 1), (0, 1, 2)], ids=["one", "two", "all"])
+@pytest.mark.parametrize(
+    ("victims", "after"), [((1,), 0), ((0, 1), 1), ((0, 1, 2), 0), ((0, 1, 2), 1)]
+)
 def test_killed_between_batches(tmp_path: Path, victims: tuple[int, ...], after: int) -> None:
     sync = len(victims) % 2 == after
     crew = Crew(tmp_path, workers=3)
@@ -162,7 +163,7 @@ def test_killed_again_and_again(tmp_path: Path, sync: bool) -> None:
     assert (stats["restarts"], stats["workers_alive"]) == (4, 2)
 
 
-@SYNC
+@EITHER
 def test_killed_right_after_its_batch(
     tmp_path: Path, sync: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -186,7 +187,7 @@ def test_killed_right_after_its_batch(
     assert crew.frames == frames
 
 
-@SYNC
+@ASYNC
 def test_killed_when_all_is_done(tmp_path: Path, sync: bool) -> None:
     crew = Crew(tmp_path)
     with collector_of(crew, sync, total_frames=frames_of(sync, crew, 1)) as collector:
@@ -282,7 +283,7 @@ def test_killed_while_another_is_seeded(tmp_path: Path, sync: bool) -> None:
         assert torch.equal(results[0][worker], results[1][worker])
 
 
-@SYNC
+@ASYNC
 def test_one_in_its_place_draws_other_numbers_from_the_same_seed(
     tmp_path: Path, sync: bool
 ) -> None:

@@ -40,7 +40,9 @@ def run(cls: Any, trouble: Once | None, **options: Any) -> tuple[list[TensorDict
         return found, collector.normalization
 
 
-@pytest.mark.parametrize("cls", [MultiSyncCollector, MultiAsyncCollector])
+@pytest.mark.parametrize(
+    "cls", [MultiSyncCollector, pytest.param(MultiAsyncCollector, marks=pytest.mark.long)]
+)
 def test_frames_of_a_dead_worker_are_counted_once(cls: Any, tmp_path: Path) -> None:
     with replaced(KILLED, times=1):
         found, own = run(cls, Once(tmp_path / "once", 70, kill))

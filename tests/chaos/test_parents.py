@@ -14,7 +14,8 @@ import pytest
 from chaos_parts import PATIENCE, family, watched
 from forked import Forked
 
-MODES = pytest.mark.parametrize("mode", ["sync", "async"])
+LONG = pytest.mark.long
+MODES = pytest.mark.parametrize("mode", [pytest.param("sync", marks=LONG), "async"])
 
 PROLOGUE = """
 import gc, os, signal, sys, threading
@@ -231,8 +232,15 @@ def test_all_of_it_is_killed(run: Any) -> None:
 # --- interrupted
 
 
-@MODES
-@pytest.mark.parametrize("text", [LOOP, TRAINS], ids=["waits", "trains"])
+@pytest.mark.parametrize(
+    ("mode", "text"),
+    [
+        pytest.param("sync", LOOP, id="sync-waits"),
+        pytest.param("async", LOOP, id="async-waits", marks=LONG),
+        pytest.param("sync", TRAINS, id="sync-trains", marks=LONG),
+        pytest.param("async", TRAINS, id="async-trains"),
+    ],
+)
 def test_interrupted(run: Any, mode: str, text: str, tmp_path: Path) -> None:
     script = run(text, mode)
     script.hear("going" if text == LOOP else "training")
@@ -356,7 +364,7 @@ def test_an_exception_in_the_users_loop(run: Any) -> None:
 
 @pytest.mark.parametrize(
     ("mode", "how"),
-    [("sync", "plain"), ("async", "cycle"), ("sync", "iterator")],
+    [pytest.param("sync", "plain", marks=LONG), ("async", "cycle"), ("sync", "iterator")],
 )
 def test_let_go_of(run: Any, mode: str, how: str) -> None:
     script = run(

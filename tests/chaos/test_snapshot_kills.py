@@ -74,7 +74,6 @@ def same(one: TensorDictBase, other: TensorDictBase) -> bool:
 @pytest.mark.parametrize(
     ("options", "every", "count"),
     [
-        ({}, 2, 55),
         ({"prefetch": 1}, 3, 90),
         ({"init_random_frames": 80}, 4, 75),
     ],
@@ -95,7 +94,7 @@ def test_without_snapshots_frames_change(tmp_path: Path):
     assert not all(same(*pair) for pair in zip(found, expected, strict=True))
 
 
-@pytest.mark.parametrize("every", [1, 3])
+@pytest.mark.parametrize("every", [pytest.param(1, marks=pytest.mark.long), 3])
 def test_a_kill_changes_nothing_in_the_buffer(tmp_path: Path, every: int):
     """Workers that write into a buffer themselves repeat batches without writing them again."""
 

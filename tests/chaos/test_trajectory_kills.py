@@ -21,13 +21,13 @@ from chaos_parts import (
     replaced,
     strike,
 )
+from modes import ASYNC
 from tensordict import TensorDictBase
 
 sys.path.insert(0, os.path.join(os.path.dirname(__file__), "..", "collectors"))
 
 from whole_parts import Episodes, Writes, cycling
 
-SYNC = pytest.mark.parametrize("sync", [True, False], ids=["sync", "async"])
 ANY_KILLED = r"worker \d was killed by SIGKILL"
 
 
@@ -82,7 +82,7 @@ def test_killed_in_an_environment(
     check_lives(episodes, frames, crew)
 
 
-@SYNC
+@ASYNC
 def test_killed_from_outside_at_any_moment(tmp_path: Path, sync: bool) -> None:
     crew = Crew(tmp_path, workers=3)
     episodes, frames = Episodes(cycling(LENGTHS)), frames_of(sync, crew, 12)

@@ -25,6 +25,7 @@ from chaos_parts import (
     replaced,
     strike,
 )
+from modes import ASYNC, SYNC
 from open_files import open_files
 from tensordict import TensorDictBase
 from tensordict.nn import TensorDictModule
@@ -43,19 +44,23 @@ pytestmark = pytest.mark.usefixtures("nobody_is_left")
 STORM = float(os.environ.get("TRAWL_CHAOS_SECONDS", "0.3"))
 # Each storm goes on until so many versions were seen, however slow the machine is.
 VERSIONS = 30
-SYNC = pytest.mark.parametrize("sync", [True, False], ids=["sync", "async"])
 #: The class, and how weights get to its workers.
-WAYS = pytest.mark.parametrize(
-    ("sync", "way"),
-    [
-        (True, {}),
-        (False, {}),
-        (False, {"weight_sync_schemes": SharedMemWeightSyncScheme}),
-        (True, {"weight_sync_schemes": MultiProcessWeightSyncScheme}),
-        (False, {"weight_updater": MultiProcessedWeightUpdater}),
-    ],
-    ids=["sync", "async", "shared", "process", "updater"],
-)
+_WAYS = {
+    "sync": (True, {}),
+    "async": (False, {}),
+    "shared": (False, {"weight_sync_schemes": SharedMemWeightSyncScheme}),
+    "process": (True, {"weight_sync_schemes": MultiProcessWeightSyncScheme}),
+    "updater": (False, {"weight_updater": MultiProcessedWeightUpdater}),
+}
+
+
+def ways(*long: str) -> Any:
+    """Returns the ways as parameters, some of them those of long tests."""
+    marks = {name: [pytest.mark.long] if name in long else [] for name in _WAYS}
+    each = [pytest.param(*way, id=name, marks=marks[name]) for name, way in _WAYS.items()]
+    return pytest.mark.parametrize(("sync", "way"), each)
+
+
 KILLED = r"worker \d was killed by SIGKILL"
 SIZES = (5_000, 1, 20_000, 300, 5_000)
 
@@ -179,7 +184,7 @@ def even(way: dict[str, Any], crew: Crew, sync: bool, **more: Any) -> Iterator[A
 # --- as fast as possible
 
 
-@WAYS
+@ways("async", "process")
 def test_no_forward_pass_sees_two_versions_nor_a_frame_a_false_one(
     tmp_path: Path, sync: bool, way: dict[str, Any]
 ) -> None:
@@ -198,7 +203,7 @@ def test_no_forward_pass_sees_two_versions_nor_a_frame_a_false_one(
     assert storm.updates > len(versions.seen) / 4
 
 
-@SYNC
+@ASYNC
 def test_no_frame_is_of_a_false_version_though_workers_are_killed(
     tmp_path: Path, sync: bool
 ) -> None:
@@ -235,7 +240,7 @@ def versions_of(batch: TensorDictBase, sync: bool) -> dict[int, tuple[set[int], 
     return found
 
 
-@WAYS
+@ways("sync", "shared")
 def test_who_takes_a_place_begins_with_the_newest_weights(
     tmp_path: Path, sync: bool, way: dict[str, Any]
 ) -> None:
@@ -300,7 +305,7 @@ class Updating:
         return self._make()
 
 
-@SYNC
+@ASYNC
 def test_weights_that_come_while_a_place_is_being_taken_are_used_there_first(
     tmp_path: Path, sync: bool
 ) -> None:
@@ -374,7 +379,7 @@ def test_who_dies_while_it_takes_weights_is_in_nobodys_way(tmp_path: Path, sync:
 # --- memory
 
 
-@SYNC
+@ASYNC
 def test_updates_leave_nothing_behind(tmp_path: Path, sync: bool) -> None:
     def held() -> int:
         gc.collect()
@@ -385,7 +390,7 @@ def test_updates_leave_nothing_behind(tmp_path: Path, sync: bool) -> None:
     crew, policy = Crew(tmp_path), Scored(0)
     collector = collector_of(crew, sync, policy)
     with collector:
-        for _ in range(50):
+        for _ in range(25):
             collector.update_policy_weights_()
             collector.next()
         for pid in map(crew.pid, range(2)):
