@@ -1,6 +1,7 @@
 """ENV of any library, id or function; its arguments, its text and its infos, in each format."""
 
 import shutil
+from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -17,6 +18,8 @@ PLACES = {
     "workers": ["--workers", 2, "--envs", 2],
     "processes": ["--envs", 2, "--env-processes", 2],
 }
+FORMATS = ("memmap", "parquet", "minari")
+PAIRS = [*zip(FORMATS, PLACES, strict=True)]
 # Package, arguments of the environment, and an entry with its shape in 20 frames.
 IDS = {
     "pettingzoo:mpe2/simple_spread_v3": (
@@ -93,8 +96,16 @@ def test_a_file_has_the_function(place):
         assert load(str(number))["observation"].shape == (40, 3)
 
 
-@pytest.mark.parametrize("place", PLACES)
-@pytest.mark.parametrize(("env", "name"), [("Pendulum-v1", "g"), ("cli_envs:pendulum", "gravity")])
+@pytest.mark.parametrize(
+    ("env", "name", "place"),
+    [
+        ("Pendulum-v1", "g", "one"),
+        ("Pendulum-v1", "g", "workers"),
+        ("Pendulum-v1", "g", "processes"),
+        ("cli_envs:pendulum", "gravity", "one"),
+        ("cli_envs:pendulum", "gravity", "workers"),
+    ],
+)
 def test_the_environment_gets_its_arguments(env, name, place):
     frames = collected(env, "--env-kwargs", f'{{"{name}": 0.0}}', *FRAMES, *PLACES[place])
     # Without gravity, only the action changes the speed.
@@ -120,8 +131,14 @@ def test_a_policy_acts_deterministically(workers):
 # --- text and infos, in each format and place
 
 
-@pytest.mark.parametrize("place", PLACES)
-@pytest.mark.parametrize("kind", ["memmap", "parquet", "minari"])
+@pytest.mark.parametrize(
+    ("kind", "place"),
+    # Each format and each place once, and all pairs in a long run.
+    [
+        pytest.param(kind, place, marks=[] if (kind, place) in PAIRS else [pytest.mark.long])
+        for kind, place in product(FORMATS, PLACES)
+    ],
+)
 def test_observations_and_infos_are_written_and_read_back(kind, place):
     if kind != "memmap":
         pytest.importorskip("pyarrow" if kind == "parquet" else "minari")
@@ -143,8 +160,15 @@ def test_observations_and_infos_are_written_and_read_back(kind, place):
     assert "'action_mask'" in out
 
 
-@pytest.mark.parametrize("place", ["one", "workers"])
-@pytest.mark.parametrize("kind", ["parquet", "minari"])
+@pytest.mark.parametrize(
+    ("kind", "place"),
+    [
+        ("parquet", "workers"),
+        ("minari", "one"),
+        pytest.param("parquet", "one", marks=pytest.mark.long),
+        pytest.param("minari", "workers", marks=pytest.mark.long),
+    ],
+)
 def test_text_is_written_and_read_back(kind, place):
     pytest.importorskip("pyarrow" if kind == "parquet" else "minari")
     command = ["cli_envs:Saying", *FRAMES, "--format", kind, *PLACES[place], "--resume"]

@@ -16,7 +16,7 @@ from sink_parts import LENGTH, SINKS, frames
 
 from trawl.data import info, load
 
-KILLS, MORE = 5, 300
+KILLS, MORE = 5, 100
 OPTIONS = {"memmap": {}, "minari": {}, "parquet": {"commit_bytes": 5000}}
 # Imported before there are processes, so that these are killed while they write.
 LIBRARIES = (
