@@ -73,7 +73,8 @@ def run(code, *arguments, namespaces=(), within=None, **options):
 @functools.cache
 def shared():
     """The nursery of the programs that need no other. It ends with this process."""
-    found = Nursery("trawl.cli.collect", "trawl.cli.show", "trawl.collectors.worker", "trawl.data")
+    commands = "trawl.cli.collect", "trawl.cli.show", "tyro"
+    found = Nursery(*commands, "trawl.collectors.worker", "trawl.data")
     atexit.register(found.close)
     return found
 
