@@ -73,7 +73,10 @@ def run(code, *arguments, namespaces=(), within=None, **options):
 @functools.cache
 def shared():
     """The nursery of the programs that need no other. It ends with this process."""
-    found = Nursery("trawl.cli.collect", "trawl.cli.show", "trawl.collectors.worker", "trawl.data")
+    modules = ["trawl.cli.collect", "trawl.cli.show", "trawl.collectors.worker", "trawl.data"]
+    if importlib.util.find_spec("pyarrow") is not None:
+        modules.append("pyarrow.dataset")
+    found = Nursery(*modules, "torch.distributed", place=os.path.join(_folder(), "nursery"))
     atexit.register(found.close)
     return found
 
@@ -90,18 +93,20 @@ def bare():
 def python():
     """The path of a program that runs modules, scripts and what is spawned, as Python does.
 
-    Their processes are forked from one that has imported what workers need. It ends with this one.
+    Their processes are forked from the nursery that most share.
     """
-    folder = tempfile.mkdtemp()
-    atexit.register(shutil.rmtree, folder)
-    place = os.path.join(folder, "nursery")
     # The last of these is known by the id of its process.
     is_known = f'({IS_MODULE} or {IS_SPAWNED} or arguments[0] == "-u" or {IS_SCRIPT})'
     is_known += ' and "submitit.local._local" not in arguments'
-    path = write_python(folder, place, is_known, PYTHON)
-    found = Nursery("torch.distributed", "trawl.collectors.worker", "gymnasium", place=place)
-    atexit.register(found.close)
-    return path
+    return write_python(_folder(), shared().place, is_known, PYTHON)
+
+
+@functools.cache
+def _folder():
+    """A folder, which is removed at the end."""
+    found = tempfile.mkdtemp()
+    atexit.register(shutil.rmtree, found)
+    return found
 
 
 @functools.cache
@@ -180,6 +185,7 @@ class Nursery:
     def __init__(self, *modules, place=None, later=(), **environment):
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._ended = {}
+        self.place = place
         fds = [theirs.fileno()]
         with theirs, socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as others:
             if place is not None:
@@ -375,6 +381,7 @@ def serve(modules, later, fd, listening=None):
     listeners = set()
     if listening is not None:
         listeners.add(socket.socket(fileno=listening))
+    if later:
         _track_semaphores()
     callers, living = {tests}, {}
     while tests in callers:
