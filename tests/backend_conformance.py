@@ -80,7 +80,7 @@ class BackendConformance:
         patience: seconds after which a test that waits for an event fails. A larger number slows
             no passing test down.
         many: number of workers in the test of many workers.
-        flood: number of messages that are sent at once.
+        flood: number of messages that are sent at once; they are longer if there are fewer.
         lives_only: whether to test only how workers begin and end, and where they are, because
             messages travel as in another backend.
         messages_only: whether to test only how messages travel, because all else is as in another
@@ -250,7 +250,7 @@ class BackendConformance:
         """Many small messages don't deadlock, even if they exceed all buffers of the system."""
         worker = self.launch()
         worker.send(("count", self.flood))
-        content = "x" * 500
+        content = "x" * (750_000 // self.flood)
         for _ in range(self.flood):
             worker.send(("echo", content))
         assert self.messages(worker, self.flood) == list(range(self.flood))

@@ -74,7 +74,10 @@ def run(code, *arguments, namespaces=(), within=None, **options):
 def shared():
     """The nursery of the programs that need no other. It ends with this process."""
     commands = "trawl.cli.collect", "trawl.cli.show", "tyro"
-    found = Nursery(*commands, "trawl.collectors.worker", "trawl.data")
+    modules = [*commands, "trawl.collectors.worker", "trawl.data"]
+    if importlib.util.find_spec("pyarrow") is not None:
+        modules.append("pyarrow.dataset")
+    found = Nursery(*modules, "torch.distributed", place=os.path.join(_folder(), "nursery"))
     atexit.register(found.close)
     return found
 
@@ -91,18 +94,20 @@ def bare():
 def python():
     """The path of a program that runs modules, scripts and what is spawned, as Python does.
 
-    Their processes are forked from one that has imported what workers need. It ends with this one.
+    Their processes are forked from the nursery that most share.
     """
-    folder = tempfile.mkdtemp()
-    atexit.register(shutil.rmtree, folder)
-    place = os.path.join(folder, "nursery")
     # The last of these is known by the id of its process.
     is_known = f'({IS_MODULE} or {IS_SPAWNED} or arguments[0] == "-u" or {IS_SCRIPT})'
     is_known += ' and "submitit.local._local" not in arguments'
-    path = write_python(folder, place, is_known, PYTHON)
-    found = Nursery("torch.distributed", "trawl.collectors.worker", "gymnasium", place=place)
-    atexit.register(found.close)
-    return path
+    return write_python(_folder(), shared().place, is_known, PYTHON)
+
+
+@functools.cache
+def _folder():
+    """A folder, which is removed at the end."""
+    found = tempfile.mkdtemp()
+    atexit.register(shutil.rmtree, found)
+    return found
 
 
 @functools.cache
@@ -181,6 +186,7 @@ class Nursery:
     def __init__(self, *modules, place=None, later=(), **environment):
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._ended = {}
+        self.place = place
         fds = [theirs.fileno()]
         with theirs, socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as others:
             if place is not None:
@@ -376,6 +382,7 @@ def serve(modules, later, fd, listening=None):
     listeners = set()
     if listening is not None:
         listeners.add(socket.socket(fileno=listening))
+    if later:
         _track_semaphores()
     callers, living = {tests}, {}
     while tests in callers:

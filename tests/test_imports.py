@@ -6,13 +6,11 @@ import re
 from collections.abc import Iterator
 from graphlib import CycleError, TopologicalSorter
 from importlib import metadata
-from pathlib import Path
 
 import pytest
+from sources import FILES, tree_of
 
 import trawl
-
-ROOT = Path(trawl.__file__).parent
 
 # From the bottom to the top: a module imports only from its own layer and from lower ones.
 LAYERS = [
@@ -83,21 +81,6 @@ INSIDERS = {
     "trawl.collectors.worker": "a worker takes its collector's work apart, to stop in between",
     "trawl.collectors.distributed.nested": "the same for a worker that has workers of its own",
 }
-
-
-def module_of(path: Path) -> str:
-    """The name of the module in a file."""
-    parts = path.relative_to(ROOT.parent).with_suffix("").parts
-    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
-
-
-FILES = {module_of(path): path for path in sorted(ROOT.rglob("*.py"))}
-
-
-@functools.cache
-def tree_of(name: str) -> ast.Module:
-    """The syntax tree of a module."""
-    return ast.parse(FILES[name].read_text())
 
 
 def imported(tree: ast.Module) -> Iterator[str]:

@@ -4,12 +4,6 @@ from __future__ import annotations
 
 import nursery
 
-BEGIN = """
-import sys
-from trawl.lean import import_lean
-import_lean()
-"""
-
 
 def run(code: str) -> None:
     """Runs code in a process that has imported torch, but neither tensordict nor the compiler."""
@@ -17,10 +11,19 @@ def run(code: str) -> None:
     assert not made.returncode, made.stderr
 
 
-def test_a_worker_collects_without_the_compiler() -> None:
+def test_a_worker_collects_without_the_compiler_and_it_is_told_once_it_is_there() -> None:
+    """PyTorch and the import system are as before, with and without it."""
     run(
-        BEGIN
-        + """
+        """
+import gc
+import sys
+import torch.compiler
+
+marks = torch.compiler.allow_in_graph, torch.compiler.assume_constant_result
+before = list(sys.meta_path)
+
+from trawl.lean import import_lean
+import_lean()
 import trawl.collectors.worker
 from tensordict.nn import TensorDictModule
 from torch import nn
@@ -29,26 +32,20 @@ from trawl import Collector
 policy = TensorDictModule(nn.Linear(3, 1), in_keys=["observation"], out_keys=["action"])
 with Collector("Pendulum-v1", policy, frames_per_batch=100) as collector:
     assert collector.next().shape == (100,)
-assert "torch._dynamo" not in sys.modules
-assert "pandas" not in sys.modules
-assert "jax" not in sys.modules
-"""
-    )
+for name in ("torch._dynamo", "pandas", "jax"):
+    assert name not in sys.modules
+assert (torch.compiler.allow_in_graph, torch.compiler.assume_constant_result) == marks
+assert gc.isenabled()
 
-
-def test_the_compiler_is_told_once_it_is_there() -> None:
-    run(
-        BEGIN
-        + """
 import tensordict.utils
-import torch
 import torch._dynamo
 from torch._dynamo import trace_rules
 
+assert sys.meta_path == before
+assert type(torch._dynamo.__spec__.loader) is type(torch.__spec__.loader)
 assert tensordict.utils._lock_warn._dynamo_marked_constant
 allowed = trace_rules._allowed_callable_ids()
 assert id(tensordict.utils._add_batch_dim_c) in allowed
-
 given = tensordict.TensorDict(a=torch.zeros(3))
 compiled = torch.compile(lambda values: values + 1, backend="eager", fullgraph=True)
 assert (compiled(given)["a"] == 1).all()
@@ -56,32 +53,15 @@ assert (compiled(given)["a"] == 1).all()
     )
 
 
-def test_torch_and_the_import_system_are_as_before() -> None:
-    run(
-        """
-import gc
-import sys
-import torch.compiler
-
-marks = torch.compiler.allow_in_graph, torch.compiler.assume_constant_result
-finders = list(sys.meta_path)
-"""
-        + BEGIN
-        + """
-import tensordict.nn
-assert "torch._dynamo" not in sys.modules
-assert (torch.compiler.allow_in_graph, torch.compiler.assume_constant_result) == marks
-assert gc.isenabled()
-import torch._dynamo
-assert sys.meta_path == finders
-assert type(torch._dynamo.__spec__.loader) is type(torch.__spec__.loader)
-"""
-    )
-
-
 def test_nothing_changes_where_tensordict_is_already() -> None:
     run(
-        "import sys, tensordict; finders = list(sys.meta_path)"
-        + BEGIN
-        + "assert sys.meta_path == finders"
+        """
+import sys
+import tensordict
+from trawl.lean import import_lean
+
+before = list(sys.meta_path)
+import_lean()
+assert sys.meta_path == before
+"""
     )

@@ -1,11 +1,9 @@
 """All places that unpickle, and what makes sure that no stranger has written what they read."""
 
 import ast
-from pathlib import Path
 
-import trawl
+from sources import FILES, ROOT, tree_of
 
-SOURCE = Path(trawl.__file__).parent
 READERS = {
     "pickle": ("load", "loads", "Unpickler"),
     "cloudpickle": ("load", "loads", "Unpickler"),
@@ -88,7 +86,7 @@ MAKERS = {
 }
 
 
-def places(source, path, wanted):
+def places(tree, path, wanted):
     """The functions of a program, by file and name, that have a node in them that is wanted."""
     found = set()
 
@@ -100,7 +98,7 @@ def places(source, path, wanted):
         for child in ast.iter_child_nodes(node):
             visit(child, names)
 
-    visit(ast.parse(source), [])
+    visit(tree, [])
     return found
 
 
@@ -125,8 +123,8 @@ def makes_a_message(node):
 def all_places(wanted):
     return set().union(
         *(
-            places(path.read_text(), path.relative_to(SOURCE).as_posix(), wanted)
-            for path in SOURCE.rglob("*.py")
+            places(tree_of(name), path.relative_to(ROOT).as_posix(), wanted)
+            for name, path in FILES.items()
         )
     )
 
@@ -144,7 +142,7 @@ def test_every_place_that_makes_messages_is_known():
             place for place, why in MAKERS.items() if why == SEALED and place.startswith(f"{path}:")
         ]
         assert made
-        assert "unseal(" in (SOURCE / path).read_text()
+        assert "unseal(" in (ROOT / path).read_text()
 
 
 def test_places_are_found():
@@ -160,5 +158,5 @@ def allow(path):
     return np.load(path, allow_pickle=False), json.loads(path)
 reader = torch.load
 """
-    found = places(program, "file.py", unpickles)
+    found = places(ast.parse(program), "file.py", unpickles)
     assert found == {"file.py: Reader.read", "file.py: look", "file.py: "}

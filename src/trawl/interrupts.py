@@ -28,7 +28,7 @@ class DeferredInterrupt:
     def __init__(self) -> None:
         self.pending: BaseException | None = None
         self._handler: Callable[[int, Any], Any] | None = None
-        self._came = False
+        self._came = self._again = False
         self._owner = os.getpid()
         self._pauses: Callable[[], object] | None = None
         self._outer: DeferredInterrupt | None = None
@@ -61,12 +61,15 @@ class DeferredInterrupt:
     def _signalled(self, signum: int, frame: Any) -> None:
         assert self._handler is not None
         if self._came or os.getpid() != self._owner:
+            self._again = True
             self._handler(signum, frame)
             return
         self._came = True
         try:
             self._handler(signum, frame)
         except BaseException as error:
+            if self._again:  # the second signal came while the first was handled
+                raise
             self.pending = error.with_traceback(None)
             if self._pauses is not None:
                 self._pauses()

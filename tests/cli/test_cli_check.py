@@ -58,6 +58,8 @@ CASES = {
 def test_findings_are_printed_and_errors_set_the_exit_code(tmp_path, case):
     (name, *options), expected, text = CASES[case]
     (tmp_path / "mine.py").write_text(MODULE)
+    if case != "healthy" and "--steps" not in options:
+        options += ["--steps", "10"]
     code, out, err = trawl("check", f"mine.py:{name}", *options)
     assert code == expected, out + err
     assert text in out + err

@@ -96,7 +96,7 @@ def test_evaluation_with_stacks():
     ("env", "package", "options"),
     [
         ("CartPole-v1", "gymnasium", {"num_envs": 2}),
-        ("gymnax:CartPole-v1", "gymnax", {"num_envs": 2}),
+        pytest.param("gymnax:CartPole-v1", "gymnax", {"num_envs": 2}, marks=pytest.mark.long),
         ("dm_control:cartpole/balance", "dm_control", {}),
         ("vmas:balance", "vmas", {"num_envs": 2}),
         ("pettingzoo:mpe2/simple_spread_v3", "mpe2", {}),

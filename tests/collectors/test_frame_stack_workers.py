@@ -5,11 +5,10 @@ from __future__ import annotations
 import pickle
 
 import pytest
-from multi_parts import CLASSES, make
+from multi_parts import make
 from stack_parts import SIZE, Env, by_stack, check_equal
 
 from trawl import MultiSyncCollector
-from trawl.data import StackedFrames
 from trawl.envs import FrameStack
 
 # With short episodes, the first frames do not fit into the memory of a batch.
@@ -39,18 +38,6 @@ def check(cls, lengths, several=True, **options):
     found = batches(cls, envs(lengths, None, several), frame_stack=SIZE, **options)
     check_equal(found, batches(cls, envs(lengths, "reset", several), **options))
     return found
-
-
-@pytest.mark.parametrize(
-    ("cls", "method", "lengths"),
-    [
-        (CLASSES[0], "messages", "short"),
-        (CLASSES[1], "messages", "long"),
-    ],
-)
-def test_batches_are_those_of_gymnasiums_wrapper(cls, method, lengths):
-    found = check(cls, LENGTHS[lengths], start_method=method, frames_per_batch=80)
-    assert isinstance(found[0]["observation"], StackedFrames)
 
 
 @pytest.mark.parametrize(

@@ -186,8 +186,21 @@ def test_the_loop_can_begin_anew_for_the_last_batch():
         assert [len(batch) for batch in found] == [FRAMES]
 
 
-def test_a_second_one_ends_the_collector():
-    with Collector(partial(numbered, 0, {3}, 2), drawn(), **OPTIONS) as collector:
+@pytest.mark.parametrize("nested", [False, True])
+def test_a_second_one_ends_the_collector(nested):
+    """Also if it comes while the program's handler is at work on the first."""
+
+    def note(signum, frame):
+        seen.append(signum)
+        if len(seen) == 2:
+            raise KeyboardInterrupt
+        press()
+
+    seen = []
+    if nested:
+        signal.signal(signal.SIGINT, note)
+    times = 1 if nested else 2
+    with Collector(partial(numbered, 0, {3}, times), drawn(), **OPTIONS) as collector:
         with pytest.raises(KeyboardInterrupt):
             collector.next()
         assert collector.closed

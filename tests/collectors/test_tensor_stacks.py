@@ -21,7 +21,6 @@ from tensordict.nn import TensorDictModule
 from torch import Tensor, nn
 
 from trawl import Collector
-from trawl.data import StackedFrames
 from trawl.envs import FrameStack, TorchVectorEnv
 from trawl.testing import NumberedEnv, NumberedTorchEnv, SelfResettingVectorEnv
 
@@ -198,22 +197,6 @@ def in_workers(
             if len(found) == 3:
                 return found
     raise AssertionError
-
-
-# With short episodes, the first frames do not fit into the memory of a batch.
-@pytest.mark.parametrize(
-    ("cls", "kind", "method", "lengths"),
-    [
-        (CLASSES[0], "gpu", "messages", (1, 2)),
-        (CLASSES[1], "cpu", "messages", (9, 30)),
-        (CLASSES[0], "cpu", "inline", (1, 2)),
-    ],
-)
-def test_workers(cls: Any, kind: str, method: str, lengths: Any) -> None:
-    found = in_workers(cls, on_torch, lengths, kind, start_method=method)
-    expected = in_workers(cls, on_numpy, lengths, start_method=method)
-    check_equal(found, expected)
-    assert isinstance(found[0]["observation"], StackedFrames)
 
 
 def test_batches_of_workers_are_combined() -> None:

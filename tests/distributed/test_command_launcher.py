@@ -14,6 +14,7 @@ from backend_conformance import BackendConformance
 from distributed_parts import CLASSES, make
 from forked import Forked
 
+from trawl.backends import launch_command
 from trawl.backends.launch import LaunchPlan
 from trawl.backends.launch_command import KEY, CommandLauncher
 from trawl.backends.process_group import ProcessGroupCarrier
@@ -53,13 +54,14 @@ def test_a_local_shell(cls):
     [
         ["{worker}"],
         ["sh", "-c", "{worker} & wait"],
-        [sys.executable, "{arguments}"],
+        lambda: [sys.executable, "{arguments}"],
         f"env -u {KEY} {{worker}} </dev/null # {{key_file}}",
         f"env -u {KEY} sh -c '{{worker}}'",
     ],
     ids=["list", "within text", "arguments", "key file", "key by input"],
 )
 def test_forms_of_a_command(command):
+    command = command() if callable(command) else command
     with commanded(command, num_workers=1) as collector:
         assert collector.next().numel() == 40
 
@@ -75,6 +77,7 @@ def test_placeholders(tmp_path):
     assert lines == [f"{i} {i + 1} 127.0.0.1 {port} trawl/{i + 1}/0" for i in range(2)]
 
 
+@pytest.mark.usefixtures("forked")
 def test_no_key_is_in_a_command_line(tmp_path):
     mode = tmp_path / "mode"
     with commanded(f"stat -c %a {{key_file}} > {mode}; {{worker}}", num_workers=1) as collector:
@@ -101,7 +104,7 @@ def command_of(collector, index):
 
 def test_the_end_of_a_command_ends_its_worker():
     """And the command is run again for another."""
-    with commanded("{worker}; exit 3", sync=True) as collector:
+    with commanded("{worker}; exit 3", sync=True, num_workers=1) as collector:
         collector.next()
         own = command_of(collector, 0)
         handles = [os.pidfd_open(one.pid) for one in (own, *own.children(recursive=True))]
@@ -124,7 +127,8 @@ def collect_until_a_restart(collector):
         collector.next()
 
 
-def test_a_command_that_goes_on_after_its_worker_is_killed():
+def test_a_command_that_goes_on_after_its_worker_is_killed(monkeypatch):
+    monkeypatch.setattr(launch_command, "_LINGERING", 0.5)
     with commanded("{worker}; sleep 1000", num_workers=1) as collector:
         collector.next()
         (worker,) = [one for one in psutil.Process().children(True) if "-m" in one.cmdline()[:2]]

@@ -10,6 +10,7 @@ from trawl.backends.remote import RemoteBackend
 class TestProcessGroups(BackendConformance):
     shares_memory = False
     many = 6
+    flood = 300
 
     def new_backend(self):
         return RemoteBackend(LaunchPlan(LocalLauncher()), ProcessGroupCarrier())

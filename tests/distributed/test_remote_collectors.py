@@ -207,11 +207,13 @@ def test_controls(cls):
 
 
 @pytest.mark.parametrize(("cls", "nested"), [(CLASSES[0], False), (CLASSES[1], True)])
-def test_calls_reach_environments_in_processes(cls, nested):
+def test_calls_reach_environments(cls, nested):
     def env():
-        return ParallelEnv(2, "Pendulum-v1")
+        return ParallelEnv(2, "Pendulum-v1", backend="thread" if nested else "process")
 
     options = {"collector_class": "sync", "num_workers_per_collector": 2} if nested else {}
+    if nested:
+        options["collector_kwargs"] = {"start_method": "inline"}
     with make(cls, create_env_fn=env, num_workers=1, total_frames=80, **options) as collector:
         each = (lambda value: [[value] * 2]) if nested else (lambda value: [value])
         assert collector.map_fn("env.set_attr", [("g", [1.0, 2.0])]) == each(None)

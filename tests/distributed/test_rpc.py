@@ -10,6 +10,7 @@ from trawl.backends.rpc import RpcCarrier
 class TestRpc(BackendConformance):
     shares_memory = False
     many = 6
+    flood = 300
     patience = 15.0
 
     def new_backend(self):

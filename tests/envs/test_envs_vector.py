@@ -39,45 +39,6 @@ def mask(*flags):
 
 
 @MODES
-def test_the_last_observation_comes_with_the_end_and_the_first_with_the_restart(mode):
-    adapter = adapted(sync(mode))
-    adapter.reset()
-    obs, done = step(adapter)
-    assert done.tolist() == [True, False]
-    assert obs[:, 1:3].tolist() == [[0, 1], [0, 1]]
-    (fresh,) = adapter.restart(done)
-    assert fresh[:, 1:3].tolist() == [[1, 0], [0, 1]]
-    obs, done = step(adapter)
-    assert obs[:, 1:3].tolist() == [[1, 1], [0, 2]]
-    assert done.tolist() == [True, True]
-
-
-@MODES
-def test_what_has_not_ended_can_be_restarted(mode):
-    adapter = adapted(sync(mode))
-    adapter.reset()
-    _, done = step(adapter)
-    assert adapter.can_restart
-    (fresh,) = adapter.restart(done | mask(False, True))
-    assert fresh[:, STEP].tolist() == [0, 0]
-    obs, _ = step(adapter)
-    assert obs[:, STEP].tolist() == [1, 1]
-
-
-@MODES
-def test_after_a_reset_of_all_nothing_of_before_is_left(mode):
-    adapter = adapted(sync(mode))
-    adapter.reset()
-    _, done = step(adapter)
-    (first,) = adapter.reset()
-    (again,) = adapter.restart(done)
-    assert first[:, STEP].tolist() == again[:, STEP].tolist() == [0, 0]
-    assert again[0, 1] == first[0, 1] + 1
-    obs, _ = step(adapter)
-    assert obs[0, 1] == again[0, 1]
-
-
-@MODES
 def test_a_second_restart_is_one(mode):
     adapter = adapted(sync(mode))
     adapter.reset()
@@ -142,30 +103,6 @@ def test_processes_without_shared_memory_spend_steps_on_resetting():
 
 def self_resetting(kind=NumberedEnv):
     return SelfResettingVectorEnv(functions(kind))
-
-
-def test_a_step_that_is_spent_on_resetting_is_known():
-    adapter = adapted(self_resetting())
-    adapter.reset()
-    assert adapter.autoreset_mask().tolist() == [False, False]
-    _, done = step(adapter)
-    assert adapter.autoreset_mask().tolist() == [False, False]
-    adapter.restart(done)
-    obs, _ = step(adapter)
-    assert adapter.autoreset_mask().tolist() == [True, False]
-    assert obs[:, STEP].tolist() == [0, 2]
-    step(adapter)
-    assert adapter.autoreset_mask().tolist() == [False, True]
-
-
-def test_after_a_reset_of_all_no_step_is_spent():
-    adapter = adapted(self_resetting())
-    adapter.reset()
-    step(adapter)
-    adapter.reset()
-    obs, _ = step(adapter)
-    assert adapter.autoreset_mask().tolist() == [False, False]
-    assert obs[:, STEP].tolist() == [1, 1]
 
 
 def test_what_has_not_ended_cannot_be_restarted_by_itself():

@@ -41,20 +41,20 @@ def folders(tmp_path, monkeypatch):
         monkeypatch.setenv(name, str(tmp_path / name))
 
 
-@pytest.mark.parametrize(
-    ("kind", "env"), [("Collector", '"Pendulum-v1"'), ("MultiSyncCollector", '["Pendulum-v1"] * 2')]
-)
-def test_it_is_one_output_that_is_replaced(kind, env):
-    cell = nbformat.v4.new_code_cell(CODE.format(kind=kind, env=env))
-    client = Client(nbformat.v4.new_notebook(cells=[cell]), timeout=300, kernel_name="python3")
+def test_it_is_one_output_that_is_replaced():
+    kinds = {"Collector": '"Pendulum-v1"', "MultiSyncCollector": '["Pendulum-v1"] * 2'}
+    codes = [CODE.format(kind=kind, env=env) for kind, env in kinds.items()]
+    cells = [nbformat.v4.new_code_cell(code) for code in codes]
+    client = Client(nbformat.v4.new_notebook(cells=cells), timeout=300, kernel_name="python3")
     client.replaced = []
     client.execute()
-    (output,) = cell.outputs
-    text, html = output["data"]["text/plain"], output["data"]["text/html"]
-    assert "400/400 frames" in text
-    assert "400/400 frames" in html
-    assert ("worker 1" in text) == (kind == "MultiSyncCollector")
-    assert "\x1b" not in text
+    for kind, cell in zip(kinds, cells, strict=True):
+        (output,) = cell.outputs
+        text, html = output["data"]["text/plain"], output["data"]["text/html"]
+        assert "400/400 frames" in text
+        assert "400/400 frames" in html
+        assert ("worker 1" in text) == (kind == "MultiSyncCollector")
+        assert "\x1b" not in text
     # Once for each batch, and once as it ends.
-    counts = [f"{frames}/400 frames" for frames in (100, 200, 300, 400, 400)]
+    counts = [f"{frames}/400 frames" for frames in (100, 200, 300, 400, 400)] * 2
     assert all(count in shown for count, shown in zip(counts, client.replaced, strict=True))

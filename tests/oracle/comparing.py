@@ -15,6 +15,7 @@ from tensordict import TensorDictBase, is_leaf_nontensor
 from tensordict.nn import TensorDictModule
 from torchrl.data import LazyTensorStorage, ReplayBuffer
 
+from trawl.backends import InlineBackend
 from trawl.collectors import (
     Collector,
     MultiAsyncCollector,
@@ -58,7 +59,7 @@ class Case:
     Attributes:
         face: name of the kind of environment.
         options: options that decide the frames.
-        place: ``"one"`` process, or workers: ``"sync"`` or ``"async"``.
+        place: ``"one"`` process, or workers: ``"sync"``, ``"sync_messages"`` or ``"async"``.
         delivery: form in which frames are delivered.
         policy: kind of policy.
         further: further arguments of the collector, which change no frame.
@@ -222,9 +223,19 @@ DELIVERIES: dict[str, dict[str, Any]] = {
     "steps": {"extend_buffer": False},
     "buffer_whole": {"replay_write_mode": "trajectory"},
 }
+
+
+class WithMessages(MultiSyncCollector):
+    """A collector whose workers are in this process, but share no memory with it."""
+
+    def _new_backend(self) -> InlineBackend:
+        return InlineBackend(False)
+
+
 #: Collector and start method of each place with workers.
 PLACES: dict[str, tuple[Any, str]] = {
     "sync": (MultiSyncCollector, "inline"),
+    "sync_messages": (WithMessages, "inline"),
     "async": (MultiAsyncCollector, "inline"),
     "sync_processes": (MultiSyncCollector, "forkserver"),
     "async_processes": (MultiAsyncCollector, "forkserver"),
@@ -238,7 +249,7 @@ def collector_of(case: Case, **more: Any) -> Any:
     if case.place == "one":
         return Collector(sources[0], policy_of(case), **given)
     cls, method = PLACES[case.place]
-    if cls is MultiSyncCollector:
+    if issubclass(cls, MultiSyncCollector):
         given["frames_per_batch"] *= WORKERS
     return cls(sources, policy_of(case), start_method=method, **given)
 

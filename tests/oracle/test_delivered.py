@@ -20,7 +20,7 @@ from trawl.testing.oracle import Options
 # The first value of each factor can be combined with all values of the others.
 FACTORS: dict[str, list[Any]] = {
     "face": list(FACES),
-    "place": ["one", "sync", "async"],
+    "place": ["one", "sync", "async", "sync_messages"],
     "delivery": list(DELIVERIES),
     "policy": ["module", "function", "tensordict", "recurrent"],
     "frames_per_batch": [12, 3, 27],

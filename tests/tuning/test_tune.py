@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import signal
 import subprocess
-import sys
 from functools import partial
 from types import SimpleNamespace
 
@@ -13,6 +12,7 @@ import gymnasium
 import psutil
 import pytest
 import torch
+from forked import Forked
 from rich.console import Console
 from tuning_parts import SMALL, Linear, candidate
 
@@ -243,25 +243,16 @@ def test_an_environment_that_takes_long_to_make_costs_budget_only(monkeypatch):
 
 
 def test_ctrl_c_leaves_no_process(tmp_path):
-    process = subprocess.Popen(
-        [
-            sys.executable,
-            "-c",
-            "import trawl; trawl.tune('CartPole-v1', budget=600, max_envs=2, max_workers=2)",
-        ],
-        stderr=subprocess.PIPE,
-        text=True,
-        cwd=tmp_path,
-    )
-    try:
-        # By now, there have been workers.
-        assert any("2 workers" in line for line in process.stderr)
-        below = psutil.Process(process.pid).children(recursive=True)
-        process.send_signal(signal.SIGINT)
-        _, told = process.communicate(timeout=PATIENCE)
-    finally:
-        process.kill()
-        process.wait()
+    code = "import trawl; trawl.tune('CartPole-v1', budget=600, max_envs=2, max_workers=2)"
+    with Forked(code, stderr=subprocess.PIPE, cwd=tmp_path, finalize=True) as process:
+        try:
+            # By now, there have been workers.
+            assert any("2 workers" in line for line in process.stderr)
+            below = psutil.Process(process.pid).children(recursive=True)
+            process.send_signal(signal.SIGINT)
+            _, told = process.communicate(timeout=PATIENCE)
+        finally:
+            process.kill()
     assert told.rstrip().endswith("KeyboardInterrupt")
     assert process.returncode == -signal.SIGINT
     _, alive = psutil.wait_procs(below, PATIENCE)

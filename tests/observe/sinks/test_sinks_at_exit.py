@@ -2,55 +2,46 @@
 
 import csv
 import importlib.util
-import os
 import signal
 import socket
 import subprocess
-import sys
 from urllib.request import urlopen
 
 import psutil
 import pytest
+from forked import Forked
 from monitor_parts import PATIENCE
 
 _PROGRAM = """
-import importlib.util, os, sys
+import sys, warnings
 from trawl import MultiSyncCollector
 from trawl.observe import *
 
-if __name__ == "__main__":
-    port = PrometheusSink(0)
-    sinks = [CSVSink("stats.csv"), TensorBoardSink("runs"), WandbSink("project"), port]
-    if importlib.util.find_spec("mlflow"):
-        sinks.append(MLflowSink("mlruns"))
-    collector = MultiSyncCollector(["CartPole-v1"] * 2, frames_per_batch=20, total_frames=60)
-    Monitor(collector, sinks, every=0.05)
-    list(collector)
-    print(port.port, flush=True)
-    sys.stdin.readline()
+# On a busy machine, a sink may take long to open, and the monitor says so.
+warnings.filterwarnings("ignore", "a new monitor waits", RuntimeWarning)
+# Made before there are threads, by which its workers would come from a fresh interpreter.
+collector = MultiSyncCollector(["CartPole-v1"] * 2, frames_per_batch=20, total_frames=60)
+port = PrometheusSink(0)
+sinks = [CSVSink("stats.csv"), TensorBoardSink("runs"), WandbSink("project"), port]
+sinks += [MLflowSink(folder) for folder in sys.argv[1:]]
+Monitor(collector, sinks, every=0.05)
+list(collector)
+print(port.port, flush=True)
+sys.stdin.readline()
 """
 
 
 @pytest.fixture
-def program(tmp_path):
+def program(request, tmp_path):
     """A program that has collected all frames, and its port."""
     for name in ("prometheus_client", "tensorboard", "wandb"):
         if importlib.util.find_spec(name) is None:
             pytest.skip(f"{name} is not installed")
-    (tmp_path / "program.py").write_text(_PROGRAM)
-    settings = {"WANDB_MODE": "offline", "WANDB_SILENT": "true", "OMP_NUM_THREADS": "1"}
+    settings = {"WANDB_MODE": "offline", "WANDB_SILENT": "true"}
     settings |= {f"WANDB_{name}_DIR": str(tmp_path) for name in ("CONFIG", "CACHE", "DATA")}
-    # On a busy machine, a sink may take long to open, and the monitor says so.
-    quiet = ["-W", "ignore:a new monitor waits:RuntimeWarning"]
-    with subprocess.Popen(
-        [sys.executable, *quiet, "program.py"],
-        cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), **settings},
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    ) as process:
+    folders = ["mlruns"] if request.param and importlib.util.find_spec("mlflow") else []
+    pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
+    with Forked(_PROGRAM, *folders, cwd=tmp_path, env=settings, finalize=True, **pipes) as process:
         try:
             port = process.stdout.readline()
             assert port, process.stderr.read()
@@ -71,6 +62,7 @@ def check_gone(processes, port):
         pass
 
 
+@pytest.mark.parametrize("program", ["with MLflow"], indirect=True)
 def test_an_exit_writes_the_last_poll_and_ends_all(program, tmp_path):
     process, port = program
     children = psutil.Process(process.pid).children(recursive=True)
@@ -83,6 +75,7 @@ def test_an_exit_writes_the_last_poll_and_ends_all(program, tmp_path):
         assert list(csv.DictReader(file))[-1]["frames"] == "60"
 
 
+@pytest.mark.parametrize("program", [None], indirect=True)
 def test_a_killed_program_leaves_nothing(program):
     process, port = program
     # The sinks before this one may still be busy with the first poll.
