@@ -73,7 +73,8 @@ def run(code, *arguments, namespaces=(), within=None, **options):
 @functools.cache
 def shared():
     """The nursery of the programs that need no other. It ends with this process."""
-    modules = ["trawl.cli.collect", "trawl.cli.show", "trawl.collectors.worker", "trawl.data"]
+    commands = "trawl.cli.collect", "trawl.cli.show", "tyro"
+    modules = [*commands, "trawl.collectors.worker", "trawl.data"]
     if importlib.util.find_spec("pyarrow") is not None:
         modules.append("pyarrow.dataset")
     found = Nursery(*modules, "torch.distributed", place=os.path.join(_folder(), "nursery"))

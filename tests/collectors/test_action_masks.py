@@ -139,10 +139,10 @@ def env_of(where, kind, space, categorical=False):
 )
 def test_random_actions_are_allowed(where, kind, space, categorical):
     env = env_of(where, kind, space, categorical)
-    with Collector(env, frames_per_batch=300, total_frames=600) as collector:
+    with Collector(env, frames_per_batch=150, total_frames=300) as collector:
         first, _ = collector
         assert collector.stats()["env_path"] == "array"
-    actions = first["action"].reshape(300, -1)
+    actions = first["action"].reshape(150, -1)
     if space != "bits" and not categorical:
         # All that is allowed comes up.
         assert (actions.sum(0) > 0).all()
@@ -174,7 +174,7 @@ def test_masks_of_steps_are_followed_in_each_autoreset_mode(where, vector, mode)
 
     several = {"shared": partial(ParallelEnv, backend="thread"), "in a list": SerialEnv}
     env = several[vector](2, make) if vector in several else make()
-    with Collector(env, frames_per_batch=200) as collector:
+    with Collector(env, frames_per_batch=100) as collector:
         collector.next()  # or an environment refuses an action
 
 
@@ -210,11 +210,11 @@ def test_actions_are_drawn_evenly_from_those_allowed():
     allowed = np.array([1, 0, 1, 1, 0], np.int8)
     env = Masked()
     env.mask = lambda: [allowed]
-    with Collector(env, frames_per_batch=3000) as collector:
+    with Collector(env, frames_per_batch=1500) as collector:
         collector.set_seed(0)
         counts = collector.next()["action"].sum(0)
     assert counts[[1, 4]].tolist() == [0, 0]
-    assert (counts[[0, 2, 3]] > 800).all()
+    assert (counts[[0, 2, 3]] > 400).all()
 
 
 def test_equal_seeds_give_equal_actions():
@@ -479,6 +479,7 @@ SHAPES = [([3, 3], False), ([4, 3], True), ([2, 2], False), ([2, 3, 2], True)]
         (kind, *shape, bool((i + j // 2) % 2), ["obs", "info"][(i + j) % 2])
         for i, kind in enumerate(["single", "vector", "list", "parallel", "policy"])
         for j, shape in enumerate(SHAPES)
+        if (i + j) % 2 or kind == "single"
     ],
 )
 def test_masks_of_several_choices(kind, sizes, joint, categorical, where):

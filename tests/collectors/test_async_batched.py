@@ -74,12 +74,6 @@ def test_observations_of_other_kinds(cls):
     assert ledger.frames == 60
 
 
-def test_batches_and_the_budget_are_exact():
-    with numbered(frames=50, total_frames=120) as collector:
-        assert [len(batch) for batch in collector] == [50, 50, 20]
-        assert collector.stats()["frames"] == 120
-
-
 def test_entries_and_their_dtypes():
     with numbered(frames=8, total_frames=8) as collector:
         batch = collector.next()

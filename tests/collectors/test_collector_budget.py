@@ -158,17 +158,6 @@ def is_by_step(batch):
     return (NumberedEnv.action_numbers(batch) == NumberedEnv.numbers(batch)[..., 2] % 4).tolist()
 
 
-def test_the_first_batches_are_random():
-    collector = Collector(
-        NumberedEnv(lengths=[1000]),
-        by_step(),
-        frames_per_batch=20,
-        total_frames=80,
-        init_random_frames=40,
-    )
-    assert [all(is_by_step(batch)) for batch in batches(collector)] == [False, False, True, True]
-
-
 def test_random_frames_are_rounded_up_to_batches_with_a_warning():
     with pytest.warns(
         UserWarning, match=r"init_random_frames=25 .* 20 frames in a batch: 40 frames"
@@ -210,20 +199,6 @@ def test_the_policy_is_not_called_for_random_frames():
         assert len(calls) == before + 10
 
 
-def test_random_and_other_batches_have_the_same_entries():
-    def policy(observation):
-        return by_step().module(observation), observation[..., :2]
-
-    one, two = batches(
-        Collector(
-            NumberedEnv(), policy, frames_per_batch=10, total_frames=20, init_random_frames=10
-        )
-    )
-    assert set(one.keys(True, True)) == set(two.keys(True, True))
-    assert not one["output1"].any()
-    assert two["output1"].any()
-
-
 def test_single_random_frames_are_exact():
     buffer = Buffer()
     with Collector(
@@ -240,20 +215,6 @@ def test_single_random_frames_are_exact():
     assert all(right[97:])
     # By chance one in four is right: with 97 draws far from all of them.
     assert sum(right[:97]) < 60
-
-
-def test_single_frames_end_exactly_at_the_total():
-    buffer = Buffer()
-    with Collector(
-        NumberedEnv(),
-        frames_per_batch=5,
-        total_frames=17,
-        replay_buffer=buffer,
-        extend_buffer=False,
-    ) as collector:
-        assert list(collector) == [None] * 4
-        assert len(buffer) == 17
-        assert collector.stats()["frames"] == 17
 
 
 @pytest.mark.parametrize(

@@ -212,37 +212,6 @@ def test_a_random_policy_without_a_spec_says_so():
 # --- memory of a policy
 
 
-def test_recurrent_state_goes_on_from_step_to_step():
-    policy = TensorDictModule(
-        lambda observation, count: (choose_by_step(observation), count + 1),
-        in_keys=["observation", "count"],
-        out_keys=["action", ("next", "count")],
-    )
-
-    def begin(tensordict):
-        tensordict["count"] = tensordict.get("count", torch.zeros(1))
-        return policy(tensordict)
-
-    with Collector(NumberedEnv(lengths=[3]), begin, frames_per_batch=7) as collector:
-        iterator = iter(collector)
-        one, two = next(iterator), next(iterator)
-    assert one["count"][:, 0].tolist() == [0, 1, 2, 0, 1, 2, 0]
-    assert one["next", "count"][:, 0].tolist() == [1, 2, 3, 1, 2, 3, 1]
-    assert two["count"][:, 0].tolist() == [1, 2, 0, 1, 2, 0, 1]
-
-
-def test_a_function_reads_what_it_wrote_a_step_before():
-    def policy(tensordict):
-        tensordict["count"] = tensordict.get("count", torch.zeros(1)) + 1
-        return of_tensordict(tensordict)
-
-    with Collector(NumberedEnv(lengths=[3]), policy, frames_per_batch=7) as collector:
-        iterator = iter(collector)
-        one, two = next(iterator), next(iterator)
-    assert one["count"][:, 0].tolist() == [1, 2, 3, 1, 2, 3, 1]
-    assert two["count"][:, 0].tolist() == [2, 3, 1, 2, 3, 1, 2]
-
-
 def test_what_a_function_wrote_is_its_environments_own():
     def policy(tensordict):
         zero = torch.zeros(*tensordict.shape, 1)
@@ -252,17 +221,6 @@ def test_what_a_function_wrote_is_its_environments_own():
     envs = [lambda: NumberedEnv(0, lengths=[2]), lambda: NumberedEnv(1, lengths=[3])]
     batch = first_batch(envs, policy, frames_per_batch=12)
     assert batch["count"][..., 0].tolist() == [[1, 2, 1, 2, 1, 2], [1, 2, 3, 1, 2, 3]]
-
-
-def test_resets_empty_the_memory():
-    def policy(tensordict):
-        tensordict["count"] = tensordict.get("count", torch.zeros(1)) + 1
-        return of_tensordict(tensordict)
-
-    with Collector(NumberedEnv(lengths=[100]), policy, frames_per_batch=4) as collector:
-        next(iter(collector))
-        collector.reset()
-        assert next(iter(collector))["count"][:, 0].tolist() == [1, 2, 3, 4]
 
 
 # --- autograd, modes, changes

@@ -32,7 +32,21 @@ AGENTS = {
 }
 
 
-@pytest.mark.parametrize("name", [*ROWS, *AGENTS])
+# More of what others show.
+MORE = [
+    *("TimeMaxPool", "NoopResetEnv", "random truncation", "scaling", "nested", "GRU"),
+    *("native, transforms", "SerialEnv", "SerialEnv, one VecNormV2", "LSTM, SerialEnv"),
+    *("words, wrapped", "workers, native"),
+]
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=pytest.mark.long if name in MORE else [])
+        for name in [*ROWS, *AGENTS]
+    ],
+)
 def test_a_collector_continues_to_the_bit(name, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)  # where MuJoCo writes its log
     case = {**ROWS, **AGENTS}[name]

@@ -3,7 +3,7 @@ from itertools import groupby
 
 import pytest
 import torch
-from collector_parts import by_step, first_batch, keys
+from collector_parts import by_step, keys
 from hypothesis import given
 from hypothesis import strategies as st
 from tensordict import TensorDict
@@ -43,12 +43,6 @@ def test_whole_rows_stay_as_they_are():
     assert torch.equal(split["number"], batch["number"])
     assert split[MASK].all()
     assert MASK not in keys(batch)
-
-
-def test_a_single_trajectory_is_a_row():
-    split = split_trajectories(frames([3, 3, 3]))
-    assert split.batch_size == (1, 3)
-    assert split[MASK].tolist() == [[True] * 3]
 
 
 def test_every_entry_is_padded_with_zeros():
@@ -119,17 +113,6 @@ def test_a_frame_by_itself_is_no_batch():
 def test_without_ids_or_flags_there_is_nothing_to_go_by():
     with pytest.raises(KeyError, match=r"neither 'traj_ids' nor \('next', 'done'\)"):
         split_trajectories(TensorDict({"number": torch.arange(3)}, [3]))
-
-
-def test_no_frame_of_a_batch_is_lost():
-    batch = first_batch(
-        [lambda: NumberedEnv(0, lengths=[3, 7]), lambda: NumberedEnv(1, lengths=[4, 1])],
-        frames_per_batch=60,
-    )
-    split = split_trajectories(batch)
-    kept = split[split[MASK]]
-    assert torch.equal(kept["observation"], batch.reshape(-1)["observation"])
-    assert (split[TRAJ_IDS] == split[TRAJ_IDS][:, :1])[split[MASK]].all()
 
 
 def test_splitting_by_hand_is_as_the_option():

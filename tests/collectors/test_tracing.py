@@ -191,7 +191,6 @@ def test_an_inference_process(tmp_path):
     ("cls", "method", "detail"),
     [
         (CLASSES[0], "messages", "step"),
-        (CLASSES[0], "forkserver", "batch"),
         (CLASSES[1], "inline", "batch"),
         (CLASSES[1], "forkserver", "step"),
     ],

@@ -108,11 +108,17 @@ def test_a_killed_example_comes_to_the_same(
     assert events > 10
 
 
-def test_sac_goes_on_with_workers(example: Callable[[str], Any], tmp_path: Path) -> None:
+def test_sac_takes_its_steps_while_a_worker_collects_and_goes_on(
+    example: Callable[[str], Any], tmp_path: Path
+) -> None:
     sac = example("sac")
     settings = {**SAC, "workers": 1, "checkpoint": str(tmp_path / "c"), "checkpoint_every": 100}
     first = sac.main(sac.Config(**settings))
     assert first.frames == 400
+    assert [steps for steps, _ in first.curve] == [100, 200, 300, 400]
+    # The worst return of an episode is about -2000, the best 0.
+    assert all(-2100 < mean_return < 0 for _, mean_return in first.curve)
+    assert not first.solved
     again = sac.main(sac.Config(**settings))
     assert again.frames == 400
     # Only what came after the last checkpoint is done again; the rest of the curve is kept.

@@ -1,4 +1,4 @@
-"""Short runs of the examples of DQN, SAC and offline learning."""
+"""Short runs of the examples of DQN and offline learning."""
 
 from __future__ import annotations
 
@@ -36,24 +36,6 @@ def test_a_clone_acts_as_the_controller_does(
     ]
     assert {again.frames for again in untrained} == {2_000}
     assert statistics.median(again.mean_return for again in untrained) < 100
-
-
-def test_sac_takes_its_steps_while_a_worker_collects(example: Callable[[str], Any]) -> None:
-    sac = example("sac")
-    config = sac.Config(
-        total_frames=600,
-        random_frames=200,
-        minibatch_size=32,
-        samples_per_insert=32,
-        eval_every=200,
-        eval_episodes=2,
-    )
-    result = sac.main(config)
-    assert result.frames == 600
-    assert [steps for steps, _ in result.curve] == [200, 400, 600]
-    # The worst return of an episode is about -2000, the best 0.
-    assert all(-2100 < mean_return < 0 for _, mean_return in result.curve)
-    assert not result.solved
 
 
 def test_dqn_draws_by_the_errors_of_its_frames(example: Callable[[str], Any]) -> None:

@@ -1,4 +1,4 @@
-"""Steps of scripted agents against a plain loop: batches, ids, seeds, exact counts and resets."""
+"""Seeds, turns and mistakes of scripted agents."""
 
 import numpy as np
 import pytest
@@ -36,31 +36,6 @@ def drawing():
     return PettingZooEnv(Drawing(late=False), done_on_any=False)
 
 
-def check_episodes(batch):
-    """Checks each environment's frames: steps, lengths, last observations and ids."""
-    rows, ids = batch.shape[-1], batch["collector", "traj_ids"].reshape(-1, batch.shape[-1])
-    flat = batch.reshape(-1, rows)
-    for env in range(len(flat)):
-        own = flat[env]
-        step = 0
-        for t in range(rows):
-            seen, after = (
-                own["flyer", "observation"][t, 0],
-                own["next", "flyer", "observation"][t, 0],
-            )
-            assert seen[0] == number(step, "flyer")
-            assert after[0] == number(step + 1, "flyer")
-            # The last observation belongs to the episode that ends, not to the next one.
-            assert after[1] == seen[1]
-            ended = step + 1 == seen[1]
-            assert own["next", "done"][t].item() is bool(ended)
-            assert own["next", "truncated"][t].item() is bool(ended)
-            if t:
-                assert (ids[env, t] == ids[env, t - 1]).item() is (step > 0)
-            step = 0 if ended else step + 1
-    return ids
-
-
 def test_equal_seeds_give_equal_data_and_others_do_not():
     def collect(seed):
         with Collector([drawing] * 2, None, frames_per_batch=40) as collector:
@@ -71,20 +46,6 @@ def test_equal_seeds_give_equal_data_and_others_do_not():
     for key in first.keys(True, True):
         assert torch.equal(first.get(key), again.get(key)), key
     assert not torch.equal(first["flyer", "observation"], other["flyer", "observation"])
-
-
-def test_resets_at_odd_moments_begin_episodes():
-    with Collector([drawing] * 3, None, frames_per_batch=12) as collector:
-        collector.set_seed(2)
-        before = collector.next()
-        collector.reset([1])
-        batch = collector.next()
-        whole = torch.cat([before, batch], 1)
-        # The others go on where they were.
-        for row in (0, 2):
-            check_episodes(whole[row : row + 1])
-        check_episodes(batch[1:2])
-        assert batch["collector", "traj_ids"][1, 0] > before["collector", "traj_ids"].max()
 
 
 class ChangingTurns(Turns):

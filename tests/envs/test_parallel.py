@@ -122,12 +122,11 @@ def test_it_gives_what_a_serial_environment_gives(kind, each, parallel):
     assert_same(rolled(env), rolled(other))
 
 
-@pytest.mark.parametrize("env_id", ["CartPole-v1", "Pendulum-v1"])
-def test_equal_seeds_give_equal_data(env_id, opened):
+def test_equal_seeds_give_equal_data(opened):
     frames = []
     for cls in (ParallelEnv, SerialEnv):
-        env = opened(cls, 3, env_id)
-        assert env.set_seed(3) == SerialEnv(3, env_id).set_seed(3)
+        env = opened(cls, 3, "CartPole-v1")
+        assert env.set_seed(3) == SerialEnv(3, "CartPole-v1").set_seed(3)
         frames.append(rolled(env, 60))
     assert_same(*frames)
     assert env.set_seed(3, static_seed=True) == 3
@@ -175,14 +174,13 @@ def drawn_by(make, cls=Collector, count=2, **options):
     return batch["observation"][..., :2], batch["next", "reward"], made
 
 
-@pytest.mark.parametrize("each", [1, 2])
-def test_global_generators_of_the_processes_are_seeded(each):
+def test_global_generators_of_the_processes_are_seeded():
     first, second = (
-        drawn_by(lambda: ParallelEnv(3, Drawing, envs_per_worker=each), count=3) for _ in range(2)
+        drawn_by(lambda: ParallelEnv(3, Drawing, envs_per_worker=2), count=3) for _ in range(2)
     )
     assert torch.equal(first[0], second[0])
     assert torch.equal(first[1], second[1])
-    assert len(first[0][..., 0].unique()) > 3 * each
+    assert len(first[0][..., 0].unique()) > 6
 
 
 def test_global_generators_give_what_those_of_workers_give():

@@ -77,8 +77,18 @@ def drawn_by_caller() -> str:
     return str((torch.get_rng_state().tolist(), np.random.get_state(), random.getstate()))
 
 
-@pytest.mark.parametrize("source", ["own", "numpy", "random", "torch"])
-@pytest.mark.parametrize("make", [Drawn, vector, torchrl, torchrl_batch])
+SOURCES = ["own", "numpy", "random", "torch"]
+
+
+# What draws is that of the process, whatever the environment's kind.
+@pytest.mark.parametrize(
+    ("make", "source"),
+    [
+        *((make, source) for make in (Drawn, vector) for source in SOURCES),
+        *((torchrl, source) for source in ("own", "torch")),
+        *((torchrl_batch, source) for source in ("numpy", "random")),
+    ],
+)
 def test_episodes_of_a_seed_begin_equally_whatever_the_policy(make: Any, source: str) -> None:
     before = drawn_by_caller()
     with Evaluator(partial(make, source), Always(0), num_trajectories=5) as evaluator:

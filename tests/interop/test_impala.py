@@ -24,7 +24,9 @@ def test_processes():
     )
 
 
-@pytest.mark.parametrize("kind", [DistributedCollector, RPCCollector])
+@pytest.mark.parametrize(
+    "kind", [DistributedCollector, pytest.param(RPCCollector, marks=pytest.mark.long)]
+)
 def test_clusters(kind):
     own = {"num_workers_per_collector": 1} if kind is DistributedCollector else {}
     check(

@@ -22,7 +22,7 @@ from torchrl.trainers.algorithms import DQNTrainer, PPOTrainer, SACTrainer
 FRAMES = 32
 TOTAL = 4 * FRAMES
 # So many that they have not all come when a trainer first looks, 0.1 s after its collector began.
-MANY = 40 * TOTAL
+MANY = 16 * TOTAL
 QUIET = [
     pytest.mark.filterwarnings("ignore:.*experimental/prototype feature:UserWarning"),
     pytest.mark.filterwarnings("ignore:.*hook stage will be replaced:FutureWarning"),
