@@ -258,7 +258,7 @@ def test_an_environment_that_can_not_be_made_again_is_given_up(tmp_path: Path, m
 @modes
 def test_a_storm(tmp_path: Path, mode: Any) -> None:
     """Processes are killed again and again; each step is delivered once at most."""
-    makers, lives, kills = makers_of(tmp_path), Lives(), 6
+    makers, lives, kills = makers_of(tmp_path), Lives(), 4
     randomly = random.Random(0)
     with restarts("WorkerDied"), mode(makers, 40, -1, 1) as collector:
         batches = iter(collector)
