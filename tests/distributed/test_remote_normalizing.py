@@ -1,29 +1,9 @@
 """Statistics for normalisation that workers on other machines share."""
 
-import numpy as np
 import pytest
 from distributed_parts import CLASSES, kill_one, make
 
-from trawl.collectors import MultiSyncCollector
-
 OPTIONS = {"normalize_observations": True, "normalize_rewards": True, "frames_per_batch": 40}
-
-
-def collected(collector):
-    with collector:
-        collector.set_seed(1)
-        found = [collector.next().clone() for _ in range(3)]
-        return found, collector.normalization.observations["observation"]
-
-
-def test_batches_and_statistics_are_those_of_local_workers():
-    found, own = collected(make(CLASSES[0], sync=True, policy=None, **OPTIONS))
-    expected, same = collected(MultiSyncCollector(["Pendulum-v1"] * 2, **OPTIONS))
-    for one, other in zip(found, expected, strict=True):
-        assert (one.reshape(-1) == other.reshape(-1)).all()
-    assert own.count == 120
-    assert np.array_equal(own.mean, same.mean)
-    assert np.array_equal(own.var, same.var)
 
 
 @pytest.mark.filterwarnings("ignore:worker 0 .* a new worker takes its place:RuntimeWarning")

@@ -16,17 +16,6 @@ def collector(cls, sync, **options):
     return make(cls, create_env_fn=envs(2), policy=None, sync=sync, **options)
 
 
-@pytest.mark.parametrize(("cls", "sync"), EACH)
-def test_they_come_once_and_in_order(cls, sync):
-    episodes = Episodes(cycling(LENGTHS))
-    with collector(cls, sync, total_frames=140, traj_format="padded") as there:
-        for batch in there:
-            assert episodes.add(batch) == 3
-        assert there.stats()["frames"] == 140
-    assert all(found == list(range(len(found))) for found in episodes.by_env.values())
-    assert 140 - 5 * 5 < episodes.frames <= 140
-
-
 def test_they_go_into_a_buffer():
     buffer, episodes = Writes(), Episodes(cycling(LENGTHS))
     options = {"replay_buffer": buffer, "total_frames": 140, "trajs_per_write": 2}
