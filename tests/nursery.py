@@ -92,12 +92,12 @@ def bare():
 
 @functools.cache
 def python():
-    """The path of a program that runs modules, scripts and what is spawned, as Python does.
+    """The path of a program that runs modules, and scripts after ``-u``, as Python does.
 
     Their processes are forked from the nursery that most share.
     """
     # The last of these is known by the id of its process.
-    is_known = f'({IS_MODULE} or {IS_SPAWNED} or arguments[0] == "-u" or {IS_SCRIPT})'
+    is_known = f'({IS_MODULE} or arguments[0] == "-u")'
     is_known += ' and "submitit.local._local" not in arguments'
     return write_python(_folder(), shared().place, is_known, PYTHON)
 
@@ -136,23 +136,19 @@ sys.argv[:] = ["-c"]
 exec(code)
 """
 
-# What a command runs: a module, a script, what multiprocessing spawns, or the server that forks
-# Trawl's workers.
+# What a command runs: a module, or the server that forks Trawl's workers.
 IS_MODULE = '"-m" in arguments[:2]'
-IS_SCRIPT = 'arguments[0].endswith(".py")'
-IS_SPAWNED = 'arguments[-1] == "--multiprocessing-fork"'
 IS_SERVER = '"from trawl.backends.server import serve; " in arguments[-1]'
 
 # The processes that it starts may be forked as well. The server looks for its parent.
 PYTHON = """
-import multiprocessing.spawn, os, re, runpy, sys
+import os, re, runpy, sys
 
 def serve_for(parent):
     server, getppid = os.getpid(), os.getppid
     os.getppid = lambda: parent if os.getpid() == server else getppid()
 
 sys.executable = {path!r}
-multiprocessing.spawn.set_executable({path!r})
 sys.path[:] = filter(None, sys.path)
 arguments = sys.argv[1:]
 if "-m" in arguments[:2]:

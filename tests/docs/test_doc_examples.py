@@ -37,7 +37,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import nursery
 import pytest
 import torch
 
@@ -150,13 +149,9 @@ def untouched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]
 
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
 @pytest.mark.usefixtures("untouched")
-def test_page(page: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_page(page: Path) -> None:
     namespace: dict[str, Any] = {"__name__": f"example_{page.stem.replace('-', '_')}"}
-    text = page.read_text(encoding="utf-8")
-    if "sys.executable" in text:
-        # Programs of the page start at once.
-        monkeypatch.setattr(sys, "executable", nursery.python())
-    for block in blocks(text):
+    for block in blocks(page.read_text(encoding="utf-8")):
         where = f"{name_of(page)}:{block.line}"
         assert block.language in LANGUAGES, f"{where}: what is {block.language!r}?"
         if "file" in block.marks:
@@ -385,7 +380,7 @@ def test_wrong_pages_fail(wrong: str, tmp_path: Path, monkeypatch: pytest.Monkey
     page.write_text(wrong, encoding="utf-8")
     monkeypatch.setitem(globals(), "ROOT", tmp_path)
     with pytest.raises(AssertionError):
-        test_page(page, monkeypatch)
+        test_page(page)
 
 
 def test_commands_are_read() -> None:
