@@ -33,6 +33,9 @@ os.environ.setdefault("RAY_worker_niceness", "0")
 # A thread that exports Ray's metrics has crashed the process of the tests.
 os.environ.setdefault("RAY_enable_metrics_collection", "0")
 
+# The memory of Arrow would be cleaned by a thread, also in processes from which others are forked.
+os.environ.setdefault("JE_ARROW_MALLOC_CONF", "background_thread:false")
+
 # JAX would look for other devices, and warn if it finds none that it can use.
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 # Programs that run for some steps are compiled sooner than they are optimized.
