@@ -160,8 +160,8 @@ def _the_process_is_as_before() -> Iterator[None]:
     changed = {name: value for name, value in after.items() if value != before[name]}
     for name in changed:
         _ONCE[name][1](before[name])
-    # TorchRL handles signals from the first storage in files on.
-    theirs = ("torchrl", "tensordict")
+    # TorchRL handles signals from the first storage in files on, and Ray from its start on.
+    theirs = ("torchrl", "ray")
     changed = {
         name: value
         for name, value in changed.items()
