@@ -16,9 +16,8 @@ import torch
 from hypothesis import HealthCheck, settings
 from ray_workers import forked_workers
 from schedule import ByDuration, Clock, plan, uses_ray
-from tensordict.nn import set_interaction_type
-from tensordict.nn.probabilistic import interaction_type
 
+from trawl import exploration_type, set_exploration_type
 from trawl.backends import server
 
 # Examples are searched for anew on a developer's machine, and always the same ones elsewhere.
@@ -140,7 +139,7 @@ def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> 
 # What a whole process has once, and how it is set again: a test that changes it would make others
 # fail, depending on which come after it.
 _ONCE = {
-    "exploration type": (interaction_type, lambda kind: set_interaction_type(kind).__enter__()),
+    "exploration type": (exploration_type, lambda kind: set_exploration_type(kind).__enter__()),
     "default dtype": (torch.get_default_dtype, torch.set_default_dtype),
     "gradients": (torch.is_grad_enabled, torch.set_grad_enabled),
     "number of threads": (torch.get_num_threads, torch.set_num_threads),

@@ -1,4 +1,4 @@
-"""Processes of Trawl's own import tensordict without the compiler, which works all the same."""
+"""Where Trawl is imported first, there is no compiler until it is used, which works all the same."""
 
 from __future__ import annotations
 
@@ -22,8 +22,6 @@ import torch.compiler
 marks = torch.compiler.allow_in_graph, torch.compiler.assume_constant_result
 before = list(sys.meta_path)
 
-from trawl.lean import import_lean
-import_lean()
 import trawl.collectors.worker
 from tensordict.nn import TensorDictModule
 from torch import nn
@@ -58,10 +56,9 @@ def test_nothing_changes_where_tensordict_is_already() -> None:
         """
 import sys
 import tensordict
-from trawl.lean import import_lean
 
 before = list(sys.meta_path)
-import_lean()
+import trawl.collectors
 assert sys.meta_path == before
 """
     )

@@ -5,6 +5,8 @@ import sys
 import warnings
 from typing import TYPE_CHECKING, Any
 
+from trawl.lean import import_lean
+
 if sys.platform in ("win32", "cygwin"):
     raise ImportError(
         "trawl needs Linux, and does not work on Windows: use it in WSL (the Windows Subsystem for "
@@ -16,6 +18,8 @@ if sys.platform != "linux":
         "(Collector, and MultiSyncCollector and MultiAsyncCollector with start_method='inline')",
         stacklevel=2,
     )
+
+import_lean()
 
 if TYPE_CHECKING:
     from tensordict.nn import InteractionType as ExplorationType

@@ -1,12 +1,11 @@
-"""Imports tensordict in half the time, for worker processes and the ``trawl`` command.
+"""Imports tensordict in half the time.
 
 On import, tensordict marks some of its functions for PyTorch's compiler. Marking a function imports
 the compiler, which takes longer to import than tensordict itself. A process that collects rarely
 compiles anything. Therefore, this module postpones the marks until the compiler is imported.
 
-Without this module, importing ``trawl.collectors`` in a fresh interpreter takes twice the CPU time:
-2.4 s instead of 1.1 s. The benchmark ``first_batch`` in ``benchmarks/multi`` measures the effect on
-the start of workers.
+Without this module, importing ``trawl.collectors`` in a fresh interpreter takes twice the CPU time.
+The benchmark ``first_batch`` in ``benchmarks/multi`` measures the effect on the start of workers.
 """
 
 from __future__ import annotations
@@ -32,10 +31,11 @@ _Later = list[tuple[Callable[[Any], Any], Any]]
 def import_lean() -> None:
     """Makes the import of tensordict skip the compiler.
 
-    If tensordict or the compiler is already imported, this function does nothing.
+    Importing ``trawl`` calls this function. If tensordict or the compiler is already imported, it
+    does nothing.
 
-    During the import, ``torch.compiler`` is patched. Call this function only at the start of a
-    process, while no other thread compiles.
+    During the import of tensordict, ``torch.compiler`` is patched. No other thread can need it
+    then: whoever compiles has imported the compiler.
     """
     there = any(isinstance(finder, _Finder) for finder in sys.meta_path)
     if not there and _TENSORDICT not in sys.modules and _COMPILER not in sys.modules:

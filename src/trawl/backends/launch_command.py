@@ -272,7 +272,4 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    from trawl.lean import import_lean
-
-    import_lean()
     leave(main())

@@ -22,7 +22,6 @@ from trawl.backends.memory import map_once, populate
 from trawl.backends.spawn_payload import unpack
 from trawl.backends.title import set_title
 from trawl.backends.worker_loop import NOTHING, Breaker, Stopped, WorkerLoop, leave
-from trawl.lean import import_lean
 
 INTERRUPTION_BYTES = 64
 
@@ -64,7 +63,6 @@ class _ProcessPort(WorkerLoop):
 
     @override
     def make_service(self) -> Service:
-        import_lean()
         (index, path, environ, directory, arguments, key, data), fds = self._connection.receive()
         multiprocessing.current_process().authkey = key
         set_title(f"trawl worker {index}")

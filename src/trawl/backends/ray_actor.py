@@ -27,7 +27,6 @@ from trawl.backends.control import Rendezvous, WorkerConnection
 from trawl.backends.failure import Failure
 from trawl.backends.frames import Delivery, Frame, pack_for_ray, read_delivery
 from trawl.backends.worker_loop import NOTHING, Breaker, Stopped, ThreadBreaker, WorkerLoop
-from trawl.lean import import_lean
 
 # Number of the backend's calls that an actor may run at a time: one call fetches messages, and the
 # others deliver messages.
@@ -318,7 +317,6 @@ class _RayLoop(WorkerLoop):
 
     @override
     def make_service(self) -> Service:
-        import_lean()
         make: Callable[[Port], Service] = self._make.content()
         return make(self)
 

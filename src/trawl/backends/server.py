@@ -22,7 +22,6 @@ from typing import NoReturn
 
 from trawl.backends.ipc import Closed, IpcConnection
 from trawl.backends.title import set_title
-from trawl.lean import import_lean
 
 # Modules that a worker needs and that take long to import.
 PRELOADED = ("trawl.collectors.worker", "gymnasium")
@@ -45,7 +44,6 @@ def serve(fd: int, parent: int, spawn: bool, preload: Iterable[str] = ()) -> NoR
     # Processes that an environment started and left behind become children of this process, which
     # ends them.
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
-    import_lean()
     for name in preload:
         # If the module matters in a worker, the worker will report the error.
         with contextlib.suppress(Exception):

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 
 from trawl.cli.errors import CliError, StoppedEarly, message_of
 from trawl.cli.notes import print_note, print_traceback, warnings_as_notes
-from trawl.lean import import_lean
 
 if TYPE_CHECKING:
     from trawl.cli.arguments import Arguments
@@ -95,7 +94,6 @@ def _run(command: Arguments) -> int:
         TuneArguments,
     )
 
-    import_lean()
     if isinstance(command, CheckArguments):
         from trawl.cli.check import check
 

@@ -8,10 +8,7 @@ from __future__ import annotations
 
 import sys
 
-from trawl.lean import import_lean
+from trawl.collectors.distributed.launchers import run_rank
 
 if __name__ == "__main__":
-    import_lean()
-    from trawl.collectors.distributed.launchers import run_rank
-
     sys.exit(run_rank())
