@@ -1,4 +1,4 @@
-"""Where Trawl is imported first, there is no compiler until it is used, which works all the same."""
+"""Where Trawl is imported first, no compiler is there until it is used: nothing else changes."""
 
 from __future__ import annotations
 
