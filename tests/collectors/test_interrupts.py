@@ -1,7 +1,9 @@
 """Ctrl-C while a batch is collected: the next call delivers it, and each frame comes once."""
 
+import importlib
 import multiprocessing
 import os
+import pkgutil
 import signal
 import threading
 from collections import deque
@@ -12,6 +14,7 @@ import pytest
 import torch
 from torchrl.data import LazyTensorStorage, ReplayBuffer
 
+import trawl
 from trawl import Collector, MultiAsyncCollector, MultiSyncCollector
 from trawl.collectors import AsyncBatchedCollector
 from trawl.envs import GymEnv
@@ -365,3 +368,22 @@ def test_workers(kind):
         thread.join()
     assert len(presses) == 3
     assert ledger.frames == FRAMES * BATCHES
+
+
+# --- constructors
+
+
+def test_what_ctrl_c_left_half_made_is_deleted_without_a_word():
+    """Ctrl-C may end a constructor before its first line."""
+    found = []
+    for module in pkgutil.walk_packages(trawl.__path__, "trawl."):
+        if module.name.endswith("__main__"):
+            continue
+        for cls in vars(importlib.import_module(module.name)).values():
+            if isinstance(cls, type) and cls.__module__ == module.name and "__del__" in vars(cls):
+                # Also that of an abstract class.
+                made = type(cls)(cls.__name__, (cls,), {})
+                made.__abstractmethods__ = frozenset()
+                object.__new__(made).__del__()
+                found.append(cls.__name__)
+    assert {"Evaluator", "BaseCollector", "ProcessBackend", "IpcConnection"} <= set(found)

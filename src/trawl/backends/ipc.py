@@ -139,7 +139,8 @@ class IpcConnection:
         self._socket.close()
 
     def __del__(self) -> None:
-        self.close()
+        if hasattr(self, "_kept") and hasattr(self, "_socket"):
+            self.close()
 
     def _send_packet(self, packet: _Packet, flags: int) -> None:
         data, fds = packet

@@ -106,8 +106,9 @@ class ProcessBackend(Backend):
         return events
 
     def __del__(self) -> None:
-        # A worker ends by itself when its connection is closed.
-        for worker in self._living:
+        # A worker ends by itself when its connection is closed. Ctrl-C may end a constructor before
+        # it has begun.
+        for worker in self.__dict__.get("_living", ()):
             worker.connection.close()
 
     def fileno(self) -> int:

@@ -59,7 +59,8 @@ class Wakeup:
         self._end.close()
 
     def __del__(self) -> None:
-        self._end.close()
+        if hasattr(self, "_end"):
+            self._end.close()
 
 
 def _wakeup(descriptor: Any) -> Wakeup:
