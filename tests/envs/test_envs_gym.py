@@ -1,5 +1,7 @@
 """A Gymnasium environment as a TensorDict environment."""
 
+from functools import partial
+
 import gymnasium
 import numpy as np
 import pytest
@@ -8,9 +10,11 @@ from gymnasium import spaces
 from gymnasium.vector import SyncVectorEnv
 from tensordict import TensorDict
 
-from trawl.envs import GymEnv
+from trawl.envs import GymEnv, SerialEnv
 from trawl.testing import ImageEnv, NestedEnv, NumberedEnv, RaggedEnv
 from trawl.testing.envs import read_image
+from trawl.testing.faces import ScriptedLooseEnv
+from trawl.testing.script import Script
 
 STEP, TOTAL = 2, 3
 
@@ -565,3 +569,20 @@ def test_an_observation_beside_a_nested_action_is_fine():
 
     frames = GymEnv(Nested()).rollout(3)
     assert keys(frames) >= {("agent", "sees"), ("agent", "does"), ("next", "agent", "sees")}
+
+
+@pytest.mark.parametrize("device", [None, "cpu"])
+@pytest.mark.parametrize("given", [None, "cpu"])
+def test_rows_with_text_are_kept_whatever_device_they_name(device, given):
+    script = Script(lengths=[9])
+    makers = [partial(ScriptedLooseEnv, script, env) for env in range(3)]
+    env = SerialEnv(3, makers, device=device)
+    root = env.reset()
+    root = root.to("cpu") if given else root.copy().clear_device_()
+    before = root.get("text").tolist(), root.device, root.get("text").device
+    mask = torch.tensor([[True], [False], [True]])
+    fresh = env.reset(root.copy().set("_reset", mask)).get("text").tolist()
+    assert (root.get("text").tolist(), root.device, root.get("text").device) == before
+    assert fresh[1] == before[0][1]
+    assert fresh[0] != before[0][0]
+    env.close()

@@ -270,6 +270,8 @@ class TensorDictEnv(ABC):
         if mask is None or tensordict is None or mask.all():
             return fresh
         kept = tensordict.select(*fresh.keys(True, True, is_leaf=is_leaf_nontensor))
+        # Text of rows whose TensorDicts name different devices, or none, can't be stacked.
+        kept = kept.copy().clear_device_() if fresh.device is None else kept.to(fresh.device)
         return torch.where(mask.to(fresh.device or "cpu"), fresh, kept)
 
     def step(self, tensordict: TensorDictBase) -> TensorDictBase:
