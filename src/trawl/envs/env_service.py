@@ -238,9 +238,14 @@ class EnvService(Service):
         try:
             value = getattr(target, content.name)(*content.args)
         except Exception as error:
-            self._port.send(CallFailed(content.number, content.env, Failure.of(error)))
+            self._tell(content.number, content.env, error)
         else:
             self._port.send(CallResult(content.number, value))
+
+    def _tell(self, number: int, env: int | None, error: Exception) -> None:
+        """Sends an error. Stopped while it reads source files, a thread would leave them open."""
+        with self._port.undisturbed():
+            self._port.send(CallFailed(number, env, Failure.of(error)))
 
     @override
     def work(self) -> None:
@@ -269,7 +274,7 @@ class EnvService(Service):
                 try:
                     step(bool(eager[0]))
                 except Exception as error:
-                    self._port.send(CallFailed(-number, member.index, Failure.of(error)))
+                    self._tell(-number, member.index, error)
                     answer = -number
             answered[index] = answer
             wake(answers, 1)
