@@ -11,7 +11,7 @@ import ctypes
 import fcntl
 import functools
 import gc
-import importlib.util
+import importlib
 import json
 import multiprocessing.resource_tracker
 import os
@@ -73,11 +73,9 @@ def run(code, *arguments, namespaces=(), within=None, **options):
 @functools.cache
 def shared():
     """The nursery of the programs that need no other. It ends with this process."""
-    commands = "trawl.cli.collect", "trawl.cli.show", "tyro"
-    modules = [*commands, "trawl.collectors.worker", "trawl.data"]
-    if importlib.util.find_spec("pyarrow") is not None:
-        modules.append("pyarrow.dataset")
-    found = Nursery(*modules, "torch.distributed", place=os.path.join(_folder(), "nursery"))
+    modules = ["trawl.cli.collect", "trawl.cli.show", "tyro", "trawl.collectors.worker"]
+    modules += ["trawl.data", "pyarrow.dataset", "torch.distributed"]
+    found = Nursery(*modules, place=os.path.join(_folder(), "nursery"))
     atexit.register(found.close)
     return found
 
@@ -102,9 +100,8 @@ def python():
     return write_python(_folder(), shared().place, is_known, PYTHON)
 
 
-@functools.cache
 def _folder():
-    """A folder, which is removed at the end."""
+    """A new folder, which is removed at the end."""
     found = tempfile.mkdtemp()
     atexit.register(shutil.rmtree, found)
     return found
@@ -115,16 +112,12 @@ def interpreter(*modules):
     """The path of a program that runs ``-c`` code as Python does, in processes that are forked.
 
     Args:
-        *modules: what these processes have imported; those that are not installed are left out.
+        *modules: what these processes have imported.
     """
-    folder = tempfile.mkdtemp()
-    atexit.register(shutil.rmtree, folder)
-    place = os.path.join(folder, "nursery")
-    path = write_python(folder, place, '"-c" in arguments', _CODE)
-    there = [one for one in modules if importlib.util.find_spec(one.partition(".")[0])]
-    found = Nursery(*there, place=place)
+    folder = _folder()
+    found = Nursery(*modules, place=os.path.join(folder, "nursery"))
     atexit.register(found.close)
-    return path
+    return write_python(folder, found.place, '"-c" in arguments', _CODE)
 
 
 # What is run is the last of the arguments.
@@ -171,10 +164,9 @@ class Nursery:
     """The process that programs are forked from, as the tests see it.
 
     Args:
-        modules: what they need.
+        modules: what they need; those that are not installed are left out.
         place: a path where other processes may ask for programs as well.
-        later: what these need besides, if it is installed, and may be imported with their
-            environment only.
+        later: what these need besides, and may be imported with their environment only.
         environment: what they have in their environment. By default they find the modules that
             this process does.
     """
@@ -399,16 +391,17 @@ def serve(modules, later, fd, listening=None):
                 request, fds = asked
                 if later and ready is not tests:
                     os.environ.update(request["env"])
-                    _import(later, (ImportError,))
+                    _import(later)
                     later = ()
                 pid = _fork(request, fds, listeners | callers)
                 living[os.pidfd_open(pid)] = pid, ready
                 _tell(ready, "begun", pid)
 
 
-def _import(modules, but_for=()):
+def _import(modules):
     for module in modules:
-        with contextlib.suppress(*but_for):
+        # If it matters in a program, that will report the error.
+        with contextlib.suppress(ImportError):
             importlib.import_module(module)
     # What is there from the beginning is no garbage at the end: to look for it takes a second.
     gc.freeze()

@@ -117,6 +117,11 @@ def has_layout(face: str) -> bool:
     return FACES[face].traits.isdisjoint({Trait.TENSORDICTS, Trait.LOOSE})
 
 
+def can_pad(face: str, delivery: str) -> bool:
+    """Returns True unless text would be padded, which not every version of tensordict does."""
+    return face != "loose" or delivery not in ("padded", "split")
+
+
 # --- policies
 
 

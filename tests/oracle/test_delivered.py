@@ -11,7 +11,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from tests.oracle.comparing import DELIVERIES, WHOLE, Case, arguments, check
+from tests.oracle.comparing import DELIVERIES, WHOLE, Case, arguments, can_pad, check
 from tests.oracle.design import pairs, pairwise
 from trawl.supported import refused
 from trawl.testing.faces import FACES
@@ -123,8 +123,7 @@ def allowed(case: dict[str, Any]) -> bool:
         chosen["policy"] == "function" and face in ("mapping", "agents", "agents_list"),
         # What its infos are is found out in the episodes before the one that fails at once.
         face == "agents_list" and chosen["failures"] and chosen["levels"],
-        # Not every version of tensordict pads text.
-        face == "loose" and delivery in ("padded", "split"),
+        not can_pad(face, delivery),
         # As in TorchRL, the first frame has no entry that only a policy knows.
         chosen["policy"] == "recurrent" and face == "torchrl",
         chosen["masks"] and face in ("dm_env", "jax", "torchrl"),

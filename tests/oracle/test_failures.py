@@ -16,6 +16,7 @@ from gymnasium.vector import SyncVectorEnv
 from tests.oracle.comparing import (
     DELIVERIES,
     Case,
+    can_pad,
     check,
     collector_of,
     has_layout,
@@ -81,8 +82,7 @@ def test_every_real_frame_is_delivered_once(face) -> None:
             normalize_observations=normalize,
             normalize_rewards=normalize,
         )
-        padded = face == "loose" and delivery in ("padded", "split")
-        if delivery != "steps" and not padded:
+        if delivery != "steps" and can_pad(face, delivery):
             check(Failing(face, options, delivery=delivery, at=next(where)))
 
 

@@ -230,7 +230,7 @@ class SameTensorDict:
         held = self._held
         if held is None:
             held = self._held = batch.clone()
-        elif _has_tensors_only(batch) and _shapes(held) == _shapes(batch):
+        elif (shapes := _shapes(batch)) is not None and shapes == _shapes(held):
             held.update_(batch)
         else:
             for key in list(held.keys()):
@@ -243,11 +243,11 @@ class SameTensorDict:
         return held
 
 
-def _has_tensors_only(batch: TensorDictBase) -> bool:
-    # Tensordict copies no other data in place.
-    leaves = batch.keys(True, True, is_leaf=is_leaf_nontensor)
-    return set(leaves) == set(batch.keys(True, True))
-
-
-def _shapes(batch: TensorDictBase) -> dict[Any, Any]:
-    return {key: (value.shape, value.dtype) for key, value in batch.items(True, True)}
+def _shapes(batch: TensorDictBase) -> dict[Any, Any] | None:
+    """Returns shapes and dtypes, or None if there are other data, which have no copies in place."""
+    shapes = {}
+    for key, value in batch.items(True, True, is_leaf=is_leaf_nontensor):
+        if not isinstance(value, Tensor):
+            return None
+        shapes[key] = value.shape, value.dtype
+    return shapes
