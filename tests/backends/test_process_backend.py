@@ -16,6 +16,7 @@ from pathlib import Path
 import psutil
 import pytest
 from forked import Forked
+from open_files import check_no_named_memory
 from scripted_service import ScriptedService
 
 from trawl.backends import Death, Message, ProcessBackend, server, server_handle
@@ -122,11 +123,6 @@ def gone(handles, seconds=PATIENCE):
                 return False
             os.close(handle)
     return True
-
-
-def names():
-    """Names in shared memory; those of semaphores are of tests that run side by side with this."""
-    return {name for name in os.listdir("/dev/shm") if not name.startswith("sem.")}
 
 
 @pytest.fixture(params=METHODS)
@@ -342,7 +338,6 @@ def test_what_workers_print_arrives_once(method):
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("doing", ["idle", "loop", "native"])
 def test_nothing_is_left_of_a_parent_that_is_killed(method, doing):
-    before = names()
     what = {
         "idle": "1",
         "loop": "self.port.send(1) or all(i == 0 for i in iter(int, 1))",
@@ -361,11 +356,12 @@ def test_nothing_is_left_of_a_parent_that_is_killed(method, doing):
         say(server("{method}").pid, *[worker.pid for worker in workers])
         backend.wait()
     """) as program:
-        handles = [watch(pid) for pid in program.line().split()]
+        pids = program.line().split()
+        handles = [watch(pid) for pid in pids]
         assert None not in handles
+        check_no_named_memory([program.process.pid, *pids])
         program.process.kill()
         assert gone(handles)
-    assert names() <= before
 
 
 @pytest.mark.parametrize(

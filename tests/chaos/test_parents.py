@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from chaos_parts import PATIENCE, family, watched
 from forked import Forked
+from open_files import check_no_named_memory
 
 LONG = pytest.mark.long
 MODES = pytest.mark.parametrize("mode", [pytest.param("sync", marks=LONG), "async"])
@@ -83,15 +84,6 @@ def check_folder(folder: Path) -> None:
     assert all(path.name.startswith(("worker", "once")) for path in folder.iterdir())
 
 
-def check_memory(pids: list[int]) -> None:
-    """Checks that none of these processes uses a file in /dev/shm, which could be left there."""
-    for pid in pids:
-        for line in Path(f"/proc/{pid}/maps").read_text().splitlines():
-            assert "/dev/shm/" not in line or "(deleted)" in line
-        for name in os.listdir(f"/proc/{pid}/fd"):
-            assert not os.readlink(f"/proc/{pid}/fd/{name}").startswith("/dev/shm/")
-
-
 def only_interrupted(errors: str) -> bool:
     """Returns True if stderr has one traceback, of KeyboardInterrupt, and nothing else."""
     lines = errors.strip().splitlines()
@@ -139,7 +131,7 @@ def test_the_parent_is_killed(run: Any, mode: str, text: str, signum: int, tmp_p
     started = family(script.pid)
     # Three workers, and the server process that starts them.
     assert len(started) == 4
-    check_memory([script.pid, *started])
+    check_no_named_memory([script.pid, *started])
     with watched(*started) as wait:
         os.kill(script.pid, signum)
         wait()
