@@ -26,17 +26,17 @@ from trawl.keys import (
 )
 from trawl.memory import Array
 from trawl.rollout.array_env_restarts import make_stepper
+from trawl.rollout.array_normalizer import ArrayNormalizer
 from trawl.rollout.array_policy import PolicyBinder
+from trawl.rollout.array_stacks import ArrayStacks
 from trawl.rollout.batch_writer import ActFn, BatchOptions, NoFixedLayout, StepFn
 from trawl.rollout.block import Block, zeros
 from trawl.rollout.checks import check_rewards, has_autoreset_steps
 from trawl.rollout.episodes import EpisodeStart, EpisodeTracker, StartValue, StepArrays
 from trawl.rollout.fixed_layout_writer import FixedLayoutWriter
 from trawl.rollout.frame_entries import FLAG
-from trawl.rollout.frame_stacks import FrameStacks
 from trawl.rollout.groups import GroupBinder
 from trawl.rollout.layout import Layout, Leaf
-from trawl.rollout.normalizer import BatchNormalizer
 from trawl.rollout.parallel_stepper import ParallelStepper
 from trawl.rollout.policy import Policy
 from trawl.rollout.policy_inputs import LatestObservation
@@ -110,11 +110,11 @@ class ArrayBatchWriter(FixedLayoutWriter):
         """Returns what is done to frames, in the order in which they pass."""
         options, entries, stages = self.options, self.entries, list[Stage[Array, StepArrays]]()
         if options.frame_stack is not None:
-            stacks = FrameStacks(options.frame_stack, self.env, entries.observed, options.steps)
+            stacks = ArrayStacks(options.frame_stack, self.env, entries.observed, options.steps)
             self._next |= stacks.newest
             stages.append(stacks)
         if options.normalize:
-            normalizer = BatchNormalizer(
+            normalizer = ArrayNormalizer(
                 options.normalize, entries.observed, entries.rewards, self._next, options.steps
             )
             self.normalization = normalizer.normalization

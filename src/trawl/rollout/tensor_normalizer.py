@@ -36,7 +36,7 @@ class TensorNormalizer(FrameNormalizer[Tensor, TensorBlock]):
     """Normalises the batches of a ``TensorBatchWriter``.
 
     Except for rounding, the results equal those of
-    :class:`~trawl.rollout.normalizer.BatchNormalizer`.
+    :class:`~trawl.rollout.array_normalizer.ArrayNormalizer`.
 
     Args:
         env: the environment.
@@ -112,8 +112,6 @@ class TensorNormalizer(FrameNormalizer[Tensor, TensorBlock]):
         self._normalize_fresh()
 
     def _normalize_fresh(self) -> None:
-        if self._home.type == "cpu" and not self._fresh.any():
-            return
         for one in self._observations:
             values = torch.empty_like(one.next_row)
             one.normalize(one.raw_next, values)
@@ -123,10 +121,12 @@ class TensorNormalizer(FrameNormalizer[Tensor, TensorBlock]):
     # --- a batch
 
     @override
-    def renew(self, most_frames: float, in_groups: bool) -> Tensor:
+    def renew(self, most_frames: float, in_groups: bool) -> Tensor | None:
         self._statistics.most_frames = most_frames
         self._statistics.begin(in_groups)
         self._load()
+        if self._home.type == "cpu" and not self._fresh.any():
+            return None
         self._normalize_fresh()
         fresh = self._fresh.clone()
         self._fresh.zero_()

@@ -63,9 +63,12 @@ class TensorStacks(StackStage[Tensor, TensorBlock]):
 
     @override
     def restart(self, mask: Tensor | None) -> None:
-        envs = slice(None) if mask is None else mask
         for key, earlier in self.earlier.items():
-            earlier[:, envs] = self._newest[key][envs] if self._repeats else 0
+            first = self._newest[key] if self._repeats else torch.zeros_like(self._newest[key])
+            if mask is not None:
+                # Without looking at the mask, which would wait for a device.
+                first = torch.where(mask.view(-1, *[1] * (first.ndim - 1)), first, earlier)
+            earlier.copy_(first)
 
     @override
     def first_read(self, key: Key) -> Tensor | None:

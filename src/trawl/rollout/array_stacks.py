@@ -27,7 +27,7 @@ from trawl.rollout.stack_stage import StackedLeaf, StackStage
 from trawl.rollout.windows import Windows
 
 
-class FrameStacks(StackStage[Array, StepArrays]):
+class ArrayStacks(StackStage[Array, StepArrays]):
     """Frames of the stacked observations of a batch of environments.
 
     Args:

@@ -75,7 +75,7 @@ class _Observation:
         np.minimum(target, self._high, out=target)
 
 
-class BatchNormalizer(FrameNormalizer[Array, StepArrays]):
+class ArrayNormalizer(FrameNormalizer[Array, StepArrays]):
     """Normalises the batches of an ``ArrayBatchWriter``.
 
     The statistics of observations are those of the frames: the observation with which each frame
