@@ -33,7 +33,8 @@ class Block:
 
     Attributes:
         lease: the memory that will be delivered.
-        rows: arrays with time first, ``(steps, *batch, *leaf)``, by key.
+        tensors: the entries with time first, ``(steps, *batch, *leaf)``, by key.
+        rows: the same memory as arrays.
         flat_rows: the same arrays with a single batch dimension, ``(steps, num_envs, *leaf)``.
         windows: stacks that a policy reads instead of the entries of the batch, by key.
         grown: frames of stacked observations for which the leased memory has no room, by key.
@@ -49,10 +50,10 @@ class Block:
             key: torch.empty(_time_first(layout, key), dtype=layout.leaves[key].dtype)
             for key in staged_keys(layout)
         }
-        self._tensors: dict[Key, Tensor] = {
+        self.tensors: dict[Key, Tensor] = {
             key: self._staged.get(key, lease.tensors[key].movedim(axis, 0)) for key in layout.leaves
         }
-        self.rows: dict[Key, Array] = {key: as_array(t) for key, t in self._tensors.items()}
+        self.rows: dict[Key, Array] = {key: as_array(t) for key, t in self.tensors.items()}
         lead = (layout.steps, math.prod(layout.batch))
         self.flat_rows: dict[Key, Array] = {
             key: rows.reshape(*lead, *layout.leaves[key].shape) for key, rows in self.rows.items()
@@ -67,7 +68,7 @@ class Block:
     ) -> tuple[Sequence[Tensor], bool]:
         if key in self.windows:
             return self.windows[key].tensors(start, stop, envs)
-        tensor = self._tensors[key][start:stop]
+        tensor = self.tensors[key][start:stop]
         batch = bool(self.lease.layout.batch)
         apart = batch and key not in self._staged
         return (tensor[:, envs] if batch else tensor).unbind(0), not apart
@@ -80,7 +81,7 @@ class Block:
 
     def tensor(self, key: Key, steps: int) -> Tensor | None:
         """Returns the first rows of an entry, ``(steps, *batch, *leaf)``; None if there is none."""
-        found = self._tensors.get(key)
+        found = self.tensors.get(key)
         return None if found is None else found[:steps]
 
     def part(self, first: int, stop: int) -> BlockPart:
