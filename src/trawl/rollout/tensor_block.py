@@ -31,7 +31,11 @@ class TensorBlock:
     Attributes:
         tensors: the entries.
         pools: the frames.
+        newest: function that replaces rows of an observation by the environment's own tensors,
+            which a policy may read if it leaves its inputs alone; None if there are none.
     """
+
+    newest: Callable[[Key, Sequence[Tensor]], Sequence[Tensor]] | None = None
 
     def __init__(
         self, tensors: Mapping[Key, Tensor], pools: Mapping[Key, Tensor] = _NO_POOLS
@@ -73,11 +77,9 @@ class TensorBlock:
                 keep its inputs.
         """
         rows = self.rows(key, start, stop)
-        return LazyRows(lambda t: rows[t].clone(), stop - start) if copied else rows
-
-    def is_stacked(self, key: Key) -> bool:
-        """Returns True if the policy reads stacks of the entry's rows."""
-        return False
+        if copied:
+            return LazyRows(lambda t: rows[t].clone(), stop - start)
+        return rows if self.newest is None else self.newest(key, rows)
 
     def followers(self, start: int, stop: int) -> list[Follow]:
         """Returns functions to call after each step of a chunk, when the next row is written."""

@@ -128,10 +128,6 @@ class StackedBlock(TensorBlock):
         return super().inputs(key, start, stop, copied)
 
     @override
-    def is_stacked(self, key: Key) -> bool:
-        return key in self._recent
-
-    @override
     def followers(self, start: int, stop: int) -> list[Follow]:
         begun = self._begun[start:stop].unbind(0)
 
