@@ -37,7 +37,7 @@ class Block:
     Attributes:
         lease: the memory that will be delivered.
         tensors: the entries with time first, ``(steps, *batch, *leaf)``, by key.
-        rows: the same entries as arrays.
+        rows: the same memory as arrays.
         flat_rows: the same arrays with a single batch dimension, ``(steps, num_envs, *leaf)``.
         windows: stacks that a policy reads instead of the entries of the batch, by key.
     """

@@ -29,7 +29,7 @@ from trawl.rollout.policy import Policy
 from trawl.rollout.policy_inputs import InputRows
 from trawl.rollout.policy_leaves import PolicyLeaves
 from trawl.rollout.policy_outputs import PolicyOutputs
-from trawl.rollout.random_actions import ChunkActions
+from trawl.rollout.random_actions import RandomActions
 from trawl.rollout.tensor_block import LazyRows
 
 _HINT = (
@@ -102,7 +102,7 @@ class PolicyBinder:
         self._device = None if device is None or device == home else device
         self._dtypes = {key: leaf.dtype for key, leaf in leaves.written.items()}
         self._outputs = PolicyOutputs(self._dtypes, len(self._batch), at_once)
-        self._random = ChunkActions(env, leaves, self._outputs, self._next_row)
+        self._random = RandomActions(env, leaves, self._outputs)
 
     def bind(self, rows: PolicyRows, start: int, stop: int, random: bool) -> ActFn | None:
         """Returns a function of ``t`` that acts in row ``start + t``.
@@ -110,7 +110,7 @@ class PolicyBinder:
         Returns None if all actions of the chunk have already been drawn at random.
         """
         if random or self._policy.draws_from(self._env):
-            return self._random.bind(rows.tensors, start, stop)
+            return self._random.fill(rows.tensors, start, stop, self._next_row)
         plan = self._policy.plan(self._readable.keys(), self._batch)
         guarded = not self._policy.leaves_inputs_alone
         inputs = [self._input(rows, key, start, stop, guarded) for key in plan.reads]

@@ -103,7 +103,7 @@ class PolicyOutputs:
         expected = as_array(torch.empty(0, dtype=self._dtypes[key])).dtype
 
         def unusual(value: Any) -> Array:
-            return as_array(self.converted(key, value, 0).cpu().resolve_conj().resolve_neg())
+            return host_array(self.converted(key, value, 0))
 
         def checked(value: Any, shape: tuple[int, ...]) -> Array:
             try:
@@ -201,6 +201,11 @@ def converter(sample: Tensor) -> Callable[[Any], Array]:
     if sample.requires_grad or sample.device.type != "cpu":
         return lambda value: value.detach().cpu().numpy()
     return Tensor.numpy
+
+
+def host_array(tensor: Tensor) -> Array:
+    """Returns the values of a tensor on any device as an array (int16 for bfloat16)."""
+    return as_array(tensor.cpu().resolve_conj().resolve_neg())
 
 
 def _bfloat16_array(value: Any) -> Array:

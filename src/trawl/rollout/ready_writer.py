@@ -29,7 +29,7 @@ from trawl.rollout.checks import check_rewards
 from trawl.rollout.device_transfer import transfer_to
 from trawl.rollout.layout import Layout, Leaf
 from trawl.rollout.policy import Policy
-from trawl.rollout.random_actions import RandomActions
+from trawl.rollout.random_actions import ReadyActions
 from trawl.rollout.ready_pool import ReadyPool
 from trawl.rollout.ready_processes import ReadyProcesses
 from trawl.rollout.ready_source import ReadyResults, ReadySource
@@ -85,7 +85,7 @@ class ReadyBatchWriter(ArrayBatchWriter):
         # Row of each environment's last frame in this batch; -1 if there is none.
         self._last = np.full(self.num_envs, -1)
         self._transfer = transfer_to(policy.device or env.device)
-        self._random_actions = RandomActions(env, written)
+        self._random_actions = ReadyActions(env, self._policy_leaves, self._begun)
 
     @override
     def _start(self) -> None:
