@@ -293,9 +293,11 @@ def test_a_single_environment_may_have_a_number_of_environments():
         collector.next()  # or the environment refuses an action
 
 
-def test_environments_that_are_ready_follow_a_method():
+@pytest.mark.parametrize("where", ["obs", "info", "method"])
+def test_environments_that_are_ready_follow_it(where):
     options = {"policy": RandomPolicy(), "frames_per_batch": 100, "env_backend": "threading"}
-    with AsyncBatchedCollector([Maskable] * 2, **options) as collector:
+    sources = [partial(masked, where, SPACES["multi"])] * 2
+    with AsyncBatchedCollector(sources, **options) as collector:
         collector.next()  # or an environment refuses an action
 
 

@@ -95,6 +95,11 @@ class TensorDictEnv(ABC):
         """
         return None
 
+    def newest_mask(self) -> Tensor | None:
+        """Returns :meth:`action_mask` as a tensor, on the device of the environment's data."""
+        mask = self.action_mask()
+        return None if mask is None else torch.from_numpy(mask)
+
     # --- specs
 
     @property

@@ -30,7 +30,7 @@ from typing_extensions import override
 
 from trawl.envs.outcomes import reset_results, step_results
 from trawl.envs.specs import Binary, Categorical, Composite, MultiCategorical, MultiOneHot
-from trawl.keys import as_key
+from trawl.keys import Key, as_key
 from trawl.memory import Array
 
 MASK_KEY = "action_mask"
@@ -210,43 +210,76 @@ def _race(weights: Tensor) -> Tensor:
 def rand_actions(
     specs: Composite, given: TensorDictBase | None, mask: Array | None = None
 ) -> TensorDict:
-    """Draws random actions that the action mask allows.
+    """Draws random actions that the action masks allow.
 
     Args:
-        specs: the specs of the actions; if there are several actions, a mask
-            belongs to the action next to it, as in ``(group, "action_mask")``.
+        specs: the specs of the actions.
         given: the environment's observations, or None. If they include a mask, it takes
             precedence over ``mask``.
-        mask: the mask from ``info``, or None.
+        mask: the mask from ``info``, or None. It is the mask of the only action.
 
     Raises:
         ValueError: if ``mask`` has another shape than masks of the action.
     """
-    drawn = specs.rand()
-    keys = list(specs.keys(True, True))
+    drawn, keys = specs.rand(), list(specs.keys(True, True))
     if given is not None:
-        for key in (key for key in keys if not isinstance(key, str)):
-            own: Any = given.get(mask_key_of(key), None)
-            if isinstance(own, Tensor) and fits(specs[key], own.shape, own.ndim - 1):
-                drawn.set(key, masked_rand(specs[key], own))
-    if len(keys) != 1:
-        return drawn
-    shown: Any = None if given is None else given.get(MASK_KEY, None)
-    if shown is None and mask is not None:
-        shown = torch.from_numpy(mask).reshape(*specs.shape, *mask.shape[1:])
-    spec = specs[keys[0]]
-    if isinstance(shown, Tensor) and fits(spec, shown.shape, len(specs.shape)):
-        drawn.set(keys[0], masked_rand(spec, shown))
-    elif mask is not None and (sizes := choices(spec)) is not None:
-        raise unfit_mask(sizes, mask.shape[1:])
-    elif isinstance(shown, Tensor):
-        warn_unfit(spec, shown.shape)
+        found = observed_masks(specs, keys, lambda key: given.get(key, None), given.ndim)
+        for key, shown in found.items():
+            drawn.set(key, masked_rand(specs[key], given.get(shown)))
+        if found:
+            return drawn
+    if mask is not None and len(keys) == 1 and is_mask(specs[keys[0]], mask.shape):
+        drawn.set(keys[0], masked_rand(specs[keys[0]], torch.from_numpy(mask)))
     return drawn
 
 
-def mask_key_of(action: Any) -> tuple[str, ...]:
-    """Returns the key of the action mask that belongs to an action, next to the action."""
-    return (*as_key(action)[:-1], MASK_KEY)
+def observed_masks(
+    specs: Any, actions: Sequence[Any], shown: Callable[[Key], Any], batch: int
+) -> dict[Any, Key]:
+    """Returns the keys of the masks among observations, by the keys of the actions.
+
+    The mask of an action is next to it, as in ``(group, "action_mask")``. The mask of the only
+    action may also be at the root. A warning says that an entry of this name is no mask.
+
+    Args:
+        specs: the specs of the actions.
+        actions: keys of the actions.
+        shown: function that returns the newest observation with a key, or None.
+        batch: number of batch dimensions of the observations.
+    """
+    found: dict[Any, Key] = {}
+    for action in actions:
+        key, spec = as_key(action), specs[action]
+        places = dict.fromkeys(((*key[:-1], MASK_KEY), *[(MASK_KEY,)] * (len(actions) == 1)))
+        place = next((one for one in places if isinstance(shown(one), Tensor)), None)
+        if place is None:
+            continue
+        shape = shown(place).shape
+        dims = mask_dims(spec, shape)
+        # The masks of agents are flat; in front, they have a dimension for the agents.
+        if dims == 1 or (dims and len(key) == 1 and len(shape) == batch + dims):
+            found[action] = place
+        else:
+            warn_unfit(spec, shape[batch:])
+    return found
+
+
+def is_mask(spec: Any, shape: Sequence[int]) -> bool:
+    """Returns True if an entry of ``info`` is the mask of an action; False if it can have none.
+
+    Args:
+        spec: the action's spec.
+        shape: shape of the entry, with one dimension for the environments.
+
+    Raises:
+        ValueError: if it has another shape than masks of the action.
+    """
+    if fits(spec, shape, 1):
+        return True
+    sizes = choices(spec)
+    if sizes is not None:
+        raise unfit_mask(sizes, shape[1:])
+    return False
 
 
 def flat_mask(mask: Any) -> Array:

@@ -182,8 +182,8 @@ class TensorEnv(TensorDictEnv):
             )
         return value.detach().to(self.home)  # type: ignore[no-any-return]
 
+    @override
     def newest_mask(self) -> Tensor | None:
-        """Returns the action masks for the next step, with a row for each environment, or None."""
         return self.shown_mask
 
     @override

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -10,16 +9,7 @@ import torch
 from torch import Tensor
 
 from trawl.envs.base import TensorDictEnv
-from trawl.envs.masks import (
-    MASK_KEY,
-    fits,
-    mask_dims,
-    mask_key_of,
-    masked_rand,
-    rand_actions,
-    warn_unfit,
-)
-from trawl.keys import Key, as_key
+from trawl.keys import Key
 from trawl.memory import Array
 from trawl.rollout.batch_writer import ActFn
 from trawl.rollout.block import Block, BlockPart
@@ -28,7 +18,8 @@ from trawl.rollout.layout import Leaf
 from trawl.rollout.policy import Policy
 from trawl.rollout.policy_inputs import InputCopies, LatestObservation
 from trawl.rollout.policy_leaves import PolicyLeaves
-from trawl.rollout.policy_outputs import PolicyOutputs, array_checker, host_array
+from trawl.rollout.policy_outputs import PolicyOutputs, array_checker
+from trawl.rollout.random_actions import RandomActions
 from trawl.rollout.windows import WindowArrays
 
 
@@ -68,7 +59,8 @@ class PolicyBinder:
         self._readable = {**readable, **leaves.read_later}
         self._next_obs = next_obs
         self.reads_latest = False
-        self._outputs = PolicyOutputs({key: leaf.dtype for key, leaf in leaves.written.items()})
+        outputs = PolicyOutputs({key: leaf.dtype for key, leaf in leaves.written.items()})
+        self._random = RandomActions(env, leaves, outputs)
         self._latest = latest
         self._copies: dict[Key, InputCopies] = {}
 
@@ -79,7 +71,7 @@ class PolicyBinder:
         """
         self.reads_latest = False
         if random or self.policy.draws_from(self.env):
-            return self._act_randomly(block, start, stop)
+            return self._random.fill(block.tensors, start, stop, self._next_obs)
         return self.bind_policy(block, start, stop)
 
     def bind_policy(self, block: Block | BlockPart, start: int, stop: int) -> ActFn:
@@ -88,85 +80,6 @@ class PolicyBinder:
         inputs, fetch = self._inputs(block, plan.reads, start, stop)
         writers = [self._writer(block, key, start, stop) for key in plan.writes]
         return act_fn(plan.call, inputs, writers, fetch)
-
-    def _act_randomly(self, block: Block, start: int, stop: int) -> ActFn | None:
-        """Draws random actions for the whole chunk at once.
-
-        Returns None, unless action masks apply. In this case, returns a function that draws an
-        allowed action at each step.
-        """
-        self._fill_random(block, start, stop)
-        drawn = [found for key in self.env.action_keys if (found := self._masked(block, key))]
-        if drawn:
-
-            def act(t: int) -> None:
-                for spec, masks, rows, key in drawn:
-                    allowed = masked_rand(spec, masks[start + t])
-                    rows[start + t] = self._drawn(key, allowed)
-
-            return act
-        name, *more = self.env.action_keys
-        if more:
-            return None
-        rows = block.rows[as_key(name)]
-        if self.env.action_mask() is None:
-            return None
-        spec, known = self.env.full_action_spec[name], None
-
-        def act_by_info(t: int) -> None:
-            nonlocal known
-            mask: Any = self.env.action_mask()
-            if mask.shape != known:
-                # Raises an error if the mask is of another size.
-                rand_actions(self.env.full_action_spec, None, mask)
-                if not fits(spec, mask.shape, 1):
-                    return  # the action was drawn with those of the whole chunk
-                known = mask.shape
-            allowed = masked_rand(spec, torch.from_numpy(mask))
-            rows[start + t] = self._drawn(as_key(name), allowed)
-
-        return act_by_info
-
-    def _drawn(self, key: Key, actions: Tensor) -> Array:
-        """Returns random actions in the dtype of the policy's actions."""
-        return host_array(self._outputs.converted(key, actions, 0, "random actions gave"))
-
-    def _masked(self, block: Block, name: Any) -> tuple[Any, Tensor, Array, Key] | None:
-        """Returns what is needed to draw an action that its mask in the observation allows.
-
-        Returns:
-            The action's spec, the rows of the mask, the rows of the action and the action's key;
-            None if the observation has no mask for the action.
-        """
-        key, spec = as_key(name), self.env.full_action_spec[name]
-        shown = block.rows.get(mask_key_of(key))
-        # A mask at the root belongs to the only action; one in a group belongs to its agents.
-        if shown is None and len(self.env.action_keys) == 1:
-            shown = block.rows.get((MASK_KEY,))
-        if shown is None:
-            return None
-        dims = mask_dims(spec, shown.shape[1:])
-        envs = math.prod(shown.shape[1 : shown.ndim - dims])
-        # The masks of agents are flat; in front, they have a dimension for the agents.
-        if not dims or (dims > 1 and (len(key) > 1 or envs != self.env.batch_size.numel())):
-            warn_unfit(spec, shown.shape[1 + len(self.env.batch_size) :])
-            return None
-        return spec, torch.from_numpy(shown), block.rows[key], key
-
-    def _fill_random(self, block: Block, start: int, stop: int) -> None:
-        """Draws all actions of the chunk at once, and sets the policy's other entries to zero."""
-        actions = {as_key(key): key for key in self.env.action_keys}
-        for key in self.leaves.written:
-            rows = block.rows[key][start:stop]
-            if key in actions:
-                drawn = self.env.full_action_spec[actions[key]].rand((stop - start,))
-                rows[...] = self._drawn(key, drawn)
-            else:
-                rows[...] = 0
-        for key in self.leaves.states:
-            block.rows[key][start + 1 : stop + 1] = 0
-        for key in (*self.leaves.states, *self.leaves.memories):
-            self._next_obs[key][:] = 0
 
     def _inputs(
         self, block: Block | BlockPart, keys: Sequence[Key], start: int, stop: int

@@ -33,24 +33,27 @@ class Block:
 
     Attributes:
         lease: the memory that will be delivered.
-        rows: arrays with time first, ``(steps, *batch, *leaf)``, by key.
+        tensors: the entries with time first, ``(steps, *batch, *leaf)``, by key.
+        rows: the same memory as arrays.
         flat_rows: the same arrays with a single batch dimension, ``(steps, num_envs, *leaf)``.
         windows: stacks that a policy reads instead of the entries of the batch, by key.
+        grown: frames of stacked observations for which the leased memory has no room, by key.
     """
 
     def __init__(self, lease: Lease) -> None:
         self.lease = lease
         self.windows: Mapping[Key, Windows] = {}
+        self.grown: dict[Key, Tensor] = {}
         layout = lease.layout
         axis = len(layout.batch)
         self._staged = {
             key: torch.empty(_time_first(layout, key), dtype=layout.leaves[key].dtype)
             for key in staged_keys(layout)
         }
-        self._tensors: dict[Key, Tensor] = {
+        self.tensors: dict[Key, Tensor] = {
             key: self._staged.get(key, lease.tensors[key].movedim(axis, 0)) for key in layout.leaves
         }
-        self.rows: dict[Key, Array] = {key: as_array(t) for key, t in self._tensors.items()}
+        self.rows: dict[Key, Array] = {key: as_array(t) for key, t in self.tensors.items()}
         lead = (layout.steps, math.prod(layout.batch))
         self.flat_rows: dict[Key, Array] = {
             key: rows.reshape(*lead, *layout.leaves[key].shape) for key, rows in self.rows.items()
@@ -65,7 +68,7 @@ class Block:
     ) -> tuple[Sequence[Tensor], bool]:
         if key in self.windows:
             return self.windows[key].tensors(start, stop, envs)
-        tensor = self._tensors[key][start:stop]
+        tensor = self.tensors[key][start:stop]
         batch = bool(self.lease.layout.batch)
         apart = batch and key not in self._staged
         return (tensor[:, envs] if batch else tensor).unbind(0), not apart
@@ -78,7 +81,7 @@ class Block:
 
     def tensor(self, key: Key, steps: int) -> Tensor | None:
         """Returns the first rows of an entry, ``(steps, *batch, *leaf)``; None if there is none."""
-        found = self._tensors.get(key)
+        found = self.tensors.get(key)
         return None if found is None else found[:steps]
 
     def part(self, first: int, stop: int) -> BlockPart:
@@ -94,9 +97,10 @@ class Block:
         )
 
     def clear_from(self, row: int, but: Key) -> None:
-        """Zeroes the rows from ``row`` on, in all entries except ``but``."""
+        """Zeroes the rows from ``row`` on, in all entries but one and the positions of frames."""
+        pools = self.lease.layout.pools
         for key, rows in self.rows.items():
-            if key != but:
+            if key != but and key not in pools and key[1:] not in pools:
                 rows[row:] = 0
 
     def clear(self) -> None:
@@ -112,7 +116,9 @@ class Block:
             device: device to which the TensorDict is moved; None leaves it without a device.
         """
         self.flush()
-        return as_batch(self.lease, hidden, device)
+        tensors = self.lease.tensors
+        grown = {pool_key(key): frames for key, frames in self.grown.items()}
+        return as_batch(Lease(self.lease.layout, {**tensors, **grown}), hidden, device)
 
     def flush(self) -> None:
         """Copies entries from separate memory to their places in the leased memory."""

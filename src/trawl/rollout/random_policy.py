@@ -5,9 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from tensordict import TensorDictBase
-from torch import Tensor
 
-from trawl.envs.masks import MASK_KEY, fits, masked_rand, rand_actions, warn_unfit
+from trawl.envs.masks import rand_actions
 from trawl.envs.specs import Composite, Spec
 
 
@@ -52,13 +51,10 @@ class RandomPolicy:
             )
         # Composite specs have keys, and leaf specs have none. The same is true in TorchRL.
         spec = self.action_spec
+        if isinstance(spec, Spec) and not isinstance(spec, Composite):
+            spec, leaf = Composite(), spec
+            spec[self.action_key] = leaf
         if isinstance(spec, Composite):
             return td.update(rand_actions(spec, td))
-        if hasattr(spec, "keys"):
-            return td.update(spec.rand())
-        mask: Any = td.get(MASK_KEY, None)
-        if isinstance(spec, Spec) and isinstance(mask, Tensor):
-            if fits(spec, mask.shape, td.ndim):
-                return td.set(self.action_key, masked_rand(spec, mask))
-            warn_unfit(spec, mask.shape)
-        return td.set(self.action_key, spec.rand())
+        drawn = spec.rand()
+        return td.update(drawn) if hasattr(spec, "keys") else td.set(self.action_key, drawn)

@@ -7,19 +7,17 @@ from typing import Any
 
 from torch import Tensor
 
-from trawl.envs.masks import MASK_KEY, fits, masked_rand, warn_unfit
 from trawl.envs.tensor_env import TensorEnv
-from trawl.keys import Key, as_key
+from trawl.keys import Key
 from trawl.rollout.array_policy import act_fn
 from trawl.rollout.batch_writer import ActFn
 from trawl.rollout.layout import Leaf
 from trawl.rollout.policy import Policy
 from trawl.rollout.policy_leaves import PolicyLeaves
 from trawl.rollout.policy_outputs import PolicyOutputs, check_shape
+from trawl.rollout.random_actions import RandomActions
 from trawl.rollout.tensor_block import LazyRows, TensorBlock
 from trawl.rollout.tensor_stepper import TensorStepper
-
-_MASK: Key = (MASK_KEY,)
 
 
 class TensorPolicyBinder:
@@ -51,6 +49,7 @@ class TensorPolicyBinder:
         self._stepper = stepper
         dtypes = {key: leaf.dtype for key, leaf in leaves.written.items()}
         self._outputs = PolicyOutputs(dtypes, env.answers_at_once)
+        self._random = RandomActions(env, leaves, self._outputs)
 
     def bind(self, block: TensorBlock, start: int, stop: int, random: bool) -> ActFn | None:
         """Returns a function of ``t`` that acts in row ``start + t``.
@@ -58,7 +57,7 @@ class TensorPolicyBinder:
         Returns None if all actions of the chunk have already been drawn at random.
         """
         if random or self._policy.draws_from(self._env):
-            return self._act_randomly(block, start, stop)
+            return self._random.fill(block.tensors, start, stop, self._next_row)
         env, policy = self._env, self._policy
         plan = policy.plan(self._readable, tuple(env.batch_size))
         elsewhere = policy.is_elsewhere(self._env.home)
@@ -69,7 +68,7 @@ class TensorPolicyBinder:
         writers = [self._writer(block, key, start, stop) for key in plan.writes]
         if len(inputs) == len(writers) == 1 and not (copied or elsewhere):
             (only,) = plan.reads
-            if only in env.observation_keys and not block.is_stacked(only):
+            if only in env.observation_keys and only not in block.windows:
                 return self._act_on_latest(only, inputs[0], plan.call, writers[0])
         prepare = self._mover() if elsewhere else None
         return act_fn(plan.call, inputs, writers, prepare)
@@ -125,38 +124,3 @@ class TensorPolicyBinder:
     def check(self) -> None:
         """Checks the outputs of a batch that were converted without waiting for their device."""
         self._outputs.check()
-
-    def _act_randomly(self, block: TensorBlock, start: int, stop: int) -> ActFn | None:
-        """Draws random actions for the whole chunk; the policy's other entries become zero."""
-        env, tensors = self._env, block.tensors
-        actions = {as_key(key): key for key in env.action_keys}
-        converted, who = self._outputs.converted, "random actions gave"
-        for key in self._leaves.written:
-            rows = tensors[key][start:stop]
-            if key in actions:
-                drawn = env.full_action_spec[actions[key]].rand((stop - start,))
-                rows.copy_(converted(key, drawn, start, who))
-            else:
-                rows.zero_()
-        for key in self._leaves.states:
-            tensors[key][start + 1 : stop + 1] = 0
-        for key in (*self._leaves.states, *self._leaves.memories):
-            self._next_row[key].zero_()
-        name, *more = env.action_keys
-        spec, masks = env.full_action_spec[name], tensors.get(_MASK)
-        kept = env.newest_mask() if masks is None else masks[0]
-        if more or kept is None:
-            return None
-        if not fits(spec, kept.shape, 1):
-            warn_unfit(spec, kept.shape[1:])
-            return None
-        action = as_key(name)
-        chosen = tensors[action]
-
-        def act(t: int) -> None:
-            mask = env.newest_mask() if masks is None else masks[start + t]
-            assert mask is not None
-            allowed = masked_rand(spec, mask)
-            chosen[start + t].copy_(converted(action, allowed, start + t, who))
-
-        return act
