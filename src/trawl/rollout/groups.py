@@ -12,12 +12,12 @@ from trawl.rollout.batch_writer import ActFn, StepFn
 from trawl.rollout.block import Block
 from trawl.rollout.episodes import EpisodeTracker, StepArrays
 from trawl.rollout.layout import Leaf
-from trawl.rollout.normalizer import Normalizer
 from trawl.rollout.parallel_stepper import ParallelStepper
 from trawl.rollout.policy import Policy
 from trawl.rollout.policy_binder import PolicyBinder
 from trawl.rollout.policy_inputs import InputMemory
 from trawl.rollout.policy_leaves import PolicyLeaves
+from trawl.rollout.stage import Stage
 
 
 @dataclass(frozen=True)
@@ -118,7 +118,7 @@ class GroupBinder:
         block: Block,
         view: StepArrays,
         episodes: EpisodeTracker,
-        normalizer: Normalizer,
+        stages: Sequence[Stage[Array, StepArrays]],
         start: int,
         stop: int,
     ) -> tuple[ActFn, StepFn]:
@@ -128,7 +128,7 @@ class GroupBinder:
             block: memory of the batch.
             view: arrays that the stepper writes.
             episodes: tracker of the environments' episodes.
-            normalizer: the object that normalises the frames.
+            stages: what is done to frames.
             start: the first row.
             stop: the row after the last row.
         """
@@ -139,7 +139,8 @@ class GroupBinder:
         for (part, chosen, binder, copies), (send, receive) in bound:
             act = binder.bind(block.part(copies, part), start, stop, random=False)
             assert act is not None
-            receive = normalizer.bind(receive, view, chosen, start, stop)
+            for stage in stages:
+                receive = stage.bind(receive, view, chosen, start, stop)
             groups.append(Group(act, send, receive))
         self._in_turn = GroupsInTurn(groups, stop - start)
         return self._in_turn.act, self._in_turn.step
