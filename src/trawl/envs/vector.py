@@ -27,8 +27,8 @@ from typing_extensions import override
 
 from trawl.envs.autoreset import autoreset_mode, forgetful_wrapper, is_plain, resets_twice
 from trawl.envs.autoreset_checks import ModeCheck
-from trawl.envs.capture.attributes import Decoder, Encoder, NotPlain
-from trawl.envs.capture.history import PoolLog
+from trawl.envs.capture.codec import Decoder, Encoder, NotPlain
+from trawl.envs.capture.pool_log import PoolLog
 from trawl.envs.envpool_calls import EnvPoolCalls
 from trawl.envs.masks import newest_masks, warn_late
 from trawl.envs.outcomes import (
@@ -188,24 +188,21 @@ class VectorAdapter:
         """
         values = {name: _copied(getattr(self, name)) for name in self.state_names}
         try:
-            encoded: dict[str, Any] = Encoder([]).encode(values)
+            encoded: dict[str, Any] = Encoder().encode(values)
         except NotPlain as error:
             raise EnvStateError(f"the state of {self.env} can't be captured: {error}") from error
         return encoded
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continues from a state that :meth:`state_dict` returned."""
-        values = Decoder([]).decode(state)
+        values = Decoder().decode(state)
         for name in self.state_names:
             setattr(self, name, values[name])
 
-    def new_log(self, actions: SpaceCodec) -> PoolLog | None:
-        """Returns a log for replaying the environment; None if it can't be replayed.
-
-        Args:
-            actions: codec of the actions.
-        """
-        return None
+    @property
+    def can_replay(self) -> bool:
+        """True if a new environment would repeat all steps and resets from now on."""
+        return False
 
     def close(self) -> None:
         """Closes the environment."""
@@ -307,10 +304,11 @@ class EnvPoolVector(VectorAdapter):
             self.log.reset(None)
         return super().reset()
 
+    @property
     @override
-    def new_log(self, actions: SpaceCodec) -> PoolLog | None:
+    def can_replay(self) -> bool:
         # Steps that were taken before would be missing.
-        return PoolLog(self.codec, actions) if actions.fixed and not self._used else None
+        return not self._used
 
     @override
     def step(self, action: Any) -> Step:

@@ -12,8 +12,8 @@ The state is captured in the first way that works:
 - ``"pickle"``: the environment can be pickled, and has no ``EzPickle``, which would lose its state.
   To load it in another process, the user must trust the state.
 - ``"replay"``: a log has the origin of the episode and the actions since then, so that another
-  environment can repeat the episode (see :mod:`trawl.envs.capture.replay`). An environment that was
-  captured by ``"pickle"`` is replayed if its pickle isn't trusted.
+  environment can repeat the episode (see :mod:`trawl.envs.capture.action_log`). An environment that
+  was captured by ``"pickle"`` is replayed if its pickle isn't trusted.
 
 The attributes of wrappers are part of the state. A state is never incomplete: if an attribute can't
 be captured, the next way is tried.
@@ -21,15 +21,20 @@ be captured, the next way is tried.
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from trawl.envs.capture.attributes import NotPlain, class_name, same_data
-from trawl.envs.capture.parts import Parts
+from gymnasium.vector import SyncVectorEnv
+from typing_extensions import override
+
+from trawl.envs.capture import frames, kinds  # noqa: F401 - register how values are converted
+from trawl.envs.capture.action_log import REPLAY, ActionLog
+from trawl.envs.capture.codec import Decoder, Encoder, NotPlain, difference
+from trawl.envs.capture.fixed import check_identity, class_name, package_of
+from trawl.envs.capture.pickling import is_own
 from trawl.envs.capture.rehearsal import failure, goes_on_from
-from trawl.envs.capture.replay import REPLAY, EpisodeLog
-from trawl.envs.capture.ways import PICKLE, WAYS, PlainWay, chain
+from trawl.envs.capture.simulators import Ale, Mujoco
+from trawl.envs.capture.ways import Attributes, OwnMethods, Pickle, Way, chain
 from trawl.errors import EnvStateError, env_errors
 from trawl.schema.checks import UNKNOWN, entries, one_of, refuse
 from trawl.schema.states import CAPTURED, captured, episode
@@ -39,6 +44,7 @@ __all__ = [
     "REPLAY",
     "capture",
     "check_state",
+    "needs_log",
     "restore",
     "way_of",
     "ways_of",
@@ -48,51 +54,68 @@ __all__ = [
 NONE = "none"
 
 
-def way_of(env: Any, log: EpisodeLog | None = None) -> str:
+def way_of(env: Any, log: ActionLog | None = None) -> str:
     """Returns the way in which an environment's state is captured; ``"none"`` if it can't be.
 
     Args:
         env: the environment.
-        log: log of its episode, if there is one.
+        log: log of its steps, if there is one.
     """
-    way = _captured(env)[0]
+    way = _captured(env, log)[0]
     return REPLAY if way == NONE and log is not None and log.why_not(env) is None else way
 
 
-def ways_of(env: Any) -> list[str]:
+def ways_of(env: Any, log: ActionLog | None = None) -> list[str]:
     """Returns the way in which each sub-environment of a vector environment is captured."""
-    way, state, _ = _captured(env)
-    if way == _PARTS.name:
+    way, state, _ = _captured(env, log)
+    if way == _Parts.name:
         return [one["way"] for one in state["base"]["envs"]]
-    return [way] * int(env.num_envs)
+    return [way if log is None else way_of(env, log)] * int(env.num_envs)
 
 
-def capture(env: Any, log: EpisodeLog | None = None) -> dict[str, Any]:
+def needs_log(env: Any) -> bool:
+    """Returns True if an environment may have to be replayed, because its state isn't plain data.
+
+    This includes environments that can be pickled, because only trusted pickles are opened. The
+    check is cheap, because it does not copy the state.
+    """
+    members = chain(env)
+    try:
+        plain = any(way.suits(members[-1]) and way.works(members) for way in _WAYS.values())
+        return not plain and Attributes().works(members, wrappers_only=True)
+    except Exception:
+        # A user's object may raise anything when it is looked at, which must not end a collection.
+        return False
+
+
+def capture(env: Any, log: ActionLog | None = None) -> dict[str, Any]:
     """Returns the state of an environment as plain data.
 
     Args:
         env: the environment.
-        log: log of its episode, if there is one.
+        log: log of its steps, if there is one.
 
     Raises:
         EnvStateError: if the state can't be captured.
     """
-    way, state, whys = _captured(env)
+    way, state, whys = _captured(env, log)
     replay = None
-    if log is not None and way in (NONE, PICKLE.name):
+    if log is not None and way in (NONE, Pickle.name):
         try:
             replay = log.capture(env)
         except NotPlain as error:
             whys.append(f"{REPLAY}: {error}")
     if way == NONE and replay is None:
         raise EnvStateError(f"the state of {env} can't be captured: {'; '.join(whys)}")
+    if log is not None and log.is_state:
+        return log.capture(env)
     found = {"way": REPLAY if way == NONE else way, "identity": _identity(env), "state": state}
     return found if replay is None else {**found, "replay": replay}
 
 
-def _captured(env: Any) -> tuple[str, dict[str, Any], list[str]]:
+def _captured(env: Any, log: ActionLog | None) -> tuple[str, dict[str, Any], list[str]]:
     members, whys = chain(env), list[str]()
-    for name, way in _WAYS.items():
+    for name, way in _WAYS.items() if log is None or not log.is_state else ():
         if way.suits(members[-1]):
             try:
                 return name, way.capture(members), whys
@@ -102,7 +125,7 @@ def _captured(env: Any) -> tuple[str, dict[str, Any], list[str]]:
 
 
 def restore(
-    env: Any, state: Mapping[str, Any], trust: bool = False, log: EpisodeLog | None = None
+    env: Any, state: Mapping[str, Any], trust: bool = False, log: ActionLog | None = None
 ) -> Any:
     """Makes an environment continue from a state that :func:`capture` returned.
 
@@ -110,7 +133,7 @@ def restore(
         env: an environment that was made in the same way.
         state: the state.
         trust: True to open a pickle that another process made.
-        log: log of the environment's episodes, if there is one.
+        log: log of the environment's steps, if there is one.
 
     Returns:
         The environment to continue with, which may be another object.
@@ -118,7 +141,10 @@ def restore(
     Raises:
         EnvStateError: if the state belongs to another environment, or can't be restored.
     """
-    check_state(env, state)
+    check_state(env, state, log=log)
+    if log is not None and log.is_state:
+        log.replay(env, state)
+        return log.owner.env
     replay: Any = state.get("replay")
     if _is_replayed(state, trust):
         if log is None:
@@ -136,8 +162,8 @@ def restore(
 
 
 def _is_replayed(state: Mapping[str, Any], trust: bool) -> bool:
-    if state["way"] == PICKLE.name and "replay" in state:
-        return not (trust or PICKLE.is_own(state["state"]))
+    if state["way"] == Pickle.name and "replay" in state:
+        return not (trust or is_own(state["state"]))
     return bool(state["way"] == REPLAY)
 
 
@@ -154,7 +180,7 @@ def _restore(env: Any, state: Mapping[str, Any], trust: bool) -> Any:
         raise EnvStateError(
             f"the state of {env} can't be restored by {state['way']}: {why}"
         ) from error
-    if not same_data(way.comparable(again), way.comparable(state["state"])):
+    if difference(way.comparable(again), way.comparable(state["state"])):
         raise EnvStateError(
             f"{env} has another state than before after it was restored by {state['way']}"
         )
@@ -167,7 +193,7 @@ def _check_goes_on(env: Any, way: Any, before: Any) -> None:
 
     An environment that could not in the state ``before``, either, is not checked.
     """
-    if not isinstance(way, PlainWay) or way.shared is None:
+    if way.shared is None:
         return
     members = chain(env)
     error = failure(members, way.shared)
@@ -179,28 +205,74 @@ def _check_goes_on(env: Any, way: Any, before: Any) -> None:
         ) from error
 
 
-_PARTS = Parts(capture, restore)
-_WAYS = {_PARTS.name: _PARTS, **WAYS}
+class _Parts(Way):
+    """The environment is a ``SyncVectorEnv``, whose sub-environments are captured one by one."""
+
+    name = "parts"
+    # Each sub-environment is copied by itself.
+    shared = None
+    _skip = frozenset({"envs"})
+
+    @override
+    def suits(self, base: Any) -> bool:
+        return isinstance(base, SyncVectorEnv) and not OwnMethods().suits(base)
+
+    @override
+    def capture_base(self, base: Any, encoder: Encoder) -> Any:
+        envs = []
+        for index, env in enumerate(base.envs):
+            try:
+                envs.append(capture(env))
+            except EnvStateError as error:
+                raise NotPlain(f"sub-environment {index}: {error}") from error
+        return {"envs": envs, "attributes": encoder.attributes(base, self._skip)}
+
+    @override
+    def comparable(self, state: Mapping[str, Any]) -> Any:
+        # Each sub-environment was compared when it was restored.
+        return {**state, "base": state["base"]["attributes"]}
+
+    @override
+    def restore(self, members: Sequence[Any], state: Mapping[str, Any], trust: bool) -> Any:
+        base = members[-1]
+        pairs = zip(base.envs, state["base"]["envs"], strict=True)
+        base.envs = [restore(env, one, trust) for env, one in pairs]
+        return super().restore(members, state, trust)
+
+    @override
+    def restore_base(self, base: Any, state: Any, decoder: Decoder) -> None:
+        decoder.replace(base, state["attributes"], self._skip)
 
 
-def check_state(env: Any, state: Any, place: str = "the state") -> None:
+_WAYS: dict[str, Way] = {
+    way.name: way for way in (_Parts(), OwnMethods(), Ale(), Mujoco(), Attributes(), Pickle())
+}
+
+
+def check_state(
+    env: Any, state: Any, place: str = "the state", log: ActionLog | None = None
+) -> None:
     """Checks all entries of a state, and that an environment was made as that of the state.
 
     Args:
         env: the environment, which is not changed.
         state: the state.
         place: place of the state, for error messages.
+        log: log of the environment's steps, if there is one.
 
     Raises:
         EnvStateError: if an entry is damaged, or the state belongs to another environment; the
             message says what differs.
     """
+    if log is not None and log.is_state:
+        log.check_state(env, state, place)
+        return
     members = chain(env)
     with env_errors():
         entries(CAPTURED)(state, place, UNKNOWN)
         way = state["way"]
         one_of(*_WAYS, REPLAY)(way, f"{place}['way']", UNKNOWN)
-        _check_identity(env, state)
+        check_identity(_identity(env), state["identity"], env)
         if way == REPLAY or "replay" in state:
             replayed = {"replay": episode(len(members))}
             entries(replayed)(state, place, UNKNOWN)
@@ -210,7 +282,7 @@ def check_state(env: Any, state: Any, place: str = "the state") -> None:
             raise EnvStateError(f"the state was captured by {way}, in which {env} can't be")
         inner, at = state["state"], f"{place}['state']"
         captured(way, len(members))(inner, at, _own(way, members))
-        if way == _PARTS.name:
+        if way == _Parts.name:
             envs, at = members[-1].envs, f"{at}['base']['envs']"
             if len(inner["base"]["envs"]) != len(envs):
                 refuse(at, f"a list of {len(envs)}", inner["base"]["envs"])
@@ -220,21 +292,10 @@ def check_state(env: Any, state: Any, place: str = "the state") -> None:
 
 def _own(way: str, members: list[Any]) -> Any:
     """Returns the present state of an environment in a way, if it is plain data."""
-    plain = _WAYS[way]
     try:
-        return plain.capture(members) if isinstance(plain, PlainWay) else UNKNOWN
+        return UNKNOWN if way == Pickle.name else _WAYS[way].capture(members)
     except (NotPlain, EnvStateError):
         return UNKNOWN
-
-
-def _check_identity(env: Any, state: Mapping[str, Any]) -> None:
-    mine, other = _identity(env), state["identity"]
-    for name in mine:
-        if mine[name] != other.get(name):
-            raise EnvStateError(
-                f"the state is one of another environment: its {name} is {other.get(name)}, but "
-                f"that of {env} is {mine[name]}"
-            )
 
 
 def _identity(env: Any) -> dict[str, str]:
@@ -248,11 +309,5 @@ def _identity(env: Any) -> dict[str, str]:
         "number of environments": str(getattr(env, "num_envs", 1)),
         "wrapper chain": " > ".join(map(class_name, chain(env))),
         "max_episode_steps": str(getattr(spec, "max_episode_steps", None)),
-        "package": _package(chain(env)[-1]),
+        "package": package_of(chain(env)[-1]),
     }
-
-
-def _package(base: Any) -> str:
-    """Returns the name and version of the package that an environment comes from."""
-    name = type(base).__module__.partition(".")[0]
-    return f"{name} {getattr(sys.modules.get(name), '__version__', '')}".strip()
