@@ -276,10 +276,13 @@ class ArrayBatchWriter(FixedLayoutWriter):
             stage.finish(block, filled)
         if filled < self.options.steps:
             block.clear_from(filled, but=TRAJ_IDS)
-        if self._given and not block.grown:
-            block.flush()
-            return None
-        return self._deliver(block)
+        if not self._given:
+            return self._deliver(block)
+        if block.grown:
+            # What a worker sends lies on the host, like what it writes to shared memory.
+            return block.deliver(self.hidden, None)
+        block.flush()
+        return None
 
     @property
     @override
