@@ -385,7 +385,7 @@ class _ObservationArrays:
 
     leaves: list[SpaceLeaf]
 
-    def encode(self, arrays: Mapping[Key, Array]) -> list[Array]:
+    def encode(self, arrays: Mapping[Key, Array], info: Any = None) -> list[Array]:
         """Returns the arrays in the order of ``leaves``."""
         return list(arrays.values())
 

@@ -24,7 +24,6 @@ from gymnasium.envs.registration import EnvSpec
 from gymnasium.spaces import GraphInstance
 from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
 
-from trawl.envs.info_wrappers import InfoMerger
 from trawl.schema.checks import MOST_BITS, bit_generator, numpy_dtype
 
 _PLAIN = (type(None), bool, int, float, str, bytes)
@@ -33,7 +32,7 @@ _CONTAINERS = (list, tuple, deque, dict)
 # Number of items of a container that are looked at, and of bytes of an array that count as an item.
 _LOOKED_AT, _BYTES_PER_ITEM = 1000, 256
 _SEQUENCES: dict[str, Callable[[Iterable[Any]], Any]] = {"list": list, "tuple": tuple}
-_FIXED = (types.ModuleType, np.dtype, np.ufunc, type, EnvSpec, AutoresetMode, InfoMerger)
+_FIXED = (types.ModuleType, np.dtype, np.ufunc, type, EnvSpec, AutoresetMode)
 # Windows and images of renderers, on which no step depends.
 _SHOWN = frozenset({"pygame.surface.Surface", "pygame.time.Clock", "pygame.font.Font"})
 # Attributes of Gymnasium that never change.

@@ -34,8 +34,8 @@ MOST_BYTES = 64 * 2**20
 class ObservationCodec(ObservationLeaves, Protocol):
     """Codec of observations, such as a :class:`~trawl.envs.spaces.SpaceCodec`."""
 
-    def encode(self, sample: Any, /) -> list[Any]:
-        """Returns the arrays of an observation, in the order of ``leaves``."""
+    def encode(self, sample: Any, info: Any = None, /) -> list[Any]:
+        """Returns the arrays of an observation and its info, in the order of ``leaves``."""
 
 
 class EpisodeLog(StepLog):
@@ -180,17 +180,17 @@ class EpisodeLog(StepLog):
         Returns:
             The leaves of the last observation, and a digest of the rewards.
         """
-        obs, _ = env.reset(**arguments)
+        obs, info = env.reset(**arguments)
         rewards = 0
         for step in range(self.steps):
-            obs, reward, terminated, truncated, _ = env.step(self.action(step))
+            obs, reward, terminated, truncated, info = env.step(self.action(step))
             rewards = digest(reward, rewards)
             if (terminated or truncated) and step + 1 < self.steps:
                 raise EnvStateError(
                     f"{env} was replayed, but its episode ended after {step + 1} steps instead of "
                     f"going on for {self.steps}"
                 )
-        return self._encode(obs), rewards
+        return self._encode(obs, info), rewards
 
 
 def _stays(value: Any) -> bool:
