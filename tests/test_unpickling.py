@@ -46,9 +46,7 @@ PLACES = {
     "collectors/assembler.py: WorkerBatch.batch": CARRIED,
     "collectors/evaluation/ray_worker.py: _actor_class.EvaluationActor.evaluate": RAY,
     "collectors/pool.py: WorkerPool.call": CARRIED,
-    "envs/capture/ways.py: Pickle.restore": "only what this program signed, or the user trusts",
-    "envs/capture/pickling.py: AttributeUnpickler": "only what this program signed, or the user "
-    "trusts",
+    "envs/capture/pickling.py: _Unpickler": "only what this program signed, or the user trusts",
     "data/state_files.py: read_state": "torch.load with weights_only=True",
     "data/state_files.py: _read_back": "torch.load with weights_only=True",
     "data/state_files.py: _unreadable": "torch.load with weights_only=True",

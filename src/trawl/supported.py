@@ -199,14 +199,6 @@ NORMALIZE_LOOSE = Refusal(
     why=_FIXED,
     instead="normalise in the environment (TorchRL has VecNormV2) or the policy",
 )
-NORMALIZE_STACKED = Refusal(
-    options=("frame_stack",),
-    others=("normalize_observations",),
-    other="normalize_observations, for the same observation",
-    late=True,
-    why="a stack keeps the frames of the environment",
-    instead="choose different observations with their arguments keys, or leave one of them out",
-)
 RESTART_OBJECT = Refusal(
     options=("on_env_error='restart'",),
     other="environments that are passed as objects",

@@ -58,8 +58,6 @@ REFUSALS = [
     (f"{PENDULUM} --backend ray", "--backend ray needs workers: pass --workers"),
     (f"{PENDULUM} --deterministic", "--deterministic needs a policy, but the actions are random"),
     (f"{PENDULUM} --resume", "--resume continues the dataset in --out: pass --out too"),
-    (f"{PENDULUM} --frame-stack 2 --normalize-observations", "--frame-stack can't be used with --"),
-    (f"{EVALUATE} --frame-stack 2 --normalization x", "--frame-stack can't be used with --norm"),
     (f"{EVALUATE} --backend ray", "--backend ray needs workers"),
     ("collect cli_envs:spends_steps --max-frames-per-traj 5 --frames 30",
      "the run can't start: ValueError: max_frames_per_traj=5 can't be used"),

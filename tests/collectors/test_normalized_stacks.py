@@ -3,29 +3,12 @@
 import pytest
 import torch
 from gymnasium import spaces
-from stack_parts import SIZE, Env
+from stack_parts import SIZE
 
 from trawl import Collector
 from trawl.collectors import NormalizeObservation
 from trawl.envs import FrameStack
 from trawl.testing import NumberedTorchEnv
-
-
-def batches(count=3, **options):
-    """Collects batches that end inside an episode."""
-    with Collector(Env(0, (3, 9), None), frames_per_batch=25, **options) as collector:
-        collector.set_seed(0)
-        return [collector.next().clone() for _ in range(count)]
-
-
-def test_rewards_are_normalised_beside_stacks():
-    found = batches(frame_stack=SIZE, normalize_rewards=True)
-    stacked, normalized = batches(frame_stack=SIZE), batches(normalize_rewards=True)
-    for batch, stacks, rewards in zip(found, stacked, normalized, strict=True):
-        for key in ("observation", ("next", "observation")):
-            assert torch.equal(batch[key], stacks[key])
-        assert torch.equal(batch["next", "reward"], rewards["next", "reward"])
-        assert not torch.equal(batch["next", "reward"], stacks["next", "reward"])
 
 
 class Parts(NumberedTorchEnv):
@@ -70,8 +53,6 @@ def test_tensors_are_normalised_beside_stacks():
         assert torch.equal(both["next", "reward"], normalized["next", "reward"])
     # The first batch has no statistics.
     assert not torch.equal(found[-1]["b"], stacked["b"])
-    with pytest.raises(ValueError, match=r"normalize_observations for \['a'\], .*: choose"):
-        of_tensors(**stack, normalize_observations=True)
 
 
 def test_the_discount_of_dm_env_is_neither_stacked_nor_normalised():

@@ -178,7 +178,6 @@ CASES: dict[str, list[Callable[[], Any]]] = {
     "LIMIT_ALL_AT_ONCE": [lambda: one(face("vector_next_step"), max_frames_per_traj=2)],
     "STACK_LOOSE": [lambda: tensors(frame_stack=2)],
     "NORMALIZE_LOOSE": each(tensors, normalize_observations=True, normalize_rewards=True),
-    "NORMALIZE_STACKED": [lambda: one(frame_stack=2, normalize_observations=True)],
     "RESTART_OBJECT": [lambda: one(ENV(), on_env_error="restart")],
     "RESTART_LOOSE": [
         lambda: tensors(on_env_error="restart"),

@@ -29,7 +29,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from trawl.collectors import Collector
 from trawl.envs import FrameStack, TorchVectorEnv, masks
 from trawl.rollout import tensor_batch_writer
-from trawl.rollout.tensor_normalizer import TensorBatchNormalizer
+from trawl.rollout.tensor_normalizer import TensorNormalizer
 
 COUNT, STEPS, LENGTH, SIZE = 6, 10, 4, 3
 # Operations and methods that read values on the host, or whose result has as many rows as values.
@@ -234,22 +234,25 @@ def test_no_cut_waits(mode: AutoresetMode, options: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("mode", AutoresetMode)
-def test_no_normalisation_waits(mode: AutoresetMode) -> None:
+@pytest.mark.parametrize("stack", [None, FrameStack(SIZE)], ids=["plain", "stacked"])
+def test_no_normalisation_waits(mode: AutoresetMode, stack: FrameStack | None) -> None:
     options: dict[str, Any] = {"normalize_observations": True, "normalize_rewards": True}
+    options["frame_stack"] = stack
     counted: list[int] = []
 
-    class Noted(TensorBatchNormalizer):
-        def begin(self, *args: Any) -> None:
+    class Noted(TensorNormalizer):
+        def begin(self, *args: Any) -> Any:
             counted.clear()
-            super().begin(*args)
+            return super().begin(*args)
 
         def _end_rows(self, stop: int) -> None:
             counted.append(stop)
             super()._end_rows(stop)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(tensor_batch_writer, "TensorBatchNormalizer", Noted)
-        found, batch = loop_waits(Gpu(Simulator(mode)), plain(), **options)
+        patch.setattr(tensor_batch_writer, "TensorNormalizer", Noted)
+        policy = plain() if stack is None else of_stacks()
+        found, batch = loop_waits(Gpu(Simulator(mode)), policy, **options)
     assert found == []
     assert batch["observation"].abs().max() < LENGTH
     # The statistics are brought up to date in the loop, not only when a batch ends.
@@ -299,7 +302,7 @@ def test_one_look_at_the_flags_places_the_stacks_of_a_batch() -> None:
                 act(t)
                 step(t)
             with waits() as found:
-                writer._frames.finish(writer._block, STEPS)
+                writer._stages[0].finish(writer._block, STEPS)
     assert found == ["nonzero"]
 
 

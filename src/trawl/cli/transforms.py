@@ -20,7 +20,7 @@ from trawl.envs.serial import SerialEnv
 from trawl.envs.specs import Bounded, Composite, Spec, Unbounded
 from trawl.envs.tensor_env import TensorEnv
 from trawl.keys import as_key
-from trawl.supported import NORMALIZE_STACKED, STACK_LOOSE
+from trawl.supported import STACK_LOOSE
 
 _NAMES = ("frame_stack", "normalize_observations", "normalize_rewards")
 
@@ -29,19 +29,11 @@ def check_transforms(args: CollectArguments | EvaluateArguments | TuneArguments)
     """Checks the options.
 
     Raises:
-        CliError: if a stack has fewer than two frames, or if observations are both stacked and
-            normalised.
+        CliError: if a stack has fewer than two frames.
     """
     size = args.frame_stack
     if size is not None and size < 2:
         raise CliError(f"--frame-stack must be at least 2, but it is {size}")
-    name = "normalization" if isinstance(args, EvaluateArguments) else "normalize_observations"
-    if size is not None and getattr(args, name):
-        against = f"--{name.replace('_', '-')}"
-        text = NORMALIZE_STACKED.text(
-            "--frame-stack", against=against, instead="leave one of them out"
-        )
-        raise CliError(text)
 
 
 def check_batches(args: CollectArguments | EvaluateArguments, env: Any) -> None:

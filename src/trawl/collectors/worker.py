@@ -42,7 +42,7 @@ from trawl.collectors.times import TurnClock
 from trawl.collectors.weight_control import POLICY
 from trawl.collectors.worker_memory import WorkerMemory
 from trawl.collectors.worker_warnings import forward_warnings, unreached_networks
-from trawl.envs.capture.signing import signing_key, use_signing_key
+from trawl.envs.capture.pickling import signing_key, use_signing_key
 from trawl.envs.own_process import prepare_process
 from trawl.keys import MASK
 from trawl.rollout.block import as_batch

@@ -17,6 +17,7 @@ from trawl.envs.base import TensorDictEnv
 from trawl.envs.capture.frames import from_plain, to_plain
 from trawl.envs.generators import seed_generators
 from trawl.envs.gym import GymEnv
+from trawl.envs.layers import state_parts
 from trawl.envs.logged import LoggedEnv
 from trawl.envs.masks import MASK_KEY, is_joint, mask_shapes, unfit_mask, warn_late
 from trawl.envs.outcomes import (
@@ -29,7 +30,6 @@ from trawl.envs.outcomes import (
 from trawl.envs.reset_kwargs import with_reset_kwargs
 from trawl.envs.seeding import stream_seed
 from trawl.envs.spaces import SpaceCodec
-from trawl.envs.state_parts import state_parts
 from trawl.envs.step_buffers import (
     AUTORESET,
     FLAT,

@@ -25,7 +25,7 @@ from trawl.backends.base import Port, Service
 from trawl.backends.failure import Failure
 from trawl.backends.ipc import Closed
 from trawl.envs.base import TensorDictEnv
-from trawl.envs.capture.signing import signing_key, use_signing_key
+from trawl.envs.capture.pickling import signing_key, use_signing_key
 from trawl.envs.env_member import EnvMember
 from trawl.envs.generators import global_state, seed_generators, set_global_state
 from trawl.envs.own_process import prepare_process

@@ -14,7 +14,7 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorWrapper
 from trawl.envs.autoreset import autoreset_mode
 from trawl.envs.capture import capture, restore
 from trawl.envs.capture.rehearsal import unrehearsed
-from trawl.envs.capture.ways import PICKLE, chain
+from trawl.envs.capture.ways import Pickle, chain
 from trawl.envs.final_obs import marks_presence
 from trawl.envs.info_keys import (
     InfoEntry,
@@ -129,7 +129,7 @@ def _undone(env: Any) -> Iterator[None]:
     state = None
     with suppress(EnvStateError):
         state = capture(env)
-    if state is None or state["way"] == PICKLE.name:  # which would replace the environment
+    if state is None or state["way"] == Pickle.name:  # which would replace the environment
         yield
         return
     layers = chain(env)

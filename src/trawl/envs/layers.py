@@ -49,9 +49,27 @@ def is_torchrl(env: Any) -> bool:
     return base is not None and isinstance(env, base)
 
 
+def state_parts(env: Any) -> list[Any]:
+    """Returns the parts whose states together are the state of an environment.
+
+    Each part has ``state_methods``, ``capture``, ``check_state`` and ``restore``, as in
+    :class:`~trawl.envs.base.TensorDictEnv`. The list is empty if the state can't be captured.
+    """
+    found = env.parts if isinstance(env, TensorDictEnv) else [env]
+    parts = [_torchrl_state(part) if is_torchrl(part) else part for part in found]
+    # Looked up in the class, because wrappers of other libraries pass on names they do not know.
+    return parts if all(hasattr(type(part), "capture") for part in parts) else []
+
+
+def _torchrl_state(env: Any) -> Any:
+    from trawl.envs.capture.torchrl import TorchRLState
+
+    return TorchRLState(env)
+
+
 def _parts(env: Any) -> list[Any]:
     """Returns the objects that a TorchRL environment consists of."""
-    from trawl.envs.capture.modules import parts_of, simulator_of
+    from trawl.envs.capture.torchrl import parts_of, simulator_of
 
     parts = parts_of(env)
     simulators = map(simulator_of, parts)

@@ -8,9 +8,9 @@ from typing import Any
 from typing_extensions import override
 
 from trawl.envs.base import TensorDictEnv
-from trawl.envs.capture import NONE, REPLAY, check_state, way_of, ways_of
+from trawl.envs.capture import NONE, REPLAY, check_state, needs_log, way_of, ways_of
 from trawl.envs.capture.history import PoolLog, check_pool
-from trawl.envs.capture.replay import EpisodeLog, needs_log
+from trawl.envs.capture.replay import EpisodeLog
 from trawl.envs.pool import Pool
 from trawl.envs.reset_kwargs import ResetArguments
 from trawl.envs.vector import VectorAdapter

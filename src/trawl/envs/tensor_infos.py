@@ -1,8 +1,4 @@
-"""Entries of the info of vector environments whose data are tensors.
-
-:class:`InfoTensors` is the counterpart of :class:`~trawl.envs.info_wrappers.InfoVector` for
-tensors: it adds the entries to the observations, and never waits for the device.
-"""
+"""Layout of the entries of the info of vector environments whose data are tensors."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ from typing_extensions import override
 
 from trawl.envs.autoreset import autoreset_mode, forgetful_wrapper, is_plain, resets_twice
 from trawl.envs.autoreset_checks import ModeCheck
-from trawl.envs.capture.attributes import Decoder, Encoder, NotPlain
+from trawl.envs.capture.codec import Decoder, Encoder, NotPlain
 from trawl.envs.capture.history import PoolLog
 from trawl.envs.envpool_calls import EnvPoolCalls
 from trawl.envs.infos import ArrayInfoReader, BatchReader, InfoCodec
@@ -190,14 +190,14 @@ class VectorAdapter:
         """
         values = {name: _copied(getattr(self, name)) for name in self.state_names}
         try:
-            encoded: dict[str, Any] = Encoder([]).encode(values)
+            encoded: dict[str, Any] = Encoder().encode(values)
         except NotPlain as error:
             raise EnvStateError(f"the state of {self.env} can't be captured: {error}") from error
         return encoded
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continues from a state that :meth:`state_dict` returned."""
-        values = Decoder([]).decode(state)
+        values = Decoder().decode(state)
         for name in self.state_names:
             setattr(self, name, values[name])
 

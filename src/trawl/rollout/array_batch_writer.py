@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from tensordict import TensorDict, TensorDictBase
-from torch import Tensor
+from tensordict import TensorDictBase
 from typing_extensions import override
 
 from trawl.envs.base import TensorDictEnv
@@ -27,7 +26,9 @@ from trawl.keys import (
 )
 from trawl.memory import Array
 from trawl.rollout.array_env_restarts import make_stepper
+from trawl.rollout.array_normalizer import ArrayNormalizer
 from trawl.rollout.array_policy import PolicyBinder
+from trawl.rollout.array_stacks import ArrayStacks
 from trawl.rollout.batch_writer import ActFn, BatchOptions, NoFixedLayout, StepFn
 from trawl.rollout.block import Block, zeros
 from trawl.rollout.checks import check_rewards, has_autoreset_steps
@@ -36,12 +37,12 @@ from trawl.rollout.fixed_layout_writer import FixedLayoutWriter
 from trawl.rollout.frame_entries import FLAG
 from trawl.rollout.groups import GroupBinder
 from trawl.rollout.layout import Layout, Leaf
-from trawl.rollout.normalizer import BatchNormalizer, Normalizer
 from trawl.rollout.parallel_stepper import ParallelStepper
 from trawl.rollout.policy import Policy
 from trawl.rollout.policy_inputs import LatestObservation
-from trawl.rollout.policy_leaves import PolicyLeaves, discover_leaves
+from trawl.rollout.policy_leaves import PolicyLeaves
 from trawl.rollout.slab import SlabPool
+from trawl.rollout.stage import Stage
 from trawl.rollout.step_logs import StepLogs, keep_logs
 
 
@@ -64,24 +65,21 @@ class ArrayBatchWriter(FixedLayoutWriter):
         masked = has_autoreset_steps(env, options.limit) or options.restarts is not None
         super().__init__(env, policy, options, masked)
         self.episodes = EpisodeTracker(self.num_envs, options.limit)
-        self._next_obs = self._new_next_obs()
-        self._normalizer = self._new_normalizer()
-        self.normalization = self._normalizer.normalization
+        self._next = self._new_next()
+        self._stages = self._new_stages()
         self._start()
         self._policy_leaves = self._discover()
         for key, leaf in self._policy_leaves.read_later.items():
-            if key not in self._next_obs:
-                self._next_obs[key] = self._new_row(leaf)
+            if key not in self._next:
+                self._next[key] = self._new_row(leaf)
         # A policy without in_keys may read every entry.
         self.episodes.counts_ahead = not policy.in_keys or STEP_COUNT in policy.in_keys
         self._latest = self._new_latest()
         readable, leaves = self._readable, self._policy_leaves
-        self._binder = PolicyBinder(
-            env, policy, leaves, readable, self._next_obs, latest=self._latest
-        )
+        self._binder = PolicyBinder(env, policy, leaves, readable, self._next, latest=self._latest)
         self._groups: GroupBinder | None = None
         if isinstance(self.stepper, ParallelStepper) and self.stepper.env.groups > 1:
-            self._groups = GroupBinder(self.stepper, policy, leaves, readable, self._next_obs)
+            self._groups = GroupBinder(self.stepper, policy, leaves, readable, self._next)
         layout = self._new_layout()
         self._bfloat16 = frozenset(k for k, leaf in layout.leaves.items() if _is_bfloat16(leaf))
         states = frozenset(leaves.states)
@@ -89,13 +87,12 @@ class ArrayBatchWriter(FixedLayoutWriter):
         self.pool = SlabPool(layout, options.recycle)
         self._block: Block | None = None
         self._given = False
-        # What the policy reads and writes, and what the stepper writes.
-        self._arrays: dict[Key, Array] = {}
-        self._view = StepArrays({}, self._next_obs)
+        # What the stepper writes.
+        self._view = StepArrays({}, self._next)
 
     # --- what a batch begins with
 
-    def _new_next_obs(self) -> dict[Key, Array]:
+    def _new_next(self) -> dict[Key, Array]:
         """Returns memory for the entries that a step passes on to the next step, by key."""
         entries = self.entries
         found = {key: self._new_row(leaf) for key, leaf in entries.observed.items()}
@@ -109,20 +106,27 @@ class ArrayBatchWriter(FixedLayoutWriter):
     def _new_row(self, leaf: Leaf) -> Array:
         return zeros((self.num_envs, *leaf.shape), leaf.dtype)
 
-    def _new_normalizer(self) -> Normalizer:
-        options, entries = self.options, self.entries
-        if not options.normalize:
-            return Normalizer()
-        return BatchNormalizer(
-            options.normalize, entries.observed, entries.rewards, self._next_obs, options.steps
-        )
+    def _new_stages(self) -> list[Stage[Array, StepArrays]]:
+        """Returns what is done to frames, in the order in which they pass."""
+        options, entries, stages = self.options, self.entries, list[Stage[Array, StepArrays]]()
+        if options.frame_stack is not None:
+            stacks = ArrayStacks(options.frame_stack, self.env, entries.observed, options.steps)
+            self._next |= stacks.newest
+            stages.append(stacks)
+        if options.normalize:
+            normalizer = ArrayNormalizer(
+                options.normalize, entries.observed, entries.rewards, self._next, options.steps
+            )
+            self.normalization = normalizer.normalization
+            stages.insert(0, normalizer)
+        return stages
 
     def _new_latest(self) -> LatestObservation | None:
-        observed, readable = self.entries.observed, self._readable
-        # The policy does not read the environment's own array if it is normalised or stacked.
-        own = [k for k in observed if k not in self._normalizer.keys and readable[k] == observed[k]]
-        alone = not self.batch and len(observed) == len(own) == 1
-        return LatestObservation(own[0]) if alone else None
+        # The policy does not read the environment's own array if a stage changes it.
+        observed = self.entries.observed
+        changed = {key for stage in self._stages for key in stage.keys}
+        alone = not self.batch and len(observed) == 1 and not changed
+        return LatestObservation(*observed) if alone else None
 
     def _start(self) -> None:
         """Begins the first episodes."""
@@ -130,107 +134,85 @@ class ArrayBatchWriter(FixedLayoutWriter):
 
     def _reset_envs(self, mask: NDArray[np.bool_] | None, **kwargs: Any) -> None:
         self.stepper.reset(StepArrays({}, self._first_rows()), mask, **kwargs)
-        self._normalizer.reset(mask)
+        for stage in self._stages:
+            stage.restart(mask)
 
     def _first_rows(self) -> dict[Key, Array]:
         """Returns the rows into which the stepper writes what the next batch begins with."""
-        return self._next_obs | self._normalizer.raw_next
+        rows: Mapping[Key, Array] = self._next
+        for stage in reversed(self._stages):
+            rows = stage.first_rows(rows)
+        return dict(rows)
 
     # --- entries of a batch
 
-    @property
-    def _readable(self) -> dict[Key, Leaf]:
-        """The entries that exist before the policy acts, as the policy reads them."""
-        return self.entries.roots
-
-    def _new_layout(self) -> Layout:
-        leaves = self.entries.leaves(self._policy_leaves, self._normalizer.more_leaves)
-        return Layout(leaves, self.batch, self.options.steps)
-
+    @override
     def _discover(self) -> PolicyLeaves:
-        """Calls the policy once to find out what it writes."""
-        leaves = discover_leaves(self.env, self.policy, self._first_root(), self._readable)
-        observed = self.entries.observed
+        leaves, observed = super()._discover(), self.entries.observed
         for key in leaves.states:
-            if key in self._normalizer.keys:
-                raise ValueError(
-                    f"the policy writes {show_key(next_of(key))}, so the environment's own values "
-                    "can't be normalised: leave the key out of NormalizeObservation(keys=...)"
-                )
             if key in observed and leaves.written[next_of(key)] != observed[key]:
                 raise NoFixedLayout(f"the policy writes {show_key(key)} with another layout")
         if isinstance(self.stepper, ParallelStepper):
             self.stepper.written = frozenset(leaves.states) & observed.keys()
         return leaves
 
-    def _first_root(self) -> TensorDict:
-        """Returns a copy of what the policy reads in the first step."""
-        root = TensorDict({}, self.batch, device=self.env.device)
-        for key, leaf in self.entries.roots.items():
-            shape = (*self.batch, *leaf.shape)
-            if key in self._next_obs:
-                root.set(key, torch.from_numpy(self._next_obs[key].copy()).reshape(shape))
-            else:
-                root.set(key, torch.zeros(shape, dtype=leaf.dtype))
-        return root
-
     # --- filling
-
-    def _arrays_of(self, block: Block) -> dict[Key, Array]:
-        """Returns the arrays that a step writes, with time first."""
-        return block.flat_rows
 
     @override
     def begin(self, block: Block | None = None) -> None:
         self._given = block is not None
         self._logs.begin()
+        self._renew_stages()
         self._block = block = block or Block(self.pool.lease())
-        self._arrays = arrays = self._arrays_of(block)
-        entries, next_obs = self.entries, self._next_obs
-        view = StepArrays(arrays, next_obs, bfloat16=self._bfloat16)
+        view = StepArrays(block.flat_rows, self._next, bfloat16=self._bfloat16)
+        for stage in reversed(self._stages):
+            view = stage.begin(block, view)
+        self._view, entries, arrays, next_rows = view, self.entries, view.arrays, view.next_obs
         for key in entries.flags:
             arrays[key][...] = False
             arrays[next_of(key)][...] = False
         if entries.masked:
             arrays[MASK][...] = True
-        self._view = self._normalizer.begin(view, self.in_groups, self.most_frames)
         for key in self._passed_on:
-            arrays[key][0] = next_obs[key]
-        for key in entries.flags.keys() & next_obs.keys():
-            next_obs[key][...] = False
+            arrays[key][0] = next_rows[key]
+        for key in entries.flags.keys() & next_rows.keys():
+            next_rows[key][...] = False
         if entries.marks_starts:
             for rows in (arrays[IS_INIT][1:], arrays[next_of(IS_INIT)]):
                 rows[...] = False
-            next_obs[IS_INIT][:] = False
+            next_rows[IS_INIT][:] = False
         self.episodes.begin(view, self._episode_starts())
 
     @property
     def _passed_on(self) -> Iterable[Key]:
         """Keys of entries of which a batch has the values that a step passes on to the next."""
         memories = self._policy_leaves.memories
-        return (key for key in self._next_obs if key not in memories)
+        return (key for key in self._next if key not in memories)
 
     def _episode_starts(self) -> list[EpisodeStart]:
         """Returns the objects that are called when an episode begins in the batch."""
-        arrays, next_obs, leaves = self._arrays, self._next_obs, self._policy_leaves
+        arrays, next_obs, leaves = self._view.arrays, self._next, self._policy_leaves
         starts: list[EpisodeStart] = []
         starts += [StartValue(arrays[key], next_obs[key], 0) for key in leaves.states]
         starts += [StartValue(None, next_obs[key], 0) for key in leaves.memories]
         if self.entries.marks_starts:
             starts.append(StartValue(arrays[IS_INIT], next_obs[IS_INIT], True))
+        for stage in self._stages:
+            starts += stage.starts
         return starts
 
     @override
     def bind(self, start: int, stop: int, random: bool) -> tuple[ActFn | None, StepFn]:
         assert self._block is not None
         if self._groups is not None and not (random or self.policy.draws_from(self.env)):
-            view, episodes, normalizer = self._view, self.episodes, self._normalizer
-            return self._groups.bind(self._block, view, episodes, normalizer, start, stop)
+            view, episodes, stages = self._view, self.episodes, self._stages
+            return self._groups.bind(self._block, view, episodes, stages, start, stop)
         act = self._binder.bind(self._block, start, stop, random)
         self._view.latest = self._latest if self._binder.reads_latest else None
         step = self.stepper.bind(self._view, self.episodes, start, stop)
-        everyone = slice(0, self.num_envs)
-        return act, self._normalizer.bind(step, self._view, everyone, start, stop)
+        for stage in self._stages:
+            step = stage.bind(step, self._view, slice(0, self.num_envs), start, stop)
+        return act, step
 
     @property
     @override
@@ -248,15 +230,13 @@ class ArrayBatchWriter(FixedLayoutWriter):
         if self._groups is not None:
             self._groups.finish()
         block, self._block = self._block, None
-        arrays, self._arrays = self._arrays, {}
-        self._view = StepArrays({}, self._next_obs)
+        view, self._view = self._view, StepArrays({}, self._next)
         self._logs.finish(block.flat_rows, self.episodes, filled)
         self.episodes.finish(filled)
         if filled < self.options.steps:
             # The row after the last step is the first row of the next batch.
             for key in self._passed_on:
-                self._next_obs[key][...] = arrays[key][filled]
-            block.clear_from(filled, but=TRAJ_IDS)
+                view.next_obs[key][...] = view.arrays[key][filled]
         if filled:
             self.policy.check_samples(lambda key: block.tensor(key, filled))
         actions = {as_key(key): block.flat_rows[as_key(key)] for key in self.env.action_keys}
@@ -264,12 +244,11 @@ class ArrayBatchWriter(FixedLayoutWriter):
         check_rewards(rewards, lambda: actions)
         counted = block.flat_rows[MASK][:filled] if self.entries.masked else None
         self.sums.add(rewards, block.flat_rows[DONE][:filled, :, 0], counted)
-        self._normalizer.finish(filled, filled < self.options.steps)
-        return self._finished(block, filled)
-
-    def _finished(self, block: Block, filled: int) -> TensorDictBase | None:
-        """Returns the batch, or None if it is in the block that was passed to :meth:`begin`."""
-        if self._given:
+        for stage in self._stages:
+            stage.finish(block, filled)
+        if filled < self.options.steps:
+            block.clear_from(filled, but=TRAJ_IDS)
+        if self._given and not block.grown:
             block.flush()
             return None
         return self._deliver(block)
@@ -292,15 +271,9 @@ class ArrayBatchWriter(FixedLayoutWriter):
         for index in np.flatnonzero(chosen):
             self.episodes.restart(int(index))
         for key in (*self._policy_leaves.states, *self._policy_leaves.memories):
-            self._next_obs[key][chosen] = 0
+            self._next[key][chosen] = 0
         if self.entries.marks_starts:
-            self._next_obs[IS_INIT][chosen] = True
-
-    @override
-    def _saved_rows(self) -> dict[str, Tensor]:
-        rows = {show_key(key): row for key, row in self._next_obs.items()}
-        rows |= self._normalizer.saved_rows()
-        return {name: torch.from_numpy(row) for name, row in rows.items()}
+            self._next[IS_INIT][chosen] = True
 
     def fake(self) -> TensorDictBase:
         """Returns a batch of zeros."""

@@ -37,11 +37,13 @@ class Block:
         rows: the same memory as arrays.
         flat_rows: the same arrays with a single batch dimension, ``(steps, num_envs, *leaf)``.
         windows: stacks that a policy reads instead of the entries of the batch, by key.
+        grown: frames of stacked observations for which the leased memory has no room, by key.
     """
 
     def __init__(self, lease: Lease) -> None:
         self.lease = lease
         self.windows: Mapping[Key, Windows] = {}
+        self.grown: dict[Key, Tensor] = {}
         layout = lease.layout
         axis = len(layout.batch)
         self._staged = {
@@ -95,9 +97,10 @@ class Block:
         )
 
     def clear_from(self, row: int, but: Key) -> None:
-        """Zeroes the rows from ``row`` on, in all entries except ``but``."""
+        """Zeroes the rows from ``row`` on, in all entries but one and the positions of frames."""
+        pools = self.lease.layout.pools
         for key, rows in self.rows.items():
-            if key != but:
+            if key != but and key not in pools and key[1:] not in pools:
                 rows[row:] = 0
 
     def clear(self) -> None:
@@ -113,7 +116,9 @@ class Block:
             device: device to which the TensorDict is moved; None leaves it without a device.
         """
         self.flush()
-        return as_batch(self.lease, hidden, device)
+        tensors = self.lease.tensors
+        grown = {pool_key(key): frames for key, frames in self.grown.items()}
+        return as_batch(Lease(self.lease.layout, {**tensors, **grown}), hidden, device)
 
     def flush(self) -> None:
         """Copies entries from separate memory to their places in the leased memory."""

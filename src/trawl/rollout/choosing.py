@@ -13,8 +13,6 @@ from trawl.keys import as_key, show_key
 from trawl.rollout.array_batch_writer import ArrayBatchWriter
 from trawl.rollout.batch_writer import BatchOptions, BatchWriter, NoFixedLayout
 from trawl.rollout.policy import Policy
-from trawl.rollout.stacked_batch_writer import StackedBatchWriter
-from trawl.rollout.stacked_tensor_writer import StackedTensorBatchWriter
 from trawl.rollout.tensor_batch_writer import TensorBatchWriter
 from trawl.rollout.tensordict_batch_writer import TensorDictBatchWriter
 from trawl.supported import NORMALIZE_LOOSE, RESTART_LOOSE, STACK_LOOSE, Trait
@@ -82,10 +80,10 @@ def _stacked(env: Any, policy: Policy, options: BatchOptions) -> BatchWriter:
     why = "it needs an environment of Gymnasium's API with data of fixed shape and dtype"
     try:
         if isinstance(env, TensorEnv):
-            return StackedTensorBatchWriter(env, policy, options)
+            return TensorBatchWriter(env, policy, options)
         if isinstance(env, TensorDictEnv):
             if getattr(env, "fixed_layout", False):
-                return StackedBatchWriter(env, policy, options)
+                return ArrayBatchWriter(env, policy, options)
             why = _why_loose(env)
     except NoFixedLayout as error:
         why = f"it needs a policy whose entries have a fixed layout, but {error}"

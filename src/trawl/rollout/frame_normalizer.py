@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Protocol
 
 import torch
+from typing_extensions import override
 
-from trawl.keys import DONE, MASK, Key, show_key
+from trawl.keys import DONE, MASK, Key, next_of, show_key
 from trawl.rollout.batch_statistics import BatchStatistics, DiscountedReturns, raw_reward_of
 from trawl.rollout.layout import Leaf
 from trawl.rollout.moments import BaseMoments
 from trawl.rollout.normalization import Normalization, NormalizeOptions
-
-_Rows = TypeVar("_Rows")
+from trawl.rollout.policy_leaves import PolicyLeaves
+from trawl.rollout.stage import Rows, Stage, View
 
 
 class NormalizedEntry(Protocol):
@@ -31,47 +32,49 @@ class NormalizedEntry(Protocol):
         """Sets the statistics for all rows from now on."""
 
 
-class FrameNormalizer(Generic[_Rows]):
-    """Normaliser of the frames of an environment, which by default leaves them as they are.
+class FrameNormalizer(Stage[Rows, View]):
+    """Stage that normalises the frames of an environment."""
 
-    Attributes:
-        normalization: the statistics; None if nothing is normalised.
-    """
-
-    normalization: Normalization | None = None
-    _observations: Sequence[NormalizedEntry] = ()
-    _rewards: Sequence[DiscountedReturns] = ()
+    normalization: Normalization
+    _observations: Sequence[NormalizedEntry]
+    _rewards: Sequence[DiscountedReturns]
     # True for environments that were reset since the last batch. Their first observation is
     # normalised when the next batch begins, with the statistics of that batch.
-    _fresh: _Rows
+    _fresh: Rows
     _options: NormalizeOptions
     _statistics: BatchStatistics
     # Entries of the batch that is being filled, with time first.
     _rows: Mapping[Key, Any]
 
     @property
-    def keys(self) -> list[Key]:
-        """Keys of the observations that are normalised."""
+    @override
+    def keys(self) -> list[Key]:  # type: ignore[override]
         return [one.key for one in self._observations]
 
     @property
-    def more_leaves(self) -> dict[Key, Leaf]:
-        """Layout of further entries of a batch."""
+    @override
+    def more_leaves(self) -> dict[Key, Leaf]:  # type: ignore[override]
         return {
             raw_reward_of(one.key): Leaf(tuple(one.carry.shape[1:]), torch.float32)
             for one in self._rewards
             if one.options.keep_raw
         }
 
-    @property
-    def raw_next(self) -> dict[Key, _Rows]:
-        """The environment's own observations with which the next batch begins, by key."""
-        return {one.key: one.raw_next for one in self._observations}
+    @override
+    def check_policy(self, leaves: PolicyLeaves) -> None:
+        for key in leaves.states:
+            if key in self.keys:
+                raise ValueError(
+                    f"the policy writes {show_key(next_of(key))}, so the environment's own values "
+                    "can't be normalised: leave the key out of NormalizeObservation(keys=...)"
+                )
 
-    def saved_rows(self) -> dict[str, _Rows]:
-        """Returns the rows to save in a state, by name."""
-        if self.normalization is None:
-            return {}
+    @override
+    def first_rows(self, rows: Mapping[Key, Rows]) -> Mapping[Key, Rows]:
+        return {**rows, **{one.key: one.raw_next for one in self._observations}}
+
+    @override
+    def saved_rows(self) -> dict[str, Rows]:
         found = {f"raw {show_key(one.key)}": one.raw_next for one in self._observations}
         found |= {f"return {show_key(one.key)}": one.carry for one in self._rewards}
         return found | {"fresh": self._fresh}

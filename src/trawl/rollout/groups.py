@@ -13,10 +13,10 @@ from trawl.rollout.batch_writer import ActFn, StepFn
 from trawl.rollout.block import Block
 from trawl.rollout.episodes import EpisodeTracker, StepArrays
 from trawl.rollout.layout import Leaf
-from trawl.rollout.normalizer import Normalizer
 from trawl.rollout.parallel_stepper import ParallelStepper
 from trawl.rollout.policy import Policy
 from trawl.rollout.policy_leaves import PolicyLeaves
+from trawl.rollout.stage import Stage
 
 
 @dataclass(frozen=True)
@@ -116,7 +116,7 @@ class GroupBinder:
         block: Block,
         view: StepArrays,
         episodes: EpisodeTracker,
-        normalizer: Normalizer,
+        stages: Sequence[Stage[Array, StepArrays]],
         start: int,
         stop: int,
     ) -> tuple[ActFn, StepFn]:
@@ -126,7 +126,7 @@ class GroupBinder:
             block: memory of the batch.
             view: arrays that the stepper writes.
             episodes: tracker of the environments' episodes.
-            normalizer: the object that normalises the frames.
+            stages: what is done to frames.
             start: the first row.
             stop: the row after the last row.
         """
@@ -135,7 +135,8 @@ class GroupBinder:
         groups = []
         for (part, chosen, binder), (send, receive) in zip(self._binders, steps, strict=True):
             act = binder.bind_policy(block.part(part.start, part.stop), start, stop)
-            receive = normalizer.bind(receive, view, chosen, start, stop)
+            for stage in stages:
+                receive = stage.bind(receive, view, chosen, start, stop)
             groups.append(Group(act, send, receive))
         self._in_turn = GroupsInTurn(groups, stop - start)
         return self._in_turn.act, self._in_turn.step

@@ -71,8 +71,8 @@ class ReadyBatchWriter(ArrayBatchWriter):
         self.record = ServingRecord()
         written = self._policy_leaves.written
         # The part of each environment's frame that is known before its step. Entries of
-        # ``_next_obs`` are overwritten only once the frame is complete.
-        self._begun = dict(self._next_obs)
+        # ``_next`` are overwritten only once the frame is complete.
+        self._begun = dict(self._next)
         for key, leaf in written.items():
             if key not in self._begun:
                 self._begun[key] = self._new_row(leaf)
@@ -92,7 +92,7 @@ class ReadyBatchWriter(ArrayBatchWriter):
     def _start(self) -> None:
         self._source = self._new_source()
         for key, begun in self._source.start().items():
-            self._next_obs[key][...] = begun
+            self._next[key][...] = begun
 
     def _new_source(self) -> ReadySource:
         if isinstance(self.env, ParallelEnv):
@@ -136,7 +136,7 @@ class ReadyBatchWriter(ArrayBatchWriter):
         self._copied = [(self._begun[key], rows[key]) for key in self._begun if key in rows]
         states = self._policy_leaves.states
         self._observed_rows = [
-            (key, rows[next_of(key)], self._next_obs[key])
+            (key, rows[next_of(key)], self._next[key])
             for key in self.entries.observed
             if key not in states
         ]
@@ -154,7 +154,7 @@ class ReadyBatchWriter(ArrayBatchWriter):
                 self.policy,
                 self._policy_leaves,
                 self.entries.roots,
-                self._next_obs,
+                self._next,
                 begun,
                 self._serving.batching.size,
                 self._transfer,
@@ -236,9 +236,9 @@ class ReadyBatchWriter(ArrayBatchWriter):
             following[everyone] = observed
             target[start:stop] = observed if kept is None else observed[kept]
         for key in self._policy_leaves.states:
-            self._next_obs[key][chosen] = self._begun[next_of(key)][chosen]
+            self._next[key][chosen] = self._begun[next_of(key)][chosen]
         if self.entries.marks_starts:
-            self._next_obs[IS_INIT][chosen] = False
+            self._next[IS_INIT][chosen] = False
         if flagged:
             self._record_ends(chosen, flags, start, stop)
         return stop
@@ -260,7 +260,7 @@ class ReadyBatchWriter(ArrayBatchWriter):
         if self._policy_leaves.memories:
             chosen = everyone[(flags & AUTORESET).nonzero()[0]]
             for key in self._policy_leaves.memories:
-                self._next_obs[key][chosen] = 0
+                self._next[key][chosen] = 0
 
     def _start_episodes(self, chosen: Rows) -> None:
         """Begins new trajectories of environments that were reset by their step."""
@@ -270,14 +270,14 @@ class ReadyBatchWriter(ArrayBatchWriter):
     def _copy_begun(self, chosen: Rows) -> None:
         """Makes the observations of resets the beginning of the next frames."""
         for key, begun in self._source.begun(chosen).items():
-            self._next_obs[key][chosen] = begun
+            self._next[key][chosen] = begun
 
     def _forget(self, chosen: Rows) -> None:
         """Begins new trajectories, in which the policy remembers nothing."""
         for key in (*self._policy_leaves.states, *self._policy_leaves.memories):
-            self._next_obs[key][chosen] = 0
+            self._next[key][chosen] = 0
         if self.entries.marks_starts:
-            self._next_obs[IS_INIT][chosen] = True
+            self._next[IS_INIT][chosen] = True
         for index in chosen.tolist():
             self.episodes.restart(index)
             self._ids[index] = self.episodes.ids[index]
@@ -386,7 +386,7 @@ class ReadyBatchWriter(ArrayBatchWriter):
 
     @override
     def _saved_rows(self) -> dict[str, Tensor]:
-        own = {key: rows for key, rows in self._begun.items() if key not in self._next_obs}
+        own = {key: rows for key, rows in self._begun.items() if key not in self._next}
         begun = {f"begun {show_key(key)}": torch.from_numpy(rows) for key, rows in own.items()}
         return {**super()._saved_rows(), **begun}
 

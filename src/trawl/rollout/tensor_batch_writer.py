@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 from numpy.typing import NDArray
-from tensordict import TensorDict, TensorDictBase
+from tensordict import TensorDictBase
 from torch import Tensor
 from typing_extensions import override
 
@@ -25,22 +25,23 @@ from trawl.keys import (
     Key,
     as_key,
     next_of,
-    show_key,
 )
 from trawl.memory import Mask
 from trawl.rollout.batch_writer import ActFn, BatchOptions, StepFn
 from trawl.rollout.block import Block
 from trawl.rollout.checks import check_rewards
+from trawl.rollout.device_transfer import moved
 from trawl.rollout.fixed_layout_writer import FixedLayoutWriter
-from trawl.rollout.layout import Layout, Leaf
+from trawl.rollout.layout import Layout, Leaf, pool_key
 from trawl.rollout.policy import Policy
-from trawl.rollout.policy_leaves import PolicyLeaves, discover_leaves
+from trawl.rollout.stage import Stage
 from trawl.rollout.tensor_block import TensorBlock, TensorPool
 from trawl.rollout.tensor_env_restarts import RestartingTensorStepper
 from trawl.rollout.tensor_episodes import BatchEpisodeTracker
-from trawl.rollout.tensor_normalizer import TensorBatchNormalizer, TensorNormalizer
+from trawl.rollout.tensor_normalizer import TensorNormalizer
 from trawl.rollout.tensor_policy import TensorPolicyBinder
-from trawl.rollout.tensor_stepper import TensorStepper
+from trawl.rollout.tensor_stacks import TensorStacks
+from trawl.rollout.tensor_stepper import StepSource, TensorStepper
 from trawl.supported import LIMIT_ALL_AT_ONCE
 from trawl.tensordicts import size_groups
 
@@ -66,8 +67,9 @@ class TensorBatchWriter(FixedLayoutWriter):
         self.episodes = BatchEpisodeTracker(self.num_envs)
         # The entries that the next batch begins with.
         self._next = {key: self._zeros(leaf) for key, leaf in self.entries.roots.items()}
-        self._normalizer = self._new_normalizer()
-        self.normalization = self._normalizer.normalization
+        # The object that takes the steps.
+        self._source: StepSource = env
+        self._stages = self._new_stages()
         self._begin_episodes(None)
         self._policy_leaves = self._discover()
         for key, leaf in self._policy_leaves.read_later.items():
@@ -81,38 +83,29 @@ class TensorBatchWriter(FixedLayoutWriter):
         self._block = TensorBlock({})
         self._given: Block | None = None
 
-    def _new_normalizer(self) -> TensorNormalizer:
-        options = self.options
-        if not options.normalize:
-            return TensorNormalizer(self.env)
-        return TensorBatchNormalizer(
-            self.env, options.normalize, self.entries, self._next, options.steps
-        )
+    def _new_stages(self) -> list[Stage[Tensor, TensorBlock]]:
+        """Returns what is done to frames, in the order in which they pass."""
+        env, options, entries = self.env, self.options, self.entries
+        stages: list[Stage[Tensor, TensorBlock]] = []
+        if options.normalize:
+            normalizer = TensorNormalizer(
+                env, options.normalize, entries, self._next, options.steps
+            )
+            self._source, self.normalization = normalizer.source, normalizer.normalization
+            stages.append(normalizer)
+        if options.frame_stack is not None:
+            observed, newest = entries.observed, self._next
+            stages.append(TensorStacks(options.frame_stack, env, observed, newest, options.steps))
+        return stages
 
-    @property
-    def _readable(self) -> Mapping[Key, Leaf]:
-        """The entries that exist before the policy acts, as the policy reads them."""
-        return self.entries.roots
-
-    def _discover(self) -> PolicyLeaves:
-        """Calls the policy once to find out what it writes."""
-        root = TensorDict({}, self.env.batch_size, device=self.env.device)
-        for key, row in self._next.items():
-            root.set(key, self._as_read(key, row))
-        return discover_leaves(self.env, self.policy, root, self._readable)
-
-    def _as_read(self, key: Key, row: Tensor) -> Tensor:
-        """Returns a copy of the row after a batch, as the policy reads it."""
-        return row.clone()
-
+    @override
     def _new_layout(self) -> Layout:
-        leaves = self.entries.leaves(self._policy_leaves, self._normalizer.more_leaves)
-        size = tuple(self.env.batch_size)
-        return Layout(leaves, size, self.options.steps, agents=self.env.agents)
+        plain = super()._new_layout()
+        return Layout(plain.leaves, plain.batch, plain.steps, plain.pools, agents=self.env.agents)
 
     def _new_stepper(self) -> TensorStepper:
         limit, restarts = self.options.limit, self.options.restarts
-        parts = self.env, self._normalizer.source, limit, self._policy_leaves, self._next
+        parts = self.env, self._source, limit, self._policy_leaves, self._next
         return (
             TensorStepper(*parts) if restarts is None else RestartingTensorStepper(*parts, restarts)
         )
@@ -124,10 +117,13 @@ class TensorBatchWriter(FixedLayoutWriter):
     def _begin_episodes(self, mask: Tensor | None, **kwargs: Any) -> None:
         """Begins episodes in all environments, or in those of the mask, in the next batch."""
         leaves = self.env.begin(mask, **kwargs)
-        first_rows = self._next | self._normalizer.raw_next
+        first_rows: Mapping[Key, Tensor] = self._next
+        for stage in reversed(self._stages):
+            first_rows = stage.first_rows(first_rows)
         for key, leaf in zip(self.env.observation_keys, leaves, strict=True):
             first_rows[key].copy_(leaf)
-        self._normalizer.reset(mask)
+        for stage in self._stages:
+            stage.restart(mask)
         rows = slice(None) if mask is None else mask
         for key, row in self._next.items():
             if key not in self.env.observation_keys:
@@ -138,7 +134,10 @@ class TensorBatchWriter(FixedLayoutWriter):
     @override
     def begin(self, block: Block | None = None) -> None:
         self._given = block
-        self._block = self._new_block()
+        self._renew_stages()
+        self._block = self.pool.lease()
+        for stage in reversed(self._stages):
+            stage.begin(self._block, self._block)
         tensors = self._block.tensors
         for key in self.entries.flags:
             tensors[key].zero_()
@@ -146,20 +145,17 @@ class TensorBatchWriter(FixedLayoutWriter):
             tensors[MASK].fill_(True)
         if self.entries.marks_starts:
             tensors[next_of(IS_INIT)].zero_()
-        self._normalizer.begin(tensors, self.most_frames)
         for key, row in self._next.items():
             if key not in self._policy_leaves.memories:
                 tensors[key][0].copy_(row)
-
-    def _new_block(self) -> TensorBlock:
-        """Returns memory for a batch."""
-        return self.pool.lease()
 
     @override
     def bind(self, start: int, stop: int, random: bool) -> tuple[ActFn | None, StepFn]:
         act = self._binder.bind(self._block, start, stop, random)
         step = self._stepper.bind(self._block, start, stop)
-        return act, self._normalizer.bind(step, self._block, start, stop)
+        for stage in self._stages:
+            step = stage.bind(step, self._block, slice(0, self.num_envs), start, stop)
+        return act, step
 
     @override
     def finish(self, filled: int) -> TensorDictBase | None:
@@ -175,16 +171,20 @@ class TensorBatchWriter(FixedLayoutWriter):
         self.env.check()
         self._binder.check()
         self._number(tensors, filled)
-        self._normalizer.finish(filled)
-        return self._finished(block, filled, given)
-
-    def _finished(self, block: TensorBlock, filled: int, given: Block | None) -> Any:
-        """Returns the batch, or None if it has been copied to the block ``given``."""
+        for stage in self._stages:
+            stage.finish(block, filled)
         if given is None:
             return self._deliver(block)
+        if block.grown:
+            return moved(self._deliver(block), torch.device("cpu"))
         # A worker's batch is in memory of the host, which it shares with the driver.
         for key, rows in block.tensors.items():
             given.lease.tensors[key].copy_(rows.transpose(0, 1))
+        for key, frames in block.pools.items():
+            start, found = given.lease.pool_starts.get(key, 0), given.lease.tensors
+            found[pool_key(key)][start : start + len(frames)].copy_(frames)
+            for name in (key, next_of(key)):
+                found[name].add_(start)
         return None
 
     def _number(self, tensors: Mapping[Key, Tensor], filled: int) -> None:
@@ -236,11 +236,6 @@ class TensorBatchWriter(FixedLayoutWriter):
         self._begin_episodes(chosen, **kwargs)
         self.sums.reset(mask)
         self.episodes.renew(mask)
-
-    @override
-    def _saved_rows(self) -> dict[str, Tensor]:
-        rows = {show_key(key): row for key, row in self._next.items()}
-        return rows | self._normalizer.saved_rows()
 
     def fake(self) -> TensorDictBase:
         """Returns a batch of zeros with the layout of a real one."""

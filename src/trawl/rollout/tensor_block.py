@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from tensordict import TensorDict
@@ -21,6 +21,16 @@ Follow = Callable[[int, Tensor], None]
 _NO_POOLS: Mapping[Key, Tensor] = MappingProxyType({})
 
 
+class Windows(Protocol):
+    """Frames of one observation that the policy reads as stacks."""
+
+    def stacks(self, start: int, stop: int, copied: bool) -> Sequence[Tensor]:
+        """Returns the stacks of the steps of a chunk."""
+
+    def follower(self, start: int, stop: int) -> Follow:
+        """Returns a function to call after each step of a chunk, which begins stacks."""
+
+
 class TensorBlock:
     """Memory of one batch. Time is the first dimension, then the environment.
 
@@ -29,15 +39,23 @@ class TensorBlock:
         pools: frames of the stacked entries, by key.
 
     Attributes:
-        tensors: the entries.
+        tensors: the entries. While the batch is filled, those of stacked observations are the
+            frames as the stepper writes them.
         pools: the frames.
+        windows: frames that the policy reads as stacks, by key.
+        begun: rows after which episodes begin, bool of shape ``(steps, num_envs)``; None if nothing
+            is stacked.
+        grown: True if pools have more frames than the leased memory.
     """
 
     def __init__(
         self, tensors: Mapping[Key, Tensor], pools: Mapping[Key, Tensor] = _NO_POOLS
     ) -> None:
-        self.tensors = tensors
-        self.pools = pools
+        self.tensors = dict(tensors)
+        self.pools = dict(pools)
+        self.windows: Mapping[Key, Windows] = {}
+        self.begun: Tensor | None = None
+        self.grown = False
         self._chunk = (0, 0)
         self._rows: dict[Key, Sequence[Tensor]] = {}
 
@@ -72,16 +90,21 @@ class TensorBlock:
             copied: True for memory that nothing else refers to, for a policy that may change or
                 keep its inputs.
         """
+        if key in self.windows:
+            return self.windows[key].stacks(start, stop, copied)
         rows = self.rows(key, start, stop)
         return LazyRows(lambda t: rows[t].clone(), stop - start) if copied else rows
 
-    def is_stacked(self, key: Key) -> bool:
-        """Returns True if the policy reads stacks of the entry's rows."""
-        return False
-
     def followers(self, start: int, stop: int) -> list[Follow]:
         """Returns functions to call after each step of a chunk, when the next row is written."""
-        return []
+        if self.begun is None:
+            return []
+        begun = self.begun[start:stop].unbind(0)
+
+        def note(t: int, starts: Tensor) -> None:
+            begun[t].copy_(starts)
+
+        return [note, *(one.follower(start, stop) for one in self.windows.values())]
 
     def clear(self) -> None:
         """Zeroes the whole block."""

@@ -32,54 +32,11 @@ from trawl.rollout.tensor_moments import TensorMoments
 from trawl.rollout.tensor_stepper import StepSource
 
 
-class TensorNormalizer(FrameNormalizer[Tensor]):
-    """Base of :class:`TensorBatchNormalizer` that leaves the frames as they are.
-
-    Args:
-        env: the environment.
-
-    Attributes:
-        source: the object that the stepper steps.
-    """
-
-    def __init__(self, env: TensorEnv) -> None:
-        self.source: StepSource = env
-
-    def reset(self, mask: Tensor | None) -> None:
-        """Normalises the first observations of environments that were reset, or of all."""
-
-    def begin(self, tensors: Mapping[Key, Tensor], most_frames: float) -> None:
-        """Begins a batch.
-
-        Args:
-            tensors: the entries of the batch, with time first.
-            most_frames: largest number of frames of the batch to deliver.
-        """
-
-    def bind(self, step: StepFn, block: TensorBlock, start: int, stop: int) -> StepFn:
-        """Returns a function that takes a step, and counts its frames when they are due.
-
-        Args:
-            step: function that takes the step of row ``start + t``.
-            block: the batch.
-            start: the first row.
-            stop: the row after the last row.
-        """
-        return step
-
-    def finish(self, filled: int) -> None:
-        """Normalises the rewards of a batch, and adds its frames to the statistics.
-
-        Args:
-            filled: number of rows that were filled.
-        """
-
-
-class TensorBatchNormalizer(TensorNormalizer):
+class TensorNormalizer(FrameNormalizer[Tensor, TensorBlock]):
     """Normalises the batches of a ``TensorBatchWriter``.
 
     Except for rounding, the results equal those of
-    :class:`~trawl.rollout.normalizer.BatchNormalizer`.
+    :class:`~trawl.rollout.array_normalizer.ArrayNormalizer`.
 
     Args:
         env: the environment.
@@ -87,6 +44,9 @@ class TensorBatchNormalizer(TensorNormalizer):
         entries: the entries of frames.
         next_row: for each entry of the next frame, the row after a batch's last row.
         steps: number of rows in a batch.
+
+    Attributes:
+        source: the object that the stepper steps.
 
     Raises:
         KeyError, ValueError: see :func:`~trawl.rollout.batch_statistics.observation_keys`.
@@ -100,7 +60,7 @@ class TensorBatchNormalizer(TensorNormalizer):
         next_row: Mapping[Key, Tensor],
         steps: int,
     ) -> None:
-        super().__init__(env)
+        self.source: StepSource = env
         self._options = options
         self._home = env.home
         self._observations: list[NormalizedRows] = []
@@ -142,7 +102,7 @@ class TensorBatchNormalizer(TensorNormalizer):
     # --- between batches
 
     @override
-    def reset(self, mask: Tensor | None) -> None:
+    def restart(self, mask: Tensor | None) -> None:
         chosen = torch.ones_like(self._fresh) if mask is None else mask
         self._fresh |= chosen
         for one in self._rewards:
@@ -152,8 +112,6 @@ class TensorBatchNormalizer(TensorNormalizer):
         self._normalize_fresh()
 
     def _normalize_fresh(self) -> None:
-        if self._home.type == "cpu" and not self._fresh.any():
-            return
         for one in self._observations:
             values = torch.empty_like(one.next_row)
             one.normalize(one.raw_next, values)
@@ -163,23 +121,31 @@ class TensorBatchNormalizer(TensorNormalizer):
     # --- a batch
 
     @override
-    def begin(self, tensors: Mapping[Key, Tensor], most_frames: float) -> None:
+    def renew(self, most_frames: float, in_groups: bool) -> Tensor | None:
         self._statistics.most_frames = most_frames
-        self._statistics.begin(in_groups=False)
-        self._rows = tensors
+        self._statistics.begin(in_groups)
         self._load()
+        if self._home.type == "cpu" and not self._fresh.any():
+            return None
         self._normalize_fresh()
+        fresh = self._fresh.clone()
         self._fresh.zero_()
-        for one in self._observations:
-            one.begin()
+        return fresh
 
     @override
-    def bind(self, step: StepFn, block: TensorBlock, start: int, stop: int) -> StepFn:
+    def begin(self, block: TensorBlock, view: TensorBlock) -> TensorBlock:
+        self._rows = view.tensors
+        for one in self._observations:
+            one.begin()
+        return view
+
+    @override
+    def bind(self, step: StepFn, view: TensorBlock, part: slice, start: int, stop: int) -> StepFn:
         if not self._observations:
             return step
         statistics, steps, kept = self._statistics, self._steps, self._kept
         for one in self._observations:
-            one.bind(block, start, stop)
+            one.bind(view, start, stop)
 
         def step_counted(t: int) -> None:
             steps.t, row = t, start + t + 1
@@ -207,7 +173,7 @@ class TensorBatchNormalizer(TensorNormalizer):
         self._statistics.first = stop
 
     @override
-    def finish(self, filled: int) -> None:
+    def finish(self, block: TensorBlock, filled: int) -> None:
         if filled:
             self._end_rows(filled)
             self._finish_rewards(filled)

@@ -68,7 +68,7 @@ class TensorPolicyBinder:
         writers = [self._writer(block, key, start, stop) for key in plan.writes]
         if len(inputs) == len(writers) == 1 and not (copied or elsewhere):
             (only,) = plan.reads
-            if only in env.observation_keys and not block.is_stacked(only):
+            if only in env.observation_keys and only not in block.windows:
                 return self._act_on_latest(only, inputs[0], plan.call, writers[0])
         prepare = self._mover() if elsewhere else None
         return act_fn(plan.call, inputs, writers, prepare)

@@ -8,84 +8,99 @@ are computed from the rows in which episodes begin, on the device.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor
 from typing_extensions import override
 
+from trawl.envs.frame_stack import FrameStack
+from trawl.envs.tensor_env import TensorEnv
 from trawl.keys import Key, next_of
-from trawl.rollout.stack_layout import StackedLeaf, StackLayout
-from trawl.rollout.tensor_block import Follow, TensorBlock
+from trawl.rollout.layout import Leaf
+from trawl.rollout.stack_stage import StackedLeaf, StackStage
+from trawl.rollout.tensor_block import TensorBlock
 from trawl.rollout.tensor_windows import GatheredFrames, StackFrames, WindowedFrames
 
 
-class TensorStacks:
+class TensorStacks(StackStage[Tensor, TensorBlock]):
     """Frames of the stacked observations of an environment whose data are tensors.
 
     Args:
-        layout: layout of the observations.
+        option: the option of the collector.
+        env: the environment.
+        observed: layout of all its observations, by key.
         newest: the frames with which the next batch begins, ``(num_envs, *leaf)``, by key.
         steps: number of steps in a batch.
-        at_once: True if the device answers at once, so that code may look at flags.
-
-    Attributes:
-        earlier: the frames before ``newest``, ``(size - 1, num_envs, *leaf)``, by key.
     """
 
     def __init__(
-        self, layout: StackLayout, newest: Mapping[Key, Tensor], steps: int, at_once: bool
+        self,
+        option: FrameStack,
+        env: TensorEnv,
+        observed: Mapping[Key, Leaf],
+        newest: Mapping[Key, Tensor],
+        steps: int,
     ) -> None:
-        self._repeats, self._newest = layout.repeats, newest
+        super().__init__(option, env, observed)
+        self._newest = newest
         self._recent: dict[Key, StackFrames] = {}
         self._positions: dict[Key, _Positions] = {}
-        kind = WindowedFrames if at_once else GatheredFrames
-        for key, leaf in layout.leaves.items():
+        # Code that looks at flags would wait for a device that doesn't answer at once.
+        kind = WindowedFrames if env.answers_at_once else GatheredFrames
+        for key, leaf in self.leaves.items():
             row = newest[key]
-            self._recent[key] = kind(leaf, layout.repeats, row, steps)
-            self._positions[key] = _Positions(leaf, layout.repeats, len(row), steps, row.device)
-        self.earlier = {key: recent.earlier for key, recent in self._recent.items()}
+            self._recent[key] = kind(leaf, self._repeats, row, steps)
+            self._positions[key] = _Positions(leaf, self._repeats, len(row), steps, row.device)
         self._begun = torch.zeros((steps, len(row)), dtype=torch.bool, device=row.device)
+        # Entries of the batch as they will be delivered.
+        self._delivered: dict[Key, Tensor] = {}
 
-    def restart(self, mask: Tensor | None = None) -> None:
-        """Begins stacks in all environments, or where ``mask`` is True, with the newest frames."""
+    @property
+    @override
+    def earlier(self) -> dict[Key, Tensor]:
+        return {key: recent.earlier for key, recent in self._recent.items()}
+
+    @override
+    def restart(self, mask: Tensor | None) -> None:
         for key, earlier in self.earlier.items():
-            envs = slice(None) if mask is None else mask
-            earlier[:, envs] = self._newest[key][envs] if self._repeats else 0
+            first = self._newest[key] if self._repeats else torch.zeros_like(self._newest[key])
+            if mask is not None:
+                # Without looking at the mask, which would wait for a device.
+                first = torch.where(mask.view(-1, *[1] * (first.ndim - 1)), first, earlier)
+            earlier.copy_(first)
 
-    def first_stacks(self, key: Key) -> Tensor:
-        """Returns the stacks with which a batch begins, ``(num_envs, *agents, size, *frame)``."""
-        axis = 1 + len(self._positions[key].leaf.agents)
-        return torch.stack([*self.earlier[key], self._newest[key]], axis)
+    @override
+    def first_read(self, key: Key) -> Tensor | None:
+        if key not in self.leaves:
+            return None
+        return torch.stack(
+            [*self.earlier[key], self._newest[key]], 1 + len(self.leaves[key].agents)
+        )
 
-    def begin(self, leased: TensorBlock) -> StackedBlock:
-        """Begins a batch in leased memory, and returns the block that the loop fills."""
-        tensors = dict(leased.tensors)
+    @override
+    def begin(self, block: TensorBlock, view: TensorBlock) -> TensorBlock:
+        self._delivered, block.tensors = block.tensors, dict(block.tensors)
+        block.windows, block.begun = self._recent, self._begun
         for key, recent in self._recent.items():
             recent.begin()
             positions = self._positions[key]
-            frames = positions.frames_in(leased.pools[key])
-            leased.pools[key][positions.zero] = 0
+            frames = positions.frames_in(block.pools[key])
+            block.pools[key][positions.zero] = 0
             size = positions.leaf.size
             frames[: size - 1] = recent.earlier
             frames[size - 1] = self._newest[key]
-            tensors[key], tensors[next_of(key)] = recent.rows, frames[size:]
-        return StackedBlock(tensors, leased, self._recent, self._begun)
+            block.tensors[key], block.tensors[next_of(key)] = recent.rows, frames[size:]
+        return view
 
-    def finish(self, block: StackedBlock, filled: int) -> tuple[TensorBlock, bool]:
-        """Completes a batch, of which ``filled`` steps were taken.
-
-        Returns:
-            The batch, and True if its leased memory holds all frames; False if it has no room for
-            the first frames of all episodes.
-        """
+    @override
+    def finish(self, block: TensorBlock, filled: int) -> None:
         begun = self._begun
         # Row ``t`` marks the environments in which an episode begins after step ``t``.
         begun[max(filled - 1, 0) :] = False
         begun = torch.cat([torch.zeros_like(begun[:1]), begun[:-1]])
         episodes = begun.nonzero()
-        tensors, pools = dict(block.leased.tensors), dict(block.leased.pools)
-        fits = True
+        tensors, pools = self._delivered, block.pools
         for key, recent in self._recent.items():
             positions, after = self._positions[key], next_of(key)
             positions.write(tensors[key], tensors[after], begun if len(episodes) else None)
@@ -96,49 +111,10 @@ class TensorStacks:
                 if stop <= len(pools[key]):
                     pools[key][start:stop] = first
                 else:
-                    pools[key], fits = torch.cat([pools[key][:start], first]), False
+                    # The leased memory has no room for the first frames of all episodes.
+                    pools[key], block.grown = torch.cat([pools[key][:start], first]), True
             recent.end(filled)
-        return TensorBlock(tensors, pools), fits
-
-
-class StackedBlock(TensorBlock):
-    """Memory of a batch with stacked observations, while it is being filled.
-
-    Args:
-        tensors: the entries as the stepper writes them, ``(steps, num_envs, *leaf)``, by key.
-        leased: the memory that will be delivered.
-        recent: the frames that the policy reads, by key.
-        begun: memory for the rows after which episodes begin, ``(steps, num_envs)``.
-    """
-
-    def __init__(
-        self,
-        tensors: Mapping[Key, Tensor],
-        leased: TensorBlock,
-        recent: Mapping[Key, StackFrames],
-        begun: Tensor,
-    ) -> None:
-        super().__init__(tensors)
-        self.leased, self._recent, self._begun = leased, recent, begun
-
-    @override
-    def inputs(self, key: Key, start: int, stop: int, copied: bool) -> Sequence[Tensor]:
-        if key in self._recent:
-            return self._recent[key].stacks(start, stop, copied)
-        return super().inputs(key, start, stop, copied)
-
-    @override
-    def is_stacked(self, key: Key) -> bool:
-        return key in self._recent
-
-    @override
-    def followers(self, start: int, stop: int) -> list[Follow]:
-        begun = self._begun[start:stop].unbind(0)
-
-        def note(t: int, starts: Tensor) -> None:
-            begun[t].copy_(starts)
-
-        return [note, *(recent.follower(start, stop) for recent in self._recent.values())]
+        block.tensors, self._delivered = tensors, {}
 
 
 class _Positions:

@@ -16,7 +16,7 @@ from typing_extensions import override
 
 from trawl.rollout.block import as_array
 from trawl.rollout.policy_inputs import InputCopies
-from trawl.rollout.stack_layout import StackedLeaf
+from trawl.rollout.stack_stage import StackedLeaf
 from trawl.rollout.tensor_block import Follow, LazyRows
 
 

@@ -19,7 +19,7 @@ from torch import Tensor
 from typing_extensions import override
 
 from trawl.envs.base import TensorDictEnv
-from trawl.envs.capture.attributes import NotPlain
+from trawl.envs.capture.codec import NotPlain
 from trawl.envs.capture.frames import copy_or_encode, from_plain, to_plain
 from trawl.errors import EnvStateError, resetting
 from trawl.keys import (

@@ -40,11 +40,11 @@ from trawl.schema.checks import (
     torch_dtype,
 )
 
-# --- values that an encoder has converted (see trawl.envs.capture.attributes)
+# --- values that an encoder has converted (see trawl.envs.capture.codec)
 
 
 class Encoded:
-    """Check of values that an :class:`~trawl.envs.capture.attributes.Encoder` has converted.
+    """Check of values that an :class:`~trawl.envs.capture.codec.Encoder` has converted.
 
     The values must be checked in the order in which they are decoded, because later values may
     refer to earlier ones.

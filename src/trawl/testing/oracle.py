@@ -169,7 +169,7 @@ class Actor:
 
     def nothing(self) -> Frame:
         """Returns observations of zeros."""
-        return {key: np.zeros_like(value) for key, value in self.observe(0).items()}
+        return {key: np.zeros_like(value) for key, value in self.shown.items()}
 
     def stacked(self, window: Sequence[Frame]) -> Frame:
         """Returns the newest observations, stacked with those before."""

@@ -21,15 +21,20 @@ be captured, the next way is tried.
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from trawl.envs.capture.attributes import NotPlain, class_name, same_data
-from trawl.envs.capture.parts import Parts
+from gymnasium.vector import SyncVectorEnv
+from typing_extensions import override
+
+from trawl.envs.capture import frames, kinds  # noqa: F401 - register how values are converted
+from trawl.envs.capture.codec import Decoder, Encoder, NotPlain, difference
+from trawl.envs.capture.fixed import check_identity, class_name, package_of
+from trawl.envs.capture.pickling import is_own
 from trawl.envs.capture.rehearsal import failure, goes_on_from
 from trawl.envs.capture.replay import REPLAY, EpisodeLog
-from trawl.envs.capture.ways import PICKLE, WAYS, PlainWay, chain
+from trawl.envs.capture.simulators import Ale, Mujoco
+from trawl.envs.capture.ways import Attributes, OwnMethods, Pickle, Way, chain
 from trawl.errors import EnvStateError, env_errors
 from trawl.schema.checks import UNKNOWN, entries, one_of, refuse
 from trawl.schema.states import CAPTURED, captured, episode
@@ -39,6 +44,7 @@ __all__ = [
     "REPLAY",
     "capture",
     "check_state",
+    "needs_log",
     "restore",
     "way_of",
     "ways_of",
@@ -62,9 +68,24 @@ def way_of(env: Any, log: EpisodeLog | None = None) -> str:
 def ways_of(env: Any) -> list[str]:
     """Returns the way in which each sub-environment of a vector environment is captured."""
     way, state, _ = _captured(env)
-    if way == _PARTS.name:
+    if way == _Parts.name:
         return [one["way"] for one in state["base"]["envs"]]
     return [way] * int(env.num_envs)
+
+
+def needs_log(env: Any) -> bool:
+    """Returns True if an environment may have to be replayed, because its state isn't plain data.
+
+    This includes environments that can be pickled, because only trusted pickles are opened. The
+    check is cheap, because it does not copy the state.
+    """
+    members = chain(env)
+    try:
+        plain = any(way.suits(members[-1]) and way.works(members) for way in _WAYS.values())
+        return not plain and Attributes().works(members, wrappers_only=True)
+    except Exception:
+        # A user's object may raise anything when it is looked at, which must not end a collection.
+        return False
 
 
 def capture(env: Any, log: EpisodeLog | None = None) -> dict[str, Any]:
@@ -79,7 +100,7 @@ def capture(env: Any, log: EpisodeLog | None = None) -> dict[str, Any]:
     """
     way, state, whys = _captured(env)
     replay = None
-    if log is not None and way in (NONE, PICKLE.name):
+    if log is not None and way in (NONE, Pickle.name):
         try:
             replay = log.capture(env)
         except NotPlain as error:
@@ -136,8 +157,8 @@ def restore(
 
 
 def _is_replayed(state: Mapping[str, Any], trust: bool) -> bool:
-    if state["way"] == PICKLE.name and "replay" in state:
-        return not (trust or PICKLE.is_own(state["state"]))
+    if state["way"] == Pickle.name and "replay" in state:
+        return not (trust or is_own(state["state"]))
     return bool(state["way"] == REPLAY)
 
 
@@ -154,7 +175,7 @@ def _restore(env: Any, state: Mapping[str, Any], trust: bool) -> Any:
         raise EnvStateError(
             f"the state of {env} can't be restored by {state['way']}: {why}"
         ) from error
-    if not same_data(way.comparable(again), way.comparable(state["state"])):
+    if difference(way.comparable(again), way.comparable(state["state"])):
         raise EnvStateError(
             f"{env} has another state than before after it was restored by {state['way']}"
         )
@@ -167,7 +188,7 @@ def _check_goes_on(env: Any, way: Any, before: Any) -> None:
 
     An environment that could not in the state ``before``, either, is not checked.
     """
-    if not isinstance(way, PlainWay) or way.shared is None:
+    if way.shared is None:
         return
     members = chain(env)
     error = failure(members, way.shared)
@@ -179,8 +200,48 @@ def _check_goes_on(env: Any, way: Any, before: Any) -> None:
         ) from error
 
 
-_PARTS = Parts(capture, restore)
-_WAYS = {_PARTS.name: _PARTS, **WAYS}
+class _Parts(Way):
+    """The environment is a ``SyncVectorEnv``, whose sub-environments are captured one by one."""
+
+    name = "parts"
+    # Each sub-environment is copied by itself.
+    shared = None
+    _skip = frozenset({"envs"})
+
+    @override
+    def suits(self, base: Any) -> bool:
+        return isinstance(base, SyncVectorEnv) and not OwnMethods().suits(base)
+
+    @override
+    def capture_base(self, base: Any, encoder: Encoder) -> Any:
+        envs = []
+        for index, env in enumerate(base.envs):
+            try:
+                envs.append(capture(env))
+            except EnvStateError as error:
+                raise NotPlain(f"sub-environment {index}: {error}") from error
+        return {"envs": envs, "attributes": encoder.attributes(base, self._skip)}
+
+    @override
+    def comparable(self, state: Mapping[str, Any]) -> Any:
+        # Each sub-environment was compared when it was restored.
+        return {**state, "base": state["base"]["attributes"]}
+
+    @override
+    def restore(self, members: Sequence[Any], state: Mapping[str, Any], trust: bool) -> Any:
+        base = members[-1]
+        pairs = zip(base.envs, state["base"]["envs"], strict=True)
+        base.envs = [restore(env, one, trust) for env, one in pairs]
+        return super().restore(members, state, trust)
+
+    @override
+    def restore_base(self, base: Any, state: Any, decoder: Decoder) -> None:
+        decoder.replace(base, state["attributes"], self._skip)
+
+
+_WAYS: dict[str, Way] = {
+    way.name: way for way in (_Parts(), OwnMethods(), Ale(), Mujoco(), Attributes(), Pickle())
+}
 
 
 def check_state(env: Any, state: Any, place: str = "the state") -> None:
@@ -200,7 +261,7 @@ def check_state(env: Any, state: Any, place: str = "the state") -> None:
         entries(CAPTURED)(state, place, UNKNOWN)
         way = state["way"]
         one_of(*_WAYS, REPLAY)(way, f"{place}['way']", UNKNOWN)
-        _check_identity(env, state)
+        check_identity(_identity(env), state["identity"], env)
         if way == REPLAY or "replay" in state:
             replayed = {"replay": episode(len(members))}
             entries(replayed)(state, place, UNKNOWN)
@@ -210,7 +271,7 @@ def check_state(env: Any, state: Any, place: str = "the state") -> None:
             raise EnvStateError(f"the state was captured by {way}, in which {env} can't be")
         inner, at = state["state"], f"{place}['state']"
         captured(way, len(members))(inner, at, _own(way, members))
-        if way == _PARTS.name:
+        if way == _Parts.name:
             envs, at = members[-1].envs, f"{at}['base']['envs']"
             if len(inner["base"]["envs"]) != len(envs):
                 refuse(at, f"a list of {len(envs)}", inner["base"]["envs"])
@@ -220,21 +281,10 @@ def check_state(env: Any, state: Any, place: str = "the state") -> None:
 
 def _own(way: str, members: list[Any]) -> Any:
     """Returns the present state of an environment in a way, if it is plain data."""
-    plain = _WAYS[way]
     try:
-        return plain.capture(members) if isinstance(plain, PlainWay) else UNKNOWN
+        return UNKNOWN if way == Pickle.name else _WAYS[way].capture(members)
     except (NotPlain, EnvStateError):
         return UNKNOWN
-
-
-def _check_identity(env: Any, state: Mapping[str, Any]) -> None:
-    mine, other = _identity(env), state["identity"]
-    for name in mine:
-        if mine[name] != other.get(name):
-            raise EnvStateError(
-                f"the state is one of another environment: its {name} is {other.get(name)}, but "
-                f"that of {env} is {mine[name]}"
-            )
 
 
 def _identity(env: Any) -> dict[str, str]:
@@ -248,11 +298,5 @@ def _identity(env: Any) -> dict[str, str]:
         "number of environments": str(getattr(env, "num_envs", 1)),
         "wrapper chain": " > ".join(map(class_name, chain(env))),
         "max_episode_steps": str(getattr(spec, "max_episode_steps", None)),
-        "package": _package(chain(env)[-1]),
+        "package": package_of(chain(env)[-1]),
     }
-
-
-def _package(base: Any) -> str:
-    """Returns the name and version of the package that an environment comes from."""
-    name = type(base).__module__.partition(".")[0]
-    return f"{name} {getattr(sys.modules.get(name), '__version__', '')}".strip()

@@ -11,12 +11,13 @@ from tensordict import (
     NonTensorStack,
     TensorDict,
     TensorDictBase,
+    is_leaf_nontensor,
     is_non_tensor,
     is_tensorclass,
 )
 from torch import Tensor
 
-from trawl.envs.capture.attributes import Decoder, Encoder, NotPlain
+from trawl.envs.capture.codec import Decoder, Encoder, NotPlain, register
 from trawl.stacked_frames import StackedFrames
 
 # Kind of a value that is not plain data.
@@ -103,14 +104,14 @@ def copy_or_encode(value: Any) -> Any:
     Raises:
         NotPlain: if a value can't be converted.
     """
-    return value.detach().clone() if isinstance(value, Tensor) else Encoder([]).encode(value)
+    return value.detach().clone() if isinstance(value, Tensor) else Encoder().encode(value)
 
 
 def _encode(value: Any) -> Any:
     if isinstance(value, Tensor):
         return value
     try:
-        return Encoder([]).encode(value)
+        return Encoder().encode(value)
     except NotPlain:
         return {"kind": _OBJECT, "value": value}
 
@@ -119,4 +120,26 @@ def _decode(value: Any, present: Any) -> Any:
     if isinstance(value, Tensor):
         return value
     whole = isinstance(value, dict) and value["kind"] == _OBJECT
-    return value["value"] if whole else Decoder([]).decode(value)
+    return value["value"] if whole else Decoder().decode(value)
+
+
+def _encode_tensordict(encoder: Encoder, value: Any) -> dict[str, Any]:
+    return {"tree": to_plain(value, encoder.encode), "locked": bool(value.is_locked)}
+
+
+def _decode_tensordict(decoder: Decoder, data: Mapping[str, Any], present: Any) -> Any:
+    made = from_plain(data["tree"], decoder.decode, present)
+    if isinstance(present, TensorDictBase) and type(present) is type(made):
+        old, new = (
+            dict(one.items(True, True, is_leaf=is_leaf_nontensor)) for one in (present, made)
+        )
+        if old.keys() == new.keys() and all(old[key] is new[key] for key in new):
+            return present
+    return made.lock_() if data["locked"] else made
+
+
+def _is_tensordict(value: Any) -> bool:
+    return isinstance(value, TensorDictBase) or is_non_tensor(value)
+
+
+register("tensordict", _is_tensordict, _encode_tensordict, _decode_tensordict, in_graphs=True)

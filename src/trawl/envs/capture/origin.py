@@ -2,24 +2,19 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import gymnasium
-import numpy as np
 from gymnasium.wrappers import PassiveEnvChecker
 
-from trawl.envs.capture.attributes import Decoder, Encoder, NotPlain, has_children
-from trawl.envs.capture.emulator import emulator_of, emulator_state, put_emulator_state
+from trawl.envs.capture.codec import Decoder, Encoder, NotPlain
+from trawl.envs.capture.kinds import GENERATORS, generator_state
+from trawl.envs.capture.simulators import emulator_of, emulator_state, put_emulator_state
 
 _NUMBERS = frozenset({bool, int, float})
-# Functions that return the states of generators, by class, and the encoder's name of the class.
-_GENERATORS: dict[type, tuple[str, Callable[[Any], Any]]] = {
-    np.random.Generator: ("generator", lambda one: one.bit_generator.state),
-    np.random.RandomState: ("random_state", lambda one: one.get_state(legacy=False)),
-    random.Random: ("random", lambda one: one.getstate()),
-}
+# Names of the kinds of generators in the codec, by class.
+_GENERATORS = {kind: name for name, kind in GENERATORS.items()}
 # Longer lists and larger arrays of wrappers are not recorded before each reset: most of them are
 # records of episodes, or are overwritten by the reset. If an episode depends on one of them, the
 # check after its replay fails.
@@ -42,19 +37,16 @@ def _states(base: Any) -> dict[str, tuple[str, Any]]:
     Raises:
         NotPlain: if a generator has spawned others, so that its state is incomplete.
     """
-    found = {}
-    for name, value in _attributes(base).items():
-        known = _GENERATORS.get(type(value))
-        if known is not None:
-            if known[0] == "generator" and has_children(value):
-                raise NotPlain(f"{name} is a generator that has spawned others")
-            found[name] = known[0], known[1](value)
-    return found
+    return {
+        name: (_GENERATORS[type(value)], generator_state(value))
+        for name, value in _attributes(base).items()
+        if type(value) in _GENERATORS
+    }
 
 
 def _as_data(states: Mapping[str, tuple[str, Any]]) -> dict[str, Any]:
     return {
-        name: {"number": 0, "kind": kind, "state": Encoder([]).encode(state)}
+        name: {"number": 0, "kind": kind, "state": Encoder().encode(state)}
         for name, (kind, state) in states.items()
     }
 
@@ -101,7 +93,7 @@ def note(
     encoder = Encoder(members[::-1], most=_MOST_ITEMS)
     wrappers = [_noted(member, encoder) for member in members[:-1]]
     now, screen = numbers(base), None if emulator is None else emulator_state(emulator)
-    given = Encoder([]).encode(dict(arguments))
+    given = Encoder().encode(dict(arguments))
 
     def origin() -> dict[str, Any]:
         return {
@@ -156,7 +148,7 @@ def write(
         if name not in attributes or type(attributes[name]) in _NUMBERS
     }
     decoder.write(base, fitting)
-    Decoder([]).write(base, origin["generators"])
+    Decoder().write(base, origin["generators"])
     if origin["emulator"] is not None:
         put_emulator_state(base.ale, origin["emulator"])
     inside = zip(
@@ -171,7 +163,7 @@ def write(
 
 def arguments_of(origin: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the arguments of the reset that began the episode."""
-    arguments: dict[str, Any] = Decoder([]).decode(origin["arguments"])
+    arguments: dict[str, Any] = Decoder().decode(origin["arguments"])
     return arguments
 
 

@@ -1,10 +1,16 @@
-"""Pickles of attributes that may share memory, and may refer to objects of an environment."""
+"""Pickles of environments and of their attributes, which a program signs.
+
+A program opens only pickles that its own processes made, unless the user trusts others. Tensors and
+arrays that share memory still do so when they are unpickled.
+"""
 
 from __future__ import annotations
 
+import hmac
 import io
 import pickle
-from collections.abc import Sequence
+import secrets
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import cloudpickle
@@ -14,7 +20,72 @@ from gymnasium.utils import EzPickle
 from torch import Tensor, nn
 from typing_extensions import override
 
-from trawl.envs.capture.attributes import NotPlain
+from trawl.envs.capture.codec import NotPlain
+from trawl.errors import EnvStateError
+
+# A process that another process of the program starts gets the key of the other process.
+_keys = [secrets.token_bytes(32)]
+
+
+def signing_key() -> bytes:
+    """Returns the key of this process, which must be passed to the processes that it starts."""
+    return _keys[0]
+
+
+def use_signing_key(key: bytes) -> None:
+    """Makes this process sign with the key of the process that started it."""
+    _keys[0] = key
+
+
+def _signature(data: bytes) -> bytes:
+    return hmac.digest(_keys[0], data, "sha256")
+
+
+def pickled(
+    value: Any, members: Sequence[Any] = (), closed: tuple[type, ...] = ()
+) -> dict[str, Any]:
+    """Returns the pickle of a value, and its signature.
+
+    Args:
+        value: the value.
+        members: objects that the value may refer to, and that are not pickled.
+        closed: additional classes whose objects would lose their state in a pickle.
+
+    Raises:
+        NotPlain: if the value can't be pickled.
+    """
+    file = io.BytesIO()
+    try:
+        _Pickler(file, members, closed).dump(value)
+    except NotPlain:
+        raise
+    except Exception as error:
+        raise NotPlain(f"which can't be pickled: {error}") from error
+    data = file.getvalue()
+    return {"pickle": data, "signature": _signature(data)}
+
+
+def unpickled(state: Mapping[str, Any], members: Sequence[Any] = ()) -> Any:
+    """Returns the value that :func:`pickled` pickled, with ``members`` in place of its members."""
+    return _Unpickler(io.BytesIO(state["pickle"]), members).load()
+
+
+def is_own(state: Mapping[str, Any]) -> bool:
+    """Returns True if a process of this program made the pickle in a state."""
+    return hmac.compare_digest(state["signature"], _signature(state["pickle"]))
+
+
+def check_trust(state: Mapping[str, Any], trust: bool, owner: Any) -> None:
+    """Checks that a pickle may be opened.
+
+    Raises:
+        EnvStateError: if another program made the pickle, and the user does not trust it.
+    """
+    if not (trust or is_own(state)):
+        raise EnvStateError(
+            f"{owner} was pickled by another program, and a pickle can run any code: if you know "
+            "where the state comes from, load it with trust=True"
+        )
 
 
 class _Block:
@@ -33,17 +104,7 @@ def _block(data: bytes, device: str) -> _Block:
     return _Block(flat.to(device).untyped_storage())
 
 
-class AttributePickler(cloudpickle.Pickler):  # type: ignore[misc]
-    """Pickles attributes, except objects of the environment that they refer to.
-
-    Tensors and arrays that share memory still do so when they are unpickled.
-
-    Args:
-        file: the file to write to.
-        members: objects that are not pickled.
-        closed: additional classes whose objects would lose their state in a pickle.
-    """
-
+class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
     def __init__(self, file: io.BytesIO, members: Sequence[Any], closed: tuple[type, ...]) -> None:
         super().__init__(file)
         self._numbers = {id(member): index for index, member in enumerate(members)}
@@ -55,15 +116,19 @@ class AttributePickler(cloudpickle.Pickler):  # type: ignore[misc]
         return self._numbers.get(id(obj))
 
     def reducer_override(self, obj: Any) -> Any:
-        """Returns how to pickle an object."""
         if isinstance(obj, self._closed):
             raise NotPlain(f"with {type(obj).__name__}, which would lose its state in a pickle")
+        if not self._numbers:
+            # A whole environment, whose libraries pickle its arrays and tensors in their own ways.
+            return super().reducer_override(obj)
         if type(obj) in (Tensor, nn.Parameter) and obj.layout is torch.strided:
             return _tensor, self._layout(obj)
         if type(obj) is np.ndarray and isinstance(obj.base, np.ndarray):
             owner = obj.base
             while isinstance(owner.base, np.ndarray):
                 owner = owner.base
+            if not owner.flags.c_contiguous or owner.dtype.hasobject or obj.dtype.hasobject:
+                return super().reducer_override(obj)
             offset = obj.__array_interface__["data"][0] - owner.__array_interface__["data"][0]
             return _view, (owner, obj.dtype, obj.shape, obj.strides, offset)
         return super().reducer_override(obj)
@@ -100,14 +165,7 @@ def _view(
     return np.ndarray(shape, dtype, owner, offset, strides)
 
 
-class AttributeUnpickler(pickle.Unpickler):
-    """Unpickles attributes that an :class:`AttributePickler` wrote.
-
-    Args:
-        file: the file to read from.
-        members: the objects in place of the pickler's members.
-    """
-
+class _Unpickler(pickle.Unpickler):
     def __init__(self, file: io.BytesIO, members: Sequence[Any]) -> None:
         super().__init__(file)
         self._members = members

@@ -23,7 +23,7 @@ import numpy as np
 from gymnasium.spaces import Discrete
 from gymnasium.wrappers import RecordVideo
 
-from trawl.envs.capture.attributes import constant_names, is_simple
+from trawl.envs.capture.fixed import constant_names, is_simple
 from trawl.envs.generators import get_states, set_states
 
 _unrehearsed: ContextVar[bool] = ContextVar("unrehearsed", default=False)

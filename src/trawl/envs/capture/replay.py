@@ -14,10 +14,10 @@ from gymnasium import wrappers
 from typing_extensions import override
 
 from trawl.envs.capture import origin
-from trawl.envs.capture.attributes import Decoder, Encoder, NotPlain
-from trawl.envs.capture.emulator import emulator_of, emulator_state
+from trawl.envs.capture.codec import Decoder, Encoder, NotPlain
+from trawl.envs.capture.simulators import emulator_of, emulator_state
 from trawl.envs.capture.step_log import ActionCodec, ObservationLeaves, StepLog, digest
-from trawl.envs.capture.ways import chain, is_plain, wrappers_are_plain
+from trawl.envs.capture.ways import chain
 from trawl.errors import EnvStateError
 from trawl.schema.encoded import kind_of
 
@@ -203,15 +203,3 @@ def _end(base: Any) -> dict[str, Any]:
     emulator = emulator_of(base)
     state = None if emulator is None else emulator_state(emulator)
     return {"generators": origin.generators(base), "emulator": state}
-
-
-def needs_log(env: Any) -> bool:
-    """Returns True if an environment may have to be replayed, because its state isn't plain data.
-
-    This includes environments that can be pickled, because only trusted pickles are opened.
-    """
-    try:
-        return not is_plain(env) and wrappers_are_plain(env)
-    except Exception:
-        # A user's object may raise anything when it is looked at, which must not end a collection.
-        return False

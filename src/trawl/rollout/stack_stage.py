@@ -1,20 +1,22 @@
-"""Layout of stacked observations, on arrays and on tensors."""
+"""Stage that stacks frames: what is the same for arrays and for tensors."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from abc import abstractmethod
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
+from typing_extensions import override
 
 from trawl.envs.agent_arrays import AGENT_MASK
 from trawl.envs.agent_groups import groups_of
 from trawl.envs.base import TensorDictEnv
 from trawl.envs.frame_stack import FrameStack
-from trawl.keys import Key, next_of, show_key, show_keys
+from trawl.keys import Key, next_of, show_key
 from trawl.rollout.layout import FramePool, Leaf
 from trawl.rollout.policy_leaves import PolicyLeaves
-from trawl.supported import NORMALIZE_STACKED
+from trawl.rollout.stage import Rows, Stage, View
 
 
 @dataclass(frozen=True)
@@ -52,8 +54,10 @@ class StackedLeaf:
         return FramePool(self.frame, self.size, self.per_env)
 
 
-class StackLayout:
-    """Layout of the stacked observations of an environment.
+class StackStage(Stage[Rows, View]):
+    """Stage that stacks observations of an environment.
+
+    A batch has each frame once, in a pool, and the positions of the frames of each stack.
 
     Args:
         option: the option of the collector.
@@ -61,13 +65,7 @@ class StackLayout:
         observed: layout of all its observations, by key.
 
     Attributes:
-        size: number of frames in a stack.
-        repeats: True if an episode's first frame completes its first stacks; False if frames of
-            zeros do.
         leaves: the stacked observations, by key.
-        entries: layout of their positions in a batch, by key.
-        readable: layout of their stacks, as the policy reads them, by key.
-        pools: layout of the memory for their frames, by key.
 
     Raises:
         ValueError: if there is no observation to stack.
@@ -76,8 +74,9 @@ class StackLayout:
     def __init__(
         self, option: FrameStack, env: TensorDictEnv, observed: Mapping[Key, Leaf]
     ) -> None:
-        self.size = option.size
-        self.repeats = option.padding == "reset"
+        self._size = option.size
+        # True if an episode's first frame completes its first stacks; False if zeros do.
+        self._repeats = option.padding == "reset"
         self.leaves: dict[Key, StackedLeaf] = {}
         groups = groups_of(env)
         masks = {(group, AGENT_MASK) for group in groups}
@@ -85,31 +84,34 @@ class StackLayout:
             leaf, axes = observed[key], 1 if key[0] in groups and len(key) > 1 else 0
             frame = Leaf(leaf.shape[axes:], leaf.dtype)
             self.leaves[key] = StackedLeaf(frame, option.size, leaf.shape[:axes])
-        self.entries = {key: leaf.positions for key, leaf in self.leaves.items()}
-        self.readable = {key: leaf.stack for key, leaf in self.leaves.items()}
+        self.keys = list(self.leaves)
         self.pools = {key: leaf.pool for key, leaf in self.leaves.items()}
 
-    def in_batch(self, leaves: Mapping[Key, Leaf]) -> dict[Key, Leaf]:
-        """Returns the layout of a frame in a batch, given the layout without stacks."""
-        after = {next_of(key): leaf for key, leaf in self.entries.items()}
-        return {**leaves, **self.entries, **after}
+    @override
+    def readable(self, leaves: Mapping[Key, Leaf]) -> Mapping[Key, Leaf]:
+        return {**leaves, **{key: leaf.stack for key, leaf in self.leaves.items()}}
 
-    def check_normalized(self, keys: Iterable[Key]) -> None:
-        """Raises a ``ValueError`` if an observation is both stacked and normalised.
+    @override
+    def in_batch(self, leaves: Mapping[Key, Leaf]) -> Mapping[Key, Leaf]:
+        positions = {key: leaf.positions for key, leaf in self.leaves.items()}
+        after = {next_of(key): leaf for key, leaf in positions.items()}
+        return {**leaves, **positions, **after}
 
-        Args:
-            keys: keys of the observations that are normalised.
-        """
-        both = self.leaves.keys() & set(keys)
-        if both:
-            raise NORMALIZE_STACKED.error(against=f"normalize_observations for {show_keys(both)}")
-
-    def check(self, policy: PolicyLeaves) -> None:
-        """Raises a ``ValueError`` if the policy writes an observation that is stacked."""
-        for key in self.entries:
+    @override
+    def check_policy(self, leaves: PolicyLeaves) -> None:
+        for key in self.leaves:
             for name in (key, next_of(key)):
-                if name in policy.written:
+                if name in leaves.written:
                     raise ValueError(
                         f"the policy writes {show_key(name)}, which frame_stack stacks: choose the "
                         "observations with FrameStack(..., keys=[...])"
                     )
+
+    @property
+    @abstractmethod
+    def earlier(self) -> Mapping[Key, Rows]:
+        """The frames before the newest ones with which the next batch begins, by key."""
+
+    @override
+    def saved_rows(self) -> dict[str, Rows]:
+        return {f"{show_key(key)} earlier": rows for key, rows in self.earlier.items()}

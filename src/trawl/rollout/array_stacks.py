@@ -14,23 +14,26 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from typing_extensions import override
 
+from trawl.envs.base import TensorDictEnv
+from trawl.envs.frame_stack import FrameStack
 from trawl.keys import Key, next_of
 from trawl.memory import Array
-from trawl.rollout.block import Block, as_array, as_batch
-from trawl.rollout.layout import pool_key
-from trawl.rollout.slab import Lease
-from trawl.rollout.stack_layout import StackedLeaf, StackLayout
+from trawl.rollout.block import Block, as_array
+from trawl.rollout.episodes import StepArrays
+from trawl.rollout.layout import Leaf, pool_key
+from trawl.rollout.stack_stage import StackedLeaf, StackStage
 from trawl.rollout.windows import Windows
 
 
-class FrameStacks:
+class ArrayStacks(StackStage[Array, StepArrays]):
     """Frames of the stacked observations of a batch of environments.
 
     Args:
-        layout: layout of the observations.
-        batch: batch size of the environments.
-        num_envs: number of environments.
+        option: the option of the collector.
+        env: the environment.
+        observed: layout of all its observations, by key.
         steps: number of steps in a batch.
 
     Attributes:
@@ -38,13 +41,11 @@ class FrameStacks:
     """
 
     def __init__(
-        self, layout: StackLayout, batch: tuple[int, ...], num_envs: int, steps: int
+        self, option: FrameStack, env: TensorDictEnv, observed: Mapping[Key, Leaf], steps: int
     ) -> None:
-        size = layout.size
-        self._size = size
-        self._num_envs = num_envs
-        self._repeats = layout.repeats
-        self._leaves = layout.leaves
+        super().__init__(option, env, observed)
+        size, batch, num_envs = self._size, tuple(env.batch_size), env.batch_size.numel()
+        self.starts = [self]
         self._recent = {
             key: as_array(
                 torch.zeros(
@@ -52,17 +53,17 @@ class FrameStacks:
                     dtype=leaf.frame.dtype,
                 )
             )
-            for key, leaf in self._leaves.items()
+            for key, leaf in self.leaves.items()
         }
         self.newest: dict[Key, Array] = {key: rows[:, -1] for key, rows in self._recent.items()}
         self._windows = {
-            key: Windows(rows, size, self._leaves[key].agents, batch, self.settle)
+            key: Windows(rows, size, self.leaves[key].agents, batch, self.settle)
             for key, rows in self._recent.items()
         }
         # In a batch in which no episode begins, and in which a step of an environment has one
         # frame: positions of the frames of each step, and position of the frame of zeros.
-        env, step = np.arange(num_envs) * (size + steps), np.arange(steps)[:, None, None]
-        self._positions: NDArray[np.int64] = step + env[:, None] + np.arange(size)
+        rows, step = np.arange(num_envs) * (size + steps), np.arange(steps)[:, None, None]
+        self._positions: NDArray[np.int64] = step + rows[:, None] + np.arange(size)
         self._zero = num_envs * (size + steps)
         self._pool: dict[Key, Array] = {}
         self._starts: Mapping[Key, int] = {}
@@ -75,42 +76,37 @@ class FrameStacks:
 
     # --- between batches
 
-    def restart(self, chosen: NDArray[np.bool_] | None = None) -> None:
-        """Completes the stacks of environments that were reset, whose newest frames are set."""
-        envs: Any = slice(None) if chosen is None else chosen
+    @override
+    def restart(self, mask: NDArray[np.bool_] | None) -> None:
+        envs: Any = slice(None) if mask is None else mask
         for key, recent in self._recent.items():
             first = self.newest[key][envs]
             recent[envs, : self._size - 1] = first[:, None] if self._repeats else 0
 
-    def first_stacks(self, key: Key) -> Array:
-        """Returns a copy of the stacks with which a batch begins.
+    @override
+    def first_read(self, key: Key) -> Array | None:
+        if key not in self.leaves:
+            return None
+        frames = np.concatenate([self.earlier[key], self.newest[key][:, None]], 1)
+        return np.moveaxis(frames, 1, 1 + len(self.leaves[key].agents))
 
-        Their shape is ``(num_envs, *agents, size, *frame)``.
-        """
-        earlier = self._recent[key][:, : self._size - 1]
-        frames = np.concatenate([earlier, self.newest[key][:, None]], 1)
-        return np.moveaxis(frames, 1, 1 + len(self._leaves[key].agents))
-
-    def earlier_frames(self) -> dict[Key, Array]:
-        """Returns the frames before the newest one, with which the next batch begins, by key."""
+    @property
+    @override
+    def earlier(self) -> dict[Key, Array]:
         return {key: recent[:, : self._size - 1] for key, recent in self._recent.items()}
 
     # --- within a batch
 
-    def begin(self, block: Block) -> dict[Key, Array]:
-        """Begins a batch in a block.
-
-        Returns:
-            The arrays that the steppers write, with time first, by key.
-        """
+    @override
+    def begin(self, block: Block, view: StepArrays) -> StepArrays:
         self._begun.clear()
         self._stored.clear()
         self._more = {key: [] for key in self._recent}
-        block.windows = self._windows
+        block.windows, block.grown = self._windows, {}
         self._starts = block.lease.pool_starts
-        arrays = {}
+        arrays = dict(view.arrays)
         for key, recent in self._recent.items():
-            size, zero = self._size, self._zero * self._leaves[key].per_env
+            size, zero = self._size, self._zero * self.leaves[key].per_env
             recent[:, size - 1] = self.newest[key]
             start = self._starts.get(key, 0)
             rows = block.lease.layout.pool_rows[key]
@@ -121,7 +117,7 @@ class FrameStacks:
             own[:, :size] = recent[:, :size]
             arrays[key] = recent[:, size - 1 : -1].swapaxes(0, 1)
             arrays[next_of(key)] = own[:, size:].swapaxes(0, 1)
-        return arrays
+        return StepArrays(arrays, view.next_obs, view.first, view.bfloat16)
 
     def write(self, index: int, row: int) -> None:
         """Notes that an episode of an environment begins in ``row``.
@@ -138,7 +134,7 @@ class FrameStacks:
             last, number = row + self._size - 1, len(self._stored)
             self._stored.append((index, row))
             for key, recent in self._recent.items():
-                first, pool, leaf = recent[index, last], self._pool[key], self._leaves[key]
+                first, pool, leaf = recent[index, last], self._pool[key], self.leaves[key]
                 position = self._first_position(leaf, number)
                 if position < len(pool):
                     pool[position : position + leaf.per_env] = first
@@ -151,15 +147,15 @@ class FrameStacks:
         """Returns the position of an episode's first frame; in a group, of the first agent's."""
         return (self._zero + number) * leaf.per_env + 1
 
+    @override
     def finish(self, block: Block, filled: int) -> None:
-        """Writes the positions of the frames of a batch, of which ``filled`` steps were taken."""
         self.settle()
         size = self._size
         for key, recent in self._recent.items():
             recent[:, :size] = recent[:, filled : filled + size].copy()
             start = 0 if self._more[key] else self._starts.get(key, 0)
             roots, after = block.flat_rows[key], block.flat_rows[next_of(key)]
-            leaf = self._leaves[key]
+            leaf = self.leaves[key]
             zero, agents = start + self._zero * leaf.per_env, np.arange(leaf.per_env)[:, None]
             if not leaf.agents:
                 np.add(self._positions, start, out=roots)
@@ -172,22 +168,11 @@ class FrameStacks:
                 _begin_stacks(roots[row:, index], size - 1, padding, first)
                 _begin_stacks(after[row:, index], size - 2, padding, first)
             roots[filled:] = after[filled:] = zero
-
-    @property
-    def needs_more(self) -> bool:
-        """True if the pool of the last batch has no room for the first frames of all episodes."""
-        return any(self._more.values())
-
-    def deliver(self, block: Block, hidden: set[Key], device: torch.device | None) -> Any:
-        """Returns a batch whose pool had no room for all first frames."""
-        tensors = dict(block.lease.tensors)
-        for key, more in self._more.items():
-            pool = self._pool[key]
-            # A frame may have no elements, so numpy can't find the size of a dimension.
-            count = len(more) * self._leaves[key].per_env
-            added = np.stack(more).reshape(count, *pool.shape[1:])
-            tensors[pool_key(key)] = torch.from_numpy(np.concatenate([pool, added]))
-        return as_batch(Lease(block.lease.layout, tensors), hidden, device)
+            if self._more[key]:
+                pool, more = self._pool[key], self._more[key]
+                # A frame may have no elements, so numpy can't find the size of a dimension.
+                added = np.stack(more).reshape(len(more) * leaf.per_env, *pool.shape[1:])
+                block.grown[key] = torch.from_numpy(np.concatenate([pool, added]))
 
 
 def _begin_stacks(rows: Array, earlier: int, padding: Any, first: NDArray[np.int64]) -> None:

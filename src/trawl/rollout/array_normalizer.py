@@ -22,6 +22,7 @@ from trawl.rollout.batch_statistics import (
     raw_reward_of,
 )
 from trawl.rollout.batch_writer import StepFn
+from trawl.rollout.block import Block
 from trawl.rollout.episodes import StepArrays
 from trawl.rollout.frame_normalizer import FrameNormalizer
 from trawl.rollout.layout import Leaf
@@ -74,47 +75,7 @@ class _Observation:
         np.minimum(target, self._high, out=target)
 
 
-class Normalizer(FrameNormalizer[Array]):
-    """Base of :class:`BatchNormalizer` that leaves the frames as they are."""
-
-    def reset(self, mask: Mask | None = None) -> None:
-        """Normalises the first observations of environments that were reset, or of all."""
-
-    def begin(self, view: StepArrays, in_groups: bool, most_frames: float) -> StepArrays:
-        """Begins a batch.
-
-        Args:
-            view: the arrays that the policy reads and writes.
-            in_groups: True if the rows of a step are not filled all at once.
-            most_frames: largest number of frames of the batch to deliver.
-
-        Returns:
-            The arrays for the stepper, where the observations of the environment go elsewhere.
-        """
-        return view
-
-    def bind(self, step: StepFn, view: StepArrays, part: slice, start: int, stop: int) -> StepFn:
-        """Returns a function that takes a step and normalises the observations that follow.
-
-        Args:
-            step: function that takes the step of row ``start + t``.
-            view: the stepper's arrays.
-            part: the environments that step.
-            start: the first row.
-            stop: the row after the last row.
-        """
-        return step
-
-    def finish(self, filled: int, partial: bool) -> None:
-        """Normalises the rest of a batch, and adds its frames to the statistics.
-
-        Args:
-            filled: number of rows that were filled.
-            partial: True if some rows of the batch were not filled.
-        """
-
-
-class BatchNormalizer(Normalizer):
+class ArrayNormalizer(FrameNormalizer[Array, StepArrays]):
     """Normalises the batches of an ``ArrayBatchWriter``.
 
     The statistics of observations are those of the frames: the observation with which each frame
@@ -182,7 +143,7 @@ class BatchNormalizer(Normalizer):
     # --- between batches
 
     @override
-    def reset(self, mask: Mask | None = None) -> None:
+    def restart(self, mask: Mask | None) -> None:
         chosen = np.ones(self._num_envs, np.bool_) if mask is None else mask
         self._fresh |= chosen
         for reward in self._rewards:
@@ -207,18 +168,24 @@ class BatchNormalizer(Normalizer):
     # --- a batch
 
     @override
-    def begin(self, view: StepArrays, in_groups: bool, most_frames: float) -> StepArrays:
+    def renew(self, most_frames: float, in_groups: bool) -> Mask | None:
         self._statistics.most_frames = most_frames
         self._statistics.begin(in_groups)
-        self._rows = view.arrays
         self._load()
-        if self._fresh.any():
-            self._normalize_fresh()
-            self._fresh[:] = False
+        if not self._fresh.any():
+            return None
+        self._normalize_fresh()
+        fresh, self._fresh[:] = self._fresh.copy(), False
+        return fresh
+
+    @override
+    def begin(self, block: Block, view: StepArrays) -> StepArrays:
+        self._rows = view.arrays
         for one in self._observations:
-            one.raw[0] = one.raw_next
+            view.arrays[one.key][0] = one.next_obs
         arrays = view.arrays | {one.key: one.raw for one in self._observations}
-        return StepArrays(arrays, view.next_obs | self.raw_next, bfloat16=view.bfloat16)
+        next_obs = {**self.first_rows(view.next_obs)}
+        return StepArrays(arrays, next_obs, bfloat16=view.bfloat16)
 
     @override
     def bind(self, step: StepFn, view: StepArrays, part: slice, start: int, stop: int) -> StepFn:
@@ -288,13 +255,13 @@ class BatchNormalizer(Normalizer):
         return RunningMoments.of(samples, present.reshape(-1, present.shape[-1]))
 
     @override
-    def finish(self, filled: int, partial: bool) -> None:
+    def finish(self, block: Block, filled: int) -> None:
         if filled:
             self._end_rows(filled)
             self._finish_rewards(filled)
-        if partial:
-            for one in self._observations:
-                one.raw_next[...] = one.raw[filled]
+        for one in self._observations:
+            if filled < len(one.raw):
+                one.next_obs[...] = self._rows[one.key][filled]
         self._rows = {}
         self._statistics.finish()
 

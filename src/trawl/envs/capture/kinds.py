@@ -1,0 +1,379 @@
+"""How values of each kind are converted to plain data, and back (see the codec)."""
+
+from __future__ import annotations
+
+import multiprocessing.synchronize
+import random
+import threading
+import weakref
+from collections import deque
+from collections.abc import Mapping
+from enum import Enum
+from typing import Any
+
+import numpy as np
+import torch
+from gymnasium import Space
+from gymnasium.spaces import GraphInstance
+from torch import Tensor, nn
+from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
+
+from trawl.envs.capture.codec import Decoder, Encoder, NotPlain, register
+from trawl.envs.capture.fixed import class_name, spaces_in
+from trawl.envs.specs import Composite, Spec
+from trawl.schema.checks import PLAIN, bit_generator, numpy_dtype, torch_device, torch_dtype
+
+_TENSORS = (Tensor, nn.Parameter, nn.Buffer)
+_UNINITIALIZED = (UninitializedBuffer, UninitializedParameter)
+_WHOLE = (torch.bool, torch.uint8, torch.int32, torch.int64, torch.float32, torch.float64)
+_SETS = (set, frozenset)
+_LOCKS = (
+    multiprocessing.synchronize.Lock,
+    multiprocessing.synchronize.RLock,
+    type(threading.Lock()),
+    type(threading.RLock()),
+)
+#: Classes whose instances do not change in a graph of objects with tensors.
+FIXED_IN_GRAPHS = (Spec, Composite, weakref.ref, *_LOCKS)
+#: Classes of generators of random numbers, by the name of their kind.
+GENERATORS: dict[str, Any] = {
+    "generator": np.random.Generator,
+    "random_state": np.random.RandomState,
+    "random": random.Random,
+}
+
+# --- arrays of numpy
+
+
+def _encode_array(encoder: Encoder, value: Any) -> dict[str, Any]:
+    array = np.asarray(value)
+    if array.dtype.hasobject or array.dtype.fields is not None:
+        raise NotPlain("which is an array of objects or records")
+    if isinstance(value, np.generic):
+        return {"kind": "scalar", **encoder.content(array)}
+    if type(value) is not np.ndarray:
+        raise NotPlain(f"which is a {class_name(value)}")
+    owner = array
+    while isinstance(owner.base, np.ndarray):
+        owner = owner.base
+    if owner is not array:
+        return {
+            "kind": "view",
+            "of": encoder.encode(owner),
+            "dtype": array.dtype.str,
+            "shape": list(array.shape),
+            "strides": list(array.strides),
+            "offset": _address(array) - _address(owner),
+        }
+    if any(np.may_share_memory(array, other) for other in encoder.arrays):
+        raise NotPlain("which is an array that shares its memory with another one")
+    if not array.flags.c_contiguous:
+        raise NotPlain("which is an array in another order than C's")
+    encoder.arrays.append(array)
+    return encoder.content(array)
+
+
+def _address(array: np.ndarray[Any, Any]) -> int:
+    address: int = array.__array_interface__["data"][0]
+    return address
+
+
+def _decode_array(decoder: Decoder, data: Mapping[str, Any], present: Any) -> Any:
+    dtype = numpy_dtype(data["dtype"], "the dtype of an array")
+    if data["kind"] == "view":
+        of = decoder.decode(data["of"])
+        return np.ndarray(data["shape"], dtype, of, data["offset"], data["strides"])
+    content = data["data"]
+    flat = np.frombuffer(content, dtype) if content else np.empty(0, dtype)
+    array = flat.reshape(data["shape"]).copy()
+    return array[()] if data["kind"] == "scalar" else array
+
+
+register(
+    "array", lambda one: isinstance(one, (np.ndarray, np.generic)), _encode_array, _decode_array
+)
+register("scalar", (), _encode_array, _decode_array)
+register("view", (), _encode_array, _decode_array)
+
+# --- tensors
+
+
+def _encode_tensor(encoder: Encoder, value: Tensor) -> dict[str, Any]:
+    if not encoder.in_graph:
+        if type(value) is Tensor and value.device.type == "cpu" and value.dtype in _WHOLE:
+            return encoder.content(value.detach().numpy())
+        raise NotPlain(f"which is a {class_name(value)}")
+    if value.layout is not torch.strided or value.is_quantized or value.is_conj():
+        raise NotPlain("which is a tensor without strides")
+    if value.grad_fn is not None:
+        raise NotPlain("which is a tensor with a graph of gradients")
+    plain = value.detach()
+    memory = plain.untyped_storage()
+    key = str(plain.device), memory.data_ptr()
+    number, known = encoder.blocks.get(key, (len(encoder.blocks), None))
+    data = {**_layout(plain), "block": number, "gradient": bool(value.requires_grad)}
+    if known is None:
+        # Blocks without memory have the same address, but share nothing.
+        key = key if memory.nbytes() else ("empty", number)
+        encoder.blocks[key] = number, plain
+        # None, because torch.load(weights_only=True) refuses empty bytes.
+        data["data"] = _bytes_of(memory, plain.device).cpu().numpy().tobytes() or None
+    return data
+
+
+def _layout(tensor: Tensor) -> dict[str, Any]:
+    return {
+        "device": str(tensor.device),
+        "dtype": str(tensor.dtype).removeprefix("torch."),
+        "shape": list(tensor.shape),
+        "strides": list(tensor.stride()),
+        "offset": int(tensor.storage_offset()),
+    }
+
+
+def _bytes_of(memory: torch.UntypedStorage, device: torch.device) -> Tensor:
+    return torch.empty(0, dtype=torch.uint8, device=device).set_(memory)
+
+
+def _decode_tensor(decoder: Decoder, data: Mapping[str, Any], present: Any) -> Tensor:
+    if "block" not in data:
+        return torch.from_numpy(_decode_array(decoder, data, present))
+    alike = type(present) in _TENSORS and _layout(present).items() <= data.items()
+    memory = decoder.blocks.get(data["block"])
+    if memory is None:
+        memory = _block(decoder, data, present if alike else None)
+        decoder.blocks[data["block"]] = memory
+    if alike and present.untyped_storage().data_ptr() == memory.data_ptr():
+        found: Tensor = present
+        return found
+    dtype = torch_dtype(data["dtype"], "the dtype of a tensor")
+    made = torch.empty(0, dtype=dtype, device=data["device"])
+    made.set_(memory, data["offset"], tuple(data["shape"]), tuple(data["strides"]))
+    return made.requires_grad_() if data["gradient"] else made
+
+
+def _block(decoder: Decoder, data: Mapping[str, Any], alike: Tensor | None) -> torch.UntypedStorage:
+    """Returns memory with the data of a tensor; the memory of ``alike`` if it is reused."""
+    content = torch.from_numpy(np.frombuffer(bytearray(data["data"] or b"\0"), np.uint8))
+    content = content if data["data"] else content[:0].clone()
+    if alike is not None and (decoder.in_place or alike.is_shared()):
+        memory: torch.UntypedStorage = alike.untyped_storage()
+        # Tensors that share memory in the new environment may differ in the state.
+        if memory.nbytes() == len(content) and memory.data_ptr() not in decoder.written:
+            decoder.written.add(memory.data_ptr())
+            _bytes_of(memory, alike.device).copy_(content)
+            return memory
+    return content.to(data["device"]).untyped_storage()
+
+
+def _decode_uninitialized(decoder: Decoder, data: Mapping[str, Any], present: Any) -> Any:
+    return present if type(present) in _UNINITIALIZED else UninitializedBuffer()
+
+
+register("tensor", _TENSORS, _encode_tensor, _decode_tensor)
+register("uninitialized", _UNINITIALIZED, lambda *_: {}, _decode_uninitialized, in_graphs=True)
+
+# --- containers
+
+
+def _encode_items(encoder: Encoder, value: Any) -> dict[str, Any]:
+    more = {"maxlen": value.maxlen} if type(value) is deque else {}
+    return {"items": encoder.items(value), **more}
+
+
+def _encode_dict(encoder: Encoder, value: Any) -> dict[str, Any]:
+    return {"items": [encoder.items(pair) for pair in encoder.looked_at(value.items())]}
+
+
+def _decode_items(decoder: Decoder, data: Mapping[str, Any], present: Any) -> Any:
+    items = data["items"]
+    alike = type(present) in (list, tuple) and len(present) == len(items)
+    found = map(decoder.decode, items, present if alike else [None] * len(items))
+    match data["kind"]:
+        case "deque":
+            return deque(found, data["maxlen"])
+        case "graph":
+            return GraphInstance(*found)
+    return list(found) if data["kind"] == "list" else tuple(found)
+
+
+def _decode_dict(decoder: Decoder, data: Mapping[str, Any], present: Any) -> Any:
+    old = present if type(present) is dict else {}
+    pairs = ((decoder.decode(key), item) for key, item in data["items"])
+    return {key: decoder.decode(item, old.get(key)) for key, item in pairs}
+
+
+def _encode_set(encoder: Encoder, value: Any) -> dict[str, Any]:
+    def encoded(item: Any) -> list[Any]:
+        if id(item) in encoder.members:
+            return ["object", encoder.members[id(item)]]
+        if isinstance(item, type):
+            return ["class", f"{item.__module__}.{item.__qualname__}"]
+        if isinstance(item, PLAIN):
+            return ["constant", item]
+        if type(item) is tuple:
+            return ["tuple", list(map(encoded, item))]
+        raise NotPlain(f"which is a set with a {class_name(item)}")
+
+    # The order of a set differs between processes.
+    return {"frozen": type(value) is frozenset, "items": sorted(map(encoded, value), key=repr)}
+
+
+def _decode_set(decoder: Decoder, data: Mapping[str, Any], present: Any) -> Any:
+    known = present if type(present) in _SETS else ()
+    classes = {
+        f"{one.__module__}.{one.__qualname__}": one for one in known if isinstance(one, type)
+    }
+
+    def decoded(kind: str, value: Any) -> Any:
+        match kind:
+            case "class" if value not in classes:
+                raise NotPlain(f"which has the class {value}, but the environment has no such set")
+            case "class":
+                return classes[value]
+            case "object":
+                return decoder.members[value]
+            case "tuple":
+                return tuple(decoded(*item) for item in value)
+        return value
+
+    found = (decoded(*item) for item in data["items"])
+    return frozenset(found) if data["frozen"] else set(found)
+
+
+register("list", list, _encode_items, _decode_items)
+register("tuple", tuple, _encode_items, _decode_items)
+register("graph", GraphInstance, _encode_items, _decode_items)
+register("deque", deque, _encode_items, _decode_items)
+register("dict", dict, _encode_dict, _decode_dict)
+register("set", _SETS, _encode_set, _decode_set, in_graphs=True)
+
+# --- generators of random numbers
+
+
+def generator_state(value: Any) -> Any:
+    """Returns the state of a generator of numpy or of Python's ``random``.
+
+    Raises:
+        NotPlain: if the state is incomplete.
+    """
+    if type(value) is random.Random:
+        return value.getstate()
+    if type(value) is np.random.RandomState:
+        return value.get_state(legacy=False)
+    # The state does not include the number of generators that were spawned.
+    if getattr(value.bit_generator.seed_seq, "n_children_spawned", 0):
+        raise NotPlain("which is a generator that has spawned others")
+    return value.bit_generator.state
+
+
+def _encode_generator(encoder: Encoder, value: Any) -> dict[str, Any]:
+    return {"state": encoder.encode(generator_state(value))}
+
+
+def _decode_generator(decoder: Decoder, data: Mapping[str, Any], present: Any) -> Any:
+    state = decoder.decode(data["state"])
+    kind = GENERATORS[data["kind"]]
+    found = present if type(present) is kind else None
+    if kind is np.random.Generator:
+        name = state["bit_generator"]
+        if found is None or type(found.bit_generator).__name__ != name:
+            found = np.random.Generator(bit_generator(name, "the kind of a generator"))
+        found.bit_generator.state = state
+        return found
+    found = kind() if found is None else found
+    found.setstate(state) if kind is random.Random else found.set_state(state)
+    return found
+
+
+def _encode_space(encoder: Encoder, value: Any) -> dict[str, Any]:
+    states = [space.np_random.bit_generator.state for space in spaces_in(value)]
+    return {"states": encoder.encode(states)}
+
+
+def _decode_space(decoder: Decoder, data: Mapping[str, Any], present: Any) -> Any:
+    for space, state in zip(spaces_in(present), decoder.decode(data["states"]), strict=True):
+        space.np_random.bit_generator.state = state
+    return present
+
+
+def _encode_torch_generator(encoder: Encoder, value: torch.Generator) -> dict[str, Any]:
+    if value is torch.default_generator:
+        # Its state is part of the collector's stream of random numbers.
+        return {"kind": "default_generator"}
+    return {"device": str(value.device), "state": value.get_state().numpy().tobytes()}
+
+
+def _decode_torch_generator(decoder: Decoder, data: Mapping[str, Any], present: Any) -> Any:
+    if data["kind"] == "default_generator":
+        return torch.default_generator
+    found = present if isinstance(present, torch.Generator) else torch.default_generator
+    if found is torch.default_generator or str(found.device) != data["device"]:
+        found = torch.Generator(data["device"])
+    found.set_state(torch.from_numpy(np.frombuffer(data["state"], np.uint8).copy()))
+    return found
+
+
+for _name, _type in GENERATORS.items():
+    register(_name, _type, _encode_generator, _decode_generator)
+register("space", lambda one: isinstance(one, Space), _encode_space, _decode_space)
+register(
+    "torch_generator",
+    torch.Generator,
+    _encode_torch_generator,
+    _decode_torch_generator,
+    in_graphs=True,
+)
+register("default_generator", (), _encode_torch_generator, _decode_torch_generator, in_graphs=True)
+
+# --- other values
+
+
+def _encode_name(encoder: Encoder, value: Any) -> dict[str, Any]:
+    return {"name": str(value).removeprefix("torch.")}
+
+
+def _decode_name(decoder: Decoder, data: Mapping[str, Any], present: Any) -> Any:
+    named: Any = torch_dtype if data["kind"] == "dtype" else torch_device
+    return named(data["name"], f"a {data['kind']}")
+
+
+def _encode_enum(encoder: Encoder, value: Enum) -> dict[str, Any]:
+    return {"class": class_name(value), "name": value.name}
+
+
+def _decode_enum(decoder: Decoder, data: Mapping[str, Any], present: Any) -> Any:
+    decoder.check_class(data, present)
+    return type(present)[data["name"]]
+
+
+def _is_synchronized(value: Any) -> bool:
+    return class_name(value) == "multiprocessing.sharedctypes.Synchronized"
+
+
+def _encode_synchronized(encoder: Encoder, value: Any) -> dict[str, Any]:
+    return {"value": encoder.encode(value.value)}
+
+
+def _decode_synchronized(decoder: Decoder, data: Mapping[str, Any], present: Any) -> Any:
+    if not _is_synchronized(present):
+        raise NotPlain(f"which is a {class_name(present)} instead of a shared number")
+    present.value = decoder.decode(data["value"])
+    return present
+
+
+def _encode_size(encoder: Encoder, value: Any) -> dict[str, Any]:
+    return {"items": list(value)}
+
+
+def _decode_size(decoder: Decoder, data: Mapping[str, Any], present: Any) -> Any:
+    return torch.Size(data["items"])
+
+
+register("dtype", torch.dtype, _encode_name, _decode_name, in_graphs=True)
+register("device", torch.device, _encode_name, _decode_name, in_graphs=True)
+register("size", torch.Size, _encode_size, _decode_size, in_graphs=True)
+register("enum", lambda one: isinstance(one, Enum), _encode_enum, _decode_enum, in_graphs=True)
+register(
+    "synchronized", _is_synchronized, _encode_synchronized, _decode_synchronized, in_graphs=True
+)
