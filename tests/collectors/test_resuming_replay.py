@@ -11,8 +11,9 @@ from closed_envs import Closed, Forgetful, Pickled
 from tests.oracle.continuing import THREE, closed, equal, following, pong, pool, saved, steady
 from trawl.collectors import Collector
 from trawl.envs import GymEnv
-from trawl.envs.capture import history
-from trawl.envs.capture import replay as replays
+from trawl.envs.capture.episode_log import EpisodeLog
+from trawl.envs.capture.pool_log import PoolLog
+from trawl.envs.capture.ways import chain
 from trawl.errors import EnvStateError
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*precision lowered by casting")
@@ -56,7 +57,7 @@ def test_a_failed_replay_names_environment_way_and_entry():
 
 
 def test_a_long_episode_begins_anew(monkeypatch):
-    monkeypatch.setattr(replays, "MOST_STEPS", 30)
+    monkeypatch.setattr(EpisodeLog, "most_steps", 30)
     with Collector(partial(Closed, "box"), frames_per_batch=31) as collector:
         collector.set_seed(3)
         while collector.env_state_methods() == ["replay"]:
@@ -86,7 +87,7 @@ def test_a_wrapped_environment_is_a_plain_chain():
     env = GymEnv(closed())
     with Collector(env, frames_per_batch=10) as collector:
         collector.next()
-        names = [type(member).__name__ for member in replays.chain(env.env)]
+        names = [type(member).__name__ for member in chain(env.env)]
     assert names == ["RecordEpisodeStatistics", "NormalizeReward", "NormalizeObservation", "Closed"]
 
 
@@ -160,7 +161,7 @@ def test_a_pool_with_other_settings_is_refused(options, name):
 
 @with_pools
 def test_long_histories_are_given_up(monkeypatch):
-    monkeypatch.setattr(history, "MOST_BYTES", 300)
+    monkeypatch.setattr(PoolLog, "most_bytes", 300)
     with pooled() as collector:
         collector.next()
         assert collector.env_state_methods() == ["replay"] * 9

@@ -19,7 +19,6 @@ from trawl.checks import check_bool, check_number
 from trawl.devices import optional_device
 from trawl.envs.arguments import argument_names
 from trawl.envs.capture import capture, restore
-from trawl.envs.capture.history import PoolLog
 from trawl.envs.capture.ways import chain
 from trawl.envs.dm import DMEnv
 from trawl.envs.finding_infos import find_infos
@@ -324,20 +323,20 @@ class GymEnv(LoggedEnv):
     def _close(self) -> None:
         self.env.close()
 
+    @property
+    def _captured_adapter(self) -> VectorAdapter | None:
+        """Adapter whose state is captured, too; a replay restores that of a pool."""
+        return self.vector if self.log is None else None
+
     @override
     def capture(self) -> dict[str, Any]:
-        log, vector = self.log, None
-        if isinstance(log, PoolLog):
-            env = log.capture(self.env)
-        elif isinstance(self.vector, Pool):
+        if isinstance(self.vector, Pool):
             # Some sub-environments are always stepping.
             return super().capture()
-        else:
-            env = capture(self.env, log)
-            vector = None if self.vector is None else self.vector.state_dict()
+        adapter = self._captured_adapter
         return {
-            "env": env,
-            "vector": vector,
+            "env": capture(self.env, self.log),
+            "vector": None if adapter is None else adapter.state_dict(),
             "seed": None if self._seed is None else list(self._seed),
             "seeds": self._seeds,
             "rebuilds": self._rebuilds,
@@ -349,21 +348,18 @@ class GymEnv(LoggedEnv):
             GYM(state, "state", {"seeds": [0] * max(1, self.batch_size.numel())})
         super().check_state(state)
         with env_errors():
-            if self.vector is not None and not isinstance(self.log, PoolLog):
-                own = self.vector.state_dict()
+            if self._captured_adapter is not None:
+                own = self._captured_adapter.state_dict()
                 # Without a fixed layout, results differ in shape and kind from step to step.
                 fixed = self.observation_codec.fixed
                 Encoded(strict=fixed)(state["vector"], "state['vector']", own)
 
     @override
     def restore(self, state: Mapping[str, Any], trust: bool = False) -> None:
-        if isinstance(self.log, PoolLog):
-            self.replay_pool(state["env"])
-        else:
-            self.env = restore(self.env, state["env"], trust, self.log)
-            if self.vector is not None:
-                self.vector.env = self.env
-                self.vector.load_state_dict(state["vector"])
+        self.env = restore(self.env, state["env"], trust, self.log)
+        if self._captured_adapter is not None:
+            self._captured_adapter.env = self.env
+            self._captured_adapter.load_state_dict(state["vector"])
         # The environment and its wrappers may be other objects than before.
         self._masks, self._is_begun, self._looked = mask_keeper(self.env), True, False
         seed = state["seed"]

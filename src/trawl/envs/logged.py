@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from typing_extensions import override
 
 from trawl.envs.base import TensorDictEnv
-from trawl.envs.capture import NONE, REPLAY, check_state, needs_log, way_of, ways_of
-from trawl.envs.capture.history import PoolLog, check_pool
-from trawl.envs.capture.replay import EpisodeLog
+from trawl.envs.capture import check_state, needs_log, way_of, ways_of
+from trawl.envs.capture.action_log import ActionLog
+from trawl.envs.capture.episode_log import EpisodeLog
+from trawl.envs.capture.pool_log import PoolLog
 from trawl.envs.pool import Pool
 from trawl.envs.reset_kwargs import ResetArguments
 from trawl.envs.vector import VectorAdapter
@@ -25,10 +26,12 @@ class LoggedEnv(TensorDictEnv):
         log: log from which the environment can be replayed; None unless :meth:`keep_log` was
             called, and the environment's state can't be captured otherwise.
         reset_arguments: arguments that resets get besides those of the caller; None for none.
+        remake: function that makes another environment like this one, or None.
     """
 
-    log: EpisodeLog | PoolLog | None = None
+    log: ActionLog | None = None
     reset_arguments: ResetArguments | None = None
+    remake: Callable[[], Any] | None = None
     env: Any
     vector: VectorAdapter | None = None
     observation_codec: Any
@@ -44,13 +47,11 @@ class LoggedEnv(TensorDictEnv):
         if self._decided or self.log is not None or not self.action_codec.fixed:
             return
         if self.vector is None:
-            self.log = self._new_log()
-        else:
-            self._decided = True
-            self.log = self.vector.log = self.vector.new_log(self.action_codec)
-
-    def _new_log(self) -> EpisodeLog:
-        return EpisodeLog(self.observation_codec, self.action_codec)
+            self.log = EpisodeLog(self)
+            return
+        self._decided = True
+        if self.vector.can_replay:
+            self.log = self.vector.log = PoolLog(self)
 
     def decide_log(self) -> None:
         """Drops the log after the first reset, if the environment's state is plain data."""
@@ -109,23 +110,23 @@ class LoggedEnv(TensorDictEnv):
         own = type(self.env.unwrapped).__module__.startswith("gymnasium.envs.")
         return own and not self._decided and not needs_log(self.env)
 
-    def replay_pool(self, state: Mapping[str, Any]) -> None:
-        """Repeats the steps of a pool; makes the pool anew first, if it has been used.
+    def replay_reset(self, arguments: Mapping[str, Any]) -> Sequence[Any]:
+        """Resets a simulator that is not a vector environment, to repeat an episode.
 
-        Raises:
-            EnvStateError: if it is the state of another pool, or can't be restored.
+        Returns:
+            The leaves of the observation.
         """
-        log = self.log
-        assert isinstance(log, PoolLog)
-        check_pool(self.env, state)
-        if not log.begins(state) and getattr(self, "remake", None) is not None:
-            self.rebuild()
-        assert self.vector is not None
-        self.vector.log = None
-        try:
-            log.replay(self.vector, state)
-        finally:
-            self.vector.log = log
+        leaves: Sequence[Any] = self.observation_codec.encode(*self.env.reset(**arguments))
+        return leaves
+
+    def replay_step(self, action: Any) -> tuple[Sequence[Any], Any, bool]:
+        """Repeats a step.
+
+        Returns:
+            The leaves of the observation, the reward, and True if the episode has ended.
+        """
+        obs, reward, terminated, truncated, info = self.env.step(action)
+        return self.observation_codec.encode(obs, info), reward, bool(terminated or truncated)
 
     def rebuild(self) -> None:
         """Makes the simulator anew."""
@@ -134,14 +135,12 @@ class LoggedEnv(TensorDictEnv):
     @property
     @override
     def state_methods(self) -> list[str]:
-        log = self.log
-        if isinstance(log, PoolLog):
-            return [REPLAY if log.why is None else NONE] * self.batch_size.numel()
         if isinstance(self.vector, Pool):
             return super().state_methods
-        return [way_of(self.env, log)] if self.vector is None else ways_of(self.env)
+        if self.vector is None:
+            return [way_of(self.env, self.log)]
+        return ways_of(self.env, self.log)
 
     @override
     def check_state(self, state: Mapping[str, Any]) -> None:
-        check = check_pool if isinstance(self.log, PoolLog) else check_state
-        check(self.env, state["env"], "state['env']")
+        check_state(self.env, state["env"], "state['env']", self.log)

@@ -19,7 +19,6 @@ from trawl.envs.agent_actions import AgentActions
 from trawl.envs.agent_arrays import AGENT_MASK, AgentArrays
 from trawl.envs.agent_groups import AgentGroup, make_groups
 from trawl.envs.agent_infos import chosen_infos, first_infos
-from trawl.envs.agent_log import AgentLog
 from trawl.envs.agent_steps import (
     AgentResults,
     ParallelSteps,
@@ -29,7 +28,6 @@ from trawl.envs.agent_steps import (
 )
 from trawl.envs.arguments import lists_arguments
 from trawl.envs.capture import capture, restore
-from trawl.envs.capture.replay import EpisodeLog
 from trawl.envs.capture.ways import chain
 from trawl.envs.info_keys import AnyText, AnyValue
 from trawl.envs.infos import InfoLeaf
@@ -218,7 +216,7 @@ class PettingZooEnv(LoggedEnv):
         self.start_episode(**kwargs)
         self.decide_log()
         if self.log is not None:
-            self.log.observe(self.observation_codec.encode(self.arrays.observations))
+            self.log.observe(self._leaves())
 
     def start_episode(self, **kwargs: Any) -> None:
         """Resets the environment like :meth:`begin_episode`, but ignores seeds and the log."""
@@ -267,7 +265,7 @@ class PettingZooEnv(LoggedEnv):
         arrays = self.arrays
         if self.log is not None:
             self.log.add_step(rows, np.concatenate(arrays.reward_rows()))
-            self.log.observe(self.observation_codec.encode(arrays.observations))
+            self.log.observe(self._leaves())
         return self._tensordict({**arrays.observations, **arrays.rewards, **arrays.flags})
 
     def _tensordict(self, arrays: dict[Any, Array]) -> TensorDict:
@@ -313,12 +311,18 @@ class PettingZooEnv(LoggedEnv):
     # --- the state
 
     @override
-    def _new_log(self) -> EpisodeLog:
-        return AgentLog(self)
+    def replay_reset(self, arguments: Mapping[str, Any]) -> list[Any]:
+        self.start_episode(**arguments)
+        return self._leaves()
 
-    @property
-    def _episode_log(self) -> EpisodeLog | None:
-        return self.log if isinstance(self.log, EpisodeLog) else None
+    @override
+    def replay_step(self, action: dict[str, Any]) -> tuple[list[Any], Any, bool]:
+        self.advance(action)
+        return self._leaves(), np.concatenate(self.arrays.reward_rows()), self.arrays.done
+
+    def _leaves(self) -> list[Any]:
+        leaves: list[Any] = self.observation_codec.encode(self.arrays.observations)
+        return leaves
 
     @override
     def reward_rows(self, rows: Mapping[Key, Array], chosen: Any, first: int, stop: int) -> Array:
@@ -328,7 +332,7 @@ class PettingZooEnv(LoggedEnv):
     @override
     def capture(self) -> dict[str, Any]:
         return {
-            "env": capture(self.env, self._episode_log),
+            "env": capture(self.env, self.log),
             "arrays": self.arrays.state_dict(),
             "seeds": [self._seed, self._first_seed],
             "rebuilds": self._rebuilds,
@@ -346,7 +350,7 @@ class PettingZooEnv(LoggedEnv):
 
     @override
     def restore(self, state: Mapping[str, Any], trust: bool = False) -> None:
-        self._use(restore(self.env, state["env"], trust, self._episode_log))
+        self._use(restore(self.env, state["env"], trust, self.log))
         self.arrays.load_state_dict(state["arrays"])
         self._seed, self._first_seed = state["seeds"]
         self._rebuilds = state["rebuilds"]
@@ -385,7 +389,7 @@ class _ObservationArrays:
 
     leaves: list[SpaceLeaf]
 
-    def encode(self, arrays: Mapping[Key, Array], info: Any = None) -> list[Array]:
+    def encode(self, arrays: Mapping[Key, Array]) -> list[Array]:
         """Returns the arrays in the order of ``leaves``."""
         return list(arrays.values())
 

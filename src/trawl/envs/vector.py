@@ -28,7 +28,7 @@ from typing_extensions import override
 from trawl.envs.autoreset import autoreset_mode, forgetful_wrapper, is_plain, resets_twice
 from trawl.envs.autoreset_checks import ModeCheck
 from trawl.envs.capture.codec import Decoder, Encoder, NotPlain
-from trawl.envs.capture.history import PoolLog
+from trawl.envs.capture.pool_log import PoolLog
 from trawl.envs.envpool_calls import EnvPoolCalls
 from trawl.envs.infos import ArrayInfoReader, BatchReader, InfoCodec
 from trawl.envs.masks import newest_masks, warn_late
@@ -201,13 +201,10 @@ class VectorAdapter:
         for name in self.state_names:
             setattr(self, name, values[name])
 
-    def new_log(self, actions: SpaceCodec) -> PoolLog | None:
-        """Returns a log for replaying the environment; None if it can't be replayed.
-
-        Args:
-            actions: codec of the actions.
-        """
-        return None
+    @property
+    def can_replay(self) -> bool:
+        """True if a new environment would repeat all steps and resets from now on."""
+        return False
 
     def close(self) -> None:
         """Closes the environment."""
@@ -309,10 +306,11 @@ class EnvPoolVector(VectorAdapter):
             self.log.reset(None)
         return super().reset()
 
+    @property
     @override
-    def new_log(self, actions: SpaceCodec) -> PoolLog | None:
+    def can_replay(self) -> bool:
         # Steps that were taken before would be missing.
-        return PoolLog(self.codec, actions) if actions.fixed and not self._used else None
+        return not self._used
 
     @override
     def step(self, action: Any) -> Step:

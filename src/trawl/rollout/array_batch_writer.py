@@ -27,7 +27,6 @@ from trawl.keys import (
 from trawl.memory import Array
 from trawl.rollout.array_env_restarts import make_stepper
 from trawl.rollout.array_normalizer import ArrayNormalizer
-from trawl.rollout.array_policy import PolicyBinder
 from trawl.rollout.array_stacks import ArrayStacks
 from trawl.rollout.batch_writer import ActFn, BatchOptions, NoFixedLayout, StepFn
 from trawl.rollout.block import Block, zeros
@@ -39,7 +38,8 @@ from trawl.rollout.groups import GroupBinder
 from trawl.rollout.layout import Layout, Leaf
 from trawl.rollout.parallel_stepper import ParallelStepper
 from trawl.rollout.policy import Policy
-from trawl.rollout.policy_inputs import LatestObservation
+from trawl.rollout.policy_binder import PolicyBinder
+from trawl.rollout.policy_inputs import InputMemory, LatestObservation
 from trawl.rollout.policy_leaves import PolicyLeaves
 from trawl.rollout.slab import SlabPool
 from trawl.rollout.stage import Stage
@@ -74,9 +74,9 @@ class ArrayBatchWriter(FixedLayoutWriter):
                 self._next[key] = self._new_row(leaf)
         # A policy without in_keys may read every entry.
         self.episodes.counts_ahead = not policy.in_keys or STEP_COUNT in policy.in_keys
-        self._latest = self._new_latest()
+        self._copies = InputMemory(self._new_latest())
         readable, leaves = self._readable, self._policy_leaves
-        self._binder = PolicyBinder(env, policy, leaves, readable, self._next, latest=self._latest)
+        self._binder = PolicyBinder(env, policy, leaves, readable, self._next)
         self._groups: GroupBinder | None = None
         if isinstance(self.stepper, ParallelStepper) and self.stepper.env.groups > 1:
             self._groups = GroupBinder(self.stepper, policy, leaves, readable, self._next)
@@ -207,8 +207,9 @@ class ArrayBatchWriter(FixedLayoutWriter):
         if self._groups is not None and not (random or self.policy.draws_from(self.env)):
             view, episodes, stages = self._view, self.episodes, self._stages
             return self._groups.bind(self._block, view, episodes, stages, start, stop)
-        act = self._binder.bind(self._block, start, stop, random)
-        self._view.latest = self._latest if self._binder.reads_latest else None
+        self._copies.begin()
+        act = self._binder.bind(self._block.part(self._copies), start, stop, random)
+        self._view.latest = self._copies.latest
         step = self.stepper.bind(self._view, self.episodes, start, stop)
         for stage in self._stages:
             step = stage.bind(step, self._view, slice(0, self.num_envs), start, stop)
@@ -238,7 +239,7 @@ class ArrayBatchWriter(FixedLayoutWriter):
             for key in self._passed_on:
                 view.next_obs[key][...] = view.arrays[key][filled]
         if filled:
-            self.policy.check_samples(lambda key: block.tensor(key, filled))
+            self.policy.check_samples(block.tensors, filled)
         actions = {as_key(key): block.flat_rows[as_key(key)] for key in self.env.action_keys}
         rewards = _mean_rewards(block, list(self.entries.rewards), filled)
         check_rewards(rewards, lambda: actions)

@@ -8,7 +8,6 @@ import numpy as np
 from numpy.typing import NDArray
 from typing_extensions import override
 
-from trawl.envs.capture.history import PoolLog
 from trawl.envs.gym import GymEnv
 from trawl.envs.parallel import ParallelEnv
 from trawl.envs.pettingzoo import PettingZooEnv
@@ -106,7 +105,7 @@ class RestartingStepper(ArrayStepper):
             _end_episodes(view, episodes, row)
         else:
             discard_step(view, episodes, row, range(self.num_envs), self._stepper.agent_groups)
-        if isinstance(self.env.log, PoolLog):
+        if self.env.log is not None:
             self.env.log.skipped = row + 1
         for key in self._stepper.root_keys:
             rows = view.arrays[key]

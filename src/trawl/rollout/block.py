@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from typing import Any
 
 import numpy as np
 import torch
@@ -13,9 +13,12 @@ from torch import Tensor
 
 from trawl.keys import Key, next_of
 from trawl.memory import Array
+from trawl.rollout.episodes import following, split_rows
 from trawl.rollout.layout import Layout, layout_of, pool_key
+from trawl.rollout.policy_inputs import InputMemory, InputRows
 from trawl.rollout.slab import Lease
-from trawl.rollout.windows import WindowArrays, Windows
+from trawl.rollout.tensor_block import LazyRows
+from trawl.rollout.windows import Windows
 from trawl.stacked_frames import StackedFrames
 from trawl.tensordicts import size_groups, tensordict_of
 
@@ -59,42 +62,18 @@ class Block:
             key: rows.reshape(*lead, *layout.leaves[key].shape) for key, rows in self.rows.items()
         }
 
-    def inputs(self, key: Key, start: int, stop: int) -> tuple[Sequence[Tensor], bool]:
-        """Returns the rows of an entry as tensors, and True if each of them is contiguous."""
-        return self._inputs(key, start, stop, slice(None))
+    def part(self, copies: InputMemory, envs: slice = slice(None)) -> BlockPart:
+        """Returns the rows of all environments, or of some, for a policy.
 
-    def _inputs(
-        self, key: Key, start: int, stop: int, envs: slice
-    ) -> tuple[Sequence[Tensor], bool]:
-        if key in self.windows:
-            return self.windows[key].tensors(start, stop, envs)
-        tensor = self.tensors[key][start:stop]
-        batch = bool(self.lease.layout.batch)
-        apart = batch and key not in self._staged
-        return (tensor[:, envs] if batch else tensor).unbind(0), not apart
+        Args:
+            copies: memory of the policy's own.
+            envs: range of the environments along the first batch dimension.
+        """
+        return BlockPart(self, copies, envs)
 
-    def readable(self, key: Key, start: int, stop: int) -> Array | WindowArrays:
-        """Returns the rows of an entry as the policy reads it."""
-        if key in self.windows:
-            return self.windows[key].arrays(start, stop, slice(None))
-        return self.rows[key][start:stop]
-
-    def tensor(self, key: Key, steps: int) -> Tensor | None:
-        """Returns the first rows of an entry, ``(steps, *batch, *leaf)``; None if there is none."""
-        found = self.tensors.get(key)
-        return None if found is None else found[:steps]
-
-    def part(self, first: int, stop: int) -> BlockPart:
-        """Returns the rows of some environments: a range along the first batch dimension."""
-        chosen = slice(first, stop)
-        rows = {key: rows[:, chosen] for key, rows in self.rows.items()}
-        return BlockPart(
-            rows,
-            lambda key, a, b: self._inputs(key, a, b, chosen),
-            lambda key, a, b: (
-                self.windows[key].arrays(a, b, chosen) if key in self.windows else rows[key][a:b]
-            ),
-        )
+    def is_apart(self, key: Key) -> bool:
+        """Returns True if other data lie between the environments in a row of an entry."""
+        return bool(self.lease.layout.batch) and key not in self._staged
 
     def clear_from(self, row: int, but: Key) -> None:
         """Zeroes the rows from ``row`` on, in all entries but one and the positions of frames."""
@@ -127,19 +106,57 @@ class Block:
             self.lease.tensors[key].copy_(staged.movedim(0, axis))
 
 
-@dataclass(frozen=True)
 class BlockPart:
-    """Rows of some of a block's environments.
+    """Rows of a block that a policy reads and writes: those of all environments, or of some.
 
-    Attributes:
-        rows: arrays with time first, ``(steps, *batch, *leaf)``, by key.
-        inputs: function with the results of :meth:`Block.inputs`.
-        readable: function with the results of :meth:`Block.readable`.
+    Args:
+        block: the block.
+        copies: memory of the policy's own.
+        envs: range of the environments along the first batch dimension.
     """
 
-    rows: dict[Key, Array]
-    inputs: Callable[[Key, int, int], tuple[Sequence[Tensor], bool]]
-    readable: Callable[[Key, int, int], Array | WindowArrays]
+    def __init__(self, block: Block, copies: InputMemory, envs: slice) -> None:
+        self._block, self._copies, self._envs = block, copies, envs
+
+    @property
+    def tensors(self) -> Mapping[Key, Tensor]:
+        """The entries with time first, by key."""
+        return self._block.tensors
+
+    def inputs(self, key: Key, start: int, stop: int, copied: bool) -> InputRows:
+        """Returns the rows of a chunk as the policy reads them.
+
+        Args:
+            key: key of the entry.
+            start: first row of the chunk.
+            stop: row after the last one of the chunk.
+            copied: True for memory that nothing else refers to, for a policy that may change or
+                keep its inputs.
+        """
+        block, windows = self._block, self._block.windows.get(key)
+        if copied and windows is not None:
+            return self._copies.of(key, windows.arrays(start, stop, self._envs), None)
+        if copied:
+            rows = self._chosen(block.rows[key], start, stop)
+            return self._copies.of(key, rows, block.tensors[key].dtype)
+        if windows is not None:
+            rows, together = windows.tensors(start, stop, self._envs)
+        else:
+            rows = self._chosen(block.tensors[key], start, stop).unbind(0)
+            together = not block.is_apart(key)
+        return rows if together else LazyRows(lambda t: rows[t].contiguous(), stop - start)
+
+    def rows(self, key: Key, start: int, stop: int) -> list[Array]:
+        """Returns the rows of a chunk as arrays, to write to."""
+        return split_rows(self._chosen(self._block.rows[key], start, stop))
+
+    def following(self, key: Key, start: int, stop: int, next_row: Array) -> list[Array]:
+        """Returns the row of the next frame for each row; ``next_row`` after the last row."""
+        return following(self.rows(key, start + 1, stop + 1), stop - start, next_row)
+
+    def _chosen(self, entry: Any, start: int, stop: int) -> Any:
+        rows = entry[start:stop]
+        return rows if self._envs == slice(None) else rows[:, self._envs]
 
 
 def as_batch(lease: Lease, hidden: Iterable[Key], device: torch.device | None) -> TensorDict:

@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from typing import Any
 
 from trawl.envs.base import TensorDictEnv
-from trawl.envs.capture.history import PoolLog
 from trawl.envs.logged import LoggedEnv
 from trawl.keys import DONE, Key
 from trawl.memory import Array
@@ -83,31 +82,17 @@ class StepLogs:
         self._in_batch = False
         for index, env, observed in self._logged:
             log, chosen = env.log, _rows_of(env, index)
-            if log is not None:
-                log.observed = observed
-            if isinstance(log, PoolLog):
-                first, log.skipped = log.skipped, 0
-                actions = self._actions(rows, env, chosen, first, filled)
-                rewards = env.reward_rows(rows, chosen, first, filled)
-                log.add(actions, rewards, rows[DONE][first:filled, chosen, 0])
-            elif log is not None:
-                first = episodes.first_row(index)
-                actions = self._actions(rows, env, index, first, filled)
-                log.extend(actions, env.reward_rows(rows, index, first, filled))
-
-    def _actions(
-        self,
-        rows: Mapping[Key, Array],
-        env: LoggedEnv,
-        chosen: int | slice,
-        first: int,
-        filled: int,
-    ) -> list[Array]:
-        found = []
-        for leaf in env.action_codec.leaves:
-            array = rows[leaf.key][first:filled, chosen]
-            found.append(from_bfloat16(array) if leaf.key in self._bfloat16 else array)
-        return found
+            if log is None:
+                continue
+            log.observed = observed
+            first = log.skipped if env.batch_size else episodes.first_row(index)
+            log.skipped = 0
+            actions = []
+            for leaf in env.action_codec.leaves:
+                array = rows[leaf.key][first:filled, chosen]
+                actions.append(from_bfloat16(array) if leaf.key in self._bfloat16 else array)
+            rewards = env.reward_rows(rows, chosen, first, filled)
+            log.extend(actions, rewards, rows[DONE][first:filled, chosen, 0])
 
 
 def _rows_of(env: LoggedEnv, index: int) -> Any:

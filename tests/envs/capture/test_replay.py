@@ -10,7 +10,8 @@ from gymnasium.wrappers.utils import RunningMeanStd
 
 from tests.oracle.continuing import pong, saved
 from trawl.envs import GymEnv
-from trawl.envs.capture import replay as replays
+from trawl.envs.capture.episode_log import EpisodeLog
+from trawl.envs.capture.ways import chain
 from trawl.errors import EnvStateError
 
 
@@ -105,11 +106,7 @@ def test_the_statistics_of_wrappers_are_those_of_all_episodes():
     # Times can't be repeated.
     assert other.env.episode_start_time == env.env.episode_start_time
     one, two = (
-        next(
-            vars(member)["obs_rms"]
-            for member in replays.chain(env.env)
-            if "obs_rms" in vars(member)
-        )
+        next(vars(member)["obs_rms"] for member in chain(env.env) if "obs_rms" in vars(member))
         for env in (env, other)
     )
     assert isinstance(one, RunningMeanStd)
@@ -218,7 +215,7 @@ def test_an_environment_without_a_generator_is_replayed_only_if_it_was_seeded():
 
 
 def test_long_episodes_are_given_up_until_the_next_one(monkeypatch):
-    monkeypatch.setattr(replays, "MOST_STEPS", 5)
+    monkeypatch.setattr(EpisodeLog, "most_steps", 5)
     env = logged(Closed())
     drive(env, env.reset(seed=1), 5)
     assert env.state_methods == ["replay"]

@@ -12,8 +12,8 @@ The state is captured in the first way that works:
 - ``"pickle"``: the environment can be pickled, and has no ``EzPickle``, which would lose its state.
   To load it in another process, the user must trust the state.
 - ``"replay"``: a log has the origin of the episode and the actions since then, so that another
-  environment can repeat the episode (see :mod:`trawl.envs.capture.replay`). An environment that was
-  captured by ``"pickle"`` is replayed if its pickle isn't trusted.
+  environment can repeat the episode (see :mod:`trawl.envs.capture.action_log`). An environment that
+  was captured by ``"pickle"`` is replayed if its pickle isn't trusted.
 
 The attributes of wrappers are part of the state. A state is never incomplete: if an attribute can't
 be captured, the next way is tried.
@@ -28,11 +28,11 @@ from gymnasium.vector import SyncVectorEnv
 from typing_extensions import override
 
 from trawl.envs.capture import frames, kinds  # noqa: F401 - register how values are converted
+from trawl.envs.capture.action_log import REPLAY, ActionLog
 from trawl.envs.capture.codec import Decoder, Encoder, NotPlain, difference
 from trawl.envs.capture.fixed import check_identity, class_name, package_of
 from trawl.envs.capture.pickling import is_own
 from trawl.envs.capture.rehearsal import failure, goes_on_from
-from trawl.envs.capture.replay import REPLAY, EpisodeLog
 from trawl.envs.capture.simulators import Ale, Mujoco
 from trawl.envs.capture.ways import Attributes, OwnMethods, Pickle, Way, chain
 from trawl.errors import EnvStateError, env_errors
@@ -54,23 +54,23 @@ __all__ = [
 NONE = "none"
 
 
-def way_of(env: Any, log: EpisodeLog | None = None) -> str:
+def way_of(env: Any, log: ActionLog | None = None) -> str:
     """Returns the way in which an environment's state is captured; ``"none"`` if it can't be.
 
     Args:
         env: the environment.
-        log: log of its episode, if there is one.
+        log: log of its steps, if there is one.
     """
-    way = _captured(env)[0]
+    way = _captured(env, log)[0]
     return REPLAY if way == NONE and log is not None and log.why_not(env) is None else way
 
 
-def ways_of(env: Any) -> list[str]:
+def ways_of(env: Any, log: ActionLog | None = None) -> list[str]:
     """Returns the way in which each sub-environment of a vector environment is captured."""
-    way, state, _ = _captured(env)
+    way, state, _ = _captured(env, log)
     if way == _Parts.name:
         return [one["way"] for one in state["base"]["envs"]]
-    return [way] * int(env.num_envs)
+    return [way if log is None else way_of(env, log)] * int(env.num_envs)
 
 
 def needs_log(env: Any) -> bool:
@@ -88,17 +88,17 @@ def needs_log(env: Any) -> bool:
         return False
 
 
-def capture(env: Any, log: EpisodeLog | None = None) -> dict[str, Any]:
+def capture(env: Any, log: ActionLog | None = None) -> dict[str, Any]:
     """Returns the state of an environment as plain data.
 
     Args:
         env: the environment.
-        log: log of its episode, if there is one.
+        log: log of its steps, if there is one.
 
     Raises:
         EnvStateError: if the state can't be captured.
     """
-    way, state, whys = _captured(env)
+    way, state, whys = _captured(env, log)
     replay = None
     if log is not None and way in (NONE, Pickle.name):
         try:
@@ -107,13 +107,15 @@ def capture(env: Any, log: EpisodeLog | None = None) -> dict[str, Any]:
             whys.append(f"{REPLAY}: {error}")
     if way == NONE and replay is None:
         raise EnvStateError(f"the state of {env} can't be captured: {'; '.join(whys)}")
+    if log is not None and log.is_state:
+        return log.capture(env)
     found = {"way": REPLAY if way == NONE else way, "identity": _identity(env), "state": state}
     return found if replay is None else {**found, "replay": replay}
 
 
-def _captured(env: Any) -> tuple[str, dict[str, Any], list[str]]:
+def _captured(env: Any, log: ActionLog | None) -> tuple[str, dict[str, Any], list[str]]:
     members, whys = chain(env), list[str]()
-    for name, way in _WAYS.items():
+    for name, way in _WAYS.items() if log is None or not log.is_state else ():
         if way.suits(members[-1]):
             try:
                 return name, way.capture(members), whys
@@ -123,7 +125,7 @@ def _captured(env: Any) -> tuple[str, dict[str, Any], list[str]]:
 
 
 def restore(
-    env: Any, state: Mapping[str, Any], trust: bool = False, log: EpisodeLog | None = None
+    env: Any, state: Mapping[str, Any], trust: bool = False, log: ActionLog | None = None
 ) -> Any:
     """Makes an environment continue from a state that :func:`capture` returned.
 
@@ -131,7 +133,7 @@ def restore(
         env: an environment that was made in the same way.
         state: the state.
         trust: True to open a pickle that another process made.
-        log: log of the environment's episodes, if there is one.
+        log: log of the environment's steps, if there is one.
 
     Returns:
         The environment to continue with, which may be another object.
@@ -139,7 +141,10 @@ def restore(
     Raises:
         EnvStateError: if the state belongs to another environment, or can't be restored.
     """
-    check_state(env, state)
+    check_state(env, state, log=log)
+    if log is not None and log.is_state:
+        log.replay(env, state)
+        return log.owner.env
     replay: Any = state.get("replay")
     if _is_replayed(state, trust):
         if log is None:
@@ -244,18 +249,24 @@ _WAYS: dict[str, Way] = {
 }
 
 
-def check_state(env: Any, state: Any, place: str = "the state") -> None:
+def check_state(
+    env: Any, state: Any, place: str = "the state", log: ActionLog | None = None
+) -> None:
     """Checks all entries of a state, and that an environment was made as that of the state.
 
     Args:
         env: the environment, which is not changed.
         state: the state.
         place: place of the state, for error messages.
+        log: log of the environment's steps, if there is one.
 
     Raises:
         EnvStateError: if an entry is damaged, or the state belongs to another environment; the
             message says what differs.
     """
+    if log is not None and log.is_state:
+        log.check_state(env, state, place)
+        return
     members = chain(env)
     with env_errors():
         entries(CAPTURED)(state, place, UNKNOWN)

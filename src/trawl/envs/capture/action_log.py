@@ -1,4 +1,9 @@
-"""Log of an environment's steps, from which another environment can repeat them."""
+"""Log of an environment's steps, from which another environment repeats them.
+
+It serves environments whose state can't be read. A log has where the steps begin, their actions, a
+checksum of their rewards, and the last observation. The log is not a wrapper: code that resets and
+steps the environment passes the resets and the actions to the log.
+"""
 
 from __future__ import annotations
 
@@ -13,60 +18,69 @@ from trawl.envs.spaces import SpaceLeaf
 from trawl.envs.specs import MultiOneHot, NonTensor
 from trawl.errors import EnvStateError
 from trawl.keys import show_key
-from trawl.memory import Array
+from trawl.memory import Array, Mask
 
+#: Way of an environment whose steps are replayed.
+REPLAY = "replay"
 # Maximum number of discrete values that take one byte each.
 _BYTE = 256
 
 
-class ObservationLeaves(Protocol):
-    """Leaves of observations, as a :class:`~trawl.envs.spaces.SpaceCodec` has them."""
-
-    leaves: list[SpaceLeaf]
-
-
-class ActionCodec(Protocol):
-    """Codec of actions, such as a :class:`~trawl.envs.spaces.SpaceCodec`."""
-
-    leaves: list[SpaceLeaf]
-
-    def compact(self) -> ActionCodec:
-        """Returns a codec of the same actions, with discrete actions as indices."""
-
-    def decode(self, arrays: Sequence[Any], /) -> Any:
-        """Returns the action of a step, given arrays in the order of ``leaves``."""
-
-
-class StepLog:
-    """Actions of the steps of an environment, and a digest of their rewards.
-
-    Args:
-        observations: codec of the observations.
-        actions: codec of the actions, which have a fixed layout.
-        most_steps: maximum number of steps; the log is given up above it.
-        most_bytes: maximum size of the actions; the log is given up above it.
+class Replayed(Protocol):
+    """Environment that keeps a log, and repeats the steps in it.
 
     Attributes:
+        env: the simulator.
+        vector: adapter of the simulator, if it is a vector environment.
+        observation_codec: codec of the observations.
+        action_codec: codec of the actions, which have a fixed layout.
+        remake: None if the simulator can't be made anew.
+    """
+
+    env: Any
+    vector: Any
+    observation_codec: Any
+    action_codec: Any
+    remake: Any
+
+    def replay_reset(self, arguments: Mapping[str, Any]) -> Sequence[Any]:
+        """Resets a simulator that is not a vector environment, and returns the observation."""
+
+    def replay_step(self, action: Any) -> tuple[Sequence[Any], Any, bool]:
+        """Steps such a simulator; returns the observation, the reward and whether it is done."""
+
+    def rebuild(self) -> None:
+        """Makes the simulator anew."""
+
+
+class ActionLog:
+    """Actions of the steps of an environment, and a checksum of their rewards.
+
+    Args:
+        owner: the environment.
+
+    Attributes:
+        is_state: True if the log alone is the state of the environment.
+        most_steps: number of steps above which the log is given up.
+        most_bytes: size of the actions above which the log is given up.
         steps: number of steps.
         observed: the observation after the last step, an array for each leaf.
         why: reason why the steps can't be repeated; None if they can.
+        skipped: number of rows of the current batch that do not belong to the log.
     """
 
-    def __init__(
-        self,
-        observations: ObservationLeaves,
-        actions: ActionCodec,
-        most_steps: int,
-        most_bytes: int,
-    ) -> None:
+    is_state = False
+    most_steps = 2**62
+    most_bytes = 64 * 2**20
+
+    def __init__(self, owner: Replayed) -> None:
+        self.owner = owner
         # Indices take less memory than one-hot vectors, and are decoded to the same actions.
-        self._codec = actions.compact()
-        self._observations = observations
-        self._leaves = actions.leaves
-        self._most_steps, self._most_bytes = most_steps, most_bytes
-        self._rows = [_ActionRows(leaf) for leaf in self._leaves]
+        self._codec = owner.action_codec.compact()
+        self._leaves: list[SpaceLeaf] = owner.observation_codec.leaves
+        self._rows = [_ActionRows(leaf) for leaf in owner.action_codec.leaves]
         self._digest = 0
-        self.steps = 0
+        self.steps = self.skipped = 0
         self.observed: Sequence[Any] = ()
         self.why: str | None = "no episode has begun since the log was made"
 
@@ -85,41 +99,51 @@ class StepLog:
         self.clear()
         self.why = why
 
-    def extend(self, actions: Sequence[Array], rewards: Array) -> None:
+    def remade(self) -> None:
+        """Prepares for an environment that was made anew."""
+        raise NotImplementedError
+
+    def why_not(self, env: Any) -> str | None:
+        """Returns the reason why an environment can't be replayed; None if it can be."""
+        return self.why
+
+    def extend(self, actions: Sequence[Array], rewards: Array, ended: Mask) -> None:
         """Adds steps.
 
         Args:
             actions: the actions of the steps as the policy wrote them, an array for each leaf, with
                 time as the first dimension.
             rewards: the rewards of the steps, float32, with time as the first dimension.
+            ended: True where an environment of a pool was reset right after a step.
         """
         if self.why is not None or not len(rewards):
             return
         steps = self.steps + len(rewards)
-        if steps > self._most_steps:
-            self.lose(f"more than {self._most_steps:,} steps would have to be repeated")
+        if steps > self.most_steps:
+            self.lose(f"more than {self.most_steps:,} steps would have to be repeated")
             return
         for rows, array in zip(self._rows, actions, strict=True):
             if not rows.extend(array):
                 self.lose("actions have values outside their space, or of several types")
                 return
-        if sum(rows.nbytes for rows in self._rows) > self._most_bytes:
-            self.lose(f"the actions take more than {self._most_bytes:,} bytes")
+        if sum(rows.nbytes for rows in self._rows) > self.most_bytes:
+            self.lose(f"the actions take more than {self.most_bytes:,} bytes")
             return
         self.steps = steps
         self._digest = digest(rewards, self._digest)
 
     def add_step(self, actions: Sequence[Array], reward: Any) -> None:
-        """Adds one step, with an action for each leaf."""
+        """Adds one step, with an action for each leaf. Resets after it are added by themselves."""
+        rewards = np.asarray(reward, np.float32)[None]
         rows = [np.asarray(action)[None] for action in actions]
-        self.extend(rows, np.asarray(reward, np.float32)[None])
+        self.extend(rows, rewards, np.zeros(rewards.shape, np.bool_))
 
     def observe(self, leaves: Sequence[Any], rows: Array | None = None) -> None:
         """Sets the last observation; with a mask of rows, only in these rows."""
         # Texts and the like have no arrays, and are not compared.
         changed = [
             np.empty(0) if isinstance(leaf.spec, NonTensor) else np.array(value)
-            for leaf, value in zip(self._observations.leaves, leaves, strict=True)
+            for leaf, value in zip(self._leaves, leaves, strict=True)
         ]
         if rows is not None:
             for array, before in zip(changed, self.observed, strict=True):
@@ -139,7 +163,7 @@ class StepLog:
             "rewards": self._digest,
             "observed": [
                 torch.from_numpy(np.array(value))
-                for leaf, value in zip(self._observations.leaves, self.observed, strict=True)
+                for leaf, value in zip(self._leaves, self.observed, strict=True)
                 if not isinstance(leaf.spec, NonTensor)
             ],
         }
@@ -150,9 +174,8 @@ class StepLog:
             rows.load(saved)
         self.steps, self._digest = state["steps"], state["rewards"]
         self.why = None
-        leaves = self._observations.leaves
-        observed = list(self.observed) or [np.empty(0) for _ in leaves]
-        fixed = [i for i, leaf in enumerate(leaves) if not isinstance(leaf.spec, NonTensor)]
+        observed = list(self.observed) or [np.empty(0) for _ in self._leaves]
+        fixed = [i for i, leaf in enumerate(self._leaves) if not isinstance(leaf.spec, NonTensor)]
         for index, value in zip(fixed, state["observed"], strict=True):
             array = value.numpy()
             if observed[index].shape == array.shape:
@@ -162,23 +185,70 @@ class StepLog:
                 observed[index] = array.copy()
         self.observed = observed
 
-    def check(
-        self, env: Any, leaves: Sequence[Any], rewards: int, state: Mapping[str, Any]
-    ) -> None:
-        """Compares the results of repeated steps with the original results.
-
-        Args:
-            env: the environment, for error messages.
-            leaves: leaves of the last observation after the repeated steps.
-            rewards: digest of the rewards of the repeated steps.
-            state: the state that :meth:`state` returned after the original steps.
+    def capture(self, env: Any) -> dict[str, Any]:
+        """Returns the log as plain data.
 
         Raises:
-            EnvStateError: if the observation or the rewards differ.
+            NotPlain: if the environment can't be replayed.
         """
+        raise NotImplementedError
+
+    def check_state(self, env: Any, state: Any, place: str) -> None:
+        """Checks a state of an environment whose log is its state.
+
+        Raises:
+            EnvStateError: if an entry is damaged, or the state belongs to another environment.
+        """
+        raise NotImplementedError
+
+    def replay(self, env: Any, state: Mapping[str, Any]) -> None:
+        """Repeats a saved log, and continues it in this one.
+
+        Args:
+            env: an environment that was made in the same way.
+            state: the state that :meth:`capture` returned.
+
+        Raises:
+            EnvStateError: if a step can't be repeated, or its results differ.
+        """
+        self.load(state)
+        try:
+            observed, rewards = self._begin(env, state), 0
+            for step in range(self.steps):
+                observed, reward, ended = self._step(step)
+                rewards = digest(reward, rewards)
+                if ended and step + 1 < self.steps:
+                    raise EnvStateError(
+                        f"{env} was replayed, but its episode ended after {step + 1} steps instead "
+                        f"of going on for {self.steps}"
+                    )
+            self._check(env, observed, rewards, state)
+            self._end(env, state)
+        except BaseException as error:
+            self.lose("a replay has failed")
+            if isinstance(error, EnvStateError) or not isinstance(error, Exception):
+                raise
+            why = f"{type(error).__name__}: {error}"
+            raise EnvStateError(f"{env} can't be replayed: {why}") from error
+
+    def _begin(self, env: Any, state: Mapping[str, Any]) -> Sequence[Any]:
+        """Repeats what came before the first step, and returns the observation."""
+        raise NotImplementedError
+
+    def _step(self, step: int) -> tuple[Sequence[Any], Any, bool]:
+        """Repeats a step; returns the observation, the reward and whether the episode ended."""
+        return self.owner.replay_step(self.action(step))
+
+    def _end(self, env: Any, state: Mapping[str, Any]) -> None:
+        """Compares the environment with the original one, and restores what is not replayed."""
+
+    def _check(
+        self, env: Any, leaves: Sequence[Any], rewards: int, state: Mapping[str, Any]
+    ) -> None:
+        """Compares the results of repeated steps with the original results in a state."""
         steps = f"{state['steps']} steps of {env} were replayed"
         expected = iter(state["observed"])
-        for leaf, value in zip(self._observations.leaves, leaves, strict=True):
+        for leaf, value in zip(self._leaves, leaves, strict=True):
             if isinstance(leaf.spec, NonTensor):
                 continue
             wanted = next(expected).numpy()

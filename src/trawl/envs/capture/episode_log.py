@@ -1,4 +1,8 @@
-"""Origin of an episode: everything that determines how it begins, recorded before the reset."""
+"""Log of the current episode of an environment: how it began, and the actions since then.
+
+How an episode begins is decided by everything that is recorded before the reset: generators,
+numbers, the emulator's state, attributes of wrappers and arguments.
+"""
 
 from __future__ import annotations
 
@@ -6,12 +10,20 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import gymnasium
+from gymnasium import wrappers
 from gymnasium.wrappers import PassiveEnvChecker
+from typing_extensions import override
 
+from trawl.envs.capture.action_log import ActionLog
 from trawl.envs.capture.codec import Decoder, Encoder, NotPlain
 from trawl.envs.capture.kinds import GENERATORS, generator_state
 from trawl.envs.capture.simulators import emulator_of, emulator_state, put_emulator_state
+from trawl.envs.capture.ways import chain
+from trawl.errors import EnvStateError
+from trawl.schema.encoded import kind_of
 
+# Wrappers whose attributes depend on nothing but the steps of the episode.
+_REPLAYED = (wrappers.OrderEnforcing, PassiveEnvChecker, wrappers.TimeLimit)
 _NUMBERS = frozenset({bool, int, float})
 # Names of the kinds of generators in the codec, by class.
 _GENERATORS = {kind: name for name, kind in GENERATORS.items()}
@@ -21,12 +33,124 @@ _GENERATORS = {kind: name for name, kind in GENERATORS.items()}
 _MOST_ITEMS = 256
 
 
-def numbers(base: Any) -> dict[str, Any]:
+class EpisodeLog(ActionLog):
+    """Origin of the current episode of an environment, and the actions since then."""
+
+    most_steps = 1_000_000
+    # Function that returns the origin as plain data.
+    _origin: Callable[[], dict[str, Any]] = dict
+    # The numbers of the environment when it was made.
+    _made: dict[str, Any] | None = None
+    _worlds: Sequence[Any] = ()
+
+    def begin(self, env: Any, arguments: Mapping[str, Any]) -> None:
+        """Records the origin of an episode; must be called just before the reset that begins it.
+
+        Args:
+            env: the environment.
+            arguments: arguments of the reset.
+        """
+        members = chain(env)
+        self._worlds = _worlds(members[-1])
+        if self._made is None:
+            self._made = _numbers(members[-1])
+        self.clear()
+        self.why = None
+        try:
+            self._origin = _note(members, arguments, self._made)
+        except NotPlain as error:
+            self.lose(str(error))
+
+    @override
+    def remade(self) -> None:
+        self._made = None
+        self.lose("no episode has begun since the environment was made anew")
+
+    @override
+    def why_not(self, env: Any) -> str | None:
+        now = _worlds(chain(env)[-1])
+        if any(one is other for one in now for other in self._worlds):
+            # The observations may be the same at first, and differ after a later collision.
+            return "its episodes share a world of Box2D, which remembers earlier ones"
+        return self.why
+
+    @override
+    def capture(self, env: Any) -> dict[str, Any]:
+        why = self.why_not(env)
+        if why is not None:
+            raise NotPlain(why)
+        members = chain(env)
+        encoder = Encoder(members[::-1])
+        return {
+            "origin": self._origin(),
+            **self.state(),
+            **_end_of(members[-1]),
+            "wrappers": [encoder.attributes(member) for member in members[:-1]],
+        }
+
+    @override
+    def load(self, state: Mapping[str, Any]) -> None:
+        super().load(state)
+        noted = state["origin"]
+        self._origin = lambda: noted
+
+    @override
+    def _begin(self, env: Any, state: Mapping[str, Any]) -> Sequence[Any]:
+        members = chain(env)
+        if self._made is None:
+            self._made = _numbers(members[-1])
+        _write(members, state["origin"], self._made, state)
+        return self.owner.replay_reset(Decoder().decode(state["origin"]["arguments"]))
+
+    @override
+    def _end(self, env: Any, state: Mapping[str, Any]) -> None:
+        members = chain(env)
+        for name, value in _end_of(members[-1]).items():
+            if value != state[name]:
+                raise EnvStateError(
+                    f"{self.steps} steps of {env} were replayed, but its {name} has another state "
+                    "after them than before"
+                )
+        # Some wrappers measure times, or keep records of earlier episodes. What others have follows
+        # from the replay.
+        decoder, encoder = Decoder(members[::-1]), Encoder(members[::-1])
+        for member, attributes in zip(members[:-1], state["wrappers"], strict=True):
+            own = encoder.attributes(member)
+            lacking = {name for name in own.keys() - attributes.keys() if _stays(own[name])}
+            unknown = attributes.keys() - own.keys() if isinstance(member, _REPLAYED) else set()
+            if lacking or unknown:
+                raise EnvStateError(
+                    f"{type(member).__name__} must have the attributes {sorted(own)}, but the "
+                    f"state has {sorted(attributes)}"
+                )
+            for name, value in attributes.items():
+                if None not in (value, own.get(name)) and kind_of(value) != kind_of(own[name]):
+                    raise EnvStateError(
+                        f"{type(member).__name__}.{name} must be a {kind_of(own[name])}, but the "
+                        f"state has a {kind_of(value)}"
+                    )
+            if not isinstance(member, _REPLAYED):
+                decoder.replace(member, attributes)
+
+
+def _stays(value: Any) -> bool:
+    """Returns True unless a value is a space, which is captured only after samples were drawn."""
+    return kind_of(value) != "space"
+
+
+def _end_of(base: Any) -> dict[str, Any]:
+    """Returns data to compare after a replay: states of the generators and of the emulator."""
+    emulator = emulator_of(base)
+    state = None if emulator is None else emulator_state(emulator)
+    return {"generators": _generators(base), "emulator": state}
+
+
+def _numbers(base: Any) -> dict[str, Any]:
     """Returns the attributes of an environment that are numbers, such as counters."""
     return {name: value for name, value in _attributes(base).items() if type(value) in _NUMBERS}
 
 
-def generators(base: Any) -> dict[str, Any]:
+def _generators(base: Any) -> dict[str, Any]:
     """Returns the states of the generators among an environment's attributes, as plain data."""
     return _as_data(_states(base))
 
@@ -51,7 +175,7 @@ def _as_data(states: Mapping[str, tuple[str, Any]]) -> dict[str, Any]:
     }
 
 
-def worlds(base: Any) -> list[Any]:
+def _worlds(base: Any) -> list[Any]:
     """Returns the Box2D worlds among an environment's attributes.
 
     The order in which a world finds collisions depends on bodies that were destroyed earlier.
@@ -63,7 +187,7 @@ def worlds(base: Any) -> list[Any]:
     ]
 
 
-def note(
+def _note(
     members: Sequence[Any], arguments: Mapping[str, Any], made: Mapping[str, Any]
 ) -> Callable[[], dict[str, Any]]:
     """Records the origin of the episode that the next reset begins.
@@ -92,7 +216,7 @@ def note(
     # Numbered from the inside, because the collector may add a wrapper around the others.
     encoder = Encoder(members[::-1], most=_MOST_ITEMS)
     wrappers = [_noted(member, encoder) for member in members[:-1]]
-    now, screen = numbers(base), None if emulator is None else emulator_state(emulator)
+    now, screen = _numbers(base), None if emulator is None else emulator_state(emulator)
     given = Encoder().encode(dict(arguments))
 
     def origin() -> dict[str, Any]:
@@ -118,7 +242,7 @@ def _noted(wrapper: Any, encoder: Encoder) -> dict[str, Any]:
     return {} if isinstance(wrapper, PassiveEnvChecker) else encoder.some_attributes(wrapper)
 
 
-def write(
+def _write(
     members: Sequence[Any],
     origin: Mapping[str, Any],
     made: Mapping[str, Any],
@@ -159,12 +283,6 @@ def write(
         if not isinstance(member, PassiveEnvChecker):
             decoder.drop_others(member, frozenset({*noted, *last}))
             decoder.write(member, noted)
-
-
-def arguments_of(origin: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the arguments of the reset that began the episode."""
-    arguments: dict[str, Any] = Decoder().decode(origin["arguments"])
-    return arguments
 
 
 def _attributes(base: Any) -> dict[str, Any]:
