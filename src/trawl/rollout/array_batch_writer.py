@@ -45,6 +45,11 @@ from trawl.rollout.slab import SlabPool
 from trawl.rollout.stage import Stage
 from trawl.rollout.step_logs import StepLogs, keep_logs
 
+# Size in bytes up to which copying a batch takes less time than binding its memory.
+_SMALL = 1 << 16
+# Number of chunks of a block whose functions are kept.
+_MOST_CHUNKS = 16
+
 
 class ArrayBatchWriter(FixedLayoutWriter):
     """Fills batches with the frames of an environment whose data has a fixed layout.
@@ -85,6 +90,9 @@ class ArrayBatchWriter(FixedLayoutWriter):
         states = frozenset(leaves.states)
         self._logs = StepLogs(logged, self._first_rows(), states, self._bfloat16)
         self.pool = SlabPool(layout, options.recycle)
+        # A small batch is filled in memory of the writer's own, which is bound once, and copied.
+        small = layout.nbytes <= _SMALL and not layout.pools
+        self._own = Block(layout) if small else None
         self._block: Block | None = None
         self._given = False
         # What the stepper writes.
@@ -163,7 +171,8 @@ class ArrayBatchWriter(FixedLayoutWriter):
         self._given = block is not None
         self._logs.begin()
         self._renew_stages()
-        self._block = block = block or Block(self.pool.lease())
+        block = block or self._own or Block(self.layout, self.pool.lease())
+        self._block = block
         view = StepArrays(block.flat_rows, self._next, bfloat16=self._bfloat16)
         for stage in reversed(self._stages):
             view = stage.begin(block, view)
@@ -210,10 +219,28 @@ class ArrayBatchWriter(FixedLayoutWriter):
         self._copies.begin()
         act = self._binder.bind(self._block.part(self._copies), start, stop, random)
         self._view.latest = self._copies.latest
-        step = self.stepper.bind(self._view, self.episodes, start, stop)
+        step = self._bind_step(self._block, start, stop)
         for stage in self._stages:
             step = stage.bind(step, self._view, slice(0, self.num_envs), start, stop)
         return act, step
+
+    def _bind_step(self, block: Block, start: int, stop: int) -> StepFn:
+        """Returns the stepper's function for some rows of a block.
+
+        It is bound anew only if something that it depends on has changed since the block was filled
+        last.
+        """
+        own = self.stepper.bound_to(self.episodes)
+        if own is None:
+            return self.stepper.bind(self._view, self.episodes, start, stop)
+        found, now = block.steps.get((start, stop)), (own, self._view.latest)
+        if found is not None and found[0] == now:
+            return found[1]
+        step = self.stepper.bind(self._view, self.episodes, start, stop)
+        if len(block.steps) >= _MOST_CHUNKS:
+            block.steps.clear()
+        block.steps[start, stop] = now, step
+        return step
 
     @property
     @override
@@ -249,10 +276,13 @@ class ArrayBatchWriter(FixedLayoutWriter):
             stage.finish(block, filled)
         if filled < self.options.steps:
             block.clear_from(filled, but=TRAJ_IDS)
-        if self._given and not block.grown:
-            block.flush()
-            return None
-        return self._deliver(block)
+        if not self._given:
+            return self._deliver(block)
+        if block.grown:
+            # What a worker sends lies on the host, like what it writes to shared memory.
+            return block.deliver(self.hidden, None)
+        block.flush()
+        return None
 
     @property
     @override
@@ -260,7 +290,8 @@ class ArrayBatchWriter(FixedLayoutWriter):
         return self.pool.layout
 
     def _deliver(self, block: Block) -> TensorDictBase:
-        return block.deliver(self.hidden, self.env.device)
+        lease = self.pool.lease(block.content) if block is self._own else None
+        return block.deliver(self.hidden, self.env.device, lease)
 
     # --- between batches
 
@@ -278,7 +309,7 @@ class ArrayBatchWriter(FixedLayoutWriter):
 
     def fake(self) -> TensorDictBase:
         """Returns a batch of zeros."""
-        block = Block(self.pool.lease())
+        block = Block(self.layout, self.pool.lease())
         block.clear()
         return self._deliver(block)
 

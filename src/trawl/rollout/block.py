@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from tensordict import TensorDict, TensorDictBase
 from torch import Tensor
 
@@ -16,7 +17,7 @@ from trawl.memory import Array
 from trawl.rollout.episodes import following, split_rows
 from trawl.rollout.layout import Layout, layout_of, pool_key
 from trawl.rollout.policy_inputs import InputMemory, InputRows
-from trawl.rollout.slab import Lease
+from trawl.rollout.slab import Lease, tensors_in
 from trawl.rollout.tensor_block import LazyRows
 from trawl.rollout.windows import Windows
 from trawl.stacked_frames import StackedFrames
@@ -32,10 +33,15 @@ class Block:
     """Memory of a batch while it is being filled.
 
     Args:
-        lease: the memory that will be delivered.
+        layout: layout of the batch.
+        lease: the memory that will be delivered; None if it is leased only when a batch is
+            finished. In this case, all entries are written to separate memory first, so that the
+            block can be filled again and again.
 
     Attributes:
-        lease: the memory that will be delivered.
+        layout: layout of the batch.
+        steps: functions that take the steps of a chunk of rows, and what they depend on, by the
+            chunk. They can be used again when the block is filled again.
         tensors: the entries with time first, ``(steps, *batch, *leaf)``, by key.
         rows: the same memory as arrays.
         flat_rows: the same arrays with a single batch dimension, ``(steps, num_envs, *leaf)``.
@@ -43,24 +49,41 @@ class Block:
         grown: frames of stacked observations for which the leased memory has no room, by key.
     """
 
-    def __init__(self, lease: Lease) -> None:
-        self.lease = lease
+    def __init__(self, layout: Layout, lease: Lease | None = None) -> None:
+        self.layout = layout
+        self._lease = lease
+        self.steps: dict[tuple[int, int], tuple[Any, Callable[[int], None]]] = {}
         self.windows: Mapping[Key, Windows] = {}
         self.grown: dict[Key, Tensor] = {}
-        layout = lease.layout
         axis = len(layout.batch)
-        self._staged = {
-            key: torch.empty(_time_first(layout, key), dtype=layout.leaves[key].dtype)
-            for key in staged_keys(layout)
-        }
+        staged = layout.leaves if lease is None else staged_keys(layout)
+        #: The batch as bytes in the order of leased memory; None if they have another order.
+        self.content: NDArray[np.uint8] | None = None
+        if lease is None and not axis:
+            self.content = np.zeros(layout.nbytes, np.uint8)
+            self._staged = tensors_in(layout, self.content)
+        else:
+            self._staged = {
+                key: torch.empty(_time_first(layout, key), dtype=layout.leaves[key].dtype)
+                for key in staged
+            }
         self.tensors: dict[Key, Tensor] = {
-            key: self._staged.get(key, lease.tensors[key].movedim(axis, 0)) for key in layout.leaves
+            key: self._staged[key]
+            if lease is None or key in self._staged
+            else lease.tensors[key].movedim(axis, 0)
+            for key in layout.leaves
         }
         self.rows: dict[Key, Array] = {key: as_array(t) for key, t in self.tensors.items()}
         lead = (layout.steps, math.prod(layout.batch))
         self.flat_rows: dict[Key, Array] = {
             key: rows.reshape(*lead, *layout.leaves[key].shape) for key, rows in self.rows.items()
         }
+
+    @property
+    def lease(self) -> Lease:
+        """The memory that will be delivered, with which the block was made."""
+        assert self._lease is not None
+        return self._lease
 
     def part(self, copies: InputMemory, envs: slice = slice(None)) -> BlockPart:
         """Returns the rows of all environments, or of some, for a policy.
@@ -73,37 +96,54 @@ class Block:
 
     def is_apart(self, key: Key) -> bool:
         """Returns True if other data lie between the environments in a row of an entry."""
-        return bool(self.lease.layout.batch) and key not in self._staged
+        return bool(self.layout.batch) and key not in self._staged
 
     def clear_from(self, row: int, but: Key) -> None:
         """Zeroes the rows from ``row`` on, in all entries but one and the positions of frames."""
-        pools = self.lease.layout.pools
+        pools = self.layout.pools
         for key, rows in self.rows.items():
             if key != but and key not in pools and key[1:] not in pools:
                 rows[row:] = 0
 
     def clear(self) -> None:
         """Zeroes the whole block."""
-        for tensor in (*self.lease.tensors.values(), *self._staged.values()):
+        leased = () if self._lease is None else self._lease.tensors.values()
+        for tensor in (*leased, *self._staged.values()):
             tensor.zero_()
 
-    def deliver(self, hidden: set[Key], device: torch.device | None) -> TensorDictBase:
+    def deliver(
+        self, hidden: set[Key], device: torch.device | None, lease: Lease | None = None
+    ) -> TensorDictBase:
         """Returns the batch as a TensorDict.
 
         Args:
             hidden: keys to leave out.
             device: device to which the TensorDict is moved; None leaves it without a device.
+            lease: the memory to deliver, which has a copy of ``content`` if there is one; by
+                default that with which the block was made.
         """
-        self.flush()
-        tensors = self.lease.tensors
-        grown = {pool_key(key): frames for key, frames in self.grown.items()}
-        return as_batch(Lease(self.lease.layout, {**tensors, **grown}), hidden, device)
+        lease = self.flush(lease)
+        if self.grown:
+            grown = {pool_key(key): frames for key, frames in self.grown.items()}
+            lease = Lease(lease.layout, {**lease.tensors, **grown})
+        return as_batch(lease, hidden, device)
 
-    def flush(self) -> None:
-        """Copies entries from separate memory to their places in the leased memory."""
-        axis = len(self.lease.layout.batch)
+    def flush(self, lease: Lease | None = None) -> Lease:
+        """Copies entries from separate memory to their places in the leased memory.
+
+        Args:
+            lease: the leased memory; by default that with which the block was made.
+
+        Returns:
+            The leased memory.
+        """
+        lease = lease or self.lease
+        if self.content is not None:
+            return lease
+        axis = len(self.layout.batch)
         for key, staged in self._staged.items():
-            self.lease.tensors[key].copy_(staged.movedim(0, axis))
+            lease.tensors[key].copy_(staged.movedim(0, axis))
+        return lease
 
 
 class BlockPart:

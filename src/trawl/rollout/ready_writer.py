@@ -123,7 +123,7 @@ class ReadyBatchWriter(ArrayBatchWriter):
     @override
     def begin(self, block: Block | None = None) -> None:
         self._given = block is not None
-        self._block = block = block or Block(self.pool.lease())
+        self._block = block = block or Block(self.layout, self.pool.lease())
         rows = {key: array[:, 0] for key, array in block.flat_rows.items()}
         for key in (key for key in rows if key not in self._begun):
             if rows[key].dtype == np.bool_:
