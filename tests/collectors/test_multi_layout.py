@@ -49,7 +49,7 @@ def partitions(draw):
 @given(layouts)
 def test_entries_are_aligned_and_do_not_overlap(layout):
     end = 0
-    for key, offset in layout.offsets.items():
+    for key, (offset, *_) in layout.places.items():
         leaf = layout.leaves[key]
         assert offset % 64 == 0
         assert offset >= end

@@ -65,7 +65,8 @@ class WorkerMemory:
             for start, stop in byte_ranges(partition.written(index, tensors).values(), memory):
                 self._port.populate(request.memory, start, stop)
             starts = partition.pool_starts(index)
-            block = Block(Lease(partition.layouts[index], part, pool_starts=starts))
+            layout = partition.layouts[index]
+            block = Block(layout, Lease(layout, part, pool_starts=starts))
         self._blocks[request.memory] = block  # the most recently used comes last
         if len(self._blocks) > _MOST_BLOCKS:
             del self._blocks[next(iter(self._blocks))]
@@ -81,5 +82,5 @@ class WorkerMemory:
         if self._own is None:
             array = np.zeros(self.layout.nbytes, dtype=np.uint8)
             lease = Lease(self.layout, tensors_in(self.layout, array))
-            self._own = Block(lease), array
+            self._own = Block(self.layout, lease), array
         return self._own[0]

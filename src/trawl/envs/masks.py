@@ -553,7 +553,7 @@ class FirstMaskCheck:
     """Check that the reset returned a mask if the first step of an environment returns one."""
 
     def __init__(self) -> None:
-        self._done = False
+        self.done = False
 
     def watched(self, env: Any, step: Callable[[Any], Any]) -> Callable[[Any], Any]:
         """Returns a step function that warns if random actions will ignore the masks.
@@ -563,14 +563,14 @@ class FirstMaskCheck:
             step: the step function of its simulator, which is returned unchanged after the first
                 step.
         """
-        self._done = self._done or env.action_mask() is not None
-        if self._done:
+        self.done = self.done or env.action_mask() is not None
+        if self.done:
             return step
 
         def step_first(action: Any) -> Any:
             found = step(action)
-            if not self._done:
-                self._done = True
+            if not self.done:
+                self.done = True
                 # The caller raises an error for anything else.
                 if isinstance(found, (tuple, list)) and len(found) == 5:
                     warn_late(env.action_codec.space, found[4], env.env)

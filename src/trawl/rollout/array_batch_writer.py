@@ -27,7 +27,6 @@ from trawl.keys import (
 from trawl.memory import Array
 from trawl.rollout.array_env_restarts import make_stepper
 from trawl.rollout.array_normalizer import ArrayNormalizer
-from trawl.rollout.array_policy import PolicyBinder
 from trawl.rollout.array_stacks import ArrayStacks
 from trawl.rollout.batch_writer import ActFn, BatchOptions, NoFixedLayout, StepFn
 from trawl.rollout.block import Block, zeros
@@ -39,11 +38,17 @@ from trawl.rollout.groups import GroupBinder
 from trawl.rollout.layout import Layout, Leaf
 from trawl.rollout.parallel_stepper import ParallelStepper
 from trawl.rollout.policy import Policy
-from trawl.rollout.policy_inputs import LatestObservation
+from trawl.rollout.policy_binder import PolicyBinder
+from trawl.rollout.policy_inputs import InputMemory, LatestObservation
 from trawl.rollout.policy_leaves import PolicyLeaves
 from trawl.rollout.slab import SlabPool
 from trawl.rollout.stage import Stage
 from trawl.rollout.step_logs import StepLogs, keep_logs
+
+# Size in bytes up to which copying a batch takes less time than binding its memory.
+_SMALL = 1 << 16
+# Number of chunks of a block whose functions are kept.
+_MOST_CHUNKS = 16
 
 
 class ArrayBatchWriter(FixedLayoutWriter):
@@ -74,9 +79,9 @@ class ArrayBatchWriter(FixedLayoutWriter):
                 self._next[key] = self._new_row(leaf)
         # A policy without in_keys may read every entry.
         self.episodes.counts_ahead = not policy.in_keys or STEP_COUNT in policy.in_keys
-        self._latest = self._new_latest()
+        self._copies = InputMemory(self._new_latest())
         readable, leaves = self._readable, self._policy_leaves
-        self._binder = PolicyBinder(env, policy, leaves, readable, self._next, latest=self._latest)
+        self._binder = PolicyBinder(env, policy, leaves, readable, self._next)
         self._groups: GroupBinder | None = None
         if isinstance(self.stepper, ParallelStepper) and self.stepper.env.groups > 1:
             self._groups = GroupBinder(self.stepper, policy, leaves, readable, self._next)
@@ -85,6 +90,9 @@ class ArrayBatchWriter(FixedLayoutWriter):
         states = frozenset(leaves.states)
         self._logs = StepLogs(logged, self._first_rows(), states, self._bfloat16)
         self.pool = SlabPool(layout, options.recycle)
+        # A small batch is filled in memory of the writer's own, which is bound once, and copied.
+        small = layout.nbytes <= _SMALL and not layout.pools
+        self._own = Block(layout) if small else None
         self._block: Block | None = None
         self._given = False
         # What the stepper writes.
@@ -163,7 +171,8 @@ class ArrayBatchWriter(FixedLayoutWriter):
         self._given = block is not None
         self._logs.begin()
         self._renew_stages()
-        self._block = block = block or Block(self.pool.lease())
+        block = block or self._own or Block(self.layout, self.pool.lease())
+        self._block = block
         view = StepArrays(block.flat_rows, self._next, bfloat16=self._bfloat16)
         for stage in reversed(self._stages):
             view = stage.begin(block, view)
@@ -207,12 +216,31 @@ class ArrayBatchWriter(FixedLayoutWriter):
         if self._groups is not None and not (random or self.policy.draws_from(self.env)):
             view, episodes, stages = self._view, self.episodes, self._stages
             return self._groups.bind(self._block, view, episodes, stages, start, stop)
-        act = self._binder.bind(self._block, start, stop, random)
-        self._view.latest = self._latest if self._binder.reads_latest else None
-        step = self.stepper.bind(self._view, self.episodes, start, stop)
+        self._copies.begin()
+        act = self._binder.bind(self._block.part(self._copies), start, stop, random)
+        self._view.latest = self._copies.latest
+        step = self._bind_step(self._block, start, stop)
         for stage in self._stages:
             step = stage.bind(step, self._view, slice(0, self.num_envs), start, stop)
         return act, step
+
+    def _bind_step(self, block: Block, start: int, stop: int) -> StepFn:
+        """Returns the stepper's function for some rows of a block.
+
+        It is bound anew only if something that it depends on has changed since the block was filled
+        last.
+        """
+        own = self.stepper.bound_to(self.episodes)
+        if own is None:
+            return self.stepper.bind(self._view, self.episodes, start, stop)
+        found, now = block.steps.get((start, stop)), (own, self._view.latest)
+        if found is not None and found[0] == now:
+            return found[1]
+        step = self.stepper.bind(self._view, self.episodes, start, stop)
+        if len(block.steps) >= _MOST_CHUNKS:
+            block.steps.clear()
+        block.steps[start, stop] = now, step
+        return step
 
     @property
     @override
@@ -238,7 +266,7 @@ class ArrayBatchWriter(FixedLayoutWriter):
             for key in self._passed_on:
                 view.next_obs[key][...] = view.arrays[key][filled]
         if filled:
-            self.policy.check_samples(lambda key: block.tensor(key, filled))
+            self.policy.check_samples(block.tensors, filled)
         actions = {as_key(key): block.flat_rows[as_key(key)] for key in self.env.action_keys}
         rewards = _mean_rewards(block, list(self.entries.rewards), filled)
         check_rewards(rewards, lambda: actions)
@@ -248,10 +276,13 @@ class ArrayBatchWriter(FixedLayoutWriter):
             stage.finish(block, filled)
         if filled < self.options.steps:
             block.clear_from(filled, but=TRAJ_IDS)
-        if self._given and not block.grown:
-            block.flush()
-            return None
-        return self._deliver(block)
+        if not self._given:
+            return self._deliver(block)
+        if block.grown:
+            # What a worker sends lies on the host, like what it writes to shared memory.
+            return block.deliver(self.hidden, None)
+        block.flush()
+        return None
 
     @property
     @override
@@ -259,7 +290,8 @@ class ArrayBatchWriter(FixedLayoutWriter):
         return self.pool.layout
 
     def _deliver(self, block: Block) -> TensorDictBase:
-        return block.deliver(self.hidden, self.env.device)
+        lease = self.pool.lease(block.content) if block is self._own else None
+        return block.deliver(self.hidden, self.env.device, lease)
 
     # --- between batches
 
@@ -277,7 +309,7 @@ class ArrayBatchWriter(FixedLayoutWriter):
 
     def fake(self) -> TensorDictBase:
         """Returns a batch of zeros."""
-        block = Block(self.pool.lease())
+        block = Block(self.layout, self.pool.lease())
         block.clear()
         return self._deliver(block)
 

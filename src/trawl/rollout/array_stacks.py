@@ -103,14 +103,15 @@ class ArrayStacks(StackStage[Array, StepArrays]):
         self._stored.clear()
         self._more = {key: [] for key in self._recent}
         block.windows, block.grown = self._windows, {}
-        self._starts = block.lease.pool_starts
+        lease = block.lease
+        self._starts = lease.pool_starts
         arrays = dict(view.arrays)
         for key, recent in self._recent.items():
             size, zero = self._size, self._zero * self.leaves[key].per_env
             recent[:, size - 1] = self.newest[key]
             start = self._starts.get(key, 0)
-            rows = block.lease.layout.pool_rows[key]
-            frames = as_array(block.lease.tensors[pool_key(key)])[start : start + rows]
+            rows = block.layout.pool_rows[key]
+            frames = as_array(lease.tensors[pool_key(key)])[start : start + rows]
             self._pool[key] = frames
             frames[zero] = 0
             own = frames[:zero].reshape(recent.shape)

@@ -54,6 +54,13 @@ class ArrayStepper(Protocol):
     def bind(self, view: StepArrays, episodes: EpisodeTracker, start: int, stop: int) -> StepFn:
         """Returns a function of ``t`` that takes the step of row ``start + t``."""
 
+    def bound_to(self, episodes: EpisodeTracker) -> Any:
+        """Returns what a bound function depends on besides its rows.
+
+        While this stays equal, the function can be used for the same rows again. None if it can't.
+        """
+        return None
+
 
 class EnvStepper(ArrayStepper, Protocol):
     """Steps one environment, which may be a vector environment.
@@ -124,6 +131,13 @@ class SingleStepper(EnvStepper):
         ends = EpisodeEnds(view, episodes, start, stop)
         bind = self._bind_array if self._observed.is_array else self._bind_leaves
         return bind(view, ends, start, stop)
+
+    @override
+    def bound_to(self, episodes: EpisodeTracker) -> Any:
+        env = self.env
+        # With a limit, a function knows the step that brings the current episode to it.
+        again = env.log is None and env.reset_arguments is None and episodes.limit is None
+        return (env.env, env.mask_check.done) if again else None
 
     def _restarter(self, ends: EpisodeEnds) -> Callable[[int, Any, Any, Any, int], tuple[Any, int]]:
         """Returns a function that ends the episode if step ``t`` was its last.
@@ -267,6 +281,11 @@ class SerialStepper(ArrayStepper):
             kwargs = next_kwargs(kwargs)
 
     @override
+    def bound_to(self, episodes: EpisodeTracker) -> Any:
+        found = [child.bound_to(episodes) for child in self.children]
+        return None if None in found else found
+
+    @override
     def bind(self, view: StepArrays, episodes: EpisodeTracker, start: int, stop: int) -> StepFn:
         steps = [
             child.bind(view.part(first, child.num_envs), episodes, start, stop)
@@ -315,6 +334,10 @@ class VectorStepper(EnvStepper):
             for index, value in enumerate(leaves):
                 checked = self._observed.checked(index, value)
                 view.next_obs[self._observed.keys[index]][mask] = checked[mask]
+
+    @override
+    def bound_to(self, episodes: EpisodeTracker) -> Any:
+        return self.vector
 
     @override
     def bind(self, view: StepArrays, episodes: EpisodeTracker, start: int, stop: int) -> StepFn:

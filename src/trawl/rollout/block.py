@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from tensordict import TensorDict, TensorDictBase
 from torch import Tensor
 
 from trawl.keys import Key, next_of
 from trawl.memory import Array
+from trawl.rollout.episodes import following, split_rows
 from trawl.rollout.layout import Layout, layout_of, pool_key
-from trawl.rollout.slab import Lease
-from trawl.rollout.windows import WindowArrays, Windows
+from trawl.rollout.policy_inputs import InputMemory, InputRows
+from trawl.rollout.slab import Lease, tensors_in
+from trawl.rollout.tensor_block import LazyRows
+from trawl.rollout.windows import Windows
 from trawl.stacked_frames import StackedFrames
 from trawl.tensordicts import size_groups, tensordict_of
 
@@ -29,10 +33,15 @@ class Block:
     """Memory of a batch while it is being filled.
 
     Args:
-        lease: the memory that will be delivered.
+        layout: layout of the batch.
+        lease: the memory that will be delivered; None if it is leased only when a batch is
+            finished. In this case, all entries are written to separate memory first, so that the
+            block can be filled again and again.
 
     Attributes:
-        lease: the memory that will be delivered.
+        layout: layout of the batch.
+        steps: functions that take the steps of a chunk of rows, and what they depend on, by the
+            chunk. They can be used again when the block is filled again.
         tensors: the entries with time first, ``(steps, *batch, *leaf)``, by key.
         rows: the same memory as arrays.
         flat_rows: the same arrays with a single batch dimension, ``(steps, num_envs, *leaf)``.
@@ -40,18 +49,29 @@ class Block:
         grown: frames of stacked observations for which the leased memory has no room, by key.
     """
 
-    def __init__(self, lease: Lease) -> None:
-        self.lease = lease
+    def __init__(self, layout: Layout, lease: Lease | None = None) -> None:
+        self.layout = layout
+        self._lease = lease
+        self.steps: dict[tuple[int, int], tuple[Any, Callable[[int], None]]] = {}
         self.windows: Mapping[Key, Windows] = {}
         self.grown: dict[Key, Tensor] = {}
-        layout = lease.layout
         axis = len(layout.batch)
-        self._staged = {
-            key: torch.empty(_time_first(layout, key), dtype=layout.leaves[key].dtype)
-            for key in staged_keys(layout)
-        }
+        staged = layout.leaves if lease is None else staged_keys(layout)
+        #: The batch as bytes in the order of leased memory; None if they have another order.
+        self.content: NDArray[np.uint8] | None = None
+        if lease is None and not axis:
+            self.content = np.zeros(layout.nbytes, np.uint8)
+            self._staged = tensors_in(layout, self.content)
+        else:
+            self._staged = {
+                key: torch.empty(_time_first(layout, key), dtype=layout.leaves[key].dtype)
+                for key in staged
+            }
         self.tensors: dict[Key, Tensor] = {
-            key: self._staged.get(key, lease.tensors[key].movedim(axis, 0)) for key in layout.leaves
+            key: self._staged[key]
+            if lease is None or key in self._staged
+            else lease.tensors[key].movedim(axis, 0)
+            for key in layout.leaves
         }
         self.rows: dict[Key, Array] = {key: as_array(t) for key, t in self.tensors.items()}
         lead = (layout.steps, math.prod(layout.batch))
@@ -59,87 +79,124 @@ class Block:
             key: rows.reshape(*lead, *layout.leaves[key].shape) for key, rows in self.rows.items()
         }
 
-    def inputs(self, key: Key, start: int, stop: int) -> tuple[Sequence[Tensor], bool]:
-        """Returns the rows of an entry as tensors, and True if each of them is contiguous."""
-        return self._inputs(key, start, stop, slice(None))
+    @property
+    def lease(self) -> Lease:
+        """The memory that will be delivered, with which the block was made."""
+        assert self._lease is not None
+        return self._lease
 
-    def _inputs(
-        self, key: Key, start: int, stop: int, envs: slice
-    ) -> tuple[Sequence[Tensor], bool]:
-        if key in self.windows:
-            return self.windows[key].tensors(start, stop, envs)
-        tensor = self.tensors[key][start:stop]
-        batch = bool(self.lease.layout.batch)
-        apart = batch and key not in self._staged
-        return (tensor[:, envs] if batch else tensor).unbind(0), not apart
+    def part(self, copies: InputMemory, envs: slice = slice(None)) -> BlockPart:
+        """Returns the rows of all environments, or of some, for a policy.
 
-    def readable(self, key: Key, start: int, stop: int) -> Array | WindowArrays:
-        """Returns the rows of an entry as the policy reads it."""
-        if key in self.windows:
-            return self.windows[key].arrays(start, stop, slice(None))
-        return self.rows[key][start:stop]
+        Args:
+            copies: memory of the policy's own.
+            envs: range of the environments along the first batch dimension.
+        """
+        return BlockPart(self, copies, envs)
 
-    def tensor(self, key: Key, steps: int) -> Tensor | None:
-        """Returns the first rows of an entry, ``(steps, *batch, *leaf)``; None if there is none."""
-        found = self.tensors.get(key)
-        return None if found is None else found[:steps]
-
-    def part(self, first: int, stop: int) -> BlockPart:
-        """Returns the rows of some environments: a range along the first batch dimension."""
-        chosen = slice(first, stop)
-        rows = {key: rows[:, chosen] for key, rows in self.rows.items()}
-        return BlockPart(
-            rows,
-            lambda key, a, b: self._inputs(key, a, b, chosen),
-            lambda key, a, b: (
-                self.windows[key].arrays(a, b, chosen) if key in self.windows else rows[key][a:b]
-            ),
-        )
+    def is_apart(self, key: Key) -> bool:
+        """Returns True if other data lie between the environments in a row of an entry."""
+        return bool(self.layout.batch) and key not in self._staged
 
     def clear_from(self, row: int, but: Key) -> None:
         """Zeroes the rows from ``row`` on, in all entries but one and the positions of frames."""
-        pools = self.lease.layout.pools
+        pools = self.layout.pools
         for key, rows in self.rows.items():
             if key != but and key not in pools and key[1:] not in pools:
                 rows[row:] = 0
 
     def clear(self) -> None:
         """Zeroes the whole block."""
-        for tensor in (*self.lease.tensors.values(), *self._staged.values()):
+        leased = () if self._lease is None else self._lease.tensors.values()
+        for tensor in (*leased, *self._staged.values()):
             tensor.zero_()
 
-    def deliver(self, hidden: set[Key], device: torch.device | None) -> TensorDictBase:
+    def deliver(
+        self, hidden: set[Key], device: torch.device | None, lease: Lease | None = None
+    ) -> TensorDictBase:
         """Returns the batch as a TensorDict.
 
         Args:
             hidden: keys to leave out.
             device: device to which the TensorDict is moved; None leaves it without a device.
+            lease: the memory to deliver, which has a copy of ``content`` if there is one; by
+                default that with which the block was made.
         """
-        self.flush()
-        tensors = self.lease.tensors
-        grown = {pool_key(key): frames for key, frames in self.grown.items()}
-        return as_batch(Lease(self.lease.layout, {**tensors, **grown}), hidden, device)
+        lease = self.flush(lease)
+        if self.grown:
+            grown = {pool_key(key): frames for key, frames in self.grown.items()}
+            lease = Lease(lease.layout, {**lease.tensors, **grown})
+        return as_batch(lease, hidden, device)
 
-    def flush(self) -> None:
-        """Copies entries from separate memory to their places in the leased memory."""
-        axis = len(self.lease.layout.batch)
+    def flush(self, lease: Lease | None = None) -> Lease:
+        """Copies entries from separate memory to their places in the leased memory.
+
+        Args:
+            lease: the leased memory; by default that with which the block was made.
+
+        Returns:
+            The leased memory.
+        """
+        lease = lease or self.lease
+        if self.content is not None:
+            return lease
+        axis = len(self.layout.batch)
         for key, staged in self._staged.items():
-            self.lease.tensors[key].copy_(staged.movedim(0, axis))
+            lease.tensors[key].copy_(staged.movedim(0, axis))
+        return lease
 
 
-@dataclass(frozen=True)
 class BlockPart:
-    """Rows of some of a block's environments.
+    """Rows of a block that a policy reads and writes: those of all environments, or of some.
 
-    Attributes:
-        rows: arrays with time first, ``(steps, *batch, *leaf)``, by key.
-        inputs: function with the results of :meth:`Block.inputs`.
-        readable: function with the results of :meth:`Block.readable`.
+    Args:
+        block: the block.
+        copies: memory of the policy's own.
+        envs: range of the environments along the first batch dimension.
     """
 
-    rows: dict[Key, Array]
-    inputs: Callable[[Key, int, int], tuple[Sequence[Tensor], bool]]
-    readable: Callable[[Key, int, int], Array | WindowArrays]
+    def __init__(self, block: Block, copies: InputMemory, envs: slice) -> None:
+        self._block, self._copies, self._envs = block, copies, envs
+
+    @property
+    def tensors(self) -> Mapping[Key, Tensor]:
+        """The entries with time first, by key."""
+        return self._block.tensors
+
+    def inputs(self, key: Key, start: int, stop: int, copied: bool) -> InputRows:
+        """Returns the rows of a chunk as the policy reads them.
+
+        Args:
+            key: key of the entry.
+            start: first row of the chunk.
+            stop: row after the last one of the chunk.
+            copied: True for memory that nothing else refers to, for a policy that may change or
+                keep its inputs.
+        """
+        block, windows = self._block, self._block.windows.get(key)
+        if copied and windows is not None:
+            return self._copies.of(key, windows.arrays(start, stop, self._envs), None)
+        if copied:
+            rows = self._chosen(block.rows[key], start, stop)
+            return self._copies.of(key, rows, block.tensors[key].dtype)
+        if windows is not None:
+            rows, together = windows.tensors(start, stop, self._envs)
+        else:
+            rows = self._chosen(block.tensors[key], start, stop).unbind(0)
+            together = not block.is_apart(key)
+        return rows if together else LazyRows(lambda t: rows[t].contiguous(), stop - start)
+
+    def rows(self, key: Key, start: int, stop: int) -> list[Array]:
+        """Returns the rows of a chunk as arrays, to write to."""
+        return split_rows(self._chosen(self._block.rows[key], start, stop))
+
+    def following(self, key: Key, start: int, stop: int, next_row: Array) -> list[Array]:
+        """Returns the row of the next frame for each row; ``next_row`` after the last row."""
+        return following(self.rows(key, start + 1, stop + 1), stop - start, next_row)
+
+    def _chosen(self, entry: Any, start: int, stop: int) -> Any:
+        rows = entry[start:stop]
+        return rows if self._envs == slice(None) else rows[:, self._envs]
 
 
 def as_batch(lease: Lease, hidden: Iterable[Key], device: torch.device | None) -> TensorDict:

@@ -88,7 +88,7 @@ class DeviceTransfer:
         sent = block.memory.to(self._device, non_blocking=True, copy=True)
         block.note_copy()
         return {
-            key: _entry(sent, layout.offsets[key], leaf.dtype, layout.shape(key))
+            key: _entry(sent, layout.places[key][0], leaf.dtype, layout.shape(key))
             for key, leaf in layout.leaves.items()
         }
 
@@ -101,7 +101,7 @@ class DeviceTransfer:
         memory = block.memory.zero_().numpy()
         entries = {
             key: np.frombuffer(
-                memory, arrays[key].dtype, arrays[key][:1].size * count, layout.offsets[key]
+                memory, arrays[key].dtype, arrays[key][:1].size * count, layout.places[key][0]
             ).reshape(layout.shape(key))
             for key in leaves
             if key in arrays

@@ -8,13 +8,14 @@ from time import perf_counter
 
 from trawl.keys import Key
 from trawl.memory import Array
-from trawl.rollout.array_policy import PolicyBinder
 from trawl.rollout.batch_writer import ActFn, StepFn
 from trawl.rollout.block import Block
 from trawl.rollout.episodes import EpisodeTracker, StepArrays
 from trawl.rollout.layout import Leaf
 from trawl.rollout.parallel_stepper import ParallelStepper
 from trawl.rollout.policy import Policy
+from trawl.rollout.policy_binder import PolicyBinder
+from trawl.rollout.policy_inputs import InputMemory
 from trawl.rollout.policy_leaves import PolicyLeaves
 from trawl.rollout.stage import Stage
 
@@ -97,14 +98,15 @@ class GroupBinder:
     ) -> None:
         self._stepper, env = stepper, stepper.env
         self._in_turn: GroupsInTurn | None = None
-        self._binders: list[tuple[range, slice, PolicyBinder]] = []
+        self._binders: list[tuple[slice, slice, PolicyBinder, InputMemory]] = []
         size, rows = env.batch_size[0] // env.groups, env.batch_size.numel() // env.groups
         for group in range(env.groups):
             part = range(group * size, (group + 1) * size)
             chosen = slice(group * rows, (group + 1) * rows)
             own = {key: array[chosen] for key, array in next_obs.items()}
             binder = PolicyBinder(env, policy, leaves, readable, own, part)
-            self._binders.append((part, chosen, binder))
+            first = slice(part.start, part.stop)
+            self._binders.append((first, chosen, binder, InputMemory()))
 
     @property
     def waited(self) -> float:
@@ -133,8 +135,10 @@ class GroupBinder:
         count = len(self._binders)
         steps = self._stepper.bind_groups(view, episodes, start, stop, count)
         groups = []
-        for (part, chosen, binder), (send, receive) in zip(self._binders, steps, strict=True):
-            act = binder.bind_policy(block.part(part.start, part.stop), start, stop)
+        bound = zip(self._binders, steps, strict=True)
+        for (part, chosen, binder, copies), (send, receive) in bound:
+            act = binder.bind(block.part(copies, part), start, stop, random=False)
+            assert act is not None
             for stage in stages:
                 receive = stage.bind(receive, view, chosen, start, stop)
             groups.append(Group(act, send, receive))

@@ -84,7 +84,7 @@ class Layout:
             batch dimension for the agents.
 
     Attributes:
-        offsets: offset of each leaf and each pool in the block, in bytes, by key.
+        places: offset in the block in bytes, shape and dtype of each leaf and each pool, by key.
         nbytes: size of the block in bytes.
     """
 
@@ -108,15 +108,15 @@ class Layout:
             else pool.rows(math.prod(batch), steps)
             for key, pool in self.pools.items()
         }
-        self.offsets: dict[Key, int] = {}
-        self.nbytes = 0
-        for key, leaf in self.leaves.items():
-            self.offsets[key] = self.nbytes
-            self.nbytes += aligned(math.prod(self.shape(key)) * leaf.dtype.itemsize)
+        found = [(key, self.shape(key), leaf.dtype) for key, leaf in self.leaves.items()]
         for key, pool in self.pools.items():
-            self.offsets[pool_key(key)] = self.nbytes
-            frame = math.prod(pool.frame.shape) * pool.frame.dtype.itemsize
-            self.nbytes += aligned(self.pool_rows[key] * frame)
+            shape = (self.pool_rows[key], *pool.frame.shape)
+            found.append((pool_key(key), shape, pool.frame.dtype))
+        self.places: dict[Key, tuple[int, tuple[int, ...], torch.dtype]] = {}
+        self.nbytes = 0
+        for key, shape, dtype in found:
+            self.places[key] = self.nbytes, shape, dtype
+            self.nbytes += aligned(math.prod(shape) * dtype.itemsize)
 
     def shape(self, key: Key) -> tuple[int, ...]:
         """Returns the shape of an entry in the batch."""

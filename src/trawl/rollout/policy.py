@@ -6,7 +6,8 @@ way to call it on tensors (:class:`~trawl.rollout.plan.Plan`).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from typing import Any
 
 import torch
@@ -138,17 +139,19 @@ class Policy:
                 facts["distribution_path_reason"] = reasons[0]
         return facts
 
-    def check_samples(self, rows: Callable[[Key], Tensor | None]) -> None:
-        """Checks the parameters of distributions; ``rows`` returns the rows of an entry, or None.
+    def check_samples(self, batch: Mapping[Key, Tensor], filled: int) -> None:
+        """Checks the parameters of distributions in the first rows of a batch, if it has them.
+
+        Args:
+            batch: the entries with time first, by key.
+            filled: number of rows.
 
         Raises:
             ValueError: the error that a distribution raises for invalid parameters.
         """
         for drawn in self._samplings:
-            found = map(rows, drawn.in_keys)
-            parameters = [values for values in found if values is not None]
-            if len(parameters) == len(drawn.in_keys):
-                drawn.check(parameters)
+            if batch.keys() >= set(drawn.in_keys):
+                drawn.check([batch[key][:filled] for key in drawn.in_keys])
 
     def discover(self, root: TensorDictBase) -> dict[Key, Any]:
         """Calls the policy once to find out what it writes, in a :func:`trial`.
@@ -243,7 +246,7 @@ class Policy:
             found = {k: v.cpu() if _is_tensor(v) or is_lazy(v) else v for k, v in found.items()}
         return found
 
-    def plan(self, available: set[Key], batch: tuple[int, ...]) -> Plan:
+    def plan(self, available: AbstractSet[Key], batch: tuple[int, ...]) -> Plan:
         """Returns a plan with which the loop can call the policy on tensors.
 
         The plan is made anew for each binding, because a user may hook or replace a module between
@@ -257,14 +260,14 @@ class Policy:
             self._through_tensordict(available, batch)
         )
 
-    def direct(self, available: set[Key]) -> Plan | None:
+    def direct(self, available: AbstractSet[Key]) -> Plan | None:
         """Returns a plan for calling the policy without a TensorDict, or None."""
         if self._compiled is not None and self.why_not_direct is None:
             return self._compiled
         plain = self.transform is None
         try:
             plan = make_plan(self.module, self.exploration, plain, self.alone, self.varies)
-            missing = set(plan.reads) - available
+            missing = set(plan.reads) - set(available)
             if missing:
                 raise NotPlannable(f"it reads {show_keys(missing)}, which nothing provides")
             if set(plan.writes) != set(self.writes):
@@ -285,7 +288,7 @@ class Policy:
             self._compiled = Plan(plan.reads, plan.writes, self.transform(plan.call))
         return self._compiled
 
-    def _through_tensordict(self, available: set[Key], batch: tuple[int, ...]) -> Plan:
+    def _through_tensordict(self, available: AbstractSet[Key], batch: tuple[int, ...]) -> Plan:
         module, reads, writes = self.module, tuple(sorted(available)), self.writes
         # As in TorchRL, only ``policy_device`` gives the policy's TensorDict a device.
         device = self.device

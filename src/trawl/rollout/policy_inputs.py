@@ -7,7 +7,7 @@ it keeps is filled again with later frames. Such a policy gets memory that nobod
 from __future__ import annotations
 
 from sys import getrefcount
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -16,6 +16,13 @@ from torch import Tensor
 from trawl.keys import Key
 from trawl.memory import Array
 from trawl.rollout.windows import WindowArrays
+
+
+class InputRows(Protocol):
+    """Rows of an entry as a policy reads them, each of which may be made when it is read."""
+
+    def __getitem__(self, t: int, /) -> Tensor:
+        """Returns row ``t`` of a chunk."""
 
 
 class LatestObservation:
@@ -57,11 +64,11 @@ class InputCopies:
     If something still refers to the last copy, the next copy gets new memory.
 
     Args:
-        dtype: dtype of the entry.
+        dtype: dtype of the entry; None for that of its arrays.
         latest: the environment's last observation, if it is this entry; None otherwise.
     """
 
-    def __init__(self, dtype: torch.dtype, latest: LatestObservation | None = None) -> None:
+    def __init__(self, dtype: torch.dtype | None, latest: LatestObservation | None = None) -> None:
         self._dtype = dtype
         self.latest = latest
         self._rows: Array | WindowArrays = np.empty(0)
@@ -91,7 +98,45 @@ class InputCopies:
             self._renew()
         self._copy[...] = self._rows[t]
         tensor = torch.from_numpy(self._copy)
-        return tensor if tensor.dtype is self._dtype else tensor.view(self._dtype)
+        return tensor if self._dtype in (None, tensor.dtype) else tensor.view(self._dtype)
+
+
+class InputMemory:
+    """Memory for copies of the rows that a policy reads, which outlasts batches.
+
+    Args:
+        latest: the environment's last observation; None if the steppers don't provide it.
+    """
+
+    def __init__(self, latest: LatestObservation | None = None) -> None:
+        self._latest = latest
+        self._copies: dict[Key, InputCopies] = {}
+        self._reads_latest = False
+
+    def begin(self) -> None:
+        """Begins the binding of a chunk."""
+        self._reads_latest = False
+
+    @property
+    def latest(self) -> LatestObservation | None:
+        """The environment's last observation, if the policy that was bound last reads it."""
+        return self._latest if self._reads_latest else None
+
+    def of(self, key: Key, rows: Array | WindowArrays, dtype: torch.dtype | None) -> InputCopies:
+        """Returns a copy for each of some rows.
+
+        Args:
+            key: key of the entry.
+            rows: the rows.
+            dtype: dtype of the entry; None for that of its arrays.
+        """
+        copies = self._copies.get(key)
+        if copies is None:
+            latest = self._latest if self._latest is not None and self._latest.key == key else None
+            copies = self._copies[key] = InputCopies(dtype, latest)
+        self._reads_latest |= copies.latest is not None
+        copies.bind(rows)
+        return copies
 
 
 def _local_references() -> int:

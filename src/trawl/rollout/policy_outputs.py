@@ -20,17 +20,25 @@ from trawl.rollout.plan import unwrap
 
 
 class PolicyOutputs:
-    """Converts the outputs of a policy to the dtypes of the first ones.
+    """Brings the outputs of a policy to the dtypes and the shapes of the first ones.
 
     Args:
         dtypes: dtype of the first output, by key. The first value of another entry adds its dtype.
+        batch: number of dimensions in front, which number the environments.
         at_once: True to check converted values at once; False to check them in :meth:`check`,
             because their device would have to be waited for.
+        hint: text for the error that the number of environments is wrong.
     """
 
-    def __init__(self, dtypes: Mapping[Key, torch.dtype], at_once: bool = True) -> None:
+    def __init__(
+        self,
+        dtypes: Mapping[Key, torch.dtype],
+        batch: int,
+        at_once: bool = True,
+        hint: str = "",
+    ) -> None:
         self._dtypes = dict(dtypes)
-        self._at_once = at_once
+        self._batch, self._at_once, self._hint = batch, at_once, hint
         # The conversions that were not checked yet: the beginning and the end of an error, the key,
         # the dtype, and a mark that is True if values have changed.
         self._unchecked: list[tuple[str, str, Key, torch.dtype, Tensor]] = []
@@ -62,6 +70,97 @@ class PolicyOutputs:
                 raise _wrong_dtype(who, "", key, given, dtype)
         return tensor
 
+    def fitting(self, key: Key, value: Any, shape: Sequence[int] | None, row: int) -> Tensor:
+        """Returns an output as a tensor of the right dtype and shape, without gradients.
+
+        Args:
+            key: key of the entry.
+            value: the output.
+            shape: shape that it must have; None for any shape.
+            row: row of the batch, for a later error.
+
+        Raises:
+            TypeError: see :meth:`converted`.
+            ValueError: if the output has another shape.
+        """
+        tensor = self.converted(key, value, row)
+        if shape is not None and tensor.shape != shape:
+            raise self._wrong_shape(key, tensor.shape, shape)
+        return tensor
+
+    def array_of(
+        self, key: Key, convert: Callable[[Any], Array]
+    ) -> Callable[[Any, tuple[int, ...]], Array]:
+        """Returns a function that converts an output to an array.
+
+        The function's arguments are the value and the shape that it must have. It raises the errors
+        of :meth:`fitting`.
+
+        Args:
+            key: key of the entry.
+            convert: the fastest conversion of outputs like the first one.
+        """
+        expected = as_array(torch.empty(0, dtype=self._dtypes[key])).dtype
+
+        def unusual(value: Any) -> Array:
+            return host_array(self.converted(key, value, 0))
+
+        def checked(value: Any, shape: tuple[int, ...]) -> Array:
+            try:
+                array = convert(value)
+            except (TypeError, RuntimeError):
+                array = unusual(value)
+            if array.dtype is not expected:
+                array = unusual(value)
+            if array.shape != shape:
+                raise self._wrong_shape(key, array.shape, shape)
+            return array
+
+        return checked
+
+    def writer(
+        self,
+        key: Key,
+        convert: Callable[[Any], Array],
+        rows: Sequence[Any],
+        also: Sequence[Any] | None,
+        start: int,
+    ) -> Callable[[int, Any], None]:
+        """Returns a function that writes an output to row ``t`` of a chunk.
+
+        Args:
+            key: key of the entry.
+            convert: the fastest conversion of outputs like the first one to arrays.
+            rows: the rows, which are arrays or tensors.
+            also: further rows that get the same values; None if there are none.
+            start: number of the chunk's first row in the batch.
+        """
+        shape, dtype, tensors = rows[0].shape, rows[0].dtype, isinstance(rows[0], Tensor)
+        array_of, fitting = self.array_of(key, convert), self.fitting
+        more: Sequence[Any] = () if also is None else also
+
+        def write(t: int, value: Any) -> None:
+            rows[t][...] = array_of(value, shape)
+
+        def write_both(t: int, value: Any) -> None:
+            rows[t][...] = more[t][...] = array_of(value, shape)
+
+        def copy(t: int, value: Any) -> None:
+            if (
+                value.__class__ is not Tensor
+                or value.dtype is not dtype
+                or value.requires_grad
+                or value.shape != shape
+            ):
+                value = fitting(key, value, shape, start + t)
+            rows[t].copy_(value)
+            if also is not None:
+                more[t].copy_(value)
+
+        if tensors:
+            return copy
+        return write if also is None else write_both
+
     def check(self) -> None:
         """Checks the conversions since the last call; called once per batch.
 
@@ -77,43 +176,19 @@ class PolicyOutputs:
             if lost:
                 raise _wrong_dtype(who, where, key, given, self._dtypes[key])
 
-
-def array_checker(
-    key: Key,
-    dtype: torch.dtype,
-    convert: Callable[[Any], Array],
-    batch: int,
-    hint: str = "",
-) -> Callable[[Any, tuple[int, ...]], Array]:
-    """Returns a function that converts an output to an array.
-
-    The function's arguments are the value and the shape that it must have. It raises the errors of
-    :meth:`PolicyOutputs.converted` and :func:`check_shape`.
-
-    Args:
-        key: key of the entry.
-        dtype: dtype of the first output.
-        convert: the fastest conversion of outputs like the first one.
-        batch: number of dimensions in front, which number the environments.
-        hint: text for the error that the number of environments is wrong.
-    """
-    outputs, expected = PolicyOutputs({key: dtype}), as_array(torch.empty(0, dtype=dtype)).dtype
-
-    def unusual(value: Any) -> Array:
-        return host_array(outputs.converted(key, value, 0))
-
-    def checked(value: Any, shape: tuple[int, ...]) -> Array:
-        try:
-            array = convert(value)
-        except (TypeError, RuntimeError):
-            array = unusual(value)
-        if array.dtype is not expected:
-            array = unusual(value)
-        if array.shape != shape:
-            check_shape(key, array.shape, shape, batch, hint)
-        return array
-
-    return checked
+    def _wrong_shape(self, key: Key, got: Sequence[int], expected: Sequence[int]) -> ValueError:
+        """Returns the error for an output that has another shape than the first one."""
+        got, expected, batch = tuple(got), tuple(expected), self._batch
+        if got[batch:] == expected[batch:] and len(got) == len(expected):
+            return ValueError(
+                f"policy wrote {show_key(key)} with shape {got}, but it was called with inputs "
+                f"of batch size {expected[:batch]}, so the shape must be {expected}. {self._hint}"
+                "Take the batch size from the inputs, as in torch.zeros(len(observation))"
+            )
+        return ValueError(
+            f"policy wrote {show_key(key)} with shape {got}, but at first with shape {expected}: "
+            "the shape must not change"
+        )
 
 
 def converter(sample: Tensor) -> Callable[[Any], Array]:
@@ -130,7 +205,7 @@ def converter(sample: Tensor) -> Callable[[Any], Array]:
 
 def host_array(tensor: Tensor) -> Array:
     """Returns the values of a tensor on any device as an array (int16 for bfloat16)."""
-    return as_array(tensor.detach().cpu().resolve_conj().resolve_neg())
+    return as_array(tensor.cpu().resolve_conj().resolve_neg())
 
 
 def _bfloat16_array(value: Any) -> Array:
@@ -138,36 +213,6 @@ def _bfloat16_array(value: Any) -> Array:
     if not isinstance(value, Tensor) or value.dtype is not torch.bfloat16:
         raise TypeError("not a tensor of bfloat16")
     return as_array(value.detach().cpu())
-
-
-def check_shape(
-    key: Key, got: Sequence[int], expected: Sequence[int], batch: int, hint: str = ""
-) -> None:
-    """Compares the shape of an output with that of the first one.
-
-    Args:
-        key: key of the entry.
-        got: shape of the output.
-        expected: shape that it must have.
-        batch: number of dimensions in front, which number the environments.
-        hint: text for the error that the number of environments is wrong.
-
-    Raises:
-        ValueError: if the shapes differ.
-    """
-    got, expected = tuple(got), tuple(expected)
-    if got == expected:
-        return
-    if got[batch:] == expected[batch:] and len(got) == len(expected):
-        raise ValueError(
-            f"policy wrote {show_key(key)} with shape {got}, but it was called with inputs "
-            f"of batch size {expected[:batch]}, so the shape must be {expected}. {hint}Take the "
-            "batch size from the inputs, as in torch.zeros(len(observation))"
-        )
-    raise ValueError(
-        f"policy wrote {show_key(key)} with shape {got}, but at first with shape {expected}: the "
-        "shape must not change"
-    )
 
 
 def _wrong_dtype(

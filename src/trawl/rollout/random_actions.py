@@ -138,7 +138,7 @@ class ReadyActions(RandomActions):
     def __init__(
         self, env: TensorDictEnv, leaves: PolicyLeaves, shown: Mapping[Key, Array]
     ) -> None:
-        outputs = PolicyOutputs({key: leaf.dtype for key, leaf in leaves.written.items()})
+        outputs = PolicyOutputs({key: leaf.dtype for key, leaf in leaves.written.items()}, 1)
         super().__init__(env, leaves, outputs)
         self._count = env.batch_size.numel()
         self._shown = {key: torch.from_numpy(rows) for key, rows in shown.items()}

@@ -30,7 +30,6 @@ from trawl.rollout.device_transfer import transfer_to
 from trawl.rollout.layout import Layout, Leaf
 from trawl.rollout.policy import Policy
 from trawl.rollout.random_actions import ReadyActions
-from trawl.rollout.ready_policy import ReadyPolicy
 from trawl.rollout.ready_pool import ReadyPool
 from trawl.rollout.ready_processes import ReadyProcesses
 from trawl.rollout.ready_source import ReadyResults, ReadySource
@@ -124,7 +123,7 @@ class ReadyBatchWriter(ArrayBatchWriter):
     @override
     def begin(self, block: Block | None = None) -> None:
         self._given = block is not None
-        self._block = block = block or Block(self.pool.lease())
+        self._block = block = block or Block(self.layout, self.pool.lease())
         rows = {key: array[:, 0] for key, array in block.flat_rows.items()}
         for key in (key for key in rows if key not in self._begun):
             if rows[key].dtype == np.bool_:
@@ -150,15 +149,8 @@ class ReadyBatchWriter(ArrayBatchWriter):
         self._random = random or self.policy.draws_from(self.env)
         begun = self._begun
         if not self._random:
-            self._calls = ReadyPolicy(
-                self.policy,
-                self._policy_leaves,
-                self.entries.roots,
-                self._next,
-                begun,
-                self._serving.batching.size,
-                self._transfer,
-            )
+            size, transfer = self._serving.batching.size, self._transfer
+            self._act_for = self._binder.bind_some(self._next, begun, size, transfer)
         self._actions = [as_key(key) for key in self.env.action_keys]
         self._source.set_action_dtypes(
             {
@@ -302,7 +294,7 @@ class ReadyBatchWriter(ArrayBatchWriter):
         if self._random:
             self._act_randomly(chosen)
         else:
-            self._calls.call(chosen)
+            self._act_for(chosen)
         actions = {key: self._begun[key][chosen] for key in self._actions}
         for key in self._bfloat16.intersection(actions):
             actions[key] = from_bfloat16(actions[key])
@@ -326,7 +318,7 @@ class ReadyBatchWriter(ArrayBatchWriter):
         block, self._block = self._block, None
         block.clear_from(filled, but=TRAJ_IDS)
         if filled:
-            self.policy.check_samples(lambda key: block.tensor(key, filled))
+            self.policy.check_samples(block.tensors, filled)
         self._last[:] = -1
         self._check_rewards(filled)
         self._sum_episodes(filled)

@@ -7,7 +7,6 @@ returns to its pool. Users need not copy a batch to keep it.
 
 from __future__ import annotations
 
-import math
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -22,7 +21,7 @@ from torch import Tensor
 
 from trawl.keys import Key
 from trawl.memory import ALIGNMENT, Memory, PrivateMemory
-from trawl.rollout.layout import Layout, pool_key
+from trawl.rollout.layout import Layout
 
 # Two blocks are enough for the usual loop: one is filled while the user holds the previous one.
 _KEEP = 2
@@ -62,14 +61,7 @@ def tensors_over(layout: Layout, buffer: Any) -> tuple[dict[Key, Tensor], NDArra
 
 def tensors_in(layout: Layout, block: NDArray[np.uint8]) -> dict[Key, Tensor]:
     """Returns the tensors of a batch in its block; the tensors keep ``block`` alive."""
-    tensors = {
-        key: _tensor(block, layout.offsets[key], layout.shape(key), leaf.dtype)
-        for key, leaf in layout.leaves.items()
-    }
-    for key, pool in layout.pools.items():
-        shape, place = (layout.pool_rows[key], *pool.frame.shape), pool_key(key)
-        tensors[place] = _tensor(block, layout.offsets[place], shape, pool.frame.dtype)
-    return tensors
+    return {key: _tensor(block, *place) for key, place in layout.places.items()}
 
 
 def byte_ranges(tensors: Iterable[Tensor], buffer: Any) -> Iterator[tuple[int, int]]:
@@ -93,7 +85,7 @@ def _tensor(
     block: NDArray[np.uint8], offset: int, shape: tuple[int, ...], dtype: torch.dtype
 ) -> Tensor:
     """Returns an entry with its own storage, so that saving it doesn't save the whole block."""
-    if not math.prod(shape):
+    if 0 in shape:
         return torch.empty(shape, dtype=dtype)
     # Half the time of ``torch.frombuffer``. The new array refers to ``block``.
     array = np.ndarray(shape, _numpy_dtype(dtype), block, offset)
@@ -155,8 +147,12 @@ class SlabPool:
         self._leases: list[weakref.ref[NDArray[np.uint8]]] = []
         self._most_leases = 0
 
-    def lease(self) -> Lease:
-        """Leases a block that nothing else refers to; its content is undefined."""
+    def lease(self, content: NDArray[np.uint8] | None = None) -> Lease:
+        """Leases a block that nothing else refers to.
+
+        Args:
+            content: bytes to copy to the block; None to leave them undefined.
+        """
         block = (
             self._spare.pop().block if self._spare else self._allocate(needed_bytes(self.layout))
         )
@@ -164,6 +160,8 @@ class SlabPool:
         memory = np.frombuffer(block.buffer, np.uint8).view(_Bytes)
         # An array over ``memory`` itself would keep the block's bytes alive, but not ``memory``.
         tensors, owner = tensors_over(self.layout, memory.data)
+        if content is not None:
+            owner[...] = content
         # The array may die in any thread, at any time. The callback is atomic C code, because
         # Python would drop a KeyboardInterrupt that arrives during a finaliser written in Python.
         memory.end = _LeaseEnd(owner, self._spare.append)

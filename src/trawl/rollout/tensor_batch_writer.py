@@ -34,12 +34,12 @@ from trawl.rollout.device_transfer import moved
 from trawl.rollout.fixed_layout_writer import FixedLayoutWriter
 from trawl.rollout.layout import Layout, Leaf, pool_key
 from trawl.rollout.policy import Policy
+from trawl.rollout.policy_binder import PolicyBinder
 from trawl.rollout.stage import Stage
 from trawl.rollout.tensor_block import TensorBlock, TensorPool
 from trawl.rollout.tensor_env_restarts import RestartingTensorStepper
 from trawl.rollout.tensor_episodes import BatchEpisodeTracker
 from trawl.rollout.tensor_normalizer import TensorNormalizer
-from trawl.rollout.tensor_policy import TensorPolicyBinder
 from trawl.rollout.tensor_stacks import TensorStacks
 from trawl.rollout.tensor_stepper import StepSource, TensorStepper
 from trawl.supported import LIMIT_ALL_AT_ONCE
@@ -77,9 +77,7 @@ class TensorBatchWriter(FixedLayoutWriter):
         self._layout = self._new_layout()
         self.pool = TensorPool(self._layout, env.home, options.recycle)
         self._stepper = self._new_stepper()
-        self._binder = TensorPolicyBinder(
-            env, policy, self._policy_leaves, self._readable, self._next, self._stepper
-        )
+        self._binder = PolicyBinder(env, policy, self._policy_leaves, self._readable, self._next)
         self._block = TensorBlock({})
         self._given: Block | None = None
 
@@ -136,6 +134,7 @@ class TensorBatchWriter(FixedLayoutWriter):
         self._given = block
         self._renew_stages()
         self._block = self.pool.lease()
+        self._block.newest = self._stepper.newest
         for stage in reversed(self._stages):
             stage.begin(self._block, self._block)
         tensors = self._block.tensors
@@ -190,7 +189,7 @@ class TensorBatchWriter(FixedLayoutWriter):
     def _number(self, tensors: Mapping[Key, Tensor], filled: int) -> None:
         """Writes trajectory ids, checks the rewards, and adds them to the statistics."""
         if filled:
-            self.policy.check_samples(lambda key: tensors[key][:filled] if key in tensors else None)
+            self.policy.check_samples(tensors, filled)
         rewards = self._rewards(tensors, filled)
         done = tensors[DONE][:filled, :, 0].cpu().numpy()
         counted = tensors[MASK][:filled].cpu().numpy() if self.entries.masked else None

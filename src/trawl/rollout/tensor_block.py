@@ -42,11 +42,15 @@ class TensorBlock:
         tensors: the entries. While the batch is filled, those of stacked observations are the
             frames as the stepper writes them.
         pools: the frames.
+        newest: function that replaces rows of an observation by the environment's own tensors,
+            which a policy may read if it leaves its inputs alone; None if there are none.
         windows: frames that the policy reads as stacks, by key.
         begun: rows after which episodes begin, bool of shape ``(steps, num_envs)``; None if nothing
             is stacked.
         grown: True if pools have more frames than the leased memory.
     """
+
+    newest: Callable[[Key, Sequence[Tensor]], Sequence[Tensor]] | None = None
 
     def __init__(
         self, tensors: Mapping[Key, Tensor], pools: Mapping[Key, Tensor] = _NO_POOLS
@@ -93,7 +97,9 @@ class TensorBlock:
         if key in self.windows:
             return self.windows[key].stacks(start, stop, copied)
         rows = self.rows(key, start, stop)
-        return LazyRows(lambda t: rows[t].clone(), stop - start) if copied else rows
+        if copied:
+            return LazyRows(lambda t: rows[t].clone(), stop - start)
+        return rows if self.newest is None else self.newest(key, rows)
 
     def followers(self, start: int, stop: int) -> list[Follow]:
         """Returns functions to call after each step of a chunk, when the next row is written."""

@@ -123,6 +123,11 @@ class TensorStepper:
 
         return step
 
+    def newest(self, key: Key, rows: Sequence[Tensor]) -> Sequence[Tensor]:
+        """Returns rows of an entry, or :attr:`latest` instead of them, where it has the entry."""
+        keys = self._env.observation_keys
+        return _Newest(self, keys.index(key), rows) if key in keys else rows
+
     def _following(self, block: TensorBlock, key: Key, start: int, stop: int) -> list[Tensor]:
         """Returns the row of the next frame for each step."""
         return block.following(key, start, stop, self._next_row[key])
@@ -158,13 +163,29 @@ class TensorStepper:
             found.append(_carried(after, self._following(block, STEP_COUNT, start, stop)))
         if IS_INIT in self._next_row and next_of(IS_INIT) in block.tensors:
             found.append(_marked(self._following(block, IS_INIT, start, stop)))
-        for key in self._leaves.states:
-            values = block.rows(next_of(key), start, stop)
-            found.append(_carried(values, self._following(block, key, start, stop)))
-        for key in self._leaves.memories:
-            values = block.rows(key, start, stop)
-            found.append(_carried(values, [self._next_row[key]] * (stop - start)))
+        carried = [self._following(block, key, start, stop) for key in self._leaves.states]
+        carried += [[self._next_row[key]] * (stop - start) for key in self._leaves.memories]
+        found += map(_emptied, carried)
         return found + block.followers(start, stop)
+
+
+class _Newest(Sequence[Tensor]):
+    """Rows of an observation, of which the newest is read from what the environment returned."""
+
+    def __init__(self, stepper: TensorStepper, index: int, rows: Sequence[Tensor]) -> None:
+        self._stepper, self._index, self._rows = stepper, index, rows
+        self._dtype = rows[0].dtype
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def __getitem__(self, t: Any) -> Any:
+        latest = self._stepper.latest
+        if latest is not None:
+            value = latest[self._index]
+            if value.dtype is self._dtype:
+                return value
+        return self._rows[t]
 
 
 def _merge(rows: Sequence[Tensor], values: Sequence[Tensor], mask: Tensor) -> None:
@@ -200,6 +221,16 @@ def _carried(values: Sequence[Tensor], targets: list[Tensor]) -> Follow:
         value = values[t]
         mask = starts.view(-1, *[1] * (value.ndim - 1))
         torch.where(mask, torch.zeros_like(value), value, out=targets[t])
+
+    return write
+
+
+def _emptied(targets: list[Tensor]) -> Follow:
+    """Returns a function that zeroes what the policy has written where an episode begins."""
+
+    def write(t: int, starts: Tensor) -> None:
+        target = targets[t]
+        target.masked_fill_(starts.view(-1, *[1] * (target.ndim - 1)), 0)
 
     return write
 

@@ -15,7 +15,7 @@ from trawl.keys import Key, as_key, next_of
 from trawl.rollout.checks import action_warnings, check_actions, has_fixed_shapes
 from trawl.rollout.plan import Plan
 from trawl.rollout.policy import Policy, missing_action
-from trawl.rollout.policy_outputs import PolicyOutputs, check_shape
+from trawl.rollout.policy_outputs import PolicyOutputs
 from trawl.tensordicts import changes, has_lazy, is_lazy, noted, snapshot, whole_key
 
 #: Function that writes the actions to the TensorDict of a step, and returns it or a copy. Its
@@ -54,7 +54,10 @@ class TensorDictPolicy:
         tensors = {k: v for k, v in found.items() if isinstance(v, Tensor) or is_lazy(v)}
         self._blank = self._as_one(tensors, env.device).clone().zero_()
         values = {key: value for key, value in found.items() if _is_tensor(value)}
-        self._rule = PolicyOutputs({k: v.dtype for k, v in values.items()}, _answers_at_once(env))
+        # A value of the CPU can be read without waiting.
+        at_once = env.device is None or env.device.type == "cpu"
+        dtypes = {key: value.dtype for key, value in values.items()}
+        self._rule = PolicyOutputs(dtypes, len(self._batch), at_once)
         # Where the environment's own data change their shapes, the policy's may do so too.
         self._shapes = {k: v.shape for k, v in values.items()} if has_fixed_shapes(env) else {}
         # Actions count as outputs even if the policy did not write them in its first call, because
@@ -169,10 +172,7 @@ class TensorDictPolicy:
 
     def _recorded(self, key: Key, value: Any, row: int) -> Tensor:
         """Returns a copy of an output, because the policy may reuse its memory."""
-        tensor = self._rule.converted(key, value, row)
-        shape = self._shapes.get(key, tensor.shape)
-        if tensor.shape != shape:
-            check_shape(key, tensor.shape, shape, len(self._batch))
+        tensor = self._rule.fitting(key, value, self._shapes.get(key), row)
         return tensor.clone() if tensor is value else tensor
 
     def check(self) -> None:
@@ -189,8 +189,3 @@ class TensorDictPolicy:
 
 def _is_tensor(value: object) -> bool:
     return isinstance(value, Tensor)
-
-
-def _answers_at_once(env: Any) -> bool:
-    """Returns True if a value can be read without waiting for the environment's device."""
-    return env.device is None or env.device.type == "cpu"
