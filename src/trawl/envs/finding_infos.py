@@ -27,13 +27,11 @@ from trawl.envs.info_keys import (
     placed_entries,
     space_of,
 )
-from trawl.envs.info_wrappers import InfoEnvPool, InfoSingle, InfoVector
 from trawl.envs.infos import InfoLayout
-from trawl.envs.making import single_spaces
 from trawl.envs.masks import newest_masks
 from trawl.envs.outcomes import checked_info, reset_results, step_results
 from trawl.envs.pool import is_pool
-from trawl.envs.vector import is_envpool, is_vector_env
+from trawl.envs.vector import is_envpool, is_vector_env, statistics_of
 from trawl.errors import EnvStateError
 from trawl.supported import INFO_POOL
 
@@ -45,10 +43,10 @@ _LEAST = 3
 _OUTCOME = frozenset({"reward", "done", "trunc", "discount", "step_type"})
 
 
-def with_infos(
+def find_infos(
     env: Any, info_keys: InfoKeys, mode: Any = None, *, owned: bool = False
-) -> tuple[Any, list[InfoKey]]:
-    """Wraps an environment so that its observations have entries of its info.
+) -> tuple[InfoLayout | None, list[InfoKey]]:
+    """Finds the layout of the entries of an environment's info.
 
     Args:
         env: the environment.
@@ -57,7 +55,7 @@ def with_infos(
         owned: True to close the environment if this function fails.
 
     Returns:
-        The environment, and the entries with their spaces and keys.
+        The layout, None without entries; and the entries with their spaces and keys.
 
     Raises:
         TypeError: if ``info_keys`` is of another type.
@@ -65,30 +63,18 @@ def with_infos(
     """
     given = given_entries(info_keys)
     if not given:
-        return env, []
+        return None, []
     if is_pool(env) and not is_envpool(env):
         raise INFO_POOL.error(against=f"{type(env).__name__} with batch_size below num_envs")
     try:
         known = _known(env, given, mode)
         entries = placed_entries(given, known, lambda: _described(env, known))
         layout = InfoLayout(entries)
-        wrapped = _wrap(env, layout, mode)
     except Exception:
         if owned:
             env.close()
         raise
-    return wrapped, [InfoKey(path, space, key) for path, key, space in entries]
-
-
-def _wrap(env: Any, layout: InfoLayout, mode: Any) -> Any:
-    if is_envpool(env):
-        return InfoEnvPool(env, layout, single_spaces(env, True)[0])
-    if not is_vector_env(env):
-        return InfoSingle(env, layout)
-    same_step = autoreset_mode(env, mode).value == "SameStep"
-    names = {leaf.path[0] for leaf in layout.leaves}
-    outside = tuple(name for name in _statistics(env, VectorWrapper) if name in names)
-    return InfoVector(env, layout, same_step, outside)
+    return layout, [InfoKey(path, space, key) for path, key, space in entries]
 
 
 def _known(env: Any, given: Sequence[InfoEntry], mode: Any) -> dict[str, Space[Any]]:
@@ -98,7 +84,7 @@ def _known(env: Any, given: Sequence[InfoEntry], mode: Any) -> dict[str, Space[A
     if is_envpool(env):
         known = _declared(env)
     else:
-        known = {name: _episode() for name in _all_statistics(env)}
+        known = {name: _episode() for name in _statistics(env)}
         wanted = [entry for entry in missing if entry.located(known) is None]
         if wanted:
             with _undone(env):
@@ -118,21 +104,12 @@ def _episode() -> Space[Any]:
     return spaces.Dict({name: box((), dtype) for name, dtype in parts.items()})
 
 
-def _all_statistics(env: Any) -> list[str]:
-    names = list(_statistics(env, (Wrapper, VectorWrapper)))
+def _statistics(env: Any) -> list[str]:
+    names = list(statistics_of(env, (Wrapper, VectorWrapper)))
     base = getattr(env, "unwrapped", env)
     if isinstance(base, SyncVectorEnv):
-        names += _statistics(base.envs[0], Wrapper)
+        names += statistics_of(base.envs[0], Wrapper)
     return names
-
-
-def _statistics(env: Any, kinds: Any) -> Iterator[str]:
-    """Yields the names under which wrappers report statistics of episodes."""
-    while isinstance(env, kinds):
-        name = vars(env).get("_stats_key")
-        if type(env).__name__ == "RecordEpisodeStatistics" and name is not None:
-            yield name
-        env = env.env
 
 
 def _declared(env: Any) -> dict[str, Space[Any]]:

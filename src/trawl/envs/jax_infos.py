@@ -6,17 +6,14 @@ into the observations, so no step needs another call.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping
 from itertools import product
 from typing import Any
 
-import numpy as np
 from gymnasium import Space, spaces
 
 from trawl.envs.info_keys import InfoKeys, box, given_entries, names_of, placed_entries
-from trawl.envs.info_wrappers import InfoMerger
-from trawl.envs.infos import InfoLayout, InfoLeaf
+from trawl.envs.infos import InfoLayout, InfoLeaf, InfoMerger
 from trawl.envs.jax_arrays import as_plain, encoder, is_number, load_jax
 from trawl.envs.masks import MASK_KEY
 from trawl.envs.spaces import SpaceCodec, picker
@@ -83,12 +80,7 @@ def info_layout(info_keys: InfoKeys, begun: Any, stepped: Any, name: str) -> Inf
                     )
             raise ValueError(f"{wanted}, but {only}")
     layout = InfoLayout(placed_entries(given, found, lambda: only))
-    for leaf in layout.leaves:
-        if leaf.dtype is None:
-            raise ValueError(
-                f"info_keys says that {show_key(leaf.path)} has no fixed layout, but JAX has only "
-                "numbers and arrays: state a space, or leave the name out"
-            )
+    layout.check_fixed("JAX has only numbers and arrays")
     return layout
 
 
@@ -176,8 +168,8 @@ class ShownLeaves:
             TypeError: if a value of the info has another dtype than its layout.
             ValueError: if a value of the info has another shape than its layout.
         """
-        infos = self._merge.layout.nest(read(info) for read in self._readers)
-        values = self._pick(self._merge(as_plain(obs), infos))
+        merged = self._merge(as_plain(obs), [read(info) for read in self._readers])
+        values = self._pick(merged)
         leaves = [
             _vector(value) if encode is None else encode(value)
             for value, encode in zip(values, self._encoders, strict=True)
@@ -215,21 +207,6 @@ def _reader(leaf: InfoLeaf) -> Callable[[Mapping[str, Any]], Any]:
                 f"{leaf.name} has the entries {sorted(found)}, but its layout, as first seen or as "
                 "stated in info_keys, has none: name one of the entries"
             )
-        value = jnp.asarray(found)
-        if value.shape != leaf.shape:
-            # A number may come as an array of one element, or the other way round.
-            if value.size != 1 or math.prod(leaf.shape) != 1:
-                raise ValueError(
-                    f"{leaf.name} has shape {value.shape}, but its layout, as first seen or as "
-                    f"stated in info_keys, has shape {leaf.shape}"
-                )
-            value = value.reshape(leaf.shape)
-        if not np.can_cast(value.dtype, dtype, "same_kind"):
-            raise TypeError(
-                f"{leaf.name} is {value.dtype}, but its layout, as first seen or as stated in "
-                f"info_keys, is {dtype}: state its space, as in "
-                f"info_keys={{{leaf.path[0]!r}: gymnasium.spaces.Box(...)}}"
-            )
-        return value.astype(dtype)
+        return leaf.fitted(jnp.asarray(found)).astype(dtype)
 
     return read

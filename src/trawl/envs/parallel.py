@@ -21,10 +21,9 @@ from trawl.devices import optional_device
 from trawl.envs.affinity import Affinity, affinity_of
 from trawl.envs.arguments import lists_arguments
 from trawl.envs.attributes import Application, EnvHandle, pack
-from trawl.envs.batched import arguments_of, factories_of
+from trawl.envs.batched import BatchedEnv, arguments_of, factories_of
 from trawl.envs.env_workers import EnvWorkers
 from trawl.envs.masks import choices, joined_masks
-from trawl.envs.parallel_state import ParallelState
 from trawl.envs.seeding import check_seed, derive, next_kwargs
 from trawl.envs.step_buffers import (
     AUTORESET,
@@ -34,13 +33,16 @@ from trawl.envs.step_buffers import (
 )
 from trawl.envs.step_results import StepEntries, StepResults
 from trawl.envs.types import EnvKwargs, EnvSources
+from trawl.errors import EnvStateError, WorkerDied, env_errors
 from trawl.keys import Key, as_key, show_key
 from trawl.memory import Array, Mask
+from trawl.schema.checks import UNKNOWN
+from trawl.schema.states import PARALLEL
 from trawl.supported import PARALLEL_MESSAGES
 from trawl.tensordicts import new_tensordict
 
 
-class ParallelEnv(ParallelState):
+class ParallelEnv(BatchedEnv):
     """Batch of environments in other processes.
 
     With the same seed, it returns the same data as :class:`~trawl.envs.SerialEnv`. Processes pay
@@ -445,6 +447,63 @@ class ParallelEnv(ParallelState):
         self._masks = dict(enumerate(masks))
         self._autoresets = self._join_masks(autoresets)
         return self._join(list(rows), list(rows[0].keys()))
+
+    # --- the state: each environment is captured in its process
+
+    @property
+    @override
+    def state_methods(self) -> list[str]:
+        calls = dict.fromkeys(range(self.num_workers), ("state_methods",))
+        return [way for ways in self.processes.call(calls).values() for way in ways]
+
+    @override
+    def capture(self) -> dict[str, Any]:
+        self.processes.settle()
+        # They are made anew in the next step, and need no state.
+        failed = sorted(self.processes.failures)
+        alive = [index for index in range(self.num_workers) if index not in failed]
+        found = self.processes.call(dict.fromkeys(alive, ("capture",)))
+        return {
+            "envs": [found.get(index) for index in range(self.num_workers)],
+            # Environments may draw from the global generators of their process. Captured after the
+            # environments, whose methods may draw, too.
+            "generators": self.processes.call_all("capture_generators"),
+            "seed": self._seed,
+            "restarts": self._restarts,
+        }
+
+    @override
+    def check_state(self, state: Mapping[str, Any]) -> None:
+        with env_errors():
+            PARALLEL(state, "state", UNKNOWN)
+        mine = {
+            "environments": self.num_workers,
+            "processes with random generators of their own": self.processes.generators,
+        }
+        generators = [one for one in state["generators"] if one is not None]
+        for (what, count), others in zip(mine.items(), (state["envs"], generators), strict=True):
+            if count != len(others):
+                raise EnvStateError(
+                    f"the state has {len(others)} {what}, but {self!r} has {count}: load it into "
+                    "one that is made with the same arguments"
+                )
+        self.processes.call(
+            {i: ("check_state", one) for i, one in enumerate(state["envs"]) if one is not None}
+        )
+
+    @override
+    def restore(self, state: Mapping[str, Any], trust: bool = False) -> None:
+        self.check_state(state)
+        known = {index: one for index, one in enumerate(state["envs"]) if one is not None}
+        calls = {index: ("restore", one, trust) for index, one in known.items()}
+        self._masks = self.processes.call(calls)
+        self.processes.call_each("restore_generators", [(one,) for one in state["generators"]])
+        self._seed, self._restarts = state["seed"], state["restarts"]
+        self.processes.failures = {
+            index: WorkerDied(f"environment {index}: it had failed when the state was saved")
+            for index in range(self.num_workers)
+            if index not in known
+        }
 
     def __reduce__(self) -> Any:
         raise TypeError(

@@ -21,8 +21,10 @@ from typing_extensions import override
 from trawl.envs.autoreset import autoreset_mode
 from trawl.envs.autoreset_checks import ModeCheck
 from trawl.envs.envpool_calls import EnvPoolCalls
+from trawl.envs.infos import InfoCodec
+from trawl.envs.outcomes import Outcome
 from trawl.envs.spaces import SpaceCodec
-from trawl.envs.vector import Step, VectorAdapter, is_envpool
+from trawl.envs.vector import Step, VectorAdapter, array_reader, is_envpool
 from trawl.memory import Array, Mask
 from trawl.supported import MODE_ENVPOOL, MODE_POOL
 
@@ -86,7 +88,7 @@ class Pool(VectorAdapter):
     can_reset_some = False
 
     def __init__(self, env: Any, codec: SpaceCodec, mode: AutoresetMode) -> None:
-        super().__init__(env, codec, ModeCheck(env, codec, mode))
+        super().__init__(env, codec, ModeCheck(env, array_reader(env, codec, mode), mode))
         # What the environment returned and :meth:`receive` has not: empty, or a single entry.
         self._received: list[Any] = []
 
@@ -163,7 +165,7 @@ class EnvPoolPool(Pool):
     def __init__(self, env: Any, codec: SpaceCodec) -> None:
         super().__init__(env, codec, AutoresetMode.NEXT_STEP)
         self.ready_envs = int(env.config["batch_size"])
-        self._calls = EnvPoolCalls(env)
+        self._calls = EnvPoolCalls(env, reads_infos=isinstance(codec, InfoCodec))
 
     @override
     def send_reset(self, rows: Rows, **kwargs: Any) -> None:
@@ -186,8 +188,8 @@ class EnvPoolPool(Pool):
 
     @override
     def _read(self, raw: Any) -> PoolResults:
-        ids, obs, reward, terminated, truncated = self._calls.read(raw)
-        leaves = self.codec.encode(obs)
+        ids, obs, reward, terminated, truncated, info = self._calls.read(raw)
+        leaves = self._reader.read(obs, info)
         return PoolResults(ids.astype(np.int64), leaves, reward, terminated, truncated)
 
 
@@ -224,7 +226,8 @@ class AtariPool(Pool):
     @override
     def _read(self, raw: Any) -> PoolResults:
         obs, reward, terminated, truncated, info = raw
-        leaves, begun = self.codec.encode(obs), None
+        leaves = self._reader.read_step(obs, info, Outcome(reward, terminated, truncated))
+        begun = None
         if not self.resets_next:
             ended = terminated | truncated
             if ended.any():
@@ -236,7 +239,7 @@ class AtariPool(Pool):
         """Returns the observations with the last ones of the episodes that ended."""
         if "final_obs" not in info:
             self._check.required_final(info, int(np.flatnonzero(ended)[0]))
-        final = self.codec.encode(info["final_obs"])
+        final = self._reader.read_last(info["final_obs"])
         merged = [leaf.copy() for leaf in leaves]
         for target, values in zip(merged, final, strict=True):
             target[ended] = values[ended]

@@ -128,8 +128,13 @@ class SpaceCodec:
             result[leaf.key] = leaf.spec.expand(*batch)
         return result
 
-    def encode(self, sample: Any) -> list[Any]:
-        """Returns the arrays of a sample or a batch of samples, in the order of ``leaves``."""
+    def encode(self, sample: Any, info: Any = None) -> list[Any]:
+        """Returns the arrays of a sample or a batch of samples, in the order of ``leaves``.
+
+        Args:
+            sample: the sample.
+            info: info that was returned with an observation, which some codecs read as well.
+        """
         values = self._pick(sample)
         for index, encoder in self._encoded:
             values[index] = encoder(values[index])

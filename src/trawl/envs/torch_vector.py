@@ -22,6 +22,7 @@ from trawl.envs.arguments import lists_arguments
 from trawl.envs.autoreset import autoreset_mode as declared_mode
 from trawl.envs.capture.ways import chain
 from trawl.envs.info_keys import InfoKeys, given_entries
+from trawl.envs.infos import BatchReader, InfoMerger, TensorInfoReader
 from trawl.envs.masks import MASK_KEY, masking_method, rand_actions
 from trawl.envs.outcomes import reset_results, step_results
 from trawl.envs.reset_kwargs import (
@@ -32,7 +33,7 @@ from trawl.envs.reset_kwargs import (
 from trawl.envs.spaces import check_keys
 from trawl.envs.tensor_codec import TensorCodec
 from trawl.envs.tensor_env import TensorEnv, TensorStep
-from trawl.envs.tensor_infos import InfoTensors, tensor_layout
+from trawl.envs.tensor_infos import tensor_layout
 from trawl.envs.vector import is_envpool
 from trawl.supported import RESET_ARGUMENTS_BEGUN, RESET_FUNCTION_BATCH
 
@@ -132,9 +133,12 @@ class TorchVectorEnv(TensorEnv):
         self.action_codec = TensorCodec(acted, "action", self.home, count, one_hot)
         self.full_action_spec = self.action_codec.composite(self.batch_size).to(self.home)
         self._mask_method = masking_method(env, acted)
-        self._add_infos(info_keys)
-        observed = self.env.single_observation_space
+        merge = self._find_infos(info_keys)
+        observed = env.single_observation_space if merge is None else merge.space
         self.observation_codec = TensorCodec(observed, "observation", self.home, count, one_hot)
+        self._reader = BatchReader(self.observation_codec)
+        if merge is not None:
+            self._reader = TensorInfoReader(self.observation_codec, merge, count, self.home)
         check_keys(self.observation_codec.codec, self.action_codec.codec)
         self.observation_keys = [leaf.key for leaf in self.observation_codec.leaves]
         spec = self.observation_codec.composite(self.batch_size)
@@ -157,21 +161,20 @@ class TorchVectorEnv(TensorEnv):
         ResetArguments(given, first, names_taken(chain(self.env)), counts)
         self._reset_kwargs = given
 
-    def _add_infos(self, info_keys: InfoKeys) -> None:
-        """Wraps the environment so that its observations have entries of the info."""
+    def _find_infos(self, info_keys: InfoKeys) -> InfoMerger | None:
+        """Returns what adds entries of the info to observations; None if there are none."""
         given = given_entries(info_keys)
         if not given:
-            return
+            return None
         if any(entry.space is None for entry in given) and self._first is None:
             self._first = reset_results(self.env.reset(), self.env)
         info = {} if self._first is None else self._first[1]
         layout, stepped = tensor_layout(self.env, given, info, self._random_step)
-        self.env = wrapped = InfoTensors(self.env, layout, self.home)
         if stepped:
             # The environment is reset again before the first batch.
             self._first = None
-        elif self._first is not None:
-            self._first = wrapped.merged(*self._first)
+        layout.check_fixed("the info of an environment whose data are tensors must have tensors")
+        return InfoMerger(self.env.single_observation_space, layout)
 
     def _random_step(self, info: Any) -> list[Any]:
         """Takes a random step, and returns its info and that of the reset that may follow it."""
@@ -206,7 +209,7 @@ class TorchVectorEnv(TensorEnv):
         self._ended = torch.zeros_like(self._ended)
         self.shown_mask = None
         self._note_mask(info)
-        self._shown = self.observation_codec.encode(obs)
+        self._shown = self._reader.read(obs, info)
         return self._shown
 
     def _begin_some(self, mask: Tensor, **kwargs: Any) -> list[Tensor]:
@@ -228,7 +231,7 @@ class TorchVectorEnv(TensorEnv):
         obs, info = reset_results(self.env.reset(options=options, **kwargs), self.env)
         self._note_mask(info, mask)
         self._ended = self._ended & ~mask
-        self._shown = self.observation_codec.encode(obs)
+        self._shown = self._reader.read_reset(obs, info, mask, self._shown)
         return self._shown
 
     @override
@@ -241,7 +244,7 @@ class TorchVectorEnv(TensorEnv):
         reward = self._row(reward, "reward").unsqueeze(-1)
         terminated = self._row(terminated, "terminated")
         truncated = self._row(truncated, "truncated")
-        last = self._shown = self.observation_codec.encode(obs)
+        last = self._shown = self._reader.read_step(obs, info)
         skipped = self._ended if self.skips else None
         if self.mode is AutoresetMode.DISABLED:
             return TensorStep(last, None, [reward], terminated, truncated, None)
@@ -300,7 +303,7 @@ class TorchVectorEnv(TensorEnv):
         if final is None:
             self._lost = ended if self._lost is None else self._lost | ended
             return None
-        return self.observation_codec.encode(final)
+        return self._reader.read_last(final)
 
     @override
     def begin_next(self, ended: Tensor, cut: Tensor | None = None) -> list[Tensor]:

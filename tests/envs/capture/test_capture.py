@@ -8,9 +8,11 @@ from functools import partial
 import gymnasium
 import numpy as np
 import pytest
+import torch
 from gymnasium import wrappers
 from gymnasium.envs.classic_control import CartPoleEnv
 from gymnasium.utils import EzPickle
+from tensordict import TensorDict
 
 from tests.oracle.continuing import Pickled, Walk, saved
 from trawl.envs.capture import NONE, capture, restore, way_of
@@ -129,6 +131,32 @@ def test_generators_of_spaces_go_on():
     ]
 
 
+class Tensors(Walk):
+    """An environment with tensors, a TensorDict and a generator of torch."""
+
+    def __init__(self):
+        self.dtype, self.device = torch.bfloat16, torch.device("cpu")
+        self.noise = torch.zeros(2, dtype=self.dtype)
+        self.weights = torch.ones(2, requires_grad=True)
+
+    def reset(self, **kwargs):
+        found = super().reset(**kwargs)
+        self.generator = torch.Generator(self.device).manual_seed(3)
+        self.seen = TensorDict({"sums": torch.zeros(2)})
+        self.sizes = [self.noise.shape]
+        return found
+
+    def step(self, action):
+        self.noise = torch.randn(self.sizes[0], generator=self.generator).to(self.dtype)
+        self.seen["sums"] += self.noise
+        self.place += (self.seen["sums"] * self.weights).detach().numpy()
+        return super().step(action)
+
+
+def test_tensors_and_generators_of_torch():
+    assert check(Tensors, 20, 1) == "attributes"
+
+
 # --- what is not captured
 
 
@@ -145,6 +173,22 @@ def test_arrays_that_share_memory_still_share_it():
     other = restore(other, capture(env))
     other.place[0] = 9
     assert other.view[0] == 9
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_tensors_that_share_memory_are_not_captured_apart(dtype):
+    env = Walk()
+    env.value = torch.zeros(4, dtype=dtype)
+    assert way_of(env) == "attributes"
+    env.part = env.value[:2]
+    assert way_of(env) != "attributes"
+
+
+def test_tensors_that_share_memory_with_an_array_are_not_captured_apart():
+    env = Walk()
+    env.reset(seed=1)
+    env.value = torch.from_numpy(env.place)
+    assert way_of(env) != "attributes"
 
 
 def test_without_any_way_an_error_lists_the_reasons():

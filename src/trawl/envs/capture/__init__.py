@@ -107,8 +107,8 @@ def capture(env: Any, log: ActionLog | None = None) -> dict[str, Any]:
             whys.append(f"{REPLAY}: {error}")
     if way == NONE and replay is None:
         raise EnvStateError(f"the state of {env} can't be captured: {'; '.join(whys)}")
-    if log is not None and log.is_state:
-        return log.capture(env)
+    if replay is not None and log is not None and log.is_state:
+        return replay
     found = {"way": REPLAY if way == NONE else way, "identity": _identity(env), "state": state}
     return found if replay is None else {**found, "replay": replay}
 

@@ -65,12 +65,15 @@ class Encoder:
         # For each block of memory of tensors: its number, and a tensor that keeps it alive.
         self.blocks: dict[tuple[str, int], tuple[int, Tensor]] = {}
 
-    def attributes(self, owner: Any, skip: frozenset[str] = frozenset()) -> dict[str, Any]:
+    def attributes(
+        self, owner: Any, skip: frozenset[str] = frozenset(), *, some: bool = False
+    ) -> dict[str, Any]:
         """Returns the attributes of an object that may change.
 
         Args:
             owner: the object.
             skip: names of attributes to leave out.
+            some: True to leave out attributes that can't be captured.
 
         Raises:
             NotPlain: if an attribute can't be captured.
@@ -81,12 +84,20 @@ class Encoder:
                     self.encode(value, inside=False)
             return {}
         left_out = skip | constant_names(owner)
-        values = {name: one for name, one in _attributes(owner).items() if name not in left_out}
-        changing = {name: one for name, one in values.items() if not self.is_fixed(one)}
-        return self.named(type(owner).__name__, changing)
+        changing = {
+            name: one
+            for name, one in _attributes(owner).items()
+            if name not in left_out and (type(one) in PLAIN or not self.is_fixed(one))
+        }
+        return self.named(type(owner).__name__, changing, some)
 
-    def named(self, owner: str, values: Mapping[str, Any]) -> dict[str, Any]:
-        """Returns values with names as plain data; ``owner`` is the name of their object.
+    def named(self, owner: str, values: Mapping[str, Any], some: bool = False) -> dict[str, Any]:
+        """Returns values with names as plain data.
+
+        Args:
+            owner: the name of the values' object.
+            values: the values by name.
+            some: True to leave out values that can't be captured.
 
         Raises:
             NotPlain: if a value can't be captured.
@@ -94,28 +105,12 @@ class Encoder:
         found = {}
         # Sorted, because environments may set attributes in different orders.
         for name, value in sorted(values.items()):
-            try:
-                found[name] = self.encode(value, inside=False)
-            except NotPlain as error:
-                raise NotPlain(f"{owner}.{name}, {error}") from None
-        return found
-
-    def some_attributes(self, owner: Any) -> dict[str, Any]:
-        """Returns the attributes of an object that may change and can be captured."""
-        found: dict[str, Any] = {}
-        constant = constant_names(None)
-        for name, value in sorted(_attributes(owner).items()):
-            if name in constant:
-                continue
-            if type(value) in PLAIN:
-                found[name] = value
-                continue
-            if self.is_fixed(value):
-                continue
             before = len(self._seen), len(self.arrays)
             try:
                 found[name] = self.encode(value, inside=False)
-            except NotPlain:
+            except NotPlain as error:
+                if not some:
+                    raise NotPlain(f"{owner}.{name}, {error}") from None
                 # No other value may refer to parts of a value that was not captured.
                 while len(self._seen) > before[0]:
                     self._seen.popitem()
@@ -360,7 +355,9 @@ def register(
             ``"kind"``.
         decode: function that returns the value for the data, and for the present value in its
             place.
-        in_graphs: True if only values in a graph of objects with tensors are converted.
+        in_graphs: True if only values in a graph of objects with tensors are converted. Those in
+            other environments, which are often restored before their first reset, may have no
+            object to restore the value in.
     """
     known = _KINDS[name] = _Kind(name, encode, decode, in_graphs)
     if isinstance(suits, (type, tuple)):

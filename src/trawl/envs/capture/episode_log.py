@@ -239,7 +239,7 @@ def _noted(wrapper: Any, encoder: Encoder) -> dict[str, Any]:
     """Returns the attributes of a wrapper on which an episode may depend."""
     # No episode depends on Gymnasium's checker. It keeps observations, which may be too large to be
     # recorded, and its flags must match them.
-    return {} if isinstance(wrapper, PassiveEnvChecker) else encoder.some_attributes(wrapper)
+    return {} if isinstance(wrapper, PassiveEnvChecker) else encoder.attributes(wrapper, some=True)
 
 
 def _write(

@@ -142,4 +142,4 @@ def _is_tensordict(value: Any) -> bool:
     return isinstance(value, TensorDictBase) or is_non_tensor(value)
 
 
-register("tensordict", _is_tensordict, _encode_tensordict, _decode_tensordict, in_graphs=True)
+register("tensordict", _is_tensordict, _encode_tensordict, _decode_tensordict)

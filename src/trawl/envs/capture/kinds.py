@@ -65,10 +65,15 @@ def _encode_array(encoder: Encoder, value: Any) -> dict[str, Any]:
             "strides": list(array.strides),
             "offset": _address(array) - _address(owner),
         }
-    if any(np.may_share_memory(array, other) for other in encoder.arrays):
-        raise NotPlain("which is an array that shares its memory with another one")
     if not array.flags.c_contiguous:
         raise NotPlain("which is an array in another order than C's")
+    return _own_content(encoder, array)
+
+
+def _own_content(encoder: Encoder, array: np.ndarray[Any, Any]) -> dict[str, Any]:
+    """Returns the layout and the bytes of an array whose memory belongs to no other one."""
+    if any(np.may_share_memory(array, other) for other in encoder.arrays):
+        raise NotPlain("which is an array that shares its memory with another one")
     encoder.arrays.append(array)
     return encoder.content(array)
 
@@ -99,9 +104,10 @@ register("view", (), _encode_array, _decode_array)
 
 
 def _encode_tensor(encoder: Encoder, value: Tensor) -> dict[str, Any]:
-    if not encoder.in_graph:
-        if type(value) is Tensor and value.device.type == "cpu" and value.dtype in _WHOLE:
-            return encoder.content(value.detach().numpy())
+    if type(value) in _UNINITIALIZED:
+        return {}
+    if not encoder.in_graph and type(value) is not Tensor:
+        # Objects outside the environment may refer to it, so it would have to be restored in place.
         raise NotPlain(f"which is a {class_name(value)}")
     if value.layout is not torch.strided or value.is_quantized or value.is_conj():
         raise NotPlain("which is a tensor without strides")
@@ -109,13 +115,19 @@ def _encode_tensor(encoder: Encoder, value: Tensor) -> dict[str, Any]:
         raise NotPlain("which is a tensor with a graph of gradients")
     plain = value.detach()
     memory = plain.untyped_storage()
-    key = str(plain.device), memory.data_ptr()
-    number, known = encoder.blocks.get(key, (len(encoder.blocks), None))
+    # Blocks without memory have the same address, but share nothing.
+    address = memory.data_ptr() if memory.nbytes() else -len(encoder.blocks)
+    key = str(plain.device), address
+    number, known = encoder.blocks.setdefault(key, (len(encoder.blocks), plain))
+    is_new = known is plain
+    if not encoder.in_graph:
+        if not is_new:
+            raise NotPlain("which is a tensor that shares its memory with another one")
+        if key[0] == "cpu" and value.dtype in _WHOLE and not value.requires_grad:
+            return _own_content(encoder, plain.numpy())
     data = {**_layout(plain), "block": number, "gradient": bool(value.requires_grad)}
-    if known is None:
-        # Blocks without memory have the same address, but share nothing.
-        key = key if memory.nbytes() else ("empty", number)
-        encoder.blocks[key] = number, plain
+    if is_new and not encoder.looks_only:
+        encoder.check_size(memory.nbytes())
         # None, because torch.load(weights_only=True) refuses empty bytes.
         data["data"] = _bytes_of(memory, plain.device).cpu().numpy().tobytes() or None
     return data
@@ -136,6 +148,8 @@ def _bytes_of(memory: torch.UntypedStorage, device: torch.device) -> Tensor:
 
 
 def _decode_tensor(decoder: Decoder, data: Mapping[str, Any], present: Any) -> Tensor:
+    if data["kind"] == "uninitialized":
+        return present if type(present) in _UNINITIALIZED else UninitializedBuffer()
     if "block" not in data:
         return torch.from_numpy(_decode_array(decoder, data, present))
     alike = type(present) in _TENSORS and _layout(present).items() <= data.items()
@@ -166,12 +180,8 @@ def _block(decoder: Decoder, data: Mapping[str, Any], alike: Tensor | None) -> t
     return content.to(data["device"]).untyped_storage()
 
 
-def _decode_uninitialized(decoder: Decoder, data: Mapping[str, Any], present: Any) -> Any:
-    return present if type(present) in _UNINITIALIZED else UninitializedBuffer()
-
-
 register("tensor", _TENSORS, _encode_tensor, _decode_tensor)
-register("uninitialized", _UNINITIALIZED, lambda *_: {}, _decode_uninitialized, in_graphs=True)
+register("uninitialized", _UNINITIALIZED, _encode_tensor, _decode_tensor, in_graphs=True)
 
 # --- containers
 
@@ -194,6 +204,8 @@ def _decode_items(decoder: Decoder, data: Mapping[str, Any], present: Any) -> An
             return deque(found, data["maxlen"])
         case "graph":
             return GraphInstance(*found)
+        case "size":
+            return torch.Size(found)
     return list(found) if data["kind"] == "list" else tuple(found)
 
 
@@ -244,6 +256,7 @@ def _decode_set(decoder: Decoder, data: Mapping[str, Any], present: Any) -> Any:
 register("list", list, _encode_items, _decode_items)
 register("tuple", tuple, _encode_items, _decode_items)
 register("graph", GraphInstance, _encode_items, _decode_items)
+register("size", torch.Size, _encode_items, _decode_items)
 register("deque", deque, _encode_items, _decode_items)
 register("dict", dict, _encode_dict, _decode_dict)
 register("set", _SETS, _encode_set, _decode_set, in_graphs=True)
@@ -322,9 +335,8 @@ register(
     torch.Generator,
     _encode_torch_generator,
     _decode_torch_generator,
-    in_graphs=True,
 )
-register("default_generator", (), _encode_torch_generator, _decode_torch_generator, in_graphs=True)
+register("default_generator", (), _encode_torch_generator, _decode_torch_generator)
 
 # --- other values
 
@@ -362,17 +374,8 @@ def _decode_synchronized(decoder: Decoder, data: Mapping[str, Any], present: Any
     return present
 
 
-def _encode_size(encoder: Encoder, value: Any) -> dict[str, Any]:
-    return {"items": list(value)}
-
-
-def _decode_size(decoder: Decoder, data: Mapping[str, Any], present: Any) -> Any:
-    return torch.Size(data["items"])
-
-
-register("dtype", torch.dtype, _encode_name, _decode_name, in_graphs=True)
-register("device", torch.device, _encode_name, _decode_name, in_graphs=True)
-register("size", torch.Size, _encode_size, _decode_size, in_graphs=True)
+register("dtype", torch.dtype, _encode_name, _decode_name)
+register("device", torch.device, _encode_name, _decode_name)
 register("enum", lambda one: isinstance(one, Enum), _encode_enum, _decode_enum, in_graphs=True)
 register(
     "synchronized", _is_synchronized, _encode_synchronized, _decode_synchronized, in_graphs=True
