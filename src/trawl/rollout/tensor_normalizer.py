@@ -1,9 +1,9 @@
 """Normalisation of the observations and rewards of batches whose data are tensors.
 
-The stepper steps a :class:`NormalizedSteps` instead of the environment, which normalises all observations
-of a step at once. Its :class:`NormalizedRows` keep the observations of the environment until they
-have been counted. The rewards are normalised when a batch is finished. Nothing in the loop waits
-for the device.
+The stepper steps a :class:`NormalizedSteps` instead of the environment, which normalises all
+observations of a step at once. Its :class:`NormalizedRows` keep the observations of the environment
+until they have been counted. The rewards are normalised when a batch is finished. Nothing in the
+loop waits for the device.
 """
 
 from __future__ import annotations

@@ -2,7 +2,8 @@
 
 A batch has each frame once, in a pool. The stepper writes the frame after each step to the pool,
 and the frame with which the next step begins to memory that is not part of the batch, where the
-policy reads its stacks (:class:`StackFrames`). At the end of the batch, positions are computed from the rows in which episodes begin, on the device.
+policy reads its stacks (:class:`StackFrames`). At the end of the batch, positions are computed from
+the rows in which episodes begin, on the device.
 """
 
 from __future__ import annotations
