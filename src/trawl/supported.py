@@ -233,12 +233,6 @@ RESET_FUNCTION_BATCH = Refusal(
     why="their reset takes one mapping for all sub-environments",
     instead="pass a mapping, or a list of environments",
 )
-INFO_POOL = Refusal(
-    options=("info_keys",),
-    other="pools other than EnvPool's that return the environments that are ready",
-    why="their info doesn't say which values are of which environment",
-    instead="make the environment without batch_size",
-)
 INFO_WITHOUT = Refusal(
     options=("info_keys",),
     other="environments without infos, such as those of dm_env and TorchRL",

@@ -192,7 +192,6 @@ CASES: dict[str, list[Callable[[], Any]]] = {
         lambda: one(face("vector_disabled"), reset_kwargs=lambda env, episode: {}),
         lambda: one(face("tensors_disabled"), reset_kwargs=lambda env, episode: {}),
     ],
-    "INFO_POOL": [lambda: GymEnv(pool(), info_keys=["level"])],
     "INFO_WITHOUT": [lambda: command(TypeError, f"{__name__}:torchrl_env", "--info-keys", "level")],
     "MODE_ENVPOOL": [lambda: GymEnv("envpool:CartPole-v1", autoreset_mode="NextStep")],
     "MODE_SINGLE": [lambda: GymEnv(ENV(), autoreset_mode="NextStep")],

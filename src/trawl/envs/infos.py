@@ -197,7 +197,7 @@ class InfoLeaf:
             column[chosen] = self.read_batch(value, (len(column),))[chosen]
             return
         for row in map(int, chosen):
-            found = _at(value[row], rest)
+            found = value_at(value[row], rest)
             if found is not None:
                 column[row] = self.read(found)
 
@@ -287,7 +287,7 @@ def _dict_space(nest: Mapping[str, Any]) -> spaces.Dict:
     return spaces.Dict(parts)
 
 
-def _at(value: Any, path: Sequence[str]) -> Any:
+def value_at(value: Any, path: Sequence[str]) -> Any:
     """Returns a nested value, or None if it is missing."""
     for name in path:
         if not isinstance(value, Mapping) or name not in value:

@@ -10,10 +10,11 @@ from collections.abc import Callable, Mapping
 from itertools import product
 from typing import Any
 
-from gymnasium import Space, spaces
+import numpy as np
+from gymnasium import Space
 
-from trawl.envs.info_keys import InfoKeys, box, given_entries, names_of, placed_entries
-from trawl.envs.infos import InfoLayout, InfoLeaf, InfoMerger
+from trawl.envs.info_keys import InfoKeys, given_entries, names_of, placed_entries, seen_values
+from trawl.envs.infos import InfoLayout, InfoLeaf, InfoMerger, value_at
 from trawl.envs.jax_arrays import as_plain, encoder, is_number, load_jax
 from trawl.envs.masks import MASK_KEY
 from trawl.envs.spaces import SpaceCodec, picker
@@ -65,14 +66,18 @@ def info_layout(info_keys: InfoKeys, begun: Any, stepped: Any, name: str) -> Inf
         ValueError: if an info lacks a name, if keys clash, or if an entry has no fixed layout or a
             dtype that PyTorch and numpy lack.
     """
-    given, found = given_entries(info_keys), _spaces(begun, stepped)
+    given = given_entries(info_keys)
+    # The layout is that of the step, with a dtype that also holds the values of the reset.
+    shown = [("", _examples(info)) for info in (stepped, begun)]
+    promote = load_jax().numpy.promote_types
+    found = seen_values((one for one in [shown]), {"": given}, 0, promote)[""]
     only = f"the info of {name} has only {names_of(found)}"
     for entry in given:
         # A compiled function always returns the same entries, so none appears later.
-        if all(_find(found, path) is None for path in entry.paths()):
+        if all(value_at(found, path) is None for path in entry.paths()):
             wanted = f"info_keys has {show_key(entry.path)}"
             for info, path in product((begun, stepped), entry.paths()):
-                value = _find(info, path)
+                value = value_at(info, path)
                 if value is not None and not isinstance(value, dict) and not is_number(value):
                     raise ValueError(
                         f"{wanted}, whose dtype {value.dtype} is not supported: return it as "
@@ -84,29 +89,15 @@ def info_layout(info_keys: InfoKeys, begun: Any, stepped: Any, name: str) -> Inf
     return layout
 
 
-def _find(known: Mapping[str, Any], path: Key) -> Any:
-    """Returns an entry of an info; None if the info lacks it."""
-    value: Any = known
-    for name in path:
-        inner = value.spaces if isinstance(value, spaces.Dict) else value
-        if not isinstance(inner, Mapping) or name not in inner:
-            return None
-        value = inner[name]
-    return value
-
-
-def _spaces(*infos: Mapping[str, Any]) -> dict[str, Space[Any]]:
-    """Returns spaces for all entries, with dtypes that hold the values of all infos."""
-    promote = load_jax().numpy.promote_types
-    found: dict[str, Space[Any]] = {}
-    for name in {name: None for info in infos for name in info}:
-        values = [info[name] for info in infos if name in info]
-        if isinstance(values[-1], dict):
-            if inner := _spaces(*(v for v in values if isinstance(v, dict))):
-                found[name] = spaces.Dict(inner)
-        elif all(is_number(value) or isinstance(value, dict) for value in values):
-            dtypes = [value.dtype for value in values if not isinstance(value, dict)]
-            found[name] = box(values[-1].shape, promote(dtypes[0], dtypes[-1]))
+def _examples(info: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns arrays of the numbers in an info of shapes and dtypes."""
+    found: dict[str, Any] = {}
+    for name, value in info.items():
+        if isinstance(value, dict):
+            if inner := _examples(value):
+                found[name] = inner
+        elif is_number(value):
+            found[name] = np.broadcast_to(np.zeros((), value.dtype), value.shape)
     return found
 
 

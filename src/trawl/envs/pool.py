@@ -22,6 +22,7 @@ from trawl.envs.autoreset import autoreset_mode
 from trawl.envs.autoreset_checks import ModeCheck
 from trawl.envs.envpool_calls import EnvPoolCalls
 from trawl.envs.infos import InfoCodec
+from trawl.envs.masks import newest_masks
 from trawl.envs.outcomes import Outcome
 from trawl.envs.spaces import SpaceCodec
 from trawl.envs.vector import Step, VectorAdapter, array_reader, is_envpool
@@ -117,6 +118,7 @@ class Pool(VectorAdapter):
             # results and their storage. They would be lost, and nobody would act for them again.
             self._received.extend(starmap(self._receive_raw, ((),)))
         results = self._read(self._received[0])
+        self.is_begun = True
         self._received.clear()
         return results
 
@@ -233,6 +235,7 @@ class AtariPool(Pool):
             if ended.any():
                 begun, leaves = leaves, self._with_final(leaves, ended, info)
         rows = info["env_id"].astype(np.int64)
+        self.masks = newest_masks(self.masks, info, self.num_envs, rows)
         return PoolResults(rows, leaves, reward, terminated, truncated, begun)
 
     def _with_final(self, leaves: list[Array], ended: Mask, info: Any) -> list[Array]:
