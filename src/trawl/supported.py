@@ -25,6 +25,7 @@ class Trait(Enum):
     TENSORDICTS = "environments with TorchRL's methods, which take and return TensorDicts"
     LOOSE = "environments whose frames have no fixed layout"
     ALL_AT_ONCE = "vector environments that can't restart only some of their environments"
+    READY = "AsyncBatchedCollector, and pools that return the environments that are ready"
     POOL = "pools that return the environments that are ready"
 
 
@@ -174,7 +175,7 @@ _WHOLE = ("trajs_per_batch", "replay_write_mode='trajectory'")
 _EACH = "successive frames of a batch are of different environments"
 _FIXED = "it needs frames whose entries have fixed shapes and dtypes"
 _NO_LAYOUT = frozenset({Trait.TENSORDICTS, Trait.LOOSE})
-_IN_POOL = frozenset({Trait.POOL})
+_WHEN_READY = frozenset({Trait.READY})
 
 # --- options and environments
 
@@ -232,12 +233,6 @@ RESET_FUNCTION_BATCH = Refusal(
     why="their reset takes one mapping for all sub-environments",
     instead="pass a mapping, or a list of environments",
 )
-INFO_POOL = Refusal(
-    options=("info_keys",),
-    other="pools other than EnvPool's that return the environments that are ready",
-    why="their info doesn't say which values are of which environment",
-    instead="make the environment without batch_size",
-)
 INFO_WITHOUT = Refusal(
     options=("info_keys",),
     other="environments without infos, such as those of dm_env and TorchRL",
@@ -276,45 +271,45 @@ PARALLEL_MESSAGES = Refusal(
     why="its steps are exchanged as messages",
     instead="leave the argument out",
 )
-POOL_LIMIT = Refusal(
+READY_LIMIT = Refusal(
     options=("max_frames_per_traj",),
-    traits=_IN_POOL,
+    traits=_WHEN_READY,
     why="their environments end their episodes themselves",
-    instead="limit the episodes where the pool is made",
+    instead="limit the episodes where the environments are made",
 )
-POOL_SPLIT = Refusal(
+READY_SPLIT = Refusal(
     options=("split_trajs",),
-    traits=_IN_POOL,
+    traits=_WHEN_READY,
     why=_EACH,
     instead="use trajs_per_batch, which delivers whole trajectories",
 )
-POOL_TRUNCATED = Refusal(
+READY_TRUNCATED = Refusal(
     options=("set_truncated",),
-    traits=_IN_POOL,
+    traits=_WHEN_READY,
     why=_EACH,
     instead="use trajs_per_batch, which delivers whole trajectories",
 )
-POOL_STACK = Refusal(
+READY_STACK = Refusal(
     options=("frame_stack",),
-    traits=_IN_POOL,
+    traits=_WHEN_READY,
     why=_EACH,
-    instead="stack the frames in the pool, as many pools can",
+    instead="stack the frames in the environments, or in the pool, as many pools can",
 )
-POOL_NORMALIZE = Refusal(
+READY_NORMALIZE = Refusal(
     options=("normalize_observations", "normalize_rewards"),
-    traits=_IN_POOL,
+    traits=_WHEN_READY,
     why=_EACH,
     instead="normalise in the environment or the policy",
 )
-POOL_STEPS = Refusal(
+READY_STEPS = Refusal(
     options=("extend_buffer=False",),
-    traits=_IN_POOL,
+    traits=_WHEN_READY,
     why="results come for several environments",
     instead="leave the argument out",
 )
 POOL_RESTART = Refusal(
     options=("on_env_error='restart'",),
-    traits=_IN_POOL,
+    traits=frozenset({Trait.POOL}),
     why="one environment can't be made anew without the others",
     instead="leave the argument out, or use a list of environments",
 )

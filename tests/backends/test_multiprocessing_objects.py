@@ -40,7 +40,7 @@ def check(kind, source, count, **options):
     with kind(source, policy, **options) as one:
         one.evaluate() if kind is Evaluator else one.next()
     for _ in range(count):
-        assert queue.get(timeout=60).dtype == torch.float32
+        assert queue.get(timeout=300).dtype == torch.float32
     while not queue.empty():
         queue.get()
 

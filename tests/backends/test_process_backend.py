@@ -621,7 +621,7 @@ def test_a_backend_that_is_dropped_ends_its_workers():
             warnings.simplefilter("ignore")
             del backend, worker
             gc.collect()
-        say(bool(select.select([handle], [], [], 100)[0]))
+        say(bool(select.select([handle], [], [], 300)[0]))
     """,
         finalize=True,
     )

@@ -166,5 +166,5 @@ def test_a_copy_of_a_worker_does_not_collect(cls, tmp_path):
     for path in paths:
         with contextlib.suppress(ProcessLookupError):
             copy = os.pidfd_open(int(path.read_text()))
-            assert select.select([copy], [], [], 100)[0]
+            assert select.select([copy], [], [], 300)[0]
             os.close(copy)

@@ -117,7 +117,7 @@ def test_the_end_of_a_command_ends_its_worker():
             collect_until_a_restart(collector)
         assert sum(collector.next().numel() for _ in range(3)) == 120
         for handle in handles:
-            assert select.select([handle], [], [], 10)[0]
+            assert select.select([handle], [], [], 300)[0]
             os.close(handle)
         assert command_of(collector, 0).is_running()
 
@@ -186,7 +186,7 @@ def test_nothing_is_left_by_a_driver_that_is_killed():
         assert len(handles) >= 4
         program.send_signal(signal.SIGKILL)
         for handle in handles:
-            assert select.select([handle], [], [], 20)[0]
+            assert select.select([handle], [], [], 300)[0]
             os.close(handle)
 
 

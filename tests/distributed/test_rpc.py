@@ -11,7 +11,6 @@ class TestRpc(BackendConformance):
     shares_memory = False
     many = 6
     flood = 300
-    patience = 15.0
 
     def new_backend(self):
         return RemoteBackend(LaunchPlan(LocalLauncher()), RpcCarrier())

@@ -6,12 +6,15 @@ import gymnasium
 import numpy as np
 import pytest
 import torch
+from gymnasium.spaces import Box
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
 from scripted_infos import KEYS, Scripted, ScriptedJax, check
 
-from trawl.collectors import AsyncBatchedCollector, Collector, MultiSyncCollector
+from trawl.collectors import AsyncBatchedCollector, Collector, MultiSyncCollector, RandomPolicy
 from trawl.envs import GymEnv, InfoKey, JaxEnv, ParallelEnv, SerialEnv
 from trawl.envs.build import build_one
+from trawl.testing import Script
+from trawl.testing.faces import ScriptedPool
 
 
 def single():
@@ -243,14 +246,49 @@ def test_other_kinds_are_passed_as_they_are():
         GymEnv(envs.GymEnv("CartPole-v1"), info_keys=["x"])
 
 
-def test_a_pool_of_ale_is_refused():
+def test_a_pool_of_ale():
     pytest.importorskip("ale_py", minversion="0.12")
     from ale_py.vector_env import AtariVectorEnv
 
-    env = AtariVectorEnv("pong", 2, batch_size=1)
-    with pytest.raises(ValueError, match="make the environment without batch_size"):
-        GymEnv(env, info_keys=["lives"])
-    env.close()
+    env = AtariVectorEnv("pong", 2, batch_size=1, img_height=21, img_width=21)
+    with Collector(GymEnv(env, info_keys=["frame_number"]), None, frames_per_batch=40) as collector:
+        batch = collector.next()
+    before, after = (rows["info", "frame_number"][:, 0] for rows in (batch, batch["next"]))
+    assert (after > before).all()
+    for number in range(2):
+        mine = batch["env_index"] == number
+        assert (before[mine][1:] == after[mine][:-1]).all()
+
+
+SCRIPT = Script(lengths=[3, 1, 4], levels=True, masks=True)
+
+
+@pytest.mark.parametrize("mode", ["NextStep", "SameStep"])
+@pytest.mark.parametrize("kind", [Collector, AsyncBatchedCollector])
+def test_pools(mode, kind):
+    """Random actions are those that the masks allow."""
+    env = GymEnv(ScriptedPool(SCRIPT, range(3), mode, 1), info_keys=["level"])
+    with kind(env, policy=RandomPolicy(), frames_per_batch=40) as collector:
+        batches = [collector.next().clone() for _ in range(2)]
+    for rows in (rows for batch in batches for rows in (batch, batch["next"])):
+        env_index, episode, step, _ = rows["observation"].double().unbind(-1)
+        levels = 1000 * env_index + 100 * episode + step + 0.5
+        assert (rows["info", "level"][:, 0] == levels).all()
+    batch = torch.cat(batches)
+    seen = batch["observation"][:, :3].int().tolist()
+    assert batch["action"].argmax(-1).tolist() == [SCRIPT.legal(*one) for one in seen]
+    assert batch["next", "done"].any()
+
+
+def test_a_pool_that_can_be_reset_only_once_needs_layouts():
+    def pool():
+        return ScriptedPool(SCRIPT, range(3), "NextStep", 2)
+
+    with pytest.raises(ValueError, match="state its space"):
+        GymEnv(pool(), info_keys=["level"])
+    env = GymEnv(pool(), info_keys={"level": Box(0, 9999, (), np.float32)})
+    with Collector(env, frames_per_batch=20) as collector:
+        assert (collector.next()["info", "level"] % 1 == 0.5).all()
 
 
 def test_a_chosen_key_in_each_place():

@@ -85,7 +85,7 @@ def gone(pid):
     except ProcessLookupError:
         return True
     try:
-        return bool(select.select([handle], [], [], 60)[0])
+        return bool(select.select([handle], [], [], 300)[0])
     finally:
         os.close(handle)
 

@@ -126,7 +126,7 @@ def allowed(case: dict[str, Any]) -> bool:
         not can_pad(face, delivery),
         # As in TorchRL, the first frame has no entry that only a policy knows.
         chosen["policy"] == "recurrent" and face == "torchrl",
-        chosen["masks"] and face in ("dm_env", "jax", "torchrl"),
+        chosen["masks"] and face in ("dm_env", "torchrl"),
         chosen["levels"] and face in ("dm_env", "torchrl"),
         chosen["failures"] and face == "jax",
     ]

@@ -192,7 +192,6 @@ CASES: dict[str, list[Callable[[], Any]]] = {
         lambda: one(face("vector_disabled"), reset_kwargs=lambda env, episode: {}),
         lambda: one(face("tensors_disabled"), reset_kwargs=lambda env, episode: {}),
     ],
-    "INFO_POOL": [lambda: GymEnv(pool(), info_keys=["level"])],
     "INFO_WITHOUT": [lambda: command(TypeError, f"{__name__}:torchrl_env", "--info-keys", "level")],
     "MODE_ENVPOOL": [lambda: GymEnv("envpool:CartPole-v1", autoreset_mode="NextStep")],
     "MODE_SINGLE": [lambda: GymEnv(ENV(), autoreset_mode="NextStep")],
@@ -202,12 +201,23 @@ CASES: dict[str, list[Callable[[], Any]]] = {
         lambda: ParallelEnv(2, Texts, backend="thread", groups=2),
         lambda: ParallelEnv(1, Texts, worker_timeout=600.0),
     ],
-    "POOL_LIMIT": [lambda: pooled(max_frames_per_traj=2)],
-    "POOL_SPLIT": [lambda: pooled(split_trajs=True)],
-    "POOL_TRUNCATED": [lambda: pooled(set_truncated=True)],
-    "POOL_STACK": [lambda: pooled(frame_stack=2)],
-    "POOL_NORMALIZE": each(pooled, normalize_observations=True, normalize_rewards=True),
-    "POOL_STEPS": [lambda: pooled(extend_buffer=False, replay_buffer=Buffer())],
+    **{
+        name: [partial(pooled, **given), partial(ready, **given)]
+        for name, given in {
+            "READY_LIMIT": {"max_frames_per_traj": 2},
+            "READY_SPLIT": {"split_trajs": True},
+            "READY_TRUNCATED": {"set_truncated": True},
+            "READY_STACK": {"frame_stack": 2},
+        }.items()
+    },
+    "READY_NORMALIZE": [
+        *each(pooled, normalize_observations=True, normalize_rewards=True),
+        *each(ready, normalize_observations=True, normalize_rewards=True),
+    ],
+    "READY_STEPS": [
+        lambda: pooled(extend_buffer=False, replay_buffer=Buffer()),
+        lambda: ready(extend_buffer=False, replay_buffer=Buffer()),
+    ],
     "POOL_RESTART": [lambda: pooled(on_env_error="restart")],
     "POOL_RESET": [
         lambda: one(partial(pool, 2), reset_at_each_iter=True),

@@ -6,8 +6,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trawl.rollout.moments import RunningMoments
-from trawl.rollout.tensor_moments import TensorMoments
+from trawl.rollout.moments import RunningMoments, TensorMoments
 
 
 def close(one, other, rtol=1e-9):

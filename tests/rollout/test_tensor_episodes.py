@@ -3,8 +3,7 @@
 import numpy as np
 import pytest
 
-from trawl.rollout.episodes import EpisodeTracker
-from trawl.rollout.tensor_episodes import BatchEpisodeTracker
+from trawl.rollout.episodes import BatchEpisodeTracker, EpisodeTracker
 
 
 @pytest.mark.parametrize("share", [0, 0.02, 0.6, 1])

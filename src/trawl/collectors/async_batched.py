@@ -91,14 +91,6 @@ class AsyncBatchedCollector(ServingCollector):
         )
 
 
-# Options of other collectors, and what to use here.
-_INSTEAD = {
-    "frame_stack": "gymnasium.wrappers.FrameStackObservation around each environment",
-    "normalize_observations": "gymnasium.wrappers.NormalizeObservation around each environment",
-    "normalize_rewards": "gymnasium.wrappers.NormalizeReward around each environment",
-}
-
-
 def _checked(name: str, *args: Any, **options: Any) -> AsyncBatchedArguments:
     """Returns the arguments of a collector of the class ``name``.
 
@@ -108,9 +100,6 @@ def _checked(name: str, *args: Any, **options: Any) -> AsyncBatchedArguments:
     """
     names = [one.name for one in fields(AsyncBatchedArguments)]
     unknown = sorted(set(options) - set(names))
-    for option in unknown:
-        if option in _INSTEAD:
-            raise TypeError(f"{name} doesn't take {option}: use {_INSTEAD[option]} instead")
     if unknown:
         raise unknown_options(name, unknown, names)
     if "frames_per_batch" not in options:

@@ -44,7 +44,7 @@ def check_pool_options(config: CollectorConfig, pool: Pool) -> None:
     against = (
         f"{type(pool.env).__name__} with batch_size={pool.ready_envs} and num_envs={pool.num_envs}"
     )
-    check(vars(config), {Trait.POOL}, against)
+    check(vars(config), {Trait.READY, Trait.POOL}, against)
     divides = pool.num_envs % pool.ready_envs == 0
     if config.reset_at_each_iter and not (pool.can_reset_some or divides):
         raise POOL_RESET.error(against=against)

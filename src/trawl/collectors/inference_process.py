@@ -32,7 +32,7 @@ class InferenceProcessCollector(MultiAsyncCollector):
 
     def __init__(self, arguments: AsyncBatchedArguments) -> None:
         options = arguments.collector_options()
-        hook = options.pop("post_collect_hook")
+        hook = options.pop("post_collect_hook", None)
         most = arguments.max_policy_lag
         # A worker's batch may wait for its delivery. Its frames may have been late before.
         within = None if most is None else min(most, 1)

@@ -7,25 +7,22 @@ from dataclasses import dataclass, field, fields
 from functools import partial
 from typing import Any, Literal
 
-from tensordict import TensorDictBase
-from tensordict.nn import InteractionType
-
-from trawl.checks import check_bool, check_number, check_seconds, did_you_mean
+from trawl.checks import check_number, check_seconds, did_you_mean
+from trawl.collectors.config import CollectorConfig
 from trawl.collectors.first_ready import VERSION, pool_of
+from trawl.collectors.options import validate
 from trawl.collectors.types import PolicyLike
 from trawl.devices import check_device
 from trawl.envs.affinity import Affinity, check_cores
 from trawl.envs.batched import arguments_of
 from trawl.envs.build import is_env, refuse_policy
 from trawl.envs.parallel import ParallelEnv
-from trawl.envs.reset_kwargs import ResetKwargs
 from trawl.envs.serial import build_env
 from trawl.envs.transforms import PolicyVersion
-from trawl.envs.types import DeviceLike, EnvKwargs, is_list
+from trawl.envs.types import is_list
 from trawl.keys import as_key
-from trawl.observe.trace_options import TraceLike
 from trawl.rollout.serving import Batching, ServingOptions
-from trawl.supported import READY_GRAPH, READY_POOL, check
+from trawl.supported import READY_GRAPH, READY_POOL, Trait, check
 
 _MOST, _LEAST, _PATIENCE = 64, 1, 0.01
 #: Options for acting, if the user gives none.
@@ -47,23 +44,9 @@ _NO_LIST = (
     "create_env_fn must be a list with a function for each environment, or make an EnvPool "
     "or ALE environment with a batch_size below num_envs"
 )
-# Arguments that are options of a Collector, under the same names.
-_OF_COLLECTOR = (
-    "policy_factory",
-    "frames_per_batch",
-    "total_frames",
-    "reset_kwargs",
-    "reset_at_each_iter",
-    "postproc",
-    "exploration_type",
-    "replay_buffer",
-    "replay_write_mode",
-    "trajs_per_write",
-    "post_collect_hook",
-    "on_env_error",
-    "compile_policy",
-    "cudagraph_policy",
-    "trace",
+# Options of a Collector that it does not get as they are, or that have no effect.
+_OWN = frozenset(
+    {"device", "create_env_kwargs", "exact_frames", "track_policy_version", "weight_sync_schemes"}
 )
 
 
@@ -120,11 +103,10 @@ def check_workers(envs_per_worker: Any, most: int) -> None:
 
 
 @dataclass(frozen=True, kw_only=True)
-class AsyncBatchedArguments:
+class AsyncBatchedArguments(CollectorConfig):
     """The arguments of an :class:`~trawl.collectors.AsyncBatchedCollector`.
 
     Attributes:
-        policy_factory: function without arguments that makes the policy; alternative to ``policy``.
         frames_per_batch: number of frames in a batch.
         total_frames: number of frames after which iteration ends; a negative number: no limit. The
             last batch has exactly the frames that are left.
@@ -147,15 +129,6 @@ class AsyncBatchedArguments:
             collects. ``"multiprocessing"``: the inference process, which collects ahead while the
             learner works. The constructor then returns an
             :class:`~trawl.collectors.inference_process.InferenceProcessCollector`.
-        reset_kwargs: arguments for each reset of an environment, as in a ``Collector``.
-        reset_at_each_iter: True to reset all environments before each batch.
-        postproc: function called with each batch; its result is delivered instead.
-        exploration_type: way in which probabilistic policies choose actions.
-        replay_buffer: buffer to which batches are written; iteration then yields None.
-        replay_write_mode: what the replay buffer gets: ``"rollout"`` for batches, or
-            ``"trajectory"`` for whole trajectories, as in a ``Collector``.
-        trajs_per_write: maximum number of whole trajectories in one write to the replay buffer.
-        post_collect_hook: function called with each batch when it is delivered.
         yield_completed_trajectories: True to deliver whole trajectories, one at a time, instead of
             batches.
         weight_sync: scheme through which the policy gets new weights.
@@ -171,6 +144,8 @@ class AsyncBatchedArguments:
             ``env_device`` and ``storing_device``.
         policy_version: version of the policy before the first update.
         policy_version_key: key of the policy version; None to leave it out.
+        track_policy_version: the :class:`~trawl.collectors.PolicyVersion` that counts the versions.
+            True and False have no effect, because versions are always counted.
         on_env_error: reaction to an exception in an environment, and to the death of its process.
             ``"raise"`` raises an error. ``"restart"`` makes the environment anew while the others
             go on. Its last frame is then marked as truncated, if it is in the same batch.
@@ -179,54 +154,35 @@ class AsyncBatchedArguments:
         max_policy_lag: maximum number of weight updates by which a frame may be behind when it is
             delivered. To keep to this limit, environments wait, but no frame is thrown away. None:
             no limit.
-        compile_policy: whether and how the policy is compiled, as in a ``Collector``.
         cudagraph_policy: whether and how the policy is run as a CUDA graph, as in a ``Collector``.
             Set ``static_batch_size`` in ``server_config``, because a graph has a fixed batch size.
-        trace: file for a timeline of the whole run, as in a ``Collector``.
     """
 
     create_env_fn: Any = field(kw_only=False)
     policy: PolicyLike | None = None
-    policy_factory: Callable[[], Any] | None = None
-    frames_per_batch: int = field()
-    total_frames: float = -1
     exact_frames: bool = True
     max_batch_size: int | None = None
     min_batch_size: int | None = None
     server_timeout: float | None = None
     transport: Literal["auto", "driver"] | None = None
-    device: DeviceLike | None = None
     backend: Literal["threading", "multiprocessing"] | None = None
     env_backend: Literal["threading", "multiprocessing"] | None = None
     env_exchange: Literal["shm", "auto"] = "auto"
     envs_per_worker: int = 1
     transition_chunk_size: int | Literal["auto"] = "auto"
     policy_backend: Literal["threading", "multiprocessing"] | None = None
-    reset_kwargs: ResetKwargs | None = None
-    reset_at_each_iter: bool = False
-    postproc: Callable[[TensorDictBase], Any] | None = None
-    exploration_type: Any = InteractionType.RANDOM
-    replay_buffer: Any = None
-    replay_write_mode: Literal["rollout", "trajectory"] | None = None
-    trajs_per_write: int | None = None
-    post_collect_hook: Callable[[Any], Any] | None = None
     yield_completed_trajectories: bool = False
     weight_sync: Any = None
     weight_sync_model_id: str = "policy"
     verbose: bool = False
-    create_env_kwargs: EnvKwargs | None = None
     worker_affinity: Affinity | None = None
     driver_affinity: Sequence[int] | None = None
     server_config: Any = None
     device_config: Any = None
     policy_version: int = 0
     policy_version_key: str | tuple[str, ...] | None = "policy_version"
-    on_env_error: Literal["raise", "restart"] = "raise"
     worker_timeout: float | None = None
     max_policy_lag: int | None = None
-    compile_policy: bool | Mapping[str, Any] | None = None
-    cudagraph_policy: bool | Mapping[str, Any] | None = None
-    trace: TraceLike | None = None
 
     def __post_init__(self) -> None:
         if not is_list(self.create_env_fn):
@@ -237,8 +193,10 @@ class AsyncBatchedArguments:
         else:
             count = len(self.create_env_fn)
             arguments_of(count, self.create_env_kwargs, "the number of environments is")
-        check_bool("yield_completed_trajectories", self.yield_completed_trajectories)
-        check(vars(self))
+        validate(self)
+        options = {**vars(self), "workers": self.in_process}
+        check(options)
+        check(options, {Trait.READY}, "AsyncBatchedCollector")
         key = self.policy_version_key
         if key is not None and not isinstance(key, (str, tuple)):
             raise TypeError(f"policy_version_key must be a key or None, but it is {key!r}")
@@ -310,16 +268,27 @@ class AsyncBatchedArguments:
 
     def collector_options(self) -> dict[str, Any]:
         """Returns the options of a :class:`~trawl.collectors.Collector`."""
-        version = PolicyVersion()
-        version.version = check_number("policy_version", self.policy_version, 0)
-        found = {name: getattr(self, name) for name in _OF_COLLECTOR}
+        given = {one.name: getattr(self, one.name) for one in fields(CollectorConfig)}
+        found = {
+            one.name: given[one.name]
+            for one in fields(CollectorConfig)
+            # The frames are those of the whole collector, and always exact.
+            if one.name not in _OWN and given[one.name] is not one.default
+        }
+        version: Any = self.track_policy_version
+        if version is None or isinstance(version, bool):
+            version = PolicyVersion()
+            version.version = check_number("policy_version", self.policy_version, 0)
+        found["track_policy_version"] = version
+        schemes = self.weight_sync_schemes
         if self.weight_sync is not None:
-            found["weight_sync_schemes"] = {self.weight_sync_model_id: self.weight_sync}
+            schemes = {**(schemes or {}), self.weight_sync_model_id: self.weight_sync}
+        if schemes is not None:
+            found["weight_sync_schemes"] = schemes
         if self.yield_completed_trajectories:
             found["trajs_per_batch"] = 1
             found["traj_format"] = "cat" if self.replay_buffer is None else None
-        devices = device_options(self.device, self.device_config)
-        return {**found, **devices, "track_policy_version": version}
+        return {**device_options(self.device, self.device_config), **found}
 
 
 def check_pool(source: Any) -> None:

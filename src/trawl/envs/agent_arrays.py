@@ -11,7 +11,7 @@ import torch
 from trawl.envs.agent_groups import AgentGroup
 from trawl.envs.agent_steps import AgentResults
 from trawl.envs.infos import InfoLeaf
-from trawl.envs.masks import MASK_KEY, flat_mask
+from trawl.envs.masks import MASK_KEY, flat_mask, mask_in
 from trawl.envs.outcomes import reward_of
 from trawl.errors import add_note
 from trawl.keys import DONE_KEYS, Key, show_key
@@ -354,8 +354,7 @@ class _AgentSlot:
     def _write_mask(self, value: Any, info: Any, acts: bool) -> None:
         """Writes the action mask; an agent that does not act is free to choose."""
         assert self._mask is not None
-        shown = value.get(MASK_KEY) if isinstance(value, Mapping) else None
-        shown = info.get(MASK_KEY) if shown is None else shown
+        shown = mask_in(value, info)
         if shown is None or not acts:
             self._mask[...] = True
             return

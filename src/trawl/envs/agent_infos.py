@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Mapping, Sequence
-from itertools import count
+from collections.abc import Generator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from gymnasium import Space, spaces
 
 from trawl.checks import did_you_mean
 from trawl.envs.agent_groups import AgentGroup
@@ -19,15 +17,13 @@ from trawl.envs.info_keys import (
     InfoKeys,
     as_array,
     given_entries,
+    names_of,
     placed_entries,
-    space_of,
+    seen_values,
 )
 from trawl.envs.infos import InfoLayout, InfoLeaf
-from trawl.envs.masks import MASK_KEY
+from trawl.envs.masks import MASK_KEY, allowed_sample, flat_mask, mask_in
 from trawl.memory import Array
-
-# Steps that are taken to see values: at most, and in any case.
-_MOST, _LEAST = 1000, 3
 
 
 def first_infos(group: AgentGroup, first: AgentResults) -> list[InfoLeaf]:
@@ -66,7 +62,7 @@ def chosen_infos(
         group: [entry for entry in entries if entry.space is None]
         for group, entries in wanted.items()
     }
-    seen = _probe(groups, steps, missing) if any(missing.values()) else {}
+    seen = seen_values(_takes(groups, steps), missing) if any(missing.values()) else {}
     return {name: _leaves_of(name, entries, seen) for name, entries in wanted.items()}
 
 
@@ -97,7 +93,7 @@ def _leaves_of(
     seen = all_seen.get(group, {})
 
     def describe() -> str:
-        only = f"the infos of group {group!r} have only {sorted(seen)}"
+        only = f"the infos of group {group!r} have only {names_of(seen)}"
         missing = [entry for entry in given if entry.located(seen) is None]
         for other, known in all_seen.items():
             if any(entry.located(known) for entry in missing):
@@ -108,19 +104,13 @@ def _leaves_of(
                 )
         return only
 
-    placed = placed_entries(given, seen, describe)
-    return InfoLayout(
-        (path, key, value if isinstance(value, Space) else space_of(value))
-        for path, key, value in placed
-    ).leaves
+    return InfoLayout(placed_entries(given, seen, describe)).leaves
 
 
-def _probe(
-    groups: Sequence[AgentGroup],
-    steps: ParallelSteps | TurnSteps,
-    missing: Mapping[str, Sequence[InfoEntry]],
-) -> dict[str, dict[str, Any]]:
-    """Returns examples of the infos of each group in a reset and some random steps."""
+def _takes(
+    groups: Sequence[AgentGroup], steps: ParallelSteps | TurnSteps
+) -> Generator[list[tuple[str, Mapping[str, Any]]]]:
+    """Yields the infos of a reset and of random steps, each with the group of its agent."""
     owner = {agent: group.name for group in groups for agent in group.agents}
     actions: dict[str, Any] = {}
     for group in groups:
@@ -128,45 +118,19 @@ def _probe(
             # A copy, because a space that has drawn samples is part of the state.
             actions[agent] = copy.deepcopy(group.acted.space)["action"]  # type: ignore[index]
             actions[agent].seed(len(actions))
-    seen: dict[str, dict[str, Any]] = {group.name: {} for group in groups}
     results = steps.reset()
-    for number in count():
-        for agent, info in results.infos.items():
-            for name, value in info.items() if agent in owner else ():
-                known = seen[owner[agent]]
-                known[name] = _merged(known[name], value) if name in known else value
-        complete = all(
-            entry.located(seen[group]) for group, entries in missing.items() for entry in entries
-        )
-        if number == _MOST or (number >= _LEAST and complete):
-            return seen
+    while True:
+        yield [(owner[agent], info) for agent, info in results.infos.items() if agent in owner]
         if results.over or not results.acting:
             results = steps.reset()
-        else:
-            results = steps.step(dict(_drawn(results, actions)))
-    raise AssertionError
-
-
-def _merged(old: Any, new: Any) -> Any:
-    """Returns a value with a dtype that holds both values."""
-    if isinstance(old, Mapping) and isinstance(new, Mapping):
-        both = {**old, **new}
-        return {
-            name: _merged(old[name], new[name]) if name in old and name in new else value
-            for name, value in both.items()
+            continue
+        masks = {
+            agent: mask_in(results.observations.get(agent), results.infos.get(agent, {}))
+            for agent in results.acting
         }
-    one, other = as_array(old), as_array(new)
-    if one is None or other is None:
-        return new if one is None else old
-    fits = one.shape == other.shape and one.dtype != other.dtype
-    return one.astype(np.result_type(one, other)) if fits else old
-
-
-def _drawn(results: AgentResults, actions: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """Yields a random action of each agent that acts, which follows its mask."""
-    for agent in results.acting:
-        space, observed = actions[agent], results.observations.get(agent)
-        mask = observed.get(MASK_KEY) if isinstance(observed, Mapping) else None
-        mask = results.infos.get(agent, {}).get(MASK_KEY) if mask is None else mask
-        follows = mask is not None and isinstance(space, spaces.Discrete)
-        yield agent, space.sample(np.asarray(mask, np.int8)) if follows else space.sample()
+        results = steps.step(
+            {
+                agent: allowed_sample(actions[agent], None if mask is None else flat_mask(mask))
+                for agent, mask in masks.items()
+            }
+        )

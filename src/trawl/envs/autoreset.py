@@ -11,8 +11,6 @@ from typing import Any
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorEnv, VectorWrapper
 from gymnasium.wrappers import vector as wrappers
 
-from trawl.envs.info_wrappers import InfoVector
-
 # Gymnasium's wrappers, grouped by their effect. Stateless wrappers transform each value separately,
 # so it makes no difference whether sub-environments are reset one at a time or all together.
 _STATELESS = frozenset(
@@ -103,7 +101,7 @@ def is_plain(env: Any) -> bool:
     on resets that happen according to the environment's mode.
     """
     base = getattr(env, "unwrapped", env)
-    around = [wrapper for wrapper in wrappers_of(env) if type(wrapper) is not InfoVector]
+    around = list(wrappers_of(env))
     if type(base) is AsyncVectorEnv:
         if base.worker is not None:
             return False
@@ -125,7 +123,7 @@ def resets_twice(env: Any) -> bool:
 
 def shows_observations(env: Any) -> bool:
     """Returns True if the wrappers pass on the environment's observations unchanged."""
-    known = {*_ACTIONS, *_REWARDS, *_STATISTICS, wrappers.DictInfoToList, InfoVector}
+    known = {*_ACTIONS, *_REWARDS, *_STATISTICS, wrappers.DictInfoToList}
     return all(type(wrapper) in known for wrapper in wrappers_of(env))
 
 
@@ -136,7 +134,6 @@ def keeps_zero_rewards(env: Any) -> bool:
         *_ACTIONS,
         *_STATISTICS,
         wrappers.NormalizeObservation,
-        InfoVector,
     }
     known -= {*_REWARDS}
     return all(type(wrapper) in known for wrapper in wrappers_of(env))

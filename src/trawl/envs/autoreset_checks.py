@@ -16,8 +16,8 @@ from gymnasium.vector import AutoresetMode
 
 from trawl.envs.autoreset import is_plain, keeps_zero_rewards, shows_observations
 from trawl.envs.final_obs import final_sample
+from trawl.envs.infos import BatchReader
 from trawl.envs.outcomes import Outcome
-from trawl.envs.spaces import SpaceCodec
 from trawl.memory import Array, Mask
 
 
@@ -26,13 +26,13 @@ class ModeCheck:
 
     Args:
         env: the environment.
-        codec: codec for the observations of one sub-environment.
+        reader: reads the observations of the environment.
         mode: the mode that the environment is assumed to have.
     """
 
-    def __init__(self, env: Any, codec: SpaceCodec, mode: AutoresetMode) -> None:
+    def __init__(self, env: Any, reader: BatchReader, mode: AutoresetMode) -> None:
         self._env = env
-        self._codec = codec
+        self.reader = reader
         self._mode = mode
         # A wrapper may change observations or rewards, and then they can't be compared.
         self._sees_observations = not is_plain(env) and shows_observations(env)
@@ -64,7 +64,7 @@ class ModeCheck:
     def final(self, info: Any, row: int) -> list[Any] | None:
         """Returns the encoded last observation of a row's episode, or None if the info has none."""
         sample = final_sample(info, row)
-        return None if sample is None else self._codec.encode(sample)
+        return None if sample is None else self.reader.read_last(sample, row)
 
     def required_final(self, info: Any, row: int) -> list[Any]:
         """Returns the encoded last observation of a row's episode.

@@ -331,8 +331,8 @@ def _single(env: GymEnv, buffers: SharedStepBuffers, rows: slice) -> Callable[[b
     gym_step, is_first = env.env.step, True
     row = rows.start
     write_observed, write_begun = (
-        _observation_writer(env.observation_codec, [arrays[key][row, ...] for key in arrays])
-        for arrays in (buffers.observed, buffers.reset_observed)
+        _observation_writer(env, [arrays[key][row, ...] for key in arrays], method)
+        for arrays, method in ((buffers.observed, "step"), (buffers.reset_observed, "reset"))
     )
     read_action = _action_reader(env.action_codec, buffers, row)
     encode = env.observation_codec.encode
@@ -346,10 +346,10 @@ def _single(env: GymEnv, buffers: SharedStepBuffers, rows: slice) -> Callable[[b
         seeds = env.pop_seeds()
         with resetting(env, f"; {RESET_GIVES}"):
             given = {} if seeds is None else {"seed": seeds[0]}
-            obs, _ = reset_results(env.reset_simulator(**given), env.env)
-            write_begun(obs)
+            obs, info = reset_results(env.reset_simulator(**given), env.env)
+            write_begun(obs, info)
             if env.log is not None:
-                env.log.observe(encode(obs))
+                env.log.observe(encode(obs, info))
 
     def step(eager: bool) -> None:
         nonlocal is_first
@@ -366,10 +366,10 @@ def _single(env: GymEnv, buffers: SharedStepBuffers, rows: slice) -> Callable[[b
             rewards[0] = reward
         except TypeError:
             rewards[0] = reward_of(reward, env)
-        write_observed(obs)
+        write_observed(obs, info)
         if env.log is not None:
             env.log.add_step([action.copy() for action in actions], rewards[0])
-            env.log.observe(encode(obs))
+            env.log.observe(encode(obs, info))
         bits = 0
         if terminated is not False and flag_of(terminated, "terminated", env):
             bits = TERMINATED
@@ -400,13 +400,15 @@ def _mask_writer(
     return write
 
 
-def _observation_writer(codec: SpaceCodec, targets: list[Array]) -> Callable[[Any], None]:
-    """Returns a function that writes observations, and rejects those of the wrong shape."""
+def _observation_writer(
+    env: GymEnv, targets: list[Array], method: str
+) -> Callable[[Any, Any], None]:
+    """Returns a function that writes observations and infos, and rejects those that don't fit."""
+    codec, read = env.observation_codec, env.read
     places = list(zip(codec.leaves, targets, strict=True))
-    encode = codec.encode
 
-    def write(obs: Any) -> None:
-        for (leaf, target), value in zip(places, encode(obs), strict=True):
+    def write(obs: Any, info: Any) -> None:
+        for (leaf, target), value in zip(places, read(obs, info, method), strict=True):
             array = np.asarray(value)
             leaf.check(array)
             target[...] = array
@@ -416,11 +418,11 @@ def _observation_writer(codec: SpaceCodec, targets: list[Array]) -> Callable[[An
     (only,) = targets
     shape, dtype = only.shape, only.dtype
 
-    def write_array(obs: Any) -> None:
+    def write_array(obs: Any, info: Any) -> None:
         if obs.__class__ is np.ndarray and obs.shape == shape and obs.dtype == dtype:
             only[...] = obs
         else:
-            write(obs)
+            write(obs, info)
 
     return write_array
 

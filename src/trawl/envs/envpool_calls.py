@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from operator import itemgetter
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -23,6 +24,7 @@ class EnvPoolResults(NamedTuple):
         reward: the rewards.
         terminated: the terminated flags.
         truncated: the truncated flags.
+        info: the info; empty if the inner calls are used.
     """
 
     ids: Array
@@ -30,6 +32,7 @@ class EnvPoolResults(NamedTuple):
     reward: Array
     terminated: Mask
     truncated: Mask
+    info: Any = MappingProxyType({})
 
 
 class EnvPoolCalls:
@@ -41,14 +44,16 @@ class EnvPoolCalls:
 
     Args:
         env: the environment.
+        reads_infos: True to use only public methods, which return infos.
 
     Attributes:
         receive_raw: function that waits for results, for :meth:`read`.
     """
 
-    def __init__(self, env: Any) -> None:
+    def __init__(self, env: Any, reads_infos: bool = False) -> None:
         self._env = env
-        self._original = all(_is_original(env, name) for name in ("step", "send", "recv", "reset"))
+        own = all(_is_original(env, name) for name in ("step", "send", "recv", "reset"))
+        self._original = own and not reads_infos
         self._places = self._find_places()
         self._pick = itemgetter(*(self._places or (0, 0)))
         self._inner_send = self._find_send()
@@ -105,22 +110,22 @@ class EnvPoolCalls:
         """Returns the results that :attr:`receive_raw` has returned."""
         if self._places is None:
             obs, reward, terminated, truncated, info = raw
-            return EnvPoolResults(info["env_id"], obs, reward, terminated, truncated)
+            return EnvPoolResults(info["env_id"], obs, reward, terminated, truncated, info)
         ids, obs, reward, done, truncated = self._pick(raw)
         return EnvPoolResults(ids, obs, reward, done & ~truncated, truncated)
 
-    def reset(self, ids: Array) -> tuple[Any, Array]:
+    def reset(self, ids: Array) -> tuple[Any, Array, Any]:
         """Resets sub-environments, if all are stepped together.
 
         Returns:
-            Observations, and the numbers of their sub-environments.
+            Observations, the numbers of their sub-environments, and the info.
         """
         if self._places is None:
             obs, info = self._env.reset(ids)
-            return obs, info["env_id"]
+            return obs, info["env_id"], info
         self.send_reset(ids)
         raw = self.receive_raw()
-        return raw[self._places[1]], raw[self._places[0]]
+        return raw[self._places[1]], raw[self._places[0]], {}
 
 
 def _is_original(env: Any, name: str) -> bool:

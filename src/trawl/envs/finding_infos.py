@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any
 
@@ -20,35 +20,28 @@ from trawl.envs.info_keys import (
     InfoEntry,
     InfoKey,
     InfoKeys,
-    as_array,
     box,
     given_entries,
     names_of,
     placed_entries,
-    space_of,
+    seen_values,
 )
-from trawl.envs.info_wrappers import InfoEnvPool, InfoSingle, InfoVector
 from trawl.envs.infos import InfoLayout
-from trawl.envs.making import single_spaces
-from trawl.envs.masks import newest_masks
+from trawl.envs.masks import allowed_sample, newest_masks
 from trawl.envs.outcomes import checked_info, reset_results, step_results
 from trawl.envs.pool import is_pool
-from trawl.envs.vector import is_envpool, is_vector_env
+from trawl.envs.vector import is_envpool, is_vector_env, statistics_of
 from trawl.errors import EnvStateError
-from trawl.supported import INFO_POOL
 
-# Steps that are taken to see values, at most.
-_STEPS = 1000
-# Steps that are taken in any case: a reset may return an integer where steps return a float.
-_LEAST = 3
+Takes = Generator[list[tuple[str, Any]]]
 # Results of EnvPool that are not in the info.
 _OUTCOME = frozenset({"reward", "done", "trunc", "discount", "step_type"})
 
 
-def with_infos(
+def find_infos(
     env: Any, info_keys: InfoKeys, mode: Any = None, *, owned: bool = False
-) -> tuple[Any, list[InfoKey]]:
-    """Wraps an environment so that its observations have entries of its info.
+) -> tuple[InfoLayout | None, list[InfoKey]]:
+    """Finds the layout of the entries of an environment's info.
 
     Args:
         env: the environment.
@@ -57,7 +50,7 @@ def with_infos(
         owned: True to close the environment if this function fails.
 
     Returns:
-        The environment, and the entries with their spaces and keys.
+        The layout, None without entries; and the entries with their spaces and keys.
 
     Raises:
         TypeError: if ``info_keys`` is of another type.
@@ -65,44 +58,31 @@ def with_infos(
     """
     given = given_entries(info_keys)
     if not given:
-        return env, []
-    if is_pool(env) and not is_envpool(env):
-        raise INFO_POOL.error(against=f"{type(env).__name__} with batch_size below num_envs")
+        return None, []
     try:
         known = _known(env, given, mode)
         entries = placed_entries(given, known, lambda: _described(env, known))
         layout = InfoLayout(entries)
-        wrapped = _wrap(env, layout, mode)
     except Exception:
         if owned:
             env.close()
         raise
-    return wrapped, [InfoKey(path, space, key) for path, key, space in entries]
+    return layout, [InfoKey(path, space, key) for path, key, space in entries]
 
 
-def _wrap(env: Any, layout: InfoLayout, mode: Any) -> Any:
-    if is_envpool(env):
-        return InfoEnvPool(env, layout, single_spaces(env, True)[0])
-    if not is_vector_env(env):
-        return InfoSingle(env, layout)
-    same_step = autoreset_mode(env, mode).value == "SameStep"
-    names = {leaf.path[0] for leaf in layout.leaves}
-    outside = tuple(name for name in _statistics(env, VectorWrapper) if name in names)
-    return InfoVector(env, layout, same_step, outside)
-
-
-def _known(env: Any, given: Sequence[InfoEntry], mode: Any) -> dict[str, Space[Any]]:
-    """Returns the spaces of all entries that were found, by name."""
-    known: dict[str, Space[Any]] = {}
+def _known(env: Any, given: Sequence[InfoEntry], mode: Any) -> dict[str, Any]:
+    """Returns the spaces or examples of all entries that were found, by name."""
+    known: dict[str, Any] = {}
     missing = [entry for entry in given if entry.space is None]
     if is_envpool(env):
         known = _declared(env)
     else:
-        known = {name: _episode() for name in _all_statistics(env)}
+        known = {name: _episode() for name in _statistics(env)}
         wanted = [entry for entry in missing if entry.located(known) is None]
         if wanted:
             with _undone(env):
-                known = {**_probe(env, wanted, mode), **known}
+                takes = _pool_takes(env) if is_pool(env) else _takes(env, mode)
+                known = {**seen_values(takes, {"": wanted})[""], **known}
     return known
 
 
@@ -118,21 +98,12 @@ def _episode() -> Space[Any]:
     return spaces.Dict({name: box((), dtype) for name, dtype in parts.items()})
 
 
-def _all_statistics(env: Any) -> list[str]:
-    names = list(_statistics(env, (Wrapper, VectorWrapper)))
+def _statistics(env: Any) -> list[str]:
+    names = list(statistics_of(env, (Wrapper, VectorWrapper)))
     base = getattr(env, "unwrapped", env)
     if isinstance(base, SyncVectorEnv):
-        names += _statistics(base.envs[0], Wrapper)
+        names += statistics_of(base.envs[0], Wrapper)
     return names
-
-
-def _statistics(env: Any, kinds: Any) -> Iterator[str]:
-    """Yields the names under which wrappers report statistics of episodes."""
-    while isinstance(env, kinds):
-        name = vars(env).get("_stats_key")
-        if type(env).__name__ == "RecordEpisodeStatistics" and name is not None:
-            yield name
-        env = env.env
 
 
 def _declared(env: Any) -> dict[str, Space[Any]]:
@@ -167,63 +138,50 @@ def _undone(env: Any) -> Iterator[None]:
         restore(env, state)
 
 
-def _probe(env: Any, wanted: Sequence[InfoEntry], mode: Any) -> dict[str, Space[Any]]:
-    """Returns the spaces of the entries that appear in a reset and some random steps."""
+def _takes(env: Any, mode: Any) -> Takes:
+    """Yields the infos of a reset and of random steps, those of each environment."""
     batched = is_vector_env(env)
     resets_rows = batched and autoreset_mode(env, mode) is AutoresetMode.DISABLED
     action_space = copy.deepcopy(env.action_space)
     action_space.seed(0)
-    found: dict[str, Any] = {}
+
+    def each(info: Any, method: str) -> list[tuple[str, Any]]:
+        checked_info(info, method, env)
+        found = _rows(info, env.num_envs) if batched else [info]
+        return [("", one) for row in found for one in (row, row.get("final_info") or {})]
+
     _, info = reset_results(env.reset(), env)
-    info = checked_info(info, "reset", env)
-    masks: Any = None
-    for step in range(_STEPS):
-        for one in _rows(info, env.num_envs) if batched else [info]:
-            found = _merged(_merged(found, one), one.get("final_info"))
-        if step >= _LEAST and all(entry.located(found) for entry in wanted):
-            break
+    infos, masks = each(info, "reset"), None
+    while True:
+        yield infos
         masks = newest_masks(masks, info if batched else [info])
-        result = step_results(env.step(_sample(action_space, masks)), env)
-        info = checked_info(result[-1], "step", env)
-        if not batched and (result[2] or result[3]):
-            found = _merged(found, info)
-            _, info = reset_results(env.reset(), env)
-        elif resets_rows:
-            ended = np.asarray(result[2]) | np.asarray(result[3])
-            if ended.any():
-                for one in _rows(info, env.num_envs):
-                    found = _merged(found, one)
-                _, info = reset_results(env.reset(options={"reset_mask": ended}), env)
-    hidden = ("final_obs", "final_observation", "final_info")
-    return {name: space_of(value) for name, value in found.items() if name not in hidden}
+        result = step_results(env.step(allowed_sample(action_space, masks)), env)
+        info = result[-1]
+        infos, ended = each(info, "step"), np.logical_or(result[2], result[3])
+        if ended.any() and (resets_rows or not batched):
+            options = {"options": {"reset_mask": ended}} if batched else {}
+            _, info = reset_results(env.reset(**options), env)
+            infos += each(info, "reset")
 
 
-def _merged(old: Any, new: Any) -> Any:
-    """Returns a value with a layout that fits both values."""
-    if old is None or new is None:
-        return new if old is None else old
-    if isinstance(old, Mapping) and isinstance(new, Mapping):
-        return {name: _merged(old.get(name), new.get(name)) for name in {**old, **new}}
-    one, other = as_array(old), as_array(new)
-    if one is None or other is None:
-        return old if one is None else new
-    if one.shape == other.shape and one.dtype != other.dtype:
-        return one.astype(np.result_type(one, other))
-    return old
-
-
-def _sample(space: Any, masks: Any) -> Any:
-    """Draws random actions, which follow the masks where they can."""
-    if masks is None:
-        return space.sample()
-    if isinstance(space, spaces.Discrete):
-        return space.sample(np.asarray(masks[0] != 0, np.int8))
-    if isinstance(space, spaces.MultiDiscrete):
-        # The choices of one environment, or one choice of each environment.
-        flat = np.asarray(masks != 0, np.int8).ravel()
-        if len(flat) == space.nvec.sum():
-            return space.sample(tuple(np.split(flat, np.cumsum(space.nvec.ravel())[:-1])))
-    return space.sample()
+def _pool_takes(env: Any) -> Takes:
+    """Yields the infos of the environments of a pool that are ready."""
+    others, rest = divmod(int(env.num_envs), int(env.batch_size))
+    if rest:
+        return  # It could not be reset afterwards, because it can't finish the last steps.
+    space = copy.deepcopy(env.single_action_space)
+    space.seed(0)
+    _, info = env.reset()
+    try:
+        while True:
+            count = len(info["env_id"])
+            yield [("", row) for row in _rows(info, count)]
+            env.send(np.array([space.sample() for _ in range(count)], space.dtype))
+            *_, info = env.recv()
+    except GeneratorExit:
+        for _ in range(others - 1):
+            env.recv()
+        raise
 
 
 def _rows(info: Any, num_envs: int) -> list[dict[str, Any]]:

@@ -21,9 +21,9 @@ from trawl.envs.arguments import argument_names
 from trawl.envs.capture import capture, restore
 from trawl.envs.capture.ways import chain
 from trawl.envs.dm import DMEnv
-from trawl.envs.finding_infos import with_infos
+from trawl.envs.finding_infos import find_infos
 from trawl.envs.info_keys import InfoKeys
-from trawl.envs.info_wrappers import keep_masks
+from trawl.envs.infos import InfoCodec, InfoLayout, InfoMerger
 from trawl.envs.logged import LoggedEnv
 from trawl.envs.making import make, single_spaces, wrapped
 from trawl.envs.masks import (
@@ -36,6 +36,7 @@ from trawl.envs.masks import (
     mask_method,
 )
 from trawl.envs.outcomes import (
+    checked_info,
     flag_of,
     reset_results,
     reward_of,
@@ -158,10 +159,9 @@ class GymEnv(LoggedEnv):
                 f"environment: they can't change {type(env).__name__}, which already exists"
             )
         self.env = wrapped(env, frame_skip, from_pixels, pixels_only)
+        layout = None
         if info_keys is not None:
-            self.env, info_keys = with_infos(
-                self.env, info_keys, autoreset_mode, owned=self._has_id
-            )
+            layout, info_keys = find_infos(self.env, info_keys, autoreset_mode, owned=self._has_id)
         if isinstance(env_id, str):
             self.remake = partial(
                 GymEnv,
@@ -187,9 +187,11 @@ class GymEnv(LoggedEnv):
         # True once the simulator was reset, and once it was asked for a method for masks.
         self._is_begun = self._looked = False
         self.mask_check = FirstMaskCheck()
-        self._describe_spaces(autoreset_mode)
+        self._describe_spaces(autoreset_mode, layout)
 
-    def _describe_spaces(self, autoreset_mode: AutoresetMode | str | None) -> None:
+    def _describe_spaces(
+        self, autoreset_mode: AutoresetMode | str | None, infos: InfoLayout | None
+    ) -> None:
         """Sets the batch size, codecs, specs and vector adapter according to the simulator."""
         categorical = self.categorical_action_encoding
         batched = is_vector_env(self.env)
@@ -198,7 +200,11 @@ class GymEnv(LoggedEnv):
             raise MODE_SINGLE.error("autoreset_mode", str(autoreset_mode), against=name)
         self.batch_size = torch.Size([self.env.num_envs] if batched else [])
         observed, acted = single_spaces(self.env, batched)
-        self.observation_codec = SpaceCodec(observed, "observation", categorical)
+        self.observation_codec: SpaceCodec = (
+            SpaceCodec(observed, "observation", categorical)
+            if infos is None
+            else InfoCodec(InfoMerger(observed, infos), categorical)
+        )
         self.action_codec = SpaceCodec(acted, "action", categorical)
         check_keys(self.observation_codec, self.action_codec)
         self.reward_shape = reward_shape_of(self.env)
@@ -265,8 +271,8 @@ class GymEnv(LoggedEnv):
             seed = next_seed(seed, static_seed)
         return seed
 
-    def begin_episode(self, **kwargs: Any) -> Any:
-        """Resets a simulator that is not a vector environment, and returns its observation.
+    def begin_episode(self, **kwargs: Any) -> list[Any]:
+        """Resets a simulator that is not a vector environment, and returns its first leaves.
 
         If ``info`` has an action mask, the environment records its masks from now on.
         """
@@ -275,10 +281,22 @@ class GymEnv(LoggedEnv):
             kwargs.setdefault("seed", seeds[0])
         obs, info = reset_results(self.reset_simulator(**kwargs), self.env)
         if info and MASK_KEY in info and not isinstance(self._masks, MaskKeeper):
-            self.env, self._masks = keep_masks(self.env, flat_mask(info[MASK_KEY]))
+            self.env = self._masks = MaskKeeper(self.env, flat_mask(info[MASK_KEY]))
         self._is_begun = True
         self.decide_log()
-        return obs
+        return self.read(obs, info, "reset")
+
+    def read(self, obs: Any, info: Any, method: str) -> list[Any]:
+        """Returns the leaves of an observation of a single environment, and of its info.
+
+        Args:
+            obs: the observation.
+            info: the info.
+            method: the method that returned them, ``"reset"`` or ``"step"``.
+        """
+        if isinstance(self.observation_codec, InfoCodec):
+            checked_info(info, method, self.env)
+        return self.observation_codec.encode(obs, info)
 
     @override
     def action_mask(self) -> NDArray[Any] | None:
@@ -443,7 +461,7 @@ class GymEnv(LoggedEnv):
 
     def _begin(self, mask: Tensor | None, **kwargs: Any) -> TensorDict:
         if self.vector is None:
-            leaves, rows = self.observation_codec.encode(self.begin_episode(**kwargs)), None
+            leaves, rows = self.begin_episode(**kwargs), None
         elif mask is not None and (self._seeds is None or not mask.all()):
             rows = mask.cpu().numpy()
             leaves = self.vector.restart(rows, **kwargs)
@@ -475,8 +493,8 @@ class GymEnv(LoggedEnv):
         action = self.action_codec.decode(arrays)
         if self.vector is None:
             step = self.mask_check.watched(self, self.env.step)
-            obs, *rest, _ = step_results(step(action), self.env)
-            leaves = self.observation_codec.encode(obs)
+            obs, *rest, info = step_results(step(action), self.env)
+            leaves = self.read(obs, info, "step")
             rest = self._checked(*rest)
         else:
             leaves, *rest = self.vector.step(action)

@@ -1,8 +1,13 @@
-"""The argument ``info_keys``: entries of ``info`` that a batch holds, their keys and layouts."""
+"""The argument ``info_keys``: entries of ``info`` that a batch holds, their keys and layouts.
+
+A layout that is not stated is found in the infos of a reset and of random steps. Each kind of
+environment yields such infos, and :func:`seen_values` says when it has seen enough.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +22,9 @@ from trawl.memory import Array
 
 INFO_KEY = "info"
 _RESERVED = (*FINAL_OBS, "final_info")
+# Random steps that are taken to see values, at most and in any case: a reset may return an integer
+# where steps return a float.
+_MOST_STEPS, _LEAST_STEPS = 1000, 3
 
 
 @dataclass(frozen=True, eq=False)
@@ -202,19 +210,67 @@ def given_entries(info_keys: InfoKeys) -> list[InfoEntry]:
 
 
 def names_of(known: Mapping[str, Any]) -> list[str]:
-    """Returns the names of all entries; those of nested entries are joined with slashes."""
+    """Returns the names of all entries; those of nested entries are joined with slashes.
+
+    Args:
+        known: spaces or examples of all entries, nested as in ``info``.
+    """
     names = []
-    for name, space in known.items():
+    for name, value in known.items():
         names.append(name)
-        if isinstance(space, spaces.Dict):
-            names += [f"{name}/{inner}" for inner in names_of(space.spaces)]
+        inner = value.spaces if isinstance(value, spaces.Dict) else value
+        if isinstance(inner, Mapping):
+            names += [f"{name}/{one}" for one in names_of(inner)]
     return sorted(names)
+
+
+def seen_values(
+    takes: Generator[Iterable[tuple[str, Mapping[str, Any]]]],
+    wanted: Mapping[str, Sequence[InfoEntry]],
+    least: int = _LEAST_STEPS,
+    promote: Callable[[Any, Any], Any] = np.result_type,
+) -> dict[str, dict[str, Any]]:
+    """Returns examples of all entries in infos, by group of agents.
+
+    Args:
+        takes: yields the infos of a reset, and then of each of many random steps, each with the
+            name of its group.
+        wanted: the entries whose layouts have to be found, by group. Steps are taken until each
+            has been seen, or 1000 times.
+        least: number of steps that are taken in any case.
+        promote: function that returns a dtype that holds the values of two others.
+    """
+    seen: dict[str, dict[str, Any]] = {group: {} for group in wanted}
+    with closing(takes):
+        for step, infos in enumerate(takes):
+            for group, info in infos:
+                shown = {name: info[name] for name in info if name not in _RESERVED}
+                seen[group] = _merged(seen[group], shown, promote)
+            found = (one.located(seen[group]) for group in wanted for one in wanted[group])
+            if (step >= least and all(found)) or step == _MOST_STEPS:
+                break
+    return seen
+
+
+def _merged(old: Any, new: Any, promote: Callable[[Any, Any], Any]) -> Any:
+    """Returns a value with a layout that fits both values."""
+    if old is None or new is None:
+        return new if old is None else old
+    if isinstance(old, Mapping) and isinstance(new, Mapping):
+        every = {**old, **new}
+        return {name: _merged(old.get(name), new.get(name), promote) for name in every}
+    one, other = as_array(old), as_array(new)
+    if one is None or other is None:
+        return old if one is None or isinstance(new, Mapping) else new
+    if one.shape == other.shape and one.dtype != other.dtype:
+        return one.astype(promote(one.dtype, other.dtype))
+    return old
 
 
 def placed_entries(
     given: Sequence[InfoEntry], known: Mapping[str, Any], describe: Callable[[], str]
-) -> list[tuple[Key, Key, Any]]:
-    """Returns the path and the key of each entry, and its space or an example of its value.
+) -> list[tuple[Key, Key, Space[Any]]]:
+    """Returns the path, the key and the space of each entry.
 
     Args:
         given: the entries.
@@ -236,7 +292,8 @@ def placed_entries(
                 f"info_keys={{{name}: gymnasium.spaces.Box(...)}}"
             )
         path, value = located
-        found.append((path, entry.key or (INFO_KEY, *path), value))
+        space = value if isinstance(value, Space) else space_of(value)
+        found.append((path, entry.key or (INFO_KEY, *path), space))
     _check_keys_differ([key for _, key, _ in found])
     return found
 

@@ -14,8 +14,8 @@ from torch import Tensor
 from torch.utils.dlpack import from_dlpack
 
 from trawl.devices import check_device
-from trawl.envs.spaces import SpaceCodec, SpaceLeaf, nest
-from trawl.envs.specs import Categorical, MultiCategorical
+from trawl.envs.spaces import SpaceCodec, SpaceLeaf, SpaceOps, decoder, nest
+from trawl.envs.spaces import encoder as space_encoder
 from trawl.keys import Key, show_key
 
 # Dtypes that JAX has only if its option jax_enable_x64 is set, and their replacements.
@@ -128,59 +128,48 @@ def flat(plain: Any, path: Key = ()) -> Iterator[tuple[Key, Any]]:
         yield from flat(part, (*path, str(name)))
 
 
+def _ops() -> SpaceOps:
+    """Returns the operations on arrays of JAX, in functions that it compiles."""
+    jax = load_jax()
+    jnp = jax.numpy
+
+    def copier(dtype: Any) -> Callable[[Any], Any]:
+        own = jax.dtypes.canonicalize_dtype(dtype)
+        return lambda array: array.astype(own)
+
+    return SpaceOps(
+        array=lambda value: value,
+        offset=lambda start: np.asarray(start, np.int32) if np.ndim(start) else int(start),
+        one_hot=lambda index, n: jax.nn.one_hot(index, n, dtype=jnp.int32),
+        join=lambda parts: jnp.concatenate(parts, -1),
+        stack=lambda parts: jnp.stack(parts, -1),
+        split=lambda array, sizes: jnp.split(array, np.cumsum(sizes)[:-1], -1),
+        copier=copier,
+    )
+
+
 def encoder(leaf: SpaceLeaf) -> Callable[[Any], Any] | None:
     """Returns a function that encodes a discrete value; None for a leaf that needs no encoding."""
-    space, spec, jax = leaf.space, leaf.spec, load_jax()
-    dtype = jax.dtypes.canonicalize_dtype(leaf.dtype)
-    if isinstance(space, spaces.Discrete):
-        starts, sizes = np.asarray(space.start), [int(space.n)]
-    elif isinstance(space, spaces.MultiDiscrete):
-        starts, sizes = np.asarray(space.start), [int(n) for n in np.asarray(space.nvec).flatten()]
-    else:
+    if isinstance(leaf.space, spaces.Box):
         return None
-    if isinstance(spec, (Categorical, MultiCategorical)):
-        return lambda value: (value - starts).astype(dtype)
-
-    def encode(value: Any) -> Any:
-        index = (value - starts).flatten()
-        parts = [jax.nn.one_hot(index[i], size, dtype=dtype) for i, size in enumerate(sizes)]
-        return jax.numpy.concatenate(parts)
-
-    return encode
+    ops = _ops()
+    encode = space_encoder(leaf, ops)
+    if encode is None:
+        return None
+    cast = ops.copier(leaf.dtype)
+    return lambda value: cast(encode(value))
 
 
 def action_decoder(codec: SpaceCodec) -> Callable[[Sequence[Any]], Any]:
     """Returns a function that makes a sample of the action space from the leaves of an action."""
-    decoders = [_decoder(leaf) for leaf in codec.leaves]
+    ops = _ops()
+    decoders = [decoder(leaf, ops) for leaf in codec.leaves]
 
     def decode(arrays: Sequence[Any]) -> Any:
         parts = [one(array) for one, array in zip(decoders, arrays, strict=True)]
         return nest(codec.space, iter(parts))
 
     return decode
-
-
-def _decoder(leaf: SpaceLeaf) -> Callable[[Any], Any]:
-    space, spec, jnp = leaf.space, leaf.spec, load_jax().numpy
-    if isinstance(space, spaces.Discrete):
-        start = int(space.start)
-        if isinstance(spec, Categorical):
-            return lambda array: array + start
-        return lambda array: array.argmax(-1) + start
-    if isinstance(space, spaces.MultiDiscrete):
-        shape, starts = space.shape, np.asarray(space.start, np.int32)
-        if isinstance(spec, MultiCategorical):
-            return lambda array: array + starts
-        cuts = np.cumsum([int(n) for n in np.asarray(space.nvec).flatten()])[:-1]
-
-        def decode(array: Any) -> Any:
-            index = jnp.stack([part.argmax(-1) for part in jnp.split(array, cuts, -1)], -1)
-            return index.reshape(shape) + starts
-
-        return decode
-    dtype = load_jax().dtypes.canonicalize_dtype(space.dtype)
-    scalar = space.shape == ()
-    return lambda array: (array[..., 0] if scalar else array).astype(dtype)
 
 
 def giver(device: torch.device) -> Callable[[Tensor], Any]:

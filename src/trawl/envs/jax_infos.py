@@ -6,17 +6,15 @@ into the observations, so no step needs another call.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping
 from itertools import product
 from typing import Any
 
 import numpy as np
-from gymnasium import Space, spaces
+from gymnasium import Space
 
-from trawl.envs.info_keys import InfoKeys, box, given_entries, names_of, placed_entries
-from trawl.envs.info_wrappers import InfoMerger
-from trawl.envs.infos import InfoLayout, InfoLeaf
+from trawl.envs.info_keys import InfoKeys, given_entries, names_of, placed_entries, seen_values
+from trawl.envs.infos import InfoLayout, InfoLeaf, InfoMerger, value_at
 from trawl.envs.jax_arrays import as_plain, encoder, is_number, load_jax
 from trawl.envs.masks import MASK_KEY
 from trawl.envs.spaces import SpaceCodec, picker
@@ -68,14 +66,18 @@ def info_layout(info_keys: InfoKeys, begun: Any, stepped: Any, name: str) -> Inf
         ValueError: if an info lacks a name, if keys clash, or if an entry has no fixed layout or a
             dtype that PyTorch and numpy lack.
     """
-    given, found = given_entries(info_keys), _spaces(begun, stepped)
+    given = given_entries(info_keys)
+    # The layout is that of the step, with a dtype that also holds the values of the reset.
+    shown = [("", _examples(info)) for info in (stepped, begun)]
+    promote = load_jax().numpy.promote_types
+    found = seen_values((one for one in [shown]), {"": given}, 0, promote)[""]
     only = f"the info of {name} has only {names_of(found)}"
     for entry in given:
         # A compiled function always returns the same entries, so none appears later.
-        if all(_find(found, path) is None for path in entry.paths()):
+        if all(value_at(found, path) is None for path in entry.paths()):
             wanted = f"info_keys has {show_key(entry.path)}"
             for info, path in product((begun, stepped), entry.paths()):
-                value = _find(info, path)
+                value = value_at(info, path)
                 if value is not None and not isinstance(value, dict) and not is_number(value):
                     raise ValueError(
                         f"{wanted}, whose dtype {value.dtype} is not supported: return it as "
@@ -83,38 +85,19 @@ def info_layout(info_keys: InfoKeys, begun: Any, stepped: Any, name: str) -> Inf
                     )
             raise ValueError(f"{wanted}, but {only}")
     layout = InfoLayout(placed_entries(given, found, lambda: only))
-    for leaf in layout.leaves:
-        if leaf.dtype is None:
-            raise ValueError(
-                f"info_keys says that {show_key(leaf.path)} has no fixed layout, but JAX has only "
-                "numbers and arrays: state a space, or leave the name out"
-            )
+    layout.check_fixed("JAX has only numbers and arrays")
     return layout
 
 
-def _find(known: Mapping[str, Any], path: Key) -> Any:
-    """Returns an entry of an info; None if the info lacks it."""
-    value: Any = known
-    for name in path:
-        inner = value.spaces if isinstance(value, spaces.Dict) else value
-        if not isinstance(inner, Mapping) or name not in inner:
-            return None
-        value = inner[name]
-    return value
-
-
-def _spaces(*infos: Mapping[str, Any]) -> dict[str, Space[Any]]:
-    """Returns spaces for all entries, with dtypes that hold the values of all infos."""
-    promote = load_jax().numpy.promote_types
-    found: dict[str, Space[Any]] = {}
-    for name in {name: None for info in infos for name in info}:
-        values = [info[name] for info in infos if name in info]
-        if isinstance(values[-1], dict):
-            if inner := _spaces(*(v for v in values if isinstance(v, dict))):
-                found[name] = spaces.Dict(inner)
-        elif all(is_number(value) or isinstance(value, dict) for value in values):
-            dtypes = [value.dtype for value in values if not isinstance(value, dict)]
-            found[name] = box(values[-1].shape, promote(dtypes[0], dtypes[-1]))
+def _examples(info: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns arrays of the numbers in an info of shapes and dtypes."""
+    found: dict[str, Any] = {}
+    for name, value in info.items():
+        if isinstance(value, dict):
+            if inner := _examples(value):
+                found[name] = inner
+        elif is_number(value):
+            found[name] = np.broadcast_to(np.zeros((), value.dtype), value.shape)
     return found
 
 
@@ -176,8 +159,8 @@ class ShownLeaves:
             TypeError: if a value of the info has another dtype than its layout.
             ValueError: if a value of the info has another shape than its layout.
         """
-        infos = self._merge.layout.nest(read(info) for read in self._readers)
-        values = self._pick(self._merge(as_plain(obs), infos))
+        merged = self._merge(as_plain(obs), [read(info) for read in self._readers])
+        values = self._pick(merged)
         leaves = [
             _vector(value) if encode is None else encode(value)
             for value, encode in zip(values, self._encoders, strict=True)
@@ -215,21 +198,6 @@ def _reader(leaf: InfoLeaf) -> Callable[[Mapping[str, Any]], Any]:
                 f"{leaf.name} has the entries {sorted(found)}, but its layout, as first seen or as "
                 "stated in info_keys, has none: name one of the entries"
             )
-        value = jnp.asarray(found)
-        if value.shape != leaf.shape:
-            # A number may come as an array of one element, or the other way round.
-            if value.size != 1 or math.prod(leaf.shape) != 1:
-                raise ValueError(
-                    f"{leaf.name} has shape {value.shape}, but its layout, as first seen or as "
-                    f"stated in info_keys, has shape {leaf.shape}"
-                )
-            value = value.reshape(leaf.shape)
-        if not np.can_cast(value.dtype, dtype, "same_kind"):
-            raise TypeError(
-                f"{leaf.name} is {value.dtype}, but its layout, as first seen or as stated in "
-                f"info_keys, is {dtype}: state its space, as in "
-                f"info_keys={{{leaf.path[0]!r}: gymnasium.spaces.Box(...)}}"
-            )
-        return value.astype(dtype)
+        return leaf.fitted(jnp.asarray(found)).astype(dtype)
 
     return read

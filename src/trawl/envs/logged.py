@@ -116,7 +116,7 @@ class LoggedEnv(TensorDictEnv):
         Returns:
             The leaves of the observation.
         """
-        leaves: Sequence[Any] = self.observation_codec.encode(self.env.reset(**arguments)[0])
+        leaves: Sequence[Any] = self.observation_codec.encode(*self.env.reset(**arguments))
         return leaves
 
     def replay_step(self, action: Any) -> tuple[Sequence[Any], Any, bool]:
@@ -125,8 +125,8 @@ class LoggedEnv(TensorDictEnv):
         Returns:
             The leaves of the observation, the reward, and True if the episode has ended.
         """
-        obs, reward, terminated, truncated, _ = self.env.step(action)
-        return self.observation_codec.encode(obs), reward, bool(terminated or truncated)
+        obs, reward, terminated, truncated, info = self.env.step(action)
+        return self.observation_codec.encode(obs, info), reward, bool(terminated or truncated)
 
     def rebuild(self) -> None:
         """Makes the simulator anew."""

@@ -15,7 +15,7 @@ from __future__ import annotations
 import inspect
 import math
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -282,6 +282,12 @@ def is_mask(spec: Any, shape: Sequence[int]) -> bool:
     return False
 
 
+def mask_in(observed: Any, info: Mapping[str, Any]) -> Any:
+    """Returns the mask in an agent's observation or, if there is none, in its info."""
+    shown = observed.get(MASK_KEY) if isinstance(observed, Mapping) else None
+    return info.get(MASK_KEY) if shown is None else shown
+
+
 def flat_mask(mask: Any) -> Array:
     """Returns a mask as one array; joins the tuple of arrays of a ``MultiDiscrete`` space."""
     if isinstance(mask, (tuple, list)):
@@ -320,7 +326,9 @@ def differing_masks(shapes: Sequence[Sequence[int]]) -> ValueError:
     )
 
 
-def newest_masks(masks: Array | None, info: Any) -> Array | None:
+def newest_masks(
+    masks: Array | None, info: Any, count: int | None = None, ids: Any = None
+) -> Array | None:
     """Returns the newest action mask of each row of a vector environment.
 
     Args:
@@ -328,6 +336,8 @@ def newest_masks(masks: Array | None, info: Any) -> Array | None:
         info: the info of a step or a reset: a dict, or a list of dicts from ``DictInfoToList``. In
             a dict, ``"_action_mask"`` marks the rows that have a mask; without this entry, all rows
             have one.
+        count: number of environments; None if the info has a row for each.
+        ids: numbers of the environments that the info is of; None for all.
     """
     if not info:
         return masks
@@ -342,9 +352,28 @@ def newest_masks(masks: Array | None, info: Any) -> Array | None:
         return masks
     found = np.stack([flat_mask(shown[row]) for row in rows])
     # A row without a mask allows every choice. For bits, only the value 2 allows both values.
-    result = np.full((len(shown), *found.shape[1:]), 2, found.dtype) if masks is None else masks
-    result[rows] = found
-    return result
+    if masks is None:
+        masks = np.full((count or len(shown), *found.shape[1:]), 2, found.dtype)
+    masks[rows if ids is None else ids[rows]] = found
+    return masks
+
+
+def allowed_sample(space: Any, masks: Array | None) -> Any:
+    """Draws a random action of a space, or of a batch of spaces, which follows masks if it can.
+
+    Args:
+        space: the space.
+        masks: masks with a row for each environment, or None.
+    """
+    if masks is None:
+        return space.sample()
+    flat = np.asarray(masks != 0, np.int8).ravel()
+    if isinstance(space, spaces.Discrete):
+        return space.sample(flat)
+    if isinstance(space, spaces.MultiDiscrete) and len(flat) == space.nvec.sum():
+        # The choices of one environment, or one choice of each environment.
+        return space.sample(tuple(np.split(flat, np.cumsum(space.nvec.ravel())[:-1])))
+    return space.sample()
 
 
 class MaskKeeper(gymnasium.Wrapper[Any, Any, Any, Any]):

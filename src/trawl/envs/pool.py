@@ -21,8 +21,11 @@ from typing_extensions import override
 from trawl.envs.autoreset import autoreset_mode
 from trawl.envs.autoreset_checks import ModeCheck
 from trawl.envs.envpool_calls import EnvPoolCalls
+from trawl.envs.infos import InfoCodec
+from trawl.envs.masks import newest_masks
+from trawl.envs.outcomes import Outcome
 from trawl.envs.spaces import SpaceCodec
-from trawl.envs.vector import Step, VectorAdapter, is_envpool
+from trawl.envs.vector import Step, VectorAdapter, array_reader, is_envpool
 from trawl.memory import Array, Mask
 from trawl.supported import MODE_ENVPOOL, MODE_POOL
 
@@ -86,7 +89,7 @@ class Pool(VectorAdapter):
     can_reset_some = False
 
     def __init__(self, env: Any, codec: SpaceCodec, mode: AutoresetMode) -> None:
-        super().__init__(env, codec, ModeCheck(env, codec, mode))
+        super().__init__(env, codec, ModeCheck(env, array_reader(env, codec, mode), mode))
         # What the environment returned and :meth:`receive` has not: empty, or a single entry.
         self._received: list[Any] = []
 
@@ -115,6 +118,7 @@ class Pool(VectorAdapter):
             # results and their storage. They would be lost, and nobody would act for them again.
             self._received.extend(starmap(self._receive_raw, ((),)))
         results = self._read(self._received[0])
+        self.is_begun = True
         self._received.clear()
         return results
 
@@ -163,7 +167,7 @@ class EnvPoolPool(Pool):
     def __init__(self, env: Any, codec: SpaceCodec) -> None:
         super().__init__(env, codec, AutoresetMode.NEXT_STEP)
         self.ready_envs = int(env.config["batch_size"])
-        self._calls = EnvPoolCalls(env)
+        self._calls = EnvPoolCalls(env, reads_infos=isinstance(codec, InfoCodec))
 
     @override
     def send_reset(self, rows: Rows, **kwargs: Any) -> None:
@@ -186,8 +190,8 @@ class EnvPoolPool(Pool):
 
     @override
     def _read(self, raw: Any) -> PoolResults:
-        ids, obs, reward, terminated, truncated = self._calls.read(raw)
-        leaves = self.codec.encode(obs)
+        ids, obs, reward, terminated, truncated, info = self._calls.read(raw)
+        leaves = self._reader.read(obs, info)
         return PoolResults(ids.astype(np.int64), leaves, reward, terminated, truncated)
 
 
@@ -224,19 +228,21 @@ class AtariPool(Pool):
     @override
     def _read(self, raw: Any) -> PoolResults:
         obs, reward, terminated, truncated, info = raw
-        leaves, begun = self.codec.encode(obs), None
+        leaves = self._reader.read_step(obs, info, Outcome(reward, terminated, truncated))
+        begun = None
         if not self.resets_next:
             ended = terminated | truncated
             if ended.any():
                 begun, leaves = leaves, self._with_final(leaves, ended, info)
         rows = info["env_id"].astype(np.int64)
+        self.masks = newest_masks(self.masks, info, self.num_envs, rows)
         return PoolResults(rows, leaves, reward, terminated, truncated, begun)
 
     def _with_final(self, leaves: list[Array], ended: Mask, info: Any) -> list[Array]:
         """Returns the observations with the last ones of the episodes that ended."""
         if "final_obs" not in info:
             self._check.required_final(info, int(np.flatnonzero(ended)[0]))
-        final = self.codec.encode(info["final_obs"])
+        final = self._reader.read_last(info["final_obs"])
         merged = [leaf.copy() for leaf in leaves]
         for target, values in zip(merged, final, strict=True):
             target[ended] = values[ended]

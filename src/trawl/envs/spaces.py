@@ -91,11 +91,11 @@ class SpaceCodec:
     def __init__(self, space: Space[Any], root: str, categorical: bool = False) -> None:
         self.space = space
         self.leaves = list(_leaves(space, (root,), (), categorical, top=True))
-        self._encoders = [_encoder(leaf) for leaf in self.leaves]
+        self._encoders = [encoder(leaf) for leaf in self.leaves]
         self._pick = picker([leaf.path for leaf in self.leaves])
         # The leaves that need encoding.
         self._encoded = [(i, one) for i, one in enumerate(self._encoders) if one is not None]
-        self._decoders = [_decoder(leaf) for leaf in self.leaves]
+        self._decoders = [decoder(leaf) for leaf in self.leaves]
 
     @property
     def fixed(self) -> bool:
@@ -128,8 +128,13 @@ class SpaceCodec:
             result[leaf.key] = leaf.spec.expand(*batch)
         return result
 
-    def encode(self, sample: Any) -> list[Any]:
-        """Returns the arrays of a sample or a batch of samples, in the order of ``leaves``."""
+    def encode(self, sample: Any, info: Any = None) -> list[Any]:
+        """Returns the arrays of a sample or a batch of samples, in the order of ``leaves``.
+
+        Args:
+            sample: the sample.
+            info: info that was returned with an observation, which some codecs read as well.
+        """
         values = self._pick(sample)
         for index, encoder in self._encoded:
             values[index] = encoder(values[index])
@@ -221,57 +226,30 @@ def _box_spec(space: spaces.Box) -> Spec:
     return Bounded(torch.from_numpy(low.copy()), torch.from_numpy(high.copy()), dtype)
 
 
-def _encoder(leaf: SpaceLeaf) -> Callable[[Any], Array] | None:
-    space, spec = leaf.space, leaf.spec
-    if isinstance(space, spaces.Box) and space.shape == ():
-        return lambda value: np.asarray(value)[..., None]
-    if isinstance(space, spaces.Discrete):
-        start = space.start
-        if isinstance(spec, Categorical):
-            return lambda value: np.asarray(value) - start
-        n = int(space.n)
-        return lambda value: _one_hot(np.asarray(value) - start, n)
-    if isinstance(space, spaces.MultiDiscrete):
-        starts = np.asarray(space.start)
-        if isinstance(spec, MultiCategorical):
-            return lambda value: np.asarray(value) - starts
-        sizes, dims = spec.nvec, len(space.shape)  # type: ignore[attr-defined]
+@dataclass(frozen=True)
+class SpaceOps:
+    """The operations of encoding and decoding that differ between libraries of arrays.
 
-        def encode(value: Any) -> Array:
-            index = np.asarray(value) - starts
-            index = index.reshape(*index.shape[: index.ndim - dims], -1)
-            parts = [_one_hot(index[..., i], n) for i, n in enumerate(sizes)]
-            return np.concatenate(parts, -1)
+    Attributes:
+        array: returns a value of a sample as an array.
+        offset: returns the least values of a discrete space, to add or subtract.
+        one_hot: returns one-hot vectors, given indices and the number of elements.
+        join: concatenates vectors along their last dimension.
+        stack: stacks arrays along a new last dimension.
+        split: divides vectors into parts of given sizes.
+        copier: returns a function that copies an array to a dtype of numpy. The environment may
+            keep and change its action, but the batch must not change.
+        kept: returns the values of a discrete space in the dtype of the space, if that matters.
+    """
 
-        return encode
-    return None
-
-
-def _decoder(leaf: SpaceLeaf) -> Callable[[Array], Any]:
-    space, spec = leaf.space, leaf.spec
-    if isinstance(space, spaces.Box) and space.shape == ():
-        return lambda array: array[..., 0].astype(space.dtype)
-    if isinstance(space, spaces.Discrete):
-        start = space.start
-        if isinstance(spec, Categorical):
-            return lambda array: array[()] + start
-        return lambda array: array.argmax(-1) + start
-    if isinstance(space, spaces.MultiDiscrete):
-        starts, shape, dtype = np.asarray(space.start), space.shape, space.dtype
-        if isinstance(spec, MultiCategorical):
-            return lambda array: (array + starts).astype(dtype)
-        cuts = np.cumsum(spec.nvec)[:-1]  # type: ignore[attr-defined]
-
-        def decode(array: Array) -> Array:
-            index = np.stack([part.argmax(-1) for part in np.split(array, cuts, -1)], -1)
-            decoded: Array = (index.reshape(*index.shape[:-1], *shape) + starts).astype(dtype)
-            return decoded
-
-        return decode
-    if isinstance(spec, NonTensor):
-        return lambda value: value
-    # A copy, because the environment may keep and change its action, but the batch must not change.
-    return lambda array: array.astype(space.dtype)
+    array: Callable[[Any], Any]
+    offset: Callable[[Any], Any]
+    one_hot: Callable[[Any, int], Any]
+    join: Callable[[list[Any]], Any]
+    stack: Callable[[list[Any]], Any]
+    split: Callable[[Any, list[int]], Any]
+    copier: Callable[[Any], Callable[[Any], Any]]
+    kept: Callable[[Any, Any], Any] = lambda values, dtype: values
 
 
 def _one_hot(index: Array, n: int) -> Array:
@@ -280,3 +258,76 @@ def _one_hot(index: Array, n: int) -> Array:
     result = np.zeros((*index.shape, n), dtype=np.int64)
     np.put_along_axis(result, index.astype(np.int64)[..., None], 1, -1)
     return result
+
+
+_NUMPY = SpaceOps(
+    array=np.asarray,
+    offset=lambda start: start,
+    one_hot=_one_hot,
+    join=lambda parts: np.concatenate(parts, -1),
+    stack=lambda parts: np.stack(parts, -1),
+    split=lambda array, sizes: np.split(array, np.cumsum(sizes)[:-1], -1),
+    copier=lambda dtype: lambda array: array.astype(dtype),
+    kept=lambda values, dtype: values.astype(dtype),
+)
+
+
+def encoder(leaf: SpaceLeaf, ops: SpaceOps = _NUMPY) -> Callable[[Any], Any] | None:
+    """Returns a function that encodes a leaf of a sample; None for a leaf that needs no encoding.
+
+    Args:
+        leaf: the leaf.
+        ops: operations on the arrays.
+    """
+    space, array = leaf.space, ops.array
+    if isinstance(space, spaces.Box) and space.shape == ():
+        return lambda value: array(value)[..., None]
+    if not isinstance(space, (spaces.Discrete, spaces.MultiDiscrete)):
+        return None
+    start, one_hot, join = ops.offset(space.start), ops.one_hot, ops.join
+    if isinstance(leaf.spec, (Categorical, MultiCategorical)):
+        return lambda value: array(value) - start
+    if isinstance(space, spaces.Discrete):
+        n = int(space.n)
+        return lambda value: one_hot(array(value) - start, n)
+    sizes, dims = _sizes(space), len(space.shape)
+
+    def encode(value: Any) -> Any:
+        index = array(value) - start
+        index = index.reshape(*index.shape[: index.ndim - dims], -1)
+        return join([one_hot(index[..., i], n) for i, n in enumerate(sizes)])
+
+    return encode
+
+
+def decoder(leaf: SpaceLeaf, ops: SpaceOps = _NUMPY) -> Callable[[Any], Any]:
+    """Returns a function that makes a leaf of an action of its array.
+
+    Args:
+        leaf: the leaf.
+        ops: operations on the arrays.
+    """
+    space, spec = leaf.space, leaf.spec
+    if isinstance(spec, NonTensor):
+        return lambda value: value
+    if not isinstance(space, (spaces.Discrete, spaces.MultiDiscrete)):
+        copied = ops.copier(space.dtype)
+        return (lambda array: copied(array[..., 0])) if space.shape == () else copied
+    start, kept, dtype = ops.offset(space.start), ops.kept, space.dtype
+    if isinstance(space, spaces.Discrete):
+        if isinstance(spec, Categorical):
+            return lambda array: array[()] + start
+        return lambda array: array.argmax(-1) + start
+    if isinstance(spec, MultiCategorical):
+        return lambda array: kept(array + start, dtype)
+    shape, sizes, split, stack = space.shape, _sizes(space), ops.split, ops.stack
+
+    def decode(array: Any) -> Any:
+        index = stack([part.argmax(-1) for part in split(array, sizes)])
+        return kept(index.reshape(*index.shape[:-1], *shape) + start, dtype)
+
+    return decode
+
+
+def _sizes(space: spaces.MultiDiscrete) -> list[int]:
+    return [int(n) for n in np.asarray(space.nvec).flatten()]

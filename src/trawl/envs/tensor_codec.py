@@ -11,15 +11,13 @@ from typing import Any
 
 import numpy as np
 import torch
-from gymnasium import Space, spaces
+from gymnasium import Space
 from torch import Tensor
 from torch.nn.functional import one_hot
 
-from trawl.envs.spaces import SpaceCodec, SpaceLeaf
-from trawl.envs.specs import Categorical, Composite, MultiCategorical
+from trawl.envs.spaces import SpaceCodec, SpaceLeaf, SpaceOps, decoder, encoder, nest
+from trawl.envs.specs import Composite
 from trawl.keys import show_key
-
-Convert = Callable[[Tensor], Tensor]
 
 
 class TensorCodec:
@@ -57,8 +55,9 @@ class TensorCodec:
         self._root = root
         self._device = device
         self._num_envs = num_envs
-        self._encoders = [_encoder(leaf, device) for leaf in self.leaves]
-        self._decoders = [_decoder(leaf, device) for leaf in self.leaves]
+        ops = _ops(device)
+        self._encoders = [encoder(leaf, ops) for leaf in self.leaves]
+        self._decoders = [decoder(leaf, ops) for leaf in self.leaves]
         # Shape and dtype of each leaf as the environment returned it first.
         self._seen: list[tuple[torch.Size, torch.dtype]] = []
         # The same for a single tensor that needs no encoding; None for other spaces.
@@ -96,11 +95,9 @@ class TensorCodec:
         The result shares no memory with ``values``, because an environment may change its action.
         """
         parts = [decode(value) for decode, value in zip(self._decoders, values, strict=True)]
-        return parts[0] if len(parts) == 1 and not self.leaves[0].path else self._nested(parts)
-
-    def _nested(self, parts: list[Tensor]) -> Any:
-        by_path = {leaf.path: part for leaf, part in zip(self.leaves, parts, strict=True)}
-        return _build(self.space, (), by_path)
+        if len(parts) == 1 and not self.leaves[0].path:
+            return parts[0]
+        return nest(self.space, iter(parts))
 
     def _at(self, sample: Any, leaf: SpaceLeaf) -> Tensor:
         value = sample
@@ -157,67 +154,31 @@ class TensorCodec:
         raise TypeError(f"{name} is {value.dtype}, but at first {dtype}: the dtype must not change")
 
 
-def _build(space: Space[Any], path: tuple[Any, ...], parts: Mapping[tuple[Any, ...], Any]) -> Any:
-    if isinstance(space, spaces.Dict):
-        return {name: _build(one, (*path, name), parts) for name, one in space.spaces.items()}
-    if isinstance(space, spaces.Tuple):
-        return tuple(_build(one, (*path, i), parts) for i, one in enumerate(space.spaces))
-    return parts[path]
-
-
 def _outline(sample: Any) -> str:
     if isinstance(sample, Mapping):
         return f"a mapping with the keys {list(sample)}"
     return type(sample).__name__
 
 
-def _encoder(leaf: SpaceLeaf, device: torch.device) -> Convert | None:
-    space, spec = leaf.space, leaf.spec
-    if isinstance(space, spaces.Discrete):
-        start, n = int(space.start), int(space.n)
-        if isinstance(spec, Categorical):
-            return lambda value: value - start
-        return lambda value: one_hot(value.long() - start, n)
-    if isinstance(space, spaces.MultiDiscrete):
-        starts = [int(one) for one in np.asarray(space.start).flatten()]
-        shape = space.shape
-        if isinstance(spec, MultiCategorical):
-            # Made once: a copy from the host in each step would wait for the device.
-            offset = torch.tensor(starts, device=device).reshape(shape)
-            return lambda value: value - offset
-        sizes = [int(n) for n in np.asarray(space.nvec).flatten()]
+def _ops(device: torch.device) -> SpaceOps:
+    """Returns the operations on tensors of a device."""
 
-        def encode(value: Tensor) -> Tensor:
-            columns = value.long().flatten(1).unbind(1)
-            trio = zip(columns, starts, sizes, strict=True)
-            return torch.cat([one_hot(column - start, n) for column, start, n in trio], -1)
+    def offset(start: Any) -> Any:
+        if not np.ndim(start):
+            return int(start)
+        # Made once: a copy from the host in each step would wait for the device.
+        return torch.as_tensor(np.asarray(start, np.int64), device=device)
 
-        return encode
-    if space.shape == ():
-        return lambda value: value.unsqueeze(-1)
-    return None
+    def copier(dtype: Any) -> Callable[[Tensor], Tensor]:
+        own = torch.from_numpy(np.empty(0, dtype)).dtype
+        return lambda value: value.to(own, copy=True)
 
-
-def _decoder(leaf: SpaceLeaf, device: torch.device) -> Convert:
-    space, spec = leaf.space, leaf.spec
-    if isinstance(space, spaces.Discrete):
-        start = int(space.start)
-        if isinstance(spec, Categorical):
-            return lambda value: value + start
-        return lambda value: value.argmax(-1) + start
-    if isinstance(space, spaces.MultiDiscrete):
-        shape = space.shape
-        starts = torch.as_tensor(np.asarray(space.start, np.int64), device=device)
-        if isinstance(spec, MultiCategorical):
-            return lambda value: value + starts
-        sizes = [int(n) for n in np.asarray(space.nvec).flatten()]
-
-        def decode(value: Tensor) -> Tensor:
-            index = torch.stack([part.argmax(-1) for part in value.split(sizes, -1)], -1)
-            return index.reshape(len(index), *shape) + starts
-
-        return decode
-    dtype = torch.from_numpy(np.empty(0, space.dtype)).dtype
-    if space.shape == ():
-        return lambda value: value[..., 0].to(dtype, copy=True)
-    return lambda value: value.to(dtype, copy=True)
+    return SpaceOps(
+        array=lambda value: value,
+        offset=offset,
+        one_hot=lambda index, n: one_hot(index.long(), n),
+        join=lambda parts: torch.cat(parts, -1),
+        stack=lambda parts: torch.stack(parts, -1),
+        split=lambda value, sizes: value.split(sizes, -1),
+        copier=copier,
+    )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Generator, Iterable, Mapping
 from typing import Any
 
 import torch
@@ -21,7 +21,9 @@ from trawl.devices import check_device
 from trawl.envs.arguments import lists_arguments
 from trawl.envs.autoreset import autoreset_mode as declared_mode
 from trawl.envs.capture.ways import chain
-from trawl.envs.info_keys import InfoKeys, given_entries
+from trawl.envs.final_obs import FINAL_OBS, marks_presence
+from trawl.envs.info_keys import InfoKeys, given_entries, names_of, placed_entries, seen_values
+from trawl.envs.infos import BatchReader, InfoLayout, InfoMerger, TensorInfoReader
 from trawl.envs.masks import MASK_KEY, masking_method, rand_actions
 from trawl.envs.outcomes import reset_results, step_results
 from trawl.envs.reset_kwargs import (
@@ -32,12 +34,10 @@ from trawl.envs.reset_kwargs import (
 from trawl.envs.spaces import check_keys
 from trawl.envs.tensor_codec import TensorCodec
 from trawl.envs.tensor_env import TensorEnv, TensorStep
-from trawl.envs.tensor_infos import InfoTensors, tensor_layout
 from trawl.envs.vector import is_envpool
 from trawl.supported import RESET_ARGUMENTS_BEGUN, RESET_FUNCTION_BATCH
 
 _API = ("num_envs", "single_observation_space", "single_action_space", "reset", "step")
-_FINAL = ("final_obs", "final_observation")
 # Objects that an environment of torch tensors is likely to have.
 _TORCH = (Tensor, torch.device, torch.Generator, torch.nn.Module)
 #: Option of ``reset`` that selects the environments of a partial reset.
@@ -132,9 +132,12 @@ class TorchVectorEnv(TensorEnv):
         self.action_codec = TensorCodec(acted, "action", self.home, count, one_hot)
         self.full_action_spec = self.action_codec.composite(self.batch_size).to(self.home)
         self._mask_method = masking_method(env, acted)
-        self._add_infos(info_keys)
-        observed = self.env.single_observation_space
+        merge = self._find_infos(info_keys)
+        observed = env.single_observation_space if merge is None else merge.space
         self.observation_codec = TensorCodec(observed, "observation", self.home, count, one_hot)
+        self._reader = BatchReader(self.observation_codec)
+        if merge is not None:
+            self._reader = TensorInfoReader(self.observation_codec, merge, count, self.home)
         check_keys(self.observation_codec.codec, self.action_codec.codec)
         self.observation_keys = [leaf.key for leaf in self.observation_codec.leaves]
         spec = self.observation_codec.composite(self.batch_size)
@@ -157,32 +160,38 @@ class TorchVectorEnv(TensorEnv):
         ResetArguments(given, first, names_taken(chain(self.env)), counts)
         self._reset_kwargs = given
 
-    def _add_infos(self, info_keys: InfoKeys) -> None:
-        """Wraps the environment so that its observations have entries of the info."""
+    def _find_infos(self, info_keys: InfoKeys) -> InfoMerger | None:
+        """Returns what adds entries of the info to observations; None if there are none."""
         given = given_entries(info_keys)
         if not given:
-            return
-        if any(entry.space is None for entry in given) and self._first is None:
+            return None
+        missing = [entry for entry in given if entry.space is None]
+        seen = seen_values(self._takes(), {"": missing}, 0)[""] if missing else {}
+        name = type(self.env).__name__
+        layout = InfoLayout(
+            placed_entries(given, seen, lambda: f"the info of {name} has only {names_of(seen)}")
+        )
+        layout.check_fixed("the info of an environment whose data are tensors must have tensors")
+        return InfoMerger(self.env.single_observation_space, layout)
+
+    def _takes(self) -> Generator[list[tuple[str, Any]]]:
+        """Yields the tensors in the infos of a reset and of random steps."""
+        if self._first is None:
             self._first = reset_results(self.env.reset(), self.env)
-        info = {} if self._first is None else self._first[1]
-        layout, stepped = tensor_layout(self.env, given, info, self._random_step)
-        self.env = wrapped = InfoTensors(self.env, layout, self.home)
-        if stepped:
+        infos = [self._first[1]]
+        while True:
+            yield [("", _first_rows(one)) for one in infos]
             # The environment is reset again before the first batch.
             self._first = None
-        elif self._first is not None:
-            self._first = wrapped.merged(*self._first)
-
-    def _random_step(self, info: Any) -> list[Any]:
-        """Takes a random step, and returns its info and that of the reset that may follow it."""
-        self._note_mask(info)
-        actions = rand_actions(self.full_action_spec, None, self.action_mask())
-        values = [actions.get(leaf.key) for leaf in self.action_codec.leaves]
-        found = self.env.step(self.action_codec.decode(values))
-        _, _, terminated, truncated, info = step_results(found, self.env)
-        ended = bool(torch.logical_or(terminated, truncated).any())
-        resets = ended and self.mode is AutoresetMode.DISABLED
-        return [info, self.env.reset()[1]] if resets else [info]
+            self._note_mask(infos[-1])
+            actions = rand_actions(self.full_action_spec, None, self.action_mask())
+            values = [actions.get(leaf.key) for leaf in self.action_codec.leaves]
+            found = self.env.step(self.action_codec.decode(values))
+            _, _, terminated, truncated, info = step_results(found, self.env)
+            infos = [info.get("final_info") or {}, info]
+            ended = bool(torch.logical_or(terminated, truncated).any())
+            if ended and self.mode is AutoresetMode.DISABLED:
+                infos.append(self.env.reset()[1])
 
     @property
     @override
@@ -206,7 +215,7 @@ class TorchVectorEnv(TensorEnv):
         self._ended = torch.zeros_like(self._ended)
         self.shown_mask = None
         self._note_mask(info)
-        self._shown = self.observation_codec.encode(obs)
+        self._shown = self._reader.read(obs, info)
         return self._shown
 
     def _begin_some(self, mask: Tensor, **kwargs: Any) -> list[Tensor]:
@@ -228,7 +237,7 @@ class TorchVectorEnv(TensorEnv):
         obs, info = reset_results(self.env.reset(options=options, **kwargs), self.env)
         self._note_mask(info, mask)
         self._ended = self._ended & ~mask
-        self._shown = self.observation_codec.encode(obs)
+        self._shown = self._reader.read_reset(obs, info, mask, self._shown)
         return self._shown
 
     @override
@@ -241,7 +250,7 @@ class TorchVectorEnv(TensorEnv):
         reward = self._row(reward, "reward").unsqueeze(-1)
         terminated = self._row(terminated, "terminated")
         truncated = self._row(truncated, "truncated")
-        last = self._shown = self.observation_codec.encode(obs)
+        last = self._shown = self._reader.read_step(obs, info)
         skipped = self._ended if self.skips else None
         if self.mode is AutoresetMode.DISABLED:
             return TensorStep(last, None, [reward], terminated, truncated, None)
@@ -296,11 +305,11 @@ class TorchVectorEnv(TensorEnv):
         """Returns the leaves of the last observations in ``info``, or None if it has none."""
         final: Any = None
         if isinstance(info, Mapping):
-            final = next((info[name] for name in _FINAL if info.get(name) is not None), None)
+            final = next((info[name] for name in FINAL_OBS if info.get(name) is not None), None)
         if final is None:
             self._lost = ended if self._lost is None else self._lost | ended
             return None
-        return self.observation_codec.encode(final)
+        return self._reader.read_last(final)
 
     @override
     def begin_next(self, ended: Tensor, cut: Tensor | None = None) -> list[Tensor]:
@@ -337,6 +346,19 @@ class TorchVectorEnv(TensorEnv):
 
 class NoTensors(TypeError):
     """Raised if the reset of an environment returns no tensor."""
+
+
+def _first_rows(info: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the values of the first environment in an info of tensors."""
+    found: dict[str, Any] = {}
+    for name, value in info.items():
+        if marks_presence(name, dict(info)):
+            continue
+        if isinstance(value, Mapping) and (inner := _first_rows(value)):
+            found[name] = inner
+        elif isinstance(value, Tensor) and value.ndim:
+            found[name] = value[0]
+    return found
 
 
 def may_return_tensors(env: Any) -> bool:

@@ -15,12 +15,12 @@ The modes are described at https://farama.org/Vector-Autoreset-Mode.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
 import numpy as np
-from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorEnv
+from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorEnv, VectorWrapper
 from gymnasium.vector.async_vector_env import AsyncState
 from torch import Tensor
 from typing_extensions import override
@@ -30,6 +30,7 @@ from trawl.envs.autoreset_checks import ModeCheck
 from trawl.envs.capture.codec import Decoder, Encoder, NotPlain
 from trawl.envs.capture.pool_log import PoolLog
 from trawl.envs.envpool_calls import EnvPoolCalls
+from trawl.envs.infos import ArrayInfoReader, BatchReader, InfoCodec
 from trawl.envs.masks import newest_masks, warn_late
 from trawl.envs.outcomes import (
     STEP_MUST,
@@ -86,6 +87,7 @@ class VectorAdapter:
         self.codec = codec
         self.num_envs = int(env.num_envs)
         self._check = check
+        self._reader = check.reader
         self._check_outcome = OutcomeCheck(env, self.num_envs, reward_shape_of(env))
         self._shown: list[Array] = []
         self.masks: Array | None = None
@@ -116,7 +118,7 @@ class VectorAdapter:
             )
         self.masks = newest_masks(None, info)
         self.is_begun = True
-        self._shown = self.codec.encode(obs)
+        self._shown = self._reader.read(obs, info)
         return self._shown
 
     def step(self, action: Any) -> Step:
@@ -146,7 +148,7 @@ class VectorAdapter:
         elif not self._has_stepped:
             warn_late(self.env.single_action_space, info, self.env)
             self._has_stepped = True
-        self._shown = leaves = self.codec.encode(obs)
+        self._shown = leaves = self._reader.read_step(obs, info, outcome)
         return leaves, outcome, info
 
     def restart(self, mask: Mask, **kwargs: Any) -> list[Array]:
@@ -159,7 +161,7 @@ class VectorAdapter:
         obs, info = reset_results(self.env.reset(options=options, **kwargs), self.env)
         if self.masks is not None:
             self.masks = newest_masks(self.masks, info)
-        self._shown = leaves = self.codec.encode(obs)
+        self._shown = leaves = self._reader.read_reset(obs, info, mask, self._shown)
         if verifies:
             self._check.others(before, leaves, mask)
         return leaves
@@ -288,7 +290,7 @@ class EnvPoolVector(VectorAdapter):
 
     def __init__(self, env: Any, codec: SpaceCodec, check: ModeCheck) -> None:
         super().__init__(env, codec, check)
-        self._calls = EnvPoolCalls(env)
+        self._calls = EnvPoolCalls(env, reads_infos=isinstance(codec, InfoCodec))
         self._ids = np.arange(self.num_envs, dtype=np.int32)
         self._used = False
 
@@ -317,7 +319,7 @@ class EnvPoolVector(VectorAdapter):
             leaves, outcome, _ = self._step(action)
             return leaves, *outcome
         calls.send(action, self._ids)
-        _, obs, *results = calls.read(calls.receive_raw())
+        _, obs, *results, _ = calls.read(calls.receive_raw())
         outcome = self._check_outcome(*results)
         self._shown = leaves = self.codec.encode(obs)
         return leaves, *outcome
@@ -334,8 +336,8 @@ class EnvPoolVector(VectorAdapter):
 
     @override
     def begin_next(self, ended: Mask) -> tuple[Any, list[Array]]:
-        obs, rows = self._calls.reset(self._ids[ended])
-        return rows, self.codec.encode(obs)
+        obs, rows, info = self._calls.reset(self._ids[ended])
+        return rows, self._reader.read(obs, info)
 
 
 class StepResetVector(VectorAdapter):
@@ -402,9 +404,10 @@ def adapt(env: Any, codec: SpaceCodec, given: AutoresetMode | str | None = None)
     if is_envpool(env):
         if given is not None:
             raise MODE_ENVPOOL.error("autoreset_mode", str(given))
-        return EnvPoolVector(env, codec, ModeCheck(env, codec, AutoresetMode.DISABLED))
+        reader = array_reader(env, codec, None)
+        return EnvPoolVector(env, codec, ModeCheck(env, reader, AutoresetMode.DISABLED))
     mode = autoreset_mode(env, given)
-    check = ModeCheck(env, codec, mode)
+    check = ModeCheck(env, array_reader(env, codec, mode, int(env.num_envs)), mode)
     if mode is AutoresetMode.SAME_STEP:
         return SameStepVector(env, codec, check)
     if mode is AutoresetMode.DISABLED:
@@ -421,6 +424,33 @@ def adapt(env: Any, codec: SpaceCodec, given: AutoresetMode | str | None = None)
     if is_plain(env) and not resets_twice(env):
         return VectorAdapter(env, codec, check)
     return StepResetVector(env, codec, check)
+
+
+def array_reader(
+    env: Any, codec: SpaceCodec, mode: AutoresetMode | None, num_envs: int | None = None
+) -> BatchReader:
+    """Returns the reader of the observations of a vector environment, and of its infos.
+
+    Args:
+        env: the environment.
+        codec: codec for the observations of one sub-environment.
+        mode: the environment's autoreset mode; None if it has none.
+        num_envs: number of rows; None if an info says it.
+    """
+    if not isinstance(codec, InfoCodec):
+        return BatchReader(codec)
+    names = {leaf.path[0] for leaf in codec.merge.layout.leaves}
+    outside = [name for name in statistics_of(env, VectorWrapper) if name in names]
+    return ArrayInfoReader(codec, num_envs, mode is AutoresetMode.SAME_STEP, outside)
+
+
+def statistics_of(env: Any, kinds: Any) -> Iterator[str]:
+    """Yields the names under which wrappers of some kinds report statistics of episodes."""
+    while isinstance(env, kinds):
+        name = vars(env).get("_stats_key")
+        if type(env).__name__ == "RecordEpisodeStatistics" and name is not None:
+            yield name
+        env = env.env
 
 
 def _check_batch_size(env: Any) -> None:

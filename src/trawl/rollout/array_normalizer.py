@@ -15,16 +15,16 @@ from typing_extensions import override
 
 from trawl.keys import DONE, MASK, Key, next_of
 from trawl.memory import Array, Mask
-from trawl.rollout.batch_statistics import (
-    BatchStatistics,
-    DiscountedReturns,
-    observation_keys,
-    raw_reward_of,
-)
 from trawl.rollout.batch_writer import StepFn
 from trawl.rollout.block import Block
 from trawl.rollout.episodes import StepArrays
-from trawl.rollout.frame_normalizer import FrameNormalizer
+from trawl.rollout.frame_normalizer import (
+    BatchStatistics,
+    DiscountedReturns,
+    FrameNormalizer,
+    observation_keys,
+    raw_reward_of,
+)
 from trawl.rollout.layout import Leaf
 from trawl.rollout.moments import BaseMoments, RunningMoments
 from trawl.rollout.normalization import NormalizeOptions, Statistics, clip_within
@@ -94,7 +94,7 @@ class ArrayNormalizer(FrameNormalizer[Array, StepArrays]):
         normalization: the statistics.
 
     Raises:
-        KeyError, ValueError: see :func:`~trawl.rollout.batch_statistics.observation_keys`.
+        KeyError, ValueError: see :func:`~trawl.rollout.frame_normalizer.observation_keys`.
     """
 
     def __init__(

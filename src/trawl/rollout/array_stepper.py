@@ -10,6 +10,7 @@ stepper.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from operator import itemgetter
 from typing import Any, Protocol
 
 import numpy as np
@@ -17,9 +18,8 @@ from numpy.typing import NDArray
 from typing_extensions import override
 
 from trawl.envs.gym import GymEnv
-from trawl.envs.info_wrappers import InfoSingle
-from trawl.envs.infos import InfoLeaf
-from trawl.envs.outcomes import NO, RESET_GIVES, flag_of, reward_of, wrong_step
+from trawl.envs.infos import InfoCodec
+from trawl.envs.outcomes import NO, RESET_GIVES, flag_of, reset_results, reward_of, wrong_step
 from trawl.envs.seeding import next_kwargs
 from trawl.envs.spaces import SpaceCodec
 from trawl.envs.vector import VectorAdapter
@@ -107,7 +107,9 @@ class SingleStepper(EnvStepper):
 
     def __init__(self, env: GymEnv) -> None:
         self.env = env
-        self._observed = ObservationRows(env.observation_codec, (), _direct_leaves(env))
+        codec = env.observation_codec
+        self._direct = codec.direct if isinstance(codec, InfoCodec) else None
+        self._observed = ObservationRows(codec, (), self._direct)
         self.root_keys = self._observed.keys
 
     @override
@@ -115,8 +117,8 @@ class SingleStepper(EnvStepper):
         if mask is not None and not mask[0]:
             return
         with resetting(self.env, f"; {RESET_GIVES}"):
-            obs = self.env.begin_episode(**kwargs)
-            for index, value in enumerate(self._observed.encode(obs)):
+            leaves = self.env.begin_episode(**kwargs)
+            for index, value in enumerate(self._observed.ordered(leaves)):
                 view.next_obs[self._observed.keys[index]][0] = self._observed.checked(index, value)
 
     def _reset_function(self) -> Callable[[], Any]:
@@ -139,12 +141,18 @@ class SingleStepper(EnvStepper):
         again = env.log is None and env.reset_arguments is None and episodes.limit is None
         return (env.env, env.mask_check.done) if again else None
 
-    def _restarter(self, ends: EpisodeEnds) -> Callable[[int, Any, Any, Any, int], tuple[Any, int]]:
+    def _restarter(
+        self, ends: EpisodeEnds, read: Callable[[Any], Any]
+    ) -> Callable[[int, Any, Any, Any, int], tuple[Any, int]]:
         """Returns a function that ends the episode if step ``t`` was its last.
 
         The function's arguments are ``t``, the step's observation, its flags, and the step that
         brings the episode to the limit. It returns the next step's observation, and the step that
         brings its episode to the limit.
+
+        Args:
+            ends: the ends of episodes.
+            read: function that reads an observation from the results of a reset.
         """
         env, gym_reset = self.env, self._reset_function()
 
@@ -156,7 +164,7 @@ class SingleStepper(EnvStepper):
             if not (terminated or truncated):
                 return obs, cutoff
             cutoff = ends.end(t, terminated, truncated)
-            return gym_reset()[0], cutoff
+            return read(gym_reset()), cutoff
 
         return restart
 
@@ -164,7 +172,7 @@ class SingleStepper(EnvStepper):
         """Returns the step function for an observation that is one array."""
         env, gym_step = self.env, self.env.mask_check.watched(self.env, self.env.env.step)
         read_action = action_reader(env.action_codec, view, start, stop)
-        restart, cutoff = self._restarter(ends), ends.cutoff()
+        restart, cutoff = self._restarter(ends, itemgetter(0)), ends.cutoff()
         # Unlike an array, a memoryview accepts only numbers, and assigning to it is faster.
         rewards: Any = view.arrays[REWARD][start:stop, 0].data
         (key,) = self._observed.keys
@@ -204,11 +212,10 @@ class SingleStepper(EnvStepper):
 
     def _bind_leaves(self, view: StepArrays, ends: EpisodeEnds, start: int, stop: int) -> StepFn:
         """Returns the step function for an observation of several leaves."""
-        env, encode = self.env, self._observed.encode
-        own_step, read_leaves = self._leaf_step()
-        gym_step = env.mask_check.watched(env, own_step)
+        env, read_leaves = self.env, self._leaf_reader()
+        gym_step = env.mask_check.watched(env, env.env.step)
         read_action = action_reader(env.action_codec, view, start, stop)
-        restart, cutoff = self._restarter(ends), ends.cutoff()
+        restart, cutoff = self._restarter(ends, self._read_reset), ends.cutoff()
         rewards: Any = view.arrays[REWARD][start:stop, 0].data
         write_next, write_root, write_both = self._observed.bind(view, start, stop)
 
@@ -231,32 +238,27 @@ class SingleStepper(EnvStepper):
             ):
                 write_next(t, leaves)
                 begun, cutoff = restart(t, None, terminated, truncated, cutoff)
-                write_root(t, leaves if begun is None else encode(begun))
+                write_root(t, leaves if begun is None else begun)
             else:
                 write_both(t, leaves)
 
         return step
 
-    def _leaf_step(self) -> tuple[Callable[[Any], Any], Callable[[Any, Any], list[Any]]]:
-        """Returns a function that steps the environment, and one that reads leaves.
+    def _read_reset(self, found: Any) -> list[Any]:
+        obs, info = reset_results(found, self.env.env)
+        return self._observed.ordered(self.env.read(obs, info, "reset"))
 
-        The second function takes an observation and an info, which a step has returned.
-        """
-        env, infos = self.env, _direct_leaves(self.env)
+    def _leaf_reader(self) -> Callable[[Any, Any], list[Any]]:
+        """Returns a function that reads the leaves of a step from its observation and info."""
+        env, codec = self.env, self.env.observation_codec
+        if not isinstance(codec, InfoCodec):
+            return lambda obs, _: codec.encode(obs)
+        infos = self._direct
         if infos is None:
-            encode = self._observed.encode
-            return env.env.step, lambda obs, _: encode(obs)
-        leaves = enumerate(env.observation_codec.leaves)
-        paths = [env.env.observed(leaf.path) for index, leaf in leaves if index not in infos]
-        return env.env.env.step, leaf_reader(list(infos.values()), paths)
-
-
-def _direct_leaves(env: GymEnv) -> dict[int, InfoLeaf] | None:
-    """Returns the leaves that are read from the info without a wrapper, by their index."""
-    wrapper = env.env
-    if not isinstance(wrapper, InfoSingle):
-        return None
-    return wrapper.direct_leaves(env.observation_codec)
+            return lambda obs, info: env.read(obs, info, "step")
+        leaves = enumerate(codec.leaves)
+        paths = [codec.merge.path(leaf.path) for index, leaf in leaves if index not in infos]
+        return leaf_reader(list(infos.values()), paths)
 
 
 class SerialStepper(ArrayStepper):

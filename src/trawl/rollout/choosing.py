@@ -65,7 +65,7 @@ def traits_of(env: Any) -> frozenset[Trait]:
         found.add(Trait.LOOSE)
     for vector in env.vectors:
         if isinstance(vector, Pool):
-            found.add(Trait.POOL)
+            found |= {Trait.READY, Trait.POOL}
         elif not vector.can_restart:
             found.add(Trait.ALL_AT_ONCE)
     return frozenset(found)

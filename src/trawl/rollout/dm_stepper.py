@@ -11,6 +11,7 @@ from typing_extensions import override
 from trawl.envs.dm import DISCOUNT, FIRST_DISCOUNT, DMEnv
 from trawl.envs.gym import GymEnv
 from trawl.envs.outcomes import reward_of
+from trawl.envs.spaces import SpaceCodec
 from trawl.keys import REWARD, next_of
 from trawl.memory import Array
 from trawl.rollout.array_stepper import EpisodeEnds, SingleStepper, action_reader
@@ -30,6 +31,7 @@ def has_named_arrays(env: GymEnv) -> bool:
     return (
         type(env.env) is DMEnv
         and env.env.has_names
+        and type(codec) is SpaceCodec
         and codec.verbatim
         and all(len(leaf.path) == 1 for leaf in codec.leaves)
     )

@@ -54,7 +54,7 @@ class ObservationRows:
             place: leaf.read for place, leaf in enumerate(infos.values())
         }
         order = [*infos, *(i for i in range(len(codec.leaves)) if i not in infos)]
-        self._codec, self._batch, self._leaves = codec, batch, [codec.leaves[i] for i in order]
+        self._batch, self._leaves = batch, [codec.leaves[i] for i in order]
         self._order = order if infos else None
         self.is_array = codec.plain and not codec.leaves[0].path
         self.keys = [leaf.key for leaf in self._leaves]
@@ -63,9 +63,8 @@ class ObservationRows:
         # True until an observation has another layout than its space.
         self._exact = not batch and all(len(shape) == 1 for shape in self.shapes)
 
-    def encode(self, sample: Any) -> list[Any]:
-        """Returns the arrays of an observation in the order of ``keys``."""
-        leaves = self._codec.encode(sample)
+    def ordered(self, leaves: list[Any]) -> list[Any]:
+        """Returns leaves in the order of ``keys``, given those in the order of the codec."""
         return leaves if self._order is None else [leaves[index] for index in self._order]
 
     def checked(self, index: int, value: Any) -> Array:

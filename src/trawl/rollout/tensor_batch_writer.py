@@ -31,6 +31,7 @@ from trawl.rollout.batch_writer import ActFn, BatchOptions, StepFn
 from trawl.rollout.block import Block
 from trawl.rollout.checks import check_rewards
 from trawl.rollout.device_transfer import moved
+from trawl.rollout.episodes import BatchEpisodeTracker
 from trawl.rollout.fixed_layout_writer import FixedLayoutWriter
 from trawl.rollout.layout import Layout, Leaf, pool_key
 from trawl.rollout.policy import Policy
@@ -38,7 +39,6 @@ from trawl.rollout.policy_binder import PolicyBinder
 from trawl.rollout.stage import Stage
 from trawl.rollout.tensor_block import TensorBlock, TensorPool
 from trawl.rollout.tensor_env_restarts import RestartingTensorStepper
-from trawl.rollout.tensor_episodes import BatchEpisodeTracker
 from trawl.rollout.tensor_normalizer import TensorNormalizer
 from trawl.rollout.tensor_stacks import TensorStacks
 from trawl.rollout.tensor_stepper import StepSource, TensorStepper

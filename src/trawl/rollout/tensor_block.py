@@ -21,7 +21,7 @@ Follow = Callable[[int, Tensor], None]
 _NO_POOLS: Mapping[Key, Tensor] = MappingProxyType({})
 
 
-class Windows(Protocol):
+class StackRows(Protocol):
     """Frames of one observation that the policy reads as stacks."""
 
     def stacks(self, start: int, stop: int, copied: bool) -> Sequence[Tensor]:
@@ -57,7 +57,7 @@ class TensorBlock:
     ) -> None:
         self.tensors = dict(tensors)
         self.pools = dict(pools)
-        self.windows: Mapping[Key, Windows] = {}
+        self.windows: Mapping[Key, StackRows] = {}
         self.begun: Tensor | None = None
         self.grown = False
         self._chunk = (0, 0)

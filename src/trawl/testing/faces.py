@@ -158,12 +158,8 @@ class Simulator(VectorEnv[Any, Any, Any]):
         self._over[i] = False
 
     def _infos(self) -> dict[str, Any]:
-        infos = [player.info() for player in self.players]
-        found: dict[str, Any] = {}
-        for name in infos[0]:
-            found[name] = np.stack([info[name] for info in infos])
-            found[f"_{name}"] = np.ones(self.num_envs, bool)
-        return found
+        found = _stacked([player.info() for player in self.players])
+        return {**found, **{f"_{name}": np.ones(self.num_envs, bool) for name in found}}
 
 
 # --- pools
@@ -217,30 +213,37 @@ class ScriptedPool(VectorEnv[Any, Any, Any]):
         ready = self._random.permutation(sorted(self._results))[: self.batch_size]
         found = [self._results.pop(int(i)) for i in ready]
         self._returned = ready
-        obs, reward, terminated, truncated, finals = zip(*found, strict=True)
-        info: dict[str, Any] = {"env_id": ready.astype(np.int32)}
-        if any(final is not None for final in finals):
-            zeros = np.zeros(FIELDS, np.float32)
-            info["final_obs"] = np.stack([zeros if x is None else x for x in finals])
+        obs, reward, terminated, truncated, infos, finals = zip(*found, strict=True)
+        info = {"env_id": ready.astype(np.int32), **_stacked(infos)}
+        ended = np.array([final is not None for final in finals])
+        if ended.any():
+            last = [final or (np.zeros(FIELDS, np.float32), infos[0]) for final in finals]
+            info["final_obs"] = np.stack([shown for shown, _ in last])
+            info |= {"final_info": _stacked([one for _, one in last]), "_final_info": ended}
         flags = np.array(terminated), np.array(truncated)
         return np.stack(obs), np.array(reward, np.float32), *flags, info
 
     def _begin(self, i: int) -> Any:
         self.players[i].reset()
-        return self.players[i].observe(), 0.0, False, False, None
+        return self.players[i].observe(), 0.0, False, False, self.players[i].info(), None
 
     def _step(self, i: int, action: int) -> Any:
         if i in self._ended:
             self._ended.remove(i)
             return self._begin(i)
         (reward,), terminated, truncated = self.players[i].step([action])
-        obs = self.players[i].observe(action)
-        if not (terminated or truncated):
-            return obs, reward, terminated, truncated, None
-        if self.autoreset_mode is AutoresetMode.SAME_STEP:
-            return self._begin(i)[0], reward, terminated, truncated, obs
-        self._ended.add(i)
-        return obs, reward, terminated, truncated, None
+        obs, info = self.players[i].observe(action), self.players[i].info()
+        if (terminated or truncated) and self.autoreset_mode is AutoresetMode.SAME_STEP:
+            begun, *_, fresh, _ = self._begin(i)
+            return begun, reward, terminated, truncated, fresh, (obs, info)
+        if terminated or truncated:
+            self._ended.add(i)
+        return obs, reward, terminated, truncated, info, None
+
+
+def _stacked(infos: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Returns the infos of several environments as one."""
+    return {name: np.stack([info[name] for info in infos]) for name in infos[0]}
 
 
 # --- tensors
@@ -341,7 +344,13 @@ class ScriptedJax:
         )
 
     def _info(self, count: Any) -> dict[str, Any]:
-        return {"level": count + self.script.level(0, 0, 0)} if self.script.levels else {}
+        import jax.numpy as jnp
+
+        found = {"level": count + self.script.level(0, 0, 0)} if self.script.levels else {}
+        if self.script.masks:
+            legal = (count + self.script.legal(0, 0, 0)) % self.script.actions
+            found["action_mask"] = jnp.arange(self.script.actions) == legal
+        return found
 
 
 def jax_envs(script: Script, envs: Sequence[int]) -> Any:

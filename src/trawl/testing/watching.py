@@ -16,6 +16,8 @@ from trawl.envs.autoreset_checks import ModeCheck
 from trawl.envs.capture.ways import chain
 from trawl.envs.final_obs import final_sample
 from trawl.envs.gym import GymEnv
+from trawl.envs.infos import BatchReader
+from trawl.envs.making import single_spaces
 from trawl.envs.outcomes import Outcome, flag_of, reset_results, step_results
 from trawl.envs.pettingzoo import PettingZooEnv
 from trawl.envs.pool import is_pool
@@ -46,10 +48,10 @@ class Watched:
         self.durations: list[float] = []
         self._adapter = adapter
         self._findings = findings
-        codec: Any = adapter.observation_codec
+        # The adapter's own codec may also have entries of the info.
+        codec = SpaceCodec(single_spaces(self.env, bool(adapter.batch_size))[0], "observation")
         self._modes: _TensorModes | None = None
         if isinstance(adapter, TorchVectorEnv):
-            codec = codec.codec
             self._modes = _TensorModes(adapter, codec, findings)
         self._samples = Samples(codec, adapter.batch_size, findings)
         self.when = "the first reset"
@@ -247,7 +249,7 @@ class _TensorModes:
 
     def __init__(self, adapter: TorchVectorEnv, codec: SpaceCodec, findings: Findings) -> None:
         self.mode = adapter.mode
-        self._check = ModeCheck(adapter.env, codec, adapter.mode)
+        self._check = ModeCheck(adapter.env, BatchReader(codec), adapter.mode)
         self._findings = findings
         self._ended: Mask = np.zeros(adapter.batch_size, np.bool_)
 

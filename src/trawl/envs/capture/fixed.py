@@ -14,11 +14,10 @@ from gymnasium import Space
 from gymnasium.envs.registration import EnvSpec
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
-from trawl.envs.info_wrappers import InfoMerger
 from trawl.errors import EnvStateError
 from trawl.schema.checks import PLAIN
 
-_FIXED = (types.ModuleType, np.dtype, np.ufunc, type, EnvSpec, AutoresetMode, InfoMerger)
+_FIXED = (types.ModuleType, np.dtype, np.ufunc, type, EnvSpec, AutoresetMode)
 # Windows and images of renderers, on which no step depends.
 _SHOWN = frozenset({"pygame.surface.Surface", "pygame.time.Clock", "pygame.font.Font"})
 # Attributes of Gymnasium that never change.
