@@ -140,11 +140,11 @@ class ParallelEnv(BatchedEnv):
         try:
             self._set_members(self.processes.infos)
             if not self.fixed_layout:
-                self._check_messages(timeout)
+                _check_messages(self, timeout)
             #: Memory shared with the processes; None if steps are exchanged as messages.
             self.buffers: SharedStepBuffers | None = None
             if self.fixed_layout:
-                self.buffers = self.processes.attach(self._buffer_spec())
+                self.buffers = self.processes.attach(_buffer_spec(self))
                 self._step_results = StepResults(self.buffers, self.batch_size, self.done_keys)
         except BaseException:
             self._finalizer()
@@ -165,34 +165,6 @@ class ParallelEnv(BatchedEnv):
         self._autoresets: Tensor | None = None
         # Action masks by environment, if steps are exchanged as messages.
         self._masks: dict[int, Array | None] = {}
-
-    def _check_messages(self, timeout: float | None) -> None:
-        """Rejects options for which steps can't be exchanged as messages."""
-        wanted = {"groups": self.groups if self.groups > 1 else None, "worker_timeout": timeout}
-        for name, value in wanted.items():
-            if value is not None:
-                raise PARALLEL_MESSAGES.error(name, value, against=self.name)
-
-    def _buffer_spec(self) -> StepBufferSpec:
-        batch = len(self.batch_size)
-        observed, acted = (
-            {as_key(key): (tuple(leaf.shape[batch:]), leaf.dtype) for key, leaf in leaves}
-            for leaves in (
-                self.full_observation_spec.items(True, True),
-                self.full_action_spec.items(True, True),
-            )
-        )
-        sizes = choices(self.action_spec_unbatched) if len(acted) == 1 else None
-        rows_per_env = self.batch_size[1:].numel()
-        return StepBufferSpec(
-            self.processes.count,
-            self.num_workers,
-            rows_per_env,
-            observed,
-            acted,
-            tuple(sizes or ()),
-            self.reward_spec.dtype,
-        )
 
     @override
     def set_seed(self, seed: int, static_seed: bool = False) -> int:
@@ -289,7 +261,7 @@ class ParallelEnv(BatchedEnv):
             **kwargs: ``seed`` and ``options``, with the same meaning as in
                 ``gymnasium.Env.reset``.
         """
-        self._call_reset("begin", mask, kwargs)
+        self.processes.call(_reset_calls(self.num_workers, "begin", mask, kwargs))
 
     def set_action_dtypes(self, dtypes: Mapping[Key, np.dtype[Any]]) -> None:
         """Changes the dtypes of the actions in the shared memory."""
@@ -334,19 +306,10 @@ class ParallelEnv(BatchedEnv):
 
     # --- for other callers
 
-    def _call_reset(self, name: str, mask: Mask | None, kwargs: dict[str, Any]) -> dict[int, Any]:
-        calls: dict[int, tuple[Any, ...]] = {}
-        for index in range(self.num_workers):
-            part = None if mask is None else mask.reshape(self.num_workers, -1)[index]
-            if part is None or part.any():
-                calls[index] = (name, part, dict(kwargs))
-            kwargs = next_kwargs(kwargs)
-        return self.processes.call(calls)
-
     def _reset(self, mask: Tensor | None, **kwargs: Any) -> TensorDict:
         rows = None if mask is None else mask.cpu().numpy().ravel()
         if self.buffers is None:
-            found = self._call_reset("reset", rows, kwargs)
+            found = self.processes.call(_reset_calls(self.num_workers, "reset", rows, kwargs))
             self._masks.update({index: mask for index, (_, mask) in found.items()})
             fake = (self.members[0].fake, None)
             results = [found.get(index, fake)[0] for index in range(self.num_workers)]
@@ -354,14 +317,14 @@ class ParallelEnv(BatchedEnv):
         bits, self._last_bits = self._last_bits, None
         if bits is None or rows is None or kwargs or (rows & (bits.ravel() & RESET == 0)).any():
             self.begin(rows, **kwargs)
-        return self._tensordict(self._step_results.after_reset())
+        return new_tensordict(self._step_results.after_reset(), self.batch_size)
 
     def _step(self, tensordict: TensorDictBase) -> TensorDict:
         if self.buffers is None:
             return self._step_by_messages(tensordict)
         self._put_actions(tensordict)
         entries, _ = self._take_step(self._step_results.allocate)
-        return self._tensordict(entries.after)
+        return new_tensordict(entries.after, self.batch_size)
 
     def _take_step(self, allocate: Callable[[], StepEntries]) -> tuple[StepEntries, Array | None]:
         """Takes a step with the actions in the shared memory.
@@ -400,14 +363,17 @@ class ParallelEnv(BatchedEnv):
             def allocate() -> StepEntries:
                 nonlocal following, begin
                 entries = self._step_results.allocate()
-                following, begin = map(self._tensordict, (entries.after, entries.begin))
+                following, begin = (
+                    new_tensordict(values, self.batch_size)
+                    for values in (entries.after, entries.begin)
+                )
                 return entries
 
             _, bits = self._take_step(allocate)
             assert begin is not None
             tensordict.set("next", following)
             if bits is not None:
-                begin = self._tensordict(self._step_results.to_go_on_from(bits))
+                begin = new_tensordict(self._step_results.to_go_on_from(bits), self.batch_size)
             return tensordict, begin
         finally:
             self._eager, self._last_bits = False, None
@@ -432,10 +398,6 @@ class ParallelEnv(BatchedEnv):
         self.set_action_dtypes({key: value.dtype for key, value in values.items()})
         for key, target in self.buffers.actions.items():
             target[...] = values[key].reshape(target.shape)
-
-    def _tensordict(self, values: dict[str, Any]) -> TensorDict:
-        result: TensorDict = new_tensordict(values, self.batch_size)
-        return result
 
     def _step_by_messages(self, tensordict: TensorDictBase) -> TensorDict:
         keys = self.action_keys
@@ -510,6 +472,49 @@ class ParallelEnv(BatchedEnv):
             "a ParallelEnv can't be copied or sent to another process: pass a function that "
             "makes it there"
         )
+
+
+def _check_messages(env: ParallelEnv, timeout: float | None) -> None:
+    """Rejects options for which steps can't be exchanged as messages."""
+    wanted = {"groups": env.groups if env.groups > 1 else None, "worker_timeout": timeout}
+    for name, value in wanted.items():
+        if value is not None:
+            raise PARALLEL_MESSAGES.error(name, value, against=env.name)
+
+
+def _buffer_spec(env: ParallelEnv) -> StepBufferSpec:
+    batch = len(env.batch_size)
+    observed, acted = (
+        {as_key(key): (tuple(leaf.shape[batch:]), leaf.dtype) for key, leaf in leaves}
+        for leaves in (
+            env.full_observation_spec.items(True, True),
+            env.full_action_spec.items(True, True),
+        )
+    )
+    sizes = choices(env.action_spec_unbatched) if len(acted) == 1 else None
+    rows_per_env = env.batch_size[1:].numel()
+    return StepBufferSpec(
+        env.processes.count,
+        env.num_workers,
+        rows_per_env,
+        observed,
+        acted,
+        tuple(sizes or ()),
+        env.reward_spec.dtype,
+    )
+
+
+def _reset_calls(
+    count: int, name: str, mask: Mask | None, kwargs: dict[str, Any]
+) -> dict[int, tuple[Any, ...]]:
+    """Returns the calls that reset environments, or those in ``mask``, by environment."""
+    calls: dict[int, tuple[Any, ...]] = {}
+    for index in range(count):
+        part = None if mask is None else mask.reshape(count, -1)[index]
+        if part is None or part.any():
+            calls[index] = (name, part, dict(kwargs))
+        kwargs = next_kwargs(kwargs)
+    return calls
 
 
 def _check_timeout(value: float | None, backend: str) -> float | None:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import gc
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import lru_cache
 from itertools import islice
 from typing import Any, NamedTuple
 
@@ -105,6 +106,9 @@ class Encoder:
         found = {}
         # Sorted, because environments may set attributes in different orders.
         for name, value in sorted(values.items()):
+            if type(value) in PLAIN:
+                found[name] = _as_readable(value)
+                continue
             before = len(self._seen), len(self.arrays)
             try:
                 found[name] = self.encode(value, inside=False)
@@ -136,10 +140,10 @@ class Encoder:
         return {"number": number, **self._encoded(value, inside)}
 
     def _encoded(self, value: Any, inside: bool) -> dict[str, Any]:
-        kind = type(value)
+        kind: Any = type(value)
         if self._most is not None and kind in _CONTAINERS and len(value) > self._most:
             raise NotPlain(f"which has more than {self._most} items")
-        known = _TYPES.get(kind) or next((one for test, one in _TESTS if test(value)), None)
+        known = _kind_of(kind)
         if known is not None and (self.in_graph or not known.in_graphs):
             return {"kind": known.name, **known.encode(self, value)}
         # Lists of environments are made once, but lists of other objects may change.
@@ -334,12 +338,18 @@ class _Kind(NamedTuple):
 
 _KINDS: dict[str, _Kind] = {}
 _TYPES: dict[type, _Kind] = {}
-_TESTS: list[tuple[Callable[[Any], bool], _Kind]] = []
+_TESTS: list[tuple[Callable[[type], bool], _Kind]] = []
+
+
+@lru_cache(maxsize=1024)
+def _kind_of(kind: Any) -> _Kind | None:
+    """Returns how values of a class are converted; None if nothing is registered for it."""
+    return _TYPES.get(kind) or next((one for test, one in _TESTS if test(kind)), None)
 
 
 def register(
     name: str,
-    suits: type | tuple[type, ...] | Callable[[Any], bool],
+    suits: type | tuple[type, ...] | Callable[[type], bool],
     encode: Callable[[Encoder, Any], dict[str, Any]],
     decode: Callable[[Decoder, Mapping[str, Any], Any], Any],
     *,
@@ -349,8 +359,8 @@ def register(
 
     Args:
         name: the name of the kind in the data.
-        suits: the class or the classes of the values, or a function that returns True for them;
-            nothing if another kind's ``encode`` returns this one.
+        suits: the class or the classes of the values, or a function that returns True for them; an
+            empty tuple if another kind's ``encode`` returns this one.
         encode: function that returns the entries of the data for a value. They may include another
             ``"kind"``.
         decode: function that returns the value for the data, and for the present value in its

@@ -1,4 +1,4 @@
-"""What does not change while an environment is in use, and what it is recognised by."""
+"""Parts of an environment that do not change while it is in use, and its identity."""
 
 from __future__ import annotations
 
@@ -117,8 +117,13 @@ def has_own_methods(value: Any) -> bool:
 
 def class_name(value: Any) -> str:
     """Returns the full name of a value's class."""
+    return full_name(type(value))
+
+
+def full_name(kind: type) -> str:
+    """Returns the full name of a class."""
     # Some extension types have no module.
-    return f"{getattr(type(value), '__module__', '')}.{type(value).__qualname__}"
+    return f"{getattr(kind, '__module__', '')}.{kind.__qualname__}"
 
 
 def package_of(env: Any) -> str:

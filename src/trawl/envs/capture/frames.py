@@ -138,8 +138,9 @@ def _decode_tensordict(decoder: Decoder, data: Mapping[str, Any], present: Any) 
     return made.lock_() if data["locked"] else made
 
 
-def _is_tensordict(value: Any) -> bool:
-    return isinstance(value, TensorDictBase) or is_non_tensor(value)
+def _is_tensordict(kind: type) -> bool:
+    non_tensor = is_leaf_nontensor(kind) and not issubclass(kind, Tensor)
+    return issubclass(kind, TensorDictBase) or non_tensor
 
 
 register("tensordict", _is_tensordict, _encode_tensordict, _decode_tensordict)

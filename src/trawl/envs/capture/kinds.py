@@ -1,4 +1,4 @@
-"""How values of each kind are converted to plain data, and back (see the codec)."""
+"""Conversion of values of each kind to plain data, and back (see the codec)."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 
 from trawl.envs.capture.codec import Decoder, Encoder, NotPlain, register
-from trawl.envs.capture.fixed import class_name, spaces_in
+from trawl.envs.capture.fixed import class_name, full_name, spaces_in
 from trawl.envs.specs import Composite, Spec
 from trawl.schema.checks import PLAIN, bit_generator, numpy_dtype, torch_device, torch_dtype
 
@@ -95,7 +95,7 @@ def _decode_array(decoder: Decoder, data: Mapping[str, Any], present: Any) -> An
 
 
 register(
-    "array", lambda one: isinstance(one, (np.ndarray, np.generic)), _encode_array, _decode_array
+    "array", lambda kind: issubclass(kind, (np.ndarray, np.generic)), _encode_array, _decode_array
 )
 register("scalar", (), _encode_array, _decode_array)
 register("view", (), _encode_array, _decode_array)
@@ -220,7 +220,7 @@ def _encode_set(encoder: Encoder, value: Any) -> dict[str, Any]:
         if id(item) in encoder.members:
             return ["object", encoder.members[id(item)]]
         if isinstance(item, type):
-            return ["class", f"{item.__module__}.{item.__qualname__}"]
+            return ["class", full_name(item)]
         if isinstance(item, PLAIN):
             return ["constant", item]
         if type(item) is tuple:
@@ -233,9 +233,7 @@ def _encode_set(encoder: Encoder, value: Any) -> dict[str, Any]:
 
 def _decode_set(decoder: Decoder, data: Mapping[str, Any], present: Any) -> Any:
     known = present if type(present) in _SETS else ()
-    classes = {
-        f"{one.__module__}.{one.__qualname__}": one for one in known if isinstance(one, type)
-    }
+    classes = {full_name(one): one for one in known if isinstance(one, type)}
 
     def decoded(kind: str, value: Any) -> Any:
         match kind:
@@ -329,7 +327,7 @@ def _decode_torch_generator(decoder: Decoder, data: Mapping[str, Any], present: 
 
 for _name, _type in GENERATORS.items():
     register(_name, _type, _encode_generator, _decode_generator)
-register("space", lambda one: isinstance(one, Space), _encode_space, _decode_space)
+register("space", lambda kind: issubclass(kind, Space), _encode_space, _decode_space)
 register(
     "torch_generator",
     torch.Generator,
@@ -359,8 +357,8 @@ def _decode_enum(decoder: Decoder, data: Mapping[str, Any], present: Any) -> Any
     return type(present)[data["name"]]
 
 
-def _is_synchronized(value: Any) -> bool:
-    return class_name(value) == "multiprocessing.sharedctypes.Synchronized"
+def _is_synchronized(kind: type) -> bool:
+    return full_name(kind) == "multiprocessing.sharedctypes.Synchronized"
 
 
 def _encode_synchronized(encoder: Encoder, value: Any) -> dict[str, Any]:
@@ -368,7 +366,7 @@ def _encode_synchronized(encoder: Encoder, value: Any) -> dict[str, Any]:
 
 
 def _decode_synchronized(decoder: Decoder, data: Mapping[str, Any], present: Any) -> Any:
-    if not _is_synchronized(present):
+    if not _is_synchronized(type(present)):
         raise NotPlain(f"which is a {class_name(present)} instead of a shared number")
     present.value = decoder.decode(data["value"])
     return present
@@ -376,7 +374,7 @@ def _decode_synchronized(decoder: Decoder, data: Mapping[str, Any], present: Any
 
 register("dtype", torch.dtype, _encode_name, _decode_name)
 register("device", torch.device, _encode_name, _decode_name)
-register("enum", lambda one: isinstance(one, Enum), _encode_enum, _decode_enum, in_graphs=True)
+register("enum", lambda kind: issubclass(kind, Enum), _encode_enum, _decode_enum, in_graphs=True)
 register(
     "synchronized", _is_synchronized, _encode_synchronized, _decode_synchronized, in_graphs=True
 )
