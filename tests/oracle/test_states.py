@@ -19,10 +19,11 @@ from tests.oracle.design import pairwise
 from tests.oracle.test_delivered import FACTORS, allowed, case_of
 from tests.oracle.test_seeds import Drawing, assert_same
 from trawl.collectors import Collector, MultiSyncCollector
+from trawl.testing.faces import FACES
 
 STATES = {
     **FACTORS,
-    "face": [face for face in FACTORS["face"] if face != "jax"],
+    "face": [face for face in FACES if face != "jax"],
     "delivery": ["rows", "cat", "in_turn"],
     "frames_per_batch": [12, 27],
     # Batches before the state, and batches of the collector that loads it.

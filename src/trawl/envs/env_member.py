@@ -19,7 +19,7 @@ from trawl.envs.generators import seed_generators
 from trawl.envs.gym import GymEnv
 from trawl.envs.layers import state_parts
 from trawl.envs.logged import LoggedEnv
-from trawl.envs.masks import MASK_KEY, is_joint, mask_shapes, unfit_mask, warn_late
+from trawl.envs.masks import MASK_KEY, is_joint, mask_shapes, unfit_mask
 from trawl.envs.outcomes import (
     RESET_GIVES,
     flag_of,
@@ -328,7 +328,7 @@ def _show_masks(masks: Array, buffers: SharedStepBuffers, rows: slice) -> None:
 
 def _single(env: GymEnv, buffers: SharedStepBuffers, rows: slice) -> Callable[[bool], None]:
     """Returns the function that steps a single Gymnasium environment."""
-    gym_step, is_first = env.env.step, True
+    gym_step = env.mask_check.watched(env, env.env.step)
     row = rows.start
     write_observed, write_begun = (
         _observation_writer(env, [arrays[key][row, ...] for key in arrays], method)
@@ -352,16 +352,11 @@ def _single(env: GymEnv, buffers: SharedStepBuffers, rows: slice) -> Callable[[b
                 env.log.observe(encode(obs, info))
 
     def step(eager: bool) -> None:
-        nonlocal is_first
         found = gym_step(read_action())
         try:
             obs, reward, terminated, truncated, info = found
         except (TypeError, ValueError):
             raise wrong_step(found, env.env) from None
-        if is_first:
-            is_first = False
-            if show_masks is None:
-                warn_late(env.action_codec.space, info, env.env)
         try:
             rewards[0] = reward
         except TypeError:

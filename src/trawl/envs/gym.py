@@ -32,7 +32,6 @@ from trawl.envs.masks import (
     MaskKeeper,
     MaskMethod,
     flat_mask,
-    mask_keeper,
     mask_method,
 )
 from trawl.envs.outcomes import (
@@ -361,7 +360,8 @@ class GymEnv(LoggedEnv):
             self._captured_adapter.env = self.env
             self._captured_adapter.load_state_dict(state["vector"])
         # The environment and its wrappers may be other objects than before.
-        self._masks, self._is_begun, self._looked = mask_keeper(self.env), True, False
+        keepers = (one for one in chain(self.env) if isinstance(one, MaskKeeper))
+        self._masks, self._is_begun, self._looked = next(keepers, None), True, False
         seed = state["seed"]
         self._seed = None if seed is None else (int(seed[0]), bool(seed[1]))
         self._seeds, self._rebuilds = state["seeds"], state["rebuilds"]

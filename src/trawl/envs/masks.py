@@ -606,12 +606,3 @@ class FirstMaskCheck:
             return found
 
         return step_first
-
-
-def mask_keeper(env: Any) -> MaskKeeper | None:
-    """Returns the wrapper of an environment that keeps its action mask; None if there is none."""
-    while isinstance(env, gymnasium.Wrapper):
-        if isinstance(env, MaskKeeper):
-            return env
-        env = env.env
-    return None
