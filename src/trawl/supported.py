@@ -510,12 +510,6 @@ LAG_PREEMPTION = Refusal(
     why="slow workers of a node would deliver older frames with a later batch",
     instead="leave one of them out",
 )
-AUTO_ELSEWHERE = Refusal(
-    options=("num_collectors='auto'",),
-    other="backends that run workers on other machines or in this process",
-    why="it measures workers on this machine",
-    instead="pass a number",
-)
 DIRECT_BACKEND = Refusal(
     options=("sync=...", "backend_options=..."),
     other="backend 'direct'",

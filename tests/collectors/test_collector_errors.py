@@ -95,12 +95,12 @@ def test_the_steps_of_a_batch_of_environments_need_extend(count):
         (
             {"num_collectors": True},
             TypeError,
-            "num_collectors must be .* or 'auto', .* True",
+            "num_collectors must be .*, .* True",
         ),
         (
             {"num_collectors": 1.0},
             TypeError,
-            "num_collectors must be .* or 'auto', .* 1.0",
+            "num_collectors must be .*, .* 1.0",
         ),
         ({"backend": "direct", "num_collectors": 2}, ValueError, "'direct' takes at most one"),
         ({"sync": False}, ValueError, "sync=False can't be used with backend"),

@@ -51,7 +51,6 @@ from trawl.cli.arguments import (
 )
 from trawl.collectors.config import CollectorConfig
 from trawl.collectors.multi_config import MultiConfig
-from trawl.collectors.tuning import workers
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -121,9 +120,6 @@ def untouched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]
     )
     monkeypatch.setattr(sys, "path", [*sys.path])
     monkeypatch.setenv("COLUMNS", "100")
-    # "auto" measures for a moment, and remembers it in the empty folder.
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setattr(workers, "SECONDS", 1.0)
     modules = set(sys.modules)
     # Silences TorchRL. The variable is for the case that it is imported only later.
     monkeypatch.setenv("RL_LOGGING_LEVEL", "WARNING")

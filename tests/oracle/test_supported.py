@@ -281,7 +281,6 @@ CASES: dict[str, list[Callable[[], Any]]] = {
             collector_kwargs={"preemptive_threshold": 0.5},
         )
     ],
-    "AUTO_ELSEWHERE": [lambda: one(num_collectors="auto", backend="ray")],
     "DIRECT_BACKEND": each(one, {"backend": "direct"}, sync=True, backend_options={}),
     "RAY_START": [lambda: on_ray(start_method="spawn")],
     "LAUNCHER_START": [lambda: remote(start_method="spawn")],

@@ -35,9 +35,7 @@ class CollectorArguments(CollectorConfig):
             ``"distributed"`` and ``"submitit"`` collect in workers. With workers, the constructor
             returns an instance of the backend's collector class, which is not a ``Collector``.
         backend_options: mapping of the options that only the backend's collector class has.
-        num_collectors: number of workers, if ``create_env_fn`` is not a list. ``"auto"`` measures
-            which number is the fastest on this machine, and remembers it in the user's cache
-            folder.
+        num_collectors: number of workers, if ``create_env_fn`` is not a list.
         sync: True if all workers together make each batch. By default, each batch comes from one
             worker.
     """
@@ -49,7 +47,7 @@ class CollectorArguments(CollectorConfig):
         | None
     ) = field(default=None, kw_only=True)
     backend_options: Mapping[str, Any] | None = field(default=None, kw_only=True)
-    num_collectors: int | Literal["auto"] | None = field(default=None, kw_only=True)
+    num_collectors: int | None = field(default=None, kw_only=True)
     sync: bool | None = field(default=None, kw_only=True)
 
 
@@ -87,9 +85,6 @@ class MultiArguments(AsyncArguments):
     """The arguments of a collector with several workers on this machine."""
 
     create_env_fn: EnvSources | Sequence[EnvSources]  # type: ignore[assignment]
-    num_workers: int | Literal["auto"] | None = field(  # type: ignore[assignment]
-        default=None, kw_only=True
-    )
 
 
 @dataclass(frozen=True)

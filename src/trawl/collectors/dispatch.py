@@ -12,11 +12,9 @@ from typing import Any, Final
 from trawl.checks import check_bool
 from trawl.collectors.config import CollectorConfig
 from trawl.envs.types import is_list
-from trawl.supported import AUTO_ELSEWHERE, DIRECT_BACKEND
+from trawl.supported import DIRECT_BACKEND
 
 DIRECT: Final = "direct"
-# The value of num_collectors that stands for the number that is the fastest on this machine.
-AUTO: Final = "auto"
 _ARGUMENTS = ("backend", "backend_options", "num_collectors", "sync")
 _PROCESS = ("process", "multiprocessing")
 _RAY = "ray"
@@ -41,8 +39,7 @@ def backend_arguments(options: dict[str, Any], allowed: bool) -> dict[str, Any]:
         allowed: True if the class accepts the arguments (subclasses of ``Collector`` don't).
 
     Raises:
-        TypeError: if the class does not accept the arguments, or ``num_collectors`` is neither an
-            integer nor ``"auto"``.
+        TypeError: if the class does not accept the arguments, or ``num_collectors`` is no integer.
         ValueError: if ``num_collectors`` is not positive.
     """
     given = {name: options.pop(name) for name in _ARGUMENTS if name in options}
@@ -50,11 +47,9 @@ def backend_arguments(options: dict[str, Any], allowed: bool) -> dict[str, Any]:
     if given and not allowed:
         raise TypeError(f"only Collector itself takes {', '.join(given)}")
     count = given.get("num_collectors")
-    if count is not None and count != AUTO:
+    if count is not None:
         if isinstance(count, bool) or not isinstance(count, int):
-            raise TypeError(
-                f"num_collectors must be a positive integer or 'auto', but it is {count!r}"
-            )
+            raise TypeError(f"num_collectors must be a positive integer, but it is {count!r}")
         if count < 1:
             raise ValueError(f"num_collectors must be a positive integer, but it is {count}")
     return given
@@ -75,8 +70,6 @@ def chosen_backend(given: Mapping[str, Any]) -> str:
     if backend not in (DIRECT, *_PROCESS, *_CLASSES):
         names = ", ".join(map(repr, (DIRECT, *_CLASSES)))
         raise ValueError(f"unknown backend {backend!r}{source}: the backends are {names}")
-    if count == AUTO and backend not in _PROCESS:
-        raise AUTO_ELSEWHERE.error(against=f"backend {backend!r}{source}")
     if backend != DIRECT:
         return "process" if backend in _PROCESS else str(backend)
     if count is not None and count > 1:
@@ -134,10 +127,7 @@ def elsewhere(args: tuple[Any, ...], options: Mapping[str, Any]) -> Any:
     own = {name: value for name, value in own.items() if not _is_default(name, value)}
     if "create_env_fn" not in own:
         raise TypeError("Collector needs the argument create_env_fn")
-    if given.get("num_collectors") == AUTO:
-        factories, own["num_workers"] = own.pop("create_env_fn"), AUTO
-    else:
-        factories = _factories(own.pop("create_env_fn"), given.get("num_collectors"))
+    factories = _factories(own.pop("create_env_fn"), given.get("num_collectors"))
     check_bool("sync", given.get("sync"))
     sync = bool(given.get("sync", False))
     if backend in _REMOTE:

@@ -18,7 +18,6 @@ from trawl.collectors.arguments import (
     describe,
 )
 from trawl.collectors.config import warn
-from trawl.collectors.multi_config import check_names
 from trawl.collectors.worker_collector import WorkerCollector
 from trawl.envs.build import refuse_policy
 from trawl.envs.types import is_list
@@ -110,8 +109,6 @@ class MultiCollector(WorkerCollector):
             raise ValueError(
                 f"{type(self).__name__} always has sync={self.sync}, but sync={sync!r} was passed"
             )
-        if isinstance(options.get("num_workers"), str):
-            options["num_workers"] = self._measured_count(create_env_fn, policy, options)
         refuse_policy(create_env_fn)
         if options.get("num_workers") is None and not is_list(create_env_fn):
             warn(
@@ -119,20 +116,6 @@ class MultiCollector(WorkerCollector):
                 "pass num_workers, or a list of environments (num_workers=1 is silent)"
             )
         super().__init__(create_env_fn, policy, *more, **options)
-
-    def _measured_count(self, create_env_fn: Any, policy: Any, options: dict[str, Any]) -> int:
-        """Returns the number of workers that ``num_workers="auto"`` selects."""
-        # Imported on first use: workers import this module too, but don't need this one.
-        from trawl.collectors.tuning.workers import auto_workers
-
-        check_names(type(self).__name__, options)
-        if options["num_workers"] != "auto":
-            raise TypeError(
-                "num_workers must be a positive integer or 'auto', but it is "
-                f"{options['num_workers']!r}"
-            )
-        cls = MultiSyncCollector if self.sync else MultiAsyncCollector
-        return auto_workers(cls, self.sync, create_env_fn, policy, options)
 
     @override
     def _new_backend(self) -> Backend:

@@ -46,8 +46,7 @@ class MultiConfig(CollectorConfig):
     may be lists, with an entry for each worker.
 
     Attributes:
-        num_workers: number of workers, if ``create_env_fn`` is not a list. ``"auto"`` measures
-            which number is the fastest on this machine; collectors on clusters don't accept it.
+        num_workers: number of workers, if ``create_env_fn`` is not a list.
         collector_class: class of the workers' collectors: a subclass of ``Collector``.
         cat_results: ``"stack"`` (the default) makes batches of shape ``(workers, *B, T)``, where
             ``B`` is the batch size of a worker's environment and ``T`` is the number of steps. 0

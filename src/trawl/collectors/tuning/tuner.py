@@ -21,7 +21,6 @@ from trawl.collectors.tuning.reasons import busy, reason
 from trawl.collectors.tuning.result import TuneResult, ordered
 from trawl.collectors.tuning.space import space_for, usable_cores
 from trawl.collectors.tuning.trial import Learner, Measurement, measure, undisturbed
-from trawl.collectors.tuning.workers import FOR_ANY_COLLECTOR
 
 _LEAST_SECONDS = 1.0
 # Numbers of frames in a batch: the largest that one environment collects in a short time.
@@ -29,6 +28,30 @@ _FRAMES = (1000, 500, 200, 100, 50, 20, 10, 5, 2)
 _BATCH_SECONDS = 1.0
 # Number of batches that have to fit in the budget: one to warm up, and one to measure.
 _LEAST_BATCHES = 2
+# Options that influence the speed of workers, and that may be used several times. Others belong to
+# one collector (schemes, buffers, sinks), or take effect in the driver.
+_OPTIONS = (
+    "auto_register_policy_transforms",
+    "compact_obs",
+    "compile_policy",
+    "create_env_kwargs",
+    "cudagraph_policy",
+    "device",
+    "env_device",
+    "exploration_type",
+    "frame_stack",
+    "max_frames_per_traj",
+    "normalize_observations",
+    "normalize_rewards",
+    "on_env_error",
+    "policy_device",
+    "policy_factory",
+    "reset_at_each_iter",
+    "reset_kwargs",
+    "storing_device",
+    "track_traj_ids",
+    "trust_policy",
+)
 
 
 def tune(
@@ -161,11 +184,10 @@ def _check(budget: Any, sync: Any, learner: Any, options: Mapping[str, Any]) -> 
     if not (sync is None or isinstance(sync, bool)):
         raise TypeError(f"sync must be True, False or None, but it is {sync!r}")
     check_callable("learner", learner)
-    unknown = sorted(set(options) - set(FOR_ANY_COLLECTOR))
+    unknown = sorted(set(options) - set(_OPTIONS))
     if unknown:
         raise TypeError(
-            f"tune got unknown arguments: {', '.join(unknown)}"
-            f"{did_you_mean(unknown, FOR_ANY_COLLECTOR)}"
+            f"tune got unknown arguments: {', '.join(unknown)}{did_you_mean(unknown, _OPTIONS)}"
         )
 
 
