@@ -7,8 +7,13 @@ import numpy as np
 import pytest
 import torch
 from tensordict import TensorDict
-from tensordict.nn import TensorDictModule
+from tensordict.nn import (
+    ProbabilisticTensorDictModule,
+    ProbabilisticTensorDictSequential,
+    TensorDictModule,
+)
 from torch import nn
+from torch.distributions import Normal
 
 from trawl.collectors import Collector
 from trawl.testing import NumberedEnv
@@ -64,6 +69,94 @@ def test_replaced_weights_act_from_the_next_batch_on(compiled) -> None:
         assert collector.next()["action"].abs().sum() > 0
         TensorDict.from_module(policy).apply(torch.zeros_like).to_module(policy)
         assert collector.next()["action"].abs().sum() == 0
+
+
+class Constant(nn.Module):
+    """Gives 0.5 for any input."""
+
+    def forward(self, observation):
+        return torch.full_like(observation[..., :1], 0.5)
+
+
+class Doubled(nn.Module):
+    def forward(self, value):
+        return 2 * value
+
+
+def two_layers() -> TensorDictModule:
+    inner = nn.Sequential(nn.Linear(3, 1), Doubled())
+    return TensorDictModule(inner, in_keys=["observation"], out_keys=["action"])
+
+
+def replace_parameters(policy):
+    layer = policy.module[0]
+    layer.weight, layer.bias = nn.Parameter(torch.zeros(1, 3)), nn.Parameter(torch.full((1,), 0.25))
+
+
+def give_half(*_):
+    return torch.full((1,), 0.5)
+
+
+CHANGES = {
+    "hook": lambda policy, _: policy.module.register_forward_hook(give_half),
+    "hook of a layer": lambda policy, _: policy.module[1].register_forward_hook(give_half),
+    "hook of the policy": lambda policy, _: policy.register_forward_hook(
+        lambda _, __, td: td.set("action", give_half())
+    ),
+    "layer": lambda policy, _: policy.module.__setitem__(1, Constant()),
+    "module": lambda policy, _: setattr(policy, "module", Constant()),
+    "parameters": lambda policy, _: replace_parameters(policy),
+    "method": lambda policy, _: setattr(policy.module[1], "forward", give_half),
+    "method of the class": lambda _, patch: patch.setattr(Doubled, "forward", give_half),
+    "class": lambda policy, _: setattr(policy.module[1], "__class__", Constant),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_change_of_the_policy_between_two_batches_is_heeded(change, monkeypatch) -> None:
+    policy = two_layers()
+    with Collector("Pendulum-v1", policy, frames_per_batch=4) as collector:
+        before = [collector.next()["action"] for _ in range(2)]
+        CHANGES[change](policy, monkeypatch)
+        after = [collector.next()["action"] for _ in range(2)]
+    assert not (torch.cat(before) == 0.5).any()
+    assert (torch.cat(after) == 0.5).all()
+
+
+def test_a_hook_that_is_removed_is_no_longer_called() -> None:
+    policy = two_layers()
+    with Collector("Pendulum-v1", policy, frames_per_batch=4) as collector:
+        collector.next()
+        hook = policy.module[0].register_forward_hook(lambda *_: torch.zeros(1))
+        assert collector.next()["action"].eq(0).all()
+        hook.remove()
+        assert collector.next()["action"].ne(0).all()
+
+
+def test_an_input_is_copied_from_when_a_hook_may_change_it() -> None:
+    policy = two_layers()
+    with Collector("Pendulum-v1", policy, frames_per_batch=4) as collector:
+        collector.next()
+        policy.module.register_forward_pre_hook(lambda _, given: given[0].fill_(9))
+        assert collector.next()["observation"].ne(9).all()
+
+
+@pytest.mark.parametrize("replaced", [True, False])
+def test_a_changed_argument_of_a_distribution_is_heeded(replaced) -> None:
+    sampler = ProbabilisticTensorDictModule(
+        ["loc"], ["action"], distribution_class=Normal, distribution_kwargs={"scale": 1.0}
+    )
+    mean = TensorDictModule(nn.Linear(3, 1), ["observation"], ["loc"])
+    policy = ProbabilisticTensorDictSequential(mean, sampler)
+    with Collector("Pendulum-v1", policy, frames_per_batch=4) as collector:
+        batches = [collector.next() for _ in range(2)]
+        if replaced:
+            sampler.distribution_kwargs = {"scale": 1e-9}
+        else:
+            sampler.distribution_kwargs["scale"] = 1e-9
+        batches += [collector.next() for _ in range(2)]
+    near = [torch.allclose(batch["action"], batch["loc"]) for batch in batches]
+    assert near == [False, False, True, True]
 
 
 class Halving(TensorDictModule):

@@ -46,8 +46,8 @@ from trawl.envs.capture.pickling import signing_key, use_signing_key
 from trawl.envs.own_process import prepare_process
 from trawl.keys import MASK
 from trawl.rollout.block import as_batch
+from trawl.rollout.first_call import networks_noted
 from trawl.rollout.loop import Rollout
-from trawl.rollout.networks import networks_noted
 from trawl.tensordicts import drop_private
 from trawl.weight_update.channel import Inbox
 from trawl.weight_update.layout import FlatLayout

@@ -42,6 +42,7 @@ class Block:
         layout: layout of the batch.
         steps: functions that take the steps of a chunk of rows, and what they depend on, by the
             chunk. They can be used again when the block is filled again.
+        acts: functions that act in rows, which can be used again, too.
         tensors: the entries with time first, ``(steps, *batch, *leaf)``, by key.
         rows: the same memory as arrays.
         flat_rows: the same arrays with a single batch dimension, ``(steps, num_envs, *leaf)``.
@@ -53,6 +54,7 @@ class Block:
         self.layout = layout
         self._lease = lease
         self.steps: dict[tuple[int, int], tuple[Any, Callable[[int], None]]] = {}
+        self.acts: dict[tuple[Any, int, int], tuple[Any, Callable[[int], None]]] = {}
         self.windows: Mapping[Key, Windows] = {}
         self.grown: dict[Key, Tensor] = {}
         axis = len(layout.batch)
@@ -162,6 +164,11 @@ class BlockPart:
     def tensors(self) -> Mapping[Key, Tensor]:
         """The entries with time first, by key."""
         return self._block.tensors
+
+    @property
+    def acts(self) -> dict[tuple[Any, int, int], tuple[Any, Callable[[int], None]]]:
+        """Functions to use again when the rows are filled again; none if there are windows."""
+        return {} if self._block.windows else self._block.acts
 
     def inputs(self, key: Key, start: int, stop: int, copied: bool) -> InputRows:
         """Returns the rows of a chunk as the policy reads them.

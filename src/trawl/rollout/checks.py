@@ -1,13 +1,14 @@
-"""Checks of actions and rewards, with errors that state what was expected."""
+"""Checks of actions, rewards and states, with errors that state what was expected."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from tensordict import TensorDictBase, is_non_tensor
 from torch import Tensor
 
 from trawl.envs.base import TensorDictEnv
@@ -16,6 +17,7 @@ from trawl.errors import StateError
 from trawl.keys import Key, as_key, show_key
 from trawl.rollout.policy import missing_action
 from trawl.supported import LIMIT_ALL_AT_ONCE
+from trawl.tensordicts import is_lazy
 
 
 def check_actions(env: Any, policy: Any, found: dict[Key, Any]) -> None:
@@ -186,3 +188,78 @@ def check_same_layout(own: Mapping[str, Any], state: Mapping[str, Any]) -> None:
 
 def _layout(value: Any) -> str:
     return "no entry" if value is None else f"{value.dtype} of shape {tuple(value.shape)}"
+
+
+class _Layout(NamedTuple):
+    """Shape and dtype of a tensor."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+
+
+def check_carrier(env: Any, written: set[Key], own: TensorDictBase, state: TensorDictBase) -> None:
+    """Compares the entries of a state with the entries that a step begins with.
+
+    Between an environment's reset and its next step, there may be other entries than between two
+    steps. An environment of TorchRL keeps what the policy wrote.
+
+    Args:
+        env: the environment.
+        written: keys that the policy writes.
+        own: the entries that the next step would begin with.
+        state: the entries of the state.
+
+    Raises:
+        ValueError: if the state has other entries, or an entry has another shape or dtype.
+    """
+    mine, other = dict(_leaves(own, ())), dict(_leaves(state, ()))
+    if not isinstance(env, TensorDictEnv):
+        needed, varying = _entries_of(env)
+        for place in [place for place in mine if place not in other]:
+            if _names(place) not in needed:
+                del mine[place]
+        for place in [place for place in other if place not in mine]:
+            key = _names(place)
+            if any(key[: len(one)] == one for one in needed | written):
+                del other[place]
+        for place in mine.keys() & other.keys():
+            if _names(place) in varying:
+                del mine[place], other[place]
+    check_same_layout(
+        {show_key(tuple(map(str, place))): value for place, value in mine.items()},
+        {show_key(tuple(map(str, place))): value for place, value in other.items()},
+    )
+
+
+def _leaves(value: Any, place: tuple[Any, ...]) -> Iterator[tuple[tuple[Any, ...], _Layout]]:
+    """Yields the layouts of tensors, and their places.
+
+    A place has a number for each part of a lazy stack, unless the parts are alike. TorchRL uses
+    lazy stacks and dense ones alternately.
+    """
+    if is_lazy(value):
+        parts = [dict(_leaves(part, ())) for part in value.tensordicts]
+        for index, part in enumerate(parts):
+            if any(part != other for other in parts):
+                yield from (((*place, index, *inner), leaf) for inner, leaf in part.items())
+            elif index == 0:
+                for inner, leaf in part.items():
+                    shape = list(leaf.shape)
+                    shape.insert(value.stack_dim, len(parts))
+                    yield (*place, *inner), _Layout(tuple(shape), leaf.dtype)
+    elif isinstance(value, TensorDictBase) and not is_non_tensor(value):
+        for name, entry in value.items():
+            yield from _leaves(entry, (*place, name))
+    elif isinstance(value, Tensor):
+        yield place, _Layout(tuple(value.shape), value.dtype)
+
+
+def _names(place: tuple[Any, ...]) -> Key:
+    return tuple(part for part in place if isinstance(part, str))
+
+
+def _entries_of(env: Any) -> tuple[set[Key], set[Key]]:
+    """Returns the keys that each step begins with, and those among them whose shape varies."""
+    specs = (env.full_observation_spec, env.full_state_spec, env.full_done_spec)
+    leaves = {as_key(key): leaf for spec in specs for key, leaf in spec.items(True, True)}
+    return set(leaves), {key for key, leaf in leaves.items() if -1 in leaf.shape}

@@ -2,13 +2,14 @@
 
 A call of an ``nn.Module`` looks for hooks, and a layer looks up its parameters by name. For small
 networks, these lookups cost as much as the arithmetic. They can be done before the loop, but must
-be repeated for each batch, because a user may add a hook or replace a parameter between two
-batches. The operations are the same, so the results are identical to the bit.
+be repeated after a user has added a hook or replaced a parameter, which :class:`ModuleWatch`
+notices between two batches. The operations are the same, so the results are identical to the bit.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from operator import is_
 from typing import Any
 
 import torch
@@ -37,6 +38,7 @@ _SIMPLE: dict[type[nn.Module], Function] = {
     nn.Sigmoid: torch.sigmoid,
 }
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+_TABLES = ("_parameters", "_modules", *_HOOKS)
 
 
 def unroll(module: Any) -> Function:
@@ -98,6 +100,48 @@ def _normal_parameters(extractor: NormalParamExtractor) -> Function:
         return (loc, positive(scale).clamp_min(least), *others)
 
     return split
+
+
+class ModuleWatch:
+    """Notices changes of a module on which a plan depends.
+
+    These are the attributes, parameters, hooks and classes of the module and of all modules in it.
+    The values of tensors may change.
+
+    Args:
+        module: the module, or any other callable, which never changes.
+    """
+
+    def __init__(self, module: Any) -> None:
+        self._parts = list(module.modules()) if isinstance(module, nn.Module) else []
+        self._tables = [table for part in self._parts for table in _tables(part)]
+        self._found = self._now()
+
+    def _now(self) -> list[Any]:
+        found: list[Any] = [_has_any_global_hook()]
+        for part in self._parts:
+            kind = type(part)
+            found += (kind, kind.forward, kind.__call__)
+        for table in self._tables:
+            found += table.values() if isinstance(table, dict) else table
+        return found
+
+    @property
+    def has_changed(self) -> bool:
+        """True if the module is no longer what it was when this object was made."""
+        now = self._now()
+        return len(now) != len(self._found) or not all(map(is_, now, self._found))
+
+
+def _tables(part: nn.Module) -> Iterable[dict[Any, Any] | list[Any]]:
+    """Yields the attributes of a module, apart from its children, and what is in its tables."""
+    own = vars(part)
+    yield own
+    # Other modules may have data in dictionaries and lists.
+    known = own if isinstance(part, TensorDictModuleBase) else _TABLES
+    for name in known:
+        if isinstance(table := own.get(name), (dict, list)):
+            yield table
 
 
 def leaves_inputs_alone(module: Any) -> bool:

@@ -96,8 +96,7 @@ def make_plan(
                 samplings.append(drawn)
             if varies:
                 drawn.why_objects = "the sizes of the policy's batches vary"
-            if varies or not unrolled:
-                drawn.draw = drawn.draw_objects
+            drawn.renew(alone, objects=varies or not unrolled)
             operations.append(_draw(drawn))
         else:
             operations.append(_operation(step, unrolled))

@@ -6,7 +6,7 @@ way to call it on tensors (:class:`~trawl.rollout.plan.Plan`).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from typing import Any
 
@@ -17,10 +17,9 @@ from torch import Tensor, nn
 
 from trawl.errors import add_note
 from trawl.keys import Key, as_key, show_key, show_keys
-from trawl.rollout.modules import leaves_inputs_alone
-from trawl.rollout.networks import call_noting_networks, foreign_networks
+from trawl.rollout.first_call import PolicyReads, call_noting_networks, foreign_networks
+from trawl.rollout.modules import ModuleWatch, leaves_inputs_alone
 from trawl.rollout.plan import NotPlannable, Plan, make_plan
-from trawl.rollout.policy_reads import PolicyReads
 from trawl.rollout.resolving import name_of
 from trawl.rollout.sampling import Sampling, keep_reasons
 from trawl.rollout.trial import trial
@@ -46,6 +45,8 @@ class Policy:
         varies: True if the policy is called with batches of different sizes.
         why_not_direct: reason why the policy is called with a TensorDict, or None if it is called
             on tensors.
+        leaves_inputs_alone: True if the policy is certain neither to change nor to keep its input
+            tensors; known once :meth:`direct` or :meth:`plan` has returned.
     """
 
     def __init__(
@@ -65,6 +66,11 @@ class Policy:
         self.writes: tuple[Key, ...] = ()
         self.reads = PolicyReads()
         self.why_not_direct: str | None = None
+        self.leaves_inputs_alone = False
+        # The plan of the module as it was when it was last looked at, or the reason why there is
+        # none.
+        self._watch: ModuleWatch | None = None
+        self._plan: Plan | str = ""
         # An entry without a row for each environment, and its shape; None if there is none.
         self._misfit: tuple[Key, tuple[int, ...]] | None = None
         self._samplings: tuple[Sampling, ...] = ()
@@ -101,22 +107,32 @@ class Policy:
         modules = own.modules() if isinstance(own, nn.Module) else [own]
         return any(map(_reads_is_init, modules))
 
-    @property
-    def leaves_inputs_alone(self) -> bool:
-        """True if the policy is certain neither to change nor to keep its input tensors."""
-        return leaves_inputs_alone(self.module)
-
-    def remembered(self, written: Iterable[Key]) -> set[Key]:
-        """Returns the keys among ``written`` that the policy may read one step later.
+    def carried_over(
+        self,
+        found: AbstractSet[Key],
+        known: AbstractSet[Key],
+        given: AbstractSet[Key] = frozenset(),
+    ) -> tuple[list[Key], list[Key]]:
+        """Returns the keys of entries that the policy writes, and may read one step later.
 
         A chain of modules declares which keys it reads. Any other policy may read everything that
         it wrote, as in TorchRL's collectors.
+
+        Args:
+            found: keys that the policy writes.
+            known: keys of the entries that a step begins with.
+            given: keys among ``known`` that the policy writes for the next step.
+
+        Returns:
+            Keys that it writes under ``"next"``, without this name; and keys that it writes and
+            reads under the same name.
         """
-        try:
-            make_plan(self.module, self.exploration)
-        except NotPlannable:
-            return set(written)
-        return set(written) & set(self.in_keys)
+        following = [key[1:] for key in found if key[0] == "next"]
+        states = [k for k in following if k in given or (k not in known and k in self.reads)]
+        self._look()
+        read = found if isinstance(self._plan, str) else found & set(self.in_keys)
+        memories = sorted(key for key in read - known - set(states) if key[0] != "next")
+        return states, memories
 
     @property
     def function(self) -> Callable[[Any], Any]:
@@ -249,8 +265,8 @@ class Policy:
     def plan(self, available: AbstractSet[Key], batch: tuple[int, ...]) -> Plan:
         """Returns a plan with which the loop can call the policy on tensors.
 
-        The plan is made anew for each binding, because a user may hook or replace a module between
-        two batches. Only a plan that ``transform`` has wrapped is reused.
+        The plan is made anew if the policy has changed, because a user may hook or replace a module
+        between two batches. A plan that ``transform`` has wrapped is always reused.
 
         Args:
             available: keys of the tensors that the loop can provide.
@@ -262,23 +278,37 @@ class Policy:
 
     def direct(self, available: AbstractSet[Key]) -> Plan | None:
         """Returns a plan for calling the policy without a TensorDict, or None."""
+        self._look()
         if self._compiled is not None and self.why_not_direct is None:
             return self._compiled
+        plan = self._plan
+        if isinstance(plan, str):
+            self.why_not_direct = plan
+        elif missing := set(plan.reads) - set(available):
+            self.why_not_direct = f"it reads {show_keys(missing)}, which nothing provides"
+        elif set(plan.writes) != set(self.writes):
+            self.why_not_direct = "it writes keys other than its out_keys"
+        else:
+            self.why_not_direct = None
+            keep_reasons(self._samplings, plan.samplings)
+            self._samplings = plan.samplings
+            return self._transformed(plan)
+        return None
+
+    def _look(self) -> None:
+        """Makes the plan, if the policy has changed since this was last done."""
+        if self._watch is not None and not self._watch.has_changed:
+            if isinstance(self._plan, Plan):
+                for drawn in self._plan.samplings:
+                    drawn.renew(self.alone, objects=self.varies)
+            return
+        self._watch = ModuleWatch(self.module)
+        self.leaves_inputs_alone = leaves_inputs_alone(self.module)
         plain = self.transform is None
         try:
-            plan = make_plan(self.module, self.exploration, plain, self.alone, self.varies)
-            missing = set(plan.reads) - set(available)
-            if missing:
-                raise NotPlannable(f"it reads {show_keys(missing)}, which nothing provides")
-            if set(plan.writes) != set(self.writes):
-                raise NotPlannable("it writes keys other than its out_keys")
+            self._plan = make_plan(self.module, self.exploration, plain, self.alone, self.varies)
         except NotPlannable as why:
-            self.why_not_direct = str(why)
-            return None
-        self.why_not_direct = None
-        keep_reasons(self._samplings, plan.samplings)
-        self._samplings = plan.samplings
-        return self._transformed(plan)
+            self._plan = str(why)
 
     def _transformed(self, plan: Plan) -> Plan:
         """Returns the plan, wrapped by ``transform`` if it is set; a wrapped plan is reused."""

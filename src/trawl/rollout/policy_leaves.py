@@ -79,11 +79,7 @@ def discover_leaves(
     for key in written.keys() & readable.keys():
         if written[key] != readable[key]:
             raise NoFixedLayout(f"the policy overwrites {show_key(key)} with another layout")
-    following = [key[1:] for key in written if key[0] == "next"]
-    states = [key for key in following if key in carried or key in policy.reads]
-    known = {*readable, *states}
-    remembered = policy.remembered(written)
-    memories = [key for key in remembered if key not in known and key[0] != "next"]
+    states, memories = policy.carried_over(written.keys(), readable.keys(), carried)
     convert = {key: converter(value) for key, value in found.items()}
     return PolicyLeaves(written, states, memories, convert)
 

@@ -121,7 +121,7 @@ class PolicyOutputs:
     def writer(
         self,
         key: Key,
-        convert: Callable[[Any], Array],
+        array_of: Callable[[Any, tuple[int, ...]], Array],
         rows: Sequence[Any],
         also: Sequence[Any] | None,
         start: int,
@@ -130,13 +130,13 @@ class PolicyOutputs:
 
         Args:
             key: key of the entry.
-            convert: the fastest conversion of outputs like the first one to arrays.
+            array_of: function that :meth:`array_of` returned.
             rows: the rows, which are arrays or tensors.
             also: further rows that get the same values; None if there are none.
             start: number of the chunk's first row in the batch.
         """
         shape, dtype, tensors = rows[0].shape, rows[0].dtype, isinstance(rows[0], Tensor)
-        array_of, fitting = self.array_of(key, convert), self.fitting
+        fitting = self.fitting
         more: Sequence[Any] = () if also is None else also
 
         def write(t: int, value: Any) -> None:

@@ -16,10 +16,9 @@ from trawl.errors import StateError
 from trawl.keys import Key
 from trawl.memory import Array
 from trawl.rollout.env_restarts import EnvRestarts
-from trawl.rollout.lag_limit import lag_limit
 from trawl.rollout.parallel_repairs import ParallelRepairs
 from trawl.rollout.ready_source import NO_ROWS, ReadyResults, ReadySource
-from trawl.rollout.serving import Batching, ServingOptions
+from trawl.rollout.serving import Batching, ServingOptions, lag_limit
 
 
 class ReadyProcesses(ReadySource):

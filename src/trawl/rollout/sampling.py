@@ -43,8 +43,8 @@ class Sampling:
     """Draws the samples of a probabilistic module, and their log-probabilities.
 
     The first call uses distribution objects, which check their arguments. Further calls repeat the
-    recorded operations of such a call, without checks. To check the arguments once per chunk, an
-    instance is made for each binding.
+    recorded operations of such a call, without checks. To check the arguments once per chunk,
+    :meth:`renew` is called for each binding.
 
     Args:
         module: the module.
@@ -63,18 +63,27 @@ class Sampling:
         self, module: ProbabilisticTensorDictModule, exploration: InteractionType, alone: bool
     ) -> None:
         self._module, self._exploration = module, exploration
-        # A thread may also have random generators of its own, which a recording would advance.
-        self._alone = alone and threading.current_thread() is threading.main_thread()
         self._stock = _has_stock_forward(module)
         self._class = module.distribution_class
-        self._fixed = dict(module.distribution_kwargs)
         self._names = [key[-1] if isinstance(key, tuple) else key for key in module.dist_keys]
         self.in_keys = [as_key(key) for key in module.in_keys]
         self.out_keys = [as_key(module.dist_sample_keys[0])]
         if module.return_log_prob:
             self.out_keys.append(as_key(module.log_prob_key))
         self.why_objects: str | None = None
-        self.draw: Callable[..., Sequence[Tensor]] = self._first
+        self.renew(alone)
+
+    def renew(self, alone: bool, objects: bool = False) -> None:
+        """Begins a binding, in which the first call checks its arguments again.
+
+        Args:
+            alone: True if no other thread draws random numbers.
+            objects: True to use distribution objects in all calls.
+        """
+        # A thread may also have random generators of its own, which a recording would advance.
+        self._alone = alone and threading.current_thread() is threading.main_thread()
+        self._fixed = dict(self._module.distribution_kwargs)
+        self.draw: Callable[..., Sequence[Tensor]] = self.draw_objects if objects else self._first
 
     def _first(self, *parameters: Tensor) -> Sequence[Tensor]:
         results = self.draw_objects(*parameters)

@@ -35,15 +35,14 @@ from trawl.keys import (
 )
 from trawl.rollout.batch_writer import ActFn, BatchOptions, BatchWriter, StepFn
 from trawl.rollout.block import Block, copy_into
-from trawl.rollout.carrier import check_carrier
-from trawl.rollout.checks import check_rewards, has_autoreset_steps
+from trawl.rollout.checks import check_carrier, check_rewards, has_autoreset_steps
 from trawl.rollout.env_restarts import FailureCounter, PartFailures, emptied
 from trawl.rollout.episode_sums import EpisodeSums
 from trawl.rollout.episodes import EpisodeTracker
 from trawl.rollout.layout import Layout, layout_of
 from trawl.rollout.policy import Policy
+from trawl.rollout.policy_binder import TensorDictBinder
 from trawl.rollout.step_logs import keep_logs
-from trawl.rollout.tensordict_policy import TensorDictPolicy
 from trawl.tensordicts import (
     break_off,
     broadcastable,
@@ -102,7 +101,7 @@ class TensorDictBatchWriter(BatchWriter):
         # The specs are compared before the reset, because a reset may change the mask of a spec.
         self._draws_from_spec = policy.draws_from(env)
         root = self._with_marks(self._reset())
-        self._caller = TensorDictPolicy(env, policy, root)
+        self._caller = TensorDictBinder(env, policy, root)
         self.warnings = self._caller.warnings
         self._states, self._memories = self._caller.states, self._caller.memories
         self._first = self._caller.first
