@@ -354,7 +354,8 @@ def test_the_sink_that_a_call_waits_for_is_named(step, monkeypatch):
     with make(0) as collector, Monitor(collector, [Hangs()]):
         pass
     what = "a new monitor waits" if step == "open" else "closing a monitor waits"
-    assert said == [f"{what}: Hangs has not returned from {step}()"]
+    # On a busy machine, other calls take longer than a moment, too.
+    assert f"{what}: Hangs has not returned from {step}()" in said
 
 
 # --- arguments
