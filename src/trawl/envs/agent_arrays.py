@@ -315,12 +315,9 @@ class _AgentSlot:
         if self._mask is not None:
             self._write_mask(value, info, acts)
         for leaf, array in self._infos:
-            found = info
-            for name in leaf.path:
-                found = found.get(name) if isinstance(found, Mapping) else None
             try:
                 # Unlike an assignment to a row, this stores a list as one object.
-                array[self._index] = leaf.read(found)
+                array[self._index] = leaf.read(leaf.find(info))
             except (TypeError, ValueError) as error:
                 add_note(error, f"in the info of agent {self._agent!r}")
                 raise

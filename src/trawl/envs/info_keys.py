@@ -16,7 +16,7 @@ import torch
 from gymnasium import Space, spaces
 from typing_extensions import override
 
-from trawl.envs.final_obs import FINAL_OBS
+from trawl.envs.final_obs import FINAL_OBS, marks_presence
 from trawl.keys import Key, as_key, show_key
 from trawl.memory import Array
 
@@ -222,6 +222,27 @@ def names_of(known: Mapping[str, Any]) -> list[str]:
         if isinstance(inner, Mapping):
             names += [f"{name}/{one}" for one in names_of(inner)]
     return sorted(names)
+
+
+def kept_values(
+    info: Mapping[str, Any], keep: Callable[[Any], Any], merged: bool = False
+) -> dict[str, Any]:
+    """Returns the values of an info, nested as in it, that a function returns for its values.
+
+    Args:
+        info: the info.
+        keep: function that returns None for values to leave out.
+        merged: True to leave out the masks ``"_name"`` of the infos of a batch.
+    """
+    found: dict[str, Any] = {}
+    for name, value in info.items():
+        if isinstance(value, Mapping):
+            kept = kept_values(value, keep, merged) or None
+        else:
+            kept = keep(value)
+        if kept is not None and not (merged and marks_presence(name, dict(info))):
+            found[name] = kept
+    return found
 
 
 def seen_values(

@@ -454,31 +454,33 @@ class BatchReader:
 
 
 class InfoReader(BatchReader):
-    """Reads the leaves of a batch of environments whose observations have entries of the info.
+    """Reads the leaves of a vector environment whose observations have entries of the info.
 
     Args:
         codec: codec of the observations with the entries.
         merge: adds the entries to the observations.
+        num_envs: number of environments; None if an info has the entry ``"env_id"``, because it is
+            only that of environments that are ready.
+        same_step: True if the step that ends an episode begins the next one. The other entries of
+            its info belong to the next episode, if it has ``"final_info"``.
+        statistics: names of entries that wrappers around the vector environment add at the end of
+            an episode, outside ``"final_info"``.
     """
 
-    def __init__(self, codec: InfoCodec | TensorCodec, merge: InfoMerger) -> None:
-        super().__init__(codec)
+    def __init__(
+        self,
+        codec: InfoCodec | TensorCodec,
+        merge: InfoMerger,
+        num_envs: int | None,
+        same_step: bool = False,
+        statistics: Sequence[str] = (),
+    ) -> None:
         self._encode = codec.encode_merged if isinstance(codec, InfoCodec) else codec.encode
         self._merge, self._leaves = merge, merge.layout.leaves
         self._places = merge.places(codec.leaves)
+        self._num_envs, self._same_step, self._statistics = num_envs, same_step, statistics
         # The entries of the last observations of the episodes that the last step ended.
         self._last: list[Any] = []
-
-    def _columns(self, info: Any, rows: Any) -> list[Any]:
-        """Returns the values of each leaf of the info, with a row for each environment."""
-        raise NotImplementedError
-
-    def _ending(self, columns: list[Any], info: Any, outcome: Outcome | None) -> list[Any]:
-        """Returns the entries of last observations, given those of a step.
-
-        It clears those entries of the step in ``columns`` that belong to the last observations.
-        """
-        raise NotImplementedError
 
     @override
     def read(self, obs: Any, info: Any, rows: Any = None) -> list[Any]:
@@ -502,28 +504,8 @@ class InfoReader(BatchReader):
         last = self._last if rows is ... else [column[rows] for column in self._last]
         return self._encode(self._merge(obs, last))
 
-
-class ArrayInfoReader(InfoReader):
-    """Reads the leaves of a vector environment, which are arrays.
-
-    Args:
-        codec: codec of the observations with the entries.
-        num_envs: number of environments; None if an info has the entry ``"env_id"``, because it is
-            only that of environments that are ready.
-        same_step: True if the step that ends an episode begins the next one. The other entries of
-            its info belong to the next episode, if it has ``"final_info"``.
-        statistics: names of entries that wrappers around the vector environment add at the end of
-            an episode, outside ``"final_info"``.
-    """
-
-    def __init__(
-        self, codec: InfoCodec, num_envs: int | None, same_step: bool, statistics: Sequence[str]
-    ) -> None:
-        super().__init__(codec, codec.merge)
-        self._num_envs, self._same_step, self._statistics = num_envs, same_step, statistics
-
-    @override
     def _columns(self, info: Any, rows: Any) -> list[Any]:
+        """Returns the values of each leaf of the info, with a row for each environment."""
         count = len(info["env_id"]) if self._num_envs is None else self._num_envs
         columns = [leaf.column(count) for leaf in self._leaves]
         self._fill(columns, info, rows)
@@ -540,8 +522,11 @@ class ArrayInfoReader(InfoReader):
                 for row in np.flatnonzero(rows):
                     column[row] = leaf.blank
 
-    @override
     def _ending(self, columns: list[Any], info: Any, outcome: Outcome | None) -> list[Any]:
+        """Returns the entries of last observations, given those of a step.
+
+        It clears those entries of the step in ``columns`` that belong to the last observations.
+        """
         ended = None
         if self._same_step and outcome is not None:
             ended = outcome.terminated | outcome.truncated
@@ -576,7 +561,7 @@ class TensorInfoReader(InfoReader):
     def __init__(
         self, codec: TensorCodec, merge: InfoMerger, num_envs: int, device: torch.device
     ) -> None:
-        super().__init__(codec, merge)
+        super().__init__(codec, merge, num_envs)
         self._blanks = [
             torch.as_tensor(leaf.column(num_envs), device=device) for leaf in self._leaves
         ]

@@ -13,7 +13,14 @@ from typing import Any
 import numpy as np
 from gymnasium import Space
 
-from trawl.envs.info_keys import InfoKeys, given_entries, names_of, placed_entries, seen_values
+from trawl.envs.info_keys import (
+    InfoKeys,
+    given_entries,
+    kept_values,
+    names_of,
+    placed_entries,
+    seen_values,
+)
 from trawl.envs.infos import InfoLayout, InfoLeaf, InfoMerger, value_at
 from trawl.envs.jax_arrays import as_plain, encoder, is_number, load_jax
 from trawl.envs.masks import MASK_KEY
@@ -36,20 +43,22 @@ def plain_info(info: Any) -> dict[str, Any]:
     if isinstance(mask, tuple) and mask:
         jnp = load_jax().numpy
         plain[MASK_KEY] = jnp.concatenate([jnp.atleast_1d(jnp.asarray(part)) for part in mask])
-    return _numbers(plain)
+    return kept_values(plain, _array)
 
 
-def _numbers(plain: Mapping[str, Any]) -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    for name, value in plain.items():
-        if not isinstance(value, dict):
-            if is_number(value):
-                found[name] = load_jax().numpy.asarray(value)
-            elif isinstance(value, load_jax().Array):
-                found[name] = value
-        elif inner := _numbers(value):
-            found[name] = inner
-    return found
+def _array(value: Any) -> Any:
+    """Returns a number or an array as an array of JAX; None for other values."""
+    jax = load_jax()
+    if is_number(value):
+        return jax.numpy.asarray(value)
+    return value if isinstance(value, jax.Array) else None
+
+
+def _example(value: Any) -> Any:
+    """Returns an array of numpy with a shape and dtype of JAX; None if numpy lacks the dtype."""
+    if not is_number(value):
+        return None
+    return np.broadcast_to(np.zeros((), value.dtype), value.shape)
 
 
 def info_layout(info_keys: InfoKeys, begun: Any, stepped: Any, name: str) -> InfoLayout:
@@ -68,7 +77,7 @@ def info_layout(info_keys: InfoKeys, begun: Any, stepped: Any, name: str) -> Inf
     """
     given = given_entries(info_keys)
     # The layout is that of the step, with a dtype that also holds the values of the reset.
-    shown = [("", _examples(info)) for info in (stepped, begun)]
+    shown = [("", kept_values(info, _example)) for info in (stepped, begun)]
     promote = load_jax().numpy.promote_types
     found = seen_values((one for one in [shown]), {"": given}, 0, promote)[""]
     only = f"the info of {name} has only {names_of(found)}"
@@ -87,18 +96,6 @@ def info_layout(info_keys: InfoKeys, begun: Any, stepped: Any, name: str) -> Inf
     layout = InfoLayout(placed_entries(given, found, lambda: only))
     layout.check_fixed("JAX has only numbers and arrays")
     return layout
-
-
-def _examples(info: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns arrays of the numbers in an info of shapes and dtypes."""
-    found: dict[str, Any] = {}
-    for name, value in info.items():
-        if isinstance(value, dict):
-            if inner := _examples(value):
-                found[name] = inner
-        elif is_number(value):
-            found[name] = np.broadcast_to(np.zeros((), value.dtype), value.shape)
-    return found
 
 
 class ShownLeaves:

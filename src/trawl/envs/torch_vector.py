@@ -21,8 +21,15 @@ from trawl.devices import check_device
 from trawl.envs.arguments import lists_arguments
 from trawl.envs.autoreset import autoreset_mode as declared_mode
 from trawl.envs.capture.ways import chain
-from trawl.envs.final_obs import FINAL_OBS, marks_presence
-from trawl.envs.info_keys import InfoKeys, given_entries, names_of, placed_entries, seen_values
+from trawl.envs.final_obs import FINAL_OBS
+from trawl.envs.info_keys import (
+    InfoKeys,
+    given_entries,
+    kept_values,
+    names_of,
+    placed_entries,
+    seen_values,
+)
 from trawl.envs.infos import BatchReader, InfoLayout, InfoMerger, TensorInfoReader
 from trawl.envs.masks import MASK_KEY, masking_method, rand_actions
 from trawl.envs.outcomes import reset_results, step_results
@@ -180,7 +187,7 @@ class TorchVectorEnv(TensorEnv):
             self._first = reset_results(self.env.reset(), self.env)
         infos = [self._first[1]]
         while True:
-            yield [("", _first_rows(one)) for one in infos]
+            yield [("", kept_values(one, _first_row, merged=True)) for one in infos]
             # The environment is reset again before the first batch.
             self._first = None
             self._note_mask(infos[-1])
@@ -348,17 +355,9 @@ class NoTensors(TypeError):
     """Raised if the reset of an environment returns no tensor."""
 
 
-def _first_rows(info: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the values of the first environment in an info of tensors."""
-    found: dict[str, Any] = {}
-    for name, value in info.items():
-        if marks_presence(name, dict(info)):
-            continue
-        if isinstance(value, Mapping) and (inner := _first_rows(value)):
-            found[name] = inner
-        elif isinstance(value, Tensor) and value.ndim:
-            found[name] = value[0]
-    return found
+def _first_row(value: Any) -> Tensor | None:
+    """Returns the value of the first environment; None if there are no rows."""
+    return value[0] if isinstance(value, Tensor) and value.ndim else None
 
 
 def may_return_tensors(env: Any) -> bool:

@@ -30,7 +30,7 @@ from trawl.envs.autoreset_checks import ModeCheck
 from trawl.envs.capture.codec import Decoder, Encoder, NotPlain
 from trawl.envs.capture.pool_log import PoolLog
 from trawl.envs.envpool_calls import EnvPoolCalls
-from trawl.envs.infos import ArrayInfoReader, BatchReader, InfoCodec
+from trawl.envs.infos import BatchReader, InfoCodec, InfoReader
 from trawl.envs.masks import newest_masks, warn_late
 from trawl.envs.outcomes import (
     STEP_MUST,
@@ -441,7 +441,7 @@ def array_reader(
         return BatchReader(codec)
     names = {leaf.path[0] for leaf in codec.merge.layout.leaves}
     outside = [name for name in statistics_of(env, VectorWrapper) if name in names]
-    return ArrayInfoReader(codec, num_envs, mode is AutoresetMode.SAME_STEP, outside)
+    return InfoReader(codec, codec.merge, num_envs, mode is AutoresetMode.SAME_STEP, outside)
 
 
 def statistics_of(env: Any, kinds: Any) -> Iterator[str]:
