@@ -95,6 +95,8 @@ class Mutator:
     def change(self, state):
         """Changes one place, and returns it."""
         draw, path, at = self.draw, [], state
+        if not state:
+            return "nothing"  # because an earlier change has left nothing
         if draw.random() < 0.5:
             at, key, path = draw.choice(list(nodes(state, [])))
             inner = at[key]

@@ -240,7 +240,7 @@ WRONG: list[tuple[dict[str, Any], Any, str]] = [
     (
         {"num_workers": "two"},
         TypeError,
-        r"num_workers must be .* or 'auto'.*'two'",
+        r"num_workers must be an integer.*'two'",
     ),
     ({"create_env_fn": []}, ValueError, r"create_env_fn must not be an empty list"),
     ({"frames_per_batch": 0}, ValueError, r"frames_per_batch must be at least 1"),

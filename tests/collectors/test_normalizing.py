@@ -11,7 +11,6 @@ from tensordict.nn import TensorDictModule
 from torch import nn
 
 from trawl.collectors import (
-    AsyncBatchedCollector,
     Collector,
     Normalization,
     NormalizeObservation,
@@ -362,12 +361,6 @@ def test_numbers_of_numpy_are_numbers():
     assert NormalizeObservation(clip=np.int64(5), epsilon=np.float32(0.5)).clip == 5
     options = NormalizeReward(gamma=np.float32(0.5))
     assert type(options.gamma) is float
-
-
-@pytest.mark.parametrize("option", ["frame_stack", "normalize_observations", "normalize_rewards"])
-def test_async_batched_collectors_name_the_wrapper_instead(option):
-    with pytest.raises(TypeError, match=rf"{option}: use gymnasium\.wrappers\..* instead"):
-        AsyncBatchedCollector([Walk], frames_per_batch=10, **{option: 4})
 
 
 def test_states_with_and_without_statistics_name_the_options():

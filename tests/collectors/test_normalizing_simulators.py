@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from trawl.collectors import Collector, NormalizeObservation, NormalizeReward
 from trawl.envs import TorchVectorEnv
-from trawl.rollout import normalized_steps
+from trawl.rollout import tensor_normalizer
 from trawl.rollout.moments import RunningMoments
 
 BOTH: dict[str, Any] = {"normalize_observations": True, "normalize_rewards": True}
@@ -23,7 +23,7 @@ BOTH: dict[str, Any] = {"normalize_observations": True, "normalize_rewards": Tru
 def _kept(request: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Sets how many values are kept until they are counted, which depends on the cache."""
     if request.param is not None:
-        monkeypatch.setattr(normalized_steps, "_KEPT_CPU", request.param)
+        monkeypatch.setattr(tensor_normalizer, "_KEPT_CPU", request.param)
 
 
 class InPlace:

@@ -21,7 +21,7 @@ from trawl.collectors import (
     NormalizeObservation,
     NormalizeReward,
 )
-from trawl.rollout import normalized_steps
+from trawl.rollout import tensor_normalizer
 from trawl.rollout.moments import RunningMoments
 from trawl.rollout.normalization import Normalization
 from trawl.testing import NumberedTorchEnv
@@ -77,7 +77,7 @@ def batches(env: Any, policy: Any, count: int = 5, **options: Any) -> tuple[list
 def _kept(request: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Sets how many values are kept until they are counted, which depends on the cache."""
     if request.param is not None:
-        monkeypatch.setattr(normalized_steps, "_KEPT_CPU", request.param)
+        monkeypatch.setattr(tensor_normalizer, "_KEPT_CPU", request.param)
 
 
 CASES: dict[str, dict[str, Any]] = {

@@ -341,9 +341,14 @@ def test_closing_waits_for_slow_sinks_as_long_as_it_is_told():
 @pytest.mark.parametrize("step", ["open", "write", "close"])
 def test_the_sink_that_a_call_waits_for_is_named(step, monkeypatch):
     monkeypatch.setattr("trawl.observe.monitor._SILENCE", 0.01)
-    told = threading.Event()
-    monkeypatch.setattr("trawl.observe.monitor._warn", lambda text: (said.append(text), told.set()))
-    said = []
+    told, said = threading.Event(), list[str]()
+
+    def note(text):
+        said.append(text)
+        if f"{step}()" in text:
+            told.set()
+
+    monkeypatch.setattr("trawl.observe.monitor._warn", note)
 
     class Hangs(Recorder):
         def _call(self, name):
@@ -354,7 +359,8 @@ def test_the_sink_that_a_call_waits_for_is_named(step, monkeypatch):
     with make(0) as collector, Monitor(collector, [Hangs()]):
         pass
     what = "a new monitor waits" if step == "open" else "closing a monitor waits"
-    assert said == [f"{what}: Hangs has not returned from {step}()"]
+    # On a busy machine, other calls take longer than a moment, too.
+    assert f"{what}: Hangs has not returned from {step}()" in said
 
 
 # --- arguments

@@ -27,7 +27,7 @@ from trawl.collectors import (
 from trawl.data import StackedFrames
 from trawl.envs import FrameStack
 from trawl.supported import Trait
-from trawl.testing.faces import FACES, Face
+from trawl.testing.faces import FACES, POOLS, Face
 from trawl.testing.oracle import (
     ENV,
     HIDDEN,
@@ -47,6 +47,7 @@ FLAGS = ("done", "terminated", "truncated")
 BATCHES = 4
 WHOLE = ("padded", "cat", "in_turn", "buffer_whole")
 WORKERS = 2
+KINDS = {**FACES, **POOLS}
 #: Entries after the step that ``compact_obs`` keeps.
 KEPT = ("reward", "raw_reward", "hidden")
 Rows = Sequence[Sequence[Frame | None]]
@@ -82,7 +83,12 @@ class Case:
 
     @property
     def kind(self) -> Face:
-        return FACES[self.face]
+        return KINDS[self.face]
+
+    @property
+    def of_pool(self) -> bool:
+        """True if frames come from whichever environments of a pool are ready."""
+        return Trait.POOL in self.kind.traits
 
     @property
     def script(self) -> Script:
@@ -114,7 +120,7 @@ class Case:
 
 def has_layout(face: str) -> bool:
     """Returns True if the frames of a kind have a fixed layout, which some options need."""
-    return FACES[face].traits.isdisjoint({Trait.TENSORDICTS, Trait.LOOSE})
+    return KINDS[face].traits.isdisjoint({Trait.TENSORDICTS, Trait.LOOSE})
 
 
 def can_pad(face: str, delivery: str) -> bool:
@@ -303,8 +309,11 @@ def first_episodes(
     found = []
     for envs in case.envs:
         source = case.kind.make(case.script, envs)
-        with Collector(source, policy_of(case), frames_per_batch=len(envs)) as collector:
+        frames = 60 if case.of_pool else len(envs)
+        with Collector(source, policy_of(case), frames_per_batch=frames) as collector:
             seen = collector.next()[case.kind.key("seen")]
+        if case.of_pool:
+            seen = torch.stack([seen[(seen[:, 0] == env).nonzero()[0, 0]] for env in envs])
         found.append([int(number) for number in seen.reshape(len(envs), -1, 4)[:, 0, 1]])
     return found
 
@@ -331,7 +340,8 @@ def compare(
     oracle = Team(oracles(case))
     team = oracle.batches()
     rows = case.delivery in ("rows", "split") and not case.options.exact_frames
-    if case.place != "one" and not (case.place.startswith("sync") and rows):
+    in_any_order = case.place != "one" and not (case.place.startswith("sync") and rows)
+    if in_any_order or case.of_pool:
         compare_environments(case, found, ids)
     elif case.delivery in ("buffer", "steps"):
         (batch,) = found
@@ -512,13 +522,16 @@ def check_frames(case: Case, frames: Sequence[Frame], batch: TensorDictBase, ids
 
 def entries(case: Case, frame: Frame) -> dict[Any, Any]:
     """Returns the entries of a frame by their actual keys."""
-    face, options, found = case.kind, case.options, {}
+    face, options = case.kind, case.options
+    found: dict[Any, Any] = {"env_index": frame[ENV]} if case.of_pool else {}
     for key, value in frame.items():
         if key in (*HIDDEN, MASK) or (key == IDS and not options.track_traj_ids):
             continue
         last = key[-1] if isinstance(key, tuple) else key
         after = isinstance(key, tuple) and key[0] == "next"
         if options.compact_obs and after and last not in (*FLAGS, *KEPT):
+            continue
+        if case.of_pool and key == ("next", "policy_version"):
             continue
         found[case.seen if key == "seen" and case.policy == "function" else face.key(key)] = value
         if face.kind.agents is not None and last in FLAGS:

@@ -11,15 +11,14 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from tests.oracle.comparing import DELIVERIES, WHOLE, Case, arguments, can_pad, check
+from tests.oracle.comparing import DELIVERIES, KINDS, WHOLE, Case, arguments, can_pad, check
 from tests.oracle.design import pairs, pairwise
-from trawl.supported import refused
-from trawl.testing.faces import FACES
+from trawl.supported import Trait, refused
 from trawl.testing.oracle import Options
 
 # The first value of each factor can be combined with all values of the others.
 FACTORS: dict[str, list[Any]] = {
-    "face": list(FACES),
+    "face": list(KINDS),
     "place": ["one", "sync", "async", "sync_messages"],
     "delivery": list(DELIVERIES),
     "policy": ["module", "function", "tensordict", "recurrent"],
@@ -103,7 +102,7 @@ def allowed(case: dict[str, Any]) -> bool:
     normalize, exact, few = chosen["normalize"], chosen["exact"], chosen["frames_per_batch"] == 3
     workers, whole = place != "one", delivery in WHOLE
     rows = delivery in ("rows", "split") and not exact
-    if refused(options_of(case_of(chosen)), FACES[face].traits):
+    if refused(options_of(case_of(chosen)), KINDS[face].traits):
         return False
     # What the tests can't do.
     unknown = [
@@ -127,6 +126,9 @@ def allowed(case: dict[str, Any]) -> bool:
         # As in TorchRL, the first frame has no entry that only a policy knows.
         chosen["policy"] == "recurrent" and face == "torchrl",
         chosen["masks"] and face in ("dm_env", "torchrl"),
+        # Which environments of a pool are ready.
+        Trait.POOL in KINDS[face].traits
+        and (workers or whole or chosen["random"] or chosen["reset_at_each_iter"]),
         chosen["levels"] and face in ("dm_env", "torchrl"),
         chosen["failures"] and face == "jax",
     ]

@@ -10,10 +10,20 @@ import torch
 from tensordict import TensorDictBase
 
 from trawl.checks import check_number
-from trawl.envs.features import is_feature
+from trawl.envs.dm import DISCOUNT
+from trawl.envs.info_keys import INFO_KEY
+from trawl.envs.masks import MASK_KEY
 from trawl.keys import Key, as_key, distinct_keys, show_keys
 
 _PADDINGS = ("reset", "zero")
+
+
+def is_feature(key: Key) -> bool:
+    """Returns True for observations that are normalised or stacked unless keys are chosen.
+
+    Action masks, entries of ``info`` and the discount of dm_env are none of them.
+    """
+    return INFO_KEY not in key and key[-1] != MASK_KEY and key != (DISCOUNT,)
 
 
 @dataclass(frozen=True)

@@ -57,8 +57,7 @@ from trawl.envs.types import EnvLike
 from trawl.envs.vector import VectorAdapter, adapt, is_envpool, is_vector_env
 from trawl.errors import env_errors
 from trawl.keys import DONE_KEYS, as_key, show_key
-from trawl.schema.encoded import Encoded
-from trawl.schema.states import GYM
+from trawl.schema.states import GYM, check_adapter
 from trawl.supported import MODE_SINGLE, RESET_ARGUMENTS_BEGUN, RESET_FUNCTION_BATCH
 
 
@@ -352,7 +351,7 @@ class GymEnv(LoggedEnv):
                 own = self._captured_adapter.state_dict()
                 # Without a fixed layout, results differ in shape and kind from step to step.
                 fixed = self.observation_codec.fixed
-                Encoded(strict=fixed)(state["vector"], "state['vector']", own)
+                check_adapter(state["vector"], "state['vector']", own, fixed)
 
     @override
     def restore(self, state: Mapping[str, Any], trust: bool = False) -> None:

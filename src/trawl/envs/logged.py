@@ -75,19 +75,22 @@ class LoggedEnv(TensorDictEnv):
 
     def reset_simulator(self, **kwargs: Any) -> Any:
         """Resets a simulator that is not a vector environment, and notes this in its log."""
-        if self.reset_arguments is not None:
-            kwargs = self.reset_arguments.following(kwargs)
-        self.note_reset(kwargs)
-        return self.env.reset(**kwargs)
+        return self.env.reset(**self.begin_log(kwargs))
 
-    def note_reset(self, arguments: Mapping[str, Any]) -> None:
+    def begin_log(self, arguments: dict[str, Any]) -> dict[str, Any]:
         """Notes in the log how an episode begins, just before the reset that begins it.
 
         Args:
             arguments: arguments of the reset.
+
+        Returns:
+            The arguments, with those that all resets get.
         """
+        if self.reset_arguments is not None:
+            arguments = self.reset_arguments.following(arguments)
         if isinstance(self.log, EpisodeLog) and not self._is_known_plain():
             self.log.begin(self.env, arguments)
+        return arguments
 
     def reward_rows(self, rows: Mapping[Key, Array], chosen: Any, first: int, stop: int) -> Array:
         """Returns the rewards that the log gets, with time as the first dimension.

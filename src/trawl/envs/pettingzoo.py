@@ -210,10 +210,7 @@ class PettingZooEnv(LoggedEnv):
         seed, self._seed = self._seed, None
         if seed is not None:
             kwargs.setdefault("seed", seed)
-        if self.reset_arguments is not None:
-            kwargs = self.reset_arguments.following(kwargs)
-        self.note_reset(kwargs)
-        self.start_episode(**kwargs)
+        self.start_episode(**self.begin_log(kwargs))
         self.decide_log()
         if self.log is not None:
             self.log.observe(self._leaves())

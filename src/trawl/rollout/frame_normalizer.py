@@ -15,7 +15,7 @@ from typing import Any, Protocol
 import torch
 from typing_extensions import override
 
-from trawl.envs.features import is_feature
+from trawl.envs.frame_stack import is_feature
 from trawl.keys import DONE, MASK, RAW_REWARD, Key, next_of, show_key, show_keys
 from trawl.rollout.layout import Leaf
 from trawl.rollout.moments import BaseMoments, RunningMoments

@@ -75,8 +75,13 @@ class Encoded:
         if self.strict:
             self._check_alike(value, place, own)
         mine = own.get("kind") if isinstance(own, Mapping) else own
-        if mine in ("space", "object") and kind_of(value) not in (mine, "same", "NoneType"):
-            raise StateError(f"{place} must be the state of an object ({mine})")
+        if mine in ("space", "object"):
+            found = kind_of(value)
+            if found == "same" and type(value.get("number")) is int:
+                found = self._known.get(value["number"], ("",))[0]
+            # Spaces, unlike other objects, do not come and go.
+            if found != mine and (mine == "space" or found != "NoneType"):
+                raise StateError(f"{place} must be the state of an object ({mine})")
         if type(value) in PLAIN:
             return
         if type(value) is not dict or type(value.get("kind")) is not str:

@@ -36,7 +36,9 @@ from trawl.schema.encoded import (
     Encoded,
     attribute_name,
     check_layouts,
+    check_same_kind,
     check_tree,
+    kind_of,
 )
 
 # --- environments that are captured (see trawl.envs.capture)
@@ -128,6 +130,15 @@ def captured(way: str, members: int) -> Check:
         members: number of wrappers, and the environment.
     """
     encoded = Encoded(members)
+
+    def parts_attributes(value: Any, place: str, own: Any) -> None:
+        encoded.attributes(value, place, own)
+        # The observations of the sub-environments are written into this array.
+        name = "_observations"
+        mine = own.get(name) if isinstance(own, Mapping) else UNKNOWN
+        if kind_of(mine) == "array":
+            check_same_kind(value.get(name), f"{place}[{name!r}]", mine)
+
     bases: dict[str, Check] = {
         "get_state": encoded,
         "ale": entries({"ale": data_of_any_size, "attributes": encoded.attributes}),
@@ -141,7 +152,7 @@ def captured(way: str, members: int) -> Check:
         ),
         "attributes": encoded.attributes,
         # The sub-environments are checked one by one.
-        "parts": entries({"envs": listed(anything), "attributes": encoded.attributes}),
+        "parts": entries({"envs": listed(anything), "attributes": parts_attributes}),
     }
     if way == "pickle":
         return entries({"pickle": data_of_any_size, "signature": data_of_any_size})
@@ -327,6 +338,8 @@ def _waiting(assembler: Mapping[str, Any], place: str) -> Iterator[tuple[str, An
         at = f"{place}: piece {index} of the trajectories"
         if tree["kind"] != "tensordict" or len(tree["shape"]) != 1 or not tree["shape"][0]:
             refuse(at, "frames of shape [steps]", tree.get("shape"))
+        if tree["names"] not in ([None], ["time"]):
+            refuse(f"{at}['names']", "['time']", tree["names"])
         yield at, tree
 
 
@@ -413,6 +426,25 @@ GYM = entries(
         "rebuilds": _COUNT,
     }
 )
+
+
+def check_adapter(value: Any, place: str, own: Any, strict: bool) -> None:
+    """Checks the state of the adapter of a vector environment.
+
+    Args:
+        value: the state.
+        place: its place.
+        own: the present state.
+        strict: True if values must have the types and the sizes of the adapter's own.
+    """
+    Encoded(strict=strict)(value, place, own)
+    if kind_of(value) != "dict":
+        refuse(place, "a dictionary", value)
+    for name, one in value["items"]:
+        if name == "masks" and kind_of(one) not in ("NoneType", "array"):
+            refuse(f"{place}['masks']", "an array", one)
+
+
 AGENTS = entries(
     {
         "env": table(anything),

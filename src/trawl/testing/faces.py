@@ -549,6 +549,10 @@ def _tensors(script: Script, envs: Sequence[int], mode: str) -> Any:
     return _adapted(TorchVectorEnv, TensorSimulator(script, envs, mode), script)
 
 
+def _pool(script: Script, envs: Sequence[int], mode: str) -> Any:
+    return _adapted(GymEnv, ScriptedPool(script, envs, mode, 1), script)
+
+
 class _Late(TorchVectorEnv):
     """Works as on a GPU, whose answers come later."""
 
@@ -674,4 +678,10 @@ FACES: dict[str, Face] = {
         Kind(extra={"text": _text}),
         traits=frozenset({Trait.LOOSE}),
     ),
+}
+
+#: The faces of a script that return the environments that are ready, in any order.
+POOLS: dict[str, Face] = {
+    f"pool_{name}": Face(_batch(_pool, mode), traits=frozenset({Trait.POOL, Trait.READY}))
+    for name, mode in (("next_step", "NextStep"), ("same_step", "SameStep"))
 }

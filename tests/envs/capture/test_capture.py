@@ -362,6 +362,32 @@ def test_the_state_of_another_version_is_refused():
         restore(env, state)
 
 
+def earlier(state, way):
+    """Returns a state as an earlier version captured it, which had a wrapper for infos."""
+    state = copy.deepcopy(state)
+    names = state["identity"]["wrapper chain"].split(" > ")
+    names.insert(1, "trawl.envs.info_wrappers.InfoSingle")
+    state["identity"]["wrapper chain"] = " > ".join(names)
+    if way != "pickle":
+        state["state"]["wrappers"].insert(1, {})
+    return state
+
+
+def test_states_with_wrappers_for_infos_are_read():
+    env, other = wrapped(Walk()), wrapped(Walk())
+    env.reset(seed=1)
+    drive(env, [0, 1] * 9)
+    state = earlier(capture(env), "attributes")
+    before = copy.deepcopy(state)
+    other = restore(other, state)
+    assert repr(state) == repr(before)
+    assert drive(env, [1] * 30) == drive(other, [1] * 30)
+    env = Pickled()
+    env.reset(seed=1)
+    with pytest.raises(EnvStateError, match="pickled by an earlier version of Trawl"):
+        restore(Pickled(), earlier(capture(env), "pickle"), trust=True)
+
+
 # --- states of strangers
 
 
