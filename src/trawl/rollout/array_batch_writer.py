@@ -29,7 +29,7 @@ from trawl.rollout.array_env_restarts import make_stepper
 from trawl.rollout.array_normalizer import ArrayNormalizer
 from trawl.rollout.array_stacks import ArrayStacks
 from trawl.rollout.batch_writer import ActFn, BatchOptions, NoFixedLayout, StepFn
-from trawl.rollout.block import Block, zeros
+from trawl.rollout.block import Block, BlockPart, zeros
 from trawl.rollout.checks import check_rewards, has_autoreset_steps
 from trawl.rollout.episodes import EpisodeStart, EpisodeTracker, StartValue, StepArrays
 from trawl.rollout.fixed_layout_writer import FixedLayoutWriter
@@ -79,7 +79,8 @@ class ArrayBatchWriter(FixedLayoutWriter):
                 self._next[key] = self._new_row(leaf)
         # A policy without in_keys may read every entry.
         self.episodes.counts_ahead = not policy.in_keys or STEP_COUNT in policy.in_keys
-        self._copies = InputMemory(self._new_latest())
+        self._latest = self._new_latest()
+        self._copies = InputMemory(self._latest)
         readable, leaves = self._readable, self._policy_leaves
         self._binder = PolicyBinder(env, policy, leaves, readable, self._next)
         self._groups: GroupBinder | None = None
@@ -216,9 +217,9 @@ class ArrayBatchWriter(FixedLayoutWriter):
         if self._groups is not None and not (random or self.policy.draws_from(self.env)):
             view, episodes, stages = self._view, self.episodes, self._stages
             return self._groups.bind(self._block, view, episodes, stages, start, stop)
-        self._copies.begin()
-        act = self._binder.bind(self._block.part(self._copies), start, stop, random)
-        self._view.latest = self._copies.latest
+        act = self._binder.bind(BlockPart(self._block, self._copies), start, stop, random)
+        copies = act is not None and not self.policy.leaves_inputs_alone
+        self._view.latest = self._latest if copies else None
         step = self._bind_step(self._block, start, stop)
         for stage in self._stages:
             step = stage.bind(step, self._view, slice(0, self.num_envs), start, stop)

@@ -87,15 +87,6 @@ class Block:
         assert self._lease is not None
         return self._lease
 
-    def part(self, copies: InputMemory, envs: slice = slice(None)) -> BlockPart:
-        """Returns the rows of all environments, or of some, for a policy.
-
-        Args:
-            copies: memory of the policy's own.
-            envs: range of the environments along the first batch dimension.
-        """
-        return BlockPart(self, copies, envs)
-
     def is_apart(self, key: Key) -> bool:
         """Returns True if other data lie between the environments in a row of an entry."""
         return bool(self.layout.batch) and key not in self._staged
@@ -157,7 +148,7 @@ class BlockPart:
         envs: range of the environments along the first batch dimension.
     """
 
-    def __init__(self, block: Block, copies: InputMemory, envs: slice) -> None:
+    def __init__(self, block: Block, copies: InputMemory, envs: slice = slice(None)) -> None:
         self._block, self._copies, self._envs = block, copies, envs
 
     @property

@@ -9,7 +9,7 @@ from time import perf_counter
 from trawl.keys import Key
 from trawl.memory import Array
 from trawl.rollout.batch_writer import ActFn, StepFn
-from trawl.rollout.block import Block
+from trawl.rollout.block import Block, BlockPart
 from trawl.rollout.episodes import EpisodeTracker, StepArrays
 from trawl.rollout.layout import Leaf
 from trawl.rollout.parallel_stepper import ParallelStepper
@@ -137,7 +137,7 @@ class GroupBinder:
         groups = []
         bound = zip(self._binders, steps, strict=True)
         for (part, chosen, binder, copies), (send, receive) in bound:
-            act = binder.bind(block.part(copies, part), start, stop, random=False)
+            act = binder.bind(BlockPart(block, copies, part), start, stop, random=False)
             assert act is not None
             for stage in stages:
                 receive = stage.bind(receive, view, chosen, start, stop)

@@ -8,7 +8,7 @@ the same; otherwise it raises :class:`NotPlannable` with the reason.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -49,6 +49,11 @@ class Plan:
     writes: tuple[Key, ...]
     call: Callable[..., Any]
     samplings: tuple[Sampling, ...] = ()
+
+    def outputs(self, *inputs: Tensor) -> Sequence[Any]:
+        """Returns the results of ``call`` as a sequence, also if there is only one."""
+        found: Any = self.call(*inputs)
+        return (found,) if len(self.writes) == 1 else found
 
 
 class NotPlannable(Exception):
@@ -108,22 +113,13 @@ def make_plan(
 
 
 def _chain(operations: list[Operation], reads: list[Key], writes: list[Key]) -> Callable[..., Any]:
-    if len(writes) == 1:
-        only = writes[0]
+    only = writes[0] if len(writes) == 1 else None
 
-        def call_one(*inputs: Tensor) -> Any:
-            values = dict(zip(reads, inputs, strict=True))
-            for operation in operations:
-                operation(values)
-            return values[only]
-
-        return call_one
-
-    def call(*inputs: Tensor) -> list[Any]:
+    def call(*inputs: Tensor) -> Any:
         values = dict(zip(reads, inputs, strict=True))
         for operation in operations:
             operation(values)
-        return [values[key] for key in writes]
+        return [values[key] for key in writes] if only is None else values[only]
 
     return call
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -16,7 +17,7 @@ from tensordict.nn import InteractionType
 from torch import Tensor, nn
 
 from trawl.errors import add_note
-from trawl.keys import Key, as_key, show_key, show_keys
+from trawl.keys import IS_INIT, Key, as_key, show_key, show_keys
 from trawl.rollout.first_call import PolicyReads, call_noting_networks, foreign_networks
 from trawl.rollout.modules import ModuleWatch, leaves_inputs_alone
 from trawl.rollout.plan import NotPlannable, Plan, make_plan
@@ -75,7 +76,6 @@ class Policy:
         self._misfit: tuple[Key, tuple[int, ...]] | None = None
         self._samplings: tuple[Sampling, ...] = ()
         self._compiled: Plan | None = None
-        self._compiled_module: Callable[[Any], Any] | None = None
 
     def is_elsewhere(self, home: torch.device | None) -> bool:
         """Returns True if inputs have to be moved to the policy's device.
@@ -104,8 +104,12 @@ class Policy:
         """True if the policy reads ``is_init``, which marks the first frame of an episode."""
         # A policy need not name the keys that its modules read.
         own = self.module
-        modules = own.modules() if isinstance(own, nn.Module) else [own]
-        return any(map(_reads_is_init, modules))
+        for one in own.modules() if isinstance(own, nn.Module) else [own]:
+            # Ornstein-Uhlenbeck noise reads the key without naming it among its `in_keys`.
+            named = getattr(one, "is_init_key", None) == "is_init"
+            if named or IS_INIT in _keys_of(getattr(one, "in_keys", None)):
+                return True
+        return False
 
     def carried_over(
         self,
@@ -134,14 +138,10 @@ class Policy:
         memories = sorted(key for key in read - known - set(states) if key[0] != "next")
         return states, memories
 
-    @property
+    @cached_property
     def function(self) -> Callable[[Any], Any]:
         """The policy as a function of a TensorDict, wrapped by ``transform`` if it is set."""
-        if self.transform is None:
-            return self.module
-        if self._compiled_module is None:
-            self._compiled_module = self.transform(self.module)
-        return self._compiled_module
+        return self.module if self.transform is None else self.transform(self.module)
 
     def describe(self) -> dict[str, Any]:
         """Returns a description of the path in use, with the reason if it is the slower path."""
@@ -229,10 +229,9 @@ class Policy:
         if not all(map(_is_tensor, inputs)):
             return None
         try:
-            made, self.networks = call_noting_networks(self.module, plan.call, *inputs)
+            values, self.networks = call_noting_networks(self.module, plan.outputs, *inputs)
         except Exception:
-            made = None  # the call with a TensorDict raises a more informative error
-        values = [made] if len(plan.writes) == 1 else made or [None]
+            return None  # the call with a TensorDict raises a more informative error
         wrong = [
             i for i, v in enumerate(values) if _is_tensor(v) and v.shape[: len(batch)] != batch
         ]
@@ -333,12 +332,6 @@ class Policy:
             return [result.get(key) for key in writes]
 
         return Plan(reads, writes, call)
-
-
-def _reads_is_init(module: Any) -> bool:
-    # Ornstein-Uhlenbeck noise reads the key without naming it among its `in_keys`.
-    named = getattr(module, "is_init_key", None) == "is_init"
-    return named or ("is_init",) in _keys_of(getattr(module, "in_keys", None))
 
 
 def _keys_of(keys: Any) -> list[Key]:

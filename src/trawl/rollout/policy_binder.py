@@ -10,7 +10,7 @@ the policy by its :class:`~trawl.rollout.plan.Plan`. Outputs follow one rule,
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -24,6 +24,7 @@ from trawl.errors import add_note
 from trawl.keys import Key, as_key, next_of
 from trawl.memory import Array
 from trawl.rollout.batch_writer import ActFn
+from trawl.rollout.block import BlockPart
 from trawl.rollout.checks import action_warnings, check_actions, has_fixed_shapes
 from trawl.rollout.device_transfer import DeviceTransfer
 from trawl.rollout.layout import Leaf
@@ -33,7 +34,7 @@ from trawl.rollout.policy_inputs import InputRows
 from trawl.rollout.policy_leaves import PolicyLeaves
 from trawl.rollout.policy_outputs import PolicyOutputs
 from trawl.rollout.random_actions import RandomActions
-from trawl.rollout.tensor_block import LazyRows
+from trawl.rollout.tensor_block import LazyRows, TensorBlock
 from trawl.tensordicts import changes, has_lazy, is_lazy, noted, snapshot, whole_key
 
 #: Function that writes the actions to the TensorDict of a step, and returns it or a copy. Its
@@ -49,38 +50,8 @@ _HINT = (
 # Number of functions of a block that are kept.
 _MOST_ACTS = 64
 
-#: Functions that act in rows, and the plan by which they call the policy, by the object that bound
-#: them, the first row, and the row after the last one.
-Acts = dict[tuple[Any, int, int], tuple[Any, ActFn]]
-
-
-class PolicyRows(Protocol):
-    """Rows of a batch that a policy reads and writes: those of all environments, or of some."""
-
-    @property
-    def tensors(self) -> Mapping[Key, Tensor]:
-        """The entries with time first, by key."""
-
-    @property
-    def acts(self) -> Acts:
-        """Functions to use again when the rows are filled again."""
-
-    def inputs(self, key: Key, start: int, stop: int, copied: bool) -> InputRows:
-        """Returns the rows of a chunk as the policy reads them.
-
-        Args:
-            key: key of the entry.
-            start: first row of the chunk.
-            stop: row after the last one of the chunk.
-            copied: True for memory that nothing else refers to, for a policy that may change or
-                keep its inputs.
-        """
-
-    def rows(self, key: Key, start: int, stop: int) -> Sequence[Any]:
-        """Returns the rows of a chunk, to write to: arrays or tensors."""
-
-    def following(self, key: Key, start: int, stop: int, next_row: Any) -> Sequence[Any]:
-        """Returns the row of the next frame for each row; ``next_row`` after the last row."""
+#: Rows of a batch that a policy reads and writes: those of all environments, or of some.
+PolicyRows = BlockPart | TensorBlock
 
 
 class PolicyBinder:
@@ -121,8 +92,8 @@ class PolicyBinder:
         # The device to which inputs are moved; None to leave them where they are.
         self._device = None if device is None or device == home else device
         self._dtypes = {key: leaf.dtype for key, leaf in leaves.written.items()}
-        self._outputs = PolicyOutputs(self._dtypes, len(self._batch), at_once)
-        self._array_of = _array_functions(self._outputs, leaves)
+        remote = self._device is not None
+        self._outputs = PolicyOutputs(self._dtypes, len(self._batch), at_once, remote=remote)
         self._random = RandomActions(env, leaves, self._outputs)
 
     def bind(self, rows: PolicyRows, start: int, stop: int, random: bool) -> ActFn | None:
@@ -139,7 +110,7 @@ class PolicyBinder:
             return bound[1]
         inputs = [self._input(rows, key, start, stop, guarded) for key in plan.reads]
         writers = [self._writer(rows, key, start, stop) for key in plan.writes]
-        act = _act_fn(plan.call, inputs, writers)
+        act = _act_fn(plan, inputs, writers)
         if not guarded:
             # Copies have to be bound anew, because they are of one chunk at a time.
             if len(rows.acts) >= _MOST_ACTS:
@@ -168,7 +139,7 @@ class PolicyBinder:
         plans: dict[tuple[int, ...], Plan] = {}
         direct = self._policy.direct(readable.keys())
         outputs = PolicyOutputs(self._dtypes, 1, hint=_HINT)
-        array_of = _array_functions(outputs, self._leaves)
+        array_of = {key: outputs.array_of(key) for key in self._dtypes}
 
         def gathered(key: Key, rows: NDArray[np.int64]) -> Tensor:
             found, leaf = before.get(key), readable[key]
@@ -186,14 +157,10 @@ class PolicyBinder:
             if plan is None:
                 plan = plans[shape] = self._policy.plan(readable.keys(), shape)
             if transfer is None:
-                values = plan.call(*[gathered(key, rows) for key in plan.reads])
+                values = plan.outputs(*[gathered(key, rows) for key in plan.reads])
             else:
                 sent = transfer.send({key: readable[key] for key in plan.reads}, before, rows)
-                values = plan.call(*[sent[key] for key in plan.reads])
-            if len(plan.writes) == 1:
-                values = (values,)
-            if transfer is not None:
-                values = transfer.receive(values)
+                values = transfer.receive(plan.outputs(*[sent[key] for key in plan.reads]))
             for key, value in zip(plan.writes, values, strict=True):
                 target = written[key]
                 target[chosen] = array_of[key](value, (*shape, *target.shape[1:]))[:count]
@@ -236,42 +203,27 @@ class PolicyBinder:
             also = rows.following(key[1:], start, stop, self._next_row[key[1:]])
         elif key in self._leaves.memories:
             also = [self._next_row[key]] * (stop - start)
-        targets = rows.rows(key, start, stop)
-        return self._outputs.writer(key, self._array_of[key], targets, also, start)
-
-
-def _array_functions(
-    outputs: PolicyOutputs, leaves: PolicyLeaves
-) -> dict[Key, Callable[[Any, tuple[int, ...]], Array]]:
-    """Returns the function of each entry that converts an output to an array."""
-    return {key: outputs.array_of(key, convert) for key, convert in leaves.convert.items()}
+        return self._outputs.writer(key, rows.rows(key, start, stop), also, start)
 
 
 def _act_fn(
-    call: Callable[..., Any],
-    inputs: Sequence[InputRows],
-    writers: Sequence[Callable[[int, Any], None]],
+    plan: Plan, inputs: Sequence[InputRows], writers: Sequence[Callable[[int, Any], None]]
 ) -> ActFn:
     """Returns a function of ``t`` that calls a policy with row ``t`` of its inputs.
 
     Args:
-        call: the policy's plan.
+        plan: the policy's plan.
         inputs: rows of each input.
         writers: functions that write the outputs into row ``t``.
     """
-    if len(inputs) == 1 and len(writers) == 1:
+    call, outputs = plan.call, plan.outputs
+    if len(inputs) == len(writers) == 1:
         (values,), (write_only,) = inputs, writers
-
-        def act_plain(t: int) -> None:
-            write_only(t, call(values[t]))
-
-        return act_plain
+        return lambda t: write_only(t, call(values[t]))
 
     def act(t: int) -> None:
-        outputs = call(*[values[t] for values in inputs])
-        if len(writers) == 1:
-            outputs = (outputs,)
-        for write, output in zip(writers, outputs, strict=True):
+        found = outputs(*[values[t] for values in inputs])
+        for write, output in zip(writers, found, strict=True):
             write(t, output)
 
     return act
@@ -366,14 +318,12 @@ class TensorDictBinder:
         return carrier
 
     def _directly(self, plan: Plan) -> TensorDictActFn:
-        call, reads, writes = plan.call, plan.reads, plan.writes
+        reads, writes = plan.reads, plan.writes
         guarded = not self._policy.leaves_inputs_alone
 
         def act(carrier: TensorDictBase, row: int) -> TensorDictBase:
             inputs = [carrier.get(key) for key in reads]
-            outputs = call(*(map(torch.clone, inputs) if guarded else inputs))
-            if len(writes) == 1:
-                outputs = (outputs,)
+            outputs = plan.outputs(*(map(torch.clone, inputs) if guarded else inputs))
             for key, value in zip(writes, outputs, strict=True):
                 carrier.set(key, self._recorded(key, value, row))
             return carrier

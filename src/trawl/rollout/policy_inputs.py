@@ -111,16 +111,6 @@ class InputMemory:
     def __init__(self, latest: LatestObservation | None = None) -> None:
         self._latest = latest
         self._copies: dict[Key, InputCopies] = {}
-        self._reads_latest = False
-
-    def begin(self) -> None:
-        """Begins the binding of a chunk."""
-        self._reads_latest = False
-
-    @property
-    def latest(self) -> LatestObservation | None:
-        """The environment's last observation, if the policy that was bound last reads it."""
-        return self._latest if self._reads_latest else None
 
     def of(self, key: Key, rows: Array | WindowArrays, dtype: torch.dtype | None) -> InputCopies:
         """Returns a copy for each of some rows.
@@ -134,7 +124,6 @@ class InputMemory:
         if copies is None:
             latest = self._latest if self._latest is not None and self._latest.key == key else None
             copies = self._copies[key] = InputCopies(dtype, latest)
-        self._reads_latest |= copies.latest is not None
         copies.bind(rows)
         return copies
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,12 +13,10 @@ from torch import Tensor
 from trawl.envs.base import TensorDictEnv
 from trawl.envs.parallel import ParallelEnv
 from trawl.keys import Key, next_of, show_key
-from trawl.memory import Array
 from trawl.rollout.batch_writer import NoFixedLayout
 from trawl.rollout.checks import check_actions
 from trawl.rollout.layout import Leaf
 from trawl.rollout.policy import Policy
-from trawl.rollout.policy_outputs import converter
 
 
 @dataclass
@@ -31,13 +29,11 @@ class PolicyLeaves:
             Other entries stay under ``"next"``.
         memories: keys of entries that the policy writes, and reads under the same name one step
             later.
-        convert: the fastest conversion of the policy's tensors to arrays, by key.
     """
 
     written: dict[Key, Leaf]
     states: list[Key]
     memories: list[Key]
-    convert: dict[Key, Callable[[Any], Array]]
 
     @property
     def root_states(self) -> dict[Key, Leaf]:
@@ -80,8 +76,7 @@ def discover_leaves(
         if written[key] != readable[key]:
             raise NoFixedLayout(f"the policy overwrites {show_key(key)} with another layout")
     states, memories = policy.carried_over(written.keys(), readable.keys(), carried)
-    convert = {key: converter(value) for key, value in found.items()}
-    return PolicyLeaves(written, states, memories, convert)
+    return PolicyLeaves(written, states, memories)
 
 
 def _leaf_of(key: Key, value: Any, batch: tuple[int, ...]) -> Leaf:

@@ -28,6 +28,7 @@ class PolicyOutputs:
         at_once: True to check converted values at once; False to check them in :meth:`check`,
             because their device would have to be waited for.
         hint: text for the error that the number of environments is wrong.
+        remote: True if outputs are usually on another device than the CPU.
     """
 
     def __init__(
@@ -36,9 +37,10 @@ class PolicyOutputs:
         batch: int,
         at_once: bool = True,
         hint: str = "",
+        remote: bool = False,
     ) -> None:
         self._dtypes = dict(dtypes)
-        self._batch, self._at_once, self._hint = batch, at_once, hint
+        self._batch, self._at_once, self._hint, self._remote = batch, at_once, hint, remote
         # The conversions that were not checked yet: the beginning and the end of an error, the key,
         # the dtype, and a mark that is True if values have changed.
         self._unchecked: list[tuple[str, str, Key, torch.dtype, Tensor]] = []
@@ -88,62 +90,55 @@ class PolicyOutputs:
             raise self._wrong_shape(key, tensor.shape, shape)
         return tensor
 
-    def array_of(
-        self, key: Key, convert: Callable[[Any], Array]
-    ) -> Callable[[Any, tuple[int, ...]], Array]:
+    def array_of(self, key: Key) -> Callable[[Any, Sequence[int]], Array]:
         """Returns a function that converts an output to an array.
 
         The function's arguments are the value and the shape that it must have. It raises the errors
         of :meth:`fitting`.
-
-        Args:
-            key: key of the entry.
-            convert: the fastest conversion of outputs like the first one.
         """
         expected = as_array(torch.empty(0, dtype=self._dtypes[key])).dtype
+        quick: Callable[[Any], Any] = Tensor.numpy
+        if self._remote:
+            quick = _moved_array
+        if self._dtypes[key] is torch.bfloat16:
+            # An array of int16 may have been a tensor of either dtype.
+            quick = _nothing
 
-        def unusual(value: Any) -> Array:
-            return host_array(self.converted(key, value, 0))
-
-        def checked(value: Any, shape: tuple[int, ...]) -> Array:
+        def checked(value: Any, shape: Sequence[int]) -> Array:
+            array: Array | None
             try:
-                array = convert(value)
+                array = quick(value)
             except (TypeError, RuntimeError):
-                array = unusual(value)
-            if array.dtype is not expected:
-                array = unusual(value)
-            if array.shape != shape:
-                raise self._wrong_shape(key, array.shape, shape)
+                array = None
+            if array is None or array.dtype is not expected or array.shape != shape:
+                array = host_array(self.fitting(key, value, shape, 0))
             return array
 
         return checked
 
     def writer(
-        self,
-        key: Key,
-        array_of: Callable[[Any, tuple[int, ...]], Array],
-        rows: Sequence[Any],
-        also: Sequence[Any] | None,
-        start: int,
+        self, key: Key, rows: Sequence[Any], also: Sequence[Any] | None, start: int
     ) -> Callable[[int, Any], None]:
         """Returns a function that writes an output to row ``t`` of a chunk.
 
         Args:
             key: key of the entry.
-            array_of: function that :meth:`array_of` returned.
             rows: the rows, which are arrays or tensors.
             also: further rows that get the same values; None if there are none.
             start: number of the chunk's first row in the batch.
         """
-        shape, dtype, tensors = rows[0].shape, rows[0].dtype, isinstance(rows[0], Tensor)
-        fitting = self.fitting
+        shape, dtype, fitting = rows[0].shape, rows[0].dtype, self.fitting
         more: Sequence[Any] = () if also is None else also
+        if not isinstance(rows[0], Tensor):
+            array_of = self.array_of(key)
 
-        def write(t: int, value: Any) -> None:
-            rows[t][...] = array_of(value, shape)
+            def write(t: int, value: Any) -> None:
+                rows[t][...] = array_of(value, shape)
 
-        def write_both(t: int, value: Any) -> None:
-            rows[t][...] = more[t][...] = array_of(value, shape)
+            def write_both(t: int, value: Any) -> None:
+                rows[t][...] = more[t][...] = array_of(value, shape)
+
+            return write if also is None else write_both
 
         def copy(t: int, value: Any) -> None:
             if (
@@ -157,9 +152,7 @@ class PolicyOutputs:
             if also is not None:
                 more[t].copy_(value)
 
-        if tensors:
-            return copy
-        return write if also is None else write_both
+        return copy
 
     def check(self) -> None:
         """Checks the conversions since the last call; called once per batch.
@@ -191,28 +184,18 @@ class PolicyOutputs:
         )
 
 
-def converter(sample: Tensor) -> Callable[[Any], Array]:
-    """Returns the fastest conversion of tensors like ``sample`` to numpy arrays.
+def _moved_array(value: Any) -> Array:
+    array: Array = value.detach().cpu().numpy()
+    return array
 
-    Another tensor may raise a TypeError or a RuntimeError, or give an array of another dtype.
-    """
-    if sample.dtype is torch.bfloat16:
-        return _bfloat16_array
-    if sample.requires_grad or sample.device.type != "cpu":
-        return lambda value: value.detach().cpu().numpy()
-    return Tensor.numpy
+
+def _nothing(_: Any) -> None:
+    return None
 
 
 def host_array(tensor: Tensor) -> Array:
     """Returns the values of a tensor on any device as an array (int16 for bfloat16)."""
     return as_array(tensor.cpu().resolve_conj().resolve_neg())
-
-
-def _bfloat16_array(value: Any) -> Array:
-    # An array of int16 holds either dtype, so only the tensor tells them apart.
-    if not isinstance(value, Tensor) or value.dtype is not torch.bfloat16:
-        raise TypeError("not a tensor of bfloat16")
-    return as_array(value.detach().cpu())
 
 
 def _wrong_dtype(
