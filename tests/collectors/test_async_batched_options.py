@@ -85,8 +85,9 @@ def test_entries_that_are_chosen(place: str) -> None:
 def test_random_actions_first(place: str) -> None:
     found = batches(place, init_random_frames=20)
     assert len(set(actions(found[0]).tolist())) > 1
-    # What was under way when the policy's turn came is of random actions still.
-    assert (actions(found[-1]) == 1).all()
+    # A step that was under way when the policy's turn came has a random action: one for each
+    # environment, in a batch as late as the environment is slow.
+    assert (actions(found[-1]) != 1).sum() <= 3
 
 
 @PLACES
