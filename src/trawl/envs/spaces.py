@@ -312,7 +312,9 @@ def decoder(leaf: SpaceLeaf, ops: SpaceOps = _NUMPY) -> Callable[[Any], Any]:
         return lambda value: value
     if not isinstance(space, (spaces.Discrete, spaces.MultiDiscrete)):
         copied = ops.copier(space.dtype)
-        return (lambda array: copied(array[..., 0])) if space.shape == () else copied
+        # A number has one element as an entry of a frame.
+        is_number = isinstance(space, spaces.Box) and space.shape == ()
+        return (lambda array: copied(array[..., 0])) if is_number else copied
     start, kept, dtype = ops.offset(space.start), ops.kept, space.dtype
     if isinstance(space, spaces.Discrete):
         if isinstance(spec, Categorical):
