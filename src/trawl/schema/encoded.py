@@ -79,6 +79,12 @@ class Encoded:
             found = kind_of(value)
             if found == "same" and type(value.get("number")) is int:
                 found = self._known.get(value["number"], ("",))[0]
+            if found == "NoneType" and mine == "space":
+                # Without its space, the environment might fail in a later step.
+                raise StateError(
+                    f"{place} is None, but the environment has a space there by now: load the "
+                    "state into an environment that was just made"
+                )
             # Spaces, unlike other objects, do not come and go.
             if found != mine and (mine == "space" or found != "NoneType"):
                 raise StateError(f"{place} must be the state of an object ({mine})")

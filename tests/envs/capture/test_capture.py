@@ -12,10 +12,12 @@ import torch
 from gymnasium import wrappers
 from gymnasium.envs.classic_control import CartPoleEnv
 from gymnasium.utils import EzPickle
-from tensordict import TensorDict
+from tensordict import NonTensorData, TensorDict, tensorclass
 
 from tests.oracle.continuing import Pickled, Walk, saved
-from trawl.envs.capture import NONE, capture, restore, way_of
+from trawl.envs.capture import NONE, capture, codec, restore, way_of
+from trawl.envs.capture.codec import Encoder
+from trawl.envs.capture.fixed import check_identity
 from trawl.errors import EnvStateError
 
 CLASSIC = ["CartPole-v1", "Pendulum-v1", "MountainCar-v0", "Acrobot-v1"]
@@ -176,19 +178,125 @@ def test_arrays_that_share_memory_still_share_it():
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
-def test_tensors_that_share_memory_are_not_captured_apart(dtype):
-    env = Walk()
-    env.value = torch.zeros(4, dtype=dtype)
+def test_tensors_that_share_memory_still_share_it(dtype):
+    env, other = Walk(), Walk()
+    env.reset(seed=1), other.reset(seed=2)
+    env.value = torch.arange(4).to(dtype)
+    env.part = env.value[1:3]
     assert way_of(env) == "attributes"
-    env.part = env.value[:2]
-    assert way_of(env) != "attributes"
+    state = capture(env)
+    for each in (other, Walk()):
+        made = restore(each, state)
+        made.value[1] = 9
+        assert made.part.tolist() == [9, 2]
+        assert env.value[1] == 1
 
 
-def test_tensors_that_share_memory_with_an_array_are_not_captured_apart():
+@pytest.mark.parametrize("dtype", [torch.float32, torch.int16])
+def test_tensors_that_share_memory_with_an_array_are_not_captured_apart(dtype):
+    env = Walk()
+    env.reset(seed=1)
+    env.value = torch.zeros(4, dtype=dtype)
+    env.view = env.value.numpy()[1:]
+    assert way_of(env) == "pickle"
+    other = restore(Walk(), capture(env))
+    other.value[1] = 9
+    assert other.view[0] == 9
     env = Walk()
     env.reset(seed=1)
     env.value = torch.from_numpy(env.place)
     assert way_of(env) != "attributes"
+
+
+def test_overlaps_are_found_among_many_values():
+    parts = torch.zeros(40, dtype=torch.int16).numpy().reshape(20, 2)
+    apart = [part.copy() for part in parts]
+    values = [*map(torch.from_numpy, apart)]
+    Encoder(fixed=()).encode(values)
+    for shared in (apart[7], torch.from_numpy(apart[7][1:])):
+        with pytest.raises(codec.NotPlain, match="shares its memory with"):
+            Encoder(fixed=()).encode([*values, shared])
+
+
+def test_a_pickled_tensor_has_its_gradient():
+    env = Walk()
+    env.reset(seed=1)
+    env.value = torch.ones(2, requires_grad=True)
+    env.value.sum().backward()
+    assert way_of(env) == "pickle"
+    assert restore(Walk(), capture(env)).value.grad.tolist() == [1, 1]
+
+
+def test_shared_memory_is_written_in_place():
+    env, other = Walk(), Walk()
+    env.reset(seed=1), other.reset(seed=2)
+    for each, value in ((env, 5), (other, 0)):
+        each.value = torch.full((2,), float(value)).share_memory_()
+    address = other.value.data_ptr()
+    assert way_of(env) == "attributes"
+    restore(other, capture(env))
+    assert other.value.data_ptr() == address
+    assert other.value.tolist() == [5, 5]
+
+
+@tensorclass
+class Ball:
+    place: torch.Tensor
+
+
+class OwnDict(TensorDict):
+    """A TensorDict of another class."""
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: OwnDict({"x": torch.zeros(2)}, [2]),
+        lambda: TensorDict({"x": Ball(place=torch.zeros(2), batch_size=[2])}, [2]),
+        lambda: Ball(place=torch.zeros(2), batch_size=[2]),
+        lambda: TensorDict({"x": NonTensorData("text", [2])}, [2]),
+    ],
+)
+def test_classes_of_tensordicts_stay(make):
+    env, other = Walk(), Walk()
+    env.reset(seed=1), other.reset(seed=2)
+    env.data, other.data = make(), make()
+    other = restore(other, capture(env))
+    assert type(other.data) is type(env.data)
+    for name in ("x", "place"):
+        assert type(other.data.get(name, None)) is type(env.data.get(name, None))
+
+
+def test_a_value_that_was_left_out_leaves_no_memory_behind():
+    env = Walk()
+    env.a = [torch.zeros(2), iter(())]
+    env.b = env.a[0][:1]
+    env.c = env.a[0]
+    found = Encoder(in_blocks=True).attributes(env, some=True)
+    assert "a" not in found
+    assert "data" in found["b"]
+    assert found["b"]["block"] == found["c"]["block"]
+
+
+def test_a_kind_may_be_registered_later(monkeypatch):
+    class Late:
+        __slots__ = ()
+
+    monkeypatch.setattr(codec, "_KINDS", dict(codec._KINDS))
+    monkeypatch.setattr(codec, "_TYPES", dict(codec._TYPES))
+    with pytest.raises(codec.NotPlain):
+        Encoder().encode(Late())
+    codec.register("late", Late, lambda encoder, value: {}, lambda decoder, data, present: Late())
+    assert Encoder().encode(Late()) == {"number": 0, "kind": "late"}
+
+
+def test_a_state_from_before_a_space_was_made():
+    env, other = Walk(), Walk()
+    env.reset(seed=1), other.reset(seed=2)
+    env.extra, other.extra = None, gymnasium.spaces.Discrete(3)
+    other.extra.seed(0)
+    with pytest.raises(EnvStateError, match="was just made"):
+        restore(other, capture(env))
 
 
 def test_without_any_way_an_error_lists_the_reasons():
@@ -362,30 +470,28 @@ def test_the_state_of_another_version_is_refused():
         restore(env, state)
 
 
-def earlier(state, way):
-    """Returns a state as an earlier version captured it, which had a wrapper for infos."""
-    state = copy.deepcopy(state)
+def test_states_with_infos_of_earlier_versions_are_refused():
+    env = wrapped(Walk())
+    env.reset(seed=1)
+    state = capture(env)
     names = state["identity"]["wrapper chain"].split(" > ")
     names.insert(1, "trawl.envs.info_wrappers.InfoSingle")
     state["identity"]["wrapper chain"] = " > ".join(names)
-    if way != "pickle":
-        state["state"]["wrappers"].insert(1, {})
-    return state
+    state["state"]["wrappers"].insert(1, {})
+    with pytest.raises(EnvStateError, match="saved with info_keys by an earlier version"):
+        restore(env, state)
 
 
-def test_states_with_wrappers_for_infos_are_read():
-    env, other = wrapped(Walk()), wrapped(Walk())
-    env.reset(seed=1)
-    drive(env, [0, 1] * 9)
-    state = earlier(capture(env), "attributes")
-    before = copy.deepcopy(state)
-    other = restore(other, state)
-    assert repr(state) == repr(before)
-    assert drive(env, [1] * 30) == drive(other, [1] * 30)
-    env = Pickled()
-    env.reset(seed=1)
-    with pytest.raises(EnvStateError, match="pickled by an earlier version of Trawl"):
-        restore(Pickled(), earlier(capture(env), "pickle"), trust=True)
+@pytest.mark.parametrize(
+    "identity",
+    [
+        {"list of objects": "trawl.envs.tensor_infos.InfoTensors tests.World"},
+        {"class": "InfoEnvPool", "seed": "1"},
+    ],
+)
+def test_graphs_and_pools_with_infos_of_earlier_versions_are_refused(identity):
+    with pytest.raises(EnvStateError, match="saved with info_keys by an earlier version"):
+        check_identity(identity, identity, "the environment")
 
 
 # --- states of strangers

@@ -22,7 +22,6 @@ be captured, the next way is tried.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from itertools import compress
 from typing import Any
 
 from gymnasium.vector import SyncVectorEnv
@@ -77,8 +76,9 @@ def ways_of(env: Any, log: ActionLog | None = None) -> list[str]:
 def needs_log(env: Any) -> bool:
     """Returns True if an environment may have to be replayed, because its state isn't plain data.
 
-    This includes environments that can be pickled, because only trusted pickles are opened. The
-    check is cheap, because it does not copy the state.
+    This includes environments that can be pickled, because only trusted pickles are opened, but not
+    those whose wrappers' attributes aren't plain data. The check is cheap: it doesn't copy arrays
+    and tensors, and looks only at the first items of containers.
     """
     members = chain(env)
     try:
@@ -143,7 +143,6 @@ def restore(
         EnvStateError: if the state belongs to another environment, or can't be restored.
     """
     check_state(env, state, log=log)
-    state = _without_infos(state)
     if log is not None and log.is_state:
         log.replay(env, state)
         return log.owner.env
@@ -272,7 +271,6 @@ def check_state(
     members = chain(env)
     with env_errors():
         entries(CAPTURED)(state, place, UNKNOWN)
-        state = _without_infos(state)
         way = state["way"]
         one_of(*_WAYS, REPLAY)(way, f"{place}['way']", UNKNOWN)
         check_identity(_identity(env), state["identity"], env)
@@ -291,39 +289,6 @@ def check_state(
                 refuse(at, f"a list of {len(envs)}", inner["base"]["envs"])
             for index, one in enumerate(envs):
                 check_state(one, inner["base"]["envs"][index], f"{at}[{index}]")
-
-
-def _without_infos(state: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Returns a state without the wrappers for infos that environments once had.
-
-    The wrappers had no state. A pickle with one of them can't be opened.
-
-    Raises:
-        EnvStateError: if the state is such a pickle, and can't be replayed.
-    """
-    identity = state["identity"]
-    names = identity.get("wrapper chain", "").split(" > ")
-    kept = [not name.startswith("trawl.envs.info_wrappers.") for name in names]
-    if all(kept):
-        return state
-
-    def current(part: Any) -> Any:
-        if not isinstance(part, Mapping):
-            return part
-        found = {name: current(one) if name == "origin" else one for name, one in part.items()}
-        if isinstance(found.get("wrappers"), list):
-            found["wrappers"] = list(compress(found["wrappers"], kept))
-        return found
-
-    found = {name: current(one) for name, one in state.items()}
-    if state["way"] == Pickle.name:
-        if "replay" not in state:
-            raise EnvStateError(
-                "the state was pickled by an earlier version of Trawl, whose wrappers for infos "
-                "this version doesn't have: use the version that saved it"
-            )
-        found["way"] = REPLAY
-    return {**found, "identity": {**identity, "wrapper chain": " > ".join(compress(names, kept))}}
 
 
 def _own(way: str, members: list[Any]) -> Any:

@@ -2,14 +2,16 @@
 
 Plain data consists of numbers, strings, bytes, lists and dictionaries. An :class:`Encoder` walks
 through values, and through what they contain. How values of a type are converted is registered with
-:func:`register` (see :mod:`trawl.envs.capture.kinds`). Values that refer to the same object, or to
-parts of the same memory, still do so afterwards. Objects of other classes are never made from data:
-their attributes are written into the existing object in the same place.
+:func:`register` (see :mod:`trawl.envs.capture.kinds`). Values that refer to the same object still
+do so afterwards, and so do views of one array, and tensors that share memory. Tensors that share
+memory with arrays can't be captured. Objects of other classes are never made from data: their
+attributes are written into the existing object in the same place.
 """
 
 from __future__ import annotations
 
 import gc
+from bisect import bisect
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import lru_cache
@@ -46,6 +48,8 @@ class Encoder:
             limit.
         looks_only: True to find out if values can be captured, without copying arrays. Only the
             first items of containers are looked at.
+        in_blocks: True to capture the memory of tensors, which they may share, as in graphs. By
+            default, each tensor is captured by itself, as all earlier versions read it.
     """
 
     def __init__(
@@ -55,14 +59,19 @@ class Encoder:
         fixed: tuple[type, ...] | None = None,
         most: int | None = None,
         looks_only: bool = False,
+        in_blocks: bool = False,
     ) -> None:
         self.in_graph, self._fixed = fixed is not None, fixed or ()
         self._most = most
         self.looks_only = looks_only
+        self.in_blocks = in_blocks or looks_only or self.in_graph
+        # Whether values can't be captured because tensors share memory.
+        self.needs_blocks = False
         self.members = {id(member): index for index, member in enumerate(members)}
         # Values that other values may refer to, by identity; kept alive so that ids stay unique.
         self._seen: dict[int, tuple[int, Any]] = {}
-        self.arrays: list[np.ndarray[Any, Any]] = []
+        # Where the memory of arrays and tensors begins and ends, in order. None of it overlaps.
+        self._memory: list[tuple[int, int]] = []
         # For each block of memory of tensors: its number, and a tensor that keeps it alive.
         self.blocks: dict[tuple[str, int], tuple[int, Tensor]] = {}
 
@@ -109,7 +118,7 @@ class Encoder:
             if type(value) in PLAIN:
                 found[name] = _as_readable(value)
                 continue
-            before = len(self._seen), len(self.arrays)
+            before = len(self._seen), [*self._memory] if some else [], len(self.blocks)
             try:
                 found[name] = self.encode(value, inside=False)
             except NotPlain as error:
@@ -118,7 +127,9 @@ class Encoder:
                 # No other value may refer to parts of a value that was not captured.
                 while len(self._seen) > before[0]:
                     self._seen.popitem()
-                del self.arrays[before[1] :]
+                self._memory = before[1]
+                while len(self.blocks) > before[2]:
+                    self.blocks.popitem()
         return found
 
     def is_fixed(self, value: Any) -> bool:
@@ -159,6 +170,23 @@ class Encoder:
         # None, because torch.load(weights_only=True) refuses empty bytes.
         data = array.tobytes() or None
         return {"dtype": array.dtype.str, "shape": list(array.shape), "data": data}
+
+    def check_apart(self, array: np.ndarray[Any, Any], why: str) -> None:
+        """Checks that no other value has parts of the memory of an array, which has no strides < 0.
+
+        Raises:
+            NotPlain: for the reason ``why`` if another value has.
+        """
+        if not array.size:
+            return
+        start = array.__array_interface__["data"][0]
+        last = sum((n - 1) * step for n, step in zip(array.shape, array.strides, strict=True))
+        end = start + last + array.itemsize
+        index = bisect(self._memory, (start,))
+        near = self._memory[max(index - 1, 0) : index + 1]
+        if any(start < its_end and its_start < end for its_start, its_end in near):
+            raise NotPlain(why)
+        self._memory.insert(index, (start, end))
 
     def check_size(self, nbytes: int) -> None:
         """Checks that memory is not too large."""
@@ -374,3 +402,4 @@ def register(
         _TYPES.update(dict.fromkeys([suits] if isinstance(suits, type) else suits, known))
     else:
         _TESTS.append((suits, known))
+    _kind_of.cache_clear()

@@ -254,7 +254,7 @@ def _write(
 
     Args:
         members: the wrapper chain, outermost first.
-        origin: the origin that :func:`note` returned.
+        origin: the origin that :func:`_note` returned.
         made: the numbers of this environment when it was made.
         end: states of the generators and of the wrappers after the episode.
     """

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dis
+import re
 import sys
 import types
 from collections.abc import Mapping
@@ -24,6 +25,8 @@ _SHOWN = frozenset({"pygame.surface.Surface", "pygame.time.Clock", "pygame.font.
 _CONSTANT = frozenset({"_saved_kwargs", "_cached_spec", "_metadata", "metadata", "spec"})
 # Attributes of SyncVectorEnv that never change.
 _FACTORIES = frozenset({"env_fns"})
+# Objects that added infos to observations, around environments of earlier versions.
+_INFOS = re.compile(r"\btrawl\.envs\.(info_wrappers|tensor_infos)\.|^InfoEnvPool$")
 
 
 class _Simple:
@@ -149,8 +152,9 @@ def check_identity(
         verb: "are" if the names are plurals.
 
     Raises:
-        EnvStateError: if the descriptions differ.
+        EnvStateError: if the descriptions differ; see also :func:`check_infos`.
     """
+    check_infos(other, owner)
     whose = f"{'that' if verb == 'is' else 'those'} of {owner}"
     for name in mine:
         if mine[name] != other.get(name):
@@ -158,3 +162,23 @@ def check_identity(
                 f"the state is one of another {what}: its {name} {verb} {other.get(name)}, but "
                 f"{whose} {verb} {mine[name]}"
             )
+
+
+def check_infos(identity: Mapping[str, str], owner: Any) -> None:
+    """Checks that a state is not one of an earlier version of Trawl with ``info_keys``.
+
+    In such a state, objects that added infos to the observations are numbered.
+
+    Args:
+        identity: the description in the state.
+        owner: the environment, for the error message.
+
+    Raises:
+        EnvStateError: if it is such a state.
+    """
+    if any(_INFOS.search(str(value)) for value in identity.values()):
+        raise EnvStateError(
+            f"the state of {owner} was saved with info_keys by an earlier version of Trawl, and "
+            "can be loaded only with that version: load it there, or save it anew there without "
+            "info_keys"
+        )

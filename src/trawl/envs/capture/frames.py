@@ -18,8 +18,11 @@ from tensordict import (
 from torch import Tensor
 
 from trawl.envs.capture.codec import Decoder, Encoder, NotPlain, register
+from trawl.envs.capture.fixed import class_name
 from trawl.stacked_frames import StackedFrames
 
+# Classes of what an environment may hold; others would lose their class.
+_EXACT = (TensorDict, LazyStackedTensorDict, NonTensorData, NonTensorStack)
 # Kind of a value that is not plain data.
 _OBJECT = "whole"
 
@@ -124,7 +127,22 @@ def _decode(value: Any, present: Any) -> Any:
 
 
 def _encode_tensordict(encoder: Encoder, value: Any) -> dict[str, Any]:
+    _check_classes(value)
     return {"tree": to_plain(value, encoder.encode), "locked": bool(value.is_locked)}
+
+
+def _check_classes(value: Any) -> None:
+    """Checks that a TensorDict has the same class, also inside, when it is made from plain data."""
+    if isinstance(value, Tensor):
+        return
+    if type(value) not in _EXACT:
+        raise NotPlain(f"which is a {class_name(value)}")
+    if isinstance(value, LazyStackedTensorDict):
+        inside = value.tensordicts
+    else:
+        inside = [] if is_non_tensor(value) else [*value.values()]
+    for one in inside:
+        _check_classes(one)
 
 
 def _decode_tensordict(decoder: Decoder, data: Mapping[str, Any], present: Any) -> Any:

@@ -71,10 +71,8 @@ def _encode_array(encoder: Encoder, value: Any) -> dict[str, Any]:
 
 
 def _own_content(encoder: Encoder, array: np.ndarray[Any, Any]) -> dict[str, Any]:
-    """Returns the layout and the bytes of an array whose memory belongs to no other one."""
-    if any(np.may_share_memory(array, other) for other in encoder.arrays):
-        raise NotPlain("which is an array that shares its memory with another one")
-    encoder.arrays.append(array)
+    """Returns the layout and the bytes of an array whose memory belongs to no other value."""
+    encoder.check_apart(array, "which is an array that shares its memory with another one")
     return encoder.content(array)
 
 
@@ -113,6 +111,8 @@ def _encode_tensor(encoder: Encoder, value: Tensor) -> dict[str, Any]:
         raise NotPlain("which is a tensor without strides")
     if value.grad_fn is not None:
         raise NotPlain("which is a tensor with a graph of gradients")
+    if not encoder.in_graph and value.grad is not None:
+        raise NotPlain("which is a tensor with a gradient")
     plain = value.detach()
     memory = plain.untyped_storage()
     # Blocks without memory have the same address, but share nothing.
@@ -120,12 +120,16 @@ def _encode_tensor(encoder: Encoder, value: Tensor) -> dict[str, Any]:
     key = str(plain.device), address
     number, known = encoder.blocks.setdefault(key, (len(encoder.blocks), plain))
     is_new = known is plain
-    if not encoder.in_graph:
+    if not encoder.in_blocks:
         if not is_new:
+            encoder.needs_blocks = True
             raise NotPlain("which is a tensor that shares its memory with another one")
         if key[0] == "cpu" and value.dtype in _WHOLE and not value.requires_grad:
             return _own_content(encoder, plain.numpy())
     data = {**_layout(plain), "block": number, "gradient": bool(value.requires_grad)}
+    if is_new and key[0] == "cpu":
+        flat = _bytes_of(memory, plain.device).numpy()
+        encoder.check_apart(flat, "which is a tensor that shares its memory with an array")
     if is_new and not encoder.looks_only:
         encoder.check_size(memory.nbytes())
         # None, because torch.load(weights_only=True) refuses empty bytes.
@@ -151,7 +155,8 @@ def _decode_tensor(decoder: Decoder, data: Mapping[str, Any], present: Any) -> T
     if data["kind"] == "uninitialized":
         return present if type(present) in _UNINITIALIZED else UninitializedBuffer()
     if "block" not in data:
-        return torch.from_numpy(_decode_array(decoder, data, present))
+        whole = torch.from_numpy(_decode_array(decoder, data, present))
+        return present if _write_shared(decoder, whole, present) else whole
     alike = type(present) in _TENSORS and _layout(present).items() <= data.items()
     memory = decoder.blocks.get(data["block"])
     if memory is None:
@@ -164,6 +169,19 @@ def _decode_tensor(decoder: Decoder, data: Mapping[str, Any], present: Any) -> T
     made = torch.empty(0, dtype=dtype, device=data["device"])
     made.set_(memory, data["offset"], tuple(data["shape"]), tuple(data["strides"]))
     return made.requires_grad_() if data["gradient"] else made
+
+
+def _write_shared(decoder: Decoder, value: Tensor, present: Any) -> bool:
+    """Writes a tensor into the present one, if other processes refer to that one's memory."""
+    alike = type(present) is Tensor and (present.dtype, present.shape) == (value.dtype, value.shape)
+    if not alike or present.device.type != "cpu" or not present.is_shared():
+        return False
+    address = present.untyped_storage().data_ptr()
+    if present.requires_grad or address in decoder.written:
+        return False
+    decoder.written.add(address)
+    present.copy_(value)
+    return True
 
 
 def _block(decoder: Decoder, data: Mapping[str, Any], alike: Tensor | None) -> torch.UntypedStorage:

@@ -16,6 +16,7 @@ from gymnasium import Space
 from trawl.envs.capture.codec import Decoder, Encoder, NotPlain, difference
 from trawl.envs.capture.fixed import (
     check_identity,
+    check_infos,
     class_name,
     constant_names,
     has_own_methods,
@@ -25,6 +26,7 @@ from trawl.envs.capture.fixed import (
 )
 from trawl.envs.capture.kinds import FIXED_IN_GRAPHS
 from trawl.errors import EnvStateError, env_errors
+from trawl.schema.checks import UNKNOWN, entries, table, text
 from trawl.schema.states import check_graph
 
 _CONTAINERS = (list, tuple, dict)
@@ -78,6 +80,8 @@ class ObjectGraph:
         """
         with env_errors():
             own = self.capture()
+            entries({"identity": table(text)})(state, "state", UNKNOWN)
+            check_infos(state["identity"], self._owner)
             check_graph(state, "state", own, self._names)
         check_identity(own["identity"], state["identity"], self._owner)
 

@@ -1,7 +1,9 @@
 """Pickles of environments and of their attributes, which a program signs.
 
-A program opens only pickles that its own processes made, unless the user trusts others. Tensors and
-arrays that share memory still do so when they are unpickled.
+A program opens only pickles that its own processes made, unless the user trusts others. Tensors
+that share memory, views of the memory of a tensor (``tensor.numpy()``), and views of an array still
+do so when they are unpickled. A tensor that was made of an array (``torch.from_numpy``) gets memory
+of its own, as do tensors with attributes or hooks.
 """
 
 from __future__ import annotations
@@ -118,16 +120,20 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
     def reducer_override(self, obj: Any) -> Any:
         if isinstance(obj, self._closed):
             raise NotPlain(f"with {type(obj).__name__}, which would lose its state in a pickle")
-        if not self._numbers:
-            # A whole environment, whose libraries pickle its arrays and tensors in their own ways.
-            return super().reducer_override(obj)
         if type(obj) in (Tensor, nn.Parameter) and obj.layout is torch.strided:
-            return _tensor, self._layout(obj)
-        if type(obj) is np.ndarray and isinstance(obj.base, np.ndarray):
-            owner = obj.base
+            if self._numbers or _is_plain(obj):
+                return _tensor, self._layout(obj)
+            # A whole environment, whose tensors can be pickled in torch's own way.
+            return super().reducer_override(obj)
+        if type(obj) is np.ndarray and obj.size and not obj.dtype.hasobject:
+            owner: Any = obj
             while isinstance(owner.base, np.ndarray):
                 owner = owner.base
-            if not owner.flags.c_contiguous or owner.dtype.hasobject or obj.dtype.hasobject:
+            if type(owner.base) is Tensor and _is_plain(owner.base):
+                block = self._block(owner.base.untyped_storage())
+                offset = obj.__array_interface__["data"][0] - block.memory.data_ptr()
+                return _view_of_block, (block, obj.dtype, obj.shape, obj.strides, offset)
+            if owner is obj or not owner.flags.c_contiguous or owner.dtype.hasobject:
                 return super().reducer_override(obj)
             offset = obj.__array_interface__["data"][0] - owner.__array_interface__["data"][0]
             return _view, (owner, obj.dtype, obj.shape, obj.strides, offset)
@@ -136,13 +142,28 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
     def _layout(self, tensor: Tensor) -> tuple[Any, ...]:
         if tensor.grad_fn is not None:
             raise NotPlain("with a tensor that has a graph of gradients")
-        memory = tensor.detach().untyped_storage()
-        block = self._blocks.setdefault(memory.data_ptr(), _Block(memory))
+        block = self._block(tensor.detach().untyped_storage())
+        place = tensor.dtype, tensor.storage_offset(), tuple(tensor.shape), tensor.stride()
+        return block, *place, tensor.requires_grad, type(tensor) is nn.Parameter, tensor.grad
+
+    def _block(self, memory: torch.UntypedStorage) -> _Block:
         if not memory.nbytes():
             # Blocks without memory have the same address, but share nothing.
-            block = _Block(memory)
-        place = tensor.dtype, tensor.storage_offset(), tuple(tensor.shape), tensor.stride()
-        return block, *place, tensor.requires_grad, type(tensor) is nn.Parameter
+            return _Block(memory)
+        return self._blocks.setdefault(memory.data_ptr(), _Block(memory))
+
+
+def _is_plain(tensor: Tensor) -> bool:
+    """Returns True if a tensor has nothing but its layout, its memory and its gradient."""
+    return not (
+        tensor.grad_fn is not None
+        or tensor.is_meta
+        or tensor.is_quantized
+        or tensor.is_conj()
+        or tensor.is_neg()
+        or vars(tensor)
+        or tensor._backward_hooks
+    )
 
 
 def _tensor(
@@ -153,10 +174,24 @@ def _tensor(
     strides: tuple[int, ...],
     gradient: bool,
     parameter: bool,
+    grad: Tensor | None = None,
 ) -> Tensor:
     made = torch.empty(0, dtype=dtype, device=block.memory.device)
     made.set_(block.memory, offset, shape, strides)
-    return nn.Parameter(made, gradient) if parameter else made.requires_grad_(gradient)
+    made = nn.Parameter(made, gradient) if parameter else made.requires_grad_(gradient)
+    made.grad = grad
+    return made
+
+
+def _view_of_block(
+    block: _Block,
+    dtype: np.dtype[Any],
+    shape: tuple[int, ...],
+    strides: tuple[int, ...],
+    offset: int,
+) -> np.ndarray[Any, Any]:
+    flat = torch.empty(0, dtype=torch.uint8).set_(block.memory).numpy()
+    return np.ndarray(shape, dtype, flat, offset, strides)
 
 
 def _view(

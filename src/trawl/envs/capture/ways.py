@@ -82,6 +82,14 @@ class Way:
             NotPlain: if the state can't be captured.
         """
         encoder = Encoder(members)
+        try:
+            return self._captured(members, encoder)
+        except NotPlain:
+            if not encoder.needs_blocks:
+                raise
+        return self._captured(members, Encoder(members, in_blocks=True))
+
+    def _captured(self, members: Sequence[Any], encoder: Encoder) -> dict[str, Any]:
         inner = self.capture_base(members[-1], encoder)
         return {"base": inner, "wrappers": [encoder.attributes(one) for one in members[:-1]]}
 
