@@ -1,20 +1,19 @@
-"""How close to the best of all layouts the choices of ``trawl.tune`` and ``"auto"`` come.
+"""How close to the best of all layouts the choices of ``trawl.tune`` come.
 
     python benchmarks/tune.py                 # a quarter of an hour
     python benchmarks/tune.py --quick         # a glance; writes no file
     python benchmarks/tune.py --only waits
 
 For each case, all layouts that the search can reach are measured in turn, in several rounds. Then
-``tune`` searches, and ``num_collectors="auto"`` chooses a number of workers. In the end, the best
-few of the first part and the choices are measured in turn, for longer: a ratio compares rates of
-this part alone, because the best of many brief measurements was also lucky.
+``tune`` searches. In the end, the best few of the first part and its choice are measured in turn,
+for longer: a ratio compares rates of this part alone, because the best of many brief measurements
+was also lucky.
 """
 
 from __future__ import annotations
 
 import os
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -188,34 +187,7 @@ def compare(case: TuneCase, options: Options) -> dict[str, Any]:
         "chosen_rate": final[chosen],
         "ratio": final[chosen] / final[best],
         "why": result.why,
-        "auto": compare_auto(case, policy, default_frames(seen), seen.waits, options),
     }
-
-
-def compare_auto(
-    case: TuneCase, policy: Any, frames: int, waits: bool, options: Options
-) -> dict[str, Any]:
-    """Measures all numbers of asynchronous workers, and compares the choice of ``"auto"``."""
-    from trawl import MultiAsyncCollector
-    from trawl.collectors.tuning.space import most_processes, powers_of_two, usable_cores
-    from trawl.collectors.tuning.trial import measure
-
-    def make(count: Any) -> Any:
-        return MultiAsyncCollector(case.source, policy, num_workers=count, frames_per_batch=frames)
-
-    with tempfile.TemporaryDirectory() as folder:
-        os.environ["XDG_CACHE_HOME"] = folder
-        with make("auto") as collector:
-            chosen = collector.num_workers
-    counts = powers_of_two(most_processes(usable_cores(), waits))
-    rates = in_turn(
-        list(dict.fromkeys([*counts, chosen])),
-        lambda count: measure(lambda: make(count), 2 * options.seconds).rate,
-        3 * options.rounds,
-    )
-    best = best_of(rates, 1)[0]
-    ratio = rates[chosen] / rates[best]
-    return {"chosen": chosen, "best": best, "ratio": ratio, "rates": rates}
 
 
 def main(options: Options) -> None:
@@ -237,22 +209,20 @@ def main(options: Options) -> None:
     if options.only not in ("", *names):
         sys.exit(f"--only must be one of {', '.join(names)}, but it is {options.only}")
     table = Table(title="The chosen layouts, compared with the best of all")
-    for heading in ("case", "layouts", "best", "chosen", "ratio", "workers: best, auto", "ratio"):
+    for heading in ("case", "layouts", "best", "chosen", "ratio"):
         table.add_column(heading)
     rows = []
     for case in CASES:
         if options.only in ("", case.name):
             row = compare(case, options)
             rows.append(row)
-            auto = row["auto"]
             table.add_row(
                 row["title"], str(row["layouts"]), f"{row['best']}: {row['best_rate']:,.0f}/s",
                 f"{row['chosen']}: {row['chosen_rate']:,.0f}/s", f"{row['ratio']:.2f}",
-                f"{auto['best']}, {auto['chosen']}", f"{auto['ratio']:.2f}",
             )  # fmt: skip
-            print(f"{case.name}: {row['ratio']:.2f}, auto {auto['ratio']:.2f}. {row['why']}")
+            print(f"{case.name}: {row['ratio']:.2f}. {row['why']}")
     console.print(table)
-    missed = [row["name"] for row in rows if min(row["ratio"], row["auto"]["ratio"]) < PROMISE]
+    missed = [row["name"] for row in rows if row["ratio"] < PROMISE]
     if missed:
         console.print(f"Below {PROMISE}: {', '.join(missed)}")
     if not options.quick:

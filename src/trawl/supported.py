@@ -274,7 +274,7 @@ PARALLEL_MESSAGES = Refusal(
 READY_LIMIT = Refusal(
     options=("max_frames_per_traj",),
     traits=_WHEN_READY,
-    why="their environments end their episodes themselves",
+    why="environments that step on their own end their episodes themselves",
     instead="limit the episodes where the environments are made",
 )
 READY_SPLIT = Refusal(
@@ -360,6 +360,12 @@ WRITE_MODE_YIELD = Refusal(
     options=("replay_write_mode=...",),
     others=("yield_completed_trajectories=True",),
     why="both say what the replay buffer gets",
+    instead="leave yield_completed_trajectories out",
+)
+YIELD_TWICE = Refusal(
+    options=("trajs_per_batch=...",),
+    others=("yield_completed_trajectories=True",),
+    why="both say how whole trajectories are delivered",
     instead="leave yield_completed_trajectories out",
 )
 WHOLE_WITHOUT_IDS = Refusal(

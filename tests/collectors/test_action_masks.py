@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
-from gymnasium.wrappers import TimeLimit
+from gymnasium.wrappers import FrameStackObservation, TimeLimit
 from gymnasium.wrappers.vector import DictInfoToList
 from tensordict.nn import TensorDictModule
 
@@ -627,3 +627,10 @@ def test_only_discrete_actions_have_a_mask():
 
     with Collector(Continuous(), None, frames_per_batch=5) as collector:
         collector.next()  # without a warning
+
+
+def test_a_mask_with_a_dimension_too_many_is_ignored_with_a_warning():
+    stacked = GymEnv(FrameStackObservation(Masked(action_space=spaces.Discrete(2)), 3))
+    with pytest.warns(UserWarning, match=r"random actions ignore the entry .* of shape \(3, 2\)"):
+        drawn = stacked.rand_action(stacked.reset())
+    assert drawn["action"].shape == (2,)

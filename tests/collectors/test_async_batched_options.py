@@ -11,7 +11,7 @@ import torch
 from tensordict.nn import TensorDictModule
 from torch import nn
 
-from trawl.collectors import AsyncBatchedCollector, PolicyVersion
+from trawl.collectors import AsyncBatchedCollector, MultiAsyncCollector, PolicyVersion
 from trawl.testing import NumberedEnv
 
 LENGTHS = (3, 1, 7)
@@ -145,3 +145,35 @@ def test_policies_and_versions(place: str) -> None:
         assert (collector.next()["policy_version"] == 5).all()
         collector.update_policy_weights_()
         assert version.version == 6
+
+
+@pytest.mark.parametrize(
+    ("options", "match"),
+    [
+        (
+            {"policy_version": 3, "track_policy_version": PolicyVersion()},
+            "policy_version=3 and track_policy_version can't both be given",
+        ),
+        (
+            {"policy_device": "cpu", "device_config": {"policy_device": "cpu"}},
+            "device_config and policy_device can't both be given",
+        ),
+        ({"policy_device": "cpu", "device": "cpu"}, "device and policy_device can't both be given"),
+    ],
+)
+def test_what_is_said_twice_is_refused(options: Any, match: str) -> None:
+    with pytest.raises(ValueError, match=match):
+        made(**options)
+
+
+def test_workers_refuse_what_it_refuses() -> None:
+    makers = [[partial(NumberedEnv, number)] for number in range(2)]
+    with pytest.raises(ValueError, match="max_frames_per_traj=2 can't be used with Async"):
+        MultiAsyncCollector(
+            makers,
+            second,
+            collector_class=AsyncBatchedCollector,
+            frames_per_batch=4,
+            max_frames_per_traj=2,
+            start_method="inline",
+        )

@@ -54,6 +54,23 @@ def test_same_as_arrays(categorical: bool) -> None:
         assert np.array_equal(one, other.numpy())
 
 
+@pytest.mark.parametrize("categorical", [False, True])
+def test_discrete_values_may_have_any_dtype(categorical: bool) -> None:
+    for space, dtype in [
+        (spaces.Discrete(2), torch.bool),
+        (spaces.Discrete(40, start=30), torch.uint8),
+        (spaces.Discrete(200, start=-100), torch.int8),
+        (spaces.MultiDiscrete([2, 2]), torch.bool),
+    ]:
+        batch = batch_space(space, 5)
+        batch.seed(0)
+        sample = batch.sample()
+        (wanted,) = SpaceCodec(space, "observation", categorical).encode(sample)
+        codec = TensorCodec(space, "observation", CPU, 5, categorical)
+        (found,) = codec.encode(torch.from_numpy(sample).to(dtype))
+        assert np.array_equal(found.numpy(), wanted)
+
+
 def test_actions_are_copies() -> None:
     codec = TensorCodec(spaces.Box(-1, 1, (2,)), "action", CPU, 3)
     action = torch.zeros(3, 2)

@@ -235,6 +235,7 @@ CASES: dict[str, list[Callable[[], Any]]] = {
         lambda: one(**WRITES, **WHOLE, **BUFFERED),
     ],
     "WRITE_MODE_YIELD": [lambda: ready(yield_completed_trajectories=True, **WRITES, **BUFFERED)],
+    "YIELD_TWICE": [lambda: ready(yield_completed_trajectories=True, trajs_per_batch=2)],
     "WHOLE_WITHOUT_IDS": each(one, {"track_traj_ids": False, **BUFFERED}, **WHOLE, **WRITES),
     "WHOLE_SPLIT": each(one, {"split_trajs": True, **BUFFERED}, **WHOLE, **WRITES),
     "WHOLE_TRUNCATED": each(one, {"set_truncated": True, **BUFFERED}, **WHOLE, **WRITES),

@@ -203,3 +203,59 @@ def test_environments_that_are_reset_with_one_seed_differ() -> None:
             collector.reset(seed=5)
             first = collector.next()["observation"][:, 0]
         assert len(first.unique(dim=0)) == 3
+
+
+def test_weights_that_are_buffers_may_be_replaced() -> None:
+    policy = linear()
+    layer = policy.module
+    for name in ("weight", "bias"):
+        value = getattr(layer, name).detach().clone()
+        delattr(layer, name)
+        layer.register_buffer(name, value)
+    zeros = {name: torch.zeros_like(value) for name, value in policy.state_dict().items()}
+    with Collector("Pendulum-v1", policy, frames_per_batch=4) as collector:
+        assert collector.next()["action"].abs().sum() > 0
+        policy.load_state_dict(zeros, assign=True)
+        assert collector.next()["action"].abs().sum() == 0
+
+
+class Growing(gymnasium.Env):
+    """Has an observation without a fixed layout, and a reward that is the action."""
+
+    observation_space = gymnasium.spaces.Dict(
+        number=gymnasium.spaces.Box(0, 9, (1,), np.float32),
+        several=gymnasium.spaces.Sequence(
+            gymnasium.spaces.Box(-1, 1, (1,), np.float32), stack=True
+        ),
+    )
+    action_space = gymnasium.spaces.Box(-99, 99, (1,), np.float32)
+
+    def shown(self) -> dict[str, np.ndarray]:
+        return {"number": np.ones(1, np.float32), "several": np.zeros((2, 1), np.float32)}
+
+    def reset(self, *, seed=None, options=None):
+        return self.shown(), {}
+
+    def step(self, action):
+        return self.shown(), float(action[0]), False, False, {}
+
+
+@pytest.mark.parametrize("kind", ["array", "tuple", "parameter", "tensor"])
+def test_actions_stay_though_a_policy_uses_their_memory_again(kind) -> None:
+    memory = nn.Parameter(torch.zeros(1), requires_grad=kind == "parameter")
+
+    def act(number: torch.Tensor) -> object:
+        with torch.no_grad():
+            memory.add_(1)
+        return {
+            "array": memory.detach().numpy(),
+            "tuple": (memory.detach(),),
+            "parameter": memory,
+            "tensor": memory.detach(),
+        }[kind]
+
+    policy = TensorDictModule(act, ["number"], ["action"])
+    with Collector(Growing, policy, frames_per_batch=5) as collector:
+        batch = collector.next()
+    assert torch.equal(batch["action"], batch["next", "reward"])
+    assert len(batch["action"].unique()) == 5

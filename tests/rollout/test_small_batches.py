@@ -49,3 +49,17 @@ def test_batches_that_are_kept_do_not_change(num_envs: int) -> None:
             ended = one["next", "done"].reshape(-1)
             same = one["next", "observation"] == other["observation"]
             assert (same.reshape(num_envs, -1).all(1) | ended).all()
+
+
+def test_methods_that_are_replaced_between_batches_take_effect() -> None:
+    env = GymEnv("CartPole-v1")
+    with Collector(env, frames_per_batch=4) as collector:
+        collector.next()
+        step = env.env.step
+
+        def rewarded(action: Any) -> Any:
+            obs, _, *rest = step(action)
+            return obs, 100.0, *rest
+
+        env.env.step = rewarded
+        assert (collector.next()["next", "reward"] == 100).all()

@@ -15,6 +15,7 @@ from trawl.envs.parallel import ParallelEnv
 from trawl.rollout.batch_writer import BatchOptions
 from trawl.rollout.ready_loop import ReadyRollout
 from trawl.rollout.serving import ServingOptions
+from trawl.supported import Trait, check
 
 
 class ServingCollector(Collector):
@@ -45,7 +46,9 @@ class ServingCollector(Collector):
     @override
     def _new_rollout(self, options: BatchOptions) -> ReadyRollout:
         pool, serving = pool_of(self.env), self._serving
-        if pool is not None:
+        if pool is None:
+            check(vars(self.config), {Trait.READY}, "AsyncBatchedCollector")
+        else:
             check_pool_options(self.config, pool)
             serving = replace(serving, batching=pool_batching(pool))
         self._rollout: ReadyRollout

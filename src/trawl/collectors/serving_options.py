@@ -276,9 +276,15 @@ class AsyncBatchedArguments(CollectorConfig):
             if one.name not in _OWN and given[one.name] is not one.default
         }
         version: Any = self.track_policy_version
+        first = check_number("policy_version", self.policy_version, 0)
         if version is None or isinstance(version, bool):
             version = PolicyVersion()
-            version.version = check_number("policy_version", self.policy_version, 0)
+            version.version = first
+        elif first:
+            raise ValueError(
+                f"policy_version={first} and track_policy_version can't both be given: set the "
+                "version of the object that counts them"
+            )
         found["track_policy_version"] = version
         schemes = self.weight_sync_schemes
         if self.weight_sync is not None:
@@ -288,7 +294,11 @@ class AsyncBatchedArguments(CollectorConfig):
         if self.yield_completed_trajectories:
             found["trajs_per_batch"] = 1
             found["traj_format"] = "cat" if self.replay_buffer is None else None
-        return {**device_options(self.device, self.device_config), **found}
+        devices = device_options(self.device, self.device_config)
+        if twice := sorted(devices.keys() & found):
+            other = "device" if self.device_config is None else "device_config"
+            raise ValueError(f"{other} and {', '.join(twice)} can't both be given: leave one out")
+        return {**devices, **found}
 
 
 def check_pool(source: Any) -> None:

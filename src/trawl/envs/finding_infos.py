@@ -147,8 +147,7 @@ def _takes(env: Any, mode: Any) -> Takes:
 
     def each(info: Any, method: str) -> list[tuple[str, Any]]:
         checked_info(info, method, env)
-        found = _rows(info, env.num_envs) if batched else [info]
-        return [("", one) for row in found for one in (row, row.get("final_info") or {})]
+        return _shown(_rows(info, env.num_envs) if batched else [info])
 
     _, info = reset_results(env.reset(), env)
     infos, masks = each(info, "reset"), None
@@ -172,16 +171,24 @@ def _pool_takes(env: Any) -> Takes:
     space = copy.deepcopy(env.single_action_space)
     space.seed(0)
     _, info = env.reset()
+    masks = None
     try:
         while True:
-            count = len(info["env_id"])
-            yield [("", row) for row in _rows(info, count)]
-            env.send(np.array([space.sample() for _ in range(count)], space.dtype))
+            ids = info["env_id"]
+            masks = newest_masks(masks, info, int(env.num_envs), ids)
+            yield _shown(_rows(info, len(ids)))
+            drawn = [allowed_sample(space, None if masks is None else masks[i]) for i in ids]
+            env.send(np.array(drawn, space.dtype))
             *_, info = env.recv()
     except GeneratorExit:
         for _ in range(others - 1):
             env.recv()
         raise
+
+
+def _shown(infos: Sequence[Any]) -> list[tuple[str, Any]]:
+    """Returns infos, and those of the last steps of episodes that are in them."""
+    return [("", one) for info in infos for one in (info, info.get("final_info") or {})]
 
 
 def _rows(info: Any, num_envs: int) -> list[dict[str, Any]]:

@@ -139,7 +139,8 @@ def _ops() -> SpaceOps:
 
     return SpaceOps(
         array=lambda value: value,
-        offset=lambda start: np.asarray(start, np.int32) if np.ndim(start) else int(start),
+        indices=jnp.asarray,
+        offset=lambda start: np.asarray(start, np.int32),
         one_hot=lambda index, n: jax.nn.one_hot(index, n, dtype=jnp.int32),
         join=lambda parts: jnp.concatenate(parts, -1),
         stack=lambda parts: jnp.stack(parts, -1),

@@ -257,7 +257,7 @@ def observed_masks(
         shape = shown(place).shape
         dims = mask_dims(spec, shape)
         # The masks of agents are flat; in front, they have a dimension for the agents.
-        if dims == 1 or (dims and len(key) == 1 and len(shape) == batch + dims):
+        if dims == 1 if len(key) > 1 else dims and len(shape) == batch + dims:
             found[action] = place
         else:
             warn_unfit(spec, shape[batch:])

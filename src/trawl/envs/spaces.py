@@ -232,6 +232,7 @@ class SpaceOps:
 
     Attributes:
         array: returns a value of a sample as an array.
+        indices: returns a value of a discrete space as an array of integers.
         offset: returns the least values of a discrete space, to add or subtract.
         one_hot: returns one-hot vectors, given indices and the number of elements.
         join: concatenates vectors along their last dimension.
@@ -243,6 +244,7 @@ class SpaceOps:
     """
 
     array: Callable[[Any], Any]
+    indices: Callable[[Any], Any]
     offset: Callable[[Any], Any]
     one_hot: Callable[[Any, int], Any]
     join: Callable[[list[Any]], Any]
@@ -262,6 +264,7 @@ def _one_hot(index: Array, n: int) -> Array:
 
 _NUMPY = SpaceOps(
     array=np.asarray,
+    indices=np.asarray,
     offset=lambda start: start,
     one_hot=_one_hot,
     join=lambda parts: np.concatenate(parts, -1),
@@ -279,21 +282,21 @@ def encoder(leaf: SpaceLeaf, ops: SpaceOps = _NUMPY) -> Callable[[Any], Any] | N
         leaf: the leaf.
         ops: operations on the arrays.
     """
-    space, array = leaf.space, ops.array
+    space, array, indices = leaf.space, ops.array, ops.indices
     if isinstance(space, spaces.Box) and space.shape == ():
         return lambda value: array(value)[..., None]
     if not isinstance(space, (spaces.Discrete, spaces.MultiDiscrete)):
         return None
     start, one_hot, join = ops.offset(space.start), ops.one_hot, ops.join
     if isinstance(leaf.spec, (Categorical, MultiCategorical)):
-        return lambda value: array(value) - start
+        return lambda value: indices(value) - start
     if isinstance(space, spaces.Discrete):
         n = int(space.n)
-        return lambda value: one_hot(array(value) - start, n)
+        return lambda value: one_hot(indices(value) - start, n)
     sizes, dims = _sizes(space), len(space.shape)
 
     def encode(value: Any) -> Any:
-        index = array(value) - start
+        index = indices(value) - start
         index = index.reshape(*index.shape[: index.ndim - dims], -1)
         return join([one_hot(index[..., i], n) for i, n in enumerate(sizes)])
 

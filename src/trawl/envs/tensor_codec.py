@@ -175,6 +175,8 @@ def _ops(device: torch.device) -> SpaceOps:
 
     return SpaceOps(
         array=lambda value: value,
+        # Flags can't be subtracted, and small integers can't hold all differences.
+        indices=Tensor.long,
         offset=offset,
         one_hot=lambda index, n: one_hot(index.long(), n),
         join=lambda parts: torch.cat(parts, -1),

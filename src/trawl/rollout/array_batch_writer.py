@@ -92,8 +92,8 @@ class ArrayBatchWriter(FixedLayoutWriter):
         self._logs = StepLogs(logged, self._first_rows(), states, self._bfloat16)
         self.pool = SlabPool(layout, options.recycle)
         # A small batch is filled in memory of the writer's own, which is bound once, and copied.
-        small = layout.nbytes <= _SMALL and not layout.pools
-        self._own = Block(layout) if small else None
+        self._is_small = layout.nbytes <= _SMALL and not layout.pools
+        self._own: Block | None = None
         self._block: Block | None = None
         self._given = False
         # What the stepper writes.
@@ -172,8 +172,9 @@ class ArrayBatchWriter(FixedLayoutWriter):
         self._given = block is not None
         self._logs.begin()
         self._renew_stages()
-        block = block or self._own or Block(self.layout, self.pool.lease())
-        self._block = block
+        if block is None and self._is_small:
+            block = self._own = self._own or Block(self.layout)
+        self._block = block = block or Block(self.layout, self.pool.lease())
         view = StepArrays(block.flat_rows, self._next, bfloat16=self._bfloat16)
         for stage in reversed(self._stages):
             view = stage.begin(block, view)

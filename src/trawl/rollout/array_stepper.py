@@ -139,7 +139,13 @@ class SingleStepper(EnvStepper):
         env = self.env
         # With a limit, a function knows the step that brings the current episode to it.
         again = env.log is None and env.reset_arguments is None and episodes.limit is None
-        return (env.env, env.mask_check.done) if again else None
+        # Methods may have been replaced.
+        return (self._methods, env.mask_check.done) if again else None
+
+    @property
+    def _methods(self) -> tuple[Any, ...]:
+        """The functions of the simulator that a bound function calls."""
+        return self.env.env, self.env.env.step, self.env.env.reset
 
     def _restarter(
         self, ends: EpisodeEnds, read: Callable[[Any], Any]

@@ -40,6 +40,12 @@ def has_named_arrays(env: GymEnv) -> bool:
 class DMStepper(SingleStepper):
     """Steps one dm_env environment whose observation is a mapping of arrays."""
 
+    @property
+    @override
+    def _methods(self) -> tuple[Any, ...]:
+        inner = getattr(self.env.env, "env", None)
+        return *super()._methods, getattr(inner, "step", None)
+
     def _targets(
         self, view: StepArrays, start: int, stop: int
     ) -> tuple[list[_Leaf], list[Array], list[Array]]:

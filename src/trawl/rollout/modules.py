@@ -38,7 +38,7 @@ _SIMPLE: dict[type[nn.Module], Function] = {
     nn.Sigmoid: torch.sigmoid,
 }
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
-_TABLES = ("_parameters", "_modules", *_HOOKS)
+_TABLES = ("_parameters", "_buffers", "_modules", *_HOOKS)
 
 
 def unroll(module: Any) -> Function:

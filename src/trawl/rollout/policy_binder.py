@@ -101,6 +101,8 @@ class PolicyBinder:
 
         Returns None if all actions of the chunk have already been drawn at random.
         """
+        if not start:
+            self._outputs.begin()
         if random or self._policy.draws_from(self._env):
             return self._random.fill(rows.tensors, start, stop, self._next_row)
         plan = self._policy.plan(self._readable.keys(), self._batch)
@@ -371,8 +373,8 @@ class TensorDictBinder:
 
     def _recorded(self, key: Key, value: Any, row: int) -> Tensor:
         """Returns a copy of an output, because the policy may reuse its memory."""
-        tensor = self._rule.fitting(key, value, self._shapes.get(key), row)
-        return tensor.clone() if tensor is value else tensor
+        # Also of what became a tensor here: an array, or a part of a tuple, has the same memory.
+        return self._rule.fitting(key, value, self._shapes.get(key), row).clone()
 
     def check(self) -> None:
         """Checks the outputs of a batch that were converted without waiting for their device."""

@@ -154,6 +154,10 @@ class PolicyOutputs:
 
         return copy
 
+    def begin(self) -> None:
+        """Begins a batch; an error may have ended the one before without a check."""
+        self._unchecked = []
+
     def check(self) -> None:
         """Checks the conversions since the last call; called once per batch.
 

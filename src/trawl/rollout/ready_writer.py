@@ -21,12 +21,14 @@ from trawl.envs.ready import Rows
 from trawl.envs.step_buffers import AUTORESET, RESET, TERMINATED, TRUNCATED
 from trawl.errors import add_note
 from trawl.keys import DONE, ENV_INDEX, IS_INIT, REWARD, TRAJ_IDS, as_key, next_of, show_key
+from trawl.memory import Array
 from trawl.rollout.array_batch_writer import ArrayBatchWriter
 from trawl.rollout.array_stepper import from_bfloat16
 from trawl.rollout.batch_writer import BatchOptions
 from trawl.rollout.block import Block
 from trawl.rollout.checks import check_rewards
 from trawl.rollout.device_transfer import transfer_to
+from trawl.rollout.episodes import StepArrays
 from trawl.rollout.layout import Layout, Leaf
 from trawl.rollout.policy import Policy
 from trawl.rollout.random_actions import ReadyActions
@@ -34,6 +36,7 @@ from trawl.rollout.ready_pool import ReadyPool
 from trawl.rollout.ready_processes import ReadyProcesses
 from trawl.rollout.ready_source import ReadyResults, ReadySource
 from trawl.rollout.serving import ServingOptions, ServingRecord
+from trawl.rollout.stage import Stage
 
 
 class ReadyBatchWriter(ArrayBatchWriter):
@@ -92,6 +95,10 @@ class ReadyBatchWriter(ArrayBatchWriter):
         self._source = self._new_source()
         for key, begun in self._source.start().items():
             self._next[key][...] = begun
+
+    @override
+    def _new_stages(self) -> list[Stage[Array, StepArrays]]:
+        return []  # successive frames of a batch are of different environments
 
     def _new_source(self) -> ReadySource:
         if isinstance(self.env, ParallelEnv):
