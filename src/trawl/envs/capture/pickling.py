@@ -3,7 +3,7 @@
 A program opens only pickles that its own processes made, unless the user trusts others. Tensors
 that share memory, views of the memory of a tensor (``tensor.numpy()``), and views of an array still
 do so when they are unpickled. A tensor that was made of an array (``torch.from_numpy``) gets memory
-of its own, as do tensors with attributes or hooks.
+of its own, as does a tensor with attributes.
 """
 
 from __future__ import annotations
@@ -162,7 +162,6 @@ def _is_plain(tensor: Tensor) -> bool:
         or tensor.is_conj()
         or tensor.is_neg()
         or vars(tensor)
-        or tensor._backward_hooks
     )
 
 
