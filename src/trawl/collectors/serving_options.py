@@ -268,12 +268,10 @@ class AsyncBatchedArguments(CollectorConfig):
 
     def collector_options(self) -> dict[str, Any]:
         """Returns the options of a :class:`~trawl.collectors.Collector`."""
-        given = {one.name: getattr(self, one.name) for one in fields(CollectorConfig)}
         found = {
-            one.name: given[one.name]
+            one.name: given
             for one in fields(CollectorConfig)
-            # The frames are those of the whole collector, and always exact.
-            if one.name not in _OWN and given[one.name] is not one.default
+            if one.name not in _OWN and (given := getattr(self, one.name)) is not one.default
         }
         version: Any = self.track_policy_version
         first = check_number("policy_version", self.policy_version, 0)

@@ -107,17 +107,19 @@ class PolicyBinder:
             return self._random.fill(rows.tensors, start, stop, self._next_row)
         plan = self._policy.plan(self._readable.keys(), self._batch)
         guarded = not self._policy.leaves_inputs_alone
-        bound = rows.acts.get((self, start, stop))
-        if bound is not None and bound[0] is plan and not guarded:
+        # Copies have to be bound anew, because they are of one chunk at a time. A block of tensors
+        # is filled only once.
+        acts = None if guarded or isinstance(rows, TensorBlock) else rows.acts
+        bound = None if acts is None else acts.get((self, start, stop))
+        if bound is not None and bound[0] is plan:
             return bound[1]
         inputs = [self._input(rows, key, start, stop, guarded) for key in plan.reads]
         writers = [self._writer(rows, key, start, stop) for key in plan.writes]
         act = _act_fn(plan, inputs, writers)
-        if not guarded:
-            # Copies have to be bound anew, because they are of one chunk at a time.
-            if len(rows.acts) >= _MOST_ACTS:
-                rows.acts.clear()
-            rows.acts[self, start, stop] = plan, act
+        if acts is not None:
+            if len(acts) >= _MOST_ACTS:
+                acts.clear()
+            acts[self, start, stop] = plan, act
         return act
 
     def bind_some(

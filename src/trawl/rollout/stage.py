@@ -9,7 +9,6 @@ from trawl.keys import Key
 from trawl.rollout.batch_writer import StepFn
 from trawl.rollout.episodes import EpisodeStart
 from trawl.rollout.layout import FramePool, Leaf
-from trawl.rollout.normalization import Normalization
 from trawl.rollout.policy_leaves import PolicyLeaves
 
 #: Arrays or tensors.
@@ -28,14 +27,12 @@ class Stage(Generic[Rows, View]):
 
     Attributes:
         keys: keys of the observations that the stage changes.
-        normalization: statistics of observations and rewards; None if nothing is normalised.
         more_leaves: layout of further entries of a batch, by key.
         pools: layout of the memory for frames that a batch refers to, by key.
         starts: objects that are called when an episode begins in the batch.
     """
 
     keys: Sequence[Key] = ()
-    normalization: Normalization | None = None
     more_leaves: Mapping[Key, Leaf] = {}
     pools: Mapping[Key, FramePool] = {}
     starts: Sequence[EpisodeStart] = ()

@@ -42,7 +42,6 @@ class TensorBlock:
         tensors: the entries. While the batch is filled, those of stacked observations are the
             frames as the stepper writes them.
         pools: the frames.
-        acts: functions that act in rows, to use again when the block is filled again.
         newest: function that replaces rows of an observation by the environment's own tensors,
             which a policy may read if it leaves its inputs alone; None if there are none.
         windows: frames that the policy reads as stacks, by key.
@@ -61,7 +60,6 @@ class TensorBlock:
         self.windows: Mapping[Key, StackRows] = {}
         self.begun: Tensor | None = None
         self.grown = False
-        self.acts: dict[tuple[Any, int, int], tuple[Any, Callable[[int], None]]] = {}
         self._chunk = (0, 0)
         self._rows: dict[Key, Sequence[Tensor]] = {}
 
