@@ -53,9 +53,10 @@ class DeferredInterrupt:
         if self._outer is not None:
             self._outer.depth -= 1
         elif self._handler is not None:
-            # Code within the context may have set another handler.
-            if signal.getsignal(signal.SIGINT) == self._signalled:
-                signal.signal(signal.SIGINT, self._handler)
+            found = signal.signal(signal.SIGINT, self._handler)
+            if found != self._signalled:
+                # Code within the context has set another handler.
+                signal.signal(signal.SIGINT, found)
             _current = None
 
     def _signalled(self, signum: int, frame: Any) -> None:
