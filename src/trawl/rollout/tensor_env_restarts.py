@@ -45,6 +45,7 @@ class RestartingTensorStepper(TensorStepper):
         restarts: EnvRestarts,
     ) -> None:
         super().__init__(env, source, limit, leaves, next_row)
+        self._rebuilt = env
         self._counter = FailureCounter(restarts, 0, env.batch_size.numel())
         self.cut = False
 
@@ -88,7 +89,7 @@ class RestartingTensorStepper(TensorStepper):
             write(t, everywhere)
 
     def _rebuild(self) -> list[Tensor]:
-        self._env.rebuild()
+        self._rebuilt.rebuild()
         return self._source.begin(None)
 
 
