@@ -96,16 +96,11 @@ def test_an_environment_in_another_thread_is_made_again():
     made = iter(envs)
     # The first is one of another episode each time.
     env = ParallelEnv(2, [lambda: next(made), lambda: envs[-1]], backend="thread")
-    with (
-        Collector(env, None, frames_per_batch=12, on_env_error="restart") as collector,
-        pytest.warns(RuntimeWarning, match="environment 0 failed at step 2 .*OSError: .*no answer"),
-    ):
-        batch = collector.next()
+    with Collector(env, None, frames_per_batch=12, on_env_error="restart") as collector:
+        with pytest.warns(RuntimeWarning, match="environment 0 failed at step 2 .*no answer"):
+            batch = collector.next()
         assert collector.stats()["env_restarts"] == 1
-    assert batch["collector", "mask"].tolist() == [
-        [True, True, False, True, True, True],
-        [True] * 6,
-    ]
+    assert batch["collector", "mask"].logical_not().nonzero().tolist() == [[0, 2]]
     following = batch["next"]
     assert following["truncated"][0, 1].item()
     assert following["walker", "truncated"][0, 1].all()

@@ -35,15 +35,18 @@ from trawl.keys import (
     show_keys,
 )
 from trawl.rollout.batch_writer import BatchOptions, StepFn
+from trawl.rollout.block import Block
 from trawl.rollout.checks import check_same_layout
+from trawl.rollout.episodes import EpisodeTracker
 from trawl.rollout.frame_entries import FLAG
 from trawl.rollout.frame_normalizer import observation_keys
 from trawl.rollout.layout import FramePool, Layout, Leaf
 from trawl.rollout.normalization import Normalization
 from trawl.rollout.policy import Policy
+from trawl.rollout.policy_inputs import InputRows
 from trawl.rollout.policy_leaves import PolicyLeaves
 from trawl.rollout.stage import Stage
-from trawl.rollout.tensor_block import TensorBlock, TensorPool
+from trawl.rollout.step_tensors import StepTensors, TensorPool, TensorRows
 from trawl.rollout.tensor_normalizer import TensorNormalizer
 from trawl.rollout.tensor_stacks import TensorStacks
 from trawl.rollout.tensor_stepper import StepSource, TensorStepper
@@ -132,7 +135,7 @@ class LooseStages:
         self._next = {key: self._zeros(leaf) for key, leaf in carried.items()}
         self._rewards = {next_of(key): leaf for key, leaf in rewards.items()}
         self.normalization: Normalization | None = None
-        self._stages: list[Stage[Tensor, TensorBlock]] = []
+        self._stages: list[Stage[Tensor, StepTensors]] = []
         source: StepSource = self
         if options.normalize:
             normalizer = TensorNormalizer(
@@ -150,11 +153,14 @@ class LooseStages:
             newest = self._next
             self._stages.append(TensorStacks(stack, self, groups, observed, newest, options.steps))
         self._pool = TensorPool(self._new_layout(carried), self.home, options.recycle)
-        self._stepper = TensorStepper(self, source, None, PolicyLeaves({}, [], []), self._next)
+        self._stepper = TensorStepper(self, source, None, self._stages)
+        self._stepper.policy_leaves = PolicyLeaves({}, [], [])
         self._restarts = options.restarts is not None
-        self._block = TensorBlock({})
+        self._block: Block | None = None
+        # What the stepper writes.
+        self._view = StepTensors({}, self._next)
         # The entries of the current chunk as the policy reads them.
-        self._inputs: dict[Key, Sequence[Tensor]] = {}
+        self._inputs: dict[Key, InputRows] = {}
         self._written: Sequence[Key] = ()
         self._own: dict[Key, Any] = {}
         self._step = LooseStep(root, root)
@@ -284,72 +290,71 @@ class LooseStages:
                 stage.restart(mask)
             found = stage.renew(most_frames, False)
             mask = mask if found is None else found
-        self._block = self._pool.lease()
+        self._block = block = Block(self._pool.layout, self._pool.lease())
+        view = StepTensors(block.tensors, self._next)
         for stage in reversed(self._stages):
-            stage.begin(self._block, self._block)
-        tensors = self._block.tensors
+            view = stage.begin(block, view)
+        self._view = view
         if self.skips:
-            tensors[MASK].fill_(True)
+            view.arrays[MASK].fill_(True)
         for key, row in self._next.items():
-            tensors[key][0].copy_(row)
+            view.arrays[key][0].copy_(row)
 
-    def bind(self, take: Callable[[], LooseStep], start: int, stop: int) -> StepFn:
+    def bind(
+        self, take: Callable[[], LooseStep], episodes: EpisodeTracker, start: int, stop: int
+    ) -> StepFn:
         """Returns a function that takes step ``start + t``.
 
         Args:
             take: function that takes the environment's step.
+            episodes: tracker of the environments' episodes.
             start: first row of the chunk.
             stop: row after the last one of the chunk.
         """
-        self._take, block = take, self._block
-        step = self._stepper.bind(block, start, stop)
+        self._take, block, view = take, self._block, self._view
+        assert block is not None
+        step = self._stepper.bind(view, episodes, start, stop)
         for stage in self._stages:
-            step = stage.bind(step, block, slice(0, self._num_envs), start, stop)
-        self._inputs = {key: block.inputs(key, start, stop, False) for key in self._observed}
+            step = stage.bind(step, view, slice(0, self._num_envs), start, stop)
+        rows = TensorRows(block, view, self._stepper.newest)
+        self._inputs = {key: rows.inputs(key, start, stop, False) for key in self._observed}
         if not self._restarts:
             return step
-        after = [block.rows(next_of(key), start, stop) for key in self._observed]
+        after = [view.rows(next_of(key), start, stop) for key in self._observed]
 
         def step_or_clear(t: int) -> None:
             step(t)
             failed = self._step.failed
             if failed is not None and failed.any():
-                for rows in after:
-                    rows[t][failed.reshape(-1).to(self.home)] = 0
+                for each in after:
+                    each[t][failed.reshape(-1).to(self.home)] = 0
 
         return step_or_clear
 
-    def finish(self, filled: int) -> None:
-        """Ends a batch of ``filled`` steps."""
-        block = self._block
-        if filled < self._steps:
-            for key, row in self._next.items():
-                row.copy_(block.tensors[key][filled])
-            for rows in block.tensors.values():
-                rows[filled:] = 0
-        for stage in self._stages:
-            stage.finish(block, filled)
-
-    def write(self, batch: TensorDictBase, dense: bool) -> None:
-        """Sets the entries of the batch that was finished.
+    def finish(self, batch: TensorDictBase, filled: int, dense: bool) -> None:
+        """Ends a batch, and sets the entries that stages have changed.
 
         Args:
-            batch: the frames of the environment.
+            batch: the frames of the environment, of which the first ``filled`` rows are filled.
+            filled: number of rows.
             dense: True to write all frames of each stack.
         """
-        block, self._block = self._block, TensorBlock({})
-        for name in self._observed:
-            for key in (name, next_of(name)):
-                rows = self._in_batch(block.tensors[key])
-                if name in block.pools:
-                    stacks = StackedFrames(block.pools[name], rows)
-                    rows = stacks.to_dense() if dense or has_lazy(batch) else stacks
-                batch.set(key, rows)
-        for key in (*self._rewards, *self._raw_rewards):
-            batch.set(key, self._in_batch(block.tensors[key]))
-
-    def _in_batch(self, rows: Tensor) -> Tensor:
-        return rows.transpose(0, 1).reshape(*self.batch_size, self._steps, *rows.shape[2:])
+        block, self._block = self._block, None
+        assert block is not None
+        if filled < self._steps:
+            for key, row in self._next.items():
+                row.copy_(self._view.arrays[key][filled])
+        for stage in self._stages:
+            stage.finish(block, filled)
+        if filled < self._steps:
+            block.clear_from(filled, but=())
+        found = block.deliver(set(), None)
+        after = map(next_of, self._observed)
+        for key in (*self._observed, *after, *self._rewards, *self._raw_rewards):
+            rows = found.get(key)
+            if isinstance(rows, StackedFrames) and (dense or has_lazy(batch)):
+                rows = rows.to_dense()
+            batch.set(key, rows.reshape(*self.batch_size, *rows.shape[1:]))
 
     # --- between batches
 

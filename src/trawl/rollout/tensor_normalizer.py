@@ -18,6 +18,7 @@ from typing_extensions import override
 from trawl.envs.tensor_env import TensorStep
 from trawl.keys import DONE, MASK, Key, next_of
 from trawl.rollout.batch_writer import StepFn
+from trawl.rollout.block import Block
 from trawl.rollout.frame_normalizer import (
     BatchStatistics,
     DiscountedReturns,
@@ -27,11 +28,11 @@ from trawl.rollout.frame_normalizer import (
 from trawl.rollout.layout import Leaf
 from trawl.rollout.moments import BaseMoments, RunningMoments, TensorMoments
 from trawl.rollout.normalization import NormalizeOptions, Statistics, clip_within
-from trawl.rollout.tensor_block import TensorBlock
+from trawl.rollout.step_tensors import StepTensors
 from trawl.rollout.tensor_stepper import StepSource, TensorSource
 
 
-class TensorNormalizer(FrameNormalizer[Tensor, TensorBlock]):
+class TensorNormalizer(FrameNormalizer[Tensor, StepTensors]):
     """Normalises the batches of a ``TensorBatchWriter``.
 
     Except for rounding, the results equal those of
@@ -139,14 +140,14 @@ class TensorNormalizer(FrameNormalizer[Tensor, TensorBlock]):
         return fresh
 
     @override
-    def begin(self, block: TensorBlock, view: TensorBlock) -> TensorBlock:
-        self._rows = view.tensors
+    def begin(self, block: Block, view: StepTensors) -> StepTensors:
+        self._rows = view.arrays
         for one in self._observations:
             one.begin()
         return view
 
     @override
-    def bind(self, step: StepFn, view: TensorBlock, part: slice, start: int, stop: int) -> StepFn:
+    def bind(self, step: StepFn, view: StepTensors, part: slice, start: int, stop: int) -> StepFn:
         if not self._observations:
             return step
         statistics, steps, kept = self._statistics, self._steps, self._kept
@@ -182,7 +183,7 @@ class TensorNormalizer(FrameNormalizer[Tensor, TensorBlock]):
         self._statistics.first = stop
 
     @override
-    def finish(self, block: TensorBlock, filled: int) -> None:
+    def finish(self, block: Block, filled: int) -> None:
         if filled:
             self._end_rows(filled)
             self._finish_rewards(filled)
@@ -305,12 +306,12 @@ class NormalizedRows:
             self._raw[0].copy_(self.raw_next)
         self._held = self.raw_next
 
-    def bind(self, block: TensorBlock, start: int, stop: int) -> None:
+    def bind(self, view: StepTensors, start: int, stop: int) -> None:
         """Sets the rows to write to in the steps of a chunk."""
-        self._targets = block.following(self.key, start, stop, self.next_row)
+        self._targets = view.following(self.key, start, stop)
         self._sources = [*self._rows(start + 1, stop + 1)] if self._size else []
         if self.absent is not None:
-            self.flags = block.rows(self.absent, start, stop)
+            self.flags = view.rows(self.absent, start, stop)
 
     def _rows(self, start: int, stop: int) -> Iterator[Tensor]:
         """Yields the kept rows of a chunk, in which row ``steps`` is that of the next batch."""

@@ -167,7 +167,7 @@ class TensorDictBatchWriter(BatchWriter):
             take = partial(self._take_without_action, take)
         act = self._bind_action(random or self._draws_from_spec)
         if self._stages is not None:
-            return self._shown(act), self._stages.bind(take, start, stop)
+            return self._shown(act), self._stages.bind(take, self.episodes, start, stop)
 
         def step(t: int) -> None:
             take()
@@ -367,8 +367,7 @@ class TensorDictBatchWriter(BatchWriter):
             batch = self._padded(batch, filled)
         block, self._block = self._block, None
         if self._stages is not None:
-            self._stages.finish(filled)
-            self._stages.write(batch, dense=block is not None)
+            self._stages.finish(batch, filled, dense=block is not None)
         batch = self._compact(batch)
         return None if block is not None and copy_into(batch, block.lease) else batch
 
