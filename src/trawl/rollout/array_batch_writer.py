@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from typing_extensions import override
 
+from trawl.envs.agent_groups import groups_of
 from trawl.envs.base import TensorDictEnv
 from trawl.envs.gym import GymEnv
 from trawl.envs.parallel import ParallelEnv
@@ -17,7 +18,6 @@ from trawl.keys import IS_INIT, STEP_COUNT, Key, next_of, show_key
 from trawl.memory import Array
 from trawl.rollout.agent_stepper import AgentStepper
 from trawl.rollout.array_normalizer import ArrayNormalizer
-from trawl.rollout.array_stacks import ArrayStacks
 from trawl.rollout.array_stepper import (
     ArrayStepper,
     EnvStepper,
@@ -26,7 +26,7 @@ from trawl.rollout.array_stepper import (
     VectorStepper,
 )
 from trawl.rollout.batch_writer import ActFn, BatchOptions, NoFixedLayout, StepFn
-from trawl.rollout.block import Block, BlockPart, zeros
+from trawl.rollout.block import Block, BlockPart
 from trawl.rollout.checks import has_autoreset_steps
 from trawl.rollout.dm_stepper import DMStepper, has_named_arrays
 from trawl.rollout.env_restarts import EnvRestarts
@@ -35,13 +35,14 @@ from trawl.rollout.fixed_layout_writer import FixedLayoutWriter
 from trawl.rollout.frame_entries import FLAG
 from trawl.rollout.groups import GroupBinder
 from trawl.rollout.guard import GuardedStepper
-from trawl.rollout.layout import Leaf
+from trawl.rollout.layout import Leaf, zeros
 from trawl.rollout.parallel_stepper import ParallelStepper
 from trawl.rollout.policy import Policy
 from trawl.rollout.policy_binder import PolicyBinder
 from trawl.rollout.policy_inputs import InputMemory, LatestObservation
 from trawl.rollout.policy_leaves import PolicyLeaves
 from trawl.rollout.slab import SlabPool
+from trawl.rollout.stacks import FrameStacks
 from trawl.rollout.stage import Stage, StageChain
 from trawl.rollout.step_logs import StepLogs, keep_logs
 
@@ -141,9 +142,9 @@ class ArrayBatchWriter(FixedLayoutWriter):
         """Returns what is done to frames, in the order in which they pass."""
         options, entries, stages = self.options, self.entries, list[Stage[Array, StepArrays]]()
         if options.frame_stack is not None:
-            stacks = ArrayStacks(options.frame_stack, self.env, entries.observed, options.steps)
-            self._next |= stacks.newest
-            stages.append(stacks)
+            groups, size = groups_of(self.env), tuple(self.env.batch_size)
+            parts = entries.observed, groups, self._next, size, options.steps
+            stages.append(FrameStacks(options.frame_stack, *parts))
         if options.normalize:
             normalizer = ArrayNormalizer(
                 options.normalize, entries.observed, entries.rewards, self._next, options.steps
