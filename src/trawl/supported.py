@@ -246,12 +246,6 @@ MASK_AEC = Refusal(
     why="only one agent acts in each step",
     instead="leave the argument out",
 )
-PARALLEL_MESSAGES = Refusal(
-    options=("groups", "worker_timeout"),
-    other="a ParallelEnv whose data have no fixed layout",
-    why="its steps are exchanged as messages",
-    instead="leave the argument out",
-)
 READY_LIMIT = Refusal(
     options=("max_frames_per_traj",),
     traits=_WHEN_READY,

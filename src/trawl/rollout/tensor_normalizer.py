@@ -100,9 +100,7 @@ class TensorNormalizer(FrameNormalizer[Tensor, StepTensors]):
             one.key: RunningMoments.empty(one.leaf, 0 if one.absent is None else 1)
             for one in self._observations
         }
-        return found | {
-            one.key: RunningMoments.empty(_components(one)) for one in self._rewards
-        }
+        return found | {one.key: RunningMoments.empty(_components(one)) for one in self._rewards}
 
     # --- between batches
 
