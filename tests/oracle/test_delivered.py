@@ -11,15 +11,25 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from tests.oracle.comparing import DELIVERIES, KINDS, WHOLE, Case, arguments, can_pad, check
+from tests.oracle.comparing import (
+    DELIVERIES,
+    KINDS,
+    WHOLE,
+    Case,
+    arguments,
+    can_pad,
+    check,
+    has_layout,
+)
 from tests.oracle.design import pairs, pairwise
 from trawl.supported import Trait, refused
+from trawl.testing.faces import POOLS
 from trawl.testing.oracle import Options
 
 # The first value of each factor can be combined with all values of the others.
 FACTORS: dict[str, list[Any]] = {
     "face": list(KINDS),
-    "place": ["one", "sync", "async", "sync_messages"],
+    "place": ["one", "sync", "async", "sync_messages", "ready"],
     "delivery": list(DELIVERIES),
     "policy": ["module", "function", "tensordict", "recurrent"],
     "frames_per_batch": [12, 3, 27],
@@ -93,16 +103,18 @@ def options_of(case: Case) -> dict[str, Any]:
     """Returns the values of the options by which the table says what is refused."""
     buffer = {"replay_buffer": True} if case.delivery in BUFFERS else {}
     given = {**arguments(case.options), **DELIVERIES[case.delivery], **case.further, **buffer}
-    return {**given, "workers": case.place != "one"}
+    return {**given, "workers": case.place not in ("one", "ready")}
 
 
 def allowed(case: dict[str, Any]) -> bool:
     chosen = {name: values[0] for name, values in FACTORS.items()} | case
     face, place, delivery = chosen["face"], chosen["place"], chosen["delivery"]
     normalize, exact, few = chosen["normalize"], chosen["exact"], chosen["frames_per_batch"] == 3
-    workers, whole = place != "one", delivery in WHOLE
+    workers, whole = place not in ("one", "ready"), delivery in WHOLE
+    own = place == "ready" or face in POOLS
     rows = delivery in ("rows", "split") and not exact
-    if refused(options_of(case_of(chosen)), KINDS[face].traits):
+    traits = KINDS[face].traits | ({Trait.READY} if place == "ready" else set())
+    if refused(options_of(case_of(chosen)), traits):
         return False
     # What the tests can't do.
     unknown = [
@@ -126,13 +138,21 @@ def allowed(case: dict[str, Any]) -> bool:
         # As in TorchRL, the first frame has no entry that only a policy knows.
         chosen["policy"] == "recurrent" and face == "torchrl",
         chosen["masks"] and face in ("dm_env", "torchrl"),
-        # Which environments of a pool are ready.
-        Trait.POOL in KINDS[face].traits
-        and (workers or whole or chosen["random"] or chosen["reset_at_each_iter"]),
+        # Which environments are ready, and when.
+        own and (workers or chosen["random"] or chosen["failures"]),
+        own and (whole or delivery == "split") and normalize,
+        ((own and whole) or face in POOLS) and chosen["reset_at_each_iter"],
+        place == "ready" and not has_rows(face),
         chosen["levels"] and face in ("dm_env", "torchrl"),
         chosen["failures"] and face == "jax",
     ]
     return not any(unknown)
+
+
+def has_rows(face: str) -> bool:
+    """Returns True if an environment's results go into rows, as AsyncBatchedCollector needs it."""
+    others = face.startswith(("tensors", "late", "jax", "parallel", "groups", "pool"))
+    return has_layout(face) and KINDS[face].kind.agents is None and not others
 
 
 CASES = pairwise(FACTORS, allowed)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -12,6 +12,7 @@ from tensordict import TensorDictBase
 from typing_extensions import override
 
 from trawl.envs.base import TensorDictEnv
+from trawl.envs.frame_stack import FrameStack
 from trawl.keys import (
     DONE,
     IS_INIT,
@@ -42,6 +43,7 @@ from trawl.rollout.policy_binder import PolicyBinder
 from trawl.rollout.policy_inputs import InputMemory, LatestObservation
 from trawl.rollout.policy_leaves import PolicyLeaves
 from trawl.rollout.slab import SlabPool
+from trawl.rollout.stack_stage import StackStage
 from trawl.rollout.stage import Stage
 from trawl.rollout.step_logs import StepLogs, keep_logs
 
@@ -62,6 +64,11 @@ class ArrayBatchWriter(FixedLayoutWriter):
     Raises:
         NoFixedLayout: if the entries that the policy writes have no fixed layout.
     """
+
+    _stacks: Callable[
+        [FrameStack, TensorDictEnv, Mapping[Key, Leaf], int], StackStage[Array, StepArrays]
+    ] = ArrayStacks
+    _normalizer = ArrayNormalizer
 
     def __init__(self, env: TensorDictEnv, policy: Policy, options: BatchOptions) -> None:
         self.batch = tuple(env.batch_size)
@@ -118,17 +125,23 @@ class ArrayBatchWriter(FixedLayoutWriter):
     def _new_stages(self) -> list[Stage[Array, StepArrays]]:
         """Returns what is done to frames, in the order in which they pass."""
         options, entries, stages = self.options, self.entries, list[Stage[Array, StepArrays]]()
+        observed, rows = entries.observed, self._next
         if options.frame_stack is not None:
-            stacks = ArrayStacks(options.frame_stack, self.env, entries.observed, options.steps)
-            self._next |= stacks.newest
+            stacks = self._stacks(options.frame_stack, self.env, observed, options.steps)
+            self._next |= stacks.passed_on
+            rows = {**stacks.first_rows(self._next)}
             stages.append(stacks)
         if options.normalize:
-            normalizer = ArrayNormalizer(
-                options.normalize, entries.observed, entries.rewards, self._next, options.steps
-            )
+            size = options.steps, self._envs_per_row
+            normalizer = self._normalizer(options.normalize, observed, entries.rewards, rows, size)
             self.normalization = normalizer.normalization
             stages.insert(0, normalizer)
         return stages
+
+    @property
+    def _envs_per_row(self) -> int:
+        """Number of environments of which a row of a batch has frames."""
+        return self.num_envs
 
     def _new_latest(self) -> LatestObservation | None:
         # The policy does not read the environment's own array if a stage changes it.
@@ -175,10 +188,9 @@ class ArrayBatchWriter(FixedLayoutWriter):
         if block is None and self._is_small:
             block = self._own = self._own or Block(self.layout)
         self._block = block = block or Block(self.layout, self.pool.lease())
-        view = StepArrays(block.flat_rows, self._next, bfloat16=self._bfloat16)
-        for stage in reversed(self._stages):
-            view = stage.begin(block, view)
-        self._view, entries, arrays, next_rows = view, self.entries, view.arrays, view.next_obs
+        self._begin_stages(block)
+        view, entries = self._view, self.entries
+        arrays, next_rows = view.arrays, view.next_obs
         for key in entries.flags:
             arrays[key][...] = False
             arrays[next_of(key)][...] = False
@@ -193,6 +205,12 @@ class ArrayBatchWriter(FixedLayoutWriter):
                 rows[...] = False
             next_rows[IS_INIT][:] = False
         self.episodes.begin(view, self._episode_starts())
+
+    def _begin_stages(self, block: Block) -> None:
+        """Finds the memory into which the stepper writes."""
+        self._view = StepArrays(block.flat_rows, self._next, bfloat16=self._bfloat16)
+        for stage in reversed(self._stages):
+            self._view = stage.begin(block, self._view)
 
     @property
     def _passed_on(self) -> Iterable[Key]:
@@ -278,6 +296,10 @@ class ArrayBatchWriter(FixedLayoutWriter):
             stage.finish(block, filled)
         if filled < self.options.steps:
             block.clear_from(filled, but=TRAJ_IDS)
+        return self._delivered(block)
+
+    def _delivered(self, block: Block) -> TensorDictBase | None:
+        """Returns a batch, unless it is in the memory that was given."""
         if not self._given:
             return self._deliver(block)
         if block.grown:
@@ -304,6 +326,10 @@ class ArrayBatchWriter(FixedLayoutWriter):
         chosen = np.ones(self.num_envs, dtype=np.bool_) if mask is None else mask
         for index in np.flatnonzero(chosen):
             self.episodes.restart(int(index))
+        self._forget(chosen)
+
+    def _forget(self, chosen: Array) -> None:
+        """Lets the policy forget what it remembers of environments whose episodes begin."""
         for key in (*self._policy_leaves.states, *self._policy_leaves.memories):
             self._next[key][chosen] = 0
         if self.entries.marks_starts:

@@ -66,7 +66,7 @@ def traits_of(env: Any) -> frozenset[Trait]:
     for vector in env.vectors:
         if isinstance(vector, Pool):
             found |= {Trait.READY, Trait.POOL}
-        elif not vector.can_restart:
+        if not vector.can_restart:
             found.add(Trait.ALL_AT_ONCE)
     return frozenset(found)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any, Generic, TypeVar
 
@@ -111,3 +112,28 @@ class Stage(Generic[Rows, View]):
 
     def finish(self, block: Any, filled: int) -> None:
         """Ends a batch, of which ``filled`` rows were filled."""
+
+    # --- a batch in order of arrival: a row holds the frame of one environment
+
+    def renew_within(self, filled: int) -> float:
+        """Brings the stage up to date within a batch.
+
+        Args:
+            filled: number of rows that are filled.
+
+        Returns:
+            The number of rows to fill at most before the next call.
+        """
+        return math.inf
+
+    def record(self, envs: Rows, start: int) -> None:
+        """Notes that environments have taken a step, whose frames follow from row ``start`` on.
+
+        Their first rows still have the observations with which the step began.
+        """
+
+    def pass_on(self, envs: Rows, start: int) -> None:
+        """Passes on the observations after these steps, which are in the first rows now."""
+
+    def begin_episodes(self, envs: Rows) -> None:
+        """Begins episodes of environments, whose observations are in the first rows."""
