@@ -135,6 +135,13 @@ class Case:
         return [list(range(i * count, (i + 1) * count)) for i in range(workers)]
 
     @property
+    def in_step(self) -> dict[str, Any]:
+        """Options with which environments of a collector are ready in the same order each time."""
+        every = 2 if self.kind.kind.together else 3
+        ready = {"min_batch_size": every, "server_timeout": math.inf}
+        return ready if self.place == "ready" else {}
+
+    @property
     def seen(self) -> str:
         """The entry in which the policy says what it has seen."""
         return "output1" if self.policy == "function" else "seen"
@@ -339,9 +346,7 @@ def first_episodes(
     for envs in case.envs:
         frames = 60 if case.on_their_own else len(envs)
         if place == "ready":
-            every = 2 if case.kind.kind.together else 3
-            together = {"min_batch_size": every, "server_timeout": math.inf}
-            made = collector_of(case, frames_per_batch=frames, **together)
+            made = collector_of(case, frames_per_batch=frames, **case.in_step)
         else:
             source = case.kind.make(case.script, envs)
             made = Collector(source, policy_of(case), frames_per_batch=frames)

@@ -143,6 +143,8 @@ def allowed(case: dict[str, Any]) -> bool:
         own and (whole or delivery == "split") and normalize,
         ((own and whole) or face in POOLS) and chosen["reset_at_each_iter"],
         place == "ready" and not has_rows(face),
+        # A batch may end with some of the results of a vector environment's step.
+        place == "ready" and KINDS[face].kind.together and chosen["reset_at_each_iter"],
         chosen["levels"] and face in ("dm_env", "torchrl"),
         chosen["failures"] and face == "jax",
     ]

@@ -87,7 +87,9 @@ class ReadyPool(ReadySource):
                 results = self._without_stale(results)
             if len(results.rows):
                 self._due = self._with_flags(results)
-                self._turn = results.rows[~self._stepping[results.rows]]
+                self._turn = results.rows
+                if self._late is not None:
+                    self._turn = self._turn[~self._stepping[self._turn]]
 
     def _without_stale(self, results: PoolResults) -> PoolResults:
         """Resets sub-environments that wait for it, and drops their results."""

@@ -215,8 +215,10 @@ class ReadyBatchWriter(ArrayBatchWriter):
         self.record.waited += perf_counter() - before
         if source.broken:
             self._break_off()
-        rows = [stop - filled, *(stage.renew_within(filled) for stage in self._stages)]
-        results = source.take(int(min(rows)), stop - filled)
+        room = most = stop - filled
+        for stage in self._stages:
+            most = int(min(most, stage.renew_within(filled)))
+        results = source.take(most, room)
         if source.restarted:
             self._begin_episodes(np.array(source.restarted))
             source.restarted.clear()
