@@ -171,10 +171,10 @@ def test_a_batch_stores_each_frame_once(kind: str) -> None:
 def test_the_frame_of_zeros_is_written_in_used_memory(kind: str) -> None:
     env, stack = on_torch(lengths=(3,), kind=kind), FrameStack(SIZE, "zero")
     with Collector(env, frames_per_batch=9 * COUNT, frame_stack=stack) as collector:
-        block = collector._rollout.writer.pool.lease()
-        for tensor in (*block.tensors.values(), *block.pools.values()):
+        lease = collector._rollout.writer.pool.lease()
+        for tensor in lease.tensors.values():
             tensor.fill_(1)
-        del block, tensor
+        del lease, tensor
         batch = next(iter(collector))
     assert not batch["observation"][:, 3, :-1].any()
 

@@ -56,7 +56,7 @@ ROOT = Path(__file__).resolve().parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 COMPARE = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
 # Languages of blocks. Any other language is an error, because its blocks would silently not run.
-LANGUAGES = {"python", "console", "text", "bash", "diff"}
+LANGUAGES = {"python", "console", "text", "bash", "diff", "toml"}
 
 FENCE = re.compile(r"^(?P<indent> *)(?P<ticks>`{3,}) *(?P<language>[\w-]*)")
 MARK = re.compile(r"<!-- example: (?P<kind>raises|warns|needs|file) (?P<what>[\w.]+) -->")
@@ -143,9 +143,18 @@ def untouched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]
     random.setstate(generators[2])
 
 
-@pytest.mark.parametrize("page", PAGES, ids=name_of)
+# Its package has to be installed before Python starts; see test_own_kinds.py.
+WITH_PACKAGE = ROOT / "docs" / "own-kinds.md"
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if page != WITH_PACKAGE], ids=name_of)
 @pytest.mark.usefixtures("untouched")
 def test_page(page: Path) -> None:
+    run_page(page)
+
+
+def run_page(page: Path) -> None:
+    """Runs all examples of a page in the current folder."""
     namespace: dict[str, Any] = {"__name__": f"example_{page.stem.replace('-', '_')}"}
     for block in blocks(page.read_text(encoding="utf-8")):
         where = f"{name_of(page)}:{block.line}"

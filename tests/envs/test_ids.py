@@ -7,9 +7,9 @@ import nursery
 import pytest
 
 from trawl import Collector
-from trawl.envs import GymEnv, PettingZooEnv, VmasEnv, ids
+from trawl.envs import GymEnv, PettingZooEnv, VmasEnv
 from trawl.envs.build import build_one
-from trawl.envs.ids import is_known
+from trawl.envs.kinds import is_known
 from trawl.envs.serial import build_env
 
 
@@ -35,10 +35,6 @@ def test_gym_env_refuses_the_ids_of_other_libraries(env_id, own):
         GymEnv(env_id)
     with pytest.raises(ValueError, match=words):
         GymEnv(env_id, num_envs=2)
-
-
-def test_each_library_has_a_class():
-    assert ids._CLASSES.keys() == ids._OTHERS.keys()
 
 
 def test_pettingzoo():

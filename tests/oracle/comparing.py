@@ -481,7 +481,10 @@ def compare_environments(case: Case, found: Sequence[TensorDictBase], ids: Ids) 
     """
     delivered: dict[int, list[TensorDictBase]] = {}
     for batch in found:
-        frames = batch[batch[MASK]] if MASK in batch.keys(True) else batch.reshape(-1)
+        frames = batch.reshape(-1)
+        if MASK in batch.keys(True):
+            # Text can't be indexed by a mask of several dimensions.
+            frames = frames[batch[MASK].reshape(-1)]
         leaves = frames.keys(True, True, is_leaf=is_leaf_nontensor)
         frames = frames.select(*(key for key in leaves if key != MASK))
         if not len(frames):

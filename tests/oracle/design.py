@@ -23,14 +23,19 @@ def pairs(factors: Mapping[str, Sequence[Any]], allowed: Allowed) -> set[Any]:
     }
 
 
-def pairwise(factors: Mapping[str, Sequence[Any]], allowed: Allowed) -> list[Case]:
+def pairwise(
+    factors: Mapping[str, Sequence[Any]], allowed: Allowed, begun: Sequence[Case] = ()
+) -> list[Case]:
     """Returns cases that have every pair that can meet.
 
-    The first value of each factor must be possible with all values of the others.
+    The first value of each factor must be possible with all values of the others. The cases that
+    are ``begun`` come first.
     """
     # By their texts, as values of factors may have no order.
     texts = {pair: str(sorted(pair, key=str)) for pair in pairs(factors, allowed)}
-    left, cases, draw = set(texts), [], random.Random(0)
+    left, cases, draw = set(texts), list(begun), random.Random(0)
+    for case in cases:
+        left -= {frozenset(pair) for pair in combinations(case.items(), 2)}
     while left:
         case: Case = dict(sorted(min(left, key=texts.__getitem__), key=str))
         for factor in draw.sample(list(factors), len(factors)):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -22,9 +21,9 @@ from trawl.cli.errors import CliError, describe, message_of
 from trawl.cli.references import find, load_module, split
 from trawl.cli.transforms import check_batches, minari_env, transform_facts
 from trawl.envs.base import TensorDictEnv
-from trawl.envs.build import adapter_of, env_of_id, is_env, is_tensordict_env
+from trawl.envs.build import adapted, env_of_id, is_env, is_tensordict_env
 from trawl.envs.gym import GymEnv
-from trawl.envs.ids import is_known
+from trawl.envs.kinds import is_known
 from trawl.envs.parallel import ParallelEnv
 from trawl.envs.serial import batch_source, build_env, several_of_id
 from trawl.envs.specs import NonTensor
@@ -77,11 +76,7 @@ class EnvFactory:
                     ),
                 )
             )
-        adapter = adapter_of(made)
-        if "info_keys" not in inspect.signature(adapter).parameters:
-            why = f"it returns {made!r}, and {adapter.__name__} has no info_keys"
-            raise CliError(INFO_WITHOUT.text("--info-keys", against=self.text, why=why))
-        return adapter(made, info_keys=self.info_keys)
+        return adapted(made, info_keys=self.info_keys)
 
     def find(self) -> Any:
         """Returns the function; None for an id that the module registers.

@@ -11,6 +11,8 @@ from typing import Any
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorEnv, VectorWrapper
 from gymnasium.wrappers import vector as wrappers
 
+from trawl.envs.source import Source
+
 # Gymnasium's wrappers, grouped by their effect. Stateless wrappers transform each value separately,
 # so it makes no difference whether sub-environments are reset one at a time or all together.
 _STATELESS = frozenset(
@@ -110,6 +112,15 @@ def is_plain(env: Any) -> bool:
     # If the environment doesn't copy its observations, a wrapper that transforms them in place
     # would transform some of them twice.
     return not around or (base.copy and all(type(wrapper) in _STATELESS for wrapper in around))
+
+
+def is_restartable(env: Any) -> bool:
+    """Returns True if any sub-environment can be restarted, although they reset by themselves."""
+    base = getattr(env, "unwrapped", env)
+    if isinstance(base, Source):
+        return base.can_restart and all(type(one) in _STATELESS for one in wrappers_of(env))
+    # Without shared memory, AsyncVectorEnv resets once more after a partial reset.
+    return is_plain(env) and not resets_twice(env)
 
 
 def resets_twice(env: Any) -> bool:

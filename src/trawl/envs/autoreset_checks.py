@@ -17,7 +17,8 @@ from gymnasium.vector import AutoresetMode
 from trawl.envs.autoreset import is_plain, keeps_zero_rewards, shows_observations
 from trawl.envs.final_obs import final_sample
 from trawl.envs.infos import BatchReader
-from trawl.envs.outcomes import Outcome
+from trawl.envs.outcomes import Outcome, checked_info
+from trawl.envs.source import Source
 from trawl.memory import Array, Mask
 
 
@@ -63,7 +64,7 @@ class ModeCheck:
 
     def final(self, info: Any, row: int) -> list[Any] | None:
         """Returns the encoded last observation of a row's episode, or None if the info has none."""
-        sample = final_sample(info, row)
+        sample = final_sample(checked_info(info, "step", self._env), row)
         return None if sample is None else self.reader.read_last(sample, row)
 
     def required_final(self, info: Any, row: int) -> list[Any]:
@@ -118,14 +119,23 @@ class ModeCheck:
         Raises:
             ValueError: if the observation of a row outside ``mask`` has changed.
         """
+        call = f"reset(options={{'reset_mask': {mask}}})"
+        state = "GymEnv(env, autoreset_mode='NextStep') or 'SameStep'"
+        if isinstance(getattr(self._env, "unwrapped", self._env), Source):
+            call, state = f"begin({mask}, None)", "its autoreset_mode, 'NextStep' or 'SameStep'"
+        rows = len(after[0])
+        if rows != len(mask):
+            raise ValueError(
+                f"{call} of {self._env!r} returned observations with {rows} rows, but it must "
+                f"return those of all {len(mask)} sub-environments"
+            )
         for row in map(int, np.flatnonzero(~mask)):
             if not _equal(_rows(before, row), _rows(after, row)):
                 raise ValueError(
-                    f"{self._assumed()}, but reset(options={{'reset_mask': {mask}}}) also "
-                    f"changed sub-environment {row}. It must reset only the sub-environments in "
-                    "the mask, and return the observations of the others unchanged. If the "
-                    "environment resets by itself, state this with GymEnv(env, "
-                    "autoreset_mode='NextStep') or 'SameStep'"
+                    f"{self._assumed()}, but {call} also changed sub-environment {row}. It must "
+                    "reset only the sub-environments in the mask, and return the observations of "
+                    "the others unchanged. If the environment resets by itself, state this with "
+                    f"{state}"
                 )
 
     @property

@@ -8,25 +8,19 @@ from functools import partial
 from itertools import count
 from typing import Any
 
-import gymnasium
 import torch
 from torch import nn
 
 from trawl.backends.spawn_payload import packed
-from trawl.envs.agent_steps import is_pettingzoo
+from trawl.envs.arguments import argument_names, named_arguments
 from trawl.envs.base import TensorDictEnv
-from trawl.envs.dm import is_dm_env
 from trawl.envs.gym import GymEnv
-from trawl.envs.ids import make_other
-from trawl.envs.jax_functions import is_jax
-from trawl.envs.pettingzoo import PettingZooEnv
+from trawl.envs.kinds import advice_on, kind_of, kind_of_id
+from trawl.envs.logged import LoggedEnv
 from trawl.envs.seeding import derive
 from trawl.envs.tensor_env import TensorEnv
-from trawl.envs.torch_vector import TorchVectorEnv, as_torch_vector, may_return_tensors
 from trawl.envs.types import is_list
-from trawl.envs.vector import is_vector_env
-from trawl.envs.vmas_env import VmasEnv, is_vmas
-from trawl.supported import RESTART_OBJECT
+from trawl.supported import INFO_WITHOUT, RESTART_OBJECT
 
 _PROTOCOL = ("reset", "step_and_maybe_reset", "batch_size", "full_action_spec", "done_keys")
 
@@ -40,10 +34,7 @@ def build_one(
     """
     kwargs = dict(kwargs or {})
     if isinstance(source, str):
-        made = env_of_id(source, **kwargs)
-        if isinstance(made, TensorEnv):
-            made.remake = partial(env_of_id, source, **kwargs)
-        return made
+        return env_of_id(source, **kwargs)
     env = source
     if not is_env(env):
         if not callable(source):
@@ -52,7 +43,7 @@ def build_one(
         return _made_by(source, kwargs, name)
     if kwargs:
         return _with_kwargs(env, kwargs)
-    return _adapted(env)
+    return adapted(env)
 
 
 def env_of_id(env_id: str, **kwargs: Any) -> Any:
@@ -61,33 +52,59 @@ def env_of_id(env_id: str, **kwargs: Any) -> Any:
     Args:
         env_id: the id.
         **kwargs: arguments of :class:`GymEnv`, or of the library that the id names.
+
+    Raises:
+        TypeError: if an argument is unknown, or the environment can't have it.
     """
-    other = make_other(env_id, kwargs)
-    return GymEnv(env_id, **kwargs) if other is None else other
+    kind, name = kind_of_id(env_id)
+    if kind is None or kind.make is None or kind.adapter is GymEnv:
+        return GymEnv(env_id, **kwargs)
+    more, options = dict(kwargs), {}
+    if not kind.is_adapter:
+        # The library's environment is adapted afterwards.
+        options = {key: more.pop(key) for key in _OF_ADAPTERS & more.keys()}
+    elif more.get("info_keys") is not None and not kind.takes("info_keys"):
+        raise INFO_WITHOUT.error(against=env_id, why=f"{kind.name} has no such argument")
+    make = kind.make
+    # Trawl's own kinds name unknown arguments themselves.
+    own = kind.is_adapter
+
+    def known() -> list[str]:
+        return [] if own else [*_OF_ADAPTERS, *argument_names(make)[1:]]
+
+    with named_arguments(env_id, () if own else more, known):
+        env = adapted(make(name, **more), **options)
+    if isinstance(env, (LoggedEnv, TensorEnv)):
+        env.remake = partial(env_of_id, env_id, **kwargs)
+    return env
 
 
-def _adapted(env: Any) -> Any:
-    """Returns an environment object with the TensorDict interface."""
-    if is_tensordict_env(env):
-        return env
-    adapter = adapter_of(env)
-    if adapter is not TorchVectorEnv:
-        return adapter(env)
-    # Only a reset tells if the data are tensors.
-    torch_vector = as_torch_vector(env)
-    return GymEnv(env) if torch_vector is None else torch_vector
+# Arguments of all classes that adapt vector environments.
+_OF_ADAPTERS = {"categorical_action_encoding", "info_keys"}
 
 
-def adapter_of(env: Any) -> Any:
-    """Returns the class that gives an environment the TensorDict interface.
+def adapted(env: Any, **options: Any) -> Any:
+    """Returns an environment object with the TensorDict interface.
 
-    For a vector environment that may return tensors, the class is :class:`TorchVectorEnv`.
+    Args:
+        env: the environment.
+        **options: arguments of the class that adapts it, such as ``info_keys``.
+
+    Raises:
+        TypeError: if there is no such argument, or the environment is of no known kind.
     """
-    if is_pettingzoo(env):
-        return PettingZooEnv
-    if is_vmas(env):
-        return VmasEnv
-    return TorchVectorEnv if may_return_tensors(env) else GymEnv
+    last = None
+    while not is_tensordict_env(env):
+        kind = kind_of(env)
+        if kind is None or kind is last:
+            what = "" if last is None else f"{last.name} made an object that is not an environment"
+            raise TypeError(_explain(what or "env", env))
+        given = {name: options.pop(name) for name in list(options) if kind.takes(name)}
+        env, last = kind.adapter(env, **given), kind
+    for name in options:
+        why = f"{type(env).__name__ if last is None else last.name} has no {name}"
+        raise INFO_WITHOUT.error(name, against=repr(env), why=why)
+    return env
 
 
 def refuse_policy(source: Any, name: str = "create_env_fn") -> None:
@@ -102,19 +119,17 @@ def refuse_policy(source: Any, name: str = "create_env_fn") -> None:
 def _made_by(factory: Any, kwargs: dict[str, Any], name: str) -> Any:
     """Calls ``factory`` and returns its result as an environment.
 
-    A :class:`GymEnv`, a :class:`PettingZooEnv` or a :class:`TensorEnv` stores the call in
-    ``remake``, so that the environment can be built again.
+    An environment that can be built again stores the call in ``remake``.
     """
     made = factory(**kwargs)
     if isinstance(made, str):
         env: Any = env_of_id(made)
     elif is_env(made):
-        env = _adapted(made)
+        env = adapted(made)
     else:
         raise TypeError(_explain(f"{name} made an object that is not an environment", made))
     by_id = isinstance(factory, partial) and factory.func in (GymEnv, env_of_id) and not kwargs
-    remade = isinstance(env, (GymEnv, PettingZooEnv, TensorEnv))
-    if remade and not (by_id and env.remake is not None):
+    if isinstance(env, (LoggedEnv, TensorEnv)) and not (by_id and env.remake is not None):
         env.remake = partial(_made_by, factory, kwargs, name)
     return env
 
@@ -217,15 +232,7 @@ def is_tensordict_env(env: object) -> bool:
 
 def is_env(env: object) -> bool:
     """Returns True if ``env`` is an environment object, rather than an id or a factory."""
-    return not isinstance(env, type) and (
-        is_tensordict_env(env)
-        or isinstance(env, gymnasium.Env)
-        or is_vector_env(env)
-        or is_dm_env(env)
-        or may_return_tensors(env)
-        or is_vmas(env)
-        or is_pettingzoo(env)
-    )
+    return not isinstance(env, type) and (is_tensordict_env(env) or kind_of(env) is not None)
 
 
 def _with_kwargs(env: Any, kwargs: Mapping[str, Any]) -> Any:
@@ -241,14 +248,9 @@ def _with_kwargs(env: Any, kwargs: Mapping[str, Any]) -> Any:
 
 
 def _explain(what: str, value: object) -> str:
-    if isinstance(value, tuple) and value and is_jax(value[0]):
-        # As gymnax.make returns it.
-        value = value[0]
-    if is_jax(value):
-        return (
-            f"{what}: environments of JAX are stepped as a batch: pass "
-            f"JaxEnv(env, num_envs=...) instead of {type(value).__name__}"
-        )
+    advice = advice_on(value)
+    if advice is not None:
+        return f"{what}: {advice}"
     return (
         f"{what}: expected an id, a Gymnasium, vector, EnvPool, dm_env, PettingZoo or TensorDict "
         f"environment, or a function that makes one, but got {type(value).__name__}: {value!r}"

@@ -182,7 +182,7 @@ class DMEnv(gymnasium.Env[Any, Any]):
 
 
 def make_dm_control(
-    name: str, num_envs: int | None, autoreset_mode: Any, options: Mapping[str, Any]
+    name: str, *, num_envs: int | None = None, autoreset_mode: Any = None, **options: Any
 ) -> Any:
     """Makes an environment of dm_control's suite.
 
@@ -190,7 +190,7 @@ def make_dm_control(
         name: domain and task, such as ``"cheetah/run"``.
         num_envs: number of environments in a vector environment; None for a single one.
         autoreset_mode: autoreset mode of the vector environment, or None.
-        options: arguments of ``dm_control.suite.load``, and ``render_options`` of :class:`DMEnv`.
+        **options: arguments of ``dm_control.suite.load``, and ``render_options`` of :class:`DMEnv`.
 
     Raises:
         ImportError: if dm_control is not installed.
@@ -217,7 +217,6 @@ def make_dm_control(
             f"dm_control's domain {domain!r} has no task {task!r}: it has "
             f"{', '.join(nearest_first(task, tasks[domain]))}"
         )
-    options = dict(options)
     render_options = options.pop("render_options", None)
 
     def make() -> DMEnv:

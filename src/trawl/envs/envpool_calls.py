@@ -135,7 +135,7 @@ def _is_original(env: Any, name: str) -> bool:
 
 
 def make_envpool(
-    name: str, num_envs: int | None, autoreset_mode: Any, options: Mapping[str, Any]
+    name: str, *, num_envs: int | None = None, autoreset_mode: Any = None, **options: Any
 ) -> Any:
     """Makes an EnvPool environment.
 
@@ -143,7 +143,7 @@ def make_envpool(
         name: EnvPool's id, such as ``"Pong-v5"``.
         num_envs: number of sub-environments; None for one.
         autoreset_mode: must be None, because EnvPool resets sub-environments by their ids.
-        options: arguments of ``envpool.make_gymnasium``.
+        **options: arguments of ``envpool.make_gymnasium``.
 
     Raises:
         ImportError: if EnvPool is not installed.

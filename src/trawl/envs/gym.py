@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
+import gymnasium
 import numpy as np
 import torch
 from gymnasium.vector import AutoresetMode
@@ -17,13 +18,14 @@ from typing_extensions import override
 
 from trawl.checks import check_bool, check_number
 from trawl.devices import optional_device
-from trawl.envs.arguments import argument_names
 from trawl.envs.capture import capture, restore
 from trawl.envs.capture.ways import chain
-from trawl.envs.dm import DMEnv
+from trawl.envs.dm import DMEnv, is_dm_env, make_dm_control
+from trawl.envs.envpool_calls import make_envpool
 from trawl.envs.finding_infos import find_infos
 from trawl.envs.info_keys import InfoKeys
 from trawl.envs.infos import InfoCodec, InfoLayout, InfoMerger
+from trawl.envs.kinds import EnvKind
 from trawl.envs.logged import LoggedEnv
 from trawl.envs.making import make, single_spaces, wrapped
 from trawl.envs.masks import (
@@ -149,8 +151,7 @@ class GymEnv(LoggedEnv):
         if isinstance(env, str):
             if num_envs is not None:
                 num_envs = check_number("num_envs", num_envs, least=1)
-            known = argument_names(GymEnv)
-            env = make(env, num_envs, from_pixels, autoreset_mode, kwargs, known)
+            env = make(env, num_envs, from_pixels, autoreset_mode, kwargs, GymEnv)
         elif kwargs or num_envs is not None:
             raise TypeError(
                 f"{sorted(kwargs) or ['num_envs']} can be used only with the id of an "
@@ -552,3 +553,12 @@ class GymEnv(LoggedEnv):
     def __repr__(self) -> str:
         batch = f", batch_size={list(self.batch_size)}" if self.batch_size else ""
         return f"GymEnv({self.name}{batch})"
+
+
+def _is_gymnasium(env: Any) -> bool:
+    return isinstance(env, gymnasium.Env) or is_vector_env(env) or is_dm_env(env)
+
+
+GYMNASIUM = EnvKind(GymEnv, _is_gymnasium)
+DM_CONTROL = EnvKind(GymEnv, make=make_dm_control, batched=False)
+ENVPOOL = EnvKind(GymEnv, make=make_envpool, batched=False)

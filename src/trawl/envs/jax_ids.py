@@ -11,15 +11,18 @@ from typing import Any
 from trawl.envs.arguments import argument_names, named_arguments
 from trawl.envs.jax_arrays import load_jax
 from trawl.envs.jax_env import JaxEnv
+from trawl.envs.jax_functions import is_jax
+from trawl.envs.kinds import EnvKind
 
 
-def make_gymnax(name: str, options: Mapping[str, Any]) -> JaxEnv:
+def make_gymnax(name: str, *, num_envs: int = 1, **options: Any) -> JaxEnv:
     """Makes a batch of environments of gymnax.
 
     Args:
         name: name in gymnax's registry, such as ``"CartPole-v1"``.
-        options: arguments of :class:`JaxEnv`, parameters of the environment by their names, and
-            arguments of ``gymnax.make``; ``num_envs`` is 1 if it is left out.
+        num_envs: number of environments.
+        **options: arguments of :class:`JaxEnv`, parameters of the environment by their names, and
+            arguments of ``gymnax.make``.
 
     Raises:
         ImportError: if gymnax or JAX is not installed.
@@ -28,7 +31,7 @@ def make_gymnax(name: str, options: Mapping[str, Any]) -> JaxEnv:
     """
     gymnax = _load("gymnax", name)
     _check_known("gymnax", name, gymnax.registered_envs)
-    own, rest = _divided(options)
+    own, rest = _divided(num_envs, options)
     example, defaults = gymnax.make(name)
     found = {field.name for field in fields(defaults)}
     given = {key: rest.pop(key) for key in found & rest.keys()}
@@ -41,13 +44,14 @@ def make_gymnax(name: str, options: Mapping[str, Any]) -> JaxEnv:
     return JaxEnv(env, **{"params": replace(params, **given), **own})
 
 
-def make_brax(name: str, options: Mapping[str, Any]) -> JaxEnv:
+def make_brax(name: str, *, num_envs: int = 1, **options: Any) -> JaxEnv:
     """Makes a batch of environments of Brax.
 
     Args:
         name: name in Brax's registry, such as ``"ant"``.
-        options: arguments of :class:`JaxEnv` and of ``brax.envs.create``, such as
-            ``episode_length`` and ``backend``; ``num_envs`` is 1 if it is left out.
+        num_envs: number of environments.
+        **options: arguments of :class:`JaxEnv` and of ``brax.envs.create``, such as
+            ``episode_length`` and ``backend``.
 
     Raises:
         ImportError: if Brax or JAX is not installed.
@@ -57,7 +61,7 @@ def make_brax(name: str, options: Mapping[str, Any]) -> JaxEnv:
     brax = _load("brax.envs", name)
     registered = brax._envs
     _check_known("brax", name, registered)
-    own, rest = _divided(options)
+    own, rest = _divided(num_envs, options)
     for key, why in _BY_JAX_ENV.items():
         if key in rest:
             raise TypeError(f"{key}={rest[key]!r} can't be used with brax:{name}: {why}")
@@ -68,13 +72,13 @@ def make_brax(name: str, options: Mapping[str, Any]) -> JaxEnv:
     return JaxEnv(env, **own)
 
 
-def make_jumanji(name: str, options: Mapping[str, Any]) -> JaxEnv:
+def make_jumanji(name: str, *, num_envs: int = 1, **options: Any) -> JaxEnv:
     """Makes a batch of environments of Jumanji.
 
     Args:
         name: name in Jumanji's registry, such as ``"Snake-v1"``.
-        options: arguments of :class:`JaxEnv` and of ``jumanji.make``; ``num_envs`` is 1 if it is
-            left out.
+        num_envs: number of environments.
+        **options: arguments of :class:`JaxEnv` and of ``jumanji.make``.
 
     Raises:
         ImportError: if Jumanji or JAX is not installed.
@@ -83,7 +87,7 @@ def make_jumanji(name: str, options: Mapping[str, Any]) -> JaxEnv:
     """
     jumanji = _load("jumanji", name)
     _check_known("jumanji", name, jumanji.registered_environments())
-    own, rest = _divided(options)
+    own, rest = _divided(num_envs, options)
 
     def known() -> list[str]:
         return [*_PLAIN, *argument_names(type(jumanji.make(name).unwrapped))]
@@ -116,9 +120,9 @@ def _load(module: str, name: str) -> Any:
         ) from error
 
 
-def _divided(options: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+def _divided(num_envs: int, options: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     """Returns the arguments of :class:`JaxEnv`, and the rest."""
-    own = {"num_envs": 1, **{key: options[key] for key in _OWN if key in options}}
+    own = {"num_envs": num_envs, **{key: options[key] for key in _OWN if key in options}}
     return own, {key: value for key, value in options.items() if key not in _OWN}
 
 
@@ -128,3 +132,20 @@ def _check_known(library: str, name: str, known: Iterable[str]) -> None:
     if name not in names:
         near = get_close_matches(name, names, 3, 0.4) or names
         raise ValueError(f"{library} has no environment {name!r}: did you mean {', '.join(near)}?")
+
+
+def _advice(env: Any) -> str | None:
+    if isinstance(env, tuple) and env:
+        # As gymnax.make returns it.
+        env = env[0]
+    if not is_jax(env):
+        return None
+    return (
+        "environments of JAX are stepped as a batch: pass JaxEnv(env, num_envs=...) instead of "
+        f"{type(env).__name__}"
+    )
+
+
+BRAX = EnvKind(JaxEnv, make=make_brax, advice=_advice)
+GYMNAX = EnvKind(JaxEnv, make=make_gymnax)
+JUMANJI = EnvKind(JaxEnv, make=make_jumanji)

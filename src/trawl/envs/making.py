@@ -15,8 +15,9 @@ from gymnasium.wrappers import AddRenderObservation, FilterObservation
 from trawl.envs.arguments import argument_names, named_arguments
 from trawl.envs.dm import DMEnv, is_dm_env
 from trawl.envs.gymnasium_extras import named_extras
-from trawl.envs.ids import check_prefix, maker_of
+from trawl.envs.kinds import check_prefix, kind_of_id
 from trawl.envs.outcomes import flag_of, reward_of, step_results
+from trawl.envs.source import check_source
 from trawl.envs.vector import is_envpool, is_vector_env
 
 
@@ -45,7 +46,7 @@ def make(
     from_pixels: bool,
     autoreset_mode: AutoresetMode | str | None,
     kwargs: Mapping[str, Any],
-    known: Sequence[str],
+    adapter: type[Any],
 ) -> Any:
     """Makes an environment from its id; with ``num_envs``, makes a vector environment.
 
@@ -55,7 +56,7 @@ def make(
         from_pixels: True to render images.
         autoreset_mode: mode of the vector environment, or None.
         kwargs: arguments of the package that makes the environment.
-        known: names of the arguments of :class:`GymEnv`, for the error about an unknown one.
+        adapter: the class :class:`GymEnv`.
 
     Raises:
         gymnasium.error.Error: if Gymnasium has no such id, or can't make the environment.
@@ -63,16 +64,23 @@ def make(
         TypeError: if an argument is unknown.
         ValueError: if the package has no such environment, or if it is not for :class:`GymEnv`.
     """
-    options = dict(kwargs)
     check_prefix(env_id)
-    maker, name = maker_of(env_id)
-    if maker is not None:
-        return maker(name, num_envs, autoreset_mode, options)
+    kind, name = kind_of_id(env_id)
+    if kind is not None and kind.make is not None:
+        if kind.adapter is not adapter:
+            # Gymnasium would import the module, and might have an environment with the same name.
+            prefix = env_id.partition(":")[0]
+            raise ValueError(
+                f"GymEnv can't make {env_id!r}, which is an environment of {prefix}: pass the id "
+                f"to the collector, or the environment to {kind.name}"
+            )
+        return kind.make(name, num_envs=num_envs, autoreset_mode=autoreset_mode, **kwargs)
+    options = dict(kwargs)
     if from_pixels:
         options.setdefault("render_mode", "rgb_array")
 
     def names() -> set[str]:
-        return {*known, *_arguments_of(env_id)} - {"env"}
+        return {*argument_names(adapter), *_arguments_of(env_id)} - {"env"}
 
     with named_extras(env_id), named_arguments(env_id, kwargs, names):
         return _make_by_gymnasium(env_id, num_envs, autoreset_mode, options)
@@ -108,6 +116,7 @@ def wrapped(env: Any, frame_skip: int | None, from_pixels: bool, pixels_only: bo
         TypeError: if ``env`` does not have Gymnasium's interface.
         ValueError: if an argument is invalid, or does not apply to vector environments.
     """
+    check_source(env)
     if is_dm_env(env):
         env = DMEnv(env)
     if not (isinstance(env, Env) or is_vector_env(env)):

@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping
+import re
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
+from importlib import import_module
+from importlib.util import find_spec
+from pkgutil import iter_modules
 from typing import Any
 
 import numpy as np
@@ -13,7 +18,7 @@ from tensordict import NonTensorData, TensorDict, TensorDictBase, stack
 from torch import Tensor
 from typing_extensions import override
 
-from trawl.checks import check_bool
+from trawl.checks import check_bool, did_you_mean
 from trawl.devices import optional_device
 from trawl.envs.agent_actions import AgentActions
 from trawl.envs.agent_arrays import AGENT_MASK, AgentArrays
@@ -26,11 +31,12 @@ from trawl.envs.agent_steps import (
     is_pettingzoo,
     is_turn_based,
 )
-from trawl.envs.arguments import lists_arguments
+from trawl.envs.arguments import argument_names, lists_arguments, named_arguments
 from trawl.envs.capture import capture, restore
 from trawl.envs.capture.ways import chain
 from trawl.envs.info_keys import AnyText, AnyValue
 from trawl.envs.infos import InfoLeaf
+from trawl.envs.kinds import EnvKind
 from trawl.envs.logged import LoggedEnv
 from trawl.envs.masks import MASK_KEY
 from trawl.envs.replacements import made_again
@@ -427,3 +433,113 @@ def _info_spec(leaf: InfoLeaf, agents: int) -> Any:
 def _unbounded(example: Array) -> Any:
     """Returns a spec with the shape and dtype of an array."""
     return Unbounded(example.shape, torch.from_numpy(example).dtype)
+
+
+# --- ids
+
+
+def make_pettingzoo(name: str, **options: Any) -> PettingZooEnv:
+    """Makes a PettingZoo environment: the parallel one, if there is one.
+
+    Args:
+        name: id in PettingZoo's registry, such as ``"classic/rps-v2"``; or a module of another
+            package, such as ``"mpe2/simple_spread_v3"``.
+        **options: arguments of :class:`PettingZooEnv` and of the environment; ``parallel=False``
+            makes the AEC environment.
+
+    Raises:
+        ImportError: if PettingZoo is not installed.
+        TypeError: if an argument is unknown.
+        ValueError: if there is no such environment.
+    """
+    try:
+        import_module("pettingzoo")
+    except ImportError as error:
+        raise ImportError(
+            f"pettingzoo:{name} needs PettingZoo: pip install 'trawl-rl[pettingzoo]'"
+        ) from error
+    own = set(argument_names(PettingZooEnv)) & options.keys()
+    rest = {key: value for key, value in options.items() if key not in own}
+    kinds = ("parallel", "aec") if rest.pop("parallel", True) else ("aec",)
+    module = _module_of(name)
+    for kind in kinds:
+        own_make = getattr(module, _FACTORIES[kind], None)
+        make = _registered(kind, name) if module is None else own_make
+        if make is not None:
+            known = partial(_arguments_of, kind, name)
+            with named_arguments(f"pettingzoo:{name}", rest, known):
+                made = make(**rest)
+            return PettingZooEnv(made, **{key: options[key] for key in own})
+    raise ValueError(f"there is no PettingZoo environment {name!r}{_hint(name)}")
+
+
+def _hint(name: str) -> str:
+    """Returns a hint for a name that PettingZoo doesn't know."""
+    package, _, module = name.partition("/")
+    if module.isidentifier() and package.isidentifier() and find_spec(package) is None:
+        return f", and no package {package!r} is installed: pip install {package}"
+    near = did_you_mean([name], _names_near(name), 3) or "."
+    return (
+        f"{near} Use an id such as classic/rps-v2, or a module of an installed package, such as "
+        "mpe2/simple_spread_v3"
+    )
+
+
+# Ending of the name of a module that defines an environment.
+_VERSIONED = re.compile(r"_v\d+$")
+
+# The functions in an environment's module.
+_FACTORIES = {"parallel": "parallel_env", "aec": "env"}
+
+
+def _registered(kind: str, name: str) -> Callable[..., Any] | None:
+    """Returns a function that makes an environment of PettingZoo's registry, or None."""
+    import pettingzoo
+
+    errors = pettingzoo.env_registry.exceptions
+    try:
+        pettingzoo.spec(kind, name)
+    except errors.FailedToImport:
+        raise
+    except errors.PettingZooRegistryError:
+        return None
+    return partial(pettingzoo.make, kind, name)
+
+
+def _arguments_of(kind: str, name: str) -> list[str]:
+    """Returns the arguments of a PettingZoo environment and of its adapter."""
+    module = _module_of(name)
+    if module is None:
+        entry = import_module("pettingzoo").spec(kind, name).entry_point
+        module = import_module(entry.partition(":")[0])
+    # The other functions of the module pass their arguments on to this one.
+    make = getattr(module, "raw_env", None)
+    own = [one for one in argument_names(PettingZooEnv) if one != "env"]
+    return ["num_envs", "parallel", *own, *(() if make is None else argument_names(make))]
+
+
+def _names_near(name: str) -> list[str]:
+    """Returns the names of PettingZoo's environments, and of those in the package that is named."""
+    pettingzoo = import_module("pettingzoo")
+    package = name.partition("/")[0]
+    modules = [one.name for one in iter_modules(_folders(package))]
+    own = [f"{package}/{one}" for one in modules if _VERSIONED.search(one)]
+    return [*own, *pettingzoo.aec_registry, *pettingzoo.parallel_registry]
+
+
+def _module_of(name: str) -> Any:
+    """Returns the module of an environment in a package of its own; None if there is none."""
+    package, _, module = name.partition("/")
+    path = f"{package}.{module}"
+    if not module.isidentifier() or not _folders(package) or find_spec(path) is None:
+        return None
+    return import_module(path)
+
+
+def _folders(package: str) -> Sequence[str]:
+    """Returns the folders with the modules of a package; empty if it is none."""
+    found = find_spec(package) if package.isidentifier() else None
+    return [] if found is None else found.submodule_search_locations or []
+
+
+PETTINGZOO = EnvKind(PettingZooEnv, is_pettingzoo, make_pettingzoo)

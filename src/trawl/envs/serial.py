@@ -20,7 +20,7 @@ from trawl.envs.attributes import Application
 from trawl.envs.base import TensorDictEnv
 from trawl.envs.batched import BatchedEnv, arguments_of, factories_of
 from trawl.envs.build import build_one, distinct, env_of_id, is_env
-from trawl.envs.ids import lacks_vectors, steps_batches
+from trawl.envs.kinds import lacks_vectors, steps_batches
 from trawl.envs.masks import joined_masks
 from trawl.envs.reset_kwargs import sliced, with_reset_kwargs
 from trawl.envs.seeding import next_kwargs

@@ -20,8 +20,11 @@ from trawl.checks import check_bool
 from trawl.devices import check_device
 from trawl.envs.arguments import lists_arguments
 from trawl.envs.autoreset import autoreset_mode as declared_mode
+from trawl.envs.autoreset import is_restartable
+from trawl.envs.base import TensorDictEnv
 from trawl.envs.capture.ways import chain
 from trawl.envs.final_obs import FINAL_OBS
+from trawl.envs.gym import GymEnv
 from trawl.envs.info_keys import (
     InfoKeys,
     given_entries,
@@ -31,13 +34,11 @@ from trawl.envs.info_keys import (
     seen_values,
 )
 from trawl.envs.infos import BatchReader, InfoLayout, InfoMerger, TensorInfoReader
+from trawl.envs.kinds import EnvKind
 from trawl.envs.masks import MASK_KEY, masking_method, rand_actions
 from trawl.envs.outcomes import reset_results, step_results
-from trawl.envs.reset_kwargs import (
-    ResetArguments,
-    copied,
-    names_taken,
-)
+from trawl.envs.reset_kwargs import ResetArguments, copied, names_taken
+from trawl.envs.source import Source, check_source
 from trawl.envs.spaces import check_keys
 from trawl.envs.tensor_codec import TensorCodec
 from trawl.envs.tensor_env import TensorEnv, TensorStep
@@ -67,8 +68,9 @@ class TorchVectorEnv(TensorEnv):
             ``info["final_obs"]`` or ``info["final_observation"]``, with a row for each environment.
         partial_reset: form in which ``reset`` takes the environments to reset: ``"mask"`` for
             ``options={"reset_mask": mask}``, ``"ids"`` for ``options={"env_idx": ids}``, None if
-            ``reset`` always resets all of them. By default, ``"mask"`` in mode ``"Disabled"``,
-            otherwise None. With ids, each partial reset waits for the device.
+            ``reset`` always resets all of them. By default, ``"mask"`` in mode ``"Disabled"`` and
+            for a :class:`Source` with ``can_restart``, otherwise None. With ids, each partial reset
+            waits for the device.
         categorical_action_encoding: True to encode discrete values as indices instead of one-hot
             vectors.
         device: device of the data; by default, the environment's ``device`` or, if it has none,
@@ -114,19 +116,20 @@ class TorchVectorEnv(TensorEnv):
             self._first = reset_results(env.reset(), env)
             place = _device_of(self._first[0])
             if place is None:
-                raise NoTensors(
+                raise _NoTensors(
                     f"the reset of {type(env).__name__} must return torch tensors, but it returned "
                     f"{type(self._first[0]).__name__}: use GymEnv for an environment that returns "
                     "numpy arrays"
                 )
         self.mode = _mode_of(env, autoreset_mode)
-        if partial_reset is None and self.mode is AutoresetMode.DISABLED:
+        if partial_reset is None and (self.mode is AutoresetMode.DISABLED or is_restartable(env)):
             partial_reset = "mask"
         if partial_reset not in (None, *_PARTIAL):
             raise ValueError(
                 f"partial_reset must be one of {[*_PARTIAL]} or None, but it is {partial_reset!r}"
             )
         self._partial = partial_reset
+        self._verifies = isinstance(_unwrapped(env), Source)
         self.can_restart = partial_reset is not None
         self.skips = self.mode is AutoresetMode.NEXT_STEP
         count = int(env.num_envs)
@@ -241,11 +244,29 @@ class TorchVectorEnv(TensorEnv):
         rows = mask.clone() if self._partial == "mask" else mask.nonzero().squeeze(-1)
         kwargs = copied(self._reset_kwargs) | kwargs
         options = {**(kwargs.pop("options", None) or {}), _PARTIAL[self._partial]: rows}
+        # A copy: the environment may write the new observations into the same memory.
+        before = [leaf.clone() for leaf in self._shown] if self._verifies else []
         obs, info = reset_results(self.env.reset(options=options, **kwargs), self.env)
         self._note_mask(info, mask)
         self._ended = self._ended & ~mask
         self._shown = self._reader.read_reset(obs, info, mask, self._shown)
+        if before:
+            self._check_others(before, mask)
         return self._shown
+
+    def _check_others(self, before: list[Tensor], mask: Tensor) -> None:
+        """Rejects a source whose first partial reset also affects other environments."""
+        # Only once, because the check waits for the device.
+        self._verifies = False
+        for old, new in zip(before, self._shown, strict=True):
+            changed = (old != new) & (old == old)
+            others = changed.reshape(len(mask), -1).any(1) & ~mask
+            if others.any():
+                raise ValueError(
+                    f"begin({mask.tolist()}, None) of {self.env!r} also changed environment "
+                    f"{int(others.nonzero()[0])}: it must begin episodes only where the mask is "
+                    "True, and return the observations of the others unchanged"
+                )
 
     @override
     def advance(self, actions: Iterable[Tensor]) -> TensorStep:
@@ -351,7 +372,7 @@ class TorchVectorEnv(TensorEnv):
         self.env.close()
 
 
-class NoTensors(TypeError):
+class _NoTensors(TypeError):
     """Raised if the reset of an environment returns no tensor."""
 
 
@@ -372,6 +393,8 @@ def may_return_tensors(env: Any) -> bool:
         return False
     if declared_device(env) is not None or not isinstance(env, VectorEnv):
         return True
+    if isinstance(env, Source):
+        return False
     layers = [env]
     while isinstance(layers[-1], VectorWrapper):
         layers.append(layers[-1].env)
@@ -379,16 +402,17 @@ def may_return_tensors(env: Any) -> bool:
     return any(isinstance(value, _TORCH) for value in values)
 
 
-def as_torch_vector(env: Any) -> TorchVectorEnv | None:
-    """Returns the adapter of a vector environment whose data are tensors, or None for others."""
-    if not may_return_tensors(env):
-        return None
+def adapt_tensors(
+    env: Any, *, categorical_action_encoding: bool = False, info_keys: InfoKeys = ()
+) -> TensorDictEnv:
+    """Returns the adapter of a vector environment whose data may be tensors."""
+    options: Any = {"categorical_action_encoding": categorical_action_encoding}
     try:
-        return TorchVectorEnv(env)
-    except NoTensors:
-        if isinstance(env, VectorEnv):
-            return None
-        raise
+        return TorchVectorEnv(env, info_keys=info_keys, **options)
+    except _NoTensors:
+        if not isinstance(env, VectorEnv):
+            raise
+    return GymEnv(env, info_keys=info_keys or None, **options)
 
 
 def declared_device(env: Any) -> torch.device | None:
@@ -427,6 +451,7 @@ def _device_of(obs: Any) -> torch.device | None:
 
 
 def _check_api(env: Any) -> None:
+    check_source(env)
     if isinstance(env, (str, type)):
         kind = "an id" if isinstance(env, str) else f"the class {env.__name__}"
         raise TypeError(
@@ -469,3 +494,6 @@ def _cant_restart(env: Any) -> ValueError:
         f"{type(env).__name__} resets its environments by itself, and can't restart some of them. "
         "If its reset takes a mask or ids, state it: TorchVectorEnv(env, partial_reset='mask')"
     )
+
+
+TENSORS = EnvKind(adapt_tensors, may_return_tensors)

@@ -25,7 +25,13 @@ from gymnasium.vector.async_vector_env import AsyncState
 from torch import Tensor
 from typing_extensions import override
 
-from trawl.envs.autoreset import autoreset_mode, forgetful_wrapper, is_plain, resets_twice
+from trawl.envs.autoreset import (
+    autoreset_mode,
+    forgetful_wrapper,
+    is_plain,
+    is_restartable,
+    resets_twice,
+)
 from trawl.envs.autoreset_checks import ModeCheck
 from trawl.envs.capture.codec import Decoder, Encoder, NotPlain
 from trawl.envs.capture.pool_log import PoolLog
@@ -41,6 +47,7 @@ from trawl.envs.outcomes import (
     step_results,
 )
 from trawl.envs.reset_kwargs import copied
+from trawl.envs.source import Source
 from trawl.envs.spaces import SpaceCodec
 from trawl.errors import EnvStateError, add_note
 from trawl.memory import Array, Mask
@@ -105,16 +112,16 @@ class VectorAdapter:
             The observation leaves, each of shape ``(num_envs, ...)``.
         """
         if seeds is not None:
-            # Only Gymnasium's own classes accept one seed per sub-environment. Other environments
-            # derive all seeds from one.
-            several = isinstance(self.env.unwrapped, (SyncVectorEnv, AsyncVectorEnv))
+            # Gymnasium's own classes accept one seed per sub-environment. Other environments derive
+            # all seeds from one.
+            several = isinstance(self.env.unwrapped, (SyncVectorEnv, AsyncVectorEnv, Source))
             kwargs.setdefault("seed", list(seeds) if several else seeds[0])
         kwargs = copied(self.reset_kwargs) | kwargs
         obs, info = reset_results(self.env.reset(**kwargs), self.env)
         if isinstance(obs, Tensor):
             raise TypeError(
-                f"{self.env!r} returns torch tensors, but does not state their device: pass "
-                "TorchVectorEnv(env)"
+                f"{self.env!r} returns torch tensors, but does not state their device: set the "
+                "attribute device of the environment, or pass TorchVectorEnv(env)"
             )
         self.masks = newest_masks(None, info)
         self.is_begun = True
@@ -240,7 +247,7 @@ class SameStepVector(VectorAdapter):
 
     def __init__(self, env: Any, codec: SpaceCodec, check: ModeCheck) -> None:
         super().__init__(env, codec, check)
-        self.can_restart = is_plain(env)
+        self.can_restart = is_plain(env) or is_restartable(env)
         self._fresh: list[Array] = []
         # Sub-environments whose first observation is held back.
         self._ended = np.zeros(self.num_envs, dtype=np.bool_)
@@ -420,8 +427,7 @@ def adapt(env: Any, codec: SpaceCodec, given: AutoresetMode | str | None = None)
                 stacklevel=2,
             )
         return VectorAdapter(env, codec, check)
-    # Without shared memory, AsyncVectorEnv resets once more after a partial reset.
-    if is_plain(env) and not resets_twice(env):
+    if is_restartable(env):
         return VectorAdapter(env, codec, check)
     return StepResetVector(env, codec, check)
 

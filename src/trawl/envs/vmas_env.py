@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import inspect
+import re
+import warnings
 from collections.abc import Iterable, Mapping, Sequence
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +15,16 @@ from gymnasium import spaces as gymnasium_spaces
 from torch import Tensor
 from typing_extensions import override
 
-from trawl.envs.arguments import lists_arguments
+from trawl.checks import check_number
+from trawl.devices import optional_device
+from trawl.envs.arguments import (
+    argument_names,
+    lists_arguments,
+    nearest_first,
+    unknown_argument,
+)
+from trawl.envs.kinds import EnvKind
+from trawl.envs.seeding import check_seed
 from trawl.envs.specs import Bounded, Categorical, Composite, Spec, Unbounded
 from trawl.envs.tensor_env import TensorEnv, TensorStep
 
@@ -265,3 +278,64 @@ def _column(value: Tensor) -> Tensor:
     """Returns an entry of info as float32, with a dimension after that of the environments."""
     value = value.to(torch.float32)
     return value.unsqueeze(-1) if value.ndim == 1 else value
+
+
+# --- ids
+
+
+def make_vmas(name: str, *, num_envs: int = 1, **options: Any) -> VmasEnv:
+    """Makes an environment of VMAS.
+
+    Args:
+        name: the scenario, such as ``"balance"``.
+        num_envs: number of environments.
+        **options: further arguments of ``vmas.make_env``.
+
+    Raises:
+        ImportError: if VMAS is not installed.
+        TypeError: if an argument is unknown.
+        ValueError: if there is no such scenario, or the device can't be used.
+    """
+    try:
+        import vmas
+    except ImportError as error:
+        raise ImportError(f"vmas:{name} needs VMAS: pip install 'trawl-rl[vmas]'") from error
+    count = check_number("num_envs", num_envs, least=1)
+    optional_device("device", options.get("device"))
+    if options.get("seed") is not None:
+        check_seed(options["seed"])
+    with warnings.catch_warnings():
+        # VMAS only warns of an unknown argument.
+        warnings.filterwarnings("error", message="Scenario kwargs")
+        try:
+            return VmasEnv(vmas.make_env(name, num_envs=count, **options))
+        except UserWarning as error:
+            raise _unused_by_vmas(name, options, str(error)) from error
+        except AssertionError as error:
+            if "not found" not in str(error):
+                raise
+            known = [*vmas.scenarios, *vmas.mpe_scenarios, *vmas.debug_scenarios]
+            raise ValueError(
+                f"VMAS has no scenario {name!r}: it has {', '.join(nearest_first(name, known))}"
+            ) from error
+
+
+def _unused_by_vmas(name: str, options: Mapping[str, Any], warning: str) -> TypeError:
+    """Returns the error for arguments that a scenario has not used.
+
+    Args:
+        name: the scenario.
+        options: all arguments.
+        warning: the warning of VMAS, which has the unused arguments as a dict.
+    """
+    scenario = import_module("vmas.scenarios").load(f"{name.removesuffix('.py')}.py").Scenario
+    # A scenario takes its arguments from a dict, so only its source has their names.
+    methods = [one for kind in scenario.__mro__ for one in vars(kind).values()]
+    source = "".join(inspect.getsource(one) for one in methods if inspect.isfunction(one))
+    taken = re.findall(r"kwargs\.(?:pop|get)\(\s*[\"'](\w+)", source)
+    known = {*argument_names(import_module("vmas").make_env), *taken} - {"scenario"}
+    unknown = next(one for one in options if f"{one!r}: " in warning)
+    return unknown_argument(f"vmas:{name}", unknown, known - {unknown})
+
+
+VMAS = EnvKind(VmasEnv, is_vmas, make_vmas)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from operator import itemgetter
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,9 +30,12 @@ from trawl.rollout.batch_writer import StepFn
 from trawl.rollout.episodes import EpisodeTracker, StepArrays
 from trawl.rollout.observation_rows import ObservationRows, leaf_reader
 
+#: Arrays that a stepper writes, or tensors.
+View = TypeVar("View", contravariant=True)
 
-class ArrayStepper(Protocol):
-    """Steps one or more environments on the arrays of a batch.
+
+class Stepper(Protocol[View]):
+    """Steps one or more environments, and writes into the rows of a batch.
 
     Attributes:
         num_envs: number of environments.
@@ -42,16 +45,17 @@ class ArrayStepper(Protocol):
     num_envs: int
     agent_groups: Sequence[str] = ()
 
-    def reset(self, view: StepArrays, mask: NDArray[np.bool_] | None, **kwargs: Any) -> None:
+    def reset(self, view: View, mask: Any, **kwargs: Any) -> None:
         """Begins episodes, and writes their first observations to ``view.next_obs``.
 
         Args:
-            view: the arrays of the environments.
-            mask: mask of the environments to reset, bool of shape ``(num_envs,)``; None for all.
+            view: the arrays of the environments, or their tensors.
+            mask: mask of the environments to reset, bool of shape ``(num_envs,)``, an array or a
+                tensor like those of ``view``; None for all.
             **kwargs: arguments of the environments' ``reset``.
         """
 
-    def bind(self, view: StepArrays, episodes: EpisodeTracker, start: int, stop: int) -> StepFn:
+    def bind(self, view: View, episodes: EpisodeTracker, start: int, stop: int) -> StepFn:
         """Returns a function of ``t`` that takes the step of row ``start + t``."""
 
     def bound_to(self, episodes: EpisodeTracker) -> Any:
@@ -62,7 +66,10 @@ class ArrayStepper(Protocol):
         return None
 
 
-class EnvStepper(ArrayStepper, Protocol):
+ArrayStepper = Stepper[StepArrays]
+
+
+class EnvStepper(Stepper[View], Protocol[View]):
     """Steps one environment, which may be a vector environment.
 
     Attributes:
@@ -70,6 +77,14 @@ class EnvStepper(ArrayStepper, Protocol):
     """
 
     root_keys: Sequence[Key]
+
+    def begin_after(self, view: Any, row: int) -> None:
+        """Begins episodes everywhere after ``row``, when the environment was made anew."""
+        self.reset(view, None)
+        for key in self.root_keys:
+            rows = view.arrays[key]
+            if row + 1 < len(rows):
+                rows[row + 1] = view.next_obs[key]
 
 
 class EpisodeEnds:
@@ -100,7 +115,7 @@ class EpisodeEnds:
         return self.cutoff()
 
 
-class SingleStepper(EnvStepper):
+class SingleStepper(EnvStepper[StepArrays]):
     """Steps one Gymnasium environment."""
 
     num_envs = 1
@@ -312,7 +327,7 @@ class SerialStepper(ArrayStepper):
         return step
 
 
-class VectorStepper(EnvStepper):
+class VectorStepper(EnvStepper[StepArrays]):
     """Steps a vector environment."""
 
     def __init__(self, env: GymEnv) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from time import perf_counter
 from typing import Any
 
@@ -105,7 +105,7 @@ class ReadyBatchWriter(ArrayBatchWriter):
 
     @override
     def _start(self) -> None:
-        self._source, self._first = self._new_source(), self._first_rows()
+        self._source, self._first = self._new_source(), self._first_rows
         for key, begun in self._source.start().items():
             self._first[key][...] = begun
         for stage in self._stages:
@@ -113,12 +113,10 @@ class ReadyBatchWriter(ArrayBatchWriter):
 
     @override
     def _new_next(self) -> dict[Key, Array]:
-        counts = (
-            {}
-            if self.options.limit is None
-            else {STEP_COUNT: self._new_row(self.entries.roots[STEP_COUNT])}
-        )
-        return super()._new_next() | counts
+        found, roots = super()._new_next(), self.entries.roots
+        if STEP_COUNT in roots:
+            found[STEP_COUNT] = self._new_row(roots[STEP_COUNT])
+        return found
 
     @property
     @override
@@ -154,12 +152,9 @@ class ReadyBatchWriter(ArrayBatchWriter):
     # --- filling
 
     @override
-    def begin(self, block: Block | None = None) -> None:
-        self._given = block is not None
-        self._renew_stages()
-        self._block = block = block or Block(self.layout, self.pool.lease())
-        self._begin_stages(block)
-        rows = {key: array[:, 0] for key, array in block.flat_rows.items()}
+    def _begin_rows(self) -> None:
+        assert self._block is not None
+        rows = {key: array[:, 0] for key, array in self._block.flat_rows.items()}
         for key in (key for key in rows if key not in self._begun):
             if rows[key].dtype == np.bool_:
                 rows[key][...] = False
@@ -191,11 +186,11 @@ class ReadyBatchWriter(ArrayBatchWriter):
         if not self._random:
             size, transfer = self._serving.batching.size, self._transfer
             self._act_for = self._binder.bind_some(self._next, begun, size, transfer)
-        self._actions = [as_key(key) for key in self.env.action_keys]
+        self._action_keys = [as_key(key) for key in self.env.action_keys]
         self._source.set_action_dtypes(
             {
                 key: np.dtype(np.float32) if key in self._bfloat16 else begun[key].dtype
-                for key in self._actions
+                for key in self._action_keys
             }
         )
 
@@ -220,7 +215,7 @@ class ReadyBatchWriter(ArrayBatchWriter):
             most = int(min(most, stage.renew_within(filled)))
         results = source.take(most, room)
         if source.restarted:
-            self._begin_episodes(np.array(source.restarted))
+            self._start_episodes(np.array(source.restarted))
             source.restarted.clear()
         filled = self._record_frames(results, filled)
         self._act_where_ready(stop - filled)
@@ -302,7 +297,7 @@ class ReadyBatchWriter(ArrayBatchWriter):
             rows[keys.TRUNCATED][start:stop] |= self._next[STEP_COUNT][chosen] >= self.options.limit
         rows[DONE][start:stop, 0] = resets
         self._start_trajectories(chosen[ended])
-        self._begin_episodes(chosen[ended])
+        self._start_episodes(chosen[ended])
 
     def _start_trajectories(self, chosen: Rows) -> None:
         """Begins new trajectories."""
@@ -311,7 +306,7 @@ class ReadyBatchWriter(ArrayBatchWriter):
             self.episodes.restart(index)
             self._ids[index] = self.episodes.ids[index]
 
-    def _begin_episodes(self, chosen: Rows) -> None:
+    def _start_episodes(self, chosen: Rows) -> None:
         """Makes the observations of resets the beginning of the next frames."""
         for key, begun in self._source.begun(chosen).items():
             self._first[key][chosen] = begun
@@ -321,8 +316,8 @@ class ReadyBatchWriter(ArrayBatchWriter):
     @override
     def _forget(self, chosen: Array) -> None:
         super()._forget(chosen)
-        if self.options.limit is not None:
-            self._next[STEP_COUNT][chosen] = 0
+        for key in self._policy_leaves.states:
+            self._next[key][chosen] = 0
 
     # --- acting
 
@@ -345,7 +340,7 @@ class ReadyBatchWriter(ArrayBatchWriter):
             self._act_randomly(chosen)
         else:
             self._act_for(chosen)
-        actions = {key: self._begun[key][chosen] for key in self._actions}
+        actions = {key: self._begun[key][chosen] for key in self._action_keys}
         for key in self._bfloat16.intersection(actions):
             actions[key] = from_bfloat16(actions[key])
         late, limit = None, self.options.limit
@@ -367,22 +362,26 @@ class ReadyBatchWriter(ArrayBatchWriter):
 
     @override
     def finish(self, filled: int) -> TensorDictBase | None:
-        assert self._block is not None
-        block, self._block = self._block, None
-        block.clear_from(filled, but=TRAJ_IDS)
+        given = self._given
+        batch = super().finish(filled)
+        return batch if batch is None or given is not None else batch[:filled]
+
+    @property
+    @override
+    def _passed_on(self) -> Iterable[Key]:
+        return ()  # an environment's newest entries are kept as soon as they arrive
+
+    @override
+    def _end_steps(self, block: Block, filled: int) -> None:
+        self._last[:] = -1
         if TRAJ_IDS in self._rows:
             self._rows[TRAJ_IDS][filled:] = NO_TRAJECTORY
+
+    @override
+    def _count(self, block: Block, filled: int) -> None:
         if filled:
             self.policy.check_samples(block.tensors, filled)
-        self._last[:] = -1
         self._check_rewards(filled)
-        self._sum_episodes(filled)
-        for stage in self._stages:
-            stage.finish(block, filled)
-        batch = self._delivered(block)
-        return batch if batch is None or self._given else batch[:filled]
-
-    def _sum_episodes(self, filled: int) -> None:
         rewards, done = (self._rows[key][:filled, 0] for key in (REWARD, DONE))
         self.sums.add_rows(self._sources[:filled], rewards, done)
 
@@ -407,7 +406,7 @@ class ReadyBatchWriter(ArrayBatchWriter):
             self._random_actions.forget()
         chosen = np.arange(self.num_envs) if mask is None else np.flatnonzero(mask)
         self._start_trajectories(chosen)
-        self._begin_episodes(begun)
+        self._start_episodes(begun)
         self._source.restarted.clear()
         for stage in self._stages:
             stage.restart(mask)

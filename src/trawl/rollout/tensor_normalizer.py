@@ -18,6 +18,7 @@ from typing_extensions import override
 from trawl.envs.tensor_env import TensorEnv, TensorStep
 from trawl.keys import DONE, MASK, Key
 from trawl.rollout.batch_writer import StepFn
+from trawl.rollout.block import Block
 from trawl.rollout.frame_entries import FrameEntries
 from trawl.rollout.frame_normalizer import (
     BatchStatistics,
@@ -28,11 +29,11 @@ from trawl.rollout.frame_normalizer import (
 )
 from trawl.rollout.moments import BaseMoments, RunningMoments, TensorMoments
 from trawl.rollout.normalization import NormalizeOptions, Statistics, clip_within
-from trawl.rollout.tensor_block import TensorBlock
+from trawl.rollout.step_tensors import StepTensors
 from trawl.rollout.tensor_stepper import StepSource
 
 
-class TensorNormalizer(FrameNormalizer[Tensor, TensorBlock]):
+class TensorNormalizer(FrameNormalizer[Tensor, StepTensors]):
     """Normalises the batches of a ``TensorBatchWriter``.
 
     Except for rounding, the results equal those of
@@ -133,14 +134,14 @@ class TensorNormalizer(FrameNormalizer[Tensor, TensorBlock]):
         return fresh
 
     @override
-    def begin(self, block: TensorBlock, view: TensorBlock) -> TensorBlock:
-        self._rows = view.tensors
+    def begin(self, block: Block, view: StepTensors) -> StepTensors:
+        self._rows = view.arrays
         for one in self._observations:
             one.begin()
         return view
 
     @override
-    def bind(self, step: StepFn, view: TensorBlock, part: slice, start: int, stop: int) -> StepFn:
+    def bind(self, step: StepFn, view: StepTensors, part: slice, start: int, stop: int) -> StepFn:
         if not self._observations:
             return step
         statistics, steps, kept = self._statistics, self._steps, self._kept
@@ -173,7 +174,7 @@ class TensorNormalizer(FrameNormalizer[Tensor, TensorBlock]):
         self._statistics.first = stop
 
     @override
-    def finish(self, block: TensorBlock, filled: int) -> None:
+    def finish(self, block: Block, filled: int) -> None:
         if filled:
             self._end_rows(filled)
             self._finish_rewards(filled)
@@ -268,9 +269,9 @@ class NormalizedRows:
             self._raw[0].copy_(self.raw_next)
         self._held = self.raw_next
 
-    def bind(self, block: TensorBlock, start: int, stop: int) -> None:
+    def bind(self, view: StepTensors, start: int, stop: int) -> None:
         """Sets the rows to write to in the steps of a chunk."""
-        self._targets = block.following(self.key, start, stop, self.next_row)
+        self._targets = view.following(self.key, start, stop)
         self._sources = [*self._rows(start + 1, stop + 1)] if self._size else []
 
     def _rows(self, start: int, stop: int) -> Iterator[Tensor]:

@@ -13,7 +13,8 @@ import torch
 from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
 
-from trawl.envs import GymEnv, JaxEnv, ParallelEnv, PettingZooEnv, TorchVectorEnv
+from trawl.envs import GymEnv, JaxEnv, ParallelEnv, PettingZooEnv, Source, TorchVectorEnv
+from trawl.envs.build import adapted
 from trawl.supported import Trait
 from trawl.testing.oracle import Kind
 from trawl.testing.script import FIELDS, Player, Script
@@ -306,6 +307,37 @@ class TensorSimulator:
         }
 
 
+class ScriptedSource(Source):
+    """A kind of environments of its own, of arrays or of tensors.
+
+    Args:
+        script: the script.
+        envs: numbers of the environments.
+        mode: when new episodes begin.
+        device: device of the tensors; None for arrays.
+    """
+
+    single_observation_space: Any = _BOX
+    can_restart = True
+
+    def __init__(
+        self, script: Script, envs: Sequence[int], mode: str, device: str | None = None
+    ) -> None:
+        simulator: Any = Simulator if device is None else TensorSimulator
+        self._inner = simulator(script, envs, mode, partial=True)
+        self.num_envs, self.device, self.autoreset_mode = len(envs), device, mode
+        self.single_action_space = spaces.Discrete(script.actions)
+
+    def begin(self, mask: Any, seeds: Any) -> Any:
+        """Begins episodes where the mask is True."""
+        assert seeds is None or len(seeds) == self.num_envs
+        return self._inner.reset(options={"reset_mask": mask})
+
+    def step(self, actions: Any) -> Any:
+        """Steps all environments."""
+        return self._inner.step(actions)
+
+
 class ScriptedJax:
     """An environment of JAX, with the interface of gymnax; it plays the first episode for ever."""
 
@@ -553,6 +585,11 @@ def _pool(script: Script, envs: Sequence[int], mode: str) -> Any:
     return _adapted(GymEnv, ScriptedPool(script, envs, mode, 1), script)
 
 
+def _source(script: Script, envs: Sequence[int], mode: str, device: str | None = None) -> Any:
+    made = ScriptedSource(script, envs, mode, device)
+    return adapted(made, info_keys=["level"]) if script.levels else made
+
+
 class _Late(TorchVectorEnv):
     """Works as on a GPU, whose answers come later."""
 
@@ -677,6 +714,11 @@ FACES: dict[str, Face] = {
         _list(partial(_one, kind=ScriptedLooseEnv)),
         Kind(extra={"text": _text}),
         traits=frozenset({Trait.LOOSE}),
+    ),
+    "source": Face(_batch(_source, "Disabled"), Kind(together=True)),
+    "source_same_step": Face(_batch(_source, "SameStep"), Kind(resets="same", together=True)),
+    "source_tensors": Face(
+        _batch(partial(_source, device="cpu"), "SameStep"), Kind(resets="same", together=True)
     ),
 }
 

@@ -1,0 +1,244 @@
+"""The kinds of environments that a collector takes, as objects and by ids.
+
+Each kind is an :class:`EnvKind`, found by an entry point. Those of Trawl are in ``_OWN``. Other
+packages declare theirs in the group ``trawl.sources``; see the page "Your own kind of environment".
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache, partial
+from importlib.metadata import EntryPoint, entry_points
+from importlib.util import find_spec
+from inspect import signature
+from types import BuiltinFunctionType, FunctionType, MethodType
+from typing import Any
+
+from trawl.checks import did_you_mean
+from trawl.envs.base import TensorDictEnv
+
+#: Group of the entry points with which packages declare kinds of environments.
+GROUP = "trawl.sources"
+
+# In the order in which an object is offered to them.
+_OWN = {
+    "pettingzoo": "trawl.envs.pettingzoo:PETTINGZOO",
+    "vmas": "trawl.envs.vmas_env:VMAS",
+    "tensors": "trawl.envs.torch_vector:TENSORS",
+    "gymnasium": "trawl.envs.gym:GYMNASIUM",
+    "dm_control": "trawl.envs.gym:DM_CONTROL",
+    "envpool": "trawl.envs.gym:ENVPOOL",
+    "brax": "trawl.envs.jax_ids:BRAX",
+    "gymnax": "trawl.envs.jax_ids:GYMNAX",
+    "jumanji": "trawl.envs.jax_ids:JUMANJI",
+}
+# Factories, which are no environments.
+_FUNCTIONS = (type, FunctionType, MethodType, BuiltinFunctionType, partial, str)
+
+
+def _none(env: Any) -> bool:
+    return False
+
+
+def _silent(env: Any) -> None:
+    return None
+
+
+@dataclass(frozen=True)
+class EnvKind:
+    """A kind of environments, which an entry point of the group ``trawl.sources`` names.
+
+    The name of the entry point is the prefix of the kind's ids: ``"name:rest"``.
+
+    Attributes:
+        adapter: class or function that turns an environment of this kind into one of another kind
+            that Trawl takes, such as a :class:`~trawl.envs.Source` or a ``gymnasium.Env``.
+        recognises: function that returns True for the environments of this kind; by default, there
+            are only ids.
+        make: function that makes an environment from the rest of an id, and from keyword arguments;
+            None if there are no ids.
+        batched: True if ``make`` is called with ``num_envs`` where several environments are needed,
+            False if it is called several times. It needs an argument of this name.
+        advice: function that returns an error message for an environment that the kind knows, but
+            can't adapt; for all others, it returns None.
+
+    Examples:
+        >>> import gymnasium
+        >>> from trawl.envs import EnvKind
+        >>> EnvKind(gymnasium.wrappers.FlattenObservation).recognises("an environment")
+        False
+    """
+
+    adapter: Callable[..., Any]
+    recognises: Callable[[Any], bool] = _none
+    make: Callable[..., Any] | None = None
+    batched: bool = True
+    advice: Callable[[Any], str | None] = _silent
+
+    @property
+    def name(self) -> str:
+        """Name of the adapter."""
+        return str(getattr(self.adapter, "__name__", self.adapter))
+
+    @property
+    def is_adapter(self) -> bool:
+        """True if the results of ``make`` have the TensorDict interface."""
+        return isinstance(self.adapter, type) and issubclass(self.adapter, TensorDictEnv)
+
+    @property
+    def makes_batches(self) -> bool:
+        """True if ``make`` takes the number of environments in a batch."""
+        return self.make is not None and "num_envs" in signature(self.make).parameters
+
+    def takes(self, option: str) -> bool:
+        """Returns True if the adapter has an argument of this name."""
+        return option in signature(self.adapter).parameters
+
+
+def kind_of(env: Any) -> EnvKind | None:
+    """Returns the kind of an environment; None if the object is none that Trawl takes."""
+    if isinstance(env, _FUNCTIONS):
+        return None
+    found: EnvKind | None = _first(lambda kind: kind if kind.recognises(env) else None)
+    return found
+
+
+def advice_on(value: Any) -> str | None:
+    """Returns what to do with an object that no kind recognises, if a kind knows it."""
+    found: str | None = _first(lambda kind: kind.advice(value))
+    return found
+
+
+def _first(question: Callable[[EnvKind], Any]) -> Any:
+    """Returns the first answer of a kind that is not None; those of Trawl are asked first.
+
+    A kind of another package that can't be loaded, or can't answer, is left out with a warning.
+    """
+    for name in _OWN:
+        found = question(_loaded(_own(name)))
+        if found is not None:
+            return found
+    for entry in _others().values():
+        try:
+            found = question(_loaded(entry))
+        except Exception as error:
+            _warn_of(entry, error)
+        else:
+            if found is not None:
+                return found
+    return None
+
+
+def kind_of_id(env_id: str) -> tuple[EnvKind | None, str]:
+    """Returns the kind whose prefix an id has, and the part of the id that is after it.
+
+    Other ids belong to Gymnasium, and the kind is None. Such an id may have a colon, too, after the
+    name of a module that registers the environment.
+
+    Raises:
+        ImportError: if the kind of another package can't be loaded.
+
+    Examples:
+        >>> kind_of_id("Pendulum-v1")
+        (None, 'Pendulum-v1')
+        >>> kind_of_id("dm_control:cheetah/run")[1]
+        'cheetah/run'
+    """
+    prefix, colon, name = env_id.partition(":")
+    if colon:
+        entry = _own(prefix) if prefix in _OWN else _others().get(prefix)
+        kind = None if entry is None else _loaded(entry)
+        if kind is not None and kind.make is not None:
+            return kind, name
+    return None, env_id
+
+
+def is_known(env_id: str) -> bool:
+    """Returns True if an id begins with the name of a kind, so that Gymnasium has no such id."""
+    return kind_of_id(env_id)[0] is not None
+
+
+def check_prefix(env_id: str) -> None:
+    """Raises an error if an id begins with the misspelt name of a kind.
+
+    Raises:
+        ValueError: if the name resembles that of a kind, which the message suggests.
+    """
+    prefix, colon, _ = env_id.partition(":")
+    if not colon or is_known(env_id) or (prefix.isidentifier() and find_spec(prefix) is not None):
+        return
+    own = [name for name in _OWN if is_known(f"{name}:")]
+    hint = did_you_mean([prefix], sorted([*own, *_others()]), 1)
+    if hint:
+        raise ValueError(
+            f"{env_id!r} names no library that Trawl knows, and {prefix!r} is not a module{hint}"
+        )
+
+
+def lacks_vectors(env_id: str) -> bool:
+    """Returns True if an id names a kind that makes only single environments."""
+    kind = kind_of_id(env_id)[0]
+    return kind is not None and not kind.makes_batches
+
+
+def steps_batches(env_id: str) -> bool:
+    """Returns True if several environments of an id are best made as one batch."""
+    kind = kind_of_id(env_id)[0]
+    return kind is not None and kind.batched and kind.makes_batches
+
+
+# --- entry points
+
+
+def _own(name: str) -> EntryPoint:
+    return EntryPoint(name, _OWN[name], GROUP)
+
+
+@cache
+def _others() -> dict[str, EntryPoint]:
+    """Returns the entry points of other packages by name.
+
+    Each of them is ignored, with a warning, if another one has its name.
+    """
+    found: dict[str, EntryPoint] = {}
+    for entry in entry_points(group=GROUP):
+        known = _own(entry.name) if entry.name in _OWN else found.setdefault(entry.name, entry)
+        if known.value != entry.value:
+            taken = f"the name belongs to {_described(known)}"
+            warnings.warn(f"{_described(entry)} is ignored, because {taken}", stacklevel=2)
+    return found
+
+
+class _BrokenKind(ImportError):
+    """Raised if an entry point can't be loaded; the message names it."""
+
+
+@cache
+def _loaded(entry: EntryPoint) -> EnvKind:
+    try:
+        found = entry.load()
+    except Exception as error:
+        raise _BrokenKind(
+            f"{_described(entry)} can't be loaded: {type(error).__name__}: {error}"
+        ) from error
+    if not isinstance(found, EnvKind):
+        raise _BrokenKind(f"{_described(entry)} must name an EnvKind, but it names {found!r}")
+    return found
+
+
+_warned: set[EntryPoint] = set()
+
+
+def _warn_of(entry: EntryPoint, error: Exception) -> None:
+    """Warns that a kind is left out, once for each entry point."""
+    if entry not in _warned:
+        _warned.add(entry)
+        own = f"{_described(entry)} is left out, because of {type(error).__name__}: {error}"
+        warnings.warn(str(error) if isinstance(error, _BrokenKind) else own, stacklevel=2)
+
+
+def _described(entry: EntryPoint) -> str:
+    package = "trawl" if entry.dist is None else f"{entry.dist.name} {entry.dist.version}"
+    return f"the entry point {entry.name} = {entry.value!r} of {GROUP}, in the package {package},"

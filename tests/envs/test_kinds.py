@@ -1,0 +1,338 @@
+"""Kinds of environments that packages add, and sources that are wrong."""
+
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import packages
+import pytest
+import torch
+from gymnasium import spaces
+
+from trawl import Collector
+from trawl.envs import GymEnv, Source, TorchVectorEnv
+from trawl.testing import check_env
+
+
+class Counters(Source):
+    """It counts the steps of its episodes, which have 2, 3 and 4 of them."""
+
+    single_observation_space: Any = spaces.Box(-9, 9, (2,), np.float32)
+    single_action_space: Any = spaces.Discrete(3)
+    num_envs = 3
+
+    def __init__(self) -> None:
+        self.counts = np.zeros(3, np.int64)
+
+    def begin(self, mask: Any, seeds: Any) -> Any:
+        self.counts[np.asarray(mask)] = 0
+        return self.observe(), {}
+
+    def step(self, actions: Any) -> Any:
+        self.counts += 1
+        over = self.counts == [2, 3, 4]
+        results = np.ones(3, np.float32), over, np.zeros(3, bool)
+        return self.observe(), *map(self.own, results), {}
+
+    def observe(self) -> Any:
+        return self.own(np.stack([self.counts] * 2, 1).astype(np.float32))
+
+    def own(self, array: Any) -> Any:
+        return array if self.device is None else torch.from_numpy(np.array(array))
+
+
+class TensorCounters(Counters):
+    device = "cpu"
+
+
+BOTH = pytest.mark.parametrize("kind", [Counters, TensorCounters])
+
+
+def collect(env: Any) -> None:
+    with Collector(env, frames_per_batch=12, total_frames=60) as collector:
+        for _ in collector:
+            pass
+
+
+def wrong(kind: Any, **attributes: Any) -> Any:
+    return type("Wrong", (kind,), attributes)()
+
+
+@BOTH
+def test_a_source_has_nothing_to_find_fault_with(kind: Any) -> None:
+    collect(kind())
+    assert check_env(kind).findings == ()
+
+
+def stepping(position: int, value: Any) -> Any:
+    def step(self: Any, actions: Any) -> Any:
+        results = list(super(type(self), self).step(actions))
+        results[position] = self.own(value) if isinstance(value, np.ndarray) else value
+        return tuple(results)
+
+    return step
+
+
+def beginning(change: Any) -> Any:
+    def begin(self: Any, mask: Any, seeds: Any) -> Any:
+        return change(super(type(self), self).begin, mask, seeds)
+
+    return begin
+
+
+def observing(value: Any) -> Any:
+    return lambda self: self.own(value) if isinstance(value, np.ndarray) else value
+
+
+WRONG: dict[str, tuple[str, Any, str]] = {
+    "shape": ("observe", observing(np.zeros((3, 5), np.float32)), r"has shape \(3, 5\), but"),
+    "rows": ("observe", observing(np.zeros((2, 2), np.float32)), r"has shape \(2, 2\), but"),
+    "dtype": (
+        "observe",
+        observing(np.zeros((3, 2), np.complex64)),
+        "complex64, but its space says",
+    ),
+    "nothing": ("observe", observing(None), "observation 'observation' (has shape|must be)"),
+    "reward": (
+        "step",
+        stepping(1, np.ones(2, np.float32)),
+        r"reward of shape \(2,\), but the shape",
+    ),
+    "one reward": ("step", stepping(1, 1.0), r"returned reward (of shape \(\)|as float)"),
+    "flags": ("step", stepping(2, np.zeros(4, bool)), r"returned terminated of shape \(4,\)"),
+    "one flag": ("step", stepping(3, False), r"returned truncated (of shape \(\)|as bool)"),
+    "no info": ("begin", beginning(lambda begin, *given: begin(*given)[0]), "must return .*, info"),
+    "ignored mask": (
+        "begin",
+        beginning(lambda begin, mask, seeds: begin(mask | True, seeds)),
+        r"begin\(\[.*True,? False,? False\], None\).* also changed (sub-)?environment 1",
+    ),
+    "no method": ("step", Source.step, "abstract .*step"),
+    "no number": ("num_envs", None, "Wrong.num_envs must be a positive integer, but it is None"),
+    "no space": ("single_action_space", None, "single_action_space must be a gymnasium.Space"),
+    "wrong space": ("single_observation_space", (2,), r"be a gymnasium.Space, but it is \(2,\)"),
+    "mode": ("autoreset_mode", "often", "Wrong.autoreset_mode must be one of .* it is 'often'"),
+    "no last observation": ("autoreset_mode", "SameStep", "no .?'?info|no 'final_obs'"),
+}
+
+
+@BOTH
+@pytest.mark.parametrize("name", WRONG)
+def test_a_wrong_source(kind: Any, name: str) -> None:
+    attribute, value, words = WRONG[name]
+    with pytest.raises((KeyError, TypeError, ValueError), match=words):
+        collect(wrong(kind, **{attribute: value}))
+
+
+def test_rows_of_a_reset() -> None:
+    def only_new(begin: Any, mask: Any, seeds: Any) -> Any:
+        return begin(mask, seeds)[0][mask], {}
+
+    with pytest.raises(ValueError, match=r"returned observations with 1 rows, but it must return"):
+        collect(wrong(Counters, begin=beginning(only_new)))
+    with pytest.raises(ValueError, match=r"has shape \(1, 2\), but \(3, 2\) is expected"):
+        collect(wrong(TensorCounters, begin=beginning(only_new)))
+
+
+def test_an_info_that_is_none() -> None:
+    with pytest.raises(TypeError, match="returned None as its info, but an info must be a dict"):
+        collect(wrong(Counters, step=stepping(4, None)))
+
+
+def test_what_a_source_gets() -> None:
+    got = []
+
+    class Telling(Counters):
+        def begin(self, mask: Any, seeds: Any, **options: Any) -> Any:
+            got.append((mask.tolist(), seeds, options))
+            return super().begin(mask, seeds)
+
+    env = GymEnv(Telling())
+    env.set_seed(3)
+    env.reset(options={"level": 2})
+    env.rollout(3, break_when_any_done=False)
+    tensors = TorchVectorEnv(type("Tensors", (Telling,), {"device": "cpu"})())
+    tensors.set_seed(3)
+    tensors.reset()
+    seeds = got[0][1]
+    assert len({*seeds}) == 3
+    assert seeds[0] == 3
+    assert got == [
+        ([True] * 3, seeds, {"level": 2}),
+        ([True] * 3, None, {}),
+        ([True, False, False], None, {}),
+        ([False, True, False], None, {}),
+        ([True] * 3, seeds, {}),
+    ]
+
+
+@BOTH
+def test_a_state_is_captured_and_restored(kind: Any) -> None:
+    options: Any = {"frames_per_batch": 15, "total_frames": 60}
+    with Collector(kind, lambda td: td.set("action", torch.eye(3).long()), **options) as first:
+        first.next()
+        state, expected = first.state_dict(), first.next()
+    with Collector(kind, lambda td: td.set("action", torch.eye(3).long()), **options) as second:
+        second.load_state_dict(state)
+        assert (second.next() == expected).all()
+
+
+# --- packages
+
+PROJECT = """
+[project]
+name = "{name}"
+version = "1.0"
+
+[project.entry-points."trawl.sources"]
+{entry}
+"""
+MODULE = """
+import numpy as np
+from gymnasium import spaces
+from trawl.envs import EnvKind, Source
+
+class Thing:
+    def __init__(self, count, step):
+        self.counts, self.by = np.zeros(count, np.int64), step
+
+class ThingSource(Source):
+    single_observation_space = spaces.Box(0, 99, (1,), np.int64)
+    single_action_space = spaces.Discrete(2)
+
+    def __init__(self, thing):
+        self.thing, self.num_envs = thing, len(thing.counts)
+
+    def begin(self, mask, seeds):
+        self.thing.counts[mask] = 0
+        return self.thing.counts[:, None].copy(), {"twice": 2 * self.thing.counts}
+
+    def step(self, actions):
+        self.thing.counts += self.thing.by
+        flags = self.thing.counts > 5, np.zeros(self.num_envs, bool)
+        found = self.thing.counts[:, None].copy(), np.ones(self.num_envs), *flags
+        return *found, {"twice": 2 * self.thing.counts}
+
+KIND = EnvKind(
+    ThingSource,
+    lambda env: isinstance(env, Thing),
+    lambda name, num_envs=1, step=1: Thing(num_envs, step),
+)
+"""
+
+
+@pytest.fixture(scope="module")
+def things(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Installs a package with a kind of environments."""
+    folder = tmp_path_factory.mktemp("things")
+    project = PROJECT.format(name="the-things", entry='thing = "things:KIND"')
+    packages.install(folder, project, {"things.py": MODULE})
+    return folder
+
+
+def test_a_kind_of_another_package(things: Path, tmp_path: Path) -> None:
+    packages.run(
+        """
+import sys, gymnasium, trawl
+from trawl.envs.build import build_one, is_env
+from trawl.envs.serial import batch_source, build_env
+build_env("CartPole-v1")
+assert is_env(gymnasium.make("CartPole-v1")) and not is_env(build_env)
+assert "things" not in sys.modules, "it is loaded when it isn't needed"
+env = build_env(batch_source("thing:any", 3), {"step": 2, "info_keys": ["twice"]})
+assert repr(env) == "GymEnv(ThingSource, batch_size=[3])", env
+found = env.rollout(2)
+assert found["info", "twice"].tolist() == [[[0], [4]]] * 3, found["info", "twice"]
+env.rebuild()
+assert env.rollout(1).shape == (3, 1)
+from things import Thing
+assert build_one(Thing(2, 1)).batch_size == build_one(lambda: Thing(2, 1)).batch_size == (2,)
+for given, words in [({"stp": 2}, "has no argument 'stp': it has step"), ({"step": []}, "")]:
+    try:
+        build_one("thing:any", given).rollout(1)
+    except Exception as error:
+        assert words in str(error), error
+    else:
+        raise AssertionError
+try:
+    build_one("thin:any")
+except ValueError as error:
+    assert "did you mean thing" in str(error), error
+try:
+    trawl.envs.GymEnv("thing:any")
+except ValueError as error:
+    assert "pass the id to the collector, or the environment to ThingSource" in str(error), error
+else:
+    raise AssertionError
+""",
+        things,
+        here=tmp_path,
+    )
+
+
+@pytest.mark.parametrize(
+    ("entry", "module", "words"),
+    [
+        ('broken = "no_such_module:KIND"', "", "ModuleNotFoundError: No module named 'no_such"),
+        ('broken = "broken:KIND"', "1 / 0", "can't be loaded: ZeroDivisionError: division by zero"),
+        ('broken = "broken:KIND"', "KIND = 3", "must name an EnvKind, but it names 3"),
+        ('broken = "broken:MISSING"', "KIND = 3", "AttributeError: module 'broken' has no"),
+    ],
+)
+def test_a_broken_package(
+    entry: str, module: str, words: str, things: Path, tmp_path: Path
+) -> None:
+    project = PROJECT.format(name="a-broken", entry=entry)
+    packages.install(tmp_path / "site", project, {"broken.py": module})
+    found = packages.run(
+        """
+from trawl.envs.build import build_one
+from things import Thing
+# Other kinds are not concerned.
+build_one("CartPole-v1"), build_one("thing:any")
+assert build_one(Thing(2, 1)).batch_size == (2,)
+try:
+    build_one("broken:any")
+except Exception as error:
+    print(type(error), error)
+""",
+        tmp_path / "site",
+        things,
+        here=tmp_path,
+    )
+    assert words in found
+    assert f"the entry point {entry}".replace('"', "'") in found
+    assert "in the package a-broken 1.0" in found
+    # As a warning, where an object was shown to all kinds, and as an error for the id.
+    assert found.count("a-broken") == 2
+
+
+def test_a_kind_that_fails_to_recognise(things: Path, tmp_path: Path) -> None:
+    project = PROJECT.format(name="a-rude", entry='rude = "rude:KIND"')
+    module = "from trawl.envs import EnvKind\nKIND = EnvKind(dict, lambda env: env.nothing)"
+    packages.install(tmp_path / "site", project, {"rude.py": module})
+    code = (
+        "from trawl.envs.build import build_one\nfrom things import Thing\nbuild_one(Thing(2, 1))"
+    )
+    found = packages.run(code, tmp_path / "site", things, here=tmp_path)
+    assert "in the package a-rude 1.0, is left out, because of AttributeError" in found
+
+
+def test_two_packages_with_one_name(things: Path, tmp_path: Path) -> None:
+    for name, entry in [("one", "thing"), ("other", "vmas")]:
+        project = PROJECT.format(name=name, entry=f'{entry} = "{name}:KIND"')
+        packages.install(tmp_path / "site", project, {})
+    code = "from trawl.envs.build import build_one\nbuild_one('thing:any')"
+    found = packages.run(code, things, tmp_path / "site", here=tmp_path)
+    assert "in the package one 1.0, is ignored, because the name belongs to the entry" in found
+    assert "in the package other 1.0, is ignored, because" in found
+
+
+def test_no_warning_without_other_packages() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with pytest.raises(TypeError, match="expected an id"):
+            Collector(object(), frames_per_batch=1)
