@@ -93,7 +93,7 @@ class ArrayBatchWriter(FixedLayoutWriter):
     _stacks: Callable[
         [FrameStack, TensorDictEnv, Mapping[Key, Leaf], int], StackStage[Array, StepArrays]
     ] = ArrayStacks
-    _normalizer = ArrayNormalizer
+    _normalizer: type[ArrayNormalizer] = ArrayNormalizer
     _bfloat16: frozenset[Key] = frozenset()
 
     def __init__(self, env: TensorDictEnv, policy: Policy, options: BatchOptions) -> None:

@@ -19,7 +19,7 @@ from trawl.envs.base import TensorDictEnv
 from trawl.envs.frame_stack import FrameStack
 from trawl.envs.ready import Rows
 from trawl.keys import Key, next_of
-from trawl.memory import Array, Mask
+from trawl.memory import Array
 from trawl.rollout.array_normalizer import ArrayNormalizer
 from trawl.rollout.block import Block, as_array, zeros
 from trawl.rollout.episodes import StepArrays
@@ -33,9 +33,13 @@ _FRAMES_PER_EPISODE, _FIRST_STACKS = 16, 4
 class ReadyNormalizer(ArrayNormalizer):
     """Normalises frames in the order of their arrival."""
 
-    # The environment of each row, and True for environments that have a frame in the batch.
+    # The environment of each row of the batch.
     _envs: NDArray[np.int64]
-    _present: Mask
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        # True for environments that have a frame in the batch.
+        self._present = np.zeros(self._num_envs, np.bool_)
 
     @override
     def renew_within(self, filled: int) -> float:
@@ -46,7 +50,6 @@ class ReadyNormalizer(ArrayNormalizer):
     @override
     def begin(self, block: Block, view: StepArrays) -> StepArrays:
         self._rows, self._envs = view.arrays, np.zeros(block.layout.steps, np.int64)
-        self._present = np.zeros(self._num_envs, np.bool_)
         return view
 
     @override
@@ -69,7 +72,8 @@ class ReadyNormalizer(ArrayNormalizer):
 
     @override
     def _keep_last(self, filled: int) -> None:
-        """Does nothing: each environment's newest observation is kept as soon as it arrives."""
+        # Each environment's newest observation is kept as soon as it arrives.
+        self._present[:] = False
 
     @override
     def _owners(self, filled: int) -> list[int]:

@@ -450,7 +450,8 @@ class TensorDictBatchWriter(BatchWriter):
 
     def fake(self) -> TensorDictBase:
         """Returns a batch of zeros."""
-        frame = self.env.fake_tensordict().update(self._caller.written)
+        frame = self.env.fake_tensordict().update(self._caller.first)
+        frame.update(self._caller.written)
         if self._limit is not None or self._marks_starts:
             marks = self._begun(TensorDict({}, self.batch))
             frame.update(marks)
