@@ -290,9 +290,14 @@ def test_unknown_keys_are_named() -> None:
         Collector(on_torch(), frames_per_batch=12, frame_stack=stack)
 
 
-def test_lists_are_refused() -> None:
-    with pytest.raises(ValueError, match=r"frame_stack can't be used with .*make one environment"):
-        Collector([on_torch, on_torch], frames_per_batch=12, frame_stack=2)
+def test_lists_are_stacked() -> None:
+    with Collector([on_torch, on_torch], frames_per_batch=24, frame_stack=2) as collector:
+        first, batch = collector.next(), collector.next()
+    stacks, after = batch["observation"], batch["next", "observation"]
+    assert batch["observation"].shape[:3] == first.batch_size
+    goes_on = ~batch["next", "done"][..., :-1, 0]
+    assert torch.equal(stacks[..., 1:, :, :][goes_on], after[..., :-1, :, :][goes_on])
+    assert torch.equal(after[..., 0, :], stacks[..., 1, :])
 
 
 def tensors_of(**options: Any) -> int:

@@ -12,14 +12,15 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from tests.oracle.comparing import (
+    AGENTS,
     DELIVERIES,
     KINDS,
+    TORCHRL,
     WHOLE,
     Case,
     arguments,
     can_pad,
     check,
-    has_layout,
 )
 from tests.oracle.design import pairs, pairwise
 from trawl.supported import Trait, refused
@@ -131,13 +132,13 @@ def allowed(case: dict[str, Any]) -> bool:
         place == "async" and face == "jax",
         # No episode would ever end.
         whole and chosen["reset_at_each_iter"] and few,
-        chosen["policy"] == "function" and face in ("mapping", "agents", "agents_list"),
+        chosen["policy"] == "function" and face in ("mapping", *AGENTS),
         # What its infos are is found out in the episodes before the one that fails at once.
-        face == "agents_list" and chosen["failures"] and chosen["levels"],
+        face in AGENTS[1:] and chosen["failures"] and chosen["levels"],
         not can_pad(face, delivery),
         # As in TorchRL, the first frame has no entry that only a policy knows.
-        chosen["policy"] == "recurrent" and face == "torchrl",
-        chosen["masks"] and face in ("dm_env", "torchrl"),
+        chosen["policy"] == "recurrent" and face in TORCHRL,
+        chosen["masks"] and face in ("dm_env", *TORCHRL),
         # Which environments are ready, and when.
         own and (workers or chosen["random"] or chosen["failures"]),
         own and (whole or delivery == "split") and normalize,
@@ -145,7 +146,7 @@ def allowed(case: dict[str, Any]) -> bool:
         place == "ready" and not has_rows(face),
         # A batch may end with some of the results of a vector environment's step.
         place == "ready" and KINDS[face].kind.together and chosen["reset_at_each_iter"],
-        chosen["levels"] and face in ("dm_env", "torchrl"),
+        chosen["levels"] and face in ("dm_env", *TORCHRL),
         chosen["failures"] and face == "jax",
     ]
     return not any(unknown)
@@ -153,9 +154,8 @@ def allowed(case: dict[str, Any]) -> bool:
 
 def has_rows(face: str) -> bool:
     """Returns True if an environment's results go into rows, as AsyncBatchedCollector needs it."""
-    others = ("tensors", "source_tensors", "late", "jax", "parallel", "groups", "pool")
-    single = KINDS[face].kind.agents is None
-    return has_layout(face) and single and not face.startswith(others)
+    others = ("tensors", "source_tensors", "late", "jax", "parallel", "groups", "pool", "loose")
+    return not face.startswith((*others, *AGENTS, *TORCHRL))
 
 
 # Values that came later. The cases of the others stay the same, so that digests can be compared.

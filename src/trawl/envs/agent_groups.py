@@ -8,7 +8,6 @@ from typing import Any
 import torch
 from gymnasium import spaces
 
-from trawl.envs.base import TensorDictEnv
 from trawl.envs.masks import MASK_KEY, choices
 from trawl.envs.spaces import SpaceCodec
 from trawl.envs.specs import Categorical, Composite, Spec, Unbounded
@@ -152,7 +151,7 @@ def make_groups(group_map: Any, agents: Sequence[str], parallel: bool) -> dict[s
 _RESERVED = (*DONE_KEYS, "reward", "state", "next", "collector", "_reset", "step_count", "is_init")
 
 
-def groups_of(env: TensorDictEnv) -> set[str]:
+def groups_of(env: Any) -> set[str]:
     """Returns the keys of the groups of agents, whose entries have a dimension for the agents."""
     if isinstance(env, TensorEnv):
         return set(env.agents)
@@ -160,5 +159,6 @@ def groups_of(env: TensorDictEnv) -> set[str]:
     return {
         str(key)
         for key, spec in env.full_observation_spec.items()
-        if isinstance(spec, Composite) and len(spec.shape) > axes
+        # TorchRL's composite specs have other classes.
+        if hasattr(spec, "items") and len(spec.shape) > axes
     }

@@ -163,6 +163,10 @@ class ParallelEnv(BatchedEnv):
         # of the reset have been read.
         self._last_bits: Array | None = None
         self._autoresets: Tensor | None = None
+        self.num_members = num_workers
+        # Environments that were made anew after a failure, and whose reset has not been read. If
+        # steps are exchanged as messages, with its result.
+        self._begun: dict[int, Any] = {}
         # Action masks by environment, if steps are exchanged as messages.
         self._masks: dict[int, Array | None] = {}
 
@@ -291,13 +295,25 @@ class ParallelEnv(BatchedEnv):
 
     def begin_restart(self, env: int) -> None:
         """Begins to make a failed environment anew, and to reset it."""
+        self.processes.begin_restart(env, self._next_seed(env))
+
+    def _next_seed(self, env: int) -> int | None:
+        """Returns the seed of an environment that is made anew."""
         seed = None
         if self._seed is not None:
             # Restarts of other environments, which depend on timing, change nothing.
             count = self._restarts.get(env, 0) + 1
             self._restarts = {**self._restarts, env: count}
             seed = derive(self._seed, "rebuild", env, count)
-        self.processes.begin_restart(env, seed)
+        return seed
+
+    @override
+    def restart(self, member: int = 0) -> None:
+        if self.buffers is not None:
+            self.begin_restart(member)
+            self._begun[member] = None
+        else:
+            self._begun[member] = self.processes.restart(member, self._next_seed(member))
 
     def finish_step(self) -> None:
         """Waits for the processes to finish the pending step, if there is one."""
@@ -308,16 +324,31 @@ class ParallelEnv(BatchedEnv):
 
     def _reset(self, mask: Tensor | None, **kwargs: Any) -> TensorDict:
         rows = None if mask is None else mask.cpu().numpy().ravel()
+        begun = {env: self._begun.pop(env) for env in self._chosen(rows) if env in self._begun}
         if self.buffers is None:
-            found = self.processes.call(_reset_calls(self.num_workers, "reset", rows, kwargs))
+            calls = _reset_calls(self.num_workers, "reset", rows, kwargs)
+            found = self._call({env: call for env, call in calls.items() if env not in begun}, True)
+            found |= begun
+            # Those whose reset has failed.
+            found |= {env: self._begun.pop(env) for env in calls.keys() & self._begun.keys()}
             self._masks.update({index: mask for index, (_, mask) in found.items()})
             fake = (self.members[0].fake, None)
             results = [found.get(index, fake)[0] for index in range(self.num_workers)]
-            return self._join(results, list(self.full_observation_spec.keys()))
+            return self._join_resets(results)
+        if begun and rows is not None:
+            rows = rows.copy()
+            rows.reshape(self.num_workers, -1)[list(begun)] = False
+            if not rows.any():
+                return new_tensordict(self._step_results.after_reset(), self.batch_size)
         bits, self._last_bits = self._last_bits, None
         if bits is None or rows is None or kwargs or (rows & (bits.ravel() & RESET == 0)).any():
             self.begin(rows, **kwargs)
         return new_tensordict(self._step_results.after_reset(), self.batch_size)
+
+    def _chosen(self, rows: Mask | None) -> list[int]:
+        """Returns the numbers of the environments in a mask of rows."""
+        every = range(self.num_workers)
+        return [i for i in every if rows is None or rows.reshape(self.num_workers, -1)[i].any()]
 
     def _step(self, tensordict: TensorDictBase) -> TensorDict:
         if self.buffers is None:
@@ -337,7 +368,11 @@ class ParallelEnv(BatchedEnv):
             The results, and the flags of the step; None if there are none.
         """
         self._last_bits = None
-        entries = self.processes.step(self._eager, allocate)
+        tolerated = self.on_error is not None
+        if tolerated:
+            self.processes.tolerant = True
+        entries = self.processes.step(self._eager, allocate, tolerated)
+        self.failed = self._repaired() if tolerated else ()
         bits = self._step_results.write(entries)
         if self._eager:
             self._last_bits = self._no_bits if bits is None else bits
@@ -345,6 +380,22 @@ class ParallelEnv(BatchedEnv):
             found = self._no_bits if bits is None else bits
             self._autoresets = torch.from_numpy(found & AUTORESET != 0).view(self.batch_size)
         return entries, bits
+
+    def _repaired(self) -> set[int]:
+        """Restarts the environments that failed in a step, and returns their numbers."""
+        assert self.buffers is not None
+        assert self.on_error is not None
+        failed = set[int]()
+        while errors := self.processes.take_failures():
+            for env, error in errors.items():
+                self.on_error(error, False, env)
+            failed |= errors.keys()
+            self.processes.wait_for_restarts()
+        for env in failed:
+            rows = self.buffers.rows(env)
+            # The step left nothing valid there.
+            self.buffers.flags[rows] = self.buffers.rewards[rows] = 0
+        return failed
 
     @override
     def step_and_maybe_reset(
@@ -404,11 +455,33 @@ class ParallelEnv(BatchedEnv):
         calls = {
             index: ("step", tensordict[index].select(*keys)) for index in range(self.num_workers)
         }
-        results = self.processes.call(calls)
+        self.failed = ()
+        results = self._call(calls, False)
         rows, autoresets, masks = zip(*(results[index] for index in sorted(results)), strict=True)
         self._masks = dict(enumerate(masks))
         self._autoresets = self._join_masks(autoresets)
         return self._join(list(rows), list(rows[0].keys()))
+
+    def _call(self, calls: Mapping[int, tuple[Any, ...]], resets: bool) -> dict[int, Any]:
+        """Calls methods of environments, and restarts those that fail if ``on_error`` is set.
+
+        Args:
+            calls: name of the method and its arguments, by number of the environment.
+            resets: True if they are resets, False if they are steps.
+
+        Returns:
+            The results, by number of the environment; zeros for steps that failed.
+        """
+        if self.on_error is None:
+            return self.processes.call(calls)
+        found, errors = self.processes.try_call(calls)
+        for env, error in errors.items():
+            self.on_error(error, resets, env)
+            if not resets:
+                found[env] = (self.members[0].fake.get("next"), None, None)
+        # A process that dies in a reset loses the episodes of its other environments.
+        self.failed = {*self.failed, *(errors.keys() - calls.keys() if resets else errors)}
+        return found
 
     # --- the state: each environment is captured in its process
 

@@ -160,7 +160,7 @@ class SerialEnv(BatchedEnv):
                 # Only the shape of this row is used.
                 results.append(env.fake_tensordict())
             kwargs = next_kwargs(kwargs)
-        return self._join(results, list(self.full_observation_spec.keys()))
+        return self._join_resets(results)
 
     def _step(self, tensordict: TensorDictBase) -> TensorDict:
         keys = self.action_keys

@@ -162,6 +162,9 @@ class TensorEnv(TensorDictEnv):
     @override
     def _step(self, tensordict: TensorDictBase) -> TensorDict:
         actions = [self._action(tensordict, key) for key in self.action_keys]
+        return self._guarded_step(self._after, actions)
+
+    def _after(self, actions: list[Tensor]) -> TensorDict:
         self._last = step = self.advance(actions)
         self._skipped = step.skipped
         self.check()
@@ -227,6 +230,7 @@ class TensorEnv(TensorDictEnv):
         self.full_action_spec = self.full_action_spec.to(self.home)
         return self
 
+    @override
     def rebuild(self) -> None:
         """Closes the environment, ignoring errors, and makes a new one in the same way.
 

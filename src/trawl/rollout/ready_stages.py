@@ -15,6 +15,7 @@ import torch
 from numpy.typing import NDArray
 from typing_extensions import override
 
+from trawl.envs.agent_groups import groups_of
 from trawl.envs.base import TensorDictEnv
 from trawl.envs.frame_stack import FrameStack
 from trawl.envs.ready import Rows
@@ -101,7 +102,7 @@ class ReadyStacks(StackStage[Array, StepArrays]):
     def __init__(
         self, option: FrameStack, env: TensorDictEnv, observed: Mapping[Key, Leaf], steps: int
     ) -> None:
-        super().__init__(option, env, observed)
+        super().__init__(option, observed, groups_of(env))
         size, count = self._size, env.batch_size.numel()
         stacks = count + steps // _FRAMES_PER_EPISODE + _FIRST_STACKS
         self.pools = {key: replace(pool, more=size * stacks) for key, pool in self.pools.items()}

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from typing_extensions import override
 
+from trawl.envs.agent_groups import groups_of
 from trawl.envs.tensor_env import TensorEnv
 from trawl.keys import NO_TRAJECTORY, TRAJ_IDS, Key
 from trawl.memory import Mask
@@ -20,6 +21,7 @@ from trawl.rollout.batch_writer import ActFn, BatchOptions, StepFn
 from trawl.rollout.block import Block
 from trawl.rollout.episodes import BatchEpisodeTracker
 from trawl.rollout.fixed_layout_writer import FixedLayoutWriter
+from trawl.rollout.frame_normalizer import observation_keys
 from trawl.rollout.guard import GuardedStepper
 from trawl.rollout.layout import Layout, Leaf
 from trawl.rollout.policy import Policy
@@ -77,14 +79,18 @@ class TensorBatchWriter(FixedLayoutWriter):
         env, options, entries = self.env, self.options, self.entries
         stages: list[Stage[Tensor, StepTensors]] = []
         if options.normalize:
+            chosen = options.normalize.observations
+            keys = [] if chosen is None else observation_keys(chosen, entries.observed)
+            rewards, masked = entries.rewards, entries.masked
             normalizer = TensorNormalizer(
-                env, options.normalize, entries, self._next, options.steps
+                env, options.normalize, keys, rewards, masked, self._next, options.steps
             )
             self._source, self.normalization = normalizer.source, normalizer.normalization
             stages.append(normalizer)
         if options.frame_stack is not None:
-            observed, newest = entries.observed, self._next
-            stages.append(TensorStacks(options.frame_stack, env, observed, newest, options.steps))
+            observed, newest, groups = entries.observed, self._next, groups_of(env)
+            stack = TensorStacks(options.frame_stack, env, groups, observed, newest, options.steps)
+            stages.append(stack)
         return stages
 
     def _zeros(self, leaf: Leaf) -> Tensor:

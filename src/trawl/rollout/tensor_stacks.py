@@ -9,7 +9,7 @@ the rows in which episodes begin, on the device.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any, ClassVar
 
 import torch
@@ -17,7 +17,6 @@ from torch import Tensor
 from typing_extensions import override
 
 from trawl.envs.frame_stack import FrameStack
-from trawl.envs.tensor_env import TensorEnv
 from trawl.keys import Key, next_of
 from trawl.rollout.block import Block, as_array
 from trawl.rollout.episodes import Follow
@@ -25,6 +24,7 @@ from trawl.rollout.layout import Leaf, pool_key
 from trawl.rollout.policy_inputs import InputCopies, InputRows, LazyRows
 from trawl.rollout.stack_stage import StackedLeaf, StackStage
 from trawl.rollout.step_tensors import StepTensors
+from trawl.rollout.tensor_stepper import TensorSource
 
 
 class TensorStacks(StackStage[Tensor, StepTensors]):
@@ -33,7 +33,8 @@ class TensorStacks(StackStage[Tensor, StepTensors]):
     Args:
         option: the option of the collector.
         env: the environment.
-        observed: layout of all its observations, by key.
+        groups: keys of the groups of agents.
+        observed: layout of all observations, by key.
         newest: the frames with which the next batch begins, ``(num_envs, *leaf)``, by key.
         steps: number of steps in a batch.
     """
@@ -41,12 +42,13 @@ class TensorStacks(StackStage[Tensor, StepTensors]):
     def __init__(
         self,
         option: FrameStack,
-        env: TensorEnv,
+        env: TensorSource,
+        groups: Collection[str],
         observed: Mapping[Key, Leaf],
         newest: Mapping[Key, Tensor],
         steps: int,
     ) -> None:
-        super().__init__(option, env, observed)
+        super().__init__(option, observed, groups)
         self._newest = newest
         self._recent: dict[Key, StackFrames] = {}
         self._positions: dict[Key, _Positions] = {}

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from trawl.envs.tensor_env import TensorEnv, TensorStep
+from trawl.envs.tensor_env import TensorStep
 from trawl.keys import (
     DONE,
     IS_INIT,
@@ -42,6 +42,27 @@ class StepSource(Protocol):
         """Returns observations; see :meth:`~trawl.envs.tensor_env.TensorEnv.begin_next`."""
 
 
+class TensorSource(StepSource, Protocol):
+    """What the stepper and the stages know of :class:`~trawl.envs.tensor_env.TensorEnv`."""
+
+    batch_size: torch.Size
+    home: torch.device
+    observation_keys: list[Key]
+    skips: bool
+
+    @property
+    def action_keys(self) -> Sequence[Any]:
+        """Keys of the actions."""
+
+    @property
+    def reward_keys(self) -> Sequence[Any]:
+        """Keys of the rewards."""
+
+    @property
+    def answers_at_once(self) -> bool:
+        """True if code can read a tensor without waiting for a device."""
+
+
 class TensorStepper(EnvStepper[StepTensors]):
     """Steps an environment whose data are tensors, and writes entries of the next frame.
 
@@ -61,7 +82,7 @@ class TensorStepper(EnvStepper[StepTensors]):
 
     def __init__(
         self,
-        env: TensorEnv,
+        env: TensorSource,
         source: StepSource,
         limit: int | None,
         stages: Sequence[Stage[Tensor, StepTensors]],
@@ -101,10 +122,11 @@ class TensorStepper(EnvStepper[StepTensors]):
             return view.rows(key, start, stop)
 
         keys = env.observation_keys
-        observed = list(zip(*[rows(next_of(key)) for key in keys], strict=True))
-        following = list(zip(*[view.following(key, start, stop) for key in keys], strict=True))
-        actions = list(zip(*[rows(as_key(key)) for key in env.action_keys], strict=True))
-        rewards = list(zip(*[rows(next_of(as_key(key))) for key in env.reward_keys], strict=True))
+        count = stop - start
+        observed = _each_step([rows(next_of(key)) for key in keys], count)
+        following = _each_step([view.following(key, start, stop) for key in keys], count)
+        actions = _each_step([rows(as_key(key)) for key in env.action_keys], count)
+        rewards = _each_step([rows(next_of(as_key(key))) for key in env.reward_keys], count)
         terminated, truncated, done = (
             tensors[key][start:stop, :, 0].unbind(0) for key in (TERMINATED, TRUNCATED, DONE)
         )
@@ -199,6 +221,11 @@ class _Newest(Sequence[Tensor]):
             if value.dtype is self._dtype:
                 return value
         return self._rows[t]
+
+
+def _each_step(found: Sequence[Sequence[Tensor]], count: int) -> list[tuple[Tensor, ...]]:
+    """Returns the rows of several entries for each of ``count`` steps."""
+    return list(zip(*found, strict=True)) or [()] * count
 
 
 def _merge(rows: Sequence[Tensor], values: Sequence[Tensor], mask: Tensor) -> None:
