@@ -45,7 +45,7 @@ from trawl.rollout.policy_inputs import InputMemory, LatestObservation
 from trawl.rollout.policy_leaves import PolicyLeaves
 from trawl.rollout.slab import SlabPool
 from trawl.rollout.stack_stage import StackStage
-from trawl.rollout.stage import Stage
+from trawl.rollout.stage import Stage, StageChain
 from trawl.rollout.step_logs import StepLogs, keep_logs
 
 # Size in bytes up to which copying a batch takes less time than binding its memory.
@@ -104,7 +104,7 @@ class ArrayBatchWriter(FixedLayoutWriter):
         super().__init__(env, policy, options, masked)
         self.episodes = EpisodeTracker(self.num_envs, options.limit)
         self._next = self._new_next()
-        self._stages = self._new_stages()
+        self._stages = StageChain(self._new_stages())
         self._start()
         self._policy_leaves = self._discover()
         for key, leaf in self._policy_leaves.read_later.items():
@@ -168,8 +168,7 @@ class ArrayBatchWriter(FixedLayoutWriter):
     def _new_latest(self) -> LatestObservation | None:
         # The policy does not read the environment's own array if a stage changes it.
         observed = self.entries.observed
-        changed = {key for stage in self._stages for key in stage.keys}
-        alone = not self.batch and len(observed) == 1 and not changed
+        alone = not self.batch and len(observed) == 1 and not self._stages.keys
         return LatestObservation(*observed) if alone else None
 
     def _start(self) -> None:
@@ -221,9 +220,7 @@ class ArrayBatchWriter(FixedLayoutWriter):
         starts += [StartValue(None, next_obs[key], 0) for key in leaves.memories]
         if self.entries.marks_starts:
             starts.append(StartValue(arrays[IS_INIT], next_obs[IS_INIT], True))
-        for stage in self._stages:
-            starts += stage.starts
-        return starts
+        return starts + self._stages.starts
 
     @override
     def bind(self, start: int, stop: int, random: bool) -> tuple[ActFn | None, StepFn]:
@@ -235,9 +232,7 @@ class ArrayBatchWriter(FixedLayoutWriter):
         copies = act is not None and not self.policy.leaves_inputs_alone
         self._view.latest = self._latest if copies else None
         step = self._bind_step(self._block, start, stop)
-        for stage in self._stages:
-            step = stage.bind(step, self._view, slice(0, self.num_envs), start, stop)
-        return act, step
+        return act, self._stages.bind(step, self._view, slice(0, self.num_envs), start, stop)
 
     def _bind_step(self, block: Block, start: int, stop: int) -> StepFn:
         """Returns the stepper's function for some rows of a block.

@@ -108,8 +108,7 @@ class ReadyBatchWriter(ArrayBatchWriter):
         self._source, self._first = self._new_source(), self._first_rows
         for key, begun in self._source.start().items():
             self._first[key][...] = begun
-        for stage in self._stages:
-            stage.restart(None)
+        self._stages.restart(None)
 
     @override
     def _new_next(self) -> dict[Key, Array]:
@@ -210,10 +209,8 @@ class ReadyBatchWriter(ArrayBatchWriter):
         self.record.waited += perf_counter() - before
         if source.broken:
             self._break_off()
-        room = most = stop - filled
-        for stage in self._stages:
-            most = int(min(most, stage.renew_within(filled)))
-        results = source.take(most, room)
+        room = stop - filled
+        results = source.take(int(min(room, self._stages.renew_within(filled))), room)
         if source.restarted:
             self._start_episodes(np.array(source.restarted))
             source.restarted.clear()
@@ -251,8 +248,7 @@ class ReadyBatchWriter(ArrayBatchWriter):
             else:
                 kept = None
         stop = start + len(chosen)
-        for stage in self._stages:
-            stage.record(chosen, start)
+        self._stages.record(chosen, start)
         for source, target in self._copied:
             source.take(chosen, 0, target[start:stop], "clip")
         if self.options.restarts is not None:
@@ -274,12 +270,10 @@ class ReadyBatchWriter(ArrayBatchWriter):
         if limit is not None:
             self._next[STEP_COUNT][chosen] += 1
             rows[next_of(STEP_COUNT)][start:stop] = self._next[STEP_COUNT][chosen]
-        for stage in self._stages:
-            stage.pass_on(chosen, start)
+        self._stages.pass_on(chosen, start)
         if len(resets):
             self._forget(resets)
-            for stage in self._stages:
-                stage.begin_episodes(resets)
+            self._stages.begin_episodes(resets)
         if flagged:
             self._record_ends(chosen, flags, start, stop)
         return stop
@@ -310,8 +304,7 @@ class ReadyBatchWriter(ArrayBatchWriter):
         """Makes the observations of resets the beginning of the next frames."""
         for key, begun in self._source.begun(chosen).items():
             self._first[key][chosen] = begun
-        for stage in self._stages:
-            stage.begin_episodes(chosen)
+        self._stages.begin_episodes(chosen)
 
     @override
     def _forget(self, chosen: Array) -> None:
@@ -408,8 +401,7 @@ class ReadyBatchWriter(ArrayBatchWriter):
         self._start_trajectories(chosen)
         self._start_episodes(begun)
         self._source.restarted.clear()
-        for stage in self._stages:
-            stage.restart(mask)
+        self._stages.restart(mask)
 
     def settle(self) -> None:
         """Waits until no environment is stepping."""
