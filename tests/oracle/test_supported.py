@@ -190,22 +190,9 @@ CASES: dict[str, list[Callable[[], Any]]] = {
     "MODE_SINGLE": [lambda: GymEnv(ENV(), autoreset_mode="NextStep")],
     "MODE_POOL": [lambda: GymEnv(pool(mode="Disabled"))],
     "MASK_AEC": [lambda: in_turns(use_mask=False)],
-    **{
-        name: [partial(pooled, **given), partial(ready, **given)]
-        for name, given in {
-            "READY_LIMIT": {"max_frames_per_traj": 2},
-            "READY_SPLIT": {"split_trajs": True},
-            "READY_TRUNCATED": {"set_truncated": True},
-            "READY_STACK": {"frame_stack": 2},
-        }.items()
-    },
-    "READY_NORMALIZE": [
-        *each(pooled, normalize_observations=True, normalize_rewards=True),
-        *each(ready, normalize_observations=True, normalize_rewards=True),
-    ],
     "READY_STEPS": [
-        lambda: pooled(extend_buffer=False, replay_buffer=Buffer()),
-        lambda: ready(extend_buffer=False, replay_buffer=Buffer()),
+        lambda: pooled(set_truncated=True, extend_buffer=False, replay_buffer=Buffer()),
+        lambda: ready(set_truncated=True, extend_buffer=False, replay_buffer=Buffer()),
     ],
     "POOL_RESTART": [lambda: pooled(on_env_error="restart")],
     "POOL_RESET": [
