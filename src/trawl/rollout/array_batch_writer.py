@@ -10,6 +10,7 @@ from typing_extensions import override
 
 from trawl.envs.agent_groups import groups_of
 from trawl.envs.base import TensorDictEnv
+from trawl.envs.frame_stack import FrameStack
 from trawl.envs.gym import GymEnv
 from trawl.envs.parallel import ParallelEnv
 from trawl.envs.pettingzoo import PettingZooEnv
@@ -42,7 +43,7 @@ from trawl.rollout.policy_binder import PolicyBinder
 from trawl.rollout.policy_inputs import InputMemory, LatestObservation
 from trawl.rollout.policy_leaves import PolicyLeaves
 from trawl.rollout.slab import SlabPool
-from trawl.rollout.stacks import FrameStacks
+from trawl.rollout.stacks import FrameStacks, StackStage
 from trawl.rollout.stage import Stage, StageChain
 from trawl.rollout.step_logs import StepLogs, keep_logs
 
@@ -88,6 +89,7 @@ class ArrayBatchWriter(FixedLayoutWriter):
     """
 
     _path = "array"
+    _normalizer: type[ArrayNormalizer] = ArrayNormalizer
     _bfloat16: frozenset[Key] = frozenset()
 
     def __init__(self, env: TensorDictEnv, policy: Policy, options: BatchOptions) -> None:
@@ -141,17 +143,27 @@ class ArrayBatchWriter(FixedLayoutWriter):
     def _new_stages(self) -> list[Stage[Array, StepArrays]]:
         """Returns what is done to frames, in the order in which they pass."""
         options, entries, stages = self.options, self.entries, list[Stage[Array, StepArrays]]()
+        observed, rows = entries.observed, self._next
         if options.frame_stack is not None:
-            groups, size = groups_of(self.env), tuple(self.env.batch_size)
-            parts = entries.observed, groups, self._next, size, options.steps
-            stages.append(FrameStacks(options.frame_stack, *parts))
+            stacks = self._new_stacks(options.frame_stack)
+            rows = {**stacks.first_rows(rows)}
+            stages.append(stacks)
         if options.normalize:
-            normalizer = ArrayNormalizer(
-                options.normalize, entries.observed, entries.rewards, self._next, options.steps
-            )
+            size = options.steps, self._envs_per_row
+            normalizer = self._normalizer(options.normalize, observed, entries.rewards, rows, size)
             self.normalization = normalizer.normalization
             stages.insert(0, normalizer)
         return stages
+
+    def _new_stacks(self, option: FrameStack) -> StackStage[Any, Any]:
+        """Returns the stage that stacks observations."""
+        observed, groups, size = self.entries.observed, groups_of(self.env), self.batch
+        return FrameStacks(option, observed, groups, self._next, size, self.options.steps)
+
+    @property
+    def _envs_per_row(self) -> int:
+        """Number of environments of which a row of a batch has frames."""
+        return self.num_envs
 
     def _new_latest(self) -> LatestObservation | None:
         # The policy does not read the environment's own array if a stage changes it.
@@ -178,9 +190,9 @@ class ArrayBatchWriter(FixedLayoutWriter):
     # --- filling
 
     @override
-    def begin(self, block: Block | None = None) -> None:
+    def _begin_rows(self) -> None:
         self._logs.begin()
-        super().begin(block)
+        super()._begin_rows()
         self.episodes.begin(self._view, self._episode_starts())
 
     @override

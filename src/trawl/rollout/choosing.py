@@ -55,7 +55,7 @@ def traits_of(env: Any) -> frozenset[Trait]:
     for one in batches_in(env):
         if isinstance(one, Pool):
             found |= {Trait.READY, Trait.POOL}
-        elif not one.can_restart:
+        if not one.can_restart:
             found.add(Trait.ALL_AT_ONCE)
     return frozenset(found)
 

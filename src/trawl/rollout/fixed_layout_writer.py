@@ -120,8 +120,13 @@ class FixedLayoutWriter(BatchWriter):
         self._given = block
         self._block = block = self._new_block()
         view = self._view_of(self._rows_of(block), self._next)
-        self._view = view = self._stages.begin(block, view)
-        entries, arrays, next_rows = self.entries, view.arrays, view.next_obs
+        self._view = self._stages.begin(block, view)
+        self._begin_rows()
+
+    def _begin_rows(self) -> None:
+        """Fills the rows with what they have before the first step."""
+        view, entries = self._view, self.entries
+        arrays, next_rows = view.arrays, view.next_obs
         for key in entries.flags:
             arrays[key][...] = False
             arrays[next_of(key)][...] = False
@@ -226,7 +231,11 @@ class FixedLayoutWriter(BatchWriter):
         """Begins episodes in all environments, or in those of the mask, in the next batch."""
         self.stepper.reset(self._view_of({}, self._first_rows), mask, **kwargs)
         self._stages.restart(mask)
-        chosen, entries = slice(None) if mask is None else mask, self.entries
+        self._forget(slice(None) if mask is None else mask)
+
+    def _forget(self, chosen: Any) -> None:
+        """Passes nothing on from one episode to the next in some environments."""
+        entries = self.entries
         for key, row in self._next.items():
             # Absent agents are done from the beginning of an episode.
             if key not in entries.observed and not (key in entries.flags and len(key) > 1):

@@ -201,7 +201,7 @@ class LooseStages:
         shown = self._shown
         after = {next_of(key): leaf for key, leaf in shown.items()}
         for key, leaf in {**shown, **after, **self._rewards, **self._stages.more_leaves}.items():
-            frame.set(key, self._zeros(leaf).reshape(*self.batch_size, *leaf.shape))
+            frame.set(key, self._zeros(leaf).reshape((*self.batch_size, *leaf.shape)))
 
     # --- the policy
 
@@ -211,7 +211,7 @@ class LooseStages:
         for key, leaf in self._shown.items():
             value = self._stages.first_read(key)
             value = self._next[key].clone() if value is None else value
-            root.set(key, value.reshape(*self.batch_size, *leaf.shape))
+            root.set(key, value.reshape((*self.batch_size, *leaf.shape)))
         return root
 
     def check_policy(self, written: Iterable[Key], states: Sequence[Key]) -> None:
@@ -233,7 +233,7 @@ class LooseStages:
         for key, rows in self._inputs.items():
             self._own[key] = carrier.get(key)
             value = rows[t]
-            carrier.set(key, value.reshape(*self.batch_size, *value.shape[1:]))
+            carrier.set(key, value.reshape((*self.batch_size, *value.shape[1:])))
 
     def hide(self, carrier: TensorDictBase, t: int) -> None:
         """Sets the environment's own values again, after the policy has acted."""
@@ -269,7 +269,7 @@ class LooseStages:
 
     def _row(self, found: TensorDictBase, key: Key) -> Tensor:
         value: Tensor = found.get(key)
-        return value.reshape(self._num_envs, *value.shape[len(self.batch_size) :])
+        return value.reshape((self._num_envs, *value.shape[len(self.batch_size) :]))
 
     # --- a batch
 
@@ -335,7 +335,7 @@ class LooseStages:
             rows = found.get(key)
             if isinstance(rows, StackedFrames) and (dense or has_lazy(batch)):
                 rows = rows.to_dense()
-            batch.set(key, rows.reshape(*self.batch_size, *rows.shape[1:]))
+            batch.set(key, rows.reshape((*self.batch_size, *rows.shape[1:])))
 
     # --- between batches
 
@@ -377,11 +377,12 @@ def _features(env: Any, policy: Policy, observed: Mapping[Key, Leaf]) -> Mapping
     if isinstance(env, TensorDictEnv):
         return observed
     written = {as_key(key) for key in getattr(policy.module, "out_keys", None) or ()}
-    return {
-        key: leaf
-        for key, leaf in observed.items()
-        if key[-1] not in _COUNTERS and next_of(key) not in written
-    }
+
+    def is_chosen(key: Key) -> bool:
+        private = any(part.startswith("_") for part in key)
+        return not private and key[-1] not in _COUNTERS and next_of(key) not in written
+
+    return {key: leaf for key, leaf in observed.items() if is_chosen(key)}
 
 
 def _fixed(spec: Any, root: TensorDictBase) -> tuple[dict[Key, Leaf], list[Key]]:

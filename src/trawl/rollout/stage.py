@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Generic, TypeVar
 
@@ -118,6 +119,31 @@ class Stage(Generic[Rows, View]):
     def finish(self, block: Any, filled: int) -> None:
         """Ends a batch, of which ``filled`` rows were filled."""
 
+    # --- a batch in order of arrival: a row holds the frame of one environment
+
+    def renew_within(self, filled: int) -> float:
+        """Brings the stage up to date within a batch.
+
+        Args:
+            filled: number of rows that are filled.
+
+        Returns:
+            The number of rows to fill at most before the next call.
+        """
+        return math.inf
+
+    def record(self, envs: Rows, start: int) -> None:
+        """Notes that environments have taken a step, whose frames follow from row ``start`` on.
+
+        Their first rows still have the observations with which the step began.
+        """
+
+    def pass_on(self, envs: Rows, start: int) -> None:
+        """Passes on the observations after these steps, which are in the first rows now."""
+
+    def begin_episodes(self, envs: Rows) -> None:
+        """Begins episodes of environments, whose observations are in the first rows."""
+
 
 class StageChain(Stage[Any, Any]):
     """Stages that frames pass one after the other, as one stage.
@@ -219,3 +245,22 @@ class StageChain(Stage[Any, Any]):
     def finish(self, block: Any, filled: int) -> None:
         for stage in self:
             stage.finish(block, filled)
+
+    @override
+    def renew_within(self, filled: int) -> float:
+        return min((stage.renew_within(filled) for stage in self), default=math.inf)
+
+    @override
+    def record(self, envs: Any, start: int) -> None:
+        for stage in self:
+            stage.record(envs, start)
+
+    @override
+    def pass_on(self, envs: Any, start: int) -> None:
+        for stage in self:
+            stage.pass_on(envs, start)
+
+    @override
+    def begin_episodes(self, envs: Any) -> None:
+        for stage in self:
+            stage.begin_episodes(envs)
