@@ -29,9 +29,9 @@ def pool_of(env: Any) -> Pool | None:
     """
     if isinstance(env, GymEnv):
         return env.vector if isinstance(env.vector, Pool) else None
-    for vector in env.vectors if isinstance(env, TensorDictEnv) else ():
-        if isinstance(vector, Pool):
-            raise ValueError(vector.why_alone)
+    for part in env.parts if isinstance(env, TensorDictEnv) else ():
+        if isinstance(part, GymEnv) and isinstance(part.vector, Pool):
+            raise ValueError(part.vector.why_alone)
     return None
 
 

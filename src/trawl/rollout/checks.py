@@ -116,10 +116,9 @@ def has_autoreset_steps(env: TensorDictEnv, limit: int | None) -> bool:
     Raises:
         ValueError: if episodes have a limit, but the environment can't cut them off.
     """
-    for vector in env.vectors:
-        if limit is not None and not vector.can_restart:
-            name = f"{type(vector.env).__name__}, which can't restart only some of its environments"
-            raise LIMIT_ALL_AT_ONCE.error("max_frames_per_traj", limit, against=name)
+    if limit is not None and env.cannot_restart:
+        name = f"{env.cannot_restart[0]}, which can't restart only some of its environments"
+        raise LIMIT_ALL_AT_ONCE.error("max_frames_per_traj", limit, against=name)
     return env.autoreset_mask() is not None
 
 

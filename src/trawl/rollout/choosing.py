@@ -6,7 +6,6 @@ from typing import Any
 
 from trawl.envs.base import TensorDictEnv
 from trawl.envs.pettingzoo import PettingZooEnv
-from trawl.envs.pool import Pool
 from trawl.envs.specs import NonTensor
 from trawl.envs.tensor_env import TensorEnv
 from trawl.keys import as_key, show_key
@@ -15,7 +14,7 @@ from trawl.rollout.batch_writer import BatchOptions, BatchWriter, NoFixedLayout
 from trawl.rollout.policy import Policy
 from trawl.rollout.tensor_batch_writer import TensorBatchWriter
 from trawl.rollout.tensordict_batch_writer import TensorDictBatchWriter
-from trawl.supported import NORMALIZE_LOOSE, RESTART_LOOSE, STACK_LOOSE, Trait
+from trawl.supported import NORMALIZE_LOOSE, RESTART_LOOSE, STACK_LOOSE
 
 _LOOSE = "its spaces have no fixed shape and dtype"
 
@@ -41,34 +40,12 @@ def new_batch_writer(env: Any, policy: Policy, options: BatchOptions) -> BatchWr
         return TensorDictBatchWriter(env, policy, options, why)
     if isinstance(env, TensorEnv):
         return _of_tensors(env, policy, options)
-    if not getattr(env, "fixed_layout", False):
+    if not env.fixed_layout:
         return _of_loose_frames(env, policy, options)
     try:
         return ArrayBatchWriter(env, policy, options)
     except NoFixedLayout as why_not:
         return _by_tensordict(env, policy, options, str(why_not))
-
-
-def traits_of(env: Any) -> frozenset[Trait]:
-    """Returns the traits of an environment with which some options can't be combined.
-
-    Args:
-        env: the environment, with the TensorDict interface.
-    """
-    if not isinstance(env, TensorDictEnv):
-        return frozenset({Trait.TENSORDICTS})
-    found = set()
-    if isinstance(env, TensorEnv):
-        if not env.can_restart:
-            found.add(Trait.ALL_AT_ONCE)
-    elif not getattr(env, "fixed_layout", False):
-        found.add(Trait.LOOSE)
-    for vector in env.vectors:
-        if isinstance(vector, Pool):
-            found |= {Trait.READY, Trait.POOL}
-        elif not vector.can_restart:
-            found.add(Trait.ALL_AT_ONCE)
-    return frozenset(found)
 
 
 def _stacked(env: Any, policy: Policy, options: BatchOptions) -> BatchWriter:
@@ -82,7 +59,7 @@ def _stacked(env: Any, policy: Policy, options: BatchOptions) -> BatchWriter:
         if isinstance(env, TensorEnv):
             return TensorBatchWriter(env, policy, options)
         if isinstance(env, TensorDictEnv):
-            if getattr(env, "fixed_layout", False):
+            if env.fixed_layout:
                 return ArrayBatchWriter(env, policy, options)
             why = _why_loose(env)
     except NoFixedLayout as error:
