@@ -42,7 +42,8 @@ def check_batches(args: CollectArguments | EvaluateArguments, env: Any) -> None:
     Raises:
         CliError: if an option is used with a list of environments whose data are tensors.
     """
-    several = isinstance(env, SerialEnv) and any(isinstance(one, TensorEnv) for one in env.parts)
+    tensors = isinstance(env, SerialEnv) and any(isinstance(one, TensorEnv) for one in env.parts)
+    several = tensors and not env.fixed_layout
     used = [name for name in (*_NAMES, "normalization") if getattr(args, name, None)]
     if several and used:
         option, count = used[0].replace("_", "-"), env.batch_size.numel()

@@ -31,10 +31,7 @@ from trawl.envs.generators import global_state, seed_generators, set_global_stat
 from trawl.envs.own_process import prepare_process
 from trawl.envs.serial import build_env
 from trawl.envs.spin import Spin
-from trawl.envs.step_buffers import (
-    SharedStepBuffers,
-    StepBufferSpec,
-)
+from trawl.envs.step_buffers import SharedStepBuffers, StepBufferSpec
 from trawl.errors import add_note
 from trawl.keys import DONE_KEYS, Key, as_key
 

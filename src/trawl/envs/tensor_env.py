@@ -26,6 +26,7 @@ from torch import Tensor
 from typing_extensions import override
 
 from trawl.envs.base import TensorDictEnv
+from trawl.envs.capture.action_log import ActionLog
 from trawl.envs.capture.objects import ObjectGraph
 from trawl.envs.replacements import made_again
 from trawl.envs.seeding import check_seed, derive, next_seed
@@ -79,6 +80,7 @@ class TensorEnv(TensorDictEnv):
         agents: number of agents by the key of their group, if there are groups of agents. The
             entries of a group have a dimension for its agents after those of the batch.
         env: the environment of the other library.
+        log: None, because these environments are not replayed.
         shown_mask: newest action masks in the info, with a row for each environment; None if there
             are none.
         state_names: names of the attributes of the subclass that belong to its state, together with
@@ -89,6 +91,7 @@ class TensorEnv(TensorDictEnv):
 
     env: Any
     shown_mask: Tensor | None = None
+    log: ActionLog | None = None
     remake: Callable[[], Any] | None = None
     state_names: Sequence[str] | None = None
 
@@ -280,8 +283,21 @@ class TensorEnv(TensorDictEnv):
 
     @property
     @override
+    def fixed_layout(self) -> bool:
+        """True if numpy can hold all data, and all environments have one reward."""
+        specs: Any = self.full_observation_spec.values(True, True)
+        exact = all(spec.dtype is not torch.bfloat16 for spec in specs)
+        return exact and self.home.type == "cpu" and self.reward_keys == ["reward"]
+
+    @property
+    @override
+    def cannot_restart(self) -> list[str]:
+        return [] if self.can_restart else [self.name]
+
+    @property
+    @override
     def traits(self) -> frozenset[Trait]:
-        return frozenset() if self.can_restart else frozenset({Trait.ALL_AT_ONCE})
+        return super().traits - {Trait.LOOSE}
 
     def __repr__(self) -> str:
         size = list(self.batch_size)

@@ -12,6 +12,7 @@ from trawl.envs.gym import GymEnv
 from trawl.envs.parallel import ParallelEnv
 from trawl.envs.pettingzoo import PettingZooEnv
 from trawl.envs.serial import SerialEnv
+from trawl.envs.tensor_env import TensorEnv
 from trawl.keys import DONE, MASK
 from trawl.rollout.agent_stepper import AgentStepper
 from trawl.rollout.array_stepper import (
@@ -19,6 +20,7 @@ from trawl.rollout.array_stepper import (
     EnvStepper,
     SerialStepper,
     SingleStepper,
+    TensorRowsStepper,
     VectorStepper,
 )
 from trawl.rollout.batch_writer import StepFn
@@ -42,7 +44,9 @@ def make_stepper(env: Any, restarts: EnvRestarts | None) -> ArrayStepper:
     return _unguarded_stepper(env) if restarts is None else RestartingStepper(env, restarts)
 
 
-def _unguarded_stepper(env: GymEnv | PettingZooEnv) -> EnvStepper:
+def _unguarded_stepper(env: GymEnv | PettingZooEnv | TensorEnv) -> EnvStepper:
+    if isinstance(env, TensorEnv):
+        return TensorRowsStepper(env)
     if isinstance(env, PettingZooEnv):
         return AgentStepper(env)
     if env.vector is not None:
@@ -58,7 +62,7 @@ class RestartingStepper(ArrayStepper):
         restarts: the collector's record of failures.
     """
 
-    def __init__(self, env: GymEnv | PettingZooEnv, restarts: EnvRestarts) -> None:
+    def __init__(self, env: GymEnv | PettingZooEnv | TensorEnv, restarts: EnvRestarts) -> None:
         self.env = env
         self._stepper = _unguarded_stepper(env)
         self.num_envs = self._stepper.num_envs

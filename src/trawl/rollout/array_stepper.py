@@ -14,7 +14,9 @@ from operator import itemgetter
 from typing import Any, Protocol
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
+from torch import Tensor
 from typing_extensions import override
 
 from trawl.envs.gym import GymEnv
@@ -22,6 +24,7 @@ from trawl.envs.infos import InfoCodec
 from trawl.envs.outcomes import NO, RESET_GIVES, flag_of, reset_results, reward_of, wrong_step
 from trawl.envs.seeding import next_kwargs
 from trawl.envs.spaces import SpaceCodec
+from trawl.envs.tensor_env import TensorEnv
 from trawl.envs.vector import VectorAdapter
 from trawl.errors import add_note, resetting
 from trawl.keys import DONE, MASK, REWARD, TERMINATED, TRUNCATED, Key, as_key, next_of
@@ -387,6 +390,66 @@ class VectorStepper(EnvStepper):
                     return
                 leaves = values
             write_root(t, leaves)
+
+        return step
+
+
+class TensorRowsStepper(EnvStepper):
+    """Steps a batch of environments of tensors on the CPU, which is one of several environments."""
+
+    def __init__(self, env: TensorEnv) -> None:
+        self.env, self.num_envs = env, env.batch_size.numel()
+        self.root_keys = env.observation_keys
+
+    @override
+    def reset(self, view: StepArrays, mask: NDArray[np.bool_] | None, **kwargs: Any) -> None:
+        rows = np.ones(self.num_envs, np.bool_) if mask is None else mask
+        if not rows.any():
+            return
+        with resetting(self.env):
+            chosen = None if rows.all() else torch.from_numpy(rows)
+            leaves = self.env.begin(chosen, **kwargs)
+        for key, leaf in zip(self.root_keys, leaves, strict=True):
+            view.next_obs[key][rows] = leaf.numpy(force=True)[rows]
+
+    @override
+    def bind(self, view: StepArrays, episodes: EpisodeTracker, start: int, stop: int) -> StepFn:
+        env, first, keys = self.env, view.first, self.root_keys
+        next_rows = [view.rows(next_of(key), start, stop) for key in keys]
+        root_rows = [view.following(key, start, stop) for key in keys]
+        acted = [as_key(key) for key in env.action_keys]
+        read = [from_bfloat16 if key in view.bfloat16 else np.asarray for key in acted]
+        actions = list(zip(read, [view.rows(key, start, stop) for key in acted], strict=True))
+        rewards, terminations, truncations, dones = (
+            view.arrays[key][start:stop, :, 0] for key in (REWARD, TERMINATED, TRUNCATED, DONE)
+        )
+        masks, limited = view.arrays.get(MASK), episodes.limit is not None
+
+        def write(rows: Sequence[Any], t: int, leaves: Sequence[Tensor]) -> None:
+            for one, leaf in zip(rows, leaves, strict=True):
+                one[t][...] = leaf.numpy(force=True)
+
+        def step(t: int) -> None:
+            found = env.advance([torch.from_numpy(own(rows[t])) for own, rows in actions])
+            env.check()
+            row, cut = start + t, None
+            write(next_rows, t, found.observations())
+            rewards[t] = found.rewards[0].numpy(force=True)[:, 0]
+            terminated, truncated = found.terminated.numpy(), found.truncated.numpy()
+            if masks is not None and found.skipped is not None:
+                skipped = found.skipped.numpy()
+                masks[row] = ~skipped
+                for index in np.flatnonzero(skipped):
+                    episodes.skip(first + int(index), row)
+            ended = terminated | truncated
+            if limited:
+                late = _at_limit(episodes, first, row, self.num_envs)
+                truncated, cut = truncated | late, torch.from_numpy(late & ~ended)
+            done = terminated | truncated
+            if done.any():
+                terminations[t], truncations[t], dones[t] = terminated, truncated, done
+                episodes.end_all([first + index for index in done.nonzero()[0].tolist()], row)
+            write(root_rows, t, env.begin_next(torch.from_numpy(ended), cut))
 
         return step
 
