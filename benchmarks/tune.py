@@ -153,9 +153,8 @@ def best_of(rates: dict[Any, float], count: int) -> list[Any]:
 def compare(case: TuneCase, options: Options) -> dict[str, Any]:
     """Measures all layouts of a case, searches, and compares the choice with the best."""
     import trawl
-    from trawl.collectors.tuning.probe import probe
     from trawl.collectors.tuning.space import space_for, usable_cores
-    from trawl.collectors.tuning.trial import measure
+    from trawl.collectors.tuning.trial import measure, probe
     from trawl.collectors.tuning.tuner import default_frames
 
     policy = case.policy()

@@ -18,7 +18,7 @@ from torch import nn
 
 from trawl import MultiSyncCollector
 from trawl.cli.arguments import CollectArguments
-from trawl.cli.outcome import bottleneck_finder
+from trawl.cli.collect import bottleneck_finder
 from trawl.observe import CollectionProgress
 
 ENV, WORKERS, FRAMES, SECONDS = "CartPole-v1", 4, 500_000, 25.0

@@ -8,6 +8,11 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
+# The functions of C under those of the module, which take several microseconds to turn a handler
+# into an enum.
+_get_handler: Callable[[int], Any] = getattr(signal.getsignal, "__wrapped__", signal.getsignal)
+_set_handler: Callable[[int, Any], Any] = getattr(signal.signal, "__wrapped__", signal.signal)
+
 
 class DeferredInterrupt:
     """Context in which the first Ctrl-C waits for a safe point, and the second acts at once.
@@ -42,10 +47,10 @@ class DeferredInterrupt:
             self._outer = _current
             _current.depth += 1
         else:
-            handler = signal.getsignal(signal.SIGINT)
+            handler = _get_handler(signal.SIGINT)
             if callable(handler):
                 self._handler, _current = handler, self
-                signal.signal(signal.SIGINT, self._signalled)
+                _set_handler(signal.SIGINT, self._signalled)
         return self
 
     def __exit__(self, *exc_info: object) -> None:
@@ -53,9 +58,10 @@ class DeferredInterrupt:
         if self._outer is not None:
             self._outer.depth -= 1
         elif self._handler is not None:
-            # Code within the context may have set another handler.
-            if signal.getsignal(signal.SIGINT) == self._signalled:
-                signal.signal(signal.SIGINT, self._handler)
+            found = _set_handler(signal.SIGINT, self._handler)
+            if found != self._signalled:
+                # Code within the context has set another handler.
+                _set_handler(signal.SIGINT, found)
             _current = None
 
     def _signalled(self, signum: int, frame: Any) -> None:

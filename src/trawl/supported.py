@@ -22,8 +22,6 @@ _SIMPLE = (bool, int, float, str, type(None))
 class Trait(Enum):
     """Properties of environments that rule options out; the values are for sentences."""
 
-    TENSORDICTS = "environments with TorchRL's methods, which take and return TensorDicts"
-    LOOSE = "environments whose frames have no fixed layout"
     ALL_AT_ONCE = "vector environments that can't restart only some of their environments"
     READY = "AsyncBatchedCollector, and pools that return the environments that are ready"
     POOL = "pools that return the environments that are ready"
@@ -173,8 +171,6 @@ class Refusal:
 
 _WHOLE = ("trajs_per_batch", "replay_write_mode='trajectory'")
 _EACH = "successive frames of a batch are of different environments"
-_FIXED = "it needs frames whose entries have fixed shapes and dtypes"
-_NO_LAYOUT = frozenset({Trait.TENSORDICTS, Trait.LOOSE})
 _WHEN_READY = frozenset({Trait.READY})
 
 # --- options and environments
@@ -188,32 +184,17 @@ LIMIT_ALL_AT_ONCE = Refusal(
         "around its sub-environments"
     ),
 )
-STACK_LOOSE = Refusal(
-    options=("frame_stack",),
-    traits=_NO_LAYOUT,
-    why=_FIXED,
-    instead="stack the frames in the environment",
-)
-NORMALIZE_LOOSE = Refusal(
-    options=("normalize_observations", "normalize_rewards"),
-    traits=_NO_LAYOUT,
-    why=_FIXED,
-    instead="normalise in the environment (TorchRL has VecNormV2) or the policy",
+STAGE_LOOSE = Refusal(
+    options=("frame_stack", "normalize_observations"),
+    other="entries whose shape or dtype is not fixed, such as text",
+    why="there is nothing to compute with",
+    instead="name other entries, with FrameStack(size, keys=...) or NormalizeObservation(keys=...)",
 )
 RESTART_OBJECT = Refusal(
     options=("on_env_error='restart'",),
     other="environments that are passed as objects",
     why="they can't be rebuilt",
     instead="pass a Gymnasium id, or a function that makes the environment",
-)
-RESTART_LOOSE = Refusal(
-    options=("on_env_error='restart'",),
-    other=(
-        "environments of tensors, environments of PettingZoo, or a ParallelEnv, if frames have no "
-        "fixed layout"
-    ),
-    why=_FIXED,
-    instead="use workers, or give the frames a fixed layout",
 )
 RESET_ARGUMENTS_NONE = Refusal(
     options=("reset_kwargs",),

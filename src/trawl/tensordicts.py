@@ -64,24 +64,25 @@ def size_groups(batch: TensorDict, agents: Mapping[str, int]) -> None:
 
 def drop_private(batch: TensorDictBase) -> TensorDictBase:
     """Returns the batch without entries whose key has a part that begins with an underscore."""
-    private = list(_private_keys(batch, ()))
+    private: list[Key] = []
+    _find_private(batch, (), private)
     return batch.exclude(*private) if private else batch
 
 
-def _private_keys(batch: TensorDictBase, path: Key) -> Iterator[Key]:
-    if is_lazy(batch):
+def _find_private(batch: TensorDictBase, path: Key, found: list[Key]) -> None:
+    if batch.__class__ is not TensorDict and is_lazy(batch):
         # Its items may be tensors of different shapes, which can't be stacked.
         for name in batch.keys(True):
             names = (name,) if isinstance(name, str) else name
             if any(part.startswith("_") for part in names):
-                yield (*path, *names)
+                found.append((*path, *names))
         return
     # Several times as fast as an iteration over ``batch.keys(True)``.
     for key, value in batch.items():
         if key.startswith("_"):
-            yield (*path, key)
-        elif not isinstance(value, Tensor) and _is_branch(value):
-            yield from _private_keys(value, (*path, key))
+            found.append((*path, key))
+        elif value.__class__ is TensorDict or (not isinstance(value, Tensor) and _is_branch(value)):
+            _find_private(value, (*path, key), found)
 
 
 def is_lazy(value: object) -> bool:

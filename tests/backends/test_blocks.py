@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trawl.backends import blocks
-from trawl.backends.blocks import BlockAllocator
+from trawl.backends.process import BlockAllocator
 
 
 @pytest.mark.parametrize("nbytes", [0, 1, mmap.PAGESIZE, 1_000_001])

@@ -15,6 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import gymnasium
 import psutil
 import pytest
 from chaos_parts import (
@@ -35,7 +36,7 @@ from trawl.collectors import AsyncBatchedCollector, Collector
 from trawl.envs import ParallelEnv
 from trawl.errors import WorkerDied
 from trawl.keys import MASK, TRAJ_IDS
-from trawl.testing import NumberedEnv, RaggedEnv
+from trawl.testing import NumberedEnv
 
 ENVS = 4
 
@@ -346,7 +347,57 @@ def test_a_thread_can_not_be_killed() -> None:
         ParallelEnv(2, NumberedEnv, backend="thread", worker_timeout=1)
 
 
-def test_data_without_a_fixed_layout_can_not_be_repaired() -> None:
-    env = ParallelEnv(2, RaggedEnv)
-    with pytest.raises(ValueError, match="if frames have no fixed layout"):
-        Collector(env, frames_per_batch=4, on_env_error="restart")
+class Saying(gymnasium.ObservationWrapper[Any, Any, Any]):
+    """Adds a text to the observations, which have no fixed layout then."""
+
+    def __init__(self, make: Any) -> None:
+        super().__init__(make())
+        self.observation_space = gymnasium.spaces.Dict(
+            {"observation": self.env.observation_space, "text": gymnasium.spaces.Text(9)}
+        )
+
+    def observation(self, observation: Any) -> Any:
+        return {"observation": observation, "text": "abc"}
+
+
+def act_and_say(tensordict: TensorDictBase) -> TensorDictBase:
+    """Writes an entry without a fixed layout."""
+    tensordict["action"] = act(tensordict["observation"])
+    return tensordict.set_non_tensor("word", "x")
+
+
+@pytest.mark.parametrize(
+    ("says", "fault", "each"),
+    [
+        ("env", "exception", 1),
+        ("env", "killed", 2),
+        ("env", "exit", 1),
+        ("policy", "exception", 2),
+        ("policy", "killed", 1),
+    ],
+)
+def test_environments_without_a_fixed_layout_are_restarted(
+    tmp_path: Path, says: str, fault: str, each: int
+) -> None:
+    what, told = FAULTS[fault]
+    failed = each if "WorkerDied" in told else 1
+    makers: list[Any] = makers_of(tmp_path, Trouble("step", 9, what))
+    policy: Any = act_and_say
+    if says == "env":
+        makers, policy = [partial(Saying, make) for make in makers], act
+    env, lives = ParallelEnv(ENVS, makers, envs_per_worker=each), Lives()
+    options: dict[str, Any] = {"frames_per_batch": 40, "on_env_error": "restart"}
+    with restarts(told, failed), Collector(env, policy, **options) as collector:
+        run_until(collector, lives, ENVS + failed)
+        assert collector.stats()["env_path"] == "tensordict"
+        assert collector.stats()["env_restarts"] == failed
+    assert lives.cut() <= failed
+
+
+def test_a_reset_that_fails_is_tried_again_by_messages(tmp_path: Path) -> None:
+    makers = [partial(Saying, make) for make in makers_of(tmp_path, Trouble("reset", 3, fail))]
+    env, lives = ParallelEnv(ENVS, makers), Lives()
+    told = FAULTS["exception"][1]
+    options: dict[str, Any] = {"frames_per_batch": 40, "on_env_error": "restart"}
+    with restarts(told, 1), Collector(env, act, **options) as collector:
+        run_until(collector, lives, ENVS + 1)

@@ -18,8 +18,8 @@ from tensordict import TensorDict
 
 from trawl import Collector, MultiSyncCollector
 from trawl.cli.arguments import CollectArguments, parse
+from trawl.cli.collect import bottleneck_finder, plain
 from trawl.cli.collectors import batch_size
-from trawl.cli.outcome import bottleneck_finder, plain
 from trawl.cli.summary import show_workers
 from trawl.data import info, load
 from trawl.data.sinks.record import RECORD

@@ -20,7 +20,7 @@ from torch.export import Dim
 
 from trawl import Collector, GymEnv, SerialEnv
 from trawl.cli.errors import CliError
-from trawl.cli.programs import load_file
+from trawl.cli.policies import load_file
 from trawl.data import info
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")

@@ -61,11 +61,7 @@ REFUSALS = [
     (f"{EVALUATE} --backend ray", "--backend ray needs workers"),
     ("collect cli_envs:spends_steps --max-frames-per-traj 5 --frames 30",
      "the run can't start: ValueError: max_frames_per_traj=5 can't be used"),
-    ("collect cli_envs:Saying --frame-stack 2 --format parquet", "--frame-stack "),
     ("collect FrozenLake-v1 --normalize-observations", "--normalize-observations "),
-    *((f'collect gymnax:CartPole-v1 --env-kwargs {{"num_envs":3}} --envs 2 {option}',
-       """--env-kwargs '{"num_envs": 6}'""")
-      for option in ("--frame-stack 2", "--normalize-rewards", "--normalize-rewards --workers 2")),
     # --- environments
     ("collect NoSuchThing-v0", "environment NoSuchThing-v0 can't be made: Environment"),
     ("collect no_such_module:Thing-v0", "environment no_such_module:Thing-v0 can't be made"),

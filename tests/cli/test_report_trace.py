@@ -12,7 +12,7 @@ import pytest
 from report_parts import counter, events, frames, label, report, span, write, write_trace
 
 from trawl.cli.html import trace as trace_module
-from trawl.cli.html.thinning import Lane, thinned, thinned_series
+from trawl.cli.html.timeline import Lane, thinned, thinned_series
 from trawl.cli.html.trace import SPANS, Series, Spans, load_trace
 
 

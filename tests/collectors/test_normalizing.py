@@ -285,13 +285,31 @@ def test_mistakes_are_named(source, options, error, text):
         Collector(source, frames_per_batch=10, **options)
 
 
-def test_an_environment_of_torchrl_is_refused():
+def test_an_environment_of_torchrl_is_normalised_without_its_counters():
+    from torchrl.envs import Compose, RewardSum, StepCounter, TransformedEnv
     from torchrl.envs import GymEnv as TorchRLGymEnv
 
-    with pytest.raises(ValueError, match=r"is not a Gymnasium environment.*VecNorm"):
-        Collector(
-            lambda: TorchRLGymEnv("Pendulum-v1"), frames_per_batch=10, normalize_observations=True
-        )
+    def make():
+        env = TorchRLGymEnv("Pendulum-v1")
+        return TransformedEnv(env, Compose(StepCounter(), RewardSum()))
+
+    options = {"normalize_observations": True, "normalize_rewards": NormalizeReward(keep_raw=True)}
+    with (
+        Collector(make, frames_per_batch=50, **options) as collector,
+        Collector("Pendulum-v1", frames_per_batch=50, **options) as other,
+    ):
+        for one in (collector, other):
+            one.set_seed(3)
+        batches = [(collector.next(), other.next()) for _ in range(3)]
+        assert list(collector.normalization.observations) == ["observation"]
+        statistics = [one.normalization.observations["observation"] for one in (collector, other)]
+    for found, expected in batches:
+        # The sum of the environment's own rewards.
+        raw = found["next", "raw_reward"]
+        assert torch.allclose(found["next", "episode_reward"] - found["episode_reward"], raw, 1e-3)
+        assert found["next", "reward"].abs().max() <= 10
+        assert found["observation"].shape == expected["observation"].shape
+    assert statistics[0].count == statistics[1].count == 150
 
 
 class Broken(Walk):

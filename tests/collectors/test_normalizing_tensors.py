@@ -148,10 +148,14 @@ def test_workers_share_statistics(kind: Any) -> None:
 # --- other kinds of environments
 
 
-def test_several_environments_of_tensors_are_refused() -> None:
+def test_several_environments_of_tensors_share_statistics() -> None:
     makers = [partial(on_torch, AutoresetMode.SAME_STEP)] * 2
-    with pytest.raises(ValueError, match=r"normalize_observations .* it is a list of environments"):
-        Collector(makers, frames_per_batch=12, normalize_observations=True)
+    with Collector(makers, frames_per_batch=12, **BOTH) as collector:
+        for _ in range(3):
+            batch = collector.next()
+        assert collector.normalization is not None
+        assert collector.normalization.observations["observation"].count == 3 * batch.numel()
+    assert batch["observation"].abs().max() <= 10
 
 
 class Infinite(NumberedTorchEnv):

@@ -171,10 +171,10 @@ def test_a_batch_stores_each_frame_once(kind: str) -> None:
 def test_the_frame_of_zeros_is_written_in_used_memory(kind: str) -> None:
     env, stack = on_torch(lengths=(3,), kind=kind), FrameStack(SIZE, "zero")
     with Collector(env, frames_per_batch=9 * COUNT, frame_stack=stack) as collector:
-        block = collector._rollout.writer.pool.lease()
-        for tensor in (*block.tensors.values(), *block.pools.values()):
+        lease = collector._rollout.writer.pool.lease()
+        for tensor in lease.tensors.values():
             tensor.fill_(1)
-        del block, tensor
+        del lease, tensor
         batch = next(iter(collector))
     assert not batch["observation"][:, 3, :-1].any()
 
@@ -290,9 +290,14 @@ def test_unknown_keys_are_named() -> None:
         Collector(on_torch(), frames_per_batch=12, frame_stack=stack)
 
 
-def test_lists_are_refused() -> None:
-    with pytest.raises(ValueError, match=r"frame_stack can't be used with .*make one environment"):
-        Collector([on_torch, on_torch], frames_per_batch=12, frame_stack=2)
+def test_lists_are_stacked() -> None:
+    with Collector([on_torch, on_torch], frames_per_batch=24, frame_stack=2) as collector:
+        first, batch = collector.next(), collector.next()
+    stacks, after = batch["observation"], batch["next", "observation"]
+    assert batch["observation"].shape[:3] == first.batch_size
+    goes_on = ~batch["next", "done"][..., :-1, 0]
+    assert torch.equal(stacks[..., 1:, :, :][goes_on], after[..., :-1, :, :][goes_on])
+    assert torch.equal(after[..., 0, :], stacks[..., 1, :])
 
 
 def tensors_of(**options: Any) -> int:

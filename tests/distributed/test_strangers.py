@@ -170,7 +170,7 @@ def test_another_user_is_no_rank(crater, monkeypatch):
 
 def test_the_key_of_a_user_is_nobody_elses(tmp_path, monkeypatch):
     """Without the variable, ranks of one machine find a key in a file of their user's."""
-    from trawl.collectors.distributed.keys import environment_key
+    from trawl.collectors.distributed.launchers import environment_key
 
     monkeypatch.delenv("TRAWL_KEY", raising=False)
     key = environment_key(LOOPBACK, 1)

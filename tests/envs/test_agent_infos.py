@@ -9,8 +9,8 @@ from gymnasium import spaces
 
 from tests.envs.agents import AGENTS, Turns, Walkers, allowed
 from trawl import Collector
-from trawl.collectors import MultiSyncCollector
-from trawl.envs import InfoKey, ParallelEnv, PettingZooEnv, TorchVectorEnv
+from trawl.collectors import MultiSyncCollector, NormalizeObservation
+from trawl.envs import FrameStack, InfoKey, ParallelEnv, PettingZooEnv, TorchVectorEnv
 from trawl.testing import NumberedTorchEnv
 
 
@@ -220,18 +220,50 @@ def test_text_must_be_text():
     env.close()
 
 
-def test_environments_with_text_are_not_restarted():
-    with pytest.raises(ValueError, match="if frames have no fixed layout"):
-        Collector(saying, frames_per_batch=4, on_env_error="restart")
+def test_environments_with_text_are_restarted():
+    made = []
+
+    def make():
+        made.append(saying())
+        if len(made) == 1:
+            made[0].env.step = lambda actions: 1 / 0
+        return made[-1]
+
+    with (
+        Collector(make, frames_per_batch=8, on_env_error="restart") as collector,
+        pytest.warns(RuntimeWarning, match="environment 0 failed at step 0 .*ZeroDivisionError"),
+    ):
+        batch = collector.next()
+    assert batch["collector", "mask"].tolist() == [False] + [True] * 7
+    check_texts(batch[1:])
+    assert len(made) == 2
 
 
-@pytest.mark.parametrize(
-    ("option", "value"), [("frame_stack", 2), ("normalize_observations", True)]
-)
-def test_an_error_names_the_text_that_rules_out_an_option(option, value):
-    words = rf"{option} .*no fixed shape and dtype \(\('walker', 'info', 'text'\), "
+def test_text_does_not_rule_out_options_for_other_entries():
+    with Collector(
+        partial(saying, ["text"]), frames_per_batch=8, frame_stack=2, normalize_observations=True
+    ) as collector:
+        batch = collector.next()
+        assert list(collector.normalization.observations) == [
+            ("walker", "observation"),
+            ("flyer", "observation"),
+        ]
+    assert batch["walker", "observation"].shape[:3] == (8, 2, 2)
+
+
+def test_text_is_neither_stacked_nor_normalised():
+    key = ("walker", "info", "text")
+    words = r"frame_stack can't be used with .*\('walker', 'info', 'text'\)"
     with pytest.raises(ValueError, match=words):
-        Collector(partial(saying, ["text"]), frames_per_batch=4, **{option: value})
+        Collector(
+            partial(saying, ["text"]), frames_per_batch=4, frame_stack=FrameStack(2, keys=[key])
+        )
+    with pytest.raises(ValueError, match=r"normalize_observations .*\('walker', 'info', 'text'\)"):
+        Collector(
+            partial(saying, ["text"]),
+            frames_per_batch=4,
+            normalize_observations=NormalizeObservation(keys=[key]),
+        )
 
 
 def test_a_dataset_holds_no_text_of_agents(monkeypatch):

@@ -91,14 +91,21 @@ def test_an_environment_that_was_passed_as_an_object_is_refused():
         Collector(Walkers(), None, frames_per_batch=6, on_env_error="restart")
 
 
-def test_an_environment_in_another_thread_is_refused():
-    with pytest.raises(ValueError, match=r"ParallelEnv.*agents have rewards.*use a list"):
-        Collector(
-            partial(ParallelEnv, 1, Walkers, backend="thread"),
-            None,
-            frames_per_batch=6,
-            on_env_error="restart",
-        )
+def test_an_environment_in_another_thread_is_made_again():
+    envs = [Failing(step=3), Walkers(late=False), Walkers(late=False)]
+    made = iter(envs)
+    # The first is one of another episode each time.
+    env = ParallelEnv(2, [lambda: next(made), lambda: envs[-1]], backend="thread")
+    with Collector(env, None, frames_per_batch=12, on_env_error="restart") as collector:
+        with pytest.warns(RuntimeWarning, match="environment 0 failed at step 2 .*no answer"):
+            batch = collector.next()
+        assert collector.stats()["env_restarts"] == 1
+    assert batch["collector", "mask"].logical_not().nonzero().tolist() == [[0, 2]]
+    following = batch["next"]
+    assert following["truncated"][0, 1].item()
+    assert following["walker", "truncated"][0, 1].all()
+    assert not following["walker", "observation"][0, 2].any()
+    assert not following["truncated"][1].any()
 
 
 def test_a_collector_of_environments_at_their_own_pace_names_another_one():

@@ -216,12 +216,11 @@ def test_several_tensor_sources_are_like_several_of_arrays(
         with Collector(source, frames_per_batch=24, total_frames=72, **options) as collector:
             collector.set_seed(0)
             for batch in collector:
-                assert collector.stats()["env_path"] == "array"
                 mask = ("collector", "mask")
                 yield batch[batch[mask]] if mask in batch.keys(True) else batch.clone()
 
     for one, other in zip(batches(None), batches("cpu"), strict=True):
-        assert [*one.keys(True, True)] == [*other.keys(True, True)]
+        assert {*one.keys(True, True)} == {*other.keys(True, True)}
         assert (one == other).all()
 
 

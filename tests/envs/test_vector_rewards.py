@@ -7,7 +7,13 @@ import torch
 from gymnasium import spaces
 from gymnasium.wrappers import TimeLimit
 
-from trawl.collectors import AsyncBatchedCollector, Collector, Evaluator, MultiSyncCollector
+from trawl.collectors import (
+    AsyncBatchedCollector,
+    Collector,
+    Evaluator,
+    MultiSyncCollector,
+    NormalizeReward,
+)
 from trawl.envs import GymEnv, ParallelEnv
 from trawl.observe import EpisodeStats
 
@@ -164,8 +170,6 @@ class Silent(Miner):
     [
         (Wrong, {}, r"reward of shape \(2,\), but its reward_space says \(3,\)"),
         (Silent, {}, r"must be a single number: .* state reward_space = .*Box.*\(2,\)"),
-        (Miner, {"normalize_rewards": True}, r"normalize_rewards .* several components, of shape"),
-        (Miner, {"frame_stack": 2}, "frame_stack can't be used .* several components"),
     ],
 )
 def test_what_does_not_fit_is_named(make, options, match):
@@ -175,6 +179,18 @@ def test_what_does_not_fit_is_named(make, options, match):
 
     with pytest.raises(ValueError, match=match):
         collect()
+
+
+def test_each_component_is_normalised() -> None:
+    options = NormalizeReward(gamma=0.0, epsilon=1e-12, clip=1e9, keep_raw=True)
+    with Collector(Miner(), act, frames_per_batch=20, normalize_rewards=options) as collector:
+        batch = collector.next()
+        variance = collector.normalization.rewards["reward"].var
+    raw, found = batch["next", "raw_reward"], batch["next", "reward"]
+    assert raw.shape == found.shape == (20, 2)
+    expected = raw.double().var(0, unbiased=False).numpy()
+    np.testing.assert_allclose(variance, expected, 1e-6, 1e-12)
+    np.testing.assert_allclose(found.double().numpy() * np.sqrt(variance + 1e-12), raw, 1e-4)
 
 
 def test_environments_at_their_own_pace_need_one_number():

@@ -9,7 +9,7 @@ import torch
 from gymnasium import spaces
 
 from trawl import Collector, Evaluator
-from trawl.collectors.evaluation.steps import StepEvaluation
+from trawl.collectors.evaluation.ray_worker import StepEvaluation
 from trawl.envs.build import build_one
 
 

@@ -14,8 +14,8 @@ from trawl.backends import InlineBackend
 from trawl.observe import CollectionProgress
 from trawl.observe.bottleneck import bottleneck_of
 from trawl.observe.glyphs import UNICODE
+from trawl.observe.panel import table_lines, worker_rows
 from trawl.observe.progress_state import ProgressState
-from trawl.observe.worker_rows import table_lines, worker_rows
 from trawl.testing import NumberedEnv
 
 ESCAPES = re.compile(r"\x1b\[[\d;?]*[A-Za-z]")

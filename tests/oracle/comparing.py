@@ -47,6 +47,8 @@ FLAGS = ("done", "terminated", "truncated")
 BATCHES = 4
 WHOLE = ("padded", "cat", "in_turn", "buffer_whole")
 WORKERS = 2
+AGENTS = ("agents", "agents_list", "agents_parallel")
+TORCHRL = ("torchrl", "torchrl_list")
 KINDS = {**FACES, **POOLS}
 #: Entries after the step that ``compact_obs`` keeps.
 KEPT = ("reward", "raw_reward", "hidden")
@@ -116,11 +118,6 @@ class Case:
     def seen(self) -> str:
         """The entry in which the policy says what it has seen."""
         return "output1" if self.policy == "function" else "seen"
-
-
-def has_layout(face: str) -> bool:
-    """Returns True if the frames of a kind have a fixed layout, which some options need."""
-    return KINDS[face].traits.isdisjoint({Trait.TENSORDICTS, Trait.LOOSE})
 
 
 def can_pad(face: str, delivery: str) -> bool:
@@ -492,6 +489,7 @@ def check_rows(case: Case, rows: Rows, batch: TensorDictBase, ids: Ids) -> None:
     """Checks a batch of frames; ``rows`` has the frames of each environment."""
     if case.kind.single:
         batch = batch[None]
+    batch = batch.reshape(len(rows), -1)
     assert batch.shape == (len(rows), len(rows[0])), batch.shape
     known = np.array([[frame is not None for frame in mine] for mine in rows])
     masked = case.kind.kind.resets == "next" or case.options.restart or not known.all()

@@ -15,7 +15,6 @@ from tests.oracle.comparing import (
     collector_of,
     compare,
     compare_environments,
-    has_layout,
     policy_of,
 )
 from trawl.collectors import AsyncBatchedCollector
@@ -45,7 +44,7 @@ def check_frames(case: Case, batches: Iterable[Any]) -> int:
 
 
 def exact(face: str, frames_per_batch: int, count: int, **more: Any) -> Case:
-    normalize = count % 2 == 0 and more.get("place") is None and has_layout(face)
+    normalize = count % 2 == 0 and more.get("place") is None
     options = Options(
         frames_per_batch,
         total_frames=count,

@@ -11,7 +11,17 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from tests.oracle.comparing import DELIVERIES, KINDS, WHOLE, Case, arguments, can_pad, check
+from tests.oracle.comparing import (
+    AGENTS,
+    DELIVERIES,
+    KINDS,
+    TORCHRL,
+    WHOLE,
+    Case,
+    arguments,
+    can_pad,
+    check,
+)
 from tests.oracle.design import pairs, pairwise
 from trawl.supported import Trait, refused
 from trawl.testing.oracle import Options
@@ -119,17 +129,17 @@ def allowed(case: dict[str, Any]) -> bool:
         place == "async" and face == "jax",
         # No episode would ever end.
         whole and chosen["reset_at_each_iter"] and few,
-        chosen["policy"] == "function" and face in ("mapping", "agents", "agents_list"),
+        chosen["policy"] == "function" and face in ("mapping", *AGENTS),
         # What its infos are is found out in the episodes before the one that fails at once.
-        face == "agents_list" and chosen["failures"] and chosen["levels"],
+        face in AGENTS[1:] and chosen["failures"] and chosen["levels"],
         not can_pad(face, delivery),
         # As in TorchRL, the first frame has no entry that only a policy knows.
-        chosen["policy"] == "recurrent" and face == "torchrl",
-        chosen["masks"] and face in ("dm_env", "torchrl"),
+        chosen["policy"] == "recurrent" and face in TORCHRL,
+        chosen["masks"] and face in ("dm_env", *TORCHRL),
         # Which environments of a pool are ready.
         Trait.POOL in KINDS[face].traits
         and (workers or whole or chosen["random"] or chosen["reset_at_each_iter"]),
-        chosen["levels"] and face in ("dm_env", "torchrl"),
+        chosen["levels"] and face in ("dm_env", *TORCHRL),
         chosen["failures"] and face == "jax",
     ]
     return not any(unknown)

@@ -44,6 +44,9 @@ VARIANTS: dict[str, dict[str, Any]] = {
 
 def cases() -> Iterator[tuple[str, str]]:
     for face, kind in FACES.items():
+        if face == "torchrl_list":
+            # In TorchRL's SerialEnv, the order of the entries depends on hashes.
+            continue
         for name in VARIANTS:
             options = {"max_frames_per_traj": 2, "frame_stack": 2, "on_env_error": "restart"}
             if name == "plain" or not refused(options, kind.traits):

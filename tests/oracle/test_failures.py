@@ -14,12 +14,12 @@ import torch
 from gymnasium.vector import SyncVectorEnv
 
 from tests.oracle.comparing import (
+    AGENTS,
     DELIVERIES,
     Case,
     can_pad,
     check,
     collector_of,
-    has_layout,
     policy_of,
 )
 from trawl.collectors import Collector
@@ -52,7 +52,7 @@ def places(face: str) -> Iterator[tuple[int, int, int]]:
     kind = FACES[face]
     resets = RESETS if kind.kind.resets == "after" and not kind.kind.together else []
     # The first episode of agents is spent on finding out what they return.
-    first = 2 if face in ("agents", "agents_list") else 0
+    first = 2 if face in AGENTS else 0
     found = [at for at in [*STEPS, *resets] if at[1] >= first and not (at[0] and kind.single)]
     index = list(FACES).index(face)
     return cycle(found[index % len(found) :] + found[: index % len(found)])
@@ -71,10 +71,10 @@ def test_every_real_frame_is_delivered_once(face) -> None:
     where, rows, index = places(face), cycle([1, 2, 3, 5]), FAILING.index(face)
     for number, delivery in enumerate(DELIVERIES):
         # Each delivery meets stacks, and each kind does.
-        stack = 3 if has_layout(face) and (index + number) % 2 else None
+        stack = 3 if (index + number) % 2 else None
         size = next(rows) * (1 if FACES[face].single else 3)
         # Failed steps are in no stack, and in no statistics.
-        normalize = stack is None and has_layout(face)
+        normalize = stack is None
         options = Options(
             frames_per_batch=size,
             restart=True,

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from tests.oracle.comparing import Case, can_pad, collector_of, dense, has_layout
+from tests.oracle.comparing import AGENTS, Case, can_pad, collector_of, dense
 from trawl.testing.faces import FACES
 from trawl.testing.oracle import Options
 
@@ -27,9 +27,9 @@ def cases(face: str) -> list[Case]:
     places = ("one",) if face == "jax" else ("one", "sync", "async")
     for number, place in enumerate(places):
         options = Options(
-            frame_stack=3 if number == 0 and has_layout(face) else None,
+            frame_stack=3 if number == 0 else None,
             restart=face != "jax",
-            normalize_rewards=number == 2 and has_layout(face),
+            normalize_rewards=number == 2,
         )
         delivery = DELIVERIES[(index + 2 * number) % len(DELIVERIES)]
         if not can_pad(face, delivery):
@@ -37,7 +37,7 @@ def cases(face: str) -> list[Case]:
         memory = MEMORY[(index + number) % len(MEMORY)]
         further = memory if delivery == "rows" else {}
         # A reset by the user would fail, too, in the third episode of these.
-        failures = face not in ("agents_list", "loose")
+        failures = face not in (*AGENTS[1:], "loose")
         found.append(Case(face, options, place, delivery, further=further, failures=failures))
     return found
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from tests.oracle.comparing import Case, Ids, check_frames, collector_of, has_layout, oracles
+from tests.oracle.comparing import TORCHRL, Case, Ids, check_frames, collector_of, oracles
 from trawl.supported import Trait
 from trawl.testing.faces import FACES
 from trawl.testing.oracle import IDS, Options
@@ -30,16 +30,15 @@ PLAN: list[tuple[str | None, int | None]] = [
 
 def cases(face: str) -> list[Case]:
     """Returns cases of all options that remember something from one step to the next."""
-    kind, fixed = FACES[face], has_layout(face)
-    stack = 3 if fixed else None
+    kind = FACES[face]
     limit = {} if Trait.ALL_AT_ONCE in kind.traits else {"max_frames_per_traj": 2}
     found: list[dict[str, Any]] = [
-        {"recurrent": face != "torchrl", "is_init": True, "compact_obs": True},
-        {"frame_stack": stack, "normalize_rewards": fixed, **limit},
-        {"frame_stack": stack, "padding": "zero"},
-        {"normalize_observations": fixed, "normalize_rewards": fixed, "keep_raw": True},
+        {"recurrent": face not in TORCHRL, "is_init": True, "compact_obs": True},
+        {"frame_stack": 3, "normalize_rewards": True, **limit},
+        {"frame_stack": 3, "padding": "zero"},
+        {"normalize_observations": True, "normalize_rewards": True, "keep_raw": True},
     ]
-    told = face not in ("dm_env", "torchrl")
+    told = face not in ("dm_env", *TORCHRL)
     many = [
         Case(
             face,
@@ -79,7 +78,7 @@ def test_resets_and_interruptions_between_batches(face) -> None:
 def check_batch(case: Case, rows: Any, batch: Any, ids: Ids) -> None:
     """Checks a batch, whose rows without a frame are known by their ids."""
     known = torch.tensor([[frame is not None for frame in mine] for mine in rows])
-    batch = batch[None] if case.kind.single else batch
+    batch = batch[None] if case.kind.single else batch.reshape(len(rows), -1)
     np.testing.assert_array_equal(batch[IDS] >= 0, known)
     frames = [frame for mine in rows for frame in mine if frame is not None]
     check_frames(case, frames, batch[known], ids)

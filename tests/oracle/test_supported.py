@@ -22,18 +22,18 @@ from trawl.collectors import (
     Collector,
     MultiAsyncCollector,
     MultiSyncCollector,
+    NormalizeObservation,
     RandomPolicy,
 )
 from trawl.collectors.distributed import DistributedCollector
 from trawl.data import MemmapSink
 from trawl.envs import GymEnv, ParallelEnv, PettingZooEnv
-from trawl.supported import TABLE, Trait, refused
+from trawl.supported import TABLE, refused
 from trawl.testing import Script
 from trawl.testing.faces import (
     FACES,
     ScriptedEnv,
     ScriptedPool,
-    TensorSimulator,
     agents_environment,
 )
 from trawl.weight_update import MultiProcessedWeightUpdater, SharedMemWeightSyncScheme
@@ -88,11 +88,6 @@ def ready(source: Any = None, **options: Any) -> Any:
     source = [ENV] * 2 if source is None else source
     policy = RandomPolicy(GymEnv(ENV()).full_action_spec)
     return AsyncBatchedCollector(source, policy=policy, frames_per_batch=6, **options)
-
-
-def tensors(**options: Any) -> Any:
-    makers = [partial(TensorSimulator, SCRIPT, [i], "Disabled") for i in range(2)]
-    return one(makers, **options)
 
 
 def storage(**options: Any) -> Any:
@@ -175,13 +170,11 @@ UPDATER = MultiProcessedWeightUpdater
 #: Calls that are refused, by the name of the entry: at least one for each of its options.
 CASES: dict[str, list[Callable[[], Any]]] = {
     "LIMIT_ALL_AT_ONCE": [lambda: one(face("vector_next_step"), max_frames_per_traj=2)],
-    "STACK_LOOSE": [lambda: tensors(frame_stack=2)],
-    "NORMALIZE_LOOSE": each(tensors, normalize_observations=True, normalize_rewards=True),
-    "RESTART_OBJECT": [lambda: one(ENV(), on_env_error="restart")],
-    "RESTART_LOOSE": [
-        lambda: tensors(on_env_error="restart"),
-        lambda: one(partial(ParallelEnv, 2, Texts, backend="thread"), on_env_error="restart"),
+    "STAGE_LOOSE": [
+        lambda: one(Texts, frame_stack=2),
+        lambda: one(face("loose"), normalize_observations=NormalizeObservation(keys=["text"])),
     ],
+    "RESTART_OBJECT": [lambda: one(ENV(), on_env_error="restart")],
     "RESET_ARGUMENTS_NONE": [lambda: one(face("dm_env"), reset_kwargs={"options": {}})],
     "RESET_ARGUMENTS_BEGUN": [
         lambda: one(face("vector_next_step"), reset_kwargs={"options": {}}),
@@ -371,7 +364,7 @@ PLACES: dict[str, Any] = {**{name: partial(face, name) for name in FACES}, "pool
 def test_an_environment_refuses_what_the_table_says(place: str) -> None:
     source = PLACES[place]()
     with one(source) as collector:
-        traits = getattr(collector.env, "traits", {Trait.TENSORDICTS})
+        traits = getattr(collector.env, "traits", frozenset())
     if place in FACES:
         assert traits == FACES[place].traits
     for name, value in OPTIONS.items():

@@ -23,7 +23,6 @@ from tensordict.nn import TensorDictModule, TensorDictModuleBase, TensorDictSequ
 from torch import nn
 
 from trawl.collectors import Collector
-from trawl.envs import TorchVectorEnv
 from trawl.testing import Ledger, NumberedTorchEnv
 
 
@@ -93,17 +92,13 @@ def test_partial_reset_by_ids() -> None:
     assert "env_idx" in env.env.options_seen
 
 
-@pytest.mark.parametrize("fixed", [True, False], ids=["on the CPU", "as on a GPU"])
-def test_lists_of_environments(fixed: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    if not fixed:
-        monkeypatch.setattr(TorchVectorEnv, "fixed_layout", False)
+def test_lists_are_stepped_with_tensordicts() -> None:
     makers = [partial(on_torch, AutoresetMode.SAME_STEP)] * 2
     expected, _ = batches([partial(on_numpy, AutoresetMode.SAME_STEP)] * 2, plain())
     found, stats = batches(makers, plain())
     assert_same(found, expected)
-    assert stats["env_path"] == ("array" if fixed else "tensordict")
-    why = "make one environment of more sub-environments"
-    assert fixed or why in stats["env_path_reason"]
+    assert stats["env_path"] == "tensordict"
+    assert "make one environment of more sub-environments" in stats["env_path_reason"]
 
 
 class Changing(NumberedTorchEnv):

@@ -32,5 +32,5 @@ def test_ids_without_skipped_steps() -> None:
     ids = one.number(done)
     assert ids.tolist() == [[0, 1], [0, 2], [3, 4]]
     np.testing.assert_array_equal(other.number(done, done & False), ids)
-    one.renew(np.array([True, False]))
+    one.restart_all(np.array([True, False]))
     assert one.state_dict()["ids"] == [5, 4]

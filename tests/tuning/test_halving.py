@@ -10,8 +10,14 @@ from hypothesis import strategies as st
 from tuning_parts import Machine, candidate
 
 from trawl.collectors.tuning import Candidate, Trial
-from trawl.collectors.tuning.halving import TIE, Halving, choose, rounds_left, survivors
-from trawl.collectors.tuning.rates import adjusted_rates
+from trawl.collectors.tuning.halving import (
+    TIE,
+    Halving,
+    adjusted_rates,
+    choose,
+    rounds_left,
+    survivors,
+)
 from trawl.collectors.tuning.trial import Measurement
 
 RATES = st.lists(st.integers(1, 10_000), min_size=1, max_size=40)

@@ -8,8 +8,7 @@ from pathlib import Path
 import gymnasium
 import pytest
 
-from trawl.collectors.tuning.probe import mostly_waits, probe
-from trawl.collectors.tuning.trial import undisturbed
+from trawl.collectors.tuning.trial import mostly_waits, probe, undisturbed
 
 
 @pytest.mark.skipif(

@@ -13,9 +13,8 @@ from tuning_parts import Linear
 from trawl import Collector
 from trawl.collectors import NormalizeObservation, NormalizeReward
 from trawl.collectors.tuning import Candidate, Trial, TuneResult
-from trawl.collectors.tuning.code import code_of
-from trawl.collectors.tuning.reasons import busy, reason
 from trawl.collectors.tuning.result import ordered
+from trawl.collectors.tuning.tuner import busy, code_of, reason
 from trawl.envs import FrameStack
 
 CANDIDATES = [

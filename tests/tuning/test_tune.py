@@ -20,8 +20,8 @@ import trawl
 from trawl import Collector
 from trawl.collectors.tuning import Trial, TuneResult, tuner
 from trawl.collectors.tuning.halving import Halving
-from trawl.collectors.tuning.probe import Probe
-from trawl.collectors.tuning.progress import TuneProgress
+from trawl.collectors.tuning.trial import Probe
+from trawl.collectors.tuning.tuner import TuneProgress
 from trawl.testing import FaultyEnv, NumberedEnv
 
 PATIENCE = 300

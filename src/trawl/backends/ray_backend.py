@@ -10,7 +10,7 @@ import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any
 
@@ -29,9 +29,8 @@ from trawl.backends.frames import (
     package_for_ray,
 )
 from trawl.backends.listener import Listener
-from trawl.backends.ray_actor import Barrier, End, Hello, Unasked
+from trawl.backends.ray_actor import CONCURRENCY, Barrier, End, Hello, RayActor, Unasked
 from trawl.backends.ray_cluster import Connection, Placement
-from trawl.backends.ray_handle import actor_class
 from trawl.backends.spawn_payload import Package
 from trawl.checks import require_linux
 
@@ -508,3 +507,43 @@ class RayWorker(Worker):
         if known:
             return "died: " + known[0].removeprefix("The actor is dead because ")
         return f"died: {lines[0] if lines else type(error).__name__}"
+
+
+_BACKEND = "backend"
+
+
+def actor_class(methods: Iterable[str]) -> Any:
+    """Makes the class of actors whose handles have methods of the worker's service.
+
+    The class is sent to actors by value, because no module contains it.
+
+    Calls of these methods run in a separate thread, so they never keep the backend waiting. If the
+    actor's ``max_concurrency`` is 1, Ray begins these calls in the order in which a caller makes
+    them.
+
+    Args:
+        methods: names of methods. Each call goes to the service as a
+            :class:`~trawl.backends.base.HandleCall`, except ``shutdown``, which ends the worker.
+    """
+    import ray
+
+    grouped = ray.method(concurrency_group=_BACKEND)
+    own = {name: _method(name) for name in methods}
+    own |= {name: grouped(getattr(RayActor, name)) for name in RayActor.of_backend}
+    kind = type("RayWorkerActor", (RayActor,), own)
+    return ray.remote(concurrency_groups={_BACKEND: CONCURRENCY})(kind)
+
+
+def _method(name: str) -> Any:
+    if name == "shutdown":
+
+        def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+            return self.backend_end()
+
+    else:
+
+        def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+            return self.backend_ask(name, args, kwargs)
+
+    call.__name__ = call.__qualname__ = name
+    return call

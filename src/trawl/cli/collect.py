@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import os
 import secrets
 import signal
 import sys
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, replace
 from datetime import datetime, timezone
 from pathlib import Path
@@ -14,17 +18,14 @@ from typing import Any
 import gymnasium
 from rich.console import Console
 
+from trawl.checks import did_you_mean
 from trawl.cli.arguments import CollectArguments
 from trawl.cli.collectors import batch_size, make_collector
 from trawl.cli.environments import check_numbers, env_kwargs, env_of_minari
 from trawl.cli.errors import CliError, StoppedEarly, describe, message_of
-from trawl.cli.interrupts import Interrupts
-from trawl.cli.logging import log_sinks, logged
 from trawl.cli.notes import print_note
-from trawl.cli.outcome import bottleneck_finder, run_facts
 from trawl.cli.policies import fingerprint
-from trawl.cli.resume import is_resumed, previous_facts
-from trawl.cli.saving import StateSaver, continues, state_to_continue
+from trawl.cli.saving import StateSaver, continues, is_resumed, previous_facts, state_to_continue
 from trawl.cli.statistics import load_statistics, save_statistics
 from trawl.cli.summary import print_summary, run_name
 from trawl.cli.transforms import check_transforms, transform_facts
@@ -33,7 +34,18 @@ from trawl.data import MemmapSink, MinariSink, ParquetSink, Sink
 from trawl.data.sinks.base import check_free
 from trawl.data.sinks.states import SavedState
 from trawl.envs.seeding import derive
-from trawl.observe import CollectionProgress
+from trawl.observe import (
+    Bottleneck,
+    CollectionProgress,
+    CSVSink,
+    MLflowSink,
+    Monitor,
+    PrometheusSink,
+    StatsSink,
+    TensorBoardSink,
+    WandbSink,
+)
+from trawl.observe.bottleneck import bottleneck_of
 from trawl.supported import COMMAND_PROCESSES
 
 
@@ -353,3 +365,221 @@ def _check(args: CollectArguments) -> None:
         raise CliError("--trace must name a file, such as run.json.gz, but it is empty")
     if args.asynchronous and not args.workers:
         raise CliError("--async needs worker processes: pass --workers")
+
+
+_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+
+class Interrupts:
+    """Records the first SIGINT or SIGTERM within its ``with`` block.
+
+    The second signal raises ``KeyboardInterrupt``.
+
+    Args:
+        notify: function that receives a message for the user. The signal handler calls it at the
+            first signal.
+
+    Attributes:
+        signum: number of the first signal, or None.
+    """
+
+    def __init__(self, notify: Callable[[str], None]) -> None:
+        self.signum: int | None = None
+        self._notify = notify
+        self._before: dict[int, Any] = {}
+
+    def __enter__(self) -> Interrupts:
+        # Python allows signal handlers only in the main thread.
+        if threading.current_thread() is threading.main_thread():
+            for number in _SIGNALS:
+                # A shell starts background jobs with Ctrl-C ignored, and they keep ignoring it.
+                if signal.getsignal(number) is not signal.SIG_IGN:
+                    self._before[number] = signal.signal(number, self._handle)
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    def _handle(self, signum: int, frame: object) -> None:
+        if self.signum is not None:
+            raise KeyboardInterrupt
+        self.signum = signum
+        self._notify("finishing this batch; press Ctrl-C again to stop at once")
+
+
+def run_facts(progress: CollectionProgress) -> dict[str, Any]:
+    """Returns the statistics, the throughput and the bottleneck of a run, as plain JSON."""
+    found = progress.bottleneck
+    return {
+        "stats": plain(progress.stats),
+        "throughput": [[round(seconds, 3), frames] for seconds, frames in progress.throughput],
+        "bottleneck": None if found.part == "unknown" else plain(asdict(found)),
+    }
+
+
+def plain(value: Any) -> Any:
+    """Returns a value as plain JSON, in which None stands for numbers that are not finite.
+
+    Examples:
+        >>> plain({"frames": 10, "episode_return_mean": float("nan")})
+        {'frames': 10, 'episode_return_mean': None}
+    """
+    if isinstance(value, Mapping):
+        return {str(name): plain(each) for name, each in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [plain(each) for each in value]
+    if value is None or isinstance(value, (bool, int, str)):
+        return value
+    try:
+        number = float(value)
+    except (TypeError, ValueError):
+        return str(value)
+    return number if math.isfinite(number) else None
+
+
+def bottleneck_finder(args: CollectArguments) -> Callable[[Mapping[str, Any]], Bottleneck]:
+    """Returns a function that finds the bottleneck of a run, and names options of the command.
+
+    Args:
+        args: arguments of the command.
+    """
+
+    def find(stats: Mapping[str, Any]) -> Bottleneck:
+        found = bottleneck_of(stats)
+        subject, remedy = _subject(found), _remedy(found.part, args)
+        if subject is None:
+            return found
+        return replace(found, sentence=f"{subject}: {remedy}." if remedy else f"{subject}.")
+
+    return find
+
+
+def _subject(found: Bottleneck) -> str | None:
+    """Returns the first part of the sentence; None if the sentence need not be changed."""
+    busy, total = f"({found.share:.0%} of busy time)", f"({found.share:.0%} of the time)"
+    match found.part:
+        case "environment":
+            return f"The environment limits the rate {busy}"
+        case "policy":
+            return f"The policy limits the rate {busy}"
+        case "overhead":
+            return f"The overhead of batches limits the rate {busy}"
+        case "learner":
+            return f"Writing the dataset limits the rate {total}"
+        case "driver":
+            return f"Receiving batches limits the rate {total}"
+        case "straggler":
+            return f"Worker {found.worker} limits the rate, because the others wait for it"
+        case _:
+            return None
+
+
+def _remedy(part: str, args: CollectArguments) -> str | None:
+    """Returns an option that may help; None if there is none."""
+    match part:
+        case "environment":
+            return "use more --workers if there are idle cores"
+        case "policy":
+            return "use more --envs, to act for many at once"
+        case "overhead" | "driver" | "learner":
+            return "use a larger --frames-per-batch"
+        case "straggler" if not args.asynchronous:
+            return "with --async, no worker waits"
+        case _:
+            return None
+
+
+def log_sinks(args: CollectArguments) -> list[StatsSink]:
+    """Returns the sinks that the arguments specify.
+
+    Raises:
+        CliError: if an option is not valid, or the library of a sink is missing.
+    """
+    if not args.log_every > 0:
+        raise CliError(f"--log-every must be above 0 seconds, but it is {args.log_every}")
+    return [_sink(text, args.resume) for text in args.log]
+
+
+def _sink(text: str, resume: bool) -> StatsSink:
+    name, _, target = text.partition(":")
+    kinds: dict[str, tuple[str, Callable[[str], StatsSink]]] = {
+        "csv": ("FILE", lambda file: CSVSink(file, append=resume)),
+        "mlflow": ("DIR or mlflow:URI", MLflowSink),
+        "prometheus": ("PORT", _prometheus),
+        "tensorboard": ("DIR", TensorBoardSink),
+        "wandb": ("PROJECT", WandbSink),
+    }
+    if name not in kinds:
+        raise CliError(
+            f"--log {text} doesn't begin with one of {', '.join(f'{one}:' for one in kinds)}"
+            f"{did_you_mean([name], kinds)}"
+        )
+    what, make = kinds[name]
+    if not target:
+        raise CliError(f"--log {text} needs a value: --log {name}:{what}")
+    try:
+        return make(target)
+    except (ImportError, ValueError) as error:
+        raise CliError(f"--log {text}: {message_of(error)}") from error
+
+
+def _prometheus(target: str) -> PrometheusSink:
+    host, _, port = target.rpartition(":")
+    if not port.isdecimal():
+        raise ValueError("PORT must be a number: pass prometheus:PORT or prometheus:HOST:PORT")
+    return PrometheusSink(int(port), **({"host": host} if host else {}))
+
+
+class _Shifted(StatsSink):
+    """Adds the frames of earlier runs, which the collector of a resumed run doesn't count."""
+
+    def __init__(self, sink: StatsSink, earlier: int) -> None:
+        self._sink, self._earlier = sink, earlier
+
+    def open(self) -> None:
+        """Opens the sink."""
+        self._sink.open()
+
+    def write(self, stats: Mapping[str, Any], step: int) -> None:
+        """Writes the statistics with all frames."""
+        counts = {name: stats[name] + self._earlier for name in ("frames", "total_frames")}
+        self._sink.write({**stats, **counts}, step + self._earlier)
+
+    def close(self) -> None:
+        """Closes the sink."""
+        self._sink.close()
+
+    def __repr__(self) -> str:
+        return repr(self._sink)
+
+
+@contextmanager
+def logged(
+    collector: Any, sinks: list[StatsSink], every: float, earlier: int = 0
+) -> Iterator[None]:
+    """Logs a collector's statistics within the context, if there are sinks.
+
+    Args:
+        collector: the collector.
+        sinks: the sinks.
+        every: seconds between two polls.
+        earlier: number of frames that earlier runs collected, and the collector doesn't count.
+
+    Raises:
+        CliError: if a sink can't be opened.
+    """
+    if not sinks:
+        yield
+        return
+    try:
+        monitor = Monitor(collector, [_Shifted(sink, earlier) for sink in sinks], every)
+    except Exception as error:  # each library has errors of its own
+        said = message_of(error) if isinstance(error, OSError) else describe(error)
+        raise CliError(f"--log can't start: {said}") from error
+    try:
+        yield
+    finally:
+        # The dataset is complete by now, so Ctrl-C ends the wait for slow sinks only.
+        with suppress(KeyboardInterrupt):
+            monitor.close()

@@ -19,7 +19,7 @@ from trawl.cli.arguments import (
 )
 from trawl.cli.errors import CliError, describe, message_of
 from trawl.cli.references import find, load_module, split
-from trawl.cli.transforms import check_batches, minari_env, transform_facts
+from trawl.cli.transforms import minari_env, transform_facts
 from trawl.envs.base import TensorDictEnv
 from trawl.envs.build import adapted, env_of_id, is_env, is_tensordict_env
 from trawl.envs.gym import GymEnv
@@ -209,7 +209,6 @@ def make_env(args: CollectArguments, source: Any) -> Any:
     """
     env = build_unchecked(args, source)
     try:
-        check_batches(args, env)
         _check_layout(args, env)
     except CliError:
         env.close(raise_if_closed=False)

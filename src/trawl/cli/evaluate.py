@@ -31,7 +31,6 @@ from trawl.cli.references import search_here
 from trawl.cli.statistics import STATISTICS
 from trawl.cli.summary import print_facts, run_name, show_environment
 from trawl.cli.transforms import (
-    check_batches,
     check_transforms,
     named_transforms,
     show_transforms,
@@ -75,7 +74,6 @@ def _evaluator(args: EvaluateArguments) -> Evaluator:
     env = build_unchecked(args, source)
     loader = PolicyLoader(args.policy, args.seed, args.unsafe_pickle, args.frame_stack)
     try:
-        check_batches(args, env)
         # Loads the policy even with workers, so that errors are found before the workers start.
         with explained(f"--policy {args.policy}"):
             policy = loader(env)

@@ -16,11 +16,8 @@ from trawl.collectors import NormalizeReward
 from trawl.envs.agent_groups import groups_of
 from trawl.envs.base import TensorDictEnv
 from trawl.envs.frame_stack import FrameStack
-from trawl.envs.serial import SerialEnv
-from trawl.envs.specs import Bounded, Composite, Spec, Unbounded
-from trawl.envs.tensor_env import TensorEnv
+from trawl.envs.specs import Bounded, Composite, NonTensor, Spec, Unbounded
 from trawl.keys import as_key
-from trawl.supported import STACK_LOOSE
 
 _NAMES = ("frame_stack", "normalize_observations", "normalize_rewards")
 
@@ -34,29 +31,6 @@ def check_transforms(args: CollectArguments | EvaluateArguments | TuneArguments)
     size = args.frame_stack
     if size is not None and size < 2:
         raise CliError(f"--frame-stack must be at least 2, but it is {size}")
-
-
-def check_batches(args: CollectArguments | EvaluateArguments, env: Any) -> None:
-    """Checks that stacks and normalised values can be made of an environment's frames.
-
-    Raises:
-        CliError: if an option is used with a list of environments whose data are tensors.
-    """
-    tensors = isinstance(env, SerialEnv) and any(isinstance(one, TensorEnv) for one in env.parts)
-    several = tensors and not env.fixed_layout
-    used = [name for name in (*_NAMES, "normalization") if getattr(args, name, None)]
-    if several and used:
-        option, count = used[0].replace("_", "-"), env.batch_size.numel()
-        text = STACK_LOOSE.text(
-            f"--{option}",
-            against=f"--envs {args.envs}",
-            why=f"each environment of {args.env} is a batch of tensors",
-            instead=(
-                f"leave out --envs, and make one batch of {count} environments, for example with "
-                f"--env-kwargs '{{\"num_envs\": {count}}}'"
-            ),
-        )
-        raise CliError(text)
 
 
 def transform_options(args: CollectArguments | TuneArguments) -> dict[str, Any]:
@@ -123,7 +97,9 @@ class StackedObservations:
     def __init__(self, env: TensorDictEnv, size: int) -> None:
         self._env = env
         single = {as_key(key): spec for key, spec in env.observation_spec.items(True, True)}
-        chosen, batch, groups = FrameStack(size).stacked(single), env.batch_size, groups_of(env)
+        batch, groups = env.batch_size, groups_of(env)
+        fixed = (key for key, spec in single.items() if not isinstance(spec, NonTensor))
+        chosen = FrameStack(size).stacked(fixed, groups)
         stacked = Composite(shape=batch)
         for key, spec in single.items():
             axis = len(batch) + (key[0] in groups)

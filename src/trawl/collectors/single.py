@@ -40,7 +40,6 @@ from trawl.collectors.weak import weak
 from trawl.envs.base import TensorDictEnv
 from trawl.envs.build import check_rebuildable
 from trawl.envs.frame_stack import as_frame_stack
-from trawl.envs.pettingzoo import PettingZooEnv
 from trawl.envs.reset_kwargs import with_reset_kwargs
 from trawl.envs.seeding import check_seed, derive, stream_seed
 from trawl.envs.serial import build_env, close_made, given_envs
@@ -54,7 +53,6 @@ from trawl.rollout.random_policy import RandomPolicy
 from trawl.rollout.resolving import resolve
 from trawl.rollout.rng import RandomStream
 from trawl.rollout.trial import kept_envs
-from trawl.supported import RESTART_LOOSE
 
 
 @describe(CollectorArguments)
@@ -204,12 +202,6 @@ class Collector(ResumableCollector):
         for doubt in self._rollout.writer.warnings:
             warn(doubt)
         parts = self.env.parts if isinstance(self.env, TensorDictEnv) else ()
-        if self._restarts is not None and any(
-            part.has_processes or isinstance(part, PettingZooEnv) for part in parts
-        ):
-            facts = self._rollout.writer.describe()
-            if facts["env_path"] != "array":
-                raise RESTART_LOOSE.error(why=facts["env_path_reason"])
         grouped = any(getattr(part, "groups", 1) > 1 for part in parts)
         if grouped and not self._rollout.writer.in_groups:
             warn(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Sequence
+from operator import add
 from time import perf_counter
 from typing import Any, NamedTuple
 
@@ -124,7 +125,7 @@ class RunningTotals:
         if not marks:
             self._first = began
             marks.append((began, self.totals))
-        self.totals = tuple(a + b for a, b in zip(self.totals, amounts, strict=True))
+        self.totals = tuple(map(add, self.totals, amounts))
         marks.append((ended, self.totals))
         # The newest batch always counts.
         while len(marks) > _BATCHES or (len(marks) > 2 and marks[1][0] < ended - _SECONDS):

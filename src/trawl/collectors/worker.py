@@ -8,6 +8,7 @@ don't wait for batches that were requested earlier.
 from __future__ import annotations
 
 import pickle
+import warnings
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
@@ -18,6 +19,8 @@ from time import perf_counter
 from typing import Any, cast
 
 import cloudpickle
+import numpy as np
+from numpy.typing import NDArray
 from tensordict import TensorDictBase
 from torch import nn
 from torch.nn.parameter import is_lazy
@@ -35,19 +38,20 @@ from trawl.collectors.handle_calls import HandleCalls
 from trawl.collectors.normalizing import empty_statistics, load_statistics, pop_statistics
 from trawl.collectors.policy_version import stamp
 from trawl.collectors.process_memory import ResidentMemory
+from trawl.collectors.requests import CollectRequest, WorkerWarning
 from trawl.collectors.rollouts import overrides_rollout
 from trawl.collectors.single import Collector
 from trawl.collectors.snapshots import Recovery, SnapshotTaker
 from trawl.collectors.times import TurnClock
 from trawl.collectors.weight_control import POLICY
-from trawl.collectors.worker_memory import WorkerMemory
-from trawl.collectors.worker_warnings import forward_warnings, unreached_networks
 from trawl.envs.capture.pickling import signing_key, use_signing_key
 from trawl.envs.own_process import prepare_process
 from trawl.keys import MASK
-from trawl.rollout.block import as_batch
+from trawl.rollout.block import Block, as_batch
 from trawl.rollout.first_call import networks_noted
+from trawl.rollout.layout import BatchPartition, Layout
 from trawl.rollout.loop import Rollout
+from trawl.rollout.slab import Lease, byte_ranges, tensors_in, tensors_over
 from trawl.tensordicts import drop_private
 from trawl.weight_update.channel import Inbox
 from trawl.weight_update.layout import FlatLayout
@@ -484,3 +488,110 @@ def fake(collector: Any) -> TensorDictBase:
     """Returns a batch of zeros with the layout of a worker's batches."""
     batch: TensorDictBase = collector._rollout.writer.fake()
     return batch
+
+
+def forward_warnings(port: Port) -> None:
+    """Forwards warnings to the driver, whose filters decide which warnings are shown."""
+
+    def send(message: Any, category: type[Warning], *_: Any, **__: Any) -> None:
+        port.send(WorkerWarning(str(message), category))
+
+    warnings.resetwarnings()
+    warnings.simplefilter("default")
+    for ignored in (DeprecationWarning, PendingDeprecationWarning, ImportWarning):
+        warnings.simplefilter("ignore", ignored)
+    warnings.showwarning = send
+
+
+def unreached_networks(networks: Iterable[nn.Module], models: Iterable[Any]) -> list[str]:
+    """Returns a warning if weight updates don't reach networks that the policy calls.
+
+    Args:
+        networks: networks that the policy calls.
+        models: models that receive weights.
+    """
+    modules = [model.modules() for model in models if isinstance(model, nn.Module)]
+    reached = {part for parts in modules for part in parts}
+    found = [one for one in networks if one not in reached]
+    if not found:
+        return []
+    names = ", ".join(sorted({type(one).__name__ for one in found}))
+    return [
+        f"the policy calls a network that is not part of it ({names}): workers act with a "
+        "copy of the network, and weight updates don't reach the copy. Pass the network "
+        "itself as the policy, for example as TensorDictModule(network, ['observation'], "
+        "['action']). If its weights stay as they are, call network.requires_grad_(False)"
+    ]
+
+
+# Maximum number of blocks that a worker keeps open: a user who holds many batches may need
+# thousands.
+_MOST_BLOCKS = 256
+
+
+class WorkerMemory:
+    """Memory for the batches of a worker: shared with the driver, or the worker's own.
+
+    Args:
+        port: connection to the driver.
+
+    Attributes:
+        layout: layout of the worker's batches; None if it is not fixed.
+    """
+
+    def __init__(self, port: Port) -> None:
+        self._port = port
+        self.layout: Layout | None = None
+        self._partitions: dict[int, BatchPartition] = {}
+        self._blocks: dict[int, Block] = {}
+        self._own: tuple[Block, NDArray[np.uint8]] | None = None
+
+    @property
+    def own_bytes(self) -> Any:
+        """Bytes of the worker's own block; None if it has none."""
+        return None if self._own is None else self._own[1]
+
+    def add(self, name: int, partition: BatchPartition) -> None:
+        """Records a partition, to which requests refer by its name."""
+        self._partitions[name] = partition
+
+    def remove(self, name: int) -> None:
+        """Forgets a partition or a block to which no later request refers."""
+        self._partitions.pop(name, None)
+        self._blocks.pop(name, None)
+
+    def block(self, request: CollectRequest) -> Block | None:
+        """Returns the memory for a request's batch; None if batches have no fixed layout.
+
+        Memory that a request names is kept open for later requests, up to ``_MOST_BLOCKS`` blocks.
+        """
+        if request.memory is None:
+            return self._own_block()
+        block = self._blocks.pop(request.memory, None)
+        if block is None:
+            partition = self._partitions[request.partition]
+            memory = self._port.memory(request.memory)
+            tensors, _ = tensors_over(partition.whole, memory)
+            part, index = partition.part(request.part, tensors), request.part
+            for start, stop in byte_ranges(partition.written(index, tensors).values(), memory):
+                self._port.populate(request.memory, start, stop)
+            starts = partition.pool_starts(index)
+            layout = partition.layouts[index]
+            block = Block(layout, Lease(layout, part, pool_starts=starts))
+        self._blocks[request.memory] = block  # the most recently used comes last
+        if len(self._blocks) > _MOST_BLOCKS:
+            del self._blocks[next(iter(self._blocks))]
+        return block
+
+    def _own_block(self) -> Block | None:
+        """Returns memory for batches that are sent; None if batches have no fixed layout.
+
+        One block is enough, because each batch is sent before the next one begins.
+        """
+        if self.layout is None:
+            return None
+        if self._own is None:
+            array = np.zeros(self.layout.nbytes, dtype=np.uint8)
+            lease = Lease(self.layout, tensors_in(self.layout, array))
+            self._own = Block(self.layout, lease), array
+        return self._own[0]

@@ -12,7 +12,6 @@ from gymnasium import spaces
 
 from trawl.checks import did_you_mean
 from trawl.envs.agent_steps import AgentResults, ParallelSteps, TurnSteps
-from trawl.envs.base import TensorDictEnv
 from trawl.envs.info_keys import (
     INFO_KEY,
     InfoEntry,
@@ -168,7 +167,7 @@ def make_groups(group_map: Any, agents: Sequence[str], parallel: bool) -> dict[s
 _RESERVED = (*DONE_KEYS, "reward", "state", "next", "collector", "_reset", "step_count", "is_init")
 
 
-def groups_of(env: TensorDictEnv) -> set[str]:
+def groups_of(env: Any) -> set[str]:
     """Returns the keys of the groups of agents, whose entries have a dimension for the agents."""
     if isinstance(env, TensorEnv):
         return set(env.agents)
@@ -176,7 +175,8 @@ def groups_of(env: TensorDictEnv) -> set[str]:
     return {
         str(key)
         for key, spec in env.full_observation_spec.items()
-        if isinstance(spec, Composite) and len(spec.shape) > axes
+        # TorchRL's composite specs have other classes.
+        if hasattr(spec, "items") and len(spec.shape) > axes
     }
 
 

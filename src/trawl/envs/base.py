@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 import torch
@@ -32,6 +32,14 @@ class TensorDictEnv(ABC):
         is_closed: True once :meth:`close` has been called.
         has_processes: True if the environment runs in separate processes.
         fixed_layout: True if all data are arrays of a fixed shape and dtype, with one reward.
+        on_error: None, or a function that is called when a step or a reset fails. The function gets
+            the exception, a bool that is True if a reset failed, and the number of the member that
+            failed. It must call :meth:`restart`, or raise an exception. If it returns, the failed
+            step returns zeros.
+        failed: numbers of the members whose last step failed while ``on_error`` was set; its
+            results are not experience.
+        num_members: number of members that are rebuilt individually. Only environments in other
+            processes have more than one.
     """
 
     batch_size: torch.Size
@@ -39,6 +47,11 @@ class TensorDictEnv(ABC):
     is_closed: bool = False
     has_processes: bool = False
     fixed_layout: Any = False
+    on_error: Callable[[Exception, bool, int], None] | None = None
+    failed: Collection[int] = ()
+    num_members: int = 1
+    # What the reset after a failure returned.
+    _restarted: TensorDict | None = None
     full_observation_spec: Composite
     full_action_spec: Composite
 
@@ -79,8 +92,7 @@ class TensorDictEnv(ABC):
     @property
     def traits(self) -> frozenset[Trait]:
         """Traits with which some options can't be combined."""
-        found = {Trait.ALL_AT_ONCE} if self.cannot_restart else set()
-        return frozenset(found if self.fixed_layout else {*found, Trait.LOOSE})
+        return frozenset([Trait.ALL_AT_ONCE] if self.cannot_restart else [])
 
     @property
     @abstractmethod
@@ -253,6 +265,49 @@ class TensorDictEnv(ABC):
     def load_episode_counts(self, counts: Any) -> None:  # noqa: B027
         """Sets the number of the next episode of each environment in other processes."""
 
+    # --- failures, of environments that can be rebuilt
+
+    def rebuild(self) -> None:
+        """Closes the environment, ignoring errors, and makes a new one in the same way."""
+        raise NotImplementedError
+
+    def restart(self, member: int = 0) -> None:
+        """Rebuilds a member after a failure, and resets it."""
+        self.rebuild()
+        self._restarted = self._reset(None)
+
+    def _guarded_reset(self, mask: Tensor | None, **kwargs: Any) -> TensorDict:
+        if self._restarted is None:
+            try:
+                return self._reset(mask, **kwargs)
+            except Exception as error:
+                if self.on_error is None:
+                    raise
+                self.on_error(error, True, 0)
+                # All episodes of a batch are lost, not only those that were to be reset.
+                if mask is not None and not mask.all():
+                    self.failed = {0}
+                    return self._nothing().select(*self.full_observation_spec.keys(True, True))
+        begun, self._restarted = self._restarted, None
+        assert begun is not None
+        return begun
+
+    def _guarded_step(self, take: Callable[[Any], TensorDict], actions: Any) -> TensorDict:
+        self.failed = ()
+        if self.on_error is None:
+            return take(actions)
+        try:
+            return take(actions)
+        except Exception as error:
+            self.on_error(error, False, 0)
+            self.failed = {0}
+            return self._nothing()
+
+    def _nothing(self) -> TensorDict:
+        """Returns the zeros that a failed step returns instead of results."""
+        nothing: TensorDict = self.fake_tensordict().get("next")
+        return nothing
+
     # --- stepping
 
     def reset(self, tensordict: TensorDictBase | None = None, **kwargs: Any) -> TensorDictBase:
@@ -273,7 +328,7 @@ class TensorDictEnv(ABC):
             mask = mask.reshape(self.batch_size)
             if not mask.any():
                 return tensordict.exclude("_reset")
-        fresh = self._reset(mask, **kwargs)
+        fresh = self._guarded_reset(mask, **kwargs)
         for key, flag in self.full_done_spec.zero().items(True, True):
             # Agents that are absent in the first step are done.
             if key not in fresh.keys(True, True):

@@ -199,8 +199,14 @@ class BatchedEnv(TensorDictEnv):
         """Calls functions with some of the environments, and returns the results by number."""
 
     def _join(self, rows: Sequence[TensorDictBase], keys: Sequence[Any]) -> TensorDict:
-        result: TensorDict = TensorDict.maybe_dense_stack([row.select(*keys) for row in rows], 0)
+        chosen = [row.select(*keys, strict=False) for row in rows]
+        result: TensorDict = TensorDict.maybe_dense_stack(chosen, 0)
         return result
+
+    def _join_resets(self, rows: Sequence[TensorDictBase]) -> TensorDict:
+        """Stacks what resets returned; frames of zeros may stand for environments without one."""
+        specs = self.full_observation_spec, self.full_done_spec
+        return self._join(rows, [key for spec in specs for key in spec.keys(True, True)])
 
     def _join_masks(self, masks: Sequence[Tensor | None]) -> Tensor:
         """Stacks the autoreset masks of the environments; None counts as a mask without resets."""

@@ -98,12 +98,15 @@ class EnvMember:
             _single(self.env, buffers, rows) if single else _nested(self, buffers, rows)
         )
 
-    def restart(self, failed: bool, seed: int | None) -> None:
+    def restart(self, failed: bool, seed: int | None) -> tuple[TensorDictBase, Array | None] | None:
         """Resets the environment, which is made anew first if it has failed.
 
         Args:
             failed: True if the environment has failed; False if it has just been made.
             seed: seed of the environment, or None.
+
+        Returns:
+            The result of :meth:`reset`, unless it is in the shared memory.
         """
         if failed:
             with suppress(Exception):
@@ -114,10 +117,12 @@ class EnvMember:
             self.env.set_seed(seed, False)
             if not failed:
                 self._seed_generators(seed)
+        if self._buffers is None:
+            return self.reset(None, {})
         self.begin(None, {})
         # Afterwards, because the first reset wraps an environment that returns masks.
-        assert self._buffers is not None
         self.attach(self._buffers)
+        return None
 
     def seed(self, seed: int, static_seed: bool) -> Any:
         """Seeds the next reset, and returns the seed for the next environment."""

@@ -98,12 +98,13 @@ class EnvWorkers(EnvProcesses):
 
     # --- steps
 
-    def step(self, eager: bool, meanwhile: Callable[[], T]) -> T:
+    def step(self, eager: bool, meanwhile: Callable[[], T], tolerated: bool = False) -> T:
         """Takes a step of all environments; see :meth:`stepper`.
 
         Args:
             eager: True to also reset rows in the step that ends their episode.
             meanwhile: function that is called while the processes step.
+            tolerated: True to leave the errors in :attr:`failures`, instead of raising one.
 
         Returns:
             What ``meanwhile`` has returned.
@@ -114,7 +115,7 @@ class EnvWorkers(EnvProcesses):
         begin(eager)
         result = meanwhile()
         wait()
-        if self.failures:
+        if self.failures and not tolerated:
             raise next(iter(self.take_failures().values()))
         return result
 
@@ -336,22 +337,92 @@ class EnvWorkers(EnvProcesses):
             env: number of the environment.
             seed: its seed, or None.
         """
+        index, failed = self._revived(env, seed)
+        self._began[index] = time.monotonic()
+        self._restarting[self._post(index, env, "restart", (failed, seed))] = env
+
+    def restart(self, env: int, seed: int | None) -> Any:
+        """Makes an environment anew, and returns the result of its reset, by messages.
+
+        Args:
+            env: number of the environment.
+            seed: its seed, or None.
+
+        Raises:
+            Exception: the error of the reset.
+        """
+        _, failed = self._revived(env, seed)
+        found, errors = self.try_call({env: ("restart", failed, seed)})
+        if errors:
+            raise errors[env]
+        return found[env]
+
+    def _revived(self, env: int, seed: int | None) -> tuple[int, bool]:
+        """Starts another process if that of an environment is dead.
+
+        Returns:
+            The number of the process, and True if the environment has to be made anew.
+        """
         index = env // self._each
         if index not in self._living:
             self._revive(index, seed)
-        self._began[index] = time.monotonic()
-        number = self._post(index, env, "restart", (env not in self._made, seed))
+        failed = env not in self._made
         self._made.discard(env)
-        self._restarting[number] = env
+        return index, failed
+
+    def try_call(
+        self, calls: Mapping[int, tuple[Any, ...]]
+    ) -> tuple[dict[int, Any], dict[int, Exception]]:
+        """Calls methods of environments by messages, and tolerates failures.
+
+        Args:
+            calls: name of the method and its arguments, by number of the environment.
+
+        Returns:
+            The results and the errors, by number of the environment. If a process has died, all of
+            its environments have an error.
+        """
+        found: dict[int, Any] = {}
+        errors: dict[int, Exception] = {}
+        waiting: dict[int, int] = {}
+        for env, (name, *args) in calls.items():
+            index = env // self._each
+            if index in self._living:
+                waiting[self._post(index, env, name, args)] = env
+            else:
+                dead = f"{self.name_of(index)}: its process is dead"
+                errors.update(dict.fromkeys(self.envs_of(index), WorkerDied(dead)))
+        while waiting:
+            event = self._pop_event()
+            index = event.worker.index
+            if isinstance(event, Failed):
+                self._last_errors[index] = event.failure.error(self.name_of(index))
+            elif isinstance(event, Death):
+                self._living.discard(index)
+                error = self._last_errors.pop(index, None) or WorkerDied(self._death(event))
+                lost = self.envs_of(index)
+                errors.update(dict.fromkeys(lost, error))
+                found = {env: value for env, value in found.items() if env not in lost}
+                waiting = {n: env for n, env in waiting.items() if env not in lost}
+            elif isinstance(event, Message) and not isinstance(event.content, tuple):
+                content = event.content
+                if content.number not in waiting:
+                    continue
+                env = waiting.pop(content.number)
+                if isinstance(content, CallFailed):
+                    errors[env] = self._error(content, index)
+                else:
+                    found[env] = content.value
+        return found, errors
 
     def _revive(self, index: int, seed: int | None = None) -> None:
         """Starts a process in place of a dead one; see :meth:`_launch`."""
         buffers = self.buffers
-        assert buffers is not None
         self._launch(index, seed)
-        buffers.answers[index] = buffers.numbers[index]
-        self._workers[index].share(BUFFERS, self._shared)
-        self._post(index, None, "attach", (self._spec,))
+        if buffers is not None:
+            buffers.answers[index] = buffers.numbers[index]
+            self._workers[index].share(BUFFERS, self._shared)
+            self._post(index, None, "attach", (self._spec,))
         if self._dtypes is not None:
             self._post(index, None, "retype", (self._dtypes,))
         for env in self.envs_of(index):

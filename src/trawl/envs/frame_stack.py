@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
@@ -10,6 +10,7 @@ import torch
 from tensordict import TensorDictBase
 
 from trawl.checks import check_number
+from trawl.envs.agent_arrays import AGENT_MASK
 from trawl.envs.dm import DISCOUNT
 from trawl.envs.info_keys import INFO_KEY
 from trawl.envs.masks import MASK_KEY
@@ -69,16 +70,18 @@ class FrameStack:
             )
         object.__setattr__(self, "keys", keys)
 
-    def stacked(self, observed: Iterable[Key]) -> list[Key]:
+    def stacked(self, observed: Iterable[Key], groups: Collection[str] = ()) -> list[Key]:
         """Returns the keys of the observations that are stacked.
 
         Args:
-            observed: keys of all observations.
+            observed: keys of all observations of fixed shape and dtype.
+            groups: keys of the groups of agents.
 
         Raises:
             ValueError: if there is no observation of a given key, or none to stack.
         """
-        found = list(observed)
+        # Whether agents act is no observation of theirs.
+        found = [key for key in observed if key[-1] != AGENT_MASK or key[0] not in groups]
         if self.keys is None:
             keys = [key for key in found if is_feature(key)]
             if not keys:
@@ -96,15 +99,15 @@ class FrameStack:
             )
         return list(self.keys)
 
-    def repeated(self, frames: TensorDictBase, groups: Iterable[str]) -> TensorDictBase:
+    def repeated(self, frames: TensorDictBase, groups: Collection[str]) -> TensorDictBase:
         """Returns observations in which each stacked entry is a stack of equal frames.
 
         Args:
             frames: the observations.
             groups: keys of the groups of agents.
         """
-        keys = [as_key(key) for key in frames.keys(True, True)]
-        for key in self.stacked(keys):
+        fixed = [as_key(k) for k, v in frames.items(True, True) if isinstance(v, torch.Tensor)]
+        for key in self.stacked(fixed, groups):
             axis = frames.ndim + (key[0] in groups)
             frames.set(key, torch.stack([frames.get(key)] * self.size, axis))
         return frames

@@ -58,7 +58,6 @@ from trawl.envs.specs import Composite, NonTensor, Unbounded
 from trawl.envs.types import EnvLike
 from trawl.envs.vector import VectorAdapter, adapt, is_envpool, is_vector_env
 from trawl.errors import env_errors
-from trawl.keys import DONE_KEYS
 from trawl.schema.states import GYM, check_adapter
 from trawl.supported import MODE_SINGLE, RESET_ARGUMENTS_BEGUN, RESET_FUNCTION_BATCH, Trait
 
@@ -110,14 +109,9 @@ class GymEnv(LoggedEnv):
     Attributes:
         remake: function that makes another environment like this one; None if ``env`` was passed
             as an object.
-        on_error: None, or a function that is called when a step or a reset fails. The function
-            gets the exception, and a bool that is True if a reset failed. It must call
-            :meth:`restart`, or raise an exception. If it returns, the failed step returns zeros.
         mask_check: check of the info of the first step.
         reward_shape: shape of the reward, which the environment's ``reward_space`` states; ``()``
             for a single number.
-        step_failed: True if the last step failed while ``on_error`` was set; the results of a
-            failed step are not experience.
 
     Examples:
         >>> from trawl.envs import GymEnv
@@ -145,8 +139,6 @@ class GymEnv(LoggedEnv):
         check_bool("from_pixels", from_pixels)
         check_bool("pixels_only", pixels_only)
         self.remake: Callable[[], Any] | None = None
-        self.on_error: Callable[[Exception, bool], None] | None = None
-        self.step_failed = False
         self._has_id = isinstance(env, str)
         env_id = env
         if isinstance(env, str):
@@ -181,7 +173,6 @@ class GymEnv(LoggedEnv):
         self._seeds: list[int] | None = None
         self._rebuilds = 0  # since the last set_seed()
         self._fixed_arguments: Mapping[str, Any] = {}
-        self._begun: TensorDict | None = None  # observations of the reset after a failure
         # The masks of actions; self.env may be another wrapper around a keeper.
         self._masks: MaskKeeper | MaskMethod | None = None
         # True once the simulator was reset, and once it was asked for a method for masks.
@@ -424,11 +415,6 @@ class GymEnv(LoggedEnv):
         else:
             self.vector.abandon()
 
-    def restart(self) -> None:
-        """Rebuilds the simulator after a failure, and resets it."""
-        self.rebuild()
-        self._begun = self._begin(None)
-
     @property
     @override
     def parts(self) -> list[Any]:
@@ -443,9 +429,8 @@ class GymEnv(LoggedEnv):
     @property
     @override
     def traits(self) -> frozenset[Trait]:
-        if isinstance(self.vector, Pool):
-            return super().traits - {Trait.ALL_AT_ONCE} | {Trait.POOL, Trait.READY}
-        return super().traits
+        pool = isinstance(self.vector, Pool)
+        return frozenset({Trait.POOL, Trait.READY}) if pool else super().traits
 
     @override
     def autoreset_mask(self) -> Tensor | None:
@@ -453,23 +438,6 @@ class GymEnv(LoggedEnv):
         return None if mask is None else torch.from_numpy(mask)
 
     def _reset(self, mask: Tensor | None, **kwargs: Any) -> TensorDict:
-        if self._begun is None:
-            try:
-                return self._begin(mask, **kwargs)
-            except Exception as error:
-                if self.on_error is None:
-                    raise
-                self.on_error(error, True)
-                # All episodes of the vector environment are lost, not only those that were to be
-                # reset.
-                if mask is not None and not mask.all():
-                    self.step_failed = True
-                    return self._nothing().exclude("reward", *DONE_KEYS)
-        begun, self._begun = self._begun, None
-        assert begun is not None
-        return begun
-
-    def _begin(self, mask: Tensor | None, **kwargs: Any) -> TensorDict:
         if self.vector is None:
             leaves, rows = self.begin_episode(**kwargs), None
         elif mask is not None and (self._seeds is None or not mask.all()):
@@ -485,20 +453,7 @@ class GymEnv(LoggedEnv):
     def _step(self, tensordict: TensorDictBase) -> TensorDict:
         actions = (self.action_in(tensordict, key) for key in self.action_keys)
         arrays = [as_array(one) if isinstance(one, Tensor) else one.data for one in actions]
-        self.step_failed = False
-        if self.on_error is None:
-            return self._after(arrays)
-        try:
-            return self._after(arrays)
-        except Exception as error:
-            self.on_error(error, False)
-            self.step_failed = True
-            return self._nothing()
-
-    def _nothing(self) -> TensorDict:
-        """Returns the zeros that a failed step returns instead of results."""
-        nothing: TensorDict = self.fake_tensordict().get("next")
-        return nothing
+        return self._guarded_step(self._after, arrays)
 
     def _after(self, arrays: list[Any]) -> TensorDict:
         action = self.action_codec.decode(arrays)

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import math
 import weakref
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
 import numpy as np
@@ -29,14 +28,14 @@ from trawl.envs.seeding import check_seed, derive, next_kwargs
 from trawl.envs.step_buffers import (
     AUTORESET,
     RESET,
-    TERMINATED,
-    TRUNCATED,
     SharedStepBuffers,
     StepBufferSpec,
+    StepEntries,
+    StepResults,
 )
 from trawl.envs.types import EnvKwargs, EnvSources
 from trawl.errors import EnvStateError, WorkerDied, env_errors
-from trawl.keys import Key, as_key, nested, show_key
+from trawl.keys import Key, as_key, show_key
 from trawl.memory import Array, Mask
 from trawl.schema.checks import UNKNOWN
 from trawl.schema.states import PARALLEL
@@ -165,6 +164,10 @@ class ParallelEnv(BatchedEnv):
         # of the reset have been read.
         self._last_bits: Array | None = None
         self._autoresets: Tensor | None = None
+        self.num_members = num_workers
+        # Environments that were made anew after a failure, and whose reset has not been read. If
+        # steps are exchanged as messages, with its result.
+        self._begun: dict[int, Any] = {}
         # Action masks by environment, if steps are exchanged as messages.
         self._masks: dict[int, Array | None] = {}
 
@@ -288,13 +291,25 @@ class ParallelEnv(BatchedEnv):
 
     def begin_restart(self, env: int) -> None:
         """Begins to make a failed environment anew, and to reset it."""
+        self.processes.begin_restart(env, self._next_seed(env))
+
+    def _next_seed(self, env: int) -> int | None:
+        """Returns the seed of an environment that is made anew."""
         seed = None
         if self._seed is not None:
             # Restarts of other environments, which depend on timing, change nothing.
             count = self._restarts.get(env, 0) + 1
             self._restarts = {**self._restarts, env: count}
             seed = derive(self._seed, "rebuild", env, count)
-        self.processes.begin_restart(env, seed)
+        return seed
+
+    @override
+    def restart(self, member: int = 0) -> None:
+        if self.buffers is not None:
+            self.begin_restart(member)
+            self._begun[member] = None
+        else:
+            self._begun[member] = self.processes.restart(member, self._next_seed(member))
 
     def finish_step(self) -> None:
         """Waits for the processes to finish the pending step, if there is one."""
@@ -305,16 +320,31 @@ class ParallelEnv(BatchedEnv):
 
     def _reset(self, mask: Tensor | None, **kwargs: Any) -> TensorDict:
         rows = None if mask is None else mask.cpu().numpy().ravel()
+        begun = {env: self._begun.pop(env) for env in self._chosen(rows) if env in self._begun}
         if self.buffers is None:
-            found = self.processes.call(_reset_calls(self.num_workers, "reset", rows, kwargs))
+            calls = _reset_calls(self.num_workers, "reset", rows, kwargs)
+            found = self._call({env: call for env, call in calls.items() if env not in begun}, True)
+            found |= begun
+            # Those whose reset has failed.
+            found |= {env: self._begun.pop(env) for env in calls.keys() & self._begun.keys()}
             self._masks.update({index: mask for index, (_, mask) in found.items()})
             fake = (self.members[0].fake, None)
             results = [found.get(index, fake)[0] for index in range(self.num_workers)]
-            return self._join(results, list(self.full_observation_spec.keys()))
+            return self._join_resets(results)
+        if begun and rows is not None:
+            rows = rows.copy()
+            rows.reshape(self.num_workers, -1)[list(begun)] = False
+            if not rows.any():
+                return new_tensordict(self._step_results.after_reset(), self.batch_size)
         bits, self._last_bits = self._last_bits, None
         if bits is None or rows is None or kwargs or (rows & (bits.ravel() & RESET == 0)).any():
             self.begin(rows, **kwargs)
         return new_tensordict(self._step_results.after_reset(), self.batch_size)
+
+    def _chosen(self, rows: Mask | None) -> list[int]:
+        """Returns the numbers of the environments in a mask of rows."""
+        every = range(self.num_workers)
+        return [i for i in every if rows is None or rows.reshape(self.num_workers, -1)[i].any()]
 
     def _step(self, tensordict: TensorDictBase) -> TensorDict:
         if self.buffers is None:
@@ -334,7 +364,11 @@ class ParallelEnv(BatchedEnv):
             The results, and the flags of the step; None if there are none.
         """
         self._last_bits = None
-        entries = self.processes.step(self._eager, allocate)
+        tolerated = self.on_error is not None
+        if tolerated:
+            self.processes.tolerant = True
+        entries = self.processes.step(self._eager, allocate, tolerated)
+        self.failed = self._repaired() if tolerated else ()
         bits = self._step_results.write(entries)
         if self._eager:
             self._last_bits = self._no_bits if bits is None else bits
@@ -342,6 +376,22 @@ class ParallelEnv(BatchedEnv):
             found = self._no_bits if bits is None else bits
             self._autoresets = torch.from_numpy(found & AUTORESET != 0).view(self.batch_size)
         return entries, bits
+
+    def _repaired(self) -> set[int]:
+        """Restarts the environments that failed in a step, and returns their numbers."""
+        assert self.buffers is not None
+        assert self.on_error is not None
+        failed = set[int]()
+        while errors := self.processes.take_failures():
+            for env, error in errors.items():
+                self.on_error(error, False, env)
+            failed |= errors.keys()
+            self.processes.wait_for_restarts()
+        for env in failed:
+            rows = self.buffers.rows(env)
+            # The step left nothing valid there.
+            self.buffers.flags[rows] = self.buffers.rewards[rows] = 0
+        return failed
 
     @override
     def step_and_maybe_reset(
@@ -396,11 +446,33 @@ class ParallelEnv(BatchedEnv):
         calls = {
             index: ("step", tensordict[index].select(*keys)) for index in range(self.num_workers)
         }
-        results = self.processes.call(calls)
+        self.failed = ()
+        results = self._call(calls, False)
         rows, autoresets, masks = zip(*(results[index] for index in sorted(results)), strict=True)
         self._masks = dict(enumerate(masks))
         self._autoresets = self._join_masks(autoresets)
         return self._join(list(rows), list(rows[0].keys()))
+
+    def _call(self, calls: Mapping[int, tuple[Any, ...]], resets: bool) -> dict[int, Any]:
+        """Calls methods of environments, and restarts those that fail if ``on_error`` is set.
+
+        Args:
+            calls: name of the method and its arguments, by number of the environment.
+            resets: True if they are resets, False if they are steps.
+
+        Returns:
+            The results, by number of the environment; zeros for steps that failed.
+        """
+        if self.on_error is None:
+            return self.processes.call(calls)
+        found, errors = self.processes.try_call(calls)
+        for env, error in errors.items():
+            self.on_error(error, resets, env)
+            if not resets:
+                found[env] = (self.members[0].fake.get("next"), None, None)
+        # A process that dies in a reset loses the episodes of its other environments.
+        self.failed = {*self.failed, *(errors.keys() - calls.keys() if resets else errors)}
+        return found
 
     # --- the state: each environment is captured in its process
 
@@ -530,119 +602,3 @@ def _check_groups(groups: Any, envs: int, envs_per_worker: int) -> int:
             f"groups may be {', '.join(map(str, [1, *fits]))}"
         )
     return count
-
-
-# --- results of steps
-
-
-_ENDS = {"done": TERMINATED | TRUNCATED, "terminated": TERMINATED, "truncated": TRUNCATED}
-
-
-@dataclass(frozen=True)
-class StepEntries:
-    """Memory for the results of a step.
-
-    Attributes:
-        begin: the entries with which the next step begins, unless :meth:`StepResults.write` found
-            flags. They share their tensors with ``after``.
-        after: the entries for ``"next"``.
-        observed: the arrays of the observations.
-        rewards: the array of the rewards.
-        flags: the arrays of the flags.
-    """
-
-    begin: dict[str, Any]
-    after: dict[str, Any]
-    observed: Sequence[Array]
-    rewards: Array
-    flags: Sequence[Array]
-
-
-class StepResults:
-    """Copies the results of steps from shared memory, because the next step overwrites them.
-
-    Args:
-        buffers: the shared memory.
-        batch_size: batch size of all environments together.
-        flags: names of the flags.
-    """
-
-    def __init__(
-        self, buffers: SharedStepBuffers, batch_size: torch.Size, flags: Sequence[str]
-    ) -> None:
-        self._ends = {name: _ENDS[name] for name in flags}
-        self._observed, self._begun = (
-            {key: array.reshape(*batch_size, *array.shape[1:]) for key, array in found.items()}
-            for found in (buffers.observed, buffers.reset_observed)
-        )
-        self._rewards, self._flags = (
-            array.reshape(*batch_size, 1) for array in (buffers.rewards, buffers.flags)
-        )
-        self._nothing = bytes(self._flags.size)
-        self._flat = all(len(key) == 1 for key in self._observed)
-        self._sources = list(self._observed.values())
-        self._shapes = [(array.shape, array.dtype) for array in self._sources]
-
-    def allocate(self) -> StepEntries:
-        """Returns memory for the results of a step, in which all flags are False."""
-        observed = [np.empty(shape, dtype) for shape, dtype in self._shapes]
-        rewards = np.empty_like(self._rewards, order="C")
-        flags = [self._no_flags() for _ in self._ends]
-        begin = self._entries(observed, flags)
-        after = {**begin, "reward": torch.from_numpy(rewards)}
-        return StepEntries(begin, after, observed, rewards, flags)
-
-    def write(self, entries: StepEntries) -> Array | None:
-        """Writes the results of a step.
-
-        Returns:
-            The flags of the step, one byte for each environment; None if there are none.
-        """
-        for target, source in zip(entries.observed, self._sources, strict=True):
-            target[...] = source
-        entries.rewards[...] = self._rewards
-        if self._flags.tobytes() == self._nothing:
-            return None
-        bits = self._flags.copy()
-        self._write_flags(entries.flags, bits)
-        return bits
-
-    def to_go_on_from(self, bits: Array) -> dict[str, Any]:
-        """Returns the entries with which the next step begins.
-
-        Args:
-            bits: the flags of the step, which has reset the environments whose episodes ended.
-        """
-        rows = bits[..., 0] & RESET != 0
-        observed = []
-        for source, begun in zip(self._sources, self._begun.values(), strict=True):
-            array = source.copy()
-            array[rows] = begun[rows]
-            observed.append(array)
-        flags = [self._no_flags() for _ in self._ends]
-        self._write_flags(flags, np.where(rows[..., None], np.uint8(0), bits))
-        return self._entries(observed, flags)
-
-    def after_reset(self) -> dict[str, Any]:
-        """Returns the observations of the last resets."""
-        return self._nested([array.copy() for array in self._begun.values()])
-
-    def _no_flags(self) -> Array:
-        return np.zeros(self._flags.shape, np.bool_)
-
-    def _write_flags(self, flags: Sequence[Array], bits: Array) -> None:
-        for target, mask in zip(flags, self._ends.values(), strict=True):
-            target[...] = bits & mask
-
-    def _entries(self, observed: Sequence[Array], flags: Sequence[Array]) -> dict[str, Any]:
-        found = self._nested(observed)
-        found.update(zip(self._ends, map(torch.from_numpy, flags), strict=True))
-        return found
-
-    def _nested(self, arrays: Sequence[Array]) -> dict[str, Any]:
-        tensors: dict[Key, Any] = dict(
-            zip(self._observed, map(torch.from_numpy, arrays), strict=True)
-        )
-        if self._flat:
-            return {key[0]: tensor for key, tensor in tensors.items()}
-        return nested(tensors)

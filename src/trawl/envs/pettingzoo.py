@@ -258,11 +258,14 @@ class PettingZooEnv(LoggedEnv):
         mask = None if tensordict is None else tensordict.get("_reset", None)
         if tensordict is not None and mask is not None and not mask.any():
             return tensordict.exclude("_reset")
-        return self._placed(self._reset(None, **kwargs))
+        return self._placed(self._guarded_reset(None, **kwargs))
 
     def _step(self, tensordict: TensorDictBase) -> TensorDict:
         keys = (leaf.key for leaf in self.action_codec.leaves)
         rows = [as_array(self.action_in(tensordict, key)) for key in keys]
+        return self._guarded_step(self._after, rows)
+
+    def _after(self, rows: list[Any]) -> TensorDict:
         self.advance(self.action_codec.decode(rows))
         arrays = self.arrays
         if self.log is not None:

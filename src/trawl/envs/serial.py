@@ -134,7 +134,7 @@ class SerialEnv(BatchedEnv):
     @property
     @override
     def traits(self) -> frozenset[Trait]:
-        return super().traits.union(*(env.traits for env in self._own))
+        return frozenset[Trait]().union(*(env.traits for env in self._own))
 
     @override
     def autoreset_mask(self) -> Tensor | None:
@@ -165,7 +165,7 @@ class SerialEnv(BatchedEnv):
                 # Only the shape of this row is used.
                 results.append(env.fake_tensordict())
             kwargs = next_kwargs(kwargs)
-        return self._join(results, list(self.full_observation_spec.keys()))
+        return self._join_resets(results)
 
     def _step(self, tensordict: TensorDictBase) -> TensorDict:
         keys = self.action_keys

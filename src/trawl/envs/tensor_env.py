@@ -26,13 +26,11 @@ from torch import Tensor
 from typing_extensions import override
 
 from trawl.envs.base import TensorDictEnv
-from trawl.envs.capture.action_log import ActionLog
 from trawl.envs.capture.objects import ObjectGraph
 from trawl.envs.replacements import made_again
 from trawl.envs.seeding import check_seed, derive, next_seed
 from trawl.errors import EnvStateError
 from trawl.keys import Key
-from trawl.supported import Trait
 
 
 class TensorStep(NamedTuple):
@@ -80,7 +78,6 @@ class TensorEnv(TensorDictEnv):
         agents: number of agents by the key of their group, if there are groups of agents. The
             entries of a group have a dimension for its agents after those of the batch.
         env: the environment of the other library.
-        log: None, because these environments are not replayed.
         shown_mask: newest action masks in the info, with a row for each environment; None if there
             are none.
         state_names: names of the attributes of the subclass that belong to its state, together with
@@ -91,7 +88,6 @@ class TensorEnv(TensorDictEnv):
 
     env: Any
     shown_mask: Tensor | None = None
-    log: ActionLog | None = None
     remake: Callable[[], Any] | None = None
     state_names: Sequence[str] | None = None
 
@@ -164,9 +160,11 @@ class TensorEnv(TensorDictEnv):
 
     @override
     def _step(self, tensordict: TensorDictBase) -> TensorDict:
-        actions = [
-            self.action_in(tensordict, key).detach().to(self.home) for key in self.action_keys
-        ]
+        keys = self.action_keys
+        actions = [self.action_in(tensordict, key).detach().to(self.home) for key in keys]
+        return self._guarded_step(self._after, actions)
+
+    def _after(self, actions: list[Tensor]) -> TensorDict:
         self._last = step = self.advance(actions)
         self._skipped = step.skipped
         self.check()
@@ -223,6 +221,7 @@ class TensorEnv(TensorDictEnv):
         self.full_action_spec = self.full_action_spec.to(self.home)
         return self
 
+    @override
     def rebuild(self) -> None:
         """Closes the environment, ignoring errors, and makes a new one in the same way.
 
@@ -283,21 +282,8 @@ class TensorEnv(TensorDictEnv):
 
     @property
     @override
-    def fixed_layout(self) -> bool:
-        """True if numpy can hold all data, and all environments have one reward."""
-        specs: Any = self.full_observation_spec.values(True, True)
-        exact = all(spec.dtype is not torch.bfloat16 for spec in specs)
-        return exact and self.home.type == "cpu" and self.reward_keys == ["reward"]
-
-    @property
-    @override
     def cannot_restart(self) -> list[str]:
-        return [] if self.can_restart else [self.name]
-
-    @property
-    @override
-    def traits(self) -> frozenset[Trait]:
-        return super().traits - {Trait.LOOSE}
+        return [] if self.can_restart else [type(self.env).__name__]
 
     def __repr__(self) -> str:
         size = list(self.batch_size)

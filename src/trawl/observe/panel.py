@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import textwrap
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
 
 from rich.console import Console, ConsoleOptions, RenderResult
 from rich.text import Text
 
 from trawl.observe.episodes import show_logged
 from trawl.observe.formats import plural, short, show_duration
-from trawl.observe.glyphs import Glyphs
+from trawl.observe.glyphs import PART_COLORS, Glyphs
 from trawl.observe.progress_state import ProgressState
-from trawl.observe.worker_rows import table_lines, worker_rows
 
 # Largest width of a sparkline, and of the part of a line that a title takes.
 _SPARK, _TITLE_SHARE = 30, 0.4
@@ -128,3 +130,185 @@ def _spread(values: list[float], count: int) -> list[float]:
         return values
     step = (len(values) - 1) / (count - 1)
     return [values[round(number * step)] for number in range(count)]
+
+
+# Widths of the bar of shares, and the space between two columns.
+_NARROW_BAR, _WIDE_BAR, _COLUMN_GAP = 10, 24, 2
+_BAR = "share of time"
+
+
+@dataclass(frozen=True)
+class WorkerRow:
+    """Figures of a worker, or of several workers together.
+
+    Attributes:
+        label: text before the figures.
+        shares: shares of the time, in the order of ``PART_COLORS``; empty before the first batch.
+        rate: frames per second; None if they are not known.
+        frames: number of frames.
+        restarts: number of restarts.
+        dead: True for a worker that has died and has not been replaced yet.
+        note: text after the figures.
+    """
+
+    label: str
+    shares: Sequence[float]
+    rate: float | None
+    frames: float
+    restarts: int = 0
+    dead: bool = False
+    note: str = ""
+
+
+def worker_rows(state: ProgressState, room: int | None) -> list[WorkerRow]:
+    """Returns a row for each worker that there is room for, and one for all workers together.
+
+    The workers for which there is no room have one row together, with their mean figures. Dead
+    workers and the bottleneck have a row of their own in preference to others. A collector without
+    workers has one row.
+
+    Args:
+        state: state of the collection.
+        room: largest number of rows; None for no limit.
+    """
+    every = [_row_of(state, index) for index in range(state.workers)]
+    if len(every) < 2:
+        return every or [_row("collector", state.stats, "")]
+    together = _row("all", state.stats, "")
+    if room is None or len(every) + 1 <= room:
+        return [*every, together]
+    # The row of all workers, and that of the workers without a row of their own.
+    shown = _chosen(state, every, max(0, room - 2))
+    hidden = [row for index, row in enumerate(every) if index not in shown]
+    return [*(every[index] for index in sorted(shown)), _mean_row(hidden), together][: max(1, room)]
+
+
+def _chosen(state: ProgressState, rows: Sequence[WorkerRow], count: int) -> set[int]:
+    """Returns the numbers of the workers that have a row of their own."""
+    straggler = state.bottleneck.worker
+    order = sorted(range(len(rows)), key=lambda i: (not rows[i].dead, i != straggler, i))
+    return set(order[:count])
+
+
+def _row_of(state: ProgressState, index: int) -> WorkerRow:
+    return _row(f"worker {index}", state.stats, f"worker_{index}/")
+
+
+def _row(label: str, stats: dict[str, Any], prefix: str) -> WorkerRow:
+    shares = [stats.get(f"{prefix}{part}_share") for part in PART_COLORS]
+    return WorkerRow(
+        label,
+        [] if None in shares else [float(share or 0) for share in shares],
+        stats.get(f"{prefix}frames_per_second"),
+        stats.get(f"{prefix}frames", 0),
+        stats.get(f"{prefix}restarts", 0),
+        not stats.get(f"{prefix}alive", True),
+    )
+
+
+def _mean_row(rows: Sequence[WorkerRow]) -> WorkerRow:
+    """Returns a row with the mean figures of several workers."""
+    busy = [row.shares for row in rows if row.shares]
+    shares = [sum(column) / len(busy) for column in zip(*busy, strict=True)]
+    rates = [row.rate for row in rows if row.rate is not None]
+    dead = sum(row.dead for row in rows)
+    return WorkerRow(
+        f"{len(rows):,} more",
+        shares,
+        sum(rates) / len(rates) if rates else None,
+        sum(row.frames for row in rows) / len(rows),
+        sum(row.restarts for row in rows),
+        note=f"mean, {dead:,} dead" if dead else "mean",
+    )
+
+
+@dataclass(frozen=True)
+class _Column:
+    """A column of the table of rows.
+
+    Attributes:
+        title: heading, in plain text or with a color.
+        cells: a cell for each row.
+        left: True if the cells are aligned to the left.
+    """
+
+    title: Text
+    cells: list[Text]
+    left: bool = False
+
+    @property
+    def width(self) -> int:
+        return max(cell.cell_len for cell in (self.title, *self.cells))
+
+    def lines(self) -> list[Text]:
+        """Returns the heading and the cells, padded to the same width."""
+        width, padded = self.width, []
+        for cell in (self.title, *self.cells):
+            space = " " * (width - cell.cell_len)
+            padded.append(Text.assemble(cell, space) if self.left else Text.assemble(space, cell))
+        return padded
+
+
+def table_lines(rows: Sequence[WorkerRow], width: int, glyphs: Glyphs) -> list[Text]:
+    """Returns a heading and a line for each row, without the columns that don't fit.
+
+    Args:
+        rows: the rows.
+        width: width in characters.
+        glyphs: characters to draw with.
+    """
+    columns = _columns(rows, glyphs)
+    used = -_COLUMN_GAP
+    kept: set[str] = set()
+    for name in _by_importance(rows):
+        needed = _COLUMN_GAP + (_NARROW_BAR if name == _BAR else columns[name].width)
+        if used + needed <= width or not kept:
+            kept.add(name)
+            used += needed
+    if _BAR in kept:
+        columns[_BAR] = _bar_column(rows, glyphs, min(_WIDE_BAR, _NARROW_BAR + width - used))
+    lines = [columns[name].lines() for name in columns if name in kept]
+    return [Text(" " * _COLUMN_GAP).join(cells) for cells in zip(*lines, strict=True)]
+
+
+def _by_importance(rows: Sequence[WorkerRow]) -> list[str]:
+    """Returns the names of the columns; if there is little room, the last ones are left out."""
+    names = ["worker", "frames/s", _BAR]
+    names += ["note"] if any(row.note for row in rows) else []
+    names += ["restarts"] if any(row.restarts for row in rows) else []
+    return [*names, "env", "policy", "idle", "overhead", "weights", "frames"]
+
+
+def _columns(rows: Sequence[WorkerRow], glyphs: Glyphs) -> dict[str, _Column]:
+    """Returns the columns by their names, from left to right."""
+    columns = {
+        "worker": _column("", [row.label for row in rows], left=True),
+        _BAR: _bar_column(rows, glyphs, _NARROW_BAR),
+        "frames/s": _Column(Text("frames/s", "dim"), [_rate(row) for row in rows]),
+    }
+    for number, (part, color) in enumerate(PART_COLORS.items()):
+        title = Text.assemble((glyphs.parts[number], color), (f" {part}", "dim"))
+        cells = [f"{row.shares[number]:.0%}" if row.shares else "-" for row in rows]
+        columns[part] = _Column(title, [Text(cell) for cell in cells])
+    columns["frames"] = _column("frames", [f"{row.frames:,.0f}" for row in rows])
+    restarts = [Text(f"{row.restarts:,}" if row.restarts else "", "yellow") for row in rows]
+    columns["restarts"] = _Column(Text("restarts", "dim"), restarts)
+    columns["note"] = _column("", [row.note for row in rows], left=True)
+    return columns
+
+
+def _column(title: str, cells: list[str], left: bool = False) -> _Column:
+    return _Column(Text(title, "dim"), [Text(cell) for cell in cells], left)
+
+
+def _bar_column(rows: Sequence[WorkerRow], glyphs: Glyphs, width: int) -> _Column:
+    title = Text(_BAR if len(_BAR) <= width else "time", "dim")
+    return _Column(title, [glyphs.stacked_bar(row.shares, width) for row in rows], left=True)
+
+
+def _rate(row: WorkerRow) -> Text:
+    if row.dead:
+        return Text("dead", "bold red")
+    if row.rate is None:
+        return Text("-")
+    return Text(f"{row.rate:,.0f}" if row.rate >= 10 else short(row.rate))

@@ -18,7 +18,7 @@ from trawl.rollout.batch_writer import StepFn
 from trawl.rollout.episodes import EpisodeTracker, StepArrays
 
 
-class AgentStepper(EnvStepper):
+class AgentStepper(EnvStepper[StepArrays]):
     """Steps one PettingZoo environment.
 
     Args:

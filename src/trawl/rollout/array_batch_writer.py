@@ -2,40 +2,40 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
-from tensordict import TensorDictBase
 from typing_extensions import override
 
 from trawl.envs.base import TensorDictEnv
-from trawl.keys import (
-    DONE,
-    IS_INIT,
-    MASK,
-    REWARD,
-    STEP_COUNT,
-    TRAJ_IDS,
-    Key,
-    as_key,
-    next_of,
-    show_key,
-)
+from trawl.envs.gym import GymEnv
+from trawl.envs.parallel import ParallelEnv
+from trawl.envs.pettingzoo import PettingZooEnv
+from trawl.envs.serial import SerialEnv
+from trawl.keys import IS_INIT, STEP_COUNT, Key, next_of, show_key
 from trawl.memory import Array
-from trawl.rollout.array_env_restarts import make_stepper
+from trawl.rollout.agent_stepper import AgentStepper
 from trawl.rollout.array_normalizer import ArrayNormalizer
 from trawl.rollout.array_stacks import ArrayStacks
+from trawl.rollout.array_stepper import (
+    ArrayStepper,
+    EnvStepper,
+    SerialStepper,
+    SingleStepper,
+    VectorStepper,
+)
 from trawl.rollout.batch_writer import ActFn, BatchOptions, NoFixedLayout, StepFn
 from trawl.rollout.block import Block, BlockPart, zeros
-from trawl.rollout.checks import check_rewards, has_autoreset_steps
+from trawl.rollout.checks import has_autoreset_steps
+from trawl.rollout.dm_stepper import DMStepper, has_named_arrays
+from trawl.rollout.env_restarts import EnvRestarts
 from trawl.rollout.episodes import EpisodeStart, EpisodeTracker, StartValue, StepArrays
 from trawl.rollout.fixed_layout_writer import FixedLayoutWriter
 from trawl.rollout.frame_entries import FLAG
 from trawl.rollout.groups import GroupBinder
-from trawl.rollout.layout import Layout, Leaf
+from trawl.rollout.guard import GuardedStepper
+from trawl.rollout.layout import Leaf
 from trawl.rollout.parallel_stepper import ParallelStepper
 from trawl.rollout.policy import Policy
 from trawl.rollout.policy_binder import PolicyBinder
@@ -51,6 +51,29 @@ _SMALL = 1 << 16
 _MOST_CHUNKS = 16
 
 
+def make_stepper(env: Any, restarts: EnvRestarts | None) -> ArrayStepper:
+    """Returns the stepper for an environment of fixed layout.
+
+    Args:
+        env: the environment.
+        restarts: the collector's record of failures; None to raise errors instead of restarting.
+    """
+    if isinstance(env, SerialEnv):
+        return SerialStepper([make_stepper(child, restarts) for child in env.envs])
+    if isinstance(env, ParallelEnv):
+        return ParallelStepper(env, restarts)
+    make = partial(_unguarded_stepper, env)
+    return make() if restarts is None else GuardedStepper(env, make, restarts)
+
+
+def _unguarded_stepper(env: GymEnv | PettingZooEnv) -> EnvStepper[StepArrays]:
+    if isinstance(env, PettingZooEnv):
+        return AgentStepper(env)
+    if env.vector is not None:
+        return VectorStepper(env)
+    return DMStepper(env) if has_named_arrays(env) else SingleStepper(env)
+
+
 class ArrayBatchWriter(FixedLayoutWriter):
     """Fills batches with the frames of an environment whose data has a fixed layout.
 
@@ -63,9 +86,12 @@ class ArrayBatchWriter(FixedLayoutWriter):
         NoFixedLayout: if the entries that the policy writes have no fixed layout.
     """
 
+    _path = "array"
+    _bfloat16: frozenset[Key] = frozenset()
+
     def __init__(self, env: TensorDictEnv, policy: Policy, options: BatchOptions) -> None:
         self.batch = tuple(env.batch_size)
-        self.stepper = make_stepper(env, options.restarts)
+        self.stepper: ArrayStepper = make_stepper(env, options.restarts)
         logged = keep_logs(env)
         masked = has_autoreset_steps(env, options.limit) or options.restarts is not None
         super().__init__(env, policy, options, masked)
@@ -89,15 +115,11 @@ class ArrayBatchWriter(FixedLayoutWriter):
         layout = self._new_layout()
         self._bfloat16 = frozenset(k for k, leaf in layout.leaves.items() if _is_bfloat16(leaf))
         states = frozenset(leaves.states)
-        self._logs = StepLogs(logged, self._first_rows(), states, self._bfloat16)
+        self._logs = StepLogs(logged, self._first_rows, states, self._bfloat16)
         self.pool = SlabPool(layout, options.recycle)
         # A small batch is filled in memory of the writer's own, which is bound once, and copied.
         self._is_small = layout.nbytes <= _SMALL and not layout.pools
         self._own: Block | None = None
-        self._block: Block | None = None
-        self._given = False
-        # What the stepper writes.
-        self._view = StepArrays({}, self._next)
 
     # --- what a batch begins with
 
@@ -139,19 +161,7 @@ class ArrayBatchWriter(FixedLayoutWriter):
 
     def _start(self) -> None:
         """Begins the first episodes."""
-        self._reset_envs(None)
-
-    def _reset_envs(self, mask: NDArray[np.bool_] | None, **kwargs: Any) -> None:
-        self.stepper.reset(StepArrays({}, self._first_rows()), mask, **kwargs)
-        for stage in self._stages:
-            stage.restart(mask)
-
-    def _first_rows(self) -> dict[Key, Array]:
-        """Returns the rows into which the stepper writes what the next batch begins with."""
-        rows: Mapping[Key, Array] = self._next
-        for stage in reversed(self._stages):
-            rows = stage.first_rows(rows)
-        return dict(rows)
+        self._begin_episodes(None)
 
     # --- entries of a batch
 
@@ -169,36 +179,26 @@ class ArrayBatchWriter(FixedLayoutWriter):
 
     @override
     def begin(self, block: Block | None = None) -> None:
-        self._given = block is not None
         self._logs.begin()
-        self._renew_stages()
-        if block is None and self._is_small:
-            block = self._own = self._own or Block(self.layout)
-        self._block = block = block or Block(self.layout, self.pool.lease())
-        view = StepArrays(block.flat_rows, self._next, bfloat16=self._bfloat16)
-        for stage in reversed(self._stages):
-            view = stage.begin(block, view)
-        self._view, entries, arrays, next_rows = view, self.entries, view.arrays, view.next_obs
-        for key in entries.flags:
-            arrays[key][...] = False
-            arrays[next_of(key)][...] = False
-        if entries.masked:
-            arrays[MASK][...] = True
-        for key in self._passed_on:
-            arrays[key][0] = next_rows[key]
-        for key in entries.flags.keys() & next_rows.keys():
-            next_rows[key][...] = False
-        if entries.marks_starts:
-            for rows in (arrays[IS_INIT][1:], arrays[next_of(IS_INIT)]):
-                rows[...] = False
-            next_rows[IS_INIT][:] = False
-        self.episodes.begin(view, self._episode_starts())
+        super().begin(block)
+        self.episodes.begin(self._view, self._episode_starts())
 
-    @property
-    def _passed_on(self) -> Iterable[Key]:
-        """Keys of entries of which a batch has the values that a step passes on to the next."""
-        memories = self._policy_leaves.memories
-        return (key for key in self._next if key not in memories)
+    @override
+    def _new_block(self) -> Block:
+        if self._given is not None:
+            return self._given
+        if self._is_small:
+            self._own = self._own or Block(self.layout)
+            return self._own
+        return Block(self.layout, self.pool.lease())
+
+    @override
+    def _rows_of(self, block: Block) -> dict[Key, Array]:
+        return block.flat_rows
+
+    @override
+    def _view_of(self, rows: dict[Key, Array], next_rows: dict[Key, Array]) -> StepArrays:
+        return StepArrays(rows, next_rows, bfloat16=self._bfloat16)
 
     def _episode_starts(self) -> list[EpisodeStart]:
         """Returns the objects that are called when an episode begins in the batch."""
@@ -255,85 +255,12 @@ class ArrayBatchWriter(FixedLayoutWriter):
         return self._groups is not None
 
     @override
-    def finish(self, filled: int) -> TensorDictBase | None:
-        assert self._block is not None
+    def _end_steps(self, block: Block, filled: int) -> None:
         if self._groups is not None:
             self._groups.finish()
-        block, self._block = self._block, None
-        view, self._view = self._view, StepArrays({}, self._next)
         self._logs.finish(block.flat_rows, self.episodes, filled)
         self.episodes.finish(filled)
-        if filled < self.options.steps:
-            # The row after the last step is the first row of the next batch.
-            for key in self._passed_on:
-                view.next_obs[key][...] = view.arrays[key][filled]
-        if filled:
-            self.policy.check_samples(block.tensors, filled)
-        actions = {as_key(key): block.flat_rows[as_key(key)] for key in self.env.action_keys}
-        rewards = _mean_rewards(block, list(self.entries.rewards), filled)
-        check_rewards(rewards, lambda: actions)
-        counted = block.flat_rows[MASK][:filled] if self.entries.masked else None
-        self.sums.add(rewards, block.flat_rows[DONE][:filled, :, 0], counted)
-        for stage in self._stages:
-            stage.finish(block, filled)
-        if filled < self.options.steps:
-            block.clear_from(filled, but=TRAJ_IDS)
-        if not self._given:
-            return self._deliver(block)
-        if block.grown:
-            # What a worker sends lies on the host, like what it writes to shared memory.
-            return block.deliver(self.hidden, None)
-        block.flush()
-        return None
-
-    @property
-    @override
-    def layout(self) -> Layout:
-        return self.pool.layout
-
-    def _deliver(self, block: Block) -> TensorDictBase:
-        lease = self.pool.lease(block.content) if block is self._own else None
-        return block.deliver(self.hidden, self.env.device, lease)
-
-    # --- between batches
-
-    @override
-    def reset(self, mask: NDArray[np.bool_] | None = None, **kwargs: Any) -> None:
-        self._reset_envs(mask, **kwargs)
-        self.sums.reset(mask)
-        chosen = np.ones(self.num_envs, dtype=np.bool_) if mask is None else mask
-        for index in np.flatnonzero(chosen):
-            self.episodes.restart(int(index))
-        for key in (*self._policy_leaves.states, *self._policy_leaves.memories):
-            self._next[key][chosen] = 0
-        if self.entries.marks_starts:
-            self._next[IS_INIT][chosen] = True
-
-    def fake(self) -> TensorDictBase:
-        """Returns a batch of zeros."""
-        block = Block(self.layout, self.pool.lease())
-        block.clear()
-        return self._deliver(block)
-
-    @override
-    def describe(self) -> dict[str, Any]:
-        return {
-            "env_path": "array",
-            **self.policy.describe(),
-            "batches_held": self.pool.leased,
-            "memory_bytes": self.pool.nbytes,
-        }
 
 
 def _is_bfloat16(leaf: Leaf) -> bool:
     return leaf.dtype is torch.bfloat16
-
-
-def _mean_rewards(block: Block, keys: Sequence[Key], filled: int) -> Array:
-    """Returns the reward of each step; if agents have their own, the mean of all agents."""
-    if REWARD in keys:
-        return block.flat_rows[REWARD][:filled, :, 0]
-    parts = [block.flat_rows[key][:filled] for key in keys]
-    parts = [rows.reshape(*rows.shape[:2], -1) for rows in parts]
-    mean: Array = np.concatenate(parts, -1).mean(-1)
-    return mean

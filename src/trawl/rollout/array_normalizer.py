@@ -106,7 +106,7 @@ class ArrayNormalizer(FrameNormalizer[Array, StepArrays]):
         steps: int,
     ) -> None:
         self._options = options
-        self._next_obs = next_obs
+        self._next_rows = next_obs
         self._observations: list[_Observation] = []
         self._rewards: list[DiscountedReturns] = []
         count = len(next(iter(next_obs.values())))
@@ -127,11 +127,6 @@ class ArrayNormalizer(FrameNormalizer[Array, StepArrays]):
         self.normalization = self._statistics.normalization
         self._fresh = np.ones(count, np.bool_)
         self._rows: dict[Key, Array] = {}
-
-    def _absent(self, key: Key) -> Key | None:
-        """Returns the key of the flag that is True for absent agents of an entry's group."""
-        flag = (key[0], DONE[-1])
-        return flag if len(key) > 1 and flag in self._next_obs else None
 
     def _empty(self) -> Statistics:
         found = {
@@ -162,7 +157,7 @@ class ArrayNormalizer(FrameNormalizer[Array, StepArrays]):
             values = one.raw_next[fresh]
             one.normalize(values, values)
             if one.absent is not None:
-                _clear(values, self._next_obs[one.absent][fresh])
+                _clear(values, self._next_rows[one.absent][fresh])
             one.next_obs[fresh] = values
 
     # --- a batch
@@ -193,7 +188,7 @@ class ArrayNormalizer(FrameNormalizer[Array, StepArrays]):
             return step
         subtract, multiply, maximum, minimum = np.subtract, np.multiply, np.maximum, np.minimum
         statistics, refresh = self._statistics, self._refresh
-        next_obs = {**self._next_obs, **{one.key: one.next_obs for one in self._observations}}
+        next_obs = {**self._next_rows, **{one.key: one.next_obs for one in self._observations}}
         view, target = _part(view, part), _part(StepArrays(self._rows, next_obs), part)
         pairs = [
             (

@@ -16,6 +16,7 @@ import torch
 from numpy.typing import NDArray
 from typing_extensions import override
 
+from trawl.envs.agent_groups import groups_of
 from trawl.envs.base import TensorDictEnv
 from trawl.envs.frame_stack import FrameStack
 from trawl.keys import Key, next_of
@@ -43,7 +44,7 @@ class ArrayStacks(StackStage[Array, StepArrays]):
     def __init__(
         self, option: FrameStack, env: TensorDictEnv, observed: Mapping[Key, Leaf], steps: int
     ) -> None:
-        super().__init__(option, env, observed)
+        super().__init__(option, observed, groups_of(env))
         size, batch, num_envs = self._size, tuple(env.batch_size), env.batch_size.numel()
         self.starts = [self]
         self._recent = {

@@ -11,12 +11,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from operator import itemgetter
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch import Tensor
 from typing_extensions import override
 
 from trawl.envs.gym import GymEnv
@@ -24,7 +22,6 @@ from trawl.envs.infos import InfoCodec
 from trawl.envs.outcomes import NO, RESET_GIVES, flag_of, reset_results, reward_of, wrong_step
 from trawl.envs.seeding import next_kwargs
 from trawl.envs.spaces import SpaceCodec
-from trawl.envs.tensor_env import TensorEnv
 from trawl.envs.vector import VectorAdapter
 from trawl.errors import add_note, resetting
 from trawl.keys import DONE, MASK, REWARD, TERMINATED, TRUNCATED, Key, as_key, next_of
@@ -33,9 +30,12 @@ from trawl.rollout.batch_writer import StepFn
 from trawl.rollout.episodes import EpisodeTracker, StepArrays
 from trawl.rollout.observation_rows import ObservationRows, leaf_reader
 
+#: Arrays that a stepper writes, or tensors.
+View = TypeVar("View", contravariant=True)
 
-class ArrayStepper(Protocol):
-    """Steps one or more environments on the arrays of a batch.
+
+class Stepper(Protocol[View]):
+    """Steps one or more environments, and writes into the rows of a batch.
 
     Attributes:
         num_envs: number of environments.
@@ -45,16 +45,17 @@ class ArrayStepper(Protocol):
     num_envs: int
     agent_groups: Sequence[str] = ()
 
-    def reset(self, view: StepArrays, mask: NDArray[np.bool_] | None, **kwargs: Any) -> None:
+    def reset(self, view: View, mask: Any, **kwargs: Any) -> None:
         """Begins episodes, and writes their first observations to ``view.next_obs``.
 
         Args:
-            view: the arrays of the environments.
-            mask: mask of the environments to reset, bool of shape ``(num_envs,)``; None for all.
+            view: the arrays of the environments, or their tensors.
+            mask: mask of the environments to reset, bool of shape ``(num_envs,)``, an array or a
+                tensor like those of ``view``; None for all.
             **kwargs: arguments of the environments' ``reset``.
         """
 
-    def bind(self, view: StepArrays, episodes: EpisodeTracker, start: int, stop: int) -> StepFn:
+    def bind(self, view: View, episodes: EpisodeTracker, start: int, stop: int) -> StepFn:
         """Returns a function of ``t`` that takes the step of row ``start + t``."""
 
     def bound_to(self, episodes: EpisodeTracker) -> Any:
@@ -65,7 +66,10 @@ class ArrayStepper(Protocol):
         return None
 
 
-class EnvStepper(ArrayStepper, Protocol):
+ArrayStepper = Stepper[StepArrays]
+
+
+class EnvStepper(Stepper[View], Protocol[View]):
     """Steps one environment, which may be a vector environment.
 
     Attributes:
@@ -73,6 +77,14 @@ class EnvStepper(ArrayStepper, Protocol):
     """
 
     root_keys: Sequence[Key]
+
+    def begin_after(self, view: Any, row: int) -> None:
+        """Begins episodes everywhere after ``row``, when the environment was made anew."""
+        self.reset(view, None)
+        for key in self.root_keys:
+            rows = view.arrays[key]
+            if row + 1 < len(rows):
+                rows[row + 1] = view.next_obs[key]
 
 
 class EpisodeEnds:
@@ -103,7 +115,7 @@ class EpisodeEnds:
         return self.cutoff()
 
 
-class SingleStepper(EnvStepper):
+class SingleStepper(EnvStepper[StepArrays]):
     """Steps one Gymnasium environment."""
 
     num_envs = 1
@@ -315,7 +327,7 @@ class SerialStepper(ArrayStepper):
         return step
 
 
-class VectorStepper(EnvStepper):
+class VectorStepper(EnvStepper[StepArrays]):
     """Steps a vector environment."""
 
     def __init__(self, env: GymEnv) -> None:
@@ -390,66 +402,6 @@ class VectorStepper(EnvStepper):
                     return
                 leaves = values
             write_root(t, leaves)
-
-        return step
-
-
-class TensorRowsStepper(EnvStepper):
-    """Steps a batch of environments of tensors on the CPU, which is one of several environments."""
-
-    def __init__(self, env: TensorEnv) -> None:
-        self.env, self.num_envs = env, env.batch_size.numel()
-        self.root_keys = env.observation_keys
-
-    @override
-    def reset(self, view: StepArrays, mask: NDArray[np.bool_] | None, **kwargs: Any) -> None:
-        rows = np.ones(self.num_envs, np.bool_) if mask is None else mask
-        if not rows.any():
-            return
-        with resetting(self.env):
-            chosen = None if rows.all() else torch.from_numpy(rows)
-            leaves = self.env.begin(chosen, **kwargs)
-        for key, leaf in zip(self.root_keys, leaves, strict=True):
-            view.next_obs[key][rows] = leaf.numpy(force=True)[rows]
-
-    @override
-    def bind(self, view: StepArrays, episodes: EpisodeTracker, start: int, stop: int) -> StepFn:
-        env, first, keys = self.env, view.first, self.root_keys
-        next_rows = [view.rows(next_of(key), start, stop) for key in keys]
-        root_rows = [view.following(key, start, stop) for key in keys]
-        acted = [as_key(key) for key in env.action_keys]
-        read = [from_bfloat16 if key in view.bfloat16 else np.asarray for key in acted]
-        actions = list(zip(read, [view.rows(key, start, stop) for key in acted], strict=True))
-        rewards, terminations, truncations, dones = (
-            view.arrays[key][start:stop, :, 0] for key in (REWARD, TERMINATED, TRUNCATED, DONE)
-        )
-        masks, limited = view.arrays.get(MASK), episodes.limit is not None
-
-        def write(rows: Sequence[Any], t: int, leaves: Sequence[Tensor]) -> None:
-            for one, leaf in zip(rows, leaves, strict=True):
-                one[t][...] = leaf.numpy(force=True)
-
-        def step(t: int) -> None:
-            found = env.advance([torch.from_numpy(own(rows[t])) for own, rows in actions])
-            env.check()
-            row, cut = start + t, None
-            write(next_rows, t, found.observations())
-            rewards[t] = found.rewards[0].numpy(force=True)[:, 0]
-            terminated, truncated = found.terminated.numpy(), found.truncated.numpy()
-            if masks is not None and found.skipped is not None:
-                skipped = found.skipped.numpy()
-                masks[row] = ~skipped
-                for index in np.flatnonzero(skipped):
-                    episodes.skip(first + int(index), row)
-            ended = terminated | truncated
-            if limited:
-                late = _at_limit(episodes, first, row, self.num_envs)
-                truncated, cut = truncated | late, torch.from_numpy(late & ~ended)
-            done = terminated | truncated
-            if done.any():
-                terminations[t], truncations[t], dones[t] = terminated, truncated, done
-                episodes.end_all([first + index for index in done.nonzero()[0].tolist()], row)
-            write(root_rows, t, env.begin_next(torch.from_numpy(ended), cut))
 
         return step
 

@@ -3,30 +3,68 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import cached_property
+from typing import Any, Protocol
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from tensordict import TensorDict, TensorDictBase
 from torch import Tensor
+from typing_extensions import override
 
 from trawl.keys import Key, next_of
 from trawl.memory import Array
 from trawl.rollout.episodes import following, split_rows
 from trawl.rollout.layout import Layout, layout_of, pool_key
-from trawl.rollout.policy_inputs import InputMemory, InputRows
+from trawl.rollout.policy_inputs import InputMemory, InputRows, LazyRows
 from trawl.rollout.slab import Lease, tensors_in
-from trawl.rollout.tensor_block import LazyRows
-from trawl.rollout.windows import Windows
 from trawl.stacked_frames import StackedFrames
 from trawl.tensordicts import size_groups, tensordict_of
 
 # A step of several environments writes one row for each of them, and in the delivered batch these
-# rows lie far apart. Small entries are therefore written side by side in separate memory, and
+# rows usually lie far apart. Small entries are then written side by side in separate memory, and
 # copied to their places at the end. The rows of large entries (images) fill cache lines anyway.
 _STAGED_BYTES = 1024
+
+
+#: Functions that act in rows, and the plans that they follow, by binder and rows.
+Acts = dict[tuple[Any, int, int], tuple[Any, Callable[[int], None]]]
+
+
+class StackRows(Protocol):
+    """Frames of an observation that a policy reads as stacks."""
+
+    def stacks(self, start: int, stop: int, envs: slice, copied: bool) -> InputRows:
+        """Returns the stacks of some rows.
+
+        Args:
+            start: the first row.
+            stop: the row after the last one.
+            envs: range of environments along the first batch dimension.
+            copied: True for memory that nothing else refers to.
+        """
+
+
+class BatchMemory(Protocol):
+    """Memory that is leased for batches of one layout.
+
+    Attributes:
+        layout: the layout.
+    """
+
+    layout: Layout
+
+    def lease(self, content: NDArray[np.uint8] | None = None) -> Lease:
+        """Leases memory that nothing else refers to.
+
+        Args:
+            content: bytes to copy there, in the order of the memory; None to leave it undefined.
+        """
+
+    def describe(self) -> dict[str, int]:
+        """Returns the number of batches in use and the size of all memory, if they are known."""
 
 
 class Block:
@@ -44,8 +82,6 @@ class Block:
             chunk. They can be used again when the block is filled again.
         acts: functions that act in rows, which can be used again, too.
         tensors: the entries with time first, ``(steps, *batch, *leaf)``, by key.
-        rows: the same memory as arrays.
-        flat_rows: the same arrays with a single batch dimension, ``(steps, num_envs, *leaf)``.
         windows: stacks that a policy reads instead of the entries of the batch, by key.
         grown: frames of stacked observations for which the leased memory has no room, by key.
     """
@@ -54,11 +90,11 @@ class Block:
         self.layout = layout
         self._lease = lease
         self.steps: dict[tuple[int, int], tuple[Any, Callable[[int], None]]] = {}
-        self.acts: dict[tuple[Any, int, int], tuple[Any, Callable[[int], None]]] = {}
-        self.windows: Mapping[Key, Windows] = {}
+        self.acts: Acts = {}
+        self.windows: Mapping[Key, StackRows] = {}
         self.grown: dict[Key, Tensor] = {}
         axis = len(layout.batch)
-        staged = layout.leaves if lease is None else staged_keys(layout)
+        staged = layout.leaves if lease is None else _staged_keys(lease)
         #: The batch as bytes in the order of leased memory; None if they have another order.
         self.content: NDArray[np.uint8] | None = None
         if lease is None and not axis:
@@ -75,11 +111,18 @@ class Block:
             else lease.tensors[key].movedim(axis, 0)
             for key in layout.leaves
         }
-        self.rows: dict[Key, Array] = {key: as_array(t) for key, t in self.tensors.items()}
-        lead = (layout.steps, math.prod(layout.batch))
-        self.flat_rows: dict[Key, Array] = {
-            key: rows.reshape(*lead, *layout.leaves[key].shape) for key, rows in self.rows.items()
-        }
+
+    @cached_property
+    def rows(self) -> dict[Key, Array]:
+        """The entries as arrays, which have the same memory."""
+        return {key: as_array(tensor) for key, tensor in self.tensors.items()}
+
+    @cached_property
+    def flat_rows(self) -> dict[Key, Array]:
+        """The arrays with a single batch dimension, ``(steps, num_envs, *leaf)``."""
+        lead = (self.layout.steps, math.prod(self.layout.batch))
+        leaves = self.layout.leaves
+        return {key: rows.reshape(*lead, *leaves[key].shape) for key, rows in self.rows.items()}
 
     @property
     def lease(self) -> Lease:
@@ -87,14 +130,10 @@ class Block:
         assert self._lease is not None
         return self._lease
 
-    def is_apart(self, key: Key) -> bool:
-        """Returns True if other data lie between the environments in a row of an entry."""
-        return bool(self.layout.batch) and key not in self._staged
-
     def clear_from(self, row: int, but: Key) -> None:
         """Zeroes the rows from ``row`` on, in all entries but one and the positions of frames."""
         pools = self.layout.pools
-        for key, rows in self.rows.items():
+        for key, rows in self.tensors.items():
             if key != but and key not in pools and key[1:] not in pools:
                 rows[row:] = 0
 
@@ -104,22 +143,42 @@ class Block:
         for tensor in (*leased, *self._staged.values()):
             tensor.zero_()
 
+    def on_host(self, key: Key, stop: int) -> Array:
+        """Returns rows of an entry as an array, ``(stop, num_envs, *leaf)``, on the host."""
+        rows = self.tensors[key]
+        if rows.device.type == "cpu":
+            return self.flat_rows[key][:stop]
+        return as_array(rows[:stop].flatten(1, len(self.layout.batch)).cpu())
+
     def deliver(
-        self, hidden: set[Key], device: torch.device | None, lease: Lease | None = None
+        self, hidden: set[Key], device: torch.device | None, pool: BatchMemory | None = None
     ) -> TensorDictBase:
         """Returns the batch as a TensorDict.
 
         Args:
             hidden: keys to leave out.
             device: device to which the TensorDict is moved; None leaves it without a device.
-            lease: the memory to deliver, which has a copy of ``content`` if there is one; by
-                default that with which the block was made.
+            pool: pool that leases the memory to deliver, if the block was made without.
         """
-        lease = self.flush(lease)
+        if self._lease is None:
+            assert pool is not None
+            lease = self.flush(pool.lease(self.content))
+        else:
+            lease = self.flush()
         if self.grown:
             grown = {pool_key(key): frames for key, frames in self.grown.items()}
             lease = Lease(lease.layout, {**lease.tensors, **grown})
         return as_batch(lease, hidden, device)
+
+    def copy_to(self, lease: Lease) -> None:
+        """Copies the batch to memory of the host, such as that which a worker shares."""
+        for key in self.layout.leaves:
+            lease.tensors[key].copy_(self.lease.tensors[key])
+        for key in self.layout.pools:
+            frames, start = self.lease.tensors[pool_key(key)], lease.pool_starts.get(key, 0)
+            lease.tensors[pool_key(key)][start : start + len(frames)].copy_(frames)
+            for name in (key, next_of(key)):
+                lease.tensors[name].add_(start)
 
     def flush(self, lease: Lease | None = None) -> Lease:
         """Copies entries from separate memory to their places in the leased memory.
@@ -139,27 +198,17 @@ class Block:
         return lease
 
 
-class BlockPart:
-    """Rows of a block that a policy reads and writes: those of all environments, or of some.
+class PolicyRows(Protocol):
+    """Rows of a batch that a policy reads and writes: those of all environments, or of some.
 
-    Args:
-        block: the block.
-        copies: memory of the policy's own.
-        envs: range of the environments along the first batch dimension.
+    Attributes:
+        tensors: the entries with time first, by key.
+        acts: functions to use again when the rows are filled again, by what they were bound to;
+            None if rows are filled only once.
     """
 
-    def __init__(self, block: Block, copies: InputMemory, envs: slice = slice(None)) -> None:
-        self._block, self._copies, self._envs = block, copies, envs
-
-    @property
-    def tensors(self) -> Mapping[Key, Tensor]:
-        """The entries with time first, by key."""
-        return self._block.tensors
-
-    @property
-    def acts(self) -> dict[tuple[Any, int, int], tuple[Any, Callable[[int], None]]]:
-        """Functions to use again when the rows are filled again; none if there are windows."""
-        return {} if self._block.windows else self._block.acts
+    tensors: Mapping[Key, Tensor]
+    acts: Acts | None
 
     def inputs(self, key: Key, start: int, stop: int, copied: bool) -> InputRows:
         """Returns the rows of a chunk as the policy reads them.
@@ -171,25 +220,45 @@ class BlockPart:
             copied: True for memory that nothing else refers to, for a policy that may change or
                 keep its inputs.
         """
+
+    def rows(self, key: Key, start: int, stop: int) -> Sequence[Any]:
+        """Returns the rows of a chunk, to write to; there may be one more."""
+
+    def following(self, key: Key, start: int, stop: int, next_row: Any) -> Sequence[Any]:
+        """Returns the row of the next frame for each row; ``next_row`` after the last row."""
+
+
+class BlockPart(PolicyRows):
+    """Rows of a block that is filled by way of arrays.
+
+    Args:
+        block: the block.
+        copies: memory of the policy's own.
+        envs: range of the environments along the first batch dimension.
+    """
+
+    def __init__(self, block: Block, copies: InputMemory, envs: slice = slice(None)) -> None:
+        self._block, self._copies, self._envs = block, copies, envs
+        self.tensors = block.tensors
+        self.acts = None if block.windows else block.acts
+
+    @override
+    def inputs(self, key: Key, start: int, stop: int, copied: bool) -> InputRows:
         block, windows = self._block, self._block.windows.get(key)
-        if copied and windows is not None:
-            return self._copies.of(key, windows.arrays(start, stop, self._envs), None)
+        if windows is not None:
+            return windows.stacks(start, stop, self._envs, copied)
         if copied:
             rows = self._chosen(block.rows[key], start, stop)
             return self._copies.of(key, rows, block.tensors[key].dtype)
-        if windows is not None:
-            rows, together = windows.tensors(start, stop, self._envs)
-        else:
-            rows = self._chosen(block.tensors[key], start, stop).unbind(0)
-            together = not block.is_apart(key)
-        return rows if together else LazyRows(lambda t: rows[t].contiguous(), stop - start)
+        chosen = self._chosen(block.tensors[key], start, stop)
+        return contiguous(chosen.unbind(0))
 
+    @override
     def rows(self, key: Key, start: int, stop: int) -> list[Array]:
-        """Returns the rows of a chunk as arrays, to write to."""
         return split_rows(self._chosen(self._block.rows[key], start, stop))
 
+    @override
     def following(self, key: Key, start: int, stop: int, next_row: Array) -> list[Array]:
-        """Returns the row of the next frame for each row; ``next_row`` after the last row."""
         return following(self.rows(key, start + 1, stop + 1), stop - start, next_row)
 
     def _chosen(self, entry: Any, start: int, stop: int) -> Any:
@@ -227,15 +296,24 @@ def copy_into(batch: TensorDictBase, lease: Lease) -> bool:
     return True
 
 
-def staged_keys(layout: Layout) -> list[Key]:
+def _staged_keys(lease: Lease) -> list[Key]:
     """Returns the keys of entries that are written to separate memory first."""
-    if not layout.batch:
-        return []
+    layout = lease.layout
+    axis = len(layout.batch)
     return [
         key
         for key, leaf in layout.leaves.items()
-        if math.prod(leaf.shape) * leaf.dtype.itemsize <= _STAGED_BYTES
+        if axis
+        and math.prod(leaf.shape) * leaf.dtype.itemsize <= _STAGED_BYTES
+        and not lease.tensors[key].movedim(axis, 0)[0].is_contiguous()
     ]
+
+
+def contiguous(rows: Sequence[Tensor]) -> InputRows:
+    """Returns rows, each of them contiguous when it is read."""
+    if rows[0].is_contiguous():
+        return rows
+    return LazyRows(lambda t: rows[t].contiguous(), len(rows))
 
 
 def as_array(tensor: Tensor) -> Array:

@@ -16,7 +16,6 @@ from tensordict import TensorDictBase, is_leaf_nontensor
 from torch import Tensor
 
 from trawl.envs.base import TensorDictEnv
-from trawl.envs.gym import GymEnv
 from trawl.errors import add_note
 from trawl.tensordicts import broadcastable
 
@@ -129,18 +128,21 @@ class PartFailures:
     def __init__(self, env: TensorDictEnv, restarts: EnvRestarts) -> None:
         self._batch = env.batch_size
         self._records: Sequence[TensorDictBase] = ()
-        self._counters: list[tuple[GymEnv, FailureCounter]] = []
+        # By part, a counter for each of its members.
+        self._counters: list[tuple[TensorDictEnv, list[FailureCounter]]] = []
         first = 0
         for part in env.parts:
-            num_envs = max(1, part.batch_size.numel())
-            self._counters.append((part, FailureCounter(restarts, first, num_envs)))
-            first += num_envs
+            count = part.num_members
+            each = max(1, part.batch_size.numel() // count)
+            places = range(first, first + count * each, each)
+            self._counters.append((part, [FailureCounter(restarts, at, each) for at in places]))
+            first += count * each
 
     def begin(self, records: Sequence[TensorDictBase]) -> None:
         """Restarts parts that fail from now on; ``records`` will get the frames of the batch."""
         self._records = records
-        for part, counter in self._counters:
-            part.on_error = partial(self._restart, part, counter)
+        for part, counters in self._counters:
+            part.on_error = partial(self._restart, part, counters)
 
     def end(self) -> None:
         """Stops restarting parts, so that failures raise errors from now on."""
@@ -150,21 +152,30 @@ class PartFailures:
     def failed(self) -> Tensor:
         """Returns a mask of the environments whose last step failed, of shape ``batch_size``."""
         flags = [
-            torch.full((counter.num_envs,), part.step_failed, dtype=torch.bool)
-            for part, counter in self._counters
+            index in part.failed
+            for part, counters in self._counters
+            for index, counter in enumerate(counters)
+            for _ in range(counter.num_envs)
         ]
-        return torch.cat(flags).reshape(self._batch)
+        return torch.tensor(flags).reshape(self._batch)
 
     def clear_successful(self) -> None:
         """Clears the failure counts of the parts whose step in the current row succeeded."""
-        for part, counter in self._counters:
-            if not part.step_failed and not counter.failed_in(len(self._records)):
-                counter.failures = 0
+        for part, counters in self._counters:
+            for index, counter in enumerate(counters):
+                if index not in part.failed and not counter.failed_in(len(self._records)):
+                    counter.failures = 0
 
     def _restart(
-        self, part: GymEnv, counter: FailureCounter, error: Exception, after_step: bool
+        self,
+        part: TensorDictEnv,
+        counters: Sequence[FailureCounter],
+        error: Exception,
+        after_step: bool,
+        member: int,
     ) -> None:
-        counter.restart(error, len(self._records), part.restart, after_step)
+        rebuild = partial(part.restart, member)
+        counters[member].restart(error, len(self._records), rebuild, after_step)
 
 
 def emptied(following: TensorDictBase, blank: TensorDictBase, mask: Tensor) -> TensorDictBase:

@@ -8,11 +8,12 @@ whole batch with many environments, row by row.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
+from torch import Tensor
 from typing_extensions import override
 
 from trawl.keys import DONE, MASK, NO_TRAJECTORY, STEP_COUNT, TRAJ_IDS, TRUNCATED, Key, next_of
@@ -89,6 +90,10 @@ def following(rows: list[Array], steps: int, next_obs: Array) -> list[Array]:
 def split_rows(array: Array) -> list[Array]:
     """Returns the rows of an array as writable arrays, even if the rows are scalars."""
     return list(array) if array.ndim > 1 else [array[i, ...] for i in range(len(array))]
+
+
+#: Writes entries of the next frame, given the row and the environments in which an episode begins.
+Follow = Callable[[int, Tensor], None]
 
 
 class EpisodeStart(Protocol):
@@ -201,12 +206,8 @@ class EpisodeTracker:
             self._traj_ids[row, index] = NO_TRAJECTORY
         self._start(index, row + 1)
 
-    def break_off(self, index: int, row: int) -> bool:
-        """Discards the failed step in ``row``, and ends the episode with the previous step.
-
-        Returns:
-            True if the episode has a step before ``row`` in this batch.
-        """
+    def break_off(self, index: int, row: int) -> None:
+        """Discards the failed step in ``row``, and ends the episode with the previous step."""
         frames = row - self._began[index]
         # The failed row is numbered too, because the policy may have read its number.
         self._write(index, row + 1)
@@ -215,7 +216,6 @@ class EpisodeTracker:
                 self.cut(index)
             self._renew(index)
         self.skip(index, row)
-        return frames > 0
 
     def cut(self, index: int) -> None:
         """Records that a failure has ended the trajectory with a frame of an earlier batch."""
@@ -232,6 +232,11 @@ class EpisodeTracker:
     def restart(self, index: int) -> None:
         """Begins a new trajectory, after the environment was reset between two batches."""
         self._renew(index)
+
+    def restart_all(self, mask: Mask | None) -> None:
+        """Begins new trajectories in all environments, or where ``mask`` is True."""
+        for index in range(len(self.ids)) if mask is None else np.flatnonzero(mask):
+            self._renew(int(index))
 
     def finish(self, steps: int) -> None:
         """Writes the missing ids and counts of a batch of which ``steps`` rows were filled."""
@@ -320,40 +325,47 @@ class EpisodeTracker:
 
 
 def discard_step(
-    view: StepArrays,
-    episodes: EpisodeTracker,
-    row: int,
-    envs: Iterable[int],
-    groups: Sequence[str] = (),
+    view: Any, episodes: EpisodeTracker, row: int, envs: Sequence[int], groups: Sequence[str] = ()
 ) -> None:
     """Discards the steps of some environments in ``row``, and ends their episodes before it.
 
     Args:
-        view: the arrays of the environments.
+        view: the arrays of the environments, or their tensors.
         episodes: tracker of the environments' episodes.
         row: the row.
         envs: numbers of the environments in ``view``.
         groups: names of the groups of agents that have flags of their own.
     """
+    envs = list(envs)
+    if row:
+        _truncate_open(view.arrays, row - 1, envs, groups)
     for index in envs:
-        if episodes.break_off(view.first + index, row):
-            truncate(view, row - 1, index, groups)
-        view.arrays[MASK][row, index] = False
-        for key, rows in view.arrays.items():
-            if key[0] == "next":
-                rows[row, index] = 0
+        episodes.break_off(view.first + index, row)
+    view.arrays[MASK][row, envs] = False
+    for key, rows in view.arrays.items():
+        if key[0] == "next":
+            rows[row, envs] = 0
 
 
-def truncate(view: StepArrays, row: int, env: int, groups: Sequence[str] = ()) -> None:
-    """Marks an environment's step in ``row`` as truncated and done, and so for its agents."""
+def end_open(view: Any, episodes: EpisodeTracker, row: int, envs: Sequence[int]) -> None:
+    """Ends the episodes of some environments that go on after ``row``, which they can't."""
+    found = _truncate_open(view.arrays, row, list(envs), ())
+    episodes.end_all([view.first + index for index in found], row)
+
+
+def _truncate_open(
+    arrays: Mapping[Key, Any], row: int, envs: list[int], groups: Sequence[str]
+) -> list[int]:
+    """Marks frames in ``row`` that don't end their episodes as truncated, and returns where."""
+    going = arrays[MASK][row, envs] & ~arrays[DONE][row, envs, 0]
     for key in (TRUNCATED, DONE):
-        view.arrays[key][row, env] = True
+        arrays[key][row, envs, 0] |= going
     for group in groups:
-        done, truncated = (
-            view.arrays[next_of((group, name))][row, env] for name in ("done", "truncated")
-        )
-        truncated |= ~done
-        done[...] = True
+        done, truncated = (arrays[next_of((group, name))] for name in ("done", "truncated"))
+        cut = ~done[row, envs] & going[:, None, None]
+        truncated[row, envs] |= cut
+        done[row, envs] |= cut
+    return [index for index, here in zip(envs, going.tolist(), strict=True) if here]
 
 
 class BatchEpisodeTracker(EpisodeTracker):
@@ -370,27 +382,38 @@ class BatchEpisodeTracker(EpisodeTracker):
     def __init__(self, num_envs: int) -> None:
         super().__init__(num_envs, None)
         self.ids = np.arange(num_envs)
+        # Environments whose first step in the batch failed.
+        self._broken: list[int] = []
 
     @override
-    def number(self, done: Mask, skipped: Mask | None = None, cut: bool = False) -> Array:
+    def end_all(self, indices: Iterable[int], row: int) -> None:
+        pass
+
+    @override
+    def break_off(self, index: int, row: int) -> None:
+        if not row:
+            # The episode's last frame has been delivered.
+            self._broken.append(index)
+            self.cut(index)
+
+    @override
+    def number(self, done: Mask, skipped: Mask | None = None) -> Array:
         ids = np.empty(done.shape, dtype=np.int64)
-        self.write(ids, done, skipped, cut)
+        self.write(ids, done, skipped)
         return ids
 
-    def write(self, ids: Array, done: Mask, skipped: Mask | None = None, cut: bool = False) -> None:
+    def write(self, ids: Array, done: Mask, skipped: Mask | None = None) -> None:
         """Writes the trajectory ids of a batch; in the order of the rows, each end takes the next.
 
         Args:
             ids: array to write to, ``(steps, num_envs)``.
             done: True where a step ended an episode, ``(steps, num_envs)``.
             skipped: True where a step is not experience; None if all steps are.
-            cut: True if the episodes of the batch before end with the first row, which is skipped.
         """
         ends = done if skipped is None else done & ~skipped
-        if cut:
-            ends[0] = True
-            for index in range(len(self.ids)):
-                self.cut(index)
+        if self._broken:
+            ends[0, self._broken] = True
+            self._broken = []
         current, start = self.ids, 0
         for row in np.flatnonzero(ends.any(1)).tolist():
             ids[start : row + 1] = current
@@ -401,11 +424,6 @@ class BatchEpisodeTracker(EpisodeTracker):
         ids[start:] = current
         if skipped is not None:
             ids[skipped] = NO_TRAJECTORY
-
-    def renew(self, mask: Any = None) -> None:
-        """Begins new trajectories in all environments, or where ``mask`` is True."""
-        for index in range(len(self.ids)) if mask is None else np.flatnonzero(mask):
-            self.restart(int(index))
 
     @override
     def state_dict(self) -> dict[str, Any]:

@@ -1,19 +1,26 @@
-"""Base of the batch writers whose frames have a fixed layout."""
+"""Batches of fixed layout: the environment and the policy write directly into one block."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from abc import abstractmethod
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, ClassVar
 
+import numpy as np
 import torch
-from tensordict import TensorDict
+from numpy.typing import NDArray
+from tensordict import TensorDict, TensorDictBase
 from torch import Tensor
 from typing_extensions import override
 
 from trawl.envs.base import TensorDictEnv
-from trawl.keys import Key, show_key
+from trawl.keys import DONE, IS_INIT, MASK, REWARD, TRAJ_IDS, Key, as_key, next_of, show_key
+from trawl.memory import Array, Mask
+from trawl.rollout.array_stepper import Stepper
 from trawl.rollout.batch_writer import BatchOptions, BatchWriter
-from trawl.rollout.checks import check_same_layout
+from trawl.rollout.block import BatchMemory, Block
+from trawl.rollout.checks import check_rewards, check_same_layout
+from trawl.rollout.device_transfer import moved
 from trawl.rollout.episode_sums import EpisodeSums
 from trawl.rollout.frame_entries import FrameEntries
 from trawl.rollout.layout import FramePool, Layout, Leaf
@@ -34,13 +41,24 @@ class FixedLayoutWriter(BatchWriter):
     Attributes:
         options: options of the batches.
         entries: the entries of frames.
+        stepper: object that steps the environment.
+        pool: memory of batches.
     """
 
+    # Name of the way to fill batches, for ``stats()``.
+    _path: ClassVar[str]
+    stepper: Stepper[Any]
+    pool: BatchMemory
     # What is done to frames, in the order in which they pass.
     _stages: Sequence[Stage[Any, Any]] = ()
     # The entries that a step passes on to the next step, after a batch's last row, by key.
     _next: dict[Key, Any]
     _policy_leaves: PolicyLeaves
+    _block: Block | None = None
+    # The block in which a worker's batch is wanted.
+    _given: Block | None = None
+    # What the stepper writes: the rows of the batch, with time first.
+    _view: Any
 
     def __init__(
         self, env: TensorDictEnv, policy: Policy, options: BatchOptions, masked: bool
@@ -100,7 +118,152 @@ class FixedLayoutWriter(BatchWriter):
             leaves = stage.in_batch(leaves)
         return Layout(leaves, tuple(self.env.batch_size), self.options.steps, pools)
 
+    @property
+    @override
+    def layout(self) -> Layout:
+        return self.pool.layout
+
+    # --- filling
+
+    @override
+    def begin(self, block: Block | None = None) -> None:
+        self._renew_stages()
+        self._given = block
+        self._block = block = self._new_block()
+        view = self._view_of(self._rows_of(block), self._next)
+        for stage in reversed(self._stages):
+            view = stage.begin(block, view)
+        self._view, entries, arrays, next_rows = view, self.entries, view.arrays, view.next_obs
+        for key in entries.flags:
+            arrays[key][...] = False
+            arrays[next_of(key)][...] = False
+        if entries.masked:
+            arrays[MASK][...] = True
+        for key in self._passed_on:
+            arrays[key][0] = next_rows[key]
+        for key in entries.flags.keys() & next_rows.keys():
+            next_rows[key][...] = False
+        if entries.marks_starts:
+            for rows in (arrays[IS_INIT][1:], arrays[next_of(IS_INIT)]):
+                rows[...] = False
+            next_rows[IS_INIT][...] = False
+
+    @abstractmethod
+    def _new_block(self) -> Block:
+        """Returns memory to fill."""
+
+    @abstractmethod
+    def _rows_of(self, block: Block) -> dict[Key, Any]:
+        """Returns the entries of a block as the stepper writes them, with time first."""
+
+    @abstractmethod
+    def _view_of(self, rows: dict[Key, Any], next_rows: dict[Key, Any]) -> Any:
+        """Returns what a stepper writes: rows, and those after the last step."""
+
+    @property
+    def _passed_on(self) -> Iterable[Key]:
+        """Keys of entries of which a batch has the values that a step passes on to the next."""
+        memories = self._policy_leaves.memories
+        return (key for key in self._next if key not in memories)
+
+    @override
+    def finish(self, filled: int) -> TensorDictBase | None:
+        block, self._block = self._block, None
+        assert block is not None
+        self._end_steps(block, filled)
+        view, self._view = self._view, None
+        if filled < self.options.steps:
+            # The row after the last step is the first row of the next batch.
+            for key in self._passed_on:
+                view.next_obs[key][...] = view.arrays[key][filled]
+        self._count(block, filled)
+        for stage in self._stages:
+            stage.finish(block, filled)
+        if filled < self.options.steps:
+            block.clear_from(filled, but=TRAJ_IDS)
+        given, self._given = self._given, None
+        if given is None:
+            return self._deliver(block)
+        if block.grown:
+            # What a worker sends lies on the host, like what it writes to shared memory.
+            return moved(block.deliver(self.hidden, self.env.device), torch.device("cpu"))
+        if given is block:
+            block.flush()
+        else:
+            block.copy_to(given.lease)
+        return None
+
+    @abstractmethod
+    def _end_steps(self, block: Block, filled: int) -> None:
+        """Waits for steps that are under way, and completes the rows of a block."""
+
+    def _count(self, block: Block, filled: int) -> None:
+        """Checks what was filled, and adds it to the statistics and the trajectories."""
+        if filled:
+            self.policy.check_samples(block.tensors, filled)
+        rewards = self._rewards(block, filled)
+        done = block.on_host(DONE, filled)[..., 0]
+        counted = block.on_host(MASK, filled) if self.entries.masked else None
+        check_rewards(rewards, lambda: self._actions(block, filled))
+        self.sums.add(rewards, done, counted)
+        self._number(block, done, counted)
+
+    def _number(self, block: Block, done: Mask, counted: Mask | None) -> None:
+        """Writes the ids of trajectories that were not written while the batch was filled."""
+
+    def _rewards(self, block: Block, filled: int) -> Array:
+        """Returns the reward of each step; if agents have their own, the mean of all agents."""
+        keys, lead = self.entries.rewards, (filled, self.num_envs)
+        if REWARD in keys:
+            return block.on_host(REWARD, filled).reshape(lead)
+        parts = [block.on_host(key, filled).reshape(*lead, -1) for key in keys]
+        mean: Array = np.concatenate(parts, -1).mean(-1, dtype=np.float64)
+        return mean
+
+    def _actions(self, block: Block, filled: int) -> dict[Key, Array]:
+        keys = map(as_key, self.env.action_keys)
+        found = {key: block.tensors[key][:filled].cpu().float() for key in keys}
+        return {k: value.reshape(filled, self.num_envs, -1).numpy() for k, value in found.items()}
+
+    def _deliver(self, block: Block) -> TensorDictBase:
+        return block.deliver(self.hidden, self.env.device, self.pool)
+
     # --- between batches
+
+    @property
+    def _first_rows(self) -> dict[Key, Any]:
+        """The rows into which the stepper writes what the next batch begins with."""
+        rows: Mapping[Key, Any] = self._next
+        for stage in reversed(self._stages):
+            rows = stage.first_rows(rows)
+        return dict(rows)
+
+    def _begin_episodes(self, mask: Any, **kwargs: Any) -> None:
+        """Begins episodes in all environments, or in those of the mask, in the next batch."""
+        self.stepper.reset(self._view_of({}, self._first_rows), mask, **kwargs)
+        for stage in self._stages:
+            stage.restart(mask)
+        chosen, entries = slice(None) if mask is None else mask, self.entries
+        for key, row in self._next.items():
+            # Absent agents are done from the beginning of an episode.
+            if key not in entries.observed and not (key in entries.flags and len(key) > 1):
+                row[chosen] = key == IS_INIT
+
+    @override
+    def reset(self, mask: NDArray[np.bool_] | None = None, **kwargs: Any) -> None:
+        self._begin_episodes(mask, **kwargs)
+        self.sums.reset(mask)
+        self.episodes.restart_all(mask)
+
+    def fake(self) -> TensorDictBase:
+        """Returns a batch of zeros."""
+        block = Block(self.layout, self.pool.lease())
+        block.clear()
+        return self._deliver(block)
+
+    @override
+    def describe(self) -> dict[str, Any]:
+        return {"env_path": self._path, **self.policy.describe(), **self.pool.describe()}
 
     def _renew_stages(self) -> None:
         """Brings stages up to date before a batch."""

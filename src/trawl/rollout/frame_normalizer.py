@@ -56,6 +56,8 @@ class FrameNormalizer(Stage[Rows, View]):
     _fresh: Rows
     _options: NormalizeOptions
     _statistics: BatchStatistics
+    # Entries with which the next batch begins, among them the flags of groups of agents.
+    _next_rows: Mapping[Key, Rows]
     # Entries of the batch that is being filled, with time first.
     _rows: Mapping[Key, Any]
 
@@ -91,6 +93,11 @@ class FrameNormalizer(Stage[Rows, View]):
         found = {f"raw {show_key(one.key)}": one.raw_next for one in self._observations}
         found |= {f"return {show_key(one.key)}": one.carry for one in self._rewards}
         return found | {"fresh": self._fresh}
+
+    def _absent(self, key: Key) -> Key | None:
+        """Returns the key of the flag that is True for absent agents of an entry's group."""
+        flag = (key[0], DONE[-1])
+        return flag if len(key) > 1 and flag in self._next_rows else None
 
     def _load(self) -> None:
         """Makes the newest statistics those of all rows from now on."""

@@ -9,6 +9,7 @@ notices between two batches. The operations are the same, so the results are ide
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from itertools import chain
 from operator import is_
 from typing import Any
 
@@ -114,16 +115,19 @@ class ModuleWatch:
 
     def __init__(self, module: Any) -> None:
         self._parts = list(module.modules()) if isinstance(module, nn.Module) else []
-        self._tables = [table for part in self._parts for table in _tables(part)]
+        # The values of a dictionary follow its changes.
+        self._tables: list[Iterable[Any]] = [
+            table.values() if isinstance(table, dict) else table
+            for part in self._parts
+            for table in _tables(part)
+        ]
         self._found = self._now()
 
     def _now(self) -> list[Any]:
-        found: list[Any] = [_has_any_global_hook()]
+        found = [_has_any_global_hook(), *chain.from_iterable(self._tables)]
         for part in self._parts:
             kind = type(part)
             found += (kind, kind.forward, kind.__call__)
-        for table in self._tables:
-            found += table.values() if isinstance(table, dict) else table
         return found
 
     @property

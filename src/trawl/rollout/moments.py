@@ -237,7 +237,8 @@ class TensorMoments(BaseMoments):
 
         Args:
             samples: at least one sample, ``(count, *shape)``.
-            present: True where a sample counts, ``(count,)``; None if all of them count.
+            present: True where an element counts, in the shape of the first dimensions of the
+                samples; None if all elements count.
         """
         size = _PART_CPU if samples.device.type == "cpu" else _PART_GPU
         rows = max(1, size // max(1, math.prod(samples.shape[1:])))
@@ -259,8 +260,9 @@ class TensorMoments(BaseMoments):
             values -= mean
         else:
             # A sample that doesn't count may have any value, also nan.
-            absent = ~present.view(-1, *[1] * (values.ndim - 1))
-            counts = present.sum(dtype=torch.float64)
+            absent = ~present.view(*present.shape, *[1] * (values.ndim - present.ndim))
+            shape = counts_shape(values.shape[1:], present.ndim - 1)
+            counts = present.sum(0, dtype=torch.float64).reshape(shape)
             mean = values.masked_fill_(absent, 0.0).sum(0) / counts.clamp(min=1.0)
             values -= mean
             values.masked_fill_(absent, 0.0)
@@ -269,10 +271,13 @@ class TensorMoments(BaseMoments):
     @classmethod
     def on(cls, device: torch.device, moments: RunningMoments) -> TensorMoments:
         """Returns moments on a device."""
+        counts: Tensor | float = moments.count
+        if moments.counts.ndim:
+            counts = torch.from_numpy(moments.counts).to(device, torch.float64)
         mean, deviations = torch.from_numpy(moments.mean), torch.from_numpy(moments.deviations)
-        return cls(moments.count, mean.to(device), deviations.to(device))
+        return cls(counts, mean.to(device), deviations.to(device))
 
     @override
     def on_host(self) -> RunningMoments:
-        counts = np.asarray(int(self.counts))
+        counts = np.asarray(torch.as_tensor(self.counts).cpu(), np.int64)
         return RunningMoments(counts, self.mean.cpu().numpy(), self.deviations.cpu().numpy())

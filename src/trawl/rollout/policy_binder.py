@@ -24,17 +24,16 @@ from trawl.errors import add_note
 from trawl.keys import Key, as_key, next_of
 from trawl.memory import Array
 from trawl.rollout.batch_writer import ActFn
-from trawl.rollout.block import BlockPart
+from trawl.rollout.block import PolicyRows
 from trawl.rollout.checks import action_warnings, check_actions, has_fixed_shapes
 from trawl.rollout.device_transfer import DeviceTransfer
 from trawl.rollout.layout import Leaf
 from trawl.rollout.plan import Plan
 from trawl.rollout.policy import Policy, missing_action
-from trawl.rollout.policy_inputs import InputRows
+from trawl.rollout.policy_inputs import InputRows, LazyRows
 from trawl.rollout.policy_leaves import PolicyLeaves
 from trawl.rollout.policy_outputs import PolicyOutputs
 from trawl.rollout.random_actions import RandomActions
-from trawl.rollout.tensor_block import LazyRows, TensorBlock
 from trawl.tensordicts import changes, has_lazy, is_lazy, noted, snapshot, whole_key
 
 #: Function that writes the actions to the TensorDict of a step, and returns it or a copy. Its
@@ -49,9 +48,6 @@ _HINT = (
 
 # Number of functions of a block that are kept.
 _MOST_ACTS = 64
-
-#: Rows of a batch that a policy reads and writes: those of all environments, or of some.
-PolicyRows = BlockPart | TensorBlock
 
 
 class PolicyBinder:
@@ -107,9 +103,8 @@ class PolicyBinder:
             return self._random.fill(rows.tensors, start, stop, self._next_row)
         plan = self._policy.plan(self._readable.keys(), self._batch)
         guarded = not self._policy.leaves_inputs_alone
-        # Copies have to be bound anew, because they are of one chunk at a time. A block of tensors
-        # is filled only once.
-        acts = None if guarded or isinstance(rows, TensorBlock) else rows.acts
+        # Copies have to be bound anew, because they are of one chunk at a time.
+        acts = None if guarded else rows.acts
         bound = None if acts is None else acts.get((self, start, stop))
         if bound is not None and bound[0] is plan:
             return bound[1]

@@ -6,6 +6,7 @@ it keeps is filled again with later frames. Such a policy gets memory that nobod
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from sys import getrefcount
 from typing import Any, Protocol
 
@@ -15,7 +16,6 @@ from torch import Tensor
 
 from trawl.keys import Key
 from trawl.memory import Array
-from trawl.rollout.windows import WindowArrays
 
 
 class InputRows(Protocol):
@@ -23,6 +23,42 @@ class InputRows(Protocol):
 
     def __getitem__(self, t: int, /) -> Tensor:
         """Returns row ``t`` of a chunk."""
+
+
+class LazyRows(Sequence[Tensor]):
+    """Tensors of the rows of a chunk, each made when it is read.
+
+    Args:
+        make: function of ``t`` that returns the tensor of the chunk's row ``t``.
+        count: number of rows.
+    """
+
+    def __init__(self, make: Callable[[int], Tensor], count: int) -> None:
+        self._make, self._count = make, count
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __getitem__(self, t: Any) -> Any:
+        return self._make(t)
+
+
+class ArrayRows(Protocol):
+    """Rows of an entry as arrays, each of which may be made when it is read.
+
+    Attributes:
+        shape: shape of all rows.
+        dtype: their dtype.
+    """
+
+    @property
+    def shape(self) -> tuple[int, ...]: ...  # noqa: D102
+
+    @property
+    def dtype(self) -> np.dtype[Any]: ...  # noqa: D102
+
+    def __getitem__(self, t: int, /) -> Any:
+        """Returns row ``t``."""
 
 
 class LatestObservation:
@@ -71,11 +107,11 @@ class InputCopies:
     def __init__(self, dtype: torch.dtype | None, latest: LatestObservation | None = None) -> None:
         self._dtype = dtype
         self.latest = latest
-        self._rows: Array | WindowArrays = np.empty(0)
+        self._rows: ArrayRows = np.empty(0)
         self._copy = np.empty(0)
         self._unused = 0
 
-    def bind(self, rows: Array | WindowArrays) -> None:
+    def bind(self, rows: ArrayRows) -> None:
         """Sets the rows to copy."""
         self._rows = rows
         if self._copy.shape != rows.shape[1:] or self._copy.dtype != rows.dtype:
@@ -112,7 +148,7 @@ class InputMemory:
         self._latest = latest
         self._copies: dict[Key, InputCopies] = {}
 
-    def of(self, key: Key, rows: Array | WindowArrays, dtype: torch.dtype | None) -> InputCopies:
+    def of(self, key: Key, rows: ArrayRows, dtype: torch.dtype | None) -> InputCopies:
         """Returns a copy for each of some rows.
 
         Args:

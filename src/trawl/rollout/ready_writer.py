@@ -129,7 +129,7 @@ class ReadyBatchWriter(ArrayBatchWriter):
 
     @override
     def begin(self, block: Block | None = None) -> None:
-        self._given = block is not None
+        self._given = block
         self._block = block = block or Block(self.layout, self.pool.lease())
         rows = {key: array[:, 0] for key, array in block.flat_rows.items()}
         for key in (key for key in rows if key not in self._begun):
@@ -158,11 +158,11 @@ class ReadyBatchWriter(ArrayBatchWriter):
         if not self._random:
             size, transfer = self._serving.batching.size, self._transfer
             self._act_for = self._binder.bind_some(self._next, begun, size, transfer)
-        self._actions = [as_key(key) for key in self.env.action_keys]
+        self._action_keys = [as_key(key) for key in self.env.action_keys]
         self._source.set_action_dtypes(
             {
                 key: np.dtype(np.float32) if key in self._bfloat16 else begun[key].dtype
-                for key in self._actions
+                for key in self._action_keys
             }
         )
 
@@ -302,7 +302,7 @@ class ReadyBatchWriter(ArrayBatchWriter):
             self._act_randomly(chosen)
         else:
             self._act_for(chosen)
-        actions = {key: self._begun[key][chosen] for key in self._actions}
+        actions = {key: self._begun[key][chosen] for key in self._action_keys}
         for key in self._bfloat16.intersection(actions):
             actions[key] = from_bfloat16(actions[key])
         self._source.send(actions)
@@ -329,7 +329,7 @@ class ReadyBatchWriter(ArrayBatchWriter):
         self._last[:] = -1
         self._check_rewards(filled)
         self._sum_episodes(filled)
-        if self._given:
+        if self._given is not None:
             block.flush()
             return None
         return self._deliver(block)[:filled]

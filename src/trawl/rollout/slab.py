@@ -185,6 +185,10 @@ class SlabPool:
             self._most_leases = 2 * len(self._leases) + _KEEP
         self._leases.append(weakref.ref(owner))
 
+    def describe(self) -> dict[str, int]:
+        """Returns the number of blocks in use, and the size of all blocks in bytes."""
+        return {"batches_held": self.leased, "memory_bytes": self.nbytes}
+
     @property
     def leased(self) -> int:
         """Number of blocks in use."""

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 import torch
 from typing_extensions import override
 
-from trawl.envs.agent_arrays import AGENT_MASK
-from trawl.envs.agent_groups import groups_of
-from trawl.envs.base import TensorDictEnv
 from trawl.envs.frame_stack import FrameStack
 from trawl.keys import Key, next_of, show_key
 from trawl.rollout.layout import FramePool, Leaf
@@ -61,8 +58,8 @@ class StackStage(Stage[Rows, View]):
 
     Args:
         option: the option of the collector.
-        env: the environment.
-        observed: layout of all its observations, by key.
+        observed: layout of all observations, by key.
+        groups: keys of the groups of agents.
 
     Attributes:
         leaves: the stacked observations, by key.
@@ -72,15 +69,13 @@ class StackStage(Stage[Rows, View]):
     """
 
     def __init__(
-        self, option: FrameStack, env: TensorDictEnv, observed: Mapping[Key, Leaf]
+        self, option: FrameStack, observed: Mapping[Key, Leaf], groups: Collection[str]
     ) -> None:
         self._size = option.size
         # True if an episode's first frame completes its first stacks; False if zeros do.
         self._repeats = option.padding == "reset"
         self.leaves: dict[Key, StackedLeaf] = {}
-        groups = groups_of(env)
-        masks = {(group, AGENT_MASK) for group in groups}
-        for key in option.stacked(key for key in observed if key not in masks):
+        for key in option.stacked(observed, groups):
             leaf, axes = observed[key], 1 if key[0] in groups and len(key) > 1 else 0
             frame = Leaf(leaf.shape[axes:], leaf.dtype)
             self.leaves[key] = StackedLeaf(frame, option.size, leaf.shape[:axes])

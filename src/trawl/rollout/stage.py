@@ -7,7 +7,7 @@ from typing import Any, Generic, TypeVar
 
 from trawl.keys import Key
 from trawl.rollout.batch_writer import StepFn
-from trawl.rollout.episodes import EpisodeStart
+from trawl.rollout.episodes import EpisodeStart, Follow
 from trawl.rollout.layout import FramePool, Leaf
 from trawl.rollout.policy_leaves import PolicyLeaves
 
@@ -108,6 +108,10 @@ class Stage(Generic[Rows, View]):
             stop: the row after the last row.
         """
         return step
+
+    def followers(self, start: int, stop: int) -> list[Follow]:
+        """Returns what to call after each step of tensors, when the next row is written."""
+        return []
 
     def finish(self, block: Any, filled: int) -> None:
         """Ends a batch, of which ``filled`` rows were filled."""

@@ -15,24 +15,24 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from trawl.envs.tensor_env import TensorEnv, TensorStep
-from trawl.keys import DONE, MASK, Key
+from trawl.envs.tensor_env import TensorStep
+from trawl.keys import DONE, MASK, Key, next_of
 from trawl.rollout.batch_writer import StepFn
-from trawl.rollout.frame_entries import FrameEntries
+from trawl.rollout.block import Block
 from trawl.rollout.frame_normalizer import (
     BatchStatistics,
     DiscountedReturns,
     FrameNormalizer,
-    observation_keys,
     raw_reward_of,
 )
+from trawl.rollout.layout import Leaf
 from trawl.rollout.moments import BaseMoments, RunningMoments, TensorMoments
 from trawl.rollout.normalization import NormalizeOptions, Statistics, clip_within
-from trawl.rollout.tensor_block import TensorBlock
-from trawl.rollout.tensor_stepper import StepSource
+from trawl.rollout.step_tensors import StepTensors
+from trawl.rollout.tensor_stepper import StepSource, TensorSource
 
 
-class TensorNormalizer(FrameNormalizer[Tensor, TensorBlock]):
+class TensorNormalizer(FrameNormalizer[Tensor, StepTensors]):
     """Normalises the batches of a ``TensorBatchWriter``.
 
     Except for rounding, the results equal those of
@@ -41,40 +41,40 @@ class TensorNormalizer(FrameNormalizer[Tensor, TensorBlock]):
     Args:
         env: the environment.
         options: options of everything that is normalised.
-        entries: the entries of frames.
+        keys: keys of the observations to normalise.
+        rewards: layout of the rewards.
+        masked: True if some frames hold no experience.
         next_row: for each entry of the next frame, the row after a batch's last row.
         steps: number of rows in a batch.
 
     Attributes:
         source: the object that the stepper steps.
-
-    Raises:
-        KeyError, ValueError: see :func:`~trawl.rollout.frame_normalizer.observation_keys`.
     """
 
     def __init__(
         self,
-        env: TensorEnv,
+        env: TensorSource,
         options: NormalizeOptions,
-        entries: FrameEntries,
+        keys: Sequence[Key],
+        rewards: Mapping[Key, Leaf],
+        masked: bool,
         next_row: Mapping[Key, Tensor],
         steps: int,
     ) -> None:
         self.source: StepSource = env
-        self._options = options
+        self._options, self._next_rows = options, next_row
         self._home = env.home
         self._observations: list[NormalizedRows] = []
         self._rewards: list[DiscountedReturns] = []
         count = env.batch_size.numel()
         if options.observations is not None:
             clip = options.observations.clip
-            keys = observation_keys(options.observations, entries.observed)
-            self._kept = rows_kept([next_row[key] for key in keys], steps, entries.masked)
+            self._kept = rows_kept([next_row[key] for key in keys], steps, masked)
             self._observations = [
-                NormalizedRows(key, next_row[key], steps, self._kept, clip) for key in keys
+                NormalizedRows(key, next_row[key], steps, self._kept, clip, self._absent(key))
+                for key in keys
             ]
-            places = [(env.observation_keys.index(one.key), one) for one in self._observations]
-            self._steps = NormalizedSteps(env, places)
+            self._steps = NormalizedSteps(env, self._observations)
             self.source = self._steps
         if options.rewards is not None:
             self._rewards = [
@@ -85,7 +85,7 @@ class TensorNormalizer(FrameNormalizer[Tensor, TensorBlock]):
                     torch.add,
                     torch.mul,
                 )
-                for key, leaf in entries.rewards.items()
+                for key, leaf in rewards.items()
             ]
         self._statistics = BatchStatistics(options, self._empty(), count, self._on_device)
         self.normalization = self._statistics.normalization
@@ -96,8 +96,13 @@ class TensorNormalizer(FrameNormalizer[Tensor, TensorBlock]):
         return TensorMoments.on(self._home, moments)
 
     def _empty(self) -> Statistics:
-        found = {one.key: RunningMoments.empty(one.leaf) for one in self._observations}
-        return found | {one.key: RunningMoments.empty() for one in self._rewards}
+        found = {
+            one.key: RunningMoments.empty(one.leaf, 0 if one.absent is None else 1)
+            for one in self._observations
+        }
+        return found | {
+            one.key: RunningMoments.empty(_components(one.carry)) for one in self._rewards
+        }
 
     # --- between batches
 
@@ -115,6 +120,8 @@ class TensorNormalizer(FrameNormalizer[Tensor, TensorBlock]):
         for one in self._observations:
             values = torch.empty_like(one.next_row)
             one.normalize(one.raw_next, values)
+            if one.absent is not None:
+                _clear(values, self._next_rows[one.absent])
             mask = _column(self._fresh, values)
             torch.where(mask, values, one.next_row, out=one.next_row)
 
@@ -133,14 +140,14 @@ class TensorNormalizer(FrameNormalizer[Tensor, TensorBlock]):
         return fresh
 
     @override
-    def begin(self, block: TensorBlock, view: TensorBlock) -> TensorBlock:
-        self._rows = view.tensors
+    def begin(self, block: Block, view: StepTensors) -> StepTensors:
+        self._rows = view.arrays
         for one in self._observations:
             one.begin()
         return view
 
     @override
-    def bind(self, step: StepFn, view: TensorBlock, part: slice, start: int, stop: int) -> StepFn:
+    def bind(self, step: StepFn, view: StepTensors, part: slice, start: int, stop: int) -> StepFn:
         if not self._observations:
             return step
         statistics, steps, kept = self._statistics, self._steps, self._kept
@@ -169,11 +176,14 @@ class TensorNormalizer(FrameNormalizer[Tensor, TensorBlock]):
             mask = self._counted(stop)
             part = None if mask is None else mask[chosen].reshape(-1)
             for one in self._observations:
-                self._statistics.add(one.key, TensorMoments.of(one.kept(chosen), part))
+                present = part
+                if one.absent is not None:
+                    present = _present(self._rows[one.absent][chosen].flatten(0, 1), part)
+                self._statistics.add(one.key, TensorMoments.of(one.kept(chosen), present))
         self._statistics.first = stop
 
     @override
-    def finish(self, block: TensorBlock, filled: int) -> None:
+    def finish(self, block: Block, filled: int) -> None:
         if filled:
             self._end_rows(filled)
             self._finish_rewards(filled)
@@ -188,19 +198,25 @@ class TensorNormalizer(FrameNormalizer[Tensor, TensorBlock]):
         if MASK in tensors:
             # Another episode follows a row without a frame.
             goes_on = goes_on & tensors[MASK][:filled]
-        keep = goes_on.double()
         for one in self._rewards:
             rewards, options = tensors[one.key][:filled], one.options
             if options.keep_raw:
                 tensors[raw_reward_of(one.key)][:filled] = rewards
-            returns = rewards.double()
-            one.add(returns, _column(keep * options.gamma, rewards))
+            returns, absent = rewards.double(), self._absent(one.key[1:])
+            keep = _column(goes_on, rewards)
+            if absent is not None:
+                keep = keep & ~tensors[next_of(absent)][:filled]
+            one.add(returns, keep.double() * options.gamma)
             if statistics.training:
                 # The rewards of a group's agents share their statistics.
-                agents = returns[0, 0].numel()
-                mask = None if counted is None else counted.reshape(-1, 1).expand(-1, agents)
-                samples = returns.reshape(-1)
-                moments = TensorMoments.of(samples, None if mask is None else mask.reshape(-1))
+                present, components = counted, _components(returns)
+                if absent is not None:
+                    present = _present(tensors[absent][:filled], counted)
+                samples = returns.reshape(*returns.shape[:-1], *components)
+                lead = samples.shape[: samples.ndim - len(components)]
+                if present is not None:
+                    present = _column(present, returns[..., 0]).expand(lead).reshape(-1)
+                moments = TensorMoments.of(samples.reshape(-1, *components), present)
                 statistics.add(one.key, moments)
             largest = torch.finfo(rewards.dtype).max
             _, scale = statistics.of(one.key).affine(options.epsilon, largest)
@@ -211,6 +227,23 @@ class TensorNormalizer(FrameNormalizer[Tensor, TensorBlock]):
 def _column(rows: Tensor, like: Tensor) -> Tensor:
     """Returns values of rows in a shape that broadcasts to that of a tensor."""
     return rows.reshape(*rows.shape, *[1] * (like.ndim - rows.ndim))
+
+
+def _components(rewards: Tensor) -> tuple[int, ...]:
+    """Returns the shape of the statistics of rewards, which may have several components."""
+    size = rewards.shape[-1]
+    return () if size == 1 else (size,)
+
+
+def _clear(values: Tensor, absent: Tensor) -> None:
+    """Writes zeros where agents are absent."""
+    values.masked_fill_(_column(absent[..., 0], values), 0)
+
+
+def _present(absent: Tensor, mask: Tensor | None) -> Tensor:
+    """Returns True where an agent is present in a frame, ``(*size, agents)``."""
+    present = ~absent[..., 0]
+    return present if mask is None else present & mask.unsqueeze(-1)
 
 
 # Number of values that are kept before they are counted: on the CPU, so that they stay in the
@@ -228,14 +261,19 @@ class NormalizedRows:
         kept: number of rows that are counted together; the rows of a batch are divided into parts
             of this size. With 0, a row is counted before its step, without a copy.
         clip: largest absolute value of an element.
+        absent: key of the flag that is True for absent agents; None if no agent is ever absent.
 
     Attributes:
         leaf: shape of an observation.
+        flags: rows of the flags of absent agents before each step; empty if there are none.
         raw_next: the observations of the environment with which the next batch begins.
     """
 
-    def __init__(self, key: Key, next_row: Tensor, steps: int, kept: int, clip: float) -> None:
-        self.key, self.next_row = key, next_row
+    def __init__(
+        self, key: Key, next_row: Tensor, steps: int, kept: int, clip: float, absent: Key | None
+    ) -> None:
+        self.key, self.next_row, self.absent = key, next_row, absent
+        self.flags: Sequence[Tensor] = ()
         self.leaf = tuple(next_row.shape[1:])
         self.raw_next = next_row.clone()
         # The step of the last row of a part writes the first row of the next part.
@@ -268,10 +306,12 @@ class NormalizedRows:
             self._raw[0].copy_(self.raw_next)
         self._held = self.raw_next
 
-    def bind(self, block: TensorBlock, start: int, stop: int) -> None:
+    def bind(self, view: StepTensors, start: int, stop: int) -> None:
         """Sets the rows to write to in the steps of a chunk."""
-        self._targets = block.following(self.key, start, stop, self.next_row)
+        self._targets = view.following(self.key, start, stop)
         self._sources = [*self._rows(start + 1, stop + 1)] if self._size else []
+        if self.absent is not None:
+            self.flags = view.rows(self.absent, start, stop)
 
     def _rows(self, start: int, stop: int) -> Iterator[Tensor]:
         """Yields the kept rows of a chunk, in which row ``steps`` is that of the next batch."""
@@ -337,7 +377,7 @@ class NormalizedSteps:
 
     Args:
         env: the environment.
-        places: the observations that are normalised, each with its index among all observations.
+        rows: rows of the observations that are normalised.
 
     Attributes:
         t: number of the step in its chunk.
@@ -345,9 +385,12 @@ class NormalizedSteps:
 
     t = 0
 
-    def __init__(self, env: TensorEnv, places: Sequence[tuple[int, NormalizedRows]]) -> None:
+    def __init__(self, env: TensorSource, rows: Sequence[NormalizedRows]) -> None:
         self._env = env
-        self._places = places
+        index = env.observation_keys.index
+        self._places = [(index(one.key), one) for one in rows]
+        # The observations of agents, each with the index of the flag of those that are absent.
+        self._absent = [(index(one.key), one, index(one.absent)) for one in rows if one.absent]
         # The leaves of the last step, of the environment and normalised.
         self._last: list[Tensor] = []
         self._shown: list[Tensor] = []
@@ -360,6 +403,9 @@ class NormalizedSteps:
         """Takes a step, and returns its results with normalised observations."""
         result = self._env.advance(actions)
         self._last, self._shown = result.last, self._normalized(result.last)
+        for index, one, flag in self._absent:
+            # An agent that is done after a step, but wasn't before, has a last observation.
+            _clear(self._shown[index], result.last[flag] & one.flags[self.t])
         final = result.final
         if final is not None:
             final = [*final]
@@ -379,7 +425,10 @@ class NormalizedSteps:
 
     def _begun(self, leaves: list[Tensor]) -> list[Tensor]:
         self._keep(leaves)
-        return self._normalized(leaves)
+        found = self._normalized(leaves)
+        for index, _, flag in self._absent:
+            _clear(found[index], leaves[flag])
+        return found
 
     def _keep(self, leaves: Sequence[Tensor]) -> None:
         for index, one in self._places:

@@ -9,7 +9,7 @@ the rows in which episodes begin, on the device.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping
 from typing import Any, ClassVar
 
 import torch
@@ -17,22 +17,24 @@ from torch import Tensor
 from typing_extensions import override
 
 from trawl.envs.frame_stack import FrameStack
-from trawl.envs.tensor_env import TensorEnv
 from trawl.keys import Key, next_of
-from trawl.rollout.block import as_array
-from trawl.rollout.layout import Leaf
-from trawl.rollout.policy_inputs import InputCopies
+from trawl.rollout.block import Block, as_array
+from trawl.rollout.episodes import Follow
+from trawl.rollout.layout import Leaf, pool_key
+from trawl.rollout.policy_inputs import InputCopies, InputRows, LazyRows
 from trawl.rollout.stack_stage import StackedLeaf, StackStage
-from trawl.rollout.tensor_block import Follow, LazyRows, TensorBlock
+from trawl.rollout.step_tensors import StepTensors
+from trawl.rollout.tensor_stepper import TensorSource
 
 
-class TensorStacks(StackStage[Tensor, TensorBlock]):
+class TensorStacks(StackStage[Tensor, StepTensors]):
     """Frames of the stacked observations of an environment whose data are tensors.
 
     Args:
         option: the option of the collector.
         env: the environment.
-        observed: layout of all its observations, by key.
+        groups: keys of the groups of agents.
+        observed: layout of all observations, by key.
         newest: the frames with which the next batch begins, ``(num_envs, *leaf)``, by key.
         steps: number of steps in a batch.
     """
@@ -40,12 +42,13 @@ class TensorStacks(StackStage[Tensor, TensorBlock]):
     def __init__(
         self,
         option: FrameStack,
-        env: TensorEnv,
+        env: TensorSource,
+        groups: Collection[str],
         observed: Mapping[Key, Leaf],
         newest: Mapping[Key, Tensor],
         steps: int,
     ) -> None:
-        super().__init__(option, env, observed)
+        super().__init__(option, observed, groups)
         self._newest = newest
         self._recent: dict[Key, StackFrames] = {}
         self._positions: dict[Key, _Positions] = {}
@@ -56,8 +59,6 @@ class TensorStacks(StackStage[Tensor, TensorBlock]):
             self._recent[key] = kind(leaf, self._repeats, row, steps)
             self._positions[key] = _Positions(leaf, self._repeats, len(row), steps, row.device)
         self._begun = torch.zeros((steps, len(row)), dtype=torch.bool, device=row.device)
-        # Entries of the batch as they will be delivered.
-        self._delivered: dict[Key, Tensor] = {}
 
     @property
     @override
@@ -82,42 +83,51 @@ class TensorStacks(StackStage[Tensor, TensorBlock]):
         )
 
     @override
-    def begin(self, block: TensorBlock, view: TensorBlock) -> TensorBlock:
-        self._delivered, block.tensors = block.tensors, dict(block.tensors)
-        block.windows, block.begun = self._recent, self._begun
+    def begin(self, block: Block, view: StepTensors) -> StepTensors:
+        arrays, pools = dict(view.arrays), block.lease.tensors
+        block.windows = self._recent
         for key, recent in self._recent.items():
             recent.begin()
-            positions = self._positions[key]
-            frames = positions.frames_in(block.pools[key])
-            block.pools[key][positions.zero] = 0
+            positions, pool = self._positions[key], pools[pool_key(key)]
+            frames = positions.frames_in(pool)
+            pool[positions.zero] = 0
             size = positions.leaf.size
             frames[: size - 1] = recent.earlier
             frames[size - 1] = self._newest[key]
-            block.tensors[key], block.tensors[next_of(key)] = recent.rows, frames[size:]
-        return view
+            arrays[key], arrays[next_of(key)] = recent.rows, frames[size:]
+        return StepTensors(arrays, view.next_obs)
 
     @override
-    def finish(self, block: TensorBlock, filled: int) -> None:
+    def followers(self, start: int, stop: int) -> list[Follow]:
+        begun = self._begun[start:stop].unbind(0)
+
+        def note(t: int, starts: Tensor) -> None:
+            begun[t].copy_(starts)
+
+        return [note, *(recent.follower(start, stop) for recent in self._recent.values())]
+
+    @override
+    def finish(self, block: Block, filled: int) -> None:
         begun = self._begun
         # Row ``t`` marks the environments in which an episode begins after step ``t``.
         begun[max(filled - 1, 0) :] = False
         begun = torch.cat([torch.zeros_like(begun[:1]), begun[:-1]])
         episodes = begun.nonzero()
-        tensors, pools = self._delivered, block.pools
+        tensors, pools = block.tensors, block.lease.tensors
         for key, recent in self._recent.items():
             positions, after = self._positions[key], next_of(key)
             positions.write(tensors[key], tensors[after], begun if len(episodes) else None)
             tensors[key][filled:] = tensors[after][filled:] = positions.zero
             if len(episodes):
                 first = recent.first_frames(episodes).flatten(0, len(positions.leaf.agents))
+                pool = pools[pool_key(key)]
                 start, stop = positions.zero + 1, positions.zero + 1 + len(first)
-                if stop <= len(pools[key]):
-                    pools[key][start:stop] = first
+                if stop <= len(pool):
+                    pool[start:stop] = first
                 else:
                     # The leased memory has no room for the first frames of all episodes.
-                    pools[key], block.grown = torch.cat([pools[key][:start], first]), True
+                    block.grown[key] = torch.cat([pool[:start], first])
             recent.end(filled)
-        block.tensors, self._delivered = tensors, {}
 
 
 class _Positions:
@@ -227,13 +237,10 @@ class StackFrames(ABC):
         return found if len(found) == stop - start else [*found, self._newest]
 
     @abstractmethod
-    def stacks(self, start: int, stop: int, copied: bool) -> Sequence[Tensor]:
+    def stacks(self, start: int, stop: int, envs: slice, copied: bool) -> InputRows:
         """Returns the stacks of the steps of a chunk, ``(num_envs, *agents, size, *frame)``.
 
-        Args:
-            start: first step of the chunk.
-            stop: step after the last one of the chunk.
-            copied: True for memory that nothing else refers to.
+        See :class:`~trawl.rollout.block.StackRows`.
         """
 
     @abstractmethod
@@ -273,7 +280,7 @@ class WindowedFrames(StackFrames):
         self._firsts = []
 
     @override
-    def stacks(self, start: int, stop: int, copied: bool) -> Sequence[Tensor]:
+    def stacks(self, start: int, stop: int, envs: slice, copied: bool) -> InputRows:
         rows = self._stacks[start:stop]
         if not copied:
             return rows.unbind(0)
@@ -337,7 +344,7 @@ class GatheredFrames(StackFrames):
         self._start.zero_()
 
     @override
-    def stacks(self, start: int, stop: int, copied: bool) -> Sequence[Tensor]:
+    def stacks(self, start: int, stop: int, envs: slice, copied: bool) -> InputRows:
         windows = self._windows[start:stop].unbind(0)
         return LazyRows(lambda t: self._at(windows[t], self._lead), len(windows))
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
+from typing_extensions import override
 
-from trawl.envs.tensor_env import TensorEnv, TensorStep
+from trawl.envs.tensor_env import TensorStep
 from trawl.keys import (
     DONE,
     IS_INIT,
@@ -20,9 +21,12 @@ from trawl.keys import (
     as_key,
     next_of,
 )
+from trawl.rollout.array_stepper import EnvStepper
 from trawl.rollout.batch_writer import StepFn
+from trawl.rollout.episodes import EpisodeTracker, Follow
 from trawl.rollout.policy_leaves import PolicyLeaves
-from trawl.rollout.tensor_block import Follow, TensorBlock
+from trawl.rollout.stage import Stage
+from trawl.rollout.step_tensors import StepTensors
 
 
 class StepSource(Protocol):
@@ -38,61 +42,97 @@ class StepSource(Protocol):
         """Returns observations; see :meth:`~trawl.envs.tensor_env.TensorEnv.begin_next`."""
 
 
-class TensorStepper:
-    """Steps an environment, and writes results and entries of the next frame.
+class TensorSource(StepSource, Protocol):
+    """What the stepper and the stages know of :class:`~trawl.envs.tensor_env.TensorEnv`."""
+
+    batch_size: torch.Size
+    home: torch.device
+    observation_keys: list[Key]
+    skips: bool
+
+    @property
+    def action_keys(self) -> Sequence[Any]:
+        """Keys of the actions."""
+
+    @property
+    def reward_keys(self) -> Sequence[Any]:
+        """Keys of the rewards."""
+
+    @property
+    def answers_at_once(self) -> bool:
+        """True if code can read a tensor without waiting for a device."""
+
+
+class TensorStepper(EnvStepper[StepTensors]):
+    """Steps an environment whose data are tensors, and writes entries of the next frame.
 
     Args:
         env: the environment.
         source: the environment, or an object that takes its steps and changes the results.
         limit: number of steps after which an episode is cut off; None for no limit.
-        leaves: entries that the policy writes.
-        next_row: for each entry of the next frame, the row after a batch's last row.
+        stages: what is done to frames.
 
     Attributes:
+        policy_leaves: entries that the policy writes, to be set before a batch.
         latest: the observations that the last step of the chunk returned for the next frame; None
             before the first step. They are more likely to be in the cache than their copies.
-        taken: number of the last step of the chunk whose flags have been written.
     """
 
-    taken = -1
+    policy_leaves: PolicyLeaves
 
     def __init__(
         self,
-        env: TensorEnv,
+        env: TensorSource,
         source: StepSource,
         limit: int | None,
-        leaves: PolicyLeaves,
-        next_row: Mapping[Key, Tensor],
+        stages: Sequence[Stage[Tensor, StepTensors]],
     ) -> None:
         self._env = env
         self._source = source
         self._limit = limit
-        self._leaves = leaves
-        self._next_row = next_row
+        self._stages = stages
         self.latest: list[Tensor] | None = None
+        self.num_envs = env.batch_size.numel()
+        self.root_keys = env.observation_keys
+        self._chunk = (0, 0)
 
-    def bind(self, block: TensorBlock, start: int, stop: int) -> StepFn:
-        """Returns a function of ``t`` that takes the step of row ``start + t``."""
-        env, source, tensors = self._env, self._source, block.tensors
+    @override
+    def reset(self, view: StepTensors, mask: Tensor | None, **kwargs: Any) -> None:
+        leaves = self._env.begin(mask, **kwargs)
+        for key, leaf in zip(self.root_keys, leaves, strict=True):
+            view.next_obs[key].copy_(leaf)
+
+    @override
+    def begin_after(self, view: StepTensors, row: int) -> None:
+        (start, stop), everywhere = self._chunk, torch.ones_like(view.arrays[MASK][row])
+        begun = self._source.begin(None)
+        for key, value in zip(self.root_keys, begun, strict=True):
+            view.following(key, start, stop)[row - start].copy_(value)
+        for write in self._followers(view, start, stop):
+            write(row - start, everywhere)
+
+    @override
+    def bind(self, view: StepTensors, episodes: EpisodeTracker, start: int, stop: int) -> StepFn:
+        self._chunk = start, stop
+        env, source, tensors = self._env, self._source, view.arrays
         self.latest = None
         merge = _merge_few if env.answers_at_once else _merge
 
         def rows(key: Key) -> Sequence[Tensor]:
-            return block.rows(key, start, stop)
+            return view.rows(key, start, stop)
 
         keys = env.observation_keys
-        observed = list(zip(*[rows(next_of(key)) for key in keys], strict=True))
-        following = list(
-            zip(*[self._following(block, key, start, stop) for key in keys], strict=True)
-        )
-        actions = list(zip(*[rows(as_key(key)) for key in env.action_keys], strict=True))
-        rewards = list(zip(*[rows(next_of(as_key(key))) for key in env.reward_keys], strict=True))
+        count = stop - start
+        observed = _each_step([rows(next_of(key)) for key in keys], count)
+        following = _each_step([view.following(key, start, stop) for key in keys], count)
+        actions = _each_step([rows(as_key(key)) for key in env.action_keys], count)
+        rewards = _each_step([rows(next_of(as_key(key))) for key in env.reward_keys], count)
         terminated, truncated, done = (
             tensors[key][start:stop, :, 0].unbind(0) for key in (TERMINATED, TRUNCATED, DONE)
         )
         masks = rows(MASK) if env.skips else ()
-        cut_off = self._cutter(block, start, stop)
-        follow = self._followers(block, start, stop)
+        cut_off = self._cutter(view, start, stop)
+        follow = self._followers(view, start, stop)
 
         def step(t: int) -> None:
             result = source.advance(actions[t])
@@ -107,7 +147,6 @@ class TensorStepper:
                 merge(observed[t], result.final, ended)
             if result.skipped is not None:
                 torch.logical_not(result.skipped, out=masks[t])
-            self.taken = t
             cut = None
             if cut_off is not None:
                 # A copy, because the limit adds to the flags.
@@ -128,19 +167,15 @@ class TensorStepper:
         keys = self._env.observation_keys
         return _Newest(self, keys.index(key), rows) if key in keys else rows
 
-    def _following(self, block: TensorBlock, key: Key, start: int, stop: int) -> list[Tensor]:
-        """Returns the row of the next frame for each step."""
-        return block.following(key, start, stop, self._next_row[key])
-
     def _cutter(
-        self, block: TensorBlock, start: int, stop: int
+        self, view: StepTensors, start: int, stop: int
     ) -> Callable[[int, Tensor, Tensor, Tensor, Tensor | None], Tensor] | None:
         """Returns a function that counts a step, and marks and returns the episodes to cut off."""
         limit = self._limit
         if limit is None:
             return None
-        counts = block.tensors[STEP_COUNT][start:stop, :, 0].unbind(0)
-        after = block.tensors[next_of(STEP_COUNT)][start:stop, :, 0].unbind(0)
+        counts = view.arrays[STEP_COUNT][start:stop, :, 0].unbind(0)
+        after = view.arrays[next_of(STEP_COUNT)][start:stop, :, 0].unbind(0)
 
         def cut_off(
             t: int, ended: Tensor, truncated: Tensor, done: Tensor, skipped: Tensor | None
@@ -156,17 +191,17 @@ class TensorStepper:
 
         return cut_off
 
-    def _followers(self, block: TensorBlock, start: int, stop: int) -> list[Follow]:
+    def _followers(self, view: StepTensors, start: int, stop: int) -> list[Follow]:
         found: list[Follow] = []
         if self._limit is not None:
-            after = block.rows(next_of(STEP_COUNT), start, stop)
-            found.append(_carried(after, self._following(block, STEP_COUNT, start, stop)))
-        if IS_INIT in self._next_row and next_of(IS_INIT) in block.tensors:
-            found.append(_marked(self._following(block, IS_INIT, start, stop)))
-        carried = [self._following(block, key, start, stop) for key in self._leaves.states]
-        carried += [[self._next_row[key]] * (stop - start) for key in self._leaves.memories]
+            after = view.rows(next_of(STEP_COUNT), start, stop)
+            found.append(_carried(after, view.following(STEP_COUNT, start, stop)))
+        if IS_INIT in view.next_obs and next_of(IS_INIT) in view.arrays:
+            found.append(_marked(view.following(IS_INIT, start, stop)))
+        carried = [view.following(key, start, stop) for key in self.policy_leaves.states]
+        carried += [[view.next_obs[key]] * (stop - start) for key in self.policy_leaves.memories]
         found += map(_emptied, carried)
-        return found + block.followers(start, stop)
+        return found + [one for stage in self._stages for one in stage.followers(start, stop)]
 
 
 class _Newest(Sequence[Tensor]):
@@ -186,6 +221,11 @@ class _Newest(Sequence[Tensor]):
             if value.dtype is self._dtype:
                 return value
         return self._rows[t]
+
+
+def _each_step(found: Sequence[Sequence[Tensor]], count: int) -> list[tuple[Tensor, ...]]:
+    """Returns the rows of several entries for each of ``count`` steps."""
+    return list(zip(*found, strict=True)) or [()] * count
 
 
 def _merge(rows: Sequence[Tensor], values: Sequence[Tensor], mask: Tensor) -> None:

@@ -7,7 +7,7 @@ differ, the batch is a lazy stack.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
@@ -40,6 +40,7 @@ from trawl.rollout.env_restarts import FailureCounter, PartFailures, emptied
 from trawl.rollout.episode_sums import EpisodeSums
 from trawl.rollout.episodes import EpisodeTracker
 from trawl.rollout.layout import Layout, layout_of
+from trawl.rollout.loose_stages import LooseStages, LooseStep
 from trawl.rollout.policy import Policy
 from trawl.rollout.policy_binder import TensorDictBinder
 from trawl.rollout.step_logs import keep_logs
@@ -76,13 +77,15 @@ class TensorDictBatchWriter(BatchWriter):
         own = isinstance(env, TensorDictEnv)
         self._limit = options.limit if own else None
         self._marks_starts = own and options.marks_starts(policy)
-        flags = env.full_done_spec.keys(True, True) if own else ()
-        self._agent_flags = [key for key in flags if not isinstance(key, str)]
+        # Flags of agents, which are no done keys of Trawl's environments.
+        flags = map(as_key, env.full_done_spec.keys(True, True)) if own else ()
+        self._agent_flags = [key for key in flags if len(key) > 1]
         self.episodes = EpisodeTracker(self.num_envs, None)
         self.sums = EpisodeSums(self.num_envs)
         self._records: list[TensorDictBase] = []
         self._block: Block | None = None
         self._done_keys = [next_of(as_key(key)) for key in env.done_keys]
+        self._flags = [*self._done_keys, *map(next_of, self._agent_flags)]
         self._end_keys = [next_of(key) for key in end_keys(map(as_key, env.done_keys))]
         self._reward_keys = [next_of(as_key(key)) for key in env.reward_keys]
         # For each row, a mask of the environments whose step failed or was an autoreset.
@@ -101,10 +104,20 @@ class TensorDictBatchWriter(BatchWriter):
         # The specs are compared before the reset, because a reset may change the mask of a spec.
         self._draws_from_spec = policy.draws_from(env)
         root = self._with_marks(self._reset())
-        self._caller = TensorDictBinder(env, policy, root)
+        # What is done to some entries of the frames; None if nothing is.
+        self._stages: LooseStages | None = None
+        if options.normalize or options.frame_stack is not None:
+            self._stages = LooseStages(env, policy, options, root, self._has_mask)
+            self.normalization = self._stages.normalization
+        shown = root if self._stages is None else self._stages.read_first(root)
+        self._caller = TensorDictBinder(env, policy, shown)
         self.warnings = self._caller.warnings
         self._states, self._memories = self._caller.states, self._caller.memories
         self._first = self._caller.first
+        if self._stages is not None:
+            written = [as_key(key) for key in self._caller.written.keys(True, True)]
+            after = [key[1:] for key in written if key[0] == "next"]
+            self._stages.check_policy(written, self._states if own else after)
         observed = env.full_observation_spec.keys(True, True)
         self._passed_roots = {*map(as_key, (*observed, *env.done_keys)), *self._states}
         self._carrier = self._begun(root)
@@ -144,9 +157,27 @@ class TensorDictBatchWriter(BatchWriter):
         self._masked_out = []
         if self._parts is not None:
             self._parts.begin(self._records)
+        if self._stages is not None:
+            self._stages.renew(self.most_frames)
 
     @override
     def bind(self, start: int, stop: int, random: bool) -> tuple[ActFn | None, StepFn]:
+        take = self._bind_step()
+        if self._caller.unwritten:
+            take = partial(self._take_without_action, take)
+        act = self._bind_action(random or self._draws_from_spec)
+        if self._stages is not None:
+            return self._shown(act), self._stages.bind(take, self.episodes, start, stop)
+
+        def step(t: int) -> None:
+            take()
+
+        return act, step
+
+    def _bind_step(self) -> Callable[[], LooseStep]:
+        """Returns a function that takes a step."""
+        if self._whole is not None:
+            return partial(self._step_or_remake, self._whole)
         records, env_step = self._records, self.env.step_and_maybe_reset
         own = isinstance(self.env, TensorDictEnv)
         special = own and bool(
@@ -157,21 +188,29 @@ class TensorDictBatchWriter(BatchWriter):
             or self._memories
         )
 
-        def step(t: int) -> None:
+        def take() -> LooseStep:
             unread = self._unread() if own else ()
             frame, root = env_step(self._carrier)
             if unread:
                 root = root.exclude(*unread)
-            if special:
-                root = self._follow(frame, root)
+            step = self._follow(frame, root) if special else LooseStep(frame, root)
             records.append(frame)
-            self._carrier = root
+            self._carrier = step.root
+            return step
 
-        if self._whole is not None:
-            step = partial(self._step_or_remake, self._whole)
-        if self._caller.unwritten:
-            step = partial(self._step_without_action, step)
-        return self._bind_action(random or self._draws_from_spec), step
+        return take
+
+    def _shown(self, act: ActFn) -> ActFn:
+        """Returns a function that lets the policy read what stages make of its inputs."""
+        stages = self._stages
+        assert stages is not None
+
+        def act_shown(t: int) -> None:
+            stages.show(self._carrier, t)
+            act(t)
+            stages.hide(self._carrier, t)
+
+        return act_shown
 
     def _unread(self) -> list[Any]:
         """Returns keys that the policy wrote under "next", and that don't belong in a root.
@@ -200,17 +239,17 @@ class TensorDictBatchWriter(BatchWriter):
 
         return act
 
-    def _step_without_action(self, step: StepFn, t: int) -> None:
+    def _take_without_action(self, take: Callable[[], LooseStep]) -> LooseStep:
         """Takes a step, and explains the error if the policy still writes no action."""
         try:
-            step(t)
+            return take()
         except KeyError as error:
             self._caller.explain(error, self._carrier)
             raise
 
-    def _step_or_remake(self, counter: FailureCounter, t: int) -> None:
+    def _step_or_remake(self, counter: FailureCounter) -> LooseStep:
         """Takes a step in an environment that is rebuilt as a whole if it fails."""
-        nowhere = torch.zeros(self.batch, dtype=torch.bool)
+        failed = nowhere = torch.zeros(self.batch, dtype=torch.bool)
         frame = self._carrier
         try:
             frame, root = self.env.step_and_maybe_reset(frame)
@@ -219,15 +258,16 @@ class TensorDictBatchWriter(BatchWriter):
             taken = present.issuperset(self._done_keys)
             root = counter.restart(error, len(self._records), self._remake, taken)
             if taken:
-                break_off(frame, self._done_keys, ~nowhere)
+                break_off(frame, self._flags, ~nowhere)
             else:
-                frame.set("next", self._discard_step(frame.get("next", None), ~nowhere))
-            self._masked_out.append(nowhere if taken else ~nowhere)
+                failed = ~nowhere
+                frame.set("next", self._discard_step(frame.get("next", None), failed))
         else:
             counter.failures = 0
-            self._masked_out.append(nowhere)
+        self._masked_out.append(failed)
         self._records.append(frame)
         self._carrier = root
+        return LooseStep(frame, root, failed, failed)
 
     def _remake(self) -> TensorDictBase:
         assert self.options.restarts is not None
@@ -241,11 +281,11 @@ class TensorDictBatchWriter(BatchWriter):
             The TensorDict for ``"next"``, with blank entries where ``mask`` is True.
         """
         if self._records:
-            break_off(self._records[-1], self._done_keys, mask & ~self._masked_out[-1])
+            break_off(self._records[-1], self._flags, mask & ~self._masked_out[-1])
         blank = self.env.fake_tensordict().get("next").zero_()
         return emptied(blank if following is None else following, blank, mask)
 
-    def _follow(self, frame: TensorDictBase, root: TensorDictBase) -> TensorDictBase:
+    def _follow(self, frame: TensorDictBase, root: TensorDictBase) -> LooseStep:
         """Counts steps, cuts off long episodes, and passes on or clears recurrent state."""
         following = frame.get("next")
         # Looked up before a reset, which makes the environment forget it.
@@ -263,7 +303,7 @@ class TensorDictBatchWriter(BatchWriter):
             before = following.get("truncated", None)
             following.set("truncated", late if before is None else before | late)
             following.set("done", following.get("done") | late)
-            self._truncate_agents(following, late)
+            break_off(following, self._agent_flags, late.squeeze(-1))
             if cut.any():
                 root = self.env.reset(root.copy().set("_reset", cut))
         failed = None if self._parts is None else self._parts.failed()
@@ -287,15 +327,7 @@ class TensorDictBatchWriter(BatchWriter):
             root.set(key, self._where(done, self._first, following, key))
         for key in self._memories:
             root.set(key, self._where(done, self._first, frame, key))
-        return root
-
-    def _truncate_agents(self, following: TensorDictBase, late: Tensor) -> None:
-        """Truncates agents that have flags of their own, unless they are done."""
-        for group in {key[:-1] for key in map(as_key, self._agent_flags)}:
-            done, truncated = ((*group, name) for name in ("done", "truncated"))
-            cut = late.unsqueeze(-1) & ~following.get(done)
-            following.set(truncated, following.get(truncated) | cut)
-            following.set(done, following.get(done) | cut)
+        return LooseStep(frame, root, skipped, failed)
 
     def _where(
         self, mask: Tensor, chosen: TensorDictBase, other: TensorDictBase, key: Key
@@ -333,8 +365,10 @@ class TensorDictBatchWriter(BatchWriter):
             batch.set(MASK, ~torch.stack(self._masked_out, axis))
         if filled < self.options.steps:
             batch = self._padded(batch, filled)
-        batch = self._compact(batch)
         block, self._block = self._block, None
+        if self._stages is not None:
+            self._stages.finish(batch, filled, dense=block is not None)
+        batch = self._compact(batch)
         return None if block is not None and copy_into(batch, block.lease) else batch
 
     def _actions_of(self, batch: TensorDictBase) -> dict[Key, NDArray[Any]]:
@@ -412,6 +446,8 @@ class TensorDictBatchWriter(BatchWriter):
             if isinstance(self.env, TensorDictEnv):
                 self._restore_rows(chosen.unsqueeze(-1), fresh)
             self._carrier = fresh
+        if self._stages is not None:
+            self._stages.reset(self._carrier, None if mask is None else torch.from_numpy(mask))
         for index in range(self.num_envs):
             if mask is None or mask[index]:
                 self.episodes.restart(index)
@@ -436,7 +472,8 @@ class TensorDictBatchWriter(BatchWriter):
         except NotPlain as error:
             raise EnvStateError(f"an entry of the frames holds data, {error}") from error
         episodes, sums = self.episodes.state_dict(), self.sums.state_dict()
-        return {"rows": rows, "episodes": episodes, "sums": sums}
+        stages = {} if self._stages is None else {"stages": self._stages.state_dict()}
+        return {"rows": rows, "episodes": episodes, "sums": sums, **stages}
 
     @override
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -444,17 +481,18 @@ class TensorDictBatchWriter(BatchWriter):
         rows = from_plain(state["rows"]).clone()
         written = {whole_key(self._caller.written, key) for key in self.policy.writes}
         check_carrier(self.env, written, self._carrier, rows)
+        if self._stages is not None:
+            self._stages.load_state_dict(state.get("stages", {}))
         self._carrier = rows
         self.episodes.load_state_dict(state["episodes"])
         self.sums.load_state_dict(state["sums"])
 
     def fake(self) -> TensorDictBase:
         """Returns a batch of zeros."""
-        frame = self.env.fake_tensordict().update(self._caller.written)
-        if self._limit is not None or self._marks_starts:
-            marks = self._begun(TensorDict({}, self.batch))
-            frame.update(marks)
-            frame.get("next").update(marks.clone())
+        frame = self._begun(self.env.fake_tensordict().update(self._caller.written))
+        frame.get("next").update(self._with_marks(TensorDict({}, self.batch)))
+        if self._stages is not None:
+            self._stages.fill(frame)
         if self.options.track_traj_ids:
             frame.set(TRAJ_IDS, torch.zeros(self.batch, dtype=torch.int64))
         if self._has_mask:

@@ -10,9 +10,10 @@ import torch
 from torch import Tensor
 
 from trawl.memory import Array
+from trawl.rollout.policy_inputs import InputCopies, InputRows, LazyRows
 
 
-class WindowArrays:
+class _WindowArrays:
     """Rows of stacks as numpy arrays.
 
     Args:
@@ -73,21 +74,20 @@ class Windows:
         # (num_envs, steps + 1, *agents, *frame, size), and then with time first.
         moving = torch.from_numpy(frames).unfold(1, size, 1).movedim(-1, axis).movedim(1, 0)
         self._stacks = moving.unflatten(1, batch) if batch else moving[:, 0]
+        self._copies: dict[tuple[Any, Any], InputCopies] = {}
 
-    def tensors(self, start: int, stop: int, envs: slice) -> tuple[Sequence[Tensor], bool]:
-        """Returns the stacks of some rows as tensors, and True if each of them is contiguous.
-
-        Args:
-            start: the first row.
-            stop: the row after the last one.
-            envs: range of environments along the first batch dimension.
-        """
-        rows = self._chosen(start, stop, envs).unbind(0)
-        return _WindowTensors(rows, self._prepare), self._contiguous
-
-    def arrays(self, start: int, stop: int, envs: slice) -> WindowArrays:
-        """Returns the stacks of some rows as arrays."""
-        return WindowArrays(self._chosen(start, stop, envs).numpy(), self._prepare)
+    def stacks(self, start: int, stop: int, envs: slice, copied: bool) -> InputRows:
+        """Returns the stacks of some rows; see :class:`~trawl.rollout.block.StackRows`."""
+        chosen = self._chosen(start, stop, envs)
+        if copied:
+            # The policy may keep its last input, so groups of environments have their own copies.
+            copies = self._copies.setdefault((envs.start, envs.stop), InputCopies(None))
+            copies.bind(_WindowArrays(chosen.numpy(), self._prepare))
+            return copies
+        rows = _WindowTensors(chosen.unbind(0), self._prepare)
+        if self._contiguous:
+            return rows
+        return LazyRows(lambda t: rows[t].contiguous(), len(rows))
 
     def _chosen(self, start: int, stop: int, envs: slice) -> Tensor:
         rows = self._stacks[start:stop]

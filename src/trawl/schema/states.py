@@ -246,7 +246,12 @@ def _frame_rows(value: Any, place: str, own: Any) -> None:
 
 _WRITER = entries(
     {"rows": _frame_rows, "episodes": _EPISODES, "sums": _SUMS},
-    {"source": _source, "random_actions": entries({"next": _COUNT, "left": _TENSORS})},
+    {
+        "source": _source,
+        "random_actions": entries({"next": _COUNT, "left": _TENSORS}),
+        # The rows of the stages of frames without a fixed layout.
+        "stages": _TENSORS,
+    },
 )
 #: Entry of a state with which the episodes go on.
 EPISODES = entries(

@@ -581,6 +581,10 @@ def _tensors(script: Script, envs: Sequence[int], mode: str) -> Any:
     return _adapted(TorchVectorEnv, TensorSimulator(script, envs, mode), script)
 
 
+def _one_of_tensors(script: Script, env: int) -> Any:
+    return _tensors(script, [env], "Disabled")
+
+
 def _pool(script: Script, envs: Sequence[int], mode: str) -> Any:
     return _adapted(GymEnv, ScriptedPool(script, envs, mode, 1), script)
 
@@ -602,15 +606,12 @@ def _late(script: Script, envs: Sequence[int], mode: str) -> Any:
     return _Late(made, info_keys=infos, partial_reset="mask" if mode == "SameStep" else None)
 
 
-def _parallel(**options: Any) -> Any:
-    def make(script: Script, envs: Sequence[int]) -> Any:
-        return partial(_parallel_env, script, envs, options)
-
-    return make
+def _parallel(make: Callable[[Script, int], Any] = _one, **options: Any) -> Any:
+    return lambda script, envs: partial(_parallel_env, make, script, envs, options)
 
 
-def _parallel_env(script: Script, envs: Sequence[int], options: Any) -> Any:
-    makers = [partial(_one, script, env) for env in envs]
+def _parallel_env(make: Any, script: Script, envs: Sequence[int], options: Any) -> Any:
+    makers = [partial(make, script, env) for env in envs]
     return ParallelEnv(len(makers), makers, **options)
 
 
@@ -706,14 +707,24 @@ FACES: dict[str, Face] = {
         _single(torchrl_environment),
         single=True,
         needs="torchrl",
-        traits=frozenset({Trait.TENSORDICTS}),
     ),
+    "torchrl_list": Face(
+        _list(torchrl_environment),
+        Kind(together=True),
+        needs="torchrl",
+    ),
+    "tensors_list": Face(_list(_one_of_tensors)),
     "parallel": Face(_parallel(backend="thread"), Kind(resets="same")),
     "groups": Face(_parallel(backend="thread", groups=3), Kind(resets="same", grouped=True)),
+    "agents_parallel": Face(
+        _parallel(make=_agents, backend="thread"),
+        Kind(agents=2),
+        keys=_AGENT_KEYS,
+        needs="pettingzoo",
+    ),
     "loose": Face(
         _list(partial(_one, kind=ScriptedLooseEnv)),
-        Kind(extra={"text": _text}),
-        traits=frozenset({Trait.LOOSE}),
+        Kind(extra={"text": _text}, never_stacked=frozenset(["text"])),
     ),
     "source": Face(_batch(_source, "Disabled"), Kind(together=True)),
     "source_same_step": Face(_batch(_source, "SameStep"), Kind(resets="same", together=True)),

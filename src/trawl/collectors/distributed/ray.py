@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
 from typing import Any, Literal
 
 from typing_extensions import override
@@ -18,11 +19,15 @@ from trawl.backends.ray_cluster import (
     end_connection,
     with_defaults,
 )
-from trawl.checks import check_bool, check_number
+from trawl.checks import check_bool, check_number, check_seconds
 from trawl.collectors.arguments import accepts, describe
 from trawl.collectors.base import View
-from trawl.collectors.distributed.cluster import ClusterCollector, each
-from trawl.collectors.distributed.ray_config import RayArguments, RayOptions
+from trawl.collectors.distributed.cluster import (
+    ClusterArguments,
+    ClusterCollector,
+    ClusterOptions,
+    each,
+)
 from trawl.collectors.distributed.sharing import check_added
 from trawl.collectors.handle_calls import methods_of
 from trawl.collectors.single import Collector
@@ -33,6 +38,45 @@ from trawl.weight_update.scheme import WeightSyncScheme
 from trawl.weight_update.updaters import Updater, WeightUpdaterBase
 
 __all__ = ["DEFAULT_RAY_INIT_CONFIG", "DEFAULT_REMOTE_CLASS_CONFIG", "RayCollector"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class RayOptions(ClusterOptions):
+    """The options that only a :class:`RayCollector` has.
+
+    Attributes:
+        num_collectors: number of actors, if ``create_env_fn`` is not a list.
+        ray_init_config: arguments of ``ray.init``, for a process that is not connected to Ray yet.
+        remote_configs: options of the actors (``num_cpus``, ``num_gpus``, ``memory``,
+            ``resources``, …): one mapping for all actors, or a list.
+        placement_timeout: seconds that an actor may wait for its resources; None for no limit.
+        use_env_creator: accepted for compatibility, but has no effect.
+    """
+
+    num_collectors: int | None = None
+    ray_init_config: Mapping[str, Any] | None = None
+    remote_configs: Mapping[str, Any] | Sequence[Mapping[str, Any]] | None = None
+    placement_timeout: float | None = 30.0
+    use_env_creator: bool = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.num_collectors is not None:
+            check_number("num_collectors", self.num_collectors, 1)
+        wait = self.placement_timeout
+        if wait is not None and not check_seconds("placement_timeout", wait) > 0:
+            raise ValueError(
+                f"placement_timeout must be a number of seconds above 0, but it is {wait!r}"
+            )
+
+    def remote(self, count: int) -> list[dict[str, Any]]:
+        """Returns the options of each of ``count`` actors."""
+        return [with_defaults(own) for own in each("remote_configs", self.remote_configs, count)]
+
+
+@dataclass(frozen=True)
+class RayArguments(RayOptions, ClusterArguments):
+    """The arguments of a :class:`RayCollector`."""
 
 
 @describe(RayArguments)
@@ -55,7 +99,7 @@ class RayCollector(ClusterCollector):
         policy: the policy, of which every actor gets a copy; or a list with a policy for each
             actor.
         **options: options of the collector, which these classes document:
-            :class:`~trawl.collectors.distributed.ray_config.RayOptions`,
+            :class:`~trawl.collectors.distributed.ray.RayOptions`,
             :class:`~trawl.collectors.distributed.cluster.ClusterOptions` and
             :class:`~trawl.collectors.MultiConfig`.
 

@@ -4,23 +4,38 @@ from __future__ import annotations
 
 import math
 import os
+import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import MISSING, fields, replace
 from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.text import Text
 
 from trawl.checks import check_number, check_seconds, did_you_mean
 from trawl.collectors.options import check_callable
 from trawl.collectors.single import Collector
 from trawl.collectors.tuning.candidate import Candidate
-from trawl.collectors.tuning.code import code_of
-from trawl.collectors.tuning.halving import Halving
-from trawl.collectors.tuning.probe import Probe, check_source, own_copy, probe
-from trawl.collectors.tuning.progress import TuneProgress
-from trawl.collectors.tuning.reasons import busy, reason
+from trawl.collectors.tuning.halving import TIE, Halving
 from trawl.collectors.tuning.result import TuneResult, ordered
 from trawl.collectors.tuning.space import space_for, usable_cores
-from trawl.collectors.tuning.trial import Learner, Measurement, measure, undisturbed
+from trawl.collectors.tuning.trial import (
+    Learner,
+    Measurement,
+    Probe,
+    Trial,
+    check_source,
+    measure,
+    own_copy,
+    probe,
+    undisturbed,
+)
+from trawl.envs.frame_stack import FrameStack
+from trawl.observe.formats import plural, short
+from trawl.rollout.normalization import NormalizeObservation, NormalizeReward
 
 _LEAST_SECONDS = 1.0
 # Numbers of frames in a batch: the largest that one environment collects in a short time.
@@ -203,3 +218,311 @@ def _check_budget(budget: float, frames: int, seen: Probe) -> None:
             f"budget must be at least {least} seconds, but it is {budget}: one environment takes "
             f"about {batch:.1f} s for a batch of {frames:,} frames"
         )
+
+
+class TuneProgress:
+    """Shows what is measured, and the fastest layout so far.
+
+    On a terminal, the display is a bar that fills with the budget. Elsewhere, a line is printed
+    for the first measurement of each layout.
+
+    Args:
+        budget: seconds for the search.
+        console: console to print to; by default, the standard error stream.
+    """
+
+    def __init__(self, budget: float, console: Console | None = None) -> None:
+        self._console = console or Console(file=sys.stderr)
+        self._budget = budget
+        self._started = time.perf_counter()
+        self._best: Trial | None = None
+        self._printed: set[Candidate] = set()
+        self._live = self._console.is_terminal and not self._console.is_dumb_terminal
+        # Refreshed only between measurements, so that no thread disturbs them.
+        self._bar = Progress(
+            TextColumn("{task.description}", markup=False),
+            BarColumn(),
+            TimeElapsedColumn(),
+            TextColumn("{task.fields[best]}", markup=False),
+            auto_refresh=False,
+            transient=True,
+            console=self._console,
+        )
+        self._task = self._bar.add_task("looking at the environment", total=budget, best="")
+
+    def __enter__(self) -> TuneProgress:
+        if self._live:
+            self._bar.start()
+            self._bar.refresh()
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        if self._live:
+            self._bar.stop()
+
+    def update(self, event: Candidate | Trial) -> None:
+        """Shows that a layout is measured now, or the result of a measurement."""
+        if isinstance(event, Trial):
+            self._note(event)
+        if self._live:
+            self._show(event.candidate if isinstance(event, Trial) else event)
+
+    def _note(self, trial: Trial) -> None:
+        best = self._best
+        if trial.measured and (
+            best is None
+            or best.candidate == trial.candidate
+            or trial.frames_per_second > best.frames_per_second
+        ):
+            self._best = trial
+        if not self._live and trial.candidate not in self._printed:
+            self._printed.add(trial.candidate)
+            seconds = time.perf_counter() - self._started
+            line = f"{seconds:5.1f} s  {trial.candidate.label}: {_result(trial)}"
+            self._console.print(Text(line), soft_wrap=True)
+
+    def _show(self, candidate: Candidate) -> None:
+        best = self._best
+        text = f"best: {best.candidate.label}, {_result(best)}" if best else ""
+        passed = min(self._budget, time.perf_counter() - self._started)
+        self._bar.update(self._task, completed=passed, description=candidate.label, best=text)
+        self._bar.refresh()
+
+
+def _result(trial: Trial) -> str:
+    if not trial.measured:
+        return trial.error or "not measured"
+    size = trial.candidate.frames_per_batch
+    return f"{short(trial.frames_per_second)} frames/s in batches of {size:,}"
+
+
+# Share of the time from which on waiting is worth a sentence.
+_MUCH = 0.1
+# Share of the processors from which on other programs change the figures.
+_BUSY = 0.5
+
+
+def reason(trials: Sequence[Trial], best: Trial) -> str:
+    """Returns one to three sentences about the best layout.
+
+    Args:
+        trials: results of all layouts.
+        best: result of the layout that is recommended.
+    """
+    sentences = [_comparison(trials, best), _cause(trials, best), _waiting(best)]
+    missing = sum(1 for trial in trials if not trial.measured and trial.error is None)
+    if missing:
+        sentences.append(
+            f"{plural(missing, 'layout')} of {len(trials)} could not be measured in time: a larger "
+            "budget compares more."
+        )
+    return " ".join(filter(None, sentences))
+
+
+def busy(load: float, cores: int) -> str:
+    """Returns a sentence about other programs that the search competed with, or an empty text.
+
+    Args:
+        load: load average over the last minute, when the search began.
+        cores: number of processors.
+
+    Examples:
+        >>> busy(0.2, 2)
+        ''
+        >>> busy(3.0, 2)
+        'Other programs were busy when the search began (load 3.0 on 2 cores): measure again later.'
+    """
+    if load <= _BUSY * cores:
+        return ""
+    return (
+        f"Other programs were busy when the search began (load {load:.1f} on "
+        f"{plural(cores, 'core')}): measure again later."
+    )
+
+
+def _comparison(trials: Sequence[Trial], best: Trial) -> str:
+    base = _find(trials, workers=0, envs=1, env_processes=0)
+    name = str(best.candidate)
+    name = name[0].upper() + name[1:]
+    verb = "collect" if best.candidate.workers > 1 else "collects"
+    if base is None or base.candidate == best.candidate:
+        # The same processes with batches of another size are no other layout.
+        rest = [t for t in trials if t.measured and str(t.candidate) != str(best.candidate)]
+        if not rest:
+            return f"{name} is the only layout that was measured."
+        other = max(rest, key=lambda trial: trial.frames_per_second)
+        times = other.frames_per_second / best.frames_per_second
+        ending = "no more than 3% faster" if times > 1 else f"at {times:.0%} of its speed"
+        return (
+            f"{name} {verb} {best.frames_per_second:,.0f} frames per second; the best of the other "
+            f"layouts ({other.candidate}) is {ending}."
+        )
+    rate = _ratio(best.frames_per_second / base.frames_per_second)
+    return f"{name} {verb} {rate} frames per second as {base.candidate}."
+
+
+def _ratio(times: float) -> str:
+    """Returns a ratio as the beginning of a comparison: ``... frames as``.
+
+    Examples:
+        >>> [_ratio(times) for times in (0.9, 1.05, 2.5)]
+        ['about as many', '1.05 times as many', '2.5 times as many']
+    """
+    if times < 1 + TIE:
+        return "about as many"
+    return f"{times:.2f} times as many" if times < 1.2 else f"{times:.1f} times as many"
+
+
+def _cause(trials: Sequence[Trial], best: Trial) -> str:
+    """Returns a sentence about what the processes divide, or what one call saves."""
+    chosen = best.candidate
+    processes = chosen.workers or chosen.env_processes
+    if not processes:
+        return _cause_of_batch(trials, best)
+    # The same environments, but all in one process.
+    alone = chosen.envs if chosen.workers else chosen.envs // chosen.env_processes
+    one = _find(trials, workers=0, envs=alone, env_processes=0)
+    if one is None or one.env_share is None:
+        return ""
+    times, envs = best.frames_per_second / one.frames_per_second, plural(alone, "environment")
+    # The comparison with one environment has just been made.
+    effect = f", and collect {_ratio(times)} frames as one process with {envs}" if alone > 1 else ""
+    if chosen.workers:
+        return (
+            f"In one process, the environment takes {one.env_share:.0%} of the time, and the "
+            f"policy and the collector take the rest. {plural(processes, 'worker').capitalize()} "
+            f"divide all of this{effect}."
+        )
+    return (
+        f"In one process, the environment takes {one.env_share:.0%} of the time; "
+        f"{processes} processes divide this share, while the policy acts once for all "
+        f"environments{effect}."
+    )
+
+
+def _cause_of_batch(trials: Sequence[Trial], best: Trial) -> str:
+    base = _find(trials, workers=0, envs=1, env_processes=0)
+    if base is None or best.candidate.envs == 1 or base.env_share is None:
+        return ""
+    return (
+        f"With one environment, {1 - base.env_share:.0%} of the time goes to the policy and the "
+        f"collector, which now work once for {best.candidate.envs} environments."
+    )
+
+
+def _waiting(best: Trial) -> str:
+    idle = best.shares.get("idle_share", 0.0)
+    if not best.candidate.workers or not idle >= _MUCH:
+        return ""
+    return f"Its workers wait for {idle:.0%} of the time."
+
+
+def _find(trials: Sequence[Trial], **numbers: int) -> Trial | None:
+    """Returns the fastest measured trial whose candidate has these numbers."""
+    found = [trial for trial in trials if trial.measured and _has(trial.candidate, numbers)]
+    return max(found, key=lambda trial: trial.frames_per_second, default=None)
+
+
+def _has(candidate: Candidate, numbers: dict[str, int]) -> bool:
+    changes: dict[str, int] = numbers
+    return replace(candidate, **changes) == candidate  # type: ignore[arg-type]
+
+
+# Values whose repr can be used as code.
+_PLAIN = (bool, int, float, str, type(None))
+# Code for an infinite number, whose repr is not code.
+_INFINITY = "float('inf')"
+# Public modules of the objects that are shown as calls of their classes.
+_MODULES: dict[type, str] = {
+    FrameStack: "trawl.envs",
+    NormalizeObservation: "trawl.collectors",
+    NormalizeReward: "trawl.collectors",
+}
+
+
+def code_of(
+    candidate: Candidate,
+    source: Any,
+    policy: Any,
+    options: Mapping[str, Any],
+) -> str:
+    """Returns Python code that makes a collector, and collects a batch.
+
+    Args:
+        candidate: the layout.
+        source: the source of one environment. An id is shown as it is, other sources as
+            ``make_env``.
+        policy: the policy; shown as ``policy``, unless it is None.
+        options: further options. Plain values, stacks and normalisation are shown; a policy
+            factory is shown as ``make_policy``, and other values by the option's name.
+
+    Examples:
+        >>> one = Candidate(workers=2, envs=4, frames_per_batch=800, sync=False)
+        >>> print(code_of(one, "CartPole-v1", None, {}))
+        from trawl import MultiAsyncCollector
+        collector = MultiAsyncCollector([['CartPole-v1'] * 4] * 2, frames_per_batch=800)
+        batch = collector.next()
+    """
+    name = "Collector"
+    if candidate.workers:
+        name = "MultiSyncCollector" if candidate.sync else "MultiAsyncCollector"
+    env = repr(source) if isinstance(source, str) else "make_env"
+    rest = dict(options)
+    names = [name]
+    if candidate.env_processes:
+        names.append("ParallelEnv")
+        env = _parallel(candidate, env, rest.pop("create_env_kwargs", None))
+    elif candidate.envs > 1:
+        env = f"[{env}] * {candidate.envs}"
+    if candidate.workers:
+        env = f"[{env}] * {candidate.workers}"
+    arguments = [env, *([] if policy is None else ["policy"])]
+    arguments.append(f"frames_per_batch={candidate.frames_per_batch}")
+    if candidate.prefetch:
+        arguments.append(f"prefetch={candidate.prefetch}")
+    arguments += (f"{option}={_text(option, value)}" for option, value in rest.items())
+    kinds = {type(one) for one in rest.values()} & _MODULES.keys()
+    imports = sorted(f"from {_MODULES[kind]} import {kind.__name__}" for kind in kinds)
+    return "\n".join(
+        [
+            *imports,
+            f"from trawl import {', '.join(names)}",
+            f"collector = {name}({', '.join(arguments)})",
+            "batch = collector.next()",
+        ]
+    )
+
+
+def _parallel(candidate: Candidate, env: str, kwargs: Any) -> str:
+    each = candidate.envs // candidate.env_processes
+    more = f", envs_per_worker={each}" if each > 1 else ""
+    if kwargs:
+        more += f", create_env_kwargs={_text('create_env_kwargs', kwargs)}"
+    return f"ParallelEnv({candidate.envs}, {env}{more})"
+
+
+def _text(option: str, value: Any) -> str:
+    if option == "policy_factory":
+        return "make_policy"
+    if type(value) in _MODULES:
+        return _call(value)
+    return repr(value) if _is_plain(value) else option
+
+
+def _call(value: Any) -> str:
+    """Returns the call that makes an object of options, without arguments that are defaults."""
+    given = [(field, getattr(value, field.name)) for field in fields(value)]
+    arguments = [
+        f"{field.name}={_INFINITY if each == math.inf else repr(each)}"
+        for field, each in given
+        if field.default is MISSING or each != field.default
+    ]
+    return f"{type(value).__name__}({', '.join(arguments)})"
+
+
+def _is_plain(value: Any) -> bool:
+    if isinstance(value, Mapping):
+        return all(_is_plain(each) for pair in value.items() for each in pair)
+    if isinstance(value, list | tuple):
+        return all(map(_is_plain, value))
+    return isinstance(value, _PLAIN)

@@ -6,10 +6,11 @@ import errno
 import os
 import secrets
 import shutil
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from tensordict import TensorDictBase
 
@@ -23,12 +24,12 @@ from trawl.data.sinks.files import (
     sync_tree,
     write_json,
 )
-from trawl.data.sinks.format import SinkFormat
 from trawl.data.sinks.record import (
     FRAMES,
     LAYOUT,
     RECORD,
     VERSION,
+    Record,
     drop_first_record,
     read_record,
     to_json,
@@ -52,6 +53,64 @@ _RESERVE_PER_ENTRY = 8 * 1024
 # Readers of Parquet folders skip names that begin with a dot.
 _ROOM = ".reserve"
 _BEGUN = {f".{RECORD}", _ROOM}
+
+
+class SinkFormat(ABC):
+    """The part of a sink that depends on the format."""
+
+    #: Name of the format.
+    format: ClassVar[str]
+
+    @abstractmethod
+    def _begin(self, entries: list[Entry]) -> None:
+        """Prepares the files for frames with these entries, before the first frames are added."""
+
+    @abstractmethod
+    def _append(self, rows: TensorDictBase) -> None:
+        """Adds frames of shape ``(frames,)``, or raises an exception and adds none of them."""
+
+    @abstractmethod
+    def _flush(self, everything: bool) -> None:
+        """Commits waiting frames.
+
+        Args:
+            everything: True to commit all of them; False to commit only those that can be
+                committed now.
+        """
+
+    @abstractmethod
+    def _layout(self) -> dict[str, Any]:
+        """Returns the format's own part of the record."""
+
+    @abstractmethod
+    def _restore(self, record: Record) -> None:
+        """Continues after the commit that the record describes, and ignores any later data.
+
+        Raises:
+            ValueError: if committed data is missing or damaged. In this case, nothing is changed.
+        """
+
+    @abstractmethod
+    def _finish(self) -> None:
+        """Completes the files, after the last commit and before the final record."""
+
+    @abstractmethod
+    def _release(self) -> None:
+        """Closes files, and drops frames that were not committed."""
+
+    @property
+    @abstractmethod
+    def waiting(self) -> int:
+        """Number of frames that were written but are not committed yet."""
+
+    def _waiting_state(self) -> Any:
+        """Returns the frames that are still waiting after a commit, as plain data."""
+        return None
+
+    def _restore_waiting(self, state: Any) -> None:
+        """Restores the frames that :meth:`_waiting_state` returned."""
+        if state is not None:
+            raise ValueError(f"the format {self.format} has no frames that wait after a commit")
 
 
 class Sink(SinkFormat):
