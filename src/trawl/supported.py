@@ -170,7 +170,6 @@ class Refusal:
 
 
 _WHOLE = ("trajs_per_batch", "replay_write_mode='trajectory'")
-_EACH = "successive frames of a batch are of different environments"
 _WHEN_READY = frozenset({Trait.READY})
 
 # --- options and environments
@@ -246,47 +245,13 @@ MASK_AEC = Refusal(
     why="only one agent acts in each step",
     instead="leave the argument out",
 )
-PARALLEL_MESSAGES = Refusal(
-    options=("groups", "worker_timeout"),
-    other="a ParallelEnv whose data have no fixed layout",
-    why="its steps are exchanged as messages",
-    instead="leave the argument out",
-)
-READY_LIMIT = Refusal(
-    options=("max_frames_per_traj",),
-    traits=_WHEN_READY,
-    why="environments that step on their own end their episodes themselves",
-    instead="limit the episodes where the environments are made",
-)
-READY_SPLIT = Refusal(
-    options=("split_trajs",),
-    traits=_WHEN_READY,
-    why=_EACH,
-    instead="use trajs_per_batch, which delivers whole trajectories",
-)
-READY_TRUNCATED = Refusal(
-    options=("set_truncated",),
-    traits=_WHEN_READY,
-    why=_EACH,
-    instead="use trajs_per_batch, which delivers whole trajectories",
-)
-READY_STACK = Refusal(
-    options=("frame_stack",),
-    traits=_WHEN_READY,
-    why=_EACH,
-    instead="stack the frames in the environments, or in the pool, as many pools can",
-)
-READY_NORMALIZE = Refusal(
-    options=("normalize_observations", "normalize_rewards"),
-    traits=_WHEN_READY,
-    why=_EACH,
-    instead="normalise in the environment or the policy",
-)
 READY_STEPS = Refusal(
-    options=("extend_buffer=False",),
+    options=("set_truncated",),
+    others=("replay_buffer!=None", "extend_buffer=False"),
     traits=_WHEN_READY,
-    why="results come for several environments",
-    instead="leave the argument out",
+    other=f"{Trait.READY.value}, if each frame is written alone (extend_buffer=False)",
+    why="the last frames of other environments are written already",
+    instead="leave extend_buffer out",
 )
 POOL_RESTART = Refusal(
     options=("on_env_error='restart'",),

@@ -331,7 +331,7 @@ def test_infinite_values_are_an_error(name):
 # --- other kinds of environments
 
 
-def test_envpool_is_normalised_unless_its_environments_come_as_they_are_ready():
+def test_envpool_is_normalised_also_if_its_environments_come_as_they_are_ready():
     envpool = pytest.importorskip("envpool")
 
     def made(**options):
@@ -341,8 +341,13 @@ def test_envpool_is_normalised_unless_its_environments_come_as_they_are_ready():
         batches = [collector.next() for _ in range(2)]
         counted = collector.normalization.observations["observation"].count
     assert counted == sum(int(b.get(MASK).sum()) if MASK in b.keys(True) else 1000 for b in batches)
-    with pytest.raises(ValueError, match="frames of a batch are of different environments"):
-        Collector(made(batch_size=2), frames_per_batch=10, normalize_observations=True)
+    pool = made(batch_size=2)
+    with Collector(pool, frames_per_batch=1000, normalize_observations=True) as collector:
+        frames = torch.cat([collector.next() for _ in range(2)])
+        assert collector.normalization.observations["observation"].count == 2000
+    later = frames["observation"][1000:]
+    assert later.mean(0).abs().max() < 0.5
+    assert (later.std(0) - 1).abs().max() < 0.5
 
 
 def test_a_key_that_is_named_twice_counts_once():

@@ -17,6 +17,7 @@ from torchrl.data import LazyTensorStorage, ReplayBuffer
 
 from trawl.backends import InlineBackend
 from trawl.collectors import (
+    AsyncBatchedCollector,
     Collector,
     MultiAsyncCollector,
     MultiSyncCollector,
@@ -35,8 +36,10 @@ from trawl.testing.oracle import (
     MASK,
     OWN,
     Frame,
+    Kind,
     Options,
     Oracle,
+    Statistics,
     Team,
     in_turn,
     trajectories,
@@ -62,7 +65,8 @@ class Case:
     Attributes:
         face: name of the kind of environment.
         options: options that decide the frames.
-        place: ``"one"`` process, or workers: ``"sync"``, ``"sync_messages"`` or ``"async"``.
+        place: ``"one"`` process, workers: ``"sync"``, ``"sync_messages"`` or ``"async"``, or
+            ``"ready"``, where each environment steps on its own.
         delivery: form in which frames are delivered.
         policy: kind of policy.
         further: further arguments of the collector, which change no frame.
@@ -93,6 +97,19 @@ class Case:
         return Trait.POOL in self.kind.traits
 
     @property
+    def on_their_own(self) -> bool:
+        """True if frames come in the order in which environments become ready."""
+        return self.of_pool or self.place == "ready"
+
+    @property
+    def oracle_kind(self) -> Kind:
+        """What the oracle has to know about the kind."""
+        kind = self.kind.kind
+        if self.place == "ready" and kind.resets == "after":
+            return replace(kind, resets="same")
+        return kind
+
+    @property
     def script(self) -> Script:
         """The script. Random actions are known, because there is only one or one is legal."""
         failing = self.failures and self.face != "jax"
@@ -111,8 +128,20 @@ class Case:
     @property
     def envs(self) -> list[list[int]]:
         """The numbers of the environments of each worker."""
-        workers, count = 1 if self.place == "one" else WORKERS, 1 if self.kind.single else 3
+        ready = self.place == "ready"
+        # Two vector environments have two each.
+        count = (
+            1 if self.kind.single and not ready else 4 if ready and self.kind.kind.together else 3
+        )
+        workers = 1 if self.place in ("one", "ready") else WORKERS
         return [list(range(i * count, (i + 1) * count)) for i in range(workers)]
+
+    @property
+    def in_step(self) -> dict[str, Any]:
+        """Options with which environments of a collector are ready in the same order each time."""
+        every = 2 if self.kind.kind.together else 3
+        ready = {"min_batch_size": every, "server_timeout": math.inf}
+        return ready if self.place == "ready" else {}
 
     @property
     def seen(self) -> str:
@@ -256,6 +285,14 @@ def collector_of(case: Case, **more: Any) -> Any:
     given = {**arguments(case.options), **DELIVERIES.get(case.delivery, {}), **case.further, **more}
     if case.place == "one":
         return Collector(sources[0], policy_of(case), **given)
+    if case.place == "ready":
+        given = {"env_backend": "threading", **given}
+        (envs,) = case.envs
+        if case.kind.single:
+            sources[0] = [case.kind.make(case.script, [env]) for env in envs]
+        elif case.kind.kind.together:
+            sources[0] = [case.kind.make(case.script, part) for part in (envs[:2], envs[2:])]
+        return AsyncBatchedCollector(sources[0], policy=policy_of(case), **given)
     cls, method = PLACES[case.place]
     if issubclass(cls, MultiSyncCollector):
         given["frames_per_batch"] *= WORKERS
@@ -295,30 +332,33 @@ class Ids:
 
 @cache
 def first_episodes(
-    face: str, levels: bool, masks: bool, workers: int, lengths: tuple[int, ...] | None
+    face: str, levels: bool, masks: bool, place: str, lengths: tuple[int, ...] | None
 ) -> list[list[int]]:
     """Returns the number of the first episode that is collected from each environment.
 
     While an environment is made, it may be reset and stepped, to find out what it returns.
     """
-    place = "one" if workers == 1 else "sync"
     case = Case(face, place=place, levels=levels, masks=masks, lengths=lengths)
     found = []
     for envs in case.envs:
-        source = case.kind.make(case.script, envs)
-        frames = 60 if case.of_pool else len(envs)
-        with Collector(source, policy_of(case), frames_per_batch=frames) as collector:
+        frames = 60 if case.on_their_own else len(envs)
+        if place == "ready":
+            made = collector_of(case, frames_per_batch=frames, **case.in_step)
+        else:
+            source = case.kind.make(case.script, envs)
+            made = Collector(source, policy_of(case), frames_per_batch=frames)
+        with made as collector:
             seen = collector.next()[case.kind.key("seen")]
-        if case.of_pool:
+        if case.on_their_own:
             seen = torch.stack([seen[(seen[:, 0] == env).nonzero()[0, 0]] for env in envs])
         found.append([int(number) for number in seen.reshape(len(envs), -1, 4)[:, 0, 1]])
     return found
 
 
 def oracles(case: Case) -> list[Oracle]:
-    first = first_episodes(case.face, case.levels, case.masks, len(case.envs), case.lengths)
+    first = first_episodes(case.face, case.levels, case.masks, case.place, case.lengths)
     return [
-        Oracle(case.script, case.kind.kind, envs, case.options, begun)
+        Oracle(case.script, case.oracle_kind, envs, case.options, begun)
         for envs, begun in zip(case.envs, first, strict=True)
     ]
 
@@ -338,7 +378,9 @@ def compare(
     team = oracle.batches()
     rows = case.delivery in ("rows", "split") and not case.options.exact_frames
     in_any_order = case.place != "one" and not (case.place.startswith("sync") and rows)
-    if in_any_order or case.of_pool:
+    if case.on_their_own and case.place in ("one", "ready") and case.delivery not in WHOLE:
+        compare_arrivals(case, found, ids, normalization)
+    elif in_any_order or case.of_pool:
         compare_environments(case, found, ids)
     elif case.delivery in ("buffer", "steps"):
         (batch,) = found
@@ -364,7 +406,31 @@ def compare(
         compare_whole(case, found, [mine for (mine,) in islice(team, 60)], ids)
 
 
-def check_statistics(case: Case, oracle: Team, found: Normalization | None) -> None:
+def compare_arrivals(
+    case: Case, found: Sequence[TensorDictBase], ids: Ids, normalization: Normalization | None
+) -> None:
+    """Compares single frames, whose order says which environments were ready."""
+    (oracle,) = oracles(case)
+    oracle.begin(oracle.actors)
+    if case.delivery in ("buffer", "steps"):
+        found = found[0].split(case.options.frames_per_batch)
+    for batch in found:
+        frames = batch[batch[MASK]] if case.delivery == "split" else batch
+        first = dense(frames[case.kind.key("observation")]).numpy()
+        if case.options.frame_stack is not None:
+            first = first[:, -1]
+        # A pool doesn't say when it has reset an environment.
+        late = case.of_pool or case.kind.kind.resets == "next"
+        expected = oracle.arrivals(frames["env_index"].tolist(), first if late else ())
+        if case.delivery == "split":
+            rows = [[one for one in expected if one[ENV] == env] for env in case.envs[0]]
+            check_padded(case, [piece for row in rows for piece in pieces_of(row)], batch, ids)
+        else:
+            check_frames(case, expected, frames, ids)
+    check_statistics(case, oracle.statistics, normalization)
+
+
+def check_statistics(case: Case, oracle: Team | Statistics, found: Normalization | None) -> None:
     """Checks that statistics are those of all frames, and of no others."""
     if found is None:
         return
@@ -524,7 +590,9 @@ def check_frames(case: Case, frames: Sequence[Frame], batch: TensorDictBase, ids
 def entries(case: Case, frame: Frame) -> dict[Any, Any]:
     """Returns the entries of a frame by their actual keys."""
     face, options = case.kind, case.options
-    found: dict[Any, Any] = {"env_index": frame[ENV]} if case.of_pool else {}
+    found: dict[Any, Any] = {"env_index": frame[ENV]} if case.on_their_own else {}
+    if case.place == "ready":
+        found["policy_version"] = 0
     for key, value in frame.items():
         if key in (*HIDDEN, MASK) or (key == IDS and not options.track_traj_ids):
             continue
@@ -532,7 +600,7 @@ def entries(case: Case, frame: Frame) -> dict[Any, Any]:
         after = isinstance(key, tuple) and key[0] == "next"
         if options.compact_obs and after and last not in (*FLAGS, *KEPT):
             continue
-        if case.of_pool and key == ("next", "policy_version"):
+        if case.on_their_own and key == ("next", "policy_version"):
             continue
         found[case.seen if key == "seen" and case.policy == "function" else face.key(key)] = value
         if face.kind.agents is not None and last in FLAGS:

@@ -24,12 +24,13 @@ from tests.oracle.comparing import (
 )
 from tests.oracle.design import pairs, pairwise
 from trawl.supported import Trait, refused
+from trawl.testing.faces import POOLS
 from trawl.testing.oracle import Options
 
 # The first value of each factor can be combined with all values of the others.
 FACTORS: dict[str, list[Any]] = {
     "face": list(KINDS),
-    "place": ["one", "sync", "async", "sync_messages"],
+    "place": ["one", "sync", "async", "sync_messages", "ready"],
     "delivery": list(DELIVERIES),
     "policy": ["module", "function", "tensordict", "recurrent"],
     "frames_per_batch": [12, 3, 27],
@@ -103,16 +104,18 @@ def options_of(case: Case) -> dict[str, Any]:
     """Returns the values of the options by which the table says what is refused."""
     buffer = {"replay_buffer": True} if case.delivery in BUFFERS else {}
     given = {**arguments(case.options), **DELIVERIES[case.delivery], **case.further, **buffer}
-    return {**given, "workers": case.place != "one"}
+    return {**given, "workers": case.place not in ("one", "ready")}
 
 
 def allowed(case: dict[str, Any]) -> bool:
     chosen = {name: values[0] for name, values in FACTORS.items()} | case
     face, place, delivery = chosen["face"], chosen["place"], chosen["delivery"]
     normalize, exact, few = chosen["normalize"], chosen["exact"], chosen["frames_per_batch"] == 3
-    workers, whole = place != "one", delivery in WHOLE
+    workers, whole = place not in ("one", "ready"), delivery in WHOLE
+    own = place == "ready" or face in POOLS
     rows = delivery in ("rows", "split") and not exact
-    if refused(options_of(case_of(chosen)), KINDS[face].traits):
+    traits = KINDS[face].traits | ({Trait.READY} if place == "ready" else set())
+    if refused(options_of(case_of(chosen)), traits):
         return False
     # What the tests can't do.
     unknown = [
@@ -136,19 +139,38 @@ def allowed(case: dict[str, Any]) -> bool:
         # As in TorchRL, the first frame has no entry that only a policy knows.
         chosen["policy"] == "recurrent" and face in TORCHRL,
         chosen["masks"] and face in ("dm_env", *TORCHRL),
-        # Which environments of a pool are ready.
-        Trait.POOL in KINDS[face].traits
-        and (workers or whole or chosen["random"] or chosen["reset_at_each_iter"]),
+        # Which environments are ready, and when.
+        own and (workers or chosen["random"] or chosen["failures"]),
+        own and (whole or delivery == "split") and normalize,
+        ((own and whole) or face in POOLS) and chosen["reset_at_each_iter"],
+        place == "ready" and not has_rows(face),
+        # A batch may end with some of the results of a vector environment's step.
+        place == "ready" and KINDS[face].kind.together and chosen["reset_at_each_iter"],
         chosen["levels"] and face in ("dm_env", *TORCHRL),
         chosen["failures"] and face == "jax",
     ]
     return not any(unknown)
 
 
-# Faces that came later. The cases of the others stay the same, so that digests can be compared.
-LATER = ("source", "source_same_step", "source_tensors")
-FIRST = [face for face in KINDS if face not in LATER]
-CASES = pairwise(FACTORS, allowed, pairwise({**FACTORS, "face": FIRST}, allowed))
+def has_rows(face: str) -> bool:
+    """Returns True if an environment's results go into rows, as AsyncBatchedCollector needs it."""
+    others = ("tensors", "source_tensors", "late", "jax", "parallel", "groups", "pool", "loose")
+    return not face.startswith((*others, *AGENTS, *TORCHRL))
+
+
+# Values that came later. The cases of the others stay the same, so that digests can be compared.
+LATER = ("source", "source_same_step", "source_tensors", "ready")
+FIRST = {name: [one for one in values if one not in LATER] for name, values in FACTORS.items()}
+
+
+def allowed_first(case: dict[str, Any]) -> bool:
+    """Returns True if a case was possible before pools had most options."""
+    more = any(case.get(name) for name in ("limit", "stack", "normalize", "set_truncated"))
+    more |= case.get("delivery") in ("split", "steps", *WHOLE)
+    return allowed(case) and not (case.get("face") in POOLS and more)
+
+
+CASES = pairwise(FACTORS, allowed, pairwise(FIRST, allowed_first))
 
 
 def test_the_design_has_every_pair_that_can_meet() -> None:

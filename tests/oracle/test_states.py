@@ -79,12 +79,12 @@ def test_a_state_continues_to_the_bit(chosen) -> None:
     case, at = case_of(chosen), chosen["at"]
     if case.kind.needs:
         pytest.importorskip(case.kind.needs)
-    with collector_of(case) as collector:
+    with collector_of(case, **case.in_step) as collector:
         batches = iter(collector)
         found = some(batches, at)
         state = saved(collector.state_dict())
         following = some(batches, BATCHES - at)
-    with collector_of(case) as collector:
+    with collector_of(case, **case.in_step) as collector:
         some(iter(collector), chosen["used"])
         collector.load_state_dict(state)
         continued = some(iter(collector), BATCHES - at)

@@ -27,7 +27,7 @@ from trawl.collectors import (
 )
 from trawl.collectors.distributed import DistributedCollector
 from trawl.data import MemmapSink
-from trawl.envs import GymEnv, ParallelEnv, PettingZooEnv
+from trawl.envs import GymEnv, PettingZooEnv
 from trawl.supported import TABLE, refused
 from trawl.testing import Script
 from trawl.testing.faces import (
@@ -189,26 +189,9 @@ CASES: dict[str, list[Callable[[], Any]]] = {
     "MODE_SINGLE": [lambda: GymEnv(ENV(), autoreset_mode="NextStep")],
     "MODE_POOL": [lambda: GymEnv(pool(mode="Disabled"))],
     "MASK_AEC": [lambda: in_turns(use_mask=False)],
-    "PARALLEL_MESSAGES": [
-        lambda: ParallelEnv(2, Texts, backend="thread", groups=2),
-        lambda: ParallelEnv(1, Texts, worker_timeout=600.0),
-    ],
-    **{
-        name: [partial(pooled, **given), partial(ready, **given)]
-        for name, given in {
-            "READY_LIMIT": {"max_frames_per_traj": 2},
-            "READY_SPLIT": {"split_trajs": True},
-            "READY_TRUNCATED": {"set_truncated": True},
-            "READY_STACK": {"frame_stack": 2},
-        }.items()
-    },
-    "READY_NORMALIZE": [
-        *each(pooled, normalize_observations=True, normalize_rewards=True),
-        *each(ready, normalize_observations=True, normalize_rewards=True),
-    ],
     "READY_STEPS": [
-        lambda: pooled(extend_buffer=False, replay_buffer=Buffer()),
-        lambda: ready(extend_buffer=False, replay_buffer=Buffer()),
+        lambda: pooled(set_truncated=True, extend_buffer=False, replay_buffer=Buffer()),
+        lambda: ready(set_truncated=True, extend_buffer=False, replay_buffer=Buffer()),
     ],
     "POOL_RESTART": [lambda: pooled(on_env_error="restart")],
     "POOL_RESET": [

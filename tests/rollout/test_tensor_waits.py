@@ -302,7 +302,7 @@ def test_one_look_at_the_flags_places_the_stacks_of_a_batch() -> None:
                 act(t)
                 step(t)
             with waits() as found:
-                writer._stages[0].finish(writer._block, STEPS)
+                writer._stages.finish(writer._block, STEPS)
     assert found == ["nonzero"]
 
 

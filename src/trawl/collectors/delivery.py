@@ -16,6 +16,7 @@ from trawl.collectors.torchrl import has_fixed_rows
 from trawl.collectors.utils import split_trajectories
 from trawl.keys import MASK, Key
 from trawl.rollout.device_transfer import moved
+from trawl.rollout.serving import in_env_order, last_frames
 from trawl.tensordicts import drop_private, has_lazy, padded, truncate_
 
 # Entry of a state that holds the state of ``postproc``.
@@ -58,7 +59,7 @@ class BatchDelivery:
         if config.split_trajs or config.replay_buffer is not None:
             batch = batch if filled == batch.shape[-1] else batch[..., :filled]
         if config.split_trajs:
-            batch = split_trajectories(batch, prefix="collector")
+            batch = split_trajectories(in_env_order(batch), prefix="collector")
             if has_fixed_rows(config.replay_buffer):
                 batch = padded(batch, steps - batch.shape[-1])
         elif config.replay_buffer is not None:
@@ -172,12 +173,9 @@ class BatchDelivery:
         return moved(batch, self.storing_device)
 
     def truncate_last(self, batch: TensorDictBase, filled: int) -> None:
-        """Marks the last of ``filled`` steps as truncated and done."""
-        row = batch[..., filled - 1]
-        mask = row.get(MASK, None)
-        # Masked rows hold no experience, so their flags stay unchanged.
-        everywhere = torch.ones(row.shape, dtype=torch.bool, device=row.device)
-        truncate_(row.get("next"), everywhere if mask is None else mask, self._truncated_keys)
+        """Marks the last frame of each environment in ``filled`` steps as truncated and done."""
+        taken = batch[..., :filled]
+        truncate_(taken.get("next"), last_frames(taken), self._truncated_keys)
 
     def state_dict(self) -> dict[str, Any]:
         """Returns the state of ``postproc``, if it has one."""

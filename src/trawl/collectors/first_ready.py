@@ -16,7 +16,7 @@ from trawl.rollout.batch_writer import BatchOptions
 from trawl.rollout.policy import Policy
 from trawl.rollout.ready_loop import ReadyRollout
 from trawl.rollout.serving import Batching, ServingOptions
-from trawl.supported import POOL_RESET, READY_LAYOUT, Trait, check
+from trawl.supported import POOL_RESET, READY_LAYOUT, check
 
 VERSION: Key = ("policy_version",)
 
@@ -35,8 +35,8 @@ def pool_of(env: Any) -> Pool | None:
     return None
 
 
-def check_pool_options(config: CollectorConfig, pool: Pool) -> None:
-    """Rejects options that can't be used with a pool.
+def check_pool_options(config: CollectorConfig, env: GymEnv, pool: Pool) -> None:
+    """Rejects options that can't be used with a pool, which is in ``env``.
 
     Raises:
         ValueError: if there are any.
@@ -44,9 +44,9 @@ def check_pool_options(config: CollectorConfig, pool: Pool) -> None:
     against = (
         f"{type(pool.env).__name__} with batch_size={pool.ready_envs} and num_envs={pool.num_envs}"
     )
-    check(vars(config), {Trait.READY, Trait.POOL}, against)
+    check(vars(config), env.traits, against)
     divides = pool.num_envs % pool.ready_envs == 0
-    if config.reset_at_each_iter and not (pool.can_reset_some or divides):
+    if config.reset_at_each_iter and not (pool.can_restart or divides):
         raise POOL_RESET.error(against=against)
 
 

@@ -72,7 +72,7 @@ class RolloutCollector(DirectWeights):
         """Returns the inner loop of this collector."""
         pool = pool_of(self.env)
         if pool is not None:
-            check_pool_options(self.config, pool)
+            check_pool_options(self.config, self.env, pool)
             return self._new_ready_rollout(options, ServingOptions(pool_batching(pool), VERSION))
         return Rollout(self.env, self._resolved, options, self.config.exploration_type)
 

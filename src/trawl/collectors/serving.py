@@ -49,7 +49,7 @@ class ServingCollector(Collector):
         if pool is None:
             check(vars(self.config), {Trait.READY}, "AsyncBatchedCollector")
         else:
-            check_pool_options(self.config, pool)
+            check_pool_options(self.config, self.env, pool)
             serving = replace(serving, batching=pool_batching(pool))
         self._rollout: ReadyRollout
         return self._new_ready_rollout(options, serving)

@@ -430,7 +430,7 @@ class GymEnv(LoggedEnv):
     @override
     def traits(self) -> frozenset[Trait]:
         pool = isinstance(self.vector, Pool)
-        return frozenset({Trait.POOL, Trait.READY}) if pool else super().traits
+        return super().traits | ({Trait.POOL, Trait.READY} if pool else set())
 
     @override
     def autoreset_mask(self) -> Tensor | None:

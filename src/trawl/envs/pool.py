@@ -77,7 +77,7 @@ class Pool(VectorAdapter):
     Attributes:
         ready_envs: number of sub-environments whose results are returned at once.
         resets_next: True if the step after the end of an episode is only a reset.
-        can_reset_some: True if :meth:`send_reset` accepts any sub-environments that are not
+        can_restart: True if :meth:`send_reset` accepts any sub-environments that are not
             stepping; False if it needs all.
     """
 
@@ -85,7 +85,6 @@ class Pool(VectorAdapter):
     autoresets = "begins its episodes by itself"
     ready_envs: int
     resets_next = True
-    can_reset_some = False
 
     def __init__(self, env: Any, codec: SpaceCodec, mode: AutoresetMode) -> None:
         super().__init__(env, codec, ModeCheck(env, array_reader(env, codec, mode), mode))
@@ -161,7 +160,7 @@ class Pool(VectorAdapter):
 class EnvPoolPool(Pool):
     """Adapter for EnvPool with a ``batch_size`` below ``num_envs``."""
 
-    can_reset_some = True
+    can_restart = True
 
     def __init__(self, env: Any, codec: SpaceCodec) -> None:
         super().__init__(env, codec, AutoresetMode.NEXT_STEP)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
@@ -9,6 +10,7 @@ import torch
 from typing_extensions import override
 
 from trawl.envs.base import TensorDictEnv
+from trawl.envs.frame_stack import FrameStack
 from trawl.envs.gym import GymEnv
 from trawl.envs.parallel import ParallelEnv
 from trawl.envs.pettingzoo import PettingZooEnv
@@ -42,7 +44,8 @@ from trawl.rollout.policy_binder import PolicyBinder
 from trawl.rollout.policy_inputs import InputMemory, LatestObservation
 from trawl.rollout.policy_leaves import PolicyLeaves
 from trawl.rollout.slab import SlabPool
-from trawl.rollout.stage import Stage
+from trawl.rollout.stack_stage import StackStage
+from trawl.rollout.stage import Stage, StageChain
 from trawl.rollout.step_logs import StepLogs, keep_logs
 
 # Size in bytes up to which copying a batch takes less time than binding its memory.
@@ -87,6 +90,10 @@ class ArrayBatchWriter(FixedLayoutWriter):
     """
 
     _path = "array"
+    _stacks: Callable[
+        [FrameStack, TensorDictEnv, Mapping[Key, Leaf], int], StackStage[Array, StepArrays]
+    ] = ArrayStacks
+    _normalizer: type[ArrayNormalizer] = ArrayNormalizer
     _bfloat16: frozenset[Key] = frozenset()
 
     def __init__(self, env: TensorDictEnv, policy: Policy, options: BatchOptions) -> None:
@@ -97,7 +104,7 @@ class ArrayBatchWriter(FixedLayoutWriter):
         super().__init__(env, policy, options, masked)
         self.episodes = EpisodeTracker(self.num_envs, options.limit)
         self._next = self._new_next()
-        self._stages = self._new_stages()
+        self._stages = StageChain(self._new_stages())
         self._start()
         self._policy_leaves = self._discover()
         for key, leaf in self._policy_leaves.read_later.items():
@@ -140,23 +147,28 @@ class ArrayBatchWriter(FixedLayoutWriter):
     def _new_stages(self) -> list[Stage[Array, StepArrays]]:
         """Returns what is done to frames, in the order in which they pass."""
         options, entries, stages = self.options, self.entries, list[Stage[Array, StepArrays]]()
+        observed, rows = entries.observed, self._next
         if options.frame_stack is not None:
-            stacks = ArrayStacks(options.frame_stack, self.env, entries.observed, options.steps)
-            self._next |= stacks.newest
+            stacks = self._stacks(options.frame_stack, self.env, observed, options.steps)
+            self._next |= stacks.passed_on
+            rows = {**stacks.first_rows(self._next)}
             stages.append(stacks)
         if options.normalize:
-            normalizer = ArrayNormalizer(
-                options.normalize, entries.observed, entries.rewards, self._next, options.steps
-            )
+            size = options.steps, self._envs_per_row
+            normalizer = self._normalizer(options.normalize, observed, entries.rewards, rows, size)
             self.normalization = normalizer.normalization
             stages.insert(0, normalizer)
         return stages
 
+    @property
+    def _envs_per_row(self) -> int:
+        """Number of environments of which a row of a batch has frames."""
+        return self.num_envs
+
     def _new_latest(self) -> LatestObservation | None:
         # The policy does not read the environment's own array if a stage changes it.
         observed = self.entries.observed
-        changed = {key for stage in self._stages for key in stage.keys}
-        alone = not self.batch and len(observed) == 1 and not changed
+        alone = not self.batch and len(observed) == 1 and not self._stages.keys
         return LatestObservation(*observed) if alone else None
 
     def _start(self) -> None:
@@ -178,9 +190,9 @@ class ArrayBatchWriter(FixedLayoutWriter):
     # --- filling
 
     @override
-    def begin(self, block: Block | None = None) -> None:
+    def _begin_rows(self) -> None:
         self._logs.begin()
-        super().begin(block)
+        super()._begin_rows()
         self.episodes.begin(self._view, self._episode_starts())
 
     @override
@@ -208,9 +220,7 @@ class ArrayBatchWriter(FixedLayoutWriter):
         starts += [StartValue(None, next_obs[key], 0) for key in leaves.memories]
         if self.entries.marks_starts:
             starts.append(StartValue(arrays[IS_INIT], next_obs[IS_INIT], True))
-        for stage in self._stages:
-            starts += stage.starts
-        return starts
+        return starts + self._stages.starts
 
     @override
     def bind(self, start: int, stop: int, random: bool) -> tuple[ActFn | None, StepFn]:
@@ -222,9 +232,7 @@ class ArrayBatchWriter(FixedLayoutWriter):
         copies = act is not None and not self.policy.leaves_inputs_alone
         self._view.latest = self._latest if copies else None
         step = self._bind_step(self._block, start, stop)
-        for stage in self._stages:
-            step = stage.bind(step, self._view, slice(0, self.num_envs), start, stop)
-        return act, step
+        return act, self._stages.bind(step, self._view, slice(0, self.num_envs), start, stop)
 
     def _bind_step(self, block: Block, start: int, stop: int) -> StepFn:
         """Returns the stepper's function for some rows of a block.

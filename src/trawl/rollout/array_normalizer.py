@@ -36,7 +36,7 @@ class _Observation:
     Args:
         key: key of the observation.
         next_obs: the normalised observations with which the next batch begins.
-        steps: number of rows in a batch.
+        rows: number of rows in a batch, and of environments in a row.
         clip: largest absolute value of an element.
         absent: key of the flag that is True for absent agents; None if no agent is ever absent.
 
@@ -45,12 +45,12 @@ class _Observation:
     """
 
     def __init__(
-        self, key: Key, next_obs: Array, steps: int, clip: float, absent: Key | None
+        self, key: Key, next_obs: Array, rows: tuple[int, int], clip: float, absent: Key | None
     ) -> None:
         self.key, self.next_obs, self.absent = key, next_obs, absent
         self.raw_next = next_obs.copy()
-        self.raw = np.empty((steps, *next_obs.shape), next_obs.dtype)
         leaf = next_obs.shape[1:]
+        self.raw = np.empty((*rows, *leaf), next_obs.dtype)
         self._largest = float(np.finfo(next_obs.dtype).max)
         clip = clip_within(clip, self._largest)
         # Arrays of the same dtype, because numpy is slower with any other operand.
@@ -88,7 +88,7 @@ class ArrayNormalizer(FrameNormalizer[Array, StepArrays]):
         rewards: layout of the rewards.
         next_obs: the observations with which the next batch begins, normalised, and the flags of
             groups of agents.
-        steps: number of rows in a batch.
+        rows: number of rows in a batch, and of environments in a row.
 
     Attributes:
         normalization: the statistics.
@@ -103,7 +103,7 @@ class ArrayNormalizer(FrameNormalizer[Array, StepArrays]):
         observed: Mapping[Key, Leaf],
         rewards: Mapping[Key, Leaf],
         next_obs: Mapping[Key, Array],
-        steps: int,
+        rows: tuple[int, int],
     ) -> None:
         self._options = options
         self._next_rows = next_obs
@@ -113,7 +113,7 @@ class ArrayNormalizer(FrameNormalizer[Array, StepArrays]):
         if options.observations is not None:
             clip = options.observations.clip
             self._observations = [
-                _Observation(key, next_obs[key], steps, clip, self._absent(key))
+                _Observation(key, next_obs[key], rows, clip, self._absent(key))
                 for key in observation_keys(options.observations, observed)
             ]
         if options.rewards is not None:
@@ -123,7 +123,7 @@ class ArrayNormalizer(FrameNormalizer[Array, StepArrays]):
                 )
                 for key, leaf in rewards.items()
             ]
-        self._statistics = BatchStatistics(options, self._empty(), count, lambda moments: moments)
+        self._statistics = BatchStatistics(options, self._empty(), rows[1], lambda moments: moments)
         self.normalization = self._statistics.normalization
         self._fresh = np.ones(count, np.bool_)
         self._rows: dict[Key, Array] = {}
@@ -145,20 +145,20 @@ class ArrayNormalizer(FrameNormalizer[Array, StepArrays]):
             reward.carry[chosen] = 0
         self._statistics.load()
         self._load()
-        self._normalize_fresh()
+        self._normalize_next(self._fresh)
 
     @property
     def _num_envs(self) -> int:
         return len(self._fresh)
 
-    def _normalize_fresh(self) -> None:
-        fresh = self._fresh
+    def _normalize_next(self, envs: Array) -> None:
+        """Normalises the observations with which some environments go on."""
         for one in self._observations:
-            values = one.raw_next[fresh]
+            values = one.raw_next[envs]
             one.normalize(values, values)
             if one.absent is not None:
-                _clear(values, self._next_rows[one.absent][fresh])
-            one.next_obs[fresh] = values
+                _clear(values, self._next_rows[one.absent][envs])
+            one.next_obs[envs] = values
 
     # --- a batch
 
@@ -169,7 +169,7 @@ class ArrayNormalizer(FrameNormalizer[Array, StepArrays]):
         self._load()
         if not self._fresh.any():
             return None
-        self._normalize_fresh()
+        self._normalize_next(self._fresh)
         fresh, self._fresh[:] = self._fresh.copy(), False
         return fresh
 
@@ -254,11 +254,15 @@ class ArrayNormalizer(FrameNormalizer[Array, StepArrays]):
         if filled:
             self._end_rows(filled)
             self._finish_rewards(filled)
+        self._keep_last(filled)
+        self._rows = {}
+        self._statistics.finish()
+
+    def _keep_last(self, filled: int) -> None:
+        """Keeps the observations after the last step."""
         for one in self._observations:
             if filled < len(one.raw):
                 one.next_obs[...] = self._rows[one.key][filled]
-        self._rows = {}
-        self._statistics.finish()
 
     def _finish_rewards(self, filled: int) -> None:
         rows, statistics, counted = self._rows, self._statistics, self._counted(filled)
@@ -271,7 +275,7 @@ class ArrayNormalizer(FrameNormalizer[Array, StepArrays]):
             returns = rewards.astype(np.float64)
             # A return may be infinite, which is reported later.
             with np.errstate(invalid="ignore"):
-                one.add(returns, np.where(goes_on, gamma, 0.0))
+                one.add(returns, np.where(goes_on, gamma, 0.0), self._owners(filled))
             if statistics.training:
                 present = counted
                 if absent is not None:
@@ -282,6 +286,10 @@ class ArrayNormalizer(FrameNormalizer[Array, StepArrays]):
             np.multiply(rewards, rewards.dtype.type(scale), rewards)
             clip = clip_within(one.options.clip, largest)
             np.clip(rewards, -clip, clip, rewards)
+
+    def _owners(self, filled: int) -> list[int] | None:
+        """Returns the environment of each row; None if a row has those of all."""
+        return None
 
     def _goes_on(self, filled: int, ndim: int, absent: Key | None) -> Mask:
         """Returns True where a return continues in the next row."""

@@ -38,7 +38,8 @@ class ArrayStacks(StackStage[Array, StepArrays]):
         steps: number of steps in a batch.
 
     Attributes:
-        newest: the frames after the last step of a batch, ``(num_envs, *agents, *frame)``, by key.
+        passed_on: the frames after the last step of a batch, ``(num_envs, *agents, *frame)``, by
+            key.
     """
 
     def __init__(
@@ -56,7 +57,7 @@ class ArrayStacks(StackStage[Array, StepArrays]):
             )
             for key, leaf in self.leaves.items()
         }
-        self.newest: dict[Key, Array] = {key: rows[:, -1] for key, rows in self._recent.items()}
+        self.passed_on = {key: rows[:, -1] for key, rows in self._recent.items()}
         self._windows = {
             key: Windows(rows, size, self.leaves[key].agents, batch, self.settle)
             for key, rows in self._recent.items()
@@ -81,14 +82,14 @@ class ArrayStacks(StackStage[Array, StepArrays]):
     def restart(self, mask: NDArray[np.bool_] | None) -> None:
         envs: Any = slice(None) if mask is None else mask
         for key, recent in self._recent.items():
-            first = self.newest[key][envs]
+            first = self.passed_on[key][envs]
             recent[envs, : self._size - 1] = first[:, None] if self._repeats else 0
 
     @override
     def first_read(self, key: Key) -> Array | None:
         if key not in self.leaves:
             return None
-        frames = np.concatenate([self.earlier[key], self.newest[key][:, None]], 1)
+        frames = np.concatenate([self.earlier[key], self.passed_on[key][:, None]], 1)
         return np.moveaxis(frames, 1, 1 + len(self.leaves[key].agents))
 
     @property
@@ -109,7 +110,7 @@ class ArrayStacks(StackStage[Array, StepArrays]):
         arrays = dict(view.arrays)
         for key, recent in self._recent.items():
             size, zero = self._size, self._zero * self.leaves[key].per_env
-            recent[:, size - 1] = self.newest[key]
+            recent[:, size - 1] = self.passed_on[key]
             start = self._starts.get(key, 0)
             rows = block.layout.pool_rows[key]
             frames = as_array(lease.tensors[pool_key(key)])[start : start + rows]

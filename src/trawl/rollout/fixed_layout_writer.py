@@ -23,10 +23,10 @@ from trawl.rollout.checks import check_rewards, check_same_layout
 from trawl.rollout.device_transfer import moved
 from trawl.rollout.episode_sums import EpisodeSums
 from trawl.rollout.frame_entries import FrameEntries
-from trawl.rollout.layout import FramePool, Layout, Leaf
+from trawl.rollout.layout import Layout, Leaf
 from trawl.rollout.policy import Policy
 from trawl.rollout.policy_leaves import PolicyLeaves, discover_leaves
-from trawl.rollout.stage import Stage
+from trawl.rollout.stage import StageChain
 
 
 class FixedLayoutWriter(BatchWriter):
@@ -50,7 +50,7 @@ class FixedLayoutWriter(BatchWriter):
     stepper: Stepper[Any]
     pool: BatchMemory
     # What is done to frames, in the order in which they pass.
-    _stages: Sequence[Stage[Any, Any]] = ()
+    _stages = StageChain()
     # The entries that a step passes on to the next step, after a batch's last row, by key.
     _next: dict[Key, Any]
     _policy_leaves: PolicyLeaves
@@ -81,10 +81,7 @@ class FixedLayoutWriter(BatchWriter):
     @property
     def _readable(self) -> Mapping[Key, Leaf]:
         """The entries that exist before the policy acts, as the policy reads them."""
-        leaves: Mapping[Key, Leaf] = self.entries.roots
-        for stage in self._stages:
-            leaves = stage.readable(leaves)
-        return leaves
+        return self._stages.readable(self.entries.roots)
 
     def _discover(self) -> PolicyLeaves:
         """Calls the policy once to find out what it writes."""
@@ -93,30 +90,22 @@ class FixedLayoutWriter(BatchWriter):
         for key, leaf in self._readable.items():
             root.set(key, self._first_read(key, leaf).reshape(*batch, *leaf.shape))
         leaves = discover_leaves(self.env, self.policy, root, self._readable)
-        for stage in self._stages:
-            stage.check_policy(leaves)
+        self._stages.check_policy(leaves)
         return leaves
 
     def _first_read(self, key: Key, leaf: Leaf) -> Tensor:
         """Returns a copy of what the policy reads first."""
-        for stage in reversed(self._stages):
-            found = stage.first_read(key)
-            if found is not None:
-                return torch.as_tensor(found)
+        found = self._stages.first_read(key)
+        if found is not None:
+            return torch.as_tensor(found)
         if key in self._next:
             return torch.as_tensor(self._next[key]).clone()
         return torch.zeros((self.num_envs, *leaf.shape), dtype=leaf.dtype)
 
     def _new_layout(self) -> Layout:
-        more: dict[Key, Leaf] = {}
-        pools: dict[Key, FramePool] = {}
-        for stage in self._stages:
-            more |= stage.more_leaves
-            pools |= stage.pools
-        leaves: Mapping[Key, Leaf] = self.entries.leaves(self._policy_leaves, more)
-        for stage in self._stages:
-            leaves = stage.in_batch(leaves)
-        return Layout(leaves, tuple(self.env.batch_size), self.options.steps, pools)
+        stages = self._stages
+        leaves = stages.in_batch(self.entries.leaves(self._policy_leaves, stages.more_leaves))
+        return Layout(leaves, tuple(self.env.batch_size), self.options.steps, stages.pools)
 
     @property
     @override
@@ -127,13 +116,17 @@ class FixedLayoutWriter(BatchWriter):
 
     @override
     def begin(self, block: Block | None = None) -> None:
-        self._renew_stages()
+        self._stages.renew(self.most_frames, self.in_groups)
         self._given = block
         self._block = block = self._new_block()
         view = self._view_of(self._rows_of(block), self._next)
-        for stage in reversed(self._stages):
-            view = stage.begin(block, view)
-        self._view, entries, arrays, next_rows = view, self.entries, view.arrays, view.next_obs
+        self._view = self._stages.begin(block, view)
+        self._begin_rows()
+
+    def _begin_rows(self) -> None:
+        """Fills the rows with what they have before the first step."""
+        view, entries = self._view, self.entries
+        arrays, next_rows = view.arrays, view.next_obs
         for key in entries.flags:
             arrays[key][...] = False
             arrays[next_of(key)][...] = False
@@ -177,8 +170,7 @@ class FixedLayoutWriter(BatchWriter):
             for key in self._passed_on:
                 view.next_obs[key][...] = view.arrays[key][filled]
         self._count(block, filled)
-        for stage in self._stages:
-            stage.finish(block, filled)
+        self._stages.finish(block, filled)
         if filled < self.options.steps:
             block.clear_from(filled, but=TRAJ_IDS)
         given, self._given = self._given, None
@@ -233,17 +225,17 @@ class FixedLayoutWriter(BatchWriter):
     @property
     def _first_rows(self) -> dict[Key, Any]:
         """The rows into which the stepper writes what the next batch begins with."""
-        rows: Mapping[Key, Any] = self._next
-        for stage in reversed(self._stages):
-            rows = stage.first_rows(rows)
-        return dict(rows)
+        return dict(self._stages.first_rows(self._next))
 
     def _begin_episodes(self, mask: Any, **kwargs: Any) -> None:
         """Begins episodes in all environments, or in those of the mask, in the next batch."""
         self.stepper.reset(self._view_of({}, self._first_rows), mask, **kwargs)
-        for stage in self._stages:
-            stage.restart(mask)
-        chosen, entries = slice(None) if mask is None else mask, self.entries
+        self._stages.restart(mask)
+        self._forget(slice(None) if mask is None else mask)
+
+    def _forget(self, chosen: Any) -> None:
+        """Passes nothing on from one episode to the next in some environments."""
+        entries = self.entries
         for key, row in self._next.items():
             # Absent agents are done from the beginning of an episode.
             if key not in entries.observed and not (key in entries.flags and len(key) > 1):
@@ -265,20 +257,10 @@ class FixedLayoutWriter(BatchWriter):
     def describe(self) -> dict[str, Any]:
         return {"env_path": self._path, **self.policy.describe(), **self.pool.describe()}
 
-    def _renew_stages(self) -> None:
-        """Brings stages up to date before a batch."""
-        mask = None
-        for stage in self._stages:
-            if mask is not None:
-                stage.restart(mask)
-            found = stage.renew(self.most_frames, self.in_groups)
-            mask = mask if found is None else found
-
     def _saved_rows(self) -> dict[str, Tensor]:
         """Returns tensors that share the memory of the entries that a state has, by name."""
         rows = {show_key(key): row for key, row in self._next.items()}
-        for stage in self._stages:
-            rows |= stage.saved_rows()
+        rows |= self._stages.saved_rows()
         return {name: torch.as_tensor(row) for name, row in rows.items()}
 
     @override

@@ -9,7 +9,8 @@ batch is finished.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import repeat
 from typing import Any, Protocol
 
 import torch
@@ -280,16 +281,20 @@ class DiscountedReturns:
         self.key, self.options, self.carry = key, options, carry
         self._add, self._multiply = add, multiply
 
-    def add(self, returns: Any, keep: Any) -> None:
+    def add(self, returns: Any, keep: Any, owners: Any = None) -> None:
         """Turns rewards into discounted returns, in place.
 
         Args:
             returns: rewards of the environment, ``(steps, *shape)``, float64; overwritten.
             keep: factor of each return in the next one: gamma, or 0 where an episode ends,
                 float64.
+            owners: the environment of each row, if a row has only one; None if it has all.
         """
         # The reward of an episode's last step still belongs to the episode's return.
         carry, add, multiply = self.carry, self._add, self._multiply
-        for row, kept in zip(returns, keep, strict=True):
-            add(row, carry, out=row)
-            multiply(row, kept, out=carry)
+        each: Iterable[Any] = repeat(carry, len(returns))
+        if owners is not None:
+            each = (carry[owner : owner + 1] for owner in owners)
+        for row, kept, part in zip(returns, keep, each, strict=True):
+            add(row, part, out=row)
+            multiply(row, kept, out=part)

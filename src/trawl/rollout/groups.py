@@ -118,7 +118,7 @@ class GroupBinder:
         block: Block,
         view: StepArrays,
         episodes: EpisodeTracker,
-        stages: Sequence[Stage[Array, StepArrays]],
+        stages: Stage[Array, StepArrays],
         start: int,
         stop: int,
     ) -> tuple[ActFn, StepFn]:
@@ -139,8 +139,7 @@ class GroupBinder:
         for (part, chosen, binder, copies), (send, receive) in bound:
             act = binder.bind(BlockPart(block, copies, part), start, stop, random=False)
             assert act is not None
-            for stage in stages:
-                receive = stage.bind(receive, view, chosen, start, stop)
+            receive = stages.bind(receive, view, chosen, start, stop)
             groups.append(Group(act, send, receive))
         self._in_turn = GroupsInTurn(groups, stop - start)
         return self._in_turn.act, self._in_turn.step

@@ -41,11 +41,13 @@ class FramePool:
         frame: layout of one frame; in a group of agents, of the frame of one agent.
         size: number of frames in a stack.
         per_env: number of frames of an environment in each step: one, or one for each agent.
+        more: number of further frames.
     """
 
     frame: Leaf
     size: int
     per_env: int = 1
+    more: int = 0
 
     def frames_of(self, envs: int, steps: int) -> int:
         """Returns the number of frames for environments, without those that begin episodes."""
@@ -54,7 +56,7 @@ class FramePool:
     def rows(self, envs: int, steps: int) -> int:
         """Returns the number of frames in the pool of one batch."""
         firsts = self.per_env * (_FIRST_FRAMES + envs * steps // _STEPS_PER_EPISODE)
-        return self.frames_of(envs, steps) + 1 + firsts
+        return self.frames_of(envs, steps) + 1 + firsts + self.more
 
 
 # Room for first frames in a pool: one for each of so many steps, and a few more. If episodes are

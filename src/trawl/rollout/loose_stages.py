@@ -40,12 +40,12 @@ from trawl.rollout.checks import check_same_layout
 from trawl.rollout.episodes import EpisodeTracker
 from trawl.rollout.frame_entries import FLAG
 from trawl.rollout.frame_normalizer import observation_keys
-from trawl.rollout.layout import FramePool, Layout, Leaf
+from trawl.rollout.layout import Layout, Leaf
 from trawl.rollout.normalization import Normalization
 from trawl.rollout.policy import Policy
 from trawl.rollout.policy_inputs import InputRows
 from trawl.rollout.policy_leaves import PolicyLeaves
-from trawl.rollout.stage import Stage
+from trawl.rollout.stage import Stage, StageChain
 from trawl.rollout.step_tensors import StepTensors, TensorPool, TensorRows
 from trawl.rollout.tensor_normalizer import TensorNormalizer
 from trawl.rollout.tensor_stacks import TensorStacks
@@ -135,7 +135,7 @@ class LooseStages:
         self._next = {key: self._zeros(leaf) for key, leaf in carried.items()}
         self._rewards = {next_of(key): leaf for key, leaf in rewards.items()}
         self.normalization: Normalization | None = None
-        self._stages: list[Stage[Tensor, StepTensors]] = []
+        stages: list[Stage[Tensor, StepTensors]] = []
         source: StepSource = self
         if options.normalize:
             normalizer = TensorNormalizer(
@@ -148,10 +148,11 @@ class LooseStages:
                 options.steps,
             )
             source, self.normalization = normalizer.source, normalizer.normalization
-            self._stages.append(normalizer)
+            stages.append(normalizer)
         if stack is not None:
             newest = self._next
-            self._stages.append(TensorStacks(stack, self, groups, observed, newest, options.steps))
+            stages.append(TensorStacks(stack, self, groups, observed, newest, options.steps))
+        self._stages = StageChain(stages)
         self._pool = TensorPool(self._new_layout(carried), self.home, options.recycle)
         self._stepper = TensorStepper(self, source, None, self._stages)
         self._stepper.policy_leaves = PolicyLeaves({}, [], [])
@@ -183,33 +184,24 @@ class LooseStages:
             **{next_of(key): leaf for key, leaf in carried.items()},
             **self._rewards,
             **dict.fromkeys((DONE, TERMINATED, TRUNCATED), FLAG),
-            **self._raw_rewards,
+            **self._stages.more_leaves,
         }
         if self.skips:
             leaves = {**leaves, MASK: Leaf((), torch.bool)}
-        pools: dict[Key, FramePool] = {}
-        for stage in self._stages:
-            leaves, pools = stage.in_batch(leaves), {**pools, **stage.pools}
-        return Layout(leaves, (self._num_envs,), self._steps, pools)
-
-    @property
-    def _raw_rewards(self) -> dict[Key, Leaf]:
-        return {key: leaf for stage in self._stages for key, leaf in stage.more_leaves.items()}
+        leaves = self._stages.in_batch(leaves)
+        return Layout(leaves, (self._num_envs,), self._steps, self._stages.pools)
 
     @property
     def _shown(self) -> Mapping[Key, Leaf]:
         """The observations that stages change, as the policy reads them."""
-        leaves: Mapping[Key, Leaf] = self._observed
-        for stage in self._stages:
-            leaves = stage.readable(leaves)
-        return leaves
+        return self._stages.readable(self._observed)
 
     def fill(self, frame: TensorDictBase) -> None:
         """Sets zeros of the right layout in a frame of zeros."""
         shown = self._shown
         after = {next_of(key): leaf for key, leaf in shown.items()}
-        for key, leaf in {**shown, **after, **self._rewards, **self._raw_rewards}.items():
-            frame.set(key, self._zeros(leaf).reshape(*self.batch_size, *leaf.shape))
+        for key, leaf in {**shown, **after, **self._rewards, **self._stages.more_leaves}.items():
+            frame.set(key, self._zeros(leaf).reshape((*self.batch_size, *leaf.shape)))
 
     # --- the policy
 
@@ -217,9 +209,9 @@ class LooseStages:
         """Returns a copy of a TensorDict, with the entries that the policy reads first."""
         root = root.copy()
         for key, leaf in self._shown.items():
-            found = (stage.first_read(key) for stage in reversed(self._stages))
-            value = next((one for one in found if one is not None), self._next[key].clone())
-            root.set(key, value.reshape(*self.batch_size, *leaf.shape))
+            value = self._stages.first_read(key)
+            value = self._next[key].clone() if value is None else value
+            root.set(key, value.reshape((*self.batch_size, *leaf.shape)))
         return root
 
     def check_policy(self, written: Iterable[Key], states: Sequence[Key]) -> None:
@@ -232,9 +224,8 @@ class LooseStages:
         Raises:
             ValueError: if it does.
         """
-        for stage in self._stages:
-            leaves = {key: Leaf((), torch.float32) for key in written}
-            stage.check_policy(PolicyLeaves(leaves, [*states], []))
+        leaves = {key: Leaf((), torch.float32) for key in written}
+        self._stages.check_policy(PolicyLeaves(leaves, [*states], []))
         self._written = [key for key in written if key in self._observed]
 
     def show(self, carrier: TensorDictBase, t: int) -> None:
@@ -242,7 +233,7 @@ class LooseStages:
         for key, rows in self._inputs.items():
             self._own[key] = carrier.get(key)
             value = rows[t]
-            carrier.set(key, value.reshape(*self.batch_size, *value.shape[1:]))
+            carrier.set(key, value.reshape((*self.batch_size, *value.shape[1:])))
 
     def hide(self, carrier: TensorDictBase, t: int) -> None:
         """Sets the environment's own values again, after the policy has acted."""
@@ -278,23 +269,15 @@ class LooseStages:
 
     def _row(self, found: TensorDictBase, key: Key) -> Tensor:
         value: Tensor = found.get(key)
-        return value.reshape(self._num_envs, *value.shape[len(self.batch_size) :])
+        return value.reshape((self._num_envs, *value.shape[len(self.batch_size) :]))
 
     # --- a batch
 
     def renew(self, most_frames: float) -> None:
         """Begins a batch, of which at most ``most_frames`` frames are delivered."""
-        mask: Tensor | None = None
-        for stage in self._stages:
-            if mask is not None:
-                stage.restart(mask)
-            found = stage.renew(most_frames, False)
-            mask = mask if found is None else found
+        self._stages.renew(most_frames, False)
         self._block = block = Block(self._pool.layout, self._pool.lease())
-        view = StepTensors(block.tensors, self._next)
-        for stage in reversed(self._stages):
-            view = stage.begin(block, view)
-        self._view = view
+        self._view = view = self._stages.begin(block, StepTensors(block.tensors, self._next))
         if self.skips:
             view.arrays[MASK].fill_(True)
         for key, row in self._next.items():
@@ -314,8 +297,7 @@ class LooseStages:
         self._take, block, view = take, self._block, self._view
         assert block is not None
         step = self._stepper.bind(view, episodes, start, stop)
-        for stage in self._stages:
-            step = stage.bind(step, view, slice(0, self._num_envs), start, stop)
+        step = self._stages.bind(step, view, slice(0, self._num_envs), start, stop)
         rows = TensorRows(block, view, self._stepper.newest)
         self._inputs = {key: rows.inputs(key, start, stop, False) for key in self._observed}
         if not self._restarts:
@@ -344,17 +326,16 @@ class LooseStages:
         if filled < self._steps:
             for key, row in self._next.items():
                 row.copy_(self._view.arrays[key][filled])
-        for stage in self._stages:
-            stage.finish(block, filled)
+        self._stages.finish(block, filled)
         if filled < self._steps:
             block.clear_from(filled, but=())
         found = block.deliver(set(), None)
         after = map(next_of, self._observed)
-        for key in (*self._observed, *after, *self._rewards, *self._raw_rewards):
+        for key in (*self._observed, *after, *self._rewards, *self._stages.more_leaves):
             rows = found.get(key)
             if isinstance(rows, StackedFrames) and (dense or has_lazy(batch)):
                 rows = rows.to_dense()
-            batch.set(key, rows.reshape(*self.batch_size, *rows.shape[1:]))
+            batch.set(key, rows.reshape((*self.batch_size, *rows.shape[1:])))
 
     # --- between batches
 
@@ -366,19 +347,14 @@ class LooseStages:
             mask: mask of the environments, ``(num_envs,)``; None for all of them.
         """
         self._step = LooseStep(root, root)
-        first_rows: Mapping[Key, Tensor] = self._next
-        for stage in reversed(self._stages):
-            first_rows = stage.first_rows(first_rows)
+        first_rows = self._stages.first_rows(self._next)
         for key, value in zip(self.observation_keys, self.begin(), strict=True):
             first_rows[key].copy_(value)
-        for stage in self._stages:
-            stage.restart(None if mask is None else mask.to(self.home))
+        self._stages.restart(None if mask is None else mask.to(self.home))
 
     def _saved_rows(self) -> dict[str, Tensor]:
         rows = {show_key(key): row for key, row in self._next.items()}
-        for stage in self._stages:
-            rows |= stage.saved_rows()
-        return rows
+        return rows | self._stages.saved_rows()
 
     def state_dict(self) -> dict[str, Tensor]:
         """Returns the rows with which the next batch begins, by name."""
@@ -401,11 +377,12 @@ def _features(env: Any, policy: Policy, observed: Mapping[Key, Leaf]) -> Mapping
     if isinstance(env, TensorDictEnv):
         return observed
     written = {as_key(key) for key in getattr(policy.module, "out_keys", None) or ()}
-    return {
-        key: leaf
-        for key, leaf in observed.items()
-        if key[-1] not in _COUNTERS and next_of(key) not in written
-    }
+
+    def is_chosen(key: Key) -> bool:
+        private = any(part.startswith("_") for part in key)
+        return not private and key[-1] not in _COUNTERS and next_of(key) not in written
+
+    return {key: leaf for key, leaf in observed.items() if is_chosen(key)}
 
 
 def _fixed(spec: Any, root: TensorDictBase) -> tuple[dict[Key, Leaf], list[Key]]:

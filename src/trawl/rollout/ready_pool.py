@@ -15,7 +15,7 @@ from trawl.envs.ready import Rows
 from trawl.envs.step_buffers import AUTORESET, RESET, TERMINATED, TRUNCATED
 from trawl.errors import EnvStateError, resetting
 from trawl.keys import Key, as_key
-from trawl.memory import Array
+from trawl.memory import Array, Mask
 from trawl.rollout.ready_source import NO_ROWS, ReadyResults, ReadySource
 
 # By the flags of a step: the flags with RESET if the episode ended, and the next step's flags if
@@ -35,8 +35,6 @@ class ReadyPool(ReadySource):
         pool: the pool.
     """
 
-    rows_per_env = 1
-
     def __init__(self, env: GymEnv, pool: Pool) -> None:
         self._env, self._pool = env, pool
         self.broken: list[int] = []
@@ -48,6 +46,8 @@ class ReadyPool(ReadySource):
         self._stepping = np.zeros(count, np.bool_)
         # The flag of steps that are only resets, for each sub-environment's next result.
         self._resetting = np.zeros(count, np.uint8)
+        # Sub-environments to be reset after their step.
+        self._late: Mask | None = None
         # Sub-environments to be reset once they are ready; their results are dropped.
         self._stale = np.zeros(count, np.bool_)
         self._has_stale = False
@@ -86,7 +86,10 @@ class ReadyPool(ReadySource):
             if self._has_stale:
                 results = self._without_stale(results)
             if len(results.rows):
-                self._due, self._turn = self._with_flags(results), results.rows
+                self._due = self._with_flags(results)
+                self._turn = results.rows
+                if self._late is not None:
+                    self._turn = self._turn[~self._stepping[self._turn]]
 
     def _without_stale(self, results: PoolResults) -> PoolResults:
         """Resets sub-environments that wait for it, and drops their results."""
@@ -106,6 +109,11 @@ class ReadyPool(ReadySource):
         if flags.tobytes() != bytes(len(flags)):
             self._resetting[rows] = _NEXT[flags] if self._pool.resets_next else 0
             flags = _WITH_RESET[flags]
+        if self._late is not None:
+            late = self._late[rows] & (flags & (RESET | AUTORESET) == 0)
+            flags[late] |= RESET
+            if late.any():
+                self._send_reset(rows[late], {})
         if begun is not None:
             self._note_begun(rows, begun)
         return ReadyResults(rows, dict(zip(self._keys, leaves, strict=True)), rewards, flags)
@@ -118,7 +126,7 @@ class ReadyPool(ReadySource):
             self._begun[key][rows] = values
 
     @override
-    def take(self, most: int) -> ReadyResults:
+    def take(self, most: int, room: int) -> ReadyResults:
         due = self._due
         assert due is not None
         if len(due.rows) <= most:
@@ -136,8 +144,13 @@ class ReadyPool(ReadySource):
         return self._turn if self._due is None and len(self._turn) else None
 
     @override
-    def send(self, actions: Mapping[Key, Array]) -> None:
+    def send(self, actions: Mapping[Key, Array], late: Mask | None) -> None:
         rows = self._turn
+        if late is not None:
+            self._late = (
+                np.zeros(self._pool.num_envs, np.bool_) if self._late is None else self._late
+            )
+            self._late[rows] = late
         action = self._env.action_codec.decode([actions[key] for key in self._acted])
         self._pool.send(action, rows)
         self._turn = NO_ROWS
@@ -149,7 +162,7 @@ class ReadyPool(ReadySource):
         if seeds is not None:
             kwargs.setdefault("seed", seeds[0])
         with resetting(self._env):
-            if self._pool.can_reset_some:
+            if self._pool.can_restart:
                 chosen = np.ones_like(self._stepping) if mask is None else mask
                 # Before the flags below change, because it may raise.
                 stepping = self._stepping.copy()

@@ -14,7 +14,7 @@ from trawl.envs.ready import Ready, ReadyEnvs, Rows
 from trawl.envs.step_buffers import RESET
 from trawl.errors import StateError
 from trawl.keys import Key
-from trawl.memory import Array
+from trawl.memory import Array, Mask
 from trawl.rollout.env_restarts import EnvRestarts
 from trawl.rollout.parallel_repairs import ParallelRepairs
 from trawl.rollout.ready_source import NO_ROWS, ReadyResults, ReadySource
@@ -44,7 +44,6 @@ class ReadyProcesses(ReadySource):
     ) -> None:
         assert env.buffers is not None
         self._env, self._buffers = env, env.buffers
-        self.rows_per_env = env.buffers.rows_per_env
         self.restarted: list[int] = []
         self._repairs = None if restarts is None else ParallelRepairs(env, restarts)
         self._envs = self._ready_envs(serving.batching, restarts)
@@ -103,7 +102,7 @@ class ReadyProcesses(ReadySource):
         self._waiting = [process for process in self._waiting if process not in again]
 
     @override
-    def take(self, most: int) -> ReadyResults:
+    def take(self, most: int, room: int) -> ReadyResults:
         taken: list[Rows] = []
         limit, self._held = self._limit, False
         if limit is not None:
@@ -111,7 +110,7 @@ class ReadyProcesses(ReadySource):
         while self._due and most:
             process, rows, restarted = self._due[0]
             if limit is not None:
-                self._held = not limit.may_record(process, most)
+                self._held = not limit.may_record(process, room)
                 if self._held:
                     break
                 limit.recorded(process)
@@ -123,7 +122,7 @@ class ReadyProcesses(ReadySource):
             taken.append(rows)
             self._waiting.append(process)
             self.restarted += restarted.tolist()
-            most -= len(rows)
+            most, room = most - len(rows), room - len(rows)
         buffers, chosen = self._buffers, np.concatenate([NO_ROWS, *taken])
         observed = {key: array[chosen] for key, array in buffers.observed.items()}
         return ReadyResults(chosen, observed, buffers.rewards[chosen], buffers.flags[chosen])
@@ -161,8 +160,10 @@ class ReadyProcesses(ReadySource):
         return fitting
 
     @override
-    def send(self, actions: Mapping[Key, Array]) -> None:
+    def send(self, actions: Mapping[Key, Array], late: Mask | None) -> None:
         rows = np.concatenate([self._envs.rows[index] for index in self._turn])
+        if late is not None:
+            self._buffers.cut[rows] = late
         for key, target in self._buffers.actions.items():
             target[rows] = actions[key]
         self._envs.begin(self._turn)

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from trawl.envs.ready import Rows
 from trawl.keys import Key
-from trawl.memory import Array
+from trawl.memory import Array, Mask
 
 NO_ROWS: Rows = np.empty(0, np.int64)
 
@@ -45,13 +45,11 @@ class ReadySource(Protocol):
     The writer waits for results, takes and records them, and then sends actions.
 
     Attributes:
-        rows_per_env: number of rows of each environment.
         broken: rows of environments that have failed. The writer clears it.
         restarted: rows of environments that were reset because they had failed, and that
             :meth:`take` has passed over. The writer clears it.
     """
 
-    rows_per_env: int
     broken: list[int]
     restarted: list[int]
 
@@ -72,10 +70,14 @@ class ReadySource(Protocol):
     def wait(self) -> None:
         """Waits until there are results to take, or an environment has failed."""
 
-    def take(self, most: int) -> ReadyResults:
-        """Returns results that were not taken yet, of up to ``most`` rows.
+    def take(self, most: int, room: int) -> ReadyResults:
+        """Returns results that were not taken yet.
 
         There may be none if the only results are to be delivered after others.
+
+        Args:
+            most: number of rows of results to return at most.
+            room: number of rows that are left in the batch.
         """
 
     def begun(self, rows: Rows) -> Mapping[Key, Array]:
@@ -94,8 +96,14 @@ class ReadySource(Protocol):
             room: number of rows that are left in the batch.
         """
 
-    def send(self, actions: Mapping[Key, Array]) -> None:
-        """Begins the steps of the rows that :meth:`turn` returned, with an action for each."""
+    def send(self, actions: Mapping[Key, Array], late: Mask | None) -> None:
+        """Begins the steps of the rows that :meth:`turn` returned, with an action for each.
+
+        Args:
+            actions: the actions, by key.
+            late: True for rows to be reset after the step even if their episode has not ended;
+                None for no row.
+        """
 
     def reset(self, mask: NDArray[np.bool_] | None, **kwargs: Any) -> Rows:
         """Resets all environments, or where ``mask`` is True. Their results are dropped.

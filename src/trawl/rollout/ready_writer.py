@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from time import perf_counter
 from typing import Any
 
@@ -20,7 +20,19 @@ from trawl.envs.pool import Pool
 from trawl.envs.ready import Rows
 from trawl.envs.step_buffers import AUTORESET, RESET, TERMINATED, TRUNCATED
 from trawl.errors import add_note
-from trawl.keys import DONE, ENV_INDEX, IS_INIT, REWARD, TRAJ_IDS, as_key, next_of, show_key
+from trawl.keys import (
+    DONE,
+    ENV_INDEX,
+    IS_INIT,
+    NO_TRAJECTORY,
+    REWARD,
+    STEP_COUNT,
+    TRAJ_IDS,
+    Key,
+    as_key,
+    next_of,
+    show_key,
+)
 from trawl.memory import Array
 from trawl.rollout.array_batch_writer import ArrayBatchWriter
 from trawl.rollout.array_stepper import from_bfloat16
@@ -28,15 +40,14 @@ from trawl.rollout.batch_writer import BatchOptions
 from trawl.rollout.block import Block
 from trawl.rollout.checks import check_rewards
 from trawl.rollout.device_transfer import transfer_to
-from trawl.rollout.episodes import StepArrays
 from trawl.rollout.layout import Layout, Leaf
 from trawl.rollout.policy import Policy
 from trawl.rollout.random_actions import ReadyActions
 from trawl.rollout.ready_pool import ReadyPool
 from trawl.rollout.ready_processes import ReadyProcesses
-from trawl.rollout.ready_source import ReadyResults, ReadySource
+from trawl.rollout.ready_source import NO_ROWS, ReadyResults, ReadySource
+from trawl.rollout.ready_stages import ReadyNormalizer, ReadyStacks
 from trawl.rollout.serving import ServingOptions, ServingRecord
-from trawl.rollout.stage import Stage
 
 
 class ReadyBatchWriter(ArrayBatchWriter):
@@ -58,6 +69,8 @@ class ReadyBatchWriter(ArrayBatchWriter):
     """
 
     env: ParallelEnv | GymEnv
+    _stacks = ReadyStacks
+    _normalizer = ReadyNormalizer
 
     def __init__(
         self,
@@ -92,13 +105,22 @@ class ReadyBatchWriter(ArrayBatchWriter):
 
     @override
     def _start(self) -> None:
-        self._source = self._new_source()
+        self._source, self._first = self._new_source(), self._first_rows
         for key, begun in self._source.start().items():
-            self._next[key][...] = begun
+            self._first[key][...] = begun
+        self._stages.restart(None)
 
     @override
-    def _new_stages(self) -> list[Stage[Array, StepArrays]]:
-        return []  # successive frames of a batch are of different environments
+    def _new_next(self) -> dict[Key, Array]:
+        found, roots = super()._new_next(), self.entries.roots
+        if STEP_COUNT in roots:
+            found[STEP_COUNT] = self._new_row(roots[STEP_COUNT])
+        return found
+
+    @property
+    @override
+    def _envs_per_row(self) -> int:
+        return 1
 
     def _new_source(self) -> ReadySource:
         if isinstance(self.env, ParallelEnv):
@@ -114,7 +136,8 @@ class ReadyBatchWriter(ArrayBatchWriter):
     def _new_layout(self) -> Layout:
         # Steps that are no experience are left out, so there is nothing to mask.
         self.entries.masked = False
-        leaves = super()._new_layout().leaves
+        layout = super()._new_layout()
+        leaves = layout.leaves
         for key in (ENV_INDEX, self._serving.version_key):
             if key in leaves:
                 raise ValueError(
@@ -123,15 +146,14 @@ class ReadyBatchWriter(ArrayBatchWriter):
                 )
             if key is not None:
                 leaves[key] = Leaf((), torch.int64)
-        return Layout(leaves, (), self.options.steps)
+        return Layout(leaves, (), self.options.steps, layout.pools)
 
     # --- filling
 
     @override
-    def begin(self, block: Block | None = None) -> None:
-        self._given = block
-        self._block = block = block or Block(self.layout, self.pool.lease())
-        rows = {key: array[:, 0] for key, array in block.flat_rows.items()}
+    def _begin_rows(self) -> None:
+        assert self._block is not None
+        rows = {key: array[:, 0] for key, array in self._block.flat_rows.items()}
         for key in (key for key in rows if key not in self._begun):
             if rows[key].dtype == np.bool_:
                 rows[key][...] = False
@@ -139,10 +161,15 @@ class ReadyBatchWriter(ArrayBatchWriter):
         self._ids = np.array(self.episodes.ids)
         self._last[:] = -1
         self._source.begin()
-        self._copied = [(self._begun[key], rows[key]) for key in self._begun if key in rows]
-        states = self._policy_leaves.states
+        stacked = self.layout.pools
+        self._copied = [
+            (array, rows[key])
+            for key, array in self._begun.items()
+            if key in rows and key not in stacked
+        ]
+        states, view = self._policy_leaves.states, self._view
         self._observed_rows = [
-            (key, rows[next_of(key)], self._next[key])
+            (key, view.arrays[next_of(key)][:, 0], self._first[key])
             for key in self.entries.observed
             if key not in states
         ]
@@ -182,9 +209,10 @@ class ReadyBatchWriter(ArrayBatchWriter):
         self.record.waited += perf_counter() - before
         if source.broken:
             self._break_off()
-        results = source.take(stop - filled)
+        room = stop - filled
+        results = source.take(int(min(room, self._stages.renew_within(filled))), room)
         if source.restarted:
-            self._copy_begun(np.array(source.restarted))
+            self._start_episodes(np.array(source.restarted))
             source.restarted.clear()
         filled = self._record_frames(results, filled)
         self._act_where_ready(stop - filled)
@@ -203,31 +231,32 @@ class ReadyBatchWriter(ArrayBatchWriter):
                 for key in (keys.TRUNCATED, keys.DONE):
                     # A trajectory that has ended with this frame keeps its flags.
                     self._rows[key][last] |= not self._rows[keys.DONE][last]
-        self._forget(np.array(broken))
+        self._start_trajectories(np.array(broken))
 
     def _record_frames(self, results: ReadyResults, start: int) -> int:
         """Writes the frames of environments into the batch; returns the number of filled rows."""
         everyone, flags = results.rows, results.flags
         rewards, observations = results.rewards, results.observed
         chosen, flagged = everyone, flags.tobytes() != bytes(len(flags))
-        kept = None
+        kept, resets = None, NO_ROWS
         if flagged:
             kept = (flags & AUTORESET == 0).nonzero()[0]
             if len(kept) < len(flags):
                 # Resets are no frames. Their results only become the beginning of the next frames.
-                self._forget_memories(everyone, flags)
+                resets = everyone[(flags & AUTORESET).nonzero()[0]]
                 chosen, rewards, flags = everyone[kept], rewards[kept], flags[kept]
             else:
                 kept = None
         stop = start + len(chosen)
+        self._stages.record(chosen, start)
         for source, target in self._copied:
             source.take(chosen, 0, target[start:stop], "clip")
         if self.options.restarts is not None:
             self._last[chosen] = np.arange(start, stop)
-        rows, envs = self._rows, self._source.rows_per_env
+        rows, limit = self._rows, self.options.limit
         rows[REWARD][start:stop, 0] = rewards
         self._sources[start:stop] = chosen
-        rows[ENV_INDEX][start:stop] = chosen if envs == 1 else chosen // envs
+        rows[ENV_INDEX][start:stop] = chosen
         if TRAJ_IDS in rows:
             rows[TRAJ_IDS][start:stop] = self._ids[chosen]
         for key, target, following in self._observed_rows:
@@ -238,6 +267,13 @@ class ReadyBatchWriter(ArrayBatchWriter):
             self._next[key][chosen] = self._begun[next_of(key)][chosen]
         if self.entries.marks_starts:
             self._next[IS_INIT][chosen] = False
+        if limit is not None:
+            self._next[STEP_COUNT][chosen] += 1
+            rows[next_of(STEP_COUNT)][start:stop] = self._next[STEP_COUNT][chosen]
+        self._stages.pass_on(chosen, start)
+        if len(resets):
+            self._forget(resets)
+            self._stages.begin_episodes(resets)
         if flagged:
             self._record_ends(chosen, flags, start, stop)
         return stop
@@ -251,35 +287,30 @@ class ReadyBatchWriter(ArrayBatchWriter):
         rows = self._rows
         rows[keys.TERMINATED][start:stop, 0] = bits & TERMINATED
         rows[keys.TRUNCATED][start:stop, 0] = bits & TRUNCATED
+        if self.options.limit is not None:
+            rows[keys.TRUNCATED][start:stop] |= self._next[STEP_COUNT][chosen] >= self.options.limit
         rows[DONE][start:stop, 0] = resets
+        self._start_trajectories(chosen[ended])
         self._start_episodes(chosen[ended])
 
-    def _forget_memories(self, everyone: Rows, flags: NDArray[np.uint8]) -> None:
-        """Lets the policy forget what it remembers of environments whose step was a reset."""
-        if self._policy_leaves.memories:
-            chosen = everyone[(flags & AUTORESET).nonzero()[0]]
-            for key in self._policy_leaves.memories:
-                self._next[key][chosen] = 0
-
-    def _start_episodes(self, chosen: Rows) -> None:
-        """Begins new trajectories of environments that were reset by their step."""
+    def _start_trajectories(self, chosen: Rows) -> None:
+        """Begins new trajectories."""
         self._forget(chosen)
-        self._copy_begun(chosen)
-
-    def _copy_begun(self, chosen: Rows) -> None:
-        """Makes the observations of resets the beginning of the next frames."""
-        for key, begun in self._source.begun(chosen).items():
-            self._next[key][chosen] = begun
-
-    def _forget(self, chosen: Rows) -> None:
-        """Begins new trajectories, in which the policy remembers nothing."""
-        for key in (*self._policy_leaves.states, *self._policy_leaves.memories):
-            self._next[key][chosen] = 0
-        if self.entries.marks_starts:
-            self._next[IS_INIT][chosen] = True
         for index in chosen.tolist():
             self.episodes.restart(index)
             self._ids[index] = self.episodes.ids[index]
+
+    def _start_episodes(self, chosen: Rows) -> None:
+        """Makes the observations of resets the beginning of the next frames."""
+        for key, begun in self._source.begun(chosen).items():
+            self._first[key][chosen] = begun
+        self._stages.begin_episodes(chosen)
+
+    @override
+    def _forget(self, chosen: Array) -> None:
+        super()._forget(chosen)
+        for key in self._policy_leaves.states:
+            self._next[key][chosen] = 0
 
     # --- acting
 
@@ -305,7 +336,10 @@ class ReadyBatchWriter(ArrayBatchWriter):
         actions = {key: self._begun[key][chosen] for key in self._action_keys}
         for key in self._bfloat16.intersection(actions):
             actions[key] = from_bfloat16(actions[key])
-        self._source.send(actions)
+        late, limit = None, self.options.limit
+        if limit is not None:
+            late = self._next[STEP_COUNT][chosen, 0] + 1 >= limit
+        self._source.send(actions, late)
         self.record.add(len(chosen), perf_counter() - before)
 
     def _act_randomly(self, chosen: Rows) -> None:
@@ -321,20 +355,26 @@ class ReadyBatchWriter(ArrayBatchWriter):
 
     @override
     def finish(self, filled: int) -> TensorDictBase | None:
-        assert self._block is not None
-        block, self._block = self._block, None
-        block.clear_from(filled, but=TRAJ_IDS)
+        given = self._given
+        batch = super().finish(filled)
+        return batch if batch is None or given is not None else batch[:filled]
+
+    @property
+    @override
+    def _passed_on(self) -> Iterable[Key]:
+        return ()  # an environment's newest entries are kept as soon as they arrive
+
+    @override
+    def _end_steps(self, block: Block, filled: int) -> None:
+        self._last[:] = -1
+        if TRAJ_IDS in self._rows:
+            self._rows[TRAJ_IDS][filled:] = NO_TRAJECTORY
+
+    @override
+    def _count(self, block: Block, filled: int) -> None:
         if filled:
             self.policy.check_samples(block.tensors, filled)
-        self._last[:] = -1
         self._check_rewards(filled)
-        self._sum_episodes(filled)
-        if self._given is not None:
-            block.flush()
-            return None
-        return self._deliver(block)[:filled]
-
-    def _sum_episodes(self, filled: int) -> None:
         rewards, done = (self._rows[key][:filled, 0] for key in (REWARD, DONE))
         self.sums.add_rows(self._sources[:filled], rewards, done)
 
@@ -357,9 +397,11 @@ class ReadyBatchWriter(ArrayBatchWriter):
         self.sums.reset(mask)
         if mask is None:
             self._random_actions.forget()
-        self._forget(np.arange(self.num_envs) if mask is None else np.flatnonzero(mask))
-        self._copy_begun(begun)
+        chosen = np.arange(self.num_envs) if mask is None else np.flatnonzero(mask)
+        self._start_trajectories(chosen)
+        self._start_episodes(begun)
         self._source.restarted.clear()
+        self._stages.restart(mask)
 
     def settle(self) -> None:
         """Waits until no environment is stepping."""

@@ -11,9 +11,11 @@ from time import perf_counter
 from typing import Any
 
 import numpy as np
+import torch
 from tensordict import TensorDictBase
+from torch import Tensor
 
-from trawl.keys import ENV_INDEX, Key
+from trawl.keys import ENV_INDEX, MASK, Key
 
 # Number of recent calls whose times are kept.
 _WINDOW = 1024
@@ -117,15 +119,53 @@ class ServingRecord:
         }
 
 
+def env_numbers(frames: TensorDictBase) -> Tensor | None:
+    """Returns the environment of each frame, if frames have such numbers, else None.
+
+    Frames next to each other are then of different environments, and those of each are in order.
+    """
+    index = frames.get(ENV_INDEX, None)
+    numbered = isinstance(index, Tensor) and index.shape == frames.shape
+    return index if numbered and index.dtype is torch.int64 else None
+
+
 def by_environment(frames: TensorDictBase) -> list[tuple[int, TensorDictBase]]:
     """Returns the frames of each environment, with its number, if frames have such numbers.
 
     Otherwise, all frames are returned together, with the number 0.
     """
-    index = frames.get(ENV_INDEX, None)
+    index = env_numbers(frames)
     if index is None:
         return [(0, frames)]
     return [(int(env), frames[index == env]) for env in index.unique()]
+
+
+def in_env_order(frames: TensorDictBase) -> TensorDictBase:
+    """Returns frames environment by environment, if frames have the numbers of environments.
+
+    Args:
+        frames: frames of shape ``(*workers, steps)``. Those of each worker stay together.
+    """
+    index = env_numbers(frames)
+    if index is None:
+        return frames
+    order = index.argsort(dim=-1, stable=True).reshape(-1, frames.shape[-1])
+    before = torch.arange(len(order), device=order.device)[:, None] * frames.shape[-1]
+    return frames.reshape(-1)[(before + order).reshape(-1)].reshape(frames.shape)
+
+
+def last_frames(frames: TensorDictBase) -> Tensor:
+    """Returns a mask of the last frame of each environment, in which time is the last dimension."""
+    mask, index = frames.get(MASK, None), env_numbers(frames)
+    if index is None:
+        found = torch.zeros(frames.shape, dtype=torch.bool, device=frames.device)
+        found[..., -1:] = True
+    else:
+        index = index if mask is None else index.where(mask, -1)
+        order = index.argsort(dim=-1, stable=True)
+        last = index.gather(-1, order).diff(append=index[..., :1] * 0 - 2) != 0
+        found = torch.zeros_like(last).scatter(-1, order, last)
+    return found if mask is None else found & mask
 
 
 class LagLimit:

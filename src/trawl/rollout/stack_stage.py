@@ -63,10 +63,13 @@ class StackStage(Stage[Rows, View]):
 
     Attributes:
         leaves: the stacked observations, by key.
+        passed_on: what a step passes on to the next step, by key.
 
     Raises:
         ValueError: if there is no observation to stack.
     """
+
+    passed_on: Mapping[Key, Rows]
 
     def __init__(
         self, option: FrameStack, observed: Mapping[Key, Leaf], groups: Collection[str]

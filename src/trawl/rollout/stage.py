@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Generic, TypeVar
+
+from typing_extensions import override
 
 from trawl.keys import Key
 from trawl.rollout.batch_writer import StepFn
@@ -115,3 +118,149 @@ class Stage(Generic[Rows, View]):
 
     def finish(self, block: Any, filled: int) -> None:
         """Ends a batch, of which ``filled`` rows were filled."""
+
+    # --- a batch in order of arrival: a row holds the frame of one environment
+
+    def renew_within(self, filled: int) -> float:
+        """Brings the stage up to date within a batch.
+
+        Args:
+            filled: number of rows that are filled.
+
+        Returns:
+            The number of rows to fill at most before the next call.
+        """
+        return math.inf
+
+    def record(self, envs: Rows, start: int) -> None:
+        """Notes that environments have taken a step, whose frames follow from row ``start`` on.
+
+        Their first rows still have the observations with which the step began.
+        """
+
+    def pass_on(self, envs: Rows, start: int) -> None:
+        """Passes on the observations after these steps, which are in the first rows now."""
+
+    def begin_episodes(self, envs: Rows) -> None:
+        """Begins episodes of environments, whose observations are in the first rows."""
+
+
+class StageChain(Stage[Any, Any]):
+    """Stages that frames pass one after the other, as one stage.
+
+    Args:
+        stages: the stages, in the order in which frames pass.
+    """
+
+    def __init__(self, stages: Sequence[Stage[Any, Any]] = ()) -> None:
+        self._stages = list(stages)
+
+    def __iter__(self) -> Iterator[Stage[Any, Any]]:
+        return iter(self._stages)
+
+    @property
+    @override
+    def keys(self) -> list[Key]:  # type: ignore[override]
+        return [key for stage in self for key in stage.keys]
+
+    @property
+    @override
+    def more_leaves(self) -> dict[Key, Leaf]:  # type: ignore[override]
+        return {key: leaf for stage in self for key, leaf in stage.more_leaves.items()}
+
+    @property
+    @override
+    def pools(self) -> dict[Key, FramePool]:  # type: ignore[override]
+        return {key: pool for stage in self for key, pool in stage.pools.items()}
+
+    @property
+    @override
+    def starts(self) -> list[EpisodeStart]:  # type: ignore[override]
+        return [start for stage in self for start in stage.starts]
+
+    @override
+    def readable(self, leaves: Mapping[Key, Leaf]) -> Mapping[Key, Leaf]:
+        for stage in self:
+            leaves = stage.readable(leaves)
+        return leaves
+
+    @override
+    def in_batch(self, leaves: Mapping[Key, Leaf]) -> Mapping[Key, Leaf]:
+        for stage in self:
+            leaves = stage.in_batch(leaves)
+        return leaves
+
+    @override
+    def check_policy(self, leaves: PolicyLeaves) -> None:
+        for stage in self:
+            stage.check_policy(leaves)
+
+    @override
+    def first_rows(self, rows: Mapping[Key, Any]) -> Mapping[Key, Any]:
+        for stage in reversed(self._stages):
+            rows = stage.first_rows(rows)
+        return rows
+
+    @override
+    def restart(self, mask: Any) -> None:
+        for stage in self:
+            stage.restart(mask)
+
+    @override
+    def first_read(self, key: Key) -> Any:
+        found = (stage.first_read(key) for stage in reversed(self._stages))
+        return next((one for one in found if one is not None), None)
+
+    @override
+    def saved_rows(self) -> dict[str, Any]:
+        return {name: row for stage in self for name, row in stage.saved_rows().items()}
+
+    @override
+    def renew(self, most_frames: float, in_groups: bool) -> Any:
+        mask = None
+        for stage in self:
+            if mask is not None:
+                stage.restart(mask)
+            found = stage.renew(most_frames, in_groups)
+            mask = mask if found is None else found
+        return mask
+
+    @override
+    def begin(self, block: Any, view: Any) -> Any:
+        for stage in reversed(self._stages):
+            view = stage.begin(block, view)
+        return view
+
+    @override
+    def bind(self, step: StepFn, view: Any, part: slice, start: int, stop: int) -> StepFn:
+        for stage in self:
+            step = stage.bind(step, view, part, start, stop)
+        return step
+
+    @override
+    def followers(self, start: int, stop: int) -> list[Follow]:
+        return [one for stage in self for one in stage.followers(start, stop)]
+
+    @override
+    def finish(self, block: Any, filled: int) -> None:
+        for stage in self:
+            stage.finish(block, filled)
+
+    @override
+    def renew_within(self, filled: int) -> float:
+        return min((stage.renew_within(filled) for stage in self), default=math.inf)
+
+    @override
+    def record(self, envs: Any, start: int) -> None:
+        for stage in self:
+            stage.record(envs, start)
+
+    @override
+    def pass_on(self, envs: Any, start: int) -> None:
+        for stage in self:
+            stage.pass_on(envs, start)
+
+    @override
+    def begin_episodes(self, envs: Any) -> None:
+        for stage in self:
+            stage.begin_episodes(envs)

@@ -26,7 +26,7 @@ from trawl.rollout.guard import GuardedStepper
 from trawl.rollout.layout import Layout, Leaf
 from trawl.rollout.policy import Policy
 from trawl.rollout.policy_binder import PolicyBinder
-from trawl.rollout.stage import Stage
+from trawl.rollout.stage import Stage, StageChain
 from trawl.rollout.step_tensors import StepTensors, TensorPool, TensorRows
 from trawl.rollout.tensor_normalizer import TensorNormalizer
 from trawl.rollout.tensor_stacks import TensorStacks
@@ -60,7 +60,7 @@ class TensorBatchWriter(FixedLayoutWriter):
         self._next = {key: self._zeros(leaf) for key, leaf in self.entries.roots.items()}
         # The object that takes the steps.
         self._source: StepSource = env
-        self._stages = self._new_stages()
+        self._stages = StageChain(self._new_stages())
         self._steps = TensorStepper(env, self._source, options.limit, self._stages)
         self.stepper = self._steps
         if restarts is not None:
@@ -118,9 +118,7 @@ class TensorBatchWriter(FixedLayoutWriter):
         rows = TensorRows(block, view, self._steps.newest)
         act = self._binder.bind(rows, start, stop, random)
         step = self.stepper.bind(view, self.episodes, start, stop)
-        for stage in self._stages:
-            step = stage.bind(step, view, slice(0, self.num_envs), start, stop)
-        return act, step
+        return act, self._stages.bind(step, view, slice(0, self.num_envs), start, stop)
 
     @override
     def _end_steps(self, block: Block, filled: int) -> None:

@@ -85,7 +85,7 @@ class TensorStepper(EnvStepper[StepTensors]):
         env: TensorSource,
         source: StepSource,
         limit: int | None,
-        stages: Sequence[Stage[Tensor, StepTensors]],
+        stages: Stage[Tensor, StepTensors],
     ) -> None:
         self._env = env
         self._source = source
@@ -201,7 +201,7 @@ class TensorStepper(EnvStepper[StepTensors]):
         carried = [view.following(key, start, stop) for key in self.policy_leaves.states]
         carried += [[view.next_obs[key]] * (stop - start) for key in self.policy_leaves.memories]
         found += map(_emptied, carried)
-        return found + [one for stage in self._stages for one in stage.followers(start, stop)]
+        return found + self._stages.followers(start, stop)
 
 
 class _Newest(Sequence[Tensor]):

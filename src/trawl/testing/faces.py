@@ -735,6 +735,8 @@ FACES: dict[str, Face] = {
 
 #: The faces of a script that return the environments that are ready, in any order.
 POOLS: dict[str, Face] = {
-    f"pool_{name}": Face(_batch(_pool, mode), traits=frozenset({Trait.POOL, Trait.READY}))
+    f"pool_{name}": Face(
+        _batch(_pool, mode), traits=frozenset({Trait.POOL, Trait.READY}) | _ALL_AT_ONCE
+    )
     for name, mode in (("next_step", "NextStep"), ("same_step", "SameStep"))
 }

@@ -128,9 +128,25 @@ class Actor:
         self.hidden = 0.0
         self.last = None
         self.check()
-        self.shown = self.observe(-1)
+        self.uses = len(self.statistics.uses) - 1
+        self.begin_window(self.observe(-1))
+
+    def begin_window(self, first: Frame) -> None:
+        """Shows an episode's first observations, which begin its stacks."""
+        self.shown = first
         fill = self.shown if self.options.padding == "reset" else self.nothing()
         self.window = [fill] * ((self.options.frame_stack or 1) - 1) + [self.shown]
+
+    def show(self, found: Any) -> None:
+        """Shows a first observation with the statistics by which it became ``found``.
+
+        It may come at any time after the frame before, and statistics are renewed meanwhile.
+        """
+        for used in self.statistics.uses[self.uses :]:
+            shown = self.statistics.scaled(self.raw, used)
+            if np.allclose(shown, found, 2e-4, 2e-4):
+                break
+        self.begin_window({**self.shown, "observation": shown})
 
     def check(self) -> None:
         """Fails if the script says so."""
@@ -246,14 +262,19 @@ class Statistics:
         self.options = options
         self.observations: list[Any] = []
         self.returns: list[Any] = []
-        self.used = 0
+        # The numbers of samples in the statistics, each time that they were renewed.
+        self.uses = [0]
 
-    def scaled(self, values: Any) -> Any:
-        """Returns a normalised observation, by the statistics that are in use."""
+    def renew(self) -> None:
+        """Uses all samples from now on."""
+        self.uses.append(len(self.observations))
+
+    def scaled(self, values: Any, used: int | None = None) -> Any:
+        """Returns a normalised observation, by the statistics that are in use, or were."""
         if not self.options.normalize_observations:
             return values
-        if self.used:
-            samples = np.asarray(self.observations[: self.used], np.float64)
+        if used := self.uses[-1] if used is None else used:
+            samples = np.asarray(self.observations[:used], np.float64)
             values = (values - samples.mean(0)) / np.sqrt(samples.var(0) + 1e-8)
         return np.clip(values, -self.options.clip, self.options.clip)
 
@@ -321,7 +342,7 @@ class Oracle:
         self.begin(self.actors)
         first = True
         while self.frames < self.options.total_frames:
-            self.statistics.used = len(self.statistics.observations)
+            self.statistics.renew()
             if self.options.reset_at_each_iter and not first:
                 self.begin(self.actors)
                 self.carry = [0.0 for _ in self.actors]
@@ -330,7 +351,7 @@ class Oracle:
 
     def reset(self, rows: Sequence[int]) -> None:
         """Begins episodes in some environments, as a reset between two batches does."""
-        self.statistics.used = len(self.statistics.observations)
+        self.statistics.renew()
         self.begin([self.actors[row] for row in rows])
         for row in rows:
             self.carry[row] = 0.0
@@ -371,11 +392,41 @@ class Oracle:
             due = size * (t + 1 - counted) >= max(before + size * counted, 16)
             if due and not self.kind.grouped:
                 self.count([mine[counted:] for mine in rows])
-                self.statistics.used = len(self.statistics.observations)
+                self.statistics.renew()
                 counted = t + 1
         self.count([mine[counted:] for mine in rows])
         self.frames += taken
         return [mine + [None] * (steps - len(mine)) for mine in self.finished(rows, cut)]
+
+    def arrivals(self, order: Sequence[int], first: Sequence[Any] = ()) -> list[Frame]:
+        """Collects one batch of single frames.
+
+        Args:
+            order: the environment of each frame.
+            first: the observation with which each frame begins, if the first observations of
+                episodes come at any time.
+        """
+        self.statistics.renew()
+        if self.options.reset_at_each_iter and self.frames:
+            self.reset(range(len(self.actors)))
+        before, counted = len(self.statistics.observations), 0
+        frames: list[Frame] = []
+        self.frames += len(order)
+        for row in order:
+            actor = self.actors[row]
+            if actor.fresh and len(first):
+                actor.show(first[len(frames)])
+            frames.append(actor.take(random=False))
+            if frames[-1]["next", "done"]:
+                actor.reset()
+                self.number(actor)
+            if len(frames) - counted >= max(before + counted, 16):
+                self.count([[*frames[counted:]]])
+                self.statistics.renew()
+                counted = len(frames)
+        self.count([[*frames[counted:]]])
+        self.finished([[f for f in frames if f[ENV] == a.env] for a in self.actors], set())
+        return frames
 
     def step(self, random: bool) -> list[Frame | None]:
         """Takes a step in each environment; those that fail are left without an episode."""

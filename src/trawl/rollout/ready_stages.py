@@ -1,0 +1,204 @@
+"""Stages for frames in the order of their arrival, where a row of a batch is one environment's.
+
+Statistics are those of the frames in this order. They are brought up to date after certain numbers
+of frames, wherever these fall, so they depend on the order of the frames alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from typing_extensions import override
+
+from trawl.envs.agent_groups import groups_of
+from trawl.envs.base import TensorDictEnv
+from trawl.envs.frame_stack import FrameStack
+from trawl.envs.ready import Rows
+from trawl.keys import Key, next_of
+from trawl.memory import Array
+from trawl.rollout.array_normalizer import ArrayNormalizer
+from trawl.rollout.block import Block, as_array, zeros
+from trawl.rollout.episodes import StepArrays
+from trawl.rollout.layout import Leaf, pool_key
+from trawl.rollout.stack_stage import StackStage
+
+# Room in a pool for stacks with which episodes begin: one for each of so many frames, and a few.
+_FRAMES_PER_EPISODE, _FIRST_STACKS = 16, 4
+
+
+class ReadyNormalizer(ArrayNormalizer):
+    """Normalises frames in the order of their arrival."""
+
+    # The environment of each row of the batch.
+    _envs: NDArray[np.int64]
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        # True for environments that have a frame in the batch.
+        self._present = np.zeros(self._num_envs, np.bool_)
+
+    @override
+    def renew_within(self, filled: int) -> float:
+        if filled > self._statistics.due:
+            self._refresh(filled)
+        return self._statistics.due + 1 - filled
+
+    @override
+    def begin(self, block: Block, view: StepArrays) -> StepArrays:
+        self._rows, self._envs = view.arrays, np.zeros(block.layout.steps, np.int64)
+        return view
+
+    @override
+    def record(self, envs: Rows, start: int) -> None:
+        chosen = slice(start, start + len(envs))
+        self._envs[chosen], self._present[envs] = envs, True
+        for one in self._observations:
+            one.raw[chosen, 0] = one.raw_next[envs]
+
+    @override
+    def pass_on(self, envs: Rows, start: int) -> None:
+        self._normalize_next(envs)
+
+    @override
+    def begin_episodes(self, envs: Rows) -> None:
+        for reward in self._rewards:
+            # Those with a frame have one that ends the return before, when the batch is finished.
+            reward.carry[envs[~self._present[envs]]] = 0
+        self._normalize_next(envs)
+
+    @override
+    def _keep_last(self, filled: int) -> None:
+        # Each environment's newest observation is kept as soon as it arrives.
+        self._present[:] = False
+
+    @override
+    def _owners(self, filled: int) -> list[int]:
+        found: list[int] = self._envs[:filled].tolist()
+        return found
+
+
+class ReadyStacks(StackStage[Array, StepArrays]):
+    """Stacks frames in the order of their arrival.
+
+    The policy reads an environment's stack in memory that is not part of the batch. The pool of a
+    batch has the frame after each step, in order. If the frames before it are not there yet, which
+    are those of an earlier batch or of an episode's first stack, the whole stack is added.
+
+    Args:
+        option: the option of the collector.
+        env: the environments.
+        observed: layout of all their observations, by key.
+        steps: number of rows in a batch.
+
+    Attributes:
+        passed_on: the stacks that the policy reads next, ``(num_envs, size, *frame)``, by key.
+    """
+
+    def __init__(
+        self, option: FrameStack, env: TensorDictEnv, observed: Mapping[Key, Leaf], steps: int
+    ) -> None:
+        super().__init__(option, observed, groups_of(env))
+        size, count = self._size, env.batch_size.numel()
+        stacks = count + steps // _FRAMES_PER_EPISODE + _FIRST_STACKS
+        self.pools = {key: replace(pool, more=size * stacks) for key, pool in self.pools.items()}
+        self.passed_on = {
+            key: zeros((count, size, *leaf.frame.shape), leaf.frame.dtype)
+            for key, leaf in self.leaves.items()
+        }
+        # Positions in the pool of the frames of each stack, if they are there.
+        self._positions = np.zeros((count, size), np.int64)
+        self._stored = np.zeros(count, np.bool_)
+        # Size of the pools in frames, number of frames in them, and frames that have no room there.
+        self._room = self._used = 0
+        self._more: dict[Key, list[Array]] = {}
+        self._pool: dict[Key, Array] = {}
+        # The entries of the batch that have positions.
+        self._roots: list[Array] = []
+        self._after: list[Array] = []
+
+    @override
+    def first_rows(self, rows: Mapping[Key, Array]) -> Mapping[Key, Array]:
+        return {**rows, **{key: stack[:, -1] for key, stack in self.passed_on.items()}}
+
+    @override
+    def restart(self, mask: Array | None) -> None:
+        envs: Any = slice(None) if mask is None else mask
+        self._stored[envs] = False
+        for stack in self.passed_on.values():
+            stack[envs, :-1] = stack[envs, -1:] if self._repeats else 0
+
+    @property
+    @override
+    def earlier(self) -> dict[Key, Array]:
+        return {}  # whole stacks are passed on
+
+    # --- a batch
+
+    @override
+    def begin(self, block: Block, view: StepArrays) -> StepArrays:
+        layout, lease, arrays = block.layout, block.lease, dict(view.arrays)
+        self._stored[:], self._used, block.grown = False, layout.steps, {}
+        self._more = {key: [] for key in self.leaves}
+        for key in self.leaves:
+            start, self._room = lease.pool_starts.get(key, 0), layout.pool_rows[key]
+            self._pool[key] = pool = as_array(lease.tensors[pool_key(key)])[start:][: self._room]
+            arrays[next_of(key)] = pool[: layout.steps, None]
+        self._roots = [block.flat_rows[key][:, 0] for key in self.leaves]
+        self._after = [block.flat_rows[next_of(key)][:, 0] for key in self.leaves]
+        return StepArrays(arrays, view.next_obs)
+
+    @override
+    def record(self, envs: Rows, start: int) -> None:
+        new = envs[~self._stored[envs]]
+        if len(new):
+            self._store(new)
+        for rows in self._roots:
+            rows[start : start + len(envs)] = self._positions[envs]
+        for stack in self.passed_on.values():
+            stack[envs, :-1] = stack[envs, 1:]
+
+    def _store(self, envs: Rows) -> None:
+        """Adds the stacks of some environments to the pools."""
+        count = len(envs) * self._size
+        fits = self._used + count <= self._room
+        if not fits:
+            self._used = max(self._used, self._room)
+        first, self._used = self._used, self._used + count
+        for key, stack in self.passed_on.items():
+            frames = stack[envs].reshape(count, *stack.shape[2:])
+            if fits:
+                self._pool[key][first : self._used] = frames
+            else:
+                self._more[key].append(frames)
+        self._positions[envs] = np.arange(first, self._used).reshape(-1, self._size)
+        self._stored[envs] = True
+
+    @override
+    def pass_on(self, envs: Rows, start: int) -> None:
+        positions, stop = self._positions, start + len(envs)
+        positions[envs, :-1] = positions[envs, 1:]
+        positions[envs, -1] = np.arange(start, stop)
+        for rows in self._after:
+            rows[start:stop] = positions[envs]
+
+    @override
+    def begin_episodes(self, envs: Rows) -> None:
+        self.restart(envs)
+
+    @override
+    def finish(self, block: Block, filled: int) -> None:
+        for key, roots, after in zip(self.leaves, self._roots, self._after, strict=True):
+            more = self._more[key]
+            start = 0 if more else block.lease.pool_starts.get(key, 0)
+            for rows in (roots, after):
+                rows[:filled] += start
+                rows[filled:] = start
+            if more:
+                grown = np.concatenate([self._pool[key], *more])
+                block.grown[key] = torch.from_numpy(grown)
+        self._roots, self._after, self._pool = [], [], {}
