@@ -45,10 +45,10 @@ from trawl.rollout.normalization import Normalization
 from trawl.rollout.policy import Policy
 from trawl.rollout.policy_inputs import InputRows
 from trawl.rollout.policy_leaves import PolicyLeaves
+from trawl.rollout.stacks import FrameStacks
 from trawl.rollout.stage import Stage, StageChain
 from trawl.rollout.step_tensors import StepTensors, TensorPool, TensorRows
 from trawl.rollout.tensor_normalizer import TensorNormalizer
-from trawl.rollout.tensor_stacks import TensorStacks
 from trawl.rollout.tensor_stepper import StepSource, TensorStepper
 from trawl.stacked_frames import StackedFrames
 from trawl.supported import STAGE_LOOSE
@@ -150,8 +150,8 @@ class LooseStages:
             source, self.normalization = normalizer.source, normalizer.normalization
             stages.append(normalizer)
         if stack is not None:
-            newest = self._next
-            stages.append(TensorStacks(stack, self, groups, observed, newest, options.steps))
+            parts = observed, groups, self._next, (self._num_envs,), options.steps
+            stages.append(FrameStacks(stack, *parts, self.answers_at_once))
         self._stages = StageChain(stages)
         self._pool = TensorPool(self._new_layout(carried), self.home, options.recycle)
         self._stepper = TensorStepper(self, source, None, self._stages)
