@@ -1,4 +1,4 @@
-"""Writes the table of what can't be combined into docs/one-process.md.
+"""Writes the tables of what can't be combined into docs/one-process.md.
 
     python docs/scripts/refusals_table.py           # tells whether the table is up to date
     python docs/scripts/refusals_table.py --write
@@ -11,7 +11,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from trawl.supported import TABLE, Refusal
+from trawl.supported import TABLE, Law, Refusal
 
 PAGE = Path(__file__).resolve().parents[1] / "one-process.md"
 BEGIN, END = "<!-- refusals:begin -->", "<!-- refusals:end -->"
@@ -27,12 +27,17 @@ def row(entry: Refusal) -> str:
 
 
 def updated(page: str) -> str:
-    """Returns the text of the page with the present table."""
+    """Returns the text of the page with the present tables."""
     head, _, rest = page.partition(BEGIN)
     tail = rest.partition(END)[2]
+    return f"{head}{BEGIN}\n{''.join(map(section, Law))}\n{END}{tail}"
+
+
+def section(law: Law) -> str:
+    """Returns the entries of a law as a table under its sentence."""
     rows = ["| Option | Refused with | Because | Instead |", "|---|---|---|---|"]
-    table = "\n".join([*rows, *map(row, TABLE.values())])
-    return f"{head}{BEGIN}\n{table}\n{END}{tail}"
+    rows += [row(entry) for entry in TABLE.values() if entry.law is law]
+    return "\n".join(["", f"**{law.value}**", "", *rows, ""])
 
 
 def main() -> int:

@@ -27,6 +27,24 @@ class Trait(Enum):
     POOL = "pools that return the environments that are ready"
 
 
+class Law(Enum):
+    """Reasons for refusals; the values are for the documentation.
+
+    All but the last two are laws of nature: no implementation could do otherwise.
+    """
+
+    TOGETHER = "What happens to all environments at once can't happen to one of them alone"
+    LAYOUT = (
+        "What has no fixed shape and dtype can't be computed with, or lie in rows of one memory"
+    )
+    ABSENT = "What isn't there can't be chosen, changed or made again"
+    GONE = "What has been delivered or written can't be changed afterwards"
+    ELSEWHERE = "What lies in the memory of one process isn't in that of another"
+    WAITING = "Workers either wait for the others, or they don't"
+    ALONE = "An option that says more about another one needs it"
+    TWICE = "Two options can't answer the same question"
+
+
 class _Condition:
     """A condition on the value of an option.
 
@@ -68,6 +86,7 @@ class Refusal:
     """Options that can't be combined with something.
 
     Attributes:
+        law: the reason in general.
         options: the options, each with the values that are refused: ``"name"`` for values that
             are true, ``"name=value"``, ``"name!=value"``, ``"name>number"``, or ``"name=..."`` for
             all but None.
@@ -82,6 +101,7 @@ class Refusal:
         kind: type of the error.
     """
 
+    law: Law
     options: tuple[str, ...]
     why: str
     instead: str
@@ -175,6 +195,7 @@ _WHEN_READY = frozenset({Trait.READY})
 # --- options and environments
 
 LIMIT_ALL_AT_ONCE = Refusal(
+    law=Law.TOGETHER,
     options=("max_frames_per_traj",),
     traits=frozenset({Trait.ALL_AT_ONCE}),
     why="a limit restarts one environment while the others go on",
@@ -184,36 +205,42 @@ LIMIT_ALL_AT_ONCE = Refusal(
     ),
 )
 STAGE_LOOSE = Refusal(
+    law=Law.LAYOUT,
     options=("frame_stack", "normalize_observations"),
     other="entries whose shape or dtype is not fixed, such as text",
     why="there is nothing to compute with",
     instead="name other entries, with FrameStack(size, keys=...) or NormalizeObservation(keys=...)",
 )
 RESTART_OBJECT = Refusal(
+    law=Law.ABSENT,
     options=("on_env_error='restart'",),
     other="environments that are passed as objects",
     why="they can't be rebuilt",
     instead="pass a Gymnasium id, or a function that makes the environment",
 )
 RESET_ARGUMENTS_NONE = Refusal(
+    law=Law.ABSENT,
     options=("reset_kwargs",),
     other="environments of dm_env, JAX, VMAS and EnvPool",
     why="the reset takes no arguments",
     instead="pass them where the environment is made",
 )
 RESET_ARGUMENTS_BEGUN = Refusal(
+    law=Law.ABSENT,
     options=("reset_kwargs",),
     other="vector environments that begin their episodes themselves",
     why="the collector doesn't call their resets",
     instead="make them with autoreset_mode='Disabled', or pass a list of environments",
 )
 RESET_FUNCTION_BATCH = Refusal(
+    law=Law.TOGETHER,
     options=("reset_kwargs",),
     other="vector environments, if it is a function",
     why="their reset takes one mapping for all sub-environments",
     instead="pass a mapping, or a list of environments",
 )
 INFO_WITHOUT = Refusal(
+    law=Law.ABSENT,
     options=("info_keys",),
     other="environments without infos, such as those of dm_env and TorchRL",
     why="there is nothing to choose from",
@@ -221,12 +248,14 @@ INFO_WITHOUT = Refusal(
     kind=TypeError,
 )
 MODE_ENVPOOL = Refusal(
+    law=Law.ABSENT,
     options=("autoreset_mode=...",),
     other="environments of EnvPool",
     why="they have a way of their own to begin episodes",
     instead="leave the argument out",
 )
 MODE_SINGLE = Refusal(
+    law=Law.ABSENT,
     options=("autoreset_mode=...",),
     other="single environments",
     why="it applies only to vector environments, and the collector resets a single one",
@@ -234,24 +263,21 @@ MODE_SINGLE = Refusal(
     kind=TypeError,
 )
 MODE_POOL = Refusal(
+    law=Law.TOGETHER,
     options=("autoreset_mode='Disabled'",),
     other=Trait.POOL.value,
     why="such a pool must reset its environments by itself",
     instead="make it with 'NextStep' or 'SameStep'",
 )
 MASK_AEC = Refusal(
+    law=Law.ABSENT,
     options=("use_mask=False",),
     other="AEC environments of PettingZoo",
     why="only one agent acts in each step",
     instead="leave the argument out",
 )
-PARALLEL_MESSAGES = Refusal(
-    options=("groups", "worker_timeout"),
-    other="a ParallelEnv whose data have no fixed layout",
-    why="its steps are exchanged as messages",
-    instead="leave the argument out",
-)
 READY_STEPS = Refusal(
+    law=Law.GONE,
     options=("set_truncated",),
     others=("replay_buffer!=None", "extend_buffer=False"),
     traits=_WHEN_READY,
@@ -260,12 +286,14 @@ READY_STEPS = Refusal(
     instead="leave extend_buffer out",
 )
 POOL_RESTART = Refusal(
+    law=Law.TOGETHER,
     options=("on_env_error='restart'",),
     traits=frozenset({Trait.POOL}),
     why="one environment can't be made anew without the others",
     instead="leave the argument out, or use a list of environments",
 )
 POOL_RESET = Refusal(
+    law=Law.TOGETHER,
     options=("reset_at_each_iter",),
     other="pools whose batch_size doesn't divide num_envs",
     why="steps under way can't be finished",
@@ -275,6 +303,7 @@ POOL_RESET = Refusal(
 # --- whole trajectories
 
 FORMAT_ALONE = Refusal(
+    law=Law.ALONE,
     options=("traj_format=...",),
     needs="trajs_per_batch",
     others=("trajs_per_batch=None",),
@@ -282,6 +311,7 @@ FORMAT_ALONE = Refusal(
     instead="pass trajs_per_batch too, the number of trajectories in a batch",
 )
 WHOLE_ALONE = Refusal(
+    law=Law.ALONE,
     options=("traj_sampling=...", "trajs_per_write=..."),
     needs="trajs_per_batch or replay_write_mode='trajectory'",
     others=("trajs_per_batch=None", "replay_write_mode!='trajectory'"),
@@ -289,6 +319,7 @@ WHOLE_ALONE = Refusal(
     instead="pass one of them too",
 )
 WRITE_MODE_ALONE = Refusal(
+    law=Law.ALONE,
     options=("replay_write_mode=...",),
     needs="replay_buffer",
     others=("replay_buffer=None",),
@@ -296,6 +327,7 @@ WRITE_MODE_ALONE = Refusal(
     instead="pass replay_buffer too",
 )
 WRITE_SIZE_ALONE = Refusal(
+    law=Law.ALONE,
     options=("trajs_per_write=...",),
     needs="replay_buffer",
     others=("replay_buffer=None",),
@@ -303,36 +335,42 @@ WRITE_SIZE_ALONE = Refusal(
     instead="pass replay_buffer too",
 )
 WRITE_MODE_TWICE = Refusal(
+    law=Law.TWICE,
     options=("replay_write_mode=...",),
     others=("trajs_per_batch=...",),
     why="both say what the replay buffer gets",
     instead="leave trajs_per_batch out",
 )
 WRITE_MODE_YIELD = Refusal(
+    law=Law.TWICE,
     options=("replay_write_mode=...",),
     others=("yield_completed_trajectories=True",),
     why="both say what the replay buffer gets",
     instead="leave yield_completed_trajectories out",
 )
 YIELD_TWICE = Refusal(
+    law=Law.TWICE,
     options=("trajs_per_batch=...",),
     others=("yield_completed_trajectories=True",),
     why="both say how whole trajectories are delivered",
     instead="leave yield_completed_trajectories out",
 )
 WHOLE_WITHOUT_IDS = Refusal(
+    law=Law.ABSENT,
     options=_WHOLE,
     others=("track_traj_ids=False",),
     why="whole trajectories are found by their ids",
     instead="leave track_traj_ids out",
 )
 WHOLE_SPLIT = Refusal(
+    law=Law.TWICE,
     options=_WHOLE,
     others=("split_trajs=True",),
     why="split_trajs cuts whole trajectories at the end of each batch",
     instead="leave split_trajs out",
 )
 WHOLE_TRUNCATED = Refusal(
+    law=Law.GONE,
     options=_WHOLE,
     others=("set_truncated=True",),
     unless="reset_at_each_iter",
@@ -340,6 +378,7 @@ WHOLE_TRUNCATED = Refusal(
     instead="leave set_truncated out, or pass reset_at_each_iter=True, with which they do end",
 )
 SPLIT_WITHOUT_IDS = Refusal(
+    law=Law.ABSENT,
     options=("split_trajs",),
     others=("track_traj_ids=False",),
     why="trajectories are split by their ids",
@@ -349,6 +388,7 @@ SPLIT_WITHOUT_IDS = Refusal(
 # --- replay buffers and sinks
 
 BUFFER_MEMORY = Refusal(
+    law=Law.GONE,
     options=("return_same_td", "use_buffers"),
     others=("replay_buffer!=None",),
     why="it concerns batches that are delivered, and these are written to the buffer",
@@ -356,6 +396,7 @@ BUFFER_MEMORY = Refusal(
     kind=TypeError,
 )
 BUFFER_STEPS = Refusal(
+    law=Law.GONE,
     options=("postproc", "split_trajs", *_WHOLE),
     others=("replay_buffer!=None", "extend_buffer=False"),
     why="each step is then written alone",
@@ -363,6 +404,7 @@ BUFFER_STEPS = Refusal(
     kind=TypeError,
 )
 STORAGE_ROWS = Refusal(
+    law=Law.LAYOUT,
     options=("exact_frames", *_WHOLE, "split_trajs", "on_env_error='restart'"),
     others=("storage_ndim>1",),
     other="a replay buffer whose storage has several dimensions (ndim)",
@@ -370,6 +412,7 @@ STORAGE_ROWS = Refusal(
     instead="make the storage without ndim",
 )
 STORAGE_FRAMES = Refusal(
+    law=Law.LAYOUT,
     options=("replay_buffer",),
     other=(
         "a storage of several dimensions, if environments spend steps on resets or there is only "
@@ -379,6 +422,7 @@ STORAGE_FRAMES = Refusal(
     instead="make the storage without ndim",
 )
 RATIO_ALONE = Refusal(
+    law=Law.ALONE,
     options=("samples_per_insert=...",),
     needs="replay_buffer",
     others=("replay_buffer=None",),
@@ -386,6 +430,7 @@ RATIO_ALONE = Refusal(
     instead="pass replay_buffer too",
 )
 AHEAD_ALONE = Refusal(
+    law=Law.ALONE,
     options=("inserts_ahead=...",),
     needs="samples_per_insert",
     others=("samples_per_insert=None",),
@@ -393,6 +438,7 @@ AHEAD_ALONE = Refusal(
     instead="pass samples_per_insert too",
 )
 SINK_SHARED = Refusal(
+    law=Law.ELSEWHERE,
     options=("sink",),
     other="a replay buffer that workers write into themselves (shared=True)",
     why="their batches don't come to this process",
@@ -403,6 +449,7 @@ SINK_SHARED = Refusal(
 # --- workers, and the collectors that have them
 
 SINGLE_ONLY = Refusal(
+    law=Law.ELSEWHERE,
     options=("return_same_td", "interruptor=..."),
     others=("workers",),
     other="collectors with workers",
@@ -411,6 +458,7 @@ SINGLE_ONLY = Refusal(
     kind=TypeError,
 )
 JOINED_ASYNC = Refusal(
+    law=Law.WAITING,
     options=("cat_results=0", "cat_results=-1"),
     needs="sync=True",
     others=("sync=False",),
@@ -418,6 +466,7 @@ JOINED_ASYNC = Refusal(
     instead="leave cat_results out",
 )
 LAG_SYNC = Refusal(
+    law=Law.WAITING,
     options=("max_policy_lag=...",),
     needs="sync=False",
     others=("sync=True",),
@@ -427,6 +476,7 @@ LAG_SYNC = Refusal(
     instead="leave max_policy_lag out",
 )
 PREFETCH_ASYNC = Refusal(
+    law=Law.WAITING,
     options=("prefetch",),
     needs="sync=True",
     others=("sync=False",),
@@ -434,12 +484,14 @@ PREFETCH_ASYNC = Refusal(
     instead="leave prefetch out",
 )
 PREFETCH_UPDATER = Refusal(
+    law=Law.WAITING,
     options=("prefetch",),
     others=("weight_updater!=None",),
     why="its updates may reach workers in the middle of a batch",
     instead="leave weight_updater out",
 )
 JOINED_UNBUFFERED = Refusal(
+    law=Law.ELSEWHERE,
     options=("cat_results=0", "cat_results=-1"),
     others=("use_buffers=False",),
     why="workers write into one batch of shared memory",
@@ -447,6 +499,7 @@ JOINED_UNBUFFERED = Refusal(
     kind=RuntimeError,
 )
 UPDATE_WITHOUT_MODULE = Refusal(
+    law=Law.ABSENT,
     options=(
         "update_at_each_batch=True",
         "update_after_each_batch=True",
@@ -457,24 +510,28 @@ UPDATE_WITHOUT_MODULE = Refusal(
     instead="call update_policy_weights_(weights) instead",
 )
 SNAPSHOTS_NESTED = Refusal(
+    law=Law.ELSEWHERE,
     options=("worker_snapshots",),
     other="workers that have workers of their own",
     why="a snapshot holds the environments of one process",
     instead="use collector_class='single'",
 )
 LAG_PREEMPTION = Refusal(
+    law=Law.WAITING,
     options=("max_policy_lag=...",),
     other="preemptive_threshold in collector_kwargs",
     why="slow workers of a node would deliver older frames with a later batch",
     instead="leave one of them out",
 )
 DIRECT_BACKEND = Refusal(
+    law=Law.ABSENT,
     options=("sync=...", "backend_options=..."),
     other="backend 'direct'",
     why="it has no workers",
     instead="leave the argument out, or choose another backend",
 )
 RAY_START = Refusal(
+    law=Law.ABSENT,
     options=("start_method=...",),
     other="actors in a Ray cluster",
     why="Ray starts them",
@@ -482,6 +539,7 @@ RAY_START = Refusal(
     kind=TypeError,
 )
 LAUNCHER_START = Refusal(
+    law=Law.ABSENT,
     options=("start_method=...",),
     other="a launcher",
     why="the launcher determines what starts the workers",
@@ -492,6 +550,7 @@ LAUNCHER_START = Refusal(
 # --- environments that are ready
 
 READY_LAG = Refusal(
+    law=Law.TOGETHER,
     options=("max_policy_lag=...",),
     others=("envs_per_worker>1",),
     other="envs_per_worker above 1",
@@ -499,12 +558,14 @@ READY_LAG = Refusal(
     instead="leave envs_per_worker out",
 )
 READY_GRAPH = Refusal(
+    law=Law.LAYOUT,
     options=("cudagraph_policy",),
     other="batches of varying size",
     why="a graph has a fixed batch size",
     instead="set static_batch_size in server_config",
 )
 READY_POOL = Refusal(
+    law=Law.ABSENT,
     options=(
         "max_batch_size",
         "min_batch_size",
@@ -524,6 +585,7 @@ READY_POOL = Refusal(
     instead="leave the argument out",
 )
 READY_LAYOUT = Refusal(
+    law=Law.LAYOUT,
     options=("AsyncBatchedCollector",),
     needs=(
         "environments that have one reward, no inputs besides observations and actions, and data "
@@ -536,6 +598,7 @@ READY_LAYOUT = Refusal(
 # --- weights
 
 UPDATER_SCHEMES = Refusal(
+    law=Law.TWICE,
     options=("weight_updater",),
     others=("weight_sync_schemes!=None",),
     why="both send the weights of the policy",
@@ -543,12 +606,14 @@ UPDATER_SCHEMES = Refusal(
     kind=TypeError,
 )
 UPDATER_MODELS = Refusal(
+    law=Law.ABSENT,
     options=("weights_dict", "model_id"),
     other="a weight_updater",
     why="it sends only the weights of the policy",
     instead="pass the weights alone",
 )
 CHOSEN_WORKERS_NONE = Refusal(
+    law=Law.ABSENT,
     options=("worker_ids",),
     other="a collector without workers",
     why="there is none to choose",
@@ -556,12 +621,14 @@ CHOSEN_WORKERS_NONE = Refusal(
     kind=TypeError,
 )
 CHOSEN_WORKERS_SERVICE = Refusal(
+    law=Law.ABSENT,
     options=("worker_ids",),
     other="an inference service",
     why="one service acts for all workers",
     instead="leave the argument out",
 )
 SERVICE_WEIGHTS = Refusal(
+    law=Law.ABSENT,
     options=("policy_factory", "weight_sync_schemes", "weight_updater"),
     other="an inference service as the policy",
     why="the service has the policy",
@@ -571,6 +638,7 @@ SERVICE_WEIGHTS = Refusal(
 # --- the command
 
 COMMAND_PROCESSES = Refusal(
+    law=Law.TWICE,
     options=("env_processes",),
     other="workers",
     why="workers step their environments themselves",

@@ -401,3 +401,27 @@ def test_a_reset_that_fails_is_tried_again_by_messages(tmp_path: Path) -> None:
     options: dict[str, Any] = {"frames_per_batch": 40, "on_env_error": "restart"}
     with restarts(told, 1), Collector(env, act, **options) as collector:
         run_until(collector, lives, ENVS + 1)
+
+
+@pytest.mark.parametrize("restarted", [True, False])
+def test_a_process_that_hangs_is_killed_by_messages(tmp_path: Path, restarted: bool) -> None:
+    makers = [partial(Saying, make) for make in makers_of(tmp_path, Trouble("step", 3, block))]
+    env, lives = ParallelEnv(ENVS, makers, worker_timeout=1), Lives()
+    told = "environment 1: its process took more than 1 s for a step, and was killed"
+    mode = "restart" if restarted else "raise"
+    with Collector(env, act, frames_per_batch=40, on_env_error=mode) as collector:
+        if restarted:
+            with restarts(f"WorkerDied: {told}", 1):
+                run_until(collector, lives, ENVS + 1)
+        else:
+            with pytest.raises(WorkerDied, match=told):
+                list(collector)
+
+
+def test_groups_have_no_effect_without_a_fixed_layout(tmp_path: Path) -> None:
+    makers = [partial(Saying, make) for make in makers_of(tmp_path)]
+    env, lives = ParallelEnv(ENVS, makers, groups=2), Lives()
+    with pytest.warns(UserWarning, match="groups of a ParallelEnv have no effect here"):
+        collector = Collector(env, act, frames_per_batch=40)
+    with collector:
+        run_until(collector, lives, ENVS)

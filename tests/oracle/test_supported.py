@@ -27,7 +27,7 @@ from trawl.collectors import (
 )
 from trawl.collectors.distributed import DistributedCollector
 from trawl.data import MemmapSink
-from trawl.envs import GymEnv, ParallelEnv, PettingZooEnv
+from trawl.envs import GymEnv, PettingZooEnv
 from trawl.rollout.choosing import traits_of
 from trawl.supported import TABLE, refused
 from trawl.testing import Script
@@ -190,10 +190,6 @@ CASES: dict[str, list[Callable[[], Any]]] = {
     "MODE_SINGLE": [lambda: GymEnv(ENV(), autoreset_mode="NextStep")],
     "MODE_POOL": [lambda: GymEnv(pool(mode="Disabled"))],
     "MASK_AEC": [lambda: in_turns(use_mask=False)],
-    "PARALLEL_MESSAGES": [
-        lambda: ParallelEnv(2, Texts, backend="thread", groups=2),
-        lambda: ParallelEnv(1, Texts, worker_timeout=600.0),
-    ],
     "READY_STEPS": [
         lambda: pooled(set_truncated=True, extend_buffer=False, replay_buffer=Buffer()),
         lambda: ready(set_truncated=True, extend_buffer=False, replay_buffer=Buffer()),

@@ -237,7 +237,14 @@ class EnvWorkers(EnvProcesses):
         """Kills the processes that have taken too long for their step, or for a restart."""
         restarting = {env // self._each for env in self._restarting.values()}
         limits = dict.fromkeys(self._late(), (timeout, "step"))
-        limits |= dict.fromkeys(restarting, (timeout + _STARTING, "restart"))
+        self._kill(limits | dict.fromkeys(restarting, (timeout + _STARTING, "restart")))
+
+    def _kill(self, limits: Mapping[int, tuple[float, str]]) -> None:
+        """Kills processes that have taken too long.
+
+        Args:
+            limits: by number of the process, its limit in seconds, and what it does.
+        """
         now = time.monotonic()
         for index, (limit, what) in limits.items():
             if now - self._began.get(index, now) >= limit and index not in self._killed:
@@ -371,17 +378,20 @@ class EnvWorkers(EnvProcesses):
         return index, failed
 
     def try_call(
-        self, calls: Mapping[int, tuple[Any, ...]]
+        self, calls: Mapping[int, tuple[Any, ...]], tolerated: bool = True, steps: bool = False
     ) -> tuple[dict[int, Any], dict[int, Exception]]:
-        """Calls methods of environments by messages, and tolerates failures.
+        """Calls methods of environments by messages, and waits for all of them.
 
         Args:
             calls: name of the method and its arguments, by number of the environment.
+            tolerated: True if dead processes are to be replaced.
+            steps: True if the methods take a step.
 
         Returns:
             The results and the errors, by number of the environment. If a process has died, all of
             its environments have an error.
         """
+        self._check_running()
         found: dict[int, Any] = {}
         errors: dict[int, Exception] = {}
         waiting: dict[int, int] = {}
@@ -392,14 +402,29 @@ class EnvWorkers(EnvProcesses):
             else:
                 dead = f"{self.name_of(index)}: its process is dead"
                 errors.update(dict.fromkeys(self.envs_of(index), WorkerDied(dead)))
+        began = time.monotonic()
+        self._began.update(dict.fromkeys(range(self.count), began))
+        limit = None if self._timeout is None else self._timeout + (0 if steps else _STARTING)
         while waiting:
-            event = self._pop_event()
+            if not self._events:
+                left = None if limit is None else max(0.0, began + limit - time.monotonic())
+                self._events.extend(self._backend.wait(left))
+            if not self._events:
+                if limit is not None and time.monotonic() >= began + limit:
+                    late = {env // self._each for env in waiting.values()}
+                    self._kill(dict.fromkeys(late, (limit, "step" if steps else "reset")))
+                    limit = None
+                continue
+            event = self._events.popleft()
             index = event.worker.index
             if isinstance(event, Failed):
                 self._last_errors[index] = event.failure.error(self.name_of(index))
             elif isinstance(event, Death):
                 self._living.discard(index)
                 error = self._last_errors.pop(index, None) or WorkerDied(self._death(event))
+                self._killed.pop(index, None)
+                if not tolerated:
+                    self._lost = self._lost or str(error)
                 lost = self.envs_of(index)
                 errors.update(dict.fromkeys(lost, error))
                 found = {env: value for env, value in found.items() if env not in lost}

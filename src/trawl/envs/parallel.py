@@ -38,7 +38,6 @@ from trawl.keys import Key, as_key, show_key
 from trawl.memory import Array, Mask
 from trawl.schema.checks import UNKNOWN
 from trawl.schema.states import PARALLEL
-from trawl.supported import PARALLEL_MESSAGES
 from trawl.tensordicts import new_tensordict
 
 
@@ -139,8 +138,6 @@ class ParallelEnv(BatchedEnv):
         self._finalizer = weakref.finalize(self, self.processes.close)
         try:
             self._set_members(self.processes.infos)
-            if not self.fixed_layout:
-                _check_messages(self, timeout)
             #: Memory shared with the processes; None if steps are exchanged as messages.
             self.buffers: SharedStepBuffers | None = None
             if self.fixed_layout:
@@ -472,10 +469,11 @@ class ParallelEnv(BatchedEnv):
         Returns:
             The results, by number of the environment; zeros for steps that failed.
         """
-        if self.on_error is None:
-            return self.processes.call(calls)
-        found, errors = self.processes.try_call(calls)
+        tolerated = self.on_error is not None
+        found, errors = self.processes.try_call(calls, tolerated, steps=not resets)
         for env, error in errors.items():
+            if self.on_error is None:
+                raise error
             self.on_error(error, resets, env)
             if not resets:
                 found[env] = (self.members[0].fake.get("next"), None, None)
@@ -545,14 +543,6 @@ class ParallelEnv(BatchedEnv):
             "a ParallelEnv can't be copied or sent to another process: pass a function that "
             "makes it there"
         )
-
-
-def _check_messages(env: ParallelEnv, timeout: float | None) -> None:
-    """Rejects options for which steps can't be exchanged as messages."""
-    wanted = {"groups": env.groups if env.groups > 1 else None, "worker_timeout": timeout}
-    for name, value in wanted.items():
-        if value is not None:
-            raise PARALLEL_MESSAGES.error(name, value, against=env.name)
 
 
 def _buffer_spec(env: ParallelEnv) -> StepBufferSpec:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
 import torch
 from typing_extensions import override
 
+from trawl.envs.agent_groups import groups_of
 from trawl.envs.base import TensorDictEnv
 from trawl.envs.frame_stack import FrameStack
 from trawl.envs.gym import GymEnv
@@ -19,7 +19,6 @@ from trawl.keys import IS_INIT, STEP_COUNT, Key, next_of, show_key
 from trawl.memory import Array
 from trawl.rollout.agent_stepper import AgentStepper
 from trawl.rollout.array_normalizer import ArrayNormalizer
-from trawl.rollout.array_stacks import ArrayStacks
 from trawl.rollout.array_stepper import (
     ArrayStepper,
     EnvStepper,
@@ -28,7 +27,7 @@ from trawl.rollout.array_stepper import (
     VectorStepper,
 )
 from trawl.rollout.batch_writer import ActFn, BatchOptions, NoFixedLayout, StepFn
-from trawl.rollout.block import Block, BlockPart, zeros
+from trawl.rollout.block import Block, BlockPart
 from trawl.rollout.checks import has_autoreset_steps
 from trawl.rollout.dm_stepper import DMStepper, has_named_arrays
 from trawl.rollout.env_restarts import EnvRestarts
@@ -37,14 +36,14 @@ from trawl.rollout.fixed_layout_writer import FixedLayoutWriter
 from trawl.rollout.frame_entries import FLAG
 from trawl.rollout.groups import GroupBinder
 from trawl.rollout.guard import GuardedStepper
-from trawl.rollout.layout import Leaf
+from trawl.rollout.layout import Leaf, zeros
 from trawl.rollout.parallel_stepper import ParallelStepper
 from trawl.rollout.policy import Policy
 from trawl.rollout.policy_binder import PolicyBinder
 from trawl.rollout.policy_inputs import InputMemory, LatestObservation
 from trawl.rollout.policy_leaves import PolicyLeaves
 from trawl.rollout.slab import SlabPool
-from trawl.rollout.stack_stage import StackStage
+from trawl.rollout.stacks import FrameStacks, StackStage
 from trawl.rollout.stage import Stage, StageChain
 from trawl.rollout.step_logs import StepLogs, keep_logs
 
@@ -90,9 +89,6 @@ class ArrayBatchWriter(FixedLayoutWriter):
     """
 
     _path = "array"
-    _stacks: Callable[
-        [FrameStack, TensorDictEnv, Mapping[Key, Leaf], int], StackStage[Array, StepArrays]
-    ] = ArrayStacks
     _normalizer: type[ArrayNormalizer] = ArrayNormalizer
     _bfloat16: frozenset[Key] = frozenset()
 
@@ -149,9 +145,8 @@ class ArrayBatchWriter(FixedLayoutWriter):
         options, entries, stages = self.options, self.entries, list[Stage[Array, StepArrays]]()
         observed, rows = entries.observed, self._next
         if options.frame_stack is not None:
-            stacks = self._stacks(options.frame_stack, self.env, observed, options.steps)
-            self._next |= stacks.passed_on
-            rows = {**stacks.first_rows(self._next)}
+            stacks = self._new_stacks(options.frame_stack)
+            rows = {**stacks.first_rows(rows)}
             stages.append(stacks)
         if options.normalize:
             size = options.steps, self._envs_per_row
@@ -159,6 +154,11 @@ class ArrayBatchWriter(FixedLayoutWriter):
             self.normalization = normalizer.normalization
             stages.insert(0, normalizer)
         return stages
+
+    def _new_stacks(self, option: FrameStack) -> StackStage[Any, Any]:
+        """Returns the stage that stacks observations."""
+        observed, groups, size = self.entries.observed, groups_of(self.env), self.batch
+        return FrameStacks(option, observed, groups, self._next, size, self.options.steps)
 
     @property
     def _envs_per_row(self) -> int:

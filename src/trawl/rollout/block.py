@@ -17,7 +17,7 @@ from typing_extensions import override
 from trawl.keys import Key, next_of
 from trawl.memory import Array
 from trawl.rollout.episodes import following, split_rows
-from trawl.rollout.layout import Layout, layout_of, pool_key
+from trawl.rollout.layout import Layout, as_array, layout_of, pool_key
 from trawl.rollout.policy_inputs import InputMemory, InputRows, LazyRows
 from trawl.rollout.slab import Lease, tensors_in
 from trawl.stacked_frames import StackedFrames
@@ -129,6 +129,11 @@ class Block:
         """The memory that will be delivered, with which the block was made."""
         assert self._lease is not None
         return self._lease
+
+    def flat(self, key: Key) -> Tensor:
+        """Returns an entry with a single batch dimension, ``(steps, num_envs, *leaf)``."""
+        lead = (self.layout.steps, math.prod(self.layout.batch))
+        return self.tensors[key].view(*lead, *self.layout.leaves[key].shape)
 
     def clear_from(self, row: int, but: Key) -> None:
         """Zeroes the rows from ``row`` on, in all entries but one and the positions of frames."""
@@ -316,16 +321,5 @@ def contiguous(rows: Sequence[Tensor]) -> InputRows:
     return LazyRows(lambda t: rows[t].contiguous(), len(rows))
 
 
-def as_array(tensor: Tensor) -> Array:
-    """Returns a numpy array over a tensor's memory (int16 for bfloat16)."""
-    array: Array = (tensor.view(torch.int16) if tensor.dtype is torch.bfloat16 else tensor).numpy()
-    return array
-
-
 def _time_first(layout: Layout, key: Key) -> tuple[int, ...]:
     return (layout.steps, *layout.batch, *layout.leaves[key].shape)
-
-
-def zeros(shape: tuple[int, ...], dtype: torch.dtype) -> Array:
-    """Returns an array of zeros, with the dtype that :func:`as_array` uses for ``dtype``."""
-    return np.zeros(shape, as_array(torch.empty(0, dtype=dtype)).dtype)

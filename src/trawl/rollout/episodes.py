@@ -18,6 +18,7 @@ from typing_extensions import override
 
 from trawl.keys import DONE, MASK, NO_TRAJECTORY, STEP_COUNT, TRAJ_IDS, TRUNCATED, Key, next_of
 from trawl.memory import Array, Mask
+from trawl.rollout.layout import as_array
 from trawl.rollout.policy_inputs import LatestObservation
 
 NEVER = 2**62
@@ -61,6 +62,11 @@ class StepArrays:
             self.first + first,
             self.bfloat16,
         )
+
+    def replaced(self, rows: Mapping[Key, Tensor]) -> StepArrays:
+        """Returns the arrays, with other memory for some entries, ``(steps, num_envs, *leaf)``."""
+        found = self.arrays | {key: as_array(row) for key, row in rows.items()}
+        return StepArrays(found, self.next_obs, self.first, self.bfloat16)
 
     def rows(self, key: Key, start: int, stop: int) -> list[Array]:
         """Returns an array for each step, so that the loop doesn't have to slice."""

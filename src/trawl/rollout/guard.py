@@ -70,7 +70,7 @@ class GuardedStepper(EnvStepper[Any]):
         # Flags are written after a step and before the reset that follows. If a flag is set, the
         # step succeeded and the reset failed.
         taken = bool(view.arrays[DONE][row].any())
-        counter.restart(error, row, self._rebuild, taken)
+        counter.restart(error, row, lambda: self._rebuild(view, row), taken)
         envs = range(self.num_envs)
         if taken:
             end_open(view, episodes, row, envs)
@@ -78,8 +78,9 @@ class GuardedStepper(EnvStepper[Any]):
             discard_step(view, episodes, row, envs, self._stepper.agent_groups)
         if isinstance(self._env, LoggedEnv) and self._env.log is not None:
             self._env.log.skipped = row + 1
-        self._stepper.begin_after(view, row)
 
-    def _rebuild(self) -> None:
+    def _rebuild(self, view: Any, row: int) -> None:
+        # If the first reset fails, the environment could not be rebuilt.
         self._env.rebuild()
         self._stepper = self._make()
+        self._stepper.begin_after(view, row)

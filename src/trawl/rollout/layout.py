@@ -7,12 +7,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 
+import numpy as np
 import torch
 from tensordict import TensorDictBase, is_leaf_nontensor
 from torch import Tensor
 
 from trawl.keys import Key, as_key, next_of
-from trawl.memory import aligned
+from trawl.memory import Array, aligned
 from trawl.tensordicts import has_lazy
 
 
@@ -238,3 +239,14 @@ class BatchPartition:
         else:
             axis, start, length = 0, index * self._batch[0], self._batch[0]
         return {key: tensor.narrow(axis, start, length) for key, tensor in tensors.items()}
+
+
+def as_array(tensor: Tensor) -> Array:
+    """Returns a numpy array over a tensor's memory (int16 for bfloat16)."""
+    array: Array = (tensor.view(torch.int16) if tensor.dtype is torch.bfloat16 else tensor).numpy()
+    return array
+
+
+def zeros(shape: tuple[int, ...], dtype: torch.dtype) -> Array:
+    """Returns an array of zeros, with the dtype that :func:`as_array` uses for ``dtype``."""
+    return np.zeros(shape, as_array(torch.empty(0, dtype=dtype)).dtype)

@@ -45,10 +45,10 @@ from trawl.rollout.normalization import Normalization
 from trawl.rollout.policy import Policy
 from trawl.rollout.policy_inputs import InputRows
 from trawl.rollout.policy_leaves import PolicyLeaves
+from trawl.rollout.stacks import FrameStacks
 from trawl.rollout.stage import Stage, StageChain
 from trawl.rollout.step_tensors import StepTensors, TensorPool, TensorRows
 from trawl.rollout.tensor_normalizer import TensorNormalizer
-from trawl.rollout.tensor_stacks import TensorStacks
 from trawl.rollout.tensor_stepper import StepSource, TensorStepper
 from trawl.stacked_frames import StackedFrames
 from trawl.supported import STAGE_LOOSE
@@ -150,8 +150,8 @@ class LooseStages:
             source, self.normalization = normalizer.source, normalizer.normalization
             stages.append(normalizer)
         if stack is not None:
-            newest = self._next
-            stages.append(TensorStacks(stack, self, groups, observed, newest, options.steps))
+            parts = observed, groups, self._next, (self._num_envs,), options.steps
+            stages.append(FrameStacks(stack, *parts, self.answers_at_once))
         self._stages = StageChain(stages)
         self._pool = TensorPool(self._new_layout(carried), self.home, options.recycle)
         self._stepper = TensorStepper(self, source, None, self._stages)
@@ -201,7 +201,7 @@ class LooseStages:
         shown = self._shown
         after = {next_of(key): leaf for key, leaf in shown.items()}
         for key, leaf in {**shown, **after, **self._rewards, **self._stages.more_leaves}.items():
-            frame.set(key, self._zeros(leaf).reshape(*self.batch_size, *leaf.shape))
+            frame.set(key, self._zeros(leaf).reshape((*self.batch_size, *leaf.shape)))
 
     # --- the policy
 
@@ -211,7 +211,7 @@ class LooseStages:
         for key, leaf in self._shown.items():
             value = self._stages.first_read(key)
             value = self._next[key].clone() if value is None else value
-            root.set(key, value.reshape(*self.batch_size, *leaf.shape))
+            root.set(key, value.reshape((*self.batch_size, *leaf.shape)))
         return root
 
     def check_policy(self, written: Iterable[Key], states: Sequence[Key]) -> None:
@@ -233,7 +233,7 @@ class LooseStages:
         for key, rows in self._inputs.items():
             self._own[key] = carrier.get(key)
             value = rows[t]
-            carrier.set(key, value.reshape(*self.batch_size, *value.shape[1:]))
+            carrier.set(key, value.reshape((*self.batch_size, *value.shape[1:])))
 
     def hide(self, carrier: TensorDictBase, t: int) -> None:
         """Sets the environment's own values again, after the policy has acted."""
@@ -269,7 +269,7 @@ class LooseStages:
 
     def _row(self, found: TensorDictBase, key: Key) -> Tensor:
         value: Tensor = found.get(key)
-        return value.reshape(self._num_envs, *value.shape[len(self.batch_size) :])
+        return value.reshape((self._num_envs, *value.shape[len(self.batch_size) :]))
 
     # --- a batch
 
@@ -335,7 +335,7 @@ class LooseStages:
             rows = found.get(key)
             if isinstance(rows, StackedFrames) and (dense or has_lazy(batch)):
                 rows = rows.to_dense()
-            batch.set(key, rows.reshape(*self.batch_size, *rows.shape[1:]))
+            batch.set(key, rows.reshape((*self.batch_size, *rows.shape[1:])))
 
     # --- between batches
 
@@ -377,11 +377,12 @@ def _features(env: Any, policy: Policy, observed: Mapping[Key, Leaf]) -> Mapping
     if isinstance(env, TensorDictEnv):
         return observed
     written = {as_key(key) for key in getattr(policy.module, "out_keys", None) or ()}
-    return {
-        key: leaf
-        for key, leaf in observed.items()
-        if key[-1] not in _COUNTERS and next_of(key) not in written
-    }
+
+    def is_chosen(key: Key) -> bool:
+        private = any(part.startswith("_") for part in key)
+        return not private and key[-1] not in _COUNTERS and next_of(key) not in written
+
+    return {key: leaf for key, leaf in observed.items() if is_chosen(key)}
 
 
 def _fixed(spec: Any, root: TensorDictBase) -> tuple[dict[Key, Leaf], list[Key]]:

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from trawl.keys import Key, show_key
 from trawl.memory import Array
-from trawl.rollout.block import as_array
+from trawl.rollout.layout import as_array
 from trawl.rollout.plan import unwrap
 
 

@@ -22,10 +22,10 @@ from trawl.envs.ready import Rows
 from trawl.keys import Key, next_of
 from trawl.memory import Array
 from trawl.rollout.array_normalizer import ArrayNormalizer
-from trawl.rollout.block import Block, as_array, zeros
+from trawl.rollout.block import Block
 from trawl.rollout.episodes import StepArrays
-from trawl.rollout.layout import Leaf, pool_key
-from trawl.rollout.stack_stage import StackStage
+from trawl.rollout.layout import Leaf, as_array, pool_key, zeros
+from trawl.rollout.stacks import StackStage
 
 # Room in a pool for stacks with which episodes begin: one for each of so many frames, and a few.
 _FRAMES_PER_EPISODE, _FIRST_STACKS = 16, 4

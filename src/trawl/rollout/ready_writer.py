@@ -14,6 +14,7 @@ from torch import Tensor
 from typing_extensions import override
 
 from trawl import keys
+from trawl.envs.frame_stack import FrameStack
 from trawl.envs.gym import GymEnv
 from trawl.envs.parallel import ParallelEnv
 from trawl.envs.pool import Pool
@@ -69,7 +70,6 @@ class ReadyBatchWriter(ArrayBatchWriter):
     """
 
     env: ParallelEnv | GymEnv
-    _stacks = ReadyStacks
     _normalizer = ReadyNormalizer
 
     def __init__(
@@ -109,6 +109,12 @@ class ReadyBatchWriter(ArrayBatchWriter):
         for key, begun in self._source.start().items():
             self._first[key][...] = begun
         self._stages.restart(None)
+
+    @override
+    def _new_stacks(self, option: FrameStack) -> ReadyStacks:
+        stacks = ReadyStacks(option, self.env, self.entries.observed, self.options.steps)
+        self._next |= stacks.passed_on
+        return stacks
 
     @override
     def _new_next(self) -> dict[Key, Array]:

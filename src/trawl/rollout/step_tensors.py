@@ -34,6 +34,10 @@ class StepTensors:
         self._chunk = (0, 0)
         self._rows: dict[Key, Sequence[Tensor]] = {}
 
+    def replaced(self, rows: Mapping[Key, Tensor]) -> StepTensors:
+        """Returns the tensors, with other memory for some entries."""
+        return StepTensors(self.arrays | dict(rows), self.next_obs)
+
     def rows(self, key: Key, start: int, stop: int) -> Sequence[Tensor]:
         """Returns the rows of a chunk, and the row after it if there is one."""
         if (start, stop) != self._chunk:

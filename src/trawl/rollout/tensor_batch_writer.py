@@ -26,10 +26,10 @@ from trawl.rollout.guard import GuardedStepper
 from trawl.rollout.layout import Layout, Leaf
 from trawl.rollout.policy import Policy
 from trawl.rollout.policy_binder import PolicyBinder
+from trawl.rollout.stacks import FrameStacks
 from trawl.rollout.stage import Stage, StageChain
 from trawl.rollout.step_tensors import StepTensors, TensorPool, TensorRows
 from trawl.rollout.tensor_normalizer import TensorNormalizer
-from trawl.rollout.tensor_stacks import TensorStacks
 from trawl.rollout.tensor_stepper import StepSource, TensorStepper
 from trawl.supported import LIMIT_ALL_AT_ONCE
 
@@ -88,9 +88,9 @@ class TensorBatchWriter(FixedLayoutWriter):
             self._source, self.normalization = normalizer.source, normalizer.normalization
             stages.append(normalizer)
         if options.frame_stack is not None:
-            observed, newest, groups = entries.observed, self._next, groups_of(env)
-            stack = TensorStacks(options.frame_stack, env, groups, observed, newest, options.steps)
-            stages.append(stack)
+            groups, size = groups_of(env), tuple(env.batch_size)
+            parts = entries.observed, groups, self._next, size, options.steps
+            stages.append(FrameStacks(options.frame_stack, *parts, env.answers_at_once))
         return stages
 
     def _zeros(self, leaf: Leaf) -> Tensor:

@@ -100,9 +100,7 @@ class TensorNormalizer(FrameNormalizer[Tensor, StepTensors]):
             one.key: RunningMoments.empty(one.leaf, 0 if one.absent is None else 1)
             for one in self._observations
         }
-        return found | {
-            one.key: RunningMoments.empty(_components(one.carry)) for one in self._rewards
-        }
+        return found | {one.key: RunningMoments.empty(_components(one)) for one in self._rewards}
 
     # --- between batches
 
@@ -209,14 +207,12 @@ class TensorNormalizer(FrameNormalizer[Tensor, StepTensors]):
             one.add(returns, keep.double() * options.gamma)
             if statistics.training:
                 # The rewards of a group's agents share their statistics.
-                present, components = counted, _components(returns)
+                present, lead = counted, returns if one.carry.ndim == 1 else returns[..., 0]
                 if absent is not None:
                     present = _present(tensors[absent][:filled], counted)
-                samples = returns.reshape(*returns.shape[:-1], *components)
-                lead = samples.shape[: samples.ndim - len(components)]
                 if present is not None:
-                    present = _column(present, returns[..., 0]).expand(lead).reshape(-1)
-                moments = TensorMoments.of(samples.reshape(-1, *components), present)
+                    present = _column(present, lead).expand_as(lead).reshape(-1)
+                moments = TensorMoments.of(returns.reshape(-1, *_components(one)), present)
                 statistics.add(one.key, moments)
             largest = torch.finfo(rewards.dtype).max
             _, scale = statistics.of(one.key).affine(options.epsilon, largest)
@@ -229,10 +225,10 @@ def _column(rows: Tensor, like: Tensor) -> Tensor:
     return rows.reshape(*rows.shape, *[1] * (like.ndim - rows.ndim))
 
 
-def _components(rewards: Tensor) -> tuple[int, ...]:
+def _components(one: DiscountedReturns) -> tuple[int, ...]:
     """Returns the shape of the statistics of rewards, which may have several components."""
-    size = rewards.shape[-1]
-    return () if size == 1 else (size,)
+    found = tuple(one.carry.shape[1:])[-1:]
+    return () if found == (1,) else found
 
 
 def _clear(values: Tensor, absent: Tensor) -> None:
