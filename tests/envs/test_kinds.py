@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +12,12 @@ import packages
 import pytest
 import torch
 from gymnasium import spaces
+from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
 from trawl import Collector
-from trawl.envs import GymEnv, Source, TorchVectorEnv
-from trawl.testing import check_env
+from trawl.envs import GymEnv, ParallelEnv, Source, TorchVectorEnv
+from trawl.testing import Script, check_env
+from trawl.testing.faces import ScriptedLooseEnv, ScriptedSource
 
 
 class Counters(Source):
@@ -178,6 +181,64 @@ def test_a_state_is_captured_and_restored(kind: Any) -> None:
     with Collector(kind, lambda td: td.set("action", torch.eye(3).long()), **options) as second:
         second.load_state_dict(state)
         assert (second.next() == expected).all()
+
+
+TOGETHER = {
+    "list": lambda kind: [kind] * 2,
+    "processes": lambda kind: partial(ParallelEnv, 2, kind, backend="thread"),
+    "one process": lambda kind: partial(ParallelEnv, 2, kind, envs_per_worker=2),
+}
+OPTIONS: list[dict[str, Any]] = [
+    {"frame_stack": 2, "max_frames_per_traj": 2, "normalize_observations": True},
+    {"on_env_error": "restart", "reset_at_each_iter": True},
+    {"init_random_frames": 96, "set_truncated": True},
+]
+
+
+class Waiting(ScriptedSource):
+    """A source that can't restart only some of its environments."""
+
+    can_restart = False
+
+
+@pytest.mark.parametrize("options", OPTIONS, ids=lambda options: next(iter(options)))
+@pytest.mark.parametrize("name", TOGETHER)
+@pytest.mark.parametrize("mode", ["Disabled", "SameStep", "NextStep"])
+def test_several_tensor_sources_are_like_several_of_arrays(
+    mode: str, name: str, options: dict[str, Any]
+) -> None:
+    kind = Waiting if mode == "NextStep" else ScriptedSource
+    if kind is Waiting:
+        options = {key: value for key, value in options.items() if key != "max_frames_per_traj"}
+
+    def batches(device: str | None) -> Any:
+        source = TOGETHER[name](partial(kind, Script(), range(3), mode, device))
+        with Collector(source, frames_per_batch=24, total_frames=72, **options) as collector:
+            collector.set_seed(0)
+            for batch in collector:
+                mask = ("collector", "mask")
+                yield batch[batch[mask]] if mask in batch.keys(True) else batch.clone()
+
+    for one, other in zip(batches(None), batches("cpu"), strict=True):
+        assert {*one.keys(True, True)} == {*other.keys(True, True)}
+        assert (one == other).all()
+
+
+def test_vector_environments_without_a_layout_in_processes() -> None:
+    class Own(SyncVectorEnv):
+        """A class that can't restart only some of its environments."""
+
+    def make(first: int) -> Any:
+        envs = [partial(ScriptedLooseEnv, Script(), first + i) for i in range(2)]
+        return Own(envs, autoreset_mode=AutoresetMode.SAME_STEP)
+
+    makers = [partial(make, 0), partial(make, 2)]
+    found = []
+    for source in (makers, lambda: ParallelEnv(2, makers, backend="thread")):
+        with Collector(source, frames_per_batch=120, total_frames=120) as collector:
+            collector.set_seed(0)
+            found.append(collector.next()["observation"][..., :3])
+    assert (found[0] == found[1]).all()
 
 
 # --- packages

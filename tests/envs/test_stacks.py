@@ -183,6 +183,17 @@ def test_a_state_has_the_stacks_of_agents() -> None:
         assert_same([other.next() for _ in range(3)], [one.next() for _ in range(3)])
 
 
-def test_agents_in_processes_are_refused() -> None:
-    with pytest.raises(ValueError, match="its agents have rewards of their own"):
-        Collector(ParallelEnv(2, [walkers] * 2), frames_per_batch=12, frame_stack=2)
+def test_agents_in_processes() -> None:
+    source = ParallelEnv(2, [walkers] * 2)
+
+    def idle(frame: TensorDictBase) -> TensorDictBase:
+        return frame.update(source.full_action_spec.zero())
+
+    options: Any = {"frames_per_batch": 12, "frame_stack": SIZE}
+    with (
+        Collector([walkers] * 2, idle, **options) as one,
+        Collector(source, idle, **options) as other,
+    ):
+        for collector in (one, other):
+            collector.set_seed(0)
+        assert_same([other.next() for _ in range(2)], [one.next() for _ in range(2)])

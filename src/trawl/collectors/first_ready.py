@@ -13,7 +13,6 @@ from trawl.envs.gym import GymEnv
 from trawl.envs.pool import Pool
 from trawl.keys import Key, as_key, show_key
 from trawl.rollout.batch_writer import BatchOptions
-from trawl.rollout.choosing import traits_of
 from trawl.rollout.policy import Policy
 from trawl.rollout.ready_loop import ReadyRollout
 from trawl.rollout.serving import Batching, ServingOptions
@@ -30,9 +29,9 @@ def pool_of(env: Any) -> Pool | None:
     """
     if isinstance(env, GymEnv):
         return env.vector if isinstance(env.vector, Pool) else None
-    for vector in env.vectors if isinstance(env, TensorDictEnv) else ():
-        if isinstance(vector, Pool):
-            raise ValueError(vector.why_alone)
+    for part in env.parts if isinstance(env, TensorDictEnv) else ():
+        if isinstance(part, GymEnv) and isinstance(part.vector, Pool):
+            raise ValueError(part.vector.why_alone)
     return None
 
 
@@ -45,7 +44,7 @@ def check_pool_options(config: CollectorConfig, env: GymEnv, pool: Pool) -> None
     against = (
         f"{type(pool.env).__name__} with batch_size={pool.ready_envs} and num_envs={pool.num_envs}"
     )
-    check(vars(config), traits_of(env), against)
+    check(vars(config), env.traits, against)
     divides = pool.num_envs % pool.ready_envs == 0
     if config.reset_at_each_iter and not (pool.can_restart or divides):
         raise POOL_RESET.error(against=against)

@@ -14,10 +14,9 @@ from torch import Tensor
 from trawl.devices import check_device
 from trawl.envs.masks import rand_actions
 from trawl.envs.specs import Categorical, Composite, Spec, Unbounded
-from trawl.envs.vector import VectorAdapter
 from trawl.errors import EnvStateError
-from trawl.keys import DONE_KEYS
-from trawl.supported import RESET_ARGUMENTS_NONE
+from trawl.keys import DONE_KEYS, as_key, show_key
+from trawl.supported import RESET_ARGUMENTS_NONE, Trait
 
 
 class TensorDictEnv(ABC):
@@ -32,6 +31,7 @@ class TensorDictEnv(ABC):
             their tensors are on the CPU.
         is_closed: True once :meth:`close` has been called.
         has_processes: True if the environment runs in separate processes.
+        fixed_layout: True if all data are arrays of a fixed shape and dtype, with one reward.
         on_error: None, or a function that is called when a step or a reset fails. The function gets
             the exception, a bool that is True if a reset failed, and the number of the member that
             failed. It must call :meth:`restart`, or raise an exception. If it returns, the failed
@@ -46,6 +46,7 @@ class TensorDictEnv(ABC):
     device: torch.device | None
     is_closed: bool = False
     has_processes: bool = False
+    fixed_layout: Any = False
     on_error: Callable[[Exception, bool, int], None] | None = None
     failed: Collection[int] = ()
     num_members: int = 1
@@ -84,9 +85,14 @@ class TensorDictEnv(ABC):
         return inner if inner is self else getattr(inner, "unwrapped", inner)
 
     @property
-    @abstractmethod
-    def vectors(self) -> list[VectorAdapter]:
-        """Adapters of the vector environments in this environment."""
+    def cannot_restart(self) -> list[str]:
+        """Names of the vector environments that can't restart only some of their environments."""
+        return []
+
+    @property
+    def traits(self) -> frozenset[Trait]:
+        """Traits with which some options can't be combined."""
+        return frozenset([Trait.ALL_AT_ONCE] if self.cannot_restart else [])
 
     @property
     @abstractmethod
@@ -351,6 +357,20 @@ class TensorDictEnv(ABC):
         tensordict.set("next", following if preset is None else preset.update(following))
         return tensordict
 
+    def action_in(self, tensordict: TensorDictBase, key: Any) -> Any:
+        """Returns an action, as the TensorDict has it.
+
+        Raises:
+            KeyError: if it is missing.
+        """
+        value = tensordict.get(key, None)
+        if value is None:
+            present = ", ".join(sorted(map(str, tensordict.keys())))
+            raise KeyError(
+                f"no action {show_key(as_key(key))} in the TensorDict, which has {present}"
+            )
+        return value
+
     def step_and_maybe_reset(
         self, tensordict: TensorDictBase
     ) -> tuple[TensorDictBase, TensorDictBase]:
@@ -499,3 +519,10 @@ class TensorDictEnv(ABC):
 
     def _placed(self, tensordict: TensorDict) -> TensorDict:
         return tensordict if self.device is None else tensordict.to(self.device)
+
+
+def as_array(tensor: Tensor) -> NDArray[Any]:
+    """Returns a tensor as an array, of float32 for bfloat16, which numpy doesn't have."""
+    value = tensor.float() if tensor.dtype is torch.bfloat16 else tensor
+    array: NDArray[Any] = value.numpy(force=True)
+    return array

@@ -90,6 +90,7 @@ class BatchedEnv(TensorDictEnv):
         return " ".join(dict.fromkeys(names))
 
     @property
+    @override
     def fixed_layout(self) -> bool:
         """True if all actions and observations have a fixed shape and dtype."""
         return all(getattr(member, "fixed_layout", False) for member in self.members)

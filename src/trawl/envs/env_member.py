@@ -170,8 +170,9 @@ class EnvMember:
         Returns:
             The TensorDict that the reset returned, and the action masks from ``info``.
         """
-        part = None
-        if mask is not None and not mask.all():
+        part, own = None, isinstance(self.env, TensorDictEnv)
+        # A vector environment may have begun all next episodes already.
+        if mask is not None and (not mask.all() or (own and self.env.batch_size)):
             flags = torch.from_numpy(mask).reshape(*self.env.batch_size, 1)
             before = self.env.fake_tensordict() if self.root is None else self.root.copy()
             part = before.set("_reset", flags)

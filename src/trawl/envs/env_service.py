@@ -31,10 +31,7 @@ from trawl.envs.generators import global_state, seed_generators, set_global_stat
 from trawl.envs.own_process import prepare_process
 from trawl.envs.serial import build_env
 from trawl.envs.spin import Spin
-from trawl.envs.step_buffers import (
-    SharedStepBuffers,
-    StepBufferSpec,
-)
+from trawl.envs.step_buffers import SharedStepBuffers, StepBufferSpec
 from trawl.errors import add_note
 from trawl.keys import DONE_KEYS, Key, as_key
 
@@ -317,8 +314,7 @@ def _info_of(env: Any) -> EnvInfo:
     own = isinstance(env, TensorDictEnv)
     # Step buffers have one reward for each environment.
     plain = own and env.reward_keys == ["reward"]
-    fixed = plain and bool(getattr(env, "fixed_layout", False)) if own else _is_fixed(env)
-    cannot = [v for v in env.vectors if not v.can_restart] if own else []
+    fixed = plain and bool(env.fixed_layout) if own else _is_fixed(env)
     return EnvInfo(
         name=getattr(env, "name", repr(env)),
         text=repr(env),
@@ -327,7 +323,7 @@ def _info_of(env: Any) -> EnvInfo:
         full_action_spec=env.full_action_spec,
         action_spec_unbatched=env.action_spec_unbatched,
         fixed_layout=fixed,
-        cannot_restart=tuple(type(vector.env).__name__ for vector in cannot),
+        cannot_restart=tuple(env.cannot_restart) if own else (),
         autoresets=own and env.autoreset_mask() is not None,
         carried=frozenset(map(as_key, env.full_state_spec.keys(True, True))),
         # The flags of parts of another library's environment mean nothing to the other members.

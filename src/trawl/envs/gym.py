@@ -18,6 +18,7 @@ from typing_extensions import override
 
 from trawl.checks import check_bool, check_number
 from trawl.devices import optional_device
+from trawl.envs.base import as_array
 from trawl.envs.capture import capture, restore
 from trawl.envs.capture.ways import chain
 from trawl.envs.dm import DMEnv, is_dm_env, make_dm_control
@@ -57,9 +58,8 @@ from trawl.envs.specs import Composite, NonTensor, Unbounded
 from trawl.envs.types import EnvLike
 from trawl.envs.vector import VectorAdapter, adapt, is_envpool, is_vector_env
 from trawl.errors import env_errors
-from trawl.keys import as_key, show_key
 from trawl.schema.states import GYM, check_adapter
-from trawl.supported import MODE_SINGLE, RESET_ARGUMENTS_BEGUN, RESET_FUNCTION_BATCH
+from trawl.supported import MODE_SINGLE, RESET_ARGUMENTS_BEGUN, RESET_FUNCTION_BATCH, Trait
 
 
 class GymEnv(LoggedEnv):
@@ -215,6 +215,7 @@ class GymEnv(LoggedEnv):
         return str(name or getattr(spec, "id", None) or type(inner).__name__)
 
     @property
+    @override
     def fixed_layout(self) -> bool:
         """True if all data have a fixed shape and dtype, and the reward is a single number."""
         fixed = self.observation_codec.fixed and self.action_codec.fixed
@@ -421,8 +422,15 @@ class GymEnv(LoggedEnv):
 
     @property
     @override
-    def vectors(self) -> list[VectorAdapter]:
-        return [] if self.vector is None else [self.vector]
+    def cannot_restart(self) -> list[str]:
+        vector = self.vector
+        return [] if vector is None or vector.can_restart else [type(vector.env).__name__]
+
+    @property
+    @override
+    def traits(self) -> frozenset[Trait]:
+        pool = isinstance(self.vector, Pool)
+        return super().traits | ({Trait.POOL, Trait.READY} if pool else set())
 
     @override
     def autoreset_mask(self) -> Tensor | None:
@@ -443,7 +451,8 @@ class GymEnv(LoggedEnv):
         return observations
 
     def _step(self, tensordict: TensorDictBase) -> TensorDict:
-        arrays = [self._action(tensordict, key) for key in self.action_keys]
+        actions = (self.action_in(tensordict, key) for key in self.action_keys)
+        arrays = [as_array(one) if isinstance(one, Tensor) else one.data for one in actions]
         return self._guarded_step(self._after, arrays)
 
     def _after(self, arrays: list[Any]) -> TensorDict:
@@ -476,19 +485,6 @@ class GymEnv(LoggedEnv):
             flag_of(terminated, "terminated", self),
             flag_of(truncated, "truncated", self),
         ]
-
-    def _action(self, tensordict: TensorDictBase, key: Any) -> Any:
-        value = tensordict.get(key, None)
-        if value is None:
-            present = ", ".join(sorted(map(str, tensordict.keys())))
-            raise KeyError(
-                f"no action {show_key(as_key(key))} in the TensorDict, which has {present}"
-            )
-        if not isinstance(value, Tensor):
-            return value.data
-        value = value.detach().cpu()
-        # numpy has no bfloat16.
-        return (value.float() if value.dtype is torch.bfloat16 else value).numpy()
 
     def _observations(self, values: list[Any]) -> TensorDict:
         result = TensorDict({}, self.batch_size)

@@ -30,9 +30,9 @@ _OWN = {
     "gymnasium": "trawl.envs.gym:GYMNASIUM",
     "dm_control": "trawl.envs.gym:DM_CONTROL",
     "envpool": "trawl.envs.gym:ENVPOOL",
-    "brax": "trawl.envs.jax_ids:BRAX",
-    "gymnax": "trawl.envs.jax_ids:GYMNAX",
-    "jumanji": "trawl.envs.jax_ids:JUMANJI",
+    "brax": "trawl.envs.jax_env:BRAX",
+    "gymnax": "trawl.envs.jax_env:GYMNAX",
+    "jumanji": "trawl.envs.jax_env:JUMANJI",
 }
 # Factories, which are no environments.
 _FUNCTIONS = (type, FunctionType, MethodType, BuiltinFunctionType, partial, str)

@@ -1,9 +1,10 @@
-"""Makes and wraps the simulator of a :class:`~trawl.envs.GymEnv`, and checks its spaces."""
+"""Makes and wraps the simulator of a :class:`~trawl.envs.GymEnv`, and names missing extras."""
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import gymnasium
@@ -14,7 +15,6 @@ from gymnasium.wrappers import AddRenderObservation, FilterObservation
 
 from trawl.envs.arguments import argument_names, named_arguments
 from trawl.envs.dm import DMEnv, is_dm_env
-from trawl.envs.gymnasium_extras import named_extras
 from trawl.envs.kinds import check_prefix, kind_of_id
 from trawl.envs.outcomes import flag_of, reward_of, step_results
 from trawl.envs.source import check_source
@@ -161,3 +161,45 @@ def single_spaces(env: Any, batched: bool) -> Sequence[Any]:
         # EnvPool casts the bounds of its spaces on access, and Gymnasium warns about that.
         warnings.filterwarnings("ignore", message=".*precision lowered by casting")
         return env.single_observation_space, env.single_action_space
+
+
+# --- extras
+
+
+_EXTRAS = {"ale_py": ("ALE", "atari"), "mujoco": ("MuJoCo", "mujoco")}
+
+
+def register_atari(env_id: str) -> None:
+    """Registers the environments of ``ale_py``, if an id such as ``"ALE/Pong-v5"`` needs them.
+
+    Raises:
+        ImportError: if ``ale_py`` is not installed.
+    """
+    if env_id.startswith("ALE/") and env_id not in gymnasium.registry:
+        import ale_py
+
+        gymnasium.register_envs(ale_py)
+
+
+@contextmanager
+def named_extras(env_id: str) -> Iterator[None]:
+    """Registers an environment if its id needs that, and names the extra if a package is missing.
+
+    Args:
+        env_id: id of the environment that is made in the context.
+
+    Raises:
+        ImportError: if a package of an extra is not installed.
+    """
+    try:
+        register_atari(env_id)
+        yield
+    except (ImportError, gymnasium.error.DependencyNotInstalled) as error:
+        # Gymnasium raises errors of its own, whose cause names the package.
+        packages = {getattr(each, "name", None) for each in (error, error.__cause__)}
+        for package, (title, extra) in _EXTRAS.items():
+            if package in packages:
+                raise ImportError(
+                    f"{env_id} needs {title}: pip install 'trawl-rl[{extra}]'", name=package
+                ) from error
+        raise

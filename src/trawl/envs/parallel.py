@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import weakref
 from collections.abc import Callable, Mapping
-from types import SimpleNamespace
 from typing import Any, Literal
 
 import numpy as np
@@ -21,6 +20,7 @@ from trawl.devices import optional_device
 from trawl.envs.affinity import Affinity, affinity_of
 from trawl.envs.arguments import lists_arguments
 from trawl.envs.attributes import Application, EnvHandle, pack
+from trawl.envs.base import as_array
 from trawl.envs.batched import BatchedEnv, arguments_of, factories_of
 from trawl.envs.env_workers import EnvWorkers
 from trawl.envs.masks import choices, joined_masks
@@ -30,8 +30,9 @@ from trawl.envs.step_buffers import (
     RESET,
     SharedStepBuffers,
     StepBufferSpec,
+    StepEntries,
+    StepResults,
 )
-from trawl.envs.step_results import StepEntries, StepResults
 from trawl.envs.types import EnvKwargs, EnvSources
 from trawl.errors import EnvStateError, WorkerDied, env_errors
 from trawl.keys import Key, as_key, show_key
@@ -222,13 +223,8 @@ class ParallelEnv(BatchedEnv):
 
     @property
     @override
-    def vectors(self) -> list[Any]:
-        """Stand-ins for vector environments in the processes, if they can't restart on demand."""
-        return [
-            SimpleNamespace(can_restart=False, env=type(name, (), {})())
-            for info in self.members
-            for name in info.cannot_restart
-        ]
+    def cannot_restart(self) -> list[str]:
+        return [name for info in self.members for name in info.cannot_restart]
 
     @property
     def carried(self) -> frozenset[Key]:
@@ -430,18 +426,13 @@ class ParallelEnv(BatchedEnv):
         assert self.buffers is not None
         values: dict[Key, Array] = {}
         for name, key, expected in self._acted:
-            value = tensordict.get(name, None)
-            if value is None:
-                present = ", ".join(sorted(map(str, tensordict.keys())))
-                raise KeyError(f"no action {show_key(key)} in the TensorDict, which has {present}")
+            value = self.action_in(tensordict, name)
             if value.shape != expected:
                 raise ValueError(
                     f"action {show_key(key)} has shape {tuple(value.shape)}, but the "
                     f"environment's action spec says {tuple(expected)}"
                 )
-            # numpy has no bfloat16.
-            value = value.float() if value.dtype is torch.bfloat16 else value
-            values[key] = value.numpy(force=True)
+            values[key] = as_array(value)
         self.finish_step()
         self.set_action_dtypes({key: value.dtype for key, value in values.items()})
         for key, target in self.buffers.actions.items():

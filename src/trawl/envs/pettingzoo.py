@@ -20,10 +20,8 @@ from typing_extensions import override
 
 from trawl.checks import check_bool, did_you_mean
 from trawl.devices import optional_device
-from trawl.envs.agent_actions import AgentActions
 from trawl.envs.agent_arrays import AGENT_MASK, AgentArrays
-from trawl.envs.agent_groups import AgentGroup, make_groups
-from trawl.envs.agent_infos import chosen_infos, first_infos
+from trawl.envs.agent_groups import AgentActions, AgentGroup, chosen_infos, first_infos, make_groups
 from trawl.envs.agent_steps import (
     AgentResults,
     ParallelSteps,
@@ -32,6 +30,7 @@ from trawl.envs.agent_steps import (
     is_turn_based,
 )
 from trawl.envs.arguments import argument_names, lists_arguments, named_arguments
+from trawl.envs.base import as_array
 from trawl.envs.capture import capture, restore
 from trawl.envs.capture.ways import chain
 from trawl.envs.info_keys import AnyText, AnyValue
@@ -44,9 +43,8 @@ from trawl.envs.reset_kwargs import ResetArguments, names_taken
 from trawl.envs.seeding import check_seed, derive, next_seed
 from trawl.envs.spaces import SpaceLeaf
 from trawl.envs.specs import Categorical, Composite, NonTensor, Unbounded
-from trawl.envs.vector import VectorAdapter
 from trawl.errors import env_errors
-from trawl.keys import Key, nested, next_of, show_key
+from trawl.keys import Key, nested, next_of
 from trawl.memory import Array
 from trawl.schema.checks import UNKNOWN
 from trawl.schema.states import AGENTS
@@ -263,7 +261,8 @@ class PettingZooEnv(LoggedEnv):
         return self._placed(self._guarded_reset(None, **kwargs))
 
     def _step(self, tensordict: TensorDictBase) -> TensorDict:
-        rows = [_action(tensordict, leaf.key) for leaf in self.action_codec.leaves]
+        keys = (leaf.key for leaf in self.action_codec.leaves)
+        rows = [as_array(self.action_in(tensordict, key)) for key in keys]
         return self._guarded_step(self._after, rows)
 
     def _after(self, rows: list[Any]) -> TensorDict:
@@ -373,11 +372,6 @@ class PettingZooEnv(LoggedEnv):
 
     @property
     @override
-    def vectors(self) -> list[VectorAdapter]:
-        return []
-
-    @property
-    @override
     def parts(self) -> list[Any]:
         return [self]
 
@@ -398,15 +392,6 @@ class _ObservationArrays:
     def encode(self, arrays: Mapping[Key, Array]) -> list[Array]:
         """Returns the arrays in the order of ``leaves``."""
         return list(arrays.values())
-
-
-def _action(tensordict: TensorDictBase, key: Any) -> Array:
-    value = tensordict.get(key, None)
-    if value is None:
-        raise KeyError(f"no action {show_key(key)} in the TensorDict")
-    value = value.detach().cpu()
-    array: Array = (value.float() if value.dtype is torch.bfloat16 else value).numpy()
-    return array
 
 
 def _has_mask(group: AgentGroup, first: AgentResults) -> bool:

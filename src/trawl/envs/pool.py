@@ -18,8 +18,7 @@ from gymnasium.vector import AutoresetMode, VectorWrapper
 from numpy.typing import NDArray
 from typing_extensions import override
 
-from trawl.envs.autoreset import autoreset_mode
-from trawl.envs.autoreset_checks import ModeCheck
+from trawl.envs.autoreset import ModeCheck, autoreset_mode
 from trawl.envs.envpool_calls import EnvPoolCalls
 from trawl.envs.infos import InfoCodec
 from trawl.envs.masks import newest_masks

@@ -25,7 +25,7 @@ from trawl.envs.masks import joined_masks
 from trawl.envs.reset_kwargs import sliced, with_reset_kwargs
 from trawl.envs.seeding import next_kwargs
 from trawl.envs.types import EnvKwargs, EnvSources, is_list
-from trawl.envs.vector import VectorAdapter
+from trawl.supported import Trait
 
 
 class SerialEnv(BatchedEnv):
@@ -128,8 +128,13 @@ class SerialEnv(BatchedEnv):
 
     @property
     @override
-    def vectors(self) -> list[VectorAdapter]:
-        return [vector for env in self._own for vector in env.vectors]
+    def cannot_restart(self) -> list[str]:
+        return [name for env in self._own for name in env.cannot_restart]
+
+    @property
+    @override
+    def traits(self) -> frozenset[Trait]:
+        return frozenset[Trait]().union(*(env.traits for env in self._own))
 
     @override
     def autoreset_mask(self) -> Tensor | None:

@@ -29,9 +29,8 @@ from trawl.envs.base import TensorDictEnv
 from trawl.envs.capture.objects import ObjectGraph
 from trawl.envs.replacements import made_again
 from trawl.envs.seeding import check_seed, derive, next_seed
-from trawl.envs.vector import VectorAdapter
 from trawl.errors import EnvStateError
-from trawl.keys import Key, as_key, show_key
+from trawl.keys import Key
 
 
 class TensorStep(NamedTuple):
@@ -161,7 +160,8 @@ class TensorEnv(TensorDictEnv):
 
     @override
     def _step(self, tensordict: TensorDictBase) -> TensorDict:
-        actions = [self._action(tensordict, key) for key in self.action_keys]
+        keys = self.action_keys
+        actions = [self.action_in(tensordict, key).detach().to(self.home) for key in keys]
         return self._guarded_step(self._after, actions)
 
     def _after(self, actions: list[Tensor]) -> TensorDict:
@@ -175,15 +175,6 @@ class TensorEnv(TensorDictEnv):
         for name in ("terminated", "truncated"):
             following.set(name, getattr(step, name).to(torch.bool, copy=True).reshape(shape))
         return following.set("done", following.get("terminated") | following.get("truncated"))
-
-    def _action(self, tensordict: TensorDictBase, key: Any) -> Tensor:
-        value: Any = tensordict.get(key, None)
-        if value is None:
-            present = ", ".join(sorted(map(str, tensordict.keys())))
-            raise KeyError(
-                f"no action {show_key(as_key(key))} in the TensorDict, which has {present}"
-            )
-        return value.detach().to(self.home)  # type: ignore[no-any-return]
 
     @override
     def newest_mask(self) -> Tensor | None:
@@ -291,8 +282,8 @@ class TensorEnv(TensorDictEnv):
 
     @property
     @override
-    def vectors(self) -> list[VectorAdapter]:
-        return []
+    def cannot_restart(self) -> list[str]:
+        return [] if self.can_restart else [type(self.env).__name__]
 
     def __repr__(self) -> str:
         size = list(self.batch_size)

@@ -26,13 +26,13 @@ from torch import Tensor
 from typing_extensions import override
 
 from trawl.envs.autoreset import (
+    ModeCheck,
     autoreset_mode,
     forgetful_wrapper,
     is_plain,
     is_restartable,
     resets_twice,
 )
-from trawl.envs.autoreset_checks import ModeCheck
 from trawl.envs.capture.codec import Decoder, Encoder, NotPlain
 from trawl.envs.capture.pool_log import PoolLog
 from trawl.envs.envpool_calls import EnvPoolCalls

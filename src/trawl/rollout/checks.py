@@ -13,8 +13,6 @@ from torch import Tensor
 
 from trawl.envs.base import TensorDictEnv
 from trawl.envs.specs import Binary, Categorical, MultiCategorical, MultiOneHot, NonTensor, OneHot
-from trawl.envs.tensor_env import TensorEnv
-from trawl.envs.vector import VectorAdapter
 from trawl.errors import StateError
 from trawl.keys import Key, as_key, show_key
 from trawl.rollout.policy import missing_action
@@ -112,21 +110,15 @@ def has_fixed_shapes(env: Any) -> bool:
     )
 
 
-def batches_in(env: TensorDictEnv) -> list[VectorAdapter | TensorEnv]:
-    """Returns the batches of environments in an environment that are stepped in one call."""
-    return [*env.vectors, *(part for part in env.parts if isinstance(part, TensorEnv))]
-
-
 def has_autoreset_steps(env: TensorDictEnv, limit: int | None) -> bool:
     """Returns True if some steps of the environment are resets, so that frames need a mask.
 
     Raises:
         ValueError: if episodes have a limit, but the environment can't cut them off.
     """
-    for one in batches_in(env):
-        if limit is not None and not one.can_restart:
-            name = f"{type(one.env).__name__}, which can't restart only some of its environments"
-            raise LIMIT_ALL_AT_ONCE.error("max_frames_per_traj", limit, against=name)
+    if limit is not None and env.cannot_restart:
+        name = f"{env.cannot_restart[0]}, which can't restart only some of its environments"
+        raise LIMIT_ALL_AT_ONCE.error("max_frames_per_traj", limit, against=name)
     return env.autoreset_mask() is not None
 
 

@@ -5,17 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 from trawl.envs.base import TensorDictEnv
-from trawl.envs.pool import Pool
 from trawl.envs.specs import NonTensor
 from trawl.envs.tensor_env import TensorEnv
 from trawl.keys import as_key, show_key
 from trawl.rollout.array_batch_writer import ArrayBatchWriter
 from trawl.rollout.batch_writer import BatchOptions, BatchWriter, NoFixedLayout
-from trawl.rollout.checks import batches_in
 from trawl.rollout.policy import Policy
 from trawl.rollout.tensor_batch_writer import TensorBatchWriter
 from trawl.rollout.tensordict_batch_writer import TensorDictBatchWriter
-from trawl.supported import Trait
 
 _LOOSE = "its spaces have no fixed shape and dtype"
 
@@ -35,29 +32,12 @@ def new_batch_writer(env: Any, policy: Policy, options: BatchOptions) -> BatchWr
     try:
         if isinstance(env, TensorEnv):
             return TensorBatchWriter(env, policy, options)
-        if isinstance(env, TensorDictEnv) and getattr(env, "fixed_layout", False):
+        if isinstance(env, TensorDictEnv) and env.fixed_layout:
             return ArrayBatchWriter(env, policy, options)
         why = _why_loose(env)
     except NoFixedLayout as why_not:
         why = str(why_not)
     return TensorDictBatchWriter(env, policy, options, why)
-
-
-def traits_of(env: Any) -> frozenset[Trait]:
-    """Returns the traits of an environment with which some options can't be combined.
-
-    Args:
-        env: the environment, with the TensorDict interface.
-    """
-    found = set[Trait]()
-    if not isinstance(env, TensorDictEnv):
-        return frozenset(found)
-    for one in batches_in(env):
-        if isinstance(one, Pool):
-            found |= {Trait.READY, Trait.POOL}
-        if not one.can_restart:
-            found.add(Trait.ALL_AT_ONCE)
-    return frozenset(found)
 
 
 def _why_loose(env: Any) -> str:

@@ -12,7 +12,7 @@ import gymnasium
 import numpy as np
 from gymnasium.vector import AutoresetMode, VectorWrapper
 
-from trawl.envs.autoreset_checks import ModeCheck
+from trawl.envs.autoreset import ModeCheck
 from trawl.envs.capture.ways import chain
 from trawl.envs.final_obs import final_sample
 from trawl.envs.gym import GymEnv

@@ -33,7 +33,7 @@ from trawl.data.sinks.files import (
 )
 from trawl.data.sinks.record import Record
 from trawl.data.trajectories import runs
-from trawl.envs.gymnasium_extras import register_atari
+from trawl.envs.making import register_atari
 from trawl.keys import TRAJ_IDS
 
 __all__ = ["MinariSink", "batches", "default_id", "read"]
