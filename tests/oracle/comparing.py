@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cache
+from functools import cache, partial
 from itertools import islice
 from typing import Any
 
@@ -26,7 +26,7 @@ from trawl.collectors import (
     NormalizeReward,
 )
 from trawl.data import StackedFrames
-from trawl.envs import FrameStack
+from trawl.envs import FrameStack, ParallelEnv
 from trawl.supported import Trait
 from trawl.testing.faces import FACES, POOLS, Face
 from trawl.testing.oracle import (
@@ -99,13 +99,13 @@ class Case:
     @property
     def on_their_own(self) -> bool:
         """True if frames come in the order in which environments become ready."""
-        return self.of_pool or self.place == "ready"
+        return self.of_pool or self.place.startswith("ready")
 
     @property
     def oracle_kind(self) -> Kind:
         """What the oracle has to know about the kind."""
         kind = self.kind.kind
-        if self.place == "ready" and kind.resets == "after":
+        if self.place.startswith("ready") and kind.resets == "after":
             return replace(kind, resets="same")
         return kind
 
@@ -128,11 +128,10 @@ class Case:
     @property
     def envs(self) -> list[list[int]]:
         """The numbers of the environments of each worker."""
-        ready = self.place == "ready"
-        # Two vector environments have two each.
-        count = (
-            1 if self.kind.single and not ready else 4 if ready and self.kind.kind.together else 3
-        )
+        ready = self.place.startswith("ready")
+        count = 1 if self.kind.single and not ready else 3
+        if self.kind.kind.together and ready:
+            count = 4  # two vector environments have two each
         workers = 1 if self.place in ("one", "ready") else WORKERS
         return [list(range(i * count, (i + 1) * count)) for i in range(workers)]
 
@@ -141,7 +140,7 @@ class Case:
         """Options with which environments of a collector are ready in the same order each time."""
         every = 2 if self.kind.kind.together else 3
         ready = {"min_batch_size": every, "server_timeout": math.inf}
-        return ready if self.place == "ready" else {}
+        return ready if self.place.startswith("ready") else {}
 
     @property
     def seen(self) -> str:
@@ -274,6 +273,7 @@ PLACES: dict[str, tuple[Any, str]] = {
     "sync": (MultiSyncCollector, "inline"),
     "sync_messages": (WithMessages, "inline"),
     "async": (MultiAsyncCollector, "inline"),
+    "ready_sync": (MultiSyncCollector, "inline"),
     "sync_processes": (MultiSyncCollector, "forkserver"),
     "async_processes": (MultiAsyncCollector, "forkserver"),
 }
@@ -285,18 +285,26 @@ def collector_of(case: Case, **more: Any) -> Any:
     given = {**arguments(case.options), **DELIVERIES.get(case.delivery, {}), **case.further, **more}
     if case.place == "one":
         return Collector(sources[0], policy_of(case), **given)
+    if case.place.startswith("ready"):
+        sources = [makers_of(case, envs) for envs in case.envs]
     if case.place == "ready":
         given = {"env_backend": "threading", **given}
-        (envs,) = case.envs
-        if case.kind.single:
-            sources[0] = [case.kind.make(case.script, [env]) for env in envs]
-        elif case.kind.kind.together:
-            sources[0] = [case.kind.make(case.script, part) for part in (envs[:2], envs[2:])]
         return AsyncBatchedCollector(sources[0], policy=policy_of(case), **given)
+    if case.place == "ready_sync":
+        sources = [partial(ParallelEnv, len(one), one, backend="thread") for one in sources]
+        given["collector_class"] = AsyncBatchedCollector
     cls, method = PLACES[case.place]
     if issubclass(cls, MultiSyncCollector):
         given["frames_per_batch"] *= WORKERS
     return cls(sources, policy_of(case), start_method=method, **given)
+
+
+def makers_of(case: Case, envs: Sequence[int]) -> list[Any]:
+    """Returns functions that make the environments of an ``AsyncBatchedCollector``."""
+    size = 2 if case.kind.kind.together else 1
+    parts = [envs[i : i + size] for i in range(0, len(envs), size)]
+    made = [case.kind.make(case.script, part) for part in parts]
+    return [one[0] if isinstance(one, list) else one for one in made]
 
 
 def check(case: Case) -> None:
@@ -342,8 +350,10 @@ def first_episodes(
     found = []
     for envs in case.envs:
         frames = 60 if case.on_their_own else len(envs)
-        if place == "ready":
-            made = collector_of(case, frames_per_batch=frames, **case.in_step)
+        if place.startswith("ready"):
+            source, policy = makers_of(case, envs), policy_of(case)
+            options = {"env_backend": "threading", "frames_per_batch": frames, **case.in_step}
+            made: Any = AsyncBatchedCollector(source, policy=policy, **options)
         else:
             source = case.kind.make(case.script, envs)
             made = Collector(source, policy_of(case), frames_per_batch=frames)
@@ -377,10 +387,12 @@ def compare(
     oracle = Team(oracles(case))
     team = oracle.batches()
     rows = case.delivery in ("rows", "split") and not case.options.exact_frames
-    in_any_order = case.place != "one" and not (case.place.startswith("sync") and rows)
-    if case.on_their_own and case.place in ("one", "ready") and case.delivery not in WHOLE:
+    together = case.place.startswith(("sync", "ready_sync"))
+    in_any_order = case.place != "one" and not (together and rows)
+    alone = case.place in ("one", "ready") and case.delivery not in WHOLE
+    if case.on_their_own and (alone or (together and rows and case.delivery == "rows")):
         compare_arrivals(case, found, ids, normalization)
-    elif in_any_order or case.of_pool:
+    elif in_any_order or case.on_their_own:
         compare_environments(case, found, ids)
     elif case.delivery in ("buffer", "steps"):
         (batch,) = found
@@ -410,24 +422,32 @@ def compare_arrivals(
     case: Case, found: Sequence[TensorDictBase], ids: Ids, normalization: Normalization | None
 ) -> None:
     """Compares single frames, whose order says which environments were ready."""
-    (oracle,) = oracles(case)
-    oracle.begin(oracle.actors)
+    team = Team(oracles(case))
+    for oracle in team.oracles:
+        oracle.begin(oracle.actors)
     if case.delivery in ("buffer", "steps"):
         found = found[0].split(case.options.frames_per_batch)
     for batch in found:
-        frames = batch[batch[MASK]] if case.delivery == "split" else batch
-        first = dense(frames[case.kind.key("observation")]).numpy()
-        if case.options.frame_stack is not None:
-            first = first[:, -1]
-        # A pool doesn't say when it has reset an environment.
-        late = case.of_pool or case.kind.kind.resets == "next"
-        expected = oracle.arrivals(frames["env_index"].tolist(), first if late else ())
-        if case.delivery == "split":
-            rows = [[one for one in expected if one[ENV] == env] for env in case.envs[0]]
-            check_padded(case, [piece for row in rows for piece in pieces_of(row)], batch, ids)
-        else:
-            check_frames(case, expected, frames, ids)
-    check_statistics(case, oracle.statistics, normalization)
+        parts = list(batch) if len(team.oracles) > 1 else [batch]
+        frames = [one[one[MASK]] if case.delivery == "split" else one for one in parts]
+        collect = [partial(arrived, case, *one) for one in zip(team.oracles, frames, strict=True)]
+        for expected, part, one in zip(team.together(collect), parts, frames, strict=True):
+            if case.delivery == "split":
+                rows = [[one for one in expected if one[ENV] == env] for env in case.envs[0]]
+                check_padded(case, [piece for row in rows for piece in pieces_of(row)], part, ids)
+            else:
+                check_frames(case, expected, one, ids)
+    check_statistics(case, team, normalization)
+
+
+def arrived(case: Case, oracle: Oracle, frames: TensorDictBase) -> list[Frame]:
+    """Returns what the oracle says about frames in this order of their environments."""
+    first = dense(frames[case.kind.key("observation")]).numpy()
+    if case.options.frame_stack is not None:
+        first = first[:, -1]
+    # A pool doesn't say when it has reset an environment.
+    late = case.of_pool or case.kind.kind.resets == "next"
+    return oracle.arrivals(frames["env_index"].tolist(), first if late else ())
 
 
 def check_statistics(case: Case, oracle: Team | Statistics, found: Normalization | None) -> None:
@@ -590,7 +610,9 @@ def check_frames(case: Case, frames: Sequence[Frame], batch: TensorDictBase, ids
 def entries(case: Case, frame: Frame) -> dict[Any, Any]:
     """Returns the entries of a frame by their actual keys."""
     face, options = case.kind, case.options
-    found: dict[Any, Any] = {"env_index": frame[ENV]} if case.on_their_own else {}
+    found: dict[Any, Any] = {}
+    if case.on_their_own:
+        found["env_index"] = frame[ENV] % len(case.envs[0])
     if case.place == "ready":
         found["policy_version"] = 0
     for key, value in frame.items():

@@ -30,7 +30,7 @@ from trawl.testing.oracle import Options
 # The first value of each factor can be combined with all values of the others.
 FACTORS: dict[str, list[Any]] = {
     "face": list(KINDS),
-    "place": ["one", "sync", "async", "sync_messages", "ready"],
+    "place": ["one", "sync", "async", "sync_messages", "ready", "ready_sync"],
     "delivery": list(DELIVERIES),
     "policy": ["module", "function", "tensordict", "recurrent"],
     "frames_per_batch": [12, 3, 27],
@@ -112,9 +112,11 @@ def allowed(case: dict[str, Any]) -> bool:
     face, place, delivery = chosen["face"], chosen["place"], chosen["delivery"]
     normalize, exact, few = chosen["normalize"], chosen["exact"], chosen["frames_per_batch"] == 3
     workers, whole = place not in ("one", "ready"), delivery in WHOLE
-    own = place == "ready" or face in POOLS
+    ready = place.startswith("ready")
+    own = ready or face in POOLS
+    late = face in POOLS or KINDS[face].kind.resets == "next"
     rows = delivery in ("rows", "split") and not exact
-    traits = KINDS[face].traits | ({Trait.READY} if place == "ready" else set())
+    traits = KINDS[face].traits | ({Trait.READY} if ready else set())
     if refused(options_of(case_of(chosen)), traits):
         return False
     # What the tests can't do.
@@ -140,12 +142,17 @@ def allowed(case: dict[str, Any]) -> bool:
         chosen["policy"] == "recurrent" and face in TORCHRL,
         chosen["masks"] and face in ("dm_env", *TORCHRL),
         # Which environments are ready, and when.
-        own and (workers or chosen["random"] or chosen["failures"]),
+        own and (chosen["random"] or chosen["failures"]),
+        own and workers and chosen["reset_at_each_iter"],
+        own and workers and chosen["set_truncated"] and (delivery != "rows" or place == "async"),
+        own and workers and late and normalize,
+        # Pools work in the workers of AsyncBatchedCollector only.
+        face in POOLS and place != "one",
         own and (whole or delivery == "split") and normalize,
         ((own and whole) or face in POOLS) and chosen["reset_at_each_iter"],
-        place == "ready" and not has_rows(face),
+        ready and not has_rows(face),
         # A batch may end with some of the results of a vector environment's step.
-        place == "ready" and KINDS[face].kind.together and chosen["reset_at_each_iter"],
+        ready and KINDS[face].kind.together and chosen["reset_at_each_iter"],
         chosen["levels"] and face in ("dm_env", *TORCHRL),
         chosen["failures"] and face == "jax",
     ]
@@ -159,7 +166,7 @@ def has_rows(face: str) -> bool:
 
 
 # Values that came later. The cases of the others stay the same, so that digests can be compared.
-LATER = ("source", "source_same_step", "source_tensors", "ready")
+LATER = ("source", "source_same_step", "source_tensors", "ready", "ready_sync")
 FIRST = {name: [one for one in values if one not in LATER] for name, values in FACTORS.items()}
 
 

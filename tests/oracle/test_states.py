@@ -24,6 +24,8 @@ from trawl.testing.faces import FACES
 STATES = {
     **FACTORS,
     "face": [face for face in FACES if face != "jax"],
+    # In the workers of "ready_sync", environments are ready in another order each time.
+    "place": [place for place in FACTORS["place"] if place != "ready_sync"],
     "delivery": ["rows", "cat", "in_turn"],
     "frames_per_batch": [12, 27],
     # Batches before the state, and batches of the collector that loads it.

@@ -7,8 +7,9 @@ are numpy arrays of one environment and one step.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -525,16 +526,26 @@ class Team:
             frames = sum(oracle.frames for oracle in self.oracles)
             if frames >= self.oracles[0].options.total_frames:
                 return
-            parts, observations, returns = [], [], []
-            for oracle, iterator in zip(self.oracles, iterators, strict=True):
-                own, oracle.random = oracle.statistics, frames < oracle.options.init_random_frames
-                own.observations, own.returns = list(self.observations), list(self.returns)
-                parts.append(next(iterator))
-                observations += own.observations[len(self.observations) :]
-                returns += own.returns[len(self.returns) :]
-            self.observations += observations
-            self.returns += returns
-            yield parts
+            for oracle in self.oracles:
+                oracle.random = frames < oracle.options.init_random_frames
+            yield self.together([partial(next, iterator) for iterator in iterators])
+
+    def together(self, collect: Sequence[Callable[[], Any]]) -> list[Any]:
+        """Collects a batch.
+
+        Args:
+            collect: for each worker, a function by which its oracle collects its part.
+        """
+        parts, observations, returns = [], [], []
+        for oracle, one in zip(self.oracles, collect, strict=True):
+            own = oracle.statistics
+            own.observations, own.returns = list(self.observations), list(self.returns)
+            parts.append(one())
+            observations += own.observations[len(self.observations) :]
+            returns += own.returns[len(self.returns) :]
+        self.observations += observations
+        self.returns += returns
+        return parts
 
 
 def trajectories(batches: Sequence[Sequence[Sequence[Frame | None]]]) -> list[list[Frame]]:
