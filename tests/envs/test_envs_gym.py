@@ -13,8 +13,8 @@ from tensordict import TensorDict
 from trawl.envs import GymEnv, SerialEnv
 from trawl.testing import ImageEnv, NestedEnv, NumberedEnv, RaggedEnv
 from trawl.testing.envs import read_image
-from trawl.testing.faces import ScriptedLooseEnv
 from trawl.testing.script import Script
+from trawl.testing.scripted_envs import ScriptedLooseEnv
 
 STEP, TOTAL = 2, 3
 

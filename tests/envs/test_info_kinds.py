@@ -14,7 +14,7 @@ from trawl.collectors import AsyncBatchedCollector, Collector, MultiSyncCollecto
 from trawl.envs import GymEnv, InfoKey, JaxEnv, ParallelEnv, SerialEnv
 from trawl.envs.build import build_one
 from trawl.testing import Script
-from trawl.testing.faces import ScriptedPool
+from trawl.testing.scripted_envs import ScriptedPool
 
 
 def single():

@@ -17,7 +17,7 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from trawl import Collector
 from trawl.envs import GymEnv, ParallelEnv, Source, TorchVectorEnv
 from trawl.testing import Script, check_env
-from trawl.testing.faces import ScriptedLooseEnv, ScriptedSource
+from trawl.testing.scripted_envs import ScriptedLooseEnv, ScriptedSource
 
 
 class Counters(Source):

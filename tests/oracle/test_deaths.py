@@ -24,9 +24,9 @@ from tests.oracle.comparing import (
     policy_of,
 )
 from trawl.collectors import MultiAsyncCollector, MultiSyncCollector
-from trawl.testing.faces import ScriptedEnv
 from trawl.testing.oracle import IDS, Options
 from trawl.testing.script import Script
+from trawl.testing.scripted_envs import ScriptedEnv
 
 pytestmark = pytest.mark.filterwarnings("ignore:worker \\d was killed:RuntimeWarning")
 # Steps of this process, with all its environments.

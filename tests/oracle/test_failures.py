@@ -24,9 +24,10 @@ from tests.oracle.comparing import (
 )
 from trawl.collectors import Collector
 from trawl.envs import ParallelEnv
-from trawl.testing.faces import FACES, ScriptedEnv
+from trawl.testing.faces import FACES
 from trawl.testing.oracle import Options
 from trawl.testing.script import Script, ScriptedFailure
+from trawl.testing.scripted_envs import ScriptedEnv
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 FAILING = [face for face in FACES if face != "jax"]

@@ -30,12 +30,8 @@ from trawl.data import MemmapSink
 from trawl.envs import GymEnv, PettingZooEnv
 from trawl.supported import TABLE, refused
 from trawl.testing import Script
-from trawl.testing.faces import (
-    FACES,
-    ScriptedEnv,
-    ScriptedPool,
-    agents_environment,
-)
+from trawl.testing.faces import FACES
+from trawl.testing.scripted_envs import ScriptedEnv, ScriptedPool, agents_environment
 from trawl.weight_update import MultiProcessedWeightUpdater, SharedMemWeightSyncScheme
 
 ROOT = Path(__file__).resolve().parents[2]
