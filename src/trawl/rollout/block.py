@@ -93,10 +93,14 @@ class Block:
         self.acts: Acts = {}
         self.windows: Mapping[Key, StackRows] = {}
         self.grown: dict[Key, Tensor] = {}
-        axis = len(layout.batch)
-        staged = layout.leaves if lease is None else _staged_keys(lease)
         #: The batch as bytes in the order of leased memory; None if they have another order.
         self.content: NDArray[np.uint8] | None = None
+        if lease is not None and lease.rows is not None:
+            self._staged: dict[Key, Tensor] = {}
+            self.tensors: dict[Key, Tensor] = dict(lease.rows)
+            return
+        axis = len(layout.batch)
+        staged = layout.leaves if lease is None else _staged_keys(lease)
         if lease is None and not axis:
             self.content = np.zeros(layout.nbytes, np.uint8)
             self._staged = tensors_in(layout, self.content)
@@ -105,7 +109,7 @@ class Block:
                 key: torch.empty(_time_first(layout, key), dtype=layout.leaves[key].dtype)
                 for key in staged
             }
-        self.tensors: dict[Key, Tensor] = {
+        self.tensors = {
             key: self._staged[key]
             if lease is None or key in self._staged
             else lease.tensors[key].movedim(axis, 0)

@@ -38,12 +38,14 @@ class Lease:
         tensors: a tensor of the whole batch for each key, and the pools of frames.
         memory: the block.
         pool_starts: first row of the batch's own part in each pool of frames, by key.
+        rows: the tensors with time first, if this is their order in memory; otherwise None.
     """
 
     layout: Layout
     tensors: Mapping[Key, Tensor]
     memory: Any = None
     pool_starts: Mapping[Key, int] = field(default_factory=dict)
+    rows: Mapping[Key, Tensor] | None = None
 
 
 def tensors_over(layout: Layout, buffer: Any) -> tuple[dict[Key, Tensor], NDArray[np.uint8]]:

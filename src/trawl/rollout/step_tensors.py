@@ -126,10 +126,10 @@ class TensorPool(BatchMemory):
                 for key, (_, shape, dtype) in self._own.places.items()
             }
         axis, leaves = len(self.layout.batch), self.layout.leaves
-        moved = {key: found[key].movedim(0, axis) for key in leaves}
-        return Lease(
-            self.layout, {**moved, **{key: found[key] for key in map(pool_key, self.layout.pools)}}
-        )
+        rows = {key: found[key] for key in leaves}
+        tensors = {key: row.movedim(0, axis) for key, row in rows.items()}
+        tensors |= {key: found[key] for key in map(pool_key, self.layout.pools)}
+        return Lease(self.layout, tensors, rows=rows)
 
     @override
     def describe(self) -> dict[str, int]:
