@@ -335,7 +335,13 @@ found = env.rollout(2)
 assert found["info", "twice"].tolist() == [[[0], [4]]] * 3, found["info", "twice"]
 env.rebuild()
 assert env.rollout(1).shape == (3, 1)
-from things import Thing
+from things import Thing, ThingSource
+try:
+    trawl.envs.GymEnv(Thing(2, 1), info_keys=["twice"])
+except TypeError as error:
+    assert "as it is, or this one to ThingSource" in str(error), error
+env = trawl.envs.GymEnv(ThingSource(Thing(2, 1)), info_keys=["twice"])
+assert env.reset()["info"].shape == (2,)
 assert build_one(Thing(2, 1)).batch_size == build_one(lambda: Thing(2, 1)).batch_size == (2,)
 for given, words in [({"stp": 2}, "has no argument 'stp': it has step"), ({"step": []}, "")]:
     try:
