@@ -10,7 +10,7 @@ from backend_parts import held_files
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trawl.backends import blocks
+from trawl.backends import process
 from trawl.backends.process import BlockAllocator
 
 
@@ -53,7 +53,7 @@ def test_a_block_for_which_there_is_no_memory_leaves_its_slot_free(monkeypatch):
 
     allocator = BlockAllocator()
     file = allocator.allocate(100).file
-    monkeypatch.setattr(blocks, "reserve", fail)
+    monkeypatch.setattr(process, "reserve", fail)
     for _ in range(2 * file.slots):
         with pytest.raises(MemoryError, match="none left"):
             allocator.allocate(100)

@@ -1,6 +1,9 @@
+import gymnasium
+import numpy as np
 import pytest
 import torch
 from collector_parts import batches, by_step, choose_by_step, first_batch, layout
+from gymnasium import spaces
 from tensordict.nn import (
     InteractionType,
     ProbabilisticTensorDictModule,
@@ -10,7 +13,7 @@ from tensordict.nn import (
 from torch.distributions import OneHotCategorical
 
 from trawl import ExplorationType, exploration_type, set_exploration_type
-from trawl.collectors import Collector
+from trawl.collectors import Collector, MultiSyncCollector
 from trawl.envs import GymEnv
 from trawl.testing import NumberedEnv
 
@@ -59,6 +62,62 @@ def test_an_environment_may_come_in_many_ways(source):
 
 
 # --- episodes
+
+
+def test_a_single_environment_may_have_observations_without_dimensions():
+    batch = first_batch(
+        GymEnv("FrozenLake-v1", categorical_action_encoding=True), frames_per_batch=4
+    )
+    assert batch["observation"].shape == batch["action"].shape == (4,)
+
+
+class Counting(gymnasium.Env):
+    """Its episodes have seven steps, which an entry counts that has the name of one of Trawl's."""
+
+    observation_space = spaces.Dict(env_index=spaces.Discrete(5), x=spaces.Box(0, 9))
+    action_space = spaces.Discrete(2)
+
+    def reset(self, *, seed=None, options=None):
+        self.steps = 0
+        return self.shown(), {}
+
+    def shown(self):
+        return {"env_index": self.steps % 5, "x": np.full(1, self.steps, np.float32)}
+
+    def step(self, action):
+        self.steps += 1
+        return self.shown(), 0.0, False, self.steps == 7, {}
+
+
+def counting():
+    return GymEnv(Counting(), categorical_action_encoding=True)
+
+
+MAKERS = [
+    (Collector, [counting] * 2, {}),
+    (MultiSyncCollector, [[counting]] * 2, {"start_method": "inline"}),
+]
+
+
+@pytest.mark.filterwarnings("ignore:split_trajs=True pads")
+@pytest.mark.parametrize(("made", "source", "more"), MAKERS)
+def test_an_observation_called_env_index_is_the_environments_own(made, source, more):
+    options = {"frames_per_batch": 20, "total_frames": 20, **more}
+    with made(source, None, set_truncated=True, **options) as collector:
+        ends = next(iter(collector))["next", "truncated"]
+    assert ends.reshape(2, 10).nonzero().tolist() == [[0, 6], [0, 9], [1, 6], [1, 9]]
+    with made(source, None, split_trajs=True, **options) as collector:
+        assert (
+            next(iter(collector))["x"][:, :, 0].tolist()
+            == [
+                [0, 1, 2, 3, 4, 5, 6],
+                [0, 1, 2, 0, 0, 0, 0],
+            ]
+            * 2
+        )
+    options |= {"total_frames": 40, "traj_format": "cat"}
+    with made(source, None, trajs_per_batch=2, **options) as collector:
+        assert next(iter(collector))["x"][:, 0].tolist() == [0, 1, 2, 3, 4, 5, 6] * 2
 
 
 def test_a_batch_does_not_begin_anew_twice():

@@ -16,7 +16,7 @@ from trawl.collectors.torchrl import has_fixed_rows
 from trawl.collectors.utils import split_trajectories
 from trawl.keys import MASK, Key
 from trawl.rollout.device_transfer import moved
-from trawl.rollout.serving import in_env_order, last_frames
+from trawl.rollout.serving import by_environment, in_env_order, last_frames
 from trawl.tensordicts import drop_private, has_lazy, padded, truncate_
 
 # Entry of a state that holds the state of ``postproc``.
@@ -30,8 +30,11 @@ class BatchDelivery:
         config: the options.
         storing_device: device on which batches are delivered; None if they may be on any device.
         truncated_keys: keys of the environment's flags that ``set_truncated`` sets.
+        first_ready: True if frames come in the order of their arrival, with the numbers of their
+            environments. Otherwise, an entry of the same name is the environment's own.
 
     Attributes:
+        first_ready: see above.
         postproc: the user's ``postproc``, moved to the storing device if it has a method ``to``.
     """
 
@@ -40,7 +43,9 @@ class BatchDelivery:
         config: CollectorConfig,
         storing_device: torch.device | None,
         truncated_keys: Sequence[Key],
+        first_ready: bool = False,
     ) -> None:
+        self.first_ready = first_ready
         self.config = config
         self.storing_device = storing_device
         self.postproc = config.postproc
@@ -59,7 +64,8 @@ class BatchDelivery:
         if config.split_trajs or config.replay_buffer is not None:
             batch = batch if filled == batch.shape[-1] else batch[..., :filled]
         if config.split_trajs:
-            batch = split_trajectories(in_env_order(batch), prefix="collector")
+            ordered = in_env_order(batch) if self.first_ready else batch
+            batch = split_trajectories(ordered, prefix="collector")
             if has_fixed_rows(config.replay_buffer):
                 batch = padded(batch, steps - batch.shape[-1])
         elif config.replay_buffer is not None:
@@ -175,7 +181,12 @@ class BatchDelivery:
     def truncate_last(self, batch: TensorDictBase, filled: int) -> None:
         """Marks the last frame of each environment in ``filled`` steps as truncated and done."""
         taken = batch[..., :filled]
-        truncate_(taken.get("next"), last_frames(taken), self._truncated_keys)
+        last = last_frames(taken, self.first_ready)
+        truncate_(taken.get("next"), last, self._truncated_keys)
+
+    def by_source(self, frames: TensorDictBase) -> list[tuple[int, TensorDictBase]]:
+        """Returns frames of a worker, with the numbers of the sources in which time goes on."""
+        return by_environment(frames) if self.first_ready else [(0, frames)]
 
     def state_dict(self) -> dict[str, Any]:
         """Returns the state of ``postproc``, if it has one."""

@@ -105,6 +105,7 @@ class WorkerReady:
         warnings: warnings about the environment and the policy, which the driver shows.
         masked: whether rows of a batch may hold no frame.
         versioned: whether each frame has a policy version of its own already.
+        first_ready: whether frames come in the order of their arrival.
         version: version of the policy; None if versions are not tracked.
         snapshot: the state of the worker, or None.
         statistics: statistics of no frames, for each entry that is normalised.
@@ -121,6 +122,7 @@ class WorkerReady:
     warnings: Sequence[str] = ()
     masked: bool = False
     versioned: bool = False
+    first_ready: bool = False
     version: int | str | None = None
     snapshot: Snapshot | None = None
     statistics: Statistics = field(default_factory=dict)

@@ -177,7 +177,9 @@ class Collector(ResumableCollector):
         self._next_episodes = np.zeros(max(1, self.env.batch_size.numel()), np.int64)
         self._give_reset_kwargs()
         self._add_transforms()
-        self._delivery = BatchDelivery(config, storing_device, self._truncated_keys())
+        self._delivery = BatchDelivery(
+            config, storing_device, self._truncated_keys(), self._takes_first_ready
+        )
         num_envs = max(1, self.env.batch_size.numel())
         each = self._set_frames_per_batch(num_envs)
         self.frames_per_batch = each

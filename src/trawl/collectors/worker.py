@@ -226,6 +226,7 @@ class CollectorService(HandleCalls, Service):
                 warnings=(*writer.warnings, *self._network_warnings()),
                 masked=self._masked,
                 versioned=self._rollout.stamps_frames,
+                first_ready=self.collector._delivery.first_ready,
                 version=self.collector.policy_version,
                 snapshot=self._snapshots.take(self._updates),
                 statistics=empty_statistics(self.collector),

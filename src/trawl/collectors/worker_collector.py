@@ -39,7 +39,6 @@ from trawl.envs.seeding import derive
 from trawl.envs.types import is_list
 from trawl.observe.trace_options import TraceOptions
 from trawl.rollout.normalization import Normalization
-from trawl.rollout.serving import by_environment
 from trawl.supported import SINK_SHARED, UPDATE_WITHOUT_MODULE
 from trawl.weight_update.messages import MessageWeightSyncScheme
 from trawl.weight_update.prepared import PreparedUpdate
@@ -226,6 +225,7 @@ class WorkerCollector(WorkerShutdown):
         ready = [slot.ready for slot in self._pool.slots if slot.ready is not None]
         for index, one in enumerate(ready):
             self._sender.set_layouts(index, one.weight_layouts)
+        self._delivery.first_ready = any(one.first_ready for one in ready)
         self._assembler = BatchAssembler.of(self.config, self.sync, ready, self._backend)
         frames = [one.num_envs * one.steps for one in ready]
         self.requested_frames_per_batch = sum(frames) if self.sync else max(frames)
@@ -375,7 +375,7 @@ class WorkerCollector(WorkerShutdown):
             self._whole.add(
                 ((part.index, env), part.answer.number, frames)
                 for part in parts
-                for env, frames in by_environment(self._frames_of(part))
+                for env, frames in self._delivery.by_source(self._frames_of(part))
             )
             return None
         self._batches += 1

@@ -273,9 +273,11 @@ class EnvWorkers(EnvProcesses):
             event = self._next_event()
             if self.tolerant:
                 self._note(event)
+            elif (found := self._failed_step(event)) is None:
+                continue
             elif failed is None:
-                self._raise_failed_step(event)
-            elif self._failed_step(event) is not None:
+                raise self._error(found, event.worker.index)
+            else:
                 failed.append(event)
 
     @override
@@ -290,12 +292,6 @@ class EnvWorkers(EnvProcesses):
         if killed is not None:
             return f"{self.name_of(event.worker.index)}: its process {killed}"
         return super()._death(event)
-
-    def _raise_failed_step(self, event: Event) -> None:
-        """Raises the error of a step that is still waited for."""
-        failed = self._failed_step(event)
-        if failed is not None:
-            raise self._error(failed, event.worker.index)
 
     def _failed_step(self, event: Event) -> CallFailed | None:
         """Returns the failure of a step that is still waited for; None for other events."""
@@ -313,10 +309,7 @@ class EnvWorkers(EnvProcesses):
         if isinstance(event, Failed):
             self._last_errors[index] = event.failure.error(self.name_of(index))
         elif isinstance(event, Death):
-            self._living.discard(index)
-            error = self._last_errors.pop(index, None) or WorkerDied(self._death(event))
-            self._killed.pop(index, None)
-            envs = self.envs_of(index)
+            error, envs = self._lose(event), self.envs_of(index)
             found = self._restarting.items()
             self._restarting = {number: env for number, env in found if env not in envs}
             self.failures.update(dict.fromkeys(envs, error))
@@ -327,6 +320,14 @@ class EnvWorkers(EnvProcesses):
             awaited = env is not None or self._failed_step(event) is not None
             if awaited and isinstance(content, CallFailed) and content.env is not None:
                 self.failures[content.env] = self._error(content, index)
+
+    def _lose(self, event: Death) -> Exception:
+        """Notes that a process has died, and returns the error of its environments."""
+        index = event.worker.index
+        self._living.discard(index)
+        error = self._last_errors.pop(index, None) or WorkerDied(self._death(event))
+        self._killed.pop(index, None)
+        return error
 
     # --- restarts
 
@@ -420,24 +421,21 @@ class EnvWorkers(EnvProcesses):
             if isinstance(event, Failed):
                 self._last_errors[index] = event.failure.error(self.name_of(index))
             elif isinstance(event, Death):
-                self._living.discard(index)
-                error = self._last_errors.pop(index, None) or WorkerDied(self._death(event))
-                self._killed.pop(index, None)
+                error = self._lose(event)
                 if not tolerated:
                     self._lost = self._lost or str(error)
-                lost = self.envs_of(index)
-                errors.update(dict.fromkeys(lost, error))
-                found = {env: value for env, value in found.items() if env not in lost}
-                waiting = {n: env for n, env in waiting.items() if env not in lost}
+                for env in self.envs_of(index):
+                    errors[env] = error
+                    found.pop(env, None)
+                waiting = {n: env for n, env in waiting.items() if env not in errors}
             elif isinstance(event, Message) and not isinstance(event.content, tuple):
-                content = event.content
-                if content.number not in waiting:
+                content, answered = event.content, waiting.pop(event.content.number, None)
+                if answered is None:
                     continue
-                env = waiting.pop(content.number)
                 if isinstance(content, CallFailed):
-                    errors[env] = self._error(content, index)
+                    errors[answered] = self._error(content, index)
                 else:
-                    found[env] = content.value
+                    found[answered] = content.value
         return found, errors
 
     def _revive(self, index: int, seed: int | None = None) -> None:

@@ -121,12 +121,7 @@ class ParallelEnv(BatchedEnv):
     ) -> None:
         factories = factories_of(num_workers, create_env_fn)
         arguments = arguments_of(num_workers, create_env_kwargs)
-        if start_method not in START_METHODS:
-            raise ValueError(
-                f"start_method must be one of {START_METHODS}, but it is {start_method!r}"
-            )
-        if backend not in ("process", "thread"):
-            raise ValueError(f"backend must be 'process' or 'thread', but it is {backend!r}")
+        _check_place(backend, start_method)
         self.device = optional_device("device", device)
         self.num_workers = num_workers
         self.envs_per_worker = check_number("envs_per_worker", envs_per_worker, 1)
@@ -579,6 +574,13 @@ def _check_timeout(value: float | None, backend: str) -> float | None:
             f"worker_timeout={value!r} needs backend='process', because a thread can't be killed"
         )
     return None if timeout == math.inf else timeout
+
+
+def _check_place(backend: str, start_method: str) -> None:
+    if start_method not in START_METHODS:
+        raise ValueError(f"start_method must be one of {START_METHODS}, but it is {start_method!r}")
+    if backend not in ("process", "thread"):
+        raise ValueError(f"backend must be 'process' or 'thread', but it is {backend!r}")
 
 
 def _check_groups(groups: Any, envs: int, envs_per_worker: int) -> int:

@@ -116,11 +116,7 @@ class TorchVectorEnv(TensorEnv):
             self._first = reset_results(env.reset(), env)
             place = _device_of(self._first[0])
             if place is None:
-                raise _NoTensors(
-                    f"the reset of {type(env).__name__} must return torch tensors, but it returned "
-                    f"{type(self._first[0]).__name__}: use GymEnv for an environment that returns "
-                    "numpy arrays"
-                )
+                raise _NoTensors(env, self._first[0])
         self.mode = _mode_of(env, autoreset_mode)
         if partial_reset is None and (self.mode is AutoresetMode.DISABLED or is_restartable(env)):
             partial_reset = "mask"
@@ -374,6 +370,12 @@ class TorchVectorEnv(TensorEnv):
 
 class _NoTensors(TypeError):
     """Raised if the reset of an environment returns no tensor."""
+
+    def __init__(self, env: Any, found: Any) -> None:
+        super().__init__(
+            f"the reset of {type(env).__name__} must return torch tensors, but it returned "
+            f"{type(found).__name__}: use GymEnv for an environment that returns numpy arrays"
+        )
 
 
 def _first_row(value: Any) -> Tensor | None:

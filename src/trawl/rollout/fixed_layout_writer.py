@@ -88,7 +88,7 @@ class FixedLayoutWriter(BatchWriter):
         batch = tuple(self.env.batch_size)
         root = TensorDict({}, batch, device=self.env.device)
         for key, leaf in self._readable.items():
-            root.set(key, self._first_read(key, leaf).reshape(*batch, *leaf.shape))
+            root.set(key, self._first_read(key, leaf).reshape((*batch, *leaf.shape)))
         leaves = discover_leaves(self.env, self.policy, root, self._readable)
         self._stages.check_policy(leaves)
         return leaves

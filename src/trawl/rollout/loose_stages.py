@@ -41,7 +41,6 @@ from trawl.rollout.episodes import EpisodeTracker
 from trawl.rollout.frame_entries import FLAG
 from trawl.rollout.frame_normalizer import observation_keys
 from trawl.rollout.layout import Layout, Leaf
-from trawl.rollout.normalization import Normalization
 from trawl.rollout.policy import Policy
 from trawl.rollout.policy_inputs import InputRows
 from trawl.rollout.policy_leaves import PolicyLeaves
@@ -134,20 +133,12 @@ class LooseStages:
         self.home: torch.device = next(devices, env.device or torch.device("cpu"))
         self._next = {key: self._zeros(leaf) for key, leaf in carried.items()}
         self._rewards = {next_of(key): leaf for key, leaf in rewards.items()}
-        self.normalization: Normalization | None = None
+        # What is done to frames, in the order in which they pass.
         stages: list[Stage[Tensor, StepTensors]] = []
-        source: StepSource = self
-        if options.normalize:
-            normalizer = TensorNormalizer(
-                self,
-                options.normalize,
-                normalized,
-                self._rewards,
-                masked,
-                self._next,
-                options.steps,
-            )
-            source, self.normalization = normalizer.source, normalizer.normalization
+        normalizer = self._new_normalizer(options, normalized)
+        source: StepSource = self if normalizer is None else normalizer.source
+        self.normalization = None if normalizer is None else normalizer.normalization
+        if normalizer is not None:
             stages.append(normalizer)
         if stack is not None:
             parts = observed, groups, self._next, (self._num_envs,), options.steps
@@ -167,6 +158,12 @@ class LooseStages:
         self._step = LooseStep(root, root)
         self._take: Callable[[], LooseStep] = lambda: self._step
         self.reset(root, None)
+
+    def _new_normalizer(self, options: BatchOptions, keys: list[Key]) -> TensorNormalizer | None:
+        if not options.normalize:
+            return None
+        parts = keys, self._rewards, self.skips, self._next, options.steps
+        return TensorNormalizer(self, options.normalize, *parts)
 
     def _zeros(self, leaf: Leaf) -> Tensor:
         return torch.zeros((self._num_envs, *leaf.shape), dtype=leaf.dtype, device=self.home)

@@ -132,16 +132,16 @@ class ReadyActions(RandomActions):
     Args:
         env: the environments.
         leaves: entries that the policy writes.
-        shown: the newest observation of each environment, by key.
+        rows: entries that each environment's next step begins with, by key; actions are written
+            there.
     """
 
-    def __init__(
-        self, env: TensorDictEnv, leaves: PolicyLeaves, shown: Mapping[Key, Array]
-    ) -> None:
+    def __init__(self, env: TensorDictEnv, leaves: PolicyLeaves, rows: Mapping[Key, Array]) -> None:
         outputs = PolicyOutputs({key: leaf.dtype for key, leaf in leaves.written.items()}, 1)
         super().__init__(env, leaves, outputs)
         self._count = env.batch_size.numel()
-        self._shown = {key: torch.from_numpy(rows) for key, rows in shown.items()}
+        self._rows = rows
+        self._shown = {key: torch.from_numpy(row) for key, row in rows.items()}
         self.forget()
 
     def forget(self) -> None:
@@ -149,8 +149,13 @@ class ReadyActions(RandomActions):
         self._drawn: dict[Key, Array] = {}
         self._next = 0
 
-    def draw(self, chosen: NDArray[Any]) -> dict[Key, Array]:
-        """Returns random actions for the environments with these numbers."""
+    def write(self, chosen: NDArray[Any]) -> None:
+        """Draws actions for the environments with these numbers; other entries become zero."""
+        drawn = self._draw(chosen)
+        for key in self._leaves.written:
+            self._rows[key][chosen] = drawn.get(key, 0)
+
+    def _draw(self, chosen: NDArray[Any]) -> dict[Key, Array]:
         masked = self._masked(self._shown, self._shown.__getitem__, 1)
         if masked is not None:
             # The masks say what is allowed in this step, so nothing can be drawn in advance.

@@ -336,7 +336,7 @@ class ReadyBatchWriter(ArrayBatchWriter):
         if self._serving.version_key is not None:
             self._begun[self._serving.version_key][chosen] = self._version()
         if self._random:
-            self._act_randomly(chosen)
+            self._random_actions.write(chosen)
         else:
             self._act_for(chosen)
         actions = {key: self._begun[key][chosen] for key in self._action_keys}
@@ -347,15 +347,6 @@ class ReadyBatchWriter(ArrayBatchWriter):
             late = self._next[STEP_COUNT][chosen, 0] + 1 >= limit
         self._source.send(actions, late)
         self.record.add(len(chosen), perf_counter() - before)
-
-    def _act_randomly(self, chosen: Rows) -> None:
-        """Draws random actions, and sets the policy's other entries to zero."""
-        actions = {as_key(key) for key in self.env.action_keys}
-        for key in self._policy_leaves.written:
-            if key not in actions:
-                self._begun[key][chosen] = 0
-        for key, values in self._random_actions.draw(chosen).items():
-            self._begun[key][chosen] = values
 
     # --- the end of a batch
 

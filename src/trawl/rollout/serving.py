@@ -154,9 +154,14 @@ def in_env_order(frames: TensorDictBase) -> TensorDictBase:
     return frames.reshape(-1)[(before + order).reshape(-1)].reshape(frames.shape)
 
 
-def last_frames(frames: TensorDictBase) -> Tensor:
-    """Returns a mask of the last frame of each environment, in which time is the last dimension."""
-    mask, index = frames.get(MASK, None), env_numbers(frames)
+def last_frames(frames: TensorDictBase, numbered: bool) -> Tensor:
+    """Returns a mask of the last frame of each environment, in which time is the last dimension.
+
+    Args:
+        frames: the frames.
+        numbered: True if frames may have the numbers of environments.
+    """
+    mask, index = frames.get(MASK, None), env_numbers(frames) if numbered else None
     if index is None:
         found = torch.zeros(frames.shape, dtype=torch.bool, device=frames.device)
         found[..., -1:] = True

@@ -43,7 +43,7 @@ class StepSource(Protocol):
 
 
 class TensorSource(StepSource, Protocol):
-    """What the stepper and the stages know of :class:`~trawl.envs.tensor_env.TensorEnv`."""
+    """The part of a :class:`~trawl.envs.tensor_env.TensorEnv` that stepper and stages use."""
 
     batch_size: torch.Size
     home: torch.device

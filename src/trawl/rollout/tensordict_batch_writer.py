@@ -324,25 +324,10 @@ class TensorDictBatchWriter(BatchWriter):
             root.set(IS_INIT, done.clone())
             following.set(IS_INIT, torch.zeros_like(done))
         for key in self._states:
-            root.set(key, self._where(done, self._first, following, key))
+            root.set(key, _where(done, self._first, following, key))
         for key in self._memories:
-            root.set(key, self._where(done, self._first, frame, key))
+            root.set(key, _where(done, self._first, frame, key))
         return LooseStep(frame, root, skipped, failed)
-
-    def _where(
-        self, mask: Tensor, chosen: TensorDictBase, other: TensorDictBase, key: Key
-    ) -> Tensor:
-        """Selects between the entries of two TensorDicts.
-
-        Args:
-            mask: mask of shape ``(*batch, 1)``.
-            chosen: TensorDict whose entry is used where ``mask`` is True.
-            other: TensorDict whose entry is used elsewhere.
-            key: key of the entry.
-        """
-        value = other.get(key)
-        ones = [1] * (value.ndim - len(self.batch))
-        return torch.where(mask.reshape((*self.batch, *ones)), chosen.get(key), value)
 
     @override
     def finish(self, filled: int) -> TensorDictBase | None:
@@ -463,7 +448,7 @@ class TensorDictBatchWriter(BatchWriter):
         own += [_COUNT] if self._limit is not None else []
         own += [IS_INIT] if self._marks_starts else []
         for key in own:
-            fresh.set(key, self._where(reset, fresh, self._carrier, key))
+            fresh.set(key, _where(reset, fresh, self._carrier, key))
 
     @override
     def state_dict(self) -> dict[str, Any]:
@@ -508,3 +493,16 @@ class TensorDictBatchWriter(BatchWriter):
             "env_path_reason": self.why,
             **self.policy.describe(),
         }
+
+
+def _where(mask: Tensor, chosen: TensorDictBase, other: TensorDictBase, key: Key) -> Tensor:
+    """Selects between the entries of two TensorDicts.
+
+    Args:
+        mask: mask of shape ``(*batch, 1)``.
+        chosen: TensorDict whose entry is used where ``mask`` is True.
+        other: TensorDict whose entry is used elsewhere.
+        key: key of the entry.
+    """
+    value = other.get(key)
+    return torch.where(broadcastable(mask[..., 0], value), chosen.get(key), value)

@@ -61,6 +61,7 @@ class NestedService(CollectorService):
                 weight_layouts=self._weight_layouts(),
                 # The workers of the collector have written the versions of their frames.
                 versioned=True,
+                first_ready=collector._delivery.first_ready,
                 version=collector.policy_version,
                 statistics=empty_statistics(collector),
             )
