@@ -111,7 +111,7 @@ def test_what_is_stacked_can_not_be_overwritten():
 
 
 def test_environments_of_torchrl_in_a_serial_env_are_not_rebuilt_one_by_one():
-    with pytest.raises(ValueError, match="in a SerialEnv, .* can't be rebuilt alone: pass a list"):
+    with pytest.raises(ValueError, match=r"in a SerialEnv, .* can't be rebuilt alone: pass a list"):
         Collector(lambda: SerialEnv(2, native), None, frames_per_batch=10, on_env_error="restart")
 
 

@@ -151,7 +151,7 @@ def check_rebuildable(env: Any, source: Any) -> None:
         if others:
             raise RESTART_OBJECT.error(
                 against="environments of another library in a SerialEnv",
-                why=f"{others[0]!r} can't be rebuilt alone",
+                why=f"a {type(others[0]).__name__} can't be rebuilt alone",
                 instead="pass a list of functions, or a ParallelEnv",
             )
         fixed = [getattr(part, "remake", None) is None and not part.has_processes for part in parts]
