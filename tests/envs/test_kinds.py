@@ -108,7 +108,11 @@ WRONG: dict[str, tuple[str, Any, str]] = {
     "one reward": ("step", stepping(1, 1.0), r"returned reward (of shape \(\)|as float)"),
     "flags": ("step", stepping(2, np.zeros(4, bool)), r"returned terminated of shape \(4,\)"),
     "one flag": ("step", stepping(3, False), r"returned truncated (of shape \(\)|as bool)"),
-    "no info": ("begin", beginning(lambda begin, *given: begin(*given)[0]), "must return .*, info"),
+    "no info": (
+        "begin",
+        beginning(lambda begin, *given: begin(*given)[0]),
+        "begin of Wrong.* must return .*, info",
+    ),
     "ignored mask": (
         "begin",
         beginning(lambda begin, mask, seeds: begin(mask | True, seeds)),
