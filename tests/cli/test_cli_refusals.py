@@ -71,6 +71,7 @@ REFUSALS = [
     ("collect cli_envs:NUMBER", ": NUMBER must be a function, but it is int"),
     ("collect cli_envs:fails", "can't be made: ZeroDivisionError: no environment today"),
     ("collect nowhere:make", "No module named 'nowhere'"),
+    ("collect jumanjy:make", "'jumanjy' is not a module; did you mean jumanji?"),
     ("collect nowhere.py:make", "nowhere.py: No such file or directory"),
     (f"{PENDULUM} --env-kwargs {{", "--env-kwargs must be a JSON object, but it is not valid JSON"),
     (f"{PENDULUM} --env-kwargs [1]", "--env-kwargs must be a JSON object, such as"),

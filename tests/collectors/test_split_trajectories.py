@@ -115,6 +115,18 @@ def test_without_ids_or_flags_there_is_nothing_to_go_by():
         split_trajectories(TensorDict({"number": torch.arange(3)}, [3]))
 
 
+def test_what_can_not_be_padded(monkeypatch):
+    def fail(pieces):
+        raise RuntimeError("pad_sequence failed for key text")
+
+    # Since 0.15, tensordict pads texts, too.
+    monkeypatch.setattr("trawl.collectors.utils.pad_sequence", fail)
+    with pytest.raises(
+        TypeError, match=r"failed for key text\. .* use .*'traj_ids'.* or trajs_per"
+    ):
+        split_trajectories(frames([0, 0, 1]))
+
+
 def test_splitting_by_hand_is_as_the_option():
     def collector(**options):
         return Collector(NumberedEnv(lengths=[3, 7]), by_step(), frames_per_batch=30, **options)

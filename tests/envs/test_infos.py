@@ -202,6 +202,36 @@ def mask_policy(td):
     return td.set("action", torch.nn.functional.one_hot(torch.zeros(shape, dtype=torch.int64), 3))
 
 
+class Choosy(gymnasium.Env):
+    """Shows in its observations which action is allowed, and its info from the second step on."""
+
+    observation_space = spaces.Dict(action_mask=spaces.MultiBinary(4))
+    action_space = spaces.Discrete(4)
+
+    def shown(self):
+        mask = np.zeros(4, np.int8)
+        mask[self.steps % 4] = 1
+        return {"action_mask": mask}, {"late": self.steps} if self.steps > 1 else {}
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.steps = 0
+        return self.shown()
+
+    def step(self, action):
+        assert action == self.steps % 4
+        self.steps += 1
+        obs, info = self.shown()
+        return obs, 1.0, self.steps == 7, False, info
+
+
+@pytest.mark.parametrize("kind", ["single", *MODES])
+def test_masks_in_observations_hold_while_infos_are_found(kind):
+    env = Choosy() if kind == "single" else SyncVectorEnv([Choosy] * 2, autoreset_mode=kind)
+    with Collector(GymEnv(env, info_keys=["late"]), frames_per_batch=40) as collector:
+        assert collector.next()["next", "info", "late"].max() == 7
+
+
 @pytest.mark.parametrize("kind", ["single", *MODES])
 def test_text_is_non_tensor_data(kind):
     make = partial(Scripted, 4, True)

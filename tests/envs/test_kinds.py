@@ -15,6 +15,7 @@ from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
 from trawl import Collector
+from trawl.collectors import AsyncBatchedCollector
 from trawl.envs import GymEnv, ParallelEnv, Source, TorchVectorEnv
 from trawl.testing import Script, check_env
 from trawl.testing.scripted_envs import ScriptedLooseEnv, ScriptedSource
@@ -107,7 +108,11 @@ WRONG: dict[str, tuple[str, Any, str]] = {
     "one reward": ("step", stepping(1, 1.0), r"returned reward (of shape \(\)|as float)"),
     "flags": ("step", stepping(2, np.zeros(4, bool)), r"returned terminated of shape \(4,\)"),
     "one flag": ("step", stepping(3, False), r"returned truncated (of shape \(\)|as bool)"),
-    "no info": ("begin", beginning(lambda begin, *given: begin(*given)[0]), "must return .*, info"),
+    "no info": (
+        "begin",
+        beginning(lambda begin, *given: begin(*given)[0]),
+        "begin of Wrong.* must return .*, info",
+    ),
     "ignored mask": (
         "begin",
         beginning(lambda begin, mask, seeds: begin(mask | True, seeds)),
@@ -224,6 +229,31 @@ def test_several_tensor_sources_are_like_several_of_arrays(
         assert (one == other).all()
 
 
+def second(td: Any) -> Any:
+    return td.set("action", torch.tensor([0, 1, 0, 0]).expand(*td.batch_size, 4))
+
+
+@pytest.mark.parametrize("place", ["threading", "multiprocessing"])
+@pytest.mark.parametrize("mode", ["Disabled", "SameStep", "NextStep"])
+def test_tensor_sources_that_act_when_they_are_ready(mode: str, place: str) -> None:
+    script, mask = Script(), ("collector", "mask")
+    makers = [partial(ScriptedSource, script, envs, mode, "cpu") for envs in ([0, 1], [2, 3])]
+    options: dict[str, Any] = {"frame_stack": 2, "env_backend": place}
+    with AsyncBatchedCollector(makers, policy=second, frames_per_batch=40, **options) as collector:
+        for _ in range(3):
+            batch = collector.next()
+            for frame in batch[batch[mask]] if mask in batch.keys(True) else batch:
+                following = frame["next"]
+                stack = following["observation"]
+                env, episode, step = (int(number) for number in stack[-1, :3])
+                before = script.observation(env, episode, step - 1, 1 if step > 1 else -1)
+                assert stack[0].tolist() == before.tolist()
+                assert stack[1].tolist() == script.observation(env, episode, step, 1).tolist()
+                assert float(following["reward"]) == script.reward(env, episode, step, 1)
+                flags = bool(following["terminated"]), bool(following["truncated"])
+                assert flags == script.flags(env, episode, step)
+
+
 def test_vector_environments_without_a_layout_in_processes() -> None:
     class Own(SyncVectorEnv):
         """A class that can't restart only some of its environments."""
@@ -309,7 +339,13 @@ found = env.rollout(2)
 assert found["info", "twice"].tolist() == [[[0], [4]]] * 3, found["info", "twice"]
 env.rebuild()
 assert env.rollout(1).shape == (3, 1)
-from things import Thing
+from things import Thing, ThingSource
+try:
+    trawl.envs.GymEnv(Thing(2, 1), info_keys=["twice"])
+except TypeError as error:
+    assert "as it is, or this one to ThingSource" in str(error), error
+env = trawl.envs.GymEnv(ThingSource(Thing(2, 1)), info_keys=["twice"])
+assert env.reset()["info"].shape == (2,)
 assert build_one(Thing(2, 1)).batch_size == build_one(lambda: Thing(2, 1)).batch_size == (2,)
 for given, words in [({"stp": 2}, "has no argument 'stp': it has step"), ({"step": []}, "")]:
     try:

@@ -23,7 +23,7 @@ from trawl.cli.transforms import minari_env, transform_facts
 from trawl.envs.base import TensorDictEnv
 from trawl.envs.build import adapted, env_of_id, is_env, is_tensordict_env
 from trawl.envs.gym import GymEnv
-from trawl.envs.kinds import is_known
+from trawl.envs.kinds import check_prefix, is_known
 from trawl.envs.parallel import ParallelEnv
 from trawl.envs.serial import batch_source, build_env, several_of_id
 from trawl.envs.specs import NonTensor
@@ -86,7 +86,16 @@ class EnvFactory:
         """
         what = f"environment {self.text} can't be made"
         module, name = split(self.text)
-        loaded = load_module(what, module)
+        try:
+            loaded = load_module(what, module)
+        except CliError as error:
+            if getattr(error.__cause__, "name", None) == module:
+                # The module doesn't exist: perhaps the name of a kind is misspelt.
+                try:
+                    check_prefix(self.text)
+                except ValueError as hint:
+                    raise CliError(f"{what}: {hint}") from error
+            raise
         if name in gymnasium.registry:
             return None
         factory = find(what, loaded, name)
@@ -193,7 +202,9 @@ def build_unchecked(args: UsesEnv, source: Any) -> Any:
     except CliError:
         raise
     except Exception as error:
-        cause = describe(error) if isinstance(source, EnvFactory) else message_of(error)
+        # The text of a KeyError is only the key.
+        own = isinstance(source, EnvFactory) or isinstance(error, KeyError)
+        cause = describe(error) if own else message_of(error)
         raise CliError(f"environment {args.env} can't be made: {cause}") from error
 
 

@@ -41,6 +41,7 @@ def split_trajectories(
 
     Raises:
         KeyError: if the batch has neither ids nor done flags.
+        TypeError: if the trajectories can't be padded, for example because an entry is text.
         ValueError: if the batch has no time dimension.
 
     Examples:
@@ -81,7 +82,14 @@ def split_trajectories(
         _with_mask(piece.copy(), mask_key, torch.ones(piece.shape, dtype=torch.bool))
         for piece in pieces
     ]
-    result = pad_sequence(masked)
+    try:
+        result = pad_sequence(masked)
+    except RuntimeError as error:
+        raise TypeError(
+            f"trajectories can't be padded: {error}. Entries without a fixed shape, such as texts, "
+            "can be padded from tensordict 0.15 on: leave split_trajs out, and use "
+            f"{show_key(ids_key)}, or trajs_per_batch with traj_format='cat'"
+        ) from error
     return result.refine_names(None, None) if hasattr(result, "refine_names") else result
 
 

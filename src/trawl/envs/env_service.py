@@ -314,7 +314,7 @@ def _info_of(env: Any) -> EnvInfo:
     own = isinstance(env, TensorDictEnv)
     # Step buffers have one reward for each environment.
     plain = own and env.reward_keys == ["reward"]
-    fixed = plain and bool(env.fixed_layout) if own else _is_fixed(env)
+    fixed = plain and (bool(env.fixed_layout) or _is_fixed(env)) if own else _is_fixed(env)
     return EnvInfo(
         name=getattr(env, "name", repr(env)),
         text=repr(env),

@@ -27,7 +27,7 @@ from trawl.envs.info_keys import (
     seen_values,
 )
 from trawl.envs.infos import InfoLayout
-from trawl.envs.masks import allowed_sample, newest_masks
+from trawl.envs.masks import MASK_KEY, allowed_sample, newest_masks
 from trawl.envs.outcomes import checked_info, reset_results, step_results
 from trawl.envs.pool import is_pool
 from trawl.envs.vector import is_envpool, is_vector_env, statistics_of
@@ -149,18 +149,27 @@ def _takes(env: Any, mode: Any) -> Takes:
         checked_info(info, method, env)
         return _shown(_rows(info, env.num_envs) if batched else [info])
 
-    _, info = reset_results(env.reset(), env)
+    obs, info = reset_results(env.reset(), env)
     infos, masks = each(info, "reset"), None
     while True:
         yield infos
-        masks = newest_masks(masks, info if batched else [info])
+        masks = newest_masks(masks, _masked(obs, info, batched))
         result = step_results(env.step(allowed_sample(action_space, masks)), env)
-        info = result[-1]
+        obs, info = result[0], result[-1]
         infos, ended = each(info, "step"), np.logical_or(result[2], result[3])
         if ended.any() and (resets_rows or not batched):
             options = {"options": {"reset_mask": ended}} if batched else {}
-            _, info = reset_results(env.reset(**options), env)
+            obs, info = reset_results(env.reset(**options), env)
             infos += each(info, "reset")
+
+
+def _masked(obs: Any, info: Any, batched: bool) -> Any:
+    """Returns the infos of a step, or the action masks if they are in the observations."""
+    mask = obs.get(MASK_KEY) if isinstance(obs, Mapping) else None
+    if mask is None:
+        return info if batched else [info]
+    rows = [mask] if not batched else zip(*mask, strict=True) if isinstance(mask, tuple) else mask
+    return [{MASK_KEY: row} for row in rows]
 
 
 def _pool_takes(env: Any) -> Takes:

@@ -15,7 +15,7 @@ from gymnasium.wrappers import AddRenderObservation, FilterObservation
 
 from trawl.envs.arguments import argument_names, named_arguments
 from trawl.envs.dm import DMEnv, is_dm_env
-from trawl.envs.kinds import check_prefix, kind_of_id
+from trawl.envs.kinds import check_prefix, kind_of, kind_of_id
 from trawl.envs.outcomes import flag_of, reward_of, step_results
 from trawl.envs.source import check_source
 from trawl.envs.vector import is_envpool, is_vector_env
@@ -120,10 +120,12 @@ def wrapped(env: Any, frame_skip: int | None, from_pixels: bool, pixels_only: bo
     if is_dm_env(env):
         env = DMEnv(env)
     if not (isinstance(env, Env) or is_vector_env(env)):
+        kind = kind_of(env)
+        other = "one of JAX to JaxEnv" if kind is None else f"this one to {kind.name}"
         raise TypeError(
             "env must be an id, a gymnasium.Env, a gymnasium.vector.VectorEnv, an EnvPool "
             f"environment or an environment of dm_env, but it is {type(env).__name__}: {env!r}. "
-            "Pass an environment of another kind to the collector as it is, or one of JAX to JaxEnv"
+            f"Pass an environment of another kind to the collector as it is, or {other}"
         )
     if is_envpool(env) and not hasattr(env, "num_envs"):
         raise TypeError("an EnvPool environment must be made by envpool.make_gymnasium")

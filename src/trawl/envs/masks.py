@@ -368,7 +368,7 @@ def allowed_sample(space: Any, masks: Array | None) -> Any:
     if masks is None:
         return space.sample()
     flat = np.asarray(masks != 0, np.int8).ravel()
-    if isinstance(space, spaces.Discrete):
+    if isinstance(space, spaces.Discrete) and len(flat) == space.n:
         return space.sample(flat)
     if isinstance(space, spaces.MultiDiscrete) and len(flat) == space.nvec.sum():
         # The choices of one environment, or one choice of each environment.

@@ -96,7 +96,11 @@ class Source(VectorEnv[Any, Any, Any], ABC):
     def reset(
         self, *, seed: int | Sequence[int] | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Any, dict[str, Any]]:
-        """Begins episodes in all environments, or in those of ``options["reset_mask"]``."""
+        """Begins episodes in all environments, or in those of ``options["reset_mask"]``.
+
+        Raises:
+            TypeError: if :meth:`begin` returned anything but the observations and the info.
+        """
         given = dict(options or {})
         mask = given.pop("reset_mask", None)
         if mask is None and self.device is None:
@@ -108,7 +112,13 @@ class Source(VectorEnv[Any, Any, Any], ABC):
             while len(seeds) < self.num_envs:
                 seeds.append(next_seed(seeds[-1]))
             seed = seeds
-        return self.begin(mask, None if seed is None else list(seed), **given)
+        found = self.begin(mask, None if seed is None else list(seed), **given)
+        if not isinstance(found, tuple) or len(found) != 2:
+            raise TypeError(
+                f"begin of {self} returned {type(found).__name__}, but it must return "
+                "(observations, info)"
+            )
+        return found
 
     @cached_property
     def observation_space(self) -> Space[Any]:  # type: ignore[override]
