@@ -125,21 +125,25 @@ class FixedLayoutWriter(BatchWriter):
 
     def _begin_rows(self) -> None:
         """Fills the rows with what they have before the first step."""
-        view, entries = self._view, self.entries
+        view, entries, write = self._view, self.entries, self._write
         arrays, next_rows = view.arrays, view.next_obs
         for key in entries.flags:
-            arrays[key][...] = False
-            arrays[next_of(key)][...] = False
+            write(arrays[key], False)
+            write(arrays[next_of(key)], False)
         if entries.masked:
-            arrays[MASK][...] = True
+            write(arrays[MASK], True)
         for key in self._passed_on:
-            arrays[key][0] = next_rows[key]
+            write(arrays[key][0, ...], next_rows[key])
         for key in entries.flags.keys() & next_rows.keys():
-            next_rows[key][...] = False
+            write(next_rows[key], False)
         if entries.marks_starts:
-            for rows in (arrays[IS_INIT][1:], arrays[next_of(IS_INIT)]):
-                rows[...] = False
-            next_rows[IS_INIT][...] = False
+            for rows in (arrays[IS_INIT][1:], arrays[next_of(IS_INIT)], next_rows[IS_INIT]):
+                write(rows, False)
+
+    @staticmethod
+    def _write(rows: Any, value: Any) -> None:
+        """Writes rows, or a flag, into rows."""
+        rows[...] = value
 
     @abstractmethod
     def _new_block(self) -> Block:

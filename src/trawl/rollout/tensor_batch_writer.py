@@ -99,6 +99,15 @@ class TensorBatchWriter(FixedLayoutWriter):
 
     # --- filling
 
+    @staticmethod
+    @override
+    def _write(rows: Tensor, value: Any) -> None:
+        # Several times as fast as an assignment to an index.
+        if isinstance(value, Tensor):
+            rows.copy_(value)
+        else:
+            rows.fill_(value)
+
     @override
     def _new_block(self) -> Block:
         return Block(self.layout, self.pool.lease())
