@@ -42,7 +42,7 @@ PLACES = {
     "testing/env_checks.py: Subject.another": "what it has pickled itself",
     "cli/evaluate.py: _normalization": "torch.load with weights_only=True",
     "cli/statistics.py: load_statistics": "torch.load with weights_only=True",
-    "cli/programs.py: load_file": CHOSEN,
+    "cli/policies.py: load_file": CHOSEN,
     "collectors/assembler.py: WorkerBatch.batch": CARRIED,
     "collectors/evaluation/ray_worker.py: _actor_class.EvaluationActor.evaluate": RAY,
     "collectors/pool.py: WorkerPool.call": CARRIED,
