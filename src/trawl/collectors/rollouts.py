@@ -173,7 +173,7 @@ class RolloutCollector(DirectWeights):
             batch = self._run()
             if self._whole is not None and not self._in_turn:
                 self._whole.end(self._rollout.writer.episodes.pop_cut())
-                for source, frames in self._by_source(batch):
+                for source, frames in self._delivery.by_source(batch):
                     self._whole.miss(frames, source)
             if not self._in_turn:
                 # These frames are not delivered, so their times and episodes are not counted.
@@ -273,9 +273,6 @@ class RolloutCollector(DirectWeights):
             return self._rollout.run(random, stopped)
         return self._rollout.run_into(block, random, stopped)
 
-    def _by_source(self, frames: TensorDictBase) -> list[tuple[int, TensorDictBase]]:
-        return self._rollout.by_source(frames)
-
     def _stamp(self, batch: TensorDictBase, version: int | str | None) -> None:
         if version is not None and not self._rollout.stamps_frames:
             stamp(batch, version, after=not self.config.compact_obs)
@@ -305,7 +302,7 @@ class RolloutCollector(DirectWeights):
         batch, filled = self._cut(batch, self._rollout.filled)
         delivered = count_frames(batch, filled)
         if self._whole is not None:
-            frames = self._by_source(self._delivery.frames(batch, filled))
+            frames = self._delivery.by_source(self._delivery.frames(batch, filled))
             self._whole.end(cut)
             self._whole.add((source, math.inf, part) for source, part in frames)
             self._frames += delivered

@@ -143,10 +143,6 @@ class Rollout:
         self.writer.most_frames = frames
         self._most_steps = max(1, math.ceil(min(frames / self.writer.num_envs, self.options.steps)))
 
-    def by_source(self, frames: TensorDictBase) -> list[tuple[int, TensorDictBase]]:
-        """Returns frames in which the last dimension is time, each with the number of a source."""
-        return [(0, frames)]
-
     def run(
         self,
         random: bool = False,

@@ -11,7 +11,6 @@ from collections.abc import Callable
 from time import perf_counter
 from typing import Any
 
-from tensordict import TensorDictBase
 from tensordict.nn import InteractionType
 from typing_extensions import override
 
@@ -20,7 +19,7 @@ from trawl.rollout.batch_writer import BatchOptions
 from trawl.rollout.loop import Rollout, note_failure
 from trawl.rollout.policy import Policy
 from trawl.rollout.ready_writer import ReadyBatchWriter
-from trawl.rollout.serving import ServingOptions, by_environment, running_on
+from trawl.rollout.serving import ServingOptions, running_on
 
 
 class ReadyRollout(Rollout):
@@ -67,10 +66,6 @@ class ReadyRollout(Rollout):
     @override
     def settle(self) -> None:
         self.writer.settle()
-
-    @override
-    def by_source(self, frames: TensorDictBase) -> list[tuple[int, TensorDictBase]]:
-        return by_environment(frames)
 
     @property
     @override
