@@ -153,10 +153,10 @@ class FrameStacks(StackStage[Any, Any]):
     ) -> None:
         super().__init__(option, observed, groups)
         self._newest: dict[Key, Tensor] = {}
-        self._recent: dict[Key, StackFrames] = {}
         self._positions: dict[Key, _Positions] = {}
         # Code that looks at flags would wait for a device that doesn't answer at once.
         self._windows: list[WindowedFrames] = []
+        self._gathered: list[GatheredFrames] = []
         self._of_arrays = False
         for key, leaf in self.leaves.items():
             row = newest[key]
@@ -166,9 +166,10 @@ class FrameStacks(StackStage[Any, Any]):
             parts = leaf, self._repeats, row, steps
             self._positions[key] = _Positions(leaf, self._repeats, len(row), steps, row.device)
             if at_once:
-                windows = WindowedFrames(*parts, batch, self.settle, self._of_arrays)
-                self._windows.append(windows)
-            self._recent[key] = windows if at_once else GatheredFrames(*parts)
+                self._windows.append(WindowedFrames(*parts, batch, self.settle, self._of_arrays))
+            else:
+                self._gathered.append(GatheredFrames(*parts))
+        self._recent = dict(zip(self.leaves, self._windows or self._gathered, strict=True))
         self._begun = torch.zeros((steps, len(row)), dtype=torch.bool, device=row.device)
         if self._of_arrays:
             self.starts = [self]
@@ -256,7 +257,7 @@ class FrameStacks(StackStage[Any, Any]):
         def note(t: int, starts: Tensor) -> None:
             begun[t].copy_(starts)
 
-        return [note, *(recent.follower(start, stop) for recent in self._recent.values())]
+        return [note, *(one.follower(start, stop) for one in self._gathered)]
 
     def settle(self) -> None:
         """Stores the first frames of episodes that have begun, and completes their stacks."""
@@ -429,10 +430,6 @@ class StackFrames(ABC):
         See :class:`~trawl.rollout.block.StackRows`.
         """
 
-    def follower(self, start: int, stop: int) -> Follow:
-        """Returns a function that begins stacks, to call after each step of a chunk."""
-        raise NotImplementedError
-
     @abstractmethod
     def first_frames(self, order: Tensor) -> Tensor:
         """Returns the first frames of the episodes that begin within the batch.
@@ -580,8 +577,8 @@ class GatheredFrames(StackFrames):
         found = self._flat.index_select(0, (positions + self._others).view(-1))
         return found.view(*lead, *self._leaf.frame.shape)
 
-    @override
     def follower(self, start: int, stop: int) -> Follow:
+        """Returns a function that begins stacks, to call after each step of a chunk."""
         begun, row, first = self._start, self._row, start + self._leaf.size
 
         def write(t: int, starts: Tensor) -> None:
