@@ -521,8 +521,8 @@ class TensorDictEnv(ABC):
         return tensordict if self.device is None else tensordict.to(self.device)
 
 
-def as_array(tensor: Tensor) -> NDArray[Any]:
-    """Returns a tensor as an array, of float32 for bfloat16, which numpy doesn't have."""
+def action_array(tensor: Tensor) -> NDArray[Any]:
+    """Returns an action as an array, of float32 for bfloat16, which numpy doesn't have."""
     value = tensor.float() if tensor.dtype is torch.bfloat16 else tensor
     array: NDArray[Any] = value.numpy(force=True)
     return array

@@ -18,7 +18,7 @@ from typing_extensions import override
 
 from trawl.checks import check_bool, check_number
 from trawl.devices import optional_device
-from trawl.envs.base import as_array
+from trawl.envs.base import action_array
 from trawl.envs.capture import capture, restore
 from trawl.envs.capture.ways import chain
 from trawl.envs.dm import DMEnv, is_dm_env, make_dm_control
@@ -452,7 +452,7 @@ class GymEnv(LoggedEnv):
 
     def _step(self, tensordict: TensorDictBase) -> TensorDict:
         actions = (self.action_in(tensordict, key) for key in self.action_keys)
-        arrays = [as_array(one) if isinstance(one, Tensor) else one.data for one in actions]
+        arrays = [action_array(one) if isinstance(one, Tensor) else one.data for one in actions]
         return self._guarded_step(self._after, arrays)
 
     def _after(self, arrays: list[Any]) -> TensorDict:

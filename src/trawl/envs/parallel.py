@@ -20,7 +20,7 @@ from trawl.devices import optional_device
 from trawl.envs.affinity import Affinity, affinity_of
 from trawl.envs.arguments import lists_arguments
 from trawl.envs.attributes import Application, EnvHandle, pack
-from trawl.envs.base import as_array
+from trawl.envs.base import action_array
 from trawl.envs.batched import BatchedEnv, arguments_of, factories_of
 from trawl.envs.env_workers import EnvWorkers
 from trawl.envs.masks import choices, joined_masks
@@ -427,7 +427,7 @@ class ParallelEnv(BatchedEnv):
                     f"action {show_key(key)} has shape {tuple(value.shape)}, but the "
                     f"environment's action spec says {tuple(expected)}"
                 )
-            values[key] = as_array(value)
+            values[key] = action_array(value)
         self.finish_step()
         self.set_action_dtypes({key: value.dtype for key, value in values.items()})
         for key, target in self.buffers.actions.items():

@@ -30,7 +30,7 @@ from trawl.envs.agent_steps import (
     is_turn_based,
 )
 from trawl.envs.arguments import argument_names, lists_arguments, named_arguments
-from trawl.envs.base import as_array
+from trawl.envs.base import action_array
 from trawl.envs.capture import capture, restore
 from trawl.envs.capture.ways import chain
 from trawl.envs.info_keys import AnyText, AnyValue
@@ -262,7 +262,7 @@ class PettingZooEnv(LoggedEnv):
 
     def _step(self, tensordict: TensorDictBase) -> TensorDict:
         keys = (leaf.key for leaf in self.action_codec.leaves)
-        rows = [as_array(self.action_in(tensordict, key)) for key in keys]
+        rows = [action_array(self.action_in(tensordict, key)) for key in keys]
         return self._guarded_step(self._after, rows)
 
     def _after(self, rows: list[Any]) -> TensorDict:
