@@ -26,6 +26,35 @@ BALANCING, FALLING = 4, 9
 NO_IDS = "track_traj_ids=False: fewer keys than the others deliver"
 
 
+def frame1() -> Case:
+    return _small(1)
+
+
+def frames16() -> Case:
+    return _small(16)
+
+
+def _small(frames: int) -> Case:
+    """Batches as small as off-policy programs ask for."""
+    net, policy = work.mlp(3, 1), work.acting(work.mlp(3, 1))
+
+    def by_hand() -> Source:
+        return hand.single(work.pendulum(), hand.only(net), frames, blocks=0)
+
+    def torchrl() -> Source:
+        return peers.torchrl(peers.torchrl_single(work.pendulum), policy, frames)
+
+    return Case(
+        "frame1" if frames == 1 else f"frames{frames}",
+        f"1 Pendulum, MLP 2x64, {frames} frame{'s' * (frames > 1)} in a batch",
+        (
+            Contender(TRAWL, lambda: peers.trawl(work.pendulum, policy, frames)),
+            Contender(HAND, by_hand, note="a new TensorDict for each batch"),
+            Contender("TorchRL", torchrl, 2.0, "trust_policy=True"),
+        ),
+    )
+
+
 def pendulum() -> Case:
     net, policy = work.mlp(3, 1), work.acting(work.mlp(3, 1))
     return Case(
@@ -198,6 +227,8 @@ CASES = (
         case.__name__: case
         for case in (
             pendulum,
+            frame1,
+            frames16,
             batch8,
             envpool,
             envpool_short,

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import cycle
+from itertools import cycle, repeat
 from typing import Any
 
 import numpy as np
@@ -52,9 +52,16 @@ class Memory:
 def allocate(sizes: tuple[int, ...], first: NDArray[Any], act: Act, names: Sequence[str]) -> Memory:
     """Memory for `sizes` frames of observations like `first` and of what `act` makes of them."""
     seen = torch.from_numpy(first)
-    observation = torch.zeros(sizes[0], *seen.shape, dtype=seen.dtype)
     with torch.no_grad():
-        outputs = [torch.zeros(sizes[0], *out.shape, dtype=out.dtype) for out in act(seen)]
+        return memory_for(sizes, seen, act(seen), names)
+
+
+def memory_for(
+    sizes: tuple[int, ...], seen: Tensor, outs: Sequence[Tensor], names: Sequence[str]
+) -> Memory:
+    """Memory for `sizes` frames of observations like `seen` and outputs like `outs`."""
+    observation = torch.zeros(sizes[0], *seen.shape, dtype=seen.dtype)
+    outputs = [torch.zeros(sizes[0], *out.shape, dtype=out.dtype) for out in outs]
     after: dict[str, Tensor] = {name: torch.zeros(*sizes, 1, dtype=torch.bool) for name in FLAGS}
     after |= {"observation": torch.zeros_like(observation), "reward": torch.zeros(*sizes, 1)}
     trajectory = torch.zeros(*sizes, dtype=torch.int64)
@@ -85,10 +92,17 @@ def allocate(sizes: tuple[int, ...], first: NDArray[Any], act: Act, names: Seque
 def single(
     env: Any, act: Act, frames: int, names: Sequence[str] = ("action",), blocks: int = 1
 ) -> Source:
-    """One Gymnasium environment, and memory for so many batches, filled in turn."""
+    """One Gymnasium environment, and memory for so many batches, filled in turn; 0: for each."""
     observation, _ = env.reset(seed=0)
     trajectory = 0
-    for memory in cycle([allocate((frames,), observation, act, names) for _ in range(blocks)]):
+    if blocks:
+        memories = cycle([allocate((frames,), observation, act, names) for _ in range(blocks)])
+    else:
+        seen = torch.from_numpy(observation)
+        with torch.no_grad():
+            outs = act(seen)
+        memories = (memory_for((frames,), seen, outs, names) for _ in repeat(None))
+    for memory in memories:
         with torch.no_grad():
             for t in range(frames):
                 memory.observations[t] = observation

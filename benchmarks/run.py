@@ -45,6 +45,8 @@ RESULTS = ROOT / "benchmarks" / "results"
 PICTURES = ROOT / "docs" / "assets"
 SingleName = Literal[
     "pendulum",
+    "frame1",
+    "frames16",
     "batch8",
     "envpool",
     "envpool_short",
