@@ -8,7 +8,7 @@ the rewards.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Sequence
 
 import numpy as np
 from typing_extensions import override
@@ -18,16 +18,10 @@ from trawl.memory import Array, Mask
 from trawl.rollout.batch_writer import StepFn
 from trawl.rollout.block import Block
 from trawl.rollout.episodes import StepArrays
-from trawl.rollout.frame_normalizer import (
-    BatchStatistics,
-    DiscountedReturns,
-    FrameNormalizer,
-    observation_keys,
-    raw_reward_of,
-)
-from trawl.rollout.layout import Leaf
+from trawl.rollout.frame_normalizer import FrameNormalizer, raw_reward_of
 from trawl.rollout.moments import BaseMoments, RunningMoments
-from trawl.rollout.normalization import NormalizeOptions, Statistics, clip_within
+from trawl.rollout.normalization import clip_within
+from trawl.rollout.stage import StageSetup
 
 
 class _Observation:
@@ -41,6 +35,7 @@ class _Observation:
         absent: key of the flag that is True for absent agents; None if no agent is ever absent.
 
     Attributes:
+        leaf: shape of an observation.
         raw_next: the observations of the environment with which the next batch begins.
     """
 
@@ -49,7 +44,7 @@ class _Observation:
     ) -> None:
         self.key, self.next_obs, self.absent = key, next_obs, absent
         self.raw_next = next_obs.copy()
-        leaf = next_obs.shape[1:]
+        self.leaf = leaf = next_obs.shape[1:]
         self.raw = np.empty((*rows, *leaf), next_obs.dtype)
         self._largest = float(np.finfo(next_obs.dtype).max)
         clip = clip_within(clip, self._largest)
@@ -76,80 +71,34 @@ class _Observation:
 
 
 class ArrayNormalizer(FrameNormalizer[Array, StepArrays]):
-    """Normalises the batches of an ``ArrayBatchWriter``.
+    """Normalises the frames of environments whose data are arrays."""
 
-    The statistics of observations are those of the frames: the observation with which each frame
-    begins counts once. Rows without a frame and absent agents don't count. The observations of
-    absent agents stay zero. Rewards are normalised with statistics that include the batch itself.
+    _ops = np.add, np.multiply
+    _observations: list[_Observation]
+    _rows: dict[Key, Array]
 
-    Args:
-        options: what is normalised.
-        observed: layout of the observations.
-        rewards: layout of the rewards.
-        next_obs: the observations with which the next batch begins, normalised, and the flags of
-            groups of agents.
-        rows: number of rows in a batch, and of environments in a row.
+    @override
+    def _new_observations(
+        self, setup: StageSetup[Array], keys: Sequence[Key], clip: float
+    ) -> list[_Observation]:
+        rows = setup.options.steps, setup.envs_per_row
+        return [
+            _Observation(key, setup.next_rows[key], rows, clip, self._absent(key)) for key in keys
+        ]
 
-    Attributes:
-        normalization: the statistics.
-
-    Raises:
-        KeyError, ValueError: see :func:`~trawl.rollout.frame_normalizer.observation_keys`.
-    """
-
-    def __init__(
-        self,
-        options: NormalizeOptions,
-        observed: Mapping[Key, Leaf],
-        rewards: Mapping[Key, Leaf],
-        next_obs: Mapping[Key, Array],
-        rows: tuple[int, int],
-    ) -> None:
-        self._options = options
-        self._next_rows = next_obs
-        self._observations: list[_Observation] = []
-        self._rewards: list[DiscountedReturns] = []
-        count = len(next(iter(next_obs.values())))
-        if options.observations is not None:
-            clip = options.observations.clip
-            self._observations = [
-                _Observation(key, next_obs[key], rows, clip, self._absent(key))
-                for key in observation_keys(options.observations, observed)
-            ]
-        if options.rewards is not None:
-            self._rewards = [
-                DiscountedReturns(
-                    key, options.rewards, np.zeros((count, *leaf.shape)), np.add, np.multiply
-                )
-                for key, leaf in rewards.items()
-            ]
-        self._statistics = BatchStatistics(options, self._empty(), rows[1], lambda moments: moments)
-        self.normalization = self._statistics.normalization
-        self._fresh = np.ones(count, np.bool_)
-        self._rows: dict[Key, Array] = {}
-
-    def _empty(self) -> Statistics:
-        found = {
-            one.key: RunningMoments.empty(one.raw.shape[2:], 0 if one.absent is None else 1)
-            for one in self._observations
-        }
-        return found | {one.key: RunningMoments.empty() for one in self._rewards}
+    @override
+    def _zeros(self, shape: tuple[int, ...]) -> Array:
+        return np.zeros((self._num_envs, *shape))
 
     # --- between batches
 
     @override
-    def restart(self, mask: Mask | None) -> None:
-        chosen = np.ones(self._num_envs, np.bool_) if mask is None else mask
-        self._fresh |= chosen
-        for reward in self._rewards:
-            reward.carry[chosen] = 0
-        self._statistics.load()
-        self._load()
-        self._normalize_next(self._fresh)
+    def _clear_carry(self, carry: Array, chosen: Mask) -> None:
+        carry[chosen] = 0
 
-    @property
-    def _num_envs(self) -> int:
-        return len(self._fresh)
+    @override
+    def _normalize_fresh(self) -> None:
+        self._normalize_next(self._fresh)
 
     def _normalize_next(self, envs: Array) -> None:
         """Normalises the observations with which some environments go on."""
@@ -161,17 +110,6 @@ class ArrayNormalizer(FrameNormalizer[Array, StepArrays]):
             one.next_obs[envs] = values
 
     # --- a batch
-
-    @override
-    def renew(self, most_frames: float, in_groups: bool) -> Mask | None:
-        self._statistics.most_frames = most_frames
-        self._statistics.begin(in_groups)
-        self._load()
-        if not self._fresh.any():
-            return None
-        self._normalize_next(self._fresh)
-        fresh, self._fresh[:] = self._fresh.copy(), False
-        return fresh
 
     @override
     def begin(self, block: Block, view: StepArrays) -> StepArrays:

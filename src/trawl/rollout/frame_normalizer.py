@@ -9,6 +9,7 @@ batch is finished.
 from __future__ import annotations
 
 import math
+from abc import abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import repeat
 from typing import Any, Protocol
@@ -28,7 +29,7 @@ from trawl.rollout.normalization import (
     Statistics,
 )
 from trawl.rollout.policy_leaves import PolicyLeaves
-from trawl.rollout.stage import Rows, Stage, View
+from trawl.rollout.stage import Rows, Stage, StageSetup, View
 
 
 class NormalizedEntry(Protocol):
@@ -36,31 +37,124 @@ class NormalizedEntry(Protocol):
 
     Attributes:
         key: key of the observation.
+        leaf: shape of an observation.
         raw_next: the observations of the environment with which the next batch begins.
+        absent: key of the flag that is True for absent agents; None if no agent is ever absent.
     """
 
     key: Key
+    leaf: tuple[int, ...]
     raw_next: Any
+    absent: Key | None
 
     def load(self, moments: BaseMoments, epsilon: float) -> None:
         """Sets the statistics for all rows from now on."""
 
 
 class FrameNormalizer(Stage[Rows, View]):
-    """Stage that normalises the frames of an environment."""
+    """Stage that normalises the frames of an environment.
+
+    The statistics of observations are those of the frames: the observation with which each frame
+    begins counts once. Rows without a frame and absent agents don't count. The observations of
+    absent agents stay zero. Rewards are normalised with statistics that include the batch itself.
+
+    Args:
+        setup: what the stage is made from.
+
+    Attributes:
+        normalization: the statistics.
+
+    Raises:
+        KeyError, ValueError: see :func:`observation_keys`.
+    """
 
     normalization: Normalization
+    # ``numpy.add`` and ``numpy.multiply``, or those of torch.
+    _ops: tuple[Callable[..., Any], Callable[..., Any]]
     _observations: Sequence[NormalizedEntry]
-    _rewards: Sequence[DiscountedReturns]
-    # True for environments that were reset since the last batch. Their first observation is
-    # normalised when the next batch begins, with the statistics of that batch.
-    _fresh: Rows
-    _options: NormalizeOptions
-    _statistics: BatchStatistics
-    # Entries with which the next batch begins, among them the flags of groups of agents.
-    _next_rows: Mapping[Key, Rows]
     # Entries of the batch that is being filled, with time first.
     _rows: Mapping[Key, Any]
+
+    def __init__(self, setup: StageSetup[Rows]) -> None:
+        options = setup.options.normalize
+        self._options, self._num_envs = options, setup.num_envs
+        # Entries with which the next batch begins, among them the flags of groups of agents.
+        self._next_rows = setup.next_rows
+        self._observations, self._rewards = [], list[DiscountedReturns]()
+        if options.observations is not None:
+            keys = observation_keys(options.observations, setup.observed, setup.features)
+            self._observations = self._new_observations(setup, keys, options.observations.clip)
+        if options.rewards is not None:
+            self._rewards = [
+                DiscountedReturns(key, options.rewards, self._zeros(leaf.shape), *self._ops)
+                for key, leaf in setup.rewards.items()
+            ]
+        empty = {
+            one.key: RunningMoments.empty(one.leaf, 0 if one.absent is None else 1)
+            for one in self._observations
+        }
+        empty |= {one.key: RunningMoments.empty(self._components(one)) for one in self._rewards}
+        count = setup.envs_per_row
+        self._statistics = BatchStatistics(options, empty, count, self._on_device)
+        self.normalization = self._statistics.normalization
+        # True for environments that were reset since the last batch. Their first observation is
+        # normalised when the next batch begins, with the statistics of that batch.
+        self._fresh: Any = self._zeros(()) == 0
+        self._rows = {}
+
+    @abstractmethod
+    def _new_observations(
+        self, setup: StageSetup[Rows], keys: Sequence[Key], clip: float
+    ) -> Sequence[NormalizedEntry]:
+        """Returns the observations that are normalised."""
+
+    @abstractmethod
+    def _zeros(self, shape: tuple[int, ...]) -> Any:
+        """Returns zeros of float64 for all environments."""
+
+    def _components(self, one: DiscountedReturns) -> tuple[int, ...]:
+        """Returns the shape of the statistics of rewards."""
+        return ()
+
+    def _on_device(self, moments: RunningMoments) -> BaseMoments:
+        """Brings statistics to the device of the data."""
+        return moments
+
+    # --- between batches
+
+    @override
+    def restart(self, mask: Any) -> None:
+        chosen = self._fresh | True if mask is None else mask
+        self._fresh |= chosen
+        for reward in self._rewards:
+            self._clear_carry(reward.carry, chosen)
+        self._statistics.load()
+        self._load()
+        self._normalize_fresh()
+
+    @abstractmethod
+    def _clear_carry(self, carry: Any, chosen: Any) -> None:
+        """Zeroes the returns of some environments."""
+
+    @abstractmethod
+    def _normalize_fresh(self) -> None:
+        """Normalises the observations of environments that were reset."""
+
+    @override
+    def renew(self, most_frames: float, in_groups: bool) -> Any:
+        self._statistics.most_frames = most_frames
+        self._statistics.begin(in_groups)
+        self._load()
+        if self._fresh_is_known and not self._fresh.any():
+            return None
+        self._normalize_fresh()
+        fresh, self._fresh = self._fresh, self._fresh & False
+        return fresh
+
+    @property
+    def _fresh_is_known(self) -> bool:
+        """True if code can look for environments that were reset without waiting for a device."""
+        return True
 
     @property
     @override
@@ -122,18 +216,22 @@ _FIRST_FRAMES = 16
 NEVER = 2**62
 
 
-def observation_keys(options: NormalizeObservation, observed: Mapping[Key, Leaf]) -> list[Key]:
+def observation_keys(
+    options: NormalizeObservation, observed: Mapping[Key, Leaf], features: Mapping[Key, Leaf]
+) -> list[Key]:
     """Returns the keys of the observations to normalise.
 
     Args:
         options: the options.
         observed: layout of the observations.
+        features: the observations among which those are chosen if the options name none.
 
     Raises:
         KeyError: if a key of the options is not the key of an observation.
         ValueError: if a chosen observation is not of floating-point numbers, or if the environment
             has no observation of floating-point numbers.
     """
+    observed = features if options.keys is None else observed
     floats = [key for key, leaf in observed.items() if leaf.dtype.is_floating_point]
     if options.keys is None:
         found = [key for key in floats if is_feature(key)]

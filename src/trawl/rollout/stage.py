@@ -3,21 +3,71 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Generic, TypeVar
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Generic, Literal, TypeVar
 
+import torch
 from typing_extensions import override
 
 from trawl.keys import Key
-from trawl.rollout.batch_writer import StepFn
+from trawl.rollout.batch_writer import BatchOptions, StepFn
 from trawl.rollout.episodes import EpisodeStart, Follow
 from trawl.rollout.layout import FramePool, Leaf
+from trawl.rollout.normalization import Normalization
 from trawl.rollout.policy_leaves import PolicyLeaves
 
 #: Arrays or tensors.
 Rows = TypeVar("Rows")
+#: Arrays, tensors, or arrays in which a row is the frame of one environment, in the order of
+#: arrival.
+RowKind = Literal["arrays", "tensors", "arrival"]
 #: The batch as steppers write it.
 View = TypeVar("View")
+
+_CPU = torch.device("cpu")
+
+
+@dataclass(frozen=True)
+class StageSetup(Generic[Rows]):
+    """Everything that the stages of a collector are made from.
+
+    Attributes:
+        options: options of the batches.
+        kind: kind of the rows.
+        observed: layout of the observations, by key.
+        features: the observations among which an option chooses that names no keys.
+        rewards: layout of the rewards, by key.
+        groups: keys of the groups of agents.
+        batch: batch size of the environments.
+        next_rows: the entries that a step passes on to the next step, ``(num_envs, *leaf)``, by
+            key. The next batch begins with them.
+        masked: True if some rows of a batch hold no frame.
+        home: device of the entries.
+        at_once: True if code can read a tensor without waiting for a device.
+    """
+
+    options: BatchOptions
+    kind: RowKind
+    observed: Mapping[Key, Leaf]
+    features: Mapping[Key, Leaf]
+    rewards: Mapping[Key, Leaf]
+    groups: Collection[str]
+    batch: tuple[int, ...]
+    next_rows: Mapping[Key, Rows]
+    masked: bool
+    home: torch.device = _CPU
+    at_once: bool = True
+
+    @property
+    def num_envs(self) -> int:
+        """Number of environments."""
+        return math.prod(self.batch)
+
+    @property
+    def envs_per_row(self) -> int:
+        """Number of environments of which a row of a batch has frames."""
+        return 1 if self.kind == "arrival" else self.num_envs
 
 
 class Stage(Generic[Rows, View]):
@@ -33,12 +83,17 @@ class Stage(Generic[Rows, View]):
         more_leaves: layout of further entries of a batch, by key.
         pools: layout of the memory for frames that a batch refers to, by key.
         starts: objects that are called when an episode begins in the batch.
+        passed_on: rows that are passed on to the next step instead of those of the environment,
+            by key.
+        normalization: statistics with which the stage normalises frames; None if it doesn't.
     """
 
     keys: Sequence[Key] = ()
     more_leaves: Mapping[Key, Leaf] = {}
     pools: Mapping[Key, FramePool] = {}
     starts: Sequence[EpisodeStart] = ()
+    passed_on: Mapping[Key, Rows] = {}
+    normalization: Normalization | None = None
 
     # --- layout
 
@@ -52,6 +107,14 @@ class Stage(Generic[Rows, View]):
 
     def check_policy(self, leaves: PolicyLeaves) -> None:
         """Raises a ``ValueError`` if a policy writes what the stage writes."""
+
+    def source(self, source: Any) -> Any:
+        """Returns an object that takes steps of tensors, and changes their results.
+
+        Args:
+            source: the environment, or an object that takes its steps.
+        """
+        return source
 
     # --- between batches
 
@@ -154,9 +217,14 @@ class StageChain(Stage[Any, Any]):
 
     def __init__(self, stages: Sequence[Stage[Any, Any]] = ()) -> None:
         self._stages = list(stages)
+        found = (stage.normalization for stage in stages)
+        self.normalization = next((one for one in found if one is not None), None)
 
     def __iter__(self) -> Iterator[Stage[Any, Any]]:
         return iter(self._stages)
+
+    def __bool__(self) -> bool:
+        return bool(self._stages)
 
     @property
     @override
@@ -178,6 +246,11 @@ class StageChain(Stage[Any, Any]):
     def starts(self) -> list[EpisodeStart]:  # type: ignore[override]
         return [start for stage in self for start in stage.starts]
 
+    @property
+    @override
+    def passed_on(self) -> dict[Key, Any]:  # type: ignore[override]
+        return {key: row for stage in self for key, row in stage.passed_on.items()}
+
     @override
     def readable(self, leaves: Mapping[Key, Leaf]) -> Mapping[Key, Leaf]:
         for stage in self:
@@ -194,6 +267,12 @@ class StageChain(Stage[Any, Any]):
     def check_policy(self, leaves: PolicyLeaves) -> None:
         for stage in self:
             stage.check_policy(leaves)
+
+    @override
+    def source(self, source: Any) -> Any:
+        for stage in self:
+            source = stage.source(source)
+        return source
 
     @override
     def first_rows(self, rows: Mapping[Key, Any]) -> Mapping[Key, Any]:

@@ -8,7 +8,7 @@ loop waits for the device.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -19,101 +19,73 @@ from trawl.envs.tensor_env import TensorStep
 from trawl.keys import DONE, MASK, Key, next_of
 from trawl.rollout.batch_writer import StepFn
 from trawl.rollout.block import Block
-from trawl.rollout.frame_normalizer import (
-    BatchStatistics,
-    DiscountedReturns,
-    FrameNormalizer,
-    raw_reward_of,
-)
-from trawl.rollout.layout import Leaf
+from trawl.rollout.frame_normalizer import DiscountedReturns, FrameNormalizer, raw_reward_of
 from trawl.rollout.moments import BaseMoments, RunningMoments, TensorMoments
-from trawl.rollout.normalization import NormalizeOptions, Statistics, clip_within
+from trawl.rollout.normalization import clip_within
+from trawl.rollout.stage import StageSetup
 from trawl.rollout.step_tensors import StepTensors
 from trawl.rollout.tensor_stepper import StepSource, TensorSource
 
 
 class TensorNormalizer(FrameNormalizer[Tensor, StepTensors]):
-    """Normalises the batches of a ``TensorBatchWriter``.
+    """Normalises the frames of environments whose data are tensors.
 
     Except for rounding, the results equal those of
     :class:`~trawl.rollout.array_normalizer.ArrayNormalizer`.
-
-    Args:
-        env: the environment.
-        options: options of everything that is normalised.
-        keys: keys of the observations to normalise.
-        rewards: layout of the rewards.
-        masked: True if some frames hold no experience.
-        next_row: for each entry of the next frame, the row after a batch's last row.
-        steps: number of rows in a batch.
-
-    Attributes:
-        source: the object that the stepper steps.
     """
 
-    def __init__(
-        self,
-        env: TensorSource,
-        options: NormalizeOptions,
-        keys: Sequence[Key],
-        rewards: Mapping[Key, Leaf],
-        masked: bool,
-        next_row: Mapping[Key, Tensor],
-        steps: int,
-    ) -> None:
-        self.source: StepSource = env
-        self._options, self._next_rows = options, next_row
-        self._home = env.home
-        self._observations: list[NormalizedRows] = []
-        self._rewards: list[DiscountedReturns] = []
-        count = env.batch_size.numel()
-        if options.observations is not None:
-            clip = options.observations.clip
-            self._kept = rows_kept([next_row[key] for key in keys], steps, masked)
-            self._observations = [
-                NormalizedRows(key, next_row[key], steps, self._kept, clip, self._absent(key))
-                for key in keys
-            ]
-            self._steps = NormalizedSteps(env, self._observations)
-            self.source = self._steps
-        if options.rewards is not None:
-            self._rewards = [
-                DiscountedReturns(
-                    key,
-                    options.rewards,
-                    torch.zeros(count, *leaf.shape, dtype=torch.float64, device=env.home),
-                    torch.add,
-                    torch.mul,
-                )
-                for key, leaf in rewards.items()
-            ]
-        self._statistics = BatchStatistics(options, self._empty(), count, self._on_device)
-        self.normalization = self._statistics.normalization
-        self._fresh = torch.ones(count, dtype=torch.bool, device=env.home)
-        self._rows: Mapping[Key, Tensor] = {}
+    _ops = torch.add, torch.mul
+    _observations: list[NormalizedRows]
+    _steps: NormalizedSteps
 
+    def __init__(self, setup: StageSetup[Tensor]) -> None:
+        self._home = setup.home
+        super().__init__(setup)
+
+    @override
+    def _new_observations(
+        self, setup: StageSetup[Tensor], keys: Sequence[Key], clip: float
+    ) -> list[NormalizedRows]:
+        rows, steps = [setup.next_rows[key] for key in keys], setup.options.steps
+        self._kept = rows_kept(rows, steps, setup.masked)
+        return [
+            NormalizedRows(key, row, steps, self._kept, clip, self._absent(key))
+            for key, row in zip(keys, rows, strict=True)
+        ]
+
+    @override
+    def _zeros(self, shape: tuple[int, ...]) -> Tensor:
+        return torch.zeros((self._num_envs, *shape), dtype=torch.float64, device=self._home)
+
+    @override
+    def _components(self, one: DiscountedReturns) -> tuple[int, ...]:
+        # Rewards may have several components.
+        found = tuple(one.carry.shape[1:])[-1:]
+        return () if found == (1,) else found
+
+    @override
     def _on_device(self, moments: RunningMoments) -> TensorMoments:
         return TensorMoments.on(self._home, moments)
 
-    def _empty(self) -> Statistics:
-        found = {
-            one.key: RunningMoments.empty(one.leaf, 0 if one.absent is None else 1)
-            for one in self._observations
-        }
-        return found | {one.key: RunningMoments.empty(_components(one)) for one in self._rewards}
+    @override
+    def source(self, source: TensorSource) -> StepSource:
+        if not self._observations:
+            return source
+        self._steps = NormalizedSteps(source, self._observations)
+        return self._steps
 
     # --- between batches
 
     @override
-    def restart(self, mask: Tensor | None) -> None:
-        chosen = torch.ones_like(self._fresh) if mask is None else mask
-        self._fresh |= chosen
-        for one in self._rewards:
-            one.carry.masked_fill_(_column(chosen, one.carry), 0.0)
-        self._statistics.load()
-        self._load()
-        self._normalize_fresh()
+    def _clear_carry(self, carry: Tensor, chosen: Tensor) -> None:
+        carry.masked_fill_(_column(chosen, carry), 0.0)
 
+    @property
+    @override
+    def _fresh_is_known(self) -> bool:
+        return self._home.type == "cpu"
+
+    @override
     def _normalize_fresh(self) -> None:
         for one in self._observations:
             values = torch.empty_like(one.next_row)
@@ -124,18 +96,6 @@ class TensorNormalizer(FrameNormalizer[Tensor, StepTensors]):
             torch.where(mask, values, one.next_row, out=one.next_row)
 
     # --- a batch
-
-    @override
-    def renew(self, most_frames: float, in_groups: bool) -> Tensor | None:
-        self._statistics.most_frames = most_frames
-        self._statistics.begin(in_groups)
-        self._load()
-        if self._home.type == "cpu" and not self._fresh.any():
-            return None
-        self._normalize_fresh()
-        fresh = self._fresh.clone()
-        self._fresh.zero_()
-        return fresh
 
     @override
     def begin(self, block: Block, view: StepTensors) -> StepTensors:
@@ -212,7 +172,7 @@ class TensorNormalizer(FrameNormalizer[Tensor, StepTensors]):
                     present = _present(tensors[absent][:filled], counted)
                 if present is not None:
                     present = _column(present, lead).expand_as(lead).reshape(-1)
-                moments = TensorMoments.of(returns.reshape(-1, *_components(one)), present)
+                moments = TensorMoments.of(returns.reshape(-1, *self._components(one)), present)
                 statistics.add(one.key, moments)
             largest = torch.finfo(rewards.dtype).max
             _, scale = statistics.of(one.key).affine(options.epsilon, largest)
@@ -223,12 +183,6 @@ class TensorNormalizer(FrameNormalizer[Tensor, StepTensors]):
 def _column(rows: Tensor, like: Tensor) -> Tensor:
     """Returns values of rows in a shape that broadcasts to that of a tensor."""
     return rows.reshape(*rows.shape, *[1] * (like.ndim - rows.ndim))
-
-
-def _components(one: DiscountedReturns) -> tuple[int, ...]:
-    """Returns the shape of the statistics of rewards, which may have several components."""
-    found = tuple(one.carry.shape[1:])[-1:]
-    return () if found == (1,) else found
 
 
 def _clear(values: Tensor, absent: Tensor) -> None:

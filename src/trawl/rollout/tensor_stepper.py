@@ -68,7 +68,6 @@ class TensorStepper(EnvStepper[StepTensors]):
 
     Args:
         env: the environment.
-        source: the environment, or an object that takes its steps and changes the results.
         limit: number of steps after which an episode is cut off; None for no limit.
         stages: what is done to frames.
 
@@ -83,12 +82,12 @@ class TensorStepper(EnvStepper[StepTensors]):
     def __init__(
         self,
         env: TensorSource,
-        source: StepSource,
         limit: int | None,
         stages: Stage[Tensor, StepTensors],
     ) -> None:
         self._env = env
-        self._source = source
+        # The object that takes the steps.
+        self._source: StepSource = stages.source(env)
         self._limit = limit
         self._stages = stages
         self.latest: list[Tensor] | None = None
