@@ -28,7 +28,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from trawl.collectors import Collector
 from trawl.envs import FrameStack, TorchVectorEnv, masks
-from trawl.rollout import chain
+from trawl.rollout import staged_rows
 from trawl.rollout.tensor_normalizer import TensorNormalizer
 
 COUNT, STEPS, LENGTH, SIZE = 6, 10, 4, 3
@@ -250,7 +250,7 @@ def test_no_normalisation_waits(mode: AutoresetMode, stack: FrameStack | None) -
             super()._end_rows(stop)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(chain._NORMALIZERS, "tensors", Noted)
+        patch.setitem(staged_rows._NORMALIZERS, "tensors", Noted)
         policy = plain() if stack is None else of_stacks()
         found, batch = loop_waits(Gpu(Simulator(mode)), policy, **options)
     assert found == []

@@ -39,6 +39,7 @@ from trawl.rollout.batch_writer import BatchOptions
 from trawl.rollout.block import Block
 from trawl.rollout.checks import check_rewards
 from trawl.rollout.device_transfer import transfer_to
+from trawl.rollout.episodes import cut_off, truncate
 from trawl.rollout.layout import Layout, Leaf
 from trawl.rollout.policy import Policy
 from trawl.rollout.random_actions import ReadyActions
@@ -222,9 +223,8 @@ class ReadyBatchWriter(ArrayBatchWriter):
                 self.sums.end(index)
                 self.episodes.cut(index)
             else:
-                for key in (keys.TRUNCATED, keys.DONE):
-                    # A trajectory that has ended with this frame keeps its flags.
-                    self._rows[key][last] |= not self._rows[keys.DONE][last]
+                # A trajectory that has ended with this frame keeps its flags.
+                truncate(self._rows, (last,), ~self._rows[DONE][last, 0])
         self._start_trajectories(np.array(broken))
 
     def _record_frames(self, results: ReadyResults, start: int) -> int:
@@ -281,9 +281,10 @@ class ReadyBatchWriter(ArrayBatchWriter):
         rows = self._rows
         rows[keys.TERMINATED][start:stop, 0] = bits & TERMINATED
         rows[keys.TRUNCATED][start:stop, 0] = bits & TRUNCATED
-        if self.options.limit is not None:
-            rows[keys.TRUNCATED][start:stop] |= self._next[STEP_COUNT][chosen] >= self.options.limit
         rows[DONE][start:stop, 0] = resets
+        if self.options.limit is not None:
+            flags = (rows[key][start:stop] for key in (keys.TRUNCATED, DONE))
+            cut_off(self.options.limit, self._next[STEP_COUNT][chosen], *flags)
         self._start_trajectories(chosen[ended])
         self._start_episodes(chosen[ended])
 

@@ -38,7 +38,7 @@ from trawl.rollout.block import Block, copy_into
 from trawl.rollout.checks import check_carrier, check_rewards, has_autoreset_steps
 from trawl.rollout.env_restarts import FailureCounter, PartFailures, emptied
 from trawl.rollout.episode_sums import EpisodeSums
-from trawl.rollout.episodes import EpisodeTracker
+from trawl.rollout.episodes import EpisodeTracker, cut_off
 from trawl.rollout.layout import Layout, layout_of
 from trawl.rollout.loose_stages import LooseStages, LooseStep
 from trawl.rollout.policy import Policy
@@ -293,16 +293,15 @@ class TensorDictBatchWriter(BatchWriter):
         if self._limit is not None:
             count = frame.get(_COUNT) + 1
             following.set(_COUNT, count)
-            late = count >= self._limit
-            if skipped is not None:
-                # A step that was only a reset belongs to no episode.
-                late &= ~skipped.unsqueeze(-1).to(late.device)
-            cut = late & ~following.get("done")
+            ended, before = following.get("done"), following.get("truncated", None)
+            done = ended.clone()
+            truncated = torch.zeros_like(done) if before is None else before.clone()
+            resets = None if skipped is None else skipped.unsqueeze(-1).to(count.device)
+            late = cut_off(self._limit, count, truncated, done, resets)
+            following.update({"truncated": truncated, "done": done})
+            cut = late & ~ended
             if self._parts is not None:
                 cut &= ~self._parts.failed().unsqueeze(-1).to(cut.device)
-            before = following.get("truncated", None)
-            following.set("truncated", late if before is None else before | late)
-            following.set("done", following.get("done") | late)
             break_off(following, self._agent_flags, late.squeeze(-1))
             if cut.any():
                 root = self.env.reset(root.copy().set("_reset", cut))
