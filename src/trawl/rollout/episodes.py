@@ -98,9 +98,9 @@ class StepArrays:
         return single
 
 
-def following(rows: list[Array], steps: int, next_obs: Array) -> list[Array]:
+def following(rows: Sequence[Any], steps: int, next_obs: Any) -> list[Any]:
     """Returns ``rows``, followed by ``next_obs`` if the batch ends before ``steps`` rows."""
-    return rows if len(rows) == steps else [*rows, next_obs]
+    return [*rows] if len(rows) == steps else [*rows, next_obs]
 
 
 def split_rows(array: Array) -> list[Array]:

@@ -223,9 +223,6 @@ class StageChain(Stage[Any, Any]):
     def __iter__(self) -> Iterator[Stage[Any, Any]]:
         return iter(self._stages)
 
-    def __bool__(self) -> bool:
-        return bool(self._stages)
-
     @property
     @override
     def keys(self) -> list[Key]:  # type: ignore[override]

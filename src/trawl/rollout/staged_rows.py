@@ -15,6 +15,7 @@ from torch import Tensor
 from trawl.keys import TRAJ_IDS, Key, show_key
 from trawl.rollout.array_normalizer import ArrayNormalizer
 from trawl.rollout.array_stepper import Stepper
+from trawl.rollout.batch_writer import BatchOptions
 from trawl.rollout.block import Block
 from trawl.rollout.checks import check_same_layout
 from trawl.rollout.ready_stages import ReadyNormalizer, ReadyStacks
@@ -29,34 +30,38 @@ _NORMALIZERS: dict[str, type[Stage[Any, Any]]] = {
 }
 
 
-def _normalizer(setup: StageSetup[Any]) -> Stage[Any, Any] | None:
+def _normalizer(setup: StageSetup[Any]) -> Stage[Any, Any]:
     make: Any = _NORMALIZERS[setup.kind]
-    return make(setup) if setup.options.normalize else None
+    return make(setup)  # type: ignore[no-any-return]
 
 
-def _stacks(setup: StageSetup[Any]) -> Stage[Any, Any] | None:
-    if setup.options.frame_stack is None:
-        return None
+def _stacks(setup: StageSetup[Any]) -> Stage[Any, Any]:
     return ReadyStacks(setup) if setup.kind == "arrival" else FrameStacks(setup)
 
 
-#: Functions that return a stage, or None if the options don't need it.
-_STAGES: list[Callable[[StageSetup[Any]], Stage[Any, Any] | None]] = [_normalizer, _stacks]
+#: For each stage, in the order in which frames pass them, a function that tells whether options
+#: need it, and one that makes it.
+_STAGES: list[
+    tuple[Callable[[BatchOptions], bool], Callable[[StageSetup[Any]], Stage[Any, Any]]]
+] = [
+    (lambda options: bool(options.normalize), _normalizer),
+    (lambda options: options.frame_stack is not None, _stacks),
+]
 
 
-def new_chain(setup: StageSetup[Any]) -> StageChain:
-    """Returns the stages that the frames of a collector pass.
+def needs_stages(options: BatchOptions) -> bool:
+    """Returns True if frames pass stages under these options."""
+    return any(needed(options) for needed, _ in _STAGES)
 
-    Raises:
-        KeyError, ValueError: if an observation can't be normalised or stacked.
-    """
+
+def _new_chain(setup: StageSetup[Any]) -> StageChain:
+    """Returns the stages that the frames of a collector pass."""
     stages: list[Stage[Any, Any]] = []
-    for make in reversed(_STAGES):
-        stage = make(setup)
-        if stage is not None:
+    for needed, make in reversed(_STAGES):
+        if needed(setup.options):
+            stages.insert(0, make(setup))
             # A stage writes into the rows of the stages after it.
-            setup = replace(setup, next_rows=stage.first_rows(setup.next_rows))
-            stages.insert(0, stage)
+            setup = replace(setup, next_rows=stages[0].first_rows(setup.next_rows))
     return StageChain(stages)
 
 
@@ -65,6 +70,9 @@ class StagedRows:
 
     Args:
         setup: what the stages are made from.
+
+    Raises:
+        KeyError, ValueError: if an observation can't be normalised or stacked.
 
     Attributes:
         stages: what is done to frames, in the order in which they pass.
@@ -77,7 +85,7 @@ class StagedRows:
     view: Any
 
     def __init__(self, setup: StageSetup[Any]) -> None:
-        self.stages = new_chain(setup)
+        self.stages = _new_chain(setup)
         self.next: dict[Key, Any] = {**setup.next_rows, **self.stages.passed_on}
         self._steps = setup.options.steps
         self._block: Block | None = None

@@ -43,6 +43,7 @@ from trawl.rollout.layout import Layout, layout_of
 from trawl.rollout.loose_stages import LooseStages, LooseStep
 from trawl.rollout.policy import Policy
 from trawl.rollout.policy_binder import TensorDictBinder
+from trawl.rollout.staged_rows import needs_stages
 from trawl.rollout.step_logs import keep_logs
 from trawl.tensordicts import (
     break_off,
@@ -106,7 +107,7 @@ class TensorDictBatchWriter(BatchWriter):
         root = self._with_marks(self._reset())
         # What is done to some entries of the frames; None if nothing is.
         self._stages: LooseStages | None = None
-        if options.normalize or options.frame_stack is not None:
+        if needs_stages(options):
             self._stages = LooseStages(env, policy, options, root, self._has_mask)
             self.normalization = self._stages.normalization
         shown = root if self._stages is None else self._stages.read_first(root)
