@@ -13,12 +13,17 @@ from collections.abc import Sequence
 import numpy as np
 from typing_extensions import override
 
-from trawl.keys import DONE, MASK, Key, next_of
+from trawl.keys import Key, next_of
 from trawl.memory import Array, Mask
 from trawl.rollout.batch_writer import StepFn
 from trawl.rollout.block import Block
 from trawl.rollout.episodes import StepArrays
-from trawl.rollout.frame_normalizer import FrameNormalizer, raw_reward_of
+from trawl.rollout.frame_normalizer import (
+    DiscountedReturns,
+    FrameNormalizer,
+    Operations,
+    present_in,
+)
 from trawl.rollout.moments import BaseMoments, RunningMoments
 from trawl.rollout.normalization import clip_within
 from trawl.rollout.stage import StageSetup
@@ -70,10 +75,21 @@ class _Observation:
         np.minimum(target, self._high, out=target)
 
 
+_OPERATIONS = Operations(
+    np.add,
+    np.multiply,
+    np.clip,
+    lambda values, mask: np.copyto(values, 0, where=mask),
+    lambda values, dtype: values.astype(dtype),
+    np.finfo,
+    np.float64,
+)
+
+
 class ArrayNormalizer(FrameNormalizer[Array, StepArrays]):
     """Normalises the frames of environments whose data are arrays."""
 
-    _ops = np.add, np.multiply
+    _ops = _OPERATIONS
     _observations: list[_Observation]
     _rows: dict[Key, Array]
 
@@ -86,15 +102,7 @@ class ArrayNormalizer(FrameNormalizer[Array, StepArrays]):
             _Observation(key, setup.next_rows[key], rows, clip, self._absent(key)) for key in keys
         ]
 
-    @override
-    def _zeros(self, shape: tuple[int, ...]) -> Array:
-        return np.zeros((self._num_envs, *shape))
-
     # --- between batches
-
-    @override
-    def _clear_carry(self, carry: Array, chosen: Mask) -> None:
-        carry[chosen] = 0
 
     @override
     def _normalize_fresh(self) -> None:
@@ -106,7 +114,7 @@ class ArrayNormalizer(FrameNormalizer[Array, StepArrays]):
             values = one.raw_next[envs]
             one.normalize(values, values)
             if one.absent is not None:
-                _clear(values, self._next_rows[one.absent][envs])
+                self._ops.clear_absent(values, self._next_rows[one.absent][envs])
             one.next_obs[envs] = values
 
     # --- a batch
@@ -151,7 +159,7 @@ class ArrayNormalizer(FrameNormalizer[Array, StepArrays]):
                 maximum(row, low, out=row)
                 minimum(row, high, out=row)
             for rows, flags in absences:
-                _clear(rows[t], flags[t])
+                self._ops.clear_absent(rows[t], flags[t])
             if start + t >= statistics.due:
                 refresh(start + t + 1)
 
@@ -163,94 +171,42 @@ class ArrayNormalizer(FrameNormalizer[Array, StepArrays]):
         self._load()
         self._statistics.set_due(stop)
 
+    @override
     def _end_rows(self, stop: int) -> None:
-        """Counts the frames up to a row, and normalises the observations after their steps."""
         chosen = slice(self._statistics.first, stop)
         mask = self._counted(stop)
         for one in self._observations:
             if self._statistics.training:
                 part = None if mask is None else mask[chosen]
                 self._statistics.add(one.key, self._moments(one, chosen, part))
+            # Nothing else reads the observations after these steps.
             after = self._rows[next_of(one.key)][chosen]
             one.normalize(after, after)
             if one.absent is not None:
                 # An agent that is done after a step, but wasn't before, has a last observation.
                 flags = self._rows[one.absent][chosen] & self._rows[next_of(one.absent)][chosen]
-                _clear(after, flags)
+                self._ops.clear_absent(after, flags)
         self._statistics.first = stop
 
     def _moments(self, one: _Observation, chosen: slice, mask: Mask | None) -> RunningMoments:
         rows = one.raw[chosen]
         if one.absent is None:
             return RunningMoments.of(_samples(rows, mask))
-        present = _present(self._rows[one.absent][chosen], mask)
+        present = present_in(self._rows[one.absent][chosen], mask)
         samples = _samples(rows, None)
         return RunningMoments.of(samples, present.reshape(-1, present.shape[-1]))
 
     @override
-    def finish(self, block: Block, filled: int) -> None:
-        if filled:
-            self._end_rows(filled)
-            self._finish_rewards(filled)
-        self._keep_last(filled)
-        self._rows = {}
-        self._statistics.finish()
-
     def _keep_last(self, filled: int) -> None:
-        """Keeps the observations after the last step."""
         for one in self._observations:
             if filled < len(one.raw):
                 one.next_obs[...] = self._rows[one.key][filled]
 
-    def _finish_rewards(self, filled: int) -> None:
-        rows, statistics, counted = self._rows, self._statistics, self._counted(filled)
-        for one in self._rewards:
-            rewards, gamma = rows[one.key][:filled], one.options.gamma
-            if one.options.keep_raw:
-                rows[raw_reward_of(one.key)][:filled] = rewards
-            absent = self._absent(one.key[1:])
-            goes_on = self._goes_on(filled, rewards.ndim, absent)
-            returns = rewards.astype(np.float64)
-            # A return may be infinite, which is reported later.
-            with np.errstate(invalid="ignore"):
-                one.add(returns, np.where(goes_on, gamma, 0.0), self._owners(filled))
-            if statistics.training:
-                present = counted
-                if absent is not None:
-                    present = _present(rows[absent][:filled], counted)
-                statistics.add(one.key, RunningMoments.of(_samples(returns, present).reshape(-1)))
-            largest = float(np.finfo(rewards.dtype).max)
-            _, scale = statistics.of(one.key).affine(one.options.epsilon, largest)
-            np.multiply(rewards, rewards.dtype.type(scale), rewards)
-            clip = clip_within(one.options.clip, largest)
-            np.clip(rewards, -clip, clip, rewards)
-
-    def _owners(self, filled: int) -> list[int] | None:
-        """Returns the environment of each row; None if a row has those of all."""
-        return None
-
-    def _goes_on(self, filled: int, ndim: int, absent: Key | None) -> Mask:
-        """Returns True where a return continues in the next row."""
-        ends = self._rows[DONE][:filled, :, 0]
-        if MASK in self._rows:
-            # Another episode follows a row without a frame.
-            ends = ends | ~self._rows[MASK][:filled]
-        ends = ends.reshape(*ends.shape, *[1] * (ndim - 2))
-        if absent is not None:
-            ends = ends | self._rows[next_of(absent)][:filled]
-        return ~ends
-
-
-def _clear(values: Array, absent: Mask) -> None:
-    """Writes zeros where ``absent`` is True, which has the shape ``(*size, agents, 1)``."""
-    mask = absent.reshape(*absent.shape[:-1], *[1] * (values.ndim - absent.ndim + 1))
-    np.copyto(values, 0, where=mask)
-
-
-def _present(absent: Array, mask: Mask | None) -> Mask:
-    """Returns True where an agent is present in a frame, ``(*size, agents)``."""
-    present: Mask = ~absent[..., 0]
-    return present if mask is None else present & mask[..., None]
+    @override
+    def _return_moments(
+        self, one: DiscountedReturns, returns: Array, present: Mask | None
+    ) -> RunningMoments:
+        return RunningMoments.of(_samples(returns, present).reshape(-1))
 
 
 def _part(view: StepArrays, part: slice) -> StepArrays:

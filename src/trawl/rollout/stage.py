@@ -7,6 +7,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, Literal, TypeVar
 
+import numpy as np
 import torch
 from typing_extensions import override
 
@@ -63,6 +64,13 @@ class StageSetup(Generic[Rows]):
     def num_envs(self) -> int:
         """Number of environments."""
         return math.prod(self.batch)
+
+    def zeros(self, shape: tuple[int, ...]) -> Any:
+        """Returns zeros of float64 with a row for each environment."""
+        size = (self.num_envs, *shape)
+        if self.kind == "tensors":
+            return torch.zeros(size, dtype=torch.float64, device=self.home)
+        return np.zeros(size)
 
     @property
     def envs_per_row(self) -> int:
