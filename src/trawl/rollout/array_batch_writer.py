@@ -175,11 +175,8 @@ class ArrayBatchWriter(FixedLayoutWriter):
         return Block(self.layout, self.pool.lease())
 
     @override
-    def _rows_of(self, block: Block) -> dict[Key, Array]:
-        return block.flat_rows
-
-    @override
-    def _view_of(self, rows: dict[Key, Array], next_rows: dict[Key, Array]) -> StepArrays:
+    def _view_of(self, block: Block | None, next_rows: dict[Key, Array]) -> StepArrays:
+        rows = {} if block is None else block.flat_rows
         return StepArrays(rows, next_rows, bfloat16=self._bfloat16)
 
     def _episode_starts(self) -> list[EpisodeStart]:
@@ -191,7 +188,7 @@ class ArrayBatchWriter(FixedLayoutWriter):
         starts += [StartValue(None, next_obs[key], 0) for key in leaves.memories]
         if self.entries.marks_starts:
             starts.append(StartValue(arrays[IS_INIT], next_obs[IS_INIT], True))
-        return starts + staged.stages.starts
+        return [*starts, *staged.stages.starts]
 
     @override
     def bind(self, start: int, stop: int, random: bool) -> tuple[ActFn | None, StepFn]:

@@ -124,7 +124,7 @@ class FixedLayoutWriter(BatchWriter):
         staged.stages.renew(self.most_frames, self.in_groups)
         self._given = block
         block = self._new_block()
-        staged.begin(block, self._view_of(self._rows_of(block), staged.next))
+        staged.begin(block, self._view_of(block, staged.next))
         self._begin_rows()
 
     def _begin_rows(self) -> None:
@@ -148,12 +148,8 @@ class FixedLayoutWriter(BatchWriter):
         """Returns memory to fill."""
 
     @abstractmethod
-    def _rows_of(self, block: Block) -> dict[Key, Any]:
-        """Returns the entries of a block as the stepper writes them, with time first."""
-
-    @abstractmethod
-    def _view_of(self, rows: dict[Key, Any], next_rows: dict[Key, Any]) -> Any:
-        """Returns what a stepper writes: rows, and those after the last step."""
+    def _view_of(self, block: Block | None, next_rows: dict[Key, Any]) -> Any:
+        """Returns what a stepper writes: the rows of a block, and those after the last step."""
 
     @property
     def _passed_on(self) -> list[Key]:
@@ -219,7 +215,7 @@ class FixedLayoutWriter(BatchWriter):
 
     def _begin_episodes(self, mask: Any, **kwargs: Any) -> None:
         """Begins episodes in all environments, or in those of the mask, in the next batch."""
-        view = self._view_of({}, self._staged.first)
+        view = self._view_of(None, self._staged.first)
         self._staged.begin_episodes(self.stepper, view, mask, **kwargs)
         self._forget(slice(None) if mask is None else mask)
 

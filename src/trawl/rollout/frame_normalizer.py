@@ -117,6 +117,12 @@ class FrameNormalizer(Stage[Rows, View]):
                 DiscountedReturns(key, options.rewards, setup.zeros(leaf.shape), self._ops)
                 for key, leaf in setup.rewards.items()
             ]
+        self.keys = [one.key for one in self._observations]
+        self.more_leaves = {
+            raw_reward_of(one.key): Leaf(tuple(one.carry.shape[1:]), torch.float32)
+            for one in self._rewards
+            if one.options.keep_raw
+        }
         empty = {
             one.key: RunningMoments.empty(one.leaf, 0 if one.absent is None else 1)
             for one in self._observations
@@ -167,20 +173,6 @@ class FrameNormalizer(Stage[Rows, View]):
         self._normalize_fresh()
         fresh, self._fresh = self._fresh, self._fresh & False
         return fresh
-
-    @property
-    @override
-    def keys(self) -> list[Key]:  # type: ignore[override]
-        return [one.key for one in self._observations]
-
-    @property
-    @override
-    def more_leaves(self) -> dict[Key, Leaf]:  # type: ignore[override]
-        return {
-            raw_reward_of(one.key): Leaf(tuple(one.carry.shape[1:]), torch.float32)
-            for one in self._rewards
-            if one.options.keep_raw
-        }
 
     @override
     def check_policy(self, leaves: PolicyLeaves) -> None:

@@ -84,7 +84,7 @@ class LooseStages:
         masked: True if some frames of a batch are no experience.
 
     Attributes:
-        normalization: the statistics; None if nothing is normalised.
+        staged: the rows, and the stages.
         observation_keys: keys of the entries that stages read before and after each step.
         action_keys: empty, because the TensorDicts have the actions.
         reward_keys: keys of the rewards that stages read.
@@ -129,10 +129,9 @@ class LooseStages:
         next_rows = {key: self._zeros(leaf) for key, leaf in carried.items()}
         parts = observed, features, self._rewards, groups, (self._num_envs,), next_rows, masked
         place = self.home, self.answers_at_once
-        self._staged = StagedRows(StageSetup(options, "tensors", *parts, *place))
-        self.normalization = self._staged.stages.normalization
+        self.staged = StagedRows(StageSetup(options, "tensors", *parts, *place))
         self._pool = TensorPool(self._new_layout(carried), self.home, options.recycle)
-        self._stepper = TensorStepper(self, None, self._staged.stages)
+        self._stepper = TensorStepper(self, None, self.staged.stages)
         self._stepper.policy_leaves = PolicyLeaves({}, [], [])
         self._restarts = options.restarts is not None
         # The entries of the current chunk as the policy reads them.
@@ -153,7 +152,7 @@ class LooseStages:
     # --- layout
 
     def _new_layout(self, carried: Mapping[Key, Leaf]) -> Layout:
-        stages = self._staged.stages
+        stages = self.staged.stages
         leaves: Mapping[Key, Leaf] = {
             **carried,
             **{next_of(key): leaf for key, leaf in carried.items()},
@@ -168,13 +167,13 @@ class LooseStages:
     @property
     def _shown(self) -> Mapping[Key, Leaf]:
         """The observations that stages change, as the policy reads them."""
-        return self._staged.stages.readable(self._observed)
+        return self.staged.stages.readable(self._observed)
 
     def fill(self, frame: TensorDictBase) -> None:
         """Sets zeros of the right layout in a frame of zeros."""
         shown = self._shown
         after = {next_of(key): leaf for key, leaf in shown.items()}
-        more = self._staged.stages.more_leaves
+        more = self.staged.stages.more_leaves
         for key, leaf in {**shown, **after, **self._rewards, **more}.items():
             frame.set(key, self._zeros(leaf).reshape((*self.batch_size, *leaf.shape)))
 
@@ -184,7 +183,7 @@ class LooseStages:
         """Returns a copy of a TensorDict, with the entries that the policy reads first."""
         root = root.copy()
         for key, leaf in self._shown.items():
-            first = self._staged.first_read(key)
+            first = self.staged.first_read(key)
             assert first is not None
             root.set(key, first.reshape((*self.batch_size, *leaf.shape)))
         return root
@@ -200,7 +199,7 @@ class LooseStages:
             ValueError: if it does.
         """
         leaves = {key: Leaf((), torch.float32) for key in written}
-        self._staged.stages.check_policy(PolicyLeaves(leaves, [*states], []))
+        self.staged.stages.check_policy(PolicyLeaves(leaves, [*states], []))
         self._written = [key for key in written if key in self._observed]
 
     def show(self, carrier: TensorDictBase, t: int) -> None:
@@ -250,7 +249,7 @@ class LooseStages:
 
     def renew(self, most_frames: float) -> None:
         """Begins a batch, of which at most ``most_frames`` frames are delivered."""
-        staged, block = self._staged, Block(self._pool.layout, self._pool.lease())
+        staged, block = self.staged, Block(self._pool.layout, self._pool.lease())
         staged.stages.renew(most_frames, False)
         view = staged.begin(block, StepTensors(block.tensors, staged.next))
         if self.skips:
@@ -268,7 +267,7 @@ class LooseStages:
             start: first row of the chunk.
             stop: row after the last one of the chunk.
         """
-        self._take, staged = take, self._staged
+        self._take, staged = take, self.staged
         view = staged.view
         step = self._stepper.bind(view, episodes, start, stop)
         step = staged.stages.bind(step, view, slice(0, self._num_envs), start, stop)
@@ -295,9 +294,9 @@ class LooseStages:
             filled: number of rows.
             dense: True to write all frames of each stack.
         """
-        self._staged.keep(self.observation_keys, filled)
-        found = self._staged.finish(filled).deliver(set(), None)
-        after, more = map(next_of, self._observed), self._staged.stages.more_leaves
+        self.staged.keep(self.observation_keys, filled)
+        found = self.staged.finish(filled).deliver(set(), None)
+        after, more = map(next_of, self._observed), self.staged.stages.more_leaves
         for key in (*self._observed, *after, *self._rewards, *more):
             rows = found.get(key)
             if isinstance(rows, StackedFrames) and (dense or has_lazy(batch)):
@@ -315,16 +314,8 @@ class LooseStages:
         """
         self._step = LooseStep(root, root)
         chosen = None if mask is None else mask.to(self.home)
-        view = StepTensors({}, self._staged.first)
-        self._staged.begin_episodes(self._stepper, view, chosen)
-
-    def state_dict(self) -> dict[str, Tensor]:
-        """Returns the rows with which the next batch begins, by name."""
-        return self._staged.state_dict()
-
-    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """Restores a state that :meth:`state_dict` returned."""
-        self._staged.load_state_dict(state)
+        view = StepTensors({}, self.staged.first)
+        self.staged.begin_episodes(self._stepper, view, chosen)
 
 
 def _features(env: Any, policy: Policy, observed: Mapping[Key, Leaf]) -> Mapping[Key, Leaf]:

@@ -91,14 +91,14 @@ class ParallelStepper(ArrayStepper):
         episodes: EpisodeTracker,
         start: int,
         stop: int,
-        actions: Sequence[tuple[Array, Array | _Floats]],
+        actions: Sequence[tuple[Array, Array, bool]],
         stepper: tuple[slice, Callable[[bool], None], Callable[[], None]],
     ) -> tuple[StepFn, StepFn]:
         buffers, (chosen, begin, wait) = self.env.buffers, stepper
         assert buffers is not None
         count = chosen.stop - chosen.start
         view = whole.part(chosen.start, count)
-        written = [(target[chosen], rows[:, chosen]) for target, rows in actions]
+        written = [(target[chosen], rows[:, chosen], short) for target, rows, short in actions]
         observed = [
             (array[chosen], rows)
             for key, array in buffers.observed.items()
@@ -120,8 +120,8 @@ class ParallelStepper(ArrayStepper):
                 rows[t][envs] = first[envs]
 
         def send(t: int) -> None:
-            for target, rows in written:
-                target[...] = rows[t]
+            for target, rows, short in written:
+                target[...] = from_bfloat16(rows[t]) if short else rows[t]
             if t >= ends.nearest:
                 cut[:] = ends.late(t)
             begin(True)
@@ -147,28 +147,17 @@ class ParallelStepper(ArrayStepper):
 
         return send, receive
 
-    def _actions(
-        self, view: StepArrays, start: int, stop: int
-    ) -> list[tuple[Array, Array | _Floats]]:
-        """Returns each action's array in the shared memory, and the rows to be copied there."""
+    def _actions(self, view: StepArrays, start: int, stop: int) -> list[tuple[Array, Array, bool]]:
+        """Returns each action's array in the shared memory, and the rows to be copied there.
+
+        A flag says that the rows are of bfloat16, which have to be converted.
+        """
         assert self.env.buffers is not None
-        rows: dict[Key, Array | _Floats] = {}
-        dtypes: dict[Key, np.dtype[Any]] = {}
-        for key in self.env.buffers.action_dtypes:
-            array = view.arrays[key][start:stop]
-            rows[key] = _Floats(array) if key in view.bfloat16 else array
-            dtypes[key] = np.dtype(np.float32) if key in view.bfloat16 else array.dtype
+        rows = {key: view.arrays[key][start:stop] for key in self.env.buffers.action_dtypes}
+        dtypes = {
+            key: np.dtype(np.float32) if key in view.bfloat16 else array.dtype
+            for key, array in rows.items()
+        }
         self.env.set_action_dtypes(dtypes)
-        return [(target, rows[key]) for key, target in self.env.buffers.actions.items()]
-
-
-class _Floats:
-    """Rows of bfloat16 that are converted to float32 when they are read."""
-
-    def __init__(self, array: Array) -> None:
-        self._array = array
-
-    def __getitem__(self, index: Any) -> Any:
-        if isinstance(index, tuple):
-            return _Floats(self._array[index])
-        return from_bfloat16(self._array[index])
+        targets = self.env.buffers.actions
+        return [(targets[key], array, key in view.bfloat16) for key, array in rows.items()]

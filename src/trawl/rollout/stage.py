@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, Literal, TypeVar
 
@@ -225,36 +225,16 @@ class StageChain(Stage[Any, Any]):
 
     def __init__(self, stages: Sequence[Stage[Any, Any]] = ()) -> None:
         self._stages = list(stages)
+        self.keys = [key for stage in stages for key in stage.keys]
+        self.starts = [start for stage in stages for start in stage.starts]
+        self.more_leaves = _merged(stage.more_leaves for stage in stages)
+        self.pools = _merged(stage.pools for stage in stages)
+        self.passed_on = _merged(stage.passed_on for stage in stages)
         found = (stage.normalization for stage in stages)
         self.normalization = next((one for one in found if one is not None), None)
 
     def __iter__(self) -> Iterator[Stage[Any, Any]]:
         return iter(self._stages)
-
-    @property
-    @override
-    def keys(self) -> list[Key]:  # type: ignore[override]
-        return [key for stage in self for key in stage.keys]
-
-    @property
-    @override
-    def more_leaves(self) -> dict[Key, Leaf]:  # type: ignore[override]
-        return {key: leaf for stage in self for key, leaf in stage.more_leaves.items()}
-
-    @property
-    @override
-    def pools(self) -> dict[Key, FramePool]:  # type: ignore[override]
-        return {key: pool for stage in self for key, pool in stage.pools.items()}
-
-    @property
-    @override
-    def starts(self) -> list[EpisodeStart]:  # type: ignore[override]
-        return [start for stage in self for start in stage.starts]
-
-    @property
-    @override
-    def passed_on(self) -> dict[Key, Any]:  # type: ignore[override]
-        return {key: row for stage in self for key, row in stage.passed_on.items()}
 
     @override
     def readable(self, leaves: Mapping[Key, Leaf]) -> Mapping[Key, Leaf]:
@@ -297,7 +277,7 @@ class StageChain(Stage[Any, Any]):
 
     @override
     def saved_rows(self) -> dict[str, Any]:
-        return {name: row for stage in self for name, row in stage.saved_rows().items()}
+        return _merged(stage.saved_rows() for stage in self)
 
     @override
     def renew(self, most_frames: float, in_groups: bool) -> Any:
@@ -348,3 +328,7 @@ class StageChain(Stage[Any, Any]):
     def begin_episodes(self, envs: Any) -> None:
         for stage in self:
             stage.begin_episodes(envs)
+
+
+def _merged(found: Iterable[Mapping[Any, Any]]) -> dict[Any, Any]:
+    return {key: value for one in found for key, value in one.items()}

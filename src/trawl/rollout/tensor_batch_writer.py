@@ -78,12 +78,8 @@ class TensorBatchWriter(FixedLayoutWriter):
         return Block(self.layout, self.pool.lease())
 
     @override
-    def _rows_of(self, block: Block) -> dict[Key, Tensor]:
-        return block.tensors
-
-    @override
-    def _view_of(self, rows: dict[Key, Tensor], next_rows: dict[Key, Tensor]) -> StepTensors:
-        return StepTensors(rows, next_rows)
+    def _view_of(self, block: Block | None, next_rows: dict[Key, Tensor]) -> StepTensors:
+        return StepTensors({} if block is None else block.tensors, next_rows)
 
     @override
     def bind(self, start: int, stop: int, random: bool) -> tuple[ActFn | None, StepFn]:

@@ -132,6 +132,8 @@ class TensorStepper(EnvStepper[StepTensors]):
         columns = {key: tensors[key][start:stop, :, 0].unbind(0) for key in keys}
         terminated, truncated, done = (columns[key] for key in keys[:3])
         counts, counted = ((), ()) if limit is None else (columns[key] for key in _COUNTS)
+        following_counts = view.following(STEP_COUNT, start, stop) if limit is not None else []
+        next_counts = [row[:, 0] for row in following_counts]
         masks = rows(MASK) if env.skips else ()
         follow = self._followers(view, start, stop)
 
@@ -153,6 +155,7 @@ class TensorStepper(EnvStepper[StepTensors]):
                 # A copy, because the limit adds to the flags.
                 ended = ended.clone()
                 steps = torch.add(counts[t], 1, out=counted[t])
+                next_counts[t].copy_(steps)
                 cut = cut_off(limit, steps, truncated[t], done[t], result.skipped) & ~ended
             begun = self.latest = source.begin_next(ended, cut)
             for row, value in zip(following[t], begun, strict=True):
@@ -171,12 +174,10 @@ class TensorStepper(EnvStepper[StepTensors]):
 
     def _followers(self, view: StepTensors, start: int, stop: int) -> list[Follow]:
         found: list[Follow] = []
-        if self._limit is not None:
-            after = view.rows(next_of(STEP_COUNT), start, stop)
-            found.append(_carried(after, view.following(STEP_COUNT, start, stop)))
         if IS_INIT in view.next_obs and next_of(IS_INIT) in view.arrays:
             found.append(_marked(view.following(IS_INIT, start, stop)))
-        carried = [view.following(key, start, stop) for key in self.policy_leaves.states]
+        zeroed = self.policy_leaves.states + ([STEP_COUNT] if self._limit is not None else [])
+        carried = [view.following(key, start, stop) for key in zeroed]
         carried += [[view.next_obs[key]] * (stop - start) for key in self.policy_leaves.memories]
         found += map(_emptied, carried)
         return found + self._stages.followers(start, stop)
@@ -230,17 +231,6 @@ def _merge_few(rows: Sequence[Tensor], values: Sequence[Tensor], mask: Tensor) -
 def _starts(done: Tensor, result: TensorStep) -> Tensor:
     """Returns True where the next row is the first of an episode."""
     return done if result.skipped is None else done | result.skipped
-
-
-def _carried(values: Sequence[Tensor], targets: list[Tensor]) -> Follow:
-    """Returns a function that passes an entry on, or zeros where an episode begins."""
-
-    def write(t: int, starts: Tensor) -> None:
-        value = values[t]
-        mask = starts.view(-1, *[1] * (value.ndim - 1))
-        torch.where(mask, torch.zeros_like(value), value, out=targets[t])
-
-    return write
 
 
 def _emptied(targets: list[Tensor]) -> Follow:

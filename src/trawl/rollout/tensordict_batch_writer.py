@@ -109,7 +109,7 @@ class TensorDictBatchWriter(BatchWriter):
         self._stages: LooseStages | None = None
         if needs_stages(options):
             self._stages = LooseStages(env, policy, options, root, self._has_mask)
-            self.normalization = self._stages.normalization
+            self.normalization = self._stages.staged.stages.normalization
         shown = root if self._stages is None else self._stages.read_first(root)
         self._caller = TensorDictBinder(env, policy, shown)
         self.warnings = self._caller.warnings
@@ -457,7 +457,7 @@ class TensorDictBatchWriter(BatchWriter):
         except NotPlain as error:
             raise EnvStateError(f"an entry of the frames holds data, {error}") from error
         episodes, sums = self.episodes.state_dict(), self.sums.state_dict()
-        stages = {} if self._stages is None else {"stages": self._stages.state_dict()}
+        stages = {} if self._stages is None else {"stages": self._stages.staged.state_dict()}
         return {"rows": rows, "episodes": episodes, "sums": sums, **stages}
 
     @override
@@ -467,7 +467,7 @@ class TensorDictBatchWriter(BatchWriter):
         written = {whole_key(self._caller.written, key) for key in self.policy.writes}
         check_carrier(self.env, written, self._carrier, rows)
         if self._stages is not None:
-            self._stages.load_state_dict(state.get("stages", {}))
+            self._stages.staged.load_state_dict(state.get("stages", {}))
         self._carrier = rows
         self.episodes.load_state_dict(state["episodes"])
         self.sums.load_state_dict(state["sums"])
