@@ -74,12 +74,10 @@ class TensorStepper(EnvStepper[StepTensors]):
         stages: what is done to frames.
 
     Attributes:
-        policy_leaves: entries that the policy writes, to be set before a batch.
+        policy_leaves: entries that the policy writes in rows, to be set before a batch.
         latest: the observations that the last step of the chunk returned for the next frame; None
             before the first step. They are more likely to be in the cache than their copies.
     """
-
-    policy_leaves: PolicyLeaves
 
     def __init__(
         self,
@@ -92,6 +90,7 @@ class TensorStepper(EnvStepper[StepTensors]):
         self._source: StepSource = stages.source(env)
         self._limit = limit
         self._stages = stages
+        self.policy_leaves = PolicyLeaves({}, [], [])
         self.latest: list[Tensor] | None = None
         self.num_envs = env.batch_size.numel()
         self.root_keys = env.observation_keys
