@@ -73,7 +73,7 @@ class FixedLayoutWriter(BatchWriter):
 
     @property
     @override
-    def hidden(self) -> set[Key]:
+    def hidden(self) -> frozenset[Key]:
         return self.entries.hidden
 
     # --- layout

@@ -326,7 +326,7 @@ class LooseStages:
         self._stages.finish(block, filled)
         if filled < self._steps:
             block.clear_from(filled, but=())
-        found = block.deliver(set(), None)
+        found = block.deliver(frozenset(), None)
         after = map(next_of, self._observed)
         for key in (*self._observed, *after, *self._rewards, *self._stages.more_leaves):
             rows = found.get(key)
