@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
@@ -147,7 +148,7 @@ def check_rewards(
     """
     # The sum is NaN if one of the rewards is NaN, but also if infinities cancel out.
     with np.errstate(all="ignore"):
-        if not np.isnan(rewards.sum()):
+        if not math.isnan(rewards.sum()):
             return
     for row, index in np.argwhere(np.isnan(rewards)):
         which = f" of environment {index}" if rewards.shape[1] > 1 else ""

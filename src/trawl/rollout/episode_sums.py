@@ -66,7 +66,7 @@ class EpisodeSums:
                 was a failure, the episode ends with the step before.
         """
         steps = len(done)
-        if counted is None and not done.any():
+        if counted is None and not np.count_nonzero(done):
             with np.errstate(invalid="ignore"):
                 self._returns += rewards.sum(0, dtype=np.float64)
             self._lengths += steps
