@@ -189,6 +189,24 @@ def test_a_graph_gets_batches_of_one_size():
     assert given.batching.size == 2
 
 
+class ThroughTensorDict(nn.Module):
+    """Chooses actions in a TensorDict."""
+
+    def forward(self, tensordict):
+        tensordict["action"] = Chooses()(tensordict["observation"])
+        return tensordict
+
+
+@pytest.mark.parametrize("config", [None, {"static_batch_size": 8, "max_batch_size": 4}])
+def test_a_compiled_policy_may_read_a_tensordict_of_any_size(config):
+    ledger, compiled = ledger_of(5), {"backend": "eager"}
+    options = {"policy": ThroughTensorDict(), "compile_policy": compiled, "server_config": config}
+    with numbered(5, total_frames=120, **options) as collector:
+        for batch in collector:
+            ledger.add(batch)
+    assert ledger.frames == 120
+
+
 class Counter(nn.Module):
     """Policy that counts its calls in an episode."""
 
