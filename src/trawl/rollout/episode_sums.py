@@ -221,6 +221,8 @@ class EpisodeSums:
     def pop(self) -> EndedEpisodes:
         """Removes and returns the episodes that have ended since the last call."""
         number, self._popped = self.count - self._popped, self.count
+        if not number:
+            return NO_EPISODES
         ended = EndedEpisodes(number, tuple(self._ended[0]), tuple(self._ended[1]))
         for values in self._ended:
             values.clear()
