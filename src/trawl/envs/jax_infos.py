@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 from gymnasium import Space
+from typing_extensions import override
 
 from trawl.envs.info_keys import (
     InfoKeys,
@@ -21,11 +22,10 @@ from trawl.envs.info_keys import (
     placed_entries,
     seen_values,
 )
-from trawl.envs.infos import InfoLayout, InfoLeaf, InfoMerger, value_at
-from trawl.envs.jax_arrays import as_plain, encoder, is_number, load_jax
+from trawl.envs.infos import InfoCodec, InfoLayout, InfoLeaf, InfoMerger, value_at
+from trawl.envs.jax_arrays import as_plain, is_number, jax_ops, load_jax
 from trawl.envs.masks import MASK_KEY
-from trawl.envs.spaces import SpaceCodec, picker
-from trawl.keys import Key, show_key
+from trawl.keys import show_key
 
 
 def plain_info(info: Any) -> dict[str, Any]:
@@ -98,8 +98,8 @@ def info_layout(info_keys: InfoKeys, begun: Any, stepped: Any, name: str) -> Inf
     return layout
 
 
-class ShownLeaves:
-    """Function that returns the leaves of a frame, from an observation and an info.
+class ShownLeaves(InfoCodec):
+    """Codec of the leaves of a frame, which are encoded in compiled functions.
 
     If the info has an action mask that is not among the leaves, the mask follows after them.
 
@@ -110,7 +110,6 @@ class ShownLeaves:
         infos: shapes and dtypes of the infos of a reset and of a step.
 
     Attributes:
-        codec: codec of the leaves.
         mask: index of the action mask of the info in the result; None if there is none.
 
     Raises:
@@ -120,32 +119,29 @@ class ShownLeaves:
     def __init__(
         self, observed: Space[Any], layout: InfoLayout, categorical: bool, infos: tuple[Any, Any]
     ) -> None:
-        self._merge = InfoMerger(observed, layout)
-        self.codec = SpaceCodec(self._merge.space, "observation", categorical)
-        self._pick = picker([leaf.path for leaf in self.codec.leaves])
+        super().__init__(InfoMerger(observed, layout), categorical, jax_ops())
         self._readers = [_reader(leaf) for leaf in layout.leaves]
-        self._encoders = [encoder(leaf) for leaf in self.codec.leaves]
         self.mask: int | None = None
         self._free: Callable[[], Any] | None = None
-        keys = [leaf.key for leaf in self.codec.leaves]
         shown = [info.get(MASK_KEY) for info in infos]
         masks = [mask if mask is not None and is_number(mask) else None for mask in shown]
         # An observed mask is preferred to one of the info.
-        if masks != [None, None] and (MASK_KEY,) not in keys:
-            self._find_mask(layout, keys, *masks)
+        if masks != [None, None] and (MASK_KEY,) not in [leaf.key for leaf in self.leaves]:
+            self._find_mask(*masks)
 
-    def _find_mask(self, layout: InfoLayout, keys: list[Key], begun: Any, stepped: Any) -> None:
+    def _find_mask(self, begun: Any, stepped: Any) -> None:
         if stepped is None:
             raise ValueError(
                 f"reset returns info[{MASK_KEY!r}], but step does not: return a mask in both"
             )
-        named = [leaf.key for leaf in layout.leaves if leaf.path == (MASK_KEY,)]
+        named = [leaf.key for leaf in self.merge.layout.leaves if leaf.path == (MASK_KEY,)]
+        places = [i for i, leaf in enumerate(self.leaves) if leaf.key in named]
         # A reset without a mask allows everything. The entry can't be the mask, because it is zero.
-        if named and begun is not None and self._encoders[keys.index(named[0])] is None:
-            self.mask = keys.index(named[0])
+        if places and begun is not None and self._encoders[places[0]] is None:
+            self.mask = places[0]
             return
         jnp = load_jax().numpy
-        self.mask = len(keys)
+        self.mask = len(self.leaves)
         # A value of 2 allows both values of a bit.
         self._free = lambda: jnp.full(stepped.shape, 2).astype(stepped.dtype)
 
@@ -156,13 +152,13 @@ class ShownLeaves:
             TypeError: if a value of the info has another dtype than its layout.
             ValueError: if a value of the info has another shape than its layout.
         """
-        merged = self._merge(as_plain(obs), [read(info) for read in self._readers])
-        values = self._pick(merged)
-        leaves = [
-            _vector(value) if encode is None else encode(value)
-            for value, encode in zip(values, self._encoders, strict=True)
-        ]
+        leaves = self.encode(obs, info)
         return tuple(leaves) if self._free is None else (*leaves, self._read_mask(info))
+
+    @override
+    def encode(self, sample: Any, info: Any = None) -> list[Any]:
+        merged = self.merge(as_plain(sample), [read(info) for read in self._readers])
+        return [*map(load_jax().numpy.asarray, self.encode_merged(merged))]
 
     def _read_mask(self, info: Mapping[str, Any]) -> Any:
         assert self._free is not None
@@ -175,12 +171,6 @@ class ShownLeaves:
                 "a step: the shape must not change"
             )
         return shown.astype(free.dtype)
-
-
-def _vector(value: Any) -> Any:
-    """Returns an array; a number becomes a vector with one element."""
-    array = load_jax().numpy.asarray(value)
-    return array if array.ndim else array[None]
 
 
 def _reader(leaf: InfoLeaf) -> Callable[[Mapping[str, Any]], Any]:

@@ -194,7 +194,7 @@ def _shown_calls(
     def step(key: Any, state: Any, actions: Any) -> tuple[Any, ...]:
         state, obs, info, *outcome = single.step(key, state, actions)
         shown = show(obs, info)
-        for leaf, value in zip(show.codec.leaves, shown, strict=False):
+        for leaf, value in zip(show.leaves, shown, strict=False):
             # Runs during compilation, or in every step of a function that is not compiled.
             _check_layout(leaf, value)
         return state, shown, *outcome
@@ -217,7 +217,7 @@ def batch_calls(
     """
     jax = load_jax()
     jnp = jax.numpy
-    fold, count = jax.random.fold_in, len(show.codec.leaves)
+    fold, count = jax.random.fold_in, len(show.leaves)
     begin_one, step_one = _shown_calls(single, show)
 
     def strong(state: Any) -> Any:

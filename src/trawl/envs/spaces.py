@@ -8,7 +8,7 @@ samples, but their arrays have additional leading dimensions.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from operator import itemgetter
 from typing import Any
@@ -86,16 +86,24 @@ class SpaceCodec:
             the space is a Tuple, this is the first part of all keys. The entries of a top-level
             Dict space keep their own names.
         categorical: True to keep discrete values as indices instead of one-hot vectors.
+        ops: operations on the arrays; by default, those of numpy.
     """
 
-    def __init__(self, space: Space[Any], root: str, categorical: bool = False) -> None:
+    def __init__(
+        self,
+        space: Space[Any],
+        root: str,
+        categorical: bool = False,
+        ops: SpaceOps | None = None,
+    ) -> None:
         self.space = space
         self.leaves = list(_leaves(space, (root,), (), categorical, top=True))
-        self._encoders = [encoder(leaf) for leaf in self.leaves]
+        ops = _NUMPY if ops is None else ops
+        self._encoders = [_encoder(leaf, ops) for leaf in self.leaves]
         self._pick = picker([leaf.path for leaf in self.leaves])
         # The leaves that need encoding.
         self._encoded = [(i, one) for i, one in enumerate(self._encoders) if one is not None]
-        self._decoders = [decoder(leaf) for leaf in self.leaves]
+        self._decoders = [_decoder(leaf, ops) for leaf in self.leaves]
 
     @property
     def fixed(self) -> bool:
@@ -140,12 +148,12 @@ class SpaceCodec:
             values[index] = encoder(values[index])
         return values
 
-    def decode(self, arrays: Sequence[Any]) -> Any:
+    def decode(self, arrays: Iterable[Any]) -> Any:
         """Returns the action for ``env.step``, given arrays in the order of ``leaves``."""
         parts = [decoder(array) for decoder, array in zip(self._decoders, arrays, strict=True)]
         if len(parts) == 1 and not self.leaves[0].path:
             return parts[0]
-        return nest(self.space, iter(parts))
+        return _nest(self.space, iter(parts))
 
 
 def check_keys(observed: SpaceCodec, acted: SpaceCodec) -> None:
@@ -195,12 +203,12 @@ def _leaves(
         yield SpaceLeaf(key, path, space, _spec(space, categorical))
 
 
-def nest(space: Space[Any], parts: Iterator[Any]) -> Any:
+def _nest(space: Space[Any], parts: Iterator[Any]) -> Any:
     """Returns a sample of a space, made of its leaves in order."""
     if isinstance(space, spaces.Dict):
-        return {name: nest(child, parts) for name, child in space.spaces.items()}
+        return {name: _nest(child, parts) for name, child in space.spaces.items()}
     if isinstance(space, spaces.Tuple):
-        return tuple(nest(child, parts) for child in space.spaces)
+        return tuple(_nest(child, parts) for child in space.spaces)
     return next(parts)
 
 
@@ -275,13 +283,8 @@ _NUMPY = SpaceOps(
 )
 
 
-def encoder(leaf: SpaceLeaf, ops: SpaceOps = _NUMPY) -> Callable[[Any], Any] | None:
-    """Returns a function that encodes a leaf of a sample; None for a leaf that needs no encoding.
-
-    Args:
-        leaf: the leaf.
-        ops: operations on the arrays.
-    """
+def _encoder(leaf: SpaceLeaf, ops: SpaceOps) -> Callable[[Any], Any] | None:
+    """Returns a function that encodes a leaf of a sample; None if it needs no encoding."""
     space, array, indices = leaf.space, ops.array, ops.indices
     if isinstance(space, spaces.Box) and space.shape == ():
         return lambda value: array(value)[..., None]
@@ -303,13 +306,8 @@ def encoder(leaf: SpaceLeaf, ops: SpaceOps = _NUMPY) -> Callable[[Any], Any] | N
     return encode
 
 
-def decoder(leaf: SpaceLeaf, ops: SpaceOps = _NUMPY) -> Callable[[Any], Any]:
-    """Returns a function that makes a leaf of an action of its array.
-
-    Args:
-        leaf: the leaf.
-        ops: operations on the arrays.
-    """
+def _decoder(leaf: SpaceLeaf, ops: SpaceOps) -> Callable[[Any], Any]:
+    """Returns a function that makes a leaf of an action of its array."""
     space, spec = leaf.space, leaf.spec
     if isinstance(spec, NonTensor):
         return lambda value: value

@@ -1,12 +1,8 @@
-"""Conversion between samples of Gymnasium spaces whose data are tensors and flat lists of tensors.
-
-:class:`TensorCodec` is the counterpart of :class:`~trawl.envs.spaces.SpaceCodec` for tensors: it
-has the same leaves, keys and encodings.
-"""
+"""Conversion between samples of Gymnasium spaces that are tensors and flat lists of tensors."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -14,14 +10,16 @@ import torch
 from gymnasium import Space
 from torch import Tensor
 from torch.nn.functional import one_hot
+from typing_extensions import override
 
-from trawl.envs.spaces import SpaceCodec, SpaceLeaf, SpaceOps, decoder, encoder, nest
-from trawl.envs.specs import Composite
+from trawl.envs.spaces import SpaceCodec, SpaceLeaf, SpaceOps
 from trawl.keys import show_key
 
 
-class TensorCodec:
+class TensorCodec(SpaceCodec):
     """Encodes and decodes the tensors of a batch of samples of one Gymnasium space.
+
+    Actions that it decodes share no memory with a batch, because an environment may change them.
 
     Args:
         space: the space of a single environment.
@@ -42,32 +40,23 @@ class TensorCodec:
         num_envs: int,
         categorical: bool = False,
     ) -> None:
-        codec = SpaceCodec(space, root, categorical)
-        if codec.loose:
-            keys = ", ".join(show_key(leaf.key) for leaf in codec.loose)
+        super().__init__(space, root, categorical, _ops(device))
+        if self.loose:
+            keys = ", ".join(show_key(leaf.key) for leaf in self.loose)
             raise ValueError(
                 f"the {root} space of an environment whose data are tensors must have a fixed "
                 f"shape and dtype, but {keys} has none: {space}"
             )
-        self.space = space
-        self.leaves: list[SpaceLeaf] = codec.leaves
-        self.codec = codec
         self._root = root
         self._device = device
         self._num_envs = num_envs
-        ops = _ops(device)
-        self._encoders = [encoder(leaf, ops) for leaf in self.leaves]
-        self._decoders = [decoder(leaf, ops) for leaf in self.leaves]
         # Shape and dtype of each leaf as the environment returned it first.
         self._seen: list[tuple[torch.Size, torch.dtype]] = []
         # The same for a single tensor that needs no encoding; None for other spaces.
         self._plain: tuple[torch.Size, torch.dtype] | None = None
 
-    def composite(self, batch: Sequence[int]) -> Composite:
-        """Returns the specs of the leaves, with ``batch`` prepended to each shape."""
-        return self.codec.composite(batch)
-
-    def encode(self, sample: Any) -> list[Tensor]:
+    @override
+    def encode(self, sample: Any, info: Any = None) -> list[Tensor]:
         """Returns the leaves of a batch of samples, each of shape ``(num_envs, ...)``.
 
         Raises:
@@ -88,16 +77,6 @@ class TensorCodec:
             value if encode is None else encode(value)
             for value, encode in zip(values, self._encoders, strict=True)
         ]
-
-    def decode(self, values: Iterable[Tensor]) -> Any:
-        """Returns an action, or a nested action, for ``env.step``.
-
-        The result shares no memory with ``values``, because an environment may change its action.
-        """
-        parts = [decode(value) for decode, value in zip(self._decoders, values, strict=True)]
-        if len(parts) == 1 and not self.leaves[0].path:
-            return parts[0]
-        return nest(self.space, iter(parts))
 
     def _at(self, sample: Any, leaf: SpaceLeaf) -> Tensor:
         value = sample

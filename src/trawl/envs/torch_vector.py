@@ -144,7 +144,7 @@ class TorchVectorEnv(TensorEnv):
         self._reader = BatchReader(self.observation_codec)
         if merge is not None:
             self._reader = TensorInfoReader(self.observation_codec, merge, count, self.home)
-        check_keys(self.observation_codec.codec, self.action_codec.codec)
+        check_keys(self.observation_codec, self.action_codec)
         self.observation_keys = [leaf.key for leaf in self.observation_codec.leaves]
         spec = self.observation_codec.composite(self.batch_size)
         self.full_observation_spec = spec.to(self.home)
