@@ -22,6 +22,7 @@ from trawl.envs.arguments import lists_arguments
 from trawl.envs.attributes import Application, EnvHandle, pack
 from trawl.envs.base import action_array
 from trawl.envs.batched import BatchedEnv, arguments_of, factories_of
+from trawl.envs.env_processes import EnvProcesses
 from trawl.envs.env_workers import EnvWorkers
 from trawl.envs.masks import choices, joined_masks
 from trawl.envs.seeding import check_seed, derive, next_kwargs
@@ -130,10 +131,11 @@ class ParallelEnv(BatchedEnv):
         method = start_method if backend == "process" else None
         timeout = _check_timeout(worker_timeout, backend)
         affinity = affinity_of(worker_affinity, -(-num_workers // self.envs_per_worker))
-        self.processes = EnvWorkers(sources, self.envs_per_worker, method, affinity, timeout)
+        started = EnvProcesses(sources, self.envs_per_worker, method, affinity)
+        self.processes = EnvWorkers(started, timeout)
         self._finalizer = weakref.finalize(self, self.processes.close)
         try:
-            self._set_members(self.processes.infos)
+            self._set_members(started.infos)
             #: Memory shared with the processes; None if steps are exchanged as messages.
             self.buffers: SharedStepBuffers | None = None
             if self.fixed_layout:
@@ -176,7 +178,9 @@ class ParallelEnv(BatchedEnv):
     @override
     def set_reset_kwargs(self, given: Any, first: int, counts: Any) -> None:
         sent = (
-            given if given is None or not self.processes.generators else pack(given, "reset_kwargs")
+            given
+            if given is None or not self.processes.started.isolated
+            else pack(given, "reset_kwargs")
         )
         rows = self.batch_size[1:].numel()
         self.processes.set_reset_kwargs(
@@ -209,7 +213,7 @@ class ParallelEnv(BatchedEnv):
     def _close(self) -> None:
         self._finalizer.detach()
         for failed in self.processes.close():
-            raise failed.failure.error(self.processes.name_of(failed.worker.index))
+            raise failed.failure.error(self.processes.started.name_of(failed.worker.index))
 
     @property
     @override
@@ -495,9 +499,10 @@ class ParallelEnv(BatchedEnv):
     def check_state(self, state: Mapping[str, Any]) -> None:
         with env_errors():
             PARALLEL(state, "state", UNKNOWN)
+        own = self.processes.count if self.processes.started.isolated else 0
         mine = {
             "environments": self.num_workers,
-            "processes with random generators of their own": self.processes.generators,
+            "processes with random generators of their own": own,
         }
         generators = [one for one in state["generators"] if one is not None]
         for (what, count), others in zip(mine.items(), (state["envs"], generators), strict=True):
