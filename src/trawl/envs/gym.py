@@ -12,13 +12,12 @@ import numpy as np
 import torch
 from gymnasium.vector import AutoresetMode
 from numpy.typing import NDArray
-from tensordict import NonTensorData, TensorDict, TensorDictBase, stack
+from tensordict import NonTensorData, TensorDict, stack
 from torch import Tensor
 from typing_extensions import override
 
 from trawl.checks import check_bool, check_number
 from trawl.devices import optional_device
-from trawl.envs.base import action_array
 from trawl.envs.capture import capture, restore
 from trawl.envs.capture.ways import chain
 from trawl.envs.dm import DMEnv, is_dm_env, make_dm_control
@@ -199,6 +198,9 @@ class GymEnv(LoggedEnv):
         self.action_codec = SpaceCodec(acted, "action", categorical)
         check_keys(self.observation_codec, self.action_codec)
         self.reward_shape = reward_shape_of(self.env)
+        if self.reward_shape:
+            reward = Unbounded((*self.batch_size, *self.reward_shape))
+            self._reward_spec = Composite({"reward": reward}, self.batch_size)
         self.vector: VectorAdapter | None = None
         if batched:
             adapter = adapt_pool if is_pool(self.env) else adapt
@@ -220,14 +222,6 @@ class GymEnv(LoggedEnv):
         """True if all data have a fixed shape and dtype, and the reward is a single number."""
         fixed = self.observation_codec.fixed and self.action_codec.fixed
         return bool(fixed and not self.reward_shape)
-
-    @property
-    @override
-    def full_reward_spec(self) -> Composite:
-        if not self.reward_shape:
-            return super().full_reward_spec
-        shape = (*self.batch_size, *self.reward_shape)
-        return Composite({"reward": Unbounded(shape, device=self.device)}, self.batch_size)
 
     @property
     def action_spec_unbatched(self) -> Any:
@@ -417,11 +411,6 @@ class GymEnv(LoggedEnv):
 
     @property
     @override
-    def parts(self) -> list[Any]:
-        return [self]
-
-    @property
-    @override
     def cannot_restart(self) -> list[str]:
         vector = self.vector
         return [] if vector is None or vector.can_restart else [type(vector.env).__name__]
@@ -450,13 +439,9 @@ class GymEnv(LoggedEnv):
             self.log.observe(leaves, rows)
         return observations
 
-    def _step(self, tensordict: TensorDictBase) -> TensorDict:
-        actions = (self.action_in(tensordict, key) for key in self.action_keys)
-        arrays = [action_array(one) if isinstance(one, Tensor) else one.data for one in actions]
-        return self._guarded_step(self._after, arrays)
-
-    def _after(self, arrays: list[Any]) -> TensorDict:
-        action = self.action_codec.decode(arrays)
+    @override
+    def _after(self, actions: list[Any]) -> TensorDict:
+        action = self.action_codec.decode(actions)
         if self.vector is None:
             step = self.mask_check.watched(self, self.env.step)
             obs, *rest, info = step_results(step(action), self.env)
@@ -473,7 +458,7 @@ class GymEnv(LoggedEnv):
             following.set(key, torch.from_numpy(flags.astype(np.bool_)).reshape(shape))
         following.set("done", following.get("terminated") | following.get("truncated"))
         if self.log is not None:
-            self.log.add_step(arrays, reward)
+            self.log.add_step(actions, reward)
             self.log.observe(leaves)
         return following
 

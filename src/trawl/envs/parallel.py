@@ -217,11 +217,6 @@ class ParallelEnv(BatchedEnv):
 
     @property
     @override
-    def parts(self) -> list[Any]:
-        return [self]
-
-    @property
-    @override
     def cannot_restart(self) -> list[str]:
         return [name for info in self.members for name in info.cannot_restart]
 

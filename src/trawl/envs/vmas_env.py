@@ -123,20 +123,9 @@ class VmasEnv(TensorEnv):
 
     @property
     @override
-    def full_reward_spec(self) -> Composite:
-        return self._reward_spec
-
-    @property
-    @override
     def reward_spec(self) -> Spec:
-        keys = self.reward_keys
-        spec: Spec = self._reward_spec[keys[0]]
+        spec: Spec = self.full_reward_spec[self.reward_keys[0]]
         return spec
-
-    @property
-    @override
-    def reward_keys(self) -> list[Any]:
-        return [(group, "reward") for group in self.group_map]
 
     @property
     @override
