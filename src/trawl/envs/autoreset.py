@@ -16,9 +16,8 @@ import numpy as np
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorEnv, VectorWrapper
 from gymnasium.wrappers import vector as wrappers
 
-from trawl.envs.final_obs import final_sample
 from trawl.envs.infos import BatchReader
-from trawl.envs.outcomes import Outcome, checked_info
+from trawl.envs.outcomes import Outcome, checked_info, final_sample
 from trawl.envs.source import Source
 from trawl.memory import Array, Mask
 

@@ -29,8 +29,15 @@ from trawl.envs.jax_arrays import (
     viewer,
 )
 from trawl.envs.jax_functions import functions_of, is_jax
-from trawl.envs.jax_infos import ShownLeaves, info_layout
-from trawl.envs.jax_steps import JaxCalls, Progress, SingleCalls, batch_calls, check_outlines
+from trawl.envs.jax_steps import (
+    JaxCalls,
+    Progress,
+    ShownLeaves,
+    SingleCalls,
+    batch_calls,
+    check_outlines,
+    info_layout,
+)
 from trawl.envs.kinds import EnvKind
 from trawl.envs.seeding import check_seed, derive
 from trawl.envs.spaces import SpaceCodec, check_keys

@@ -23,7 +23,6 @@ from trawl.envs.autoreset import autoreset_mode as declared_mode
 from trawl.envs.autoreset import is_restartable
 from trawl.envs.base import TensorDictEnv
 from trawl.envs.capture.ways import chain
-from trawl.envs.final_obs import FINAL_OBS
 from trawl.envs.gym import GymEnv
 from trawl.envs.info_keys import (
     InfoKeys,
@@ -36,11 +35,10 @@ from trawl.envs.info_keys import (
 from trawl.envs.infos import BatchReader, InfoLayout, InfoMerger, TensorInfoReader
 from trawl.envs.kinds import EnvKind
 from trawl.envs.masks import MASK_KEY, masking_method, rand_actions
-from trawl.envs.outcomes import reset_results, step_results
+from trawl.envs.outcomes import FINAL_OBS, reset_results, step_results
 from trawl.envs.reset_kwargs import ResetArguments, copied, names_taken
 from trawl.envs.source import Source, check_source
-from trawl.envs.spaces import check_keys
-from trawl.envs.tensor_codec import TensorCodec
+from trawl.envs.spaces import TensorCodec, check_keys
 from trawl.envs.tensor_env import TensorEnv, TensorStep
 from trawl.envs.vector import is_envpool
 from trawl.supported import RESET_ARGUMENTS_BEGUN, RESET_FUNCTION_BATCH
