@@ -47,10 +47,7 @@ from trawl.envs.outcomes import (
 )
 from trawl.envs.pool import Pool, adapt_pool, is_pool
 from trawl.envs.replacements import made_again
-from trawl.envs.reset_kwargs import (
-    ResetArguments,
-    names_taken,
-)
+from trawl.envs.reset_kwargs import ResetArguments, arguments_of_all, names_taken
 from trawl.envs.seeding import check_seed, derive, next_seed
 from trawl.envs.spaces import SpaceCodec, check_keys
 from trawl.envs.specs import Composite, NonTensor, Unbounded
@@ -58,7 +55,7 @@ from trawl.envs.types import EnvLike
 from trawl.envs.vector import VectorAdapter, adapt, is_envpool, is_vector_env
 from trawl.errors import env_errors
 from trawl.schema.states import GYM, check_adapter
-from trawl.supported import MODE_SINGLE, RESET_ARGUMENTS_BEGUN, RESET_FUNCTION_BATCH, Trait
+from trawl.supported import MODE_SINGLE, Trait
 
 
 class GymEnv(LoggedEnv):
@@ -386,15 +383,10 @@ class GymEnv(LoggedEnv):
         elif self.vector is None:
             names = names_taken(chain(self.env))
             self.reset_arguments = ResetArguments(given, first, names, counts)
-        elif self.vector.autoresets is not None:
-            raise RESET_ARGUMENTS_BEGUN.error(
-                against=repr(self.env), why=f"it {self.vector.autoresets}"
-            )
-        elif not isinstance(given, Mapping):
-            raise RESET_FUNCTION_BATCH.error(against=repr(self.env))
         else:
-            ResetArguments(given, first, names_taken(chain(self.env)), counts)
-            self._fixed_arguments = given
+            how = self.vector.autoresets
+            begun = None if how is None else f"it {how}"
+            self._fixed_arguments = arguments_of_all(given, first, chain(self.env), counts, begun)
         self._give_arguments()
 
     def _give_arguments(self) -> None:

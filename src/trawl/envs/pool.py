@@ -236,16 +236,6 @@ class AtariPool(Pool):
         self.masks = newest_masks(self.masks, info, self.num_envs, rows)
         return PoolResults(rows, leaves, reward, terminated, truncated, begun)
 
-    def _with_final(self, leaves: list[Array], ended: Mask, info: Any) -> list[Array]:
-        """Returns the observations with the last ones of the episodes that ended."""
-        if "final_obs" not in info:
-            self._check.required_final(info, int(np.flatnonzero(ended)[0]))
-        final = self._reader.read_last(info["final_obs"])
-        merged = [leaf.copy() for leaf in leaves]
-        for target, values in zip(merged, final, strict=True):
-            target[ended] = values[ended]
-        return merged
-
 
 def is_pool(env: Any) -> bool:
     """Returns True if ``env`` steps only some of its sub-environments at once."""

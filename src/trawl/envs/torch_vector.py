@@ -19,8 +19,7 @@ from typing_extensions import override
 from trawl.checks import check_bool
 from trawl.devices import check_device
 from trawl.envs.arguments import lists_arguments
-from trawl.envs.autoreset import autoreset_mode as declared_mode
-from trawl.envs.autoreset import is_restartable
+from trawl.envs.autoreset import as_mode, autoreset_mode, declared_mode, is_restartable
 from trawl.envs.base import TensorDictEnv
 from trawl.envs.capture.ways import chain
 from trawl.envs.gym import GymEnv
@@ -36,12 +35,11 @@ from trawl.envs.infos import BatchReader, InfoLayout, InfoMerger, TensorInfoRead
 from trawl.envs.kinds import EnvKind
 from trawl.envs.masks import MASK_KEY, masking_method, rand_actions
 from trawl.envs.outcomes import FINAL_OBS, reset_results, step_results
-from trawl.envs.reset_kwargs import ResetArguments, copied, names_taken
+from trawl.envs.reset_kwargs import arguments_of_all, copied
 from trawl.envs.source import Source, check_source
 from trawl.envs.spaces import TensorCodec, check_keys
 from trawl.envs.tensor_env import TensorEnv, TensorStep
 from trawl.envs.vector import is_envpool
-from trawl.supported import RESET_ARGUMENTS_BEGUN, RESET_FUNCTION_BATCH
 
 _API = ("num_envs", "single_observation_space", "single_action_space", "reset", "step")
 # Objects that an environment of torch tensors is likely to have.
@@ -153,16 +151,9 @@ class TorchVectorEnv(TensorEnv):
 
     @override
     def set_reset_kwargs(self, given: Any, first: int, counts: Any) -> None:
-        self._reset_kwargs = {}
-        if given is None:
-            return
-        if self.mode is not AutoresetMode.DISABLED:
-            why = f"it has autoreset_mode={self.mode.value!r}"
-            raise RESET_ARGUMENTS_BEGUN.error(against=repr(self.env), why=why)
-        if not isinstance(given, Mapping):
-            raise RESET_FUNCTION_BATCH.error(against=repr(self.env))
-        ResetArguments(given, first, names_taken(chain(self.env)), counts)
-        self._reset_kwargs = given
+        begun = self.mode is not AutoresetMode.DISABLED
+        why = f"it has autoreset_mode={self.mode.value!r}" if begun else None
+        self._reset_kwargs = arguments_of_all(given, first, chain(self.env), counts, why)
 
     def _find_infos(self, info_keys: InfoKeys) -> InfoMerger | None:
         """Returns what adds entries of the info to observations; None if there are none."""
@@ -467,26 +458,14 @@ def _check_api(env: Any) -> None:
 
 
 def _mode_of(env: Any, given: AutoresetMode | str | None) -> AutoresetMode:
-    modes = [mode.value for mode in AutoresetMode]
     if given is not None:
-        return _as_mode(given, modes)
-    try:
-        return declared_mode(env)
-    except ValueError as error:
-        if "autoreset_mode" in (getattr(env, "metadata", None) or {}):
-            raise
-        unknown = error
+        return as_mode(given)
+    if declared_mode(env) is not None:
+        return autoreset_mode(env)
     raise ValueError(
         f"{env!r} doesn't state when it resets its environments: pass autoreset_mode, one of "
-        f"{modes}, to TorchVectorEnv"
-    ) from unknown
-
-
-def _as_mode(given: AutoresetMode | str, modes: list[str]) -> AutoresetMode:
-    try:
-        return AutoresetMode(given)
-    except ValueError:
-        raise ValueError(f"autoreset_mode must be one of {modes}, but it is {given!r}") from None
+        f"{[mode.value for mode in AutoresetMode]}, to TorchVectorEnv"
+    )
 
 
 def _cant_restart(env: Any) -> ValueError:
