@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from trawl.checks import did_you_mean
-from trawl.envs.arguments import named_arguments
+from trawl.envs.arguments import named_arguments, needed
 from trawl.memory import Array, Mask
 from trawl.supported import MODE_ENVPOOL
 
@@ -152,12 +152,8 @@ def make_envpool(
     """
     if autoreset_mode is not None:
         raise MODE_ENVPOOL.error("autoreset_mode", str(autoreset_mode), against=f"envpool:{name}")
-    try:
+    with needed(f"envpool:{name}", "EnvPool", "envpool"):
         import envpool
-    except ImportError as error:
-        raise ImportError(
-            f"envpool:{name} needs EnvPool: pip install 'trawl-rl[envpool]'"
-        ) from error
     known = envpool.list_all_envs()
     if name not in known:
         raise ValueError(f"EnvPool has no environment {name!r}{did_you_mean([name], known, 5)}")

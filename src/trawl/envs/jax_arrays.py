@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.utils.dlpack import from_dlpack
 
 from trawl.devices import check_device
+from trawl.envs.arguments import needed
 from trawl.envs.spaces import SpaceOps
 from trawl.keys import Key, show_key
 
@@ -27,10 +28,8 @@ def load_jax() -> Any:
     Raises:
         ImportError: if JAX is not installed; the message names the extra.
     """
-    try:
+    with needed("JaxEnv", "JAX", "jax"):
         return import_module("jax")
-    except ImportError as error:
-        raise ImportError("JaxEnv needs JAX: pip install 'trawl-rl[jax]'") from error
 
 
 def devices_of(device: torch.device | str | None) -> tuple[Any, torch.device]:

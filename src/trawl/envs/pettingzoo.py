@@ -29,7 +29,7 @@ from trawl.envs.agent_steps import (
     is_pettingzoo,
     is_turn_based,
 )
-from trawl.envs.arguments import argument_names, lists_arguments, named_arguments
+from trawl.envs.arguments import argument_names, lists_arguments, named_arguments, needed
 from trawl.envs.capture import capture, restore
 from trawl.envs.capture.ways import chain
 from trawl.envs.info_keys import AnyText, AnyValue
@@ -414,12 +414,8 @@ def make_pettingzoo(name: str, **options: Any) -> PettingZooEnv:
         TypeError: if an argument is unknown.
         ValueError: if there is no such environment.
     """
-    try:
+    with needed(f"pettingzoo:{name}", "PettingZoo", "pettingzoo"):
         import_module("pettingzoo")
-    except ImportError as error:
-        raise ImportError(
-            f"pettingzoo:{name} needs PettingZoo: pip install 'trawl-rl[pettingzoo]'"
-        ) from error
     own = set(argument_names(PettingZooEnv)) & options.keys()
     rest = {key: value for key, value in options.items() if key not in own}
     kinds = ("parallel", "aec") if rest.pop("parallel", True) else ("aec",)

@@ -21,6 +21,7 @@ from trawl.envs.arguments import (
     argument_names,
     lists_arguments,
     nearest_first,
+    needed,
     unknown_argument,
 )
 from trawl.envs.kinds import EnvKind
@@ -285,10 +286,8 @@ def make_vmas(name: str, *, num_envs: int = 1, **options: Any) -> VmasEnv:
         TypeError: if an argument is unknown.
         ValueError: if there is no such scenario, or the device can't be used.
     """
-    try:
+    with needed(f"vmas:{name}", "VMAS", "vmas"):
         import vmas
-    except ImportError as error:
-        raise ImportError(f"vmas:{name} needs VMAS: pip install 'trawl-rl[vmas]'") from error
     count = check_number("num_envs", num_envs, least=1)
     optional_device("device", options.get("device"))
     if options.get("seed") is not None:
