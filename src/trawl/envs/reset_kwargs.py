@@ -5,7 +5,6 @@ from __future__ import annotations
 import inspect
 import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import cache
 from typing import Any, TypeAlias
 
@@ -63,23 +62,6 @@ def _check_mapping(name: str, value: Mapping[Any, Any]) -> None:
     options = value.get("options")
     if options is not None and not isinstance(options, Mapping):
         raise TypeError(f"the options in {name} must be a mapping, but they are {options!r}")
-
-
-@dataclass(frozen=True)
-class Shifted:
-    """Function of the environment's index and the episode for a worker's environments.
-
-    Attributes:
-        function: the function for all environments of the collector.
-        by: index of the worker's first environment.
-    """
-
-    function: Callable[[int, int], Any]
-    by: int
-
-    def __call__(self, env: int, episode: int) -> Any:
-        """Returns the arguments for the worker's environment ``env``."""
-        return self.function(env + self.by, episode)
 
 
 class ResetArguments:
