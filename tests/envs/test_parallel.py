@@ -527,6 +527,15 @@ def test_environments_of_torchrl(opened):
     assert_same(rolled(env, 30), rolled(other, 30))
 
 
+def test_lists_of_environments_of_torchrl(opened):
+    torchrl_envs = pytest.importorskip("torchrl.envs")
+    makers = [[lambda: torchrl_envs.GymEnv("CartPole-v1")] * 2] * 2
+    env, other = opened(ParallelEnv, 2, makers, backend="thread"), opened(SerialEnv, 2, makers)
+    env.set_seed(0)
+    other.set_seed(0)
+    assert_same(rolled(env, 30), rolled(other, 30))
+
+
 def test_it_may_be_part_of_a_worker(opened):
     from trawl.collectors.multi import MultiSyncCollector
 

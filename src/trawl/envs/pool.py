@@ -151,9 +151,9 @@ class Pool(VectorAdapter):
         """Text that says where the environment can be used."""
         return (
             f"{type(self.env.unwrapped).__name__} with batch_size={self.ready_envs} and num_envs="
-            f"{self.num_envs} doesn't step all of its environments at once, so it works only as "
-            "the environment of a Collector or an AsyncBatchedCollector, alone and in the same "
-            "process: pass it there, or make it without batch_size"
+            f"{self.num_envs} doesn't step all of its environments at once, so it can't be one of "
+            "several that are stepped together: make it without batch_size, or make it the only "
+            "environment of a collector, or of each worker"
         )
 
 

@@ -323,9 +323,12 @@ class Policy:
         device = self.device
         names = [key[0] if len(key) == 1 else key for key in reads]
         single = writes[0] if len(writes) == 1 else None
+        dims = len(batch)
 
         def call(*inputs: Tensor) -> Any:
-            values = TensorDict(dict(zip(names, inputs, strict=True)), batch, device=device)
+            # The policy may act for some of the environments, in rows that are filled up.
+            size = inputs[0].shape[:dims]
+            values = TensorDict(dict(zip(names, inputs, strict=True)), size, device=device)
             result = module(values)
             if single is not None:
                 return result.get(single)
