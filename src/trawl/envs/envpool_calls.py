@@ -128,6 +128,15 @@ class EnvPoolCalls:
         return raw[self._places[1]], raw[self._places[0]], {}
 
 
+def refuse_seed(seed: object) -> None:
+    """Raises a ``ValueError`` if a reset of an EnvPool environment is given a seed."""
+    if seed is not None:
+        raise ValueError(
+            "an EnvPool environment takes its seed when it is made: use "
+            "envpool.make_gymnasium(..., seed=...) instead of set_seed(...)"
+        )
+
+
 def _is_original(env: Any, name: str) -> bool:
     """Returns True if a method of an environment is EnvPool's own."""
     method = getattr(type(env), name, None)

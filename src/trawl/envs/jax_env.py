@@ -205,11 +205,7 @@ class JaxEnv(_KeepsArguments, TensorEnv):
 
     @override
     def begin(self, mask: Tensor | None, **kwargs: Any) -> list[Tensor]:
-        if kwargs.get("options") is not None:
-            raise ValueError(
-                "environments of JAX take no options for a reset, but options is "
-                f"{kwargs['options']!r}: leave it out"
-            )
+        self._refuse_options("JAX", kwargs)
         whole = mask is None or bool(mask.all())
         seed = kwargs.get("seed", self._seed)
         if whole:

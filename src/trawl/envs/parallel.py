@@ -153,7 +153,6 @@ class ParallelEnv(BatchedEnv):
         self._seed: int | None = None
         self._restarts: dict[int, int] = {}
         self._eager = False
-        self._no_bits = np.zeros((*self.batch_size, 1), np.uint8)
         # Flags of the last step, if it could also reset environments; None once the observations
         # of the reset have been read.
         self._last_bits: Array | None = None
@@ -344,7 +343,7 @@ class ParallelEnv(BatchedEnv):
         entries, _ = self._take_step(self._step_results.allocate)
         return new_tensordict(entries.after, self.batch_size)
 
-    def _take_step(self, allocate: Callable[[], StepEntries]) -> tuple[StepEntries, Array | None]:
+    def _take_step(self, allocate: Callable[[], StepEntries]) -> tuple[StepEntries, Array]:
         """Takes a step with the actions in the shared memory.
 
         Args:
@@ -352,7 +351,7 @@ class ParallelEnv(BatchedEnv):
                 processes step.
 
         Returns:
-            The results, and the flags of the step; None if there are none.
+            The results, and the flags of the step.
         """
         self._last_bits = None
         tolerated = self.on_error is not None
@@ -362,10 +361,9 @@ class ParallelEnv(BatchedEnv):
         self.failed = self._repaired() if tolerated else ()
         bits = self._step_results.write(entries)
         if self._eager:
-            self._last_bits = self._no_bits if bits is None else bits
+            self._last_bits = bits
         if self._has_autoresets:
-            found = self._no_bits if bits is None else bits
-            self._autoresets = torch.from_numpy(found & AUTORESET != 0).view(self.batch_size)
+            self._autoresets = torch.from_numpy(bits & AUTORESET != 0).view(self.batch_size)
         return entries, bits
 
     def _repaired(self) -> set[int]:
@@ -410,7 +408,7 @@ class ParallelEnv(BatchedEnv):
             _, bits = self._take_step(allocate)
             assert begin is not None
             tensordict.set("next", following)
-            if bits is not None:
+            if bits is not self._step_results.no_bits:
                 begin = new_tensordict(self._step_results.to_go_on_from(bits), self.batch_size)
             return tensordict, begin
         finally:

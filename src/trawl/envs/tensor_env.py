@@ -134,6 +134,14 @@ class TensorEnv(TensorDictEnv):
                 None if none is.
         """
 
+    def _refuse_options(self, library: str, kwargs: Mapping[str, Any]) -> None:
+        """Raises a ``ValueError`` if a reset of a library's environment is given options."""
+        if kwargs.get("options") is not None:
+            raise ValueError(
+                f"environments of {library} take no options for a reset, but options is "
+                f"{kwargs['options']!r}: leave it out"
+            )
+
     def check(self) -> None:
         """Raises errors of the steps since the last call; called once per batch."""
 

@@ -6,13 +6,7 @@ from collections.abc import Generator, Iterable, Mapping
 from typing import Any
 
 import torch
-from gymnasium.vector import (
-    AsyncVectorEnv,
-    AutoresetMode,
-    SyncVectorEnv,
-    VectorEnv,
-    VectorWrapper,
-)
+from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorEnv
 from torch import Tensor
 from typing_extensions import override
 
@@ -386,10 +380,7 @@ def may_return_tensors(env: Any) -> bool:
         return True
     if isinstance(env, Source):
         return False
-    layers = [env]
-    while isinstance(layers[-1], VectorWrapper):
-        layers.append(layers[-1].env)
-    values = [value for layer in layers for value in getattr(layer, "__dict__", {}).values()]
+    values = [value for layer in chain(env) for value in getattr(layer, "__dict__", {}).values()]
     return any(isinstance(value, _TORCH) for value in values)
 
 

@@ -35,7 +35,7 @@ from trawl.envs.autoreset import (
 )
 from trawl.envs.capture.codec import Decoder, Encoder, NotPlain
 from trawl.envs.capture.pool_log import PoolLog
-from trawl.envs.envpool_calls import EnvPoolCalls
+from trawl.envs.envpool_calls import EnvPoolCalls, refuse_seed
 from trawl.envs.infos import BatchReader, InfoCodec, InfoReader
 from trawl.envs.masks import newest_masks, warn_late
 from trawl.envs.outcomes import (
@@ -304,11 +304,7 @@ class EnvPoolVector(VectorAdapter):
 
     @override
     def reset(self, seeds: Sequence[int] | None = None, **kwargs: Any) -> list[Array]:
-        if seeds is not None or kwargs.get("seed") is not None:
-            raise ValueError(
-                "an EnvPool environment takes its seed when it is made: use "
-                "envpool.make_gymnasium(..., seed=...) instead of set_seed(...)"
-            )
+        refuse_seed(kwargs.get("seed") if seeds is None else seeds)
         self._used = True
         if self.log is not None:
             self.log.reset(None)

@@ -173,11 +173,7 @@ class VmasEnv(TensorEnv):
 
     @override
     def begin(self, mask: Tensor | None, **kwargs: Any) -> list[Tensor]:
-        if kwargs.get("options") is not None:
-            raise ValueError(
-                "environments of VMAS take no options for a reset, but options is "
-                f"{kwargs['options']!r}: leave it out"
-            )
+        self._refuse_options("VMAS", kwargs)
         seed = kwargs.get("seed", self._seed)
         self._seed = None
         whole = mask is None or bool(mask.all())
