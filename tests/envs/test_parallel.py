@@ -75,7 +75,7 @@ def threads(parallel):
 
 
 def pids(env):
-    return [worker.pid for worker in env.processes._workers]
+    return [worker.pid for worker in env.processes.started.workers]
 
 
 def gone(pid):
@@ -691,7 +691,7 @@ def test_an_interrupted_step_is_ended_before_the_next(parallel, monkeypatch):
     write, workers = os.write, env.processes
 
     def interrupted(descriptor, data):
-        if descriptor == workers._wakeups[1]:
+        if descriptor == workers.started.wakeups[1]:
             raise KeyboardInterrupt
         return write(descriptor, data)
 
@@ -765,7 +765,7 @@ def test_nothing_is_left_when_its_process_ends(end):
         from trawl.envs import ParallelEnv
         env = ParallelEnv(2, "CartPole-v1")
         env.rollout(3)
-        print(*[worker.pid for worker in env.processes._workers], flush=True)
+        print(*[worker.pid for worker in env.processes.started.workers], flush=True)
         {end}
     """
     # The pipe of its standard output ends when the last process that has it is gone.

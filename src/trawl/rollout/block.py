@@ -1,4 +1,10 @@
-"""Memory of a batch that is being filled, and its delivery as a TensorDict."""
+"""Memory of a batch that is being filled, and its delivery as a TensorDict.
+
+In a delivered batch, time is the last batch dimension, so the rows that one step writes lie far
+apart. Batches of environments therefore write small entries to memory in which time comes first,
+and copy them to their places at the end. Large entries, and all entries of single environments, are
+written in place.
+"""
 
 from __future__ import annotations
 

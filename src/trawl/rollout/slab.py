@@ -2,7 +2,13 @@
 
 A delivered batch stays valid as long as anything refers to it. Each of its tensors keeps a storage
 alive, and the storage keeps alive the array from which it was made. When this array dies, the block
-returns to its pool. Users need not copy a batch to keep it.
+returns to its pool, in any thread, and whatever refers to the memory. Users need not copy a batch
+to keep it.
+
+A pool of private memory keeps two spare blocks. New shared memory costs more, because each worker
+has to map it and the kernel clears its pages. A pool of shared memory therefore keeps up to eight
+more, for users who hold several batches and release them together, and frees those that 16 batches
+in a row did not need.
 """
 
 from __future__ import annotations
