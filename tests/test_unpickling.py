@@ -55,7 +55,7 @@ PLACES = {
     "envs/attributes.py: packed_result": CARRIED,
     "envs/build.py: EnvCopy.__call__": CARRIED,
     "envs/env_member.py: EnvMember.set_reset_kwargs": CARRIED,
-    "envs/env_processes.py: EnvProcesses.apply": CARRIED,
+    "envs/env_workers.py: EnvWorkers.apply": CARRIED,
     "weight_update/store.py: _File.__init__": NAMELESS,
     "weight_update/framework_transports.py: RPCTransport.send_weights_async": RPC,
     "weight_update/shared.py: "

@@ -7,9 +7,8 @@ The script replaces the text between pairs of markers such as ``<!-- speed:begin
 ``<!-- speed:end -->``. In README.md, ``speed`` becomes a table of Trawl's speed and its ratio to
 the speeds of others. In docs/performance.md, ``speed`` becomes a table of every contender's speed,
 ``multi`` the results of many processes, ``weights`` the cost of new weights, ``clusters`` the
-results of clusters, and ``gpu`` those of ``benchmarks/gpu.py``. ``benchmarks/run.py`` writes the
-other results and the pictures. In docs/internals.md, ``wakeups`` becomes the comparison of
-``benchmarks/wakeups.py``.
+results of clusters, ``gpu`` those of ``benchmarks/gpu.py``, and ``wakeups`` the comparison of
+``benchmarks/wakeups.py``. ``benchmarks/run.py`` writes the other results and the pictures.
 """
 
 from __future__ import annotations
@@ -289,10 +288,8 @@ def write(
             page = replaced(page, weights_table(clusters), "clusters")
         if gpu is not None and table is full_table:
             page = replaced(page, gpu_table(gpu), "gpu")
-        path.write_text(page, encoding="utf-8")
-    if wakeups is not None:
-        path = root / "docs/internals.md"
-        page = replaced(path.read_text(encoding="utf-8"), wakeups_table(wakeups), "wakeups")
+        if wakeups is not None and table is full_table:
+            page = replaced(page, wakeups_table(wakeups), "wakeups")
         path.write_text(page, encoding="utf-8")
 
 

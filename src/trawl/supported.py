@@ -285,13 +285,6 @@ READY_STEPS = Refusal(
     why="the last frames of other environments are written already",
     instead="leave extend_buffer out",
 )
-POOL_RESTART = Refusal(
-    law=Law.TOGETHER,
-    options=("on_env_error='restart'",),
-    traits=frozenset({Trait.POOL}),
-    why="one environment can't be made anew without the others",
-    instead="leave the argument out, or use a list of environments",
-)
 POOL_RESET = Refusal(
     law=Law.TOGETHER,
     options=("reset_at_each_iter",),
@@ -557,13 +550,6 @@ READY_LAG = Refusal(
     why="the environments of a process step together",
     instead="leave envs_per_worker out",
 )
-READY_GRAPH = Refusal(
-    law=Law.LAYOUT,
-    options=("cudagraph_policy",),
-    other="batches of varying size",
-    why="a graph has a fixed batch size",
-    instead="set static_batch_size in server_config",
-)
 READY_POOL = Refusal(
     law=Law.ABSENT,
     options=(
@@ -576,7 +562,6 @@ READY_POOL = Refusal(
         "envs_per_worker",
         "worker_affinity",
         "worker_timeout",
-        "on_env_error",
         "max_policy_lag",
         "policy_backend",
     ),

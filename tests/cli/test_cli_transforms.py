@@ -101,11 +101,13 @@ def test_evaluation_with_stacks():
         ("vmas:balance", "vmas", {"num_envs": 2}),
         ("pettingzoo:mpe2/simple_spread_v3", "mpe2", {}),
         ("pettingzoo:mpe2/simple_spread_v3", "mpe2", {"num_envs": 2}),
+        ("TorchRL", "torchrl.envs", {}),
+        ("TorchRL", "torchrl.envs", {"num_envs": 2}),
     ],
 )
 def test_a_policy_is_told_the_shapes_of_batches(env, package, options):
-    pytest.importorskip(package)
-    made = build_env(env, options)
+    library, own = pytest.importorskip(package), env != "TorchRL"
+    made = build_env(env, options) if own else library.GymEnv("Pendulum-v1", **options)
     specs = stacked_env(made, 3).observation_spec
     with Collector(made, frames_per_batch=4, frame_stack=3) as collector:
         batch = collector.next()

@@ -13,6 +13,7 @@ from tensordict.nn import TensorDictModule
 from torch import nn
 
 from trawl.collectors import AsyncBatchedCollector, RandomPolicy
+from trawl.collectors.serving_options import AsyncBatchedArguments
 from trawl.envs import GymEnv
 from trawl.errors import WorkerDied
 from trawl.testing import ImageEnv, Ledger, NestedEnv, NumberedEnv
@@ -178,6 +179,32 @@ def test_batches_of_static_size_are_filled_up():
         sizes.clear()
         ledger.add(collector.next())
     assert sizes == {8}
+
+
+def test_a_graph_gets_batches_of_one_size():
+    options = {"policy": Chooses(), "frames_per_batch": 6, "cudagraph_policy": True}
+    given = AsyncBatchedArguments(create_env_fn=[NumberedEnv] * 3, **options)
+    assert given.batching.size == 3
+    given = AsyncBatchedArguments(create_env_fn=[NumberedEnv] * 3, max_batch_size=2, **options)
+    assert given.batching.size == 2
+
+
+class ThroughTensorDict(nn.Module):
+    """Chooses actions in a TensorDict."""
+
+    def forward(self, tensordict):
+        tensordict["action"] = Chooses()(tensordict["observation"])
+        return tensordict
+
+
+@pytest.mark.parametrize("config", [None, {"static_batch_size": 8, "max_batch_size": 4}])
+def test_a_compiled_policy_may_read_a_tensordict_of_any_size(config):
+    ledger, compiled = ledger_of(5), {"backend": "eager"}
+    options = {"policy": ThroughTensorDict(), "compile_policy": compiled, "server_config": config}
+    with numbered(5, total_frames=120, **options) as collector:
+        for batch in collector:
+            ledger.add(batch)
+    assert ledger.frames == 120
 
 
 class Counter(nn.Module):

@@ -293,7 +293,7 @@ def test_an_environment_that_steps_all_at_once():
         collector_of(pool=lambda: GymEnv("CartPole-v1"))
 
 
-ALONE = "works only as the environment of a Collector or an AsyncBatchedCollector"
+ALONE = "can't be one of several that are stepped together"
 
 
 def test_a_pool_among_others():

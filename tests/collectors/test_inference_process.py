@@ -283,12 +283,13 @@ def test_workers_that_a_backend_chooses():
 @pytest.mark.filterwarnings("ignore:policy has no parameters to move", "ignore:.*in PyTree")
 @pytest.mark.parametrize("place", ["threading", "multiprocessing"])
 @pytest.mark.parametrize("graph", [False, True])
-def test_a_policy_on_a_gpu(place, graph):
+@pytest.mark.parametrize("config", [None, {"static_batch_size": 4}])
+def test_a_policy_on_a_gpu(place, graph, config):
     ledger = ledger_of(4)
     with numbered(
         policy_backend=place,
         device="cuda",
-        server_config={"static_batch_size": 4},
+        server_config=config,
         cudagraph_policy=graph or None,
         total_frames=100,
     ) as collector:

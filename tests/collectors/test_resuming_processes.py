@@ -49,7 +49,7 @@ def test_tensordict_steps():
 
 def end(env, index):
     """Kills a process of an environment, and waits for its end."""
-    pid = env.processes._workers[index].pid
+    pid = env.processes.started.workers[index].pid
     handle = os.pidfd_open(pid)
     os.kill(pid, signal.SIGKILL)
     select.select([handle], [], [])

@@ -12,7 +12,7 @@ import torch
 from gymnasium import spaces
 
 from trawl.envs import GymEnv, JaxEnv
-from trawl.envs.jax_arrays import action_decoder, as_plain, giver, viewer
+from trawl.envs.jax_arrays import as_plain, giver, jax_ops, viewer
 from trawl.envs.spaces import SpaceCodec
 
 jax = pytest.importorskip("jax")
@@ -124,7 +124,7 @@ def test_nested_observations_and_actions() -> None:
 @pytest.mark.parametrize("categorical", [False, True])
 def test_actions_are_decoded_as_in_gymnasium(space: Any, categorical: bool) -> None:
     codec = SpaceCodec(space, "action", categorical)
-    decode, (leaf,) = action_decoder(codec), codec.leaves
+    decode, (leaf,) = SpaceCodec(space, "action", categorical, jax_ops()).decode, codec.leaves
     for _ in range(5):
         value = leaf.spec.rand()
         expected, found = codec.decode([value.numpy()]), decode([jnp.asarray(value.numpy())])

@@ -407,6 +407,22 @@ except Exception as error:
     assert found.count("a-broken") == 2
 
 
+def test_the_driver_warns_of_a_broken_package(things: Path, tmp_path: Path) -> None:
+    project = PROJECT.format(name="a-broken", entry='broken = "broken:KIND"')
+    module = "from trawl.envs import EnvKind\nKIND = EnvKind(None)"
+    packages.install(tmp_path / "site", project, {"broken.py": module})
+    code = """
+from trawl.envs import ParallelEnv
+from things import Thing
+if __name__ == "__main__":
+    env = ParallelEnv(2, lambda: Thing(2, 1))
+    env.close()
+"""
+    found = packages.run(code, tmp_path / "site", things, here=tmp_path)
+    assert found.count("a-broken") == 1
+    assert "the adapter of an EnvKind must be a class or a function, but it is None" in found
+
+
 def test_a_kind_that_fails_to_recognise(things: Path, tmp_path: Path) -> None:
     project = PROJECT.format(name="a-rude", entry='rude = "rude:KIND"')
     module = "from trawl.envs import EnvKind\nKIND = EnvKind(dict, lambda env: env.nothing)"

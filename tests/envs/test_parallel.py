@@ -75,7 +75,7 @@ def threads(parallel):
 
 
 def pids(env):
-    return [worker.pid for worker in env.processes._workers]
+    return [worker.pid for worker in env.processes.started.workers]
 
 
 def gone(pid):
@@ -527,6 +527,15 @@ def test_environments_of_torchrl(opened):
     assert_same(rolled(env, 30), rolled(other, 30))
 
 
+def test_lists_of_environments_of_torchrl(opened):
+    torchrl_envs = pytest.importorskip("torchrl.envs")
+    makers = [[lambda: torchrl_envs.GymEnv("CartPole-v1")] * 2] * 2
+    env, other = opened(ParallelEnv, 2, makers, backend="thread"), opened(SerialEnv, 2, makers)
+    env.set_seed(0)
+    other.set_seed(0)
+    assert_same(rolled(env, 30), rolled(other, 30))
+
+
 def test_it_may_be_part_of_a_worker(opened):
     from trawl.collectors.multi import MultiSyncCollector
 
@@ -682,7 +691,7 @@ def test_an_interrupted_step_is_ended_before_the_next(parallel, monkeypatch):
     write, workers = os.write, env.processes
 
     def interrupted(descriptor, data):
-        if descriptor == workers._wakeups[1]:
+        if descriptor == workers.started.wakeups[1]:
             raise KeyboardInterrupt
         return write(descriptor, data)
 
@@ -756,7 +765,7 @@ def test_nothing_is_left_when_its_process_ends(end):
         from trawl.envs import ParallelEnv
         env = ParallelEnv(2, "CartPole-v1")
         env.rollout(3)
-        print(*[worker.pid for worker in env.processes._workers], flush=True)
+        print(*[worker.pid for worker in env.processes.started.workers], flush=True)
         {end}
     """
     # The pipe of its standard output ends when the last process that has it is gone.

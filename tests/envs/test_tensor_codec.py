@@ -8,8 +8,7 @@ import torch
 from gymnasium import spaces
 from gymnasium.vector.utils import batch_space
 
-from trawl.envs.spaces import SpaceCodec
-from trawl.envs.tensor_codec import TensorCodec
+from trawl.envs.spaces import SpaceCodec, TensorCodec
 
 CPU = torch.device("cpu")
 SPACE = spaces.Dict(

@@ -146,8 +146,7 @@ def allowed(case: dict[str, Any]) -> bool:
         own and workers and chosen["reset_at_each_iter"],
         own and workers and chosen["set_truncated"] and (delivery != "rows" or place == "async"),
         own and workers and late and normalize,
-        # Pools work in the workers of AsyncBatchedCollector only.
-        face in POOLS and place != "one",
+        face in POOLS and ready,
         own and (whole or delivery == "split") and normalize,
         ((own and whole) or face in POOLS) and chosen["reset_at_each_iter"],
         ready and not has_rows(face),
@@ -171,8 +170,9 @@ FIRST = {name: [one for one in values if one not in LATER] for name, values in F
 
 
 def allowed_first(case: dict[str, Any]) -> bool:
-    """Returns True if a case was possible before pools had most options."""
-    more = any(case.get(name) for name in ("limit", "stack", "normalize", "set_truncated"))
+    """Returns True if a case was possible before pools had most options, and were in workers."""
+    more = case.get("place", "one") != "one"
+    more |= any(case.get(name) for name in ("limit", "stack", "normalize", "set_truncated"))
     more |= case.get("delivery") in ("split", "steps", *WHOLE)
     return allowed(case) and not (case.get("face") in POOLS and more)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import cycle, islice
+from itertools import cycle, islice, pairwise
 from typing import Any
 
 import numpy as np
@@ -22,12 +22,12 @@ from tests.oracle.comparing import (
     collector_of,
     policy_of,
 )
-from trawl.collectors import Collector
+from trawl.collectors import AsyncBatchedCollector, Collector
 from trawl.envs import ParallelEnv
 from trawl.testing.faces import FACES
 from trawl.testing.oracle import Options
 from trawl.testing.script import Script, ScriptedFailure
-from trawl.testing.scripted_envs import ScriptedEnv
+from trawl.testing.scripted_envs import ScriptedEnv, ScriptedPool
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 FAILING = [face for face in FACES if face != "jax"]
@@ -102,6 +102,52 @@ def test_an_error_names_the_step_and_closes_the_collector(face) -> None:
         assert collector.closed
         with pytest.raises(RuntimeError, match="shut down after ScriptedFailure"):
             list(collector)
+
+
+@pytest.mark.parametrize("cls", [Collector, AsyncBatchedCollector])
+@pytest.mark.parametrize("mode", ["NextStep", "SameStep"])
+@pytest.mark.parametrize("at", [(0, 2, 2), (2, 0, 4)])
+def test_a_pool_is_made_anew_with_all_that_it_has(cls, mode, at) -> None:
+    script = replace(Case("pool_next_step").script, failures=frozenset([at]))
+    make = partial(ScriptedPool, script, range(3), mode, 1)
+    collector = cls(
+        make, policy=policy_of(Case("list")), frames_per_batch=7, on_env_error="restart"
+    )
+    with pytest.warns(RuntimeWarning, match="environments 0 to 2 failed after"):
+        frames, cut = torch.cat([batch.clone() for batch in islice(collector, 12)]), 0
+    assert collector.stats()["env_restarts"] >= 2
+    collector.shutdown()
+    for env in range(3):
+        mine = frames[frames["env_index"] == env]
+        after = mine["observation"][:, :3] + torch.tensor([0, 0, 1])
+        assert torch.equal(mine["next", "observation"][:, :3], after)
+        assert (mine["observation"][:, 0] == env).all()
+        for before, frame in pairwise(mine):
+            episode, step = map(int, frame["observation"][1:3])
+            last, was = before["next"], int(before["observation"][1])
+            same = frame["collector", "traj_ids"] == before["collector", "traj_ids"]
+            assert same == bool(step)
+            if step:
+                assert not last["done"]
+                assert last["observation"][1:3].tolist() == [episode, step]
+            elif last["observation"][2] < script.length(env, was):
+                cut += int(last["truncated"])
+    # Failures truncate the frames before, unless these were delivered already.
+    assert cut
+
+
+@pytest.mark.parametrize("cls", [Collector, AsyncBatchedCollector])
+def test_a_pool_that_always_fails_ends_the_collector(cls) -> None:
+    script = replace(
+        Case("pool_next_step").script, failures=frozenset((env, 0, 1) for env in range(3))
+    )
+    make = partial(ScriptedPool, script, range(3), "NextStep", 1)
+    collector = cls(
+        make, policy=policy_of(Case("list")), frames_per_batch=500, on_env_error="restart"
+    )
+    with pytest.warns(RuntimeWarning), pytest.raises(ScriptedFailure, match="in episode 0"):
+        next(iter(collector))
+    assert collector.closed
 
 
 # --- other mistakes

@@ -189,7 +189,6 @@ CASES: dict[str, list[Callable[[], Any]]] = {
         lambda: pooled(set_truncated=True, extend_buffer=False, replay_buffer=Buffer()),
         lambda: ready(set_truncated=True, extend_buffer=False, replay_buffer=Buffer()),
     ],
-    "POOL_RESTART": [lambda: pooled(on_env_error="restart")],
     "POOL_RESET": [
         lambda: one(partial(pool, 2), reset_at_each_iter=True),
         lambda: ready(partial(pool, 2), reset_at_each_iter=True),
@@ -257,7 +256,6 @@ CASES: dict[str, list[Callable[[], Any]]] = {
     "RAY_START": [lambda: on_ray(start_method="spawn")],
     "LAUNCHER_START": [lambda: remote(start_method="spawn")],
     "READY_LAG": [lambda: ready(max_policy_lag=0, envs_per_worker=2)],
-    "READY_GRAPH": [lambda: ready(cudagraph_policy=True)],
     "READY_POOL": each(
         partial(ready, pool),
         max_batch_size=2,
@@ -269,7 +267,6 @@ CASES: dict[str, list[Callable[[], Any]]] = {
         envs_per_worker=2,
         worker_affinity=[[0]],
         worker_timeout=5.0,
-        on_env_error="restart",
         max_policy_lag=1,
         policy_backend="threading",
     ),

@@ -2,6 +2,12 @@
 
 Processes can reach the memory only through a descriptor. The kernel frees the memory when the last
 process that uses it has ended, for whatever reason.
+
+A worker gets all pages of its own part with one system call (:func:`populate`) before it collects,
+so that it doesn't stop at each page. If the system has no memory left, this call fails with a
+``MemoryError``, where a write would end the process. Blocks of 2 MiB or more ask for huge pages,
+with which new memory arrives about ten times faster. Linux grants them for shared memory only if
+``/sys/kernel/mm/transparent_hugepage/shmem_enabled`` is ``advise``, ``within_size`` or ``always``.
 """
 
 from __future__ import annotations

@@ -1,4 +1,9 @@
-"""Workers in Ray actors, on any node of a cluster."""
+"""Workers in Ray actors, on any node of a cluster.
+
+The driver calls an actor to fetch its next message, and the call returns when there is one. Small
+requests use a control connection (:mod:`trawl.backends.control`), large ones go through Ray; if the
+actor can't reach the driver, all do.
+"""
 
 from __future__ import annotations
 

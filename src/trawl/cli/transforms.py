@@ -14,9 +14,8 @@ from trawl.cli.arguments import CollectArguments, EvaluateArguments, TuneArgumen
 from trawl.cli.errors import CliError, message_of
 from trawl.collectors import NormalizeReward
 from trawl.envs.agent_groups import groups_of
-from trawl.envs.base import TensorDictEnv
 from trawl.envs.frame_stack import FrameStack
-from trawl.envs.specs import Bounded, Composite, NonTensor, Spec, Unbounded
+from trawl.envs.specs import Bounded, Spec, Unbounded
 from trawl.keys import as_key
 
 _NAMES = ("frame_stack", "normalize_observations", "normalize_rewards")
@@ -94,16 +93,14 @@ class StackedObservations:
         size: number of frames in a stack.
     """
 
-    def __init__(self, env: TensorDictEnv, size: int) -> None:
+    def __init__(self, env: Any, size: int) -> None:
         self._env = env
         single = {as_key(key): spec for key, spec in env.observation_spec.items(True, True)}
         batch, groups = env.batch_size, groups_of(env)
-        fixed = (key for key, spec in single.items() if not isinstance(spec, NonTensor))
-        chosen = FrameStack(size).stacked(fixed, groups)
-        stacked = Composite(shape=batch)
-        for key, spec in single.items():
-            axis = len(batch) + (key[0] in groups)
-            stacked[key] = _stacked(spec, size, axis) if key in chosen else spec
+        fixed = (key for key, spec in single.items() if type(spec).__name__ != "NonTensor")
+        stacked = env.observation_spec.clone()
+        for key in FrameStack(size).stacked(fixed, groups):
+            stacked[key] = _stacked(single[key], size, len(batch) + (key[0] in groups))
         self.observation_spec = self.full_observation_spec = stacked
 
     def __getattr__(self, name: str) -> Any:
@@ -119,14 +116,12 @@ def stacked_env(env: Any, size: int | None) -> Any:
         env: the environment.
         size: number of frames in a stack; None for single frames.
     """
-    return (
-        env
-        if size is None or not isinstance(env, TensorDictEnv)
-        else StackedObservations(env, size)
-    )
+    return env if size is None else StackedObservations(env, size)
 
 
-def _stacked(spec: Any, size: int, axis: int) -> Spec:
+def _stacked(spec: Any, size: int, axis: int) -> Any:
+    if not isinstance(spec, Spec):
+        return torch.stack([spec] * size, axis)  # of another library
     if isinstance(spec, Bounded):
         bounds = (bound.expand(spec.shape) for bound in (spec.low, spec.high))
         low, high = (torch.stack([bound] * size, axis) for bound in bounds)

@@ -1,4 +1,9 @@
-"""Combines the batches of several workers into a single batch."""
+"""Combines the batches of several workers into a single batch.
+
+A batch of all workers is one block of shared memory, of which each worker fills its own slice. The
+strides of the slices produce the arrangement that ``cat_results`` asks for, so nothing is copied.
+The memory has no name: its descriptor is sent over the worker's socket.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,9 @@
-"""State of a collector without workers, from which another collector continues."""
+"""State of a collector without workers, from which another collector continues.
+
+The entry ``"resume"`` of a state holds the states of the environments (:mod:`trawl.envs.capture`),
+the rows with which the next batch begins, and random generators: the collector's own stream or,
+without a seed, the global ones.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,10 @@
-"""Schedulers, which decide when workers collect: all together, or each on its own."""
+"""Schedulers, which decide when workers collect: all together, or each on its own.
+
+They are the only difference between collectors that wait for all workers and those that don't. With
+``prefetch=1``, the next batch is requested before a batch is delivered. From then on, the weight
+sender holds updates back until the workers have answered, so workers get no weights that are newer
+than the request, and a replacement repeats a dead worker's batch with the same weights.
+"""
 
 from __future__ import annotations
 

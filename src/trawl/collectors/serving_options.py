@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from typing import Any, Literal
 
@@ -22,7 +22,7 @@ from trawl.envs.transforms import PolicyVersion
 from trawl.envs.types import is_list
 from trawl.keys import as_key
 from trawl.rollout.serving import Batching, ServingOptions
-from trawl.supported import READY_GRAPH, READY_POOL, Trait, check
+from trawl.supported import READY_POOL, Trait, check
 
 _MOST, _LEAST, _PATIENCE = 64, 1, 0.01
 #: Options for acting, if the user gives none.
@@ -155,7 +155,8 @@ class AsyncBatchedArguments(CollectorConfig):
             delivered. To keep to this limit, environments wait, but no frame is thrown away. None:
             no limit.
         cudagraph_policy: whether and how the policy is run as a CUDA graph, as in a ``Collector``.
-            Set ``static_batch_size`` in ``server_config``, because a graph has a fixed batch size.
+            A graph has a fixed batch size: ``static_batch_size`` in ``server_config``, or else the
+            largest batch that there can be.
     """
 
     create_env_fn: Any = field(kw_only=False)
@@ -210,9 +211,6 @@ class AsyncBatchedArguments(CollectorConfig):
         check_workers(self.envs_per_worker, batching.most)
         if self.max_policy_lag is not None:
             check_number("max_policy_lag", self.max_policy_lag, 0)
-        # Calls for a pool always have the same size.
-        if self.cudagraph_policy and is_list(self.create_env_fn) and batching.size is None:
-            raise READY_GRAPH.error("cudagraph_policy", self.cudagraph_policy)
         if self.driver_affinity is not None:
             check_cores(self.driver_affinity, "driver_affinity")
 
@@ -227,13 +225,17 @@ class AsyncBatchedArguments(CollectorConfig):
         """Sizes of the batches for which the policy acts; a pool decides them itself."""
         if not is_list(self.create_env_fn):
             return DEFAULT_SERVING.batching
-        return batching_of(
+        batching = batching_of(
             len(self.create_env_fn),
             self.max_batch_size,
             self.min_batch_size,
             self.server_timeout,
             self.server_config,
         )
+        if self.cudagraph_policy and batching.size is None:
+            # A graph has a fixed batch size.
+            return replace(batching, size=min(batching.most, len(self.create_env_fn)))
+        return batching
 
     @property
     def in_process(self) -> bool:

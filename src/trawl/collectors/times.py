@@ -1,4 +1,9 @@
-"""Times of batches, measured where they are collected, and the rates and shares that follow."""
+"""Times of batches, measured where they are collected, and the rates and shares that follow.
+
+A thread has turns and pauses. In a worker, a turn is a batch, and a pause is idle time. In the
+driver thread, a turn is a call that returns a batch, and a pause belongs to the learner. A worker
+sends the times of each batch with it, so ``stats()`` queries no worker.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,10 @@
-"""Draws the timeline of a collector, from the times that it measures anyway."""
+"""Draws the timeline of a collector, from the times that it measures anyway.
+
+A tracer gets the turns of the driver thread from its clock, the times of waiting from the
+scheduler, and those of updates from a context around each. Each worker has a lane, which receives
+requests, answers, deaths and replacements. Only the times of single steps are recorded just for a
+timeline.
+"""
 
 from __future__ import annotations
 

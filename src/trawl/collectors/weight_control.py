@@ -1,4 +1,13 @@
-"""The part of a collector that sends and receives weights."""
+"""The part of a collector that sends and receives weights.
+
+An update takes this way to the workers: ``update_policy_weights_`` calls the collector's
+:class:`~trawl.collectors.weight_sender.WeightSender`, which prepares the update and records the
+version of each worker. Its scheme publishes the update: in the slot of a
+:class:`~trawl.weight_update.store.WeightStore`, or as a message
+(:mod:`trawl.weight_update.messages`), which goes through the worker pool into an inbox of the
+worker. Before its next batch, the worker's collector loads the newest weights, and refuses those
+that don't fit its policy.
+"""
 
 from __future__ import annotations
 

@@ -33,7 +33,6 @@ from trawl.collectors.budget import FrameCounts
 from trawl.collectors.config import muted
 from trawl.collectors.delivery import count_frames
 from trawl.collectors.dispatch import DIRECT
-from trawl.collectors.first_ready import pool_of
 from trawl.collectors.handle_calls import HandleCalls
 from trawl.collectors.normalizing import empty_statistics, load_statistics, pop_statistics
 from trawl.collectors.policy_version import stamp
@@ -191,10 +190,6 @@ class CollectorService(HandleCalls, Service):
 
         A replacement continues where the dead worker stopped.
         """
-        pool = pool_of(self.collector.env)
-        if pool is not None:
-            # The driver counts and joins frames by environment and step.
-            raise ValueError(pool.why_alone)
         writer = self._rollout.writer
         writer.episodes.load(spec.trajectory, spec.stride)
         if spec.env_state:

@@ -1,4 +1,4 @@
-"""Errors for misspelt arguments of environments."""
+"""Errors for misspelt arguments of environments, and for libraries that are missing."""
 
 from __future__ import annotations
 
@@ -92,6 +92,25 @@ def named_arguments(
             if name in given and name not in there:
                 raise unknown_argument(what, name, there) from error
         raise
+
+
+@contextmanager
+def needed(what: str, title: str, extra: str) -> Iterator[None]:
+    """Names the extra that is missing if a library can't be imported.
+
+    Args:
+        what: what needs the library.
+        title: name of the library.
+        extra: name of the extra.
+
+    Raises:
+        ImportError: if the library is not installed.
+    """
+    try:
+        yield
+    except ImportError as error:
+        text = f"{what} needs {title}: pip install 'trawl-rl[{extra}]'"
+        raise ImportError(text, name=error.name) from error
 
 
 def check_mapping(name: str, value: Any) -> dict[str, Any]:

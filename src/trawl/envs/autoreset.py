@@ -16,9 +16,8 @@ import numpy as np
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorEnv, VectorWrapper
 from gymnasium.wrappers import vector as wrappers
 
-from trawl.envs.final_obs import final_sample
 from trawl.envs.infos import BatchReader
-from trawl.envs.outcomes import Outcome, checked_info
+from trawl.envs.outcomes import Outcome, checked_info, final_sample
 from trawl.envs.source import Source
 from trawl.memory import Array, Mask
 
@@ -56,9 +55,9 @@ def autoreset_mode(env: Any, given: AutoresetMode | str | None = None) -> Autore
         ValueError: if neither the user nor the environment states a mode, if the mode is invalid,
             or if the user's mode contradicts the mode of one of Gymnasium's own environments.
     """
-    declared = _declared(env)
+    declared = declared_mode(env)
     if given is not None:
-        mode = _as_mode(given, "autoreset_mode")
+        mode = as_mode(given)
         if is_plain(env) and mode is not declared:
             raise ValueError(
                 f"autoreset_mode={mode.value!r} contradicts {env!r}, which was made with "
@@ -74,11 +73,14 @@ def autoreset_mode(env: Any, given: AutoresetMode | str | None = None) -> Autore
             "the reset, 'Disabled' if only reset(options={'reset_mask': ...}) resets a "
             "sub-environment"
         )
-    return _as_mode(declared, f"metadata['autoreset_mode'] of {env!r}")
+    return as_mode(declared, f"metadata['autoreset_mode'] of {env!r}")
 
 
-def _declared(env: Any) -> Any:
-    """Returns the mode that the environment, or its outermost wrapper with metadata, declares."""
+def declared_mode(env: Any) -> Any:
+    """Returns the mode that the environment, or its outermost wrapper with metadata, declares.
+
+    It may be invalid. None if there is none.
+    """
     base, metadata = getattr(env, "unwrapped", env), getattr(env, "metadata", None)
     if metadata is getattr(base, "metadata", None):
         # Some classes write their mode into metadata that they share with other classes
@@ -90,7 +92,12 @@ def _declared(env: Any) -> Any:
     return (metadata or {}).get("autoreset_mode")
 
 
-def _as_mode(value: Any, name: str) -> AutoresetMode:
+def as_mode(value: Any, name: str = "autoreset_mode") -> AutoresetMode:
+    """Returns an autoreset mode, given the mode or its value.
+
+    Raises:
+        ValueError: if there is no such mode; the message has the name.
+    """
     try:
         return AutoresetMode(value)
     except ValueError:

@@ -54,6 +54,9 @@ class TensorDictEnv(ABC):
     _restarted: TensorDict | None = None
     full_observation_spec: Composite
     full_action_spec: Composite
+    # Specs of the rewards and flags; None if there is one reward, or one set of flags.
+    _reward_spec: Composite | None = None
+    _done_spec: Composite | None = None
 
     # --- implemented by subclasses
 
@@ -61,9 +64,9 @@ class TensorDictEnv(ABC):
     def _reset(self, mask: Tensor | None, **kwargs: Any) -> TensorDict:
         """Resets all environments, or those in ``mask``, and returns the observations."""
 
-    @abstractmethod
-    def _step(self, tensordict: TensorDictBase) -> TensorDict:
-        """Takes a step and returns observations, reward and flags."""
+    def _after(self, actions: list[Any]) -> TensorDict:
+        """Takes a step with the actions; implemented by all classes that don't have members."""
+        raise NotImplementedError
 
     @abstractmethod
     def set_seed(self, seed: int, static_seed: bool = False) -> int:
@@ -95,17 +98,17 @@ class TensorDictEnv(ABC):
         return frozenset([Trait.ALL_AT_ONCE] if self.cannot_restart else [])
 
     @property
-    @abstractmethod
     def parts(self) -> list[Any]:
         """Parts that are rebuilt individually after a failure, in the order of their rows."""
+        return [self]
 
-    @abstractmethod
     def autoreset_mask(self) -> Tensor | None:
         """Returns a mask of the environments whose last step was only a reset.
 
         The results of a reset are not experience. Returns None if no step of the environment is
         only a reset.
         """
+        return None
 
     def action_mask(self) -> NDArray[Any] | None:
         """Returns the action mask from ``info``, with one row per environment.
@@ -145,15 +148,13 @@ class TensorDictEnv(ABC):
     @property
     def action_spec_unbatched(self) -> Any:
         """Action spec of a single environment in the batch."""
-        return self._unbatched.action_spec
-
-    @property
-    def _unbatched(self) -> TensorDictEnv:
-        return self
+        return self.action_spec
 
     @property
     def full_reward_spec(self) -> Composite:
         """Spec of the reward."""
+        if self._reward_spec is not None:
+            return self._reward_spec.to(self.device or "cpu")
         shape = (*self.batch_size, 1)
         return Composite({"reward": Unbounded(shape, device=self.device)}, self.batch_size)
 
@@ -169,6 +170,8 @@ class TensorDictEnv(ABC):
     @property
     def full_done_spec(self) -> Composite:
         """Specs of ``done``, ``terminated`` and ``truncated``."""
+        if self._done_spec is not None:
+            return self._done_spec.to(self.device or "cpu")
         shape = (*self.batch_size, 1)
         specs: dict[str, Spec | Composite] = {
             key: Categorical(2, shape, torch.bool, self.device) for key in DONE_KEYS
@@ -292,16 +295,23 @@ class TensorDictEnv(ABC):
         assert begun is not None
         return begun
 
-    def _guarded_step(self, take: Callable[[Any], TensorDict], actions: Any) -> TensorDict:
+    def _step(self, tensordict: TensorDictBase) -> TensorDict:
+        """Takes a step and returns observations, reward and flags."""
+        keys = self.action_keys
+        actions = [self._as_given(self.action_in(tensordict, key)) for key in keys]
         self.failed = ()
         if self.on_error is None:
-            return take(actions)
+            return self._after(actions)
         try:
-            return take(actions)
+            return self._after(actions)
         except Exception as error:
             self.on_error(error, False, 0)
             self.failed = {0}
             return self._nothing()
+
+    def _as_given(self, action: Any) -> Any:
+        """Returns an entry of an action in the form that :meth:`_after` takes."""
+        return action_array(action) if isinstance(action, Tensor) else action.data
 
     def _nothing(self) -> TensorDict:
         """Returns the zeros that a failed step returns instead of results."""

@@ -72,18 +72,6 @@ class BatchedEnv(TensorDictEnv):
         return spec.expand(len(self.members), *spec.shape)
 
     @property
-    @override
-    def full_reward_spec(self) -> Composite:
-        spec: Composite | None = self._reward_spec
-        return super().full_reward_spec if spec is None else spec.to(self.device or "cpu")
-
-    @property
-    @override
-    def full_done_spec(self) -> Composite:
-        spec: Composite | None = self._done_spec
-        return super().full_done_spec if spec is None else spec.to(self.device or "cpu")
-
-    @property
     def name(self) -> str:
         """Names of the environments, without repetitions."""
         names = (getattr(member, "name", repr(member)) for member in self.members)

@@ -13,7 +13,13 @@ import numpy as np
 from gymnasium import Space, spaces
 from typing_extensions import override
 
-from trawl.envs.arguments import argument_names, check_mapping, named_arguments, nearest_first
+from trawl.envs.arguments import (
+    argument_names,
+    check_mapping,
+    named_arguments,
+    nearest_first,
+    needed,
+)
 
 # Methods of dm_env.Environment. In TorchRL and Trawl, attributes of these names are no methods.
 _METHODS = ("reset", "step", "observation_spec", "action_spec", "reward_spec", "discount_spec")
@@ -197,15 +203,10 @@ def make_dm_control(
         TypeError: if an argument is unknown or has the wrong type.
         ValueError: if there is no such task.
     """
-    try:
-        with warnings.catch_warnings():
-            # Without a display, dm_control uses another way to render.
-            warnings.filterwarnings("ignore", message=".*DISPLAY environment variable")
-            from dm_control import suite
-    except ImportError as error:
-        raise ImportError(
-            f"dm_control:{name} needs dm_control: pip install 'trawl-rl[dm_control]'"
-        ) from error
+    with needed(f"dm_control:{name}", "dm_control", "dm_control"), warnings.catch_warnings():
+        # Without a display, dm_control uses another way to render.
+        warnings.filterwarnings("ignore", message=".*DISPLAY environment variable")
+        from dm_control import suite
     domain, _, task = name.partition("/")
     tasks: dict[str, Sequence[str]] = suite.TASKS_BY_DOMAIN
     if domain not in tasks:

@@ -189,12 +189,16 @@ class EnvMember:
             The results of the step, a mask of the rows in which the step was only a reset, and the
             action masks from ``info``.
         """
+        return *self.take(tensordict), self._masks()
+
+    def take(self, tensordict: TensorDictBase) -> tuple[TensorDictBase, Tensor | None]:
+        """Takes a step like :meth:`step`, but returns no action masks."""
         if self.root is not None and not isinstance(self.env, TensorDictEnv):
             tensordict = self.root.copy().update(tensordict)
         following = self.env.step(tensordict).get("next")
         self.root = following.exclude("reward")
         autoresets = self.env.autoreset_mask() if isinstance(self.env, TensorDictEnv) else None
-        return following, autoresets, self._masks()
+        return following, autoresets
 
     # --- arguments of resets
 
@@ -346,7 +350,7 @@ def _single(env: GymEnv, buffers: SharedStepBuffers, rows: slice) -> Callable[[b
     # Unlike an array, a memoryview accepts only numbers.
     rewards: Any = buffers.rewards[rows].data
     flags, cut = buffers.flags[rows].data, buffers.cut[rows]
-    show_masks = _mask_writer(env, buffers, rows)
+    is_masked = buffers.masked[row] != UNMASKED
 
     def begin() -> None:
         seeds = env.pop_seeds()
@@ -380,25 +384,12 @@ def _single(env: GymEnv, buffers: SharedStepBuffers, rows: slice) -> Callable[[b
             begin()
             bits |= RESET
         flags[0] = bits
-        if show_masks is not None:
-            show_masks()
+        if is_masked:
+            masks = env.action_mask()
+            assert masks is not None
+            _show_masks(masks, buffers, rows)
 
     return step
-
-
-def _mask_writer(
-    env: TensorDictEnv, buffers: SharedStepBuffers, rows: slice
-) -> Callable[[], None] | None:
-    """Returns a function that writes the environment's action masks; None if it has none."""
-    if buffers.masked[rows.start] == UNMASKED:
-        return None
-
-    def write() -> None:
-        masks = env.action_mask()
-        assert masks is not None
-        _show_masks(masks, buffers, rows)
-
-    return write
 
 
 def _observation_writer(
@@ -459,43 +450,42 @@ def _ends(following: TensorDictBase) -> tuple[Array, Array]:
 
 def _nested(member: EnvMember, buffers: SharedStepBuffers, rows: slice) -> Callable[[bool], None]:
     """Returns the function that steps a batch of environments, or one of another library."""
-    env, own = member.env, isinstance(member.env, TensorDictEnv)
+    env = member.env
     actions = {key: array[rows] for key, array in buffers.actions.items()}
     rewards, flags, cut = buffers.rewards[rows], buffers.flags[rows], buffers.cut[rows]
     observed = {key: array[rows] for key, array in buffers.observed.items()}
     begun = {key: array[rows] for key, array in buffers.reset_observed.items()}
     batch = env.batch_size
-    show_masks = _mask_writer(env, buffers, rows) if own else None
+    is_masked = buffers.masked[rows.start] != UNMASKED
 
     def write(arrays: dict[Key, Array], tensordict: TensorDictBase, mask: Any = ...) -> None:
         for key, array in arrays.items():
             array[mask] = _numbers(tensordict.get(key)).reshape(array.shape)[mask]
 
     def step(eager: bool) -> None:
-        tensordict = TensorDict({}, batch, device=env.device) if own else member.root
-        assert tensordict is not None
+        tensordict = TensorDict({}, batch, device=env.device)
         for key, array in actions.items():
             value = torch.from_numpy(array.copy()).reshape((*batch, *array.shape[1:]))
             tensordict.set(key, value)
-        following = env.step(tensordict).get("next")
+        following, autoresets = member.take(tensordict)
         write(observed, following)
         rewards[:] = _numbers(following.get("reward")).ravel()
         terminated, truncated = _ends(following)
         bits = terminated * TERMINATED | truncated * TRUNCATED
-        autoresets = env.autoreset_mask() if own else None
         if autoresets is not None:
             bits |= _numbers(autoresets).ravel() * AUTORESET
-        following = following.exclude("reward")
         ended = terminated | truncated | cut
         if eager and ended.any():
+            assert member.root is not None
             mask = torch.from_numpy(ended).reshape(*batch, 1)
-            following = env.reset(following.set("_reset", mask))
-            write(begun, following, ended)
+            member.root = env.reset(member.root.set("_reset", mask))
+            write(begun, member.root, ended)
             bits |= ended * RESET
-        member.root = following
         flags[:] = bits
-        if show_masks is not None:
-            show_masks()
+        if is_masked:
+            masks = env.action_mask()
+            assert masks is not None
+            _show_masks(masks, buffers, rows)
 
     return step
 

@@ -316,7 +316,7 @@ def _info_of(env: Any) -> EnvInfo:
     plain = own and env.reward_keys == ["reward"]
     fixed = plain and (bool(env.fixed_layout) or _is_fixed(env)) if own else _is_fixed(env)
     return EnvInfo(
-        name=getattr(env, "name", repr(env)),
+        name=env.name if own else repr(env),
         text=repr(env),
         batch_size=torch.Size(env.batch_size),
         full_observation_spec=env.full_observation_spec,

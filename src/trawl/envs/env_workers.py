@@ -1,4 +1,17 @@
-"""Steps the environments of a :class:`~trawl.envs.ParallelEnv` in their processes."""
+"""Calls methods of the environments of a :class:`~trawl.envs.ParallelEnv`, and steps them.
+
+A step needs no message:
+
+1. The owner writes the number of the step to the process's place in shared memory, and a byte to
+   its pipe.
+2. The process reads the byte, steps its environments, and writes the same number to its answer; if
+   a step failed, it sends the error as a message and writes the negative number.
+3. The process adds to an eventfd, which is the same for all processes, and on which the owner
+   waits, together with messages and deaths.
+
+If a process dies, the owner writes the negative number in its place. ``benchmarks/wakeups.py``
+compares this protocol with others.
+"""
 
 from __future__ import annotations
 
@@ -9,12 +22,14 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property
 from typing import Any, Literal, TypeVar
 
-from typing_extensions import override
+import cloudpickle
 
-from trawl.backends.base import Death, Event, Failed, Message
-from trawl.envs.env_processes import EnvProcesses
-from trawl.envs.env_service import BUFFERS, STEP, CallFailed
-from trawl.errors import WorkerDied
+from trawl.backends.base import Failed
+from trawl.envs.attributes import Application, pack
+from trawl.envs.env_processes import Ended, EnvProcesses
+from trawl.envs.env_service import STEP, CallFailed, CallResult, EnvCall
+from trawl.envs.step_buffers import SharedStepBuffers, StepBufferSpec
+from trawl.errors import WorkerDied, WorkerError
 from trawl.memory import Mask
 
 # Seconds that a process may take for a restart, in addition to the limit for a step.
@@ -23,69 +38,69 @@ T = TypeVar("T")
 _BYTE_ORDER: Literal["little", "big"] = sys.byteorder
 
 
-class EnvWorkers(EnvProcesses):
-    """Processes that run environments, which step together or each at its own pace.
+class EnvWorkers:
+    """Environments in processes, which step together or each at its own pace.
 
-    Each step of a process has a number. When the process has taken the step, it writes the number
-    to shared memory, and only this number counts as its answer. A wake-up merely ends the other
-    side's wait, and may come more often than needed.
+    Methods are called by messages, and each call has a number. A step needs no message. Each step
+    of a process has a number, too. When the process has taken the step, it writes the number to
+    shared memory, and only this number counts as its answer. A wake-up merely ends the other side's
+    wait, and may come more often than needed.
 
     Args:
-        sources: for each environment, a pair of its source and the source's keyword arguments.
-        envs_per_worker: number of environments in each process. The last process may have fewer.
-        start_method: start method of the processes; None to run the environments in threads of
-            this process instead.
-        affinity: function that returns the CPU cores of a process, or None for all cores.
+        started: the processes.
         timeout: seconds that a process may take for a step before it is killed; None for no limit.
 
     Attributes:
+        started: the argument.
+        count: number of processes.
+        buffers: the shared memory; None until :meth:`attach` is called.
         tolerant: True to keep the failures of steps in ``failures``, instead of raising them.
         failures: errors of the environments that have failed and are to be restarted, by number.
     """
 
-    def __init__(
-        self,
-        sources: Sequence[tuple[Any, Mapping[str, Any]]],
-        envs_per_worker: int,
-        start_method: str | None,
-        affinity: Callable[[int], Sequence[int] | None] = lambda _: None,
-        timeout: float | None = None,
-    ) -> None:
+    def __init__(self, started: EnvProcesses, timeout: float | None = None) -> None:
+        self.started, self._timeout = started, timeout
+        self.count, self._each = started.count, started.envs_per_worker
+        self.buffers: SharedStepBuffers | None = None
+        self.closed = False
         self.tolerant = False
         self.failures: dict[int, Exception] = {}
-        self._timeout = timeout
-        # Number of the last step, and the processes that may be stepping; for a group of
-        # processes that step together, only the first one.
-        self._step = 0
+        # Failures of steps that nobody has waited for yet, unless they are tolerated.
+        self._unraised: dict[int, Exception] = {}
+        # Text that says why a process has ended, if all calls fail since then.
+        self._lost: str | None = None
+        # Number of the last call, and of the last step.
+        self._calls = self._step = 0
+        # The processes that may be stepping; for a group of processes that step together, only the
+        # first one.
         self._pending: set[int] = set()
-        # Time at which each process began its step, and why processes were killed.
+        # Time at which each process began its step.
         self._began: dict[int, float] = {}
-        self._killed: dict[int, str] = {}
         # Environments that are being restarted, by number of the call that completes the restart.
         self._restarting: dict[int, int] = {}
         # Environments in new processes that were not reset yet.
         self._made: set[int] = set()
-        self._last_errors: dict[int, Exception] = {}
-        # Failures of steps that ended while a call waited for them. The next wait raises them.
-        self._unraised: list[Event] = []
-        self._dtypes: Mapping[Any, str] | None = None
-        self._reset_kwargs: Mapping[int, tuple[Any, int]] = {}
-        super().__init__(sources, envs_per_worker, start_method, affinity)
+        # Arguments of the methods that a new process must be called with, too, by name and number
+        # of the environment; None for methods of the service.
+        self._settings: dict[tuple[str, int | None], Sequence[Any]] = {}
 
-    @override
-    def _call(self, calls: Sequence[tuple[int, int | None, str, Sequence[Any]]]) -> list[Any]:
-        self.settle()
-        # A call can't do without an answer.
-        tolerant, self.tolerant = self.tolerant, False
-        try:
-            return super()._call(calls)
-        finally:
-            self.tolerant = tolerant
+    # --- calls
+
+    def attach(self, spec: StepBufferSpec) -> SharedStepBuffers:
+        """Allocates the shared memory that steps use from now on."""
+        memory = self.started.share(spec.nbytes)
+        self._set("attach", spec)
+        self.buffers = SharedStepBuffers(spec, memory)
+        return self.buffers
 
     def retype(self, dtypes: Mapping[Any, str]) -> None:
         """Changes the dtypes of the actions in all processes."""
-        self._dtypes = dtypes
-        self.call_all("retype", dtypes)
+        self._set("retype", dtypes)
+
+    def _set(self, name: str, *args: Any) -> None:
+        """Calls a method of the service in all processes, also in those that replace dead ones."""
+        self._settings[name, None] = args
+        self.call_all(name, *args)
 
     def set_reset_kwargs(self, calls: Mapping[int, tuple[Any, int]]) -> None:
         """Sets arguments of the resets of environments, also for processes that replace dead ones.
@@ -93,8 +108,134 @@ class EnvWorkers(EnvProcesses):
         Args:
             calls: by number of the environment, the arguments of its method.
         """
-        self._reset_kwargs = calls
+        self._settings |= {("set_reset_kwargs", env): call for env, call in calls.items()}
         self.call({env: ("set_reset_kwargs", *call) for env, call in calls.items()})
+
+    def call_all(self, name: str, *args: Any) -> list[Any]:
+        """Calls a method of the service in all processes, and returns the results."""
+        return self.call_each(name, [args] * self.count)
+
+    def call_each(self, name: str, arguments: Sequence[Sequence[Any]]) -> list[Any]:
+        """Calls a method of the service in each process with arguments of its own."""
+        return self._call([(index, None, name, args) for index, args in enumerate(arguments)])
+
+    def call(self, calls: Mapping[int, tuple[Any, ...]]) -> dict[int, Any]:
+        """Calls methods of environments.
+
+        Args:
+            calls: name of the method and its arguments, by number of the environment.
+
+        Returns:
+            The results, by number of the environment.
+
+        Raises:
+            WorkerError: if a call raised an exception; the error is also an instance of the
+                exception's type.
+            WorkerDied: if a process has died.
+        """
+        sent = [(env // self._each, env, name, args) for env, (name, *args) in calls.items()]
+        return dict(zip(calls, self._call(sent), strict=True))
+
+    def apply(self, calls: Mapping[int, Application]) -> dict[int, Any]:
+        """Calls functions with environments where these are.
+
+        Args:
+            calls: for some environments, by number, a function and its arguments after the
+                environment.
+
+        Returns:
+            The results, by number of the environment.
+
+        Raises:
+            TypeError: if arguments or results can't be pickled.
+            WorkerError: if a call raised an exception; the error is also an instance of the
+                exception's type.
+            WorkerDied: if a process has died.
+        """
+        if not self.started.isolated:
+            return self.call({env: ("apply", call) for env, call in calls.items()})
+        packed = {env: pack(call) for env, call in calls.items()}
+        found = self.call({env: ("apply_packed", data) for env, data in packed.items()})
+        return {env: cloudpickle.loads(data) for env, data in found.items()}
+
+    def _call(self, calls: Sequence[tuple[int, int | None, str, Sequence[Any]]]) -> list[Any]:
+        self.settle()
+        # A call can't do without an answer.
+        tolerant, self.tolerant = self.tolerant, False
+        try:
+            numbers = [self._post(*call) for call in calls]
+            found, waiting = dict[int, Any](), set(numbers)
+            while waiting:
+                index, content = self._next_message()
+                number = getattr(content, "number", 0)
+                if number in waiting:
+                    if isinstance(content, CallFailed):
+                        raise self._error(content, index)
+                    waiting.discard(number)
+                    found[number] = content.value
+        finally:
+            self.tolerant = tolerant
+        return [found[number] for number in numbers]
+
+    def _post(self, worker: int, env: int | None, name: str, args: Sequence[Any]) -> int:
+        """Sends a call, and returns its number."""
+        self._calls += 1
+        self.started.send(worker, EnvCall(self._calls, env, name, args))
+        return self._calls
+
+    def try_call(
+        self, calls: Mapping[int, tuple[Any, ...]], tolerated: bool = True, steps: bool = False
+    ) -> tuple[dict[int, Any], dict[int, Exception]]:
+        """Calls methods of environments by messages, and waits for all of them.
+
+        Args:
+            calls: name of the method and its arguments, by number of the environment.
+            tolerated: True if dead processes are to be replaced.
+            steps: True if the methods take a step.
+
+        Returns:
+            The results and the errors, by number of the environment. If a process has died, all of
+            its environments have an error.
+        """
+        self._check_running()
+        envs_of, living = self.started.envs_of, self.started.living
+        found: dict[int, Any] = {}
+        errors: dict[int, Exception] = {}
+        waiting: dict[int, int] = {}
+        for env, (name, *args) in calls.items():
+            index = env // self._each
+            if index in living:
+                waiting[self._post(index, env, name, args)] = env
+            else:
+                dead = f"{self.started.name_of(index)}: its process is dead"
+                errors.update(dict.fromkeys(envs_of(index), WorkerDied(dead)))
+        began, left = time.monotonic(), None
+        limit = None if self._timeout is None else self._timeout + (0 if steps else _STARTING)
+        while waiting:
+            if limit is not None:
+                left = max(0.0, began + limit - time.monotonic())
+            received = self.started.receive(left)
+            if received is None:
+                assert limit is not None
+                for env in waiting.values():
+                    self._kill(env // self._each, limit, "step" if steps else "reset")
+                limit = left = None
+                continue
+            index, content = received
+            number = getattr(content, "number", 0)
+            if isinstance(content, Ended):
+                if not tolerated:
+                    self._lost = self._lost or content.summary
+                errors.update(dict.fromkeys(envs_of(index), content.error))
+                waiting = {n: env for n, env in waiting.items() if env not in errors}
+            elif number in waiting:
+                env = waiting.pop(number)
+                if isinstance(content, CallFailed):
+                    errors[env] = self._error(content, index)
+                else:
+                    found[env] = content.value
+        # Those that have answered before their process has died have to begin anew, too.
+        return {env: value for env, value in found.items() if env not in errors}, errors
 
     # --- steps
 
@@ -140,7 +281,7 @@ class EnvWorkers(EnvProcesses):
         buffers = self.buffers
         assert buffers is not None
         numbers, answers, eagerness = buffers.numbers, buffers.answers[first:stop], buffers.eager
-        workers, wakeups = range(first, stop), self._wakeups
+        workers, wakeups = range(first, stop), self.started.wakeups
         timeout = self._timeout
         expected = b""
 
@@ -154,8 +295,8 @@ class EnvWorkers(EnvProcesses):
             eagerness[0] = eager
             for worker in workers:
                 numbers[worker] = number
-            if self.tolerant:
-                self._fail_dead(workers)
+            if self.tolerant or self._unraised:
+                self._forget_failures(workers)
             if timeout is not None:
                 self._began.update(dict.fromkeys(workers, time.monotonic()))
             try:
@@ -171,22 +312,12 @@ class EnvWorkers(EnvProcesses):
             while answers.tobytes() != expected:
                 if self.tolerant and not self._late(workers):
                     # An error was sent before the answer that says that the step has failed.
-                    self._handle_events()
+                    self._read_messages()
                     break
                 self.wait_for_answers()
             self._pending.discard(first)
 
         return begin, wait
-
-    def _fail_dead(self, workers: Iterable[int]) -> None:
-        """Lets the steps of dead processes fail."""
-        buffers = self.buffers
-        assert buffers is not None
-        for worker in workers:
-            if worker not in self._living:
-                buffers.answers[worker] = -buffers.numbers[worker]
-                for env in self.envs_of(worker):
-                    self.failures.setdefault(env, WorkerDied(f"environment {env}: it is dead"))
 
     def begin_step(self, workers: Sequence[int], stepping: Mask) -> None:
         """Begins a step of some processes, which reset rows in the step that ends their episode.
@@ -211,9 +342,22 @@ class EnvWorkers(EnvProcesses):
             # In this order: if Ctrl-C comes now, the process may still have to be woken, but its
             # last answer is not taken for an answer to this step.
             stepping[worker] = True
-            self._wake(worker, STEP)
-        if self.tolerant:
-            self._fail_dead(workers)
+            self.started.wake(worker, STEP)
+        if self.tolerant or self._unraised:
+            self._forget_failures(workers)
+
+    def _forget_failures(self, workers: Iterable[int]) -> None:
+        """Forgets failures of earlier steps; if failures are tolerated, dead processes fail."""
+        buffers = self.buffers
+        assert buffers is not None
+        for worker in workers:
+            envs = self.started.envs_of(worker)
+            for env in envs:
+                self._unraised.pop(env, None)
+            if self.tolerant and worker not in self.started.living:
+                buffers.answers[worker] = -buffers.numbers[worker]
+                for env in envs:
+                    self.failures.setdefault(env, WorkerDied(f"environment {env}: it is dead"))
 
     def wait_for_answers(self, timeout: float | None = None) -> None:
         """Waits until a process may have finished its step, or for ``timeout`` seconds.
@@ -225,109 +369,136 @@ class EnvWorkers(EnvProcesses):
         """
         if self._timeout is not None:
             timeout = self._timeout if timeout is None else min(timeout, self._timeout)
-        if self._unraised:
-            self._handle_events()
-        for descriptor, _ in (timeout != 0 and self._spin()) or self._poll.poll(timeout):
-            if descriptor != self._answers:
-                self._handle_events()
-        if self._timeout is not None:
-            self._kill_late(self._timeout)
+        if self._unraised or self.started.wait(timeout):
+            self._read_messages()
+            if self._unraised:
+                raise self._unraised.pop(next(iter(self._unraised)))
+        self._kill_late()
 
-    def _kill_late(self, timeout: float) -> None:
+    def _kill_late(self) -> None:
         """Kills the processes that have taken too long for their step, or for a restart."""
+        if self._timeout is None:
+            return
         restarting = {env // self._each for env in self._restarting.values()}
-        limits = dict.fromkeys(self._late(), (timeout, "step"))
-        self._kill(limits | dict.fromkeys(restarting, (timeout + _STARTING, "restart")))
-
-    def _kill(self, limits: Mapping[int, tuple[float, str]]) -> None:
-        """Kills processes that have taken too long.
-
-        Args:
-            limits: by number of the process, its limit in seconds, and what it does.
-        """
+        limits = dict.fromkeys(self._late(), (self._timeout, "step"))
+        limits |= dict.fromkeys(restarting, (self._timeout + _STARTING, "restart"))
         now = time.monotonic()
         for index, (limit, what) in limits.items():
-            if now - self._began.get(index, now) >= limit and index not in self._killed:
-                self._killed[index] = f"took more than {limit:g} s for a {what}, and was killed"
-                self._workers[index].kill()
+            if now - self._began.get(index, now) >= limit:
+                self._kill(index, limit, what)
+
+    def _kill(self, index: int, limit: float, what: str) -> None:
+        self.started.kill(index, f"took more than {limit:g} s for a {what}, and was killed")
 
     def wake_late(self) -> None:
         """Wakes processes that are to take a step, in case an exception prevented that."""
         for index in self._late():
-            self._wake(index, STEP)
+            self.started.wake(index, STEP)
 
-    # --- failures
-
-    def _handle_events(self, failed: list[Event] | None = None, timeout: float | None = 0) -> None:
-        """Handles events of the processes.
-
-        Args:
-            failed: list that gets the failures of steps; if None, they raise their errors.
-            timeout: seconds to wait for an event; None for no limit.
-        """
-        self._events.extend(self._unraised)
-        self._unraised.clear()
-        if not self._events:
-            self._events.extend(self._backend.wait(timeout))
-        while self._events:
-            event = self._next_event()
-            if self.tolerant:
-                self._note(event)
-            elif (found := self._failed_step(event)) is None:
-                continue
-            elif failed is None:
-                raise self._error(found, event.worker.index)
-            else:
-                failed.append(event)
-
-    @override
-    def _next_event(self) -> Event:
-        if not self.tolerant or self.buffers is None:
-            return super()._next_event()
-        return self._pop_event()
-
-    @override
-    def _death(self, event: Death) -> str:
-        killed = self._killed.get(event.worker.index)
-        if killed is not None:
-            return f"{self.name_of(event.worker.index)}: its process {killed}"
-        return super()._death(event)
-
-    def _failed_step(self, event: Event) -> CallFailed | None:
-        """Returns the failure of a step that is still waited for; None for other events."""
+    def _late(self, workers: Iterable[int] | None = None) -> list[int]:
+        """Returns the processes that have not finished their steps."""
         buffers = self.buffers
         assert buffers is not None
-        if not isinstance(event, Message) or not isinstance(event.content, CallFailed):
-            return None
-        awaited = event.content.number == -buffers.numbers[event.worker.index]
-        return event.content if awaited else None
+        numbers, answers = buffers.numbers, buffers.answers
+        chosen = range(self.count) if workers is None else workers
+        return [index for index in chosen if abs(answers[index]) != numbers[index]]
 
-    def _note(self, event: Event) -> None:
-        """Records a failure, or the end of a restart."""
-        buffers, index = self.buffers, event.worker.index
+    @property
+    def step_pending(self) -> bool:
+        """True if a step may still run in other processes, and nobody waits for its end."""
+        return bool(self._pending)
+
+    def finish_step(self) -> None:
+        """Waits until all processes have finished the pending step, and forgets its failures.
+
+        If failures are tolerated, they are kept in :attr:`failures`.
+
+        Raises:
+            WorkerDied: if a process has died.
+        """
+        self._finish_step()
+        self._unraised.clear()
+
+    def _finish_step(self) -> None:
+        self._check_running()
+        self._read_messages()
+        # Some processes may not have been woken for the step, but all must take it.
+        self.wake_late()
+        while self._late():
+            if self.started.wait(self._timeout):
+                self._read_messages()
+            self._kill_late()
+        # The error of a step was sent before its answer.
+        self._read_messages()
+        self._pending.clear()
+
+    def settle(self) -> None:
+        """Finishes the pending step and all restarts; if ``tolerant``, replaces dead processes.
+
+        Raises:
+            WorkerDied: if a process has died, unless ``tolerant``.
+        """
+        self._check_running()
+        if self._pending:
+            self._finish_step()
+        self.wait_for_restarts()
+        if self.tolerant:
+            self._read_messages()
+            for index in set(range(self.count)) - self.started.living:
+                self._revive(index)
+
+    # --- messages
+
+    def _read_messages(self, timeout: float | None = 0) -> None:
+        """Reads the messages that have come, or waits for one.
+
+        Args:
+            timeout: seconds to wait; None for no limit.
+        """
+        while self._next_message(timeout)[1] is not None:
+            timeout = 0
+
+    def _next_message(self, timeout: float | None = None) -> tuple[int, Any]:
+        """Waits for a message, and notes the failure or the end of a restart in it.
+
+        Args:
+            timeout: seconds to wait; None for no limit.
+
+        Returns:
+            The number of the process, and its message; None in its place if none came in time.
+
+        Raises:
+            WorkerError: if a process has ended because of an error, unless ``tolerant``.
+            WorkerDied: if a process has died, unless ``tolerant``.
+        """
+        index, content = self.started.receive(timeout) or (0, None)
+        if isinstance(content, Ended):
+            self._note_end(index, content)
+        elif isinstance(content, (CallResult, CallFailed)):
+            restarted = self._restarting.pop(content.number, None) is not None
+            buffers = self.buffers
+            awaited = buffers is not None and content.number == -buffers.numbers[index]
+            if isinstance(content, CallFailed) and (restarted or awaited):
+                assert content.env is not None
+                errors = self.failures if self.tolerant else self._unraised
+                errors[content.env] = self._error(content, index)
+        return index, content
+
+    def _note_end(self, index: int, ended: Ended) -> None:
+        """Notes that a process has ended."""
+        if not self.tolerant:
+            self._lost = self._lost or ended.summary
+            raise ended.error
+        buffers, envs = self.buffers, self.started.envs_of(index)
         assert buffers is not None
-        if isinstance(event, Failed):
-            self._last_errors[index] = event.failure.error(self.name_of(index))
-        elif isinstance(event, Death):
-            error, envs = self._lose(event), self.envs_of(index)
-            found = self._restarting.items()
-            self._restarting = {number: env for number, env in found if env not in envs}
-            self.failures.update(dict.fromkeys(envs, error))
-            buffers.answers[index] = -buffers.numbers[index]
-        elif isinstance(event, Message) and not isinstance(event.content, tuple):
-            content = event.content
-            env = self._restarting.pop(content.number, None)
-            awaited = env is not None or self._failed_step(event) is not None
-            if awaited and isinstance(content, CallFailed) and content.env is not None:
-                self.failures[content.env] = self._error(content, index)
+        found = self._restarting.items()
+        self._restarting = {number: env for number, env in found if env not in envs}
+        self.failures.update(dict.fromkeys(envs, ended.error))
+        buffers.answers[index] = -buffers.numbers[index]
 
-    def _lose(self, event: Death) -> Exception:
-        """Notes that a process has died, and returns the error of its environments."""
-        index = event.worker.index
-        self._living.discard(index)
-        error = self._last_errors.pop(index, None) or WorkerDied(self._death(event))
-        self._killed.pop(index, None)
-        return error
+    def _error(self, failed: CallFailed, worker: int) -> WorkerError:
+        name = self.started.name_of(worker)
+        return failed.failure.error(name if failed.env is None else f"environment {failed.env}")
 
     # --- restarts
 
@@ -372,86 +543,22 @@ class EnvWorkers(EnvProcesses):
             The number of the process, and True if the environment has to be made anew.
         """
         index = env // self._each
-        if index not in self._living:
+        if index not in self.started.living:
             self._revive(index, seed)
         failed = env not in self._made
         self._made.discard(env)
         return index, failed
 
-    def try_call(
-        self, calls: Mapping[int, tuple[Any, ...]], tolerated: bool = True, steps: bool = False
-    ) -> tuple[dict[int, Any], dict[int, Exception]]:
-        """Calls methods of environments by messages, and waits for all of them.
-
-        Args:
-            calls: name of the method and its arguments, by number of the environment.
-            tolerated: True if dead processes are to be replaced.
-            steps: True if the methods take a step.
-
-        Returns:
-            The results and the errors, by number of the environment. If a process has died, all of
-            its environments have an error.
-        """
-        self._check_running()
-        found: dict[int, Any] = {}
-        errors: dict[int, Exception] = {}
-        waiting: dict[int, int] = {}
-        for env, (name, *args) in calls.items():
-            index = env // self._each
-            if index in self._living:
-                waiting[self._post(index, env, name, args)] = env
-            else:
-                dead = f"{self.name_of(index)}: its process is dead"
-                errors.update(dict.fromkeys(self.envs_of(index), WorkerDied(dead)))
-        began = time.monotonic()
-        self._began.update(dict.fromkeys(range(self.count), began))
-        limit = None if self._timeout is None else self._timeout + (0 if steps else _STARTING)
-        while waiting:
-            if not self._events:
-                left = None if limit is None else max(0.0, began + limit - time.monotonic())
-                self._events.extend(self._backend.wait(left))
-            if not self._events:
-                if limit is not None and time.monotonic() >= began + limit:
-                    late = {env // self._each for env in waiting.values()}
-                    self._kill(dict.fromkeys(late, (limit, "step" if steps else "reset")))
-                    limit = None
-                continue
-            event = self._events.popleft()
-            index = event.worker.index
-            if isinstance(event, Failed):
-                self._last_errors[index] = event.failure.error(self.name_of(index))
-            elif isinstance(event, Death):
-                error = self._lose(event)
-                if not tolerated:
-                    self._lost = self._lost or str(error)
-                for env in self.envs_of(index):
-                    errors[env] = error
-                    found.pop(env, None)
-                waiting = {n: env for n, env in waiting.items() if env not in errors}
-            elif isinstance(event, Message) and not isinstance(event.content, tuple):
-                content, answered = event.content, waiting.pop(event.content.number, None)
-                if answered is None:
-                    continue
-                if isinstance(content, CallFailed):
-                    errors[answered] = self._error(content, index)
-                else:
-                    found[answered] = content.value
-        return found, errors
-
     def _revive(self, index: int, seed: int | None = None) -> None:
-        """Starts a process in place of a dead one; see :meth:`_launch`."""
-        buffers = self.buffers
-        self._launch(index, seed)
-        if buffers is not None:
-            buffers.answers[index] = buffers.numbers[index]
-            self._workers[index].share(BUFFERS, self._shared)
-            self._post(index, None, "attach", (self._spec,))
-        if self._dtypes is not None:
-            self._post(index, None, "retype", (self._dtypes,))
-        for env in self.envs_of(index):
-            if env in self._reset_kwargs:
-                self._post(index, env, "set_reset_kwargs", self._reset_kwargs[env])
-        self._made.update(self.envs_of(index))
+        """Starts a process in place of a dead one; see :meth:`EnvProcesses.launch`."""
+        self.started.launch(index, seed)
+        if self.buffers is not None:
+            self.buffers.answers[index] = self.buffers.numbers[index]
+        envs = self.started.envs_of(index)
+        for (name, env), args in self._settings.items():
+            if env is None or env in envs:
+                self._post(index, env, name, args)
+        self._made.update(envs)
 
     @property
     def restarting(self) -> set[int]:
@@ -461,67 +568,28 @@ class EnvWorkers(EnvProcesses):
     def wait_for_restarts(self) -> None:
         """Waits until all restarts have ended."""
         while self._restarting:
-            self._handle_events(timeout=self._timeout)
-            if self._timeout is not None:
-                self._kill_late(self._timeout)
+            self._read_messages(self._timeout)
+            self._kill_late()
 
-    # --- between steps
+    # --- the end
 
-    @override
-    def close(self) -> list[Failed]:
-        # The functions refer to this object, which would keep the shared memory for a while.
-        self.__dict__.pop("_whole", None)
-        return super().close()
-
-    def settle(self) -> None:
-        """Finishes the pending step and all restarts; if ``tolerant``, replaces dead processes.
+    def _check_running(self) -> None:
+        """Checks that the environments are open, and that no process has died.
 
         Raises:
-            WorkerDied: if a process has died, unless ``tolerant``.
-        """
-        self._check_running()
-        if self.step_pending:
-            self._unraised = self.finish_step()
-        self.wait_for_restarts()
-        if self.tolerant:
-            self._handle_events()
-            for index in set(range(self.count)) - self._living:
-                self._revive(index)
-
-    def finish_step(self) -> list[Event]:
-        """Waits until all processes have finished the pending step, even if some of them fail.
-
-        Returns:
-            The failures, except those in :attr:`failures`.
-
-        Raises:
+            RuntimeError: if the environments are closed.
             WorkerDied: if a process has died.
         """
-        self._check_running()
-        failed: list[Event] = []
-        self._handle_events(failed)
-        # Some processes may not have been woken for the step, but all must take it.
-        self.wake_late()
-        while self._late():
-            for descriptor, _ in self._poll.poll(self._timeout):
-                if descriptor != self._answers:
-                    self._handle_events(failed)
-            if self._timeout is not None:
-                self._kill_late(self._timeout)
-        # The error of a step was sent before its answer.
-        self._handle_events(failed)
-        self._pending.clear()
-        return failed
+        if self.closed:
+            raise RuntimeError("the environments are already closed")
+        if self._lost is not None:
+            raise WorkerDied(self._lost)
 
-    def _late(self, workers: Iterable[int] | None = None) -> list[int]:
-        """Returns the processes that have not finished their steps."""
-        buffers = self.buffers
-        assert buffers is not None
-        numbers, answers = buffers.numbers, buffers.answers
-        chosen = range(self.count) if workers is None else workers
-        return [index for index in chosen if abs(answers[index]) != numbers[index]]
-
-    @property
-    def step_pending(self) -> bool:
-        """True if a step may still run in other processes, and nobody waits for its end."""
-        return bool(self._pending)
+    def close(self) -> list[Failed]:
+        """Ends all processes; see :meth:`EnvProcesses.close`."""
+        if self.closed:
+            return []
+        self.closed = True
+        # The functions refer to this object, which would keep the shared memory for a while.
+        self.__dict__.pop("_whole", None)
+        return self.started.close()

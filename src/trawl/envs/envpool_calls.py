@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from trawl.checks import did_you_mean
-from trawl.envs.arguments import named_arguments
+from trawl.envs.arguments import named_arguments, needed
 from trawl.memory import Array, Mask
 from trawl.supported import MODE_ENVPOOL
 
@@ -128,6 +128,15 @@ class EnvPoolCalls:
         return raw[self._places[1]], raw[self._places[0]], {}
 
 
+def refuse_seed(seed: object) -> None:
+    """Raises a ``ValueError`` if a reset of an EnvPool environment is given a seed."""
+    if seed is not None:
+        raise ValueError(
+            "an EnvPool environment takes its seed when it is made: use "
+            "envpool.make_gymnasium(..., seed=...) instead of set_seed(...)"
+        )
+
+
 def _is_original(env: Any, name: str) -> bool:
     """Returns True if a method of an environment is EnvPool's own."""
     method = getattr(type(env), name, None)
@@ -152,12 +161,8 @@ def make_envpool(
     """
     if autoreset_mode is not None:
         raise MODE_ENVPOOL.error("autoreset_mode", str(autoreset_mode), against=f"envpool:{name}")
-    try:
+    with needed(f"envpool:{name}", "EnvPool", "envpool"):
         import envpool
-    except ImportError as error:
-        raise ImportError(
-            f"envpool:{name} needs EnvPool: pip install 'trawl-rl[envpool]'"
-        ) from error
     known = envpool.list_all_envs()
     if name not in known:
         raise ValueError(f"EnvPool has no environment {name!r}{did_you_mean([name], known, 5)}")

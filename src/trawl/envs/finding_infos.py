@@ -15,7 +15,6 @@ from trawl.envs.autoreset import autoreset_mode
 from trawl.envs.capture import capture, restore
 from trawl.envs.capture.rehearsal import unrehearsed
 from trawl.envs.capture.ways import Pickle, chain
-from trawl.envs.final_obs import marks_presence
 from trawl.envs.info_keys import (
     InfoEntry,
     InfoKey,
@@ -28,7 +27,7 @@ from trawl.envs.info_keys import (
 )
 from trawl.envs.infos import InfoLayout
 from trawl.envs.masks import MASK_KEY, allowed_sample, newest_masks
-from trawl.envs.outcomes import checked_info, reset_results, step_results
+from trawl.envs.outcomes import checked_info, marks_presence, reset_results, step_results
 from trawl.envs.pool import is_pool
 from trawl.envs.vector import is_envpool, is_vector_env, statistics_of
 from trawl.errors import EnvStateError

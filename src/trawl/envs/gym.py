@@ -12,13 +12,12 @@ import numpy as np
 import torch
 from gymnasium.vector import AutoresetMode
 from numpy.typing import NDArray
-from tensordict import NonTensorData, TensorDict, TensorDictBase, stack
+from tensordict import NonTensorData, TensorDict, stack
 from torch import Tensor
 from typing_extensions import override
 
 from trawl.checks import check_bool, check_number
 from trawl.devices import optional_device
-from trawl.envs.base import action_array
 from trawl.envs.capture import capture, restore
 from trawl.envs.capture.ways import chain
 from trawl.envs.dm import DMEnv, is_dm_env, make_dm_control
@@ -48,10 +47,7 @@ from trawl.envs.outcomes import (
 )
 from trawl.envs.pool import Pool, adapt_pool, is_pool
 from trawl.envs.replacements import made_again
-from trawl.envs.reset_kwargs import (
-    ResetArguments,
-    names_taken,
-)
+from trawl.envs.reset_kwargs import ResetArguments, arguments_of_all, names_taken
 from trawl.envs.seeding import check_seed, derive, next_seed
 from trawl.envs.spaces import SpaceCodec, check_keys
 from trawl.envs.specs import Composite, NonTensor, Unbounded
@@ -59,7 +55,7 @@ from trawl.envs.types import EnvLike
 from trawl.envs.vector import VectorAdapter, adapt, is_envpool, is_vector_env
 from trawl.errors import env_errors
 from trawl.schema.states import GYM, check_adapter
-from trawl.supported import MODE_SINGLE, RESET_ARGUMENTS_BEGUN, RESET_FUNCTION_BATCH, Trait
+from trawl.supported import MODE_SINGLE, Trait
 
 
 class GymEnv(LoggedEnv):
@@ -199,6 +195,9 @@ class GymEnv(LoggedEnv):
         self.action_codec = SpaceCodec(acted, "action", categorical)
         check_keys(self.observation_codec, self.action_codec)
         self.reward_shape = reward_shape_of(self.env)
+        if self.reward_shape:
+            reward = Unbounded((*self.batch_size, *self.reward_shape))
+            self._reward_spec = Composite({"reward": reward}, self.batch_size)
         self.vector: VectorAdapter | None = None
         if batched:
             adapter = adapt_pool if is_pool(self.env) else adapt
@@ -220,14 +219,6 @@ class GymEnv(LoggedEnv):
         """True if all data have a fixed shape and dtype, and the reward is a single number."""
         fixed = self.observation_codec.fixed and self.action_codec.fixed
         return bool(fixed and not self.reward_shape)
-
-    @property
-    @override
-    def full_reward_spec(self) -> Composite:
-        if not self.reward_shape:
-            return super().full_reward_spec
-        shape = (*self.batch_size, *self.reward_shape)
-        return Composite({"reward": Unbounded(shape, device=self.device)}, self.batch_size)
 
     @property
     def action_spec_unbatched(self) -> Any:
@@ -392,15 +383,10 @@ class GymEnv(LoggedEnv):
         elif self.vector is None:
             names = names_taken(chain(self.env))
             self.reset_arguments = ResetArguments(given, first, names, counts)
-        elif self.vector.autoresets is not None:
-            raise RESET_ARGUMENTS_BEGUN.error(
-                against=repr(self.env), why=f"it {self.vector.autoresets}"
-            )
-        elif not isinstance(given, Mapping):
-            raise RESET_FUNCTION_BATCH.error(against=repr(self.env))
         else:
-            ResetArguments(given, first, names_taken(chain(self.env)), counts)
-            self._fixed_arguments = given
+            how = self.vector.autoresets
+            begun = None if how is None else f"it {how}"
+            self._fixed_arguments = arguments_of_all(given, first, chain(self.env), counts, begun)
         self._give_arguments()
 
     def _give_arguments(self) -> None:
@@ -414,11 +400,6 @@ class GymEnv(LoggedEnv):
             self.env.close()
         else:
             self.vector.abandon()
-
-    @property
-    @override
-    def parts(self) -> list[Any]:
-        return [self]
 
     @property
     @override
@@ -450,13 +431,9 @@ class GymEnv(LoggedEnv):
             self.log.observe(leaves, rows)
         return observations
 
-    def _step(self, tensordict: TensorDictBase) -> TensorDict:
-        actions = (self.action_in(tensordict, key) for key in self.action_keys)
-        arrays = [action_array(one) if isinstance(one, Tensor) else one.data for one in actions]
-        return self._guarded_step(self._after, arrays)
-
-    def _after(self, arrays: list[Any]) -> TensorDict:
-        action = self.action_codec.decode(arrays)
+    @override
+    def _after(self, actions: list[Any]) -> TensorDict:
+        action = self.action_codec.decode(actions)
         if self.vector is None:
             step = self.mask_check.watched(self, self.env.step)
             obs, *rest, info = step_results(step(action), self.env)
@@ -473,7 +450,7 @@ class GymEnv(LoggedEnv):
             following.set(key, torch.from_numpy(flags.astype(np.bool_)).reshape(shape))
         following.set("done", following.get("terminated") | following.get("truncated"))
         if self.log is not None:
-            self.log.add_step(arrays, reward)
+            self.log.add_step(actions, reward)
             self.log.observe(leaves)
         return following
 

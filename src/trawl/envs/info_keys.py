@@ -16,7 +16,7 @@ import torch
 from gymnasium import Space, spaces
 from typing_extensions import override
 
-from trawl.envs.final_obs import FINAL_OBS, marks_presence
+from trawl.envs.outcomes import FINAL_OBS, marks_presence
 from trawl.keys import Key, as_key, show_key
 from trawl.memory import Array
 

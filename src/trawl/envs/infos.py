@@ -25,8 +25,7 @@ from typing_extensions import override
 
 from trawl.envs.info_keys import INFO_KEY, as_array
 from trawl.envs.outcomes import Outcome
-from trawl.envs.spaces import SpaceCodec, SpaceLeaf
-from trawl.envs.tensor_codec import TensorCodec
+from trawl.envs.spaces import SpaceCodec, SpaceLeaf, SpaceOps
 from trawl.keys import Key, show_key
 from trawl.memory import Array, Mask
 
@@ -380,6 +379,7 @@ class InfoCodec(SpaceCodec):
     Args:
         merge: adds the entries to the observations.
         categorical: True to keep discrete values as indices instead of one-hot vectors.
+        ops: operations on the arrays; by default, those of numpy.
 
     Attributes:
         merge: the argument.
@@ -388,8 +388,10 @@ class InfoCodec(SpaceCodec):
             observation. Otherwise, None.
     """
 
-    def __init__(self, merge: InfoMerger, categorical: bool = False) -> None:
-        super().__init__(merge.space, "observation", categorical)
+    def __init__(
+        self, merge: InfoMerger, categorical: bool = False, ops: SpaceOps | None = None
+    ) -> None:
+        super().__init__(merge.space, "observation", categorical, ops)
         self.merge = merge
         own = {leaf.key: leaf for leaf in merge.layout.leaves}
         found = {i: own.get(self.leaves[i].path) for i in merge.places(self.leaves)}
@@ -415,7 +417,7 @@ class BatchReader:
         codec: codec of the observations.
     """
 
-    def __init__(self, codec: SpaceCodec | TensorCodec) -> None:
+    def __init__(self, codec: SpaceCodec) -> None:
         self._encode: Callable[[Any], list[Any]] = codec.encode
 
     def read(self, obs: Any, info: Any, rows: Any = None) -> list[Any]:
@@ -469,7 +471,7 @@ class InfoReader(BatchReader):
 
     def __init__(
         self,
-        codec: InfoCodec | TensorCodec,
+        codec: SpaceCodec,
         merge: InfoMerger,
         num_envs: int | None,
         same_step: bool = False,
@@ -559,7 +561,7 @@ class TensorInfoReader(InfoReader):
     """
 
     def __init__(
-        self, codec: TensorCodec, merge: InfoMerger, num_envs: int, device: torch.device
+        self, codec: SpaceCodec, merge: InfoMerger, num_envs: int, device: torch.device
     ) -> None:
         super().__init__(codec, merge, num_envs)
         self._blanks = [

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import fields, is_dataclass
 from importlib import import_module
 from typing import Any
@@ -14,8 +14,8 @@ from torch import Tensor
 from torch.utils.dlpack import from_dlpack
 
 from trawl.devices import check_device
-from trawl.envs.spaces import SpaceCodec, SpaceLeaf, SpaceOps, decoder, nest
-from trawl.envs.spaces import encoder as space_encoder
+from trawl.envs.arguments import needed
+from trawl.envs.spaces import SpaceOps
 from trawl.keys import Key, show_key
 
 # Dtypes that JAX has only if its option jax_enable_x64 is set, and their replacements.
@@ -28,10 +28,8 @@ def load_jax() -> Any:
     Raises:
         ImportError: if JAX is not installed; the message names the extra.
     """
-    try:
+    with needed("JaxEnv", "JAX", "jax"):
         return import_module("jax")
-    except ImportError as error:
-        raise ImportError("JaxEnv needs JAX: pip install 'trawl-rl[jax]'") from error
 
 
 def devices_of(device: torch.device | str | None) -> tuple[Any, torch.device]:
@@ -128,49 +126,25 @@ def flat(plain: Any, path: Key = ()) -> Iterator[tuple[Key, Any]]:
         yield from flat(part, (*path, str(name)))
 
 
-def _ops() -> SpaceOps:
+def jax_ops() -> SpaceOps:
     """Returns the operations on arrays of JAX, in functions that it compiles."""
     jax = load_jax()
-    jnp = jax.numpy
+    jnp, index = jax.numpy, jax.dtypes.canonicalize_dtype(np.int64)
 
     def copier(dtype: Any) -> Callable[[Any], Any]:
         own = jax.dtypes.canonicalize_dtype(dtype)
         return lambda array: array.astype(own)
 
     return SpaceOps(
-        array=lambda value: value,
-        indices=jnp.asarray,
+        array=jnp.asarray,
+        indices=lambda value: jnp.asarray(value).astype(index),
         offset=lambda start: np.asarray(start, np.int32),
-        one_hot=lambda index, n: jax.nn.one_hot(index, n, dtype=jnp.int32),
+        one_hot=lambda values, n: jax.nn.one_hot(values, n, dtype=index),
         join=lambda parts: jnp.concatenate(parts, -1),
         stack=lambda parts: jnp.stack(parts, -1),
         split=lambda array, sizes: jnp.split(array, np.cumsum(sizes)[:-1], -1),
         copier=copier,
     )
-
-
-def encoder(leaf: SpaceLeaf) -> Callable[[Any], Any] | None:
-    """Returns a function that encodes a discrete value; None for a leaf that needs no encoding."""
-    if isinstance(leaf.space, spaces.Box):
-        return None
-    ops = _ops()
-    encode = space_encoder(leaf, ops)
-    if encode is None:
-        return None
-    cast = ops.copier(leaf.dtype)
-    return lambda value: cast(encode(value))
-
-
-def action_decoder(codec: SpaceCodec) -> Callable[[Sequence[Any]], Any]:
-    """Returns a function that makes a sample of the action space from the leaves of an action."""
-    ops = _ops()
-    decoders = [decoder(leaf, ops) for leaf in codec.leaves]
-
-    def decode(arrays: Sequence[Any]) -> Any:
-        parts = [one(array) for one, array in zip(decoders, arrays, strict=True)]
-        return nest(codec.space, iter(parts))
-
-    return decode
 
 
 def giver(device: torch.device) -> Callable[[Tensor], Any]:

@@ -18,19 +18,26 @@ from trawl.checks import check_bool, check_number
 from trawl.envs.arguments import argument_names, lists_arguments, named_arguments
 from trawl.envs.info_keys import InfoKeys
 from trawl.envs.jax_arrays import (
-    action_decoder,
     as_jax,
     as_plain,
     as_saved,
     devices_of,
     giver,
+    jax_ops,
     load_jax,
     observation_space,
     viewer,
 )
 from trawl.envs.jax_functions import functions_of, is_jax
-from trawl.envs.jax_infos import ShownLeaves, info_layout
-from trawl.envs.jax_steps import JaxCalls, Progress, SingleCalls, batch_calls, check_outlines
+from trawl.envs.jax_steps import (
+    JaxCalls,
+    Progress,
+    ShownLeaves,
+    SingleCalls,
+    batch_calls,
+    check_outlines,
+    info_layout,
+)
 from trawl.envs.kinds import EnvKind
 from trawl.envs.seeding import check_seed, derive
 from trawl.envs.spaces import SpaceCodec, check_keys
@@ -152,13 +159,13 @@ class JaxEnv(_KeepsArguments, TensorEnv):
             that they return; None if the info has no mask.
         """
         jax = load_jax()
-        acted = SpaceCodec(self._functions.action_space, "action", categorical)
+        acted = SpaceCodec(self._functions.action_space, "action", categorical, jax_ops())
         if acted.loose:
             raise ValueError(
                 f"the action space of {self.name} must have a fixed shape and dtype, but it is "
                 f"{acted.space}"
             )
-        single = SingleCalls(self._functions, action_decoder(acted), self._compiled)
+        single = SingleCalls(self._functions, acted.decode, self._compiled)
         key = jax.eval_shape(jax.random.PRNGKey, 0)
         to_dtype = jax.dtypes.canonicalize_dtype
         shapes = [(leaf.spec.shape, to_dtype(leaf.dtype)) for leaf in acted.leaves]
@@ -171,10 +178,9 @@ class JaxEnv(_KeepsArguments, TensorEnv):
         for outline in (begun, stepped):
             # Raises errors before the first batch.
             jax.eval_shape(show, outline.obs, outline.info)
-        observed = show.codec
-        check_keys(observed, acted)
-        self.observation_keys = [leaf.key for leaf in observed.leaves]
-        self.full_observation_spec = observed.composite(self.batch_size).to(self.home)
+        check_keys(show, acted)
+        self.observation_keys = [leaf.key for leaf in show.leaves]
+        self.full_observation_spec = show.composite(self.batch_size).to(self.home)
         self.full_action_spec = acted.composite(self.batch_size).to(self.home)
         count, on_cpu = self.batch_size[0], self.home.type == "cpu"
         return batch_calls(single, show, count, self._compiled, on_cpu), show.mask
@@ -199,11 +205,7 @@ class JaxEnv(_KeepsArguments, TensorEnv):
 
     @override
     def begin(self, mask: Tensor | None, **kwargs: Any) -> list[Tensor]:
-        if kwargs.get("options") is not None:
-            raise ValueError(
-                "environments of JAX take no options for a reset, but options is "
-                f"{kwargs['options']!r}: leave it out"
-            )
+        self._refuse_options("JAX", kwargs)
         whole = mask is None or bool(mask.all())
         seed = kwargs.get("seed", self._seed)
         if whole:

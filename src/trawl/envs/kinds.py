@@ -64,6 +64,9 @@ class EnvKind:
         advice: function that returns an error message for an environment that the kind knows, but
             can't adapt; for all others, it returns None.
 
+    Raises:
+        TypeError: if the adapter can't be called.
+
     Examples:
         >>> import gymnasium
         >>> from trawl.envs import EnvKind
@@ -76,6 +79,13 @@ class EnvKind:
     make: Callable[..., Any] | None = None
     batched: bool = True
     advice: Callable[[Any], str | None] = _silent
+
+    def __post_init__(self) -> None:
+        if not callable(self.adapter):
+            raise TypeError(
+                "the adapter of an EnvKind must be a class or a function, but it is "
+                f"{self.adapter!r}"
+            )
 
     @property
     def name(self) -> str:
@@ -205,7 +215,7 @@ def _others() -> dict[str, EntryPoint]:
     found: dict[str, EntryPoint] = {}
     for entry in entry_points(group=GROUP):
         known = _own(entry.name) if entry.name in _OWN else found.setdefault(entry.name, entry)
-        if known.value != entry.value:
+        if known.value != entry.value and not _driver_warns:
             taken = f"the name belongs to {_described(known)}"
             warnings.warn(f"{_described(entry)} is ignored, because {taken}", stacklevel=2)
     return found
@@ -229,14 +239,32 @@ def _loaded(entry: EntryPoint) -> EnvKind:
 
 
 _warned: set[EntryPoint] = set()
+# True in a process whose driver has warned of the entry points that can't be used.
+_driver_warns = False
 
 
 def _warn_of(entry: EntryPoint, error: Exception) -> None:
     """Warns that a kind is left out, once for each entry point."""
-    if entry not in _warned:
+    is_broken = isinstance(error, _BrokenKind)
+    if entry not in _warned and not (is_broken and _driver_warns):
         _warned.add(entry)
         own = f"{_described(entry)} is left out, because of {type(error).__name__}: {error}"
-        warnings.warn(str(error) if isinstance(error, _BrokenKind) else own, stacklevel=2)
+        warnings.warn(str(error) if is_broken else own, stacklevel=2)
+
+
+def warn_of_broken() -> None:
+    """Warns of the kinds of other packages that can't be loaded, unless the driver has done so."""
+    for entry in _others().values():
+        try:
+            _loaded(entry)
+        except _BrokenKind as error:
+            _warn_of(entry, error)
+
+
+def leave_warnings_to_driver() -> None:
+    """Leaves warnings of entry points to the driver, which has called :func:`warn_of_broken`."""
+    global _driver_warns
+    _driver_warns = True
 
 
 def _described(entry: EntryPoint) -> str:

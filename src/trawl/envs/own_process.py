@@ -11,9 +11,15 @@ import gymnasium
 import numpy as np
 import torch
 
+from trawl.envs.kinds import leave_warnings_to_driver, warn_of_broken
+
 
 def parent_registry() -> dict[str, Any]:
-    """Returns the environments registered in this process, except Gymnasium's own."""
+    """Returns the environments registered in this process, except Gymnasium's own.
+
+    Warns of kinds of environments that can't be loaded, so that the processes need not do so.
+    """
+    warn_of_broken()
     return {
         name: replace(spec)
         for name, spec in gymnasium.registry.items()
@@ -28,6 +34,7 @@ def prepare_process(threads: int, registry: Mapping[str, Any]) -> None:
         threads: number of threads that torch may use.
         registry: environments registered in the parent process, to be registered here too.
     """
+    leave_warnings_to_driver()
     torch.set_num_threads(threads)
     # Processes forked from one server would otherwise all draw the same random numbers.
     torch.seed()

@@ -22,6 +22,7 @@ from trawl.envs.arguments import lists_arguments
 from trawl.envs.attributes import Application, EnvHandle, pack
 from trawl.envs.base import action_array
 from trawl.envs.batched import BatchedEnv, arguments_of, factories_of
+from trawl.envs.env_processes import EnvProcesses
 from trawl.envs.env_workers import EnvWorkers
 from trawl.envs.masks import choices, joined_masks
 from trawl.envs.seeding import check_seed, derive, next_kwargs
@@ -130,10 +131,11 @@ class ParallelEnv(BatchedEnv):
         method = start_method if backend == "process" else None
         timeout = _check_timeout(worker_timeout, backend)
         affinity = affinity_of(worker_affinity, -(-num_workers // self.envs_per_worker))
-        self.processes = EnvWorkers(sources, self.envs_per_worker, method, affinity, timeout)
+        started = EnvProcesses(sources, self.envs_per_worker, method, affinity)
+        self.processes = EnvWorkers(started, timeout)
         self._finalizer = weakref.finalize(self, self.processes.close)
         try:
-            self._set_members(self.processes.infos)
+            self._set_members(started.infos)
             #: Memory shared with the processes; None if steps are exchanged as messages.
             self.buffers: SharedStepBuffers | None = None
             if self.fixed_layout:
@@ -151,7 +153,6 @@ class ParallelEnv(BatchedEnv):
         self._seed: int | None = None
         self._restarts: dict[int, int] = {}
         self._eager = False
-        self._no_bits = np.zeros((*self.batch_size, 1), np.uint8)
         # Flags of the last step, if it could also reset environments; None once the observations
         # of the reset have been read.
         self._last_bits: Array | None = None
@@ -176,7 +177,9 @@ class ParallelEnv(BatchedEnv):
     @override
     def set_reset_kwargs(self, given: Any, first: int, counts: Any) -> None:
         sent = (
-            given if given is None or not self.processes.generators else pack(given, "reset_kwargs")
+            given
+            if given is None or not self.processes.started.isolated
+            else pack(given, "reset_kwargs")
         )
         rows = self.batch_size[1:].numel()
         self.processes.set_reset_kwargs(
@@ -209,12 +212,7 @@ class ParallelEnv(BatchedEnv):
     def _close(self) -> None:
         self._finalizer.detach()
         for failed in self.processes.close():
-            raise failed.failure.error(self.processes.name_of(failed.worker.index))
-
-    @property
-    @override
-    def parts(self) -> list[Any]:
-        return [self]
+            raise failed.failure.error(self.processes.started.name_of(failed.worker.index))
 
     @property
     @override
@@ -345,7 +343,7 @@ class ParallelEnv(BatchedEnv):
         entries, _ = self._take_step(self._step_results.allocate)
         return new_tensordict(entries.after, self.batch_size)
 
-    def _take_step(self, allocate: Callable[[], StepEntries]) -> tuple[StepEntries, Array | None]:
+    def _take_step(self, allocate: Callable[[], StepEntries]) -> tuple[StepEntries, Array]:
         """Takes a step with the actions in the shared memory.
 
         Args:
@@ -353,7 +351,7 @@ class ParallelEnv(BatchedEnv):
                 processes step.
 
         Returns:
-            The results, and the flags of the step; None if there are none.
+            The results, and the flags of the step.
         """
         self._last_bits = None
         tolerated = self.on_error is not None
@@ -363,10 +361,9 @@ class ParallelEnv(BatchedEnv):
         self.failed = self._repaired() if tolerated else ()
         bits = self._step_results.write(entries)
         if self._eager:
-            self._last_bits = self._no_bits if bits is None else bits
+            self._last_bits = bits
         if self._has_autoresets:
-            found = self._no_bits if bits is None else bits
-            self._autoresets = torch.from_numpy(found & AUTORESET != 0).view(self.batch_size)
+            self._autoresets = torch.from_numpy(bits & AUTORESET != 0).view(self.batch_size)
         return entries, bits
 
     def _repaired(self) -> set[int]:
@@ -411,7 +408,7 @@ class ParallelEnv(BatchedEnv):
             _, bits = self._take_step(allocate)
             assert begin is not None
             tensordict.set("next", following)
-            if bits is not None:
+            if bits is not self._step_results.no_bits:
                 begin = new_tensordict(self._step_results.to_go_on_from(bits), self.batch_size)
             return tensordict, begin
         finally:
@@ -495,9 +492,10 @@ class ParallelEnv(BatchedEnv):
     def check_state(self, state: Mapping[str, Any]) -> None:
         with env_errors():
             PARALLEL(state, "state", UNKNOWN)
+        own = self.processes.count if self.processes.started.isolated else 0
         mine = {
             "environments": self.num_workers,
-            "processes with random generators of their own": self.processes.generators,
+            "processes with random generators of their own": own,
         }
         generators = [one for one in state["generators"] if one is not None]
         for (what, count), others in zip(mine.items(), (state["envs"], generators), strict=True):

@@ -29,8 +29,7 @@ from trawl.envs.agent_steps import (
     is_pettingzoo,
     is_turn_based,
 )
-from trawl.envs.arguments import argument_names, lists_arguments, named_arguments
-from trawl.envs.base import action_array
+from trawl.envs.arguments import argument_names, lists_arguments, named_arguments, needed
 from trawl.envs.capture import capture, restore
 from trawl.envs.capture.ways import chain
 from trawl.envs.info_keys import AnyText, AnyValue
@@ -163,7 +162,7 @@ class PettingZooEnv(LoggedEnv):
             self.arrays.observations[(STATE,)] = np.array(self.env.state())
         observed, acted = Composite(), Composite()
         rewards, flags = Composite(), Composite()
-        for key, spec in super().full_done_spec.items():
+        for key, spec in self.full_done_spec.items():
             flags[key] = spec
         for group in self.agent_groups:
             name, count = group.name, len(group.agents)
@@ -188,18 +187,6 @@ class PettingZooEnv(LoggedEnv):
                 for key in self.arrays.observations
             ]
         )
-
-    # --- specs
-
-    @property
-    @override
-    def full_reward_spec(self) -> Composite:
-        return self._reward_spec.to(self.device or "cpu")
-
-    @property
-    @override
-    def full_done_spec(self) -> Composite:
-        return self._done_spec.to(self.device or "cpu")
 
     @override
     def set_reset_kwargs(self, given: Any, first: int, counts: Any) -> None:
@@ -260,16 +247,12 @@ class PettingZooEnv(LoggedEnv):
             return tensordict.exclude("_reset")
         return self._placed(self._guarded_reset(None, **kwargs))
 
-    def _step(self, tensordict: TensorDictBase) -> TensorDict:
-        keys = (leaf.key for leaf in self.action_codec.leaves)
-        rows = [action_array(self.action_in(tensordict, key)) for key in keys]
-        return self._guarded_step(self._after, rows)
-
-    def _after(self, rows: list[Any]) -> TensorDict:
-        self.advance(self.action_codec.decode(rows))
+    @override
+    def _after(self, actions: list[Any]) -> TensorDict:
+        self.advance(self.action_codec.decode(actions))
         arrays = self.arrays
         if self.log is not None:
-            self.log.add_step(rows, np.concatenate(arrays.reward_rows()))
+            self.log.add_step(actions, np.concatenate(arrays.reward_rows()))
             self.log.observe(self._leaves())
         return self._tensordict({**arrays.observations, **arrays.rewards, **arrays.flags})
 
@@ -370,15 +353,6 @@ class PettingZooEnv(LoggedEnv):
         metadata = getattr(self.env, "metadata", None) or {}
         return str(metadata.get("name") or type(self.env.unwrapped).__name__)
 
-    @property
-    @override
-    def parts(self) -> list[Any]:
-        return [self]
-
-    @override
-    def autoreset_mask(self) -> Tensor | None:
-        return None
-
     def __repr__(self) -> str:
         return f"PettingZooEnv({self.name}, groups={self.group_map})"
 
@@ -440,12 +414,8 @@ def make_pettingzoo(name: str, **options: Any) -> PettingZooEnv:
         TypeError: if an argument is unknown.
         ValueError: if there is no such environment.
     """
-    try:
+    with needed(f"pettingzoo:{name}", "PettingZoo", "pettingzoo"):
         import_module("pettingzoo")
-    except ImportError as error:
-        raise ImportError(
-            f"pettingzoo:{name} needs PettingZoo: pip install 'trawl-rl[pettingzoo]'"
-        ) from error
     own = set(argument_names(PettingZooEnv)) & options.keys()
     rest = {key: value for key, value in options.items() if key not in own}
     kinds = ("parallel", "aec") if rest.pop("parallel", True) else ("aec",)

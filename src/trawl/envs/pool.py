@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from typing_extensions import override
 
 from trawl.envs.autoreset import ModeCheck, autoreset_mode
-from trawl.envs.envpool_calls import EnvPoolCalls
+from trawl.envs.envpool_calls import EnvPoolCalls, refuse_seed
 from trawl.envs.infos import InfoCodec
 from trawl.envs.masks import newest_masks
 from trawl.envs.outcomes import Outcome
@@ -151,9 +151,9 @@ class Pool(VectorAdapter):
         """Text that says where the environment can be used."""
         return (
             f"{type(self.env.unwrapped).__name__} with batch_size={self.ready_envs} and num_envs="
-            f"{self.num_envs} doesn't step all of its environments at once, so it works only as "
-            "the environment of a Collector or an AsyncBatchedCollector, alone and in the same "
-            "process: pass it there, or make it without batch_size"
+            f"{self.num_envs} doesn't step all of its environments at once, so it can't be one of "
+            "several that are stepped together: make it without batch_size, or make it the only "
+            "environment of a collector, or of each worker"
         )
 
 
@@ -169,11 +169,7 @@ class EnvPoolPool(Pool):
 
     @override
     def send_reset(self, rows: Rows, **kwargs: Any) -> None:
-        if kwargs.get("seed") is not None:
-            raise ValueError(
-                "an EnvPool environment takes its seed when it is made: use "
-                "envpool.make_gymnasium(..., seed=...) instead of set_seed(...)"
-            )
+        refuse_seed(kwargs.get("seed"))
         if len(rows):
             self._calls.send_reset(rows.astype(np.int32))
 
@@ -235,16 +231,6 @@ class AtariPool(Pool):
         rows = info["env_id"].astype(np.int64)
         self.masks = newest_masks(self.masks, info, self.num_envs, rows)
         return PoolResults(rows, leaves, reward, terminated, truncated, begun)
-
-    def _with_final(self, leaves: list[Array], ended: Mask, info: Any) -> list[Array]:
-        """Returns the observations with the last ones of the episodes that ended."""
-        if "final_obs" not in info:
-            self._check.required_final(info, int(np.flatnonzero(ended)[0]))
-        final = self._reader.read_last(info["final_obs"])
-        merged = [leaf.copy() for leaf in leaves]
-        for target, values in zip(merged, final, strict=True):
-            target[ended] = values[ended]
-        return merged
 
 
 def is_pool(env: Any) -> bool:

@@ -80,7 +80,7 @@ class ReadyEnvs:
         if most >= env.num_workers:
             # The last process may have fewer environments.
             self.most = env.processes.count
-        self._envs = [env.processes.envs_of(index) for index in range(env.processes.count)]
+        self._envs = [env.processes.started.envs_of(index) for index in range(env.processes.count)]
         self.rows: list[Rows] = [self._rows_of(envs) for envs in self._envs]
         self.broken: list[int] = []
         # The numbers of the steps that processes take, and that they have taken.

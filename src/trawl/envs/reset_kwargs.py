@@ -5,7 +5,6 @@ from __future__ import annotations
 import inspect
 import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import cache
 from typing import Any, TypeAlias
 
@@ -13,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trawl.errors import add_note
-from trawl.supported import RESET_FUNCTION_BATCH
+from trawl.supported import RESET_ARGUMENTS_BEGUN, RESET_FUNCTION_BATCH
 
 #: A mapping of arguments, or a function of the environment's index and the episode's number.
 ResetKwargs: TypeAlias = Mapping[str, Any] | Callable[[int, int], Mapping[str, Any] | None]
@@ -63,23 +62,6 @@ def _check_mapping(name: str, value: Mapping[Any, Any]) -> None:
     options = value.get("options")
     if options is not None and not isinstance(options, Mapping):
         raise TypeError(f"the options in {name} must be a mapping, but they are {options!r}")
-
-
-@dataclass(frozen=True)
-class Shifted:
-    """Function of the environment's index and the episode for a worker's environments.
-
-    Attributes:
-        function: the function for all environments of the collector.
-        by: index of the worker's first environment.
-    """
-
-    function: Callable[[int, int], Any]
-    by: int
-
-    def __call__(self, env: int, episode: int) -> Any:
-        """Returns the arguments for the worker's environment ``env``."""
-        return self.function(env + self.by, episode)
 
 
 class ResetArguments:
@@ -164,6 +146,37 @@ def names_taken(layers: Sequence[Any]) -> frozenset[str] | None:
         names = frozenset(one.name for one in parameters)
         found = names if found is None else found & names
     return found
+
+
+def arguments_of_all(
+    given: ResetKwargs | None,
+    first: int,
+    layers: Sequence[Any],
+    counts: Counts,
+    begun: str | None,
+) -> Mapping[str, Any]:
+    """Returns the arguments that all resets of a vector environment get.
+
+    Args:
+        given: the option; None for no arguments.
+        first: index of the first sub-environment.
+        layers: the wrappers around the environment, and the environment itself.
+        counts: number of the next episode of each sub-environment.
+        begun: text that says how the environment begins episodes by itself; None if it does not.
+
+    Raises:
+        TypeError: if the environment's reset doesn't take an argument.
+        ValueError: if the arguments differ between sub-environments, or the environment begins
+            episodes by itself.
+    """
+    if given is None:
+        return {}
+    if begun is not None:
+        raise RESET_ARGUMENTS_BEGUN.error(against=repr(layers[0]), why=begun)
+    if not isinstance(given, Mapping):
+        raise RESET_FUNCTION_BATCH.error(against=repr(layers[0]))
+    ResetArguments(given, first, names_taken(layers), counts)
+    return given
 
 
 def with_reset_kwargs(env: Any, given: ResetKwargs, first: int, counts: Counts) -> Any:

@@ -273,7 +273,9 @@ def _build_list(source: Sequence[Any], kwargs: Any, name: str) -> Any:
     # TorchRL batches its own environments.
     from torchrl.envs import SerialEnv as TorchRLSerialEnv
 
-    return TorchRLSerialEnv(count, [lambda env=env: env for env in envs])
+    batch = TorchRLSerialEnv(count, [lambda env=env: env for env in envs])
+    batch.start()  # before that, each look at an unknown attribute is an endless recursion
+    return batch
 
 
 def _build_each(

@@ -1,4 +1,8 @@
-"""Short spins before waits."""
+"""Short spins before waits.
+
+To wake a process on an idle CPU core takes 20 to 40 microseconds, which is longer than a step of a
+cheap environment.
+"""
 
 from __future__ import annotations
 

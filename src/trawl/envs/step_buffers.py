@@ -251,6 +251,9 @@ class StepResults:
         buffers: the shared memory.
         batch_size: batch size of all environments together.
         flags: names of the flags.
+
+    Attributes:
+        no_bits: the flags of a step that has none.
     """
 
     def __init__(
@@ -265,6 +268,7 @@ class StepResults:
             array.reshape(*batch_size, 1) for array in (buffers.rewards, buffers.flags)
         )
         self._nothing = bytes(self._flags.size)
+        self.no_bits = np.zeros(self._flags.shape, np.uint8)
         self._flat = all(len(key) == 1 for key in self._observed)
         self._sources = list(self._observed.values())
         self._shapes = [(array.shape, array.dtype) for array in self._sources]
@@ -278,17 +282,17 @@ class StepResults:
         after = {**begin, "reward": torch.from_numpy(rewards)}
         return StepEntries(begin, after, observed, rewards, flags)
 
-    def write(self, entries: StepEntries) -> Array | None:
+    def write(self, entries: StepEntries) -> Array:
         """Writes the results of a step.
 
         Returns:
-            The flags of the step, one byte for each environment; None if there are none.
+            The flags of the step, one byte for each environment; ``no_bits`` if there are none.
         """
         for target, source in zip(entries.observed, self._sources, strict=True):
             target[...] = source
         entries.rewards[...] = self._rewards
         if self._flags.tobytes() == self._nothing:
-            return None
+            return self.no_bits
         bits = self._flags.copy()
         self._write_flags(entries.flags, bits)
         return bits

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 
 import torch
 from numpy.typing import NDArray
-from tensordict import TensorDict, TensorDictBase
+from tensordict import TensorDict
 from torch import Tensor
 from typing_extensions import override
 
@@ -134,6 +134,14 @@ class TensorEnv(TensorDictEnv):
                 None if none is.
         """
 
+    def _refuse_options(self, library: str, kwargs: Mapping[str, Any]) -> None:
+        """Raises a ``ValueError`` if a reset of a library's environment is given options."""
+        if kwargs.get("options") is not None:
+            raise ValueError(
+                f"environments of {library} take no options for a reset, but options is "
+                f"{kwargs['options']!r}: leave it out"
+            )
+
     def check(self) -> None:
         """Raises errors of the steps since the last call; called once per batch."""
 
@@ -159,11 +167,10 @@ class TensorEnv(TensorDictEnv):
         return self._observations(self.begin_next(ended & mask, more if more.any() else None))
 
     @override
-    def _step(self, tensordict: TensorDictBase) -> TensorDict:
-        keys = self.action_keys
-        actions = [self.action_in(tensordict, key).detach().to(self.home) for key in keys]
-        return self._guarded_step(self._after, actions)
+    def _as_given(self, action: Any) -> Any:
+        return action.detach().to(self.home)
 
+    @override
     def _after(self, actions: list[Tensor]) -> TensorDict:
         self._last = step = self.advance(actions)
         self._skipped = step.skipped
@@ -274,11 +281,6 @@ class TensorEnv(TensorDictEnv):
     def restore(self, state: Mapping[str, Any], trust: bool = False) -> None:
         self._last = self._skipped = None
         self._graph.restore(state)
-
-    @property
-    @override
-    def parts(self) -> list[Any]:
-        return [self]
 
     @property
     @override

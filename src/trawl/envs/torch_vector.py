@@ -6,24 +6,16 @@ from collections.abc import Generator, Iterable, Mapping
 from typing import Any
 
 import torch
-from gymnasium.vector import (
-    AsyncVectorEnv,
-    AutoresetMode,
-    SyncVectorEnv,
-    VectorEnv,
-    VectorWrapper,
-)
+from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorEnv
 from torch import Tensor
 from typing_extensions import override
 
 from trawl.checks import check_bool
 from trawl.devices import check_device
 from trawl.envs.arguments import lists_arguments
-from trawl.envs.autoreset import autoreset_mode as declared_mode
-from trawl.envs.autoreset import is_restartable
+from trawl.envs.autoreset import as_mode, autoreset_mode, declared_mode, is_restartable
 from trawl.envs.base import TensorDictEnv
 from trawl.envs.capture.ways import chain
-from trawl.envs.final_obs import FINAL_OBS
 from trawl.envs.gym import GymEnv
 from trawl.envs.info_keys import (
     InfoKeys,
@@ -36,14 +28,12 @@ from trawl.envs.info_keys import (
 from trawl.envs.infos import BatchReader, InfoLayout, InfoMerger, TensorInfoReader
 from trawl.envs.kinds import EnvKind
 from trawl.envs.masks import MASK_KEY, masking_method, rand_actions
-from trawl.envs.outcomes import reset_results, step_results
-from trawl.envs.reset_kwargs import ResetArguments, copied, names_taken
+from trawl.envs.outcomes import FINAL_OBS, reset_results, step_results
+from trawl.envs.reset_kwargs import arguments_of_all, copied
 from trawl.envs.source import Source, check_source
-from trawl.envs.spaces import check_keys
-from trawl.envs.tensor_codec import TensorCodec
+from trawl.envs.spaces import TensorCodec, check_keys
 from trawl.envs.tensor_env import TensorEnv, TensorStep
 from trawl.envs.vector import is_envpool
-from trawl.supported import RESET_ARGUMENTS_BEGUN, RESET_FUNCTION_BATCH
 
 _API = ("num_envs", "single_observation_space", "single_action_space", "reset", "step")
 # Objects that an environment of torch tensors is likely to have.
@@ -144,7 +134,7 @@ class TorchVectorEnv(TensorEnv):
         self._reader = BatchReader(self.observation_codec)
         if merge is not None:
             self._reader = TensorInfoReader(self.observation_codec, merge, count, self.home)
-        check_keys(self.observation_codec.codec, self.action_codec.codec)
+        check_keys(self.observation_codec, self.action_codec)
         self.observation_keys = [leaf.key for leaf in self.observation_codec.leaves]
         spec = self.observation_codec.composite(self.batch_size)
         self.full_observation_spec = spec.to(self.home)
@@ -155,16 +145,9 @@ class TorchVectorEnv(TensorEnv):
 
     @override
     def set_reset_kwargs(self, given: Any, first: int, counts: Any) -> None:
-        self._reset_kwargs = {}
-        if given is None:
-            return
-        if self.mode is not AutoresetMode.DISABLED:
-            why = f"it has autoreset_mode={self.mode.value!r}"
-            raise RESET_ARGUMENTS_BEGUN.error(against=repr(self.env), why=why)
-        if not isinstance(given, Mapping):
-            raise RESET_FUNCTION_BATCH.error(against=repr(self.env))
-        ResetArguments(given, first, names_taken(chain(self.env)), counts)
-        self._reset_kwargs = given
+        begun = self.mode is not AutoresetMode.DISABLED
+        why = f"it has autoreset_mode={self.mode.value!r}" if begun else None
+        self._reset_kwargs = arguments_of_all(given, first, chain(self.env), counts, why)
 
     def _find_infos(self, info_keys: InfoKeys) -> InfoMerger | None:
         """Returns what adds entries of the info to observations; None if there are none."""
@@ -397,10 +380,7 @@ def may_return_tensors(env: Any) -> bool:
         return True
     if isinstance(env, Source):
         return False
-    layers = [env]
-    while isinstance(layers[-1], VectorWrapper):
-        layers.append(layers[-1].env)
-    values = [value for layer in layers for value in getattr(layer, "__dict__", {}).values()]
+    values = [value for layer in chain(env) for value in getattr(layer, "__dict__", {}).values()]
     return any(isinstance(value, _TORCH) for value in values)
 
 
@@ -469,26 +449,14 @@ def _check_api(env: Any) -> None:
 
 
 def _mode_of(env: Any, given: AutoresetMode | str | None) -> AutoresetMode:
-    modes = [mode.value for mode in AutoresetMode]
     if given is not None:
-        return _as_mode(given, modes)
-    try:
-        return declared_mode(env)
-    except ValueError as error:
-        if "autoreset_mode" in (getattr(env, "metadata", None) or {}):
-            raise
-        unknown = error
+        return as_mode(given)
+    if declared_mode(env) is not None:
+        return autoreset_mode(env)
     raise ValueError(
         f"{env!r} doesn't state when it resets its environments: pass autoreset_mode, one of "
-        f"{modes}, to TorchVectorEnv"
-    ) from unknown
-
-
-def _as_mode(given: AutoresetMode | str, modes: list[str]) -> AutoresetMode:
-    try:
-        return AutoresetMode(given)
-    except ValueError:
-        raise ValueError(f"autoreset_mode must be one of {modes}, but it is {given!r}") from None
+        f"{[mode.value for mode in AutoresetMode]}, to TorchVectorEnv"
+    )
 
 
 def _cant_restart(env: Any) -> ValueError:

@@ -35,7 +35,7 @@ from trawl.envs.autoreset import (
 )
 from trawl.envs.capture.codec import Decoder, Encoder, NotPlain
 from trawl.envs.capture.pool_log import PoolLog
-from trawl.envs.envpool_calls import EnvPoolCalls
+from trawl.envs.envpool_calls import EnvPoolCalls, refuse_seed
 from trawl.envs.infos import BatchReader, InfoCodec, InfoReader
 from trawl.envs.masks import newest_masks, warn_late
 from trawl.envs.outcomes import (
@@ -158,6 +158,18 @@ class VectorAdapter:
         self._shown = leaves = self._reader.read_step(obs, info, outcome)
         return leaves, outcome, info
 
+    def _with_final(self, leaves: list[Array], ended: Mask, info: Any) -> list[Array]:
+        """Returns the observations with the last ones of the episodes that ended, in ``info``."""
+        # Leaves without a fixed layout are tuples.
+        merged: list[Any] = [
+            np.array(leaf) if isinstance(leaf, np.ndarray) else list(leaf) for leaf in leaves
+        ]
+        for row in np.flatnonzero(ended):
+            final = self._check.required_final(info, int(row))
+            for target, value in zip(merged, final, strict=True):
+                target[row] = value
+        return merged
+
     def restart(self, mask: Mask, **kwargs: Any) -> list[Array]:
         """Begins new episodes where ``mask`` is True; returns the observations of all rows."""
         kwargs = copied(self.reset_kwargs) | kwargs
@@ -263,19 +275,8 @@ class SameStepVector(VectorAdapter):
         self._ended = outcome.terminated | outcome.truncated
         if self._ended.any():
             self._fresh = leaves
-            leaves = self._with_final(leaves, info)
+            leaves = self._with_final(leaves, self._ended, info)
         return leaves, *outcome
-
-    def _with_final(self, leaves: list[Array], info: Any) -> list[Array]:
-        # Leaves without a fixed layout are tuples.
-        merged: list[Any] = [
-            np.array(leaf) if isinstance(leaf, np.ndarray) else list(leaf) for leaf in leaves
-        ]
-        for row in np.flatnonzero(self._ended):
-            final = self._check.required_final(info, int(row))
-            for target, value in zip(merged, final, strict=True):
-                target[row] = value
-        return merged
 
     @override
     def restart(self, mask: Mask, **kwargs: Any) -> list[Array]:
@@ -303,11 +304,7 @@ class EnvPoolVector(VectorAdapter):
 
     @override
     def reset(self, seeds: Sequence[int] | None = None, **kwargs: Any) -> list[Array]:
-        if seeds is not None or kwargs.get("seed") is not None:
-            raise ValueError(
-                "an EnvPool environment takes its seed when it is made: use "
-                "envpool.make_gymnasium(..., seed=...) instead of set_seed(...)"
-            )
+        refuse_seed(kwargs.get("seed") if seeds is None else seeds)
         self._used = True
         if self.log is not None:
             self.log.reset(None)

@@ -21,6 +21,7 @@ from trawl.envs.arguments import (
     argument_names,
     lists_arguments,
     nearest_first,
+    needed,
     unknown_argument,
 )
 from trawl.envs.kinds import EnvKind
@@ -123,20 +124,9 @@ class VmasEnv(TensorEnv):
 
     @property
     @override
-    def full_reward_spec(self) -> Composite:
-        return self._reward_spec
-
-    @property
-    @override
     def reward_spec(self) -> Spec:
-        keys = self.reward_keys
-        spec: Spec = self._reward_spec[keys[0]]
+        spec: Spec = self.full_reward_spec[self.reward_keys[0]]
         return spec
-
-    @property
-    @override
-    def reward_keys(self) -> list[Any]:
-        return [(group, "reward") for group in self.group_map]
 
     @property
     @override
@@ -183,11 +173,7 @@ class VmasEnv(TensorEnv):
 
     @override
     def begin(self, mask: Tensor | None, **kwargs: Any) -> list[Tensor]:
-        if kwargs.get("options") is not None:
-            raise ValueError(
-                "environments of VMAS take no options for a reset, but options is "
-                f"{kwargs['options']!r}: leave it out"
-            )
+        self._refuse_options("VMAS", kwargs)
         seed = kwargs.get("seed", self._seed)
         self._seed = None
         whole = mask is None or bool(mask.all())
@@ -296,10 +282,8 @@ def make_vmas(name: str, *, num_envs: int = 1, **options: Any) -> VmasEnv:
         TypeError: if an argument is unknown.
         ValueError: if there is no such scenario, or the device can't be used.
     """
-    try:
+    with needed(f"vmas:{name}", "VMAS", "vmas"):
         import vmas
-    except ImportError as error:
-        raise ImportError(f"vmas:{name} needs VMAS: pip install 'trawl-rl[vmas]'") from error
     count = check_number("num_envs", num_envs, least=1)
     optional_device("device", options.get("device"))
     if options.get("seed") is not None:

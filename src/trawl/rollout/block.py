@@ -1,9 +1,15 @@
-"""Memory of a batch that is being filled, and its delivery as a TensorDict."""
+"""Memory of a batch that is being filled, and its delivery as a TensorDict.
+
+In a delivered batch, time is the last batch dimension, so the rows that one step writes lie far
+apart. Batches of environments therefore write small entries to memory in which time comes first,
+and copy them to their places at the end. Large entries, and all entries of single environments, are
+written in place.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from typing import Any, Protocol
 
@@ -160,7 +166,7 @@ class Block:
         return as_array(rows[:stop].flatten(1, len(self.layout.batch)).cpu())
 
     def deliver(
-        self, hidden: set[Key], device: torch.device | None, pool: BatchMemory | None = None
+        self, hidden: frozenset[Key], device: torch.device | None, pool: BatchMemory | None = None
     ) -> TensorDictBase:
         """Returns the batch as a TensorDict.
 
@@ -268,7 +274,7 @@ class BlockPart(PolicyRows):
         return rows if self._envs == slice(None) else rows[:, self._envs]
 
 
-def as_batch(lease: Lease, hidden: Iterable[Key], device: torch.device | None) -> TensorDict:
+def as_batch(lease: Lease, hidden: frozenset[Key], device: torch.device | None) -> TensorDict:
     """Returns the contents of leased memory as a TensorDict.
 
     Args:
@@ -277,14 +283,14 @@ def as_batch(lease: Lease, hidden: Iterable[Key], device: torch.device | None) -
         device: device to which the TensorDict is moved; None leaves it without a device.
     """
     layout = lease.layout
-    shown = {key: lease.tensors[key] for key in layout.leaves if key not in hidden}
-    for key in layout.pools:
-        frames = lease.tensors[pool_key(key)]
-        for name in (key, next_of(key)):
-            if name in shown:
-                shown[name] = StackedFrames(frames, shown[name])
+    tensors: Mapping[Key, Any] = lease.tensors
+    if layout.pools:
+        tensors = dict(tensors)
+        for key in layout.pools:
+            for name in {key, next_of(key)} & layout.leaves.keys() - hidden:
+                tensors[name] = StackedFrames(tensors[pool_key(key)], tensors[name])
     names = [*[None] * len(layout.batch), "time"]
-    batch = tensordict_of(shown, (*layout.batch, layout.steps), names)
+    batch = tensordict_of(layout.tree(hidden), tensors, layout.size, names)
     size_groups(batch, layout.agents)
     return batch if device is None else batch.to(device)
 

@@ -69,7 +69,7 @@ class FixedLayoutWriter(BatchWriter):
 
     @property
     @override
-    def hidden(self) -> set[Key]:
+    def hidden(self) -> frozenset[Key]:
         return self.entries.hidden
 
     def _new_rows(self, next_rows: dict[Key, Any], **place: Any) -> StagedRows:

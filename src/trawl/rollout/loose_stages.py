@@ -293,7 +293,7 @@ class LooseStages:
             dense: True to write all frames of each stack.
         """
         self.staged.keep(self.observation_keys, filled)
-        found = self.staged.finish(filled).deliver(set(), None)
+        found = self.staged.finish(filled).deliver(frozenset(), None)
         after, more = map(next_of, self._observed), self.staged.stages.more_leaves
         for key in (*self._observed, *after, *self._rewards, *more):
             rows = found.get(key)

@@ -1,4 +1,9 @@
-"""Normalisation of observations and rewards: its options and its statistics."""
+"""Normalisation of observations and rewards: its options and its statistics.
+
+A batch writer and the driver of workers each have a :class:`Normalization`. A request carries the
+driver's statistics, and its answer those of the batch alone, which the driver merges when it counts
+the frames. A request that is sent again to a replacement carries the same statistics.
+"""
 
 from __future__ import annotations
 

@@ -16,6 +16,7 @@ from trawl.envs.step_buffers import AUTORESET, RESET, TERMINATED, TRUNCATED
 from trawl.errors import EnvStateError, resetting
 from trawl.keys import Key, as_key
 from trawl.memory import Array, Mask
+from trawl.rollout.env_restarts import EnvRestarts, FailureCounter
 from trawl.rollout.ready_source import NO_ROWS, ReadyResults, ReadySource
 
 # By the flags of a step: the flags with RESET if the episode ended, and the next step's flags if
@@ -33,10 +34,12 @@ class ReadyPool(ReadySource):
     Args:
         env: the environment around the pool.
         pool: the pool.
+        restarts: the collector's record of failures; None to raise errors.
     """
 
-    def __init__(self, env: GymEnv, pool: Pool) -> None:
+    def __init__(self, env: GymEnv, pool: Pool, restarts: EnvRestarts | None) -> None:
         self._env, self._pool = env, pool
+        self._failures = None if restarts is None else FailureCounter(restarts, 0, pool.num_envs)
         self.broken: list[int] = []
         self.restarted: list[int] = []
         self._leaves = env.observation_codec.leaves
@@ -81,15 +84,40 @@ class ReadyPool(ReadySource):
     @override
     def wait(self) -> None:
         while self._due is None:
-            results = self._pool.receive()
-            self._stepping[results.rows] = False
-            if self._has_stale:
-                results = self._without_stale(results)
-            if len(results.rows):
-                self._due = self._with_flags(results)
-                self._turn = results.rows
-                if self._late is not None:
-                    self._turn = self._turn[~self._stepping[self._turn]]
+            try:
+                self._receive()
+            except Exception as error:
+                self._restart(error)
+
+    def _receive(self) -> None:
+        results = self._pool.receive()
+        self._stepping[results.rows] = False
+        if self._has_stale:
+            results = self._without_stale(results)
+        if len(results.rows):
+            due = self._with_flags(results)
+            self._turn = results.rows
+            if self._late is not None:
+                self._turn = self._turn[~self._stepping[self._turn]]
+            if self._failures is not None and not (due.flags & AUTORESET).all():
+                self._failures.failures = 0
+            self._due = due
+
+    def _restart(self, error: Exception) -> None:
+        """Makes the pool anew after an error; what its environments were doing is lost."""
+        if self._failures is None:
+            raise error
+        when = f"after {self._failures.restarts.steps_done} frames of all"
+        self._failures.restart(error, 0, self._rebuild, when=when)
+        self.broken += range(self._pool.num_envs)
+
+    def _rebuild(self) -> None:
+        self._env.rebuild()
+        pool = self._env.vector
+        assert isinstance(pool, Pool)
+        self._pool, self._due, self._late = pool, None, None
+        self._stepping[:] = self._stale[:] = self._has_stale = False
+        self.reset(None)
 
     def _without_stale(self, results: PoolResults) -> PoolResults:
         """Resets sub-environments that wait for it, and drops their results."""
@@ -152,9 +180,13 @@ class ReadyPool(ReadySource):
             )
             self._late[rows] = late
         action = self._env.action_codec.decode([actions[key] for key in self._acted])
-        self._pool.send(action, rows)
-        self._turn = NO_ROWS
-        self._stepping[rows] = True
+        try:
+            self._pool.send(action, rows)
+        except Exception as error:
+            self._restart(error)
+        else:
+            self._turn = NO_ROWS
+            self._stepping[rows] = True
 
     @override
     def reset(self, mask: NDArray[np.bool_] | None, **kwargs: Any) -> Rows:

@@ -126,7 +126,7 @@ class ReadyBatchWriter(ArrayBatchWriter):
             )
         pool = self.env.vector
         assert isinstance(pool, Pool)
-        return ReadyPool(self.env, pool)
+        return ReadyPool(self.env, pool, self.options.restarts)
 
     @override
     def _new_layout(self) -> Layout:

@@ -1,4 +1,10 @@
-"""Samples of probabilistic modules, drawn without distribution objects where possible."""
+"""Samples of probabilistic modules, drawn without distribution objects where possible.
+
+The tensor operations of a call with distribution objects are recorded. Operations whose inputs
+never change are done once; the others become the lines of a generated function. A function that
+reads the values of tensors, changes its arguments, or gives other results than its recording is not
+recorded.
+"""
 
 from __future__ import annotations
 

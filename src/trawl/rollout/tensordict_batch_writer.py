@@ -148,8 +148,8 @@ class TensorDictBatchWriter(BatchWriter):
 
     @property
     @override
-    def hidden(self) -> set[Key]:
-        return set()
+    def hidden(self) -> frozenset[Key]:
+        return frozenset()
 
     @override
     def begin(self, block: Block | None = None) -> None:

@@ -1,4 +1,9 @@
-"""Schema of all states: their entries, each declared once."""
+"""Schema of all states: their entries, each declared once.
+
+A state may come from a stranger. It is compared with the schema before anything is changed, and the
+first entry that does not fit is named in a ``StateError``. A new entry is declared as optional,
+because older states lack it.
+"""
 
 from __future__ import annotations
 

@@ -14,11 +14,10 @@ from gymnasium.vector import AutoresetMode, VectorWrapper
 
 from trawl.envs.autoreset import ModeCheck
 from trawl.envs.capture.ways import chain
-from trawl.envs.final_obs import final_sample
 from trawl.envs.gym import GymEnv
 from trawl.envs.infos import BatchReader
 from trawl.envs.making import single_spaces
-from trawl.envs.outcomes import Outcome, flag_of, reset_results, step_results
+from trawl.envs.outcomes import Outcome, final_sample, flag_of, reset_results, step_results
 from trawl.envs.pettingzoo import PettingZooEnv
 from trawl.envs.pool import is_pool
 from trawl.envs.spaces import SpaceCodec

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -26,38 +26,11 @@ REPLAY = "replay"
 _BYTE = 256
 
 
-class Replayed(Protocol):
-    """Environment that keeps a log, and repeats the steps in it.
-
-    Attributes:
-        env: the simulator.
-        vector: adapter of the simulator, if it is a vector environment.
-        observation_codec: codec of the observations.
-        action_codec: codec of the actions, which have a fixed layout.
-        remake: None if the simulator can't be made anew.
-    """
-
-    env: Any
-    vector: Any
-    observation_codec: Any
-    action_codec: Any
-    remake: Any
-
-    def replay_reset(self, arguments: Mapping[str, Any]) -> Sequence[Any]:
-        """Resets a simulator that is not a vector environment, and returns the observation."""
-
-    def replay_step(self, action: Any) -> tuple[Sequence[Any], Any, bool]:
-        """Steps such a simulator; returns the observation, the reward and whether it is done."""
-
-    def rebuild(self) -> None:
-        """Makes the simulator anew."""
-
-
 class ActionLog:
     """Actions of the steps of an environment, and a checksum of their rewards.
 
     Args:
-        owner: the environment.
+        owner: the environment, a :class:`~trawl.envs.logged.LoggedEnv`.
 
     Attributes:
         is_state: True if the log alone is the state of the environment.
@@ -73,7 +46,7 @@ class ActionLog:
     most_steps = 2**62
     most_bytes = 64 * 2**20
 
-    def __init__(self, owner: Replayed) -> None:
+    def __init__(self, owner: Any) -> None:
         self.owner = owner
         # Indices take less memory than one-hot vectors, and are decoded to the same actions.
         self._codec = owner.action_codec.compact()
@@ -237,7 +210,8 @@ class ActionLog:
 
     def _step(self, step: int) -> tuple[Sequence[Any], Any, bool]:
         """Repeats a step; returns the observation, the reward and whether the episode ended."""
-        return self.owner.replay_step(self.action(step))
+        found: tuple[Sequence[Any], Any, bool] = self.owner.replay_step(self.action(step))
+        return found
 
     def _end(self, env: Any, state: Mapping[str, Any]) -> None:
         """Compares the environment with the original one, and restores what is not replayed."""

@@ -100,7 +100,9 @@ class EpisodeLog(ActionLog):
         if self._made is None:
             self._made = _numbers(members[-1])
         _write(members, state["origin"], self._made, state)
-        return self.owner.replay_reset(Decoder().decode(state["origin"]["arguments"]))
+        arguments = Decoder().decode(state["origin"]["arguments"])
+        leaves: Sequence[Any] = self.owner.replay_reset(arguments)
+        return leaves
 
     @override
     def _end(self, env: Any, state: Mapping[str, Any]) -> None:

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from typing_extensions import override
 
-from trawl.envs.capture.action_log import REPLAY, ActionLog, Replayed
+from trawl.envs.capture.action_log import REPLAY, ActionLog
 from trawl.envs.capture.codec import NotPlain
 from trawl.envs.capture.fixed import check_identity
 from trawl.errors import EnvStateError, env_errors
@@ -29,7 +29,7 @@ class PoolLog(ActionLog):
 
     is_state = True
 
-    def __init__(self, owner: Replayed) -> None:
+    def __init__(self, owner: Any) -> None:
         super().__init__(owner)
         # For each reset between two steps: number of steps before it, and its mask; None for all.
         self._resets: list[tuple[int, Array | None]] = []
