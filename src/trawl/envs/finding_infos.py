@@ -72,12 +72,11 @@ def find_infos(
 def _known(env: Any, given: Sequence[InfoEntry], mode: Any) -> dict[str, Any]:
     """Returns the spaces or examples of all entries that were found, by name."""
     known: dict[str, Any] = {}
-    missing = [entry for entry in given if entry.space is None]
     if is_envpool(env):
         known = _declared(env)
     else:
         known = {name: _episode() for name in _statistics(env)}
-        wanted = [entry for entry in missing if entry.located(known) is None]
+        wanted = [entry for entry in given if entry.located(known) is None]
         if wanted:
             with _undone(env):
                 takes = _pool_takes(env) if is_pool(env) else _takes(env, mode)

@@ -34,7 +34,7 @@ from trawl.envs.autoreset import (
     resets_twice,
 )
 from trawl.envs.capture.codec import Decoder, Encoder, NotPlain
-from trawl.envs.capture.pool_log import PoolLog
+from trawl.envs.capture.pool_log import PoolLog, with_rows
 from trawl.envs.envpool_calls import EnvPoolCalls, refuse_seed
 from trawl.envs.infos import BatchReader, InfoCodec, InfoReader
 from trawl.envs.masks import newest_masks, warn_late
@@ -98,6 +98,8 @@ class VectorAdapter:
         self._check_outcome = OutcomeCheck(env, self.num_envs, reward_shape_of(env))
         self._shown: list[Array] = []
         self.masks: Array | None = None
+        # Sub-environments whose episode has ended, if they begin the next one by themselves.
+        self._ended = np.zeros(self.num_envs, dtype=np.bool_)
         self.is_begun = False
         self._has_stepped = False
 
@@ -124,6 +126,7 @@ class VectorAdapter:
                 "attribute device of the environment, or pass TorchVectorEnv(env)"
             )
         self.masks = newest_masks(None, info)
+        self._ended = np.zeros(self.num_envs, dtype=np.bool_)
         self.is_begun = True
         self._shown = self._reader.read(obs, info)
         return self._shown
@@ -260,14 +263,8 @@ class SameStepVector(VectorAdapter):
     def __init__(self, env: Any, codec: SpaceCodec, check: ModeCheck) -> None:
         super().__init__(env, codec, check)
         self.can_restart = is_plain(env) or is_restartable(env)
+        # The first observations of the next episodes.
         self._fresh: list[Array] = []
-        # Sub-environments whose first observation is held back.
-        self._ended = np.zeros(self.num_envs, dtype=np.bool_)
-
-    @override
-    def reset(self, seeds: Sequence[int] | None = None, **kwargs: Any) -> list[Array]:
-        self._ended = np.zeros(self.num_envs, dtype=np.bool_)
-        return super().reset(seeds, **kwargs)
 
     @override
     def step(self, action: Any) -> Step:
@@ -333,10 +330,7 @@ class EnvPoolVector(VectorAdapter):
         if self.log is not None:
             self.log.reset(mask)
         rows, begun = self.begin_next(mask)
-        merged = [np.array(leaf) for leaf in self._shown]
-        for target, value in zip(merged, begun, strict=True):
-            target[rows] = value
-        return merged
+        return with_rows(self._shown, rows, begun)
 
     @override
     def begin_next(self, ended: Mask) -> tuple[Any, list[Array]]:
@@ -357,15 +351,16 @@ class StepResetVector(VectorAdapter):
     def __init__(self, env: Any, codec: SpaceCodec, check: ModeCheck) -> None:
         super().__init__(env, codec, check)
         self._resetting = np.zeros(self.num_envs, dtype=np.bool_)
-        self._ended = np.zeros(self.num_envs, dtype=np.bool_)
         self._resets_twice = resets_twice(env)
 
     @override
     def reset(self, seeds: Sequence[int] | None = None, **kwargs: Any) -> list[Array]:
+        ended = self._ended
+        leaves = super().reset(seeds, **kwargs)
         self._resetting = np.zeros(self.num_envs, dtype=np.bool_)
-        if not self._resets_twice:
-            self._ended = np.zeros(self.num_envs, dtype=np.bool_)
-        return super().reset(seeds, **kwargs)
+        if self._resets_twice:
+            self._ended = ended
+        return leaves
 
     @override
     def step(self, action: Any) -> Step:
