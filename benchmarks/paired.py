@@ -71,6 +71,9 @@ class Options:
 def main(options: Options) -> None:
     """Compare, print the table, and write the ratios."""
     if options.once is not None:
+        import torch
+
+        torch.set_num_threads(1)
         options.once.write_text(json.dumps(dict(figures(options))))
         return
     from rich.console import Console
@@ -106,9 +109,6 @@ def _run(tree: Path, options: Options) -> Run:
 
 def figures(options: Options) -> Iterator[tuple[str, dict[str, dict[str, Figure]]]]:
     """Measures the cases, without the other libraries."""
-    import torch
-
-    torch.set_num_threads(1)
     names = options.cases or GROUPS[options.group]
     for name in names:
         print(name, file=sys.stderr, flush=True)

@@ -8,10 +8,8 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-# The functions of C under those of the module, which take several microseconds to turn a handler
-# into an enum.
-_get_handler: Callable[[int], Any] = getattr(signal.getsignal, "__wrapped__", signal.getsignal)
-_set_handler: Callable[[int, Any], Any] = getattr(signal.signal, "__wrapped__", signal.signal)
+# False if C code has set a handler, which Python code can replace, but not restore.
+_can_restore = signal.getsignal(signal.SIGINT) is not None
 
 
 class DeferredInterrupt:
@@ -33,7 +31,7 @@ class DeferredInterrupt:
     def __init__(self) -> None:
         self.pending: BaseException | None = None
         self._handler: Callable[[int, Any], Any] | None = None
-        self._came = self._again = False
+        self._early = self._came = self._again = False
         self._owner = os.getpid()
         self._pauses: Callable[[], object] | None = None
         self._outer: DeferredInterrupt | None = None
@@ -46,11 +44,15 @@ class DeferredInterrupt:
         if _current is not None:
             self._outer = _current
             _current.depth += 1
-        else:
-            handler = _get_handler(signal.SIGINT)
-            if callable(handler):
-                self._handler, _current = handler, self
-                _set_handler(signal.SIGINT, self._signalled)
+        elif _can_restore:
+            # To ask for the program's handler first would take as long again.
+            found = signal.signal(signal.SIGINT, self._signalled)
+            if callable(found):
+                self._handler, _current = found, self
+            else:
+                signal.signal(signal.SIGINT, found)
+            if self._early:
+                signal.raise_signal(signal.SIGINT)
         return self
 
     def __exit__(self, *exc_info: object) -> None:
@@ -58,14 +60,18 @@ class DeferredInterrupt:
         if self._outer is not None:
             self._outer.depth -= 1
         elif self._handler is not None:
-            found = _set_handler(signal.SIGINT, self._handler)
+            # From now on, the program's handler may raise an exception here.
+            _current = None
+            found = signal.signal(signal.SIGINT, self._handler)
             if found != self._signalled:
                 # Code within the context has set another handler.
-                _set_handler(signal.SIGINT, found)
-            _current = None
+                signal.signal(signal.SIGINT, found)
 
     def _signalled(self, signum: int, frame: Any) -> None:
-        assert self._handler is not None
+        if self._handler is None:
+            # The signal came before the program's handler was known.
+            self._early = True
+            return
         if self._came or os.getpid() != self._owner:
             self._again = True
             self._handler(signum, frame)

@@ -20,29 +20,31 @@ from tensordict import (
 )
 from torch import Tensor
 
-from trawl.keys import Key, as_key, nested
+from trawl.keys import Key, as_key
 
 #: TensorDict's constructor without its checks, which take longer than a simple environment's step.
 new_tensordict = getattr(TensorDict, "_new_unsafe", TensorDict)
 
 
 def tensordict_of(
-    entries: Mapping[Key, Any], batch_size: Sequence[int], names: Sequence[str | None]
+    tree: Mapping[str, Any],
+    entries: Mapping[Key, Any],
+    batch_size: torch.Size,
+    names: Sequence[str | None],
 ) -> TensorDict:
     """Builds a TensorDict without a device.
 
     Args:
+        tree: the keys of its entries, nested as in the TensorDict.
         entries: tensors by key. The first dimensions of each tensor must be the batch size.
         batch_size: the batch size, also of nested TensorDicts.
         names: name of each batch dimension, or None for a dimension without a name.
     """
-    return _made(nested(entries), torch.Size(batch_size), list(names))
-
-
-def _made(tree: Mapping[str, Any], batch_size: torch.Size, names: list[str | None]) -> TensorDict:
     source = {
-        key: _made(value, batch_size, names) if isinstance(value, dict) else value
-        for key, value in tree.items()
+        name: tensordict_of(key, entries, batch_size, names)
+        if isinstance(key, dict)
+        else entries[key]
+        for name, key in tree.items()
     }
     made: TensorDict = new_tensordict(source, batch_size=batch_size, names=list(names))
     return made

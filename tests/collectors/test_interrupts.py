@@ -284,6 +284,27 @@ def test_handlers_of_the_program_run_at_once():
         assert signal.getsignal(signal.SIGINT) is note
 
 
+@pytest.mark.parametrize("own", [signal.default_int_handler, signal.SIG_IGN])
+def test_one_that_comes_while_the_handler_is_replaced(own, monkeypatch):
+    def replace(number, new, real=signal.signal):
+        before = real(number, new)
+        if presses and new is not own:
+            press()
+            presses.pop()
+        return before
+
+    signal.signal(signal.SIGINT, own)
+    presses = [True]
+    monkeypatch.setattr(signal, "signal", replace)
+    with Collector(partial(numbered, 0), drawn(), **OPTIONS) as collector:
+        if callable(own):
+            with pytest.raises(KeyboardInterrupt):
+                collector.next()
+        assert collector.next() is not None
+        assert not presses
+        assert signal.getsignal(signal.SIGINT) is own
+
+
 def test_other_threads_are_not_interrupted():
     found = []
     with Collector(partial(numbered, 0), drawn(), **OPTIONS) as collector:

@@ -6,7 +6,7 @@ import atexit
 import os
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import nullcontext, suppress
+from contextlib import suppress
 from dataclasses import asdict
 from threading import RLock
 from typing import TYPE_CHECKING, Any, Literal, NoReturn, TypeAlias
@@ -283,7 +283,9 @@ class BaseCollector(  # type: ignore[misc]  # the option `trace` has a method of
             raise
 
     def _collect_profiled(self) -> Any:
-        with nullcontext() if self._profiler is None else self._profiler.turn():
+        if self._profiler is None:
+            return self._collect()
+        with self._profiler.turn():
             return self._collect()
 
     def _collect_whole(self, whole: TrajectoryBatcher) -> Any:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence, Sized
+from collections.abc import Iterable, Mapping, Sequence, Sized
 from copy import deepcopy
 from types import NoneType
 from typing import Any
@@ -50,12 +50,20 @@ class BatchDelivery:
         self.storing_device = storing_device
         self.postproc = config.postproc
         self._truncated_keys = truncated_keys
+        # What batches may have, as long as nothing is known about their keys.
+        self._has_mask = self._has_private = True
         self._returned = SameTensorDict()
         # Device of the replay buffer's storage, once it is known.
         self._storage_device: Any = ...
         move = getattr(self.postproc, "to", None)
         if storing_device is not None and move is not None:
             move(storing_device)
+
+    def expect(self, keys: Iterable[Key]) -> None:
+        """Notes the keys that all collected batches have, so that others are not looked for."""
+        found = set(keys)
+        self._has_mask = MASK in found
+        self._has_private = any(part.startswith("_") for key in found for part in key)
 
     def process(self, batch: TensorDictBase, filled: int) -> Any:
         """Applies the options to a batch, in which only the first ``filled`` steps were taken."""
@@ -92,11 +100,11 @@ class BatchDelivery:
 
     def processed(self, batch: TensorDictBase) -> Any:
         """Returns the result of ``postproc``, without private entries."""
-        result: Any = batch
-        if self.postproc is not None:
-            result = self.postproc(batch)
-            if result is None:
-                raise TypeError("postproc returned None; it must return the batch to deliver")
+        if self.postproc is None:
+            return drop_private(batch) if self._has_private else batch
+        result: Any = self.postproc(batch)
+        if result is None:
+            raise TypeError("postproc returned None; it must return the batch to deliver")
         return drop_private(result) if isinstance(result, TensorDictBase) else result
 
     def deliver(self, batch: TensorDictBase, filled: int) -> Any:
@@ -159,6 +167,10 @@ class BatchDelivery:
         same = self.config.return_same_td and isinstance(processed, TensorDictBase)
         return self._returned.put(processed) if same else processed
 
+    def count(self, batch: TensorDictBase, filled: int) -> int:
+        """Returns the number of frames in the first ``filled`` steps of a batch."""
+        return count_frames(batch, filled, self._has_mask)
+
     def frames(self, batch: TensorDictBase, filled: int) -> TensorDictBase:
         """Returns the collected rows of a batch, from which whole trajectories are assembled."""
         batch = self._stored_truncated(batch, filled)[..., :filled]
@@ -206,9 +218,9 @@ class BatchDelivery:
         return all(map(callable, methods))
 
 
-def count_frames(batch: TensorDictBase, filled: int) -> int:
+def count_frames(batch: TensorDictBase, filled: int, may_have_mask: bool = True) -> int:
     """Counts the frames in the first ``filled`` steps of a batch, without masked rows."""
-    mask = batch.get(MASK, None)
+    mask = batch.get(MASK, None) if may_have_mask else None
     if mask is not None:
         return int(mask[..., :filled].sum())
     return int(batch.shape[:-1].numel()) * filled

@@ -299,8 +299,7 @@ class RolloutCollector(DirectWeights):
         batch, cut = self._turn(), self._rollout.writer.episodes.pop_cut()
         if batch is None:
             return None
-        batch, filled = self._cut(batch, self._rollout.filled)
-        delivered = count_frames(batch, filled)
+        batch, filled, delivered = self._cut(batch, self._rollout.filled)
         if self._whole is not None:
             frames = self._delivery.by_source(self._delivery.frames(batch, filled))
             self._whole.end(cut)
@@ -318,19 +317,20 @@ class RolloutCollector(DirectWeights):
             self.post_collect_hook(batch)
         return None if self.config.replay_buffer is not None else batch
 
-    def _cut(self, batch: TensorDictBase, filled: int) -> tuple[TensorDictBase, int]:
+    def _cut(self, batch: TensorDictBase, filled: int) -> tuple[TensorDictBase, int, int]:
         """Cuts a batch where the budget of frames ends.
 
         Returns:
-            The batch, and the number of its steps.
+            The batch, the number of its steps, and the number of its frames.
         """
         left = self._left()
         if left >= batch.numel():
-            return batch, filled
+            return batch, filled, self._delivery.count(batch, filled)
         batch = batch[..., :filled]
         if count_frames(batch, filled) > left:
             batch = first_frames(batch, int(left), self.config.set_truncated)
-        return batch, batch.shape[-1]
+        filled = batch.shape[-1]
+        return batch, filled, count_frames(batch, filled)
 
     @override
     def _note_whole(self, batch: Any) -> None:
@@ -346,8 +346,7 @@ class RolloutCollector(DirectWeights):
         stopped = self._stopped() or (lambda: False)
         last = False
         for t in range(self.frames_per_batch):
-            step, filled = self._cut(self._run(), self._rollout.filled)
-            frames = count_frames(step, filled)
+            step, _, frames = self._cut(self._run(), self._rollout.filled)
             last = t + 1 == self.frames_per_batch or not self._has_budget(frames) or stopped()
             if last and self.config.set_truncated:
                 self._delivery.truncate_last(step, 1)
@@ -375,5 +374,6 @@ def _written_by_itself(frames: int) -> AbstractContextManager[None]:
 
 
 def overrides_rollout(collector: RolloutCollector) -> bool:
-    """Returns True if the collector's class overrides ``rollout()``."""
-    return type(collector).rollout is not RolloutCollector.rollout
+    """Returns True if the collector has a ``rollout()`` of its own."""
+    own: Any = collector.rollout
+    return getattr(own, "__func__", None) is not RolloutCollector.rollout

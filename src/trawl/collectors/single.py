@@ -48,6 +48,7 @@ from trawl.keys import STEP_COUNT, Key, as_key
 from trawl.paths import get_path
 from trawl.rollout.batch_writer import BatchOptions
 from trawl.rollout.env_restarts import EnvRestarts
+from trawl.rollout.fixed_layout_writer import FixedLayoutWriter
 from trawl.rollout.policy import Policy
 from trawl.rollout.random_policy import RandomPolicy
 from trawl.rollout.resolving import resolve
@@ -197,7 +198,10 @@ class Collector(ResumableCollector):
                 normalize=normalize_options(config),
             )
         )
-        self.normalization = self._rollout.writer.normalization
+        writer = self._rollout.writer
+        self.normalization = writer.normalization
+        if isinstance(writer, FixedLayoutWriter) and not overrides_rollout(self):
+            self._delivery.expect(writer.layout.leaves)
         self._connect_tracer()
         if config.storage_ndim > 1 and not overrides_rollout(self):
             self._delivery.check_storage(self._rollout.writer.fake())

@@ -106,7 +106,7 @@ class BatchWriter(Protocol):
         """The layout of all batches, or None if it is not fixed."""
 
     @property
-    def hidden(self) -> set[Key]:
+    def hidden(self) -> frozenset[Key]:
         """Keys of entries in the layout that are left out of delivered batches."""
 
     def begin(self, block: Block | None = None) -> None:

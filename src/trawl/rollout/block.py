@@ -9,7 +9,7 @@ written in place.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from typing import Any, Protocol
 
@@ -22,7 +22,7 @@ from typing_extensions import override
 
 from trawl.keys import Key, next_of
 from trawl.memory import Array
-from trawl.rollout.episodes import following, split_rows
+from trawl.rollout.episodes import split_rows
 from trawl.rollout.layout import Layout, as_array, layout_of, pool_key
 from trawl.rollout.policy_inputs import InputMemory, InputRows, LazyRows
 from trawl.rollout.slab import Lease, tensors_in
@@ -166,7 +166,7 @@ class Block:
         return as_array(rows[:stop].flatten(1, len(self.layout.batch)).cpu())
 
     def deliver(
-        self, hidden: set[Key], device: torch.device | None, pool: BatchMemory | None = None
+        self, hidden: frozenset[Key], device: torch.device | None, pool: BatchMemory | None = None
     ) -> TensorDictBase:
         """Returns the batch as a TensorDict.
 
@@ -237,10 +237,7 @@ class PolicyRows(Protocol):
         """
 
     def rows(self, key: Key, start: int, stop: int) -> Sequence[Any]:
-        """Returns the rows of a chunk, to write to; there may be one more."""
-
-    def following(self, key: Key, start: int, stop: int, next_row: Any) -> Sequence[Any]:
-        """Returns the row of the next frame for each row; ``next_row`` after the last row."""
+        """Returns the rows of a chunk, to write to, and the row after it if there is one."""
 
 
 class BlockPart(PolicyRows):
@@ -270,18 +267,14 @@ class BlockPart(PolicyRows):
 
     @override
     def rows(self, key: Key, start: int, stop: int) -> list[Array]:
-        return split_rows(self._chosen(self._block.rows[key], start, stop))
-
-    @override
-    def following(self, key: Key, start: int, stop: int, next_row: Array) -> list[Array]:
-        return following(self.rows(key, start + 1, stop + 1), stop - start, next_row)
+        return split_rows(self._chosen(self._block.rows[key], start, stop + 1))
 
     def _chosen(self, entry: Any, start: int, stop: int) -> Any:
         rows = entry[start:stop]
         return rows if self._envs == slice(None) else rows[:, self._envs]
 
 
-def as_batch(lease: Lease, hidden: Iterable[Key], device: torch.device | None) -> TensorDict:
+def as_batch(lease: Lease, hidden: frozenset[Key], device: torch.device | None) -> TensorDict:
     """Returns the contents of leased memory as a TensorDict.
 
     Args:
@@ -290,14 +283,14 @@ def as_batch(lease: Lease, hidden: Iterable[Key], device: torch.device | None) -
         device: device to which the TensorDict is moved; None leaves it without a device.
     """
     layout = lease.layout
-    shown = {key: lease.tensors[key] for key in layout.leaves if key not in hidden}
-    for key in layout.pools:
-        frames = lease.tensors[pool_key(key)]
-        for name in (key, next_of(key)):
-            if name in shown:
-                shown[name] = StackedFrames(frames, shown[name])
+    tensors: Mapping[Key, Any] = lease.tensors
+    if layout.pools:
+        tensors = dict(tensors)
+        for key in layout.pools:
+            for name in {key, next_of(key)} & layout.leaves.keys() - hidden:
+                tensors[name] = StackedFrames(tensors[pool_key(key)], tensors[name])
     names = [*[None] * len(layout.batch), "time"]
-    batch = tensordict_of(shown, (*layout.batch, layout.steps), names)
+    batch = tensordict_of(layout.tree(hidden), tensors, layout.size, names)
     size_groups(batch, layout.agents)
     return batch if device is None else batch.to(device)
 

@@ -145,10 +145,8 @@ def check_rewards(
     Raises:
         ValueError: if a reward is NaN; the message names the step and the environment.
     """
-    # The sum is NaN if one of the rewards is NaN, but also if infinities cancel out.
-    with np.errstate(all="ignore"):
-        if not np.isnan(rewards.sum()):
-            return
+    if not np.count_nonzero(np.isnan(rewards)):
+        return
     for row, index in np.argwhere(np.isnan(rewards)):
         which = f" of environment {index}" if rewards.shape[1] > 1 else ""
         for key, values in actions().items():

@@ -66,7 +66,7 @@ class EpisodeSums:
                 was a failure, the episode ends with the step before.
         """
         steps = len(done)
-        if counted is None and not done.any():
+        if counted is None and not np.count_nonzero(done):
             with np.errstate(invalid="ignore"):
                 self._returns += rewards.sum(0, dtype=np.float64)
             self._lengths += steps
@@ -221,6 +221,8 @@ class EpisodeSums:
     def pop(self) -> EndedEpisodes:
         """Removes and returns the episodes that have ended since the last call."""
         number, self._popped = self.count - self._popped, self.count
+        if not number:
+            return NO_EPISODES
         ended = EndedEpisodes(number, tuple(self._ended[0]), tuple(self._ended[1]))
         for values in self._ended:
             values.clear()

@@ -35,6 +35,8 @@ class FrameEntries:
         flags: the flags that mark the end of an episode. Several agents have flags of their own.
         rewards: the rewards, under ``"next"``. Several agents may have rewards of their own.
         roots: the entries that exist before the policy acts.
+        hidden: keys of entries that are left out of batches. They are flags that the environment
+            doesn't have and, with ``compact``, entries that repeat.
         marks_starts: True if frames have the flag ``is_init``, and the environment does not write
             it.
         masked: True if frames have a mask.
@@ -49,7 +51,6 @@ class FrameEntries:
         shown = _leaves(env.full_done_spec, axes)
         # Every episode ends by these flags, even if the environment does not have all of them.
         self.flags = {**_FLAGS, **shown}
-        self._unshown = set() if options.truncates else set(self.flags) - set(shown)
         rewards = _leaves(env.full_reward_spec, axes)
         self.rewards = {next_of(key): leaf for key, leaf in rewards.items()}
         self.marks_starts = options.marks_starts(policy) and IS_INIT not in self.observed
@@ -58,7 +59,10 @@ class FrameEntries:
             self.roots[STEP_COUNT] = Leaf((1,), torch.int64)
         if self.marks_starts:
             self.roots[IS_INIT] = FLAG
-        self._has_ids, self._compact = options.track_traj_ids, options.compact
+        self._has_ids = options.track_traj_ids
+        unshown = set() if options.truncates else set(self.flags) - set(shown)
+        repeated = set(self.roots) - set(self.flags) if options.compact else set()
+        self.hidden = frozenset([*unshown, *map(next_of, repeated | unshown)])
 
     def leaves(self, policy: PolicyLeaves, more: Mapping[Key, Leaf] = _NOTHING) -> dict[Key, Leaf]:
         """Returns the layout of a frame.
@@ -80,15 +84,6 @@ class FrameEntries:
         if self.masked:
             found[MASK] = Leaf((), torch.bool)
         return found
-
-    @property
-    def hidden(self) -> set[Key]:
-        """Keys of entries that are left out of batches.
-
-        They are flags that the environment doesn't have and, with ``compact``, entries that repeat.
-        """
-        repeated = self.roots.keys() - self.flags.keys() if self._compact else set()
-        return {*self._unshown, *map(next_of, repeated | self._unshown)}
 
 
 def _leaves(spec: Any, axes: int) -> dict[Key, Leaf]:

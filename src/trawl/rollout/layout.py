@@ -6,13 +6,14 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
+from typing import Any
 
 import numpy as np
 import torch
 from tensordict import TensorDictBase, is_leaf_nontensor
 from torch import Tensor
 
-from trawl.keys import Key, as_key, next_of
+from trawl.keys import Key, as_key, nested, next_of
 from trawl.memory import Array, aligned
 from trawl.tensordicts import has_lazy
 
@@ -87,7 +88,10 @@ class Layout:
             batch dimension for the agents.
 
     Attributes:
+        size: batch size of the batch, with time as the last dimension.
         places: offset in the block in bytes, shape and dtype of each leaf and each pool, by key.
+        arrays: shape, dtype and offset of the arrays over these places, by key.
+        bfloat16: keys of those entries whose arrays are int16, because numpy has no bfloat16.
         nbytes: size of the block in bytes.
     """
 
@@ -103,6 +107,7 @@ class Layout:
         self.leaves = dict(leaves)
         self.batch = batch
         self.steps = steps
+        self.size = torch.Size((*batch, steps))
         self.agents = dict(agents)
         self.pools = dict(pools or {})
         self.pool_rows: dict[Key, int] = {
@@ -120,10 +125,28 @@ class Layout:
         for key, shape, dtype in found:
             self.places[key] = self.nbytes, shape, dtype
             self.nbytes += aligned(math.prod(shape) * dtype.itemsize)
+        self.arrays = {
+            key: (shape, as_array(torch.empty(0, dtype=dtype)).dtype, offset)
+            for key, (offset, shape, dtype) in self.places.items()
+        }
+        self.bfloat16 = frozenset(
+            key for key, (_, _, dtype) in self.places.items() if dtype is torch.bfloat16
+        )
+        self._trees: dict[frozenset[Key], dict[str, Any]] = {}
+
+    def tree(self, hidden: frozenset[Key]) -> Mapping[str, Any]:
+        """Returns the keys of entries, nested as the entries are nested in a TensorDict.
+
+        Args:
+            hidden: keys to leave out.
+        """
+        if hidden not in self._trees:
+            self._trees[hidden] = nested({key: key for key in self.leaves if key not in hidden})
+        return self._trees[hidden]
 
     def shape(self, key: Key) -> tuple[int, ...]:
         """Returns the shape of an entry in the batch."""
-        return (*self.batch, self.steps, *self.leaves[key].shape)
+        return (*self.size, *self.leaves[key].shape)
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Layout) and all(

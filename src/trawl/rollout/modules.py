@@ -121,13 +121,14 @@ class ModuleWatch:
             for part in self._parts
             for table in _tables(part)
         ]
+        self._kinds: set[type[nn.Module]] = set(map(type, self._parts))
         self._found = self._now()
 
     def _now(self) -> list[Any]:
         found = [_has_any_global_hook(), *chain.from_iterable(self._tables)]
-        for part in self._parts:
-            kind = type(part)
-            found += (kind, kind.forward, kind.__call__)
+        found += map(type, self._parts)
+        for kind in self._kinds:
+            found += (kind.forward, kind.__call__)
         return found
 
     @property

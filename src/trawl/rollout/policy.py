@@ -76,6 +76,7 @@ class Policy:
         self._misfit: tuple[Key, tuple[int, ...]] | None = None
         self._samplings: tuple[Sampling, ...] = ()
         self._compiled: Plan | None = None
+        self._has_spec = hasattr(module, "set_action_spec_from_env")
 
     def is_elsewhere(self, home: torch.device | None) -> bool:
         """Returns True if inputs have to be moved to the policy's device.
@@ -88,9 +89,9 @@ class Policy:
 
     def draws_from(self, env: Any) -> bool:
         """Returns True if the policy draws random actions from the environment's action spec."""
-        module: Any = self.module
-        if not hasattr(module, "set_action_spec_from_env"):
+        if not self._has_spec:
             return False
+        module: Any = self.module
         spec = module.action_spec
         return bool(spec == env.full_action_spec or spec == env.action_spec)
 
@@ -283,7 +284,7 @@ class Policy:
         plan = self._plan
         if isinstance(plan, str):
             self.why_not_direct = plan
-        elif missing := set(plan.reads) - set(available):
+        elif missing := {key for key in plan.reads if key not in available}:
             self.why_not_direct = f"it reads {show_keys(missing)}, which nothing provides"
         elif set(plan.writes) != set(self.writes):
             self.why_not_direct = "it writes keys other than its out_keys"

@@ -17,7 +17,6 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from functools import cache
 from typing import Any
 
 import numpy as np
@@ -69,7 +68,15 @@ def tensors_over(layout: Layout, buffer: Any) -> tuple[dict[Key, Tensor], NDArra
 
 def tensors_in(layout: Layout, block: NDArray[np.uint8]) -> dict[Key, Tensor]:
     """Returns the tensors of a batch in its block; the tensors keep ``block`` alive."""
-    return {key: _tensor(block, *place) for key, place in layout.places.items()}
+    # Half the time of ``torch.frombuffer``. Each tensor has a storage of its own, so that saving it
+    # doesn't save the whole block. Its array refers to ``block``.
+    tensors = {
+        key: torch.from_numpy(np.ndarray(shape, dtype, block, offset))
+        for key, (shape, dtype, offset) in layout.arrays.items()
+    }
+    for key in layout.bfloat16:
+        tensors[key] = tensors[key].view(torch.bfloat16)
+    return tensors
 
 
 def byte_ranges(tensors: Iterable[Tensor], buffer: Any) -> Iterator[tuple[int, int]]:
@@ -87,25 +94,6 @@ def byte_ranges(tensors: Iterable[Tensor], buffer: Any) -> Iterator[tuple[int, i
 def needed_bytes(layout: Layout) -> int:
     """Returns the size in bytes of a block in which the batch can be aligned."""
     return layout.nbytes + ALIGNMENT
-
-
-def _tensor(
-    block: NDArray[np.uint8], offset: int, shape: tuple[int, ...], dtype: torch.dtype
-) -> Tensor:
-    """Returns an entry with its own storage, so that saving it doesn't save the whole block."""
-    if 0 in shape:
-        return torch.empty(shape, dtype=dtype)
-    # Half the time of ``torch.frombuffer``. The new array refers to ``block``.
-    array = np.ndarray(shape, _numpy_dtype(dtype), block, offset)
-    tensor = torch.from_numpy(array)
-    return tensor if tensor.dtype is dtype else tensor.view(dtype)
-
-
-@cache
-def _numpy_dtype(dtype: torch.dtype) -> np.dtype[Any]:
-    """Returns numpy's dtype of the same size; int16 for bfloat16, which numpy doesn't have."""
-    sample = torch.empty(0, dtype=dtype)
-    return (sample.view(torch.int16) if dtype is torch.bfloat16 else sample).numpy().dtype
 
 
 class _Bytes(np.ndarray[Any, np.dtype[np.uint8]]):

@@ -1,0 +1,48 @@
+"""How two versions are compared."""
+
+import importlib
+import sys
+from pathlib import Path
+
+import pytest
+
+BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
+
+
+@pytest.fixture
+def paired(monkeypatch):
+    """The module, which finds the others; their short names are given back."""
+    before = set(sys.modules)
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    yield importlib.import_module("paired")
+    for name in set(sys.modules) - before:
+        if str(BENCHMARKS) in str(getattr(sys.modules[name], "__file__", "")):
+            del sys.modules[name]
+
+
+def test_a_ratio_above_one_is_better_whatever_is_measured(paired):
+    def run(speed, loop, waited):
+        speeds = {"Trawl": (speed, False), "hand-written loop": (loop, False)}
+        return {"a": {"speed": speeds, "wait": {"Trawl": (waited, True)}}}
+
+    before, after = [run(10, 20, 4), run(10, 20, 4)], [run(15, 20, 2), run(20, 10, 8)]
+    speed, wait = paired.compared(before, after)
+    assert (speed["case"], speed["measure"], wait["measure"]) == ("a", "speed", "wait")
+    assert speed["trawl"] == [1.5, 2.0]
+    assert speed["loop"] == [1.0, 0.5]
+    assert speed["to_loop_before"] == [0.5, 0.5]
+    assert speed["to_loop"] == [0.75, 2.0]
+    assert wait["trawl"] == [2.0, 0.5]
+    assert wait["loop"] == wait["to_loop"] == []
+
+
+def test_a_case_that_one_version_cannot_run_has_no_ratio(paired):
+    (row,) = paired.compared([{}], [{"a": {"speed": {"Trawl": (1.0, False)}}}])
+    assert row["trawl"] == []
+
+
+def test_only_trawl_and_the_loop_are_measured(paired, tmp_path):
+    options = paired.Options(Path(), Path(), cases=("frame1",), rounds=1, seconds=0.01)
+    ((case, measures),) = paired.figures(options)
+    assert case == "frame1"
+    assert set(measures["frames/s"]) == {"Trawl", "hand-written loop"}
