@@ -8,8 +8,8 @@ from contextlib import contextmanager, suppress
 from typing import Any
 
 import numpy as np
-from gymnasium import Space, Wrapper, spaces
-from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorWrapper
+from gymnasium import Space, spaces
+from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
 from trawl.envs.autoreset import autoreset_mode
 from trawl.envs.capture import capture, restore
@@ -97,10 +97,10 @@ def _episode() -> Space[Any]:
 
 
 def _statistics(env: Any) -> list[str]:
-    names = list(statistics_of(env, (Wrapper, VectorWrapper)))
+    names = list(statistics_of(env))
     base = getattr(env, "unwrapped", env)
     if isinstance(base, SyncVectorEnv):
-        names += statistics_of(base.envs[0], Wrapper)
+        names += statistics_of(base.envs[0])
     return names
 
 

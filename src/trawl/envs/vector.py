@@ -20,7 +20,7 @@ from types import MappingProxyType
 from typing import Any
 
 import numpy as np
-from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorEnv, VectorWrapper
+from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorEnv
 from gymnasium.vector.async_vector_env import AsyncState
 from torch import Tensor
 from typing_extensions import override
@@ -35,6 +35,7 @@ from trawl.envs.autoreset import (
 )
 from trawl.envs.capture.codec import Decoder, Encoder, NotPlain
 from trawl.envs.capture.pool_log import PoolLog, with_rows
+from trawl.envs.capture.ways import chain
 from trawl.envs.envpool_calls import EnvPoolCalls, refuse_seed
 from trawl.envs.infos import BatchReader, InfoCodec, InfoReader
 from trawl.envs.masks import newest_masks, warn_late
@@ -438,17 +439,16 @@ def array_reader(
     if not isinstance(codec, InfoCodec):
         return BatchReader(codec)
     names = {leaf.path[0] for leaf in codec.merge.layout.leaves}
-    outside = [name for name in statistics_of(env, VectorWrapper) if name in names]
+    outside = [name for name in statistics_of(env) if name in names]
     return InfoReader(codec, codec.merge, num_envs, mode is AutoresetMode.SAME_STEP, outside)
 
 
-def statistics_of(env: Any, kinds: Any) -> Iterator[str]:
-    """Yields the names under which wrappers of some kinds report statistics of episodes."""
-    while isinstance(env, kinds):
-        name = vars(env).get("_stats_key")
-        if type(env).__name__ == "RecordEpisodeStatistics" and name is not None:
+def statistics_of(env: Any) -> Iterator[str]:
+    """Yields the names under which the wrappers around ``env`` report statistics of episodes."""
+    for wrapper in chain(env)[:-1]:
+        name = vars(wrapper).get("_stats_key")
+        if type(wrapper).__name__ == "RecordEpisodeStatistics" and name is not None:
             yield name
-        env = env.env
 
 
 def _check_batch_size(env: Any) -> None:
