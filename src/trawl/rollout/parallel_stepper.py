@@ -76,7 +76,7 @@ class ParallelStepper(ArrayStepper):
             stop: the row after the last row.
             groups: number of groups.
         """
-        self.env.finish_step()
+        self.env.processes.finish_step()
         if self._restarts is not None and self._repairs is None:
             self._repairs = ParallelRepairs(self.env, self._restarts, view.first)
         actions = self._actions(view, start, stop)

@@ -20,7 +20,7 @@ from typing_extensions import override
 
 from trawl.envs.base import TensorDictEnv
 from trawl.envs.capture.codec import NotPlain
-from trawl.envs.capture.frames import copy_or_encode, from_plain, to_plain
+from trawl.envs.capture.kinds import copy_or_encode, from_plain, to_plain
 from trawl.errors import EnvStateError, resetting
 from trawl.keys import (
     IS_INIT,
