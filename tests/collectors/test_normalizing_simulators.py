@@ -117,7 +117,7 @@ def test_observations_of_a_network_need_no_gradients(options: Any) -> None:
             assert not any(value.requires_grad for value in batch.values(True, True))
             writer = collector._rollout.writer
             # Otherwise, the graphs of all resets would stay in memory.
-            assert not any(row.requires_grad for row in writer._saved_rows().values())
+            assert not any(row.requires_grad for row in writer.state_dict()["rows"].values())
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])

@@ -28,7 +28,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from trawl.collectors import Collector
 from trawl.envs import FrameStack, TorchVectorEnv, masks
-from trawl.rollout import tensor_batch_writer
+from trawl.rollout import staged_rows
 from trawl.rollout.tensor_normalizer import TensorNormalizer
 
 COUNT, STEPS, LENGTH, SIZE = 6, 10, 4, 3
@@ -250,7 +250,7 @@ def test_no_normalisation_waits(mode: AutoresetMode, stack: FrameStack | None) -
             super()._end_rows(stop)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(tensor_batch_writer, "TensorNormalizer", Noted)
+        patch.setitem(staged_rows._NORMALIZERS, "tensors", Noted)
         policy = plain() if stack is None else of_stacks()
         found, batch = loop_waits(Gpu(Simulator(mode)), policy, **options)
     assert found == []
@@ -302,7 +302,7 @@ def test_one_look_at_the_flags_places_the_stacks_of_a_batch() -> None:
                 act(t)
                 step(t)
             with waits() as found:
-                writer._stages.finish(writer._block, STEPS)
+                writer._staged.finish(STEPS)
     assert found == ["nonzero"]
 
 

@@ -38,7 +38,7 @@ from trawl.collectors.tracing import TracedCollector
 from trawl.collectors.trajectory_batcher import STATE, TrajectoryBatcher
 from trawl.collectors.weight_control import WeightControl
 from trawl.data.sinks.base import Sink
-from trawl.envs.capture.frames import from_plain, to_plain
+from trawl.envs.capture.kinds import from_plain, to_plain
 from trawl.envs.transforms import PolicyVersion
 from trawl.interrupts import DeferredInterrupt, check_interrupt, is_deferred
 from trawl.observe.trace_options import TraceOptions

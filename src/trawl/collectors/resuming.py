@@ -28,7 +28,7 @@ from trawl.collectors.snapshots import RESUME, UNCAPTURED, Recovery
 from trawl.collectors.trajectory_batcher import STATE
 from trawl.collectors.weight_control import POLICY
 from trawl.envs.base import TensorDictEnv
-from trawl.envs.capture.frames import to_plain
+from trawl.envs.capture.kinds import to_plain
 from trawl.envs.layers import state_parts
 from trawl.errors import EnvStateError, StateError
 from trawl.rollout.env_restarts import EnvRestarts

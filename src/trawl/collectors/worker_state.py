@@ -16,7 +16,7 @@ from trawl.collectors.budget import PROGRESS, progress_of
 from trawl.collectors.requests import BatchReady
 from trawl.collectors.resuming import check_loadable
 from trawl.collectors.worker_weights import WorkerWeights
-from trawl.envs.capture.frames import from_plain, to_plain
+from trawl.envs.capture.kinds import from_plain, to_plain
 from trawl.errors import StateError, WorkerDied
 from trawl.paths import first_name, get_path
 from trawl.rollout.episode_sums import EndedEpisodes

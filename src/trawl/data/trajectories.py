@@ -11,7 +11,7 @@ import torch
 from tensordict import TensorDictBase, pad_sequence
 from torch import Tensor
 
-from trawl.envs.capture.frames import from_plain, to_plain
+from trawl.envs.capture.kinds import from_plain, to_plain
 from trawl.keys import DONE_KEYS, MASK, TRAJ_IDS, as_key, end_keys, next_of
 from trawl.tensordicts import break_off, of_frames
 

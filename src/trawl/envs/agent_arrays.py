@@ -215,14 +215,6 @@ class AgentArrays:
         for key, flag in zip(DONE_KEYS, (self.done, terminated, truncated), strict=True):
             self.flags[key,][...] = flag
 
-    def cut_off(self) -> None:
-        """Truncates the episode, for the agents that are not done."""
-        for slot in self._slots.values():
-            if not slot.is_done:
-                slot.set_flags(False, True)
-        self.flagged = True
-        self._set_root(bool(self.flags["terminated",][0]), True)
-
 
 _NOTHING: dict[str, Any] = {}
 

@@ -7,7 +7,6 @@ from collections.abc import Callable, Generator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
-import torch
 from gymnasium import spaces
 
 from trawl.checks import did_you_mean
@@ -25,7 +24,7 @@ from trawl.envs.info_keys import (
 from trawl.envs.infos import InfoLayout, InfoLeaf
 from trawl.envs.masks import MASK_KEY, allowed_sample, choices, flat_mask, mask_in
 from trawl.envs.spaces import SpaceCodec, SpaceLeaf
-from trawl.envs.specs import Categorical, Composite, Spec, Unbounded
+from trawl.envs.specs import Categorical
 from trawl.envs.tensor_env import TensorEnv
 from trawl.keys import DONE_KEYS, show_key
 from trawl.memory import Array
@@ -77,25 +76,6 @@ class AgentGroup:
         leaves = self.acted.leaves
         sizes = choices(leaves[0].spec) if len(leaves) == 1 else None
         return None if sizes is None else sum(sizes)
-
-    def specs(self, codec: SpaceCodec) -> Composite:
-        """Returns the specs of a codec's entries, with the agents in front."""
-        return codec.composite((len(self.agents),))
-
-    @property
-    def reward_spec(self) -> Composite:
-        """Spec of the rewards, one for each agent."""
-        count = len(self.agents)
-        return Composite({"reward": Unbounded((count, 1))}, (count,))
-
-    @property
-    def done_spec(self) -> Composite:
-        """Specs of the agents' flags."""
-        count = len(self.agents)
-        flags: dict[str, Spec | Composite] = {
-            key: Categorical(2, (count, 1), torch.bool) for key in DONE_KEYS
-        }
-        return Composite(flags, (count,))
 
 
 def _without_mask(space: Any) -> tuple[Any, bool]:

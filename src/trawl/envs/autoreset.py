@@ -9,13 +9,14 @@ observations, rewards and flags at the end of an episode agree with the mode.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorEnv, VectorWrapper
+from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorEnv
 from gymnasium.wrappers import vector as wrappers
 
+from trawl.envs.capture.ways import chain
 from trawl.envs.infos import BatchReader
 from trawl.envs.outcomes import Outcome, checked_info, final_sample
 from trawl.envs.source import Source
@@ -104,13 +105,6 @@ def as_mode(value: Any, name: str = "autoreset_mode") -> AutoresetMode:
         raise ValueError(f"{name} must be one of {_MODES}, but it is {value!r}") from None
 
 
-def wrappers_of(env: Any) -> Iterator[Any]:
-    """Yields the wrappers around a vector environment, outermost first."""
-    while isinstance(env, VectorWrapper):
-        yield env
-        env = env.env
-
-
 def is_plain(env: Any) -> bool:
     """Returns True for Gymnasium's own vector environments with at most stateless wrappers.
 
@@ -119,7 +113,7 @@ def is_plain(env: Any) -> bool:
     on resets that happen according to the environment's mode.
     """
     base = getattr(env, "unwrapped", env)
-    around = list(wrappers_of(env))
+    around = chain(env)[:-1]
     if type(base) is AsyncVectorEnv:
         if base.worker is not None:
             return False
@@ -134,7 +128,7 @@ def is_restartable(env: Any) -> bool:
     """Returns True if any sub-environment can be restarted, although they reset by themselves."""
     base = getattr(env, "unwrapped", env)
     if isinstance(base, Source):
-        return base.can_restart and all(type(one) in _STATELESS for one in wrappers_of(env))
+        return base.can_restart and all(type(one) in _STATELESS for one in chain(env)[:-1])
     # Without shared memory, AsyncVectorEnv resets once more after a partial reset.
     return is_plain(env) and not resets_twice(env)
 
@@ -151,7 +145,7 @@ def resets_twice(env: Any) -> bool:
 def shows_observations(env: Any) -> bool:
     """Returns True if the wrappers pass on the environment's observations unchanged."""
     known = {*_ACTIONS, *_REWARDS, *_STATISTICS, wrappers.DictInfoToList}
-    return all(type(wrapper) in known for wrapper in wrappers_of(env))
+    return all(type(wrapper) in known for wrapper in chain(env)[:-1])
 
 
 def keeps_zero_rewards(env: Any) -> bool:
@@ -163,13 +157,13 @@ def keeps_zero_rewards(env: Any) -> bool:
         wrappers.NormalizeObservation,
     }
     known -= {*_REWARDS}
-    return all(type(wrapper) in known for wrapper in wrappers_of(env))
+    return all(type(wrapper) in known for wrapper in chain(env)[:-1])
 
 
 def forgetful_wrapper(env: Any) -> str | None:
     """Returns the name of a wrapper that loses all statistics in a partial reset, or None."""
     ours = isinstance(env.unwrapped, (SyncVectorEnv, AsyncVectorEnv))
-    for wrapper in wrappers_of(env):
+    for wrapper in chain(env)[:-1]:
         # RecordEpisodeStatistics reads the reset mask from the options, but only after Gymnasium's
         # own environments have removed the mask from them.
         if isinstance(wrapper, wrappers.NormalizeReward) or (

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -38,6 +39,8 @@ class TensorDictEnv(ABC):
             step returns zeros.
         failed: numbers of the members whose last step failed while ``on_error`` was set; its
             results are not experience.
+        remake: function that makes another environment like this one; None if it was passed as an
+            object, or can't be made anew.
         num_members: number of members that are rebuilt individually. Only environments in other
             processes have more than one.
     """
@@ -49,6 +52,7 @@ class TensorDictEnv(ABC):
     fixed_layout: Any = False
     on_error: Callable[[Exception, bool, int], None] | None = None
     failed: Collection[int] = ()
+    remake: Callable[[], Any] | None = None
     num_members: int = 1
     # What the reset after a failure returned.
     _restarted: TensorDict | None = None
@@ -273,6 +277,46 @@ class TensorDictEnv(ABC):
     def rebuild(self) -> None:
         """Closes the environment, ignoring errors, and makes a new one in the same way."""
         raise NotImplementedError
+
+    def _made_again(self, kind: type[Any], close: Callable[[], object]) -> Any:
+        """Closes the environment, ignoring errors, and returns one that is made in the same way.
+
+        Args:
+            kind: class that the new environment must have.
+            close: function that closes the environment.
+
+        Raises:
+            RuntimeError: if the environment was passed as an object.
+            ValueError: if the new environment has other specs, or is the same object as before.
+        """
+        if self.remake is None:
+            raise RuntimeError(
+                f"{self!r} was passed as an existing environment, so it can't be made again"
+            )
+        if not self.is_closed:
+            with suppress(Exception):
+                close()
+        fresh = self.remake()
+        if not isinstance(fresh, kind):
+            raise ValueError(
+                f"{self!r} was to be made again, but the function that made it returned {fresh!r}"
+            )
+        if fresh.unwrapped is self.unwrapped:
+            raise ValueError(
+                f"the function that made {self!r} returned the same object again: it must make a "
+                "new one each time"
+            )
+        place = self.device or "cpu"
+        for what in ("batch_size", "full_observation_spec", "full_action_spec"):
+            mine, other = getattr(self, what), getattr(fresh, what)
+            if what != "batch_size":
+                mine, other = mine.to(place), other.to(place)
+            if mine != other:
+                fresh.close(raise_if_closed=False)
+                raise ValueError(
+                    f"{self!r} was made again with {what} {other}, but before it had {mine}"
+                )
+        return fresh
 
     def restart(self, member: int = 0) -> None:
         """Rebuilds a member after a failure, and resets it."""

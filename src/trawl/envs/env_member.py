@@ -14,7 +14,7 @@ from torch import Tensor
 
 from trawl.envs.attributes import packed_result
 from trawl.envs.base import TensorDictEnv
-from trawl.envs.capture.frames import from_plain, to_plain
+from trawl.envs.capture.kinds import from_plain, to_plain
 from trawl.envs.generators import seed_generators
 from trawl.envs.gym import GymEnv
 from trawl.envs.layers import state_parts

@@ -19,13 +19,15 @@ from trawl.checks import require_linux
 from trawl.envs.env_service import (
     BUFFERS,
     MESSAGE,
+    CallFailed,
+    EnvCall,
     EnvInfo,
     EnvServiceFactory,
     WakeupHandles,
 )
 from trawl.envs.own_process import parent_registry
 from trawl.envs.spin import Spin, may_spin
-from trawl.errors import WorkerDied
+from trawl.errors import WorkerDied, WorkerError
 
 # Seconds that processes have to close their environments before they are killed.
 _CLOSING = 5.0
@@ -85,6 +87,7 @@ class EnvProcesses:
         # Failures of processes that are about to end, and why others were killed.
         self._failed: dict[int, Failure] = {}
         self._killed: dict[int, str] = {}
+        self._calls = 0
         self._owner = os.getpid()
         self._shared: Any = None
         # Edge-triggered: each write to the eventfd is an edge, so the eventfd need not be read.
@@ -180,11 +183,24 @@ class EnvProcesses:
 
     # --- messages
 
-    def send(self, index: int, content: Any) -> None:
-        """Sends a message to a process, and wakes it if it may wait for a step."""
-        self.workers[index].send(content)
+    def post(self, index: int, env: int | None, name: str, args: Sequence[Any]) -> int:
+        """Calls a method in a process, without waiting for the answer.
+
+        Args:
+            index: number of the process.
+            env: number of the environment; None for a method of the service.
+            name: name of the method.
+            args: its arguments.
+
+        Returns:
+            The number of the call, which the answer has as well.
+        """
+        self._calls += 1
+        self.workers[index].send(EnvCall(self._calls, env, name, args))
         if self._shared is not None:
+            # It may wait for a step.
             self.wake(index, MESSAGE)
+        return self._calls
 
     def wake(self, index: int, what: bytes) -> None:
         """Writes to the pipe of a process, unless it is dead."""
@@ -213,6 +229,11 @@ class EnvProcesses:
                 return index, self._end_of(event)
             # Its death follows.
             self._failed[index] = event.failure
+
+    def error_of(self, index: int, failed: CallFailed) -> WorkerError:
+        """Returns the error for a call or a step of a process that has failed."""
+        name = self.name_of(index) if failed.env is None else f"environment {failed.env}"
+        return failed.failure.error(name)
 
     def _end_of(self, event: Death) -> Ended:
         index = event.worker.index

@@ -27,15 +27,107 @@ import cloudpickle
 from trawl.backends.base import Failed
 from trawl.envs.attributes import Application, pack
 from trawl.envs.env_processes import Ended, EnvProcesses
-from trawl.envs.env_service import STEP, CallFailed, CallResult, EnvCall
+from trawl.envs.env_service import STEP, CallFailed, CallResult
 from trawl.envs.step_buffers import SharedStepBuffers, StepBufferSpec
-from trawl.errors import WorkerDied, WorkerError
+from trawl.errors import WorkerDied
 from trawl.memory import Mask
 
 # Seconds that a process may take for a restart, in addition to the limit for a step.
 _STARTING = 60.0
 T = TypeVar("T")
 _BYTE_ORDER: Literal["little", "big"] = sys.byteorder
+
+
+class _TimeLimit:
+    """Kills processes that take too long.
+
+    Args:
+        started: the processes.
+        seconds: seconds that a process may take for a step; None for no limit.
+    """
+
+    def __init__(self, started: EnvProcesses, seconds: float | None) -> None:
+        self._started, self.seconds = started, seconds
+        # Time at which each process began its step.
+        self._began: dict[int, float] = {}
+
+    def begin(self, workers: Iterable[int]) -> None:
+        """Notes that processes begin a step or a restart now."""
+        if self.seconds is not None:
+            self._began.update(dict.fromkeys(workers, time.monotonic()))
+
+    def of(self, what: str) -> float | None:
+        """Returns the seconds that a process may take for a ``"step"``, or for anything else."""
+        if self.seconds is None or what == "step":
+            return self.seconds
+        return self.seconds + _STARTING
+
+    def check(self, workers: Iterable[int], what: str) -> None:
+        """Kills those of some processes that have taken too long for a step or a restart."""
+        limit, now = self.of(what), time.monotonic()
+        if limit is None:
+            return
+        for index in workers:
+            if now - self._began.get(index, now) >= limit:
+                self.kill(index, what)
+
+    def kill(self, index: int, what: str) -> None:
+        """Kills a process that has taken too long for a step, a reset or a restart."""
+        self._started.kill(
+            index, f"took more than {self.of(what):g} s for a {what}, and was killed"
+        )
+
+
+class _Replacements:
+    """Starts processes in place of dead ones.
+
+    Args:
+        started: the processes.
+
+    Attributes:
+        buffers: memory that the processes share; None if they have none.
+    """
+
+    def __init__(self, started: EnvProcesses) -> None:
+        self._started = started
+        self.buffers: SharedStepBuffers | None = None
+        # Environments in new processes that were not reset yet.
+        self._made: set[int] = set()
+        # Calls that each new process must get, too: arguments by the name of the method and the
+        # number of the environment; None for methods of the service.
+        self._calls: dict[tuple[str, int | None], Sequence[Any]] = {}
+
+    def note(self, name: str, env: int | None, args: Sequence[Any]) -> None:
+        """Notes the call of a method, instead of an earlier one."""
+        self._calls[name, env] = args
+
+    def start(self, index: int, seed: int | None = None) -> None:
+        """Starts a process; see :meth:`EnvProcesses.launch`."""
+        self._started.launch(index, seed)
+        if self.buffers is not None:
+            self.buffers.answers[index] = self.buffers.numbers[index]
+        envs = self._started.envs_of(index)
+        for (name, env), args in self._calls.items():
+            if env is None or env in envs:
+                self._started.post(index, env, name, args)
+        self._made.update(envs)
+
+    def start_for(self, env: int, seed: int | None) -> tuple[int, bool]:
+        """Starts another process if that of an environment is dead.
+
+        Args:
+            env: number of the environment, which is reset afterwards.
+            seed: its seed, or None.
+
+        Returns:
+            The number of the process, and True if the environment has to be made anew.
+        """
+        index = env // self._started.envs_per_worker
+        if index not in self._started.living:
+            self.start(index, seed)
+        failed = env not in self._made
+        self._made.discard(env)
+        return index, failed
 
 
 class EnvWorkers:
@@ -59,7 +151,8 @@ class EnvWorkers:
     """
 
     def __init__(self, started: EnvProcesses, timeout: float | None = None) -> None:
-        self.started, self._timeout = started, timeout
+        self.started, self._limit = started, _TimeLimit(started, timeout)
+        self._replacements = _Replacements(started)
         self.count, self._each = started.count, started.envs_per_worker
         self.buffers: SharedStepBuffers | None = None
         self.closed = False
@@ -69,51 +162,38 @@ class EnvWorkers:
         self._unraised: dict[int, Exception] = {}
         # Text that says why a process has ended, if all calls fail since then.
         self._lost: str | None = None
-        # Number of the last call, and of the last step.
-        self._calls = self._step = 0
+        # Number of the last step.
+        self._step = 0
         # The processes that may be stepping; for a group of processes that step together, only the
         # first one.
         self._pending: set[int] = set()
-        # Time at which each process began its step.
-        self._began: dict[int, float] = {}
         # Environments that are being restarted, by number of the call that completes the restart.
         self._restarting: dict[int, int] = {}
-        # Environments in new processes that were not reset yet.
-        self._made: set[int] = set()
-        # Arguments of the methods that a new process must be called with, too, by name and number
-        # of the environment; None for methods of the service.
-        self._settings: dict[tuple[str, int | None], Sequence[Any]] = {}
 
     # --- calls
 
     def attach(self, spec: StepBufferSpec) -> SharedStepBuffers:
         """Allocates the shared memory that steps use from now on."""
         memory = self.started.share(spec.nbytes)
-        self._set("attach", spec)
-        self.buffers = SharedStepBuffers(spec, memory)
+        self.set_all("attach", spec)
+        self.buffers = self._replacements.buffers = SharedStepBuffers(spec, memory)
         return self.buffers
 
-    def retype(self, dtypes: Mapping[Any, str]) -> None:
-        """Changes the dtypes of the actions in all processes."""
-        self._set("retype", dtypes)
-
-    def _set(self, name: str, *args: Any) -> None:
+    def set_all(self, name: str, *args: Any) -> None:
         """Calls a method of the service in all processes, also in those that replace dead ones."""
-        self._settings[name, None] = args
-        self.call_all(name, *args)
+        self._replacements.note(name, None, args)
+        self.call_each(name, [args] * self.count)
 
-    def set_reset_kwargs(self, calls: Mapping[int, tuple[Any, int]]) -> None:
-        """Sets arguments of the resets of environments, also for processes that replace dead ones.
+    def set_each(self, name: str, arguments: Mapping[int, Sequence[Any]]) -> None:
+        """Calls a method of environments, also of those in processes that replace dead ones.
 
         Args:
-            calls: by number of the environment, the arguments of its method.
+            name: name of the method.
+            arguments: its arguments, by number of the environment.
         """
-        self._settings |= {("set_reset_kwargs", env): call for env, call in calls.items()}
-        self.call({env: ("set_reset_kwargs", *call) for env, call in calls.items()})
-
-    def call_all(self, name: str, *args: Any) -> list[Any]:
-        """Calls a method of the service in all processes, and returns the results."""
-        return self.call_each(name, [args] * self.count)
+        for env, args in arguments.items():
+            self._replacements.note(name, env, args)
+        self.call({env: (name, *args) for env, args in arguments.items()})
 
     def call_each(self, name: str, arguments: Sequence[Sequence[Any]]) -> list[Any]:
         """Calls a method of the service in each process with arguments of its own."""
@@ -163,25 +243,19 @@ class EnvWorkers:
         # A call can't do without an answer.
         tolerant, self.tolerant = self.tolerant, False
         try:
-            numbers = [self._post(*call) for call in calls]
+            numbers = [self.started.post(*call) for call in calls]
             found, waiting = dict[int, Any](), set(numbers)
             while waiting:
                 index, content = self._next_message()
                 number = getattr(content, "number", 0)
                 if number in waiting:
                     if isinstance(content, CallFailed):
-                        raise self._error(content, index)
+                        raise self.started.error_of(index, content)
                     waiting.discard(number)
                     found[number] = content.value
         finally:
             self.tolerant = tolerant
         return [found[number] for number in numbers]
-
-    def _post(self, worker: int, env: int | None, name: str, args: Sequence[Any]) -> int:
-        """Sends a call, and returns its number."""
-        self._calls += 1
-        self.started.send(worker, EnvCall(self._calls, env, name, args))
-        return self._calls
 
     def try_call(
         self, calls: Mapping[int, tuple[Any, ...]], tolerated: bool = True, steps: bool = False
@@ -205,21 +279,20 @@ class EnvWorkers:
         for env, (name, *args) in calls.items():
             index = env // self._each
             if index in living:
-                waiting[self._post(index, env, name, args)] = env
+                waiting[self.started.post(index, env, name, args)] = env
             else:
                 dead = f"{self.started.name_of(index)}: its process is dead"
                 errors.update(dict.fromkeys(envs_of(index), WorkerDied(dead)))
-        began, left = time.monotonic(), None
-        limit = None if self._timeout is None else self._timeout + (0 if steps else _STARTING)
+        what = "step" if steps else "reset"
+        limit = self._limit.of(what)
+        deadline = None if limit is None else time.monotonic() + limit
         while waiting:
-            if limit is not None:
-                left = max(0.0, began + limit - time.monotonic())
+            left = None if deadline is None else max(0.0, deadline - time.monotonic())
             received = self.started.receive(left)
             if received is None:
-                assert limit is not None
                 for env in waiting.values():
-                    self._kill(env // self._each, limit, "step" if steps else "reset")
-                limit = left = None
+                    self._limit.kill(env // self._each, what)
+                deadline = None
                 continue
             index, content = received
             number = getattr(content, "number", 0)
@@ -231,7 +304,7 @@ class EnvWorkers:
             elif number in waiting:
                 env = waiting.pop(number)
                 if isinstance(content, CallFailed):
-                    errors[env] = self._error(content, index)
+                    errors[env] = self.started.error_of(index, content)
                 else:
                     found[env] = content.value
         # Those that have answered before their process has died have to begin anew, too.
@@ -250,8 +323,7 @@ class EnvWorkers:
         Returns:
             What ``meanwhile`` has returned.
         """
-        if self._pending:
-            self.finish_step()
+        self.finish_step()
         begin, wait = self._whole
         begin(eager)
         result = meanwhile()
@@ -282,7 +354,7 @@ class EnvWorkers:
         assert buffers is not None
         numbers, answers, eagerness = buffers.numbers, buffers.answers[first:stop], buffers.eager
         workers, wakeups = range(first, stop), self.started.wakeups
-        timeout = self._timeout
+        limit = None if self._limit.seconds is None else self._limit
         expected = b""
 
         def begin(eager: bool) -> None:
@@ -297,8 +369,8 @@ class EnvWorkers:
                 numbers[worker] = number
             if self.tolerant or self._unraised:
                 self._forget_failures(workers)
-            if timeout is not None:
-                self._began.update(dict.fromkeys(workers, time.monotonic()))
+            if limit is not None:
+                limit.begin(workers)
             try:
                 for worker in workers:
                     os.write(wakeups[worker], STEP)
@@ -334,10 +406,9 @@ class EnvWorkers:
             self._check_running()
         buffers.eager[0] = True
         self._step += 1
-        now = 0.0 if self._timeout is None else time.monotonic()
+        self._limit.begin(workers)
         for worker in workers:
             self._pending.add(worker)
-            self._began[worker] = now
             buffers.numbers[worker] = self._step
             # In this order: if Ctrl-C comes now, the process may still have to be woken, but its
             # last answer is not taken for an answer to this step.
@@ -367,8 +438,9 @@ class EnvWorkers:
                 exception's type.
             WorkerDied: if a process has died.
         """
-        if self._timeout is not None:
-            timeout = self._timeout if timeout is None else min(timeout, self._timeout)
+        longest = self._limit.seconds
+        if longest is not None:
+            timeout = longest if timeout is None else min(timeout, longest)
         if self._unraised or self.started.wait(timeout):
             self._read_messages()
             if self._unraised:
@@ -377,18 +449,9 @@ class EnvWorkers:
 
     def _kill_late(self) -> None:
         """Kills the processes that have taken too long for their step, or for a restart."""
-        if self._timeout is None:
-            return
-        restarting = {env // self._each for env in self._restarting.values()}
-        limits = dict.fromkeys(self._late(), (self._timeout, "step"))
-        limits |= dict.fromkeys(restarting, (self._timeout + _STARTING, "restart"))
-        now = time.monotonic()
-        for index, (limit, what) in limits.items():
-            if now - self._began.get(index, now) >= limit:
-                self._kill(index, limit, what)
-
-    def _kill(self, index: int, limit: float, what: str) -> None:
-        self.started.kill(index, f"took more than {limit:g} s for a {what}, and was killed")
+        if self._limit.seconds is not None:
+            self._limit.check(self._late(), "step")
+            self._limit.check({env // self._each for env in self.restarting}, "restart")
 
     def wake_late(self) -> None:
         """Wakes processes that are to take a step, in case an exception prevented that."""
@@ -403,34 +466,31 @@ class EnvWorkers:
         chosen = range(self.count) if workers is None else workers
         return [index for index in chosen if abs(answers[index]) != numbers[index]]
 
-    @property
-    def step_pending(self) -> bool:
-        """True if a step may still run in other processes, and nobody waits for its end."""
-        return bool(self._pending)
+    def finish_step(self, forget: bool = True) -> None:
+        """Waits until all processes have finished the pending step, if there is one.
 
-    def finish_step(self) -> None:
-        """Waits until all processes have finished the pending step, and forgets its failures.
-
-        If failures are tolerated, they are kept in :attr:`failures`.
+        Args:
+            forget: True to forget its failures, unless they are tolerated; False to raise them when
+                somebody waits for the step.
 
         Raises:
             WorkerDied: if a process has died.
         """
-        self._finish_step()
-        self._unraised.clear()
-
-    def _finish_step(self) -> None:
+        if not self._pending:
+            return
         self._check_running()
         self._read_messages()
         # Some processes may not have been woken for the step, but all must take it.
         self.wake_late()
         while self._late():
-            if self.started.wait(self._timeout):
+            if self.started.wait(self._limit.seconds):
                 self._read_messages()
             self._kill_late()
         # The error of a step was sent before its answer.
         self._read_messages()
         self._pending.clear()
+        if forget:
+            self._unraised.clear()
 
     def settle(self) -> None:
         """Finishes the pending step and all restarts; if ``tolerant``, replaces dead processes.
@@ -439,13 +499,12 @@ class EnvWorkers:
             WorkerDied: if a process has died, unless ``tolerant``.
         """
         self._check_running()
-        if self._pending:
-            self._finish_step()
+        self.finish_step(forget=False)
         self.wait_for_restarts()
         if self.tolerant:
             self._read_messages()
             for index in set(range(self.count)) - self.started.living:
-                self._revive(index)
+                self._replacements.start(index)
 
     # --- messages
 
@@ -481,7 +540,7 @@ class EnvWorkers:
             if isinstance(content, CallFailed) and (restarted or awaited):
                 assert content.env is not None
                 errors = self.failures if self.tolerant else self._unraised
-                errors[content.env] = self._error(content, index)
+                errors[content.env] = self.started.error_of(index, content)
         return index, content
 
     def _note_end(self, index: int, ended: Ended) -> None:
@@ -495,10 +554,6 @@ class EnvWorkers:
         self._restarting = {number: env for number, env in found if env not in envs}
         self.failures.update(dict.fromkeys(envs, ended.error))
         buffers.answers[index] = -buffers.numbers[index]
-
-    def _error(self, failed: CallFailed, worker: int) -> WorkerError:
-        name = self.started.name_of(worker)
-        return failed.failure.error(name if failed.env is None else f"environment {failed.env}")
 
     # --- restarts
 
@@ -516,9 +571,9 @@ class EnvWorkers:
             env: number of the environment.
             seed: its seed, or None.
         """
-        index, failed = self._revived(env, seed)
-        self._began[index] = time.monotonic()
-        self._restarting[self._post(index, env, "restart", (failed, seed))] = env
+        index, failed = self._replacements.start_for(env, seed)
+        self._limit.begin([index])
+        self._restarting[self.started.post(index, env, "restart", (failed, seed))] = env
 
     def restart(self, env: int, seed: int | None) -> Any:
         """Makes an environment anew, and returns the result of its reset, by messages.
@@ -530,35 +585,11 @@ class EnvWorkers:
         Raises:
             Exception: the error of the reset.
         """
-        _, failed = self._revived(env, seed)
+        _, failed = self._replacements.start_for(env, seed)
         found, errors = self.try_call({env: ("restart", failed, seed)})
         if errors:
             raise errors[env]
         return found[env]
-
-    def _revived(self, env: int, seed: int | None) -> tuple[int, bool]:
-        """Starts another process if that of an environment is dead.
-
-        Returns:
-            The number of the process, and True if the environment has to be made anew.
-        """
-        index = env // self._each
-        if index not in self.started.living:
-            self._revive(index, seed)
-        failed = env not in self._made
-        self._made.discard(env)
-        return index, failed
-
-    def _revive(self, index: int, seed: int | None = None) -> None:
-        """Starts a process in place of a dead one; see :meth:`EnvProcesses.launch`."""
-        self.started.launch(index, seed)
-        if self.buffers is not None:
-            self.buffers.answers[index] = self.buffers.numbers[index]
-        envs = self.started.envs_of(index)
-        for (name, env), args in self._settings.items():
-            if env is None or env in envs:
-                self._post(index, env, name, args)
-        self._made.update(envs)
 
     @property
     def restarting(self) -> set[int]:
@@ -568,7 +599,7 @@ class EnvWorkers:
     def wait_for_restarts(self) -> None:
         """Waits until all restarts have ended."""
         while self._restarting:
-            self._read_messages(self._timeout)
+            self._read_messages(self._limit.seconds)
             self._kill_late()
 
     # --- the end

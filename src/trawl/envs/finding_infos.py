@@ -8,8 +8,8 @@ from contextlib import contextmanager, suppress
 from typing import Any
 
 import numpy as np
-from gymnasium import Space, Wrapper, spaces
-from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorWrapper
+from gymnasium import Space, spaces
+from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
 from trawl.envs.autoreset import autoreset_mode
 from trawl.envs.capture import capture, restore
@@ -72,12 +72,11 @@ def find_infos(
 def _known(env: Any, given: Sequence[InfoEntry], mode: Any) -> dict[str, Any]:
     """Returns the spaces or examples of all entries that were found, by name."""
     known: dict[str, Any] = {}
-    missing = [entry for entry in given if entry.space is None]
     if is_envpool(env):
         known = _declared(env)
     else:
         known = {name: _episode() for name in _statistics(env)}
-        wanted = [entry for entry in missing if entry.located(known) is None]
+        wanted = [entry for entry in given if entry.located(known) is None]
         if wanted:
             with _undone(env):
                 takes = _pool_takes(env) if is_pool(env) else _takes(env, mode)
@@ -98,10 +97,10 @@ def _episode() -> Space[Any]:
 
 
 def _statistics(env: Any) -> list[str]:
-    names = list(statistics_of(env, (Wrapper, VectorWrapper)))
+    names = list(statistics_of(env))
     base = getattr(env, "unwrapped", env)
     if isinstance(base, SyncVectorEnv):
-        names += statistics_of(base.envs[0], Wrapper)
+        names += statistics_of(base.envs[0])
     return names
 
 

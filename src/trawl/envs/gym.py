@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
@@ -46,7 +46,6 @@ from trawl.envs.outcomes import (
     step_results,
 )
 from trawl.envs.pool import Pool, adapt_pool, is_pool
-from trawl.envs.replacements import made_again
 from trawl.envs.reset_kwargs import ResetArguments, arguments_of_all, names_taken
 from trawl.envs.seeding import check_seed, derive, next_seed
 from trawl.envs.spaces import SpaceCodec, check_keys
@@ -103,8 +102,6 @@ class GymEnv(LoggedEnv):
         ValueError: if ``num_envs`` is below 1, or if arguments contradict each other.
 
     Attributes:
-        remake: function that makes another environment like this one; None if ``env`` was passed
-            as an object.
         mask_check: check of the info of the first step.
         reward_shape: shape of the reward, which the environment's ``reward_space`` states; ``()``
             for a single number.
@@ -134,7 +131,6 @@ class GymEnv(LoggedEnv):
         check_bool("categorical_action_encoding", categorical_action_encoding)
         check_bool("from_pixels", from_pixels)
         check_bool("pixels_only", pixels_only)
-        self.remake: Callable[[], Any] | None = None
         self._has_id = isinstance(env, str)
         env_id = env
         if isinstance(env, str):
@@ -361,7 +357,7 @@ class GymEnv(LoggedEnv):
             RuntimeError: if the environment was passed as an object.
             ValueError: if the new simulator has other spaces, or is the same object as before.
         """
-        fresh = made_again(self, GymEnv, self._abandon)
+        fresh = self._made_again(GymEnv, self._abandon)
         self.env, self.vector, self.is_closed = fresh.env, fresh.vector, False
         self._give_arguments()
         self._masks, self._is_begun, self._looked = None, False, False

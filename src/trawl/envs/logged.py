@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from typing_extensions import override
@@ -26,12 +26,10 @@ class LoggedEnv(TensorDictEnv):
         log: log from which the environment can be replayed; None unless :meth:`keep_log` was
             called, and the environment's state can't be captured otherwise.
         reset_arguments: arguments that resets get besides those of the caller; None for none.
-        remake: function that makes another environment like this one, or None.
     """
 
     log: ActionLog | None = None
     reset_arguments: ResetArguments | None = None
-    remake: Callable[[], Any] | None = None
     env: Any
     vector: VectorAdapter | None = None
     observation_codec: Any

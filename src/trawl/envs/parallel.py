@@ -148,10 +148,7 @@ class ParallelEnv(BatchedEnv):
         self._acted = [
             (key, as_key(key), self.full_action_spec[key].shape) for key in self.action_keys
         ]
-        # The last seed, and the number of restarts of each environment since. The dictionary is
-        # never changed, only replaced.
-        self._seed: int | None = None
-        self._restarts: dict[int, int] = {}
+        self._seeds = _Seeds()
         self._eager = False
         # Flags of the last step, if it could also reset environments; None once the observations
         # of the reset have been read.
@@ -166,7 +163,7 @@ class ParallelEnv(BatchedEnv):
 
     @override
     def set_seed(self, seed: int, static_seed: bool = False) -> int:
-        self._seed, self._restarts = check_seed(seed), {}
+        self._seeds.set(check_seed(seed), {})
         return super().set_seed(seed, static_seed)
 
     @override
@@ -182,9 +179,8 @@ class ParallelEnv(BatchedEnv):
             else pack(given, "reset_kwargs")
         )
         rows = self.batch_size[1:].numel()
-        self.processes.set_reset_kwargs(
-            {index: (sent, first + index * rows) for index in range(self.num_workers)}
-        )
+        each = {index: (sent, first + index * rows) for index in range(self.num_workers)}
+        self.processes.set_each("set_reset_kwargs", each)
 
     @override
     def episode_counts(self, counts: Any) -> Any:
@@ -257,7 +253,7 @@ class ParallelEnv(BatchedEnv):
         """Changes the dtypes of the actions in the shared memory."""
         assert self.buffers is not None
         if self.buffers.action_dtypes != dtypes:
-            self.processes.retype({key: dtype.str for key, dtype in dtypes.items()})
+            self.processes.set_all("retype", {key: dtype.str for key, dtype in dtypes.items()})
             self.buffers.set_action_dtypes(dtypes)
 
     def stepper(
@@ -281,17 +277,7 @@ class ParallelEnv(BatchedEnv):
 
     def begin_restart(self, env: int) -> None:
         """Begins to make a failed environment anew, and to reset it."""
-        self.processes.begin_restart(env, self._next_seed(env))
-
-    def _next_seed(self, env: int) -> int | None:
-        """Returns the seed of an environment that is made anew."""
-        seed = None
-        if self._seed is not None:
-            # Restarts of other environments, which depend on timing, change nothing.
-            count = self._restarts.get(env, 0) + 1
-            self._restarts = {**self._restarts, env: count}
-            seed = derive(self._seed, "rebuild", env, count)
-        return seed
+        self.processes.begin_restart(env, self._seeds.next(env))
 
     @override
     def restart(self, member: int = 0) -> None:
@@ -299,18 +285,15 @@ class ParallelEnv(BatchedEnv):
             self.begin_restart(member)
             self._begun[member] = None
         else:
-            self._begun[member] = self.processes.restart(member, self._next_seed(member))
-
-    def finish_step(self) -> None:
-        """Waits for the processes to finish the pending step, if there is one."""
-        if self.processes.step_pending:
-            self.processes.finish_step()
+            self._begun[member] = self.processes.restart(member, self._seeds.next(member))
 
     # --- for other callers
 
     def _reset(self, mask: Tensor | None, **kwargs: Any) -> TensorDict:
         rows = None if mask is None else mask.cpu().numpy().ravel()
-        begun = {env: self._begun.pop(env) for env in self._chosen(rows) if env in self._begun}
+        of_envs = None if rows is None else rows.reshape(self.num_workers, -1)
+        chosen = [env for env in self._begun if of_envs is None or of_envs[env].any()]
+        begun = {env: self._begun.pop(env) for env in chosen}
         if self.buffers is None:
             calls = _reset_calls(self.num_workers, "reset", rows, kwargs)
             found = self._call({env: call for env, call in calls.items() if env not in begun}, True)
@@ -330,11 +313,6 @@ class ParallelEnv(BatchedEnv):
         if bits is None or rows is None or kwargs or (rows & (bits.ravel() & RESET == 0)).any():
             self.begin(rows, **kwargs)
         return new_tensordict(self._step_results.after_reset(), self.batch_size)
-
-    def _chosen(self, rows: Mask | None) -> list[int]:
-        """Returns the numbers of the environments in a mask of rows."""
-        every = range(self.num_workers)
-        return [i for i in every if rows is None or rows.reshape(self.num_workers, -1)[i].any()]
 
     def _step(self, tensordict: TensorDictBase) -> TensorDict:
         if self.buffers is None:
@@ -425,7 +403,7 @@ class ParallelEnv(BatchedEnv):
                     f"environment's action spec says {tuple(expected)}"
                 )
             values[key] = action_array(value)
-        self.finish_step()
+        self.processes.finish_step()
         self.set_action_dtypes({key: value.dtype for key, value in values.items()})
         for key, target in self.buffers.actions.items():
             target[...] = values[key].reshape(target.shape)
@@ -479,13 +457,14 @@ class ParallelEnv(BatchedEnv):
         failed = sorted(self.processes.failures)
         alive = [index for index in range(self.num_workers) if index not in failed]
         found = self.processes.call(dict.fromkeys(alive, ("capture",)))
+        nothing: list[Any] = [()] * self.processes.count
         return {
             "envs": [found.get(index) for index in range(self.num_workers)],
             # Environments may draw from the global generators of their process. Captured after the
             # environments, whose methods may draw, too.
-            "generators": self.processes.call_all("capture_generators"),
-            "seed": self._seed,
-            "restarts": self._restarts,
+            "generators": self.processes.call_each("capture_generators", nothing),
+            "seed": self._seeds.given,
+            "restarts": self._seeds.restarts,
         }
 
     @override
@@ -515,7 +494,7 @@ class ParallelEnv(BatchedEnv):
         calls = {index: ("restore", one, trust) for index, one in known.items()}
         self._masks = self.processes.call(calls)
         self.processes.call_each("restore_generators", [(one,) for one in state["generators"]])
-        self._seed, self._restarts = state["seed"], state["restarts"]
+        self._seeds.set(state["seed"], state["restarts"])
         self.processes.failures = {
             index: WorkerDied(f"environment {index}: it had failed when the state was saved")
             for index in range(self.num_workers)
@@ -549,6 +528,32 @@ def _buffer_spec(env: ParallelEnv) -> StepBufferSpec:
         tuple(sizes or ()),
         env.reward_spec.dtype,
     )
+
+
+class _Seeds:
+    """Seeds of environments that are made anew.
+
+    Attributes:
+        given: the last seed of all environments; None if there is none.
+        restarts: number of restarts of each environment since. The dictionary is never changed,
+            only replaced.
+    """
+
+    def __init__(self) -> None:
+        self.set(None, {})
+
+    def set(self, given: int | None, restarts: Mapping[int, int]) -> None:
+        """Sets the seed, and the numbers of restarts."""
+        self.given, self.restarts = given, restarts
+
+    def next(self, env: int) -> int | None:
+        """Returns the seed of an environment that is made anew."""
+        if self.given is None:
+            return None
+        # Restarts of other environments, which depend on timing, change nothing.
+        count = self.restarts.get(env, 0) + 1
+        self.restarts = {**self.restarts, env: count}
+        return derive(self.given, "rebuild", env, count)
 
 
 def _reset_calls(

@@ -37,7 +37,6 @@ from trawl.envs.infos import InfoLeaf
 from trawl.envs.kinds import EnvKind
 from trawl.envs.logged import LoggedEnv
 from trawl.envs.masks import MASK_KEY
-from trawl.envs.replacements import made_again
 from trawl.envs.reset_kwargs import ResetArguments, names_taken
 from trawl.envs.seeding import check_seed, derive, next_seed
 from trawl.envs.spaces import SpaceLeaf
@@ -80,8 +79,6 @@ class PettingZooEnv(LoggedEnv):
 
     Attributes:
         fixed_layout: True if all entries have a fixed shape and dtype, unlike text.
-        remake: function that makes another environment like this one; None if ``env`` was passed
-            as an object.
 
     Raises:
         TypeError: if ``env`` is not a PettingZoo environment.
@@ -123,7 +120,6 @@ class PettingZooEnv(LoggedEnv):
             if switch is not None:
                 check_bool(name, switch)
         self.env = env
-        self.remake: Callable[[], Any] | None = None
         self._rebuilds = 0  # since the last set_seed()
         self._first_seed: int | None = None  # of the last set_seed()
         self.device = optional_device("device", device)
@@ -160,15 +156,14 @@ class PettingZooEnv(LoggedEnv):
         self.fixed_layout = all(leaf.dtype is not None for leaf in leaves)
         if self._returns_state:
             self.arrays.observations[(STATE,)] = np.array(self.env.state())
-        observed, acted = Composite(), Composite()
-        rewards, flags = Composite(), Composite()
-        for key, spec in self.full_done_spec.items():
-            flags[key] = spec
+        observed, acted, rewards = Composite(), Composite(), Composite()
+        reward, flag = self.full_reward_spec, self.full_done_spec
+        flags = flag.clone()
         for group in self.agent_groups:
             name, count = group.name, len(group.agents)
-            observed[name] = group.specs(group.observed)
-            acted[name] = group.specs(group.acted)
-            rewards[name], flags[name] = group.reward_spec, group.done_spec
+            observed[name] = group.observed.composite((count,))
+            acted[name] = group.acted.composite((count,))
+            rewards[name], flags[name] = reward.expand(count), flag.expand(count)
             if name in masked:
                 shape = (count, group.num_choices or 0)
                 observed[name, MASK_KEY] = Categorical(2, shape, torch.bool)
@@ -285,7 +280,7 @@ class PettingZooEnv(LoggedEnv):
             RuntimeError: if the environment was passed as an object.
             ValueError: if the new environment has other spaces, or is the same object as before.
         """
-        fresh = made_again(self, PettingZooEnv, self.close)
+        fresh = self._made_again(PettingZooEnv, self.close)
         self.is_closed = False
         self._use(fresh.env)
         self.renew_log()

@@ -72,7 +72,7 @@ class ReadyEnvs:
         succeeded: Callable[[range], None] = lambda _: None,
     ) -> None:
         assert env.buffers is not None
-        self._env, self._processes = env, env.processes
+        self._processes = env.processes
         self._restart, self._succeeded = restart, succeeded
         self._per_env = env.buffers.rows_per_env
         self._least, self._patience = least, patience
@@ -149,7 +149,7 @@ class ReadyEnvs:
             self._processes.wait_for_answers(0)
             self._look()
         while self._is_busy:
-            self._env.finish_step()
+            self._processes.finish_step()
             self._processes.wait_for_restarts()
             self._look()
         chosen, self.ready = self.ready, []

@@ -15,7 +15,7 @@ None of them except the last waits for the device, unless the environment does.
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -27,7 +27,7 @@ from typing_extensions import override
 
 from trawl.envs.base import TensorDictEnv
 from trawl.envs.capture.objects import ObjectGraph
-from trawl.envs.replacements import made_again
+from trawl.envs.infos import rows_of
 from trawl.envs.seeding import check_seed, derive, next_seed
 from trawl.errors import EnvStateError
 from trawl.keys import Key
@@ -58,10 +58,8 @@ class TensorStep(NamedTuple):
         if self.final is None:
             return self.last
         ended = self.terminated | self.truncated
-        return [
-            torch.where(ended.view(-1, *[1] * (leaf.ndim - 1)), final, leaf)
-            for leaf, final in zip(self.last, self.final, strict=True)
-        ]
+        pairs = zip(self.final, self.last, strict=True)
+        return [rows_of(ended, final, last) for final, last in pairs]
 
 
 class TensorEnv(TensorDictEnv):
@@ -82,13 +80,10 @@ class TensorEnv(TensorDictEnv):
             are none.
         state_names: names of the attributes of the subclass that belong to its state, together with
             the state of ``simulator``; None if the state can't be captured.
-        remake: function that makes another environment like this one; None if it was passed as an
-            object.
     """
 
     env: Any
     shown_mask: Tensor | None = None
-    remake: Callable[[], Any] | None = None
     state_names: Sequence[str] | None = None
 
     home: torch.device
@@ -239,7 +234,7 @@ class TensorEnv(TensorDictEnv):
             RuntimeError: if the environment was passed as an object.
             ValueError: if the new one has other specs, or is the same object as before.
         """
-        fresh = made_again(self, type(self), self.close)
+        fresh = self._made_again(type(self), self.close)
         seed, count = self._given_seed, self._rebuilds + 1
         own = {"remake": self.remake, "_given_seed": seed, "_rebuilds": count, "is_closed": False}
         vars(self).update({**vars(fresh), **own})

@@ -25,7 +25,7 @@ from trawl.envs.info_keys import (
     placed_entries,
     seen_values,
 )
-from trawl.envs.infos import BatchReader, InfoLayout, InfoMerger, TensorInfoReader
+from trawl.envs.infos import BatchReader, InfoLayout, InfoMerger, TensorInfoReader, rows_of
 from trawl.envs.kinds import EnvKind
 from trawl.envs.masks import MASK_KEY, masking_method, rand_actions
 from trawl.envs.outcomes import FINAL_OBS, reset_results, step_results
@@ -275,7 +275,7 @@ class TorchVectorEnv(TensorEnv):
         marked, old = info.get(f"_{MASK_KEY}"), self.shown_mask
         for mark in (marked, rows):
             if mark is not None and old is not None:
-                shown = torch.where(mark.view(-1, *[1] * (old.ndim - 1)), shown, old)
+                shown = rows_of(mark, shown, old)
         # A copy, because the environment may change it before the next action is drawn.
         self.shown_mask = shown.clone()
 

@@ -20,7 +20,7 @@ from types import MappingProxyType
 from typing import Any
 
 import numpy as np
-from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorEnv, VectorWrapper
+from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorEnv
 from gymnasium.vector.async_vector_env import AsyncState
 from torch import Tensor
 from typing_extensions import override
@@ -34,7 +34,8 @@ from trawl.envs.autoreset import (
     resets_twice,
 )
 from trawl.envs.capture.codec import Decoder, Encoder, NotPlain
-from trawl.envs.capture.pool_log import PoolLog
+from trawl.envs.capture.pool_log import PoolLog, with_rows
+from trawl.envs.capture.ways import chain
 from trawl.envs.envpool_calls import EnvPoolCalls, refuse_seed
 from trawl.envs.infos import BatchReader, InfoCodec, InfoReader
 from trawl.envs.masks import newest_masks, warn_late
@@ -98,6 +99,8 @@ class VectorAdapter:
         self._check_outcome = OutcomeCheck(env, self.num_envs, reward_shape_of(env))
         self._shown: list[Array] = []
         self.masks: Array | None = None
+        # Sub-environments whose episode has ended, if they begin the next one by themselves.
+        self._ended = np.zeros(self.num_envs, dtype=np.bool_)
         self.is_begun = False
         self._has_stepped = False
 
@@ -124,6 +127,7 @@ class VectorAdapter:
                 "attribute device of the environment, or pass TorchVectorEnv(env)"
             )
         self.masks = newest_masks(None, info)
+        self._ended = np.zeros(self.num_envs, dtype=np.bool_)
         self.is_begun = True
         self._shown = self._reader.read(obs, info)
         return self._shown
@@ -260,14 +264,8 @@ class SameStepVector(VectorAdapter):
     def __init__(self, env: Any, codec: SpaceCodec, check: ModeCheck) -> None:
         super().__init__(env, codec, check)
         self.can_restart = is_plain(env) or is_restartable(env)
+        # The first observations of the next episodes.
         self._fresh: list[Array] = []
-        # Sub-environments whose first observation is held back.
-        self._ended = np.zeros(self.num_envs, dtype=np.bool_)
-
-    @override
-    def reset(self, seeds: Sequence[int] | None = None, **kwargs: Any) -> list[Array]:
-        self._ended = np.zeros(self.num_envs, dtype=np.bool_)
-        return super().reset(seeds, **kwargs)
 
     @override
     def step(self, action: Any) -> Step:
@@ -333,10 +331,7 @@ class EnvPoolVector(VectorAdapter):
         if self.log is not None:
             self.log.reset(mask)
         rows, begun = self.begin_next(mask)
-        merged = [np.array(leaf) for leaf in self._shown]
-        for target, value in zip(merged, begun, strict=True):
-            target[rows] = value
-        return merged
+        return with_rows(self._shown, rows, begun)
 
     @override
     def begin_next(self, ended: Mask) -> tuple[Any, list[Array]]:
@@ -357,15 +352,16 @@ class StepResetVector(VectorAdapter):
     def __init__(self, env: Any, codec: SpaceCodec, check: ModeCheck) -> None:
         super().__init__(env, codec, check)
         self._resetting = np.zeros(self.num_envs, dtype=np.bool_)
-        self._ended = np.zeros(self.num_envs, dtype=np.bool_)
         self._resets_twice = resets_twice(env)
 
     @override
     def reset(self, seeds: Sequence[int] | None = None, **kwargs: Any) -> list[Array]:
+        ended = self._ended
+        leaves = super().reset(seeds, **kwargs)
         self._resetting = np.zeros(self.num_envs, dtype=np.bool_)
-        if not self._resets_twice:
-            self._ended = np.zeros(self.num_envs, dtype=np.bool_)
-        return super().reset(seeds, **kwargs)
+        if self._resets_twice:
+            self._ended = ended
+        return leaves
 
     @override
     def step(self, action: Any) -> Step:
@@ -443,17 +439,16 @@ def array_reader(
     if not isinstance(codec, InfoCodec):
         return BatchReader(codec)
     names = {leaf.path[0] for leaf in codec.merge.layout.leaves}
-    outside = [name for name in statistics_of(env, VectorWrapper) if name in names]
+    outside = [name for name in statistics_of(env) if name in names]
     return InfoReader(codec, codec.merge, num_envs, mode is AutoresetMode.SAME_STEP, outside)
 
 
-def statistics_of(env: Any, kinds: Any) -> Iterator[str]:
-    """Yields the names under which wrappers of some kinds report statistics of episodes."""
-    while isinstance(env, kinds):
-        name = vars(env).get("_stats_key")
-        if type(env).__name__ == "RecordEpisodeStatistics" and name is not None:
+def statistics_of(env: Any) -> Iterator[str]:
+    """Yields the names under which the wrappers around ``env`` report statistics of episodes."""
+    for wrapper in chain(env)[:-1]:
+        name = vars(wrapper).get("_stats_key")
+        if type(wrapper).__name__ == "RecordEpisodeStatistics" and name is not None:
             yield name
-        env = env.env
 
 
 def _check_batch_size(env: Any) -> None:

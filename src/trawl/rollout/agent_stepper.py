@@ -15,7 +15,7 @@ from trawl.keys import DONE_KEYS, Key, next_of
 from trawl.memory import Array
 from trawl.rollout.array_stepper import EnvStepper, from_bfloat16
 from trawl.rollout.batch_writer import StepFn
-from trawl.rollout.episodes import EpisodeTracker, StepArrays
+from trawl.rollout.episodes import EpisodeEnds, EpisodeTracker, StepArrays
 
 
 class AgentStepper(EnvStepper[StepArrays]):
@@ -46,7 +46,7 @@ class AgentStepper(EnvStepper[StepArrays]):
 
     @override
     def bind(self, view: StepArrays, episodes: EpisodeTracker, start: int, stop: int) -> StepFn:
-        env, arrays, index, view = self.env, self.env.arrays, view.first, view.single()
+        env, arrays, view = self.env, self.env.arrays, view.single()
         advance, begin_episode = env.advance, env.begin_episode
         # Indexing an array takes less time than making a list of its rows, each used only once.
         observed, rewards, flags = (
@@ -59,19 +59,12 @@ class AgentStepper(EnvStepper[StepArrays]):
         flag_roots = _Roots(view, passed, start, stop)
         inner, inner_flags, inside = roots.inner, flag_roots.inner, roots.inside
         read_actions = self._action_reader(view, start, stop)
-        cutoff = episodes.cutoff(index) - start
-
-        def end(t: int) -> None:
-            """Ends the episode with step ``t``, and begins the next one."""
-            nonlocal cutoff
-            episodes.end(index, start + t)
-            cutoff = episodes.cutoff(index) - start
-            begin_episode()
+        ends = EpisodeEnds(view, episodes, start, stop, self.agent_groups)
+        cutoff = ends.cutoff()
 
         def step(t: int) -> None:
+            nonlocal cutoff
             advance(read_actions(t))
-            if t >= cutoff:
-                arrays.cut_off()
             for array, rows in rewards:
                 rows[t] = array
             for array, rows in observed:
@@ -79,8 +72,9 @@ class AgentStepper(EnvStepper[StepArrays]):
             if arrays.flagged:
                 for array, rows in flags:
                     rows[t] = array
-                if arrays.done:
-                    end(t)
+            if arrays.done or t >= cutoff:
+                cutoff = ends.end_marked(t)
+                begin_episode()
             if t >= inside:
                 roots.write_last()
                 flag_roots.write_last()

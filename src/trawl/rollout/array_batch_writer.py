@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from typing_extensions import override
 
-from trawl.envs.agent_groups import groups_of
 from trawl.envs.base import TensorDictEnv
-from trawl.envs.frame_stack import FrameStack
 from trawl.envs.gym import GymEnv
 from trawl.envs.parallel import ParallelEnv
 from trawl.envs.pettingzoo import PettingZooEnv
@@ -18,7 +16,6 @@ from trawl.envs.serial import SerialEnv
 from trawl.keys import IS_INIT, STEP_COUNT, Key, next_of, show_key
 from trawl.memory import Array
 from trawl.rollout.agent_stepper import AgentStepper
-from trawl.rollout.array_normalizer import ArrayNormalizer
 from trawl.rollout.array_stepper import (
     ArrayStepper,
     EnvStepper,
@@ -43,8 +40,7 @@ from trawl.rollout.policy_binder import PolicyBinder
 from trawl.rollout.policy_inputs import InputMemory, LatestObservation
 from trawl.rollout.policy_leaves import PolicyLeaves
 from trawl.rollout.slab import SlabPool
-from trawl.rollout.stacks import FrameStacks, StackStage
-from trawl.rollout.stage import Stage, StageChain
+from trawl.rollout.stage import RowKind
 from trawl.rollout.step_logs import StepLogs, keep_logs
 
 # Size in bytes up to which copying a batch takes less time than binding its memory.
@@ -89,7 +85,7 @@ class ArrayBatchWriter(FixedLayoutWriter):
     """
 
     _path = "array"
-    _normalizer: type[ArrayNormalizer] = ArrayNormalizer
+    _kind: ClassVar[RowKind] = "arrays"
     _bfloat16: frozenset[Key] = frozenset()
 
     def __init__(self, env: TensorDictEnv, policy: Policy, options: BatchOptions) -> None:
@@ -99,26 +95,25 @@ class ArrayBatchWriter(FixedLayoutWriter):
         masked = has_autoreset_steps(env, options.limit) or options.restarts is not None
         super().__init__(env, policy, options, masked)
         self.episodes = EpisodeTracker(self.num_envs, options.limit)
-        self._next = self._new_next()
-        self._stages = StageChain(self._new_stages())
+        self._staged = self._new_rows(self._new_next())
         self._start()
-        self._policy_leaves = self._discover()
+        self._policy_leaves, passed_on = self._discover(), self._staged.next
         for key, leaf in self._policy_leaves.read_later.items():
-            if key not in self._next:
-                self._next[key] = self._new_row(leaf)
+            if key not in passed_on:
+                passed_on[key] = self._new_row(leaf)
         # A policy without in_keys may read every entry.
         self.episodes.counts_ahead = not policy.in_keys or STEP_COUNT in policy.in_keys
         self._latest = self._new_latest()
         self._copies = InputMemory(self._latest)
         readable, leaves = self._readable, self._policy_leaves
-        self._binder = PolicyBinder(env, policy, leaves, readable, self._next)
+        self._binder = PolicyBinder(env, policy, leaves, readable, passed_on)
         self._groups: GroupBinder | None = None
         if isinstance(self.stepper, ParallelStepper) and self.stepper.env.groups > 1:
-            self._groups = GroupBinder(self.stepper, policy, leaves, readable, self._next)
+            self._groups = GroupBinder(self.stepper, policy, leaves, readable, passed_on)
         layout = self._new_layout()
         self._bfloat16 = frozenset(k for k, leaf in layout.leaves.items() if _is_bfloat16(leaf))
         states = frozenset(leaves.states)
-        self._logs = StepLogs(logged, self._first_rows, states, self._bfloat16)
+        self._logs = StepLogs(logged, self._staged.first, states, self._bfloat16)
         self.pool = SlabPool(layout, options.recycle)
         # A small batch is filled in memory of the writer's own, which is bound once, and copied.
         self._is_small = layout.nbytes <= _SMALL and not layout.pools
@@ -140,35 +135,10 @@ class ArrayBatchWriter(FixedLayoutWriter):
     def _new_row(self, leaf: Leaf) -> Array:
         return zeros((self.num_envs, *leaf.shape), leaf.dtype)
 
-    def _new_stages(self) -> list[Stage[Array, StepArrays]]:
-        """Returns what is done to frames, in the order in which they pass."""
-        options, entries, stages = self.options, self.entries, list[Stage[Array, StepArrays]]()
-        observed, rows = entries.observed, self._next
-        if options.frame_stack is not None:
-            stacks = self._new_stacks(options.frame_stack)
-            rows = {**stacks.first_rows(rows)}
-            stages.append(stacks)
-        if options.normalize:
-            size = options.steps, self._envs_per_row
-            normalizer = self._normalizer(options.normalize, observed, entries.rewards, rows, size)
-            self.normalization = normalizer.normalization
-            stages.insert(0, normalizer)
-        return stages
-
-    def _new_stacks(self, option: FrameStack) -> StackStage[Any, Any]:
-        """Returns the stage that stacks observations."""
-        observed, groups, size = self.entries.observed, groups_of(self.env), self.batch
-        return FrameStacks(option, observed, groups, self._next, size, self.options.steps)
-
-    @property
-    def _envs_per_row(self) -> int:
-        """Number of environments of which a row of a batch has frames."""
-        return self.num_envs
-
     def _new_latest(self) -> LatestObservation | None:
         # The policy does not read the environment's own array if a stage changes it.
         observed = self.entries.observed
-        alone = not self.batch and len(observed) == 1 and not self._stages.keys
+        alone = not self.batch and len(observed) == 1 and not self._staged.stages.keys
         return LatestObservation(*observed) if alone else None
 
     def _start(self) -> None:
@@ -193,7 +163,7 @@ class ArrayBatchWriter(FixedLayoutWriter):
     def _begin_rows(self) -> None:
         self._logs.begin()
         super()._begin_rows()
-        self.episodes.begin(self._view, self._episode_starts())
+        self.episodes.begin(self._staged.view, self._episode_starts())
 
     @override
     def _new_block(self) -> Block:
@@ -205,36 +175,34 @@ class ArrayBatchWriter(FixedLayoutWriter):
         return Block(self.layout, self.pool.lease())
 
     @override
-    def _rows_of(self, block: Block) -> dict[Key, Array]:
-        return block.flat_rows
-
-    @override
-    def _view_of(self, rows: dict[Key, Array], next_rows: dict[Key, Array]) -> StepArrays:
+    def _view_of(self, block: Block | None, next_rows: dict[Key, Array]) -> StepArrays:
+        rows = {} if block is None else block.flat_rows
         return StepArrays(rows, next_rows, bfloat16=self._bfloat16)
 
     def _episode_starts(self) -> list[EpisodeStart]:
         """Returns the objects that are called when an episode begins in the batch."""
-        arrays, next_obs, leaves = self._view.arrays, self._next, self._policy_leaves
+        staged, leaves = self._staged, self._policy_leaves
+        arrays, next_obs = staged.view.arrays, staged.next
         starts: list[EpisodeStart] = []
         starts += [StartValue(arrays[key], next_obs[key], 0) for key in leaves.states]
         starts += [StartValue(None, next_obs[key], 0) for key in leaves.memories]
         if self.entries.marks_starts:
             starts.append(StartValue(arrays[IS_INIT], next_obs[IS_INIT], True))
-        return starts + self._stages.starts
+        return [*starts, *staged.stages.starts]
 
     @override
     def bind(self, start: int, stop: int, random: bool) -> tuple[ActFn | None, StepFn]:
-        assert self._block is not None
+        staged = self._staged
+        block, view, stages = staged.block, staged.view, staged.stages
         if self._groups is not None and not (random or self.policy.draws_from(self.env)):
-            view, episodes, stages = self._view, self.episodes, self._stages
-            return self._groups.bind(self._block, view, episodes, stages, start, stop)
-        act = self._binder.bind(BlockPart(self._block, self._copies), start, stop, random)
+            return self._groups.bind(block, view, self.episodes, stages, start, stop)
+        act = self._binder.bind(BlockPart(block, self._copies), start, stop, random)
         copies = act is not None and not self.policy.leaves_inputs_alone
-        self._view.latest = self._latest if copies else None
-        step = self._bind_step(self._block, start, stop)
-        return act, self._stages.bind(step, self._view, slice(0, self.num_envs), start, stop)
+        view.latest = self._latest if copies else None
+        step = self._bind_step(block, view, start, stop)
+        return act, stages.bind(step, view, slice(0, self.num_envs), start, stop)
 
-    def _bind_step(self, block: Block, start: int, stop: int) -> StepFn:
+    def _bind_step(self, block: Block, view: StepArrays, start: int, stop: int) -> StepFn:
         """Returns the stepper's function for some rows of a block.
 
         It is bound anew only if something that it depends on has changed since the block was filled
@@ -242,11 +210,11 @@ class ArrayBatchWriter(FixedLayoutWriter):
         """
         own = self.stepper.bound_to(self.episodes)
         if own is None:
-            return self.stepper.bind(self._view, self.episodes, start, stop)
-        found, now = block.steps.get((start, stop)), (own, self._view.latest)
+            return self.stepper.bind(view, self.episodes, start, stop)
+        found, now = block.steps.get((start, stop)), (own, view.latest)
         if found is not None and found[0] == now:
             return found[1]
-        step = self.stepper.bind(self._view, self.episodes, start, stop)
+        step = self.stepper.bind(view, self.episodes, start, stop)
         if len(block.steps) >= _MOST_CHUNKS:
             block.steps.clear()
         block.steps[start, stop] = now, step

@@ -8,26 +8,25 @@ the rewards.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Sequence
 
 import numpy as np
 from typing_extensions import override
 
-from trawl.keys import DONE, MASK, Key, next_of
+from trawl.keys import Key, next_of
 from trawl.memory import Array, Mask
 from trawl.rollout.batch_writer import StepFn
 from trawl.rollout.block import Block
 from trawl.rollout.episodes import StepArrays
 from trawl.rollout.frame_normalizer import (
-    BatchStatistics,
     DiscountedReturns,
     FrameNormalizer,
-    observation_keys,
-    raw_reward_of,
+    Operations,
+    present_in,
 )
-from trawl.rollout.layout import Leaf
 from trawl.rollout.moments import BaseMoments, RunningMoments
-from trawl.rollout.normalization import NormalizeOptions, Statistics, clip_within
+from trawl.rollout.normalization import clip_within
+from trawl.rollout.stage import StageSetup
 
 
 class _Observation:
@@ -41,6 +40,7 @@ class _Observation:
         absent: key of the flag that is True for absent agents; None if no agent is ever absent.
 
     Attributes:
+        leaf: shape of an observation.
         raw_next: the observations of the environment with which the next batch begins.
     """
 
@@ -49,7 +49,7 @@ class _Observation:
     ) -> None:
         self.key, self.next_obs, self.absent = key, next_obs, absent
         self.raw_next = next_obs.copy()
-        leaf = next_obs.shape[1:]
+        self.leaf = leaf = next_obs.shape[1:]
         self.raw = np.empty((*rows, *leaf), next_obs.dtype)
         self._largest = float(np.finfo(next_obs.dtype).max)
         clip = clip_within(clip, self._largest)
@@ -75,81 +75,38 @@ class _Observation:
         np.minimum(target, self._high, out=target)
 
 
+_OPERATIONS = Operations(
+    np.add,
+    np.multiply,
+    np.clip,
+    lambda values, mask: np.copyto(values, 0, where=mask),
+    lambda values, dtype: values.astype(dtype),
+    np.finfo,
+    np.float64,
+)
+
+
 class ArrayNormalizer(FrameNormalizer[Array, StepArrays]):
-    """Normalises the batches of an ``ArrayBatchWriter``.
+    """Normalises the frames of environments whose data are arrays."""
 
-    The statistics of observations are those of the frames: the observation with which each frame
-    begins counts once. Rows without a frame and absent agents don't count. The observations of
-    absent agents stay zero. Rewards are normalised with statistics that include the batch itself.
+    _ops = _OPERATIONS
+    _observations: list[_Observation]
+    _rows: dict[Key, Array]
 
-    Args:
-        options: what is normalised.
-        observed: layout of the observations.
-        rewards: layout of the rewards.
-        next_obs: the observations with which the next batch begins, normalised, and the flags of
-            groups of agents.
-        rows: number of rows in a batch, and of environments in a row.
-
-    Attributes:
-        normalization: the statistics.
-
-    Raises:
-        KeyError, ValueError: see :func:`~trawl.rollout.frame_normalizer.observation_keys`.
-    """
-
-    def __init__(
-        self,
-        options: NormalizeOptions,
-        observed: Mapping[Key, Leaf],
-        rewards: Mapping[Key, Leaf],
-        next_obs: Mapping[Key, Array],
-        rows: tuple[int, int],
-    ) -> None:
-        self._options = options
-        self._next_rows = next_obs
-        self._observations: list[_Observation] = []
-        self._rewards: list[DiscountedReturns] = []
-        count = len(next(iter(next_obs.values())))
-        if options.observations is not None:
-            clip = options.observations.clip
-            self._observations = [
-                _Observation(key, next_obs[key], rows, clip, self._absent(key))
-                for key in observation_keys(options.observations, observed)
-            ]
-        if options.rewards is not None:
-            self._rewards = [
-                DiscountedReturns(
-                    key, options.rewards, np.zeros((count, *leaf.shape)), np.add, np.multiply
-                )
-                for key, leaf in rewards.items()
-            ]
-        self._statistics = BatchStatistics(options, self._empty(), rows[1], lambda moments: moments)
-        self.normalization = self._statistics.normalization
-        self._fresh = np.ones(count, np.bool_)
-        self._rows: dict[Key, Array] = {}
-
-    def _empty(self) -> Statistics:
-        found = {
-            one.key: RunningMoments.empty(one.raw.shape[2:], 0 if one.absent is None else 1)
-            for one in self._observations
-        }
-        return found | {one.key: RunningMoments.empty() for one in self._rewards}
+    @override
+    def _new_observations(
+        self, setup: StageSetup[Array], keys: Sequence[Key], clip: float
+    ) -> list[_Observation]:
+        rows = setup.options.steps, setup.envs_per_row
+        return [
+            _Observation(key, setup.next_rows[key], rows, clip, self._absent(key)) for key in keys
+        ]
 
     # --- between batches
 
     @override
-    def restart(self, mask: Mask | None) -> None:
-        chosen = np.ones(self._num_envs, np.bool_) if mask is None else mask
-        self._fresh |= chosen
-        for reward in self._rewards:
-            reward.carry[chosen] = 0
-        self._statistics.load()
-        self._load()
+    def _normalize_fresh(self) -> None:
         self._normalize_next(self._fresh)
-
-    @property
-    def _num_envs(self) -> int:
-        return len(self._fresh)
 
     def _normalize_next(self, envs: Array) -> None:
         """Normalises the observations with which some environments go on."""
@@ -157,21 +114,10 @@ class ArrayNormalizer(FrameNormalizer[Array, StepArrays]):
             values = one.raw_next[envs]
             one.normalize(values, values)
             if one.absent is not None:
-                _clear(values, self._next_rows[one.absent][envs])
+                self._ops.clear_absent(values, self._next_rows[one.absent][envs])
             one.next_obs[envs] = values
 
     # --- a batch
-
-    @override
-    def renew(self, most_frames: float, in_groups: bool) -> Mask | None:
-        self._statistics.most_frames = most_frames
-        self._statistics.begin(in_groups)
-        self._load()
-        if not self._fresh.any():
-            return None
-        self._normalize_next(self._fresh)
-        fresh, self._fresh[:] = self._fresh.copy(), False
-        return fresh
 
     @override
     def begin(self, block: Block, view: StepArrays) -> StepArrays:
@@ -213,7 +159,7 @@ class ArrayNormalizer(FrameNormalizer[Array, StepArrays]):
                 maximum(row, low, out=row)
                 minimum(row, high, out=row)
             for rows, flags in absences:
-                _clear(rows[t], flags[t])
+                self._ops.clear_absent(rows[t], flags[t])
             if start + t >= statistics.due:
                 refresh(start + t + 1)
 
@@ -225,94 +171,42 @@ class ArrayNormalizer(FrameNormalizer[Array, StepArrays]):
         self._load()
         self._statistics.set_due(stop)
 
+    @override
     def _end_rows(self, stop: int) -> None:
-        """Counts the frames up to a row, and normalises the observations after their steps."""
         chosen = slice(self._statistics.first, stop)
         mask = self._counted(stop)
         for one in self._observations:
             if self._statistics.training:
                 part = None if mask is None else mask[chosen]
                 self._statistics.add(one.key, self._moments(one, chosen, part))
+            # Nothing else reads the observations after these steps.
             after = self._rows[next_of(one.key)][chosen]
             one.normalize(after, after)
             if one.absent is not None:
                 # An agent that is done after a step, but wasn't before, has a last observation.
                 flags = self._rows[one.absent][chosen] & self._rows[next_of(one.absent)][chosen]
-                _clear(after, flags)
+                self._ops.clear_absent(after, flags)
         self._statistics.first = stop
 
     def _moments(self, one: _Observation, chosen: slice, mask: Mask | None) -> RunningMoments:
         rows = one.raw[chosen]
         if one.absent is None:
             return RunningMoments.of(_samples(rows, mask))
-        present = _present(self._rows[one.absent][chosen], mask)
+        present = present_in(self._rows[one.absent][chosen], mask)
         samples = _samples(rows, None)
         return RunningMoments.of(samples, present.reshape(-1, present.shape[-1]))
 
     @override
-    def finish(self, block: Block, filled: int) -> None:
-        if filled:
-            self._end_rows(filled)
-            self._finish_rewards(filled)
-        self._keep_last(filled)
-        self._rows = {}
-        self._statistics.finish()
-
     def _keep_last(self, filled: int) -> None:
-        """Keeps the observations after the last step."""
         for one in self._observations:
             if filled < len(one.raw):
                 one.next_obs[...] = self._rows[one.key][filled]
 
-    def _finish_rewards(self, filled: int) -> None:
-        rows, statistics, counted = self._rows, self._statistics, self._counted(filled)
-        for one in self._rewards:
-            rewards, gamma = rows[one.key][:filled], one.options.gamma
-            if one.options.keep_raw:
-                rows[raw_reward_of(one.key)][:filled] = rewards
-            absent = self._absent(one.key[1:])
-            goes_on = self._goes_on(filled, rewards.ndim, absent)
-            returns = rewards.astype(np.float64)
-            # A return may be infinite, which is reported later.
-            with np.errstate(invalid="ignore"):
-                one.add(returns, np.where(goes_on, gamma, 0.0), self._owners(filled))
-            if statistics.training:
-                present = counted
-                if absent is not None:
-                    present = _present(rows[absent][:filled], counted)
-                statistics.add(one.key, RunningMoments.of(_samples(returns, present).reshape(-1)))
-            largest = float(np.finfo(rewards.dtype).max)
-            _, scale = statistics.of(one.key).affine(one.options.epsilon, largest)
-            np.multiply(rewards, rewards.dtype.type(scale), rewards)
-            clip = clip_within(one.options.clip, largest)
-            np.clip(rewards, -clip, clip, rewards)
-
-    def _owners(self, filled: int) -> list[int] | None:
-        """Returns the environment of each row; None if a row has those of all."""
-        return None
-
-    def _goes_on(self, filled: int, ndim: int, absent: Key | None) -> Mask:
-        """Returns True where a return continues in the next row."""
-        ends = self._rows[DONE][:filled, :, 0]
-        if MASK in self._rows:
-            # Another episode follows a row without a frame.
-            ends = ends | ~self._rows[MASK][:filled]
-        ends = ends.reshape(*ends.shape, *[1] * (ndim - 2))
-        if absent is not None:
-            ends = ends | self._rows[next_of(absent)][:filled]
-        return ~ends
-
-
-def _clear(values: Array, absent: Mask) -> None:
-    """Writes zeros where ``absent`` is True, which has the shape ``(*size, agents, 1)``."""
-    mask = absent.reshape(*absent.shape[:-1], *[1] * (values.ndim - absent.ndim + 1))
-    np.copyto(values, 0, where=mask)
-
-
-def _present(absent: Array, mask: Mask | None) -> Mask:
-    """Returns True where an agent is present in a frame, ``(*size, agents)``."""
-    present: Mask = ~absent[..., 0]
-    return present if mask is None else present & mask[..., None]
+    @override
+    def _return_moments(
+        self, one: DiscountedReturns, returns: Array, present: Mask | None
+    ) -> RunningMoments:
+        return RunningMoments.of(_samples(returns, present).reshape(-1))
 
 
 def _part(view: StepArrays, part: slice) -> StepArrays:

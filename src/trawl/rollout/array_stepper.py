@@ -24,10 +24,10 @@ from trawl.envs.seeding import next_kwargs
 from trawl.envs.spaces import SpaceCodec
 from trawl.envs.vector import VectorAdapter
 from trawl.errors import add_note, resetting
-from trawl.keys import DONE, MASK, REWARD, TERMINATED, TRUNCATED, Key, as_key, next_of
+from trawl.keys import MASK, REWARD, Key, as_key, next_of
 from trawl.memory import Array
 from trawl.rollout.batch_writer import StepFn
-from trawl.rollout.episodes import EpisodeTracker, StepArrays
+from trawl.rollout.episodes import EpisodeEnds, EpisodeTracker, StepArrays, VectorEnds
 from trawl.rollout.observation_rows import ObservationRows, leaf_reader
 
 #: Arrays that a stepper writes, or tensors.
@@ -85,34 +85,6 @@ class EnvStepper(Stepper[View], Protocol[View]):
             rows = view.arrays[key]
             if row + 1 < len(rows):
                 rows[row + 1] = view.next_obs[key]
-
-
-class EpisodeEnds:
-    """Ends of one environment's episodes in a chunk of rows.
-
-    Args:
-        view: the arrays of the environment, without a dimension for environments.
-        episodes: tracker of the environments' episodes.
-        start: the first row.
-        stop: the row after the last row.
-    """
-
-    def __init__(self, view: StepArrays, episodes: EpisodeTracker, start: int, stop: int) -> None:
-        self._episodes, self._index, self._start = episodes, view.first, start
-        self._terminations, self._truncations, self._dones = (
-            view.arrays[key][start:stop, 0] for key in (TERMINATED, TRUNCATED, DONE)
-        )
-
-    def cutoff(self) -> int:
-        """Returns the step of the chunk that brings the current episode to the limit."""
-        return self._episodes.cutoff(self._index) - self._start
-
-    def end(self, t: int, terminated: bool, truncated: bool) -> int:
-        """Ends the episode with step ``t``; returns the next episode's :meth:`cutoff`."""
-        self._terminations[t], self._truncations[t] = terminated, truncated
-        self._dones[t] = True
-        self._episodes.end(self._index, self._start + t)
-        return self.cutoff()
 
 
 class SingleStepper(EnvStepper[StepArrays]):
@@ -181,8 +153,8 @@ class SingleStepper(EnvStepper[StepArrays]):
             t: int, obs: Any, terminated: Any, truncated: Any, cutoff: int
         ) -> tuple[Any, int]:
             terminated = flag_of(terminated, "terminated", env)
-            truncated = flag_of(truncated, "truncated", env) or t >= cutoff
-            if not (terminated or truncated):
+            truncated = flag_of(truncated, "truncated", env)
+            if not (terminated or truncated or t >= cutoff):
                 return obs, cutoff
             cutoff = ends.end(t, terminated, truncated)
             return read(gym_reset()), cutoff
@@ -360,40 +332,32 @@ class VectorStepper(EnvStepper[StepArrays]):
 
     @override
     def bound_to(self, episodes: EpisodeTracker) -> Any:
-        return self.vector
+        # With a limit, a function knows the step that brings the next episode to it.
+        return self.vector if episodes.limit is None else None
 
     @override
     def bind(self, view: StepArrays, episodes: EpisodeTracker, start: int, stop: int) -> StepFn:
-        vector, first = self.vector, view.first
+        vector = self.vector
         keys = self._observed.keys
         write_next = self._observed.writer([view.rows(next_of(k), start, stop) for k in keys])
         root_rows = [view.following(k, start, stop) for k in keys]
         write_root = self._observed.writer(root_rows)
         read_action = action_reader(self.env.action_codec, view, start, stop)
-        rewards, terminations, truncations, dones = (
-            view.arrays[key][start:stop, :, 0] for key in (REWARD, TERMINATED, TRUNCATED, DONE)
-        )
-        masks = view.arrays.get(MASK)
-        limited = episodes.limit is not None
+        rewards = view.arrays[REWARD][start:stop, :, 0]
+        ends, masked = VectorEnds(view, episodes, start, stop), MASK in view.arrays
 
         def step(t: int) -> None:
             leaves, reward, terminated, truncated = vector.step(read_action(t))
-            row = start + t
             write_next(t, leaves)
             rewards[t] = reward
-            autoresets = vector.autoreset_mask() if masks is not None else None
-            if autoresets is not None and masks is not None:
-                masks[row] = ~autoresets
-                for index in np.flatnonzero(autoresets):
-                    episodes.skip(first + int(index), row)
-            if limited:
-                truncated = truncated | _at_limit(episodes, first, row, len(reward))
+            autoresets = vector.autoreset_mask() if masked else None
+            if autoresets is not None:
+                ends.skip(t, autoresets)
             done = terminated | truncated
+            if t >= ends.nearest:
+                done = done | ends.late(t)
             if done.any():
-                terminations[t] = terminated
-                truncations[t] = truncated
-                dones[t] = done
-                episodes.end_all([first + index for index in done.nonzero()[0].tolist()], row)
+                ends.end(t, terminated, truncated, done)
                 begun, values = vector.begin_next(done)
                 if begun is not ...:
                     write_root(t, leaves)
@@ -404,10 +368,6 @@ class VectorStepper(EnvStepper[StepArrays]):
             write_root(t, leaves)
 
         return step
-
-
-def _at_limit(episodes: EpisodeTracker, first: int, row: int, num_envs: int) -> Array:
-    return np.array([row >= episodes.cutoff(first + index) for index in range(num_envs)])
 
 
 def from_bfloat16(array: Array) -> Array:

@@ -22,7 +22,7 @@ from typing_extensions import override
 
 from trawl.keys import Key, next_of
 from trawl.memory import Array
-from trawl.rollout.episodes import following, split_rows
+from trawl.rollout.episodes import split_rows
 from trawl.rollout.layout import Layout, as_array, layout_of, pool_key
 from trawl.rollout.policy_inputs import InputMemory, InputRows, LazyRows
 from trawl.rollout.slab import Lease, tensors_in
@@ -237,10 +237,7 @@ class PolicyRows(Protocol):
         """
 
     def rows(self, key: Key, start: int, stop: int) -> Sequence[Any]:
-        """Returns the rows of a chunk, to write to; there may be one more."""
-
-    def following(self, key: Key, start: int, stop: int, next_row: Any) -> Sequence[Any]:
-        """Returns the row of the next frame for each row; ``next_row`` after the last row."""
+        """Returns the rows of a chunk, to write to, and the row after it if there is one."""
 
 
 class BlockPart(PolicyRows):
@@ -270,11 +267,7 @@ class BlockPart(PolicyRows):
 
     @override
     def rows(self, key: Key, start: int, stop: int) -> list[Array]:
-        return split_rows(self._chosen(self._block.rows[key], start, stop))
-
-    @override
-    def following(self, key: Key, start: int, stop: int, next_row: Array) -> list[Array]:
-        return following(self.rows(key, start + 1, stop + 1), stop - start, next_row)
+        return split_rows(self._chosen(self._block.rows[key], start, stop + 1))
 
     def _chosen(self, entry: Any, start: int, stop: int) -> Any:
         rows = entry[start:stop]

@@ -14,9 +14,9 @@ from trawl.envs.outcomes import reward_of
 from trawl.envs.spaces import SpaceCodec
 from trawl.keys import REWARD, next_of
 from trawl.memory import Array
-from trawl.rollout.array_stepper import EpisodeEnds, SingleStepper, action_reader
+from trawl.rollout.array_stepper import SingleStepper, action_reader
 from trawl.rollout.batch_writer import StepFn
-from trawl.rollout.episodes import EpisodeTracker, StepArrays
+from trawl.rollout.episodes import EpisodeEnds, EpisodeTracker, StepArrays
 
 _DISCOUNT = (DISCOUNT,)
 _Leaf = tuple[int, str, np.dtype[Any], tuple[int, ...], Array]
@@ -105,7 +105,7 @@ class DMStepper(SingleStepper):
                     f"step of {env!r} returned discount={discount!r}, but it must be a number"
                 ) from error
             if timestep.last() or t >= cutoff:
-                cutoff = end(t, timestep, cutoff, roots, at)
+                cutoff = end(t, timestep, roots, at)
                 discount = FIRST_DISCOUNT
             else:
                 found = timestep.observation
@@ -126,20 +126,19 @@ class DMStepper(SingleStepper):
 
     def _end_function(
         self, ends: EpisodeEnds, observed: list[_Leaf]
-    ) -> Callable[[int, Any, int, list[Array], int], int]:
+    ) -> Callable[[int, Any, list[Array], int], int]:
         """Returns a function that ends the episode with step ``t``, and begins the next one.
 
-        The function's arguments are ``t``, the time step, the step that brings the episode to the
-        limit, and the arrays and the row of the next episode's first observation. It returns the
-        step that brings the next episode to the limit.
+        The function's arguments are ``t``, the time step, and the arrays and the row of the next
+        episode's first observation. It returns the step that brings the next episode to the limit.
         """
         reset, checked = self._reset_function(), self._observed.checked
 
-        def end(t: int, timestep: Any, cutoff: int, roots: list[Array], at: int) -> int:
+        def end(t: int, timestep: Any, roots: list[Array], at: int) -> int:
             for number, name, _, _, rows in observed:
                 rows[t] = checked(number, timestep.observation[name])
             terminated = bool(timestep.last() and not timestep.discount)
-            cutoff = ends.end(t, terminated, not terminated or t >= cutoff)
+            cutoff = ends.end(t, terminated, not terminated)
             first = reset()[0]
             for (number, name, *_), following in zip(observed, roots, strict=True):
                 following[at] = checked(number, first[name])

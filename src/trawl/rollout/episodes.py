@@ -16,7 +16,17 @@ import numpy as np
 from torch import Tensor
 from typing_extensions import override
 
-from trawl.keys import DONE, MASK, NO_TRAJECTORY, STEP_COUNT, TRAJ_IDS, TRUNCATED, Key, next_of
+from trawl.keys import (
+    DONE,
+    MASK,
+    NO_TRAJECTORY,
+    STEP_COUNT,
+    TERMINATED,
+    TRAJ_IDS,
+    TRUNCATED,
+    Key,
+    next_of,
+)
 from trawl.memory import Array, Mask
 from trawl.rollout.layout import as_array
 from trawl.rollout.policy_inputs import LatestObservation
@@ -88,9 +98,9 @@ class StepArrays:
         return single
 
 
-def following(rows: list[Array], steps: int, next_obs: Array) -> list[Array]:
+def following(rows: Sequence[Any], steps: int, next_obs: Any) -> list[Any]:
     """Returns ``rows``, followed by ``next_obs`` if the batch ends before ``steps`` rows."""
-    return rows if len(rows) == steps else [*rows, next_obs]
+    return [*rows] if len(rows) == steps else [*rows, next_obs]
 
 
 def split_rows(array: Array) -> list[Array]:
@@ -364,14 +374,156 @@ def _truncate_open(
 ) -> list[int]:
     """Marks frames in ``row`` that don't end their episodes as truncated, and returns where."""
     going = arrays[MASK][row, envs] & ~arrays[DONE][row, envs, 0]
+    truncate(arrays, (row, envs), going, groups)
+    return [index for index, here in zip(envs, going.tolist(), strict=True) if here]
+
+
+def truncate(
+    arrays: Mapping[Key, Any], frames: tuple[Any, ...], cut: Any, groups: Sequence[str] = ()
+) -> None:
+    """Marks frames as the last ones of episodes that are cut off, for all agents that go on.
+
+    Args:
+        arrays: the arrays of the environments, or their tensors, by key.
+        frames: index of some frames, such as a row and environments.
+        cut: True for those to mark.
+        groups: names of the groups of agents that have flags of their own.
+    """
     for key in (TRUNCATED, DONE):
-        arrays[key][row, envs, 0] |= going
+        arrays[key][(*frames, ..., 0)] |= cut
     for group in groups:
         done, truncated = (arrays[next_of((group, name))] for name in ("done", "truncated"))
-        cut = ~done[row, envs] & going[:, None, None]
-        truncated[row, envs] |= cut
-        done[row, envs] |= cut
-    return [index for index, here in zip(envs, going.tolist(), strict=True) if here]
+        cut_agents = ~done[frames] & cut[..., None, None]
+        truncated[frames] |= cut_agents
+        done[frames] |= cut_agents
+
+
+def cut_off(limit: int, steps: Any, truncated: Any, done: Any, skipped: Any = None) -> Any:
+    """Marks the steps that bring episodes to the limit, in their flags.
+
+    Args:
+        limit: number of steps after which an episode is cut off.
+        steps: number of steps of each episode, an array or a tensor.
+        truncated: the flags ``truncated``, changed in place.
+        done: the flags ``done``, changed in place.
+        skipped: True where a step was only a reset, so that it belongs to no episode; None for no
+            step.
+
+    Returns:
+        True for the episodes at the limit.
+    """
+    late = steps >= limit
+    if skipped is not None:
+        late &= ~skipped
+    truncated |= late
+    done |= late
+    return late
+
+
+class EpisodeEnds:
+    """Ends of one environment's episodes in a chunk of rows.
+
+    Args:
+        view: the arrays of the environment, without a dimension for environments.
+        episodes: tracker of the environments' episodes.
+        start: the first row.
+        stop: the row after the last row.
+        groups: names of the groups of agents that have flags of their own.
+    """
+
+    def __init__(
+        self,
+        view: StepArrays,
+        episodes: EpisodeTracker,
+        start: int,
+        stop: int,
+        groups: Sequence[str] = (),
+    ) -> None:
+        self._arrays, self._index, self._start = view.arrays, view.first, start
+        self._episodes, self._groups = episodes, groups
+        self._terminations, self._truncations, self._dones = (
+            view.arrays[key][start:stop, 0] for key in (TERMINATED, TRUNCATED, DONE)
+        )
+
+    def cutoff(self) -> int:
+        """Returns the step of the chunk that brings the current episode to the limit."""
+        return self._episodes.cutoff(self._index) - self._start
+
+    def end(self, t: int, terminated: bool, truncated: bool) -> int:
+        """Ends the episode with step ``t``; returns the next episode's :meth:`cutoff`."""
+        self._terminations[t], self._truncations[t] = terminated, truncated
+        self._dones[t] = True
+        return self.end_marked(t)
+
+    def end_marked(self, t: int) -> int:
+        """Ends the episode with step ``t``, whose flags are written, unless it is at the limit."""
+        row = self._start + t
+        if t >= self.cutoff():
+            truncate(self._arrays, (row,), np.True_, self._groups)
+        self._episodes.end(self._index, row)
+        return self.cutoff()
+
+
+class VectorEnds:
+    """Ends of the episodes of several environments, which step together, in a chunk of rows.
+
+    Args:
+        view: the arrays of the environments.
+        episodes: tracker of the environments' episodes.
+        start: the first row.
+        stop: the row after the last row.
+
+    Attributes:
+        nearest: the first step of the chunk that may bring an episode to the limit.
+    """
+
+    nearest = NEVER
+
+    def __init__(self, view: StepArrays, episodes: EpisodeTracker, start: int, stop: int) -> None:
+        self._arrays, self._first, self._start = view.arrays, view.first, start
+        self._episodes, self._masks = episodes, view.arrays.get(MASK)
+        self._terminations, self._truncations, self._dones = (
+            view.arrays[key][start:stop, :, 0] for key in (TERMINATED, TRUNCATED, DONE)
+        )
+        self._limits = np.full(self._dones.shape[1], NEVER)
+        self.find_limits()
+
+    def find_limits(self) -> None:
+        """Finds the steps that bring the current episodes to the limit."""
+        if self._episodes.limit is not None:
+            envs = range(self._first, self._first + len(self._limits))
+            self._limits[:] = [self._episodes.cutoff(env) - self._start for env in envs]
+            self.nearest = int(self._limits.min())
+
+    def late(self, t: int) -> Mask:
+        """Returns True for each environment whose episode is at the limit after step ``t``."""
+        late: Mask = self._limits <= t
+        return late
+
+    def skip(self, t: int, skipped: Mask) -> None:
+        """Excludes step ``t`` of environments that only reset themselves from all episodes."""
+        if self._masks is not None and skipped.any():
+            row = self._start + t
+            self._masks[row] &= ~skipped
+            for index in skipped.nonzero()[0].tolist():
+                self._episodes.skip(self._first + index, row)
+            self.find_limits()
+
+    def end(self, t: int, terminated: Mask, truncated: Mask, done: Mask) -> None:
+        """Ends episodes with step ``t``.
+
+        Args:
+            t: number of the step in the chunk.
+            terminated: the environments' own flags.
+            truncated: the environments' own flags.
+            done: True where an episode ends, also because of the limit.
+        """
+        row = self._start + t
+        self._terminations[t], self._truncations[t], self._dones[t] = terminated, truncated, done
+        if t >= self.nearest:
+            truncate(self._arrays, (row,), self.late(t) & done)
+        self._episodes.end_all([self._first + i for i in done.nonzero()[0].tolist()], row)
+        self.find_limits()
 
 
 class BatchEpisodeTracker(EpisodeTracker):

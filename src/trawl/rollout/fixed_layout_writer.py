@@ -3,30 +3,31 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from tensordict import TensorDict, TensorDictBase
-from torch import Tensor
 from typing_extensions import override
 
+from trawl.envs.agent_groups import groups_of
 from trawl.envs.base import TensorDictEnv
-from trawl.keys import DONE, IS_INIT, MASK, REWARD, TRAJ_IDS, Key, as_key, next_of, show_key
+from trawl.keys import DONE, IS_INIT, MASK, REWARD, Key, as_key, next_of
 from trawl.memory import Array, Mask
 from trawl.rollout.array_stepper import Stepper
 from trawl.rollout.batch_writer import BatchOptions, BatchWriter
 from trawl.rollout.block import BatchMemory, Block
-from trawl.rollout.checks import check_rewards, check_same_layout
+from trawl.rollout.checks import check_rewards
 from trawl.rollout.device_transfer import moved
 from trawl.rollout.episode_sums import EpisodeSums
 from trawl.rollout.frame_entries import FrameEntries
 from trawl.rollout.layout import Layout, Leaf
 from trawl.rollout.policy import Policy
 from trawl.rollout.policy_leaves import PolicyLeaves, discover_leaves
-from trawl.rollout.stage import StageChain
+from trawl.rollout.stage import RowKind, StageSetup
+from trawl.rollout.staged_rows import StagedRows, write
 
 
 class FixedLayoutWriter(BatchWriter):
@@ -45,20 +46,15 @@ class FixedLayoutWriter(BatchWriter):
         pool: memory of batches.
     """
 
-    # Name of the way to fill batches, for ``stats()``.
+    # Name of the way to fill batches, for ``stats()``, and kind of the rows.
     _path: ClassVar[str]
+    _kind: ClassVar[RowKind]
     stepper: Stepper[Any]
     pool: BatchMemory
-    # What is done to frames, in the order in which they pass.
-    _stages = StageChain()
-    # The entries that a step passes on to the next step, after a batch's last row, by key.
-    _next: dict[Key, Any]
+    _staged: StagedRows
     _policy_leaves: PolicyLeaves
-    _block: Block | None = None
     # The block in which a worker's batch is wanted.
     _given: Block | None = None
-    # What the stepper writes: the rows of the batch, with time first.
-    _view: Any
 
     def __init__(
         self, env: TensorDictEnv, policy: Policy, options: BatchOptions, masked: bool
@@ -76,34 +72,42 @@ class FixedLayoutWriter(BatchWriter):
     def hidden(self) -> frozenset[Key]:
         return self.entries.hidden
 
+    def _new_rows(self, next_rows: dict[Key, Any], **place: Any) -> StagedRows:
+        """Returns the rows of batches, and the stages.
+
+        Args:
+            next_rows: the entries that a step passes on to the next step, by key.
+            **place: further fields of :class:`~trawl.rollout.stage.StageSetup`.
+        """
+        env, entries = self.env, self.entries
+        observed, groups, batch = entries.observed, groups_of(env), tuple(env.batch_size)
+        parts = observed, observed, entries.rewards, groups, batch, next_rows, entries.masked
+        staged = StagedRows(StageSetup(self.options, self._kind, *parts, **place))
+        self.normalization = staged.stages.normalization
+        return staged
+
     # --- layout
 
     @property
     def _readable(self) -> Mapping[Key, Leaf]:
         """The entries that exist before the policy acts, as the policy reads them."""
-        return self._stages.readable(self.entries.roots)
+        return self._staged.stages.readable(self.entries.roots)
 
     def _discover(self) -> PolicyLeaves:
         """Calls the policy once to find out what it writes."""
         batch = tuple(self.env.batch_size)
         root = TensorDict({}, batch, device=self.env.device)
         for key, leaf in self._readable.items():
-            root.set(key, self._first_read(key, leaf).reshape((*batch, *leaf.shape)))
+            first = self._staged.first_read(key)
+            if first is None:
+                first = torch.zeros((self.num_envs, *leaf.shape), dtype=leaf.dtype)
+            root.set(key, first.reshape((*batch, *leaf.shape)))
         leaves = discover_leaves(self.env, self.policy, root, self._readable)
-        self._stages.check_policy(leaves)
+        self._staged.stages.check_policy(leaves)
         return leaves
 
-    def _first_read(self, key: Key, leaf: Leaf) -> Tensor:
-        """Returns a copy of what the policy reads first."""
-        found = self._stages.first_read(key)
-        if found is not None:
-            return torch.as_tensor(found)
-        if key in self._next:
-            return torch.as_tensor(self._next[key]).clone()
-        return torch.zeros((self.num_envs, *leaf.shape), dtype=leaf.dtype)
-
     def _new_layout(self) -> Layout:
-        stages = self._stages
+        stages = self._staged.stages
         leaves = stages.in_batch(self.entries.leaves(self._policy_leaves, stages.more_leaves))
         return Layout(leaves, tuple(self.env.batch_size), self.options.steps, stages.pools)
 
@@ -116,67 +120,50 @@ class FixedLayoutWriter(BatchWriter):
 
     @override
     def begin(self, block: Block | None = None) -> None:
-        self._stages.renew(self.most_frames, self.in_groups)
+        staged = self._staged
+        staged.stages.renew(self.most_frames, self.in_groups)
         self._given = block
-        self._block = block = self._new_block()
-        view = self._view_of(self._rows_of(block), self._next)
-        self._view = self._stages.begin(block, view)
+        block = self._new_block()
+        staged.begin(block, self._view_of(block, staged.next))
         self._begin_rows()
 
     def _begin_rows(self) -> None:
         """Fills the rows with what they have before the first step."""
-        view, entries, write = self._view, self.entries, self._write
+        view, entries = self._staged.view, self.entries
         arrays, next_rows = view.arrays, view.next_obs
         for key in entries.flags:
             write(arrays[key], False)
             write(arrays[next_of(key)], False)
         if entries.masked:
             write(arrays[MASK], True)
-        for key in self._passed_on:
-            write(arrays[key][0, ...], next_rows[key])
+        self._staged.pass_on(self._passed_on)
         for key in entries.flags.keys() & next_rows.keys():
             write(next_rows[key], False)
         if entries.marks_starts:
             for rows in (arrays[IS_INIT][1:], arrays[next_of(IS_INIT)], next_rows[IS_INIT]):
                 write(rows, False)
 
-    @staticmethod
-    def _write(rows: Any, value: Any) -> None:
-        """Writes rows, or a flag, into rows."""
-        rows[...] = value
-
     @abstractmethod
     def _new_block(self) -> Block:
         """Returns memory to fill."""
 
     @abstractmethod
-    def _rows_of(self, block: Block) -> dict[Key, Any]:
-        """Returns the entries of a block as the stepper writes them, with time first."""
-
-    @abstractmethod
-    def _view_of(self, rows: dict[Key, Any], next_rows: dict[Key, Any]) -> Any:
-        """Returns what a stepper writes: rows, and those after the last step."""
+    def _view_of(self, block: Block | None, next_rows: dict[Key, Any]) -> Any:
+        """Returns what a stepper writes: the rows of a block, and those after the last step."""
 
     @property
-    def _passed_on(self) -> Iterable[Key]:
+    def _passed_on(self) -> list[Key]:
         """Keys of entries of which a batch has the values that a step passes on to the next."""
         memories = self._policy_leaves.memories
-        return (key for key in self._next if key not in memories)
+        return [key for key in self._staged.next if key not in memories]
 
     @override
     def finish(self, filled: int) -> TensorDictBase | None:
-        block, self._block = self._block, None
-        assert block is not None
-        self._end_steps(block, filled)
-        view, self._view = self._view, None
-        if filled < self.options.steps:
-            # The row after the last step is the first row of the next batch.
-            for key in self._passed_on:
-                view.next_obs[key][...] = view.arrays[key][filled]
-        self._count(block, filled)
-        self._stages.finish(block, filled)
-        if filled < self.options.steps:
-            block.clear_from(filled, but=TRAJ_IDS)
+        staged = self._staged
+        self._end_steps(staged.block, filled)
+        staged.keep(self._passed_on, filled)
+        self._count(staged.block, filled)
+        block = staged.finish(filled)
         given, self._given = self._given, None
         if given is None:
             return self._deliver(block)
@@ -226,21 +213,16 @@ class FixedLayoutWriter(BatchWriter):
 
     # --- between batches
 
-    @property
-    def _first_rows(self) -> dict[Key, Any]:
-        """The rows into which the stepper writes what the next batch begins with."""
-        return dict(self._stages.first_rows(self._next))
-
     def _begin_episodes(self, mask: Any, **kwargs: Any) -> None:
         """Begins episodes in all environments, or in those of the mask, in the next batch."""
-        self.stepper.reset(self._view_of({}, self._first_rows), mask, **kwargs)
-        self._stages.restart(mask)
+        view = self._view_of(None, self._staged.first)
+        self._staged.begin_episodes(self.stepper, view, mask, **kwargs)
         self._forget(slice(None) if mask is None else mask)
 
     def _forget(self, chosen: Any) -> None:
         """Passes nothing on from one episode to the next in some environments."""
         entries = self.entries
-        for key, row in self._next.items():
+        for key, row in self._staged.next.items():
             # Absent agents are done from the beginning of an episode.
             if key not in entries.observed and not (key in entries.flags and len(key) > 1):
                 row[chosen] = key == IS_INIT
@@ -261,23 +243,14 @@ class FixedLayoutWriter(BatchWriter):
     def describe(self) -> dict[str, Any]:
         return {"env_path": self._path, **self.policy.describe(), **self.pool.describe()}
 
-    def _saved_rows(self) -> dict[str, Tensor]:
-        """Returns tensors that share the memory of the entries that a state has, by name."""
-        rows = {show_key(key): row for key, row in self._next.items()}
-        rows |= self._stages.saved_rows()
-        return {name: torch.as_tensor(row) for name, row in rows.items()}
-
     @override
     def state_dict(self) -> dict[str, Any]:
-        rows = {name: row.clone() for name, row in self._saved_rows().items()}
+        rows = self._staged.state_dict()
         episodes, sums = self.episodes.state_dict(), self.sums.state_dict()
         return {"rows": rows, "episodes": episodes, "sums": sums}
 
     @override
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        own = self._saved_rows()
-        check_same_layout(own, state["rows"])
-        for name, row in own.items():
-            row.copy_(state["rows"][name])
+        self._staged.load_state_dict(state["rows"])
         self.episodes.load_state_dict(state["episodes"])
         self.sums.load_state_dict(state["sums"])

@@ -8,7 +8,6 @@ entries, and the environment's own values of these.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
@@ -36,7 +35,6 @@ from trawl.keys import (
 )
 from trawl.rollout.batch_writer import BatchOptions, StepFn
 from trawl.rollout.block import Block
-from trawl.rollout.checks import check_same_layout
 from trawl.rollout.episodes import EpisodeTracker
 from trawl.rollout.frame_entries import FLAG
 from trawl.rollout.frame_normalizer import observation_keys
@@ -44,11 +42,10 @@ from trawl.rollout.layout import Layout, Leaf
 from trawl.rollout.policy import Policy
 from trawl.rollout.policy_inputs import InputRows
 from trawl.rollout.policy_leaves import PolicyLeaves
-from trawl.rollout.stacks import FrameStacks
-from trawl.rollout.stage import Stage, StageChain
+from trawl.rollout.stage import StageSetup
+from trawl.rollout.staged_rows import StagedRows
 from trawl.rollout.step_tensors import StepTensors, TensorPool, TensorRows
-from trawl.rollout.tensor_normalizer import TensorNormalizer
-from trawl.rollout.tensor_stepper import StepSource, TensorStepper
+from trawl.rollout.tensor_stepper import TensorStepper
 from trawl.stacked_frames import StackedFrames
 from trawl.supported import STAGE_LOOSE
 from trawl.tensordicts import has_lazy, whole_key
@@ -87,7 +84,7 @@ class LooseStages:
         masked: True if some frames of a batch are no experience.
 
     Attributes:
-        normalization: the statistics; None if nothing is normalised.
+        staged: the rows, and the stages.
         observation_keys: keys of the entries that stages read before and after each step.
         action_keys: empty, because the TensorDicts have the actions.
         reward_keys: keys of the rewards that stages read.
@@ -108,21 +105,18 @@ class LooseStages:
         self._num_envs, self._steps = self.batch_size.numel(), options.steps
         self._ends = [next_of(key) for key in end_keys(map(as_key, env.done_keys))]
         observed, loose = _fixed(env.full_observation_spec, root)
-        features = _features(env, policy, observed)
-        normalize, stack, groups = options.normalize.observations, options.frame_stack, set[str]()
-        normalized: list[Key] = []
+        features, groups = _features(env, policy, observed), set[str]()
+        normalize, stack, changed = options.normalize.observations, options.frame_stack, list[Key]()
         if normalize is not None:
             _check_fixed("normalize_observations", normalize.keys, observed, loose)
-            normalized = observation_keys(normalize, observed if normalize.keys else features)
-        stacked: list[Key] = []
+            changed += observation_keys(normalize, observed, features)
         if stack is not None:
             _check_fixed("frame_stack", stack.keys, observed, loose)
             groups = groups_of(env)
-            stacked = stack.stacked(observed if stack.keys else features, groups)
-            stack = replace(stack, keys=stacked)
+            changed += stack.stacked(observed if stack.keys else features, groups)
         rewards = {} if options.normalize.rewards is None else _rewards(env)
         #: The observations that stages change.
-        self._observed = {key: observed[key] for key in dict.fromkeys([*normalized, *stacked])}
+        self._observed = {key: observed[key] for key in changed}
         # The flags of agents, which are absent where they are True.
         members = {key[0] for key in (*self._observed, *rewards) if len(key) > 1}
         flags = _fixed(env.full_done_spec, root)[0]
@@ -131,39 +125,21 @@ class LooseStages:
         self.observation_keys, self.reward_keys = list(carried), list(rewards)
         devices = (root.get(key).device for key in carried)
         self.home: torch.device = next(devices, env.device or torch.device("cpu"))
-        self._next = {key: self._zeros(leaf) for key, leaf in carried.items()}
         self._rewards = {next_of(key): leaf for key, leaf in rewards.items()}
-        # What is done to frames, in the order in which they pass.
-        stages: list[Stage[Tensor, StepTensors]] = []
-        normalizer = self._new_normalizer(options, normalized)
-        source: StepSource = self if normalizer is None else normalizer.source
-        self.normalization = None if normalizer is None else normalizer.normalization
-        if normalizer is not None:
-            stages.append(normalizer)
-        if stack is not None:
-            parts = observed, groups, self._next, (self._num_envs,), options.steps
-            stages.append(FrameStacks(stack, *parts, self.answers_at_once))
-        self._stages = StageChain(stages)
+        next_rows = {key: self._zeros(leaf) for key, leaf in carried.items()}
+        parts = observed, features, self._rewards, groups, (self._num_envs,), next_rows, masked
+        place = self.home, self.answers_at_once
+        self.staged = StagedRows(StageSetup(options, "tensors", *parts, *place))
         self._pool = TensorPool(self._new_layout(carried), self.home, options.recycle)
-        self._stepper = TensorStepper(self, source, None, self._stages)
+        self._stepper = TensorStepper(self, None, self.staged.stages)
         self._stepper.policy_leaves = PolicyLeaves({}, [], [])
         self._restarts = options.restarts is not None
-        self._block: Block | None = None
-        # What the stepper writes.
-        self._view = StepTensors({}, self._next)
         # The entries of the current chunk as the policy reads them.
         self._inputs: dict[Key, InputRows] = {}
         self._written: Sequence[Key] = ()
         self._own: dict[Key, Any] = {}
-        self._step = LooseStep(root, root)
         self._take: Callable[[], LooseStep] = lambda: self._step
         self.reset(root, None)
-
-    def _new_normalizer(self, options: BatchOptions, keys: list[Key]) -> TensorNormalizer | None:
-        if not options.normalize:
-            return None
-        parts = keys, self._rewards, self.skips, self._next, options.steps
-        return TensorNormalizer(self, options.normalize, *parts)
 
     def _zeros(self, leaf: Leaf) -> Tensor:
         return torch.zeros((self._num_envs, *leaf.shape), dtype=leaf.dtype, device=self.home)
@@ -176,28 +152,29 @@ class LooseStages:
     # --- layout
 
     def _new_layout(self, carried: Mapping[Key, Leaf]) -> Layout:
+        stages = self.staged.stages
         leaves: Mapping[Key, Leaf] = {
             **carried,
             **{next_of(key): leaf for key, leaf in carried.items()},
             **self._rewards,
             **dict.fromkeys((DONE, TERMINATED, TRUNCATED), FLAG),
-            **self._stages.more_leaves,
+            **stages.more_leaves,
         }
         if self.skips:
             leaves = {**leaves, MASK: Leaf((), torch.bool)}
-        leaves = self._stages.in_batch(leaves)
-        return Layout(leaves, (self._num_envs,), self._steps, self._stages.pools)
+        return Layout(stages.in_batch(leaves), (self._num_envs,), self._steps, stages.pools)
 
     @property
     def _shown(self) -> Mapping[Key, Leaf]:
         """The observations that stages change, as the policy reads them."""
-        return self._stages.readable(self._observed)
+        return self.staged.stages.readable(self._observed)
 
     def fill(self, frame: TensorDictBase) -> None:
         """Sets zeros of the right layout in a frame of zeros."""
         shown = self._shown
         after = {next_of(key): leaf for key, leaf in shown.items()}
-        for key, leaf in {**shown, **after, **self._rewards, **self._stages.more_leaves}.items():
+        more = self.staged.stages.more_leaves
+        for key, leaf in {**shown, **after, **self._rewards, **more}.items():
             frame.set(key, self._zeros(leaf).reshape((*self.batch_size, *leaf.shape)))
 
     # --- the policy
@@ -206,9 +183,9 @@ class LooseStages:
         """Returns a copy of a TensorDict, with the entries that the policy reads first."""
         root = root.copy()
         for key, leaf in self._shown.items():
-            value = self._stages.first_read(key)
-            value = self._next[key].clone() if value is None else value
-            root.set(key, value.reshape((*self.batch_size, *leaf.shape)))
+            first = self.staged.first_read(key)
+            assert first is not None
+            root.set(key, first.reshape((*self.batch_size, *leaf.shape)))
         return root
 
     def check_policy(self, written: Iterable[Key], states: Sequence[Key]) -> None:
@@ -222,7 +199,7 @@ class LooseStages:
             ValueError: if it does.
         """
         leaves = {key: Leaf((), torch.float32) for key in written}
-        self._stages.check_policy(PolicyLeaves(leaves, [*states], []))
+        self.staged.stages.check_policy(PolicyLeaves(leaves, [*states], []))
         self._written = [key for key in written if key in self._observed]
 
     def show(self, carrier: TensorDictBase, t: int) -> None:
@@ -272,13 +249,12 @@ class LooseStages:
 
     def renew(self, most_frames: float) -> None:
         """Begins a batch, of which at most ``most_frames`` frames are delivered."""
-        self._stages.renew(most_frames, False)
-        self._block = block = Block(self._pool.layout, self._pool.lease())
-        self._view = view = self._stages.begin(block, StepTensors(block.tensors, self._next))
+        staged, block = self.staged, Block(self._pool.layout, self._pool.lease())
+        staged.stages.renew(most_frames, False)
+        view = staged.begin(block, StepTensors(block.tensors, staged.next))
         if self.skips:
             view.arrays[MASK].fill_(True)
-        for key, row in self._next.items():
-            view.arrays[key][0].copy_(row)
+        staged.pass_on(self.observation_keys)
 
     def bind(
         self, take: Callable[[], LooseStep], episodes: EpisodeTracker, start: int, stop: int
@@ -291,11 +267,11 @@ class LooseStages:
             start: first row of the chunk.
             stop: row after the last one of the chunk.
         """
-        self._take, block, view = take, self._block, self._view
-        assert block is not None
+        self._take, staged = take, self.staged
+        view = staged.view
         step = self._stepper.bind(view, episodes, start, stop)
-        step = self._stages.bind(step, view, slice(0, self._num_envs), start, stop)
-        rows = TensorRows(block, view, self._stepper.newest)
+        step = staged.stages.bind(step, view, slice(0, self._num_envs), start, stop)
+        rows = TensorRows(staged.block, view, self._stepper.newest)
         self._inputs = {key: rows.inputs(key, start, stop, False) for key in self._observed}
         if not self._restarts:
             return step
@@ -318,17 +294,10 @@ class LooseStages:
             filled: number of rows.
             dense: True to write all frames of each stack.
         """
-        block, self._block = self._block, None
-        assert block is not None
-        if filled < self._steps:
-            for key, row in self._next.items():
-                row.copy_(self._view.arrays[key][filled])
-        self._stages.finish(block, filled)
-        if filled < self._steps:
-            block.clear_from(filled, but=())
-        found = block.deliver(frozenset(), None)
-        after = map(next_of, self._observed)
-        for key in (*self._observed, *after, *self._rewards, *self._stages.more_leaves):
+        self.staged.keep(self.observation_keys, filled)
+        found = self.staged.finish(filled).deliver(frozenset(), None)
+        after, more = map(next_of, self._observed), self.staged.stages.more_leaves
+        for key in (*self._observed, *after, *self._rewards, *more):
             rows = found.get(key)
             if isinstance(rows, StackedFrames) and (dense or has_lazy(batch)):
                 rows = rows.to_dense()
@@ -344,29 +313,9 @@ class LooseStages:
             mask: mask of the environments, ``(num_envs,)``; None for all of them.
         """
         self._step = LooseStep(root, root)
-        first_rows = self._stages.first_rows(self._next)
-        for key, value in zip(self.observation_keys, self.begin(), strict=True):
-            first_rows[key].copy_(value)
-        self._stages.restart(None if mask is None else mask.to(self.home))
-
-    def _saved_rows(self) -> dict[str, Tensor]:
-        rows = {show_key(key): row for key, row in self._next.items()}
-        return rows | self._stages.saved_rows()
-
-    def state_dict(self) -> dict[str, Tensor]:
-        """Returns the rows with which the next batch begins, by name."""
-        return {name: row.clone() for name, row in self._saved_rows().items()}
-
-    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """Restores a state that :meth:`state_dict` returned.
-
-        Raises:
-            ValueError: if it has other entries, or entries of another shape or dtype.
-        """
-        own = self._saved_rows()
-        check_same_layout(own, state)
-        for name, row in own.items():
-            row.copy_(state[name])
+        chosen = None if mask is None else mask.to(self.home)
+        view = StepTensors({}, self.staged.first)
+        self.staged.begin_episodes(self._stepper, view, chosen)
 
 
 def _features(env: Any, policy: Policy, observed: Mapping[Key, Leaf]) -> Mapping[Key, Leaf]:

@@ -102,31 +102,21 @@ class ObservationRows:
             rows: rows of each leaf.
             more: further rows of each leaf, into which the function writes as well.
         """
-        checked, dtypes, indices = self.checked, list(self.dtypes), range(len(rows))
-        targets = list(zip(indices, rows, self.shapes, strict=True))
+        checked, dtypes = self.checked, list(self.dtypes)
+        others: Sequence[Any] = more or [None] * len(rows)
+        targets = list(zip(range(len(rows)), rows, others, self.shapes, strict=True))
 
         def write(t: int, leaves: list[Any]) -> None:
-            for (index, target, shape), value in zip(targets, leaves, strict=True):
+            for (index, target, other, shape), value in zip(targets, leaves, strict=True):
                 known = value.__class__ is np.ndarray and value.dtype is dtypes[index]
                 if not known or value.shape != shape:
                     value = checked(index, value)
                     dtypes[index] = value.dtype
                 target[t][...] = value
+                if other is not None:
+                    other[t][...] = value
 
-        if more is None:
-            return write
-        pairs = list(zip(indices, rows, more, self.shapes, strict=True))
-
-        def write_both(t: int, leaves: list[Any]) -> None:
-            for (index, target, other, shape), value in zip(pairs, leaves, strict=True):
-                known = value.__class__ is np.ndarray and value.dtype is dtypes[index]
-                if not known or value.shape != shape:
-                    value = checked(index, value)
-                    dtypes[index] = value.dtype
-                target[t][...] = value
-                other[t][...] = value
-
-        return write_both
+        return write
 
     def _bind_exact(
         self, after: list[Array], begin: list[Array], ends: list[Array]

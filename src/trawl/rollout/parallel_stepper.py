@@ -11,14 +11,16 @@ from typing_extensions import override
 
 from trawl import keys
 from trawl.envs.parallel import ParallelEnv
-from trawl.envs.step_buffers import AUTORESET, RESET, TERMINATED, TRUNCATED, SharedStepBuffers
-from trawl.keys import MASK, Key, next_of
+from trawl.envs.step_buffers import AUTORESET, RESET, TERMINATED, TRUNCATED
+from trawl.keys import Key, next_of
 from trawl.memory import Array
 from trawl.rollout.array_stepper import ArrayStepper, from_bfloat16
 from trawl.rollout.batch_writer import StepFn
 from trawl.rollout.env_restarts import EnvRestarts
-from trawl.rollout.episodes import EpisodeTracker, StepArrays, discard_step
+from trawl.rollout.episodes import EpisodeTracker, StepArrays, VectorEnds, discard_step
 from trawl.rollout.parallel_repairs import ParallelRepairs
+
+_FLAGS = TERMINATED, TRUNCATED, RESET
 
 
 class ParallelStepper(ArrayStepper):
@@ -74,7 +76,7 @@ class ParallelStepper(ArrayStepper):
             stop: the row after the last row.
             groups: number of groups.
         """
-        self.env.finish_step()
+        self.env.processes.finish_step()
         if self._restarts is not None and self._repairs is None:
             self._repairs = ParallelRepairs(self.env, self._restarts, view.first)
         actions = self._actions(view, start, stop)
@@ -89,14 +91,14 @@ class ParallelStepper(ArrayStepper):
         episodes: EpisodeTracker,
         start: int,
         stop: int,
-        actions: Sequence[tuple[Array, Array | _Floats]],
+        actions: Sequence[tuple[Array, Array, bool]],
         stepper: tuple[slice, Callable[[bool], None], Callable[[], None]],
     ) -> tuple[StepFn, StepFn]:
         buffers, (chosen, begin, wait) = self.env.buffers, stepper
         assert buffers is not None
         count = chosen.stop - chosen.start
         view = whole.part(chosen.start, count)
-        written = [(target[chosen], rows[:, chosen]) for target, rows in actions]
+        written = [(target[chosen], rows[:, chosen], short) for target, rows, short in actions]
         observed = [
             (array[chosen], rows)
             for key, array in buffers.observed.items()
@@ -105,132 +107,57 @@ class ParallelStepper(ArrayStepper):
         ]
         rewards = view.arrays[keys.REWARD][start:stop, :, 0]
         flags, given, cut = buffers.flags[chosen], buffers.rewards[chosen], buffers.cut[chosen]
+        begun = [
+            (array[chosen], view.following(key, start, stop))
+            for key, array in buffers.reset_observed.items()
+        ]
         nothing, repairs = bytes(count), self._repairs
-        ends = _GroupEnds(view, episodes, buffers, chosen, start, stop)
-        nearest = ends.nearest
+        ends = VectorEnds(view, episodes, start, stop)
+
+        def copy_begun(t: int, envs: Any) -> None:
+            """Makes the first observations of episodes those with which the next step begins."""
+            for first, rows in begun:
+                rows[t][envs] = first[envs]
 
         def send(t: int) -> None:
-            for target, rows in written:
-                target[...] = rows[t]
-            if t >= nearest:
+            for target, rows, short in written:
+                target[...] = from_bfloat16(rows[t]) if short else rows[t]
+            if t >= ends.nearest:
                 cut[:] = ends.late(t)
             begin(True)
 
         def receive(t: int) -> None:
-            nonlocal nearest
             wait()
             failed = [] if repairs is None else repairs.restart(chosen, start + t)
-            if t >= nearest:
+            if t >= ends.nearest:
                 cut[:] = False
             rewards[t] = given
             for source, rows in observed:
                 rows[t][...] = source
             if flags.tobytes() != nothing:
-                ends.write(t)
-                nearest = ends.nearest
+                bits = flags.copy()
+                ends.skip(t, bits & AUTORESET != 0)
+                terminated, truncated, done = (bits & bit != 0 for bit in _FLAGS)
+                ends.end(t, terminated, truncated, done)
+                copy_begun(t, done)
             if failed:
-                ends.discard(t, failed)
-                nearest = ends.nearest
+                discard_step(view, episodes, start + t, failed)
+                copy_begun(t, failed)
+                ends.find_limits()
 
         return send, receive
 
-    def _actions(
-        self, view: StepArrays, start: int, stop: int
-    ) -> list[tuple[Array, Array | _Floats]]:
-        """Returns each action's array in the shared memory, and the rows to be copied there."""
+    def _actions(self, view: StepArrays, start: int, stop: int) -> list[tuple[Array, Array, bool]]:
+        """Returns each action's array in the shared memory, and the rows to be copied there.
+
+        A flag says that the rows are of bfloat16, which have to be converted.
+        """
         assert self.env.buffers is not None
-        rows: dict[Key, Array | _Floats] = {}
-        dtypes: dict[Key, np.dtype[Any]] = {}
-        for key in self.env.buffers.action_dtypes:
-            array = view.arrays[key][start:stop]
-            rows[key] = _Floats(array) if key in view.bfloat16 else array
-            dtypes[key] = np.dtype(np.float32) if key in view.bfloat16 else array.dtype
+        rows = {key: view.arrays[key][start:stop] for key in self.env.buffers.action_dtypes}
+        dtypes = {
+            key: np.dtype(np.float32) if key in view.bfloat16 else array.dtype
+            for key, array in rows.items()
+        }
         self.env.set_action_dtypes(dtypes)
-        return [(target, rows[key]) for key, target in self.env.buffers.actions.items()]
-
-
-class _GroupEnds:
-    """Ends of the episodes of a group of environments, in a chunk of rows.
-
-    Args:
-        view: the arrays of the group.
-        episodes: tracker of all environments' episodes.
-        buffers: the memory that the processes share.
-        chosen: rows of the group in the shared memory.
-        start: the first row of the chunk.
-        stop: the row after its last row.
-
-    Attributes:
-        nearest: the first step of the chunk that may bring an episode to the limit.
-    """
-
-    def __init__(
-        self,
-        view: StepArrays,
-        episodes: EpisodeTracker,
-        buffers: SharedStepBuffers,
-        chosen: slice,
-        start: int,
-        stop: int,
-    ) -> None:
-        self._view, self._episodes, self._start = view, episodes, start
-        self._flags = buffers.flags[chosen]
-        self._begun = [
-            (array[chosen], view.following(key, start, stop))
-            for key, array in buffers.reset_observed.items()
-        ]
-        self._terminations, self._truncations, self._dones = (
-            view.arrays[key][start:stop, :, 0]
-            for key in (keys.TERMINATED, keys.TRUNCATED, keys.DONE)
-        )
-        self._masks = view.arrays.get(MASK)
-        self._find_limits()
-
-    def _find_limits(self) -> None:
-        first, start = self._view.first, self._start
-        envs = range(first, first + len(self._flags))
-        self._limits = [self._episodes.cutoff(env) - start for env in envs]
-        self.nearest = min(self._limits)
-
-    def late(self, t: int) -> list[bool]:
-        """Returns True for each environment whose episode is at the limit after step ``t``."""
-        return [t >= limit for limit in self._limits]
-
-    def write(self, t: int) -> None:
-        """Writes the flags of step ``t``, ends episodes, and begins the next ones."""
-        bits, first, row = self._flags.copy(), self._view.first, self._start + t
-        autoresets = np.flatnonzero(bits & AUTORESET)
-        if self._masks is not None and autoresets.size:
-            self._masks[row, autoresets] = False
-            for index in autoresets:
-                self._episodes.skip(first + int(index), row)
-        self._terminations[t] = bits & TERMINATED
-        self._truncations[t] = (bits & TRUNCATED).astype(np.bool_) | np.array(self.late(t))
-        self._dones[t] = done = (bits & RESET).astype(np.bool_)
-        for index in np.flatnonzero(done):
-            self._episodes.end(first + int(index), row)
-        self._copy_begun(t, done)
-        self._find_limits()
-
-    def discard(self, t: int, failed: list[int]) -> None:
-        """Discards step ``t`` of environments that have failed, and begins new episodes."""
-        discard_step(self._view, self._episodes, self._start + t, failed)
-        self._copy_begun(t, failed)
-        self._find_limits()
-
-    def _copy_begun(self, t: int, envs: Any) -> None:
-        """Makes the first observations of episodes those with which the next step begins."""
-        for begun, rows in self._begun:
-            rows[t][envs] = begun[envs]
-
-
-class _Floats:
-    """Rows of bfloat16 that are converted to float32 when they are read."""
-
-    def __init__(self, array: Array) -> None:
-        self._array = array
-
-    def __getitem__(self, index: Any) -> Any:
-        if isinstance(index, tuple):
-            return _Floats(self._array[index])
-        return from_bfloat16(self._array[index])
+        targets = self.env.buffers.actions
+        return [(targets[key], array, key in view.bfloat16) for key, array in rows.items()]

@@ -27,6 +27,7 @@ from trawl.rollout.batch_writer import ActFn
 from trawl.rollout.block import PolicyRows
 from trawl.rollout.checks import action_warnings, check_actions, has_fixed_shapes
 from trawl.rollout.device_transfer import DeviceTransfer
+from trawl.rollout.episodes import following
 from trawl.rollout.layout import Leaf
 from trawl.rollout.plan import Plan
 from trawl.rollout.policy import Policy, missing_action
@@ -199,7 +200,8 @@ class PolicyBinder:
     ) -> Callable[[int, Any], None]:
         also: Sequence[Any] | None = None
         if key[0] == "next" and key[1:] in self._leaves.states:
-            also = rows.following(key[1:], start, stop, self._next_row[key[1:]])
+            after = rows.rows(key[1:], start, stop)[1:]
+            also = following(after, stop - start, self._next_row[key[1:]])
         elif key in self._leaves.memories:
             also = [self._next_row[key]] * (stop - start)
         return self._outputs.writer(key, rows.rows(key, start, stop), also, start)

@@ -15,17 +15,15 @@ import torch
 from numpy.typing import NDArray
 from typing_extensions import override
 
-from trawl.envs.agent_groups import groups_of
-from trawl.envs.base import TensorDictEnv
-from trawl.envs.frame_stack import FrameStack
 from trawl.envs.ready import Rows
 from trawl.keys import Key, next_of
 from trawl.memory import Array
 from trawl.rollout.array_normalizer import ArrayNormalizer
 from trawl.rollout.block import Block
 from trawl.rollout.episodes import StepArrays
-from trawl.rollout.layout import Leaf, as_array, pool_key, zeros
+from trawl.rollout.layout import as_array, pool_key, zeros
 from trawl.rollout.stacks import StackStage
+from trawl.rollout.stage import StageSetup
 
 # Room in a pool for stacks with which episodes begin: one for each of so many frames, and a few.
 _FRAMES_PER_EPISODE, _FIRST_STACKS = 16, 4
@@ -37,8 +35,8 @@ class ReadyNormalizer(ArrayNormalizer):
     # The environment of each row of the batch.
     _envs: NDArray[np.int64]
 
-    def __init__(self, *args: Any) -> None:
-        super().__init__(*args)
+    def __init__(self, setup: StageSetup[Array]) -> None:
+        super().__init__(setup)
         # True for environments that have a frame in the batch.
         self._present = np.zeros(self._num_envs, np.bool_)
 
@@ -90,21 +88,16 @@ class ReadyStacks(StackStage[Array, StepArrays]):
     are those of an earlier batch or of an episode's first stack, the whole stack is added.
 
     Args:
-        option: the option of the collector.
-        env: the environments.
-        observed: layout of all their observations, by key.
-        steps: number of rows in a batch.
+        setup: what the stage is made from.
 
     Attributes:
         passed_on: the stacks that the policy reads next, ``(num_envs, size, *frame)``, by key.
     """
 
-    def __init__(
-        self, option: FrameStack, env: TensorDictEnv, observed: Mapping[Key, Leaf], steps: int
-    ) -> None:
-        super().__init__(option, observed, groups_of(env))
-        size, count = self._size, env.batch_size.numel()
-        stacks = count + steps // _FRAMES_PER_EPISODE + _FIRST_STACKS
+    def __init__(self, setup: StageSetup[Array]) -> None:
+        super().__init__(setup)
+        size, count = self._size, setup.num_envs
+        stacks = count + setup.options.steps // _FRAMES_PER_EPISODE + _FIRST_STACKS
         self.pools = {key: replace(pool, more=size * stacks) for key, pool in self.pools.items()}
         self.passed_on = {
             key: zeros((count, size, *leaf.frame.shape), leaf.frame.dtype)

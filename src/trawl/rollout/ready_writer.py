@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from time import perf_counter
 from typing import Any
 
@@ -10,11 +10,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from tensordict import TensorDictBase
-from torch import Tensor
 from typing_extensions import override
 
 from trawl import keys
-from trawl.envs.frame_stack import FrameStack
 from trawl.envs.gym import GymEnv
 from trawl.envs.parallel import ParallelEnv
 from trawl.envs.pool import Pool
@@ -41,13 +39,13 @@ from trawl.rollout.batch_writer import BatchOptions
 from trawl.rollout.block import Block
 from trawl.rollout.checks import check_rewards
 from trawl.rollout.device_transfer import transfer_to
+from trawl.rollout.episodes import cut_off, truncate
 from trawl.rollout.layout import Layout, Leaf
 from trawl.rollout.policy import Policy
 from trawl.rollout.random_actions import ReadyActions
 from trawl.rollout.ready_pool import ReadyPool
 from trawl.rollout.ready_processes import ReadyProcesses
 from trawl.rollout.ready_source import NO_ROWS, ReadyResults, ReadySource
-from trawl.rollout.ready_stages import ReadyNormalizer, ReadyStacks
 from trawl.rollout.serving import ServingOptions, ServingRecord
 
 
@@ -70,7 +68,7 @@ class ReadyBatchWriter(ArrayBatchWriter):
     """
 
     env: ParallelEnv | GymEnv
-    _normalizer = ReadyNormalizer
+    _kind = "arrival"
 
     def __init__(
         self,
@@ -85,14 +83,16 @@ class ReadyBatchWriter(ArrayBatchWriter):
         super().__init__(env, policy, options)
         self.record = ServingRecord()
         written = self._policy_leaves.written
-        # The part of each environment's frame that is known before its step. Entries of
-        # ``_next`` are overwritten only once the frame is complete.
+        # The part of each environment's frame that is known before its step. What is passed on to
+        # the next one is overwritten only once the frame is complete.
         self._begun = dict(self._next)
         for key, leaf in written.items():
             if key not in self._begun:
                 self._begun[key] = self._new_row(leaf)
         if serving.version_key is not None:
             self._begun[serving.version_key] = np.zeros(self.num_envs, np.int64)
+        own = self._begun.keys() - self._next.keys()
+        self._staged.more_saved = {f"begun {show_key(key)}": self._begun[key] for key in own}
         # The id of each environment's trajectory.
         self._ids = np.array(self.episodes.ids)
         # Row of ``_begun`` that each frame of this batch comes from. Numpy sorts small integers
@@ -105,16 +105,11 @@ class ReadyBatchWriter(ArrayBatchWriter):
 
     @override
     def _start(self) -> None:
-        self._source, self._first = self._new_source(), self._first_rows
+        self._next, self._stages = self._staged.next, self._staged.stages
+        self._source, self._first = self._new_source(), self._staged.first
         for key, begun in self._source.start().items():
             self._first[key][...] = begun
         self._stages.restart(None)
-
-    @override
-    def _new_stacks(self, option: FrameStack) -> ReadyStacks:
-        stacks = ReadyStacks(option, self.env, self.entries.observed, self.options.steps)
-        self._next |= stacks.passed_on
-        return stacks
 
     @override
     def _new_next(self) -> dict[Key, Array]:
@@ -122,11 +117,6 @@ class ReadyBatchWriter(ArrayBatchWriter):
         if STEP_COUNT in roots:
             found[STEP_COUNT] = self._new_row(roots[STEP_COUNT])
         return found
-
-    @property
-    @override
-    def _envs_per_row(self) -> int:
-        return 1
 
     def _new_source(self) -> ReadySource:
         if isinstance(self.env, ParallelEnv):
@@ -158,8 +148,7 @@ class ReadyBatchWriter(ArrayBatchWriter):
 
     @override
     def _begin_rows(self) -> None:
-        assert self._block is not None
-        rows = {key: array[:, 0] for key, array in self._block.flat_rows.items()}
+        rows = {key: array[:, 0] for key, array in self._staged.block.flat_rows.items()}
         for key in (key for key in rows if key not in self._begun):
             if rows[key].dtype == np.bool_:
                 rows[key][...] = False
@@ -173,7 +162,7 @@ class ReadyBatchWriter(ArrayBatchWriter):
             for key, array in self._begun.items()
             if key in rows and key not in stacked
         ]
-        states, view = self._policy_leaves.states, self._view
+        states, view = self._policy_leaves.states, self._staged.view
         self._observed_rows = [
             (key, view.arrays[next_of(key)][:, 0], self._first[key])
             for key in self.entries.observed
@@ -234,9 +223,8 @@ class ReadyBatchWriter(ArrayBatchWriter):
                 self.sums.end(index)
                 self.episodes.cut(index)
             else:
-                for key in (keys.TRUNCATED, keys.DONE):
-                    # A trajectory that has ended with this frame keeps its flags.
-                    self._rows[key][last] |= not self._rows[keys.DONE][last]
+                # A trajectory that has ended with this frame keeps its flags.
+                truncate(self._rows, (last,), ~self._rows[DONE][last, 0])
         self._start_trajectories(np.array(broken))
 
     def _record_frames(self, results: ReadyResults, start: int) -> int:
@@ -293,9 +281,10 @@ class ReadyBatchWriter(ArrayBatchWriter):
         rows = self._rows
         rows[keys.TERMINATED][start:stop, 0] = bits & TERMINATED
         rows[keys.TRUNCATED][start:stop, 0] = bits & TRUNCATED
-        if self.options.limit is not None:
-            rows[keys.TRUNCATED][start:stop] |= self._next[STEP_COUNT][chosen] >= self.options.limit
         rows[DONE][start:stop, 0] = resets
+        if self.options.limit is not None:
+            flags = (rows[key][start:stop] for key in (keys.TRUNCATED, DONE))
+            cut_off(self.options.limit, self._next[STEP_COUNT][chosen], *flags)
         self._start_trajectories(chosen[ended])
         self._start_episodes(chosen[ended])
 
@@ -358,8 +347,8 @@ class ReadyBatchWriter(ArrayBatchWriter):
 
     @property
     @override
-    def _passed_on(self) -> Iterable[Key]:
-        return ()  # an environment's newest entries are kept as soon as they arrive
+    def _passed_on(self) -> list[Key]:
+        return []  # an environment's newest entries are kept as soon as they arrive
 
     @override
     def _end_steps(self, block: Block, filled: int) -> None:
@@ -421,12 +410,6 @@ class ReadyBatchWriter(ArrayBatchWriter):
         super().load_state_dict(state)
         self._source.load_state_dict(state["source"])
         self._random_actions.load_state_dict(state["random_actions"])
-
-    @override
-    def _saved_rows(self) -> dict[str, Tensor]:
-        own = {key: rows for key, rows in self._begun.items() if key not in self._next}
-        begun = {f"begun {show_key(key)}": torch.from_numpy(rows) for key, rows in own.items()}
-        return {**super()._saved_rows(), **begun}
 
     @override
     def _deliver(self, block: Block) -> TensorDictBase:

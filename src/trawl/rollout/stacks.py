@@ -9,7 +9,7 @@ the rows in which episodes begin.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -19,7 +19,6 @@ from numpy.typing import NDArray
 from torch import Tensor
 from typing_extensions import override
 
-from trawl.envs.frame_stack import FrameStack
 from trawl.keys import Key, next_of, show_key
 from trawl.memory import Array
 from trawl.rollout.block import Block
@@ -27,7 +26,7 @@ from trawl.rollout.episodes import Follow, StepArrays
 from trawl.rollout.layout import FramePool, Leaf, as_array, pool_key
 from trawl.rollout.policy_inputs import InputCopies, InputRows, LazyRows
 from trawl.rollout.policy_leaves import PolicyLeaves
-from trawl.rollout.stage import Rows, Stage, View
+from trawl.rollout.stage import Rows, Stage, StageSetup, View
 from trawl.rollout.step_tensors import StepTensors
 
 
@@ -72,9 +71,7 @@ class StackStage(Stage[Rows, View]):
     A batch has each frame once, in a pool, and the positions of the frames of each stack.
 
     Args:
-        option: the option of the collector.
-        observed: layout of all observations, by key.
-        groups: keys of the groups of agents.
+        setup: what the stage is made from.
 
     Attributes:
         leaves: the stacked observations, by key.
@@ -83,14 +80,14 @@ class StackStage(Stage[Rows, View]):
         ValueError: if there is no observation to stack.
     """
 
-    def __init__(
-        self, option: FrameStack, observed: Mapping[Key, Leaf], groups: Collection[str]
-    ) -> None:
+    def __init__(self, setup: StageSetup[Rows]) -> None:
+        option, observed, groups = setup.options.frame_stack, setup.observed, setup.groups
+        assert option is not None
         self._size = option.size
         # True if an episode's first frame completes its first stacks; False if zeros do.
         self._repeats = option.padding == "reset"
         self.leaves: dict[Key, StackedLeaf] = {}
-        for key in option.stacked(observed, groups):
+        for key in option.stacked(observed if option.keys else setup.features, groups):
             leaf, axes = observed[key], 1 if key[0] in groups and len(key) > 1 else 0
             frame = Leaf(leaf.shape[axes:], leaf.dtype)
             self.leaves[key] = StackedLeaf(frame, option.size, leaf.shape[:axes])
@@ -131,27 +128,13 @@ class FrameStacks(StackStage[Any, Any]):
     """Stage that stacks the frames of all environments at once, as arrays or tensors.
 
     Args:
-        option: the option of the collector.
-        observed: layout of all observations, by key.
-        groups: keys of the groups of agents.
-        newest: the frames with which the next batch begins, ``(num_envs, *leaf)``, by key: arrays,
-            or tensors.
-        batch: batch size of the environments.
-        steps: number of steps in a batch.
-        at_once: True if code can read a tensor without waiting for a device.
+        setup: what the stage is made from. Its rows are the frames with which the next batch
+            begins, ``(num_envs, *leaf)``.
     """
 
-    def __init__(
-        self,
-        option: FrameStack,
-        observed: Mapping[Key, Leaf],
-        groups: Collection[str],
-        newest: Mapping[Key, Any],
-        batch: Sequence[int],
-        steps: int,
-        at_once: bool = True,
-    ) -> None:
-        super().__init__(option, observed, groups)
+    def __init__(self, setup: StageSetup[Any]) -> None:
+        super().__init__(setup)
+        steps, batch = setup.options.steps, setup.batch
         self._newest: dict[Key, Tensor] = {}
         self._positions: dict[Key, _Positions] = {}
         # Code that looks at flags would wait for a device that doesn't answer at once.
@@ -159,18 +142,18 @@ class FrameStacks(StackStage[Any, Any]):
         self._gathered: list[GatheredFrames] = []
         self._of_arrays = False
         for key, leaf in self.leaves.items():
-            row = newest[key]
+            row = setup.next_rows[key]
             if not isinstance(row, Tensor):
                 self._of_arrays, row = True, torch.from_numpy(row).view(leaf.frame.dtype)
             self._newest[key] = row
             parts = leaf, self._repeats, row, steps
             self._positions[key] = _Positions(leaf, self._repeats, len(row), steps, row.device)
-            if at_once:
+            if setup.at_once:
                 self._windows.append(WindowedFrames(*parts, batch, self.settle, self._of_arrays))
             else:
                 self._gathered.append(GatheredFrames(*parts))
         self._recent = dict(zip(self.leaves, self._windows or self._gathered, strict=True))
-        self._begun = torch.zeros((steps, len(row)), dtype=torch.bool, device=row.device)
+        self._begun = torch.zeros((steps, setup.num_envs), dtype=torch.bool, device=setup.home)
         if self._of_arrays:
             self.starts = [self]
         # First rows of episodes and their environments: those whose first frames have not been

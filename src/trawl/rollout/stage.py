@@ -3,21 +3,79 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Generic, TypeVar
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Generic, Literal, TypeVar
 
+import numpy as np
+import torch
 from typing_extensions import override
 
 from trawl.keys import Key
-from trawl.rollout.batch_writer import StepFn
+from trawl.rollout.batch_writer import BatchOptions, StepFn
 from trawl.rollout.episodes import EpisodeStart, Follow
 from trawl.rollout.layout import FramePool, Leaf
+from trawl.rollout.normalization import Normalization
 from trawl.rollout.policy_leaves import PolicyLeaves
 
 #: Arrays or tensors.
 Rows = TypeVar("Rows")
+#: Arrays, tensors, or arrays in which a row is the frame of one environment, in the order of
+#: arrival.
+RowKind = Literal["arrays", "tensors", "arrival"]
 #: The batch as steppers write it.
 View = TypeVar("View")
+
+_CPU = torch.device("cpu")
+
+
+@dataclass(frozen=True)
+class StageSetup(Generic[Rows]):
+    """Everything that the stages of a collector are made from.
+
+    Attributes:
+        options: options of the batches.
+        kind: kind of the rows.
+        observed: layout of the observations, by key.
+        features: the observations among which an option chooses that names no keys.
+        rewards: layout of the rewards, by key.
+        groups: keys of the groups of agents.
+        batch: batch size of the environments.
+        next_rows: the entries that a step passes on to the next step, ``(num_envs, *leaf)``, by
+            key. The next batch begins with them.
+        masked: True if some rows of a batch hold no frame.
+        home: device of the entries.
+        at_once: True if code can read a tensor without waiting for a device.
+    """
+
+    options: BatchOptions
+    kind: RowKind
+    observed: Mapping[Key, Leaf]
+    features: Mapping[Key, Leaf]
+    rewards: Mapping[Key, Leaf]
+    groups: Collection[str]
+    batch: tuple[int, ...]
+    next_rows: Mapping[Key, Rows]
+    masked: bool
+    home: torch.device = _CPU
+    at_once: bool = True
+
+    @property
+    def num_envs(self) -> int:
+        """Number of environments."""
+        return math.prod(self.batch)
+
+    def zeros(self, shape: tuple[int, ...]) -> Any:
+        """Returns zeros of float64 with a row for each environment."""
+        size = (self.num_envs, *shape)
+        if self.kind == "tensors":
+            return torch.zeros(size, dtype=torch.float64, device=self.home)
+        return np.zeros(size)
+
+    @property
+    def envs_per_row(self) -> int:
+        """Number of environments of which a row of a batch has frames."""
+        return 1 if self.kind == "arrival" else self.num_envs
 
 
 class Stage(Generic[Rows, View]):
@@ -33,12 +91,17 @@ class Stage(Generic[Rows, View]):
         more_leaves: layout of further entries of a batch, by key.
         pools: layout of the memory for frames that a batch refers to, by key.
         starts: objects that are called when an episode begins in the batch.
+        passed_on: rows that are passed on to the next step instead of those of the environment,
+            by key.
+        normalization: statistics with which the stage normalises frames; None if it doesn't.
     """
 
     keys: Sequence[Key] = ()
     more_leaves: Mapping[Key, Leaf] = {}
     pools: Mapping[Key, FramePool] = {}
     starts: Sequence[EpisodeStart] = ()
+    passed_on: Mapping[Key, Rows] = {}
+    normalization: Normalization | None = None
 
     # --- layout
 
@@ -52,6 +115,14 @@ class Stage(Generic[Rows, View]):
 
     def check_policy(self, leaves: PolicyLeaves) -> None:
         """Raises a ``ValueError`` if a policy writes what the stage writes."""
+
+    def source(self, source: Any) -> Any:
+        """Returns an object that takes steps of tensors, and changes their results.
+
+        Args:
+            source: the environment, or an object that takes its steps.
+        """
+        return source
 
     # --- between batches
 
@@ -154,29 +225,16 @@ class StageChain(Stage[Any, Any]):
 
     def __init__(self, stages: Sequence[Stage[Any, Any]] = ()) -> None:
         self._stages = list(stages)
+        self.keys = [key for stage in stages for key in stage.keys]
+        self.starts = [start for stage in stages for start in stage.starts]
+        self.more_leaves = _merged(stage.more_leaves for stage in stages)
+        self.pools = _merged(stage.pools for stage in stages)
+        self.passed_on = _merged(stage.passed_on for stage in stages)
+        found = (stage.normalization for stage in stages)
+        self.normalization = next((one for one in found if one is not None), None)
 
     def __iter__(self) -> Iterator[Stage[Any, Any]]:
         return iter(self._stages)
-
-    @property
-    @override
-    def keys(self) -> list[Key]:  # type: ignore[override]
-        return [key for stage in self for key in stage.keys]
-
-    @property
-    @override
-    def more_leaves(self) -> dict[Key, Leaf]:  # type: ignore[override]
-        return {key: leaf for stage in self for key, leaf in stage.more_leaves.items()}
-
-    @property
-    @override
-    def pools(self) -> dict[Key, FramePool]:  # type: ignore[override]
-        return {key: pool for stage in self for key, pool in stage.pools.items()}
-
-    @property
-    @override
-    def starts(self) -> list[EpisodeStart]:  # type: ignore[override]
-        return [start for stage in self for start in stage.starts]
 
     @override
     def readable(self, leaves: Mapping[Key, Leaf]) -> Mapping[Key, Leaf]:
@@ -196,6 +254,12 @@ class StageChain(Stage[Any, Any]):
             stage.check_policy(leaves)
 
     @override
+    def source(self, source: Any) -> Any:
+        for stage in self:
+            source = stage.source(source)
+        return source
+
+    @override
     def first_rows(self, rows: Mapping[Key, Any]) -> Mapping[Key, Any]:
         for stage in reversed(self._stages):
             rows = stage.first_rows(rows)
@@ -213,7 +277,7 @@ class StageChain(Stage[Any, Any]):
 
     @override
     def saved_rows(self) -> dict[str, Any]:
-        return {name: row for stage in self for name, row in stage.saved_rows().items()}
+        return _merged(stage.saved_rows() for stage in self)
 
     @override
     def renew(self, most_frames: float, in_groups: bool) -> Any:
@@ -264,3 +328,7 @@ class StageChain(Stage[Any, Any]):
     def begin_episodes(self, envs: Any) -> None:
         for stage in self:
             stage.begin_episodes(envs)
+
+
+def _merged(found: Iterable[Mapping[Any, Any]]) -> dict[Any, Any]:
+    return {key: value for one in found for key, value in one.items()}

@@ -11,6 +11,7 @@ from typing_extensions import override
 
 from trawl.keys import Key
 from trawl.rollout.block import BatchMemory, Block, PolicyRows
+from trawl.rollout.episodes import following
 from trawl.rollout.layout import Layout, Leaf, pool_key
 from trawl.rollout.policy_inputs import InputRows, LazyRows
 from trawl.rollout.slab import Lease, SlabPool
@@ -49,8 +50,7 @@ class StepTensors:
 
     def following(self, key: Key, start: int, stop: int) -> list[Tensor]:
         """Returns the row of the next frame for each step of a chunk."""
-        found = self.rows(key, start, stop)[1:]
-        return [*found] if len(found) == stop - start else [*found, self.next_obs[key]]
+        return following(self.rows(key, start, stop)[1:], stop - start, self.next_obs[key])
 
 
 class TensorRows(PolicyRows):
@@ -86,10 +86,6 @@ class TensorRows(PolicyRows):
     @override
     def rows(self, key: Key, start: int, stop: int) -> Sequence[Tensor]:
         return self._view.rows(key, start, stop)
-
-    @override
-    def following(self, key: Key, start: int, stop: int, next_row: Tensor) -> list[Tensor]:
-        return self._view.following(key, start, stop)
 
 
 class TensorPool(BatchMemory):

@@ -13,7 +13,6 @@ from numpy.typing import NDArray
 from torch import Tensor
 from typing_extensions import override
 
-from trawl.envs.agent_groups import groups_of
 from trawl.envs.tensor_env import TensorEnv
 from trawl.keys import NO_TRAJECTORY, TRAJ_IDS, Key
 from trawl.memory import Mask
@@ -21,16 +20,12 @@ from trawl.rollout.batch_writer import ActFn, BatchOptions, StepFn
 from trawl.rollout.block import Block
 from trawl.rollout.episodes import BatchEpisodeTracker
 from trawl.rollout.fixed_layout_writer import FixedLayoutWriter
-from trawl.rollout.frame_normalizer import observation_keys
 from trawl.rollout.guard import GuardedStepper
 from trawl.rollout.layout import Layout, Leaf
 from trawl.rollout.policy import Policy
 from trawl.rollout.policy_binder import PolicyBinder
-from trawl.rollout.stacks import FrameStacks
-from trawl.rollout.stage import Stage, StageChain
 from trawl.rollout.step_tensors import StepTensors, TensorPool, TensorRows
-from trawl.rollout.tensor_normalizer import TensorNormalizer
-from trawl.rollout.tensor_stepper import StepSource, TensorStepper
+from trawl.rollout.tensor_stepper import TensorStepper
 from trawl.supported import LIMIT_ALL_AT_ONCE
 
 
@@ -48,6 +43,7 @@ class TensorBatchWriter(FixedLayoutWriter):
     """
 
     _path = "tensor"
+    _kind = "tensors"
     env: TensorEnv
     episodes: BatchEpisodeTracker
 
@@ -56,42 +52,20 @@ class TensorBatchWriter(FixedLayoutWriter):
         restarts = options.restarts
         super().__init__(env, policy, options, env.skips or restarts is not None)
         self.episodes = BatchEpisodeTracker(self.num_envs)
-        # The entries that the next batch begins with.
-        self._next = {key: self._zeros(leaf) for key, leaf in self.entries.roots.items()}
-        # The object that takes the steps.
-        self._source: StepSource = env
-        self._stages = StageChain(self._new_stages())
-        self._steps = TensorStepper(env, self._source, options.limit, self._stages)
+        next_rows = {key: self._zeros(leaf) for key, leaf in self.entries.roots.items()}
+        self._staged = self._new_rows(next_rows, home=env.home, at_once=env.answers_at_once)
+        self._steps = TensorStepper(env, options.limit, self._staged.stages)
         self.stepper = self._steps
         if restarts is not None:
             self.stepper = GuardedStepper(env, lambda: self._steps, restarts)
         self._begin_episodes(None)
         leaves = self._policy_leaves = self._steps.policy_leaves = self._discover()
         for key, leaf in leaves.read_later.items():
-            self._next[key] = self._zeros(leaf)
+            self._staged.next[key] = self._zeros(leaf)
         plain = self._new_layout()
         layout = Layout(plain.leaves, plain.batch, plain.steps, plain.pools, agents=env.agents)
         self.pool = TensorPool(layout, env.home, options.recycle)
-        self._binder = PolicyBinder(env, policy, leaves, self._readable, self._next)
-
-    def _new_stages(self) -> list[Stage[Tensor, StepTensors]]:
-        """Returns what is done to frames, in the order in which they pass."""
-        env, options, entries = self.env, self.options, self.entries
-        stages: list[Stage[Tensor, StepTensors]] = []
-        if options.normalize:
-            chosen = options.normalize.observations
-            keys = [] if chosen is None else observation_keys(chosen, entries.observed)
-            rewards, masked = entries.rewards, entries.masked
-            normalizer = TensorNormalizer(
-                env, options.normalize, keys, rewards, masked, self._next, options.steps
-            )
-            self._source, self.normalization = normalizer.source, normalizer.normalization
-            stages.append(normalizer)
-        if options.frame_stack is not None:
-            groups, size = groups_of(env), tuple(env.batch_size)
-            parts = entries.observed, groups, self._next, size, options.steps
-            stages.append(FrameStacks(options.frame_stack, *parts, env.answers_at_once))
-        return stages
+        self._binder = PolicyBinder(env, policy, leaves, self._readable, self._staged.next)
 
     def _zeros(self, leaf: Leaf) -> Tensor:
         shape = (self.num_envs, *leaf.shape)
@@ -99,35 +73,22 @@ class TensorBatchWriter(FixedLayoutWriter):
 
     # --- filling
 
-    @staticmethod
-    @override
-    def _write(rows: Tensor, value: Any) -> None:
-        # Several times as fast as an assignment to an index.
-        if isinstance(value, Tensor):
-            rows.copy_(value)
-        else:
-            rows.fill_(value)
-
     @override
     def _new_block(self) -> Block:
         return Block(self.layout, self.pool.lease())
 
     @override
-    def _rows_of(self, block: Block) -> dict[Key, Tensor]:
-        return block.tensors
-
-    @override
-    def _view_of(self, rows: dict[Key, Tensor], next_rows: dict[Key, Tensor]) -> StepTensors:
-        return StepTensors(rows, next_rows)
+    def _view_of(self, block: Block | None, next_rows: dict[Key, Tensor]) -> StepTensors:
+        return StepTensors({} if block is None else block.tensors, next_rows)
 
     @override
     def bind(self, start: int, stop: int, random: bool) -> tuple[ActFn | None, StepFn]:
-        block, view = self._block, self._view
-        assert block is not None
-        rows = TensorRows(block, view, self._steps.newest)
+        staged = self._staged
+        view = staged.view
+        rows = TensorRows(staged.block, view, self._steps.newest)
         act = self._binder.bind(rows, start, stop, random)
         step = self.stepper.bind(view, self.episodes, start, stop)
-        return act, self._stages.bind(step, view, slice(0, self.num_envs), start, stop)
+        return act, staged.stages.bind(step, view, slice(0, self.num_envs), start, stop)
 
     @override
     def _end_steps(self, block: Block, filled: int) -> None:

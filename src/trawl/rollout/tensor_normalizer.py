@@ -8,7 +8,7 @@ loop waits for the device.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -16,126 +16,83 @@ from torch import Tensor
 from typing_extensions import override
 
 from trawl.envs.tensor_env import TensorStep
-from trawl.keys import DONE, MASK, Key, next_of
+from trawl.keys import Key
 from trawl.rollout.batch_writer import StepFn
 from trawl.rollout.block import Block
 from trawl.rollout.frame_normalizer import (
-    BatchStatistics,
     DiscountedReturns,
     FrameNormalizer,
-    raw_reward_of,
+    Operations,
+    column,
+    present_in,
 )
-from trawl.rollout.layout import Leaf
 from trawl.rollout.moments import BaseMoments, RunningMoments, TensorMoments
-from trawl.rollout.normalization import NormalizeOptions, Statistics, clip_within
+from trawl.rollout.normalization import clip_within
+from trawl.rollout.stage import StageSetup
 from trawl.rollout.step_tensors import StepTensors
 from trawl.rollout.tensor_stepper import StepSource, TensorSource
 
+_OPERATIONS = Operations(
+    torch.add,
+    torch.mul,
+    torch.clamp,
+    lambda values, mask: values.masked_fill_(mask, 0),
+    lambda values, dtype: values.to(dtype, copy=True),
+    torch.finfo,
+    torch.float64,
+)
+
 
 class TensorNormalizer(FrameNormalizer[Tensor, StepTensors]):
-    """Normalises the batches of a ``TensorBatchWriter``.
+    """Normalises the frames of environments whose data are tensors.
 
     Except for rounding, the results equal those of
     :class:`~trawl.rollout.array_normalizer.ArrayNormalizer`.
-
-    Args:
-        env: the environment.
-        options: options of everything that is normalised.
-        keys: keys of the observations to normalise.
-        rewards: layout of the rewards.
-        masked: True if some frames hold no experience.
-        next_row: for each entry of the next frame, the row after a batch's last row.
-        steps: number of rows in a batch.
-
-    Attributes:
-        source: the object that the stepper steps.
     """
 
-    def __init__(
-        self,
-        env: TensorSource,
-        options: NormalizeOptions,
-        keys: Sequence[Key],
-        rewards: Mapping[Key, Leaf],
-        masked: bool,
-        next_row: Mapping[Key, Tensor],
-        steps: int,
-    ) -> None:
-        self.source: StepSource = env
-        self._options, self._next_rows = options, next_row
-        self._home = env.home
-        self._observations: list[NormalizedRows] = []
-        self._rewards: list[DiscountedReturns] = []
-        count = env.batch_size.numel()
-        if options.observations is not None:
-            clip = options.observations.clip
-            self._kept = rows_kept([next_row[key] for key in keys], steps, masked)
-            self._observations = [
-                NormalizedRows(key, next_row[key], steps, self._kept, clip, self._absent(key))
-                for key in keys
-            ]
-            self._steps = NormalizedSteps(env, self._observations)
-            self.source = self._steps
-        if options.rewards is not None:
-            self._rewards = [
-                DiscountedReturns(
-                    key,
-                    options.rewards,
-                    torch.zeros(count, *leaf.shape, dtype=torch.float64, device=env.home),
-                    torch.add,
-                    torch.mul,
-                )
-                for key, leaf in rewards.items()
-            ]
-        self._statistics = BatchStatistics(options, self._empty(), count, self._on_device)
-        self.normalization = self._statistics.normalization
-        self._fresh = torch.ones(count, dtype=torch.bool, device=env.home)
-        self._rows: Mapping[Key, Tensor] = {}
+    _ops = _OPERATIONS
+    _observations: list[NormalizedRows]
+    _steps: NormalizedSteps
 
+    def __init__(self, setup: StageSetup[Tensor]) -> None:
+        self._home = setup.home
+        super().__init__(setup)
+
+    @override
+    def _new_observations(
+        self, setup: StageSetup[Tensor], keys: Sequence[Key], clip: float
+    ) -> list[NormalizedRows]:
+        rows, steps = [setup.next_rows[key] for key in keys], setup.options.steps
+        self._kept = rows_kept(rows, steps, setup.masked)
+        return [
+            NormalizedRows(key, row, steps, self._kept, clip, self._absent(key))
+            for key, row in zip(keys, rows, strict=True)
+        ]
+
+    @override
     def _on_device(self, moments: RunningMoments) -> TensorMoments:
         return TensorMoments.on(self._home, moments)
 
-    def _empty(self) -> Statistics:
-        found = {
-            one.key: RunningMoments.empty(one.leaf, 0 if one.absent is None else 1)
-            for one in self._observations
-        }
-        return found | {one.key: RunningMoments.empty(_components(one)) for one in self._rewards}
+    @override
+    def source(self, source: TensorSource) -> StepSource:
+        if not self._observations:
+            return source
+        self._steps = NormalizedSteps(source, self._observations)
+        return self._steps
 
     # --- between batches
 
     @override
-    def restart(self, mask: Tensor | None) -> None:
-        chosen = torch.ones_like(self._fresh) if mask is None else mask
-        self._fresh |= chosen
-        for one in self._rewards:
-            one.carry.masked_fill_(_column(chosen, one.carry), 0.0)
-        self._statistics.load()
-        self._load()
-        self._normalize_fresh()
-
     def _normalize_fresh(self) -> None:
         for one in self._observations:
             values = torch.empty_like(one.next_row)
             one.normalize(one.raw_next, values)
             if one.absent is not None:
-                _clear(values, self._next_rows[one.absent])
-            mask = _column(self._fresh, values)
+                _OPERATIONS.clear_absent(values, self._next_rows[one.absent])
+            mask = column(self._fresh, values)
             torch.where(mask, values, one.next_row, out=one.next_row)
 
     # --- a batch
-
-    @override
-    def renew(self, most_frames: float, in_groups: bool) -> Tensor | None:
-        self._statistics.most_frames = most_frames
-        self._statistics.begin(in_groups)
-        self._load()
-        if self._home.type == "cpu" and not self._fresh.any():
-            return None
-        self._normalize_fresh()
-        fresh = self._fresh.clone()
-        self._fresh.zero_()
-        return fresh
 
     @override
     def begin(self, block: Block, view: StepTensors) -> StepTensors:
@@ -167,8 +124,8 @@ class TensorNormalizer(FrameNormalizer[Tensor, StepTensors]):
 
         return step_counted
 
+    @override
     def _end_rows(self, stop: int) -> None:
-        """Counts the frames up to a row."""
         chosen = slice(self._statistics.first, stop)
         if self._statistics.training and chosen.start < stop:
             mask = self._counted(stop)
@@ -176,70 +133,24 @@ class TensorNormalizer(FrameNormalizer[Tensor, StepTensors]):
             for one in self._observations:
                 present = part
                 if one.absent is not None:
-                    present = _present(self._rows[one.absent][chosen].flatten(0, 1), part)
+                    present = present_in(self._rows[one.absent][chosen].flatten(0, 1), part)
                 self._statistics.add(one.key, TensorMoments.of(one.kept(chosen), present))
         self._statistics.first = stop
 
     @override
-    def finish(self, block: Block, filled: int) -> None:
-        if filled:
-            self._end_rows(filled)
-            self._finish_rewards(filled)
+    def _keep_last(self, filled: int) -> None:
         for one in self._observations:
             one.keep_next(filled)
-        self._rows = {}
-        self._statistics.finish()
 
-    def _finish_rewards(self, filled: int) -> None:
-        tensors, statistics, counted = self._rows, self._statistics, self._counted(filled)
-        goes_on = ~tensors[DONE][:filled, :, 0]
-        if MASK in tensors:
-            # Another episode follows a row without a frame.
-            goes_on = goes_on & tensors[MASK][:filled]
-        for one in self._rewards:
-            rewards, options = tensors[one.key][:filled], one.options
-            if options.keep_raw:
-                tensors[raw_reward_of(one.key)][:filled] = rewards
-            returns, absent = rewards.double(), self._absent(one.key[1:])
-            keep = _column(goes_on, rewards)
-            if absent is not None:
-                keep = keep & ~tensors[next_of(absent)][:filled]
-            one.add(returns, keep.double() * options.gamma)
-            if statistics.training:
-                # The rewards of a group's agents share their statistics.
-                present, lead = counted, returns if one.carry.ndim == 1 else returns[..., 0]
-                if absent is not None:
-                    present = _present(tensors[absent][:filled], counted)
-                if present is not None:
-                    present = _column(present, lead).expand_as(lead).reshape(-1)
-                moments = TensorMoments.of(returns.reshape(-1, *_components(one)), present)
-                statistics.add(one.key, moments)
-            largest = torch.finfo(rewards.dtype).max
-            _, scale = statistics.of(one.key).affine(options.epsilon, largest)
-            clip = clip_within(options.clip, largest)
-            rewards.mul_(scale.to(rewards.dtype)).clamp_(-clip, clip)
-
-
-def _column(rows: Tensor, like: Tensor) -> Tensor:
-    """Returns values of rows in a shape that broadcasts to that of a tensor."""
-    return rows.reshape(*rows.shape, *[1] * (like.ndim - rows.ndim))
-
-
-def _components(one: DiscountedReturns) -> tuple[int, ...]:
-    """Returns the shape of the statistics of rewards, which may have several components."""
-    found = tuple(one.carry.shape[1:])[-1:]
-    return () if found == (1,) else found
-
-
-def _clear(values: Tensor, absent: Tensor) -> None:
-    """Writes zeros where agents are absent."""
-    values.masked_fill_(_column(absent[..., 0], values), 0)
-
-
-def _present(absent: Tensor, mask: Tensor | None) -> Tensor:
-    """Returns True where an agent is present in a frame, ``(*size, agents)``."""
-    present = ~absent[..., 0]
-    return present if mask is None else present & mask.unsqueeze(-1)
+    @override
+    def _return_moments(
+        self, one: DiscountedReturns, returns: Tensor, present: Tensor | None
+    ) -> TensorMoments:
+        # The rewards of a group's agents share their statistics.
+        lead = returns if one.carry.ndim == 1 else returns[..., 0]
+        if present is not None:
+            present = column(present, lead).expand_as(lead).reshape(-1)
+        return TensorMoments.of(returns.reshape(-1, *one.components), present)
 
 
 # Number of values that are kept before they are counted: on the CPU, so that they stay in the
@@ -401,7 +312,7 @@ class NormalizedSteps:
         self._last, self._shown = result.last, self._normalized(result.last)
         for index, one, flag in self._absent:
             # An agent that is done after a step, but wasn't before, has a last observation.
-            _clear(self._shown[index], result.last[flag] & one.flags[self.t])
+            _OPERATIONS.clear_absent(self._shown[index], result.last[flag] & one.flags[self.t])
         final = result.final
         if final is not None:
             final = [*final]
@@ -423,7 +334,7 @@ class NormalizedSteps:
         self._keep(leaves)
         found = self._normalized(leaves)
         for index, _, flag in self._absent:
-            _clear(found[index], leaves[flag])
+            _OPERATIONS.clear_absent(found[index], leaves[flag])
         return found
 
     def _keep(self, leaves: Sequence[Tensor]) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, Protocol
 
 import torch
@@ -23,10 +23,12 @@ from trawl.keys import (
 )
 from trawl.rollout.array_stepper import EnvStepper
 from trawl.rollout.batch_writer import StepFn
-from trawl.rollout.episodes import EpisodeTracker, Follow
+from trawl.rollout.episodes import EpisodeTracker, Follow, cut_off
 from trawl.rollout.policy_leaves import PolicyLeaves
 from trawl.rollout.stage import Stage
 from trawl.rollout.step_tensors import StepTensors
+
+_COUNTS = STEP_COUNT, next_of(STEP_COUNT)
 
 
 class StepSource(Protocol):
@@ -68,7 +70,6 @@ class TensorStepper(EnvStepper[StepTensors]):
 
     Args:
         env: the environment.
-        source: the environment, or an object that takes its steps and changes the results.
         limit: number of steps after which an episode is cut off; None for no limit.
         stages: what is done to frames.
 
@@ -83,12 +84,12 @@ class TensorStepper(EnvStepper[StepTensors]):
     def __init__(
         self,
         env: TensorSource,
-        source: StepSource,
         limit: int | None,
         stages: Stage[Tensor, StepTensors],
     ) -> None:
         self._env = env
-        self._source = source
+        # The object that takes the steps.
+        self._source: StepSource = stages.source(env)
         self._limit = limit
         self._stages = stages
         self.latest: list[Tensor] | None = None
@@ -121,17 +122,19 @@ class TensorStepper(EnvStepper[StepTensors]):
         def rows(key: Key) -> Sequence[Tensor]:
             return view.rows(key, start, stop)
 
-        keys = env.observation_keys
         count = stop - start
-        observed = _each_step([rows(next_of(key)) for key in keys], count)
-        following = _each_step([view.following(key, start, stop) for key in keys], count)
+        observed = _each_step([rows(next_of(key)) for key in self.root_keys], count)
+        following = _each_step([view.following(key, start, stop) for key in self.root_keys], count)
         actions = _each_step([rows(as_key(key)) for key in env.action_keys], count)
         rewards = _each_step([rows(next_of(as_key(key))) for key in env.reward_keys], count)
-        terminated, truncated, done = (
-            tensors[key][start:stop, :, 0].unbind(0) for key in (TERMINATED, TRUNCATED, DONE)
-        )
+        limit = self._limit
+        keys = TERMINATED, TRUNCATED, DONE, *(() if limit is None else _COUNTS)
+        columns = {key: tensors[key][start:stop, :, 0].unbind(0) for key in keys}
+        terminated, truncated, done = (columns[key] for key in keys[:3])
+        counts, counted = ((), ()) if limit is None else (columns[key] for key in _COUNTS)
+        following_counts = view.following(STEP_COUNT, start, stop) if limit is not None else []
+        next_counts = [row[:, 0] for row in following_counts]
         masks = rows(MASK) if env.skips else ()
-        cut_off = self._cutter(view, start, stop)
         follow = self._followers(view, start, stop)
 
         def step(t: int) -> None:
@@ -148,10 +151,12 @@ class TensorStepper(EnvStepper[StepTensors]):
             if result.skipped is not None:
                 torch.logical_not(result.skipped, out=masks[t])
             cut = None
-            if cut_off is not None:
+            if limit is not None:
                 # A copy, because the limit adds to the flags.
                 ended = ended.clone()
-                cut = cut_off(t, ended, truncated[t], done[t], result.skipped)
+                steps = torch.add(counts[t], 1, out=counted[t])
+                next_counts[t].copy_(steps)
+                cut = cut_off(limit, steps, truncated[t], done[t], result.skipped) & ~ended
             begun = self.latest = source.begin_next(ended, cut)
             for row, value in zip(following[t], begun, strict=True):
                 row.copy_(value)
@@ -167,38 +172,12 @@ class TensorStepper(EnvStepper[StepTensors]):
         keys = self._env.observation_keys
         return _Newest(self, keys.index(key), rows) if key in keys else rows
 
-    def _cutter(
-        self, view: StepTensors, start: int, stop: int
-    ) -> Callable[[int, Tensor, Tensor, Tensor, Tensor | None], Tensor] | None:
-        """Returns a function that counts a step, and marks and returns the episodes to cut off."""
-        limit = self._limit
-        if limit is None:
-            return None
-        counts = view.arrays[STEP_COUNT][start:stop, :, 0].unbind(0)
-        after = view.arrays[next_of(STEP_COUNT)][start:stop, :, 0].unbind(0)
-
-        def cut_off(
-            t: int, ended: Tensor, truncated: Tensor, done: Tensor, skipped: Tensor | None
-        ) -> Tensor:
-            torch.add(counts[t], 1, out=after[t])
-            late = after[t] >= limit
-            if skipped is not None:
-                # A step that was only a reset belongs to no episode.
-                late &= ~skipped
-            truncated |= late
-            done |= late
-            return late & ~ended
-
-        return cut_off
-
     def _followers(self, view: StepTensors, start: int, stop: int) -> list[Follow]:
         found: list[Follow] = []
-        if self._limit is not None:
-            after = view.rows(next_of(STEP_COUNT), start, stop)
-            found.append(_carried(after, view.following(STEP_COUNT, start, stop)))
         if IS_INIT in view.next_obs and next_of(IS_INIT) in view.arrays:
             found.append(_marked(view.following(IS_INIT, start, stop)))
-        carried = [view.following(key, start, stop) for key in self.policy_leaves.states]
+        zeroed = self.policy_leaves.states + ([STEP_COUNT] if self._limit is not None else [])
+        carried = [view.following(key, start, stop) for key in zeroed]
         carried += [[view.next_obs[key]] * (stop - start) for key in self.policy_leaves.memories]
         found += map(_emptied, carried)
         return found + self._stages.followers(start, stop)
@@ -252,17 +231,6 @@ def _merge_few(rows: Sequence[Tensor], values: Sequence[Tensor], mask: Tensor) -
 def _starts(done: Tensor, result: TensorStep) -> Tensor:
     """Returns True where the next row is the first of an episode."""
     return done if result.skipped is None else done | result.skipped
-
-
-def _carried(values: Sequence[Tensor], targets: list[Tensor]) -> Follow:
-    """Returns a function that passes an entry on, or zeros where an episode begins."""
-
-    def write(t: int, starts: Tensor) -> None:
-        value = values[t]
-        mask = starts.view(-1, *[1] * (value.ndim - 1))
-        torch.where(mask, torch.zeros_like(value), value, out=targets[t])
-
-    return write
 
 
 def _emptied(targets: list[Tensor]) -> Follow:

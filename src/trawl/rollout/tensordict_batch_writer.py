@@ -20,7 +20,7 @@ from typing_extensions import override
 
 from trawl.envs.base import TensorDictEnv
 from trawl.envs.capture.codec import NotPlain
-from trawl.envs.capture.frames import copy_or_encode, from_plain, to_plain
+from trawl.envs.capture.kinds import copy_or_encode, from_plain, to_plain
 from trawl.errors import EnvStateError, resetting
 from trawl.keys import (
     IS_INIT,
@@ -38,11 +38,12 @@ from trawl.rollout.block import Block, copy_into
 from trawl.rollout.checks import check_carrier, check_rewards, has_autoreset_steps
 from trawl.rollout.env_restarts import FailureCounter, PartFailures, emptied
 from trawl.rollout.episode_sums import EpisodeSums
-from trawl.rollout.episodes import EpisodeTracker
+from trawl.rollout.episodes import EpisodeTracker, cut_off
 from trawl.rollout.layout import Layout, layout_of
 from trawl.rollout.loose_stages import LooseStages, LooseStep
 from trawl.rollout.policy import Policy
 from trawl.rollout.policy_binder import TensorDictBinder
+from trawl.rollout.staged_rows import needs_stages
 from trawl.rollout.step_logs import keep_logs
 from trawl.tensordicts import (
     break_off,
@@ -106,9 +107,9 @@ class TensorDictBatchWriter(BatchWriter):
         root = self._with_marks(self._reset())
         # What is done to some entries of the frames; None if nothing is.
         self._stages: LooseStages | None = None
-        if options.normalize or options.frame_stack is not None:
+        if needs_stages(options):
             self._stages = LooseStages(env, policy, options, root, self._has_mask)
-            self.normalization = self._stages.normalization
+            self.normalization = self._stages.staged.stages.normalization
         shown = root if self._stages is None else self._stages.read_first(root)
         self._caller = TensorDictBinder(env, policy, shown)
         self.warnings = self._caller.warnings
@@ -293,16 +294,15 @@ class TensorDictBatchWriter(BatchWriter):
         if self._limit is not None:
             count = frame.get(_COUNT) + 1
             following.set(_COUNT, count)
-            late = count >= self._limit
-            if skipped is not None:
-                # A step that was only a reset belongs to no episode.
-                late &= ~skipped.unsqueeze(-1).to(late.device)
-            cut = late & ~following.get("done")
+            ended, before = following.get("done"), following.get("truncated", None)
+            done = ended.clone()
+            truncated = torch.zeros_like(done) if before is None else before.clone()
+            resets = None if skipped is None else skipped.unsqueeze(-1).to(count.device)
+            late = cut_off(self._limit, count, truncated, done, resets)
+            following.update({"truncated": truncated, "done": done})
+            cut = late & ~ended
             if self._parts is not None:
                 cut &= ~self._parts.failed().unsqueeze(-1).to(cut.device)
-            before = following.get("truncated", None)
-            following.set("truncated", late if before is None else before | late)
-            following.set("done", following.get("done") | late)
             break_off(following, self._agent_flags, late.squeeze(-1))
             if cut.any():
                 root = self.env.reset(root.copy().set("_reset", cut))
@@ -457,7 +457,7 @@ class TensorDictBatchWriter(BatchWriter):
         except NotPlain as error:
             raise EnvStateError(f"an entry of the frames holds data, {error}") from error
         episodes, sums = self.episodes.state_dict(), self.sums.state_dict()
-        stages = {} if self._stages is None else {"stages": self._stages.state_dict()}
+        stages = {} if self._stages is None else {"stages": self._stages.staged.state_dict()}
         return {"rows": rows, "episodes": episodes, "sums": sums, **stages}
 
     @override
@@ -467,7 +467,7 @@ class TensorDictBatchWriter(BatchWriter):
         written = {whole_key(self._caller.written, key) for key in self.policy.writes}
         check_carrier(self.env, written, self._carrier, rows)
         if self._stages is not None:
-            self._stages.load_state_dict(state.get("stages", {}))
+            self._stages.staged.load_state_dict(state.get("stages", {}))
         self._carrier = rows
         self.episodes.load_state_dict(state["episodes"])
         self.sums.load_state_dict(state["sums"])

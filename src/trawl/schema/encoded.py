@@ -491,7 +491,7 @@ GENERATORS = entries(
     {"cuda": like_own},
 )
 
-# --- TensorDicts (see trawl.envs.capture.frames)
+# --- TensorDicts (see trawl.envs.capture.kinds)
 
 
 def _frame_leaf(value: Any, place: str, own: Any) -> None:

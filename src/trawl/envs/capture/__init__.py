@@ -27,14 +27,13 @@ from typing import Any
 from gymnasium.vector import SyncVectorEnv
 from typing_extensions import override
 
-from trawl.envs.capture import frames, kinds  # noqa: F401 - register how values are converted
+from trawl.envs.capture import kinds  # noqa: F401 - registers how values are converted
 from trawl.envs.capture.action_log import REPLAY, ActionLog
 from trawl.envs.capture.codec import Decoder, Encoder, NotPlain, difference
 from trawl.envs.capture.fixed import check_identity, class_name, package_of
 from trawl.envs.capture.pickling import is_own
 from trawl.envs.capture.rehearsal import failure, goes_on_from
-from trawl.envs.capture.simulators import Ale, Mujoco
-from trawl.envs.capture.ways import Attributes, OwnMethods, Pickle, Way, chain
+from trawl.envs.capture.ways import Ale, Attributes, Mujoco, OwnMethods, Pickle, Way, chain
 from trawl.errors import EnvStateError, env_errors
 from trawl.schema.checks import UNKNOWN, entries, one_of, refuse
 from trawl.schema.states import CAPTURED, captured, episode

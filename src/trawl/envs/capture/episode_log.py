@@ -17,8 +17,7 @@ from typing_extensions import override
 from trawl.envs.capture.action_log import ActionLog
 from trawl.envs.capture.codec import Decoder, Encoder, NotPlain
 from trawl.envs.capture.kinds import GENERATORS, generator_state
-from trawl.envs.capture.simulators import emulator_of, emulator_state, put_emulator_state
-from trawl.envs.capture.ways import chain
+from trawl.envs.capture.ways import chain, emulator_of, emulator_state, put_emulator_state
 from trawl.errors import EnvStateError
 from trawl.schema.encoded import kind_of
 

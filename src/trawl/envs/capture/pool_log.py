@@ -127,7 +127,7 @@ class PoolLog(ActionLog):
         leaves, reward, _, _ = pool.step(self.action(step))
         ended = self._mask(self._ended[0][step])
         if ended.any():
-            leaves = _with_rows(leaves, *pool.begin_next(ended))
+            leaves = with_rows(leaves, *pool.begin_next(ended))
         return self._reset(step + 1, leaves), reward, False
 
     def _reset(self, step: int, leaves: Sequence[Array]) -> Sequence[Array]:
@@ -139,14 +139,14 @@ class PoolLog(ActionLog):
                 leaves = pool.reset()
             else:
                 mask = self._mask(np.frombuffer(bits, np.uint8))
-                leaves = _with_rows(leaves, mask, [leaf[mask] for leaf in pool.restart(mask)])
+                leaves = with_rows(leaves, mask, [leaf[mask] for leaf in pool.restart(mask)])
         return leaves
 
     def _mask(self, bits: Array) -> Mask:
         return np.unpackbits(bits, count=int(self.owner.env.num_envs)).astype(np.bool_)
 
 
-def _with_rows(leaves: Sequence[Array], rows: Any, values: Sequence[Array]) -> list[Array]:
+def with_rows(leaves: Sequence[Array], rows: Any, values: Sequence[Array]) -> list[Array]:
     """Returns copies of observations in which some rows are replaced."""
     changed = [np.array(leaf) for leaf in leaves]
     for leaf, value in zip(changed, values, strict=True):

@@ -1,0 +1,64 @@
+"""A stage for all kinds of environments, which writes a column of its own."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from typing_extensions import override
+
+from trawl.collectors import AsyncBatchedCollector, Collector, RandomPolicy
+from trawl.envs import ParallelEnv
+from trawl.rollout import staged_rows
+from trawl.rollout.block import Block
+from trawl.rollout.layout import Leaf
+from trawl.rollout.stage import Stage
+from trawl.testing import NumberedEnv, NumberedTorchEnv, RaggedEnv
+
+STEPS = 5
+LEAVES = {("row",): Leaf((2,), torch.int64)}
+
+
+class RowNumbers(Stage[Any, Any]):
+    """Writes the number of each row."""
+
+    more_leaves = LEAVES
+
+    @override
+    def finish(self, block: Block, filled: int) -> None:
+        rows = block.flat(("row",))
+        rows[:] = torch.arange(len(rows))[:, None, None]
+
+
+@pytest.fixture(autouse=True)
+def column() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        entry = (lambda options: True, lambda setup: RowNumbers())
+        patch.setattr(staged_rows, "_STAGES", [*staged_rows._STAGES, entry])
+        yield
+
+
+ENVS: dict[str, Any] = {
+    "one": NumberedEnv,
+    "several": [NumberedEnv, NumberedEnv],
+    "processes": ParallelEnv(2, NumberedEnv),
+    "tensors": NumberedTorchEnv(3),
+    "ragged": RaggedEnv,
+}
+
+
+@pytest.mark.parametrize("name", ENVS)
+def test_a_column_is_in_every_batch(name: str) -> None:
+    with Collector(ENVS[name], frames_per_batch=6 * STEPS) as collector:
+        for _ in range(2):
+            batch = collector.next()
+            assert batch["row"].shape == (*batch.shape, 2)
+            assert (batch["row"] == torch.arange(batch.shape[-1]).unsqueeze(-1)).all()
+
+
+def test_a_column_is_in_batches_in_order_of_arrival() -> None:
+    envs = [NumberedEnv, NumberedEnv]
+    with AsyncBatchedCollector(envs, policy=RandomPolicy(), frames_per_batch=STEPS) as collector:
+        for _ in range(2):
+            batch = collector.next()
+            assert batch["row"].tolist() == [[row, row] for row in range(STEPS)]
