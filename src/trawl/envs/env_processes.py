@@ -251,8 +251,11 @@ class EnvProcesses:
         Args:
             timeout: seconds to wait; None for no limit.
         """
-        found = (timeout != 0 and self._spin()) or self._poll.poll(timeout)
-        return any(descriptor != self._answers for descriptor, _ in found)
+        answers = self._answers
+        for descriptor, _ in (timeout != 0 and self._spin()) or self._poll.poll(timeout):
+            if descriptor != answers:
+                return True
+        return False
 
     # --- the end
 
