@@ -221,11 +221,18 @@ class FixedLayoutWriter(BatchWriter):
 
     def _forget(self, chosen: Any) -> None:
         """Passes nothing on from one episode to the next in some environments."""
+        for row, value in self._forgotten():
+            row[chosen] = value
+
+    def _forgotten(self) -> list[tuple[Any, bool]]:
+        """The rows with what is not passed on to the next episode, and the values that it gets."""
         entries = self.entries
-        for key, row in self._staged.next.items():
+        return [
+            (row, key == IS_INIT)
+            for key, row in self._staged.next.items()
             # Absent agents are done from the beginning of an episode.
-            if key not in entries.observed and not (key in entries.flags and len(key) > 1):
-                row[chosen] = key == IS_INIT
+            if key not in entries.observed and not (key in entries.flags and len(key) > 1)
+        ]
 
     @override
     def reset(self, mask: NDArray[np.bool_] | None = None, **kwargs: Any) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import cached_property
 from time import perf_counter
 from typing import Any
 
@@ -303,9 +304,14 @@ class ReadyBatchWriter(ArrayBatchWriter):
 
     @override
     def _forget(self, chosen: Array) -> None:
-        super()._forget(chosen)
-        for key in self._policy_leaves.states:
-            self._next[key][chosen] = 0
+        for row, value in self._emptied:
+            row[chosen] = value
+
+    @cached_property
+    def _emptied(self) -> list[tuple[Any, bool]]:
+        """What :meth:`_forgotten` returns, with the states of the policy, found once."""
+        states = [(self._next[key], False) for key in self._policy_leaves.states]
+        return self._forgotten() + states
 
     # --- acting
 

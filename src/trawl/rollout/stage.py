@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, Literal, TypeVar
 
@@ -233,29 +233,26 @@ class StageChain(Stage[Any, Any]):
         found = (stage.normalization for stage in stages)
         self.normalization = next((one for one in found if one is not None), None)
 
-    def __iter__(self) -> Iterator[Stage[Any, Any]]:
-        return iter(self._stages)
-
     @override
     def readable(self, leaves: Mapping[Key, Leaf]) -> Mapping[Key, Leaf]:
-        for stage in self:
+        for stage in self._stages:
             leaves = stage.readable(leaves)
         return leaves
 
     @override
     def in_batch(self, leaves: Mapping[Key, Leaf]) -> Mapping[Key, Leaf]:
-        for stage in self:
+        for stage in self._stages:
             leaves = stage.in_batch(leaves)
         return leaves
 
     @override
     def check_policy(self, leaves: PolicyLeaves) -> None:
-        for stage in self:
+        for stage in self._stages:
             stage.check_policy(leaves)
 
     @override
     def source(self, source: Any) -> Any:
-        for stage in self:
+        for stage in self._stages:
             source = stage.source(source)
         return source
 
@@ -267,7 +264,7 @@ class StageChain(Stage[Any, Any]):
 
     @override
     def restart(self, mask: Any) -> None:
-        for stage in self:
+        for stage in self._stages:
             stage.restart(mask)
 
     @override
@@ -277,12 +274,12 @@ class StageChain(Stage[Any, Any]):
 
     @override
     def saved_rows(self) -> dict[str, Any]:
-        return _merged(stage.saved_rows() for stage in self)
+        return _merged(stage.saved_rows() for stage in self._stages)
 
     @override
     def renew(self, most_frames: float, in_groups: bool) -> Any:
         mask = None
-        for stage in self:
+        for stage in self._stages:
             if mask is not None:
                 stage.restart(mask)
             found = stage.renew(most_frames, in_groups)
@@ -297,36 +294,39 @@ class StageChain(Stage[Any, Any]):
 
     @override
     def bind(self, step: StepFn, view: Any, part: slice, start: int, stop: int) -> StepFn:
-        for stage in self:
+        for stage in self._stages:
             step = stage.bind(step, view, part, start, stop)
         return step
 
     @override
     def followers(self, start: int, stop: int) -> list[Follow]:
-        return [one for stage in self for one in stage.followers(start, stop)]
+        return [one for stage in self._stages for one in stage.followers(start, stop)]
 
     @override
     def finish(self, block: Any, filled: int) -> None:
-        for stage in self:
+        for stage in self._stages:
             stage.finish(block, filled)
 
     @override
     def renew_within(self, filled: int) -> float:
-        return min((stage.renew_within(filled) for stage in self), default=math.inf)
+        within = math.inf
+        for stage in self._stages:
+            within = min(within, stage.renew_within(filled))
+        return within
 
     @override
     def record(self, envs: Any, start: int) -> None:
-        for stage in self:
+        for stage in self._stages:
             stage.record(envs, start)
 
     @override
     def pass_on(self, envs: Any, start: int) -> None:
-        for stage in self:
+        for stage in self._stages:
             stage.pass_on(envs, start)
 
     @override
     def begin_episodes(self, envs: Any) -> None:
-        for stage in self:
+        for stage in self._stages:
             stage.begin_episodes(envs)
 
 
