@@ -111,7 +111,8 @@ class ArrayBatchWriter(FixedLayoutWriter):
         if isinstance(self.stepper, ParallelStepper) and self.stepper.env.groups > 1:
             self._groups = GroupBinder(self.stepper, policy, leaves, readable, passed_on)
         layout = self._new_layout()
-        self._bfloat16 = frozenset(k for k, leaf in layout.leaves.items() if _is_bfloat16(leaf))
+        dtypes = {key: leaf.dtype for key, leaf in layout.leaves.items()}
+        self._bfloat16 = frozenset(k for k, dtype in dtypes.items() if dtype is torch.bfloat16)
         states = frozenset(leaves.states)
         self._logs = StepLogs(logged, self._staged.first, states, self._bfloat16)
         self.pool = SlabPool(layout, options.recycle)
@@ -193,14 +194,14 @@ class ArrayBatchWriter(FixedLayoutWriter):
     @override
     def bind(self, start: int, stop: int, random: bool) -> tuple[ActFn | None, StepFn]:
         staged = self._staged
-        block, view, stages = staged.block, staged.view, staged.stages
+        block, view = staged.block, staged.view
         if self._groups is not None and not (random or self.policy.draws_from(self.env)):
-            return self._groups.bind(block, view, self.episodes, stages, start, stop)
+            return self._groups.bind(staged, self.episodes, start, stop)
         act = self._binder.bind(BlockPart(block, self._copies), start, stop, random)
         copies = act is not None and not self.policy.leaves_inputs_alone
         view.latest = self._latest if copies else None
         step = self._bind_step(block, view, start, stop)
-        return act, stages.bind(step, view, slice(0, self.num_envs), start, stop)
+        return act, staged.bind(step, start, stop)
 
     def _bind_step(self, block: Block, view: StepArrays, start: int, stop: int) -> StepFn:
         """Returns the stepper's function for some rows of a block.
@@ -236,7 +237,3 @@ class ArrayBatchWriter(FixedLayoutWriter):
             self._groups.finish()
         self._logs.finish(block.flat_rows, self.episodes, filled)
         self.episodes.finish(filled)
-
-
-def _is_bfloat16(leaf: Leaf) -> bool:
-    return leaf.dtype is torch.bfloat16

@@ -13,8 +13,9 @@ from trawl.memory import Array, Mask
 #: Number of most recent episodes whose returns and lengths are kept.
 WINDOW = 100
 # Largest number of steps that are added without arrays. Arrays cost less for each step, but a call
-# of numpy takes microseconds if its code is not in the processor's cache.
-_FEW = 2048
+# of numpy takes microseconds if its code is not in the processor's cache. An environment costs as
+# much as further steps.
+_FEW, _STEPS_PER_ENV = 2048, 16
 # Number of environments from which a batch is added row by row, which needs no transposed copies.
 _MANY = 1024
 
@@ -71,7 +72,7 @@ class EpisodeSums:
                 self._returns += rewards.sum(0, dtype=np.float64)
             self._lengths += steps
             return
-        if counted is None and done.size <= _FEW:
+        if counted is None and (steps + _STEPS_PER_ENV) * done.shape[1] <= _FEW:
             self._add_few(rewards, done)
             return
         if counted is None and done.shape[1] >= _MANY:

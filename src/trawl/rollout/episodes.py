@@ -393,9 +393,8 @@ def truncate(
         arrays[key][(*frames, ..., 0)] |= cut
     for group in groups:
         done, truncated = (arrays[next_of((group, name))] for name in ("done", "truncated"))
-        cut_agents = ~done[frames] & cut[..., None, None]
-        truncated[frames] |= cut_agents
-        done[frames] |= cut_agents
+        truncated[frames] |= ~done[frames] & cut[..., None, None]
+        done[frames] |= cut[..., None, None]
 
 
 def cut_off(limit: int, steps: Any, truncated: Any, done: Any, skipped: Any = None) -> Any:

@@ -9,15 +9,15 @@ from time import perf_counter
 from trawl.keys import Key
 from trawl.memory import Array
 from trawl.rollout.batch_writer import ActFn, StepFn
-from trawl.rollout.block import Block, BlockPart
-from trawl.rollout.episodes import EpisodeTracker, StepArrays
+from trawl.rollout.block import BlockPart
+from trawl.rollout.episodes import EpisodeTracker
 from trawl.rollout.layout import Leaf
 from trawl.rollout.parallel_stepper import ParallelStepper
 from trawl.rollout.policy import Policy
 from trawl.rollout.policy_binder import PolicyBinder
 from trawl.rollout.policy_inputs import InputMemory
 from trawl.rollout.policy_leaves import PolicyLeaves
-from trawl.rollout.stage import Stage
+from trawl.rollout.staged_rows import StagedRows
 
 
 @dataclass(frozen=True)
@@ -114,32 +114,24 @@ class GroupBinder:
         return 0.0 if self._in_turn is None else self._in_turn.waited
 
     def bind(
-        self,
-        block: Block,
-        view: StepArrays,
-        episodes: EpisodeTracker,
-        stages: Stage[Array, StepArrays],
-        start: int,
-        stop: int,
+        self, staged: StagedRows, episodes: EpisodeTracker, start: int, stop: int
     ) -> tuple[ActFn, StepFn]:
         """Returns the functions of the inner loop for rows ``start`` to ``stop``.
 
         Args:
-            block: memory of the batch.
-            view: arrays that the stepper writes.
+            staged: the rows of the batch, and what is done to frames.
             episodes: tracker of the environments' episodes.
-            stages: what is done to frames.
             start: the first row.
             stop: the row after the last row.
         """
-        count = len(self._binders)
+        count, view = len(self._binders), staged.view
         steps = self._stepper.bind_groups(view, episodes, start, stop, count)
         groups = []
         bound = zip(self._binders, steps, strict=True)
         for (part, chosen, binder, copies), (send, receive) in bound:
-            act = binder.bind(BlockPart(block, copies, part), start, stop, random=False)
+            act = binder.bind(BlockPart(staged.block, copies, part), start, stop, random=False)
             assert act is not None
-            receive = stages.bind(receive, view, chosen, start, stop)
+            receive = staged.stages.bind(receive, view, chosen, start, stop)
             groups.append(Group(act, send, receive))
         self._in_turn = GroupsInTurn(groups, stop - start)
         return self._in_turn.act, self._in_turn.step

@@ -132,7 +132,6 @@ class LooseStages:
         self.staged = StagedRows(StageSetup(options, "tensors", *parts, *place))
         self._pool = TensorPool(self._new_layout(carried), self.home, options.recycle)
         self._stepper = TensorStepper(self, None, self.staged.stages)
-        self._stepper.policy_leaves = PolicyLeaves({}, [], [])
         self._restarts = options.restarts is not None
         # The entries of the current chunk as the policy reads them.
         self._inputs: dict[Key, InputRows] = {}
@@ -269,8 +268,7 @@ class LooseStages:
         """
         self._take, staged = take, self.staged
         view = staged.view
-        step = self._stepper.bind(view, episodes, start, stop)
-        step = staged.stages.bind(step, view, slice(0, self._num_envs), start, stop)
+        step = staged.bind(self._stepper.bind(view, episodes, start, stop), start, stop)
         rows = TensorRows(staged.block, view, self._stepper.newest)
         self._inputs = {key: rows.inputs(key, start, stop, False) for key in self._observed}
         if not self._restarts:

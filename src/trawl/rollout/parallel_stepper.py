@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -107,17 +107,12 @@ class ParallelStepper(ArrayStepper):
         ]
         rewards = view.arrays[keys.REWARD][start:stop, :, 0]
         flags, given, cut = buffers.flags[chosen], buffers.rewards[chosen], buffers.cut[chosen]
-        begun = [
-            (array[chosen], view.following(key, start, stop))
-            for key, array in buffers.reset_observed.items()
-        ]
         nothing, repairs = bytes(count), self._repairs
         ends = VectorEnds(view, episodes, start, stop)
-
-        def copy_begun(t: int, envs: Any) -> None:
-            """Makes the first observations of episodes those with which the next step begins."""
-            for first, rows in begun:
-                rows[t][envs] = first[envs]
+        copy_begun = _copier(
+            (array[chosen], view.following(key, start, stop))
+            for key, array in buffers.reset_observed.items()
+        )
 
         def send(t: int) -> None:
             for target, rows, short in written:
@@ -161,3 +156,18 @@ class ParallelStepper(ArrayStepper):
         self.env.set_action_dtypes(dtypes)
         targets = self.env.buffers.actions
         return [(targets[key], array, key in view.bfloat16) for key, array in rows.items()]
+
+
+def _copier(begun: Iterable[tuple[Array, list[Array]]]) -> Callable[[int, Any], None]:
+    """Returns a function that lets the next step begin with the first observations of episodes.
+
+    Args:
+        begun: the first observations in the shared memory, and the rows of the next steps.
+    """
+    pairs = list(begun)
+
+    def copy(t: int, envs: Any) -> None:
+        for first, rows in pairs:
+            rows[t][envs] = first[envs]
+
+    return copy

@@ -15,7 +15,7 @@ from torch import Tensor
 from trawl.keys import TRAJ_IDS, Key, show_key
 from trawl.rollout.array_normalizer import ArrayNormalizer
 from trawl.rollout.array_stepper import Stepper
-from trawl.rollout.batch_writer import BatchOptions
+from trawl.rollout.batch_writer import BatchOptions, StepFn
 from trawl.rollout.block import Block
 from trawl.rollout.checks import check_same_layout
 from trawl.rollout.ready_stages import ReadyNormalizer, ReadyStacks
@@ -87,7 +87,7 @@ class StagedRows:
     def __init__(self, setup: StageSetup[Any]) -> None:
         self.stages = _new_chain(setup)
         self.next: dict[Key, Any] = {**setup.next_rows, **self.stages.passed_on}
-        self._steps = setup.options.steps
+        self._steps, self._num_envs = setup.options.steps, setup.num_envs
         self._block: Block | None = None
 
     # --- between batches
@@ -163,6 +163,10 @@ class StagedRows:
         arrays, following = self.view.arrays, self.view.next_obs
         for key in keys:
             write(arrays[key][0, ...], following[key])
+
+    def bind(self, step: StepFn, start: int, stop: int) -> StepFn:
+        """Returns a function that takes a step in rows ``start`` to ``stop``, and all stages."""
+        return self.stages.bind(step, self.view, slice(0, self._num_envs), start, stop)
 
     def keep(self, keys: Collection[Key], filled: int) -> None:
         """Keeps what the next batch begins with, if the batch ends before its last row."""

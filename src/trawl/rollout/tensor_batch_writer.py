@@ -88,7 +88,7 @@ class TensorBatchWriter(FixedLayoutWriter):
         rows = TensorRows(staged.block, view, self._steps.newest)
         act = self._binder.bind(rows, start, stop, random)
         step = self.stepper.bind(view, self.episodes, start, stop)
-        return act, staged.stages.bind(step, view, slice(0, self.num_envs), start, stop)
+        return act, staged.bind(step, start, stop)
 
     @override
     def _end_steps(self, block: Block, filled: int) -> None:

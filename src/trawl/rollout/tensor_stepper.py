@@ -24,6 +24,7 @@ from trawl.keys import (
 from trawl.rollout.array_stepper import EnvStepper
 from trawl.rollout.batch_writer import StepFn
 from trawl.rollout.episodes import EpisodeTracker, Follow, cut_off
+from trawl.rollout.policy_inputs import LazyRows
 from trawl.rollout.policy_leaves import PolicyLeaves
 from trawl.rollout.stage import Stage
 from trawl.rollout.step_tensors import StepTensors
@@ -74,12 +75,10 @@ class TensorStepper(EnvStepper[StepTensors]):
         stages: what is done to frames.
 
     Attributes:
-        policy_leaves: entries that the policy writes, to be set before a batch.
+        policy_leaves: entries that the policy writes in rows, to be set before a batch.
         latest: the observations that the last step of the chunk returned for the next frame; None
             before the first step. They are more likely to be in the cache than their copies.
     """
-
-    policy_leaves: PolicyLeaves
 
     def __init__(
         self,
@@ -92,6 +91,7 @@ class TensorStepper(EnvStepper[StepTensors]):
         self._source: StepSource = stages.source(env)
         self._limit = limit
         self._stages = stages
+        self.policy_leaves = PolicyLeaves({}, [], [])
         self.latest: list[Tensor] | None = None
         self.num_envs = env.batch_size.numel()
         self.root_keys = env.observation_keys
@@ -169,8 +169,15 @@ class TensorStepper(EnvStepper[StepTensors]):
 
     def newest(self, key: Key, rows: Sequence[Tensor]) -> Sequence[Tensor]:
         """Returns rows of an entry, or :attr:`latest` instead of them, where it has the entry."""
-        keys = self._env.observation_keys
-        return _Newest(self, keys.index(key), rows) if key in keys else rows
+        if key not in self.root_keys:
+            return rows
+        index, dtype = self.root_keys.index(key), rows[0].dtype
+
+        def read(t: int) -> Tensor:
+            value = rows[t] if self.latest is None else self.latest[index]
+            return value if value.dtype is dtype else rows[t]
+
+        return LazyRows(read, len(rows))
 
     def _followers(self, view: StepTensors, start: int, stop: int) -> list[Follow]:
         found: list[Follow] = []
@@ -181,25 +188,6 @@ class TensorStepper(EnvStepper[StepTensors]):
         carried += [[view.next_obs[key]] * (stop - start) for key in self.policy_leaves.memories]
         found += map(_emptied, carried)
         return found + self._stages.followers(start, stop)
-
-
-class _Newest(Sequence[Tensor]):
-    """Rows of an observation, of which the newest is read from what the environment returned."""
-
-    def __init__(self, stepper: TensorStepper, index: int, rows: Sequence[Tensor]) -> None:
-        self._stepper, self._index, self._rows = stepper, index, rows
-        self._dtype = rows[0].dtype
-
-    def __len__(self) -> int:
-        return len(self._rows)
-
-    def __getitem__(self, t: Any) -> Any:
-        latest = self._stepper.latest
-        if latest is not None:
-            value = latest[self._index]
-            if value.dtype is self._dtype:
-                return value
-        return self._rows[t]
 
 
 def _each_step(found: Sequence[Sequence[Tensor]], count: int) -> list[tuple[Tensor, ...]]:

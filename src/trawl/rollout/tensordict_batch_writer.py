@@ -433,9 +433,7 @@ class TensorDictBatchWriter(BatchWriter):
             self._carrier = fresh
         if self._stages is not None:
             self._stages.reset(self._carrier, None if mask is None else torch.from_numpy(mask))
-        for index in range(self.num_envs):
-            if mask is None or mask[index]:
-                self.episodes.restart(index)
+        self.episodes.restart_all(mask)
 
     def _reset(self, *partly: TensorDictBase, **kwargs: Any) -> TensorDictBase:
         with resetting(self.env):
