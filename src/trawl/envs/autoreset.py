@@ -183,6 +183,11 @@ class ModeCheck:
         env: the environment.
         reader: reads the observations of the environment.
         mode: the mode that the environment is assumed to have.
+
+    Attributes:
+        reader: the argument.
+        sees_observations: True if observations are checked: if the wrappers pass them on unchanged,
+            and :func:`is_plain` is False for the environment.
     """
 
     def __init__(self, env: Any, reader: BatchReader, mode: AutoresetMode) -> None:
@@ -190,7 +195,7 @@ class ModeCheck:
         self.reader = reader
         self._mode = mode
         # A wrapper may change observations or rewards, and then they can't be compared.
-        self._sees_observations = not is_plain(env) and shows_observations(env)
+        self.sees_observations = not is_plain(env) and shows_observations(env)
         self._sees_rewards = keeps_zero_rewards(env)
 
     def last(self, leaves: list[Array], ended: Mask, info: Any) -> None:
@@ -204,7 +209,7 @@ class ModeCheck:
         Raises:
             ValueError: if the last observation in the info differs from the returned observation.
         """
-        if not self._sees_observations:
+        if not self.sees_observations:
             return
         for row in map(int, np.flatnonzero(ended)):
             final = self.final(info, row)
@@ -291,15 +296,6 @@ class ModeCheck:
                     "the others unchanged. If the environment resets by itself, state this with "
                     f"{state}"
                 )
-
-    @property
-    def sees_observations(self) -> bool:
-        """True if observations are checked.
-
-        Observations are checked if the wrappers pass them on unchanged, and if :func:`is_plain` is
-        False for the environment.
-        """
-        return self._sees_observations
 
     def _assumed(self) -> str:
         return f"{self._env!r} is assumed to have autoreset mode {self._mode.value!r}"

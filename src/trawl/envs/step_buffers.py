@@ -75,6 +75,8 @@ class SharedStepBuffers:
         buffer: the memory, as a writable buffer; None to compute only the required size.
 
     Attributes:
+        rows_per_env: number of rows of each environment.
+        choices: number of values of each choice in an action; empty if it can't have a mask.
         observed: observations after the step, by key.
         reset_observed: observations after a reset, by key, valid in the rows that were reset.
         rewards: rewards of the step.
@@ -97,7 +99,7 @@ class SharedStepBuffers:
     def __init__(self, spec: StepBufferSpec, buffer: Any) -> None:
         self.action_dtypes: dict[Key, np.dtype[Any]]
         self.actions: dict[Key, Array]
-        self._plan = spec
+        self.rows_per_env, self.choices = spec.rows_per_env, spec.choices
         self._buffer = buffer
         self.nbytes = 0
         rows = spec.envs * spec.rows_per_env
@@ -197,16 +199,6 @@ class SharedStepBuffers:
             *((f"step {show_key(key)}", one, rows) for key, one in self.observed.items()),
             *((f"reset {show_key(key)}", one, begun) for key, one in self.reset_observed.items()),
         ]
-
-    @property
-    def rows_per_env(self) -> int:
-        """Number of rows of each environment."""
-        return self._plan.rows_per_env
-
-    @property
-    def choices(self) -> tuple[int, ...]:
-        """Number of values of each choice in an action; empty if it can't have a mask."""
-        return self._plan.choices
 
     def rows(self, env: int) -> slice:
         """Returns the rows of an environment."""
