@@ -145,8 +145,9 @@ class PolicyBinder:
             found, leaf = before.get(key), readable[key]
             if found is None:
                 return torch.zeros((len(rows), *leaf.shape), dtype=leaf.dtype)
+            tensor = torch.from_numpy(found[rows])
             # The arrays of bfloat16 entries are int16.
-            return torch.from_numpy(found[rows]).view(leaf.dtype)
+            return tensor if tensor.dtype is leaf.dtype else tensor.view(leaf.dtype)
 
         def act(chosen: NDArray[np.int64]) -> None:
             rows, count = chosen, len(chosen)

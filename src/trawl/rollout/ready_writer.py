@@ -157,6 +157,7 @@ class ReadyBatchWriter(ArrayBatchWriter):
         self._ids = np.array(self.episodes.ids)
         self._last[:] = -1
         self._source.begin()
+        self._notes_resets = bool(self._emptied or self._stages.stages)
         stacked = self.layout.pools
         self._copied = [
             (array, rows[key])
@@ -238,7 +239,8 @@ class ReadyBatchWriter(ArrayBatchWriter):
             kept = (flags & AUTORESET == 0).nonzero()[0]
             if len(kept) < len(flags):
                 # Resets are no frames. Their results only become the beginning of the next frames.
-                resets = everyone[(flags & AUTORESET).nonzero()[0]]
+                if self._notes_resets:
+                    resets = everyone[(flags & AUTORESET).nonzero()[0]]
                 chosen, rewards, flags = everyone[kept], rewards[kept], flags[kept]
             else:
                 kept = None

@@ -221,10 +221,13 @@ class StageChain(Stage[Any, Any]):
 
     Args:
         stages: the stages, in the order in which frames pass.
+
+    Attributes:
+        stages: see above.
     """
 
     def __init__(self, stages: Sequence[Stage[Any, Any]] = ()) -> None:
-        self._stages = list(stages)
+        self.stages = list(stages)
         self.keys = [key for stage in stages for key in stage.keys]
         self.starts = [start for stage in stages for start in stage.starts]
         self.more_leaves = _merged(stage.more_leaves for stage in stages)
@@ -235,51 +238,51 @@ class StageChain(Stage[Any, Any]):
 
     @override
     def readable(self, leaves: Mapping[Key, Leaf]) -> Mapping[Key, Leaf]:
-        for stage in self._stages:
+        for stage in self.stages:
             leaves = stage.readable(leaves)
         return leaves
 
     @override
     def in_batch(self, leaves: Mapping[Key, Leaf]) -> Mapping[Key, Leaf]:
-        for stage in self._stages:
+        for stage in self.stages:
             leaves = stage.in_batch(leaves)
         return leaves
 
     @override
     def check_policy(self, leaves: PolicyLeaves) -> None:
-        for stage in self._stages:
+        for stage in self.stages:
             stage.check_policy(leaves)
 
     @override
     def source(self, source: Any) -> Any:
-        for stage in self._stages:
+        for stage in self.stages:
             source = stage.source(source)
         return source
 
     @override
     def first_rows(self, rows: Mapping[Key, Any]) -> Mapping[Key, Any]:
-        for stage in reversed(self._stages):
+        for stage in reversed(self.stages):
             rows = stage.first_rows(rows)
         return rows
 
     @override
     def restart(self, mask: Any) -> None:
-        for stage in self._stages:
+        for stage in self.stages:
             stage.restart(mask)
 
     @override
     def first_read(self, key: Key) -> Any:
-        found = (stage.first_read(key) for stage in reversed(self._stages))
+        found = (stage.first_read(key) for stage in reversed(self.stages))
         return next((one for one in found if one is not None), None)
 
     @override
     def saved_rows(self) -> dict[str, Any]:
-        return _merged(stage.saved_rows() for stage in self._stages)
+        return _merged(stage.saved_rows() for stage in self.stages)
 
     @override
     def renew(self, most_frames: float, in_groups: bool) -> Any:
         mask = None
-        for stage in self._stages:
+        for stage in self.stages:
             if mask is not None:
                 stage.restart(mask)
             found = stage.renew(most_frames, in_groups)
@@ -288,45 +291,45 @@ class StageChain(Stage[Any, Any]):
 
     @override
     def begin(self, block: Any, view: Any) -> Any:
-        for stage in reversed(self._stages):
+        for stage in reversed(self.stages):
             view = stage.begin(block, view)
         return view
 
     @override
     def bind(self, step: StepFn, view: Any, part: slice, start: int, stop: int) -> StepFn:
-        for stage in self._stages:
+        for stage in self.stages:
             step = stage.bind(step, view, part, start, stop)
         return step
 
     @override
     def followers(self, start: int, stop: int) -> list[Follow]:
-        return [one for stage in self._stages for one in stage.followers(start, stop)]
+        return [one for stage in self.stages for one in stage.followers(start, stop)]
 
     @override
     def finish(self, block: Any, filled: int) -> None:
-        for stage in self._stages:
+        for stage in self.stages:
             stage.finish(block, filled)
 
     @override
     def renew_within(self, filled: int) -> float:
         within = math.inf
-        for stage in self._stages:
+        for stage in self.stages:
             within = min(within, stage.renew_within(filled))
         return within
 
     @override
     def record(self, envs: Any, start: int) -> None:
-        for stage in self._stages:
+        for stage in self.stages:
             stage.record(envs, start)
 
     @override
     def pass_on(self, envs: Any, start: int) -> None:
-        for stage in self._stages:
+        for stage in self.stages:
             stage.pass_on(envs, start)
 
     @override
     def begin_episodes(self, envs: Any) -> None:
-        for stage in self._stages:
+        for stage in self.stages:
             stage.begin_episodes(envs)
 
 
