@@ -50,6 +50,8 @@ class DeferredInterrupt:
             if callable(found):
                 self._handler, _current = found, self
             else:
+                # None stands for a handler that C code has set since, and that is lost now.
+                found = signal.default_int_handler if found is None else found
                 signal.signal(signal.SIGINT, found)
             if self._early:
                 signal.raise_signal(signal.SIGINT)
