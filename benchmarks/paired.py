@@ -78,6 +78,7 @@ def main(options: Options) -> None:
         return
     from rich.console import Console
 
+    _check(options)
     console = Console()
     runs: tuple[list[Run], list[Run]] = ([], [])
     for pair in range(options.pairs):
@@ -89,6 +90,15 @@ def main(options: Options) -> None:
     console.print(_table(rows))
     if options.json is not None:
         options.json.write_text(json.dumps(rows, indent=1) + "\n")
+
+
+def _check(options: Options) -> None:
+    """Ends the program if there is nothing to measure."""
+    for tree in (options.before, options.after):
+        if not (tree / "src" / "trawl").is_dir():
+            sys.exit(f"{tree} is not a checkout of Trawl: it has no src/trawl")
+    if unknown := sorted(set(options.cases) - set(GROUPS["all"])):
+        sys.exit(f"there are no cases {', '.join(unknown)}; there are {', '.join(GROUPS['all'])}")
 
 
 def _run(tree: Path, options: Options) -> Run:

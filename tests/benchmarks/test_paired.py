@@ -1,12 +1,15 @@
 """How two versions are compared."""
 
 import importlib
+import json
+import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
+ROOT = Path(__file__).resolve().parents[2]
+BENCHMARKS = ROOT / "benchmarks"
 
 
 @pytest.fixture
@@ -41,8 +44,19 @@ def test_a_case_that_one_version_cannot_run_has_no_ratio(paired):
     assert row["trawl"] == []
 
 
-def test_only_trawl_and_the_loop_are_measured(paired, tmp_path):
-    options = paired.Options(Path(), Path(), cases=("frame1",), rounds=1, seconds=0.01)
-    ((case, measures),) = paired.figures(options)
+def test_only_trawl_and_the_loop_are_measured(tmp_path):
+    # In a process of its own, because modules of the benchmarks have short names.
+    out = tmp_path / "figures.json"
+    program = [sys.executable, "paired.py", str(ROOT), str(ROOT), "--once", str(out)]
+    options = ["--cases", "frame1", "--rounds", "1", "--seconds", "0.01"]
+    subprocess.run([*program, *options], cwd=BENCHMARKS, check=True, capture_output=True)
+    ((case, measures),) = json.loads(out.read_text()).items()
     assert case == "frame1"
     assert set(measures["frames/s"]) == {"Trawl", "hand-written loop"}
+
+
+def test_unknown_versions_and_cases_are_refused(paired, tmp_path):
+    with pytest.raises(SystemExit, match="is not a checkout of Trawl"):
+        paired.main(paired.Options(tmp_path, ROOT))
+    with pytest.raises(SystemExit, match="no cases pendulums; there are pendulum, "):
+        paired.main(paired.Options(ROOT, ROOT, cases=("pendulums",)))

@@ -171,7 +171,10 @@ CASES: dict[str, list[Callable[[], Any]]] = {
         lambda: one(face("loose"), normalize_observations=NormalizeObservation(keys=["text"])),
     ],
     "RESTART_OBJECT": [lambda: one(ENV(), on_env_error="restart")],
-    "RESET_ARGUMENTS_NONE": [lambda: one(face("dm_env"), reset_kwargs={"options": {}})],
+    "RESET_ARGUMENTS_NONE": [
+        lambda: one(face("dm_env"), reset_kwargs={"options": {}}),
+        lambda: one("envpool:CartPole-v1", reset_kwargs={"options": {}}),
+    ],
     "RESET_ARGUMENTS_BEGUN": [
         lambda: one(face("vector_next_step"), reset_kwargs={"options": {}}),
         lambda: one(face("tensors_same_step"), reset_kwargs={"options": {}}),

@@ -374,7 +374,7 @@ class GymEnv(LoggedEnv):
         self._fixed_arguments, self.reset_arguments = {}, None
         if given is None:
             pass
-        elif isinstance(self.env.unwrapped, DMEnv):
+        elif isinstance(self.env.unwrapped, DMEnv) or is_envpool(self.env):
             super().set_reset_kwargs(given, first, counts)
         elif self.vector is None:
             names = names_taken(chain(self.env))

@@ -311,7 +311,7 @@ class ReadyBatchWriter(ArrayBatchWriter):
 
     @cached_property
     def _emptied(self) -> list[tuple[Any, bool]]:
-        """Rows to empty, as :meth:`_forgotten` returns them, and states of the policy; found once."""
+        """The rows of :meth:`_forgotten`, and the states of the policy, found once."""
         states = [(self._next[key], False) for key in self._policy_leaves.states]
         return self._forgotten() + states
 

@@ -376,7 +376,9 @@ def check_same_kind(value: Any, place: str, own: Any) -> None:
     if type(value) is not type(own):
         refuse(place, f"of type {type(own).__name__}", value)
     for name in ("kind", "dtype", "shape", "class") if type(own) is dict else ():
-        if value.get(name) != own.get(name):
+        if value.get(name) != own.get(name) and not (
+            name == "dtype" and _are_numbers(value.get(name), own.get(name))
+        ):
             refuse(f"{place}[{name!r}]", repr(own.get(name)), value.get(name))
     items = value.get("items") if kind_of(own) in ("list", "tuple") else None
     # An empty list may be one that has not been filled yet, but not a list of names.
@@ -390,6 +392,15 @@ def check_same_kind(value: Any, place: str, own: Any) -> None:
         return
     if (items and own["items"]) or any(map(_is_name, [*items, *own["items"]])):
         refuse(f"{place}['items']", f"a list of {len(own['items'])}", items)
+
+
+def _are_numbers(found: Any, own: Any) -> bool:
+    """Returns True for dtypes of the same kind of numbers, whose size an environment may change."""
+    try:
+        kinds = {np.dtype(one).kind for one in (found, own) if type(one) is str}
+    except TypeError:
+        return False
+    return kinds in ({"f"}, {"i"}, {"u"}) and type(found) is type(own)
 
 
 def _is_name(value: Any) -> bool:

@@ -5,12 +5,14 @@ from functools import partial
 import gymnasium
 import numpy as np
 import pytest
+import torch
 from gymnasium import spaces
 from gymnasium.utils import EzPickle
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorEnv
 from gymnasium.wrappers import vector as wrappers
 
 from tests.oracle.continuing import Pickled, Walk, saved
+from trawl import Collector
 from trawl.envs.capture import NONE, capture, restore, ways_of
 from trawl.errors import EnvStateError
 from trawl.testing import NestedEnv, NumberedEnv, RaggedEnv, SelfResettingVectorEnv
@@ -224,3 +226,22 @@ def test_nothing_is_changed_if_one_sub_environment_differs():
     with pytest.raises(EnvStateError, match="its arguments is g=3"):
         restore(other, capture(env))
     assert capture(other) == before
+
+
+class Halving(Numpy):
+    """Returns observations of half the size from resets."""
+
+    def reset(self, *, seed=None, options=None):
+        obs, info = super().reset(seed=seed, options=options)
+        return obs.astype(np.float32), info
+
+
+def test_resets_and_steps_may_return_floats_of_different_sizes():
+    one, other = (Collector(Halving(2), frames_per_batch=8) for _ in range(2))
+    with one, other:
+        one.set_seed(3)
+        one.next()
+        other.load_state_dict(one.state_dict())
+        first, second = one.next(), other.next()
+    assert torch.equal(first["observation"], second["observation"])
+    assert first["observation"].dtype == torch.float64
