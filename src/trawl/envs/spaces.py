@@ -174,23 +174,44 @@ def check_keys(observed: SpaceCodec, acted: SpaceCodec) -> None:
 
 
 def picker(paths: Sequence[tuple[Any, ...]]) -> Callable[[Any], list[Any]]:
-    """Returns a function that returns the parts of a sample at the given paths."""
-    if len(paths) > 1 and all(len(path) == 1 for path in paths):
-        pick = itemgetter(*(path[0] for path in paths))
-        return lambda sample: list(pick(sample))
+    """Returns a function that returns the parts of a sample at the given paths.
+
+    The function raises a ``ValueError`` if the sample lacks one of them.
+    """
     if list(paths) == [()]:
         return lambda sample: [sample]
+    if len(paths) > 1 and all(len(path) == 1 for path in paths):
+        pick: Callable[[Any], Iterable[Any]] = itemgetter(*(path[0] for path in paths))
+    else:
 
-    def walk(sample: Any) -> list[Any]:
-        found = []
-        for path in paths:
-            value = sample
-            for step in path:
-                value = value[step]
-            found.append(value)
-        return found
+        def pick(sample: Any) -> Iterable[Any]:
+            return [_part(sample, path) for path in paths]
 
-    return walk
+    def picked(sample: Any) -> list[Any]:
+        try:
+            return list(pick(sample))
+        except (KeyError, IndexError, TypeError) as error:
+            raise _missing(sample, paths) from error
+
+    return picked
+
+
+def _part(sample: Any, path: tuple[Any, ...]) -> Any:
+    for step in path:
+        sample = sample[step]
+    return sample
+
+
+def _missing(sample: Any, paths: Sequence[tuple[Any, ...]]) -> ValueError:
+    """Returns the error for a sample that lacks some of its parts."""
+    for path in paths:
+        try:
+            _part(sample, path)
+        except (KeyError, IndexError, TypeError):
+            name = path[0] if len(path) == 1 else path
+            has = sorted(map(str, sample)) if isinstance(sample, Mapping) else type(sample).__name__
+            return ValueError(f"an observation lacks {name!r}, which its space has; it is {has}")
+    return ValueError(f"an observation doesn't have the parts of its space: {sample!r}")
 
 
 def _leaves(
