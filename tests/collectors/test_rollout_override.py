@@ -199,3 +199,19 @@ def test_slow_workers_are_interrupted_in_it():
         mask = batch["collector", "mask"]
         assert batch["mark"][mask].all()
         assert 10 <= int(mask.sum()) == collector.stats()["frames"]
+
+
+def test_an_object_may_have_a_rollout_of_its_own():
+    with Collector(NumberedEnv, frames_per_batch=4, total_frames=12) as collector:
+
+        def hides():
+            batch = type(collector).rollout(collector).clone()
+            batch["_secret"] = torch.zeros(4)
+            batch["collector", "mask"] = torch.tensor([False, True, True, True])
+            return batch
+
+        collector.rollout = hides
+        batches = list(collector)
+    assert len(batches) == 4
+    assert all("_secret" not in batch.keys() for batch in batches)  # noqa: SIM118
+    assert sum(int(batch["collector", "mask"].sum()) for batch in batches) == 12

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import cycle, islice, pairwise
+from itertools import count, cycle, islice, pairwise
 from typing import Any
 
 import numpy as np
@@ -109,9 +109,12 @@ def test_an_error_names_the_step_and_closes_the_collector(face) -> None:
 @pytest.mark.parametrize("at", [(0, 2, 2), (2, 0, 4)])
 def test_a_pool_is_made_anew_with_all_that_it_has(cls, mode, at) -> None:
     script = replace(Case("pool_next_step").script, failures=frozenset([at]))
-    make = partial(ScriptedPool, script, range(3), mode, 1)
+    seeds = count()
     collector = cls(
-        make, policy=policy_of(Case("list")), frames_per_batch=7, on_env_error="restart"
+        lambda: ScriptedPool(script, range(3), mode, 1, next(seeds)),
+        policy=policy_of(Case("list")),
+        frames_per_batch=7,
+        on_env_error="restart",
     )
     with pytest.warns(RuntimeWarning, match="environments 0 to 2 failed after"):
         frames, cut = torch.cat([batch.clone() for batch in islice(collector, 12)]), 0
@@ -137,10 +140,16 @@ def test_a_pool_is_made_anew_with_all_that_it_has(cls, mode, at) -> None:
 
 
 @pytest.mark.parametrize("cls", [Collector, AsyncBatchedCollector])
-def test_a_pool_that_always_fails_ends_the_collector(cls) -> None:
-    script = replace(
-        Case("pool_next_step").script, failures=frozenset((env, 0, 1) for env in range(3))
-    )
+@pytest.mark.parametrize(
+    "failures",
+    [
+        [(env, 0, 1) for env in range(3)],
+        # The others have taken no step before this one fails.
+        [(2, 0, 2)],
+    ],
+)
+def test_a_pool_that_always_fails_ends_the_collector(cls, failures) -> None:
+    script = replace(Case("pool_next_step").script, failures=frozenset(failures))
     make = partial(ScriptedPool, script, range(3), "NextStep", 1)
     collector = cls(
         make, policy=policy_of(Case("list")), frames_per_batch=500, on_env_error="restart"

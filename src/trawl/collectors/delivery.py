@@ -59,11 +59,15 @@ class BatchDelivery:
         if storing_device is not None and move is not None:
             move(storing_device)
 
-    def expect(self, keys: Iterable[Key]) -> None:
-        """Notes the keys that all collected batches have, so that others are not looked for."""
-        found = set(keys)
-        self._has_mask = MASK in found
-        self._has_private = any(part.startswith("_") for key in found for part in key)
+    def expect(self, keys: Iterable[Key] | None) -> None:
+        """Notes the keys that all collected batches have, so that others are not looked for.
+
+        Args:
+            keys: the keys; None if batches may have any.
+        """
+        found = None if keys is None else set(keys)
+        self._has_mask = found is None or MASK in found
+        self._has_private = found is None or any(p.startswith("_") for key in found for p in key)
 
     def process(self, batch: TensorDictBase, filled: int) -> Any:
         """Applies the options to a batch, in which only the first ``filled`` steps were taken."""

@@ -192,8 +192,11 @@ class RolloutCollector(DirectWeights):
         """
         self._in_turn = True
         rollout = self._rollout
+        overridden = overrides_rollout(self)
+        if overridden:
+            self._delivery.expect(None)
         # An override of rollout() may lose what it has, and single steps are batches of their own.
-        rollout.may_pause = not (overrides_rollout(self) or self.config.adds_steps)
+        rollout.may_pause = not (overridden or self.config.adds_steps)
         # Rows stay empty only if a batch of the usual length is interrupted.
         rollout.filled = self.frames_per_batch
         try:

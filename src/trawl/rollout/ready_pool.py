@@ -47,6 +47,8 @@ class ReadyPool(ReadySource):
         self._acted = [as_key(leaf.key) for leaf in env.action_codec.leaves]
         count = pool.num_envs
         self._stepping = np.zeros(count, np.bool_)
+        # Sub-environments that have taken no step since the last failure.
+        self._unproven = np.zeros(count, np.bool_)
         # The flag of steps that are only resets, for each sub-environment's next result.
         self._resetting = np.zeros(count, np.uint8)
         # Sub-environments to be reset after their step.
@@ -99,9 +101,15 @@ class ReadyPool(ReadySource):
             self._turn = results.rows
             if self._late is not None:
                 self._turn = self._turn[~self._stepping[self._turn]]
-            if self._failures is not None and not (due.flags & AUTORESET).all():
-                self._failures.failures = 0
+            if self._failures is not None and self._failures.failures:
+                self._note_success(self._failures, due)
             self._due = due
+
+    def _note_success(self, failures: FailureCounter, results: ReadyResults) -> None:
+        """Clears the count of failures once each sub-environment has taken a step again."""
+        self._unproven[results.rows[results.flags & AUTORESET == 0]] = False
+        if not self._unproven.any():
+            failures.failures = 0
 
     def _restart(self, error: Exception) -> None:
         """Makes the pool anew after an error; what its environments were doing is lost."""
@@ -117,6 +125,7 @@ class ReadyPool(ReadySource):
         assert isinstance(pool, Pool)
         self._pool, self._due, self._late = pool, None, None
         self._stepping[:] = self._stale[:] = self._has_stale = False
+        self._unproven[:] = True
         self.reset(None)
 
     def _without_stale(self, results: PoolResults) -> PoolResults:
