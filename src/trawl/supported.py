@@ -288,7 +288,9 @@ READY_STEPS = Refusal(
 POOL_RESET = Refusal(
     law=Law.TOGETHER,
     options=("reset_at_each_iter",),
-    other="pools whose batch_size doesn't divide num_envs",
+    other=(
+        "pools that reset all environments together (ALE's), if batch_size doesn't divide num_envs"
+    ),
     why="steps under way can't be finished",
     instead="choose another batch_size",
 )
