@@ -41,8 +41,8 @@ def column() -> Iterator[None]:
 ENVS: dict[str, Any] = {
     "one": NumberedEnv,
     "several": [NumberedEnv, NumberedEnv],
-    "processes": ParallelEnv(2, NumberedEnv),
-    "tensors": NumberedTorchEnv(3),
+    "processes": lambda: ParallelEnv(2, NumberedEnv),
+    "tensors": lambda: NumberedTorchEnv(3),
     "ragged": RaggedEnv,
 }
 

@@ -317,7 +317,9 @@ class _AgentSlot:
     def _write_leaves(self, value: Any) -> None:
         try:
             leaves = self._codec.encode({"observation": value})
-        except (KeyError, IndexError, TypeError) as error:
+        except (TypeError, ValueError) as error:
+            if isinstance(error, ValueError) and error.__cause__ is None:
+                raise  # a value outside of its space
             raise ValueError(
                 f"the observation of agent {self._agent!r} does not fit its space "
                 f"{self._codec.space}: {value!r}"
