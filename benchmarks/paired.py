@@ -53,17 +53,17 @@ class Options:
     cases: tuple[str, ...] = ()
     """Cases of the group; all if none is named."""
     pairs: int = 5
-    """How often each version runs."""
+    """Number of runs of each version."""
     rounds: int = 3
-    """How many turns each contender of a run has."""
+    """Number of turns of each contender in a run."""
     seconds: float = 0.3
-    """How long a turn is."""
+    """Length of a turn."""
     clock: Clock = "wall"
     """Of cases of one process; processor time is steadier on a busy machine."""
     loops: bool = True
-    """Whether to measure the hand-written loops, too."""
+    """Measure the hand-written loops, too."""
     json: Path | None = None
-    """Where the ratios go, besides the table."""
+    """File for the ratios, besides the table."""
     once: Path | None = None
     """Instead, measure the installed version once, and write its figures to this file."""
 
@@ -178,31 +178,30 @@ def compared(before: list[Run], after: list[Run]) -> list[dict[str, Any]]:
     rows = []
     for case, measures in after[0].items():
         for measure in measures:
-            row: dict[str, Any] = {"case": case, "measure": measure}
-            for key, who in (("trawl", TRAWL), ("loop", HAND)):
-                row[key] = [
-                    _better(new, old)
-                    for old, new in zip(
-                        _of(before, case, measure, who), _of(after, case, measure, who), strict=True
-                    )
-                    if old is not None and new is not None
-                ]
-            for key, runs in (("to_loop_before", before), ("to_loop", after)):
-                row[key] = [
-                    _better(ours, theirs)
-                    for ours, theirs in zip(
-                        _of(runs, case, measure, TRAWL),
-                        _of(runs, case, measure, HAND),
-                        strict=True,
-                    )
-                    if ours is not None and theirs is not None
-                ]
-            rows.append(row)
+            (old, old_loop), (new, new_loop) = (
+                [_of(runs, case, measure, name) for name in (TRAWL, HAND)]
+                for runs in (before, after)
+            )
+            rows.append(
+                {
+                    "case": case,
+                    "measure": measure,
+                    "trawl": _ratios(new, old),
+                    "loop": _ratios(new_loop, old_loop),
+                    "to_loop_before": _ratios(old, old_loop),
+                    "to_loop": _ratios(new, new_loop),
+                }
+            )
     return rows
 
 
-def _of(runs: list[Run], case: str, measure: str, who: str) -> list[Figure | None]:
-    return [run.get(case, {}).get(measure, {}).get(who) for run in runs]
+def _of(runs: list[Run], case: str, measure: str, name: str) -> list[Figure | None]:
+    return [run.get(case, {}).get(measure, {}).get(name) for run in runs]
+
+
+def _ratios(ones: list[Figure | None], others: list[Figure | None]) -> list[float]:
+    pairs = zip(ones, others, strict=True)
+    return [_better(one, other) for one, other in pairs if one is not None and other is not None]
 
 
 def _better(one: Figure, other: Figure) -> float:

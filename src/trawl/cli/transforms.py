@@ -15,7 +15,7 @@ from trawl.cli.errors import CliError, message_of
 from trawl.collectors import NormalizeReward
 from trawl.envs.agent_groups import groups_of
 from trawl.envs.frame_stack import FrameStack
-from trawl.envs.specs import Bounded, Spec, Unbounded
+from trawl.envs.specs import Bounded, Spec, Unbounded, is_of_tensors
 from trawl.keys import as_key
 
 _NAMES = ("frame_stack", "normalize_observations", "normalize_rewards")
@@ -97,7 +97,7 @@ class StackedObservations:
         self._env = env
         single = {as_key(key): spec for key, spec in env.observation_spec.items(True, True)}
         batch, groups = env.batch_size, groups_of(env)
-        fixed = (key for key, spec in single.items() if type(spec).__name__ != "NonTensor")
+        fixed = (key for key, spec in single.items() if is_of_tensors(spec))
         stacked = env.observation_spec.clone()
         for key in FrameStack(size).stacked(fixed, groups):
             stacked[key] = _stacked(single[key], size, len(batch) + (key[0] in groups))

@@ -200,7 +200,7 @@ class Collector(ResumableCollector):
         )
         writer = self._rollout.writer
         self.normalization = writer.normalization
-        if isinstance(writer, FixedLayoutWriter) and not overrides_rollout(self):
+        if isinstance(writer, FixedLayoutWriter):
             self._delivery.expect(writer.layout.leaves)
         self._connect_tracer()
         if config.storage_ndim > 1 and not overrides_rollout(self):

@@ -13,6 +13,7 @@ from trawl.envs.agent_steps import AgentResults
 from trawl.envs.infos import InfoLeaf
 from trawl.envs.masks import MASK_KEY, flat_mask, mask_in
 from trawl.envs.outcomes import reward_of
+from trawl.envs.spaces import MissingPart
 from trawl.errors import add_note
 from trawl.keys import DONE_KEYS, Key, show_key
 from trawl.memory import Array
@@ -317,9 +318,7 @@ class _AgentSlot:
     def _write_leaves(self, value: Any) -> None:
         try:
             leaves = self._codec.encode({"observation": value})
-        except (TypeError, ValueError) as error:
-            if isinstance(error, ValueError) and error.__cause__ is None:
-                raise  # a value outside of its space
+        except (MissingPart, TypeError) as error:
             raise ValueError(
                 f"the observation of agent {self._agent!r} does not fit its space "
                 f"{self._codec.space}: {value!r}"

@@ -30,6 +30,7 @@ from trawl.envs.env_member import EnvMember
 from trawl.envs.generators import global_state, seed_generators, set_global_state
 from trawl.envs.own_process import prepare_process
 from trawl.envs.serial import build_env
+from trawl.envs.specs import is_of_tensors
 from trawl.envs.spin import Spin
 from trawl.envs.step_buffers import SharedStepBuffers, StepBufferSpec
 from trawl.errors import add_note
@@ -356,7 +357,7 @@ def _is_fixed(env: Any) -> bool:
         isinstance(leaf.dtype, torch.dtype)
         and leaf.dtype is not torch.bfloat16
         and all(size >= 0 for size in leaf.shape)
-        and "NonTensor" not in type(leaf).__name__
+        and is_of_tensors(leaf)
         for spec in specs
         for leaf in spec.values(True, True)
     )

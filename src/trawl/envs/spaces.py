@@ -173,10 +173,14 @@ def check_keys(observed: SpaceCodec, acted: SpaceCodec) -> None:
             )
 
 
+class MissingPart(ValueError):
+    """Raised if a sample lacks a part that its space has."""
+
+
 def picker(paths: Sequence[tuple[Any, ...]]) -> Callable[[Any], list[Any]]:
     """Returns a function that returns the parts of a sample at the given paths.
 
-    The function raises a ``ValueError`` if the sample lacks one of them.
+    The function raises :class:`MissingPart` if the sample lacks one of them.
     """
     if list(paths) == [()]:
         return lambda sample: [sample]
@@ -202,7 +206,7 @@ def _part(sample: Any, path: tuple[Any, ...]) -> Any:
     return sample
 
 
-def _missing(sample: Any, paths: Sequence[tuple[Any, ...]]) -> ValueError:
+def _missing(sample: Any, paths: Sequence[tuple[Any, ...]]) -> MissingPart:
     """Returns the error for a sample that lacks some of its parts."""
     for path in paths:
         try:
@@ -210,8 +214,8 @@ def _missing(sample: Any, paths: Sequence[tuple[Any, ...]]) -> ValueError:
         except (KeyError, IndexError, TypeError):
             name = path[0] if len(path) == 1 else path
             has = sorted(map(str, sample)) if isinstance(sample, Mapping) else type(sample).__name__
-            return ValueError(f"an observation lacks {name!r}, which its space has; it is {has}")
-    return ValueError(f"an observation doesn't have the parts of its space: {sample!r}")
+            return MissingPart(f"an observation lacks {name!r}, which its space has; it is {has}")
+    return MissingPart(f"an observation doesn't have the parts of its space: {sample!r}")
 
 
 def _leaves(

@@ -284,6 +284,11 @@ class Binary(Spec):
         return bool(((value == 0) | (value == 1)).all())
 
 
+def is_of_tensors(spec: Any) -> bool:
+    """Returns True for a leaf spec of tensors, of Trawl or of another library."""
+    return "NonTensor" not in type(spec).__name__
+
+
 class NonTensor(Spec):
     """Data without a fixed layout (text, graphs, sequences), stored unchanged.
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from functools import partial
 from typing import Any, ClassVar
 
-import torch
 from typing_extensions import override
 
 from trawl.envs.base import TensorDictEnv
@@ -111,8 +110,7 @@ class ArrayBatchWriter(FixedLayoutWriter):
         if isinstance(self.stepper, ParallelStepper) and self.stepper.env.groups > 1:
             self._groups = GroupBinder(self.stepper, policy, leaves, readable, passed_on)
         layout = self._new_layout()
-        dtypes = {key: leaf.dtype for key, leaf in layout.leaves.items()}
-        self._bfloat16 = frozenset(k for k, dtype in dtypes.items() if dtype is torch.bfloat16)
+        self._bfloat16 = layout.bfloat16
         states = frozenset(leaves.states)
         self._logs = StepLogs(logged, self._staged.first, states, self._bfloat16)
         self.pool = SlabPool(layout, options.recycle)
