@@ -22,9 +22,9 @@ from trawl.envs.logged import LoggedEnv
 from trawl.envs.masks import MASK_KEY, is_joint, mask_shapes, unfit_mask
 from trawl.envs.outcomes import (
     RESET_GIVES,
+    checked_rewards,
     flag_of,
     reset_results,
-    reward_rows,
     wrong_step,
 )
 from trawl.envs.reset_kwargs import with_reset_kwargs
@@ -348,7 +348,7 @@ def _single(env: GymEnv, buffers: SharedStepBuffers, rows: slice) -> Callable[[b
     encode = env.observation_codec.encode
     actions = [buffers.actions[as_key(leaf.key)][row, ...] for leaf in env.action_codec.leaves]
     (given,) = (array[rows] for array in buffers.rewards.values())
-    rewards = reward_rows(given, env)
+    rewards = checked_rewards(given, env)
     flags, cut = buffers.flags[rows].data, buffers.cut[rows]
     is_masked = buffers.masked[row] != UNMASKED
 

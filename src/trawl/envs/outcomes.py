@@ -164,7 +164,7 @@ class _ComponentRows:
         self._rows[row] = rewards_of(value, self._env.reward_shape, self._env)
 
 
-def reward_rows(rows: Array, env: Any) -> Any:
+def checked_rewards(rows: Array, env: Any) -> Any:
     """Returns rows to which only rewards of one environment can be assigned.
 
     Args:

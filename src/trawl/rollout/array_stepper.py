@@ -19,7 +19,7 @@ from typing_extensions import override
 
 from trawl.envs.gym import GymEnv
 from trawl.envs.infos import InfoCodec
-from trawl.envs.outcomes import NO, RESET_GIVES, flag_of, reset_results, reward_rows, wrong_step
+from trawl.envs.outcomes import NO, RESET_GIVES, checked_rewards, flag_of, reset_results, wrong_step
 from trawl.envs.seeding import next_kwargs
 from trawl.envs.spaces import SpaceCodec
 from trawl.envs.vector import VectorAdapter
@@ -166,7 +166,7 @@ class SingleStepper(EnvStepper[StepArrays]):
         env, gym_step = self.env, self.env.mask_check.watched(self.env, self.env.env.step)
         read_action = action_reader(env.action_codec, view, start, stop)
         restart, cutoff = self._restarter(ends, itemgetter(0)), ends.cutoff()
-        rewards = reward_rows(view.arrays[REWARD][start:stop], env)
+        rewards = checked_rewards(view.arrays[REWARD][start:stop], env)
         (key,) = self._observed.keys
         next_row, root_row = view.rows(next_of(key), start, stop), view.following(key, start, stop)
         (shape,), checked = self._observed.shapes, self._observed.checked
@@ -208,7 +208,7 @@ class SingleStepper(EnvStepper[StepArrays]):
         gym_step = env.mask_check.watched(env, env.env.step)
         read_action = action_reader(env.action_codec, view, start, stop)
         restart, cutoff = self._restarter(ends, self._read_reset), ends.cutoff()
-        rewards = reward_rows(view.arrays[REWARD][start:stop], env)
+        rewards = checked_rewards(view.arrays[REWARD][start:stop], env)
         write_next, write_root, write_both = self._observed.bind(view, start, stop)
 
         def step(t: int) -> None:
