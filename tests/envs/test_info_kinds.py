@@ -67,41 +67,6 @@ def test_collectors(source):
             assert batch["next", "done"].any()
 
 
-@pytest.mark.parametrize("source", [single, vector])
-def test_workers(source):
-    options = {"frames_per_batch": 48, "start_method": "inline"}
-    with MultiSyncCollector([source] * 2, None, **options) as collector:
-        batch = valid(collector.next())
-    check(batch)
-    check(batch["next"])
-
-
-class FirstAllowed:
-    """Policy that takes the last action that the mask of the same step allows."""
-
-    def __call__(self, td):
-        chosen = td["info", "action_mask"].long().sum(-1) - 1
-        assert (chosen == td["observation"][..., 1] % 2).all()
-        return td.set("action", torch.nn.functional.one_hot(chosen, 3))
-
-
-@pytest.mark.parametrize("backend", ["multiprocessing", "threading"])
-def test_first_ready(backend):
-    with AsyncBatchedCollector(
-        [single] * 3, policy=FirstAllowed(), frames_per_batch=24, env_backend=backend
-    ) as collector:
-        batch = collector.next()
-    check(batch)
-    check(batch["next"])
-
-
-@pytest.mark.parametrize("source", ["a single environment", "a list", "two groups of threads"])
-def test_a_policy_reads_the_mask_of_the_same_step(source):
-    with Collector(SOURCES[source](), FirstAllowed(), frames_per_batch=24) as collector:
-        batch = valid(collector.next())
-    assert (batch["action"].argmax(-1) == batch["observation"][..., 1] % 2).all()
-
-
 def pushing(td):
     left = torch.zeros(td.batch_size, dtype=torch.int64)
     return td.set("action", torch.nn.functional.one_hot(left, 2))
@@ -132,7 +97,7 @@ def test_text(kind):
 
 def test_text_needs_environments_that_step_together():
     with pytest.raises(ValueError, match="have one reward, no inputs"):
-        AsyncBatchedCollector([telling] * 2, policy=FirstAllowed(), frames_per_batch=24)
+        AsyncBatchedCollector([telling] * 2, policy=pushing, frames_per_batch=24)
 
 
 @pytest.mark.parametrize("ready", [4, 2])
@@ -141,6 +106,8 @@ def test_envpool(kind, ready):
     pytest.importorskip("envpool")
     if kind is AsyncBatchedCollector and ready == 4:
         pytest.skip("such an EnvPool steps as a whole")
+    with pytest.raises(ValueError, match=r"'absent'.*elapsed_step"):
+        GymEnv("envpool:CartPole-v1", num_envs=2, info_keys=["absent"])
     options = {"num_envs": 4, "batch_size": ready, "info_keys": ["elapsed_step"], "seed": 1}
     source = partial(GymEnv, "envpool:CartPole-v1", **options)
     with kind(source(), policy=pushing, frames_per_batch=200) as collector:

@@ -14,7 +14,7 @@ from gymnasium.wrappers.vector import RecordEpisodeStatistics as VectorStatistic
 from scripted_infos import KEYS, Scripted, check
 from tensordict.nn import TensorDictModule
 
-from trawl.collectors import Collector, MultiSyncCollector
+from trawl.collectors import AsyncBatchedCollector, Collector, MultiSyncCollector
 from trawl.envs import GymEnv, InfoKey, ParallelEnv, SerialEnv
 from trawl.envs.specs import Composite, Unbounded
 
@@ -85,29 +85,24 @@ def test_flat_infos_of_a_single_environment():
         assert (rows["info", "at_end"] == (70 + episode) * (steps == 4)).all()
 
 
-def test_a_policy_reads_the_infos_of_its_step():
-    module = TensorDictModule(
-        lambda mask: torch.nn.functional.one_hot(mask.long().sum(-1) - 1, 3),
-        [("info", "action_mask")],
-        ["action"],
-    )
-    with Collector(single(), module, frames_per_batch=12, total_frames=12) as collector:
-        (batch,) = collector
-    # The highest action that is allowed.
-    assert (batch["action"].argmax(-1) == batch["observation"][:, 1] % 2).all()
+def highest(mask):
+    """The highest action that is allowed."""
+    return torch.nn.functional.one_hot(mask.long().sum(-1) - 1, 3)
 
 
-@pytest.mark.parametrize("limit", [3])
-@pytest.mark.parametrize("kind", ["single", "parallel", "NextStep", "Disabled"])
-def test_episodes_that_the_collector_ends_have_infos(kind, limit):
-    env = KINDS[kind]()
-    with Collector(
-        env, None, frames_per_batch=24, total_frames=24, max_frames_per_traj=limit
-    ) as collector:
-        (batch,) = collector
+@pytest.mark.parametrize("kind", ["single", "list", "parallel", "SameStep", "groups", "ready"])
+def test_a_policy_reads_the_infos_of_its_step(kind):
+    module = TensorDictModule(highest, [("info", "action_mask")], ["action"])
+    if kind == "ready":
+        collector = AsyncBatchedCollector([single] * 3, policy=module, frames_per_batch=12)
+    else:
+        groups = lambda: ParallelEnv(4, single, groups=2, backend="thread")  # noqa: E731
+        collector = Collector({**KINDS, "groups": groups}[kind](), module, frames_per_batch=24)
+    with collector:
+        batch = collector.next()
     check(batch)
     check(batch["next"])
-    assert (batch["next", "observation"][..., 1].max() == limit).item()
+    assert (batch["action"].argmax(-1) == batch["observation"][..., 1] % 2).all()
 
 
 def test_a_partial_reset_keeps_the_infos_of_the_other_environments():
@@ -300,10 +295,11 @@ def test_a_value_of_another_layout_is_an_error(value, error, words):
         next(iter(collector))
 
 
-def test_an_integer_that_becomes_a_float_is_an_error():
-    env = GymEnv(Changing(1), info_keys={"count": spaces.Box(0, 1000, (1,), np.int64)})
+@pytest.mark.parametrize("dtype", [np.int64, np.bool_])
+def test_an_integer_that_becomes_a_float_is_an_error(dtype):
+    env = GymEnv(Changing(1), info_keys={"count": spaces.Box(0, 1, (1,), dtype)})
     env.env.shown = lambda: (np.zeros(3), {"count": 0.5})
-    with pytest.raises(TypeError, match=r"info\['count'\] is float64.*int64"):
+    with pytest.raises(TypeError, match=rf"info\['count'\] is float64.*{np.dtype(dtype)}"):
         env.reset()
     env.close()
 
@@ -337,6 +333,8 @@ def number_box(dtype):
         (np.int8, [300]),
         (np.uint8, np.uint64(300)),
         (np.int64, np.uint64(2**63)),
+        (np.int64, 2**70),
+        (np.uint8, -1),
     ],
 )
 @pytest.mark.parametrize("kind", ["single", "vector"])
@@ -354,18 +352,26 @@ def test_a_number_that_the_dtype_cannot_hold_is_an_error(kind, dtype, value):
 
 @pytest.mark.parametrize(
     ("dtype", "value"),
-    [(np.int8, 100), (np.float32, 0.1), (np.float32, 1e300), (np.float16, 0.1), (np.float32, 7)],
+    [
+        *[(np.int8, 100), (np.float32, 0.1), (np.float32, 1e300), (np.float16, 0.1)],
+        *[(np.float32, 7), (np.int64, 7), (np.int64, np.uint8(7)), (np.bool_, True)],
+        *[(np.bool_, np.bool_(True)), (np.float32, np.float32(1.5)), (np.float32, np.float64(1.5))],
+        *[(np.float64, np.array(1.5)), (np.float64, np.array([1.5]))],
+        (np.float32, torch.tensor([1.5])),
+    ],
 )
 @pytest.mark.parametrize("kind", ["single", "vector"])
-def test_floats_are_rounded(kind, dtype, value):
+def test_numbers_of_any_class_are_taken_and_rounded(kind, dtype, value):
     env = Counting(value, value)
     if kind == "vector":
         env = SyncVectorEnv([lambda: env] * 2, autoreset_mode="SameStep")
     env = GymEnv(env, info_keys=number_box(dtype))
-    with Collector(env, frames_per_batch=4) as collector:
-        found = collector.next()["next", "info", "x"]
-    with np.errstate(over="ignore"):
-        assert (found.numpy() == np.asarray(value).astype(dtype)).all()
+    with Collector(env, frames_per_batch=4) as collector, np.errstate(over="ignore"):
+        for _ in range(2):
+            batch = collector.next()
+            for rows in (batch, batch["next"]):
+                found = rows["info", "x"].numpy()
+                assert (found == np.asarray(value).astype(dtype)).all()
 
 
 def test_a_dictionary_whose_names_are_not_text_is_stored_unchanged():
@@ -568,30 +574,3 @@ def test_without_keys_nothing_changes():
         assert list(env.full_observation_spec.keys(True)) == ["observation"]
         assert isinstance(env.env, Scripted)
         env.close()
-
-
-def pushing(td):
-    return td.set("action", torch.tensor([[0, 1]] * 2))
-
-
-def test_envpool():
-    envpool = pytest.importorskip("envpool")
-    with pytest.raises(ValueError, match=r"'absent'.*elapsed_step"):
-        GymEnv(envpool.make_gymnasium("CartPole-v1", num_envs=2), info_keys=["absent"])
-    for path in ("array", "tensordict"):
-        env = envpool.make_gymnasium("CartPole-v1", num_envs=2, seed=1)
-        env = GymEnv(env, info_keys=["elapsed_step"])
-        with Collector(
-            env,
-            pushing if path == "tensordict" else None,
-            frames_per_batch=100,
-            total_frames=200,
-        ) as collector:
-            for batch in collector:
-                steps = batch["info", "elapsed_step"].squeeze(-1)
-                after = batch["next", "info", "elapsed_step"].squeeze(-1)
-                assert (after == steps + 1).all()
-                done = batch["next", "done"].squeeze(-1)[:, :-1]
-                assert done.any()
-                assert (steps[:, 1:][done] == 0).all()
-                assert (steps[:, 1:][~done] == after[:, :-1][~done]).all()
