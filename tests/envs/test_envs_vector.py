@@ -8,7 +8,7 @@ from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, Vecto
 from trawl.collectors import Collector
 from trawl.envs import GymEnv
 from trawl.envs.spaces import SpaceCodec
-from trawl.envs.vector import SameStepVector, StepResetVector, VectorAdapter, adapt
+from trawl.envs.vector import StepResetVector, adapt
 from trawl.testing import Ledger, NestedEnv, NumberedEnv, RaggedEnv, SelfResettingVectorEnv
 
 STEP = 2
@@ -71,13 +71,6 @@ def test_a_vector_that_shares_its_memory_between_steps_is_no_trouble():
             for batch in collector:
                 ledger.add(batch)
         assert ledger.frames == 30
-
-
-@MODES
-def test_only_a_vector_that_can_be_restarted_partly_is(mode):
-    assert isinstance(adapted(sync(mode)), VectorAdapter)
-    expected = {AutoresetMode.SAME_STEP: SameStepVector}.get(mode, VectorAdapter)
-    assert type(adapted(sync(mode))) is expected
 
 
 def test_processes_without_shared_memory_spend_steps_on_resetting():

@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 import torch
 from gymnasium.spaces import Box
-from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
-from scripted_infos import KEYS, Scripted, ScriptedJax, check
+from gymnasium.vector import AutoresetMode, SyncVectorEnv
+from scripted_infos import KEYS, Scripted
 
 from trawl.collectors import AsyncBatchedCollector, Collector, MultiSyncCollector, RandomPolicy
-from trawl.envs import GymEnv, InfoKey, JaxEnv, ParallelEnv, SerialEnv
+from trawl.envs import GymEnv, InfoKey, ParallelEnv, SerialEnv
 from trawl.envs.build import build_one
 from trawl.testing import Script
 from trawl.testing.scripted_envs import ScriptedPool
@@ -21,50 +21,10 @@ def single():
     return GymEnv(Scripted(), info_keys=KEYS)
 
 
-def vector(kind=SyncVectorEnv, mode="SameStep"):
-    return GymEnv(kind([Scripted, partial(Scripted, 3)], autoreset_mode=mode), info_keys=KEYS)
-
-
-def jax_batch(**options):
-    pytest.importorskip("jax")
-    return JaxEnv(ScriptedJax(), 2, info_keys=KEYS, **options)
-
-
 def valid(batch):
     """The frames of a batch, without steps that are only resets."""
     has_mask = ("collector", "mask") in batch.keys(True)
     return batch[batch["collector", "mask"]] if has_mask else batch
-
-
-SOURCES = {
-    "a single environment": single,
-    "a list": lambda: [single] * 2,
-    "a vector environment": vector,
-    "a vector environment in processes": partial(vector, partial(AsyncVectorEnv, context="fork")),
-    "vector environments in a list": lambda: SerialEnv(2, vector),
-    "vector environments in threads": lambda: ParallelEnv(2, vector, backend="thread"),
-    "processes with two environments": lambda: ParallelEnv(4, single, envs_per_worker=2),
-    "two groups of threads": lambda: ParallelEnv(4, single, groups=2, backend="thread"),
-    "a batch of JAX": jax_batch,
-    "batches of JAX in threads": lambda: ParallelEnv(2, jax_batch, backend="thread"),
-}
-
-
-@pytest.mark.parametrize(
-    "source",
-    [
-        # It compiles as many batches as there are threads.
-        pytest.param(one, marks=pytest.mark.long if one == "batches of JAX in threads" else [])
-        for one in SOURCES
-    ],
-)
-def test_collectors(source):
-    """Random actions are allowed, as the environments check."""
-    with Collector(SOURCES[source](), None, frames_per_batch=24, total_frames=48) as collector:
-        for batch in map(valid, collector):
-            check(batch)
-            check(batch["next"])
-            assert batch["next", "done"].any()
 
 
 def pushing(td):

@@ -11,11 +11,11 @@ from gymnasium.vector import AsyncVectorEnv, SyncVectorEnv
 from gymnasium.wrappers import RecordEpisodeStatistics
 from gymnasium.wrappers.vector import DictInfoToList
 from gymnasium.wrappers.vector import RecordEpisodeStatistics as VectorStatistics
-from scripted_infos import KEYS, Scripted, check
+from scripted_infos import KEYS, Scripted, ScriptedJax, check
 from tensordict.nn import TensorDictModule
 
 from trawl.collectors import AsyncBatchedCollector, Collector, MultiSyncCollector
-from trawl.envs import GymEnv, InfoKey, ParallelEnv, SerialEnv
+from trawl.envs import GymEnv, InfoKey, JaxEnv, ParallelEnv, SerialEnv
 from trawl.envs.info_keys import box
 from trawl.envs.specs import Composite, Unbounded
 
@@ -37,6 +37,11 @@ def registered():
     return "ScriptedInfos-v0"
 
 
+def jax_batch():
+    pytest.importorskip("jax")
+    return JaxEnv(ScriptedJax(), 2, info_keys=KEYS)
+
+
 # By default, processes would be fresh interpreters, which import everything anew.
 in_processes = partial(AsyncVectorEnv, context="fork")
 KINDS = {
@@ -46,13 +51,25 @@ KINDS = {
     **{mode: partial(vector, mode) for mode in MODES},
     **{f"async {mode}": partial(vector, mode, in_processes) for mode in MODES},
     **{f"dicts {mode}": partial(vector, mode, wrapper=DictInfoToList) for mode in MODES},
+    "vectors in a list": lambda: SerialEnv(2, partial(vector, "SameStep")),
+    "vectors in threads": lambda: ParallelEnv(2, partial(vector, "SameStep"), backend="thread"),
+    "two in a process": lambda: ParallelEnv(4, single, envs_per_worker=2),
+    "groups": lambda: ParallelEnv(4, single, groups=2, backend="thread"),
+    "jax": jax_batch,
+    "jax in threads": lambda: ParallelEnv(2, jax_batch, backend="thread"),
 }
+ON_BOTH_PATHS = list(KINDS)[:6]
+# It compiles as many batches as there are threads.
+LONG = {"jax in threads": pytest.mark.long}
 
 
 @pytest.mark.parametrize(
     ("kind", "path"),
-    [(kind, ["array", "tensordict"][i % 2]) for i, kind in enumerate(KINDS)]
-    + [(kind, ["tensordict", "array"][i % 2]) for i, kind in enumerate(KINDS) if i < 6],
+    [
+        pytest.param(kind, ["array", "tensordict"][i % 2], marks=LONG.get(kind, ()))
+        for i, kind in enumerate(KINDS)
+    ]
+    + [(kind, ["tensordict", "array"][i % 2]) for i, kind in enumerate(ON_BOTH_PATHS)],
 )
 def test_batches_have_the_infos_of_each_step_and_reset(kind, path):
     seen = []
@@ -64,7 +81,7 @@ def test_batches_have_the_infos_of_each_step_and_reset(kind, path):
         return td.set("action", action)
 
     policy = policy if path == "tensordict" else None
-    with Collector(KINDS[kind](), policy, frames_per_batch=24, total_frames=72) as collector:
+    with Collector(KINDS[kind](), policy, frames_per_batch=48, total_frames=144) as collector:
         for batch in collector:
             valid = batch
             if ("collector", "mask") in batch.keys(True):
@@ -97,8 +114,7 @@ def test_a_policy_reads_the_infos_of_its_step(kind):
     if kind == "ready":
         collector = AsyncBatchedCollector([single] * 3, policy=module, frames_per_batch=12)
     else:
-        groups = lambda: ParallelEnv(4, single, groups=2, backend="thread")  # noqa: E731
-        collector = Collector({**KINDS, "groups": groups}[kind](), module, frames_per_batch=24)
+        collector = Collector(KINDS[kind](), module, frames_per_batch=24)
     with collector:
         batch = collector.next()
     check(batch)
