@@ -165,12 +165,16 @@ class ReadyBatchWriter(ArrayBatchWriter):
             for key, array in self._begun.items()
             if key in rows and key not in stacked
         ]
-        states, entries, arrays = self._policy_leaves.states, self.entries, self._staged.view.arrays
-        shown = [key for key in entries.shown if key not in states]
-        # What a step returns, where it goes, and what of it the next step begins with.
-        self._results = [(key[1:], arrays[key][:, 0]) for key in entries.rewards]
-        self._results += [(key, arrays[next_of(key)][:, 0]) for key in shown]
-        self._followed = [(key, self._first[key]) for key in shown]
+        states, arrays = self._policy_leaves.states, self._staged.view.arrays
+        # What a step returns, where it goes, and where the next step begins with it.
+        self._results: list[tuple[Key, Array, Array | None]] = [
+            (key[1:], arrays[key][:, 0], None) for key in self.entries.rewards
+        ]
+        self._results += [
+            (key, arrays[next_of(key)][:, 0], self._first[key])
+            for key in self.entries.shown
+            if key not in states
+        ]
 
     def recover(self) -> None:
         """Repairs what an exception that ended a batch may have left undone."""
@@ -255,10 +259,11 @@ class ReadyBatchWriter(ArrayBatchWriter):
         rows[ENV_INDEX][start:stop] = chosen
         if TRAJ_IDS in rows:
             rows[TRAJ_IDS][start:stop] = self._ids[chosen]
-        for key, target in self._results:
-            target[start:stop] = columns[key] if kept is None else columns[key][kept]
-        for key, following in self._followed:
-            following[everyone] = columns[key]
+        for key, target, following in self._results:
+            column = columns[key]
+            if following is not None:
+                following[everyone] = column
+            target[start:stop] = column if kept is None else column[kept]
         for key in self._policy_leaves.states:
             self._next[key][chosen] = self._begun[next_of(key)][chosen]
         if self.entries.marks_starts:
