@@ -408,17 +408,6 @@ def test_a_fake_batch_has_the_layout_of_a_real_one(kind: str) -> None:
     assert not fake["observation"].any()
 
 
-def test_lists_of_tensors_are_stacked() -> None:
-    source = [partial(made, "cpu")] * 2
-    with Collector(source, frames_per_batch=24, frame_stack=2) as collector:
-        first, batch = collector.next(), collector.next()
-    stacks, after = batch["observation"], batch["next", "observation"]
-    assert stacks.shape[:3] == first.batch_size
-    goes_on = ~batch["next", "done"][..., :-1, 0]
-    assert torch.equal(stacks[..., 1:, :, :][goes_on], after[..., :-1, :, :][goes_on])
-    assert torch.equal(after[..., 0, :], stacks[..., 1, :])
-
-
 # --- workers
 
 
