@@ -4,21 +4,12 @@ from typing import Any
 
 import pytest
 import torch
-from multi_parts import BOTH, CLASSES, Chooser, actions, make, together, worker_of
+from multi_parts import ALL, BOTH, CLASSES, Chooser, actions, make, rows_of_workers, worker_of
 from tensordict import TensorDict
 from tensordict.nn import TensorDictModule
 from torch import nn
 
 from trawl.collectors import Collector
-from trawl.testing import NumberedEnv
-
-ALL = pytest.mark.parametrize("cls", [Collector, *CLASSES], ids=["one", "sync", "async"])
-
-
-def made(cls, policy=None, **options):
-    if cls is Collector:
-        return Collector(NumberedEnv, policy, frames_per_batch=5, **options)
-    return make(cls, policy=policy, **options)
 
 
 def settled(collector):
@@ -27,7 +18,7 @@ def settled(collector):
     # Those of asynchronous workers may be in batches that they had begun.
     for _ in range(8 if cls is CLASSES[1] else 1):
         batch = collector.next()
-        for row in [batch] if cls is Collector or not together(cls) else batch:
+        for row in rows_of_workers(batch):
             found[worker_of(row)] = actions(row)
     return [found[index] for index in sorted(found)]
 
@@ -64,7 +55,7 @@ FORMS: dict[str, Any] = {
 @ALL
 def test_weights_may_come_in_any_form(cls):
     policy = Chooser(1)
-    with made(cls, policy) as collector:
+    with make(cls, policy=policy) as collector:
         for name, form in FORMS.items():
             if cls is Collector and name == "of all workers":
                 continue
@@ -91,14 +82,14 @@ def test_weights_may_come_in_any_form(cls):
     ids=["module", "state dict", "tensordict", "nested dict", "dotted dict"],
 )
 def test_weights_of_a_tensordict_module_are_named_as_it_names_them(cls, weights):
-    with made(cls, in_module(0)) as collector:
+    with make(cls, policy=in_module(0)) as collector:
         collector.update_policy_weights_(weights)
         assert settled(collector) == all_of(cls, 3)
 
 
 @ALL
 def test_weights_by_their_older_name_warn(cls):
-    with made(cls, Chooser(1)) as collector:
+    with make(cls, policy=Chooser(1)) as collector:
         with pytest.warns(DeprecationWarning, match="policy_weights is an older name") as caught:
             collector.update_policy_weights_(policy_weights=Chooser(2))
         assert caught[0].filename == __file__
@@ -108,7 +99,7 @@ def test_weights_by_their_older_name_warn(cls):
 @ALL
 def test_weights_are_those_of_the_moment(cls):
     source, policy = Chooser(2), Chooser(1)
-    with made(cls, policy) as collector:
+    with make(cls, policy=policy) as collector:
         collector.update_policy_weights_(source)
         source.become(3)
         assert settled(collector) == all_of(cls, 2)
@@ -140,11 +131,11 @@ def test_buffers_are_sent_as_well(cls):
 
 
 def test_an_update_makes_a_new_version():
-    with made(Collector, Chooser(), track_policy_version=True) as collector:
+    with make(Collector, policy=Chooser(), track_policy_version=True) as collector:
         collector.update_policy_weights_()
         collector.update_policy_weights_(Chooser())
         assert collector.policy_version == collector.get_policy_version() == 2
-        assert collector.next()["policy_version"].tolist() == [2] * 5
+        assert collector.next()["policy_version"].tolist() == [2] * 10
 
 
 # --- for whom
@@ -217,14 +208,14 @@ class Two(Chooser):
 
 @ALL
 def test_mistakes_are_told_at_once_and_change_nothing(cls):
-    with made(cls, Chooser(1), track_policy_version=True) as collector:
+    with make(cls, policy=Chooser(1), track_policy_version=True) as collector:
         more = OF_ONE if cls is Collector else OF_WORKERS
         for args, kwargs, kind, match in (*MISTAKES, *(((Chooser(),), *one) for one in more)):
             with pytest.raises(kind, match=match):
                 collector.update_policy_weights_(*args, **kwargs)
         assert collector.policy_version == 0
         assert settled(collector) == all_of(cls, 1)
-    with made(cls, Two(1)) as collector:
+    with make(cls, policy=Two(1)) as collector:
         with pytest.raises(ValueError, match=r"'unused'"):
             collector.update_policy_weights_({"choice": TWO, "unused": torch.zeros(3)})
         assert settled(collector) == all_of(cls, 1)
@@ -233,7 +224,7 @@ def test_mistakes_are_told_at_once_and_change_nothing(cls):
 @ALL
 @pytest.mark.parametrize("policy", [None, lambda observation: torch.eye(4)[0]])
 def test_a_policy_may_have_no_weights(cls, policy):
-    with made(cls, policy) as collector:
+    with make(cls, policy=policy) as collector:
         with pytest.raises(TypeError, match=r"has no weights to update"):
             collector.update_policy_weights_(Chooser())
         if cls is Collector:
