@@ -64,30 +64,6 @@ def test_next_gives_a_batch_at_a_time():
         assert collector.next() is None
 
 
-def test_what_begins_with_an_underscore_is_not_delivered():
-    def policy(tensordict):
-        tensordict["_hidden"] = torch.ones(())
-        tensordict["inner", "_deep"] = torch.ones(())
-        tensordict["inner", "kept"] = torch.ones(())
-        return by_step()(tensordict)
-
-    batch = first_batch(NumberedEnv(), policy, frames_per_batch=4)
-    assert keys(batch) == {*ROOT, *NEXT, TRAJ_IDS, ("inner", "kept")}
-
-
-def test_postproc_sees_what_is_not_delivered():
-    def policy(tensordict):
-        tensordict["_hidden"] = torch.full((), 7.0)
-        return by_step()(tensordict)
-
-    def postproc(batch):
-        return batch.set("shown", batch["_hidden"] + 1)
-
-    batch = first_batch(NumberedEnv(), policy, frames_per_batch=4, postproc=postproc)
-    assert batch["shown"].tolist() == [8] * 4
-    assert "_hidden" not in keys(batch)
-
-
 def test_a_rollout_is_neither_counted_nor_processed():
     with Collector(
         NumberedEnv(),

@@ -129,20 +129,6 @@ def test_a_batch_does_not_begin_anew_twice():
         assert NumberedEnv.numbers(next(iter(collector)))[:, 1].tolist() == [1] * 4
 
 
-# --- what is recorded
-
-
-def test_frames_carry_the_version_of_the_policy():
-    with Collector(NumberedEnv(), frames_per_batch=4, track_policy_version=True) as collector:
-        iterator = iter(collector)
-        one = next(iterator)
-        collector.increment_version()
-        two = next(iterator)
-    assert one["policy_version"].tolist() == [0] * 4
-    assert two["policy_version"].tolist() == two["next", "policy_version"].tolist() == [1] * 4
-    assert one["policy_version"].dtype is torch.int64
-
-
 def test_starts_of_episodes_are_marked_for_a_policy_that_reads_them():
     def choose(observation, is_init):
         return choose_by_step(observation + is_init)
@@ -273,16 +259,6 @@ def test_policies_explore_by_default(kind):
     assert set(NumberedEnv.action_numbers(batch).tolist()) == {0, 1, 2, 3}
 
 
-def test_policies_can_be_deterministic():
-    batch = first_batch(
-        NumberedEnv(),
-        actor([]),
-        frames_per_batch=64,
-        exploration_type=ExplorationType.DETERMINISTIC,
-    )
-    assert set(NumberedEnv.action_numbers(batch).tolist()) == {2}
-
-
 def test_the_name_of_an_exploration_type_will_do():
     with Collector(NumberedEnv(), frames_per_batch=4, exploration_type="mean") as collector:
         assert collector.exploration_type is ExplorationType.MEAN
@@ -335,32 +311,6 @@ def test_a_rollout_begins_with_the_hook_too():
     ) as collector:
         collector.rollout()
     assert events == ["pre"]
-
-
-# --- policy on its way
-
-
-def test_a_compiled_policy_gives_the_same_batch():
-    graphs = []
-
-    def backend(graph, example_inputs):
-        graphs.append(graph)
-        return graph.forward
-
-    options = {"frames_per_batch": 8}
-    plain = first_batch(NumberedEnv(), by_step(), **options)
-    compiled = first_batch(NumberedEnv(), by_step(), compile_policy={"backend": backend}, **options)
-    assert graphs
-    assert (plain == compiled).all()
-
-
-def test_a_trusted_policy_is_called_as_it_is():
-    def strange(whatever):
-        whatever["action"] = choose_by_step(whatever["observation"])
-        return whatever
-
-    batch = first_batch(NumberedEnv(), strange, frames_per_batch=8, trust_policy=True)
-    assert NumberedEnv.action_numbers(batch).tolist() == [0, 1, 2, 3, 0, 0, 1, 2]
 
 
 def test_waiting_for_copies_can_be_left_out():

@@ -4,10 +4,10 @@ import gymnasium
 import numpy as np
 import pytest
 import torch
-from collector_parts import Scorer, batches, by_step, first_batch
+from collector_parts import Scorer, first_batch
 from tensordict.nn import TensorDictModule
 
-from trawl.collectors import Collector, RandomPolicy
+from trawl.collectors import Collector
 from trawl.testing import NumberedEnv, SelfResettingVectorEnv
 
 TRAJ_IDS = ("collector", "traj_ids")
@@ -158,23 +158,6 @@ def test_a_state_says_what_was_done():
     assert int(state["traj_pool"]["traj_id"]) == 2
 
 
-@pytest.mark.parametrize(
-    "policy",
-    [lambda: None, by_step, Scorer, lambda: by_step().module, RandomPolicy],
-    ids=["none", "tensordict module", "module", "function", "random"],
-)
-def test_any_collector_can_load_its_own_state(policy):
-    options = {"frames_per_batch": 5, "total_frames": 20}
-    with Collector(NumberedEnv(), policy(), **options) as collector:
-        next(iter(collector))
-        state = collector.state_dict()
-    resumed = Collector(NumberedEnv(), policy(), **options)
-    resumed.load_state_dict(state)
-    assert sum(len(batch) for batch in batches(resumed)) == 15
-    assert resumed.stats()["frames"] == 20
-    assert resumed.stats()["batches"] == 4
-
-
 def test_weights_are_named_as_in_the_users_policy():
     with Collector(NumberedEnv(), Scorer(3), frames_per_batch=5) as collector:
         assert set(collector.state_dict()["policy_state_dict"]) == set(Scorer().state_dict())
@@ -201,24 +184,6 @@ def test_the_version_of_the_policy_goes_on():
     with Collector(NumberedEnv(), **options) as resumed:
         resumed.load_state_dict(state)
         assert next(iter(resumed))["policy_version"].tolist() == [2] * 5
-
-
-@pytest.mark.parametrize("missing", ["frames", "iter", "policy_state_dict"])
-def test_a_missing_entry_is_named(missing):
-    with Collector(NumberedEnv(), Scorer(), frames_per_batch=5) as collector:
-        state = collector.state_dict()
-        del state[missing]
-        with pytest.raises(
-            KeyError, match=rf"state_dict has no '{missing}'; it has .*env_state_dict"
-        ):
-            collector.load_state_dict(state)
-
-
-def test_weights_may_be_missing_if_not_strict():
-    with Collector(NumberedEnv(), Scorer(1), frames_per_batch=5) as collector:
-        collector.load_state_dict({"frames": 10, "iter": 2}, strict=False)
-        assert collector.stats()["frames"] == 10
-        assert NumberedEnv.action_numbers(next(iter(collector))).tolist() == [1] * 5
 
 
 def test_weights_that_do_not_fit_are_refused():
