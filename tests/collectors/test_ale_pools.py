@@ -8,7 +8,7 @@ import torch
 from gymnasium.vector import AutoresetMode
 from torch import nn
 
-from trawl.collectors import AsyncBatchedCollector, Collector, RandomPolicy
+from trawl.collectors import AsyncBatchedCollector, Collector
 from trawl.envs import GymEnv
 
 # Older versions have no `AtariVectorEnv`, or one that does not state its autoreset mode.
@@ -95,14 +95,6 @@ def test_each_game_goes_as_if_it_were_played_by_hand(kind, mode):
 
 
 @BOTH
-def test_batches_and_the_budget_are_exact(kind, mode):
-    env = GymEnv(games(3, 2, mode))
-    policy = RandomPolicy(env.full_action_spec)
-    with kind(env, policy=policy, frames_per_batch=20, total_frames=50) as collector:
-        assert [len(batch) for batch in collector] == [20, 20, 10]
-
-
-@BOTH
 def test_whole_trajectories(kind, mode):
     options = {"yield_completed_trajectories": True}
     if kind is Collector:
@@ -116,13 +108,6 @@ def test_whole_trajectories(kind, mode):
             assert len(trajectory["env_index"].unique()) == 1
             goes_on = trajectory["next", "observation"][:-1] == trajectory["observation"][1:]
             assert goes_on.all()
-
-
-def test_the_policy_acts_for_those_that_are_ready_together():
-    env = GymEnv(games(3, 2, AutoresetMode.SAME_STEP))
-    with AsyncBatchedCollector(env, policy=Pixels(), frames_per_batch=40) as collector:
-        collector.next()
-        assert collector.server_stats()["avg_batch_size"] == 2
 
 
 def test_a_reset_drops_the_steps_under_way():

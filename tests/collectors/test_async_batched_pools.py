@@ -42,13 +42,6 @@ def test_each_step_is_delivered_once_and_in_order(kind, mode, sizes):
     assert ledger.frames == 333
 
 
-@KINDS
-def test_batches_and_the_budget_are_exact(kind):
-    with collector_of(kind, total_frames=120) as collector:
-        assert [batch.shape for batch in collector] == [(50,), (50,), (20,)]
-        assert collector.stats()["frames"] == 120
-
-
 @pytest.mark.parametrize("frames", [1, 2, 7])
 def test_batches_may_be_smaller_than_what_is_ready_at_once(frames):
     ledger = ledger_of(6)
@@ -80,23 +73,6 @@ def test_entries_of_a_collector():
     assert batch["env_index"].dtype == torch.int64
     assert "policy_version" not in set(batch.keys())
     assert batch.names == [None]
-
-
-def test_observations_can_be_left_out_of_next():
-    with collector_of(Collector, compact_obs=True) as collector:
-        batch = collector.next()
-    assert "observation" not in set(batch["next"].keys())
-
-
-@MODES
-def test_the_last_observation_of_an_episode_is_the_true_one(mode):
-    pool = NumberedPool(LENGTHS, mode=mode)
-    with collector_of(pool=pool, frames_per_batch=200) as collector:
-        batch = collector.next()
-    ended = batch[batch["next", "done"][:, 0]]
-    steps = NumberedEnv.numbers(ended["next"])[:, 2]
-    assert len(ended) > 30
-    assert set(steps.tolist()) == set(LENGTHS)
 
 
 # --- the policy
@@ -176,14 +152,6 @@ def test_a_reset_drops_the_steps_under_way(mode):
     assert ids[0].isdisjoint(ids[1])
 
 
-@KINDS
-def test_environments_can_be_reset_before_each_batch(kind):
-    with collector_of(kind, reset_at_each_iter=True, total_frames=150) as collector:
-        for batch in collector:
-            for frames in each(batch).values():
-                assert frames["observation"][0, 2] == 0
-
-
 def test_some_pools_reset_only_all_environments():
     with collector_of() as collector:
         collector.next()
@@ -249,14 +217,6 @@ def test_whole_trajectories(kind):
             assert len(trajectory["env_index"].unique()) == 1
             assert NumberedEnv.numbers(trajectory)[0, 2] == 0
             ledger.add(trajectory)
-
-
-def test_random_frames_come_first():
-    policy = TensorDictModule(Constant(), ["observation"], ["action", "sent"])
-    with collector_of(Collector, policy=policy, init_random_frames=50) as collector:
-        assert len(collector.next()["action"].argmax(-1).unique()) == 4
-        last = collector.next()["action"][-10:]
-    assert (last.argmax(-1) == 1).all()
 
 
 def test_an_interruptor_ends_a_batch_early():
