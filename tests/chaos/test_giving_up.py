@@ -91,10 +91,7 @@ def test_all_die_at_once_and_for_good(tmp_path: Path, sync: bool) -> None:
     check_closed(collector, crew)
 
 
-@pytest.mark.parametrize(
-    ("sync", "victim"),
-    [(True, 0), (False, 2)],
-)
+@pytest.mark.parametrize(("sync", "victim"), [(True, 0), (False, 2)])
 def test_one_that_always_dies_as_it_is_made(tmp_path: Path, sync: bool, victim: int) -> None:
     crew = Crew(tmp_path, workers=3, troubles={victim: Trouble("make", 0, lives=99)})
     with (
@@ -149,10 +146,7 @@ def check_failure(run: Callable[[], Any], crew: Crew, worker: str = "[01]") -> N
         wait()
 
 
-@pytest.mark.parametrize(
-    ("sync", "count"),
-    [(False, 0), (True, 13)],
-)
+@pytest.mark.parametrize(("sync", "count"), [(False, 0), (True, 13)])
 def test_an_exception_in_the_policy(tmp_path: Path, sync: bool, count: int) -> None:
     crew = Crew(tmp_path)
 

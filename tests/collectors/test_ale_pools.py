@@ -17,10 +17,7 @@ from ale_py.vector_env import AtariVectorEnv
 
 BOTH = pytest.mark.parametrize(
     ("kind", "mode"),
-    [
-        (Collector, AutoresetMode.SAME_STEP),
-        (AsyncBatchedCollector, AutoresetMode.NEXT_STEP),
-    ],
+    [(Collector, AutoresetMode.SAME_STEP), (AsyncBatchedCollector, AutoresetMode.NEXT_STEP)],
 )
 GAME, SEED, FRAMES = "breakout", 7, 80
 

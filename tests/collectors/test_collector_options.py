@@ -49,12 +49,7 @@ def test_create_env_kwargs_may_differ_between_environments():
 
 @pytest.mark.parametrize(
     "source",
-    [
-        "CartPole-v1",
-        lambda: "CartPole-v1",
-        lambda: GymEnv("CartPole-v1"),
-        GymEnv("CartPole-v1"),
-    ],
+    ["CartPole-v1", lambda: "CartPole-v1", lambda: GymEnv("CartPole-v1"), GymEnv("CartPole-v1")],
     ids=["id", "function of an id", "function", "environment"],
 )
 def test_an_environment_may_come_in_many_ways(source):
@@ -109,11 +104,7 @@ def test_an_observation_called_env_index_is_the_environments_own(made, source, m
     with made(source, None, split_trajs=True, **options) as collector:
         assert (
             next(iter(collector))["x"][:, :, 0].tolist()
-            == [
-                [0, 1, 2, 3, 4, 5, 6],
-                [0, 1, 2, 0, 0, 0, 0],
-            ]
-            * 2
+            == [[0, 1, 2, 3, 4, 5, 6], [0, 1, 2, 0, 0, 0, 0]] * 2
         )
     options |= {"total_frames": 40, "traj_format": "cat"}
     with made(source, None, trajs_per_batch=2, **options) as collector:

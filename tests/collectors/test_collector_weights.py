@@ -143,8 +143,7 @@ def test_an_update_makes_a_new_version():
 
 @BOTH
 @pytest.mark.parametrize(
-    ("ids", "found"),
-    [(0, [{2}, {1}]), ([1], [{1}, {2}]), ((0, 1), [{2}, {2}])],
+    ("ids", "found"), [(0, [{2}, {1}]), ([1], [{1}, {2}]), ((0, 1), [{2}, {2}])]
 )
 def test_weights_reach_the_workers_they_are_for(cls, ids, found):
     with make(cls, policy=Chooser(1)) as collector:

@@ -76,11 +76,7 @@ def cluster(nodes=2, each=2, kind=AsyncNode, **options):
     """A collector whose nodes have workers of their own."""
     options = {"frames_per_batch": 10, "track_policy_version": True, **options}
     return InlineCluster(
-        envs(nodes),
-        Chooser(1),
-        collector_class=kind,
-        num_workers_per_collector=each,
-        **options,
+        envs(nodes), Chooser(1), collector_class=kind, num_workers_per_collector=each, **options
     )
 
 

@@ -9,15 +9,7 @@ import torch
 from collector_parts import by_step, first_batch, layout
 from gymnasium import spaces
 from gymnasium.vector import SyncVectorEnv
-from multi_parts import (
-    BOTH,
-    TRAJ_IDS,
-    envs,
-    ledger,
-    make,
-    together,
-    worker_of,
-)
+from multi_parts import BOTH, TRAJ_IDS, envs, ledger, make, together, worker_of
 
 from trawl.collectors import Collector, MultiAsyncCollector, MultiCollector, MultiSyncCollector
 from trawl.testing import ImageEnv, NestedEnv, NumberedEnv, RaggedEnv

@@ -708,10 +708,7 @@ def test_background_collection_that_hangs_can_be_shut_down(cls):
 
 @pytest.mark.parametrize("given", [[0, 1], [True, 1], ["yes", "no"]])
 def test_a_reset_takes_bools(given):
-    with (
-        make() as collector,
-        pytest.raises(TypeError, match="reset_idx must have a bool for each"),
-    ):
+    with make() as collector, pytest.raises(TypeError, match="reset_idx must have a bool for each"):
         collector.reset(given)
 
 

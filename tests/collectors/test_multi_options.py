@@ -384,10 +384,7 @@ def test_threads_are_shared_out_and_given_back():
             assert worker_of(collector.next()) == 1
         assert torch.get_num_threads() == 4
         with make(
-            start_method="forkserver",
-            create_env_fn=[Threads] * 2,
-            num_threads=3,
-            num_sub_threads=2,
+            start_method="forkserver", create_env_fn=[Threads] * 2, num_threads=3, num_sub_threads=2
         ) as collector:
             assert torch.get_num_threads() == 3
             assert worker_of(collector.next()) == 2

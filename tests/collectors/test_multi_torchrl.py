@@ -74,11 +74,7 @@ def checked(rows):
 def test_environments_of_torchrl_are_collected_from(cls, make_env, method):
     lanes = 3 if make_env is serial else 1
     with cls(
-        [make_env] * 2,
-        actor(),
-        frames_per_batch=60,
-        total_frames=360,
-        start_method=method,
+        [make_env] * 2, actor(), frames_per_batch=60, total_frames=360, start_method=method
     ) as collector:
         rows = {0: [], 1: []}
         for batch in collector:
@@ -173,12 +169,7 @@ def facts(module, name, **more):
     """A collector, and the look of its batches."""
     sources, options = CASES[name]
     collector = getattr(module, name)(
-        sources,
-        actor(),
-        frames_per_batch=60,
-        total_frames=120,
-        **options,
-        **more,
+        sources, actor(), frames_per_batch=60, total_frames=120, **options, **more
     )
     return collector, [(batch.shape, batch.names, layout(batch)) for batch in collector]
 

@@ -137,10 +137,7 @@ def test_a_state_that_is_loaded_while_workers_collect(cls: Any, method: str) -> 
 
 @pytest.mark.parametrize(
     ("cls", "sampled_by", "lanes"),
-    [
-        (CLASSES[0], {"traj_key": TRAJ_IDS}, 2),
-        (CLASSES[1], {"end_key": ("next", "done")}, None),
-    ],
+    [(CLASSES[0], {"traj_key": TRAJ_IDS}, 2), (CLASSES[1], {"end_key": ("next", "done")}, None)],
     ids=["sync", "async"],
 )
 def test_no_slice_crosses_an_episode_or_a_worker(cls: Any, sampled_by: Any, lanes: Any) -> None:

@@ -6,17 +6,7 @@ from typing import Any
 import pytest
 import torch
 from collector_parts import by_step, named
-from multi_parts import (
-    BOTH,
-    TRAJ_IDS,
-    Chooser,
-    actions,
-    envs,
-    ledger,
-    make,
-    together,
-    worker_of,
-)
+from multi_parts import BOTH, TRAJ_IDS, Chooser, actions, envs, ledger, make, together, worker_of
 from tensordict.nn import TensorDictModule
 
 import trawl.collectors
@@ -230,18 +220,10 @@ def test_a_list_has_an_entry_for_each_worker(name, value):
 
 
 WRONG: list[tuple[dict[str, Any], Any, str]] = [
-    (
-        {"num_workers": 3},
-        ValueError,
-        r"num_workers=3 does not match create_env_fn, a list of 2",
-    ),
+    ({"num_workers": 3}, ValueError, r"num_workers=3 does not match create_env_fn, a list of 2"),
     ({"num_workers": 0}, ValueError, r"num_workers must be at least 1, but it is 0"),
     ({"num_workers": True}, TypeError, r"num_workers must be an integer"),
-    (
-        {"num_workers": "two"},
-        TypeError,
-        r"num_workers must be an integer.*'two'",
-    ),
+    ({"num_workers": "two"}, TypeError, r"num_workers must be an integer.*'two'"),
     ({"create_env_fn": []}, ValueError, r"create_env_fn must not be an empty list"),
     ({"frames_per_batch": 0}, ValueError, r"frames_per_batch must be at least 1"),
     ({"frames_per_batch": [5, 0]}, ValueError, r"frames_per_batch must be at least 1"),
@@ -270,11 +252,7 @@ WRONG: list[tuple[dict[str, Any], Any, str]] = [
     ({"device": "abacus"}, ValueError, r"device 'abacus' is not a device"),
     ({"device": ["cpu", "abacus"]}, ValueError, r"device 'abacus' is not a device"),
     ({"create_env_kwargs": [{}, 3]}, TypeError, r"create_env_kwargs must be a mapping"),
-    (
-        {"interruptor": print},
-        TypeError,
-        "interruptor can't be used with collectors with workers",
-    ),
+    ({"interruptor": print}, TypeError, "interruptor can't be used with collectors with workers"),
     (
         {"return_same_td": True},
         TypeError,

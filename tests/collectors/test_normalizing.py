@@ -10,12 +10,7 @@ from tensordict.nn import TensorDictModule
 from torch import nn
 
 from tests.oracle.continuing import saved
-from trawl.collectors import (
-    Collector,
-    Normalization,
-    NormalizeObservation,
-    NormalizeReward,
-)
+from trawl.collectors import Collector, Normalization, NormalizeObservation, NormalizeReward
 from trawl.envs import GymEnv
 
 MASK = ("collector", "mask")

@@ -471,12 +471,7 @@ def test_torchrl_gives_the_same(layout: str, frames: int) -> None:
 
     options = {"total_frames": 70, "trajs_per_batch": 2, "traj_format": layout}
     options["auto_register_policy_transforms"] = False
-    there = theirs(
-        wrapped,
-        by_step(),
-        frames_per_batch=frames,
-        **options,
-    )
+    there = theirs(wrapped, by_step(), frames_per_batch=frames, **options)
     expected = [batch.clone() for batch in there]
     there.shutdown()
     with Collector(wrapped, by_step(), frames_per_batch=frames, **options) as here:
