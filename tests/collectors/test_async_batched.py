@@ -40,6 +40,18 @@ class Chooses(nn.Module):
         return nn.functional.one_hot(observation.sum(-1).long().abs() % 4, 4)
 
 
+class Sized(Chooses):
+    """The same policy, which notes for how many environments it acts at a time."""
+
+    def __init__(self):
+        super().__init__()
+        self.sizes = []
+
+    def forward(self, observation):
+        self.sizes.append(len(observation))
+        return super().forward(observation)
+
+
 def numbered(count=4, frames=50, together=False, **options):
     """Makes a collector; ``together``: the policy waits for all environments."""
     options.setdefault("policy", Chooses())
@@ -153,31 +165,23 @@ def test_the_policy_waits_for_the_least_number_of_environments(each):
 
 
 def test_the_policy_acts_for_at_most_the_largest_number_of_environments():
-    sizes = []
-
-    def policy(observation):
-        sizes.append(len(observation))
-        return nn.functional.one_hot(torch.zeros(len(observation), dtype=torch.long), 4)
-
+    policy = Sized()
     with numbered(6, policy=policy, max_batch_size=2) as collector:
-        del sizes[:]
-        collector.next()
-    assert max(sizes) == 2
+        del policy.sizes[:]
+        for _ in range(3):
+            collector.next()
+            # A reset of one environment changes nothing about it.
+            collector.reset(0)
+    assert max(policy.sizes) == 2
 
 
 def test_batches_of_static_size_are_filled_up():
-    sizes = set()
-
-    def policy(observation):
-        sizes.add(len(observation))
-        return nn.functional.one_hot(observation.sum(-1).long().abs() % 4, 4)
-
-    ledger = ledger_of(3)
+    policy, ledger = Sized(), ledger_of(3)
     config = {"max_batch_size": 4, "static_batch_size": 8}
     with numbered(3, policy=policy, server_config=config) as collector:
-        sizes.clear()
+        del policy.sizes[:]
         ledger.add(collector.next())
-    assert sizes == {8}
+    assert set(policy.sizes) == {8}
 
 
 def test_a_graph_gets_batches_of_one_size():
@@ -341,21 +345,6 @@ def test_a_state_continues_the_counts(place):
         collector.load_state_dict(state)
         assert collector.policy_version == 1
         assert sum(len(batch) for batch in collector) == 50
-
-
-def test_a_reset_of_one_environment_leaves_the_size_of_batches():
-    sizes = []
-
-    def policy(observation):
-        sizes.append(len(observation))
-        return Chooses()(observation)
-
-    with numbered(6, policy=policy, max_batch_size=2) as collector:
-        del sizes[:]
-        for _ in range(3):
-            collector.next()
-            collector.reset(0)
-    assert max(sizes) <= 2
 
 
 # --- delivery

@@ -6,7 +6,7 @@ import torch
 from gymnasium.vector import AutoresetMode
 from pool_parts import NumberedPool
 from tensordict.nn import TensorDictModule
-from test_async_batched import LENGTHS, Chooses, Constant, Marked, ledger_of
+from test_async_batched import LENGTHS, Chooses, Constant, Marked, Sized, ledger_of
 from torch import nn
 
 from trawl.collectors import AsyncBatchedCollector, Collector, RandomPolicy
@@ -79,17 +79,12 @@ def test_entries_of_a_collector():
 
 
 def test_the_policy_acts_for_those_that_are_ready_together():
-    sizes = set()
-
-    def policy(observation):
-        sizes.add(len(observation))
-        return nn.functional.one_hot(observation.sum(-1).long().abs() % 4, 4)
-
+    policy = Sized()
     with collector_of(pool=NumberedPool(LENGTHS, 7, 3), policy=policy) as collector:
-        sizes.clear()
+        del policy.sizes[:]
         collector.next()
         assert collector.server_stats()["avg_batch_size"] == 3
-    assert sizes == {3}
+    assert set(policy.sizes) == {3}
 
 
 @KINDS

@@ -184,23 +184,6 @@ def test_postproc_gets_the_split_batch():
 # --- one object
 
 
-def test_the_same_object_can_be_yielded_each_time():
-    with Collector(
-        NumberedEnv(lengths=[100]), frames_per_batch=4, total_frames=12, return_same_td=True
-    ) as collector:
-        seen = [(batch, NumberedEnv.numbers(batch)[:, 3].tolist()) for batch in collector]
-    assert [numbers for _, numbers in seen] == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 10, 11]]
-    assert len({id(batch) for batch, _ in seen}) == 1
-
-
-def test_the_same_object_keeps_its_memory():
-    with Collector(NumberedEnv(), frames_per_batch=4, return_same_td=True) as collector:
-        iterator = iter(collector)
-        observation = next(iterator)["observation"]
-        batch = next(iterator)
-    assert batch["observation"] is observation
-
-
 def test_the_same_object_takes_batches_of_other_shapes():
     with pytest.warns(UserWarning, match=r"split_trajs"):
         collector = Collector(
@@ -219,9 +202,16 @@ def test_the_same_object_takes_batches_of_other_shapes():
     assert [tuple(size) for _, size, _ in found] == [(2, 4), (3, 3), (2, 3)]
 
 
-def test_otherwise_each_batch_is_another_object():
-    with Collector(NumberedEnv(), frames_per_batch=4, total_frames=12) as collector:
-        assert len({id(batch) for batch in list(collector)}) == 3
+def test_the_same_object_keeps_its_memory_or_each_batch_is_another():
+    for same in (True, False):
+        seen = []
+        options = {"frames_per_batch": 4, "total_frames": 12, "return_same_td": same}
+        with Collector(NumberedEnv(lengths=[100]), **options) as collector:
+            for number, batch in enumerate(collector):
+                seen.append((batch, batch["observation"]))
+                assert batch["observation"][:, 3].tolist() == [4 * number + i for i in range(4)]
+        assert len({id(batch) for batch, _ in seen}) == (1 if same else 3)
+        assert len({rows.data_ptr() for _, rows in seen}) == (1 if same else 3)
 
 
 # --- exploration
