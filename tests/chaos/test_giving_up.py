@@ -24,6 +24,7 @@ from chaos_parts import (
     replaced,
     stay_busy,
     strike,
+    survives,
     watched,
 )
 from modes import ASYNC, SYNC
@@ -198,24 +199,13 @@ def test_one_that_gives_no_answer_is_replaced(
     tmp_path: Path, sync: bool, at: str, count: int
 ) -> None:
     crew = Crew(tmp_path, troubles={0: Trouble(at, count, block)})
-    frames = frames_of(sync, crew, 4)
-    with (
-        replaced(r"worker 0 did not respond for 8 s \(worker_timeout\) and was killed", 1),
-        collector_of(crew, sync, total_frames=frames, worker_timeout=8.0) as collector,
-    ):
-        crew.run(collector)
-    assert crew.frames == frames
+    told = r"worker 0 did not respond for 8 s \(worker_timeout\) and was killed"
+    survives(crew, sync, told, 4, worker_timeout=8.0)
 
 
 def test_one_that_was_stopped_is_replaced(tmp_path: Path) -> None:
     crew = Crew(tmp_path, troubles={1: Trouble("step", 4, _stop)})
-    frames = frames_of(True, crew, 3)
-    with (
-        replaced("worker 1 did not respond for 8 s", 1),
-        collector_of(crew, True, total_frames=frames, worker_timeout=8.0) as collector,
-    ):
-        crew.run(collector)
-    assert crew.frames == frames
+    survives(crew, True, "worker 1 did not respond for 8 s", worker_timeout=8.0)
 
 
 def _stop() -> None:

@@ -26,6 +26,7 @@ from chaos_parts import (
     leave,
     replaced,
     strike,
+    survives,
 )
 from modes import ASYNC, EITHER, SYNC
 
@@ -49,27 +50,15 @@ def test_killed_in_an_environment(
     tmp_path: Path, sync: bool, lanes: int, at: str, count: int
 ) -> None:
     crew = Crew(tmp_path, lanes=lanes, troubles={1: Trouble(at, count)})
-    with replaced(KILLED, times=1):
-        collector = collector_of(crew, sync, act, total_frames=frames_of(sync, crew, 3))
-        with collector:
-            batches = crew.run(collector)
-            stats = collector.stats()
-    assert crew.frames == stats["frames"] == frames_of(sync, crew, 3)
-    assert batches == (3 if sync else 6)
+    stats = survives(crew, sync, KILLED, policy=act)
+    assert stats["batches"] == (3 if sync else 6)
     assert (stats["restarts"], stats["workers_alive"], stats["batches_held"]) == (1, 2, 0)
 
 
 @pytest.mark.parametrize(("sync", "count"), [(True, 0), (False, 4), (True, 10), (False, 13)])
 def test_killed_in_the_policy(tmp_path: Path, sync: bool, count: int) -> None:
     policy = Acting(Once(tmp_path / "policy", count, kill))
-    crew = Crew(tmp_path)
-    frames = frames_of(sync, crew, 3)
-    with (
-        replaced(ANY_KILLED, times=1),
-        collector_of(crew, sync, policy, total_frames=frames) as collector,
-    ):
-        crew.run(collector)
-    assert crew.frames == frames
+    survives(Crew(tmp_path), sync, ANY_KILLED, policy=policy)
 
 
 @pytest.mark.parametrize(
@@ -83,15 +72,8 @@ def test_killed_in_the_policy(tmp_path: Path, sync: bool, count: int) -> None:
 )
 def test_killed_in_a_hook(tmp_path: Path, sync: bool, name: str, count: int) -> None:
     # In post_collect_hook, the batch is complete, but the driver does not know that yet.
-    crew = Crew(tmp_path)
     hook = {name: Once(tmp_path / "hook", count, kill)}
-    frames = frames_of(sync, crew, 3)
-    with (
-        replaced(ANY_KILLED, times=1),
-        collector_of(crew, sync, act, total_frames=frames, **hook) as collector,
-    ):
-        crew.run(collector)
-    assert crew.frames == frames
+    survives(Crew(tmp_path), sync, ANY_KILLED, policy=act, **hook)
 
 
 @pytest.mark.parametrize(
@@ -107,14 +89,7 @@ def test_killed_in_a_hook(tmp_path: Path, sync: bool, name: str, count: int) -> 
     ids=["exit", "exit0", "segfault", "abort", "terminate", "realtime"],
 )
 def test_other_ways_to_go(tmp_path: Path, sync: bool, what: Callable[[], Any], told: str) -> None:
-    crew = Crew(tmp_path, troubles={0: Trouble("step", 3, what)})
-    frames = frames_of(sync, crew, 2)
-    with (
-        replaced(f"worker 0 {told}", 1),
-        collector_of(crew, sync, total_frames=frames) as collector,
-    ):
-        crew.run(collector)
-    assert crew.frames == frames
+    survives(Crew(tmp_path, troubles={0: Trouble("step", 3, what)}), sync, f"worker 0 {told}", 2)
 
 
 # --- from outside
