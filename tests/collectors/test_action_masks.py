@@ -189,18 +189,6 @@ def test_masks_of_steps_are_followed_in_each_autoreset_mode(where, vector, mode)
     collected(several[vector](2, make) if vector in several else make())
 
 
-def test_masks_are_followed_beside_observations_without_a_fixed_layout():
-    class Telling(Masked):
-        def __init__(self):
-            super().__init__("info")
-            self.observation_space = spaces.Text(8)
-
-        def shown(self):
-            return "here", super().shown()[1]
-
-    collected(ParallelEnv(2, Telling, backend="thread"))
-
-
 def test_a_row_of_a_vector_environment_without_a_mask_may_do_anything():
     class Free(Anything):
         def shown(self):
@@ -222,15 +210,6 @@ def test_actions_are_drawn_evenly_from_those_allowed():
     assert (counts[[0, 2, 3]] > 400).all()
 
 
-def test_equal_seeds_give_equal_actions():
-    def actions():
-        with Collector(env_of("obs", "single", "multi"), frames_per_batch=50) as collector:
-            collector.set_seed(3)
-            return collector.next()["action"]
-
-    assert torch.equal(actions(), actions())
-
-
 def test_the_random_policy_follows_the_mask_also_outside_of_a_collector():
     for policy in (RandomPolicy(), RandomPolicy(GymEnv(Masked()).action_spec)):
         collected(Masked(), policy, frames=300)
@@ -240,23 +219,6 @@ def test_the_random_policy_follows_the_mask_also_outside_of_a_collector():
     env.rollout(50)
     env = GymEnv(Masked("info"))
     env.rollout(50)
-
-
-@pytest.mark.parametrize("where", ["obs", "info"])
-def test_random_frames_come_first(where):
-    calls = []
-
-    def policy(position):
-        calls.append(None)
-        steps = position.long()[..., 0]
-        return torch.nn.functional.one_hot(steps % 5, 5)
-
-    with Collector(
-        Masked(where), policy, frames_per_batch=100, init_random_frames=200, total_frames=300
-    ) as collector:
-        before = len(calls)
-        list(collector)
-    assert len(calls) - before == 100
 
 
 @pytest.mark.parametrize("where", ["obs", "info", "method"])

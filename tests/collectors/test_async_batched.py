@@ -210,45 +210,6 @@ def test_a_compiled_policy_may_read_a_tensordict_of_any_size(config):
     assert ledger.frames == 120
 
 
-class Counter(nn.Module):
-    """Policy that counts its calls in an episode."""
-
-    def forward(self, observation, count):
-        return Chooses()(observation), count + 1
-
-
-def test_recurrent_state_belongs_to_its_environment():
-    pytest.importorskip("torchrl")
-    from torchrl.data import Unbounded
-    from torchrl.envs import GymWrapper, TensorDictPrimer, TransformedEnv
-
-    policy = TensorDictModule(Counter(), ["observation", "count"], ["action", ("next", "count")])
-
-    def make(number):
-        primer = TensorDictPrimer(count=Unbounded((1,)), default_value=0.0, reset_key="_reset")
-        return TransformedEnv(GymWrapper(NumberedEnv(number, lengths=LENGTHS)), primer)
-
-    with AsyncBatchedCollector(
-        [partial(make, number) for number in range(3)],
-        policy=policy,
-        frames_per_batch=60,
-        env_backend="threading",
-    ) as collector:
-        batch = collector.next()
-    step = batch["observation"][:, 2]
-    assert (batch["count"][:, 0] == step).all()
-    assert (batch["next", "count"][:, 0] == step + 1).all()
-
-
-def test_starts_are_marked_for_a_policy_that_reads_them():
-    seen = TensorDictModule(Marked(), ["observation", "is_init"], ["action", "seen"])
-    ledger = ledger_of(3)
-    with numbered(3, policy=seen) as collector:
-        batch = collector.next()
-        ledger.add(batch)
-    assert (batch["seen"] == batch["is_init"]).all()
-
-
 class Marked(nn.Module):
     """Policy that writes the mark that it reads."""
 

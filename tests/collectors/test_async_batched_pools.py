@@ -5,8 +5,7 @@ import pytest
 import torch
 from gymnasium.vector import AutoresetMode
 from pool_parts import NumberedPool
-from tensordict.nn import TensorDictModule
-from test_async_batched import LENGTHS, Chooses, Constant, Marked, Sized, ledger_of
+from test_async_batched import LENGTHS, Chooses, Sized, ledger_of
 from torch import nn
 
 from trawl.collectors import AsyncBatchedCollector, Collector, RandomPolicy
@@ -85,30 +84,6 @@ def test_the_policy_acts_for_those_that_are_ready_together():
         collector.next()
         assert collector.server_stats()["avg_batch_size"] == 3
     assert set(policy.sizes) == {3}
-
-
-@KINDS
-def test_frames_have_the_version_that_chose_their_action(kind):
-    options = {"track_policy_version": True} if kind is Collector else {}
-    policy = TensorDictModule(Constant(), ["observation"], ["action", "sent"])
-    with collector_of(kind, policy=policy, frames_per_batch=41, **options) as collector:
-        for version in range(4):
-            batch = collector.next()
-            assert (batch["sent"] == batch["policy_version"].unsqueeze(-1)).all()
-            assert batch["policy_version"].max() == version
-            with torch.no_grad():
-                policy.module.value += 1
-            collector.update_policy_weights_()
-        assert collector.policy_version == 4
-
-
-@MODES
-def test_starts_are_marked_for_a_policy_that_reads_them(mode):
-    seen = TensorDictModule(Marked(), ["observation", "is_init"], ["action", "seen"])
-    with collector_of(pool=NumberedPool(LENGTHS, mode=mode), policy=seen) as collector:
-        batch = collector.next()
-    assert (batch["seen"] == batch["is_init"]).all()
-    assert (batch["is_init"] == (batch["observation"][:, 2:3] == 0)).all()
 
 
 def test_no_environment_is_lost_if_the_policy_is_interrupted():
@@ -229,12 +204,6 @@ def test_an_interruptor_ends_a_batch_early():
 
 
 # --- errors
-
-
-class Steps(list):
-    """Buffer that takes single steps."""
-
-    add = list.append
 
 
 @pytest.mark.parametrize("source", ["CartPole-v1", 3, {}])

@@ -2,9 +2,7 @@ import threading
 from contextlib import nullcontext
 
 import pytest
-import torch
 from collector_parts import PATIENCE, Buffer, Scorer, by_step
-from tensordict import TensorDict
 
 from trawl.collectors import Collector
 from trawl.testing import FaultyEnv, Ledger, NumberedEnv
@@ -64,17 +62,6 @@ def test_frames_reach_the_buffer_in_the_background():
     assert ledger.frames == len(buffer) == collector.stats()["frames"]
     collector.async_shutdown()
     collector.shutdown()
-
-
-def test_it_ends_at_the_total():
-    buffer = Buffer()
-    with made(buffer, total_frames=20) as collector:
-        collector.start()
-        buffer.wait_for(20)
-        with collector.pause():
-            assert not collector.is_running()
-        assert collector.stats()["completed"]
-        assert len(buffer) == 20
 
 
 def test_single_frames_end_exactly_at_the_total():
@@ -392,27 +379,6 @@ def test_ending_within_a_hook_works():
     waited(env.closed)
     collector.async_shutdown()
     assert len(buffer) == 5
-
-
-def test_a_replay_buffer_of_torchrl_is_filled_in_the_background():
-    from torchrl.data import LazyTensorStorage, ReplayBuffer
-
-    enough = threading.Event()
-    memory = ReplayBuffer(storage=LazyTensorStorage(1000), batch_size=16)
-
-    with Collector(
-        NumberedEnv(),
-        frames_per_batch=10,
-        total_frames=100,
-        replay_buffer=memory,
-        post_collect_hook=lambda batch: enough.set() if memory.write_count >= 100 else None,
-    ) as collector:
-        collector.start()
-        waited(enough)
-        with collector.pause():
-            assert len(memory) == 100
-            assert isinstance(memory.sample(), TensorDict)
-    assert torch.equal(memory[:]["next", "reward"][:, 0], torch.arange(1.0, 101.0))
 
 
 def test_an_update_of_the_policy_that_acts_waits_for_nothing():

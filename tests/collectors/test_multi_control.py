@@ -2,7 +2,6 @@
 
 import gc
 import json
-import math
 import multiprocessing
 import os
 import select
@@ -32,7 +31,7 @@ from multi_parts import (
 from tensordict.nn import TensorDictModule
 from torch import nn
 
-from trawl.collectors import Collector, MultiAsyncCollector, PolicyVersion, RandomPolicy
+from trawl.collectors import Collector, MultiAsyncCollector, RandomPolicy
 from trawl.errors import WorkerError
 from trawl.testing import FaultyEnv, NumberedEnv
 
@@ -309,15 +308,6 @@ def test_statistics_tell_of_all_workers_and_of_each(cls):
         json.dumps(both)
 
 
-def test_a_version_of_ones_own_is_counted_on():
-    version = PolicyVersion()
-    version.increment_version()
-    with make(policy=Chooser(), track_policy_version=version) as collector:
-        assert collector.next()["policy_version"].unique().tolist() == [1]
-        collector.update_policy_weights_()
-        assert version.version == 2
-
-
 # --- profiles
 
 
@@ -566,17 +556,6 @@ def test_the_age_of_what_a_late_worker_delivers_is_reported():
         assert collector.stats()["policy_lag_max"] == 1
 
 
-@pytest.mark.parametrize("threshold", [None, 1])
-def test_without_a_threshold_all_are_waited_for(threshold):
-    book = ledger(2)
-    with make(preemptive_threshold=threshold, total_frames=40) as collector:
-        for batch in collector:
-            book.add(batch)
-            assert batch.shape == (2, 5)
-            assert MASK not in batch.keys(True)
-    assert book.frames == 40
-
-
 def test_a_threshold_means_nothing_to_async_batches():
     with pytest.warns(UserWarning, match=r"preemptive_threshold=0\.5 has no effect with sync=F"):
         collector = make(MultiAsyncCollector, preemptive_threshold=0.5, total_frames=40)
@@ -629,14 +608,6 @@ def test_nothing_is_lost_where_workers_are_broken_off(how, lanes):
         for batch in collector:
             book.add(batch)
         assert collector.stats()["frames"] == book.frames >= 600
-
-
-def test_a_collector_tells_what_its_workers_are():
-    with make() as collector:
-        kinds = collector.get_distant_attr("config")
-    assert [kind.worker_idx for kind in kinds] == [0, 1]
-    assert [kind.total_frames for kind in kinds] == [math.inf, math.inf]
-    assert not isinstance(collector, Collector)
 
 
 # --- the end, from elsewhere
@@ -732,12 +703,6 @@ class Told(Collector):
     def set_seed(self, *args, **kwargs):
         self.told = args
         return super().set_seed(*args, **kwargs)
-
-
-def test_workers_of_a_class_of_ones_own_do_what_it_says():
-    with make(collector_class=Told) as collector:
-        collector.set_seed(3)
-        assert collector.get_distant_attr("told")[0] == (3, False)
 
 
 def test_a_hook_that_can_not_be_sent_changes_nothing():

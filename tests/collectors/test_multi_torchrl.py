@@ -106,20 +106,6 @@ def test_one_seed_gives_the_same_bits_wherever_workers_live():
 
 
 @BOTH
-@pytest.mark.parametrize("option", [{"max_frames_per_traj": 5}, {"compact_obs": True}])
-def test_options_do_with_them_what_they_do(cls, option):
-    with cls(
-        [plain] * 2, actor(), frames_per_batch=40, start_method="inline", **option
-    ) as collector:
-        batch = collector.next()
-    if "compact_obs" in option:
-        assert "observation" not in batch["next"].keys()  # noqa: SIM118
-    else:
-        assert batch["step_count"].max() == 4
-        assert batch["next", "truncated"][..., 4, 0].all()
-
-
-@BOTH
 def test_batches_go_into_torchrls_buffers(cls):
     buffer = ReplayBuffer(storage=LazyTensorStorage(500), batch_size=16)
     with cls(

@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 import torch
 from gymnasium.spaces import Box
-from gymnasium.spaces import Dict as DictSpace
 from gymnasium.vector import AutoresetMode
 from tensordict.nn import TensorDictModule
 from torch import Tensor, nn
@@ -367,56 +366,3 @@ def test_observations_without_elements(make: Any, options: Any) -> None:
             batch = collector.next()
     assert batch["observation"].shape == batch["next", "observation"].shape
     assert batch["observation"].shape[-1] == 0
-
-
-class Parts(InPlace):
-    """Simulator with a dictionary of observations."""
-
-    single_observation_space = DictSpace(
-        a=Box(-float("inf"), float("inf"), (2,)),
-        b=Box(-float("inf"), float("inf"), (1,)),
-        image=Box(0, 255, (2, 2), np.uint8),
-    )
-
-    def shown(self, obs: Tensor) -> Any:
-        image = torch.ones(self.num_envs, 2, 2, dtype=torch.uint8)
-        return {"a": obs, "b": obs[:, :1] * 3, "image": image}
-
-    def reset(self, **kwargs: Any) -> Any:
-        obs, info = super().reset(**kwargs)
-        return self.shown(obs), info
-
-    def step(self, action: Tensor) -> Any:
-        obs, *rest, info = super().step(action)
-        return self.shown(obs), *rest, {"final_obs": self.shown(info["final_obs"])}
-
-
-def test_keys_choose_observations() -> None:
-    options: dict[str, Any] = {"frames_per_batch": 40}
-    found = []
-    for chosen in (True, NormalizeObservation(keys=["b"]), False):
-        env = Parts(AutoresetMode.SAME_STEP)
-        with Collector(env, normalize_observations=chosen, **options) as collector:
-            found.append([collector.next().clone() for _ in range(2)][-1])
-            normalization = collector.normalization
-            if chosen is True:
-                assert normalization is not None
-                assert list(normalization.observations) == ["a", "b"]
-    both, one, raw = found
-    assert torch.equal(one["a"], raw["a"])
-    assert torch.equal(one["b"], both["b"])
-    assert torch.equal(both["image"], raw["image"])
-    assert both["next", "a"].abs().max() < 10 < raw["next", "a"].abs().max()
-
-
-@pytest.mark.parametrize(
-    ("env", "options", "error", "text"),
-    [
-        (Parts, {"keys": ["x"]}, KeyError, "the key 'x', but the observations are"),
-        (Parts, {"keys": ["image"]}, ValueError, "'image', but its dtype is torch.uint8"),
-    ],
-)
-def test_mistakes_are_named(env: Any, options: Any, error: Any, text: str) -> None:
-    chosen = NormalizeObservation(**options)
-    with pytest.raises(error, match=text):
-        Collector(env(AutoresetMode.SAME_STEP), frames_per_batch=8, normalize_observations=chosen)
