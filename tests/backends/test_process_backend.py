@@ -160,46 +160,37 @@ def test_forked_where_that_is_possible():
     assert out == "True True\n"
 
 
-def test_started_afresh_beside_jax():
-    out = run("""
-        import types
-        sys.modules["jax"] = types.ModuleType("jax")  # its threads would outlive this test
-        backend = ProcessBackend()
-        worker = backend.launch(0, Service)
-        say(type(server("forkserver")) is _Fork, ask(backend, worker, "1"))
-        backend.close()
-    """)
-    assert out == "False 1\n"
+JAX = """
+import types
+sys.modules["jax"] = types.ModuleType("jax")  # its threads would outlive this test
+end = lambda: None
+"""
+THREAD = """
+done = threading.Event()
+thread = threading.Thread(target=done.wait)
+thread.start()
+end = lambda: (done.set(), thread.join())
+"""
+NATIVE = """
+import torch
+torch.set_num_threads(2)
+x = torch.ones(2000, 2000)
+x @ x + x.exp()
+assert len(os.listdir("/proc/self/task")) > 1
+end = lambda: None
+"""
+LAUNCH = """
+backend = ProcessBackend()
+worker = backend.launch(0, Service)
+say(type(server("forkserver")) is _Fork, ask(backend, worker, "1"))
+backend.close()
+end()
+"""
 
 
-def test_started_afresh_beside_threads():
-    out = run("""
-        done = threading.Event()
-        thread = threading.Thread(target=done.wait)
-        thread.start()
-        backend = ProcessBackend()
-        worker = backend.launch(0, Service)
-        say(type(server("forkserver")) is _Fork, ask(backend, worker, "1"))
-        backend.close()
-        done.set()
-        thread.join()
-    """)
-    assert out == "False 1\n"
-
-
-def test_started_afresh_beside_threads_of_native_code():
-    out = run("""
-        import torch
-        torch.set_num_threads(2)
-        x = torch.ones(2000, 2000)
-        x @ x + x.exp()
-        say(len(os.listdir("/proc/self/task")) > 1)
-        backend = ProcessBackend()
-        worker = backend.launch(0, Service)
-        say(type(server("forkserver")) is _Fork, ask(backend, worker, "1"))
-        backend.close()
-    """)
-    assert out == "True\nFalse 1\n"
+@pytest.mark.parametrize("beside", [JAX, THREAD, NATIVE], ids=["jax", "thread", "native"])
+def test_started_afresh_beside_threads(beside):
+    assert run(beside + LAUNCH) == "False 1\n"
 
 
 @pytest.mark.parametrize("method", METHODS)

@@ -1,8 +1,6 @@
 """The command in processes: workers, signals, pipes, terminals, full disks."""
 
-import contextlib
 import os
-import pty
 import re
 import signal
 import subprocess
@@ -218,35 +216,6 @@ def test_a_kill_leaves_the_batches_before_and_no_process(started):
     assert frames >= 400
     assert frames % 200 == 0
     assert not info("d")["complete"]
-
-
-def test_on_a_terminal_progress_is_a_panel_with_a_line_for_each_worker(started):
-    ours, theirs = pty.openpty()
-    try:
-        process = started("dies_once", "--workers", 2, stderr=theirs)
-        os.close(theirs)
-        found = b""
-        with contextlib.suppress(OSError):  # how its end is told
-            while part := os.read(ours, 1 << 16):
-                found += part
-        out, _ = process.communicate(timeout=PATIENCE)
-    finally:
-        os.close(ours)
-    assert process.returncode == 0
-    # The summary goes to another stream, which is no terminal.
-    assert "4,000 in " in out
-    assert "each; 1 restart" in out
-    assert "\x1b" not in out
-    shown = found.decode()
-    assert "\x1b[?25l" in shown
-    assert shown.rindex("\x1b[?25h") > shown.rindex("\x1b[?25l"), "the cursor is hidden"
-    last = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", shown[shown.rindex("4,000/4,000") :])
-    (heading,) = [line for line in last.splitlines() if "restarts" in line]
-    workers = [line for line in last.splitlines() if line.startswith("worker ")]
-    assert [line[:8] for line in workers] == ["worker 0", "worker 1"]
-    assert all("%" in line and "dead" not in line for line in workers)
-    place = slice(heading.index("restarts"), heading.index("restarts") + len("restarts"))
-    assert sorted(line[place].strip() for line in workers) == ["", "1"]
 
 
 def test_a_reader_that_leaves_is_no_error():

@@ -20,6 +20,7 @@ def collector(sync, num_envs, **options):
         sync=sync,
         frames_per_batch=20,
         total_frames=400,
+        start_method="inline",
         **options,
     )
 

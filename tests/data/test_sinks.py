@@ -79,18 +79,6 @@ def test_dtypes_shapes_and_names_are_kept(kind, tmp_path):
             assert found.tolist() == value.tolist(), name
 
 
-@pytest.mark.parametrize("size", [None, 30])
-def test_a_replay_buffer_is_filled(size, kind, tmp_path):
-    data = pytest.importorskip("torchrl.data")
-    batch = frames(0, 100)
-    write(kind, tmp_path / "d", [batch])
-    buffer = data.ReplayBuffer(storage=data.LazyTensorStorage(1000), batch_size=32)
-    for part in [load(tmp_path / "d")] if size is None else load(tmp_path / "d", batch_size=size):
-        buffer.extend(part)
-    assert (buffer[:] == batch).all()
-    assert buffer.sample()["next", "reward"].shape == (32, 1)
-
-
 @pytest.mark.parametrize("read", [load, info])
 def test_no_dataset_is_said_to_be_none(read, tmp_path):
     (tmp_path / "empty").mkdir()

@@ -8,9 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tensordict import TensorDict
 
-from trawl.collectors import Collector
 from trawl.data.trajectories import TrajectoryAssembler, join
-from trawl.testing import NumberedEnv
 
 
 def batches(lengths: list[list[int]], steps: int) -> list[TensorDict]:
@@ -103,20 +101,6 @@ def test_parts_of_one_time_come_out_by_the_step_at_which_they_ended() -> None:
     assembler.add_parts([("one", one), ("other", other)])
     found = [(len(t), t["collector", "traj_ids"][0].item()) for t in assembler.take()]
     assert found == [(1, 0), (4, 0), (2, 1), (5, 1)]
-
-
-@given(st.lists(st.integers(1, 9), min_size=2, max_size=4), st.integers(1, 12))
-def test_each_environment_has_its_turn(lengths: list[int], steps: int) -> None:
-    assembler = TrajectoryAssembler(in_turn=True)
-    sources = [lambda n=n: NumberedEnv(n, lengths=[lengths[n]]) for n in range(len(lengths))]
-    options = {"frames_per_batch": steps * len(lengths), "total_frames": 60 * len(lengths)}
-    with Collector(sources, **options, exact_frames=True) as collector:
-        for batch in collector:
-            assembler.add(batch)
-    found = [NumberedEnv.numbers(one)[0, :2].tolist() for one in assembler.take()]
-    assert len(found) >= 60 // max(lengths) * len(lengths)
-    rounds = [[env, episode] for episode in range(60) for env in range(len(lengths))]
-    assert found == rounds[: len(found)]
 
 
 def test_workers_of_a_source_are_told_apart_by_their_ids() -> None:

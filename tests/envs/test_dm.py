@@ -1,6 +1,5 @@
 """Environments of dm_env and dm_control."""
 
-import sys
 from functools import partial
 
 import numpy as np
@@ -322,27 +321,6 @@ def test_bad_environments_are_refused():
 
 
 # --- ids and dm_control
-
-
-@pytest.mark.parametrize(
-    ("env_id", "package", "extra"),
-    [
-        ("dm_control:cheetah/run", "dm_control", "dm_control"),
-        ("envpool:Pong-v5", "envpool", "envpool"),
-    ],
-)
-def test_a_missing_package_names_the_extra(env_id, package, extra, monkeypatch):
-    monkeypatch.setitem(sys.modules, package, None)
-    with pytest.raises(ImportError, match=rf"{env_id} needs .*: pip install 'trawl-rl\[{extra}\]'"):
-        GymEnv(env_id)
-
-
-def test_ids_that_do_not_exist():
-    pytest.importorskip("dm_control")
-    with pytest.raises(ValueError, match="no domain 'cheeta': it has cheetah, "):
-        GymEnv("dm_control:cheeta/run")
-    with pytest.raises(ValueError, match="domain 'cheetah' has no task 'fly': it has run"):
-        GymEnv("dm_control:cheetah/fly")
 
 
 def test_dm_control_is_that_of_a_loop_by_hand():

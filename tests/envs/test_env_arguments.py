@@ -1,6 +1,5 @@
 """Errors for misspelt and wrong arguments of environments."""
 
-import sys
 import threading
 from collections.abc import Callable
 from functools import partial
@@ -18,12 +17,35 @@ from trawl import Collector, Evaluator, GymEnv, MultiSyncCollector, ParallelEnv
 from trawl.collectors import NormalizeObservation
 from trawl.envs import FrameStack, InfoKey, JaxEnv, PettingZooEnv, TorchVectorEnv, VmasEnv
 from trawl.envs.build import build_one
+from trawl.envs.serial import build_env
 from trawl.testing import NumberedTorchEnv
+
+
+def needs(name: str) -> Any:
+    return pytest.importorskip(name)
+
+
+def build(env_id: str, **options: Any) -> Any:
+    """Makes an environment by its id; skips the test if its library is missing."""
+    prefix, _, name = env_id.partition(":")
+    if name and prefix in PREFIXES:
+        needs(prefix)
+    if prefix == "pettingzoo" and name.split("/")[0] in ("classic", "mpe2"):
+        needs("pygame"), needs("mpe2")
+    return build_one(env_id, options)
+
+
+PREFIXES = ("gymnax", "brax", "jumanji", "envpool", "pettingzoo", "vmas", "dm_control")
+SPREAD = "pettingzoo:mpe2/simple_spread_v3"
 
 
 @pytest.mark.parametrize(
     ("env_id", "given", "nearest"),
     [
+        ("CartPole-v1", "categorical_actions_encoding", "categorical_action_encoding"),
+        ("CartPole-v1", "info_key", "info_keys"),
+        ("FrozenLake-v1", "is_slipery", "is_slippery"),
+        ("CartPole-v1", "vectorisation_mode", "vectorization_mode"),
         ("gymnax:CartPole-v1", "gravty", "gravity"),
         ("gymnax:CartPole-v1", "numenvs", "num_envs"),
         ("gymnax:MountainCar-v0", "num_env", "num_envs"),
@@ -31,8 +53,8 @@ from trawl.testing import NumberedTorchEnv
         ("brax:inverted_pendulum", "n_frame", "n_frames"),
         ("jumanji:Snake-v1", "num_row", "num_rows"),
         ("envpool:CartPole-v1", "max_episode_step", "max_episode_steps"),
-        ("pettingzoo:mpe2/simple_spread_v3", "max_cycle", "max_cycles"),
-        ("pettingzoo:mpe2/simple_spread_v3", "groupmap", "group_map"),
+        (SPREAD, "max_cycle", "max_cycles"),
+        (SPREAD, "groupmap", "group_map"),
         ("pettingzoo:classic/rps-v2", "num_action", "num_actions"),
         ("vmas:balance", "max_step", "max_steps"),
         ("vmas:balance", "nagents", "n_agents"),
@@ -43,152 +65,145 @@ from trawl.testing import NumberedTorchEnv
 )
 @pytest.mark.filterwarnings("ignore:Brax System")
 def test_a_misspelt_argument_of_an_id(env_id: str, given: str, nearest: str) -> None:
-    _import(env_id)
     words = f"{env_id} has no argument '{given}': it has {nearest}, "
     with pytest.raises(TypeError, match=words):
-        build_one(env_id, {given: 3})
+        build(env_id, **{given: 3})
 
 
-@pytest.mark.parametrize(
-    ("env_id", "given", "nearest"),
-    [
-        ("CartPole-v1", "categorical_actions_encoding", "categorical_action_encoding"),
-        ("CartPole-v1", "info_key", "info_keys"),
-        ("FrozenLake-v1", "is_slipery", "is_slippery"),
-        ("CartPole-v1", "vectorisation_mode", "vectorization_mode"),
-    ],
-)
-def test_a_misspelt_argument_of_gymnasium(env_id: str, given: str, nearest: str) -> None:
-    with pytest.raises(TypeError, match=f"{env_id} has no argument '{given}': it has {nearest}, "):
-        GymEnv(env_id, **{given: True})
-
-
-def _import(env_id: str) -> None:
-    prefix, _, name = env_id.partition(":")
-    pytest.importorskip(prefix)
-    if "/" in name and prefix == "pettingzoo":
-        pytest.importorskip("pygame")
-        pytest.importorskip({"classic": "pettingzoo"}.get(name.split("/")[0], name.split("/")[0]))
-
-
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        (
-            {"task_kwargs": {"timelimit": 3}},
-            "task_kwargs .*'timelimit': it has time_limit",
-        ),
-        ({"environment_kwargs": {"flat": 3}}, "environment_kwargs .*'flat': it has flat_observ"),
-        ({"task_kwargs": 3}, "task_kwargs must be a mapping of arguments by name, but it is 3"),
-        ({"render_options": 3}, "render_options must be a mapping of arguments by name"),
-    ],
-)
-def test_arguments_within_those_of_dm_control(options: Any, words: str) -> None:
-    pytest.importorskip("dm_control")
-    with pytest.raises(TypeError, match=words):
-        build_one("dm_control:cheetah/run", options)
-
-
-def test_an_argument_of_a_vector_environment() -> None:
-    with pytest.raises(
-        TypeError, match="CartPole-v1 has no argument 'sutton': it has sutton_barto"
-    ):
-        GymEnv("CartPole-v1", num_envs=2, sutton=True)
-
-
-def test_an_error_in_a_constructor_stays_as_it_is() -> None:
-    class Calling(gymnasium.Env):
-        def __init__(self, gain: int = 1) -> None:
-            _takes_nothing(gain=gain)  # type: ignore[call-arg]
-
-    gymnasium.register("Calling-v0", Calling)
-    try:
-        with pytest.raises(TypeError, match=r"_takes_nothing\(\) got an unexpected keyword"):
-            GymEnv("Calling-v0", gain=2)
-    finally:
-        gymnasium.registry.pop("Calling-v0")
+class Calling(gymnasium.Env[Any, Any]):
+    def __init__(self, gain: int = 1) -> None:
+        _takes_nothing(gain=gain)  # type: ignore[call-arg]
 
 
 def _takes_nothing() -> None:
     pass
 
 
-def test_arguments_that_are_right_are_not_blamed() -> None:
-    pytest.importorskip("vmas")
-    with pytest.raises(TypeError, match="football has no argument 'n_red_agent': it has n_red_ag"):
-        build_one("vmas:football", {"n_blue_agents": 2, "n_red_agent": 2})
-
-
-@pytest.mark.parametrize("make", [TorchVectorEnv, PettingZooEnv, VmasEnv, JaxEnv])
-def test_a_misspelt_argument_of_an_adapter(make: Any) -> None:
-    with pytest.raises(TypeError, match=rf"{make.__name__} has no argument 'envv': it has env"):
-        make(None, envv=3)
+LOCK = threading.Lock()
+PENDULUM = "Pendulum-v1"
+CHEETAH = "dm_control:cheetah/run"
+TYPE_ERRORS: list[tuple[Callable[[], Any], str]] = [
+    # --- names of arguments
+    (lambda: GymEnv("CartPole-v1", num_envs=2, sutton=True), "'sutton': it has sutton_barto"),
+    (lambda: build("vmas:football", n_blue_agents=2, n_red_agent=2),
+     "football has no argument 'n_red_agent': it has n_red_ag"),
+    *((partial(make, None, envv=3), f"{make.__name__} has no argument 'envv': it has env")
+      for make in (TorchVectorEnv, PettingZooEnv, VmasEnv, JaxEnv)),
+    (lambda: build(CHEETAH, task_kwargs={"timelimit": 3}),
+     "task_kwargs .*'timelimit': it has time_limit"),
+    (lambda: build(CHEETAH, environment_kwargs={"flat": 3}),
+     "environment_kwargs .*'flat': it has flat_observ"),
+    (lambda: Collector(PENDULUM, frames_per_batch=4, info_keys=["lives"]),
+     r"info_keys\. .* in create_env_kwargs"),
+    (lambda: Evaluator(PENDULUM, policy_factory=lambda: None, max_step=3),
+     "Evaluator has no argument 'max_step': it has max_steps, "),
+    (lambda: ParallelEnv(2, "CartPole-v1", n_envs=3),
+     "ParallelEnv has no argument 'n_envs': it has "),
+    (lambda: Evaluator("CartPole-v1", None, num_episodes=3),
+     "the number of episodes is num_trajectories"),
+    *((partial(cls, ["CartPole-v1"] * 2, frames_per_batch=10, n_envs=3),
+       r"n_envs\. To step several environments, pass a list")
+      for cls in (Collector, MultiSyncCollector)),
+    # --- values
+    (lambda: build(CHEETAH, task_kwargs=3),
+     "task_kwargs must be a mapping of arguments by name, but it is 3"),
+    (lambda: build(CHEETAH, render_options=3),
+     "render_options must be a mapping of arguments by name"),
+    (lambda: build("gymnax:CartPole-v1", gravity="x"), "gravity of .* must be a number"),
+    (lambda: build("gymnax:CartPole-v1", device=1.5), "device must be a device, .* it is 1.5"),
+    (lambda: build("brax:inverted_pendulum", auto_reset=True), "auto_reset=True can't be"),
+    (lambda: build("brax:inverted_pendulum", batch_size=3), "batch_size=3 .*as num_envs"),
+    (lambda: build("envpool:CartPole-v1", seed="x"), "seed of envpool:CartPole-v1 must be"),
+    (lambda: build("envpool:CartPole-v1", base_path=3), "base_path .*must be a string, but"),
+    (lambda: build(SPREAD, group_map={"a": "agent_0"}),
+     r"group_map\['a'\] must be a list of agents, but it is 'agent_0'"),
+    (lambda: JaxEnv(needs("gymnax").make("CartPole-v1")[0], 2, params={"gravity": 3}),
+     r"params must be the parameters of CartPole-v1, .*dict"),
+    (lambda: TorchVectorEnv(NumberedTorchEnv(2), device=1.5),  # type: ignore[arg-type]
+     r"device must be a device, .* but it is 1\.5"),
+    (lambda: TorchVectorEnv(NumberedTorchEnv(2), categorical_action_encoding="no"),  # type: ignore[arg-type]
+     "categorical_action_encoding must be True or False"),
+    (lambda: InfoKey("lives", 3), r"info_keys\['lives'\] must be a gymnasium space, .* is 3"),
+    (lambda: FrameStack(4, keys=3), "keys must be a list of keys, but it is 3"),  # type: ignore[arg-type]
+    (lambda: NormalizeObservation(keys=[3]),
+     r"a key must be a string or a tuple of strings, .* is 3"),
+    (lambda: Evaluator(PENDULUM, policy_factory=lambda: None, reward_keys=3),
+     r"reward_keys must be a string or a tuple of .* is 3"),
+    # --- environments of another kind
+    (lambda: TorchVectorEnv("CartPole-v1"), "but it is an id: 'CartPole-v1'"),
+    (lambda: TorchVectorEnv(NumberedTorchEnv), "but it is the class NumberedTorchEnv"),
+    (lambda: needs("vmas") and VmasEnv("balance"),
+     r"that vmas\.make_env made .*, but it is str: 'balance'"),
+    (lambda: needs("vmas") and VmasEnv(gymnasium.make("CartPole-v1")), "but it is TimeLimit"),
+    (lambda: needs("jax") and JaxEnv(gymnasium.make("CartPole-v1"), 2),
+     r"must be written in JAX, but .* environment of Gymnasium"),
+    # --- errors within a library stay as they are
+    (lambda: build("vmas:balance", n_agents="x"),
+     "not supported between instances of 'str' and 'int'"),
+    (lambda: GymEnv("Calling-v0", gain=2), r"_takes_nothing\(\) got an unexpected keyword"),
+    # --- what can't be sent to another process
+    (lambda: ParallelEnv(2, ["CartPole-v1", partial(gymnasium.make, "CartPole-v1", LOCK)]),
+     r"create_env_fn \(of environment 1\) can't be sent to another process: cannot pickle"),
+    (lambda: ParallelEnv(2, "CartPole-v1", create_env_kwargs={"lock": LOCK}),
+     r"create_env_kwargs \(of environment 0\) can't be sent"),
+    (lambda: MultiSyncCollector(
+        [PENDULUM] * 2, nn.utils.parametrizations.weight_norm(nn.Linear(3, 1)), frames_per_batch=10
+     ), r"policy \(of worker 0\) can't be sent .*\n.* as policy_factory"),
+]  # fmt: skip
+VALUE_ERRORS: list[tuple[Callable[[], Any], str]] = [
+    (lambda: build("vmas:balance", device="cuda:99"), "device is 'cuda:99', but torch finds"),
+    (lambda: build("vmas:balance", num_envs=0), "num_envs must be at least 1, but it is 0"),
+    (lambda: build_env(SPREAD, {"num_envs": 0}), "num_envs must be at least 1, but it is 0"),
+    (lambda: build("gymnax:CartPole-v1", device="nothing"), "device 'nothing' is not a device"),
+    (lambda: JaxEnv(needs("gymnax").make("Pendulum-v1"), 2, params=3), "params are given twice"),
+    (lambda: TorchVectorEnv(NumberedTorchEnv(2), device="cuda:99"),
+     "device is 'cuda:99', but torch finds"),
+    (lambda: TorchVectorEnv(NumberedTorchEnv(2), device="nothing"),
+     "device 'nothing' is not a device"),
+    (lambda: TorchVectorEnv(NumberedTorchEnv(2), device=torch.device("meta")).rollout(2),
+     r"is on cpu, but .* the argument device, is meta"),
+    # --- ids
+    (lambda: build("gymnex:CartPole-v1"), "names no library .*; did you mean gymnax"),
+    (lambda: build("PettingZoo:classic/rps-v2"), "names no library .*; did you mean pettingzoo"),
+    (lambda: build("pettingzoo:mpe2/simple_sprea_v3"),
+     "environment 'mpe2/.*; did you mean mpe2/simple_sp"),
+    (lambda: build("pettingzoo:classic/tictacto-v3"), "did you mean classic/tictactoe-v3"),
+    (lambda: build("pettingzoo:mpe2/nothing_v0"), "there is no PettingZoo environment '.*nothing"),
+    (lambda: build("pettingzoo:nothing/at_all"), "there is no PettingZoo environment '.*nothing"),
+    (lambda: build("pettingzoo:"), "there is no PettingZoo environment ''"),
+    (lambda: build("pettingzoo:abc/d_v1"), "there is no PettingZoo environment .abc/d_v1."),
+    (lambda: build("envpool:cartpol-v1"),
+     "EnvPool has no environment 'cartpol-v1'; did you mean CartPole-v1"),
+    (lambda: build("gymnax:CartPol-v1"),
+     "gymnax has no environment 'CartPol-v1': did you mean CartPole-v1"),
+    (lambda: build("brax:antt"), "brax has no environment 'antt': did you mean ant"),
+    (lambda: build("jumanji:Snak-v1"),
+     "jumanji has no environment 'Snak-v1': did you mean Snake-v1"),
+    (lambda: build("vmas:balanc"), "VMAS has no scenario 'balanc': it has balance, "),
+    (lambda: build("dm_control:cheeta/run"), "no domain 'cheeta': it has cheetah, "),
+    (lambda: build("dm_control:cheetah/fly"), "domain 'cheetah' has no task 'fly': it has run"),
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(
-    ("env_id", "options", "error", "words"),
-    [
-        ("gymnax:CartPole-v1", {"gravity": "x"}, TypeError, "gravity of .* must be a number"),
-        ("brax:inverted_pendulum", {"auto_reset": True}, TypeError, "auto_reset=True can't be"),
-        ("brax:inverted_pendulum", {"batch_size": 3}, TypeError, "batch_size=3 .*as num_envs"),
-        (
-            "envpool:CartPole-v1",
-            {"seed": "x"},
-            TypeError,
-            "seed of envpool:CartPole-v1 must be",
-        ),
-        ("envpool:CartPole-v1", {"base_path": 3}, TypeError, "base_path .*must be a string, but"),
-        ("vmas:balance", {"device": "cuda:99"}, ValueError, "device is 'cuda:99', but torch finds"),
-        ("gymnax:CartPole-v1", {"device": 1.5}, TypeError, "device must be a device, .* it is 1.5"),
-        (
-            "gymnax:CartPole-v1",
-            {"device": "nothing"},
-            ValueError,
-            "device 'nothing' is not a device",
-        ),
-    ],
+    ("error", "call", "words"),
+    [(TypeError, *row) for row in TYPE_ERRORS] + [(ValueError, *row) for row in VALUE_ERRORS],
+    ids=[words for _, words in TYPE_ERRORS + VALUE_ERRORS],
 )
-def test_a_wrong_value(env_id: str, options: Any, error: Any, words: str) -> None:
-    pytest.importorskip(env_id.partition(":")[0])
+@pytest.mark.filterwarnings("ignore:Brax System")
+def test_a_mistake_is_named(
+    error: Any, call: Callable[[], Any], words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spec = gymnasium.envs.registration.EnvSpec("Calling-v0", entry_point=Calling)
+    monkeypatch.setitem(gymnasium.registry, "Calling-v0", spec)
     with pytest.raises(error, match=words):
-        build_one(env_id, options)
+        call()
 
 
-def test_an_error_within_a_library_stays_as_it_is() -> None:
-    pytest.importorskip("vmas")
-    with pytest.raises(TypeError, match="not supported between instances of 'str' and 'int'"):
-        build_one("vmas:balance", {"n_agents": "x"})
-
-
-@pytest.mark.parametrize(
-    ("env_id", "words"),
-    [
-        ("gymnex:CartPole-v1", "'gymnex:CartPole-v1' names no library .*; did you mean gymnax"),
-        ("PettingZoo:classic/rps-v2", "names no library .*; did you mean pettingzoo"),
-        (
-            "pettingzoo:mpe2/simple_sprea_v3",
-            "environment 'mpe2/.*; did you mean mpe2/simple_sp",
-        ),
-        ("pettingzoo:classic/tictacto-v3", "did you mean classic/tictactoe-v3"),
-        ("pettingzoo:", "there is no PettingZoo environment ''"),
-        ("pettingzoo:abc/d_v1", "there is no PettingZoo environment .abc/d_v1."),
-        ("envpool:cartpol-v1", "EnvPool has no environment 'cartpol-v1'; did you mean CartPole-v1"),
-    ],
-)
-def test_a_misspelt_id(env_id: str, words: str) -> None:
-    for package in ("pettingzoo", "mpe2", "envpool"):
-        pytest.importorskip(package)
-    with pytest.raises(ValueError, match=words):
-        build_one(env_id)
-
-
-def test_parameters_of_gymnax_of_another_type() -> None:
-    gymnax = pytest.importorskip("gymnax")
-    env, params = gymnax.make("CartPole-v1")
-    with pytest.raises(TypeError, match=r"params must be the parameters of CartPole-v1, .*dict"):
-        JaxEnv(env, 2, params={"gravity": 3})
-    with pytest.raises(ValueError, match="params are given twice"):
-        JaxEnv((env, params), 2, params=params)
+def test_an_argument_that_tells_another_way() -> None:
+    with pytest.warns(UserWarning, match="exactly 15 frames, pass exact_frames=True"):
+        Collector("CartPole-v1", frames_per_batch=10, total_frames=15).shutdown()
+    assert InfoKey("lives", spaces.Box(0, 9, (1,), np.int64)).path == ("lives",)
 
 
 class _Wrong:
@@ -281,92 +296,6 @@ def test_a_step_that_returns_nothing() -> None:
         _collect(env)
 
 
-def test_devices_of_tensors() -> None:
-    env = NumberedTorchEnv(2, lengths=[3])
-    with pytest.raises(ValueError, match="device is 'cuda:99', but torch finds"):
-        TorchVectorEnv(env, device="cuda:99")
-    with pytest.raises(ValueError, match="device 'nothing' is not a device"):
-        TorchVectorEnv(env, device="nothing")
-    with pytest.raises(TypeError, match=r"device must be a device, .* but it is 1\.5"):
-        TorchVectorEnv(env, device=1.5)  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match=r"is on cpu, but .* the argument device, is meta"):
-        TorchVectorEnv(env, device=torch.device("meta")).rollout(2)
-
-
-def test_an_id_or_a_class_is_no_environment_of_tensors() -> None:
-    with pytest.raises(TypeError, match="but it is an id: 'CartPole-v1'"):
-        TorchVectorEnv("CartPole-v1")
-    with pytest.raises(TypeError, match="but it is the class NumberedTorchEnv"):
-        TorchVectorEnv(NumberedTorchEnv)
-    with pytest.raises(TypeError, match="categorical_action_encoding must be True or False"):
-        TorchVectorEnv(NumberedTorchEnv(2), categorical_action_encoding="no")  # type: ignore[arg-type]
-
-
-def test_a_layout_that_is_none() -> None:
-    with pytest.raises(TypeError, match=r"info_keys\['lives'\] must be a gymnasium space, .* is 3"):
-        InfoKey("lives", 3)
-    assert InfoKey("lives", spaces.Box(0, 9, (1,), np.int64)).path == ("lives",)
-
-
-def test_arguments_of_the_environment_go_elsewhere() -> None:
-    with pytest.raises(TypeError, match=r"info_keys\. .* in create_env_kwargs"):
-        Collector("Pendulum-v1", frames_per_batch=4, info_keys=["lives"])
-
-
-def test_an_environment_of_another_kind() -> None:
-    pytest.importorskip("vmas")
-    pytest.importorskip("jax")
-    env = gymnasium.make("CartPole-v1")
-    with pytest.raises(TypeError, match=r"that vmas\.make_env made .*, but it is str: 'balance'"):
-        VmasEnv("balance")
-    with pytest.raises(TypeError, match="but it is TimeLimit"):
-        VmasEnv(env)
-    with pytest.raises(TypeError, match=r"must be written in JAX, but .* environment of Gymnasium"):
-        JaxEnv(env, 2)
-    env.close()
-
-
-def test_a_group_that_is_one_name() -> None:
-    pytest.importorskip("mpe2")
-    words = r"group_map\['a'\] must be a list of agents, but it is 'agent_0'"
-    with pytest.raises(TypeError, match=words):
-        build_one("pettingzoo:mpe2/simple_spread_v3", {"group_map": {"a": "agent_0"}})
-
-
-def test_keys_that_are_none() -> None:
-    with pytest.raises(TypeError, match="keys must be a list of keys, but it is 3"):
-        FrameStack(4, keys=3)  # type: ignore[arg-type]
-    with pytest.raises(TypeError, match=r"a key must be a string or a tuple of strings, .* is 3"):
-        NormalizeObservation(keys=[3])
-    with pytest.raises(TypeError, match=r"reward_keys must be a string or a tuple of .* is 3"):
-        Evaluator("Pendulum-v1", policy_factory=lambda: None, reward_keys=3)
-
-
-def test_a_misspelt_argument_of_an_evaluator() -> None:
-    words = "Evaluator has no argument 'max_step': it has max_steps, "
-    with pytest.raises(TypeError, match=words):
-        Evaluator("Pendulum-v1", policy_factory=lambda: None, max_step=3)
-
-
-@pytest.mark.parametrize(
-    ("env_id", "missing", "words"),
-    [
-        ("pettingzoo:mpe2/simple_spread_v3", "mpe2", "no package 'mpe2' is installed: pip install"),
-        ("brax:fast", "brax", "brax:fast needs another package: pip install brax$"),
-        ("brax:fast", "mujoco", "brax:fast needs another package: pip install mujoco$"),
-    ],
-)
-def test_a_missing_package_is_named(
-    env_id: str, missing: str, words: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    pytest.importorskip(env_id.partition(":")[0])
-    for name in [name for name in sys.modules if name.split(".")[0] in (missing, "brax")]:
-        monkeypatch.delitem(sys.modules, name)
-    monkeypatch.setitem(sys.modules, missing, None)
-    with pytest.raises((ImportError, ValueError), match=words):
-        build_one(env_id)
-
-
 class _WithoutInfo(gymnasium.Env[Any, Any]):
     observation_space = spaces.Box(-1, 1, (1,))
     action_space = spaces.Discrete(2)
@@ -429,32 +358,3 @@ def test_environments_of_other_libraries(make, called):
     words = "shimmy" if make is _OfGym else "pass a list of the functions that make"
     with pytest.raises(TypeError, match=words):
         Collector(make() if called else lambda: make(), frames_per_batch=10)
-
-
-def test_names_of_other_libraries():
-    for cls in (Collector, MultiSyncCollector):
-        with pytest.raises(TypeError, match=r"n_envs\. To step several environments, pass a list"):
-            cls(["CartPole-v1"] * 2, frames_per_batch=10, n_envs=3)
-    with pytest.raises(TypeError, match="ParallelEnv has no argument 'n_envs': it has "):
-        ParallelEnv(2, "CartPole-v1", n_envs=3)
-    with pytest.raises(TypeError, match="the number of episodes is num_trajectories"):
-        Evaluator("CartPole-v1", None, num_episodes=3)
-    with pytest.warns(UserWarning, match="exactly 15 frames, pass exact_frames=True"):
-        Collector("CartPole-v1", frames_per_batch=10, total_frames=15).shutdown()
-
-
-def test_what_can_not_be_sent_to_processes_of_environments():
-    lock = threading.Lock()
-    words = r"create_env_fn \(of environment 1\) can't be sent to another process: cannot pickle"
-    with pytest.raises(TypeError, match=words):
-        ParallelEnv(2, ["CartPole-v1", partial(gymnasium.make, "CartPole-v1", lock)])
-    words = r"create_env_kwargs \(of environment 0\) can't be sent"
-    with pytest.raises(TypeError, match=words):
-        ParallelEnv(2, "CartPole-v1", create_env_kwargs={"lock": lock})
-
-
-def test_a_policy_that_can_not_be_sent():
-    policy = nn.utils.parametrizations.weight_norm(nn.Linear(3, 1))
-    words = r"policy \(of worker 0\) can't be sent .*\n.* as policy_factory"
-    with pytest.raises(TypeError, match=words):
-        MultiSyncCollector(["Pendulum-v1"] * 2, policy, frames_per_batch=10)

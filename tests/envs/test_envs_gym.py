@@ -8,17 +8,14 @@ import pytest
 import torch
 from gymnasium import spaces
 from gymnasium.vector import SyncVectorEnv
-from tensordict import TensorDict
 
 from trawl.envs import GymEnv, SerialEnv
-from trawl.testing import ImageEnv, NestedEnv, NumberedEnv, RaggedEnv
+from trawl.testing import NestedEnv, NumberedEnv, RaggedEnv
 from trawl.testing.envs import read_image
 from trawl.testing.script import Script
 from trawl.testing.scripted_envs import ScriptedLooseEnv
 
 STEP, TOTAL = 2, 3
-
-KINDS = pytest.mark.parametrize("kind", [NumberedEnv, ImageEnv, NestedEnv, RaggedEnv])
 
 
 @pytest.fixture
@@ -38,29 +35,6 @@ def keys(tensordict):
 
 
 # --- resetting and stepping
-
-
-@KINDS
-def test_a_reset_gives_observations_and_flags(kind):
-    env = GymEnv(kind())
-    root = env.reset()
-    assert root.batch_size == ()
-    assert env.observation_spec.is_in(root)
-    assert all(root[key].tolist() == [False] for key in ("done", "terminated", "truncated"))
-
-
-@KINDS
-def test_a_step_puts_what_came_of_it_under_next(kind):
-    env = GymEnv(kind(lengths=[1]))
-    root = env.rand_action(env.reset())
-    frame = env.step(root)
-    assert frame is root
-    following = frame["next"]
-    assert env.observation_spec.is_in(following)
-    assert following["reward"].tolist() == [1.0]
-    assert following["reward"].dtype == torch.float32
-    assert following["done"].tolist() == following["terminated"].tolist() == [True]
-    assert following["truncated"].tolist() == [False]
 
 
 def test_the_observation_is_a_copy_of_the_environments():
@@ -98,14 +72,6 @@ def test_an_action_that_is_missing_is_named():
         env.step(root)
 
 
-def test_a_step_keeps_what_is_under_next_already():
-    env = GymEnv(NumberedEnv())
-    root = env.rand_action(env.reset()).set(("next", "hidden"), torch.ones(3))
-    frame = env.step(root)
-    assert frame["next", "hidden"].tolist() == [1, 1, 1]
-    assert "observation" in frame["next"].keys()  # noqa: SIM118 - a TensorDict is no dict
-
-
 def test_an_observation_of_another_shape_is_refused():
     class Short(RaggedEnv):
         def _observe(self):
@@ -114,51 +80,6 @@ def test_an_observation_of_another_shape_is_refused():
 
     with pytest.raises(ValueError, match=r"'observation' has shape \(3,\).*says \(5,\)"):
         GymEnv(Short()).reset()
-
-
-@KINDS
-def test_a_step_may_reset_what_is_done(kind):
-    env = GymEnv(kind(lengths=[1, 2]))
-    frame, root = env.step_and_maybe_reset(env.rand_action(env.reset()))
-    assert kind.numbers(frame["next"])[1:3].tolist() == [0, 1]
-    assert kind.numbers(root)[1:3].tolist() == [1, 0]
-    assert not root["done"].any()
-    assert "reward" not in keys(root)
-    frame, root = env.step_and_maybe_reset(env.rand_action(root))
-    assert torch.equal(kind.numbers(root), kind.numbers(frame["next"]))
-
-
-@KINDS
-def test_a_step_of_a_vector_resets_only_what_is_done(kind):
-    env = GymEnv(vector(kind))
-    root = env.reset()
-    for _ in range(2):
-        frame, root = env.step_and_maybe_reset(env.rand_action(root))
-    assert frame["next", "done"].tolist() == [[True], [False]]
-    assert kind.numbers(frame["next"])[:, STEP].tolist() == [2, 2]
-    assert kind.numbers(root)[:, STEP].tolist() == [0, 2]
-    assert root["done"].tolist() == [[False], [False]]
-
-
-@KINDS
-def test_a_partial_reset_leaves_the_other_rows(kind):
-    env = GymEnv(vector(kind, 3))
-    root = env.reset()
-    for _ in range(2):
-        _, root = env.step_and_maybe_reset(env.rand_action(root))
-    assert kind.numbers(root)[:, STEP].tolist() == [0, 2, 2]
-    mask = torch.tensor([[False], [True], [False]])
-    fresh = env.reset(root.copy().set("_reset", mask))
-    assert kind.numbers(fresh)[:, STEP].tolist() == [0, 0, 2]
-    assert "_reset" not in keys(fresh)
-
-
-def test_a_partial_reset_of_nothing_changes_nothing():
-    env = GymEnv(vector())
-    root = env.reset()
-    _, root = env.step_and_maybe_reset(env.rand_action(root))
-    same = env.reset(root.copy().set("_reset", torch.zeros(2, 1, dtype=torch.bool)))
-    assert (same == root).all()
 
 
 def test_a_reset_takes_gymnasiums_arguments():
@@ -177,23 +98,6 @@ def test_a_reset_takes_gymnasiums_arguments():
 # --- rollouts
 
 
-@KINDS
-def test_a_rollout_stops_at_the_end_of_an_episode(kind):
-    frames = GymEnv(kind(lengths=[3])).rollout(10)
-    assert frames.batch_size == (3,)
-    assert frames.names == ["time"]
-    assert frames["next", "done"].flatten().tolist() == [False, False, True]
-
-
-@KINDS
-def test_a_rollout_may_go_on_over_episodes(kind):
-    env = GymEnv(vector(kind))
-    frames = env.rollout(6, break_when_any_done=False)
-    assert frames.batch_size == (2, 6)
-    assert frames.names == [None, "time"]
-    assert kind.numbers(frames)[..., STEP].tolist() == [[0, 1, 0, 1, 0, 1], [0, 1, 2, 0, 1, 2]]
-
-
 def test_a_rollout_takes_a_policy():
     def policy(tensordict):
         return tensordict.set("action", torch.tensor([0, 0, 1, 0]))
@@ -210,39 +114,7 @@ def test_a_rollout_may_begin_where_another_ended():
     assert NumberedEnv.numbers(frames)[:, TOTAL].tolist() == [1, 2, 3]
 
 
-def test_a_random_step_needs_nothing():
-    env = GymEnv(NumberedEnv())
-    env.reset()
-    assert env.rand_step()["next", "reward"].tolist() == [1.0]
-
-
 # --- specs
-
-
-@KINDS
-@pytest.mark.parametrize("batched", [False, True])
-def test_specs_describe_what_comes(kind, batched):
-    env = GymEnv(vector(kind) if batched else kind())
-    frame = env.rand_action(env.reset())
-    assert env.full_action_spec.is_in(frame)
-    frame = env.step(frame)
-    assert env.full_observation_spec.is_in(frame["next"])
-    assert env.full_reward_spec.is_in(frame["next"])
-    assert env.full_done_spec.is_in(frame["next"])
-    assert env.observation_spec == env.full_observation_spec
-
-
-@KINDS
-@pytest.mark.parametrize("batched", [False, True])
-def test_a_fake_frame_is_laid_out_as_a_real_one(kind, batched):
-    env = GymEnv(vector(kind) if batched else kind())
-    fake = env.fake_tensordict()
-    real = env.step(env.rand_action(env.reset()))
-    assert keys(fake) == keys(real)
-    assert fake.batch_size == real.batch_size
-    for key in keys(real):
-        assert fake.get(key).shape == real.get(key).shape
-        assert fake.get(key).dtype == real.get(key).dtype
 
 
 def test_keys_say_what_is_what():
@@ -398,34 +270,11 @@ def test_some_options_need_a_single_environment(option):
         GymEnv(vector(), **option)
 
 
-def test_tensordicts_may_be_put_on_a_device():
-    env = GymEnv(NumberedEnv(lengths=[2]), device="cpu")
-    frames = env.rollout(5, break_when_any_done=False)
-    assert frames.device == torch.device("cpu")
-    assert env.full_observation_spec["observation"].device == torch.device("cpu")
-    assert GymEnv(NumberedEnv()).reset().device is None
-
-
-def test_the_device_may_change():
-    env = GymEnv(NumberedEnv()).to("cpu")
-    assert env.reset().device == torch.device("cpu")
-
-
 # --- seeds
 
 
 def starts(env, resets=3):
     return torch.stack([env.reset()["observation"] for _ in range(resets)])
-
-
-@pytest.mark.parametrize("options", [{}, {"num_envs": 3}])
-def test_one_seed_gives_the_same_episodes(options):
-    first, second = (GymEnv("CartPole-v1", **options) for _ in range(2))
-    assert first.set_seed(3) == second.set_seed(3)
-    assert torch.equal(starts(first), starts(second))
-    first.set_seed(4)
-    second.set_seed(3)
-    assert not torch.equal(starts(first), starts(second))
 
 
 def test_a_seed_is_gymnasiums():
@@ -477,22 +326,6 @@ def test_a_seed_must_not_be_negative():
 # --- the rest
 
 
-def test_closing_closes_the_environment_once():
-    closed = []
-
-    class Closing(NumberedEnv):
-        def close(self):
-            closed.append(True)
-
-    env = GymEnv(Closing())
-    env.close()
-    env.close(raise_if_closed=False)
-    assert env.is_closed
-    assert closed == [True]
-    with pytest.raises(RuntimeError, match="already closed"):
-        env.close()
-
-
 def test_it_tells_what_it_is(registered):
     assert repr(GymEnv(registered)) == "GymEnv(Numbered-v0)"
     assert repr(GymEnv(NumberedEnv())) == "GymEnv(NumberedEnv)"
@@ -534,12 +367,6 @@ def test_an_action_may_be_text():
     inner = Listening()
     frames = GymEnv(inner).rollout(4)
     assert inner.actions == [len(text) for text in frames["action"]]
-
-
-def test_an_empty_tensordict_is_enough_for_random_actions():
-    env = GymEnv(vector())
-    assert env.rand_action(TensorDict({}, [2]))["action"].shape == (2, 4)
-    assert env.rand_action()["action"].shape == (2, 4)
 
 
 @pytest.mark.parametrize("name", ["reward", "done", "truncated", "next", "collector", "action"])

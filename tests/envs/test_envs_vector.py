@@ -4,12 +4,11 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorEnv
-from gymnasium.wrappers.vector import ClipReward
 
 from trawl.collectors import Collector
 from trawl.envs import GymEnv
 from trawl.envs.spaces import SpaceCodec
-from trawl.envs.vector import SameStepVector, StepResetVector, VectorAdapter, adapt
+from trawl.envs.vector import StepResetVector, adapt
 from trawl.testing import Ledger, NestedEnv, NumberedEnv, RaggedEnv, SelfResettingVectorEnv
 
 STEP = 2
@@ -72,23 +71,6 @@ def test_a_vector_that_shares_its_memory_between_steps_is_no_trouble():
             for batch in collector:
                 ledger.add(batch)
         assert ledger.frames == 30
-
-
-@MODES
-def test_wrapped_vectors_are_stepped_the_same_way(mode):
-    ledger = Ledger(NumberedEnv(i, [1 + i]) for i in range(2))
-    env = ClipReward(sync(mode), max_reward=1000)
-    with Collector(env, frames_per_batch=10, total_frames=30) as collector:
-        for batch in collector:
-            ledger.add(batch)
-    assert ledger.frames == 30
-
-
-@MODES
-def test_only_a_vector_that_can_be_restarted_partly_is(mode):
-    assert isinstance(adapted(sync(mode)), VectorAdapter)
-    expected = {AutoresetMode.SAME_STEP: SameStepVector}.get(mode, VectorAdapter)
-    assert type(adapted(sync(mode))) is expected
 
 
 def test_processes_without_shared_memory_spend_steps_on_resetting():

@@ -7,10 +7,9 @@ import nursery
 import pytest
 
 from trawl import Collector
-from trawl.envs import GymEnv, PettingZooEnv, VmasEnv
+from trawl.envs import GymEnv, JaxEnv, PettingZooEnv, VmasEnv
 from trawl.envs.build import build_one
 from trawl.envs.kinds import is_known
-from trawl.envs.serial import build_env
 
 
 def test_ids_of_gymnasium_are_left_alone():
@@ -67,8 +66,6 @@ def test_several_environments_of_pettingzoo():
     assert batch["agent", "observation"].shape[:3] == (4, 2, 2)
     first = batch["agent", "observation"][:, 0].flatten(1)
     assert len(first.unique(dim=0)) == 4
-    with pytest.raises(ValueError, match="num_envs must be at least 1, but it is 0"):
-        build_env(env_id, {"num_envs": 0})
 
 
 def test_vmas():
@@ -81,32 +78,42 @@ def test_vmas():
     assert build_one("vmas:balance").batch_size == (1,)
 
 
-@pytest.mark.parametrize("env_id", ["pettingzoo:mpe2/nothing_v0", "pettingzoo:nothing/at_all"])
-def test_an_unknown_module_of_pettingzoo(env_id):
-    pytest.importorskip("pettingzoo")
-    with pytest.raises(ValueError, match=r"there is no PettingZoo environment '.*nothing"):
+EXTRA = "pip install 'trawl-rl\\[{}\\]'"
+
+
+@pytest.mark.parametrize(
+    ("env_id", "missing", "error", "words"),
+    [
+        ("vmas:balance", "vmas", ImportError, "needs VMAS: .*" + EXTRA.format("vmas")),
+        ("pettingzoo:mpe2/simple_spread_v3", "pettingzoo", ImportError,
+         "needs PettingZoo: .*" + EXTRA.format("pettingzoo")),
+        ("dm_control:cheetah/run", "dm_control", ImportError,
+         "dm_control:cheetah/run needs .*: " + EXTRA.format("dm_control")),
+        ("envpool:Pong-v5", "envpool", ImportError,
+         "envpool:Pong-v5 needs .*: " + EXTRA.format("envpool")),
+        *((f"{name}:some", name, ImportError, f"needs another package: pip install {name}$")
+          for name in ("gymnax", "brax", "jumanji")),
+        *((f"{name}:some", "jax", ImportError, EXTRA.format("jax"))
+          for name in ("gymnax", "brax", "jumanji")),
+        ("pettingzoo:mpe2/simple_spread_v3", "mpe2", ValueError,
+         "no package 'mpe2' is installed: pip install"),
+        ("brax:fast", "mujoco", ImportError,
+         "brax:fast needs another package: pip install mujoco$"),
+    ],
+)  # fmt: skip
+def test_a_missing_package_is_named(env_id, missing, error, words, monkeypatch):
+    prefix = env_id.partition(":")[0]
+    if prefix != missing and missing != "jax":
+        pytest.importorskip(prefix)
+    for name in [name for name in sys.modules if name.split(".")[0] in (missing, "brax")]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, missing, None)
+    monkeypatch.setitem(sys.modules, f"{missing}.envs", None)
+    with pytest.raises(error, match=words):
         build_one(env_id)
-
-
-def test_no_environments_of_vmas():
-    pytest.importorskip("vmas")
-    with pytest.raises(ValueError, match="num_envs must be at least 1, but it is 0"):
-        build_one("vmas:balance", {"num_envs": 0})
-
-
-def test_an_unknown_scenario_of_vmas():
-    pytest.importorskip("vmas")
-    with pytest.raises(ValueError, match=r"VMAS has no scenario 'balanc': it has balance, "):
-        build_one("vmas:balanc")
-
-
-def test_a_missing_package_names_the_extra(monkeypatch):
-    monkeypatch.setitem(sys.modules, "vmas", None)
-    with pytest.raises(ImportError, match=r"vmas:balance needs VMAS: .*'trawl-rl\[vmas\]'"):
-        build_one("vmas:balance")
-    monkeypatch.setitem(sys.modules, "pettingzoo", None)
-    with pytest.raises(ImportError, match=r"needs PettingZoo: .*'trawl-rl\[pettingzoo\]'"):
-        build_one("pettingzoo:mpe2/simple_spread_v3")
+    if missing == "jax":
+        with pytest.raises(ImportError, match="JaxEnv needs JAX: " + EXTRA.format("jax")):
+            JaxEnv(object(), 1)
 
 
 @pytest.mark.parametrize(

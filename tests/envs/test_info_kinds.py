@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 import torch
 from gymnasium.spaces import Box
-from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
-from scripted_infos import KEYS, Scripted, ScriptedJax, check
+from gymnasium.vector import AutoresetMode, SyncVectorEnv
+from scripted_infos import KEYS, Scripted
 
 from trawl.collectors import AsyncBatchedCollector, Collector, MultiSyncCollector, RandomPolicy
-from trawl.envs import GymEnv, InfoKey, JaxEnv, ParallelEnv, SerialEnv
+from trawl.envs import GymEnv, InfoKey, ParallelEnv, SerialEnv
 from trawl.envs.build import build_one
 from trawl.testing import Script
 from trawl.testing.scripted_envs import ScriptedPool
@@ -21,85 +21,10 @@ def single():
     return GymEnv(Scripted(), info_keys=KEYS)
 
 
-def vector(kind=SyncVectorEnv, mode="SameStep"):
-    return GymEnv(kind([Scripted, partial(Scripted, 3)], autoreset_mode=mode), info_keys=KEYS)
-
-
-def jax_batch(**options):
-    pytest.importorskip("jax")
-    return JaxEnv(ScriptedJax(), 2, info_keys=KEYS, **options)
-
-
 def valid(batch):
     """The frames of a batch, without steps that are only resets."""
     has_mask = ("collector", "mask") in batch.keys(True)
     return batch[batch["collector", "mask"]] if has_mask else batch
-
-
-SOURCES = {
-    "a single environment": single,
-    "a list": lambda: [single] * 2,
-    "a vector environment": vector,
-    "a vector environment in processes": partial(vector, partial(AsyncVectorEnv, context="fork")),
-    "vector environments in a list": lambda: SerialEnv(2, vector),
-    "vector environments in threads": lambda: ParallelEnv(2, vector, backend="thread"),
-    "processes with two environments": lambda: ParallelEnv(4, single, envs_per_worker=2),
-    "two groups of threads": lambda: ParallelEnv(4, single, groups=2, backend="thread"),
-    "a batch of JAX": jax_batch,
-    "batches of JAX in threads": lambda: ParallelEnv(2, jax_batch, backend="thread"),
-}
-
-
-@pytest.mark.parametrize(
-    "source",
-    [
-        # It compiles as many batches as there are threads.
-        pytest.param(one, marks=pytest.mark.long if one == "batches of JAX in threads" else [])
-        for one in SOURCES
-    ],
-)
-def test_collectors(source):
-    """Random actions are allowed, as the environments check."""
-    with Collector(SOURCES[source](), None, frames_per_batch=24, total_frames=48) as collector:
-        for batch in map(valid, collector):
-            check(batch)
-            check(batch["next"])
-            assert batch["next", "done"].any()
-
-
-@pytest.mark.parametrize("source", [single, vector])
-def test_workers(source):
-    options = {"frames_per_batch": 48, "start_method": "inline"}
-    with MultiSyncCollector([source] * 2, None, **options) as collector:
-        batch = valid(collector.next())
-    check(batch)
-    check(batch["next"])
-
-
-class FirstAllowed:
-    """Policy that takes the last action that the mask of the same step allows."""
-
-    def __call__(self, td):
-        chosen = td["info", "action_mask"].long().sum(-1) - 1
-        assert (chosen == td["observation"][..., 1] % 2).all()
-        return td.set("action", torch.nn.functional.one_hot(chosen, 3))
-
-
-@pytest.mark.parametrize("backend", ["multiprocessing", "threading"])
-def test_first_ready(backend):
-    with AsyncBatchedCollector(
-        [single] * 3, policy=FirstAllowed(), frames_per_batch=24, env_backend=backend
-    ) as collector:
-        batch = collector.next()
-    check(batch)
-    check(batch["next"])
-
-
-@pytest.mark.parametrize("source", ["a single environment", "a list", "two groups of threads"])
-def test_a_policy_reads_the_mask_of_the_same_step(source):
-    with Collector(SOURCES[source](), FirstAllowed(), frames_per_batch=24) as collector:
-        batch = valid(collector.next())
-    assert (batch["action"].argmax(-1) == batch["observation"][..., 1] % 2).all()
 
 
 def pushing(td):
@@ -132,7 +57,7 @@ def test_text(kind):
 
 def test_text_needs_environments_that_step_together():
     with pytest.raises(ValueError, match="have one reward, no inputs"):
-        AsyncBatchedCollector([telling] * 2, policy=FirstAllowed(), frames_per_batch=24)
+        AsyncBatchedCollector([telling] * 2, policy=pushing, frames_per_batch=24)
 
 
 @pytest.mark.parametrize("ready", [4, 2])
@@ -141,6 +66,8 @@ def test_envpool(kind, ready):
     pytest.importorskip("envpool")
     if kind is AsyncBatchedCollector and ready == 4:
         pytest.skip("such an EnvPool steps as a whole")
+    with pytest.raises(ValueError, match=r"'absent'.*elapsed_step"):
+        GymEnv("envpool:CartPole-v1", num_envs=2, info_keys=["absent"])
     options = {"num_envs": 4, "batch_size": ready, "info_keys": ["elapsed_step"], "seed": 1}
     source = partial(GymEnv, "envpool:CartPole-v1", **options)
     with kind(source(), policy=pushing, frames_per_batch=200) as collector:

@@ -11,11 +11,12 @@ from gymnasium.vector import AsyncVectorEnv, SyncVectorEnv
 from gymnasium.wrappers import RecordEpisodeStatistics
 from gymnasium.wrappers.vector import DictInfoToList
 from gymnasium.wrappers.vector import RecordEpisodeStatistics as VectorStatistics
-from scripted_infos import KEYS, Scripted, check
+from scripted_infos import KEYS, Scripted, ScriptedJax, check
 from tensordict.nn import TensorDictModule
 
-from trawl.collectors import Collector, MultiSyncCollector
-from trawl.envs import GymEnv, InfoKey, ParallelEnv, SerialEnv
+from trawl.collectors import AsyncBatchedCollector, Collector, MultiSyncCollector
+from trawl.envs import GymEnv, InfoKey, JaxEnv, ParallelEnv, SerialEnv
+from trawl.envs.info_keys import box
 from trawl.envs.specs import Composite, Unbounded
 
 MODES = ["NextStep", "SameStep", "Disabled"]
@@ -36,6 +37,11 @@ def registered():
     return "ScriptedInfos-v0"
 
 
+def jax_batch():
+    pytest.importorskip("jax")
+    return JaxEnv(ScriptedJax(), 2, info_keys=KEYS)
+
+
 # By default, processes would be fresh interpreters, which import everything anew.
 in_processes = partial(AsyncVectorEnv, context="fork")
 KINDS = {
@@ -45,13 +51,25 @@ KINDS = {
     **{mode: partial(vector, mode) for mode in MODES},
     **{f"async {mode}": partial(vector, mode, in_processes) for mode in MODES},
     **{f"dicts {mode}": partial(vector, mode, wrapper=DictInfoToList) for mode in MODES},
+    "vectors in a list": lambda: SerialEnv(2, partial(vector, "SameStep")),
+    "vectors in threads": lambda: ParallelEnv(2, partial(vector, "SameStep"), backend="thread"),
+    "two in a process": lambda: ParallelEnv(4, single, envs_per_worker=2),
+    "groups": lambda: ParallelEnv(4, single, groups=2, backend="thread"),
+    "jax": jax_batch,
+    "jax in threads": lambda: ParallelEnv(2, jax_batch, backend="thread"),
 }
+ON_BOTH_PATHS = list(KINDS)[:6]
+# It compiles as many batches as there are threads.
+LONG = {"jax in threads": pytest.mark.long}
 
 
 @pytest.mark.parametrize(
     ("kind", "path"),
-    [(kind, ["array", "tensordict"][i % 2]) for i, kind in enumerate(KINDS)]
-    + [(kind, ["tensordict", "array"][i % 2]) for i, kind in enumerate(KINDS) if i < 6],
+    [
+        pytest.param(kind, ["array", "tensordict"][i % 2], marks=LONG.get(kind, ()))
+        for i, kind in enumerate(KINDS)
+    ]
+    + [(kind, ["tensordict", "array"][i % 2]) for i, kind in enumerate(ON_BOTH_PATHS)],
 )
 def test_batches_have_the_infos_of_each_step_and_reset(kind, path):
     seen = []
@@ -63,7 +81,7 @@ def test_batches_have_the_infos_of_each_step_and_reset(kind, path):
         return td.set("action", action)
 
     policy = policy if path == "tensordict" else None
-    with Collector(KINDS[kind](), policy, frames_per_batch=24, total_frames=72) as collector:
+    with Collector(KINDS[kind](), policy, frames_per_batch=48, total_frames=144) as collector:
         for batch in collector:
             valid = batch
             if ("collector", "mask") in batch.keys(True):
@@ -85,29 +103,23 @@ def test_flat_infos_of_a_single_environment():
         assert (rows["info", "at_end"] == (70 + episode) * (steps == 4)).all()
 
 
-def test_a_policy_reads_the_infos_of_its_step():
-    module = TensorDictModule(
-        lambda mask: torch.nn.functional.one_hot(mask.long().sum(-1) - 1, 3),
-        [("info", "action_mask")],
-        ["action"],
-    )
-    with Collector(single(), module, frames_per_batch=12, total_frames=12) as collector:
-        (batch,) = collector
-    # The highest action that is allowed.
-    assert (batch["action"].argmax(-1) == batch["observation"][:, 1] % 2).all()
+def highest(mask):
+    """The highest action that is allowed."""
+    return torch.nn.functional.one_hot(mask.long().sum(-1) - 1, 3)
 
 
-@pytest.mark.parametrize("limit", [3])
-@pytest.mark.parametrize("kind", ["single", "parallel", "NextStep", "Disabled"])
-def test_episodes_that_the_collector_ends_have_infos(kind, limit):
-    env = KINDS[kind]()
-    with Collector(
-        env, None, frames_per_batch=24, total_frames=24, max_frames_per_traj=limit
-    ) as collector:
-        (batch,) = collector
+@pytest.mark.parametrize("kind", ["single", "list", "parallel", "SameStep", "groups", "ready"])
+def test_a_policy_reads_the_infos_of_its_step(kind):
+    module = TensorDictModule(highest, [("info", "action_mask")], ["action"])
+    if kind == "ready":
+        collector = AsyncBatchedCollector([single] * 3, policy=module, frames_per_batch=12)
+    else:
+        collector = Collector(KINDS[kind](), module, frames_per_batch=24)
+    with collector:
+        batch = collector.next()
     check(batch)
     check(batch["next"])
-    assert (batch["next", "observation"][..., 1].max() == limit).item()
+    assert (batch["action"].argmax(-1) == batch["observation"][..., 1] % 2).all()
 
 
 def test_a_partial_reset_keeps_the_infos_of_the_other_environments():
@@ -300,10 +312,19 @@ def test_a_value_of_another_layout_is_an_error(value, error, words):
         next(iter(collector))
 
 
-def test_an_integer_that_becomes_a_float_is_an_error():
-    env = GymEnv(Changing(1), info_keys={"count": spaces.Box(0, 1000, (1,), np.int64)})
-    env.env.shown = lambda: (np.zeros(3), {"count": 0.5})
-    with pytest.raises(TypeError, match=r"info\['count'\] is float64.*int64"):
+@pytest.mark.parametrize(
+    ("dtype", "value", "kind"),
+    [
+        (np.int64, 0.5, "float64"),
+        (np.bool_, 0.5, "float64"),
+        (np.int64, 2**70, "int 118"),
+        (np.uint8, -1, "int64"),
+    ],
+)
+def test_a_number_of_another_kind_is_an_error(dtype, value, kind):
+    env = GymEnv(Changing(1), info_keys={"count": box((1,), dtype)})
+    env.env.shown = lambda: (np.zeros(3), {"count": value})
+    with pytest.raises(TypeError, match=rf"info\['count'\] is {kind}.*{np.dtype(dtype)}"):
         env.reset()
     env.close()
 
@@ -326,7 +347,7 @@ class Counting(gymnasium.Env):
 
 
 def number_box(dtype):
-    return {"x": spaces.Box(0, 100, (1,), dtype)}
+    return {"x": box((1,), dtype)}
 
 
 @pytest.mark.parametrize(
@@ -354,18 +375,26 @@ def test_a_number_that_the_dtype_cannot_hold_is_an_error(kind, dtype, value):
 
 @pytest.mark.parametrize(
     ("dtype", "value"),
-    [(np.int8, 100), (np.float32, 0.1), (np.float32, 1e300), (np.float16, 0.1), (np.float32, 7)],
+    [
+        *[(np.int8, 100), (np.float32, 0.1), (np.float32, 1e300), (np.float16, 0.1)],
+        *[(np.float32, 7), (np.int64, 7), (np.int64, np.uint8(7)), (np.bool_, True)],
+        *[(np.bool_, np.bool_(True)), (np.float32, np.float32(1.5)), (np.float32, np.float64(1.5))],
+        *[(np.float64, np.array(1.5)), (np.float64, np.array([1.5]))],
+        (np.float32, torch.tensor([1.5])),
+    ],
 )
 @pytest.mark.parametrize("kind", ["single", "vector"])
-def test_floats_are_rounded(kind, dtype, value):
+def test_numbers_of_any_class_are_taken_and_rounded(kind, dtype, value):
     env = Counting(value, value)
     if kind == "vector":
         env = SyncVectorEnv([lambda: env] * 2, autoreset_mode="SameStep")
     env = GymEnv(env, info_keys=number_box(dtype))
-    with Collector(env, frames_per_batch=4) as collector:
-        found = collector.next()["next", "info", "x"]
-    with np.errstate(over="ignore"):
-        assert (found.numpy() == np.asarray(value).astype(dtype)).all()
+    with Collector(env, frames_per_batch=4) as collector, np.errstate(over="ignore"):
+        for _ in range(2):
+            batch = collector.next()
+            for rows in (batch, batch["next"]):
+                found = rows["info", "x"].numpy()
+                assert (found == np.asarray(value).astype(dtype)).all()
 
 
 def test_a_dictionary_whose_names_are_not_text_is_stored_unchanged():
@@ -568,30 +597,3 @@ def test_without_keys_nothing_changes():
         assert list(env.full_observation_spec.keys(True)) == ["observation"]
         assert isinstance(env.env, Scripted)
         env.close()
-
-
-def pushing(td):
-    return td.set("action", torch.tensor([[0, 1]] * 2))
-
-
-def test_envpool():
-    envpool = pytest.importorskip("envpool")
-    with pytest.raises(ValueError, match=r"'absent'.*elapsed_step"):
-        GymEnv(envpool.make_gymnasium("CartPole-v1", num_envs=2), info_keys=["absent"])
-    for path in ("array", "tensordict"):
-        env = envpool.make_gymnasium("CartPole-v1", num_envs=2, seed=1)
-        env = GymEnv(env, info_keys=["elapsed_step"])
-        with Collector(
-            env,
-            pushing if path == "tensordict" else None,
-            frames_per_batch=100,
-            total_frames=200,
-        ) as collector:
-            for batch in collector:
-                steps = batch["info", "elapsed_step"].squeeze(-1)
-                after = batch["next", "info", "elapsed_step"].squeeze(-1)
-                assert (after == steps + 1).all()
-                done = batch["next", "done"].squeeze(-1)[:, :-1]
-                assert done.any()
-                assert (steps[:, 1:][done] == 0).all()
-                assert (steps[:, 1:][~done] == after[:, :-1][~done]).all()

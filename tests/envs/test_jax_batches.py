@@ -1,4 +1,4 @@
-"""Batches of environments of JAX, compared with those of the same ones on numpy."""
+"""Batches of environments of JAX: their seeds, their memory, and their arguments."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from torch import nn
 
 pytest.importorskip("jax")
 
-from jax_parts import COUNT, INFOS, Scripted, Twin, TwinWithResets, scripted, twin
-from tensor_parts import State, assert_same, collected
+from jax_parts import COUNT, INFOS, Scripted, scripted
+from tensor_parts import assert_same, collected
 
 from trawl.collectors import Collector, MultiAsyncCollector
-from trawl.envs import GymEnv, JaxEnv
+from trawl.envs import JaxEnv
 
 
 def _act(observation: Any) -> Any:
@@ -31,9 +31,6 @@ def _act(observation: Any) -> Any:
 
 def plain() -> Any:
     return TensorDictModule(_act, in_keys=["observation"], out_keys=["action"])
-
-
-CASES: dict[str, dict[str, Any]] = {"plain": {}, "limit": {"max_frames_per_traj": 2}}
 
 
 batches = partial(collected, frames_per_batch=4 * COUNT)
@@ -59,18 +56,6 @@ def fresh(reused: JaxEnv) -> JaxEnv:
     return reused
 
 
-@pytest.mark.parametrize("case", CASES)
-def test_batches_are_those_of_numpy(fresh: JaxEnv, case: str) -> None:
-    options = CASES[case]
-    numpy = GymEnv(TwinWithResets(), info_keys=INFOS) if case == "limit" else twin()
-    expected, old = batches(numpy, State(), **options)
-    found, new = batches(fresh, State(), **options)
-    assert_same(found, expected)
-    assert new["env_path"] == "tensor"
-    names = ["frames", "episodes", "mean_return", "mean_length"]
-    assert [new.get(name) for name in names] == [old.get(name) for name in names]
-
-
 def test_seeds(fresh: JaxEnv) -> None:
     one, _ = batches(fresh, plain(), seed=5)
     again, _ = batches(fresh, plain(), seed=5)
@@ -92,29 +77,11 @@ def test_a_seed_beyond_32_bits(fresh: JaxEnv) -> None:
 def test_a_worker_gets_a_copy_of_an_environment() -> None:
     options: dict[str, Any] = {"frames_per_batch": 12, "total_frames": 36}
     found = []
-    for source, method in ((scripted(), "forkserver"), (twin, "inline")):
+    for source, method in ((scripted(), "forkserver"), (scripted, "inline")):
         with MultiAsyncCollector([source], plain(), start_method=method, **options) as collector:
             collector.set_seed(0)
             found.append([batch.clone() for batch in collector])
     assert_same(*found)
-
-
-def test_tensordict_interface(fresh: JaxEnv) -> None:
-    actions = torch.eye(4)[:COUNT].long()
-    fresh.set_seed(0)
-    frames = fresh.rollout(8, lambda td: td.set("action", actions), break_when_any_done=False)
-    numpy = Twin()
-    numpy.reset(seed=0)
-    for t in range(8):
-        obs, reward, terminated, truncated, info = numpy.step(np.arange(COUNT))
-        last = [
-            info["final_obs"][i] if terminated[i] or truncated[i] else obs[i] for i in range(COUNT)
-        ]
-        following = frames["next"][:, t]
-        assert np.array_equal(following["observation"], np.stack(last))
-        assert np.array_equal(following["reward"][:, 0], reward)
-        assert np.array_equal(following["terminated"][:, 0], terminated)
-        assert np.array_equal(following["truncated"][:, 0], truncated)
 
 
 class Delayed(JaxEnv):

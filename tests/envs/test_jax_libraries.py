@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, NamedTuple
@@ -290,33 +289,6 @@ def test_a_time_limit_of_gymnax_that_marks_the_state() -> None:
     flags = env.rollout(4, break_when_any_done=False)["next"]
     assert flags["truncated"][:, 3].all()
     assert not flags["terminated"].any()
-
-
-@pytest.mark.parametrize(
-    ("env_id", "text"),
-    [
-        ("gymnax:CartPol-v1", "gymnax has no environment 'CartPol-v1': did you mean CartPole-v1"),
-        ("brax:antt", "brax has no environment 'antt': did you mean ant"),
-        ("jumanji:Snak-v1", "jumanji has no environment 'Snak-v1': did you mean Snake-v1"),
-    ],
-)
-def test_unknown_names(env_id: str, text: str) -> None:
-    pytest.importorskip(env_id.partition(":")[0])
-    with pytest.raises(ValueError, match=text):
-        build_one(env_id)
-
-
-@pytest.mark.parametrize("name", ["gymnax", "brax", "jumanji"])
-def test_missing_packages(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (name, f"{name}.envs"):
-        monkeypatch.setitem(sys.modules, module, None)
-    with pytest.raises(ImportError, match=f"{name}:some needs another package: pip install {name}"):
-        build_one(f"{name}:some")
-    monkeypatch.setitem(sys.modules, "jax", None)
-    with pytest.raises(ImportError, match=r"pip install 'trawl-rl\[jax\]'"):
-        build_one(f"{name}:some")
-    with pytest.raises(ImportError, match=r"JaxEnv needs JAX: pip install 'trawl-rl\[jax\]'"):
-        JaxEnv(object(), 1)
 
 
 def test_environments_that_are_batches_or_reset_themselves() -> None:

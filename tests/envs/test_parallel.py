@@ -16,13 +16,12 @@ import numpy as np
 import pytest
 import torch
 from forked import Forked
-from gymnasium.vector import SyncVectorEnv
 from tensordict import TensorDict
 from tensordict.nn import TensorDictModule
 
 from trawl import Collector, MultiSyncCollector
 from trawl.collectors import AsyncBatchedCollector
-from trawl.envs import GymEnv, ParallelEnv, SerialEnv
+from trawl.envs import ParallelEnv, SerialEnv
 from trawl.errors import WorkerDied, WorkerError
 from trawl.testing import (
     FaultyEnv,
@@ -35,12 +34,6 @@ from trawl.testing import (
 )
 
 STEP = 2
-
-# The last process may have fewer environments than the others.
-SEVERAL = pytest.mark.parametrize(
-    ("kind", "each"), [(NumberedEnv, 2), (ImageEnv, 3), (NestedEnv, 1), (RaggedEnv, 2)]
-)
-KINDS = pytest.mark.parametrize("kind", [NestedEnv, RaggedEnv])
 
 
 @pytest.fixture
@@ -112,34 +105,6 @@ def rolled(env, steps=12):
 # --- the same as SerialEnv
 
 
-@SEVERAL
-def test_it_gives_what_a_serial_environment_gives(kind, each, parallel):
-    env, other = parallel(kind, envs_per_worker=each), parallel(kind, cls=SerialEnv)
-    assert env.batch_size == other.batch_size
-    for what in ("full_observation_spec", "full_action_spec", "action_spec_unbatched"):
-        assert getattr(env, what) == getattr(other, what)
-    assert env.fixed_layout == other.fixed_layout
-    assert_same(rolled(env), rolled(other))
-
-
-def test_equal_seeds_give_equal_data(opened):
-    frames = []
-    for cls in (ParallelEnv, SerialEnv):
-        env = opened(cls, 3, "CartPole-v1")
-        assert env.set_seed(3) == SerialEnv(3, "CartPole-v1").set_seed(3)
-        frames.append(rolled(env, 60))
-    assert_same(*frames)
-    assert env.set_seed(3, static_seed=True) == 3
-    assert len(env.reset()["observation"].unique(dim=0)) == 1
-
-
-def test_a_seed_for_a_reset_is_one_for_each(opened):
-    first, second = (
-        opened(cls, 2, "CartPole-v1").reset(seed=5) for cls in (ParallelEnv, SerialEnv)
-    )
-    assert_same(first, second)
-
-
 class Drawing(gymnasium.Env):
     """Draws from the global generators of its process."""
 
@@ -174,17 +139,10 @@ def drawn_by(make, cls=Collector, count=2, **options):
     return batch["observation"][..., :2], batch["next", "reward"], made
 
 
-def test_global_generators_of_the_processes_are_seeded():
-    first, second = (
-        drawn_by(lambda: ParallelEnv(3, Drawing, envs_per_worker=2), count=3) for _ in range(2)
-    )
-    assert torch.equal(first[0], second[0])
-    assert torch.equal(first[1], second[1])
-    assert len(first[0][..., 0].unique()) > 6
-
-
 def test_global_generators_give_what_those_of_workers_give():
-    one = drawn_by(lambda: ParallelEnv(2, Drawing), policy=drawn_action)
+    one, again = (drawn_by(lambda: ParallelEnv(2, Drawing), policy=drawn_action) for _ in range(2))
+    assert all(map(torch.equal, one[:2], again[:2]))
+    assert len(one[0][..., 0].unique()) > 6
     other = drawn_by(lambda: [Drawing] * 2, MultiSyncCollector, policy=drawn_action)
     for mine, theirs in zip(one[:2], other[:2], strict=True):
         assert torch.equal(mine.flatten(), theirs.flatten())
@@ -219,68 +177,6 @@ def test_a_process_that_replaces_another_repeats_its_draws():
     assert torch.equal(draws(), draws())
 
 
-@SEVERAL
-def test_a_partial_reset_leaves_the_other_rows(kind, each, parallel):
-    env = parallel(kind, envs_per_worker=each)
-    _, root = env.step_and_maybe_reset(env.rand_action(env.reset()))
-    mask = torch.tensor([[False], [True], [False]])
-    fresh = env.reset(root.copy().set("_reset", mask))
-    assert kind.numbers(fresh)[:, STEP].tolist() == [1, 0, 1]
-
-
-def test_a_step_does_not_reset_unless_it_is_to(threads):
-    env = threads(count=1)
-    root = env.reset()
-    for _ in range(2):
-        root = env.step(env.rand_action(root)).get("next")
-    assert root["done"].item()
-    fresh = env.reset(root.copy().set("_reset", root["done"]))
-    assert NumberedEnv.numbers(fresh)[0, :STEP].tolist() == [0, 1]
-
-
-def test_what_was_given_stays_as_it_is(threads):
-    env = threads()
-    first = env.step(env.rand_action(env.reset()))
-    before = first.clone()
-    env.step(env.rand_action(env.reset()))
-    assert_same(first, before)
-
-
-@KINDS
-def test_frames_stay_as_they_are(kind, threads):
-    env = threads(kind)
-    root, given = env.reset(), []
-    for _ in range(6):
-        frame, root = env.step_and_maybe_reset(env.rand_action(root))
-        given += [(frame, frame.clone()), (root, root.clone())]
-        root = root.copy()
-    for each, before in given:
-        assert_same(each, before)
-
-
-@KINDS
-def test_what_is_put_in_a_root_is_not_in_the_frame_before(kind, threads):
-    env = threads(kind)
-    frame, root = env.step_and_maybe_reset(env.rand_action(env.reset()))
-    keys = set(frame.keys(True, True))
-    root.set("more", torch.zeros(3, 1))
-    assert set(frame.keys(True, True)) == keys
-
-
-def test_what_a_policy_says_of_the_next_step_is_in_its_root(threads):
-    env = threads()
-    root = env.rand_action(env.reset()).set(("next", "memory"), torch.ones(3, 2))
-    frame, root = env.step_and_maybe_reset(root)
-    assert frame["next", "reward"].shape == (3, 1)
-    assert root["memory"].tolist() == [[1.0, 1.0]] * 3
-
-
-def test_a_root_is_where_its_frame_is(threads):
-    env = threads()
-    _, root = env.step_and_maybe_reset(env.rand_action(env.reset()).to("cpu"))
-    assert root.device == torch.device("cpu")
-
-
 @pytest.mark.parametrize("kind", [NumberedEnv, NestedEnv])
 def test_checked_tensordicts_are_the_same(kind, threads, monkeypatch):
     frames = rolled(threads(kind))
@@ -288,67 +184,10 @@ def test_checked_tensordicts_are_the_same(kind, threads, monkeypatch):
     assert_same(frames, rolled(threads(kind)))
 
 
-@KINDS
-def test_a_fake_frame_is_laid_out_as_a_real_one(kind, threads):
-    env = threads(kind)
-    fake, real = env.fake_tensordict(), env.step(env.rand_action(env.reset()))
-    assert set(fake.keys(True, True)) == set(real.keys(True, True))
-
-
-def test_nested_batches(opened):
-    def vector(first):
-        return SyncVectorEnv([lambda i=i: NumberedEnv(first + i, lengths=[2]) for i in range(2)])
-
-    def batches(cls):
-        return opened(cls, 3, [lambda i=i: vector(2 * i) for i in range(3)])
-
-    env, other = batches(ParallelEnv), batches(SerialEnv)
-    assert env.batch_size == (3, 2)
-    assert env.action_spec_unbatched.shape == (4,)
-    assert_same(rolled(env), rolled(other))
-
-
 def test_a_batch_of_parallel_batches(opened):
     env = opened(ParallelEnv, 2, lambda: ParallelEnv(2, NumberedEnv))
     other = opened(SerialEnv, 2, lambda: SerialEnv(2, NumberedEnv))
     assert_same(rolled(env), rolled(other))
-
-
-def test_a_step_that_was_spent_on_resetting_is_known(opened):
-    def vector(length):
-        return SelfResettingVectorEnv([lambda: NumberedEnv(lengths=[length])])
-
-    env = opened(ParallelEnv, 2, [lambda: vector(1), lambda: vector(3)])
-    root = env.reset()
-    masks = []
-    for _ in range(3):
-        _, root = env.step_and_maybe_reset(env.rand_action(root))
-        masks.append(env.autoreset_mask().flatten().tolist())
-    assert masks == [[False, False], [True, False], [False, False]]
-    with pytest.raises(ValueError, match="SelfResettingVectorEnv, which can't restart"):
-        Collector(env, frames_per_batch=2, max_frames_per_traj=2)
-
-
-def test_environments_that_spend_no_step_on_resetting_say_so(threads):
-    assert threads().autoreset_mask() is None
-
-
-def test_arguments_reach_the_function_that_makes_it(opened):
-    def make(length=3):
-        return NumberedEnv(lengths=[length])
-
-    env = opened(ParallelEnv, 2, make, create_env_kwargs=[{"length": 1}, {"length": 2}])
-    assert env.step(env.rand_action(env.reset()))["next", "done"].tolist() == [[True], [False]]
-
-
-def test_arguments_of_a_reset_reach_each_environment(opened):
-    class Listening(NumberedEnv):
-        def reset(self, *, seed=None, options=None):
-            obs, info = super().reset(seed=seed)
-            return obs + options["more"], info
-
-    env = opened(ParallelEnv, 2, Listening)
-    assert env.reset(options={"more": 7})["observation"][:, STEP].tolist() == [7, 7]
 
 
 def test_actions_may_come_in_another_dtype(opened):
@@ -384,153 +223,72 @@ def test_environments_that_were_registered_here_are_known_there(opened):
         del gymnasium.registry["Trawl/Parallel-v0"]
 
 
-def test_tensordicts_may_be_put_on_a_device(parallel):
-    assert rolled(parallel(device="cpu")).device == torch.device("cpu")
-    assert parallel().reset().device is None
-
-
-def test_it_tells_what_it_is(parallel):
-    env = parallel()
-    assert repr(env) == "ParallelEnv(3 x GymEnv(NumberedEnv))"
-    assert env.name == "NumberedEnv"
+def test_it_is_not_pickled(parallel):
     with pytest.raises(TypeError, match="pass a function that makes it"):
-        pickle.dumps(env)
+        pickle.dumps(parallel())
 
 
 # --- arguments that are wrong
 
 
-@pytest.mark.parametrize(
-    ("count", "error"), [(0, ValueError), (-1, ValueError), (1.5, TypeError), (True, TypeError)]
-)
-def test_there_is_a_positive_number_of_environments(count, error):
-    with pytest.raises(error, match="num_workers must be"):
-        ParallelEnv(count, NumberedEnv)
-
-
-def test_there_are_as_many_functions_as_environments():
-    with pytest.raises(ValueError, match="create_env_fn has 2 entries, but num_workers is 3"):
-        ParallelEnv(3, [NumberedEnv] * 2)
-    with pytest.raises(ValueError, match="create_env_kwargs has 2 entries, but num_workers is 3"):
-        ParallelEnv(3, NumberedEnv, create_env_kwargs=[{}] * 2)
+def test_a_start_method_is_checked():
     with pytest.raises(ValueError, match="start_method must be one of"):
         ParallelEnv(3, NumberedEnv, start_method="fork")
-
-
-@pytest.mark.parametrize(
-    ("other", "what"),
-    [
-        (ImageEnv, "observation 'observation'"),
-        (lambda: GymEnv(NumberedEnv(), categorical_action_encoding=True), "action 'action'"),
-        (lambda: SyncVectorEnv([NumberedEnv]), "batch_size"),
-    ],
-)
-def test_environments_of_a_batch_must_be_alike(other, what):
-    with pytest.raises(ValueError, match=f"environment 1 has {what}"):
-        ParallelEnv(2, [NumberedEnv, other])
 
 
 # --- in a collector
 
 
-def batches(env, max_batches=4, **options):
-    with Collector(env, frames_per_batch=60, **options) as collector:
+def collected(source, **options):
+    """Batches of environments that ``cls`` steps."""
+    with Collector(source, frames_per_batch=60, **options) as collector:
         collector.set_seed(0)
-        assert collector._rollout.writer.describe()["env_path"] == "array"
-        return [collector.next() for _ in range(max_batches)]
+        for _ in range(4):
+            yield collector.next().clone()
+
+
+def in_bfloat16(observation):
+    return observation[..., :1].to(torch.bfloat16)
+
+
+def self_resetting(first):
+    makers = [partial(NumberedEnv, 2 * first + i, lengths=[2 + i]) for i in range(2)]
+    return SelfResettingVectorEnv(makers)
 
 
 @pytest.mark.parametrize(
-    ("kind", "each", "options"),
+    ("source", "each", "options"),
     [
+        ("CartPole-v1", 2, {}),
+        ("Pendulum-v1", 1, {"max_frames_per_traj": 7}),
+        ("Pendulum-v1", 2, {"compact_obs": True}),
+        ("Pendulum-v1", 1, {"policy": in_bfloat16}),
         (NumberedEnv, 2, {"reset_at_each_iter": True}),
         (ImageEnv, 1, {"max_frames_per_traj": 3}),
         (NestedEnv, 3, {}),
+        (RaggedEnv, 1, {"max_frames_per_traj": 3}),
+        (self_resetting, 2, {}),
     ],
 )
-def test_each_frame_is_collected_once(kind, options, each, parallel):
-    env = parallel(kind, envs_per_worker=each)
-    ledger = Ledger(
-        [kind(i, lengths=[2 + i]) for i in range(3)], options.get("max_frames_per_traj")
-    )
-    collector = Collector(env, frames_per_batch=60, total_frames=240, **options)
-    for batch in collector:
-        ledger.add(batch)
-        if options.get("reset_at_each_iter"):
-            ledger.reset()
-    collector.shutdown()
-    assert ledger.frames == 240
-
-
-@pytest.mark.parametrize(
-    ("env_id", "options", "each"),
-    [
-        ("CartPole-v1", {}, 2),
-        ("Pendulum-v1", {"max_frames_per_traj": 7}, 1),
-        ("Pendulum-v1", {"compact_obs": True}, 2),
-    ],
-)
-def test_collected_data_is_that_of_a_serial_environment(env_id, options, each, opened):
-    env = opened(ParallelEnv, 3, env_id, envs_per_worker=each)
-    mine, other = (batches(one, **options) for one in (env, opened(SerialEnv, 3, env_id)))
-    for first, second in zip(mine, other, strict=True):
+def test_collected_data_is_that_of_a_serial_environment(source, each, options, opened):
+    makers = source if isinstance(source, str) else [partial(source, i) for i in range(3)]
+    env, other = opened(ParallelEnv, 3, makers, envs_per_worker=each), opened(SerialEnv, 3, makers)
+    for first, second in zip(collected(env, **options), collected(other, **options), strict=True):
         assert_same(first, second)
 
 
-def test_a_policy_may_act_in_another_dtype(opened):
-    def policy(observation):
-        return observation[..., :1].to(torch.bfloat16)
-
-    mine, other = (
-        batches(opened(cls, 2, "Pendulum-v1"), policy=policy) for cls in (ParallelEnv, SerialEnv)
-    )
-    assert mine[0]["action"].dtype is torch.bfloat16
-    for first, second in zip(mine, other, strict=True):
-        assert_same(first, second)
+def test_a_limit_needs_environments_that_can_be_restarted(opened):
+    env = opened(ParallelEnv, 2, [partial(self_resetting, i) for i in range(2)], backend="thread")
+    with pytest.raises(ValueError, match="SelfResettingVectorEnv, which can't restart"):
+        Collector(env, frames_per_batch=4, max_frames_per_traj=2)
 
 
-def test_steps_that_were_spent_on_resets_are_masked(opened):
-    def vector(first):
-        return SelfResettingVectorEnv(
-            [lambda i=i: NumberedEnv(first + i, lengths=[2 + i]) for i in range(2)]
-        )
-
-    def collected(cls):
-        env = opened(cls, 2, [lambda i=i: vector(2 * i) for i in range(2)])
-        return batches(env, max_batches=3)
-
-    ledger = Ledger([NumberedEnv(i, lengths=[2 + i % 2]) for i in range(4)])
-    for mine, other in zip(collected(ParallelEnv), collected(SerialEnv), strict=True):
-        assert_same(mine, other)
-        ledger.add(mine)
-    assert 100 < ledger.frames < 180
-
-
-def test_environments_without_a_layout_are_collected_too(parallel):
-    env = parallel(RaggedEnv)
-    ledger = Ledger([RaggedEnv(i, lengths=[2 + i]) for i in range(3)], limit=3)
-    with Collector(env, frames_per_batch=30, total_frames=60, max_frames_per_traj=3) as collector:
-        for batch in collector:
-            ledger.add(batch)
-    assert ledger.frames == 60
-
-
-def test_environments_of_torchrl(opened):
+@pytest.mark.parametrize("several", [False, True])
+def test_environments_of_torchrl(several, opened):
     torchrl_envs = pytest.importorskip("torchrl.envs")
-
-    def make():
-        return torchrl_envs.GymEnv("CartPole-v1")
-
+    make = lambda: torchrl_envs.GymEnv("CartPole-v1")  # noqa: E731
+    make = [[make] * 2] * 2 if several else make
     env, other = opened(ParallelEnv, 2, make, backend="thread"), opened(SerialEnv, 2, make)
-    env.set_seed(0)
-    other.set_seed(0)
-    assert_same(rolled(env, 30), rolled(other, 30))
-
-
-def test_lists_of_environments_of_torchrl(opened):
-    torchrl_envs = pytest.importorskip("torchrl.envs")
-    makers = [[lambda: torchrl_envs.GymEnv("CartPole-v1")] * 2] * 2
-    env, other = opened(ParallelEnv, 2, makers, backend="thread"), opened(SerialEnv, 2, makers)
     env.set_seed(0)
     other.set_seed(0)
     assert_same(rolled(env, 30), rolled(other, 30))
@@ -566,6 +324,8 @@ def test_an_error_while_an_environment_is_made_comes_back():
     with pytest.raises(OSError, match="in environment 1: OSError: no display") as raised:
         ParallelEnv(2, [NumberedEnv, fail])
     assert isinstance(raised.value, WorkerError)
+    with pytest.raises(OSError, match="while making environment 1"):
+        ParallelEnv(2, [NumberedEnv, fail], envs_per_worker=2)
 
 
 @pytest.mark.parametrize("kind", ["array", "messages"])
@@ -658,14 +418,6 @@ def test_the_death_of_a_process_of_several_names_them(parallel):
     os.kill(pids(env)[1], signal.SIGKILL)
     with pytest.raises(WorkerDied, match="environments 2 to 3: its process was killed"):
         env.step(root)
-
-
-def test_an_error_while_one_of_several_is_made_comes_back():
-    def fail():
-        raise ZeroDivisionError("by me")
-
-    with pytest.raises(ZeroDivisionError, match="while making environment 1"):
-        ParallelEnv(2, [NumberedEnv, fail], envs_per_worker=2)
 
 
 @pytest.mark.parametrize(("each", "error"), [(0, ValueError), ("2", TypeError), (True, TypeError)])

@@ -23,44 +23,8 @@ def one():
     return NumberedEnv(lengths=[5])
 
 
-def three():
-    return [NumberedEnv(number, lengths=[5 + number]) for number in range(3)]
-
-
-SOURCES = pytest.mark.parametrize("source", [one, three])
-
-
 def collector(source, frames_per_batch=30, **options):
     return Collector(source(), frames_per_batch=frames_per_batch, **options)
-
-
-KEYS = ["observation", "action", ("next", "reward"), ("next", "done")]
-
-
-@SOURCES
-def test_what_is_kept_of_batches_is_never_overwritten(source):
-    collecting = collector(source)
-    kept = [collecting.next() for _ in range(4)]
-    # A view of one entry alone keeps its batch, and so does a view of numpy.
-    kept += [collecting.next().get(key)[..., 2:5, 0] for key in KEYS]
-    kept.append(collecting.next()["observation"].numpy()[..., 3:, 1:])
-    copies = [one.copy() if isinstance(one, np.ndarray) else one.clone() for one in kept]
-    for _ in range(6):
-        collecting.next()
-    assert all((one == copy).all() for one, copy in zip(kept, copies, strict=True))
-    # What is kept outlives the collector.
-    collecting.shutdown()
-    del collecting
-    gc.collect()
-    torch.zeros(1 << 16)
-    assert all((one == copy).all() for one, copy in zip(kept, copies, strict=True))
-
-
-@SOURCES
-def test_memory_of_batches_that_nobody_holds_is_used_again(source):
-    with collector(source) as collecting:
-        places = {collecting.next()["observation"].data_ptr() for _ in range(20)}
-        assert len(places) <= 2
 
 
 def test_the_usual_loop_alternates_between_two_blocks():

@@ -7,8 +7,7 @@ import torch
 from gymnasium import spaces
 
 from trawl.collectors import Collector
-from trawl.envs import GymEnv, SerialEnv
-from trawl.envs.info_keys import box
+from trawl.envs import SerialEnv
 from trawl.rollout.observation_rows import ObservationRows
 
 PARTS = {
@@ -112,57 +111,3 @@ def test_a_wrong_observation_is_refused(name, make, error, words):
         pytest.raises(error, match=words),
     ):
         next(iter(collector))
-
-
-class Telling(gymnasium.Env):
-    """Its info has numbers of several classes."""
-
-    observation_space = spaces.Box(-1, 1, (2,), np.float32)
-    action_space = spaces.Discrete(2)
-
-    def __init__(self, value):
-        self.value, self.steps = value, 0
-
-    def reset(self, *, seed=None, options=None):
-        super().reset(seed=seed)
-        return np.zeros(2, np.float32), {"x": self.value}
-
-    def step(self, action):
-        self.steps += 1
-        return np.zeros(2, np.float32), 1.0, self.steps % 3 == 0, False, {"x": self.value}
-
-
-@pytest.mark.parametrize(
-    ("value", "dtype"),
-    [
-        (1.5, np.float64),
-        (np.float32(1.5), np.float32),
-        (np.float64(1.5), np.float32),
-        (np.array(1.5), np.float64),
-        (np.array([1.5]), np.float64),
-        (torch.tensor([1.5]), np.float32),
-        (7, np.int64),
-        (7, np.float32),
-        (np.uint8(7), np.int64),
-        (True, np.bool_),
-        (np.bool_(True), np.bool_),
-    ],
-)
-def test_numbers_in_the_info(value, dtype):
-    env = GymEnv(Telling(value), info_keys={"x": box((1,), dtype)})
-    with Collector(env, None, frames_per_batch=8, total_frames=16) as collector:
-        for batch in collector:
-            for rows in (batch, batch["next"]):
-                assert (rows["info", "x"] == float(np.asarray(value).item())).all()
-
-
-@pytest.mark.parametrize(
-    ("first", "value", "dtype"),
-    [(1, 0.5, np.int64), (True, 0.5, np.bool_), (1, 2**70, np.int64), (np.uint8(1), -1, np.uint8)],
-)
-def test_a_number_that_does_not_fit(first, value, dtype):
-    env = GymEnv(Telling(first), info_keys={"x": box((1,), dtype)})
-    with Collector(env, None, frames_per_batch=8) as collector:
-        env.env.unwrapped.value = value
-        with pytest.raises(TypeError, match=r"info\['x'\] is"):
-            next(iter(collector))

@@ -280,36 +280,6 @@ def test_torchrls_policies_give_the_same(name, batched):
     assert_same_as_called_with_a_tensordict(makes[name], batched=batched)
 
 
-def test_a_hook_that_is_added_while_collecting_takes_effect():
-    policy = module()
-    with Collector("Pendulum-v1", policy, frames_per_batch=5) as collector:
-        before = collector.next()
-        handle = policy.register_forward_hook(lambda m, i, out: out.set(ACTION, out[ACTION] * 0))
-        during = collector.next()
-        handle.remove()
-        after = collector.next()
-        assert collector.stats()["policy_path"] == "direct"
-    assert before[ACTION].all()
-    assert not during[ACTION].any()
-    assert after[ACTION].all()
-
-
-def test_a_hook_of_an_inner_module_takes_effect():
-    inner = nn.Linear(3, 1)
-    inner.register_forward_hook(lambda module, args, out: out * 0 + 0.25)
-    found, stats = collect(module(inner), batched=False)
-    assert stats["policy_path"] == "direct"
-    assert (found[ACTION] == 0.25).all()
-
-
-def test_a_module_that_is_replaced_while_collecting_takes_effect():
-    policy = module(lambda x: x[..., :1] * 0)
-    with Collector("Pendulum-v1", policy, frames_per_batch=5) as collector:
-        collector.next()
-        policy.module = lambda x: x[..., :1] * 0 + 1
-        assert (collector.next()[ACTION] == 1).all()
-
-
 def test_nested_observations_are_read_and_nested_actions_written():
     def act(steps, env):
         choice = torch.eye(2, dtype=torch.int64)[env.argmax(-1) % 2]

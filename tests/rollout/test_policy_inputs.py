@@ -11,7 +11,7 @@ from gymnasium.vector import SyncVectorEnv
 from tensordict.nn import TensorDictModule, TensorDictModuleBase
 from torch import nn
 
-from trawl.collectors import Collector, MultiSyncCollector
+from trawl.collectors import Collector
 from trawl.envs import GymEnv, ParallelEnv, SerialEnv
 from trawl.rollout.modules import leaves_inputs_alone
 from trawl.testing import ImageEnv, Ledger, NestedEnv, NumberedEnv, RaggedEnv
@@ -145,15 +145,6 @@ def test_policies_of_all_sorts(name, policy):
     check(name, NumberedEnv, POLICIES[policy])
 
 
-def test_in_workers():
-    ledger = Ledger([one(NumberedEnv, i) for i in range(2)])
-    options = {"frames_per_batch": 14, "total_frames": 42, "start_method": "inline"}
-    with MultiSyncCollector(makers(NumberedEnv), POLICIES["parts"], **options) as collector:
-        for batch in collector:
-            ledger.add(batch)
-    assert ledger.frames == 42
-
-
 def test_other_data_than_tensors():
     env = one(RaggedEnv)
     policy = Spoiling(spec_of("single", RaggedEnv), after=0)
@@ -195,30 +186,6 @@ def test_large_observations(count, way):
             seen = batch["observation"][..., 0, 0].reshape(count, 4)
             assert seen.tolist() == [list(range(first, first + 4))] * count
             assert (batch["next", "observation"][..., 0, 0].reshape(count, 4) == seen + 1).all()
-
-
-class Keeping(nn.Module):
-    """Keeps what it is given, and sees that it stays as it was."""
-
-    def __init__(self):
-        super().__init__()
-        self.kept = []
-
-    def forward(self, x):
-        for kept, copy in self.kept:
-            assert torch.equal(kept, copy)
-        self.kept.append((x, x.clone()))
-        return torch.eye(4, dtype=torch.int64)[0].expand(*x.shape[:-1], 4)
-
-
-@pytest.mark.parametrize("workers", [False, True])
-def test_a_policy_may_keep_what_it_is_given(workers):
-    options = {"frames_per_batch": 10, "total_frames": 60}
-    source, make = [lambda: one(NumberedEnv)], Collector
-    if workers:
-        make, options = MultiSyncCollector, {**options, "start_method": "inline"}
-    with make(source, in_module(Keeping()), **options) as collector:
-        assert sum(batch.numel() for batch in collector) == 60
 
 
 @pytest.mark.parametrize(

@@ -104,28 +104,6 @@ def test_state_goes_on_over_batches_and_begins_anew_with_episodes(kind, case):
         assert "hidden" in keys[0]
 
 
-@KINDS
-def test_a_reset_empties_the_state_of_what_is_reset_and_of_nothing_else(kind):
-    envs = [kind(number, lengths=[100]) for number in range(3)]
-    with Collector(envs, remembering(), frames_per_batch=6) as collector:
-        collector.next()
-        collector.reset(1)
-        batch = collector.next()
-        check(kind, batch)
-        assert kind.numbers(batch)[:, 0, STEP].tolist() == [2, 0, 2]
-        collector.reset()
-        check(kind, collector.next())
-
-
-@KINDS
-def test_state_is_empty_after_random_frames(kind):
-    env = kind(lengths=[100])
-    with Collector(env, remembering(), frames_per_batch=4, init_random_frames=8) as collector:
-        assert not collector.next()["hidden"].any()
-        assert not collector.next()["hidden"].any()
-        assert collector.next()["hidden"].tolist()[-1][0] in (3, 4)
-
-
 @pytest.mark.parametrize(
     ("kind", "make", "shape", "dtype"),
     [
@@ -244,6 +222,7 @@ SOURCES = {
     "ragged": lambda: three(RaggedEnv),
     "tensors": lambda: TorchVectorEnv(NumberedTorchEnv(3, lengths=[3, 1])),
     "parallel": lambda: ParallelEnv(3, partial(NumberedEnv, lengths=[3]), backend="thread"),
+    "ready": lambda: [NumberedEnv],
 }
 EXTRA = {("next", "extra"), ("next", "deep", "extra")}
 
@@ -251,7 +230,10 @@ EXTRA = {("next", "extra"), ("next", "deep", "extra")}
 @pytest.mark.parametrize("source", SOURCES)
 @pytest.mark.parametrize("make", [lambda: unread, Unread], ids=["function", "module"])
 def test_an_entry_under_next_that_the_policy_does_not_read_stays_there(make, source):
-    with Collector(SOURCES[source](), make(), frames_per_batch=12) as collector:
+    cls, options = Collector, {"frames_per_batch": 12}
+    if source == "ready":
+        cls, options = AsyncBatchedCollector, {**options, "env_backend": "threading"}
+    with cls(SOURCES[source](), policy=make(), **options) as collector:
         for _ in range(2):
             batch = collector.next()
             keys = {as_key(key) for key in batch.keys(True, True)}
@@ -259,14 +241,6 @@ def test_an_entry_under_next_that_the_policy_does_not_read_stays_there(make, sou
             assert not keys & {key[1:] for key in EXTRA}
             assert torch.equal(batch["next", "extra"], batch["observation"][..., :2] + 1)
             assert not isinstance(batch, LazyStackedTensorDict)
-
-
-def test_it_stays_there_if_environments_are_ready():
-    options = {"frames_per_batch": 6, "env_backend": "threading"}
-    with AsyncBatchedCollector([NumberedEnv], policy=unread, **options) as collector:
-        batch = collector.next()
-    assert torch.equal(batch["next", "extra"], batch["observation"][..., :2] + 1)
-    assert "extra" not in batch.keys()  # noqa: SIM118
 
 
 @KINDS

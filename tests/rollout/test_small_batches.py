@@ -35,22 +35,6 @@ def test_a_wrapper_that_is_added_between_batches_takes_effect(several: bool) -> 
     assert all((batch["next", "reward"] == 1).all() for batch in before)
 
 
-@pytest.mark.parametrize("num_envs", [1, 3])
-def test_batches_that_are_kept_do_not_change(num_envs: int) -> None:
-    source = [lambda: GymEnv("CartPole-v1")] * num_envs
-    with Collector(source, frames_per_batch=num_envs) as collector:
-        kept = [collector.next() for _ in range(50)]
-        copies = [batch.clone() for batch in kept]
-        again = [collector.next() for _ in range(50)]
-        assert all((one == copy).all() for one, copy in zip(kept, copies, strict=True))
-        assert collector.stats()["batches_held"] == 100
-        # Each frame goes on from the one before it.
-        for one, other in zip([*kept, *again], [*kept[1:], *again], strict=False):
-            ended = one["next", "done"].reshape(-1)
-            same = one["next", "observation"] == other["observation"]
-            assert (same.reshape(num_envs, -1).all(1) | ended).all()
-
-
 def test_methods_that_are_replaced_between_batches_take_effect() -> None:
     env = GymEnv("CartPole-v1")
     with Collector(env, frames_per_batch=4) as collector:

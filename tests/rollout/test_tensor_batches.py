@@ -12,36 +12,17 @@ from tensor_parts import (
     ENDS,
     LENGTHS,
     assert_same,
-    changes,
     collected,
     makers,
     on_numpy,
     on_torch,
 )
-from tensordict import TensorDict, TensorDictBase
-from tensordict.nn import TensorDictModule, TensorDictModuleBase, TensorDictSequential
+from tensordict import TensorDict
+from tensordict.nn import TensorDictModule, TensorDictSequential
 from torch import nn
 
 from trawl.collectors import Collector
 from trawl.testing import Ledger, NumberedTorchEnv
-
-
-def memory() -> Any:
-    """Returns a chain that reads what it wrote in the step before."""
-
-    def remember(observation: Any, memory: Any = None) -> Any:
-        return observation[..., :2] if memory is None else memory + observation[..., :2]
-
-    class Chain(TensorDictModuleBase):
-        in_keys = ["observation"]  # noqa: RUF012
-        out_keys = ["action", "memory"]  # noqa: RUF012
-
-        def forward(self, td: TensorDictBase) -> TensorDictBase:
-            td["memory"] = remember(td["observation"], td.get("memory", None))
-            td["action"] = nn.functional.one_hot(td["memory"].sum(-1).long() % 4, 4)
-            return td
-
-    return Chain()
 
 
 def plain() -> Any:
@@ -54,34 +35,7 @@ def plain() -> Any:
     return TensorDictSequential(first, one_hot)
 
 
-POLICIES = {"memory": memory, "changes": changes}
-CASES: dict[str, dict[str, Any]] = {
-    "plain": {},
-    "limit": {"max_frames_per_traj": 2},
-    "compiled": {"compile_policy": {"backend": "eager"}},
-}
-
-
 batches = partial(collected, frames_per_batch=4 * COUNT)
-
-
-@pytest.mark.parametrize(
-    ("mode", "case", "policy"),
-    [
-        (AutoresetMode.NEXT_STEP, "compiled", "memory"),
-        (AutoresetMode.SAME_STEP, "plain", "changes"),
-        (AutoresetMode.DISABLED, "limit", "changes"),
-    ],
-)
-def test_batches_are_those_of_numpy(mode: AutoresetMode, case: str, policy: str) -> None:
-    options, make = CASES[case], POLICIES[policy]
-    expected, old = batches(on_numpy(mode), make(), **options)
-    found, new = batches(on_torch(mode), make(), **options)
-    assert_same(found, expected)
-    assert new["env_path"] == "tensor"
-    assert old["env_path"] == "array"
-    names = ["frames", "episodes", "mean_return", "mean_length"]
-    assert [new.get(name) for name in names] == [old.get(name) for name in names]
 
 
 def test_partial_reset_by_ids() -> None:
@@ -171,21 +125,6 @@ def test_missing_last_observation_is_an_error() -> None:
 def test_limit_needs_partial_resets() -> None:
     with pytest.raises(ValueError, match="partial_reset='mask'"):
         Collector(NumberedTorchEnv(COUNT), frames_per_batch=3, max_frames_per_traj=2)
-
-
-def test_tensordict_interface_agrees() -> None:
-    for mode in AutoresetMode:
-        env = on_torch(mode)
-        frames = env.rollout(
-            6, lambda td: td.set("action", torch.eye(4)[:COUNT].long()), break_when_any_done=False
-        )
-        assert frames.batch_size == (COUNT, 6)
-        done = frames["next", "done"].squeeze(-1)
-        same = frames["next", "observation"][..., 1] == frames["observation"][..., 1]
-        if mode is not AutoresetMode.NEXT_STEP:
-            assert same.all()
-            assert done.any()
-        env.close()
 
 
 def test_storing_device_and_policy_device() -> None:

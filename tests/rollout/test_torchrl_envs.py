@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from trawl.collectors import Collector
-from trawl.envs import GymEnv, SerialEnv
+from trawl.envs import GymEnv
 from trawl.testing import Ledger, NumberedEnv
 
 torchrl_envs = pytest.importorskip("torchrl.envs")
@@ -17,36 +17,6 @@ def numbered(count):
 
 def wrapped(envs):
     return [torchrl_envs.GymWrapper(env) for env in envs]
-
-
-SOURCES = {
-    "single": (1, lambda wrapped: wrapped[0], {2: None}),
-    "factory": (1, lambda wrapped: lambda: wrapped[0], {}),
-    "list": (3, lambda wrapped: wrapped, {2: None, 3: 1, 4: 0}),
-    "ours": (
-        2,
-        lambda wrapped: SerialEnv(2, [lambda env=env: env for env in wrapped]),
-        {2: None, 3: 1},
-    ),
-}
-
-
-@pytest.mark.parametrize("limit", [None, 2])
-@pytest.mark.parametrize("name", SOURCES)
-def test_every_step_is_accounted_for(name, limit):
-    count, source, resets = SOURCES[name]
-    envs = numbered(count)
-    ledger = Ledger(envs, limit)
-    options = {"frames_per_batch": 7 * count, "max_frames_per_traj": limit}
-    with Collector(source(wrapped(envs)), **options) as collector:
-        for batch in range(5):
-            if batch in resets:
-                collector.reset(resets[batch])
-                ledger.reset(resets[batch])
-            ledger.add(collector.next())
-        stats = collector.stats()
-    assert stats["env_path"] == "tensordict"
-    assert stats["frames"] == ledger.frames == 35 * count
 
 
 def test_a_batch_has_the_keys_of_a_gymnasium_environment():

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
-from tensordict.nn import TensorDictModule
 from torch import nn
 from torch.nn.modules.module import register_module_forward_hook
 from torch.nn.utils import parametrizations
 
-from trawl.collectors import Collector
 from trawl.rollout.modules import unroll
 
 
@@ -68,15 +66,3 @@ def test_functions_and_scripts_are_left_alone() -> None:
     script = torch.jit.trace(nn.Linear(3, 1), torch.ones(3))
     assert unroll(torch.tanh) is torch.tanh
     assert unroll(script) is script
-
-
-def test_what_is_replaced_or_added_acts_from_the_next_batch_on() -> None:
-    layer = nn.Linear(3, 1)
-    policy = TensorDictModule(nn.Sequential(layer), ["observation"], ["action"])
-    with Collector("Pendulum-v1", policy, frames_per_batch=5) as collector:
-        assert collector.next()["action"].std() > 0
-        layer.weight = nn.Parameter(torch.zeros(1, 3))
-        layer.bias = nn.Parameter(torch.ones(1))
-        assert collector.next()["action"].unique().tolist() == [1]
-        layer.register_forward_hook(lambda module, args, output: torch.zeros_like(output))
-        assert collector.next()["action"].unique().tolist() == [0]

@@ -162,11 +162,6 @@ def test_tensors_and_generators_of_torch():
 # --- what is not captured
 
 
-def test_a_function_that_keeps_something_is_not_captured_as_data():
-    env = wrappers.TransformReward(Walk(), deque([1.0]).append)
-    assert way_of(env) != "attributes"
-
-
 def test_arrays_that_share_memory_still_share_it():
     env, other = Walk(), Walk()
     env.reset(seed=1), other.reset(seed=2)
@@ -327,6 +322,28 @@ class Phase(Enum):
     DAY = 0
 
 
+_called = []
+
+
+def _with_defaults(memory=[0]):  # noqa: B006
+    memory[0] += 1
+    return memory[0]
+
+
+def _with_attribute():
+    _with_attribute.count += 1
+    return _with_attribute.count
+
+
+_with_attribute.count = 0
+
+
+def _with_global():
+    global _called
+    _called = [*_called, 1]
+    return len(_called)
+
+
 def counter():
     count = 0
 
@@ -347,17 +364,28 @@ def counter():
         np.ma.masked_array([1], [True]),
         np.zeros(1, [("a", int)]),
         np.asfortranarray(np.zeros((2, 2))),
+        _with_defaults,
+        _with_attribute,
+        _with_global,
     ],
-    ids=["enum", "closure", "method", "set", "masked", "record", "fortran"],
+    ids=lambda value: getattr(value, "__name__", type(value).__name__),
 )
 def test_what_data_would_hold_only_in_part_is_not_data(value):
     env = Walk()
     env.value = value
     assert way_of(env) != "attributes"
+    for other in (Slots(), wrappers.TransformReward(Walk(), deque([1.0]).append)):
+        assert way_of(other) != "attributes"
 
 
-def test_slots_are_not_left_out():
-    assert way_of(Slots()) != "attributes"
+def test_functions_that_call_themselves():
+    def repeat(count):
+        return 0 if not count else repeat(count - 1)
+
+    env = Walk()
+    env.function = repeat
+    env.reset(seed=1)
+    assert way_of(env) == "attributes"
 
 
 def test_an_environment_with_an_ezpickle_inside_is_not_pickled():
@@ -417,47 +445,6 @@ def test_each_array_of_the_state_counts():
             assert drive(restore(fresh, changed), [1] * 30) != expected
         except (EnvStateError, ValueError, RuntimeWarning):
             continue
-
-
-# --- functions among the attributes
-
-_called = []
-
-
-def _with_defaults(memory=[0]):  # noqa: B006
-    memory[0] += 1
-    return memory[0]
-
-
-def _with_attribute():
-    _with_attribute.count += 1
-    return _with_attribute.count
-
-
-_with_attribute.count = 0
-
-
-def _with_global():
-    global _called
-    _called = [*_called, 1]
-    return len(_called)
-
-
-@pytest.mark.parametrize("function", [_with_defaults, _with_attribute, _with_global])
-def test_functions_that_remember_something_are_not_taken_for_fixed(function):
-    env = Walk()
-    env.function = function
-    assert way_of(env) != "attributes"
-
-
-def test_functions_that_call_themselves():
-    def repeat(count):
-        return 0 if not count else repeat(count - 1)
-
-    env = Walk()
-    env.function = repeat
-    env.reset(seed=1)
-    assert way_of(env) == "attributes"
 
 
 def test_the_state_of_another_version_is_refused():
