@@ -15,10 +15,6 @@ from trawl.envs import GymEnv
 pytest.importorskip("ale_py", minversion="0.12", reason="needs ale-py 0.12")
 from ale_py.vector_env import AtariVectorEnv
 
-BOTH = pytest.mark.parametrize(
-    ("kind", "mode"),
-    [(Collector, AutoresetMode.SAME_STEP), (AsyncBatchedCollector, AutoresetMode.NEXT_STEP)],
-)
 GAME, SEED, FRAMES = "breakout", 7, 80
 
 
@@ -89,22 +85,6 @@ def test_each_game_goes_as_if_it_were_played_by_hand(kind, mode):
             assert (frame["next", "observation"].numpy() == after).all()
             assert frame["next", "terminated"] == terminated
             assert frame["next", "truncated"] == truncated
-
-
-@BOTH
-def test_whole_trajectories(kind, mode):
-    options = {"yield_completed_trajectories": True}
-    if kind is Collector:
-        options = {"trajs_per_batch": 1, "traj_format": "cat"}
-    env = GymEnv(games(3, 2, mode))
-    with kind(env, policy=Pixels(), frames_per_batch=50, **options) as collector:
-        for _ in range(3):
-            trajectory = collector.next()
-            done = trajectory["next", "done"][:, 0]
-            assert done.nonzero().tolist() == [[len(trajectory) - 1]]
-            assert len(trajectory["env_index"].unique()) == 1
-            goes_on = trajectory["next", "observation"][:-1] == trajectory["observation"][1:]
-            assert goes_on.all()
 
 
 def test_a_reset_drops_the_steps_under_way():

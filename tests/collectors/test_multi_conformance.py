@@ -95,17 +95,6 @@ def test_factories_may_be_closures_and_local_classes(cls, method):
     assert book.frames == 40
 
 
-def test_breaking_out_of_a_loop_and_going_on_loses_nothing(cls, method):
-    book = ledger(2)
-    with make(cls, total_frames=100, start_method=method) as collector:
-        for wanted in (3, 2, 100):
-            for count, batch in enumerate(collector, 1):
-                book.add(batch)
-                if count == wanted:
-                    break
-    assert book.frames == 100
-
-
 # --- seeds
 
 

@@ -135,15 +135,6 @@ def test_collectors_do_not_change_an_environment(make, options):
         assert env.rollout(30).shape[-1] == 30
 
 
-def test_recurrent_states_and_marks_are_added_around_an_environment():
-    env = transformed(RewardSum())
-    before = shape_of(env)
-    options = {"auto_register_policy_transforms": True, "track_policy_version": True}
-    with Collector(env, policy(), frames_per_batch=8, **options) as collector:
-        assert "is_init" in collector.next()
-        assert shape_of(env) == before
-
-
 def test_the_transforms_around_an_environment_follow_its_own():
     env = normalising()
     with Collector(env, policy(), frames_per_batch=8, max_frames_per_traj=3) as collector:

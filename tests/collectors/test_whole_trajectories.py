@@ -254,9 +254,6 @@ def test_whole_trajectories_are_written(group: Any, layout: Any, expected: Any) 
     assert facts["batches"] == 5
 
 
-CLASSES = pytest.mark.parametrize("cls", [Collector, MultiSyncCollector, MultiAsyncCollector])
-
-
 @pytest.mark.parametrize(
     ("cls", "group"), [(Collector, None), (MultiSyncCollector, 1), (MultiAsyncCollector, 2)]
 )
@@ -275,19 +272,6 @@ def test_a_write_mode_asks_for_whole_trajectories(cls: Any, group: int | None) -
     assert written[0] == written[1]
 
 
-@CLASSES
-@pytest.mark.parametrize("more", [{}, {"extend_buffer": False}], ids=["extend", "add"])
-def test_a_write_mode_asks_for_rollouts(cls: Any, more: Any) -> None:
-    written = []
-    for how in ({"replay_write_mode": "rollout"}, {}):
-        buffer = Buffer()
-        with alone(cls, replay_buffer=buffer, **how, **more) as collector:
-            list(collector)
-        written.append(buffer.content())
-    assert len(written[0]) == 35
-    assert (written[0] == written[1]).all()
-
-
 def test_a_write_mode_may_take_turns() -> None:
     source, buffer = [env(0, [2]), env(1, [5])], Writes()
     more = {"traj_sampling": "per_env", "replay_write_mode": "trajectory"}
@@ -304,17 +288,6 @@ def alone(cls: Any, **options: Any) -> Any:
         options["start_method"] = "inline"
     source = env() if cls is Collector else [env()]
     return cls(source, by_step(), frames_per_batch=7, total_frames=35, **options)
-
-
-def test_background_collection_writes_them_too() -> None:
-    buffer = Buffer()
-    with make(total_frames=350, replay_buffer=buffer) as collector:
-        collector.start()
-        buffer.wait_for(345)
-        collector.async_shutdown()
-    episodes = Episodes(cycling(LENGTHS))
-    episodes.add(buffer.content())
-    assert episodes.found == ends_of(1, LENGTHS, 350)
 
 
 def test_hooks_and_postproc_see_what_is_delivered() -> None:
