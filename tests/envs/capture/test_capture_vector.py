@@ -152,13 +152,6 @@ def test_sub_environments_continue_to_the_bit(mode):
         assert check(make, 7 * number % 40, mode) == "parts"
 
 
-@pytest.mark.parametrize("mode", ["NextStep", "SameStep"])
-def test_wrappers_around_vector_environments(mode):
-    for name, steps in zip(NAMES[:3], (0, 20, 45), strict=True):
-        make = partial(sync, mode, 2, partial(gymnasium.make, name))
-        assert check(lambda make=make: wrapped(make()), steps, mode) == "parts"
-
-
 @pytest.mark.parametrize(
     "make",
     [
