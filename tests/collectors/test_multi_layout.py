@@ -19,11 +19,7 @@ HOW = ["stack", 0, -1]
 
 leaves = st.dictionaries(
     st.sampled_from([("a",), ("b",), ("next", "a"), ("collector", "c"), ("d",)]),
-    st.builds(
-        Leaf,
-        st.lists(st.integers(0, 3), max_size=2).map(tuple),
-        st.sampled_from(DTYPES),
-    ),
+    st.builds(Leaf, st.lists(st.integers(0, 3), max_size=2).map(tuple), st.sampled_from(DTYPES)),
     min_size=1,
 )
 batch_sizes = st.lists(st.integers(1, 3), max_size=2).map(tuple)

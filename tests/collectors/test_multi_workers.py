@@ -6,17 +6,7 @@ from typing import Any
 import pytest
 import torch
 from collector_parts import by_step, named
-from multi_parts import (
-    BOTH,
-    TRAJ_IDS,
-    Chooser,
-    actions,
-    envs,
-    ledger,
-    make,
-    together,
-    worker_of,
-)
+from multi_parts import BOTH, Chooser, actions, envs, ledger, make, together, worker_of
 from tensordict.nn import TensorDictModule
 
 import trawl.collectors
@@ -75,22 +65,6 @@ def test_arguments_of_environments_may_be_the_workers_own(cls):
         found = by_worker(collector)
         assert collector.create_env_kwargs == tuple(kwargs)
     assert [worker_of(row) for row in found] == [3, 8]
-
-
-@BOTH
-@pytest.mark.parametrize("lanes", [1, 3])
-def test_a_worker_may_have_a_list_of_environments(cls, lanes):
-    book = ledger(2, lanes)
-    with make(cls, lanes=lanes, frames_per_batch=12, total_frames=48) as collector:
-        for batch in collector:
-            book.add(batch)
-            assert batch.shape[-2] == lanes
-    assert book.frames == 48
-
-
-def test_environments_may_be_named_by_their_ids():
-    with MultiSyncCollector(["CartPole-v1"] * 2, frames_per_batch=10, **INLINE) as collector:
-        assert collector.next()["observation"].shape == (2, 5, 4)
 
 
 @pytest.mark.parametrize("method", ["inline", "forkserver"])
@@ -177,15 +151,6 @@ def test_a_policy_may_be_anything_that_acts(cls, policy):
     assert book.frames == 40
 
 
-@BOTH
-def test_workers_have_the_policy_as_it_was_when_it_was_given(cls):
-    policy = Chooser(1)
-    with make(cls, policy=policy) as collector:
-        policy.become(2)
-        assert collector.get_model("policy") is policy
-        assert actions(collector.next()) == {1}
-
-
 # --- frames
 
 
@@ -230,18 +195,10 @@ def test_a_list_has_an_entry_for_each_worker(name, value):
 
 
 WRONG: list[tuple[dict[str, Any], Any, str]] = [
-    (
-        {"num_workers": 3},
-        ValueError,
-        r"num_workers=3 does not match create_env_fn, a list of 2",
-    ),
+    ({"num_workers": 3}, ValueError, r"num_workers=3 does not match create_env_fn, a list of 2"),
     ({"num_workers": 0}, ValueError, r"num_workers must be at least 1, but it is 0"),
     ({"num_workers": True}, TypeError, r"num_workers must be an integer"),
-    (
-        {"num_workers": "two"},
-        TypeError,
-        r"num_workers must be an integer.*'two'",
-    ),
+    ({"num_workers": "two"}, TypeError, r"num_workers must be an integer.*'two'"),
     ({"create_env_fn": []}, ValueError, r"create_env_fn must not be an empty list"),
     ({"frames_per_batch": 0}, ValueError, r"frames_per_batch must be at least 1"),
     ({"frames_per_batch": [5, 0]}, ValueError, r"frames_per_batch must be at least 1"),
@@ -270,11 +227,7 @@ WRONG: list[tuple[dict[str, Any], Any, str]] = [
     ({"device": "abacus"}, ValueError, r"device 'abacus' is not a device"),
     ({"device": ["cpu", "abacus"]}, ValueError, r"device 'abacus' is not a device"),
     ({"create_env_kwargs": [{}, 3]}, TypeError, r"create_env_kwargs must be a mapping"),
-    (
-        {"interruptor": print},
-        TypeError,
-        "interruptor can't be used with collectors with workers",
-    ),
+    ({"interruptor": print}, TypeError, "interruptor can't be used with collectors with workers"),
     (
         {"return_same_td": True},
         TypeError,
@@ -443,13 +396,3 @@ def test_an_older_name_is_the_class_and_warns_once(name, monkeypatch):
 @pytest.mark.parametrize("name", ["MultiCollector", "MultiSyncCollector", "AsyncCollector"])
 def test_the_classes_are_at_the_top(name):
     assert getattr(trawl, name) is getattr(trawl.collectors, name)
-
-
-def test_ids_are_unique_over_workers_with_different_environments():
-    kinds = [[NumberedEnv(0, lengths=[1])] * 1, [NumberedEnv(1, lengths=[2])]]
-    with make(create_env_fn=kinds, frames_per_batch=12, total_frames=48) as collector:
-        ids = torch.cat([batch[TRAJ_IDS] for batch in collector], -1)
-    one, other = (set(row.reshape(-1).tolist()) for row in ids)
-    assert len(one) == 24
-    assert len(other) == 12
-    assert not one & other

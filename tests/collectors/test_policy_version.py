@@ -56,24 +56,10 @@ def test_frames_can_carry_an_identifier():
     assert batch["policy_version"] == [version.version] * 4
 
 
-def test_frames_of_several_environments_carry_the_version():
-    batch = first_batch([NumberedEnv] * 2, frames_per_batch=6, track_policy_version=True)
-    assert batch["policy_version"].tolist() == [[0] * 3] * 2
-
-
 def test_identifiers_of_several_environments_are_nested():
     version = PolicyVersion("uuid")
     batch = first_batch([NumberedEnv] * 2, frames_per_batch=6, track_policy_version=version)
     assert batch["policy_version"] == [[version.version] * 3] * 2
-
-
-def test_without_tracking_there_is_no_version():
-    with Collector(NumberedEnv(), frames_per_batch=4) as collector:
-        collector.increment_version()
-        assert collector.policy_version is None
-        assert collector.get_policy_version() is None
-        assert "policy_version" not in keys(next(iter(collector)))
-        assert "policy_version" not in collector.stats()
 
 
 def test_an_identifier_is_no_statistic():

@@ -466,11 +466,7 @@ POLICIES = {
     "tanh normal": (tanh_normal, pendulum, "Pendulum-v1"),
     "q values": (q_values, cart, "CartPole-v1"),
     "actor and value": (actor_value, cart, "CartPole-v1"),
-    "policy of actor and value": (
-        lambda: actor_value().get_policy_operator(),
-        cart,
-        "CartPole-v1",
-    ),
+    "policy of actor and value": (lambda: actor_value().get_policy_operator(), cart, "CartPole-v1"),
     "additive noise": (additive(Bounded(-2, 2, (1,))), pendulum, "Pendulum-v1"),
     "additive noise without spec": (additive(None), pendulum, "Pendulum-v1"),
     "function": (lambda: first_choice, cart, "CartPole-v1"),
