@@ -9,8 +9,6 @@ from typing import Any
 import torch
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from tensordict import TensorDictBase
-from tensordict.nn import TensorDictModule, TensorDictModuleBase
-from torch import nn
 
 from trawl.collectors import Collector
 from trawl.envs import TorchVectorEnv
@@ -40,29 +38,6 @@ def on_torch(mode: AutoresetMode, **options: Any) -> TorchVectorEnv:
     if mode is AutoresetMode.SAME_STEP:
         options.setdefault("partial_reset", "mask")
     return TorchVectorEnv(env, **options)
-
-
-class State(TensorDictModuleBase):
-    """Policy with a recurrent state; the first call begins it."""
-
-    in_keys = ["observation", "is_init", "h"]  # noqa: RUF012 - as tensordict
-    out_keys = ["action", ("next", "h")]  # noqa: RUF012
-
-    def forward(self, td: TensorDictBase) -> TensorDictBase:
-        h = td.get("h", torch.zeros(*td.batch_size, 1))
-        td["action"] = nn.functional.one_hot((h[..., 0].long()) % 4, 4)
-        td["next", "h"] = h + 1 + td["is_init"].float()
-        return td
-
-
-def changes() -> Any:
-    """Returns a policy that changes its input."""
-
-    def act(observation: Any) -> Any:
-        observation += 1
-        return nn.functional.one_hot(observation.sum(-1).long() % 4, 4)
-
-    return TensorDictModule(act, in_keys=["observation"], out_keys=["action"])
 
 
 def collected(

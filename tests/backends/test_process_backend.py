@@ -25,7 +25,6 @@ from trawl.backends.server_handle import ServerHandle
 METHODS = ["forkserver", "spawn"]
 # Seconds after which a test fails. None takes longer for it.
 PATIENCE = 300
-HERE = str(Path(__file__).parent)
 
 # Programs begin with this. What they print is what is checked.
 PARTS = """

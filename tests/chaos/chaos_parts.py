@@ -350,6 +350,21 @@ def replaced(told: str, times: int | None = None) -> Iterator[None]:
     assert len(messages) == times if times is not None else messages, messages
 
 
+def survives(
+    crew: Crew, sync: bool, told: str, rounds: int = 3, policy: Any = None, **options: Any
+) -> dict[str, Any]:
+    """Checks that one worker is replaced, and that all frames come; returns the statistics."""
+    frames = frames_of(sync, crew, rounds)
+    with (
+        replaced(told, times=1),
+        collector_of(crew, sync, policy, total_frames=frames, **options) as collector,
+    ):
+        crew.run(collector)
+        stats = collector.stats()
+    assert crew.frames == stats["frames"] == frames
+    return stats
+
+
 def strike(*pids: int, signum: int = signal.SIGKILL) -> None:
     """Kills processes that may already be gone, and waits until all of them are gone."""
     with watched(*pids) as watch:

@@ -18,18 +18,7 @@ from typing import Any
 import gymnasium
 import psutil
 import pytest
-from chaos_parts import (
-    LENGTHS,
-    PATIENCE,
-    Maker,
-    Trouble,
-    act,
-    block,
-    crash,
-    fail,
-    kill,
-    leave,
-)
+from chaos_parts import LENGTHS, PATIENCE, Maker, Trouble, act, block, crash, fail, kill, leave
 from tensordict import TensorDictBase
 
 from trawl.collectors import AsyncBatchedCollector, Collector
@@ -63,12 +52,7 @@ def together(makers: list[Any], frames: int, total: int, each: int, **options: A
         len(makers), makers, envs_per_worker=each, groups=groups, worker_timeout=timeout
     )
     return Collector(
-        env,
-        act,
-        frames_per_batch=frames,
-        total_frames=total,
-        on_env_error="restart",
-        **options,
+        env, act, frames_per_batch=frames, total_frames=total, on_env_error="restart", **options
     )
 
 

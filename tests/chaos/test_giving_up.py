@@ -24,6 +24,7 @@ from chaos_parts import (
     replaced,
     stay_busy,
     strike,
+    survives,
     watched,
 )
 from modes import ASYNC, SYNC
@@ -91,10 +92,7 @@ def test_all_die_at_once_and_for_good(tmp_path: Path, sync: bool) -> None:
     check_closed(collector, crew)
 
 
-@pytest.mark.parametrize(
-    ("sync", "victim"),
-    [(True, 0), (False, 2)],
-)
+@pytest.mark.parametrize(("sync", "victim"), [(True, 0), (False, 2)])
 def test_one_that_always_dies_as_it_is_made(tmp_path: Path, sync: bool, victim: int) -> None:
     crew = Crew(tmp_path, workers=3, troubles={victim: Trouble("make", 0, lives=99)})
     with (
@@ -149,10 +147,7 @@ def check_failure(run: Callable[[], Any], crew: Crew, worker: str = "[01]") -> N
         wait()
 
 
-@pytest.mark.parametrize(
-    ("sync", "count"),
-    [(False, 0), (True, 13)],
-)
+@pytest.mark.parametrize(("sync", "count"), [(False, 0), (True, 13)])
 def test_an_exception_in_the_policy(tmp_path: Path, sync: bool, count: int) -> None:
     crew = Crew(tmp_path)
 
@@ -204,24 +199,13 @@ def test_one_that_gives_no_answer_is_replaced(
     tmp_path: Path, sync: bool, at: str, count: int
 ) -> None:
     crew = Crew(tmp_path, troubles={0: Trouble(at, count, block)})
-    frames = frames_of(sync, crew, 4)
-    with (
-        replaced(r"worker 0 did not respond for 8 s \(worker_timeout\) and was killed", 1),
-        collector_of(crew, sync, total_frames=frames, worker_timeout=8.0) as collector,
-    ):
-        crew.run(collector)
-    assert crew.frames == frames
+    told = r"worker 0 did not respond for 8 s \(worker_timeout\) and was killed"
+    survives(crew, sync, told, 4, worker_timeout=8.0)
 
 
 def test_one_that_was_stopped_is_replaced(tmp_path: Path) -> None:
     crew = Crew(tmp_path, troubles={1: Trouble("step", 4, _stop)})
-    frames = frames_of(True, crew, 3)
-    with (
-        replaced("worker 1 did not respond for 8 s", 1),
-        collector_of(crew, True, total_frames=frames, worker_timeout=8.0) as collector,
-    ):
-        crew.run(collector)
-    assert crew.frames == frames
+    survives(crew, True, "worker 1 did not respond for 8 s", worker_timeout=8.0)
 
 
 def _stop() -> None:

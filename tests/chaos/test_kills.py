@@ -26,6 +26,7 @@ from chaos_parts import (
     leave,
     replaced,
     strike,
+    survives,
 )
 from modes import ASYNC, EITHER, SYNC
 
@@ -43,41 +44,21 @@ ANY_KILLED = r"worker \d was killed by SIGKILL"
 
 @pytest.mark.parametrize(
     ("sync", "lanes", "at", "count"),
-    [
-        (True, 1, "make", 0),
-        (False, 3, "make", 0),
-        (False, 3, "reset", 0),
-        (True, 3, "reset", 2),
-    ],
+    [(True, 1, "make", 0), (False, 3, "make", 0), (False, 3, "reset", 0), (True, 3, "reset", 2)],
 )
 def test_killed_in_an_environment(
     tmp_path: Path, sync: bool, lanes: int, at: str, count: int
 ) -> None:
     crew = Crew(tmp_path, lanes=lanes, troubles={1: Trouble(at, count)})
-    with replaced(KILLED, times=1):
-        collector = collector_of(crew, sync, act, total_frames=frames_of(sync, crew, 3))
-        with collector:
-            batches = crew.run(collector)
-            stats = collector.stats()
-    assert crew.frames == stats["frames"] == frames_of(sync, crew, 3)
-    assert batches == (3 if sync else 6)
+    stats = survives(crew, sync, KILLED, policy=act)
+    assert stats["batches"] == (3 if sync else 6)
     assert (stats["restarts"], stats["workers_alive"], stats["batches_held"]) == (1, 2, 0)
 
 
-@pytest.mark.parametrize(
-    ("sync", "count"),
-    [(True, 0), (False, 4), (True, 10), (False, 13)],
-)
+@pytest.mark.parametrize(("sync", "count"), [(True, 0), (False, 4), (True, 10), (False, 13)])
 def test_killed_in_the_policy(tmp_path: Path, sync: bool, count: int) -> None:
     policy = Acting(Once(tmp_path / "policy", count, kill))
-    crew = Crew(tmp_path)
-    frames = frames_of(sync, crew, 3)
-    with (
-        replaced(ANY_KILLED, times=1),
-        collector_of(crew, sync, policy, total_frames=frames) as collector,
-    ):
-        crew.run(collector)
-    assert crew.frames == frames
+    survives(Crew(tmp_path), sync, ANY_KILLED, policy=policy)
 
 
 @pytest.mark.parametrize(
@@ -91,15 +72,8 @@ def test_killed_in_the_policy(tmp_path: Path, sync: bool, count: int) -> None:
 )
 def test_killed_in_a_hook(tmp_path: Path, sync: bool, name: str, count: int) -> None:
     # In post_collect_hook, the batch is complete, but the driver does not know that yet.
-    crew = Crew(tmp_path)
     hook = {name: Once(tmp_path / "hook", count, kill)}
-    frames = frames_of(sync, crew, 3)
-    with (
-        replaced(ANY_KILLED, times=1),
-        collector_of(crew, sync, act, total_frames=frames, **hook) as collector,
-    ):
-        crew.run(collector)
-    assert crew.frames == frames
+    survives(Crew(tmp_path), sync, ANY_KILLED, policy=act, **hook)
 
 
 @pytest.mark.parametrize(
@@ -115,14 +89,7 @@ def test_killed_in_a_hook(tmp_path: Path, sync: bool, name: str, count: int) -> 
     ids=["exit", "exit0", "segfault", "abort", "terminate", "realtime"],
 )
 def test_other_ways_to_go(tmp_path: Path, sync: bool, what: Callable[[], Any], told: str) -> None:
-    crew = Crew(tmp_path, troubles={0: Trouble("step", 3, what)})
-    frames = frames_of(sync, crew, 2)
-    with (
-        replaced(f"worker 0 {told}", 1),
-        collector_of(crew, sync, total_frames=frames) as collector,
-    ):
-        crew.run(collector)
-    assert crew.frames == frames
+    survives(Crew(tmp_path, troubles={0: Trouble("step", 3, what)}), sync, f"worker 0 {told}", 2)
 
 
 # --- from outside
@@ -237,10 +204,7 @@ def _actions(collector: MultiCollector, crew: Crew, sync: bool, rounds: int) -> 
     return {worker: torch.stack(actions[:rounds]) for worker, actions in found.items()}
 
 
-@pytest.mark.parametrize(
-    ("sync", "victim"),
-    [(True, 0), (False, 1)],
-)
+@pytest.mark.parametrize(("sync", "victim"), [(True, 0), (False, 1)])
 def test_killed_while_it_is_seeded(tmp_path: Path, sync: bool, victim: int) -> None:
     results = []
     for name, troubles in (("calm", {}), ("rough", {victim: Trouble("reset", 1)})):
@@ -300,8 +264,7 @@ def test_one_in_its_place_draws_other_numbers_from_the_same_seed(
 
 
 @pytest.mark.parametrize(
-    ("sync", "when"),
-    [(True, "before"), (True, "during"), (False, "during"), (False, "after")],
+    ("sync", "when"), [(True, "before"), (True, "during"), (False, "during"), (False, "after")]
 )
 def test_killed_about_new_weights(tmp_path: Path, sync: bool, when: str) -> None:
     crew = Crew(tmp_path)
@@ -358,10 +321,7 @@ class _Telling(Scored):
         return super().state_dict(*args, **kwargs)
 
 
-@pytest.mark.parametrize(
-    ("sync", "during"),
-    [(True, True), (False, False)],
-)
+@pytest.mark.parametrize(("sync", "during"), [(True, True), (False, False)])
 def test_killed_about_its_state(tmp_path: Path, sync: bool, during: bool) -> None:
     crew = Crew(tmp_path)
     tell = Once(tmp_path / "tell", 0, kill) if during else None
@@ -378,10 +338,7 @@ def test_killed_about_its_state(tmp_path: Path, sync: bool, during: bool) -> Non
         crew.add(collector.next())
 
 
-@pytest.mark.parametrize(
-    ("sync", "when"),
-    [(False, "during"), (True, "after")],
-)
+@pytest.mark.parametrize(("sync", "when"), [(False, "during"), (True, "after")])
 def test_killed_about_a_loaded_state(tmp_path: Path, sync: bool, when: str) -> None:
     (tmp_path / "old").mkdir()
     crew = Crew(tmp_path / "old")
@@ -416,10 +373,7 @@ def test_killed_about_a_loaded_state(tmp_path: Path, sync: bool, when: str) -> N
         assert new.stats()["frames"] == first + crew.frames
 
 
-@pytest.mark.parametrize(
-    ("sync", "during"),
-    [(False, True), (True, False)],
-)
+@pytest.mark.parametrize(("sync", "during"), [(False, True), (True, False)])
 def test_killed_about_a_call(tmp_path: Path, sync: bool, during: bool) -> None:
     crew = Crew(tmp_path)
     policy = _Greeting(0, Once(tmp_path / "once", 0, kill) if during else None)

@@ -139,10 +139,7 @@ def test_the_parent_is_killed(run: Any, mode: str, text: str, signum: int, tmp_p
     check_folder(tmp_path)
 
 
-@pytest.mark.parametrize(
-    ("mode", "what"),
-    [("sync", "block"), ("async", "stay_busy")],
-)
+@pytest.mark.parametrize(("mode", "what"), [("sync", "block"), ("async", "stay_busy")])
 def test_the_parent_is_killed_while_workers_are_deaf(run: Any, mode: str, what: str) -> None:
     script = run(
         """
@@ -182,10 +179,7 @@ collect()
     assert script.end() == (-signal.SIGKILL, "")
 
 
-@pytest.mark.parametrize(
-    ("mode", "victim"),
-    [("sync", "parent"), ("async", "worker")],
-)
+@pytest.mark.parametrize(("mode", "victim"), [("sync", "parent"), ("async", "worker")])
 def test_what_environments_started_goes_too(run: Any, mode: str, victim: str) -> None:
     script = run(
         """
@@ -337,8 +331,7 @@ with collect() as collector:
 
 
 @pytest.mark.parametrize(
-    ("mode", "held"),
-    [("sync", ""), ("async", "collector.myself = collector")],
+    ("mode", "held"), [("sync", ""), ("async", "collector.myself = collector")]
 )
 def test_never_shut_down(run: Any, mode: str, held: str) -> None:
     script = run(f"collector = collect()\ncollector.next()\n{held}\nsay('bye')", mode)

@@ -73,10 +73,7 @@ def same(one: TensorDictBase, other: TensorDictBase) -> bool:
 
 @pytest.mark.parametrize(
     ("options", "every", "count"),
-    [
-        ({"prefetch": 1}, 3, 90),
-        ({"init_random_frames": 80}, 4, 75),
-    ],
+    [({"prefetch": 1}, 3, 90), ({"init_random_frames": 80}, 4, 75)],
     ids=str,
 )
 def test_a_kill_changes_no_frame(tmp_path: Path, options: dict[str, int], every: int, count: int):

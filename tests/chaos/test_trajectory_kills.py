@@ -96,10 +96,7 @@ def test_killed_from_outside_at_any_moment(tmp_path: Path, sync: bool) -> None:
     check_lives(episodes, frames, crew)
 
 
-@pytest.mark.parametrize(
-    ("sync", "count"),
-    [(True, 0), (False, 4), (True, 17)],
-)
+@pytest.mark.parametrize(("sync", "count"), [(True, 0), (False, 4), (True, 17)])
 def test_killed_in_the_policy_while_a_buffer_is_filled(
     tmp_path: Path, sync: bool, count: int
 ) -> None:

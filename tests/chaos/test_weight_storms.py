@@ -14,17 +14,7 @@ from typing import Any
 
 import pytest
 import torch
-from chaos_parts import (
-    PATIENCE,
-    Crew,
-    Lives,
-    Once,
-    Scored,
-    collector_of,
-    kill,
-    replaced,
-    strike,
-)
+from chaos_parts import PATIENCE, Crew, Lives, Once, Scored, collector_of, kill, replaced, strike
 from modes import ASYNC, SYNC
 from open_files import open_files
 from tensordict import TensorDictBase

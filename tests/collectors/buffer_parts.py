@@ -29,10 +29,7 @@ FRAMES, SIZE = 240, 1000
 def prioritized(sampler: Any) -> Any:
     """A buffer whose frames are drawn by priority."""
     return data.TensorDictReplayBuffer(
-        storage=data.LazyTensorStorage(SIZE),
-        sampler=sampler,
-        batch_size=64,
-        priority_key="error",
+        storage=data.LazyTensorStorage(SIZE), sampler=sampler, batch_size=64, priority_key="error"
     )
 
 

@@ -12,13 +12,14 @@ from tensordict import TensorDictBase
 from torch import Tensor, nn
 
 from trawl.backends import InlineBackend
-from trawl.collectors import MultiAsyncCollector, MultiSyncCollector
+from trawl.collectors import Collector, MultiAsyncCollector, MultiSyncCollector
 from trawl.testing import Ledger, NumberedEnv
 
 TRAJ_IDS = ("collector", "traj_ids")
 MASK = ("collector", "mask")
 LENGTHS = (3, 5, 1)
 CLASSES = [MultiSyncCollector, MultiAsyncCollector]
+ALL = pytest.mark.parametrize("cls", [Collector, *CLASSES], ids=["one", "sync", "async"])
 BOTH = pytest.mark.parametrize("cls", CLASSES, ids=["sync", "async"])
 #: One class in this process, the other one in processes.
 PLACES = pytest.mark.parametrize(
@@ -53,9 +54,13 @@ def make(cls: Any = MultiSyncCollector, workers: int = 2, lanes: int | None = No
     """A collector of numbered environments, whose policy acts by the step.
 
     With ``start_method="messages"`` workers are inline, and share no memory with their parent.
+    ``Collector`` has the environments of the first worker.
     """
+    if cls is Collector:
+        (first, *_) = options.pop("create_env_fn", envs(1, lanes))
+        return Collector(first, options.pop("policy", by_step()), **_sized(options))
     options.setdefault("start_method", "inline")
-    options.setdefault("frames_per_batch", 10)
+    options = _sized(options)
     given = "policy_factory" in options
     policy = options.pop("policy", None if given else by_step())
     if options["start_method"] == "messages":
@@ -64,6 +69,15 @@ def make(cls: Any = MultiSyncCollector, workers: int = 2, lanes: int | None = No
     own = "create_env_fn" in options
     sources = options.pop("create_env_fn") if own else envs(workers, lanes)
     return cls(sources, policy, **options)
+
+
+def _sized(options: dict[str, Any]) -> dict[str, Any]:
+    return {"frames_per_batch": 10, **options}
+
+
+def rows_of_workers(batch: TensorDictBase) -> list[TensorDictBase]:
+    """The part of each worker in a batch of single environments, which may be of one."""
+    return list(batch) if batch.ndim > 1 else [batch]
 
 
 def together(cls: Any) -> bool:

@@ -95,6 +95,19 @@ def masked(where, action_space=None):
     return Maskable(action_space) if where == "method" else Masked(where, action_space)
 
 
+class Anything(Masked):
+    """Allows all actions."""
+
+    def mask(self):
+        return [np.ones(5, np.int8)]
+
+
+def collected(source, policy=None, frames=100, **options):
+    """A batch: the environment refuses an action that it does not allow."""
+    with Collector(source, policy, frames_per_batch=frames, **options) as collector:
+        return collector.next()
+
+
 SPACES = {
     "discrete": spaces.Discrete(5),
     "multi": spaces.MultiDiscrete([3, 4]),
@@ -173,36 +186,16 @@ def test_masks_of_steps_are_followed_in_each_autoreset_mode(where, vector, mode)
         return DictInfoToList(made) if vector == "DictInfoToList" else made
 
     several = {"shared": partial(ParallelEnv, backend="thread"), "in a list": SerialEnv}
-    env = several[vector](2, make) if vector in several else make()
-    with Collector(env, frames_per_batch=100) as collector:
-        collector.next()  # or an environment refuses an action
-
-
-def test_masks_are_followed_beside_observations_without_a_fixed_layout():
-    class Telling(Masked):
-        def __init__(self):
-            super().__init__("info")
-            self.observation_space = spaces.Text(8)
-
-        def shown(self):
-            return "here", super().shown()[1]
-
-    env = ParallelEnv(2, Telling, backend="thread")
-    with Collector(env, frames_per_batch=100) as collector:
-        collector.next()
+    collected(several[vector](2, make) if vector in several else make())
 
 
 def test_a_row_of_a_vector_environment_without_a_mask_may_do_anything():
-    class Free(Masked):
+    class Free(Anything):
         def shown(self):
             return super().shown()[0], {}
 
-        def mask(self):
-            return [np.ones(5, np.int8)]
-
     env = gymnasium.vector.SyncVectorEnv([lambda: Masked("info"), lambda: Free("info")])
-    with Collector(env, frames_per_batch=200) as collector:
-        actions = collector.next()["action"]
+    actions = collected(env, frames=200)["action"]
     assert (actions[1].sum(0) > 0).all()
 
 
@@ -217,22 +210,9 @@ def test_actions_are_drawn_evenly_from_those_allowed():
     assert (counts[[0, 2, 3]] > 400).all()
 
 
-def test_equal_seeds_give_equal_actions():
-    def actions():
-        with Collector(env_of("obs", "single", "multi"), frames_per_batch=50) as collector:
-            collector.set_seed(3)
-            return collector.next()["action"]
-
-    assert torch.equal(actions(), actions())
-
-
-@pytest.mark.parametrize("make", [RandomPolicy, lambda: RandomPolicy(GymEnv(Masked()).action_spec)])
-def test_the_random_policy_follows_the_mask(make):
-    with Collector(Masked(), make(), frames_per_batch=300) as collector:
-        collector.next()
-
-
-def test_the_random_policy_does_so_outside_of_a_collector():
+def test_the_random_policy_follows_the_mask_also_outside_of_a_collector():
+    for policy in (RandomPolicy(), RandomPolicy(GymEnv(Masked()).action_spec)):
+        collected(Masked(), policy, frames=300)
     env = GymEnv(Masked())
     for policy in (RandomPolicy(env.action_spec), RandomPolicy(env.full_action_spec)):
         env.rollout(50, policy)
@@ -241,28 +221,16 @@ def test_the_random_policy_does_so_outside_of_a_collector():
     env.rollout(50)
 
 
-@pytest.mark.parametrize("where", ["obs", "info"])
-def test_random_frames_come_first(where):
-    calls = []
-
-    def policy(position):
-        calls.append(None)
-        steps = position.long()[..., 0]
-        return torch.nn.functional.one_hot(steps % 5, 5)
-
-    with Collector(
-        Masked(where), policy, frames_per_batch=100, init_random_frames=200, total_frames=300
-    ) as collector:
-        before = len(calls)
-        list(collector)
-    assert len(calls) - before == 100
-
-
 @pytest.mark.parametrize("where", ["obs", "info", "method"])
-def test_workers_follow_it(where):
-    options = {"frames_per_batch": 80, "total_frames": 160, "start_method": "inline"}
-    with MultiSyncCollector([lambda: masked(where)] * 2, **options) as collector:
-        assert len(list(collector)) == 2
+def test_workers_and_environments_that_are_ready_follow_it(where):
+    sources = [partial(masked, where, SPACES["multi"])] * 2
+    options = {"frames_per_batch": 80, "total_frames": 160}
+    for make, more in (
+        (MultiSyncCollector, {"start_method": "inline"}),
+        (AsyncBatchedCollector, {"env_backend": "threading", "policy": RandomPolicy()}),
+    ):
+        with make(sources, **options, **more) as collector:
+            assert len(list(collector)) == 2
 
 
 def test_a_method_is_called_for_random_actions_only():
@@ -289,16 +257,7 @@ def test_a_single_environment_may_have_a_number_of_environments():
     class Numbered(Maskable):
         num_envs = 4
 
-    with Collector(Numbered, frames_per_batch=100) as collector:
-        collector.next()  # or the environment refuses an action
-
-
-@pytest.mark.parametrize("where", ["obs", "info", "method"])
-def test_environments_that_are_ready_follow_it(where):
-    options = {"policy": RandomPolicy(), "frames_per_batch": 100, "env_backend": "threading"}
-    sources = [partial(masked, where, SPACES["multi"])] * 2
-    with AsyncBatchedCollector(sources, **options) as collector:
-        collector.next()  # or an environment refuses an action
+    collected(Numbered)
 
 
 def test_environments_of_tensors_follow_a_method():
@@ -319,30 +278,23 @@ def test_environments_of_tensors_follow_a_method():
 
 
 def test_a_method_of_that_name_that_returns_no_mask_is_ignored_with_a_warning():
-    class Unfit(Maskable):
-        def mask(self):
-            return [np.ones(5, np.int8)]
-
+    class Unfit(Anything):
         def action_masks(self):
             return np.ones(4)
 
     with (
-        Collector(Unfit(), frames_per_batch=20) as collector,
+        Collector(Unfit("method"), frames_per_batch=20) as collector,
         pytest.warns(UserWarning, match=r"ignore action_masks\(\).*shape \(4,\).*has 5 entries"),
     ):
         assert len(collector.next()) == 20
 
 
 def test_a_method_that_needs_arguments_is_none_of_this_kind():
-    class Other(Masked):
-        def mask(self):
-            return [np.ones(5, np.int8)]
-
+    class Other(Anything):
         def action_masks(self, state):
             raise AssertionError("this is another method")
 
-    with Collector(Other("method"), frames_per_batch=20) as collector:
-        assert len(collector.next()) == 20
+    assert len(collected(Other("method"))) == 100
 
 
 def allowed_only(mask):
@@ -354,16 +306,13 @@ def allowed_only(mask):
 @pytest.mark.parametrize("env", [Masked(), ObserveActionMask(Masked("info"))], ids=["obs", "info"])
 def test_a_policy_reads_the_mask(env):
     policy = TensorDictModule(allowed_only, in_keys=["action_mask"], out_keys=["action"])
-    with Collector(env, policy, frames_per_batch=50) as collector:
-        batch = collector.next()
+    batch = collected(env, policy, frames=50)
     assert (batch["action_mask"] * batch["action"]).sum() == 50
 
 
 def test_a_mask_in_info_can_be_observed_by_a_vector_environment():
     env = gymnasium.vector.SyncVectorEnv([lambda: ObserveActionMask(Masked("info"))] * 2)
-    with Collector(env, frames_per_batch=200) as collector:
-        batch = collector.next()
-    assert batch["action_mask"].shape == (2, 100, 5)
+    assert collected(env, frames=200)["action_mask"].shape == (2, 100, 5)
 
 
 def test_what_is_observed_beside_it_is_kept():
@@ -380,16 +329,13 @@ def test_a_mask_that_allows_nothing_gives_the_first_action():
 
 
 def test_an_entry_of_that_name_that_is_no_mask_changes_nothing():
-    class Odd(Masked):
+    class Odd(Anything):
         def __init__(self):
             super().__init__()
             self.observation_space = spaces.Dict({"action_mask": spaces.Box(0, 1, (3,))})
 
         def shown(self):
             return {"action_mask": np.zeros(3, np.float32)}, {}
-
-        def mask(self):
-            return [np.ones(5)]
 
     words = r"ignore the entry 'action_mask' of shape \(3,\)"
     with (
@@ -399,28 +345,13 @@ def test_an_entry_of_that_name_that_is_no_mask_changes_nothing():
         assert (collector.next()["action"].sum(0) > 0).all()
 
 
-def test_a_mask_in_info_of_another_size_is_an_error():
-    class Short(Masked):
-        def shown(self):
-            obs, info = super().shown()
-            return obs, {"action_mask": info["action_mask"][:3]}
-
-    words = r"of shape \(3,\), but its action has 5 choices: a mask must have the shape \(5,\)\n"
-    with (
-        pytest.raises(ValueError, match=words),
-        Collector(Short("info"), frames_per_batch=5) as collector,
-    ):
-        collector.next()
-
-
 def test_what_is_not_zero_is_allowed_where_the_mask_is_observed_too():
     class Half(Masked):
         def shown(self):
             obs, info = super().shown()
             return obs, {"action_mask": info["action_mask"] * 0.5}
 
-    with Collector(lambda: ObserveActionMask(Half("info")), frames_per_batch=100) as collector:
-        collector.next()  # or the environment refuses an action
+    collected(lambda: ObserveActionMask(Half("info")))
 
 
 def test_observing_a_mask_needs_a_discrete_action():
@@ -501,9 +432,7 @@ def test_masks_of_several_choices(kind, sizes, joint, categorical, where):
         )
     else:
         env = adapted(make())
-    policy = RandomPolicy() if kind == "policy" else None
-    with Collector(env, policy, frames_per_batch=60) as collector:
-        collector.next()  # or the environment refuses an action
+    collected(env, RandomPolicy() if kind == "policy" else None, frames=60)
 
 
 @pytest.mark.parametrize("batch", [SerialEnv, partial(ParallelEnv, backend="thread")])
@@ -520,67 +449,79 @@ def test_an_environment_without_masks_among_others(batch, joint):
         return kind([4, 3] if joint else [3, 3], joint, "info")
 
     env = batch(2, [partial(make, Shaped), partial(make, Free)])
-    with Collector(env, None, frames_per_batch=200) as collector:
-        taken = collector.next()["action"]
+    taken = collected(env, frames=200)["action"]
     # Each value of each choice is taken where there are no masks.
     assert taken[1].sum(0).all()
 
 
-@pytest.mark.parametrize(
-    ("sizes", "allowed"),
-    [([2, 3], r"\(5,\) or \(2, 3\)\n"), ([4, 4], r"\(8,\) or \(2, 4\) or \(4, 4\)\n")],
-)
-@pytest.mark.parametrize("batch", [SerialEnv, partial(ParallelEnv, backend="thread")])
-def test_an_error_lists_the_shapes_of_masks(batch, sizes, allowed):
-    class Turned(Shaped):
-        def shown(self):
-            return super().shown()[0], {"action_mask": np.ones((3, 2), np.int8)}
-
-    words = rf"of shape \(3, 2\), but its action has {sum(sizes)} .* must have the shape {allowed}"
-    with (
-        pytest.raises(ValueError, match=words),
-        Collector(batch(1, lambda: Turned(sizes, True, "info")), frames_per_batch=2) as collector,
-    ):
-        collector.next()
+class Short(Masked):
+    def shown(self):
+        obs, info = super().shown()
+        return obs, {"action_mask": info["action_mask"][:3]}
 
 
-def test_a_mask_in_a_process_keeps_its_shape():
-    class Flattened(Shaped):
-        def step(self, action):
-            obs, *outcome, _ = super().step(action)
-            return obs, *outcome, {"action_mask": np.ones(7, np.int8)}
-
-    env = ParallelEnv(1, lambda: Flattened([4, 3], True, "info"), backend="thread")
-    with (
-        pytest.raises(ValueError, match=r"of shape \(7,\) in a step, but of shape \(4, 3\) before"),
-        Collector(env, frames_per_batch=2) as collector,
-    ):
-        collector.next()
+class Turned(Shaped):
+    def shown(self):
+        return super().shown()[0], {"action_mask": np.ones((3, 2), np.int8)}
 
 
-def test_processes_share_only_small_joint_masks():
-    def make():
-        return Shaped([300, 300], True, "info")
-
-    env = ParallelEnv(1, make, backend="thread")
-    with pytest.raises(ValueError, match=r"90000 entries, but processes share masks of at most 65"):
-        Collector(env, None, frames_per_batch=8)
+class Flattened(Shaped):
+    def step(self, action):
+        obs, *outcome, _ = super().step(action)
+        return obs, *outcome, {"action_mask": np.ones(7, np.int8)}
 
 
-@pytest.mark.parametrize("batch", [SerialEnv, partial(ParallelEnv, backend="thread")])
-def test_masks_of_different_shapes_in_a_batch_are_an_error(batch):
-    class Flat(Shaped):
-        def shown(self):
-            obs, info = super().shown()
-            rows, columns = info["action_mask"].any(1), info["action_mask"].any(0)
-            return obs, {"action_mask": np.concatenate([rows, columns])}
+class Flat(Shaped):
+    def shown(self):
+        obs, info = super().shown()
+        rows, columns = info["action_mask"].any(1), info["action_mask"].any(0)
+        return obs, {"action_mask": np.concatenate([rows, columns])}
 
-    env = batch(2, [lambda: Shaped([4, 3], True, "info"), lambda: Flat([4, 3], True, "info")])
-    with (
-        pytest.raises(ValueError, match=r"of the shapes \(4, 3\) and \(7,\): return masks"),
-        Collector(env, None, frames_per_batch=20) as collector,
-    ):
-        collector.next()
+
+def of_shape(kind=Shaped, sizes=(4, 3)):
+    return partial(kind, list(sizes), True, "info")
+
+
+threads = partial(ParallelEnv, backend="thread")
+#: What has masks of a wrong shape, and what is said of it.
+WRONG_SHAPES = [
+    (
+        lambda: Short("info"),
+        r"of shape \(3,\), but its action has 5 choices: a mask must have the shape \(5,\)\n",
+    ),
+    *(
+        (
+            partial(batch, 1, of_shape(Turned, sizes)),
+            rf"of shape \(3, 2\), but its action has {sum(sizes)} .* must have the shape {allowed}",
+        )
+        for batch in (SerialEnv, threads)
+        for sizes, allowed in [
+            ([2, 3], r"\(5,\) or \(2, 3\)\n"),
+            ([4, 4], r"\(8,\) or \(2, 4\) or \(4, 4\)\n"),
+        ]
+    ),
+    (
+        partial(threads, 1, of_shape(Flattened)),
+        r"of shape \(7,\) in a step, but of shape \(4, 3\) before",
+    ),
+    (
+        partial(threads, 1, of_shape(sizes=[300, 300])),
+        r"90000 entries, but processes share masks of at most 65",
+    ),
+    *(
+        (
+            partial(batch, 2, [of_shape(), of_shape(Flat)]),
+            r"of the shapes \(4, 3\) and \(7,\): return masks",
+        )
+        for batch in (SerialEnv, threads)
+    ),
+]
+
+
+@pytest.mark.parametrize(("source", "words"), WRONG_SHAPES)
+def test_masks_of_wrong_shapes_are_an_error(source, words):
+    with pytest.raises(ValueError, match=words):
+        collected(source, frames=20)
 
 
 @pytest.mark.parametrize("kind", ["single", "text", "vector", "dicts", "parallel", "rollout"])
@@ -625,8 +566,7 @@ def test_only_discrete_actions_have_a_mask():
         def step(self, action):
             return np.zeros(1, np.float32), 0.0, False, False, {"action_mask": np.ones(3)}
 
-    with Collector(Continuous(), None, frames_per_batch=5) as collector:
-        collector.next()  # without a warning
+    collected(Continuous())  # without a warning
 
 
 def test_a_mask_with_a_dimension_too_many_is_ignored_with_a_warning():

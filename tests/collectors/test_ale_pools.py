@@ -8,20 +8,13 @@ import torch
 from gymnasium.vector import AutoresetMode
 from torch import nn
 
-from trawl.collectors import AsyncBatchedCollector, Collector, RandomPolicy
+from trawl.collectors import AsyncBatchedCollector, Collector
 from trawl.envs import GymEnv
 
 # Older versions have no `AtariVectorEnv`, or one that does not state its autoreset mode.
 pytest.importorskip("ale_py", minversion="0.12", reason="needs ale-py 0.12")
 from ale_py.vector_env import AtariVectorEnv
 
-BOTH = pytest.mark.parametrize(
-    ("kind", "mode"),
-    [
-        (Collector, AutoresetMode.SAME_STEP),
-        (AsyncBatchedCollector, AutoresetMode.NEXT_STEP),
-    ],
-)
 GAME, SEED, FRAMES = "breakout", 7, 80
 
 
@@ -92,37 +85,6 @@ def test_each_game_goes_as_if_it_were_played_by_hand(kind, mode):
             assert (frame["next", "observation"].numpy() == after).all()
             assert frame["next", "terminated"] == terminated
             assert frame["next", "truncated"] == truncated
-
-
-@BOTH
-def test_batches_and_the_budget_are_exact(kind, mode):
-    env = GymEnv(games(3, 2, mode))
-    policy = RandomPolicy(env.full_action_spec)
-    with kind(env, policy=policy, frames_per_batch=20, total_frames=50) as collector:
-        assert [len(batch) for batch in collector] == [20, 20, 10]
-
-
-@BOTH
-def test_whole_trajectories(kind, mode):
-    options = {"yield_completed_trajectories": True}
-    if kind is Collector:
-        options = {"trajs_per_batch": 1, "traj_format": "cat"}
-    env = GymEnv(games(3, 2, mode))
-    with kind(env, policy=Pixels(), frames_per_batch=50, **options) as collector:
-        for _ in range(3):
-            trajectory = collector.next()
-            done = trajectory["next", "done"][:, 0]
-            assert done.nonzero().tolist() == [[len(trajectory) - 1]]
-            assert len(trajectory["env_index"].unique()) == 1
-            goes_on = trajectory["next", "observation"][:-1] == trajectory["observation"][1:]
-            assert goes_on.all()
-
-
-def test_the_policy_acts_for_those_that_are_ready_together():
-    env = GymEnv(games(3, 2, AutoresetMode.SAME_STEP))
-    with AsyncBatchedCollector(env, policy=Pixels(), frames_per_batch=40) as collector:
-        collector.next()
-        assert collector.server_stats()["avg_batch_size"] == 2
 
 
 def test_a_reset_drops_the_steps_under_way():

@@ -68,13 +68,3 @@ def test_an_iterator_ends_when_the_loop_closes_its_collector(maker):
         RuntimeError, match=r"iteration failed because the collector was shut down$"
     ):
         iter(collector)
-
-
-@makers
-def test_one_that_has_delivered_all_has_nothing_more(maker):
-    collector = maker(total_frames=40)
-    with collector:
-        assert sum(batch.numel() for batch in collector) == 40
-    assert collector.next() is None
-    with pytest.warns(UserWarning, match="ends at once"):
-        assert list(collector) == []

@@ -13,10 +13,11 @@ from tensordict.nn import TensorDictModule
 from torch import nn
 
 from trawl.collectors import AsyncBatchedCollector, RandomPolicy
+from trawl.collectors.inference_process import InferenceProcessCollector
 from trawl.collectors.serving_options import AsyncBatchedArguments
 from trawl.envs import GymEnv
 from trawl.errors import WorkerDied
-from trawl.testing import ImageEnv, Ledger, NestedEnv, NumberedEnv
+from trawl.testing import FaultyEnv, Ledger, NumberedEnv
 
 LENGTHS = (3, 1, 7)
 #: Where the policy acts.
@@ -24,12 +25,12 @@ PLACES = pytest.mark.parametrize("place", ["threading", "multiprocessing"])
 BACKENDS = pytest.mark.parametrize("backend", ["threading", "multiprocessing"])
 
 
-def makers(count, cls=NumberedEnv):
-    return [partial(cls, number, lengths=LENGTHS) for number in range(count)]
+def makers(count):
+    return [partial(NumberedEnv, number, lengths=LENGTHS) for number in range(count)]
 
 
-def ledger_of(count, cls=NumberedEnv):
-    return Ledger([cls(number, lengths=LENGTHS) for number in range(count)])
+def ledger_of(count):
+    return Ledger([make() for make in makers(count)])
 
 
 class Chooses(nn.Module):
@@ -37,6 +38,18 @@ class Chooses(nn.Module):
 
     def forward(self, observation):
         return nn.functional.one_hot(observation.sum(-1).long().abs() % 4, 4)
+
+
+class Sized(Chooses):
+    """The same policy, which notes for how many environments it acts at a time."""
+
+    def __init__(self):
+        super().__init__()
+        self.sizes = []
+
+    def forward(self, observation):
+        self.sizes.append(len(observation))
+        return super().forward(observation)
 
 
 def numbered(count=4, frames=50, together=False, **options):
@@ -52,27 +65,25 @@ def numbered(count=4, frames=50, together=False, **options):
 
 
 @pytest.mark.parametrize(
-    ("backend", "each"), [("threading", 2), ("multiprocessing", 1), ("multiprocessing", 3)]
+    ("backend", "each", "place"),
+    [
+        ("threading", 2, "threading"),
+        ("multiprocessing", 1, "threading"),
+        ("multiprocessing", 3, "threading"),
+        ("multiprocessing", 2, "multiprocessing"),
+    ],
 )
-def test_each_step_is_delivered_once_and_in_order(backend, each):
-    ledger = ledger_of(5)
-    with numbered(5, total_frames=333, env_backend=backend, envs_per_worker=each) as collector:
+def test_each_step_is_delivered_once_and_in_order(backend, each, place):
+    ledger, sizes = ledger_of(5), []
+    options = {"env_backend": backend, "envs_per_worker": each, "policy_backend": place}
+    with numbered(5, total_frames=333, **options) as collector:
+        assert isinstance(collector, InferenceProcessCollector) == (place == "multiprocessing")
         for batch in collector:
             ledger.add(batch)
+            sizes.append(len(batch))
             assert (NumberedEnv.numbers(batch)[:, 0] == batch["env_index"]).all()
-    assert ledger.frames == 333
-
-
-@pytest.mark.parametrize("cls", [ImageEnv, NestedEnv])
-def test_observations_of_other_kinds(cls):
-    ledger = ledger_of(3, cls)
-    policy = RandomPolicy(GymEnv(cls(0)).full_action_spec.expand(3))
-    with AsyncBatchedCollector(
-        makers(3, cls), policy=policy, frames_per_batch=20, total_frames=60
-    ) as collector:
-        for batch in collector:
-            ledger.add(batch)
-    assert ledger.frames == 60
+    assert sizes == [50] * 6 + [33]
+    assert ledger.frames == collector.stats()["frames"] == 333
 
 
 def test_entries_and_their_dtypes():
@@ -154,31 +165,23 @@ def test_the_policy_waits_for_the_least_number_of_environments(each):
 
 
 def test_the_policy_acts_for_at_most_the_largest_number_of_environments():
-    sizes = []
-
-    def policy(observation):
-        sizes.append(len(observation))
-        return nn.functional.one_hot(torch.zeros(len(observation), dtype=torch.long), 4)
-
+    policy = Sized()
     with numbered(6, policy=policy, max_batch_size=2) as collector:
-        del sizes[:]
-        collector.next()
-    assert max(sizes) == 2
+        del policy.sizes[:]
+        for _ in range(3):
+            collector.next()
+            # A reset of one environment changes nothing about it.
+            collector.reset(0)
+    assert max(policy.sizes) == 2
 
 
 def test_batches_of_static_size_are_filled_up():
-    sizes = set()
-
-    def policy(observation):
-        sizes.add(len(observation))
-        return nn.functional.one_hot(observation.sum(-1).long().abs() % 4, 4)
-
-    ledger = ledger_of(3)
+    policy, ledger = Sized(), ledger_of(3)
     config = {"max_batch_size": 4, "static_batch_size": 8}
     with numbered(3, policy=policy, server_config=config) as collector:
-        sizes.clear()
+        del policy.sizes[:]
         ledger.add(collector.next())
-    assert sizes == {8}
+    assert set(policy.sizes) == {8}
 
 
 def test_a_graph_gets_batches_of_one_size():
@@ -205,45 +208,6 @@ def test_a_compiled_policy_may_read_a_tensordict_of_any_size(config):
         for batch in collector:
             ledger.add(batch)
     assert ledger.frames == 120
-
-
-class Counter(nn.Module):
-    """Policy that counts its calls in an episode."""
-
-    def forward(self, observation, count):
-        return Chooses()(observation), count + 1
-
-
-def test_recurrent_state_belongs_to_its_environment():
-    pytest.importorskip("torchrl")
-    from torchrl.data import Unbounded
-    from torchrl.envs import GymWrapper, TensorDictPrimer, TransformedEnv
-
-    policy = TensorDictModule(Counter(), ["observation", "count"], ["action", ("next", "count")])
-
-    def make(number):
-        primer = TensorDictPrimer(count=Unbounded((1,)), default_value=0.0, reset_key="_reset")
-        return TransformedEnv(GymWrapper(NumberedEnv(number, lengths=LENGTHS)), primer)
-
-    with AsyncBatchedCollector(
-        [partial(make, number) for number in range(3)],
-        policy=policy,
-        frames_per_batch=60,
-        env_backend="threading",
-    ) as collector:
-        batch = collector.next()
-    step = batch["observation"][:, 2]
-    assert (batch["count"][:, 0] == step).all()
-    assert (batch["next", "count"][:, 0] == step + 1).all()
-
-
-def test_starts_are_marked_for_a_policy_that_reads_them():
-    seen = TensorDictModule(Marked(), ["observation", "is_init"], ["action", "seen"])
-    ledger = ledger_of(3)
-    with numbered(3, policy=seen) as collector:
-        batch = collector.next()
-        ledger.add(batch)
-    assert (batch["seen"] == batch["is_init"]).all()
 
 
 class Marked(nn.Module):
@@ -279,22 +243,16 @@ def test_samples_of_a_distribution():
 # --- seeds and resets
 
 
-def test_equal_seeds_give_equal_data_if_the_policy_waits_for_all():
-    def collect():
-        with AsyncBatchedCollector(
-            ["CartPole-v1"] * 3,
-            policy=RandomPolicy(GymEnv("CartPole-v1").full_action_spec.expand(3)),
-            frames_per_batch=60,
-            total_frames=120,
-            min_batch_size=3,
-            server_timeout=math.inf,
-        ) as collector:
+@pytest.mark.parametrize("random", [True, False])
+def test_equal_seeds_give_equal_data_if_the_policy_waits_for_all(random):
+    found = []
+    for place in ("threading", "threading", "multiprocessing"):
+        policy = RandomPolicy(GymEnv(NumberedEnv()).full_action_spec.expand(4))
+        options = {"policy": policy if random else Chooses(), "policy_backend": place}
+        with numbered(together=True, total_frames=120, **options) as collector:
             collector.set_seed(3)
-            return torch.cat(list(collector))
-
-    first, second = collect(), collect()
-    assert (first["observation"] == second["observation"]).all()
-    assert (first["action"] == second["action"]).all()
+            found.append(torch.cat(list(collector)))
+    assert all((found[0] == other).all() for other in found[1:])
 
 
 def test_a_reset_drops_the_steps_under_way():
@@ -320,13 +278,6 @@ def test_a_reset_of_one_environment_leaves_the_others():
             assert first[2] == 0
         elif not ended:
             assert (first == last).all()
-
-
-def test_environments_can_be_reset_before_each_batch():
-    with numbered(frames=40, reset_at_each_iter=True, total_frames=120, together=True) as collector:
-        for batch in collector:
-            for env in range(4):
-                assert batch["observation"][batch["env_index"] == env][0, 2] == 0
 
 
 @pytest.mark.parametrize(
@@ -355,30 +306,6 @@ def test_a_state_continues_the_counts(place):
         collector.load_state_dict(state)
         assert collector.policy_version == 1
         assert sum(len(batch) for batch in collector) == 50
-
-
-def test_a_seed_also_seeds_random_actions():
-    policy = RandomPolicy(GymEnv(NumberedEnv()).full_action_spec.expand(4))
-    with numbered(policy=policy, together=True) as collector:
-        collector.set_seed(0)
-        first = collector.next()["action"]
-        collector.set_seed(0)
-        assert (collector.next()["action"] == first).all()
-
-
-def test_a_reset_of_one_environment_leaves_the_size_of_batches():
-    sizes = []
-
-    def policy(observation):
-        sizes.append(len(observation))
-        return Chooses()(observation)
-
-    with numbered(6, policy=policy, max_batch_size=2) as collector:
-        del sizes[:]
-        for _ in range(3):
-            collector.next()
-            collector.reset(0)
-    assert max(sizes) <= 2
 
 
 # --- delivery
@@ -448,8 +375,9 @@ def test_the_version_has_the_key_that_the_user_gives(place):
         assert collector.next().get("policy_version", None) is None
 
 
-def test_figures_about_the_policys_calls():
-    with numbered(total_frames=100) as collector:
+@PLACES
+def test_figures_about_the_policys_calls(place):
+    with numbered(total_frames=100, policy_backend=place) as collector:
         list(collector)
         figures = collector.server_stats(reset=True)
         assert figures["requests"] >= 100
@@ -542,15 +470,14 @@ def test_an_error_that_arrives_late_is_raised(backend):
         collector.rollout()
 
 
-@BACKENDS
-def test_an_error_in_an_environment_is_raised(backend):
-    from trawl.testing import FaultyEnv
-
+@pytest.mark.parametrize(
+    "options", [{}, {"env_backend": "threading"}, {"policy_backend": "multiprocessing"}]
+)
+def test_an_error_in_an_environment_is_raised(options):
     makes = [NumberedEnv, partial(FaultyEnv, at=5, fault=ValueError("broken"))]
+    options = {"policy": Chooses(), "frames_per_batch": 100, **options}
     with (
-        AsyncBatchedCollector(
-            makes, policy=Chooses(), frames_per_batch=100, env_backend=backend
-        ) as collector,
+        AsyncBatchedCollector(makes, **options) as collector,
         pytest.raises(ValueError, match="in environment 1: ValueError: broken"),
     ):
         list(collector)

@@ -6,7 +6,7 @@ import torch
 from gymnasium.vector import AutoresetMode
 from pool_parts import NumberedPool
 from tensordict.nn import TensorDictModule
-from test_async_batched import LENGTHS, Chooses, Constant, Marked, ledger_of
+from test_async_batched import LENGTHS, Chooses, Constant, Sized, ledger_of
 from torch import nn
 
 from trawl.collectors import AsyncBatchedCollector, Collector, RandomPolicy
@@ -42,13 +42,6 @@ def test_each_step_is_delivered_once_and_in_order(kind, mode, sizes):
     assert ledger.frames == 333
 
 
-@KINDS
-def test_batches_and_the_budget_are_exact(kind):
-    with collector_of(kind, total_frames=120) as collector:
-        assert [batch.shape for batch in collector] == [(50,), (50,), (20,)]
-        assert collector.stats()["frames"] == 120
-
-
 @pytest.mark.parametrize("frames", [1, 2, 7])
 def test_batches_may_be_smaller_than_what_is_ready_at_once(frames):
     ledger = ledger_of(6)
@@ -82,62 +75,16 @@ def test_entries_of_a_collector():
     assert batch.names == [None]
 
 
-def test_observations_can_be_left_out_of_next():
-    with collector_of(Collector, compact_obs=True) as collector:
-        batch = collector.next()
-    assert "observation" not in set(batch["next"].keys())
-
-
-@MODES
-def test_the_last_observation_of_an_episode_is_the_true_one(mode):
-    pool = NumberedPool(LENGTHS, mode=mode)
-    with collector_of(pool=pool, frames_per_batch=200) as collector:
-        batch = collector.next()
-    ended = batch[batch["next", "done"][:, 0]]
-    steps = NumberedEnv.numbers(ended["next"])[:, 2]
-    assert len(ended) > 30
-    assert set(steps.tolist()) == set(LENGTHS)
-
-
 # --- the policy
 
 
 def test_the_policy_acts_for_those_that_are_ready_together():
-    sizes = set()
-
-    def policy(observation):
-        sizes.add(len(observation))
-        return nn.functional.one_hot(observation.sum(-1).long().abs() % 4, 4)
-
+    policy = Sized()
     with collector_of(pool=NumberedPool(LENGTHS, 7, 3), policy=policy) as collector:
-        sizes.clear()
+        del policy.sizes[:]
         collector.next()
         assert collector.server_stats()["avg_batch_size"] == 3
-    assert sizes == {3}
-
-
-@KINDS
-def test_frames_have_the_version_that_chose_their_action(kind):
-    options = {"track_policy_version": True} if kind is Collector else {}
-    policy = TensorDictModule(Constant(), ["observation"], ["action", "sent"])
-    with collector_of(kind, policy=policy, frames_per_batch=41, **options) as collector:
-        for version in range(4):
-            batch = collector.next()
-            assert (batch["sent"] == batch["policy_version"].unsqueeze(-1)).all()
-            assert batch["policy_version"].max() == version
-            with torch.no_grad():
-                policy.module.value += 1
-            collector.update_policy_weights_()
-        assert collector.policy_version == 4
-
-
-@MODES
-def test_starts_are_marked_for_a_policy_that_reads_them(mode):
-    seen = TensorDictModule(Marked(), ["observation", "is_init"], ["action", "seen"])
-    with collector_of(pool=NumberedPool(LENGTHS, mode=mode), policy=seen) as collector:
-        batch = collector.next()
-    assert (batch["seen"] == batch["is_init"]).all()
-    assert (batch["is_init"] == (batch["observation"][:, 2:3] == 0)).all()
+    assert set(policy.sizes) == {3}
 
 
 def test_no_environment_is_lost_if_the_policy_is_interrupted():
@@ -274,12 +221,6 @@ def test_an_interruptor_ends_a_batch_early():
 
 
 # --- errors
-
-
-class Steps(list):
-    """Buffer that takes single steps."""
-
-    add = list.append
 
 
 @pytest.mark.parametrize("source", ["CartPole-v1", 3, {}])

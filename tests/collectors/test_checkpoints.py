@@ -593,10 +593,7 @@ def test_wrong_arguments_are_named(tmp_path):
         with pytest.raises(TypeError, match="state_dict must be a mapping"):
             collector.load_state_dict("folder")
         # What failed elsewhere has not unlocked the folder.
-        with (
-            Collector("CartPole-v1", frames_per_batch=20) as other,
-            pytest.raises(BlockingIOError),
-        ):
+        with Collector("CartPole-v1", frames_per_batch=20) as other, pytest.raises(BlockingIOError):
             other.checkpoint(tmp_path / "folder")
     with pytest.raises(FileNotFoundError, match="the first argument is the folder"):
         Collector.resume("CartPole-v1", str(tmp_path / "folder"), frames_per_batch=20)

@@ -2,9 +2,7 @@ import threading
 from contextlib import nullcontext
 
 import pytest
-import torch
 from collector_parts import PATIENCE, Buffer, Scorer, by_step
-from tensordict import TensorDict
 
 from trawl.collectors import Collector
 from trawl.testing import FaultyEnv, Ledger, NumberedEnv
@@ -13,6 +11,13 @@ from trawl.testing import FaultyEnv, Ledger, NumberedEnv
 def steps(buffer):
     """The numbers of the steps in the buffer."""
     return buffer.content()["next", "reward"][:, 0].int().tolist()
+
+
+def made(buffer=None, policy=None, env=None, **options):
+    """A collector of batches of five frames for a buffer, which is to be started."""
+    buffer = Buffer() if buffer is None else buffer
+    options = {"frames_per_batch": 5, "replay_buffer": buffer, **options}
+    return Collector(NumberedEnv() if env is None else env, policy, **options)
 
 
 def waited(event):
@@ -42,87 +47,52 @@ class Gate(Buffer):
 def test_frames_reach_the_buffer_in_the_background():
     buffer = Buffer()
     ledger = Ledger([NumberedEnv()])
-    collector = Collector(NumberedEnv(), frames_per_batch=5, replay_buffer=buffer)
+    collector = made(buffer)
+    before = threading.active_count()
     collector.start()
+    collector.start()
+    # Starting twice starts once.
+    assert threading.active_count() == before + 1
     buffer.wait_for(50)
     collector.async_shutdown()
+    assert collector.closed
+    assert not collector.is_running()
+    assert "Collector.start" not in {thread.name for thread in threading.enumerate()}
     ledger.add(buffer.content())
     assert ledger.frames == len(buffer) == collector.stats()["frames"]
-
-
-def test_it_ends_at_the_total():
-    buffer = Buffer()
-    with Collector(
-        NumberedEnv(), frames_per_batch=5, total_frames=20, replay_buffer=buffer
-    ) as collector:
-        collector.start()
-        buffer.wait_for(20)
-        with collector.pause():
-            assert not collector.is_running()
-        assert collector.stats()["completed"]
-        assert len(buffer) == 20
+    collector.async_shutdown()
+    collector.shutdown()
 
 
 def test_single_frames_end_exactly_at_the_total():
     buffer = Buffer()
-    with Collector(
-        NumberedEnv(),
-        frames_per_batch=5,
-        total_frames=17,
-        replay_buffer=buffer,
-        extend_buffer=False,
-    ) as collector:
+    with made(buffer, total_frames=17, extend_buffer=False) as collector:
         collector.start()
         buffer.wait_for(17)
         with collector.pause():
             assert steps(buffer) == list(range(1, 18))
 
 
-def test_it_runs_until_it_is_ended():
-    gate = Gate()
-    collector = Collector(NumberedEnv(), frames_per_batch=5, replay_buffer=gate)
-    assert not collector.is_running()
-    collector.start()
-    gate.wait_for_batch()
-    assert collector.is_running()
-    gate.let(1000)
-    collector.async_shutdown()
-    assert not collector.is_running()
-    assert collector.closed
-
-
-def test_starting_twice_starts_once():
-    buffer = Buffer()
-    before = threading.active_count()
-    with Collector(NumberedEnv(), frames_per_batch=5, replay_buffer=buffer) as collector:
-        collector.start()
-        collector.start()
-        assert threading.active_count() == before + 1
-        buffer.wait_for(20)
-    found = steps(buffer)
-    assert found == list(range(1, len(found) + 1))
-
-
 def test_the_thread_is_named_and_dies_with_the_program():
     gate = Gate()
-    with Collector(NumberedEnv(), frames_per_batch=5, replay_buffer=gate) as collector:
+    with made(gate) as collector:
+        assert not collector.is_running()
         collector.start()
         gate.wait_for_batch()
+        assert collector.is_running()
         (thread,) = [t for t in threading.enumerate() if t.name == "Collector.start"]
         assert thread.daemon
         gate.let(1000)
 
 
-def test_starting_needs_a_buffer():
-    with (
-        Collector(NumberedEnv(), frames_per_batch=5) as collector,
-        pytest.raises(RuntimeError, match=r"start\(\) needs a replay buffer.* replay_buffer="),
-    ):
+def test_starting_needs_a_buffer_and_an_open_collector():
+    collector = Collector(NumberedEnv(), frames_per_batch=5)
+    with pytest.raises(RuntimeError, match=r"start\(\) needs a replay buffer.* replay_buffer="):
         collector.start()
-
-
-def test_a_closed_collector_does_not_start():
-    collector = Collector(NumberedEnv(), frames_per_batch=5, replay_buffer=Buffer())
+    # Ending it without a start closes it.
+    collector.async_shutdown()
+    assert collector.closed
+    collector = made()
     collector.shutdown()
     with pytest.raises(RuntimeError, match=r"start\(\) failed because the collector was shut down"):
         collector.start()
@@ -130,9 +100,7 @@ def test_a_closed_collector_does_not_start():
 
 def test_it_can_be_started_again_after_more_frames_are_allowed_by_a_checkpoint():
     buffer = Buffer()
-    with Collector(
-        NumberedEnv(), frames_per_batch=5, total_frames=10, replay_buffer=buffer
-    ) as collector:
+    with made(buffer, total_frames=10) as collector:
         begin = collector.state_dict()
         collector.start()
         buffer.wait_for(10)
@@ -149,7 +117,7 @@ def test_it_can_be_started_again_after_more_frames_are_allowed_by_a_checkpoint()
 
 def test_no_frame_arrives_during_a_pause():
     buffer = Buffer()
-    with Collector(NumberedEnv(), by_step(), frames_per_batch=5, replay_buffer=buffer) as collector:
+    with made(buffer, by_step()) as collector:
         collector.start()
         for _ in range(5):
             with collector.pause():
@@ -164,7 +132,7 @@ def test_no_frame_arrives_during_a_pause():
 def test_pausing_waits_for_the_batch_that_is_collected():
     gate = Gate()
     entered = threading.Event()
-    with Collector(NumberedEnv(), frames_per_batch=5, replay_buffer=gate) as collector:
+    with made(gate) as collector:
         collector.start()
         gate.wait_for_batch()
 
@@ -184,7 +152,7 @@ def test_pausing_waits_for_the_batch_that_is_collected():
 
 def test_pauses_may_be_nested():
     buffer = Buffer()
-    with Collector(NumberedEnv(), frames_per_batch=5, replay_buffer=buffer) as collector:
+    with made(buffer) as collector:
         collector.start()
         buffer.wait_for(5)
         with collector.pause():
@@ -193,28 +161,23 @@ def test_pauses_may_be_nested():
                 pass
             with buffer.changed:
                 assert not buffer.changed.wait_for(lambda: len(buffer) > count, 0.02)
-
-
-def test_pausing_needs_a_start():
-    with (
-        Collector(NumberedEnv(), frames_per_batch=5, replay_buffer=Buffer()) as collector,
-        pytest.raises(RuntimeError, match=r"pause\(\) pauses the collection that start\(\) begins"),
-    ):
-        collector.pause()
-
-
-def test_an_error_within_a_pause_ends_it():
-    buffer = Buffer()
-    with Collector(NumberedEnv(), frames_per_batch=5, replay_buffer=buffer) as collector:
-        collector.start()
+        # An error within one ends it.
         with pytest.raises(LookupError), collector.pause():
             raise LookupError
         buffer.wait_for(len(buffer) + 5)
 
 
+def test_pausing_needs_a_start():
+    with (
+        made() as collector,
+        pytest.raises(RuntimeError, match=r"pause\(\) pauses the collection that start\(\) begins"),
+    ):
+        collector.pause()
+
+
 def test_shutting_down_within_a_pause_works():
     buffer = Buffer()
-    collector = Collector(NumberedEnv(), frames_per_batch=5, replay_buffer=buffer)
+    collector = made(buffer)
     collector.start()
     with collector.pause():
         count = len(buffer)
@@ -245,13 +208,7 @@ CALLS = [
 @pytest.mark.parametrize("held", [False, True], ids=["running", "paused"])
 def test_control_calls_work_at_any_time_and_lose_no_frame(held):
     buffer = Buffer()
-    with Collector(
-        NumberedEnv(),
-        Scorer(1),
-        frames_per_batch=5,
-        replay_buffer=buffer,
-        track_policy_version=True,
-    ) as collector:
+    with made(buffer, Scorer(1), track_policy_version=True) as collector:
         collector.start()
         for call in CALLS:
             buffer.wait_for(len(buffer) + 10)
@@ -264,13 +221,8 @@ def test_control_calls_work_at_any_time_and_lose_no_frame(held):
 
 def test_a_batch_is_of_one_version():
     buffer = Buffer()
-    with Collector(
-        NumberedEnv(),
-        Scorer(0),
-        frames_per_batch=8,
-        replay_buffer=buffer,
-        track_policy_version=True,
-    ) as collector:
+    options = {"frames_per_batch": 8, "track_policy_version": True}
+    with made(buffer, Scorer(0), **options) as collector:
         collector.start()
         for version in range(1, 6):
             collector.update_policy_weights_(Scorer(version % 4))
@@ -285,9 +237,7 @@ def test_a_batch_is_of_one_version():
 
 def test_iterating_meanwhile_collects_each_frame_once():
     buffer = Buffer()
-    with Collector(
-        NumberedEnv(), frames_per_batch=5, total_frames=100, replay_buffer=buffer
-    ) as collector:
+    with made(buffer, total_frames=100) as collector:
         collector.start()
         assert all(batch is None for batch in collector)
         buffer.wait_for(100)
@@ -302,15 +252,8 @@ def test_hooks_may_control_the_collector():
         collector.update_policy_weights_(Scorer(3))
         versions.append(collector.state_dict()["policy_version"])
 
-    collector = Collector(
-        NumberedEnv(),
-        Scorer(0),
-        frames_per_batch=5,
-        total_frames=15,
-        replay_buffer=buffer,
-        track_policy_version=True,
-        post_collect_hook=hook,
-    )
+    options = {"total_frames": 15, "track_policy_version": True, "post_collect_hook": hook}
+    collector = made(buffer, Scorer(0), **options)
     with collector:
         collector.start()
         buffer.wait_for(15)
@@ -336,7 +279,7 @@ def failed():
     """A collector whose environment has failed in the background, with its error printed."""
     buffer = Buffer()
     env = FaultyEnv(at=12, fault=OSError("disk"))
-    collector = Collector(env, frames_per_batch=5, replay_buffer=buffer)
+    collector = made(buffer, env=env)
     collector.start()
     for thread in threading.enumerate():
         if thread.name == "Collector.start":
@@ -364,20 +307,18 @@ def test_an_error_in_the_background_surfaces():
         assert collector.closed
 
 
-def test_an_error_in_the_background_is_printed_at_once(capfd):
-    collector, _ = failed()
+def test_an_error_in_the_background_is_printed_at_once_and_raised_once(capfd):
+    collector, buffer = failed()
     with pytest.raises(OSError, match=r"disk"):
-        collector.async_shutdown()
+        collector.stats()
     shown = capfd.readouterr().err
     assert "OSError: disk" in shown
     assert "Traceback" in shown
-
-
-def test_an_error_in_the_background_is_raised_once():
-    collector, _ = failed()
-    with pytest.raises(OSError, match=r"disk"):
-        collector.stats()
     assert collector.stats()["frames"] == 10
+    # What was collected before is in the buffer.
+    assert steps(buffer) == list(range(1, 11))
+    with pytest.raises(RuntimeError, match=r"start\(\) failed because the collector was shut down"):
+        collector.start()
     collector.async_shutdown()
 
 
@@ -395,57 +336,18 @@ def test_weights_sent_while_an_error_closes_the_collector_are_refused_with_its_c
         collector.update_policy_weights_({})
 
 
-def test_what_was_collected_before_an_error_is_in_the_buffer():
-    collector, buffer = failed()
-    assert steps(buffer) == list(range(1, 11))
-    with pytest.raises(OSError, match=r"disk"):
-        collector.async_shutdown()
-
-
 def test_shutdown_after_an_error_works_twice():
     collector, _ = failed()
     collector.shutdown()
     collector.shutdown()
 
 
-def test_a_start_after_an_error_says_that_it_is_closed():
-    collector, _ = failed()
-    with pytest.raises(OSError, match=r"disk"):
-        collector.start()
-    with pytest.raises(RuntimeError, match=r"start\(\) failed because the collector was shut down"):
-        collector.start()
-
-
 # --- the end
-
-
-def test_ending_twice_works():
-    collector = Collector(NumberedEnv(), frames_per_batch=5, replay_buffer=Buffer())
-    collector.start()
-    collector.async_shutdown()
-    collector.async_shutdown()
-    collector.shutdown()
-
-
-def test_ending_without_a_start_closes():
-    collector = Collector(NumberedEnv(), frames_per_batch=5)
-    collector.async_shutdown()
-    assert collector.closed
-
-
-def test_shutdown_ends_the_background():
-    buffer = Buffer()
-    collector = Collector(NumberedEnv(), frames_per_batch=5, replay_buffer=buffer)
-    collector.start()
-    buffer.wait_for(5)
-    collector.shutdown()
-    assert not collector.is_running()
-    assert "Collector.start" not in {thread.name for thread in threading.enumerate()}
 
 
 def test_the_environment_may_stay_open():
     env = Announcing(at=-1, fault="nan")
-    collector = Collector(env, frames_per_batch=5, replay_buffer=Buffer())
+    collector = made(env=env)
     collector.start()
     collector.async_shutdown(close_env=False)
     assert not env.closed.is_set()
@@ -455,7 +357,7 @@ def test_the_environment_may_stay_open():
 def test_ending_does_not_wait_longer_than_asked(method):
     gate = Gate()
     env = Announcing(at=-1, fault="nan")
-    collector = Collector(env, frames_per_batch=5, replay_buffer=gate)
+    collector = made(gate, env=env)
     collector.start()
     gate.wait_for_batch()
     with pytest.raises(TimeoutError, match=r"did not stop within 0\.01 s"):
@@ -472,37 +374,11 @@ def test_ending_does_not_wait_longer_than_asked(method):
 def test_ending_within_a_hook_works():
     buffer = Buffer()
     env = Announcing(at=-1, fault="nan")
-    collector = Collector(
-        env,
-        frames_per_batch=5,
-        replay_buffer=buffer,
-        post_collect_hook=lambda batch: collector.shutdown(),
-    )
+    collector = made(buffer, env=env, post_collect_hook=lambda batch: collector.shutdown())
     collector.start()
     waited(env.closed)
     collector.async_shutdown()
     assert len(buffer) == 5
-
-
-def test_a_replay_buffer_of_torchrl_is_filled_in_the_background():
-    from torchrl.data import LazyTensorStorage, ReplayBuffer
-
-    enough = threading.Event()
-    memory = ReplayBuffer(storage=LazyTensorStorage(1000), batch_size=16)
-
-    with Collector(
-        NumberedEnv(),
-        frames_per_batch=10,
-        total_frames=100,
-        replay_buffer=memory,
-        post_collect_hook=lambda batch: enough.set() if memory.write_count >= 100 else None,
-    ) as collector:
-        collector.start()
-        waited(enough)
-        with collector.pause():
-            assert len(memory) == 100
-            assert isinstance(memory.sample(), TensorDict)
-    assert torch.equal(memory[:]["next", "reward"][:, 0], torch.arange(1.0, 101.0))
 
 
 def test_an_update_of_the_policy_that_acts_waits_for_nothing():

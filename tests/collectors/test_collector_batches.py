@@ -7,8 +7,6 @@ from torch import nn
 from trawl.collectors import Collector
 from trawl.testing import Ledger, NumberedEnv
 
-ROOT = {"observation", "action", "done", "terminated", "truncated"}
-NEXT = {("next", key) for key in ("observation", "reward", "done", "terminated", "truncated")}
 TRAJ_IDS = ("collector", "traj_ids")
 
 
@@ -55,37 +53,6 @@ def test_a_batch_is_plain_data_of_its_own():
     assert not batch.is_locked
     assert not any(value.requires_grad for value in batch.values(True, True))
     assert batch.device is None
-
-
-def test_next_gives_a_batch_at_a_time():
-    with Collector(NumberedEnv(), frames_per_batch=4, total_frames=8) as collector:
-        assert NumberedEnv.numbers(collector.next())[:, 3].tolist() == [0, 1, 2, 3]
-        assert NumberedEnv.numbers(collector.next())[:, 3].tolist() == [4, 5, 6, 7]
-        assert collector.next() is None
-
-
-def test_what_begins_with_an_underscore_is_not_delivered():
-    def policy(tensordict):
-        tensordict["_hidden"] = torch.ones(())
-        tensordict["inner", "_deep"] = torch.ones(())
-        tensordict["inner", "kept"] = torch.ones(())
-        return by_step()(tensordict)
-
-    batch = first_batch(NumberedEnv(), policy, frames_per_batch=4)
-    assert keys(batch) == {*ROOT, *NEXT, TRAJ_IDS, ("inner", "kept")}
-
-
-def test_postproc_sees_what_is_not_delivered():
-    def policy(tensordict):
-        tensordict["_hidden"] = torch.full((), 7.0)
-        return by_step()(tensordict)
-
-    def postproc(batch):
-        return batch.set("shown", batch["_hidden"] + 1)
-
-    batch = first_batch(NumberedEnv(), policy, frames_per_batch=4, postproc=postproc)
-    assert batch["shown"].tolist() == [8] * 4
-    assert "_hidden" not in keys(batch)
 
 
 def test_a_rollout_is_neither_counted_nor_processed():

@@ -12,15 +12,16 @@ from torch import nn
 from trawl.collectors import Collector, MultiSyncCollector, PolicyVersion
 from trawl.data import MemmapSink, MultiStep
 from trawl.envs import GymEnv
-from trawl.testing import FaultyEnv, NumberedEnv, SelfResettingVectorEnv
+from trawl.testing import FaultyEnv, NestedEnv, NumberedEnv, SelfResettingVectorEnv
 
 # --- arguments
 
 
-def refused(kind, match, env=None, policy=None, **options):
+def refused(kind, match, policy=None, **options):
     options.setdefault("frames_per_batch", 4)
+    env = options.pop("env") if "env" in options else NumberedEnv()
     with pytest.raises(kind, match=match):
-        Collector(NumberedEnv() if env is None else env, policy, **options)
+        Collector(env, policy, **options)
 
 
 @pytest.mark.parametrize(
@@ -54,37 +55,6 @@ def test_a_wrong_value_is_named(option, value, kind, match):
     refused(kind, match, **{option: value})
 
 
-def test_policy_and_factory_exclude_each_other():
-    refused(
-        TypeError, "policy and policy_factory can't both", policy=by_step(), policy_factory=by_step
-    )
-
-
-@pytest.mark.parametrize(("extend", "method"), [(True, "extend"), (False, "add")])
-def test_a_buffer_needs_its_method(extend, method):
-    refused(
-        TypeError,
-        rf"replay_buffer must have a method {method}\(\), but int has none",
-        replay_buffer=3,
-        extend_buffer=extend,
-    )
-
-
-@pytest.mark.parametrize("count", [1, 2])
-def test_the_steps_of_a_batch_of_environments_need_extend(count):
-    class Adding:
-        def add(self, frame):
-            raise NotImplementedError
-
-    refused(
-        TypeError,
-        r"replay_buffer must have a method extend\(\) to take the steps of a batch of .* Adding",
-        env=[NumberedEnv] * count,
-        replay_buffer=Adding(),
-        extend_buffer=False,
-    )
-
-
 # --- backends
 
 
@@ -92,16 +62,8 @@ def test_the_steps_of_a_batch_of_environments_need_extend(count):
     ("options", "kind", "match"),
     [
         ({"num_collectors": 0}, ValueError, "num_collectors must be a positive integer, .* 0"),
-        (
-            {"num_collectors": True},
-            TypeError,
-            "num_collectors must be .*, .* True",
-        ),
-        (
-            {"num_collectors": 1.0},
-            TypeError,
-            "num_collectors must be .*, .* 1.0",
-        ),
+        ({"num_collectors": True}, TypeError, "num_collectors must be .*, .* True"),
+        ({"num_collectors": 1.0}, TypeError, "num_collectors must be .*, .* 1.0"),
         ({"backend": "direct", "num_collectors": 2}, ValueError, "'direct' takes at most one"),
         ({"sync": False}, ValueError, "sync=False can't be used with backend"),
         ({"backend": "gpu"}, ValueError, "unknown backend 'gpu'"),
@@ -127,67 +89,163 @@ def test_subclasses_take_no_backend():
         Mine(NumberedEnv(), frames_per_batch=4, backend="direct")
 
 
-# --- environments
+# --- what makes no collector
 
 
-@pytest.mark.parametrize("thing", [3, None, {}, object()], ids=named)
-def test_something_else_is_no_environment(thing):
-    match = "create_env_fn: expected an id.* but got (int|NoneType|dict|object)"
-    with pytest.raises(TypeError, match=match):
-        Collector(thing, frames_per_batch=4)
+class Adding:
+    """A buffer that takes single frames only."""
+
+    def add(self, frame):
+        raise NotImplementedError
 
 
-def test_a_function_must_make_an_environment():
-    refused(
+class Untruncated(GymEnv):
+    done_keys = ("done", "terminated")
+
+
+class Counting(NumberedEnv):
+    """Counts its steps in an entry that has the name of Trawl's."""
+
+    def __init__(self):
+        super().__init__()
+        self.observation_space = spaces.Dict({"step_count": self.observation_space})
+
+    def _observe(self):
+        return {"step_count": super()._observe()}
+
+
+class Keyed(nn.Module):
+    def __init__(self, **keys):
+        super().__init__()
+        vars(self).update(keys)
+
+    def forward(self, observation):
+        return choose_by_step(observation)
+
+
+def acting(function, key="action"):
+    return TensorDictModule(function, in_keys=["observation"], out_keys=[key])
+
+
+def strange(data):
+    return choose_by_step(data["observation"])
+
+
+NO_ENV = "create_env_fn: expected an id.* but got (int|NoneType|dict|object)"
+KEYS = "policy Keyed must have both in_keys and out_keys, or neither"
+#: What is refused, the error, and what it says.
+REFUSED = [
+    (
+        {"policy": by_step(), "policy_factory": by_step},
+        TypeError,
+        "policy and policy_factory can't",
+    ),
+    ({"replay_buffer": 3}, TypeError, r"must have a method extend\(\), but int has none"),
+    (
+        {"replay_buffer": 3, "extend_buffer": False},
+        TypeError,
+        r"replay_buffer must have a method add\(\), but int has none",
+    ),
+    *(
+        (
+            {"env": [NumberedEnv()] * count, "replay_buffer": Adding(), "extend_buffer": False},
+            TypeError,
+            r"must have a method extend\(\) to take the steps of a batch of .* Adding",
+        )
+        for count in (1, 2)
+    ),
+    *(({"env": thing}, TypeError, NO_ENV) for thing in (3, None, {}, object())),
+    (
+        {"env": lambda: 3},
         TypeError,
         "create_env_fn made an object that is not an environment.* but got int: 3",
-        env=lambda: 3,
-    )
-
-
-def test_an_empty_list_makes_no_batch():
-    refused(ValueError, "create_env_fn must not be an empty list", env=[])
-
-
-def test_an_unknown_id_is_gymnasiums_error():
-    refused(gymnasium.error.NameNotFound, "Nowhere", env="Nowhere-v0")
-
-
-def test_arguments_cannot_reach_an_environment_that_is_made():
-    refused(
+    ),
+    ({"env": []}, ValueError, "create_env_fn must not be an empty list"),
+    ({"env": "Nowhere-v0"}, gymnasium.error.NameNotFound, "Nowhere"),
+    (
+        {"create_env_kwargs": {"number": 3}},
         RuntimeError,
         r"create_env_kwargs \['number'\] .* existing environment \(NumberedEnv\): pass a function",
-        create_env_kwargs={"number": 3},
-    )
-
-
-def test_a_truncated_flag_is_needed_to_set_it():
-    class Untruncated(GymEnv):
-        done_keys = ("done", "terminated")
-
-    refused(
+    ),
+    (
+        {"env": Untruncated(NumberedEnv()), "set_truncated": True},
         RuntimeError,
         "set_truncated=True needs a 'truncated' flag, but the environment has only",
-        env=Untruncated(NumberedEnv()),
-        set_truncated=True,
-    )
-
-
-def test_steps_are_not_counted_twice():
-    class Counting(NumberedEnv):
-        def __init__(self):
-            super().__init__()
-            self.observation_space = spaces.Dict({"step_count": self.observation_space})
-
-        def _observe(self):
-            return {"step_count": super()._observe()}
-
-    refused(
+    ),
+    (
+        {"env": Counting(), "max_frames_per_traj": 9},
         ValueError,
         "max_frames_per_traj=9 counts steps in the entry 'step_count', .* already has",
-        env=Counting(),
-        max_frames_per_traj=9,
-    )
+    ),
+    (
+        {"policy": nn.Linear(5, 4)},
+        TypeError,
+        r"Failed to wrap the policy Linear: its parameters \['input'\] must be observation keys "
+        r"of the environment, which are \['observation'\].*TensorDictModule.*trust_policy=True",
+    ),
+    ({"policy": lambda: None}, TypeError, r"Failed to wrap .*parameters \[\] must be"),
+    ({"policy": 3}, TypeError, "policy must be callable, but it is int: 3"),
+    ({"policy_factory": lambda: None}, TypeError, r"must return a policy, .* None"),
+    (
+        {"policy": Keyed(in_keys=["observation"], out_keys=["action"])},
+        RuntimeError,
+        "policy Keyed has in_keys and out_keys, but is not a TensorDictModuleBase: derive",
+    ),
+    ({"policy": Keyed(in_keys=["observation"])}, TypeError, KEYS),
+    ({"policy": Keyed(out_keys=["observation"])}, TypeError, KEYS),
+    (
+        {"policy": acting(choose_by_step, "choice")},
+        KeyError,
+        r"wrote no action: .* takes 'action', but the policy wrote \['choice'\]",
+    ),
+    (
+        {"policy": strange, "trust_policy": True},
+        TypeError,
+        "policy must return a TensorDict, but strange returned Tensor",
+    ),
+    (
+        {"env": NestedEnv(), "policy": lambda env: env},
+        TypeError,
+        r"returned 1 value\(s\), but the environment takes 3 actions: .*'push'",
+    ),
+    (
+        {"policy": acting(lambda o: o[..., :3])},
+        ValueError,
+        r"policy wrote 'action' with shape \(3,\), but .* says \(4,\): OneHot\(n=4",
+    ),
+    (
+        {"policy": acting(lambda o: o[..., 0].long())},
+        ValueError,
+        "returns an index, .* categorical_action_encoding=True",
+    ),
+    *(
+        (
+            {name: given},
+            TypeError,
+            rf"{name} must be an object, but it is the class {given.__name__}: pass an instance, "
+            rf"{name}={given.__name__}\(",
+        )
+        for name, given in (
+            ("replay_buffer", Buffer),
+            ("sink", MemmapSink),
+            ("postproc", MultiStep),
+        )
+    ),
+    *(
+        ({name: "False"}, TypeError, f"{name} must be True or False, but it is the string 'False'")
+        for name in ("reset_at_each_iter", "split_trajs", "trust_policy")
+    ),
+    (
+        {"env": "CartPole-v1", "num_collectors": 2, "sync": "False"},
+        TypeError,
+        "sync must be True or False, but it is the string 'False'",
+    ),
+]
+
+
+@pytest.mark.parametrize(("options", "kind", "match"), REFUSED, ids=named)
+def test_what_makes_no_collector_is_named(options, kind, match):
+    refused(kind, match, **options)
 
 
 def test_only_environments_that_were_made_are_closed_when_construction_fails():
@@ -202,105 +260,6 @@ def test_only_environments_that_were_made_are_closed_when_construction_fails():
     refused(TypeError, "Failed to wrap", env=given, policy=nn.Linear(5, 4))
     refused(TypeError, "Failed to wrap", env=[given, lambda: made], policy=nn.Linear(5, 4))
     assert (made.closed, given.closed) == (2, 0)
-
-
-# --- policies
-
-
-def test_parameters_must_be_observations():
-    refused(
-        TypeError,
-        r"Failed to wrap the policy Linear: its parameters \['input'\] must be observation keys "
-        r"of the environment, which are \['observation'\].*TensorDictModule.*trust_policy=True",
-        policy=nn.Linear(5, 4),
-    )
-
-
-def test_a_function_without_parameters_is_no_policy():
-    refused(TypeError, r"Failed to wrap .*parameters \[\] must be", policy=lambda: None)
-
-
-def test_a_policy_must_be_callable():
-    refused(TypeError, "policy must be callable, but it is int: 3", policy=3)
-
-
-def test_what_a_factory_makes_must_be_callable():
-    refused(TypeError, r"policy_factory must return a policy, .* None", policy_factory=lambda: None)
-
-
-class Keyed(nn.Module):
-    def __init__(self, **keys):
-        super().__init__()
-        vars(self).update(keys)
-
-    def forward(self, observation):
-        return choose_by_step(observation)
-
-
-def test_keys_without_a_tensordict_module_are_refused():
-    refused(
-        RuntimeError,
-        "policy Keyed has in_keys and out_keys, but is not a TensorDictModuleBase: derive",
-        policy=Keyed(in_keys=["observation"], out_keys=["action"]),
-    )
-
-
-@pytest.mark.parametrize("name", ["in_keys", "out_keys"])
-def test_one_sort_of_keys_is_not_enough(name):
-    refused(
-        TypeError,
-        "policy Keyed must have both in_keys and out_keys, or neither",
-        policy=Keyed(**{name: ["observation"]}),
-    )
-
-
-def test_a_policy_must_write_an_action():
-    policy = TensorDictModule(choose_by_step, in_keys=["observation"], out_keys=["choice"])
-    refused(
-        KeyError,
-        r"wrote no action: .* takes 'action', but the policy wrote \['choice'\]",
-        policy=policy,
-    )
-
-
-def test_a_policy_must_return_a_tensordict():
-    refused(
-        TypeError,
-        "policy must return a TensorDict, but strange returned Tensor",
-        policy=strange,
-        trust_policy=True,
-    )
-
-
-def strange(data):
-    return choose_by_step(data["observation"])
-
-
-def test_a_policy_must_return_all_actions():
-    from trawl.testing import NestedEnv
-
-    refused(
-        TypeError,
-        r"returned 1 value\(s\), but the environment takes 3 actions: .*'push'",
-        env=NestedEnv(),
-        policy=lambda env: env,
-    )
-
-
-def test_the_shape_of_an_action_is_checked():
-    policy = TensorDictModule(lambda o: o[..., :3], in_keys=["observation"], out_keys=["action"])
-    refused(
-        ValueError,
-        r"policy wrote 'action' with shape \(3,\), but .* says \(4,\): OneHot\(n=4",
-        policy=policy,
-    )
-
-
-def test_an_index_for_a_one_hot_action_is_explained():
-    policy = TensorDictModule(
-        lambda o: o[..., 0].long(), in_keys=["observation"], out_keys=["action"]
-    )
-    refused(ValueError, "returns an index, .* categorical_action_encoding=True", policy=policy)
 
 
 def test_the_shape_that_a_policy_writes_must_stay():
@@ -352,12 +311,6 @@ def test_after_an_error_the_collector_is_closed(fault):
         iter(collector)
     with pytest.raises(RuntimeError, match=rf"next\(\) {why}"):
         collector.next()
-
-
-def test_after_an_error_shutdown_works_any_number_of_times():
-    collector = Collector(FaultyEnv(at=2, fault=OSError("disk")), frames_per_batch=4)
-    with pytest.raises(OSError, match=r"disk"):
-        next(iter(collector))
     collector.shutdown()
     collector.shutdown()
 
@@ -426,26 +379,18 @@ def test_a_text_does_not_say_whether_to_close_the_environment(method):
     collector = Collector(env, frames_per_batch=4)
     with pytest.raises(TypeError, match=r"close_env must be True or False, .* the string 'False'"):
         getattr(collector, method)(close_env="False")
+    with pytest.raises(TypeError, match="raise_on_error must be True or False"):
+        collector.shutdown(raise_on_error="False")
     assert (collector.closed, env.closed) == (False, 0)
     collector.shutdown()
 
 
-def test_a_text_does_not_say_whether_errors_are_raised():
-    collector = Collector(Closing(), frames_per_batch=4)
-    with pytest.raises(TypeError, match="raise_on_error must be True or False"):
-        collector.shutdown(raise_on_error="False")
-    collector.shutdown()
-
-
-def test_leaving_the_context_closes():
+def test_a_collector_that_is_left_or_forgotten_closes():
     env = Closing()
     with Collector(env, frames_per_batch=4) as collector:
         assert not collector.closed
     assert collector.closed
     assert env.closed == 1
-
-
-def test_a_collector_that_is_forgotten_closes():
     env = Closing()
     Collector(env, frames_per_batch=4)
     gc.collect()
@@ -462,9 +407,6 @@ def test_an_error_of_closing_is_raised():
     with pytest.raises(RuntimeError, match=r"can't close"):
         collector.shutdown()
     collector.shutdown()
-
-
-def test_an_error_of_closing_may_be_ignored():
     Collector(Stuck(), frames_per_batch=4).shutdown(raise_on_error=False)
 
 
@@ -477,18 +419,13 @@ def test_an_error_within_the_context_is_not_hidden_by_closing():
     ("call", "arguments"), [("reset", ()), ("set_seed", (0,)), ("rollout", ())], ids=named
 )
 def test_a_closed_collector_refuses(call, arguments):
-    collector = Collector(NumberedEnv(), frames_per_batch=4)
+    collector = Collector(NumberedEnv(), frames_per_batch=4, total_frames=8)
+    list(collector)
     collector.shutdown()
     with pytest.raises(
         RuntimeError, match=rf"{call}\(\) failed because the collector was shut down"
     ):
         getattr(collector, call)(*arguments)
-
-
-def test_a_closed_collector_still_tells_what_it_did():
-    collector = Collector(NumberedEnv(), frames_per_batch=4, total_frames=8)
-    list(collector)
-    collector.shutdown()
     assert collector.stats()["frames"] == 8
 
 
@@ -503,21 +440,14 @@ def test_worker_numbers_are_those_of_workers():
         _ = collector.worker_idx
 
 
-@pytest.mark.parametrize("seed", [1.5, "1", None, True], ids=named)
-def test_a_seed_must_be_an_integer(seed):
-    with (
-        Collector(NumberedEnv(), frames_per_batch=4) as collector,
-        pytest.raises(TypeError, match=r"seed must be an integer, but it is"),
-    ):
-        collector.set_seed(seed)
-
-
-def test_a_seed_must_not_be_negative():
-    with (
-        Collector(NumberedEnv(), frames_per_batch=4) as collector,
-        pytest.raises(ValueError, match=r"seed must not be negative, but it is -1"),
-    ):
-        collector.set_seed(-1)
+def test_seeds_are_integers_from_zero_on():
+    with Collector(NumberedEnv(), frames_per_batch=4) as collector:
+        for seed in (1.5, "1", None, True):
+            with pytest.raises(TypeError, match=r"seed must be an integer, but it is"):
+                collector.set_seed(seed)
+        with pytest.raises(ValueError, match=r"seed must not be negative, but it is -1"):
+            collector.set_seed(-1)
+        assert collector.set_seed(np.int64(3), static_seed=True) == 3
 
 
 def test_a_version_is_a_number_or_an_identifier():
@@ -525,23 +455,6 @@ def test_a_version_is_a_number_or_an_identifier():
         ValueError, match=r"version_type must be int, 'int', str or 'uuid', .* 'date'"
     ):
         PolicyVersion("date")
-
-
-def test_a_numpy_seed_is_an_integer():
-    with Collector(NumberedEnv(), frames_per_batch=4) as collector:
-        assert collector.set_seed(np.int64(3), static_seed=True) == 3
-
-
-@pytest.mark.parametrize(
-    ("name", "given"), [("replay_buffer", Buffer), ("sink", MemmapSink), ("postproc", MultiStep)]
-)
-def test_a_class_is_not_taken_for_an_object(name, given):
-    kind = given.__name__
-    refused(
-        TypeError,
-        rf"{name} must be an object, but it is the class {kind}: pass an instance, {name}={kind}\(",
-        **{name: given},
-    )
 
 
 def resets_take_steps():
@@ -563,15 +476,3 @@ def test_frames_that_dont_fill_rows_need_a_storage_of_one_dimension(options, wha
     buffer = data.ReplayBuffer(storage=data.LazyTensorStorage(100, ndim=2))
     with pytest.raises(ValueError, match=rf"storage of ndim=2 and {what}.*: make the storage"):
         MultiSyncCollector([source] * 2, start_method="inline", replay_buffer=buffer, **options)
-
-
-@pytest.mark.parametrize("name", ["reset_at_each_iter", "split_trajs", "trust_policy"])
-def test_a_text_is_neither_true_nor_false(name):
-    refused(
-        TypeError, f"{name} must be True or False, but it is the string 'False'", **{name: "False"}
-    )
-
-
-def test_a_text_does_not_say_whether_workers_wait_for_each_other():
-    with pytest.raises(TypeError, match="sync must be True or False, but it is the string 'False'"):
-        Collector("CartPole-v1", frames_per_batch=4, num_collectors=2, sync="False")

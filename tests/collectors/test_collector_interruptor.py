@@ -32,10 +32,7 @@ def test_an_interrupted_batch_keeps_its_shape():
 
 def test_the_last_step_taken_is_marked_as_truncated():
     with Collector(
-        NumberedEnv(lengths=[100]),
-        frames_per_batch=6,
-        interruptor=StopEvery(4),
-        set_truncated=True,
+        NumberedEnv(lengths=[100]), frames_per_batch=6, interruptor=StopEvery(4), set_truncated=True
     ) as collector:
         batch = next(iter(collector))
     assert batch["next", "truncated"][:, 0].tolist() == [False] * 3 + [True] + [False] * 2

@@ -49,12 +49,7 @@ def test_create_env_kwargs_may_differ_between_environments():
 
 @pytest.mark.parametrize(
     "source",
-    [
-        "CartPole-v1",
-        lambda: "CartPole-v1",
-        lambda: GymEnv("CartPole-v1"),
-        GymEnv("CartPole-v1"),
-    ],
+    ["CartPole-v1", lambda: "CartPole-v1", lambda: GymEnv("CartPole-v1"), GymEnv("CartPole-v1")],
     ids=["id", "function of an id", "function", "environment"],
 )
 def test_an_environment_may_come_in_many_ways(source):
@@ -109,11 +104,7 @@ def test_an_observation_called_env_index_is_the_environments_own(made, source, m
     with made(source, None, split_trajs=True, **options) as collector:
         assert (
             next(iter(collector))["x"][:, :, 0].tolist()
-            == [
-                [0, 1, 2, 3, 4, 5, 6],
-                [0, 1, 2, 0, 0, 0, 0],
-            ]
-            * 2
+            == [[0, 1, 2, 3, 4, 5, 6], [0, 1, 2, 0, 0, 0, 0]] * 2
         )
     options |= {"total_frames": 40, "traj_format": "cat"}
     with made(source, None, trajs_per_batch=2, **options) as collector:
@@ -127,20 +118,6 @@ def test_a_batch_does_not_begin_anew_twice():
         next(iter(collector))
         collector.reset()
         assert NumberedEnv.numbers(next(iter(collector)))[:, 1].tolist() == [1] * 4
-
-
-# --- what is recorded
-
-
-def test_frames_carry_the_version_of_the_policy():
-    with Collector(NumberedEnv(), frames_per_batch=4, track_policy_version=True) as collector:
-        iterator = iter(collector)
-        one = next(iterator)
-        collector.increment_version()
-        two = next(iterator)
-    assert one["policy_version"].tolist() == [0] * 4
-    assert two["policy_version"].tolist() == two["next", "policy_version"].tolist() == [1] * 4
-    assert one["policy_version"].dtype is torch.int64
 
 
 def test_starts_of_episodes_are_marked_for_a_policy_that_reads_them():
@@ -207,23 +184,6 @@ def test_postproc_gets_the_split_batch():
 # --- one object
 
 
-def test_the_same_object_can_be_yielded_each_time():
-    with Collector(
-        NumberedEnv(lengths=[100]), frames_per_batch=4, total_frames=12, return_same_td=True
-    ) as collector:
-        seen = [(batch, NumberedEnv.numbers(batch)[:, 3].tolist()) for batch in collector]
-    assert [numbers for _, numbers in seen] == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 10, 11]]
-    assert len({id(batch) for batch, _ in seen}) == 1
-
-
-def test_the_same_object_keeps_its_memory():
-    with Collector(NumberedEnv(), frames_per_batch=4, return_same_td=True) as collector:
-        iterator = iter(collector)
-        observation = next(iterator)["observation"]
-        batch = next(iterator)
-    assert batch["observation"] is observation
-
-
 def test_the_same_object_takes_batches_of_other_shapes():
     with pytest.warns(UserWarning, match=r"split_trajs"):
         collector = Collector(
@@ -242,9 +202,16 @@ def test_the_same_object_takes_batches_of_other_shapes():
     assert [tuple(size) for _, size, _ in found] == [(2, 4), (3, 3), (2, 3)]
 
 
-def test_otherwise_each_batch_is_another_object():
-    with Collector(NumberedEnv(), frames_per_batch=4, total_frames=12) as collector:
-        assert len({id(batch) for batch in list(collector)}) == 3
+def test_the_same_object_keeps_its_memory_or_each_batch_is_another():
+    for same in (True, False):
+        seen = []
+        options = {"frames_per_batch": 4, "total_frames": 12, "return_same_td": same}
+        with Collector(NumberedEnv(lengths=[100]), **options) as collector:
+            for number, batch in enumerate(collector):
+                seen.append((batch, batch["observation"]))
+                assert batch["observation"][:, 3].tolist() == [4 * number + i for i in range(4)]
+        assert len({id(batch) for batch, _ in seen}) == (1 if same else 3)
+        assert len({rows.data_ptr() for _, rows in seen}) == (1 if same else 3)
 
 
 # --- exploration
@@ -271,16 +238,6 @@ def test_policies_explore_by_default(kind):
     batch = first_batch(NumberedEnv(), actor(seen), frames_per_batch=64, exploration_type=kind)
     assert seen[-1] is InteractionType.RANDOM
     assert set(NumberedEnv.action_numbers(batch).tolist()) == {0, 1, 2, 3}
-
-
-def test_policies_can_be_deterministic():
-    batch = first_batch(
-        NumberedEnv(),
-        actor([]),
-        frames_per_batch=64,
-        exploration_type=ExplorationType.DETERMINISTIC,
-    )
-    assert set(NumberedEnv.action_numbers(batch).tolist()) == {2}
 
 
 def test_the_name_of_an_exploration_type_will_do():
@@ -335,32 +292,6 @@ def test_a_rollout_begins_with_the_hook_too():
     ) as collector:
         collector.rollout()
     assert events == ["pre"]
-
-
-# --- policy on its way
-
-
-def test_a_compiled_policy_gives_the_same_batch():
-    graphs = []
-
-    def backend(graph, example_inputs):
-        graphs.append(graph)
-        return graph.forward
-
-    options = {"frames_per_batch": 8}
-    plain = first_batch(NumberedEnv(), by_step(), **options)
-    compiled = first_batch(NumberedEnv(), by_step(), compile_policy={"backend": backend}, **options)
-    assert graphs
-    assert (plain == compiled).all()
-
-
-def test_a_trusted_policy_is_called_as_it_is():
-    def strange(whatever):
-        whatever["action"] = choose_by_step(whatever["observation"])
-        return whatever
-
-    batch = first_batch(NumberedEnv(), strange, frames_per_batch=8, trust_policy=True)
-    assert NumberedEnv.action_numbers(batch).tolist() == [0, 1, 2, 3, 0, 0, 1, 2]
 
 
 def test_waiting_for_copies_can_be_left_out():

@@ -92,12 +92,6 @@ def test_a_factory_makes_the_policy():
     assert actions(None, policy_factory=by_step) == BY_STEP
 
 
-def test_without_a_policy_actions_are_random():
-    batch = first_batch(NumberedEnv(), frames_per_batch=100)
-    assert set(NumberedEnv.action_numbers(batch).tolist()) == {0, 1, 2, 3}
-    assert (batch["action"].sum(-1) == 1).all()
-
-
 def test_without_a_policy_actions_fill_their_space():
     actions = first_batch("Pendulum-v1", frames_per_batch=200)["action"]
     assert actions.abs().max() <= 2

@@ -143,13 +143,6 @@ def test_what_the_buffer_gets_is_counted(workers, postproc, written):
     assert collector.stats()["replay_written_frames"] == written
 
 
-def test_trajectories_can_go_into_the_buffer():
-    sink = Sink()
-    with pytest.warns(UserWarning, match=r"split_trajs"):
-        filled(sink, NumberedEnv(lengths=[15]), split_trajs=True)
-    assert [tuple(batch.batch_size) for batch in sink.added] == [(2, 15)] * 3
-
-
 def test_what_begins_with_an_underscore_is_left_out_of_single_frames():
     def policy(tensordict):
         tensordict["_hidden"] = torch.ones(())
@@ -259,17 +252,6 @@ def test_slices_are_of_one_trajectory(env, storage):
     filled(buffer, env())
     slices = buffer.sample().reshape(10, 4)
     assert (slices[TRAJ_IDS] == slices[TRAJ_IDS][:, :1]).all()
-    assert (NumberedEnv.numbers(slices)[..., 2].diff(dim=-1) == 1).all()
-
-
-def test_slices_can_be_found_by_their_ends():
-    buffer = ReplayBuffer(
-        storage=LazyTensorStorage(200),
-        sampler=SliceSampler(slice_len=4, end_key=("next", "done"), truncated_key=None),
-        batch_size=40,
-    )
-    filled(buffer, NumberedEnv(lengths=[1000]), set_truncated=True)
-    slices = buffer.sample().reshape(10, 4)
     assert (NumberedEnv.numbers(slices)[..., 2].diff(dim=-1) == 1).all()
 
 

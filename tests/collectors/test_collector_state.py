@@ -4,10 +4,9 @@ import gymnasium
 import numpy as np
 import pytest
 import torch
-from collector_parts import Scorer, batches, by_step, first_batch
-from tensordict.nn import TensorDictModule
+from collector_parts import Scorer, first_batch
 
-from trawl.collectors import Collector, RandomPolicy
+from trawl.collectors import Collector
 from trawl.testing import NumberedEnv, SelfResettingVectorEnv
 
 TRAJ_IDS = ("collector", "traj_ids")
@@ -81,14 +80,6 @@ def test_a_static_seed_is_the_same_for_all_environments():
     assert len({tuple(start.tolist()) for start in starts}) == 1
 
 
-def test_the_seed_for_another_environment_is_another():
-    with Collector("CartPole-v1", frames_per_batch=3) as collector:
-        following = collector.set_seed(7)
-        assert following != 7
-        assert following == collector.set_seed(7)
-        assert isinstance(following, int)
-
-
 def test_chained_seeds_are_those_of_a_batch():
     starts = []
     seed = 7
@@ -158,23 +149,6 @@ def test_a_state_says_what_was_done():
     assert int(state["traj_pool"]["traj_id"]) == 2
 
 
-@pytest.mark.parametrize(
-    "policy",
-    [lambda: None, by_step, Scorer, lambda: by_step().module, RandomPolicy],
-    ids=["none", "tensordict module", "module", "function", "random"],
-)
-def test_any_collector_can_load_its_own_state(policy):
-    options = {"frames_per_batch": 5, "total_frames": 20}
-    with Collector(NumberedEnv(), policy(), **options) as collector:
-        next(iter(collector))
-        state = collector.state_dict()
-    resumed = Collector(NumberedEnv(), policy(), **options)
-    resumed.load_state_dict(state)
-    assert sum(len(batch) for batch in batches(resumed)) == 15
-    assert resumed.stats()["frames"] == 20
-    assert resumed.stats()["batches"] == 4
-
-
 def test_weights_are_named_as_in_the_users_policy():
     with Collector(NumberedEnv(), Scorer(3), frames_per_batch=5) as collector:
         assert set(collector.state_dict()["policy_state_dict"]) == set(Scorer().state_dict())
@@ -203,37 +177,8 @@ def test_the_version_of_the_policy_goes_on():
         assert next(iter(resumed))["policy_version"].tolist() == [2] * 5
 
 
-@pytest.mark.parametrize("missing", ["frames", "iter", "policy_state_dict"])
-def test_a_missing_entry_is_named(missing):
-    with Collector(NumberedEnv(), Scorer(), frames_per_batch=5) as collector:
-        state = collector.state_dict()
-        del state[missing]
-        with pytest.raises(
-            KeyError, match=rf"state_dict has no '{missing}'; it has .*env_state_dict"
-        ):
-            collector.load_state_dict(state)
-
-
-def test_weights_may_be_missing_if_not_strict():
-    with Collector(NumberedEnv(), Scorer(1), frames_per_batch=5) as collector:
-        collector.load_state_dict({"frames": 10, "iter": 2}, strict=False)
-        assert collector.stats()["frames"] == 10
-        assert NumberedEnv.action_numbers(next(iter(collector))).tolist() == [1] * 5
-
-
 def test_weights_that_do_not_fit_are_refused():
     with Collector(NumberedEnv(), Scorer(), frames_per_batch=5) as collector:
         state = collector.state_dict() | {"policy_state_dict": {"other": torch.zeros(4)}}
         with pytest.raises(RuntimeError, match=r'Missing key.*"scores".*\n.*Unexpected.*"other"'):
             collector.load_state_dict(state)
-
-
-def test_a_wrapped_policy_is_restored_too():
-    def policy(choice):
-        return TensorDictModule(Scorer(choice), in_keys=["observation"], out_keys=["action"])
-
-    with Collector(NumberedEnv(), policy(3), frames_per_batch=5) as collector:
-        state = collector.state_dict()
-    with Collector(NumberedEnv(), policy(0), frames_per_batch=5) as resumed:
-        resumed.load_state_dict(state)
-        assert NumberedEnv.action_numbers(next(iter(resumed))).tolist() == [3] * 5

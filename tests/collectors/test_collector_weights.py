@@ -1,184 +1,249 @@
+"""New weights for the policy of a collector, or of its workers: in every form, for each of them."""
+
+from typing import Any
+
 import pytest
 import torch
-from collector_parts import Scorer, by_step
+from multi_parts import ALL, BOTH, CLASSES, Chooser, actions, make, rows_of_workers, worker_of
 from tensordict import TensorDict
 from tensordict.nn import TensorDictModule
+from torch import nn
 
 from trawl.collectors import Collector
-from trawl.testing import NumberedEnv
 
 
-def wrapped(choice):
-    return TensorDictModule(Scorer(choice), in_keys=["observation"], out_keys=["action"])
+def settled(collector):
+    """The actions of each worker once new weights are in use."""
+    cls, found = type(collector), {}
+    # Those of asynchronous workers may be in batches that they had begun.
+    for _ in range(8 if cls is CLASSES[1] else 1):
+        batch = collector.next()
+        for row in rows_of_workers(batch):
+            found[worker_of(row)] = actions(row)
+    return [found[index] for index in sorted(found)]
 
 
-def choices(collector):
-    return NumberedEnv.action_numbers(next(iter(collector))).tolist()
+def all_of(cls, choice):
+    return [{choice}] * (1 if cls is Collector else 2)
 
 
-SCORES = torch.tensor([0.0, 0.0, 0.0, 1.0])
+def in_module(choice):
+    return TensorDictModule(Chooser(choice), in_keys=["observation"], out_keys=["action"])
 
 
-@pytest.mark.parametrize(
-    ("args", "kwargs"),
-    [
-        ((Scorer(3),), {}),
-        ((TensorDict(scores=SCORES),), {}),
-        ((TensorDict.from_module(Scorer(3)),), {}),
-        (({"scores": SCORES},), {}),
-        ((Scorer(3).state_dict(),), {}),
-        ((Scorer(3).double(),), {}),
-        ((), {"policy": Scorer(3)}),
-        ((), {"weights": {"scores": SCORES}}),
-        ((), {"weights_dict": {"policy": {"scores": SCORES}}}),
-        ((Scorer(3),), {"model_id": "policy"}),
-    ],
-    ids=[
-        "module",
-        "tensordict",
-        "tensordict of a module",
-        "dict",
-        "state dict",
-        "other dtype",
-        "policy",
-        "weights",
-        "weights_dict",
-        "model_id",
-    ],
-)
-def test_weights_may_come_in_many_forms(args, kwargs):
-    with Collector(NumberedEnv(), Scorer(0), frames_per_batch=4) as collector:
-        assert choices(collector) == [0] * 4
-        collector.update_policy_weights_(*args, **kwargs)
-        assert choices(collector) == [3] * 4
+TWO = torch.tensor(2.0)
+
+# --- forms
+
+FORMS: dict[str, Any] = {
+    "module": lambda: {"policy_or_weights": Chooser(2)},
+    "policy": lambda: {"policy": Chooser(2)},
+    "state dict": lambda: {"policy_or_weights": Chooser(2).state_dict()},
+    "weights": lambda: {"weights": Chooser(2).state_dict()},
+    "plain dict": lambda: {"weights": {"choice": TWO}},
+    "plain TensorDict": lambda: {"policy_or_weights": TensorDict(choice=TWO)},
+    "TensorDict": lambda: {"weights": TensorDict.from_module(Chooser(2))},
+    "TensorDict of data": lambda: {"weights": TensorDict.from_module(Chooser(2)).data},
+    "by model": lambda: {"weights_dict": {"policy": Chooser(2)}},
+    "of a model": lambda: {"weights": Chooser(2).state_dict(), "model_id": "policy"},
+    "of all workers": lambda: {"policy": Chooser(2), "worker_ids": [0, 1]},
+    "in another dtype": lambda: {"weights": {"choice": TWO.double()}},
+    "module of another dtype": lambda: {"policy_or_weights": Chooser(2).double()},
+}
 
 
+@ALL
+def test_weights_may_come_in_any_form(cls):
+    policy = Chooser(1)
+    with make(cls, policy=policy) as collector:
+        for name, form in FORMS.items():
+            if cls is Collector and name == "of all workers":
+                continue
+            collector.update_policy_weights_(**form())
+            assert settled(collector) == all_of(cls, 2), name
+            if cls is Collector:
+                policy.become(1)
+            # The user's own policy of workers is left alone.
+            assert policy.choice == 1
+            collector.update_policy_weights_()
+            assert settled(collector) == all_of(cls, 1)
+
+
+@ALL
 @pytest.mark.parametrize(
     "weights",
     [
-        wrapped(3),
-        wrapped(3).state_dict(),
-        TensorDict.from_module(wrapped(3)),
-        {"module": {"scores": SCORES}},
-        {"module.scores": SCORES},
+        in_module(3),
+        in_module(3).state_dict(),
+        TensorDict.from_module(in_module(3)),
+        {"module": {"choice": torch.tensor(3.0)}},
+        {"module.choice": torch.tensor(3.0)},
     ],
     ids=["module", "state dict", "tensordict", "nested dict", "dotted dict"],
 )
-def test_weights_of_a_tensordict_module_are_named_as_it_names_them(weights):
-    with Collector(NumberedEnv(), wrapped(0), frames_per_batch=4) as collector:
+def test_weights_of_a_tensordict_module_are_named_as_it_names_them(cls, weights):
+    with make(cls, policy=in_module(0)) as collector:
         collector.update_policy_weights_(weights)
-        assert choices(collector) == [3] * 4
+        assert settled(collector) == all_of(cls, 3)
 
 
-def test_weights_are_copied():
-    source, policy = Scorer(3), Scorer(0)
-    with Collector(NumberedEnv(), policy, frames_per_batch=4) as collector:
+@ALL
+def test_weights_by_their_older_name_warn(cls):
+    with make(cls, policy=Chooser(1)) as collector:
+        with pytest.warns(DeprecationWarning, match="policy_weights is an older name") as caught:
+            collector.update_policy_weights_(policy_weights=Chooser(2))
+        assert caught[0].filename == __file__
+        assert settled(collector) == all_of(cls, 2)
+
+
+@ALL
+def test_weights_are_those_of_the_moment(cls):
+    source, policy = Chooser(2), Chooser(1)
+    with make(cls, policy=policy) as collector:
         collector.update_policy_weights_(source)
-        with torch.no_grad():
-            source.scores.copy_(torch.tensor([0.0, 1.0, 0.0, 0.0]))
-        assert choices(collector) == [3] * 4
-        assert policy.scores.requires_grad
-
-
-def test_the_policy_itself_needs_no_update():
-    policy = Scorer(0)
-    with Collector(NumberedEnv(), policy, frames_per_batch=4) as collector:
-        with torch.no_grad():
-            policy.scores.copy_(SCORES)
+        source.become(3)
+        assert settled(collector) == all_of(cls, 2)
+        assert policy.choice.requires_grad
+        policy.become(0)
         collector.update_policy_weights_()
-        assert choices(collector) == [3] * 4
+        if cls is not Collector:
+            policy.become(3)
+        assert settled(collector) == all_of(cls, 0)
+
+
+@BOTH
+def test_buffers_are_sent_as_well(cls):
+    class Moving(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.register_buffer("choice", torch.tensor(1))
+
+        def forward(self, observation):
+            return nn.functional.one_hot(self.choice, 4).expand(*observation.shape[:-1], 4)
+
+    policy = Moving()
+    with make(cls, policy=policy) as collector:
+        assert settled(collector) == [{1}, {1}]
+        policy.choice.fill_(2)
+        assert settled(collector) == [{1}, {1}]
+        collector.update_policy_weights_()
+        assert settled(collector) == [{2}, {2}]
 
 
 def test_an_update_makes_a_new_version():
-    with Collector(
-        NumberedEnv(), Scorer(), frames_per_batch=4, track_policy_version=True
-    ) as collector:
+    with make(Collector, policy=Chooser(), track_policy_version=True) as collector:
         collector.update_policy_weights_()
-        collector.update_policy_weights_(Scorer())
+        collector.update_policy_weights_(Chooser())
         assert collector.policy_version == collector.get_policy_version() == 2
-        assert next(iter(collector))["policy_version"].tolist() == [2] * 4
+        assert collector.next()["policy_version"].tolist() == [2] * 10
 
 
-def test_an_update_that_fails_makes_no_version():
-    with Collector(
-        NumberedEnv(), Scorer(), frames_per_batch=4, track_policy_version=True
-    ) as collector:
-        with pytest.raises(KeyError):
-            collector.update_policy_weights_({"other": SCORES})
-        assert collector.policy_version == 0
+# --- for whom
 
 
-def test_an_older_name_warns():
-    with Collector(NumberedEnv(), Scorer(0), frames_per_batch=4) as collector:
-        with pytest.warns(DeprecationWarning, match=r"policy_weights is an older name") as caught:
-            collector.update_policy_weights_(policy_weights=Scorer(3))
-        assert caught[0].filename == __file__
-        assert choices(collector) == [3] * 4
-
-
+@BOTH
 @pytest.mark.parametrize(
-    ("args", "kwargs", "kind", "match"),
-    [
-        ((Scorer(),), {"weights": {}}, ValueError, "pass only one of policy_or_weights, weights"),
-        (
-            (Scorer(),),
-            {"policy": Scorer()},
-            ValueError,
-            "pass only one of policy_or_weights, policy",
-        ),
-        ((), {"policy": Scorer(), "weights": {}}, ValueError, "pass only one of policy, weights"),
-        ((Scorer(),), {"weights_dict": {}}, ValueError, "pass only one of .*weights_dict"),
-        ((), {"weights_dict": {}, "model_id": "policy"}, ValueError, "leave model_id='policy' out"),
-        ((Scorer(),), {"model_id": "critic"}, KeyError, "no model 'critic': pass 'policy'"),
-        ((), {"weights_dict": {"critic": {}}}, KeyError, "no model 'critic': pass 'policy'"),
-        ((Scorer(),), {"worker_ids": [0]}, TypeError, r"worker_ids=\[0\] .* without workers"),
-        ((3,), {}, TypeError, "weights must be a module, a TensorDict or a dict .* are int"),
-        (({"scores": 3},), {}, TypeError, "weight 'scores' must be a tensor, but it is int"),
-        (({},), {}, KeyError, r"don't fit the policy Scorer: missing \['scores'\], unknown \[\]"),
-        (
-            ({"scores": SCORES, "bias": SCORES},),
-            {},
-            KeyError,
-            r"don't fit the policy Scorer: missing \[\], unknown \['bias'\]",
-        ),
-        (
-            ({"scores": SCORES[:3]},),
-            {},
-            ValueError,
-            r"weight 'scores' has shape \(3,\), but the policy's has \(4,\)",
-        ),
-    ],
+    ("ids", "found"), [(0, [{2}, {1}]), ([1], [{1}, {2}]), ((0, 1), [{2}, {2}])]
 )
-def test_wrong_weights_are_refused(args, kwargs, kind, match):
-    with (
-        Collector(NumberedEnv(), Scorer(2), frames_per_batch=4) as collector,
-        pytest.raises(kind, match=match),
-    ):
-        collector.update_policy_weights_(*args, **kwargs)
+def test_weights_reach_the_workers_they_are_for(cls, ids, found):
+    with make(cls, policy=Chooser(1)) as collector:
+        collector.update_policy_weights_(Chooser(2), worker_ids=ids)
+        assert settled(collector) == found
 
 
-def test_weights_that_are_refused_change_nothing():
-    class Two(Scorer):
-        def __init__(self, choice):
-            super().__init__(choice)
-            self.register_buffer("unused", torch.zeros(2))
+def test_a_factory_may_be_given_weights_for_each_worker():
+    with make(policy_factory=Chooser, track_policy_version=True) as collector:
+        for index, choice in enumerate((3, 2)):
+            collector.update_policy_weights_(Chooser(choice), worker_ids=index)
+        batch = collector.next()
+        assert [actions(row) for row in batch] == [{3}, {2}]
+        assert batch["policy_version"].tolist() == [[1] * 5, [2] * 5]
 
-    with Collector(NumberedEnv(), Two(2), frames_per_batch=4) as collector:
+
+# --- mistakes
+
+MISTAKES: list[tuple[Any, dict[str, Any], Any, str]] = [
+    ((Chooser(),), {"weights": {}}, ValueError, "pass only one of policy_or_weights, weights"),
+    ((Chooser(),), {"policy": Chooser()}, ValueError, "only one of policy_or_weights, policy"),
+    ((), {"policy": Chooser(), "weights": {}}, ValueError, "pass only one of policy, weights"),
+    ((Chooser(),), {"weights_dict": {}}, ValueError, "pass only one of .*weights_dict"),
+    ((), {"weights_dict": {"critic": 1}}, KeyError, "no model 'critic'"),
+    ((Chooser(),), {"model_id": "critic"}, KeyError, "no model 'critic'"),
+    (
+        (),
+        {"weights_dict": {"policy": Chooser()}, "model_id": "policy"},
+        ValueError,
+        "leave model_id='policy' out",
+    ),
+    ((3,), {}, TypeError, "weights must be a module, a TensorDict or a dict.*int"),
+    (({"choice": 3},), {}, TypeError, "weight 'choice' must be a tensor, but it is int"),
+    (({},), {}, KeyError, r"don't fit the policy Chooser: missing \['choice'\], unknown \[\]"),
+    (({"chance": torch.ones(())},), {}, KeyError, "missing .*choice.* unknown .*chance"),
+    (
+        ({"choice": TWO, "bias": TWO},),
+        {},
+        KeyError,
+        r"don't fit the policy Chooser: missing \[\], unknown \['bias'\]",
+    ),
+    (({"choice": torch.ones(2)},), {}, ValueError, r"'choice' has shape \(2,\)"),
+]
+OF_WORKERS = [
+    ({"worker_ids": [2]}, ValueError, "worker 2, but the workers are 0 to 1"),
+    ({"worker_ids": -1}, ValueError, "worker -1, but the workers are 0 to 1"),
+]
+OF_ONE = [
+    ({"worker_ids": [0]}, TypeError, r"worker_ids=\[0\] .* without workers"),
+    ({"model_id": "critic"}, KeyError, "no model 'critic': pass 'policy'"),
+]
+
+
+class Two(Chooser):
+    """A policy with a buffer beside its weight."""
+
+    def __init__(self, choice=0):
+        super().__init__(choice)
+        self.register_buffer("unused", torch.zeros(2))
+
+
+@ALL
+def test_mistakes_are_told_at_once_and_change_nothing(cls):
+    with make(cls, policy=Chooser(1), track_policy_version=True) as collector:
+        more = OF_ONE if cls is Collector else OF_WORKERS
+        for args, kwargs, kind, match in (*MISTAKES, *(((Chooser(),), *one) for one in more)):
+            with pytest.raises(kind, match=match):
+                collector.update_policy_weights_(*args, **kwargs)
+        assert collector.policy_version == 0
+        assert settled(collector) == all_of(cls, 1)
+    with make(cls, policy=Two(1)) as collector:
         with pytest.raises(ValueError, match=r"'unused'"):
-            collector.update_policy_weights_({"scores": SCORES, "unused": torch.zeros(3)})
-        assert choices(collector) == [2] * 4
+            collector.update_policy_weights_({"choice": TWO, "unused": torch.zeros(3)})
+        assert settled(collector) == all_of(cls, 1)
 
 
-@pytest.mark.parametrize("policy", [None, by_step().module], ids=["random", "function"])
-def test_a_policy_without_weights_has_none_to_update(policy):
-    with (
-        Collector(NumberedEnv(), policy, frames_per_batch=4) as collector,
-        pytest.raises(TypeError, match=r"has no weights to update"),
-    ):
-        collector.update_policy_weights_({"scores": SCORES})
+@ALL
+@pytest.mark.parametrize("policy", [None, lambda observation: torch.eye(4)[0]])
+def test_a_policy_may_have_no_weights(cls, policy):
+    with make(cls, policy=policy) as collector:
+        with pytest.raises(TypeError, match=r"has no weights to update"):
+            collector.update_policy_weights_(Chooser())
+        if cls is Collector:
+            collector.update_policy_weights_()
+        else:
+            with pytest.raises(RuntimeError, match="no weights to send: the policy is not a mod"):
+                collector.update_policy_weights_()
+        assert collector.next() is not None
 
 
-@pytest.mark.parametrize("policy", [None, by_step().module, Scorer()])
-def test_an_update_without_weights_is_always_possible(policy):
-    with Collector(NumberedEnv(), policy, frames_per_batch=4) as collector:
+@pytest.mark.parametrize("weights", [{"chance": torch.ones(())}, {"choice": torch.ones(2)}])
+def test_weights_that_do_not_fit_what_a_worker_made_are_refused_at_once(weights):
+    with make(policy_factory=Chooser) as collector:
+        with pytest.raises((KeyError, ValueError), match="choice"):
+            collector.update_policy_weights_(weights)
+        assert collector.next() is not None
+
+
+def test_a_closed_collector_takes_no_weights():
+    collector = make(policy=Chooser(1))
+    collector.shutdown()
+    with pytest.raises(RuntimeError, match=r"update_policy_weights_\(\) failed .* shut down"):
         collector.update_policy_weights_()

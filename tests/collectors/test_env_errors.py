@@ -9,13 +9,12 @@ import gymnasium
 import pytest
 import torch
 from collector_parts import Buffer, by_step
-from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
-from tensordict.nn import TensorDictModule
+from gymnasium.vector import AsyncVectorEnv, SyncVectorEnv
 
 from trawl.collectors import Collector
-from trawl.envs import GymEnv, ParallelEnv, SerialEnv
+from trawl.envs import GymEnv, ParallelEnv, SerialEnv, TorchVectorEnv
 from trawl.rollout.env_restarts import MOST_FAILURES
-from trawl.testing import FaultyEnv, NumberedEnv, RaggedEnv
+from trawl.testing import FaultyEnv, NumberedEnv, NumberedTorchEnv, RaggedEnv
 
 MASK, IDS = ("collector", "mask"), ("collector", "traj_ids")
 FAILS = pytest.mark.filterwarnings("ignore:environments? .* failed at step:RuntimeWarning")
@@ -106,55 +105,14 @@ def collect(source, frames_per_batch, batches, policy=None, **options):
 KINDS = pytest.mark.parametrize("kind", [NumberedEnv, RaggedEnv])
 
 
-VECTORS = [
-    pytest.param(lambda fns, mode=mode: SyncVectorEnv(fns, autoreset_mode=mode), id=mode.name)
-    for mode in AutoresetMode
-]
-
-
-@pytest.mark.parametrize("vector", VECTORS)
-@FAILS
-def test_a_vector_environment_is_built_anew_as_a_whole(vector):
-    made, kind = [], RaggedEnv
-
-    def make():
-        index = len(made)
-        plans = [Plan(0, lengths=(3,)), Plan(1, steps=(4,), lengths=(4,))]
-        envs = [flaky(kind)(plan, 0) for plan in plans]
-        for lane, env in enumerate(envs):
-            env.number = lane + 10 * index
-            env.close = lambda: None
-        envs[1].fails_at = 5 if index == 0 else -1
-        made.append(envs)
-        return vector([lambda env=env: env for env in envs])
-
-    (batch,), stats = collect(make, 16, 1)
-    numbers = batch["observation"].long()
-    assert batch[MASK].tolist() == [[True] * 5 + [False] + [True] * 2] * 2
-    assert numbers[..., 0].tolist() == [[0] * 6 + [10] * 2, [1] * 6 + [11] * 2]
-    assert numbers[..., 2].tolist() == [[0, 1, 2, 0, 1, 2, 0, 1], [0, 1, 2, 3, 0, 1, 0, 1]]
-    following = batch["next"]
-    done = following["done"][..., 0].int().tolist()
-    assert done == [[0, 0, 1, 0, 1, 0, 0, 0], [0, 0, 0, 1, 1, 0, 0, 0]]
-    truncated = following["truncated"][..., 0].int().tolist()
-    assert truncated == [[0, 0, 0, 0, 1, 0, 0, 0]] * 2
-    assert not following["observation"][:, 5].any()
-    assert not following["reward"][:, 5].any()
-    ids = batch[IDS]
-    assert ids[:, 5].tolist() == [-1, -1]
-    assert len(set(ids[:, 6].tolist()) | set(ids[:, :5].unique().tolist())) == 6
-    assert stats["env_restarts"] == 1
-    assert stats["frames"] == 14
-
-
 @KINDS
 @FAILS
 def test_a_reset_that_fails_ends_the_other_episodes_of_a_vector(kind):
     made = []
 
     def make():
-        envs = [NumberedEnv(0, lengths=[5]), flaky(kind)(Plan(1, resets=(1,)), len(made))]
-        envs[0] = flaky(kind)(Plan(0, lengths=(5,)), len(made))
+        plans = [Plan(0, lengths=(5,)), Plan(1, resets=(1,))]
+        envs = [flaky(kind)(plan, len(made)) for plan in plans]
         for env in envs:
             env.close = lambda: None
         made.append(envs)
@@ -176,39 +134,6 @@ def test_a_reset_that_fails_ends_the_other_episodes_of_a_vector(kind):
     assert len(set(ids[:, 0].tolist()) | set(ids[:, 3].tolist())) == 4
 
 
-class Counter(torch.nn.Module):
-    """Counts its own steps in its state."""
-
-    def forward(self, observation, hidden):
-        action = torch.eye(4, dtype=torch.int64)[0].expand(*observation.shape[:-1], 4)
-        if hidden is None:
-            hidden = torch.zeros(*observation.shape[:-1], 1)
-        return action, hidden + 1
-
-
-@pytest.mark.parametrize(
-    ("kind", "out", "many"),
-    [
-        (NumberedEnv, "hidden", False),
-        (RaggedEnv, "hidden", True),
-    ],
-)
-@FAILS
-def test_recurrent_state_begins_anew(kind, out, many):
-    policy = TensorDictModule(Counter(), ["observation", "hidden"], ["action", out])
-    plans = [Plan(0, (4, 2, 0), lengths=(9,)), Plan(1, lengths=(4,))]
-    source = [plan.maker(kind) for plan in plans] if many else plans[0].maker(kind)
-    batches, _ = collect(source, 5 * (1 + many), 4, policy)
-    for batch in batches:
-        step = batch["observation"][..., 2]
-        if out == "hidden":  # as it was after the step
-            assert (batch["hidden"][..., 0] == step + 1).all()
-        else:
-            assert (batch["hidden"][..., 0] == step).all()
-            after = torch.where(batch[MASK], step + 1, 0)
-            assert (batch["next", "hidden"][..., 0] == after).all()
-
-
 def test_a_warning_names_environment_step_and_error():
     makers = [Plan(0).maker(), Plan(1, steps=(5,)).maker()]
     with Collector(makers, by_step(), frames_per_batch=8, on_env_error="restart") as collector:
@@ -217,28 +142,99 @@ def test_a_warning_names_environment_step_and_error():
             collector.next()
 
 
-@KINDS
-@FAILS
-def test_the_mask_is_there_without_failures(kind):
-    with Collector(lambda: kind(), frames_per_batch=4, on_env_error="restart") as collector:
+def of_torchrl(env):
+    """The same as an environment of TorchRL."""
+    return pytest.importorskip("torchrl.envs").GymWrapper(env)
+
+
+class FailingTensors(NumberedTorchEnv):
+    """Fails at some calls, of all environments made with the same ``calls``."""
+
+    def __init__(self, calls, steps=(), resets=(), mode="SameStep"):
+        super().__init__(3, [4, 3, 5], autoreset_mode=mode)
+        self.calls, self.at = calls, {"steps": steps, "resets": resets}
+
+    def note(self, name):
+        self.calls.append(name)
+        if self.calls.count(name) - 1 in self.at[name]:
+            raise Broken(f"{name}")
+
+    def step(self, actions):
+        self.note("steps")
+        return super().step(actions)
+
+    def reset(self, *, seed=None, options=None):
+        self.note("resets")
+        return super().reset(seed=seed, options=options)
+
+
+@pytest.mark.parametrize(
+    "make", [NumberedEnv, RaggedEnv, lambda: of_torchrl(NumberedEnv()), lambda: tensors([])]
+)
+def test_the_mask_is_there_without_failures(make):
+    with Collector(make, frames_per_batch=12, on_env_error="restart") as collector:
         batch, fake = collector.next(), collector.fake_tensordict()
         assert batch[MASK].all()
         assert collector.stats()["env_restarts"] == 0
         assert set(fake.keys(True, True)) == set(batch.keys(True, True))
-    with Collector(lambda: kind(), frames_per_batch=4) as collector:
+    with Collector(make, frames_per_batch=12) as collector:
         assert MASK not in collector.next().keys(True)
         assert "env_restarts" not in collector.stats()
 
 
-@KINDS
+def tensors(calls, **more):
+    return TorchVectorEnv(FailingTensors(calls, **more))
+
+
+def again_and_again(kind):
+    maker = Plan(steps=(2, *[0] * 50)).maker()
+    if kind == "torchrl":
+        return lambda: of_torchrl(maker())
+    return partial(tensors, [], steps=range(1, 1000)) if kind == "tensors" else [maker]
+
+
+@pytest.mark.parametrize("kind", ["list", "torchrl", "tensors"])
 @FAILS
 def test_what_fails_again_and_again_is_raised(kind):
-    maker = Plan(steps=(2, *[0] * 50)).maker(kind)
-    with Collector([maker], by_step(), frames_per_batch=100, on_env_error="restart") as collector:
-        with pytest.raises(Broken, match="step 0") as caught:
+    options = {"frames_per_batch": 99, "on_env_error": "restart"}
+    with Collector(again_and_again(kind), **options) as collector:
+        with pytest.raises(Exception, match="step") as caught:
             collector.next()
-        assert "environment 0 failed 10 times" in "".join(caught.value.__notes__)
+        assert "failed 10 times" in "".join(caught.value.__notes__)
         assert collector.stats()["env_restarts"] == MOST_FAILURES - 1
+
+
+@FAILS
+def test_a_failed_reset_of_tensors_ends_the_episodes_after_their_step():
+    make = partial(tensors, [], resets=(3,), mode="Disabled")
+    with Collector(make, frames_per_batch=24, on_env_error="restart") as collector:
+        batch = collector.next()
+        assert collector.stats()["env_restarts"] == 1
+    assert batch[MASK].all()
+    steps, last = batch["observation"][..., 2], batch["next"]
+    began = (batch[IDS].diff(dim=-1) != 0) & (steps[:, 1:] == 0)
+    assert torch.equal(last["done"][:, :-1, 0], began)
+    # All environments end where the reset of one fails.
+    assert last["done"][..., 0].all(0).sum() == 1
+    assert (last["observation"][..., 2] == steps + 1).all()
+
+
+@FAILS
+def test_seeds_of_rebuilt_environments_of_tensors_are_part_of_the_state():
+    make = partial(tensors, [], steps=(2,))
+    with Collector(make, frames_per_batch=24, on_env_error="restart") as collector:
+        collector.set_seed(1)
+        collector.next()
+        env = collector.env
+        state = env.capture()
+        before = env._rebuilds
+        env.rebuild()
+        seed = env._seed
+        env.begin(None)
+        env.restore(state)
+        assert env._rebuilds == before == 1
+        env.rebuild()
+        assert env._seed == seed
 
 
 @KINDS
@@ -282,14 +278,17 @@ def test_a_first_reset_that_fails_is_an_error_of_building_anew(kind):
     assert str(caught.value.__cause__) == "reset 0"
 
 
-def test_a_function_that_gives_the_same_object_again_is_refused():
-    env = FaultyEnv(2, Broken("the motor is off"))
+@pytest.mark.parametrize(
+    "env", [FaultyEnv(2, Broken("the motor is off")), FailingTensors([], steps=(2,))]
+)
+def test_a_function_that_gives_the_same_object_again_is_refused(env):
     with (
-        Collector(lambda: env, by_step(), frames_per_batch=4, on_env_error="restart") as collector,
+        Collector(lambda: env, frames_per_batch=12, on_env_error="restart") as collector,
         pytest.raises(Broken) as caught,
     ):
         collector.next()
-    assert "returned the same object again" in str(caught.value.__cause__)
+    told = [str(caught.value.__cause__), *getattr(caught.value, "__notes__", [])]
+    assert "returned the same object again" in "".join(told)
 
 
 def test_another_sort_of_environment_is_refused():
@@ -332,6 +331,8 @@ def test_another_value_is_refused():
         (lambda: [NumberedEnv, NumberedEnv(1)], "environment 1 of the batch"),
         (lambda: SerialEnv(2, [NumberedEnv(), NumberedEnv(1)]), "environment 0 of the batch"),
         (lambda: SyncVectorEnv([NumberedEnv]), "create_env_fn"),
+        (lambda: NumberedTorchEnv(2), "create_env_fn"),
+        (lambda: of_torchrl(NumberedEnv()), "create_env_fn"),
     ],
 )
 def test_what_was_made_already_is_refused(source, which):

@@ -119,34 +119,3 @@ def test_the_new_environment_is_seeded():
     first = seeds(1)
     assert first == seeds(1)
     assert len({*first, *seeds(2)}) == 8
-
-
-@FAILS
-def test_what_fails_again_and_again_is_raised():
-    maker = Plan(steps=(2, *[0] * 50)).maker()
-    with (
-        Collector(
-            wrapped(maker), by_step(), frames_per_batch=100, on_env_error="restart"
-        ) as collector,
-        pytest.raises(Exception, match="step 0") as caught,
-    ):
-        collector.next()
-    assert "failed 10 times" in "".join(caught.value.__notes__)
-
-
-def test_what_was_made_already_is_refused():
-    env = GymWrapper(Plan().maker()())
-    with pytest.raises(
-        ValueError, match=r"on_env_error='restart'.*create_env_fn is an existing environment"
-    ):
-        Collector(env, frames_per_batch=4, on_env_error="restart")
-
-
-@FAILS
-def test_the_mask_is_in_the_fake_batch_too():
-    with Collector(
-        wrapped(Plan().maker()), by_step(), frames_per_batch=4, on_env_error="restart"
-    ) as collector:
-        batch, fake = collector.next(), collector.fake_tensordict()
-    assert set(fake.keys(True, True)) == set(batch.keys(True, True))
-    assert torch.equal(batch[MASK], torch.ones(4, dtype=torch.bool))

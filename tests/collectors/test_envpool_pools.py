@@ -77,16 +77,6 @@ def test_envpool_resets_some_environments(envpool):
                     assert torch.equal(first["observation"], last["next", "observation"])
 
 
-def test_envpool_can_be_reset_before_each_batch(envpool):
-    pool = envpool.make_gymnasium("CartPole-v1", num_envs=7, batch_size=3, seed=3)
-    with Collector(pool, leans, frames_per_batch=40, reset_at_each_iter=True) as collector:
-        for _ in range(4):
-            batch = collector.next()
-            for env in range(7):
-                first = batch[batch["env_index"] == env][0]
-                assert first["observation"].abs().max() <= 0.05
-
-
 def test_envpool_takes_its_seed_when_it_is_made(envpool):
     pool = envpool.make_gymnasium("CartPole-v1", num_envs=4, batch_size=2)
     with (

@@ -16,10 +16,7 @@ from trawl.rollout.random_policy import RandomPolicy
 
 LENGTH = 4
 REWARDS = {"float64": torch.float64, "float16": torch.float16, "int64": torch.int64}
-FLAGS = {
-    "no truncated": ("done", "terminated"),
-    "done": ("done",),
-}
+FLAGS = {"no truncated": ("done", "terminated"), "done": ("done",)}
 
 
 class Own(EnvBase):

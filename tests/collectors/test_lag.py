@@ -76,11 +76,7 @@ def cluster(nodes=2, each=2, kind=AsyncNode, **options):
     """A collector whose nodes have workers of their own."""
     options = {"frames_per_batch": 10, "track_policy_version": True, **options}
     return InlineCluster(
-        envs(nodes),
-        Chooser(1),
-        collector_class=kind,
-        num_workers_per_collector=each,
-        **options,
+        envs(nodes), Chooser(1), collector_class=kind, num_workers_per_collector=each, **options
     )
 
 
@@ -197,17 +193,6 @@ def test_the_limit_is_a_number(value, kind):
 
 
 # --- how old they were
-
-
-def test_the_lag_of_frames_is_in_the_statistics():
-    with inline(1, frames_per_batch=5) as collector:
-        for _ in range(6):
-            collector.next()
-            collector.update_policy_weights_()
-        stats = collector.stats()
-    lags = {name: value for name, value in stats.items() if name.startswith(LAG)}
-    assert sum(value for name, value in lags.items() if name[len(LAG) :].isdigit()) == 30
-    assert lags[f"{LAG}max"] == max(int(n[len(LAG) :]) for n in lags if n[len(LAG) :].isdigit())
 
 
 def test_lags_are_counted_by_frames():

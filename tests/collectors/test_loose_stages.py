@@ -8,7 +8,7 @@ from tensordict import TensorDict
 
 from tests.envs.agents import Walkers
 from trawl import Collector
-from trawl.collectors import MultiSyncCollector, NormalizeReward
+from trawl.collectors import NormalizeReward
 from trawl.data import StackedFrames
 from trawl.envs import FrameStack, ParallelEnv, PettingZooEnv, SerialEnv, TorchVectorEnv
 from trawl.testing import NumberedTorchEnv
@@ -120,16 +120,6 @@ def test_environments_of_torchrl_in_a_serial_env_are_not_rebuilt_one_by_one():
 
 def tensors():
     return TorchVectorEnv(NumberedTorchEnv(2, lengths=[3, 5]))
-
-
-def test_workers_of_lists_share_statistics():
-    with MultiSyncCollector(
-        [[tensors] * 2] * 2, None, frames_per_batch=80, start_method="inline", **BOTH
-    ) as collector:
-        batches = [collector.next().clone() for _ in range(3)]
-        assert collector.normalization is not None
-        assert collector.normalization.observations["observation"].count == 240
-    assert batches[-1]["observation"].abs().max() <= 10
 
 
 def test_a_state_without_stages_is_refused():

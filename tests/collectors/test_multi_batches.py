@@ -9,15 +9,7 @@ import torch
 from collector_parts import by_step, first_batch, layout
 from gymnasium import spaces
 from gymnasium.vector import SyncVectorEnv
-from multi_parts import (
-    BOTH,
-    TRAJ_IDS,
-    envs,
-    ledger,
-    make,
-    together,
-    worker_of,
-)
+from multi_parts import BOTH, TRAJ_IDS, envs, ledger, make, together, worker_of
 
 from trawl.collectors import Collector, MultiAsyncCollector, MultiCollector, MultiSyncCollector
 from trawl.testing import ImageEnv, NestedEnv, NumberedEnv, RaggedEnv
@@ -75,19 +67,6 @@ def test_batches_of_batched_environments(source, how, shape):
             else:
                 assert numbers.reshape(6, 10)[:, 0].tolist() == list(range(6))
     assert book.frames == 120
-
-
-@pytest.mark.parametrize("source", BATCHED)
-def test_async_batches_of_batched_environments(source):
-    book = ledger(2, 3)
-    with make(
-        MultiAsyncCollector, create_env_fn=BATCHED[source](), frames_per_batch=60, total_frames=240
-    ) as collector:
-        for batch in collector:
-            book.add(batch)
-            assert batch.shape == (3, 20)
-            assert batch.names == [None, "time"]
-    assert book.frames == 240
 
 
 @BOTH
@@ -264,16 +243,6 @@ def test_writing_into_a_batch_changes_no_other(cls):
             if kept is not None:
                 assert not kept["observation"].any()
             kept = batch
-    assert book.frames == 100
-
-
-@BOTH
-def test_without_buffers_batches_have_memory_of_their_own(cls):
-    book = ledger(2)
-    with make(cls, total_frames=100, use_buffers=False) as collector:
-        for batch in collector:
-            book.add(batch)
-        assert collector.stats()["memory_bytes"] <= collector.stats()["batches_held"] * 10_000
     assert book.frames == 100
 
 

@@ -46,16 +46,6 @@ def method(place):
 # --- frames
 
 
-def test_each_frame_comes_once_and_in_order(cls, method):
-    book = ledger(2, 2)
-    collector = make(cls, lanes=2, frames_per_batch=12, total_frames=72, start_method=method)
-    found = drained(collector, book)
-    assert book.frames == 72
-    assert len(found) == 6
-    if together(cls):
-        assert set(book.steps.values()) == {72 // 2 // 2}
-
-
 def test_a_batch_that_is_kept_stays_as_it_was(cls, method):
     collector = make(
         cls,
@@ -103,17 +93,6 @@ def test_factories_may_be_closures_and_local_classes(cls, method):
     )
     drained(collector, book)
     assert book.frames == 40
-
-
-def test_breaking_out_of_a_loop_and_going_on_loses_nothing(cls, method):
-    book = ledger(2)
-    with make(cls, total_frames=100, start_method=method) as collector:
-        for wanted in (3, 2, 100):
-            for count, batch in enumerate(collector, 1):
-                book.add(batch)
-                if count == wanted:
-                    break
-    assert book.frames == 100
 
 
 # --- seeds

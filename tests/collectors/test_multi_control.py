@@ -12,8 +12,9 @@ from typing import Any
 
 import pytest
 import torch
-from collector_parts import PATIENCE, Buffer
+from collector_parts import PATIENCE, Buffer, by_step
 from multi_parts import (
+    ALL,
     BOTH,
     MASK,
     PLACES,
@@ -31,7 +32,7 @@ from multi_parts import (
 from tensordict.nn import TensorDictModule
 from torch import nn
 
-from trawl.collectors import Collector, MultiAsyncCollector, PolicyVersion
+from trawl.collectors import Collector, MultiAsyncCollector, RandomPolicy
 from trawl.errors import WorkerError
 from trawl.testing import FaultyEnv, NumberedEnv
 
@@ -179,18 +180,24 @@ def test_arguments_of_a_reset_reach_the_environments():
 # --- state
 
 
-@BOTH
-@pytest.mark.parametrize("policy", [Chooser(1), None, lambda observation: torch.eye(4)[0]])
+@ALL
+@pytest.mark.parametrize(
+    "policy", [Chooser(1), by_step(), None, lambda observation: torch.eye(4)[0], RandomPolicy()]
+)
 def test_any_collector_can_load_its_own_state(cls, policy):
+    alone = cls is Collector
     with make(cls, policy=policy, total_frames=60) as collector:
         collector.next()
         state = collector.state_dict()
         assert state["frames"] == 10
         assert state["iter"] == 1
-        assert {"worker0", "worker1", "frames", "iter", "traj_pool"} <= set(state)
-        assert ("policy_state_dict" in state["worker0"]) == isinstance(policy, nn.Module)
+        assert {"frames", "iter", "traj_pool"} <= set(state)
+        assert alone or {"worker0", "worker1"} <= set(state)
+        own = state if alone else state["worker0"]
+        assert ("policy_state_dict" in own) == isinstance(policy, nn.Module)
         collector.load_state_dict(state)
         assert sum(batch.numel() for batch in collector) == 50
+        assert (collector.stats()["frames"], collector.stats()["batches"]) == (60, 6)
 
 
 @BOTH
@@ -237,23 +244,29 @@ def test_ids_are_not_used_again_after_loading(cls):
     assert not before & ids(later)
 
 
-@pytest.mark.parametrize("missing", ["frames", "iter", "worker1"])
-def test_a_missing_entry_is_named(missing):
-    with make(policy=Chooser()) as collector:
-        state = collector.state_dict()
-        del state[missing]
-        with pytest.raises(KeyError, match=f"state_dict has no '{missing}'"):
-            collector.load_state_dict(state)
+@ALL
+def test_a_missing_entry_is_named(cls):
+    with make(cls, policy=Chooser()) as collector:
+        entries = ("policy_state_dict",) if cls is Collector else ("worker1",)
+        for missing in ("frames", "iter", *entries):
+            state = collector.state_dict()
+            del state[missing]
+            with pytest.raises(KeyError, match=f"state_dict has no '{missing}'; it has .*"):
+                collector.load_state_dict(state)
 
 
-def test_weights_may_be_missing_if_not_strict():
-    with make(policy=Chooser(1)) as collector:
+@ALL
+def test_weights_may_be_missing_if_not_strict(cls):
+    with make(cls, policy=Chooser(1)) as collector:
         state = collector.state_dict()
-        for index in (0, 1):
-            del state[f"worker{index}"]["policy_state_dict"]
+        for part in [state] if cls is Collector else [state["worker0"], state["worker1"]]:
+            del part["policy_state_dict"]
         with pytest.raises(KeyError, match="no 'policy_state_dict'"):
             collector.load_state_dict(state)
+        if cls is Collector:
+            state = {"frames": 10, "iter": 2}
         collector.load_state_dict(state, strict=False)
+        assert collector.stats()["frames"] == (10 if cls is Collector else 0)
         assert actions(collector.next()) == {1}
 
 
@@ -294,15 +307,6 @@ def test_statistics_tell_of_all_workers_and_of_each(cls):
         both = collector.stats("both")
         assert both.keys() == whole.keys() | each.keys()
         json.dumps(both)
-
-
-def test_a_version_of_ones_own_is_counted_on():
-    version = PolicyVersion()
-    version.increment_version()
-    with make(policy=Chooser(), track_policy_version=version) as collector:
-        assert collector.next()["policy_version"].unique().tolist() == [1]
-        collector.update_policy_weights_()
-        assert version.version == 2
 
 
 # --- profiles
@@ -695,10 +699,7 @@ def test_background_collection_that_hangs_can_be_shut_down(cls):
 
 @pytest.mark.parametrize("given", [[0, 1], [True, 1], ["yes", "no"]])
 def test_a_reset_takes_bools(given):
-    with (
-        make() as collector,
-        pytest.raises(TypeError, match="reset_idx must have a bool for each"),
-    ):
+    with make() as collector, pytest.raises(TypeError, match="reset_idx must have a bool for each"):
         collector.reset(given)
 
 

@@ -19,11 +19,7 @@ HOW = ["stack", 0, -1]
 
 leaves = st.dictionaries(
     st.sampled_from([("a",), ("b",), ("next", "a"), ("collector", "c"), ("d",)]),
-    st.builds(
-        Leaf,
-        st.lists(st.integers(0, 3), max_size=2).map(tuple),
-        st.sampled_from(DTYPES),
-    ),
+    st.builds(Leaf, st.lists(st.integers(0, 3), max_size=2).map(tuple), st.sampled_from(DTYPES)),
     min_size=1,
 )
 batch_sizes = st.lists(st.integers(1, 3), max_size=2).map(tuple)
@@ -82,22 +78,6 @@ def test_layouts_are_equal_if_all_they_say_is(found, batch, steps):
 
 
 # --- workers' parts of a whole
-
-
-@given(partitions())
-def test_the_parts_of_the_workers_are_all_of_the_whole_and_disjoint(case):
-    partition, steps, _ = case
-    tensors, _ = tensors_over(partition.whole, bytearray(needed_bytes(partition.whole)))
-    for index in range(len(steps)):
-        for tensor in partition.part(index, tensors).values():
-            tensor.fill_(False)
-    for index in range(len(steps)):
-        for key, tensor in partition.part(index, tensors).items():
-            layout = partition.layouts[index]
-            assert tuple(tensor.shape) == layout.shape(key)
-            assert not tensor.any()
-            tensor.fill_(True)
-    assert all(tensor.all() for tensor in tensors.values())
 
 
 @given(partitions())

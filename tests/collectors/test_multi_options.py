@@ -13,6 +13,7 @@ import pytest
 import torch
 from collector_parts import by_step, keys
 from multi_parts import (
+    ALL,
     BOTH,
     LENGTHS,
     PLACES,
@@ -113,17 +114,25 @@ def test_the_last_step_of_each_worker_is_marked_as_truncated(lanes, how):
 # --- keys
 
 
-@BOTH
+@ALL
 def test_private_entries_are_not_delivered(cls):
+    """But postprocessing sees them, which workers don't send."""
     policy = TensorDictModule(
-        lambda observation: (by_step().module(observation), observation),
+        lambda observation: (by_step().module(observation), *[observation] * 3),
         in_keys=["observation"],
-        out_keys=["action", "_seen"],
+        out_keys=["action", "_seen", ("inner", "_deep"), ("inner", "kept")],
     )
     with make(cls, policy=policy) as collector:
         batch, fake = collector.next(), collector.fake_tensordict()
-    assert "_seen" not in keys(batch)
+    assert not {"_seen", ("inner", "_deep")} & keys(batch)
+    assert ("inner", "kept") in keys(batch)
     assert keys(fake) == keys(batch)
+    options = {"postproc": lambda batch: batch.set("shown", batch["_seen"] + 1)}
+    if cls is Collector:
+        with make(cls, policy=policy, **options) as collector:
+            batch = collector.next()
+        assert torch.equal(batch["shown"], batch["observation"] + 1)
+        assert "_seen" not in keys(batch)
 
 
 @BOTH
@@ -140,7 +149,7 @@ def test_postprocessing_is_done_here_with_whole_batches(cls):
     assert [tuple(shape) for shape in seen] == [((2, 5) if together(cls) else (10,))] * 2
 
 
-@BOTH
+@ALL
 def test_postprocessing_must_give_something(cls):
     collector = make(cls, postproc=lambda batch: None)
     with pytest.raises(TypeError, match="postproc returned None"), collector:
@@ -170,38 +179,47 @@ def likely():
     )
 
 
-@BOTH
+@ALL
 def test_exploration_can_be_turned_off(cls):
     options = {"policy": likely(), "frames_per_batch": 100}
-    with make(cls, **options) as collector:
-        assert len(actions(collector.next())) > 1
+    for kind in ({}, {"exploration_type": None}):
+        with make(cls, **options, **kind) as collector:
+            assert len(actions(collector.next())) > 1
     with make(cls, exploration_type=InteractionType.MODE, **options) as collector:
         assert actions(collector.next()) == {2}
     assert trawl.ExplorationType.MODE is InteractionType.MODE
 
 
-@BOTH
+@ALL
 def test_without_a_policy_actions_are_random(cls):
     with make(cls, policy=None, frames_per_batch=200) as collector:
         batch = collector.next()
     assert actions(batch) == {0, 1, 2, 3}
+    assert (batch["action"].sum(-1) == 1).all()
     if together(cls):
         assert not torch.equal(batch[0]["action"], batch[1]["action"])
 
 
-@BOTH
+@ALL
 def test_a_trusted_policy_is_called_as_it_is(cls):
-    def policy(frame):
-        return frame.set("action", torch.tensor([0, 0, 1, 0]))
+    def policy(whatever):
+        return whatever.set("action", torch.tensor([0, 0, 1, 0]))
 
     with make(cls, policy=policy, trust_policy=True) as collector:
         assert actions(collector.next()) == {2}
 
 
-@BOTH
+@ALL
 def test_a_policy_can_be_compiled(cls):
-    with make(cls, policy=Chooser(2), compile_policy={"backend": "eager"}) as collector:
+    graphs = []
+
+    def backend(graph, example_inputs):
+        graphs.append(graph)
+        return graph.forward
+
+    with make(cls, policy=Chooser(2), compile_policy={"backend": backend}) as collector:
         assert actions(collector.next()) == {2}
+        assert graphs
         collector.update_policy_weights_(Chooser(1))
         for _ in range(6):
             batch = collector.next()
@@ -312,15 +330,22 @@ def test_versions_can_be_names(cls):
         assert "policy_version" not in collector.stats()
 
 
-@BOTH
+@ALL
 def test_a_version_can_be_counted_up_by_hand(cls):
     with make(cls, track_policy_version=True) as collector:
         collector.increment_version()
-        assert collector.get_distant_attr("policy_version") == [1, 1]
-        assert collector.next()["policy_version"].unique().tolist() == [1]
+        if cls is not Collector:
+            assert collector.get_distant_attr("policy_version") == [1, 1]
+        batch = collector.next()
+        for name in ("policy_version", ("next", "policy_version")):
+            assert batch[name].unique().tolist() == [1]
+            assert batch[name].dtype is torch.int64
     with make(cls) as collector:
         collector.increment_version()
         assert collector.policy_version is None
+        assert collector.get_policy_version() is None
+        assert "policy_version" not in keys(collector.next())
+        assert "policy_version" not in collector.stats()
 
 
 @BOTH
@@ -359,10 +384,7 @@ def test_threads_are_shared_out_and_given_back():
             assert worker_of(collector.next()) == 1
         assert torch.get_num_threads() == 4
         with make(
-            start_method="forkserver",
-            create_env_fn=[Threads] * 2,
-            num_threads=3,
-            num_sub_threads=2,
+            start_method="forkserver", create_env_fn=[Threads] * 2, num_threads=3, num_sub_threads=2
         ) as collector:
             assert torch.get_num_threads() == 3
             assert worker_of(collector.next()) == 2

@@ -5,19 +5,7 @@ from itertools import count
 import pytest
 import torch
 from collector_parts import Buffer
-from multi_parts import BOTH, PLACES, Chooser, actions, ledger, make, together
-
-
-class Noting(Buffer):
-    """Notes the shapes of the batches that it is given."""
-
-    def __init__(self):
-        super().__init__()
-        self.shapes = []
-
-    def extend(self, batch):
-        self.shapes.append(tuple(batch.shape))
-        super().extend(batch)
+from multi_parts import BOTH, PLACES, Chooser, actions, ledger, make
 
 
 def checked(buffer, *args, **kwargs):
@@ -109,14 +97,3 @@ def test_random_frames_are_counted_with_the_buffer(cls):
             collector.next()
     found = {actions(batch) == {1} for batch in buffer.content().split(20)[-1:]}
     assert found == {True}
-
-
-@BOTH
-def test_together_or_apart(cls):
-    buffer = Noting()
-    with make(cls, replay_buffer=buffer, total_frames=40) as collector:
-        list(collector)
-    frames = sum(torch.Size(shape).numel() for shape in buffer.shapes)
-    assert frames == 40
-    if not together(cls):
-        assert buffer.shapes == [(10,)] * 4

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from multi_parts import BOTH, PLACES, TRAJ_IDS, make, same, together, worker_of
+from multi_parts import BOTH, PLACES, TRAJ_IDS, make, same, together
 from tensordict.nn import (
     ProbabilisticTensorDictModule,
     ProbabilisticTensorDictSequential,
@@ -11,7 +11,7 @@ from tensordict.nn import (
 from torch import nn
 from torch.distributions import Categorical
 
-from trawl.collectors import Collector, MultiAsyncCollector, MultiSyncCollector
+from trawl.collectors import Collector, MultiSyncCollector
 
 
 def sampling():
@@ -32,13 +32,6 @@ def cartpoles(cls=MultiSyncCollector, workers=2, lanes=None, **options):
     if options.get("policy") is not None:
         options["create_env_kwargs"] = {"categorical_action_encoding": True}
     return cls([source] * workers, **options)
-
-
-def test_workers_get_different_seeds():
-    with cartpoles(workers=3, lanes=2) as collector:
-        collector.set_seed(3)
-        first = collector.next()["observation"][..., 0, :].reshape(6, 4)
-    assert len({tuple(row) for row in first.tolist()}) == 6
 
 
 def test_a_static_seed_is_the_same_for_all():
@@ -100,21 +93,6 @@ def test_a_seed_given_while_iterating_gives_the_same_batches(cls, method):
             assert places == [0]
 
 
-def test_each_async_worker_gives_the_same_batches():
-    def collect(method):
-        rows = {0: [], 1: []}
-        with cartpoles(MultiAsyncCollector, frames_per_batch=10, start_method=method) as found:
-            found.set_seed(9)
-            while min(map(len, rows.values())) < 5:
-                batch = found.next()
-                rows[int(batch[TRAJ_IDS][0]) % 2].append(batch)
-        return rows
-
-    one, other = collect("inline"), collect("forkserver")
-    for number in (0, 1):
-        assert all(same(*pair) for pair in zip(one[number][:5], other[number][:5], strict=True))
-
-
 @BOTH
 def test_what_is_drawn_here_changes_nothing(cls):
     found = []
@@ -128,15 +106,6 @@ def test_what_is_drawn_here_changes_nothing(cls):
                 batches.append(batch)
             found.append(batches)
     assert all(same(*pair) for pair in zip(*found, strict=True))
-
-
-def test_a_seed_makes_workers_begin_anew():
-    with make() as collector:
-        collector.next()
-        collector.set_seed(0)
-        batch = collector.next()
-        assert (batch["observation"][:, 0, 2] == 0).all()
-        assert [worker_of(row) for row in batch] == [0, 1]
 
 
 @BOTH

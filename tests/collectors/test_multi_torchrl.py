@@ -9,12 +9,12 @@ import nursery
 import pytest
 import torch
 from collector_parts import layout
-from multi_parts import BOTH, TRAJ_IDS, together
+from multi_parts import BOTH
 from tensordict.nn import TensorDictModule
 from torch import nn
 
 import trawl.collectors
-from trawl.collectors import MultiAsyncCollector, MultiSyncCollector
+from trawl.collectors import MultiSyncCollector
 
 torchrl_collectors = pytest.importorskip("torchrl.collectors")
 
@@ -49,54 +49,6 @@ def actor():
     return TensorDictModule(nn.Linear(3, 1), in_keys=["observation"], out_keys=["action"])
 
 
-def checked(rows):
-    """Checks that the rows of one worker go on from each other."""
-    whole = torch.cat([row.exclude(("collector", "mask")) for row in rows], -1)
-    now, then = whole[..., 1:], whole["next"][..., :-1]
-    goes_on = ~then["done"][..., 0]
-    assert torch.equal(now["observation"][goes_on], then["observation"][goes_on])
-    same = whole[TRAJ_IDS][..., 1:] == whole[TRAJ_IDS][..., :-1]
-    assert torch.equal(same, goes_on)
-    return whole
-
-
-@pytest.mark.parametrize(
-    ("cls", "make_env", "method"),
-    [
-        (MultiSyncCollector, plain, "inline"),
-        (MultiSyncCollector, transformed, "inline"),
-        (MultiSyncCollector, serial, "inline"),
-        (MultiAsyncCollector, plain, "inline"),
-        (MultiAsyncCollector, transformed, "forkserver"),
-        (MultiAsyncCollector, serial, "inline"),
-    ],
-)
-def test_environments_of_torchrl_are_collected_from(cls, make_env, method):
-    lanes = 3 if make_env is serial else 1
-    with cls(
-        [make_env] * 2,
-        actor(),
-        frames_per_batch=60,
-        total_frames=360,
-        start_method=method,
-    ) as collector:
-        rows = {0: [], 1: []}
-        for batch in collector:
-            for index, row in enumerate(batch if together(cls) else [batch]):
-                number = index if together(cls) else int(row[TRAJ_IDS].reshape(-1)[0]) % 2
-                rows[number].append(row)
-        fake = collector.fake_tensordict()
-        assert layout(fake) == layout(batch)
-        assert collector.stats()["frames"] == 360
-    wholes = [checked(found) for found in rows.values() if found]
-    assert sum(whole.numel() for whole in wholes) == 360
-    if make_env is transformed:
-        count = wholes[0]["step_count"][:, 0]
-        assert count[:8].tolist() == [0, 1, 2, 3, 4, 5, 6, 0]
-    if make_env is serial:
-        assert wholes[0].shape[0] == lanes
-
-
 def test_one_seed_gives_the_same_bits_wherever_workers_live():
     found = []
     for method in ("inline", "forkserver"):
@@ -107,20 +59,6 @@ def test_one_seed_gives_the_same_bits_wherever_workers_live():
             found.append(list(collector))
     for one, other in zip(*found, strict=True):
         assert (one == other).all()
-
-
-@BOTH
-@pytest.mark.parametrize("option", [{"max_frames_per_traj": 5}, {"compact_obs": True}])
-def test_options_do_with_them_what_they_do(cls, option):
-    with cls(
-        [plain] * 2, actor(), frames_per_batch=40, start_method="inline", **option
-    ) as collector:
-        batch = collector.next()
-    if "compact_obs" in option:
-        assert "observation" not in batch["next"].keys()  # noqa: SIM118
-    else:
-        assert batch["step_count"].max() == 4
-        assert batch["next", "truncated"][..., 4, 0].all()
 
 
 @BOTH
@@ -173,12 +111,7 @@ def facts(module, name, **more):
     """A collector, and the look of its batches."""
     sources, options = CASES[name]
     collector = getattr(module, name)(
-        sources,
-        actor(),
-        frames_per_batch=60,
-        total_frames=120,
-        **options,
-        **more,
+        sources, actor(), frames_per_batch=60, total_frames=120, **options, **more
     )
     return collector, [(batch.shape, batch.names, layout(batch)) for batch in collector]
 

@@ -6,8 +6,8 @@ import multiprocessing
 from typing import Any
 
 import pytest
-from multi_parts import BOTH, CLASSES, LENGTHS, PLACES, envs, make
-from whole_parts import TRAJ_IDS, Episodes, cycling
+from multi_parts import BOTH, LENGTHS, PLACES, envs, make
+from whole_parts import Episodes, cycling
 
 from trawl.testing import NumberedEnv
 
@@ -133,50 +133,6 @@ def test_a_state_that_is_loaded_while_workers_collect(cls: Any, method: str) -> 
 
 
 # --- TorchRL's buffers
-
-
-@pytest.mark.parametrize(
-    ("cls", "sampled_by", "lanes"),
-    [
-        (CLASSES[0], {"traj_key": TRAJ_IDS}, 2),
-        (CLASSES[1], {"end_key": ("next", "done")}, None),
-    ],
-    ids=["sync", "async"],
-)
-def test_no_slice_crosses_an_episode_or_a_worker(cls: Any, sampled_by: Any, lanes: Any) -> None:
-    data = pytest.importorskip("torchrl.data")
-    if "end_key" in sampled_by:
-        sampled_by = {**sampled_by, "truncated_key": None}
-    buffer = data.ReplayBuffer(
-        storage=data.LazyTensorStorage(1000),
-        sampler=data.SliceSampler(slice_len=4, strict_length=False, **sampled_by),
-        batch_size=200,
-    )
-    episodes = Episodes(cycling([4, 7]))
-    with make(
-        cls,
-        create_env_fn=envs(2, lanes, lengths=[4, 7]),
-        frames_per_batch=20,
-        total_frames=400,
-        trajs_per_batch=2,
-        replay_buffer=buffer,
-    ) as collector:
-        for _ in collector:
-            pass
-    # Trajectories lie one behind the other, each whole.
-    content = buffer[:]
-    assert episodes.add(content) > 50
-    assert content.shape == (episodes.frames,)
-    seen = set()
-    for _ in range(5):
-        slices = buffer.sample().reshape(-1, 4)
-        numbers = NumberedEnv.numbers(slices)
-        assert (numbers[..., :2] == numbers[:, :1, :2]).all(), "of several workers or episodes"
-        assert (numbers[..., 2].diff(dim=-1) == 1).all(), "not consecutive"
-        assert (slices[TRAJ_IDS] == slices[TRAJ_IDS][:, :1]).all()
-        assert not slices["next", "done"][:, :-1].any()
-        seen |= set(numbers[:, 0, 0].tolist())
-    assert len(seen) == 2 * (lanes or 1)
 
 
 def test_a_shared_buffer_is_filled_as_well() -> None:

@@ -6,17 +6,7 @@ from typing import Any
 import pytest
 import torch
 from collector_parts import by_step, named
-from multi_parts import (
-    BOTH,
-    TRAJ_IDS,
-    Chooser,
-    actions,
-    envs,
-    ledger,
-    make,
-    together,
-    worker_of,
-)
+from multi_parts import BOTH, Chooser, actions, envs, ledger, make, together, worker_of
 from tensordict.nn import TensorDictModule
 
 import trawl.collectors
@@ -77,22 +67,6 @@ def test_arguments_of_environments_may_be_the_workers_own(cls):
     assert [worker_of(row) for row in found] == [3, 8]
 
 
-@BOTH
-@pytest.mark.parametrize("lanes", [1, 3])
-def test_a_worker_may_have_a_list_of_environments(cls, lanes):
-    book = ledger(2, lanes)
-    with make(cls, lanes=lanes, frames_per_batch=12, total_frames=48) as collector:
-        for batch in collector:
-            book.add(batch)
-            assert batch.shape[-2] == lanes
-    assert book.frames == 48
-
-
-def test_environments_may_be_named_by_their_ids():
-    with MultiSyncCollector(["CartPole-v1"] * 2, frames_per_batch=10, **INLINE) as collector:
-        assert collector.next()["observation"].shape == (2, 5, 4)
-
-
 @pytest.mark.parametrize("method", ["inline", "forkserver"])
 def test_environments_that_are_registered_here_are_known_to_workers(method):
     import gymnasium
@@ -113,6 +87,8 @@ def test_environments_that_are_registered_here_are_known_to_workers(method):
 
 @BOTH
 def test_policies_may_be_the_workers_own(cls):
+    with make(cls, policy_factory=[lambda: Chooser(2), lambda: Chooser(0)]) as collector:
+        assert [actions(row) for row in by_worker(collector)] == [{2}, {0}]
     policies = [Chooser(1), Chooser(3)]
     with make(cls, policy=policies) as collector:
         assert [actions(row) for row in by_worker(collector)] == [{1}, {3}]
@@ -129,12 +105,6 @@ def test_a_policy_may_be_made_by_the_worker(cls):
             collector.update_policy_weights_()
         collector.update_policy_weights_(Chooser(1))
         assert [actions(row) for row in by_worker(collector, 12)] == [{1}, {1}]
-
-
-@BOTH
-def test_factories_of_policies_may_be_the_workers_own(cls):
-    with make(cls, policy_factory=[lambda: Chooser(2), lambda: Chooser(0)]) as collector:
-        assert [actions(row) for row in by_worker(collector)] == [{2}, {0}]
 
 
 @pytest.mark.parametrize("start_method", ["inline", "messages"])
@@ -230,18 +200,10 @@ def test_a_list_has_an_entry_for_each_worker(name, value):
 
 
 WRONG: list[tuple[dict[str, Any], Any, str]] = [
-    (
-        {"num_workers": 3},
-        ValueError,
-        r"num_workers=3 does not match create_env_fn, a list of 2",
-    ),
+    ({"num_workers": 3}, ValueError, r"num_workers=3 does not match create_env_fn, a list of 2"),
     ({"num_workers": 0}, ValueError, r"num_workers must be at least 1, but it is 0"),
     ({"num_workers": True}, TypeError, r"num_workers must be an integer"),
-    (
-        {"num_workers": "two"},
-        TypeError,
-        r"num_workers must be an integer.*'two'",
-    ),
+    ({"num_workers": "two"}, TypeError, r"num_workers must be an integer.*'two'"),
     ({"create_env_fn": []}, ValueError, r"create_env_fn must not be an empty list"),
     ({"frames_per_batch": 0}, ValueError, r"frames_per_batch must be at least 1"),
     ({"frames_per_batch": [5, 0]}, ValueError, r"frames_per_batch must be at least 1"),
@@ -270,11 +232,7 @@ WRONG: list[tuple[dict[str, Any], Any, str]] = [
     ({"device": "abacus"}, ValueError, r"device 'abacus' is not a device"),
     ({"device": ["cpu", "abacus"]}, ValueError, r"device 'abacus' is not a device"),
     ({"create_env_kwargs": [{}, 3]}, TypeError, r"create_env_kwargs must be a mapping"),
-    (
-        {"interruptor": print},
-        TypeError,
-        "interruptor can't be used with collectors with workers",
-    ),
+    ({"interruptor": print}, TypeError, "interruptor can't be used with collectors with workers"),
     (
         {"return_same_td": True},
         TypeError,
@@ -443,13 +401,3 @@ def test_an_older_name_is_the_class_and_warns_once(name, monkeypatch):
 @pytest.mark.parametrize("name", ["MultiCollector", "MultiSyncCollector", "AsyncCollector"])
 def test_the_classes_are_at_the_top(name):
     assert getattr(trawl, name) is getattr(trawl.collectors, name)
-
-
-def test_ids_are_unique_over_workers_with_different_environments():
-    kinds = [[NumberedEnv(0, lengths=[1])] * 1, [NumberedEnv(1, lengths=[2])]]
-    with make(create_env_fn=kinds, frames_per_batch=12, total_frames=48) as collector:
-        ids = torch.cat([batch[TRAJ_IDS] for batch in collector], -1)
-    one, other = (set(row.reshape(-1).tolist()) for row in ids)
-    assert len(one) == 24
-    assert len(other) == 12
-    assert not one & other

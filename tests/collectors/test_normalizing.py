@@ -1,22 +1,17 @@
 """Observations and rewards that one process normalises."""
 
-import io
-
 import gymnasium
 import numpy as np
 import pytest
 import torch
+from collector_parts import Buffer
 from gymnasium import spaces
 from tensordict.nn import TensorDictModule
 from torch import nn
 
-from trawl.collectors import (
-    Collector,
-    Normalization,
-    NormalizeObservation,
-    NormalizeReward,
-)
-from trawl.envs import FrameStack, GymEnv
+from tests.oracle.continuing import saved
+from trawl.collectors import Collector, Normalization, NormalizeObservation, NormalizeReward
+from trawl.envs import GymEnv
 
 MASK = ("collector", "mask")
 NEXT = ("next", "observation")
@@ -48,26 +43,16 @@ def scaled(values, mean, var, clip=10.0):
     return np.clip((values - mean) / np.sqrt(var + 1e-8), -clip, clip)
 
 
-def test_a_frozen_normalisation_keeps_its_statistics():
-    with Collector(Walk, frames_per_batch=50, normalize_observations=True) as collector:
-        collector.set_seed(0)
-        collector.next()
-        found = collector.normalization
-        before = found.observations["observation"]
-        found.training = False
-        batch = collector.next()
-        assert found.observations["observation"] is before
-        found.training = True
-        collector.next()
-        assert found.observations["observation"].count == 100
-    assert batch["observation"].abs().max() < 10
+def normalizing(source=Walk, policy=None, **options):
+    options = {"frames_per_batch": 50, "normalize_observations": True, **options}
+    return Collector(source, policy, **options)
 
 
 @pytest.mark.parametrize("seeded", [True, False], ids=["seeded", "given"])
 def test_two_equally_seeded_collectors_are_equal(seeded):
     first = []
     for _ in range(2):
-        with Collector(Walk, policy(), frames_per_batch=50, normalize_observations=True) as one:
+        with normalizing(Walk, policy()) as one:
             if not seeded:
                 one.reset(seed=3)
             one.set_seed(3)
@@ -75,95 +60,49 @@ def test_two_equally_seeded_collectors_are_equal(seeded):
     assert (first[0] == first[1]).all()
 
 
-def through_a_file(state):
-    file = io.BytesIO()
-    torch.save(state, file)
-    file.seek(0)
-    return torch.load(file, weights_only=True)
-
-
-class Replayed(Walk):
-    """Its state has a generator, so that its actions are logged and replayed."""
-
-    def reset(self, **kwargs):
-        self.numbers = (number for number in range(1000))
-        return super().reset(**kwargs)
-
-    def step(self, action):
-        obs, reward, *rest = super().step(action)
-        return obs, reward + next(self.numbers), *rest
-
-
-def test_an_environment_that_is_replayed_resumes_to_the_bit():
-    options = {"frames_per_batch": 60, "normalize_observations": True, "normalize_rewards": True}
-    with Collector(Replayed, policy(), **options) as one:
-        one.set_seed(0)
-        one.next()
-        assert one.env_state_methods() == ["replay"]
-        state = one.state_dict()
-        expected = one.next()
-    with Collector(Replayed, policy(), **options) as other:
-        other.load_state_dict(state)
-        assert (other.next() == expected).all()
-
-
-def test_a_state_right_after_a_seed_resumes_to_the_bit():
-    with Collector(Walk, policy(), frames_per_batch=60, normalize_observations=True) as one:
-        one.set_seed(0)
-        one.next()
-        one.set_seed(1)
-        state = one.state_dict()
-        expected = one.next()
-    with Collector(Walk, policy(), frames_per_batch=60, normalize_observations=True) as other:
-        other.load_state_dict(state)
-        assert (other.next() == expected).all()
-
-
-def test_a_state_without_statistics_is_refused():
-    with (
-        Collector(Walk, frames_per_batch=10) as one,
-        Collector(Walk, frames_per_batch=10, normalize_observations=True) as other,
-        Collector(Walk, frames_per_batch=10, normalize_rewards=True) as third,
-    ):
-        with pytest.raises(KeyError, match="no 'normalization'"):
-            other.load_state_dict(one.state_dict())
-        with pytest.raises(ValueError, match="normalises"):
-            other.load_state_dict(third.state_dict())
-
-
-def test_single_steps_are_normalised_for_a_buffer():
-    rows = []
-
-    class Buffer:
-        def add(self, frame):
-            rows.append(frame.clone())
-
-    with Collector(
-        Walk,
-        frames_per_batch=30,
-        total_frames=60,
-        replay_buffer=Buffer(),
-        extend_buffer=False,
-        normalize_observations=True,
-    ) as collector:
-        for _ in collector:
-            pass
-        assert collector.normalization.observations["observation"].count == 60
-    assert len(rows) == 60
-    assert rows[-1]["observation"].abs().max() < 10
-
-
 def test_a_seed_in_the_middle_normalises_the_first_observation():
-    with Collector(Walk, policy(), frames_per_batch=50, normalize_observations=True) as collector:
+    """Also that of a collector which loads the state after the seed."""
+    with normalizing(Walk, policy()) as collector, normalizing(Walk, policy()) as other:
         collector.set_seed(0)
         collector.next()
         own = collector.normalization.observations["observation"]
         collector.set_seed(1)
-        first = collector.next()["observation"][0].numpy()
+        other.load_state_dict(collector.state_dict())
+        batch = collector.next()
+        assert (other.next() == batch).all()
     with Collector(Walk, policy(), frames_per_batch=50) as other:
         other.set_seed(1)
         raw = other.next()["observation"][0].numpy()
+    first = batch["observation"][0].numpy()
     np.testing.assert_allclose(first, scaled(raw, own.mean, own.var), rtol=1e-3, atol=1e-3)
+
+
+def test_states_of_other_statistics_are_refused():
+    rewards = {"normalize_observations": False, "normalize_rewards": True}
+    with (
+        Collector(Walk, frames_per_batch=50) as plain,
+        normalizing() as other,
+        normalizing(**rewards) as third,
+    ):
+        for one in (plain, other, third):
+            one.next()
+        states = [one.state_dict() for one in (plain, other, third)]
+        with pytest.raises(KeyError, match=r"no 'normalization'.*without normalize_observations"):
+            other.load_state_dict(states[0])
+        with pytest.raises(ValueError, match="normalises"):
+            other.load_state_dict(states[2])
+        with pytest.raises(ValueError, match="with the same normalize_observations"):
+            plain.load_state_dict(states[1])
+
+
+def test_single_steps_are_normalised_for_a_buffer():
+    buffer = Buffer()
+    options = {"total_frames": 60, "replay_buffer": buffer, "extend_buffer": False}
+    with normalizing(frames_per_batch=30, **options) as collector:
+        list(collector)
+        assert collector.normalization.observations["observation"].count == 60
+    assert len(buffer) == 60
+    assert buffer.frames[-1]["observation"].abs().max() < 10
 
 
 class Pair(gymnasium.Env):
@@ -187,7 +126,7 @@ class Pair(gymnasium.Env):
 
 def test_all_floating_point_observations_are_normalised():
     env = GymEnv(Pair(), info_keys=["value"])
-    with Collector(env, frames_per_batch=100, normalize_observations=True) as collector:
+    with normalizing(env, frames_per_batch=100) as collector:
         batch = [collector.next() for _ in range(2)][-1]
         found = collector.normalization.observations
     assert set(found) == {"a", ("inner", "b")}
@@ -200,7 +139,7 @@ def test_all_floating_point_observations_are_normalised():
 
 def test_keys_choose_observations():
     chosen = NormalizeObservation(keys=[("inner", "b")], clip=0.5)
-    with Collector(Pair, frames_per_batch=50, normalize_observations=chosen) as collector:
+    with normalizing(Pair, normalize_observations=chosen) as collector:
         batch = [collector.next() for _ in range(2)][-1]
         assert list(collector.normalization.observations) == [("inner", "b")]
     assert batch["inner", "b"].abs().max() == 0.5
@@ -208,14 +147,24 @@ def test_keys_choose_observations():
 
 
 def test_the_statistics_normalise_other_observations():
-    with Collector(Walk, frames_per_batch=64, normalize_observations=True) as collector:
+    """Also without a collector, from their state."""
+    chosen = NormalizeObservation(keys=["observation", ("observation",)], clip=2.0)
+    # A key that is named twice counts once.
+    assert chosen.keys == (("observation",),)
+    with normalizing(normalize_observations=chosen, normalize_rewards=True) as collector:
         collector.next()
         found = collector.normalization
+        other = Normalization.from_state(saved(found.state_dict()))
     values = torch.tensor([[100.0, 90.0]])
+    assert other.options == found.options
+    assert torch.equal(found.normalize_observation(values), other.normalize_observation(values))
+    assert other.rewards["reward"].count == found.observations["observation"].count == 50
+    with pytest.raises(ValueError, match=r"must be one that .* has no 'training'"):
+        Normalization.from_state({"weight": torch.zeros(3)})
     own = found.observations["observation"]
     np.testing.assert_allclose(
         found.normalize_observation(values),
-        scaled(values.numpy(), own.mean, own.var),
+        scaled(values.numpy(), own.mean, own.var, 2.0),
         rtol=1e-5,
         atol=1e-5,
     )
@@ -224,22 +173,6 @@ def test_the_statistics_normalise_other_observations():
         found.normalize_observation(values, "other")
     assert "observation" in repr(found)
     assert isinstance(found, Normalization)
-
-
-def test_a_state_normalises_without_a_collector():
-    options = NormalizeObservation(keys=["observation"], clip=2.0)
-    with Collector(
-        Walk, frames_per_batch=64, normalize_observations=options, normalize_rewards=True
-    ) as collector:
-        collector.next()
-        own = collector.normalization
-        found = Normalization.from_state(through_a_file(own.state_dict()))
-    assert found.options == own.options
-    values = torch.tensor([[100.0, 90.0]])
-    assert torch.equal(found.normalize_observation(values), own.normalize_observation(values))
-    assert found.rewards["reward"].count == 64
-    with pytest.raises(ValueError, match=r"must be one that .* has no 'training'"):
-        Normalization.from_state({"weight": torch.zeros(3)})
 
 
 # --- errors
@@ -312,22 +245,6 @@ def test_an_environment_of_torchrl_is_normalised_without_its_counters():
     assert statistics[0].count == statistics[1].count == 150
 
 
-class Broken(Walk):
-    """Returns an infinite observation and reward."""
-
-    def step(self, action):
-        return np.array([np.inf, 0], np.float32), np.inf, False, False, {}
-
-
-@pytest.mark.parametrize("name", ["normalize_observations", "normalize_rewards"])
-def test_infinite_values_are_an_error(name):
-    with (
-        Collector(Broken, frames_per_batch=10, **{name: True}) as collector,
-        pytest.raises(ValueError, match="values that are not finite, so it can't be normalised"),
-    ):
-        collector.next()
-
-
 # --- other kinds of environments
 
 
@@ -337,26 +254,17 @@ def test_envpool_is_normalised_also_if_its_environments_come_as_they_are_ready()
     def made(**options):
         return envpool.make_gymnasium("Pendulum-v1", num_envs=4, seed=0, **options)
 
-    with Collector(made(), frames_per_batch=1000, normalize_observations=True) as collector:
+    with normalizing(made(), frames_per_batch=1000) as collector:
         batches = [collector.next() for _ in range(2)]
         counted = collector.normalization.observations["observation"].count
     assert counted == sum(int(b.get(MASK).sum()) if MASK in b.keys(True) else 1000 for b in batches)
     pool = made(batch_size=2)
-    with Collector(pool, frames_per_batch=1000, normalize_observations=True) as collector:
+    with normalizing(pool, frames_per_batch=1000) as collector:
         frames = torch.cat([collector.next() for _ in range(2)])
         assert collector.normalization.observations["observation"].count == 2000
     later = frames["observation"][1000:]
     assert later.mean(0).abs().max() < 0.5
     assert (later.std(0) - 1).abs().max() < 0.5
-
-
-def test_a_key_that_is_named_twice_counts_once():
-    options = NormalizeObservation(keys=["observation", ("observation",)])
-    assert options.keys == (("observation",),)
-    assert FrameStack(4, keys=["a", "b", ("a",)]).keys == (("a",), ("b",))
-    with Collector(Walk, frames_per_batch=50, normalize_observations=options) as collector:
-        collector.next()
-        assert collector.normalization.observations["observation"].count == 50
 
 
 class Still(Walk):
@@ -373,8 +281,7 @@ class Still(Walk):
 
 @pytest.mark.parametrize("more", [{"epsilon": 1e-12}, {"clip": 1e6}])
 def test_half_precision_stays_finite(more):
-    options = NormalizeObservation(**more)
-    with Collector(Still, frames_per_batch=50, normalize_observations=options) as collector:
+    with normalizing(Still, normalize_observations=NormalizeObservation(**more)) as collector:
         for batch in (collector.next(), collector.next()):
             assert batch["observation"].isfinite().all()
             assert batch[NEXT].isfinite().all()
@@ -384,18 +291,3 @@ def test_numbers_of_numpy_are_numbers():
     assert NormalizeObservation(clip=np.int64(5), epsilon=np.float32(0.5)).clip == 5
     options = NormalizeReward(gamma=np.float32(0.5))
     assert type(options.gamma) is float
-
-
-def test_states_with_and_without_statistics_name_the_options():
-    with Collector(Walk, frames_per_batch=10) as plain, normalizing() as other:
-        for one in (plain, other):
-            one.next()
-        states = plain.state_dict(), other.state_dict()
-        with pytest.raises(ValueError, match="with the same normalize_observations"):
-            plain.load_state_dict(states[1])
-        with pytest.raises(KeyError, match="without normalize_observations"):
-            other.load_state_dict(states[0])
-
-
-def normalizing():
-    return Collector(Walk, frames_per_batch=10, normalize_observations=True)

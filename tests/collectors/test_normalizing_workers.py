@@ -1,14 +1,15 @@
 """Statistics for normalisation that all workers share."""
 
-import io
-
 import numpy as np
 import pytest
 import torch
-from multi_parts import CLASSES
+from collector_parts import Buffer
+from multi_parts import CLASSES, TRAJ_IDS
 from tensordict.nn import TensorDictModule
 from torch import nn
 
+from tests.oracle.comparing import Case, collector_of
+from tests.oracle.continuing import saved
 from trawl.backends import InlineBackend
 from trawl.collectors import (
     Collector,
@@ -18,6 +19,7 @@ from trawl.collectors import (
     NormalizeReward,
 )
 from trawl.rollout.moments import RunningMoments
+from trawl.testing.oracle import Options
 
 REWARD = ("next", "reward")
 OPTIONS = {"normalize_observations": True, "normalize_rewards": NormalizeReward(keep_raw=True)}
@@ -117,30 +119,12 @@ def test_first_observations_after_a_seed_have_the_statistics_of_all_workers():
     np.testing.assert_allclose(squares, 1, atol=1e-4)
 
 
-@pytest.mark.parametrize("cls", CLASSES, ids=["sync", "async"])
-def test_frozen_statistics_stay_as_they_are(cls):
-    with make(cls) as collector:
-        collector.next()
-        found = collector.normalization
-        found.training = False
-        before = found.observations["observation"]
-        batches(collector, 6)
-        assert found.observations["observation"] is before
-
-
-def through_a_file(state):
-    file = io.BytesIO()
-    torch.save(state, file)
-    file.seek(0)
-    return torch.load(file, weights_only=True)
-
-
 @pytest.mark.parametrize("options", [{}, {"prefetch": 1}], ids=["plain", "prefetch"])
 def test_a_state_resumes_to_the_bit(options):
     with make(**options) as one:
         one.set_seed(0)
         batches(one, 2)
-        state = through_a_file(one.state_dict())
+        state = saved(one.state_dict())
         expected = batches(one, 2)
         last = one.normalization.state_dict()
     with make(**options) as other:
@@ -156,7 +140,7 @@ def test_finished_batches_of_a_state_are_counted_when_they_are_delivered():
     with make(MultiAsyncCollector) as one:
         one.set_seed(0)
         one.next()
-        state = through_a_file(one.state_dict())
+        state = saved(one.state_dict())
         counted = one.normalization.observations["observation"].count
     assert counted == 80
     assert state["finished"]
@@ -173,24 +157,41 @@ def test_a_state_of_other_statistics_is_refused():
         assert other.next() is not None
 
 
-class Buffer:
-    """Keeps what is written to it."""
-
-    def __init__(self):
-        self.batches = []
-
-    def extend(self, batch):
-        self.batches.append(batch.clone())
-
-
 @pytest.mark.parametrize("cls", CLASSES, ids=["sync", "async"])
 def test_batches_for_a_buffer_are_normalised(cls):
     buffer = Buffer()
     with make(cls, total_frames=320, replay_buffer=buffer) as collector:
-        for _ in collector:
-            pass
-        assert collector.normalization.observations["observation"].count == 320
-    assert sum(b.numel() for b in buffer.batches) == 320
+        list(collector)
+        found = collector.normalization
+        before = found.observations["observation"]
+        assert before.count == 320
+    assert len(buffer) == 320
+
+
+@pytest.mark.parametrize(
+    ("face", "place", "total"),
+    [
+        ("sync_same_step", "sync", 31),
+        ("tensors_same_step", "sync", 2),
+        ("tensors_same_step", "async", 31),
+        ("sync_next_step", "sync", 70),
+        ("tensors_next_step", "sync", 73),
+        ("sync_next_step", "async", 79),
+        ("tensors_next_step", "async", 64),
+        ("list", "one", 31),
+    ],
+)
+@pytest.mark.filterwarnings("ignore")
+def test_statistics_have_exactly_the_frames_that_were_delivered(face, place, total):
+    normalize = {"normalize_observations": True, "normalize_rewards": True}
+    options = Options(12, total_frames=total, exact_frames=True, **normalize)
+    buffer = Buffer() if place == "one" else None
+    with collector_of(Case(face, options, place), replay_buffer=buffer) as collector:
+        delivered = [batch[TRAJ_IDS].clone() for batch in collector if batch is not None]
+        found = collector.normalization
+        count = len(buffer) if buffer else sum(int((ids >= 0).sum()) for ids in delivered)
+        assert found.observations["observation"].count == count == total
+        assert found.rewards["reward"].count == total
 
 
 def test_a_growing_collector_and_lists_of_keys():

@@ -207,6 +207,10 @@ def function() -> Any:
     return policy
 
 
+def nested(policy: Any) -> Any:
+    return lambda observation: policy(observation)
+
+
 _state: dict[str, Any] = {}
 
 
@@ -241,11 +245,20 @@ POLICIES = {
     "object in a module": lambda: named(Called()),
     "bound method": lambda: Called().method,
     "function": function,
+    "function in a function": lambda: nested(function()),
+    "function in a module": lambda: named(function()),
     "partial": lambda: partial(function()),
     "globals": of_globals,
     "EGreedy": lambda: torchrl("EGreedyModule"),
     "OrnsteinUhlenbeck": lambda: torchrl("OrnsteinUhlenbeckProcessModule"),
     "AdditiveGaussian": lambda: torchrl("AdditiveGaussianModule"),
+}
+
+
+SOURCES: dict[str, Any] = {
+    "one": "Pendulum-v1",
+    "batch": ["Pendulum-v1"] * 2,
+    "TorchRL": lambda: pytest.importorskip("torchrl.envs").GymEnv("Pendulum-v1"),
 }
 
 
@@ -285,17 +298,20 @@ def generators() -> Any:
     return torch.get_rng_state().tolist(), str(np.random.get_state()), random.getstate()
 
 
-def state(policy: Any) -> Any:
+def state_of(policy: Any) -> Any:
     return fingerprint(policy), fingerprint(_state), generators()
 
 
 @pytest.mark.filterwarnings("ignore:policy has no parameters to move")
 @pytest.mark.parametrize(
-    ("name", "source"),
-    [(name, ["Pendulum-v1"] * 2 if i % 2 else "Pendulum-v1") for i, name in enumerate(POLICIES)],
+    ("name", "kind"), [(name, list(SOURCES)[i % 3]) for i, name in enumerate(POLICIES)]
 )
-def test_a_collector_that_is_made_leaves_the_policy_and_the_generators_as_they_were(name, source):
-    policy = POLICIES[name]()
+def test_a_collector_that_is_made_leaves_the_policy_and_the_generators_as_they_were(name, kind):
+    policy, source = POLICIES[name](), SOURCES[kind]
+    if kind == "TorchRL":
+        pytest.importorskip("torchrl.envs")
+    # The resets of TorchRL's environments draw from them.
+    state = fingerprint if kind == "TorchRL" else state_of
     before = state(policy)
     for options in ({}, {"policy_device": "cpu"}, {"track_policy_version": True}):
         Collector(source, policy, frames_per_batch=4, **options).shutdown()
@@ -321,12 +337,12 @@ def test_workers_leave_the_policy_as_it_was(name):
 
 def test_worker_processes_do_not_share_the_policys_memory():
     policy = named(Counting())
-    before = state(policy)
+    before = state_of(policy)
     with MultiSyncCollector("Pendulum-v1", policy, num_workers=2, frames_per_batch=8) as collector:
         collector.next()
         collector.update_policy_weights_()
         collector.next()
-    assert state(policy) == before
+    assert state_of(policy) == before
 
 
 @pytest.mark.parametrize("name", ["weight_norm", "module", "EGreedy"])

@@ -222,10 +222,7 @@ def test_frames_are_written_into_a_buffer():
 def test_whole_trajectories_are_those_of_a_run_without():
     def run(prefetch):
         with make(
-            trajs_per_batch=3,
-            traj_format="padded",
-            total_frames=80,
-            prefetch=prefetch,
+            trajs_per_batch=3, traj_format="padded", total_frames=80, prefetch=prefetch
         ) as collector:
             return list(collector)
 

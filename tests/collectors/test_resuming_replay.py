@@ -146,8 +146,7 @@ def test_a_pool_that_was_stepped_before_has_no_way():
 
 @with_pools
 @pytest.mark.parametrize(
-    ("options", "name"),
-    [({"seed": 4}, "seed"), ({"max_episode_steps": 100}, "max_episode_steps")],
+    ("options", "name"), [({"seed": 4}, "seed"), ({"max_episode_steps": 100}, "max_episode_steps")]
 )
 def test_a_pool_with_other_settings_is_refused(options, name):
     with pooled() as collector:

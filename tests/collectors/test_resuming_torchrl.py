@@ -109,10 +109,7 @@ def test_pickles_of_another_process_need_trust():
 
 @pytest.mark.parametrize(
     "make",
-    [
-        Unpicklable,
-        lambda: ParallelEnv(2, partial(GymEnv, "CartPole-v1"), mp_start_method="fork"),
-    ],
+    [Unpicklable, lambda: ParallelEnv(2, partial(GymEnv, "CartPole-v1"), mp_start_method="fork")],
     ids=["iterator", "processes"],
 )
 def test_without_any_way_new_episodes_begin(make):
@@ -166,10 +163,7 @@ def test_the_state_of_another_policy_is_refused():
         collector.next()
         state = collector.state_dict()
     match = "the state has .* in 'mean', but the collector has no entry"
-    with (
-        replace(ROWS["bare"], policy=None).make() as other,
-        pytest.raises(ValueError, match=match),
-    ):
+    with replace(ROWS["bare"], policy=None).make() as other, pytest.raises(ValueError, match=match):
         other.load_state_dict(state, strict=False)
 
 

@@ -110,21 +110,6 @@ def test_a_buffer_gets_what_an_override_returns(extend, background):
     assert ("mark" in buffer.content().keys(True)) == extend
 
 
-@pytest.mark.parametrize("extend", [True, False])
-def test_a_buffer_gets_a_batch_that_was_made_elsewhere(extend):
-    buffer = Buffer()
-    with Invented(
-        env,
-        by_step(),
-        frames_per_batch=10,
-        total_frames=30,
-        replay_buffer=buffer,
-        extend_buffer=extend,
-    ) as collector:
-        assert list(collector) == [None] * 3
-    assert len(buffer) == 30
-
-
 def test_frames_that_were_made_elsewhere_are_added_one_by_one_if_asked():
     calls = []
 
@@ -150,12 +135,7 @@ def test_frames_that_were_made_elsewhere_are_added_one_by_one_if_asked():
 
 def test_whole_trajectories_are_put_together_of_what_an_override_returns():
     with Marked(
-        env,
-        by_step(),
-        frames_per_batch=10,
-        total_frames=30,
-        trajs_per_batch=2,
-        traj_format="cat",
+        env, by_step(), frames_per_batch=10, total_frames=30, trajs_per_batch=2, traj_format="cat"
     ) as collector:
         found = list(collector)
     assert [len(batch) for batch in found] == [8, 4, 6, 8, 4]

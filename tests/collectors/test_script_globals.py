@@ -134,9 +134,7 @@ THREAD = "threading.Thread(target=threading.Event().wait, daemon=True).start()\n
 
 
 @pytest.mark.parametrize(
-    "code",
-    [SCRIPT + ONE, NOTEBOOK, SCRIPT + THREAD + ONE],
-    ids=["no file", "notebook", "thread"],
+    "code", [SCRIPT + ONE, NOTEBOOK, SCRIPT + THREAD + ONE], ids=["no file", "notebook", "thread"]
 )
 def test_programs_without_a_file(code):
     done = nursery.run(code)

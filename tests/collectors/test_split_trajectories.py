@@ -28,23 +28,6 @@ def test_it_is_where_torchrl_has_it():
     assert public is split_trajectories
 
 
-def test_a_batch_is_cut_where_ids_change():
-    split = split_trajectories(frames([4, 4, 7, 7, 7, 9]))
-    assert split.batch_size == (3, 3)
-    assert split["number"].tolist() == [[1, 2, 0], [3, 4, 5], [6, 0, 0]]
-    assert split[MASK].tolist() == [[True, True, False], [True] * 3, [True, False, False]]
-    assert split[MASK].dtype is torch.bool
-
-
-def test_whole_rows_stay_as_they_are():
-    batch = frames([[0, 0, 0], [1, 1, 1]])
-    split = split_trajectories(batch)
-    assert split.batch_size == (2, 3)
-    assert torch.equal(split["number"], batch["number"])
-    assert split[MASK].all()
-    assert MASK not in keys(batch)
-
-
 def test_every_entry_is_padded_with_zeros():
     split = split_trajectories(
         frames(
@@ -56,6 +39,7 @@ def test_every_entry_is_padded_with_zeros():
     )
     assert split["image"].shape == (2, 2, 2, 2)
     assert split["done"][..., 0].tolist() == [[True, True], [True, False]]
+    assert split[MASK].dtype is torch.bool
     assert split["nested", "deep"][..., 0].tolist() == [[1, 1], [1, 0]]
 
 
@@ -88,12 +72,6 @@ def test_a_mask_that_is_there_stays_in_force():
     batch = frames([0, 0, 1])
     batch["collector"].update(mask)
     assert split_trajectories(batch)[MASK].tolist() == [[True, False], [True, False]]
-
-
-def test_rows_of_no_trajectory_are_left_out_where_all_are_of_one_length():
-    split = split_trajectories(frames([[3, 3], [-1, -1], [4, 4]]))
-    assert split["number"].tolist() == [[1, 2], [5, 6]]
-    assert split[MASK].all()
 
 
 @pytest.mark.parametrize("nested", [True, False])

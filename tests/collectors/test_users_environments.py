@@ -1,7 +1,6 @@
 """What a user passed stays the user's: environments before, during and after their use."""
 
 import random
-from collections.abc import Callable
 from functools import partial
 
 import gymnasium
@@ -136,15 +135,6 @@ def test_collectors_do_not_change_an_environment(make, options):
         assert env.rollout(30).shape[-1] == 30
 
 
-def test_recurrent_states_and_marks_are_added_around_an_environment():
-    env = transformed(RewardSum())
-    before = shape_of(env)
-    options = {"auto_register_policy_transforms": True, "track_policy_version": True}
-    with Collector(env, policy(), frames_per_batch=8, **options) as collector:
-        assert "is_init" in collector.next()
-        assert shape_of(env) == before
-
-
 def test_the_transforms_around_an_environment_follow_its_own():
     env = normalising()
     with Collector(env, policy(), frames_per_batch=8, max_frames_per_traj=3) as collector:
@@ -187,84 +177,6 @@ def test_evaluators_do_not_change_an_environment(make):
     assert [one for one in statistics_of(env) if not isinstance(one, str)] == moments
     evaluator.shutdown()
     assert frozen_in(layers) == before[3]
-
-
-class Counting(nn.Module):
-    """Policy with statistics, counters and generators, all of which a call moves."""
-
-    def __init__(self):
-        super().__init__()
-        self.network, self.norm = nn.Linear(3, 1), nn.BatchNorm1d(3)
-        self.calls, self.seen, self.drawn = 0, [], np.random.default_rng(0)
-        self.own = torch.Generator()
-
-    def forward(self, observation):
-        self.calls += 1
-        self.seen.append(self.drawn.random() + np.random.rand() + random.random())
-        self.norm(torch.randn(4, 3))
-        self.last = torch.rand(1, generator=self.own)
-        return self.network(observation)
-
-    def state(self):
-        names = set(vars(self)) - {"drawn", "own"}
-        numbers = self.drawn.bit_generator.state, self.own.get_state().tolist()
-        return names, self.calls, list(self.seen), str(numbers), str(self.norm.state_dict())
-
-
-class Calls:
-    def __init__(self, module):
-        self.module, self.calls = module, 0
-
-    def __call__(self, observation):
-        self.calls += 1
-        return self.module(observation)
-
-
-def as_function(module) -> Callable[..., torch.Tensor]:
-    return lambda observation: module(observation)
-
-
-SOURCES = {"one": ID, "TorchRL": lambda: GymEnv(ID), "batch": [ID, ID]}
-WRAPS = {
-    "module": lambda module: module,
-    "TensorDictModule": lambda module: TensorDictModule(module, ["observation"], ["action"]),
-    "of a function": lambda one: TensorDictModule(as_function(one), ["observation"], ["action"]),
-    "object": Calls,
-    "function": as_function,
-    "nested": lambda module: as_function(as_function(module)),
-    "method": lambda module: module.forward,
-}
-
-
-@pytest.mark.parametrize(
-    ("wrap", "source"),
-    [
-        pytest.param(wrap, SOURCES[source], id=f"{name}-{source}")
-        for i, (name, wrap) in enumerate(WRAPS.items())
-        for source in ("one", ["TorchRL", "batch"][i % 2])
-    ],
-)
-def test_trial_calls_leave_a_policy_and_the_generators_as_they_were(wrap, source):
-    module = Counting()
-    before, given = module.state(), wrap(module)
-    drawn = globals_drawn()
-    collector = Collector(source, given, frames_per_batch=8)
-    assert module.state() == before
-    if source == ID:  # the resets of others may draw
-        assert globals_drawn() == drawn
-    collector.next()
-    collector.shutdown()
-    assert module.calls == (4 if isinstance(source, list) else 8)
-
-
-def test_a_module_that_is_initialised_by_its_first_call_stays_so():
-    lazy = nn.Sequential(nn.LazyLinear(4), nn.Tanh(), nn.LazyLinear(1))
-    policy = TensorDictModule(lazy, ["observation"], ["action"])
-    with Collector(ID, policy, frames_per_batch=8) as collector:
-        parameters = list(lazy.parameters())
-        assert collector.next().shape == (8,)
-        assert all(map(torch.is_tensor, parameters))
-        assert parameters[0] is lazy[0].weight
 
 
 def test_workers_get_copies_of_environments_and_leave_the_originals():

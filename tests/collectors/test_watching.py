@@ -225,7 +225,7 @@ def test_episodes_go_on_after_a_state_was_loaded():
 # --- what limits
 
 # A batch has four steps of this length, which exceed everything else on a machine that isn't busy.
-LONG = 0.05
+LONG = 0.02
 # A busy one may stand still for longer, but not each time.
 TIMES = 20
 

@@ -123,21 +123,6 @@ class Larger(Chooser):
         self.more = nn.Parameter(torch.zeros(3))
 
 
-def test_a_policy_that_is_not_like_those_of_the_factory_gives_no_weights():
-    scheme = {"policy": SharedMemWeightSyncScheme()}
-    with make(
-        MultiSyncCollector,
-        policy=Larger(1),
-        policy_factory=lambda: Chooser(2),
-        weight_sync_schemes=scheme,
-    ) as collector:
-        with pytest.raises(ValueError, match=r"Larger .* workers' policy: only here \['more'\]"):
-            collector.update_policy_weights_()
-        assert actions(collector.next()) == {2}
-        collector.update_policy_weights_(Chooser(3))
-        assert actions(collector.next()) == {3}
-
-
 class Counting(Chooser):
     """A policy that counts its calls in a buffer."""
 
@@ -211,52 +196,41 @@ def test_counts_and_masks_arrive_as_they_are(method):
             assert mask.tolist() == [False, True]
 
 
-def test_a_learner_whose_count_is_of_another_kind_gives_no_weights():
+def counted() -> Counter:
     learner = Counter(1)
     learner.count = torch.tensor(3.0)
+    return learner
+
+
+@pytest.mark.parametrize(
+    ("learner", "made", "told"),
+    [
+        (Larger(1), Chooser, r"Larger .* workers' policy: only here \['more'\]"),
+        (counted(), Counter, r"with another shape or dtype \['count'\]"),
+    ],
+)
+def test_a_policy_that_is_not_like_those_of_the_factory_gives_no_weights(learner, made, told):
     with make(
         MultiSyncCollector,
         policy=learner,
-        policy_factory=lambda: Counter(2),
+        policy_factory=lambda: made(2),
         weight_sync_schemes={"policy": SharedMemWeightSyncScheme()},
     ) as collector:
-        with pytest.raises(ValueError, match=r"with another shape or dtype \['count'\]"):
+        with pytest.raises(ValueError, match=told):
             collector.update_policy_weights_()
         assert actions(collector.next()) == {2}
+        collector.update_policy_weights_(made(3))
+        assert actions(collector.next()) == {3}
 
 
-def test_parameters_without_shapes_are_warned_of():
-    class Lazy(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.layer = nn.LazyLinear(4)
-
-        def forward(self, observation):
-            return nn.functional.one_hot(self.layer(observation.float()).argmax(-1), 4)
-
-    policy = Lazy()
-    with (
-        pytest.warns(UserWarning, match=r"parameters without shapes, .* each worker draws"),
-        make(MultiSyncCollector, policy=policy) as collector,
-        pytest.raises(ValueError, match=r"without shapes, .* layer\.weight, layer\.bias"),
-    ):
-        collector.update_policy_weights_()
-
-
-@pytest.mark.parametrize("one", [np.int64(1), [np.int32(1)], (1,)])
-def test_workers_may_be_named_by_any_integers(one):
+def test_workers_are_named_by_integers_of_any_kind():
     with make(MultiSyncCollector, policy=Chooser(1)) as collector:
-        collector.update_policy_weights_(Chooser(2), worker_ids=one)
-        assert actions(collector.next()) == {1, 2}
-
-
-@pytest.mark.parametrize("one", [1.0, "1", torch.tensor(1), [True], [1.0]])
-def test_workers_are_named_by_integers_only(one):
-    with (
-        make(MultiSyncCollector, policy=Chooser(1)) as collector,
-        pytest.raises(TypeError, match="worker_ids must be the number of a worker"),
-    ):
-        collector.update_policy_weights_(Chooser(2), worker_ids=one)
+        for other in (1.0, "1", torch.tensor(1), [True], [1.0]):
+            with pytest.raises(TypeError, match="worker_ids must be the number of a worker"):
+                collector.update_policy_weights_(Chooser(2), worker_ids=other)
+        for choice, one in enumerate((np.int64(1), [np.int32(1)], (1,)), 1):
+            collector.update_policy_weights_(Chooser(choice), worker_ids=one)
+            assert [actions(row) for row in collector.next()] == [{1}, {choice}]
 
 
 class Wrapped(nn.Module):

@@ -2,7 +2,6 @@
 
 import os
 import signal
-import threading
 import warnings
 from contextlib import suppress
 
@@ -31,29 +30,6 @@ class Remembering(Chooser):
 
     def set_extra_state(self, state):
         self.extra = state
-
-
-@pytest.mark.parametrize("method", ["inline", "messages"])
-def test_two_threads_may_update_and_collect(method):
-    with make(
-        MultiSyncCollector, policy=Chooser(1), start_method=method, update_at_each_batch=True
-    ) as collector:
-        failures = []
-
-        def update():
-            try:
-                for _ in range(50):
-                    collector.update_policy_weights_()
-            except BaseException as error:
-                failures.append(error)
-
-        thread = threading.Thread(target=update, daemon=True)
-        thread.start()
-        for _ in range(50):
-            collector.next()
-        thread.join(PATIENCE)
-        assert not thread.is_alive()
-        assert not failures
 
 
 @pytest.mark.parametrize("method", ["inline", "messages"])

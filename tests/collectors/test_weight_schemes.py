@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import multiprocessing
-import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
@@ -171,6 +170,11 @@ def test_a_scheme_brings_weights_to_the_workers(cls, scheme):
         assert settled(made) == [({3}, 2)] * 2
         made.update_policy_weights_(weights_dict={"policy": Chooser(1)}, worker_ids=[1])
         assert settled(made) == [({3}, 2), ({1}, 3)]
+        # Also to each its own.
+        made.update_policy_weights_({0: Chooser(2), 1: Chooser(3).state_dict()})
+        assert settled(made) == [({2}, 4), ({3}, 4)]
+        made.update_policy_weights_(Chooser(1))
+        assert settled(made) == [({1}, 5)] * 2
 
 
 @SENDING
@@ -183,15 +187,6 @@ def test_a_scheme_brings_weights_to_other_processes(cls, scheme):
             assert caught_up(made) == [({choice}, version)] * 2
 
 
-@SENDING
-def test_a_scheme_brings_each_worker_its_own_weights(cls, scheme):
-    with collector(cls, weight_sync_schemes={"policy": scheme()}) as made:
-        made.update_policy_weights_({0: Chooser(2), 1: Chooser(3).state_dict()})
-        assert settled(made) == [({2}, 1), ({3}, 1)]
-        made.update_policy_weights_(Chooser(1))
-        assert settled(made) == [({1}, 2)] * 2
-
-
 @BOTH
 def test_a_scheme_that_sends_nothing_leaves_the_workers_alone(cls):
     with collector(cls, weight_sync_schemes={"policy": NoWeightSyncScheme()}) as made:
@@ -202,23 +197,24 @@ def test_a_scheme_that_sends_nothing_leaves_the_workers_alone(cls):
         assert settled(made) == [({1}, 1)] * 2
 
 
-@SENDING
+@pytest.mark.parametrize(
+    ("cls", "scheme"),
+    [
+        (CLASSES[0], SharedMemWeightSyncScheme),
+        (CLASSES[1], MultiProcessWeightSyncScheme),
+        *((cls, None) for cls in (Collector, *CLASSES)),
+    ],
+)
 def test_what_a_policy_has_beside_its_weights_is_sent_as_well(cls, scheme):
     policy = Talking(1)
-    with collector(cls, policy, weight_sync_schemes={"policy": scheme()}) as made:
+    schemes = {} if scheme is None else {"weight_sync_schemes": {"policy": scheme()}}
+    with collector(cls, policy, **schemes) as made:
         policy.choice = 2
         made.update_policy_weights_()
-        assert settled(made) == [({2}, 1)] * 2
+        assert settled(made) == [({2}, 1)] * workers_of(cls)
         for version, form in enumerate((Talking(3), Talking(0).state_dict()), start=2):
             made.update_policy_weights_(form)
-            assert settled(made) == [({0 if version == 3 else 3}, version)] * 2
-
-
-@ALL
-def test_without_schemes_too_what_a_policy_has_beside_its_weights_is_sent(cls):
-    with collector(cls, Talking(1)) as made:
-        made.update_policy_weights_(Talking(2).state_dict())
-        assert settled(made) == [({2}, 1)] * workers_of(cls)
+            assert settled(made) == [({0 if version == 3 else 3}, version)] * workers_of(cls)
 
 
 @pytest.mark.parametrize(
@@ -675,13 +671,15 @@ class Growing(nn.Module):
         return action.expand(*observation.shape[:-1], 4)
 
 
-@pytest.mark.filterwarnings("ignore:policy Growing has parameters without shapes")
 @BOTH
 def test_a_policy_may_have_no_shapes_yet(cls):
     policy, trained = Growing(1), Growing(3)
-    with collector(cls, policy) as made:
+    with pytest.warns(UserWarning, match=r"parameters without shapes, .* each worker draws"):
+        made = collector(cls, policy)
+    with made:
         assert settled(made) == [({1}, 0)] * 2
-        with pytest.raises(ValueError, match="Growing has parameters without shapes"):
+        told = r"Growing has parameters without shapes, .* layer\.weight, layer\.bias"
+        with pytest.raises(ValueError, match=told):
             made.update_policy_weights_()
         trained(torch.zeros(1, 5))
         made.update_policy_weights_(trained)
@@ -741,38 +739,13 @@ def test_a_policy_that_no_longer_fits_is_refused_at_the_call(cls, change):
         assert settled(made) == [({1}, 0)] * 2
 
 
-@BOTH
-def test_buffers_that_are_not_given_are_as_they_were_for_each_worker(cls):
-    class Buffered(nn.Module):
-        def __init__(self, choice: int) -> None:
-            super().__init__()
-            self.weight = nn.Parameter(torch.zeros(1))
-            self.register_buffer("choice", torch.tensor(choice))
-
-        def forward(self, observation: Tensor) -> Tensor:
-            return nn.functional.one_hot(self.choice, 4).expand(*observation.shape[:-1], 4)
-
-    with collector(cls, Buffered(1)) as made:
-        made.update_policy_weights_(Buffered(2), worker_ids=0)
-        made.update_policy_weights_({"weight": torch.ones(1)})
-        assert settled(made) == [({2}, 2), ({1}, 2)]
-
-
-@BOTH
-def test_several_threads_may_update(cls):
+@pytest.mark.parametrize(("cls", "method"), [*zip(CLASSES, ["messages", "inline"], strict=True)])
+def test_several_threads_may_update_while_one_collects(cls, method):
     policy = TensorDictModule(Chooser(1), ["observation"], ["action"])
-    with collector(cls, policy) as made:
-        threads = [
-            threading.Thread(
-                target=lambda: [made.update_policy_weights_(policy) for _ in range(50)]
-            )
-            for _ in range(4)
-        ]
-        for thread in threads:
-            thread.start()
+    with collector(cls, policy, start_method=method) as made, ThreadPoolExecutor(4) as pool:
+        updates = [pool.submit(made.update_policy_weights_, policy) for _ in range(200)]
         for _ in range(5):
             made.next()
-        for thread in threads:
-            thread.join(PATIENCE)
+        assert [update.result(PATIENCE) for update in updates] == [None] * 200
         assert made.policy_version_tracker.version == 200
         assert settled(made) == [({1}, 200)] * 2

@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 import tensordict
-import torch
 from collector_parts import Buffer, by_step, keys
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -52,27 +51,6 @@ def ends_of(lanes: int, lengths: Any, steps: int) -> list[tuple[int, int]]:
 # --- what is delivered
 
 
-def test_padded_batches() -> None:
-    with make(traj_format="padded", total_frames=14) as collector:
-        first, second = collector
-    assert (first.shape, second.shape) == ((2, 3), (2, 5))
-    assert first.names == [None, None]
-    assert first[MASK].tolist() == [[True, True, True], [True, False, False]]
-    assert first[MASK].dtype is torch.bool
-    assert second[TRAJ_IDS].tolist() == [[2, 2, 2, 2, 2], [3, 3, 3, 0, 0]]
-    assert second["next", "reward"][1, :, 0].tolist() == [10, 11, 12, 0, 0]
-
-
-def test_batches_of_trajectories_that_follow_each_other() -> None:
-    with make(traj_format="cat", total_frames=14) as collector:
-        first, second = collector
-    assert (first.shape, second.shape) == ((4,), (8,))
-    assert first.names == ["time"]
-    assert second[TRAJ_IDS].tolist() == [2] * 5 + [3] * 3
-    assert second["next", "reward"].flatten().tolist() == list(range(5, 13))
-    assert MASK not in keys(first)
-
-
 @pytest.mark.filterwarnings("ignore:no batch is delivered")
 @settings(max_examples=10)
 @given(
@@ -111,24 +89,18 @@ def test_every_episode_of_workers_comes_once_and_in_order(
     assert waiting < each
 
 
-@FORMATS
-def test_frames_without_a_fixed_layout(layout: str) -> None:
-    kind = RaggedEnv
-    source = partial(kind, lengths=LENGTHS)
+def test_frames_without_a_fixed_layout_can_be_padded_since_tensordict_0_15() -> None:
     with Collector(
-        source, frames_per_batch=7, total_frames=70, trajs_per_batch=3, traj_format=layout
+        partial(RaggedEnv, lengths=LENGTHS),
+        frames_per_batch=7,
+        trajs_per_batch=3,
+        traj_format="padded",
     ) as collector:
-        # Since 0.15, tensordict pads entries without a fixed shape, too.
-        pads_all = tuple(map(int, tensordict.__version__.split(".")[:2])) >= (0, 15)
-        if layout == "padded" and not pads_all:
-            with pytest.raises(TypeError, match=r"can't be padded.*traj_format='cat'"):
-                collector.next()
+        if tuple(map(int, tensordict.__version__.split(".")[:2])) >= (0, 15):
+            assert [len(row) for row in rows_of(collector.next())] == LENGTHS
             return
-        found = [row for batch in collector for row in rows_of(batch)]
-    assert [len(row) for row in found] == (LENGTHS * 8)[: len(found)]
-    assert len(found) == 21
-    numbers = [kind.numbers(row)[:, 2].tolist() for row in found]
-    assert numbers == [list(range(len(row))) for row in found]
+        with pytest.raises(TypeError, match=r"can't be padded.*traj_format='cat'"):
+            collector.next()
 
 
 def test_as_many_batches_of_frames_are_collected_as_it_takes() -> None:
@@ -158,17 +130,6 @@ def test_batches_that_wait_are_delivered_after_the_last_frame() -> None:
         assert [len(batch) for batch in collector] == LENGTHS
 
 
-def test_breaking_out_of_a_loop_and_going_on_loses_nothing() -> None:
-    episodes = Episodes(cycling(LENGTHS))
-    with make(total_frames=210) as collector:
-        for wanted in (3, 1, 100):
-            for number, batch in enumerate(collector, 1):
-                episodes.add(batch)
-                if number == wanted:
-                    break
-    assert episodes.found == [(0, i) for i in range(70)]
-
-
 def test_their_number_is_not_known_beforehand() -> None:
     with make(total_frames=70) as collector, pytest.raises(TypeError, match="trajs_per_batch"):
         len(collector)
@@ -187,7 +148,9 @@ def test_a_fake_batch_has_the_layout_of_a_real_one(layout: str) -> None:
     with make(traj_format=layout) as collector:
         fake, batch = collector.fake_tensordict(), collector.next()
     assert keys(fake) == keys(batch)
+    assert (MASK in keys(batch)) == (layout == "padded")
     assert fake.ndim == batch.ndim
+    assert batch.names == (["time"] if layout == "cat" else [None, None])
     assert all(fake[key].dtype is batch[key].dtype for key in keys(batch))
 
 
@@ -243,9 +206,8 @@ def test_what_a_reset_truncates_is_an_end_if_it_is_told() -> None:
 
 
 def _multi(cls: Any, source: Any, **options: Any) -> Any:
-    return cls(
-        [source], by_step(), start_method="inline", trajs_per_batch=2, traj_format="cat", **options
-    )
+    options = {"start_method": "inline", "trajs_per_batch": 2, "traj_format": "cat", **options}
+    return cls([source], by_step(), **options)
 
 
 def test_a_batch_that_was_broken_off_is_a_piece_as_well() -> None:
@@ -262,18 +224,23 @@ def test_a_batch_that_was_broken_off_is_a_piece_as_well() -> None:
 # --- replay buffers
 
 
+BATCHES = [[0, 1], [2, 3, 4], [5, 6], [7, 8], [9, 10]]
+
+
 @pytest.mark.parametrize(
-    ("group", "expected"),
+    ("group", "layout", "expected"),
     [
-        (None, [[0, 1], [2, 3, 4], [5, 6], [7, 8], [9, 10]]),
-        (1, [[i] for i in range(11)]),
-        (2, [[0, 1], [2, 3], [4], [5, 6], [7, 8], [9, 10]]),
-        (10, [[0, 1], [2, 3, 4], [5, 6], [7, 8], [9, 10]]),
+        (None, None, BATCHES),
+        (1, "cat", [[i] for i in range(11)]),
+        (2, "padded", [[0, 1], [2, 3], [4], [5, 6], [7, 8], [9, 10]]),
+        (10, None, BATCHES),
     ],
 )
-def test_whole_trajectories_are_written(group: int | None, expected: list[list[int]]) -> None:
+def test_whole_trajectories_are_written(group: Any, layout: Any, expected: Any) -> None:
+    """They are flat whatever the format is."""
     buffer = Writes()
-    with make(total_frames=35, replay_buffer=buffer, trajs_per_write=group) as collector:
+    options = {"trajs_per_write": group, "traj_format": layout}
+    with make(total_frames=35, replay_buffer=buffer, **options) as collector:
         assert list(collector) == [None] * 5
         facts = collector.stats()
     found = [batch[TRAJ_IDS].unique().tolist() for batch in buffer.written]
@@ -285,17 +252,6 @@ def test_whole_trajectories_are_written(group: int | None, expected: list[list[i
         assert MASK not in keys(batch)
     assert (facts["trajectories"], facts["trajectories_waiting"]) == (11, 0)
     assert facts["batches"] == 5
-
-
-@pytest.mark.parametrize("layout", [None, "padded", "cat"])
-def test_in_a_buffer_they_are_flat_whatever_the_format(layout: str | None) -> None:
-    buffer = Writes()
-    with make(total_frames=35, replay_buffer=buffer, traj_format=layout) as collector:
-        list(collector)
-    assert [batch.ndim for batch in buffer.written] == [1] * 5
-
-
-CLASSES = pytest.mark.parametrize("cls", [Collector, MultiSyncCollector, MultiAsyncCollector])
 
 
 @pytest.mark.parametrize(
@@ -316,30 +272,11 @@ def test_a_write_mode_asks_for_whole_trajectories(cls: Any, group: int | None) -
     assert written[0] == written[1]
 
 
-@CLASSES
-@pytest.mark.parametrize("more", [{}, {"extend_buffer": False}], ids=["extend", "add"])
-def test_a_write_mode_asks_for_rollouts(cls: Any, more: Any) -> None:
-    written = []
-    for how in ({"replay_write_mode": "rollout"}, {}):
-        buffer = Buffer()
-        with alone(cls, replay_buffer=buffer, **how, **more) as collector:
-            list(collector)
-        written.append(buffer.content())
-    assert len(written[0]) == 35
-    assert (written[0] == written[1]).all()
-
-
 def test_a_write_mode_may_take_turns() -> None:
     source, buffer = [env(0, [2]), env(1, [5])], Writes()
     more = {"traj_sampling": "per_env", "replay_write_mode": "trajectory"}
-    with make(
-        source,
-        frames_per_batch=14,
-        total_frames=70,
-        trajs_per_batch=None,
-        replay_buffer=buffer,
-        **more,
-    ) as collector:
+    more |= {"frames_per_batch": 14, "total_frames": 70, "trajs_per_batch": None}
+    with make(source, replay_buffer=buffer, **more) as collector:
         list(collector)
     rows = [row for batch in buffer.written for row in rows_of(batch)]
     assert [len(row) for row in rows] == [*[2, 5] * 7, 2]
@@ -405,27 +342,9 @@ def test_an_error_while_they_are_delivered_closes_the_collector() -> None:
 # --- states
 
 
-MADE = pytest.mark.parametrize(
-    "made",
-    [
-        make,
-        partial(
-            MultiCollector,
-            [env()],
-            sync=True,
-            frames_per_batch=7,
-            trajs_per_batch=2,
-            traj_format="cat",
-            start_method="inline",
-        ),
-    ],
-    ids=["one", "workers"],
-)
-
-
-@MADE
+@pytest.mark.parametrize("made", [make, partial(_multi, MultiSyncCollector)], ids=["one", "two"])
 def test_a_state_can_be_gone_back_to(made: Any) -> None:
-    with made(frames_per_batch=17, trajs_per_batch=1) as collector:
+    with made(env(), frames_per_batch=17, trajs_per_batch=1) as collector:
         collector.next()
         state = collector.state_dict()
         after = [collector.next() for _ in range(3)]
@@ -449,14 +368,6 @@ def test_a_state_without_trajectories_can_be_loaded() -> None:
 # --- arguments
 
 
-def everywhere(**options: Any) -> None:
-    """Makes collectors of all kinds with these options."""
-    options.setdefault("frames_per_batch", 10)
-    Collector(env(), **options).shutdown()
-    for cls in (MultiSyncCollector, MultiAsyncCollector):
-        cls([env()], start_method="inline", **options).shutdown()
-
-
 WRONG: list[tuple[dict[str, Any], Any, str]] = [
     ({"trajs_per_batch": 0}, ValueError, "trajs_per_batch must be at least 1, but it is 0"),
     ({"trajs_per_batch": -1}, ValueError, "trajs_per_batch must be at least 1"),
@@ -478,6 +389,11 @@ WRONG: list[tuple[dict[str, Any], Any, str]] = [
     ),
     ({"replay_write_mode": True}, ValueError, "replay_write_mode must be .* it is True"),
     (
+        {"trajs_per_batch": 1, "traj_sampling": "x"},
+        ValueError,
+        "traj_sampling must be 'per_env' or None, but it is 'x'",
+    ),
+    (
         {"replay_write_mode": "rollout", "replay_buffer": Writes(), "trajs_per_write": 2},
         ValueError,
         "trajs_per_write=2 .* or replay_write_mode='trajectory'",
@@ -497,10 +413,9 @@ WRONG: list[tuple[dict[str, Any], Any, str]] = [
 
 def test_wrong_arguments_are_refused() -> None:
     for options, error, told in WRONG:
-        with pytest.raises(error, match=told):
-            everywhere(**options)
-        with pytest.raises(error, match=told):
-            MultiSyncCollector([env()], frames_per_batch=10, start_method="inline", **options)
+        for cls in (Collector, MultiSyncCollector, MultiAsyncCollector):
+            with pytest.raises(error, match=told):
+                alone(cls, **options)
 
 
 def test_a_format_is_to_be_said() -> None:
@@ -521,7 +436,8 @@ def test_a_format_is_to_be_said() -> None:
 def test_with_a_buffer_there_is_no_format_to_say() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        everywhere(trajs_per_batch=2, replay_buffer=Writes())
+        for cls in (Collector, MultiSyncCollector, MultiAsyncCollector):
+            alone(cls, trajs_per_batch=2, replay_buffer=Writes()).shutdown()
 
 
 # --- the same as TorchRL's
@@ -539,12 +455,7 @@ def test_torchrl_gives_the_same(layout: str, frames: int) -> None:
 
     options = {"total_frames": 70, "trajs_per_batch": 2, "traj_format": layout}
     options["auto_register_policy_transforms"] = False
-    there = theirs(
-        wrapped,
-        by_step(),
-        frames_per_batch=frames,
-        **options,
-    )
+    there = theirs(wrapped, by_step(), frames_per_batch=frames, **options)
     expected = [batch.clone() for batch in there]
     there.shutdown()
     with Collector(wrapped, by_step(), frames_per_batch=frames, **options) as here:
@@ -556,11 +467,6 @@ def test_torchrl_gives_the_same(layout: str, frames: int) -> None:
         assert list(one.names) == ([None, None] if layout == "padded" else list(other.names))
         assert keys(one) == keys(other)
         assert (one == other).all()
-
-
-def test_the_sampling_of_trajectories_is_checked():
-    with pytest.raises(ValueError, match="traj_sampling must be 'per_env' or None, but it is 'x'"):
-        Collector(NumberedEnv(), frames_per_batch=5, trajs_per_batch=1, traj_sampling="x")
 
 
 # --- when nothing is delivered
@@ -587,23 +493,14 @@ def test_a_budget_that_ends_before_the_first_batch_is_warned_of(workers: int) ->
     )
 
 
-def test_next_warns_of_it_as_well() -> None:
-    collector = make(frames_per_batch=8, total_frames=8, trajs_per_batch=50)
-    with collector, pytest.warns(UserWarning, match="no batch is delivered"):
+def test_when_it_is_warned_of() -> None:
+    """By next() as well; but not of a rest after the last batch, and not with a buffer."""
+    options = {"frames_per_batch": 8, "total_frames": 8, "trajs_per_batch": 50}
+    with make(**options) as collector, pytest.warns(UserWarning, match="no batch is delivered"):
         assert collector.next() is None
-
-
-def test_a_rest_after_the_last_batch_is_not_warned_of() -> None:
-    with make(lengths_of(3), frames_per_batch=8, total_frames=16, trajs_per_batch=4) as collector:
+    with make(env(lengths=[100]), replay_buffer=Buffer(), **options) as collector:
+        assert list(collector) == [None]
+    options |= {"total_frames": 16, "trajs_per_batch": 4}
+    with make(env(lengths=[3]), **options) as collector:
         assert len(list(collector)) == 1
         assert collector.stats()["trajectories_waiting"] == 1
-
-
-def test_a_replay_buffer_is_not_warned_of() -> None:
-    options = {"frames_per_batch": 8, "total_frames": 8, "trajs_per_batch": 50}
-    with make(lengths_of(100), replay_buffer=Buffer(), **options) as collector:
-        assert list(collector) == [None]
-
-
-def lengths_of(*lengths: int) -> Any:
-    return env(0, list(lengths))

@@ -237,16 +237,8 @@ WRONG: list[tuple[dict[str, Any], Any, str]] = [
     ({"link_timeout": "30"}, TypeError, "link_timeout must be a number of seconds"),
     ({"tcp_port": 70_000}, ValueError, "tcp_port"),
     ({"tcp_port": "ssh"}, TypeError, "tcp_port must be an integer, but it is str: 'ssh'"),
-    (
-        {"timeout": float("inf")},
-        ValueError,
-        "timeout must be a finite number of seconds above 0",
-    ),
-    (
-        {"address": "127.0.0.1:80"},
-        ValueError,
-        "address must be .*, without a port, but it is '127",
-    ),
+    ({"timeout": float("inf")}, ValueError, "timeout must be a finite number of seconds above 0"),
+    ({"address": "127.0.0.1:80"}, ValueError, "address must be .*, without a port, but it is '127"),
     ({"address": 127}, TypeError, "address must be .*, but it is 127"),
     ({"slurm_kwargs": {"folder": "x"}}, ValueError, "slurm_kwargs is for launcher='submitit'"),
     ({"slurm_kwargs": "gpu"}, TypeError, "slurm_kwargs must be a mapping, but it is 'gpu'"),

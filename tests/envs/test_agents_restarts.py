@@ -9,9 +9,9 @@ import torch
 
 from tests.envs.agents import Turns, Walkers, number
 from tests.oracle.comparing import dense
-from trawl import Collector, MultiSyncCollector, RandomPolicy
+from trawl import Collector, RandomPolicy
 from trawl.collectors import AsyncBatchedCollector
-from trawl.envs import ParallelEnv, PettingZooEnv
+from trawl.envs import PettingZooEnv
 from trawl.errors import EnvStateError
 
 
@@ -92,23 +92,6 @@ def test_an_environment_that_was_passed_as_an_object_is_refused():
         Collector(Walkers(), None, frames_per_batch=6, on_env_error="restart")
 
 
-def test_an_environment_in_another_thread_is_made_again():
-    envs = [Failing(step=3), Walkers(late=False), Walkers(late=False)]
-    made = iter(envs)
-    # The first is one of another episode each time.
-    env = ParallelEnv(2, [lambda: next(made), lambda: envs[-1]], backend="thread")
-    with Collector(env, None, frames_per_batch=12, on_env_error="restart") as collector:
-        with pytest.warns(RuntimeWarning, match="environment 0 failed at step 2 .*no answer"):
-            batch = collector.next()
-        assert collector.stats()["env_restarts"] == 1
-    assert batch["collector", "mask"].logical_not().nonzero().tolist() == [[0, 2]]
-    following = batch["next"]
-    assert following["truncated"][0, 1].item()
-    assert following["walker", "truncated"][0, 1].all()
-    assert not following["walker", "observation"][0, 2].any()
-    assert not following["truncated"][1].any()
-
-
 OPTIONS = {"max_frames_per_traj": 4, "frame_stack": 2, "set_truncated": True, "envs_per_worker": 2}
 
 
@@ -119,16 +102,7 @@ def at_their_own_pace(sources, **options):
     return AsyncBatchedCollector(sources, **options)
 
 
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"max_frames_per_traj": 4},
-        {"frame_stack": 2},
-        {"set_truncated": True},
-        {"envs_per_worker": 2},
-    ],
-    ids=str,
-)
+@pytest.mark.parametrize("options", [dict([one]) for one in OPTIONS.items()], ids=OPTIONS)
 @pytest.mark.parametrize("make", [Walkers, partial(Walkers, "info"), Turns])
 def test_environments_at_their_own_pace_show_the_same(make, options):
     def source():
@@ -230,25 +204,6 @@ def test_states_continue_bit_for_bit(source, way, options):
     if isinstance(source, str):
         pytest.importorskip("pygame")
     assert_resumes(source, way, **options)
-
-
-def test_states_of_a_batch_and_of_environments_in_processes():
-    assert_resumes([spread] * 2, "replay", count=2)
-    options = {"backend": "thread"}
-    assert_resumes(partial(ParallelEnv, 2, spread, **options), "replay", count=2)
-
-
-def test_states_of_workers():
-    options = {"frames_per_batch": 20, "total_frames": 200, "start_method": "inline"}
-    with (
-        MultiSyncCollector([spread], None, **options) as first,
-        MultiSyncCollector([spread], None, **options) as other,
-    ):
-        first.set_seed(1)
-        next(iter(first))
-        other.load_state_dict(first.state_dict())
-        batch, again = next(iter(first)), next(iter(other))
-        assert torch.equal(batch["agent", "observation"], again["agent", "observation"])
 
 
 class Closed(Walkers):

@@ -162,14 +162,6 @@ def several(kind):
     )
 
 
-@pytest.mark.parametrize("kind", ["list", "processes", "workers"])
-def test_several_environments(kind):
-    with several(kind) as collector:
-        batch = collector.next()
-    for index in range(2):
-        assert same(batch[index], by_hand(Scripted(first=index), batch["action"][index]))
-
-
 def test_an_observation_that_is_one_array():
     with Collector(Single, frames_per_batch=8) as collector:
         batch = collector.next()
@@ -341,20 +333,6 @@ def test_dm_control_is_that_of_a_loop_by_hand():
     assert timestep.last()
     assert batch["next", "truncated"][999]
     assert not batch["next", "terminated"].any()
-
-
-def test_its_state_continues_bit_for_bit():
-    pytest.importorskip("dm_control")
-    make = partial(Collector, "dm_control:cartpole/swingup", frames_per_batch=400)
-    with make() as collector, make() as other:
-        collector.set_seed(1)
-        collector.next()
-        state = collector.state_dict()
-        later = [collector.next() for _ in range(3)]
-        other.load_state_dict(state)
-        for batch in later:
-            again = other.next()
-            assert all(torch.equal(batch[key], again[key]) for key in batch.keys(True, True))
 
 
 def test_images():

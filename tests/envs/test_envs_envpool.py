@@ -82,12 +82,6 @@ def test_some_can_be_reset(pool):
     assert set(ids[0][[0, 2], -1].tolist()).isdisjoint(ids[1][[0, 2], 0].tolist())
 
 
-def test_it_is_a_tensordict_environment(pool):
-    env = GymEnv(pool)
-    assert env.batch_size == (4,)
-    check(env.rollout(60, break_when_any_done=False), None)
-
-
 def test_its_seed_is_given_when_it_is_made(pool):
     env = GymEnv(pool)
     env.set_seed(3)

@@ -9,7 +9,7 @@ from trawl.collectors import Collector
 from trawl.envs import GymEnv
 from trawl.envs.spaces import SpaceCodec
 from trawl.envs.vector import StepResetVector, adapt
-from trawl.testing import Ledger, NestedEnv, NumberedEnv, RaggedEnv, SelfResettingVectorEnv
+from trawl.testing import NestedEnv, NumberedEnv, RaggedEnv, SelfResettingVectorEnv
 
 STEP = 2
 MODES = pytest.mark.parametrize("mode", AutoresetMode)
@@ -60,17 +60,6 @@ def test_seeds_and_options_reach_the_environments(mode):
     adapter.reset([3, 4], options={"easy": True})
     adapter.restart(mask(False, True), options={"easy": False})
     assert seen == [(3, {"easy": True}), (4, {"easy": True}), (None, {"easy": False})]
-
-
-def test_a_vector_that_shares_its_memory_between_steps_is_no_trouble():
-    for mode in AutoresetMode:
-        envs = [NumberedEnv(i, [1 + i]) for i in range(2)]
-        env = sync(mode, copy=False)
-        ledger = Ledger(envs)
-        with Collector(env, frames_per_batch=10, total_frames=30) as collector:
-            for batch in collector:
-                ledger.add(batch)
-        assert ledger.frames == 30
 
 
 def test_processes_without_shared_memory_spend_steps_on_resetting():

@@ -8,23 +8,13 @@ import pytest
 import torch
 from gymnasium.spaces import Box
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
-from scripted_infos import KEYS, Scripted
+from scripted_infos import Scripted
 
 from trawl.collectors import AsyncBatchedCollector, Collector, MultiSyncCollector, RandomPolicy
 from trawl.envs import GymEnv, InfoKey, ParallelEnv, SerialEnv
 from trawl.envs.build import build_one
 from trawl.testing import Script
 from trawl.testing.scripted_envs import ScriptedPool
-
-
-def single():
-    return GymEnv(Scripted(), info_keys=KEYS)
-
-
-def valid(batch):
-    """The frames of a batch, without steps that are only resets."""
-    has_mask = ("collector", "mask") in batch.keys(True)
-    return batch[batch["collector", "mask"]] if has_mask else batch
 
 
 def pushing(td):

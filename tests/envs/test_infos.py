@@ -14,7 +14,7 @@ from gymnasium.wrappers.vector import RecordEpisodeStatistics as VectorStatistic
 from scripted_infos import KEYS, Scripted, ScriptedJax, check
 from tensordict.nn import TensorDictModule
 
-from trawl.collectors import AsyncBatchedCollector, Collector, MultiSyncCollector
+from trawl.collectors import AsyncBatchedCollector, Collector
 from trawl.envs import GymEnv, InfoKey, JaxEnv, ParallelEnv, SerialEnv
 from trawl.envs.info_keys import box
 from trawl.envs.specs import Composite, Unbounded
@@ -92,17 +92,6 @@ def test_batches_have_the_infos_of_each_step_and_reset(kind, path):
     assert bool(seen) is (path == "tensordict")
 
 
-def test_flat_infos_of_a_single_environment():
-    env = GymEnv(Scripted(), info_keys=["vector", "count", "at_end"])
-    with Collector(env, frames_per_batch=24, total_frames=24) as collector:
-        (batch,) = collector
-    for rows in (batch, batch["next"]):
-        episode, steps, _ = rows["observation"].split(1, -1)
-        assert (rows["info", "count"] == 100 * episode + steps).all()
-        assert (rows["info", "vector"][:, :1] == steps).all()
-        assert (rows["info", "at_end"] == (70 + episode) * (steps == 4)).all()
-
-
 def highest(mask):
     """The highest action that is allowed."""
     return torch.nn.functional.one_hot(mask.long().sum(-1) - 1, 3)
@@ -120,30 +109,6 @@ def test_a_policy_reads_the_infos_of_its_step(kind):
     check(batch)
     check(batch["next"])
     assert (batch["action"].argmax(-1) == batch["observation"][..., 1] % 2).all()
-
-
-def test_a_partial_reset_keeps_the_infos_of_the_other_environments():
-    env = vector("NextStep")
-    root = env.reset()
-    action = torch.tensor([[1, 0, 0], [1, 0, 0]])
-    _, root = env.step_and_maybe_reset(root.set("action", action))
-    root = env.reset(root.set("_reset", torch.tensor([[True], [False]])))
-    check(root)
-    assert root["observation"][:, 1].tolist() == [0, 1]
-    env.close()
-
-
-def test_create_env_kwargs_and_workers():
-    with MultiSyncCollector(
-        [registered()] * 2,
-        None,
-        frames_per_batch=24,
-        total_frames=24,
-        create_env_kwargs={"info_keys": KEYS},
-    ) as collector:
-        (batch,) = collector
-    check(batch)
-    check(batch["next"])
 
 
 class Single(gymnasium.Env):
@@ -573,22 +538,6 @@ def test_an_observation_named_info():
     )
     with pytest.raises(ValueError, match="or rename the observation"):
         GymEnv(env, info_keys=["count"])
-
-
-@pytest.mark.parametrize("kind", ["single", *MODES])
-def test_a_collector_resumes_with_infos(kind):
-    def collector():
-        return Collector(KINDS[kind](), None, frames_per_batch=10, total_frames=1000)
-
-    with collector() as one:
-        batches = iter(one)
-        next(batches)
-        state = one.state_dict()
-        expected = next(batches).clone()
-    with collector() as other:
-        other.load_state_dict(state)
-        found = next(iter(other))
-        assert (found == expected).all()
 
 
 def test_without_keys_nothing_changes():

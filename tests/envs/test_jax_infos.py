@@ -194,16 +194,6 @@ def test_random_actions_respect_masks_without_info_keys() -> None:
         assert (collector.next() == after).all()
 
 
-def test_a_mask_follows_episodes_that_are_cut_off() -> None:
-    env = JaxEnv(ScriptedJax(), 2, info_keys=["action_mask"])
-    with Collector(env, frames_per_batch=40, max_frames_per_traj=3) as collector:
-        batch = collector.next()
-    assert batch["next", "truncated"][:, 2::3].all()
-    assert not batch["next", "observation"].isnan().any()
-    taken = batch["info", "action_mask"] * batch["action"]
-    assert taken.sum() == batch.numel()
-
-
 @pytest.mark.parametrize(
     ("keys", "space"), [([], spaces.Discrete(3)), (["action_mask"], spaces.MultiBinary(3))]
 )

@@ -177,17 +177,6 @@ def test_what_a_source_gets() -> None:
     ]
 
 
-@BOTH
-def test_a_state_is_captured_and_restored(kind: Any) -> None:
-    options: Any = {"frames_per_batch": 15, "total_frames": 60}
-    with Collector(kind, lambda td: td.set("action", torch.eye(3).long()), **options) as first:
-        first.next()
-        state, expected = first.state_dict(), first.next()
-    with Collector(kind, lambda td: td.set("action", torch.eye(3).long()), **options) as second:
-        second.load_state_dict(state)
-        assert (second.next() == expected).all()
-
-
 TOGETHER = {
     "list": lambda kind: [kind] * 2,
     "processes": lambda kind: partial(ParallelEnv, 2, kind, backend="thread"),

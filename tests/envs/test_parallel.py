@@ -17,7 +17,6 @@ import pytest
 import torch
 from forked import Forked
 from tensordict import TensorDict
-from tensordict.nn import TensorDictModule
 
 from trawl import Collector, MultiSyncCollector
 from trawl.collectors import AsyncBatchedCollector
@@ -585,26 +584,6 @@ def test_the_policy_acts_for_one_group_at_a_time(parallel):
     _, calls = acted(parallel(count=4, groups=2, backend="thread"), frames=40)
     # The first two calls find out what the policy writes.
     assert set(calls[2:]) == {(2, 5)}
-
-
-def test_a_memory_is_that_of_its_environment(parallel):
-    class Counts(torch.nn.Module):
-        in_keys, out_keys = ("observation", "count"), ("action", ("next", "count"))
-
-        def forward(self, observation, count=None):
-            before = torch.zeros(*observation.shape[:-1], 1) if count is None else count
-            action = torch.nn.functional.one_hot(observation[..., STEP].long() % 4, 4)
-            return action, before + observation[..., :1] + 1
-
-    policy = TensorDictModule(Counts(), [*Counts.in_keys], [*Counts.out_keys])
-
-    def collected(**options):
-        env = parallel(count=4, backend="thread", **options)
-        with Collector(env, policy, frames_per_batch=80) as collector:
-            return [collector.next() for _ in range(3)]
-
-    for one, other in zip(collected(groups=2), collected(), strict=True):
-        assert_same(one, other)
 
 
 def test_an_error_in_a_group_comes_through_a_collector(opened):

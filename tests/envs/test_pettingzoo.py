@@ -7,7 +7,7 @@ from gymnasium import spaces
 
 from tests.envs.agents import AGENTS, Turns, Walkers, allowed, number
 from trawl import Collector
-from trawl.envs import PettingZooEnv, SerialEnv
+from trawl.envs import PettingZooEnv
 
 WALKERS = {"walker": AGENTS[:2], "flyer": AGENTS[2:]}
 
@@ -262,12 +262,3 @@ def test_a_closed_collector_closes_the_environment():
     source = Walkers()
     Collector(source, None, frames_per_batch=2).shutdown()
     assert source.closed
-
-
-def test_a_batch_of_environments_steps_and_resets_each_on_its_own():
-    env = SerialEnv(2, [lambda: Walkers(late=False), lambda: Walkers(late=False)])
-    batch = env.rollout(7, break_when_any_done=False)
-    assert batch["next", "done"].squeeze(-1).int().tolist() == [[0, 0, 1, 0, 0, 1, 0]] * 2
-    assert batch["walker", "observation"].shape == (2, 7, 2, 2)
-    assert env.full_reward_spec["walker", "reward"].shape == (2, 2, 1)
-    env.close()

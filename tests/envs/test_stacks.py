@@ -28,24 +28,6 @@ def agent_alone(batches: Sequence[TensorDictBase], key: Any, index: int) -> list
     return found
 
 
-def test_agents_have_stacks_of_their_own() -> None:
-    padding: Any = "zero"
-    vmas = pytest.importorskip("vmas")
-    key = ("agents", "observation")
-    found = []
-    for stack in (None, FrameStack(SIZE, padding, [key])):
-        env = vmas.make_env("balance", num_envs=COUNT, max_steps=5, seed=0)
-        found.append(collected(env, None, 3, frames_per_batch=7 * COUNT, frame_stack=stack)[0])
-    plain, stacked = found
-    shape = plain[0][key].shape
-    assert stacked[0][key].shape == (*shape[:-1], SIZE, shape[-1])
-    assert stacked[0]["agents"].batch_size == (*shape[:-1],)
-    for i in range(shape[-2]):
-        mine = torch.cat([batch["next"][key][:, :, i] for batch in stacked], 1)
-        agent = agent_alone(plain, key, i)
-        assert torch.equal(mine, dense_stacks(agent, "x", SIZE, padding))
-
-
 # --- PettingZoo
 
 

@@ -13,7 +13,7 @@ from scripted_infos import KEYS, Scripted, check
 from tensordict.nn import TensorDictModule
 
 from trawl.collectors import Collector
-from trawl.envs import GymEnv, TorchVectorEnv
+from trawl.envs import TorchVectorEnv
 from trawl.testing import NumberedTorchEnv
 
 COUNT = 3
@@ -87,27 +87,6 @@ def collected(env: Any, policy: Any, count: int = 3) -> list[Any]:
 
 
 NUMBER = Box(-(2**63), 2**63 - 1, (1,), np.int64)
-SPACES = {
-    "count": NUMBER,
-    "vector": Box(-9, 99, (3,), np.float32),
-    "nested": gymnasium.spaces.Dict(flag=Box(0, 1, (1,), np.bool_)),
-    "action_mask": Box(0, 1, (3,), np.int8),
-    "at_reset": NUMBER,
-    "at_end": NUMBER,
-}
-
-
-@pytest.mark.parametrize("form", ["mask", "ids"])
-@pytest.mark.parametrize("mode", [AutoresetMode.SAME_STEP, AutoresetMode.DISABLED])
-def test_frames_are_those_of_arrays(mode: AutoresetMode, form: str) -> None:
-    env = TorchVectorEnv(Torched(mode), info_keys=SPACES, partial_reset=form)
-    other = GymEnv(vector(mode), info_keys=SPACES)
-    found, expected = collected(env, allowed()), collected(other, allowed())
-    for one, two in zip(found, expected, strict=True):
-        assert set(one.keys(True, True)) == set(two.keys(True, True))
-        for key in two.keys(True, True):
-            assert one[key].dtype == two[key].dtype, key
-            assert torch.equal(one[key], two[key]), key
 
 
 @pytest.mark.parametrize("mode", AutoresetMode)
@@ -148,22 +127,6 @@ def test_the_last_step_without_final_info() -> None:
     after = batch["info", "count"][:, 1:, 0]
     # Both the last observation and the first one of the next episode have the values.
     assert torch.equal(batch["next", "info", "count"][:, :-1, 0][done], after[done])
-
-
-def test_states_have_the_entries() -> None:
-    one, other = (
-        TorchVectorEnv(Torched(AutoresetMode.DISABLED), info_keys=["count"]) for _ in range(2)
-    )
-    with (
-        Collector(one, frames_per_batch=9) as collector,
-        Collector(other, frames_per_batch=9) as resumed,
-    ):
-        collector.set_seed(0)
-        collector.next()
-        state = collector.state_dict()
-        after = collector.next().clone()
-        resumed.load_state_dict(state)
-        assert (resumed.next() == after).all()
 
 
 class Wrong(NumberedTorchEnv):

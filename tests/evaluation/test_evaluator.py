@@ -19,7 +19,7 @@ from torch import nn
 from trawl import ExplorationType
 from trawl.collectors import Collector, EvaluationResult, Evaluator, MultiSyncCollector
 from trawl.collectors.evaluation.environments import episode_seed
-from trawl.envs import GymEnv, ParallelEnv, SerialEnv
+from trawl.envs import GymEnv, SerialEnv
 
 BACKENDS = ["thread", "process"]
 
@@ -106,42 +106,8 @@ def test_each_environment_contributes_the_same_number_of_episodes(
     assert episodes.returns.tolist() == lengths
 
 
-class Chance(gymnasium.Env[Any, Any]):
-    """Draws from the global generators of its process."""
-
-    observation_space = gymnasium.spaces.Box(0, 1, (2,), np.float32)
-    action_space = gymnasium.spaces.Box(-1, 1, (1,), np.float32)
-
-    def reset(self, *, seed: Any = None, options: Any = None) -> Any:
-        return np.random.rand(2).astype(np.float32), {}
-
-    def step(self, action: Any) -> Any:
-        observed = np.random.rand(2).astype(np.float32)
-        return observed, float(torch.rand(())), bool(observed[0] < 0.2), False, {}
-
-
 def vector() -> gymnasium.vector.SyncVectorEnv:
     return gymnasium.vector.SyncVectorEnv([Walk] * 3)
-
-
-@pytest.mark.parametrize(
-    ("env", "options", "backends"),
-    [
-        (vector, {}, BACKENDS),
-        (Walk, {"policy_factory": lambda env: None}, BACKENDS),
-        # Draws from the generators of a process.
-        (Chance, {}, ["process", "process"]),
-        (lambda: ParallelEnv(2, Chance), {}, ["thread", "thread"]),
-    ],
-    ids=["vector", "random actions", "generators", "generators of processes"],
-)
-def test_episodes_are_repeated(env: Any, options: dict[str, Any], backends: list[str]) -> None:
-    results = []
-    policy = None if options else linear()
-    for backend in backends:
-        with Evaluator(env, policy, num_trajectories=4, backend=backend, **options) as evaluator:
-            results += [evaluator.evaluate().episodes.returns.tolist() for _ in range(2)]
-    assert all(result == results[0] for result in results)
 
 
 def test_environments_that_are_done_are_left_alone() -> None:

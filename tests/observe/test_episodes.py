@@ -67,22 +67,6 @@ def test_episodes_are_those_counted_by_hand(seed, count, sizes):
     assert stats.frames == count * sum(sizes)
 
 
-def test_real_episodes_are_followed_across_batches():
-    stats = EpisodeStats()
-    with Collector(["CartPole-v1"] * 2, frames_per_batch=14, total_frames=700) as collector:
-        collector.set_seed(1)
-        batches = [batch.clone() for batch in collector]
-    found = Episodes.concatenate([stats.update(batch) for batch in batches])
-    # A reward of one for each frame.
-    assert len(found) > 10
-    assert np.array_equal(found.returns, found.lengths)
-    assert {int(k): (r, n) for k, r, n in zip(*_columns(found), strict=True)} == by_hand(batches)
-
-
-def _columns(episodes):
-    return episodes.traj_ids, episodes.returns.tolist(), episodes.lengths.tolist()
-
-
 def test_any_shape_gives_the_same():
     data = numbered_rows(0, 6, 20)
     whole, flat = EpisodeStats(), EpisodeStats()

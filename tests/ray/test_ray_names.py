@@ -129,10 +129,7 @@ def test_the_module_of_a_transform_in_an_actor(cluster, backend):
     )
     env = envs.TransformedEnv(envs.GymEnv("Pendulum-v1"), transform)
     with Collector(
-        env,
-        policy(),
-        frames_per_batch=5,
-        weight_sync_schemes={"transform_module": scheme},
+        env, policy(), frames_per_batch=5, weight_sync_schemes={"transform_module": scheme}
     ) as collector:
         new = {"module.weight": torch.zeros(3, 3), "module.bias": torch.full((3,), 7.0)}
         collector.update_policy_weights_(new, model_id="transform_module")

@@ -87,11 +87,7 @@ def test_workers_are_skipped_until_they_have_delivered_enough_batches(interval, 
             push()
             settled(collector)
             seen.append(actions(collector.next()))
-    expected = {
-        0: [1, 2, 3, 0, 1, 2, 3],
-        1: [0, 2, 3, 0, 1, 2, 3],
-        3: [0, 0, 0, 0, 0, 0, 3],
-    }
+    expected = {0: [1, 2, 3, 0, 1, 2, 3], 1: [0, 2, 3, 0, 1, 2, 3], 3: [0, 0, 0, 0, 0, 0, 3]}
     assert seen == [{number} for number in expected[interval]]
 
 

@@ -1,9 +1,7 @@
 """Who owns the memory of a batch, and when it is used again."""
 
 import gc
-import queue
 import sys
-import threading
 
 import numpy as np
 import psutil
@@ -51,26 +49,6 @@ def test_memory_shrinks_when_batches_that_were_kept_go():
         assert collecting.stats()["memory_bytes"] == 0
 
 
-def test_a_batch_may_be_released_in_another_thread():
-    taken = queue.Queue()
-    sums = []
-
-    def consume():
-        while (batch := taken.get()) is not None:
-            sums.append(batch["next", "reward"].sum().item())
-
-    consumer = threading.Thread(target=consume)
-    consumer.start()
-    with collector(one, frames_per_batch=10) as collecting:
-        for _ in range(30):
-            taken.put(collecting.next())
-        taken.put(None)
-        consumer.join()
-        assert collecting.stats()["batches_held"] == 0
-    # Rewards count the steps.
-    assert sums == [sum(range(10 * i + 1, 10 * i + 11)) for i in range(30)]
-
-
 def test_no_python_runs_when_a_batch_is_released():
     """A KeyboardInterrupt would be lost in it: Python only prints errors of finalisers."""
     calls = []
@@ -83,20 +61,6 @@ def test_no_python_runs_when_a_batch_is_released():
             sys.setprofile(None)
         assert collecting.stats()["batches_held"] == 0
     assert [name for event, name in calls if event == "call"] == []
-
-
-def test_a_batch_that_is_moved_or_changed_in_place_changes_no_later_one():
-    with collector(one, frames_per_batch=7) as collecting:
-        first = collecting.next()
-        expected = first.clone()
-        first.share_memory_()
-        second = collecting.next()
-        assert (first == expected).all()
-        second.zero_()
-        assert NumberedEnv.numbers(collecting.next())[:, 3].tolist() == list(range(14, 21))
-        for _ in range(3):
-            collecting.next()
-        assert (first == expected).all()
 
 
 def test_collecting_takes_no_more_memory_as_it_goes_on():

@@ -120,29 +120,8 @@ def shrink(observation):
     return Shrink()(observation)
 
 
-def shrinking(td):
-    td["observation"] /= 255
-    return td.set("action", Shrink()(td["observation"].clone()))
-
-
 def in_module(function, *more):
     return TensorDictModule(function, ["observation"], ["action", *more])
-
-
-POLICIES = {
-    "function": shrink,
-    "function of a TensorDict": shrinking,
-    "module": in_module(Shrink()),
-    "function in a module": in_module(shrink),
-    "of two outputs": in_module(lambda x: (shrink(x), x.sum(-1)), "sum"),
-    "parts": in_module(nn.Sequential(nn.Hardtanh(inplace=True), Shrink())),
-}
-
-
-@pytest.mark.parametrize("policy", POLICIES)
-@pytest.mark.parametrize("name", ["single", "list", "vector"])
-def test_policies_of_all_sorts(name, policy):
-    check(name, NumberedEnv, POLICIES[policy])
 
 
 def test_other_data_than_tensors():

@@ -65,16 +65,6 @@ def test_a_continuous_action_is_recorded_as_given_and_taken_as_the_space_says(dt
     assert torch.equal(batch["action"].float(), torch.from_numpy(np.stack(taken)))
 
 
-@KINDS
-def test_random_actions_are_of_the_policys_dtype(kind):
-    envs = two(kind)
-    batch = first_batch(
-        envs, lambda observation: by_step(observation).bfloat16(), init_random_frames=8
-    )
-    assert batch["action"].dtype == torch.bfloat16
-    assert [env.actions for env in envs] == kind.action_numbers(batch).tolist()
-
-
 def buffered():
     buffer = torch.zeros(4, dtype=torch.int64)
     return lambda observation: buffer.copy_(by_step(observation))
@@ -227,24 +217,6 @@ def test_what_a_policy_writes_over_an_observation_is_recorded(kind):
     )
     batch = first_batch(kind(lengths=[100]), module)
     assert torch.equal(batch["observation"][1:], 2 * batch["next", "observation"][:-1])
-
-
-@KINDS
-@pytest.mark.parametrize("limit", [1, 3, 100])
-def test_a_policy_may_read_the_count_of_steps_and_that_an_episode_begins(kind, limit):
-    module = TensorDictModule(
-        lambda obs, count, start: (by_step(obs), count.clone(), start.clone()),
-        ["observation", "step_count", "is_init"],
-        ["action", "seen", "began"],
-    )
-    options = {"frames_per_batch": 14, "max_frames_per_traj": limit}
-    with Collector(two(kind), module, **options) as collector:
-        for _ in range(3):
-            batch = collector.next()
-            step = kind.numbers(batch)[..., 2:3]
-            assert torch.equal(batch["step_count"], step)
-            assert torch.equal(batch["seen"], step)
-            assert torch.equal(batch["began"], step == 0)
 
 
 def test_an_observation_may_be_written_over_with_another_layout():

@@ -96,31 +96,8 @@ def test_entries_of_different_shapes_make_a_lazy_stack(count):
 
 
 @pytest.mark.parametrize("act", [None, policy()], ids=["dense", "lazy"])
-def test_a_batch_that_is_changed_in_place_changes_no_later_one(act):
-    made = envs(2)
-    ledger = Ledger(made)
-    with Collector(made, act, frames_per_batch=8) as collector:
-        for _ in range(3):
-            batch = collector.next()
-            ledger.add(batch)
-            for frame in frames(batch):
-                frame.get("observation").zero_()
-                frame.get("done").fill_(True)
-
-
-@pytest.mark.parametrize("act", [None, policy()], ids=["dense", "lazy"])
 def test_a_frame_that_is_changed_in_place_changes_not_the_one_after_it(act):
     with Collector(RaggedEnv(lengths=[100]), act, frames_per_batch=4) as collector:
         batch = collector.next()
         batch[0]["next"].get("observation").fill_(7)
         assert RaggedEnv.numbers(batch[1])[STEP] == 1
-
-
-@pytest.mark.parametrize("act", [None, policy()], ids=["dense", "lazy"])
-def test_marking_the_last_step_as_truncated_leaves_the_next_batch_alone(act):
-    env = RaggedEnv(lengths=[100])
-    with Collector(env, act, frames_per_batch=4, set_truncated=True) as collector:
-        for _ in range(2):
-            batch = collector.next()
-            assert [bool(frame["truncated"]) for frame in frames(batch)] == [*[False] * 7, True]
-            assert [bool(frame["done"]) for frame in frames(batch)] == [*[False] * 7, True]

@@ -5,7 +5,7 @@ from functools import partial
 import gymnasium
 import pytest
 import torch
-from gymnasium.vector import AutoresetMode, SyncVectorEnv
+from gymnasium.vector import SyncVectorEnv
 from tensordict import LazyStackedTensorDict
 from tensordict.nn import TensorDictModule, TensorDictModuleBase, TensorDictSequential
 from torch import nn
@@ -13,7 +13,7 @@ from torch import nn
 from trawl.collectors import AsyncBatchedCollector, Collector
 from trawl.envs import GymEnv, ParallelEnv, TorchVectorEnv
 from trawl.keys import as_key
-from trawl.testing import NumberedEnv, NumberedTorchEnv, RaggedEnv, SelfResettingVectorEnv
+from trawl.testing import NumberedEnv, NumberedTorchEnv, RaggedEnv
 
 STEP = 2  # the place of the step within the episode among the numbers
 
@@ -45,12 +45,6 @@ def remembering(**options):
     return TensorDictModule(Counter(**options), ["observation", "hidden"], ["action", "hidden"])
 
 
-def hooked(policy):
-    """The same policy, which is now called with a TensorDict."""
-    policy.register_forward_hook(lambda module, args, out: out)
-    return policy
-
-
 KINDS = pytest.mark.parametrize("kind", [NumberedEnv, RaggedEnv])
 
 
@@ -68,40 +62,6 @@ def check(kind, batch):
     else:
         assert torch.equal(batch["hidden"][mask].long(), step[mask] + 1)
     return batch
-
-
-def as_functions(kind):
-    return [lambda env=env: env for env in three(kind)]
-
-
-CASES = {
-    "one": (lambda kind: kind(lengths=[3, 1, 5]), {}),
-    "list": (three, {}),
-    **{
-        str(mode): (
-            lambda kind, mode=mode: SyncVectorEnv(as_functions(kind), autoreset_mode=mode),
-            {},
-        )
-        for mode in AutoresetMode
-    },
-    # A step may be spent on resetting.
-    "undeclared": (lambda kind: SelfResettingVectorEnv(as_functions(kind)), {}),
-    "limit": (three, {"max_frames_per_traj": 2}),
-}
-
-
-@pytest.mark.parametrize(
-    ("case", "kind"), [(case, [NumberedEnv, RaggedEnv][i % 2]) for i, case in enumerate(CASES)]
-)
-def test_state_goes_on_over_batches_and_begins_anew_with_episodes(kind, case):
-    source, options = CASES[case]
-    # Those with a hook are called with a TensorDict.
-    policies = [remembering(), *([hooked(stateful())] if case in ("one", "list") else [])]
-    for policy in policies:
-        with Collector(source(kind), policy, frames_per_batch=12, **options) as collector:
-            keys = [set(check(kind, collector.next()).keys(True, True)) for _ in range(4)]
-        assert keys == keys[:1] * 4
-        assert "hidden" in keys[0]
 
 
 @pytest.mark.parametrize(

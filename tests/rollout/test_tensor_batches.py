@@ -13,7 +13,6 @@ from tensor_parts import (
     LENGTHS,
     assert_same,
     collected,
-    makers,
     on_numpy,
     on_torch,
 )
@@ -22,7 +21,7 @@ from tensordict.nn import TensorDictModule, TensorDictSequential
 from torch import nn
 
 from trawl.collectors import Collector
-from trawl.testing import Ledger, NumberedTorchEnv
+from trawl.testing import NumberedTorchEnv
 
 
 def plain() -> Any:
@@ -36,14 +35,6 @@ def plain() -> Any:
 
 
 batches = partial(collected, frames_per_batch=4 * COUNT)
-
-
-def test_partial_reset_by_ids() -> None:
-    expected, _ = batches(on_numpy(AutoresetMode.DISABLED), plain())
-    env = on_torch(AutoresetMode.DISABLED, partial_reset="ids")
-    found, _ = batches(env, plain())
-    assert_same(found, expected)
-    assert "env_idx" in env.env.options_seen
 
 
 def test_lists_are_stepped_with_tensordicts() -> None:
@@ -135,20 +126,3 @@ def test_storing_device_and_policy_device() -> None:
         assert batch.device == torch.device("cpu")
     with pytest.raises(ValueError, match="can't be moved"):
         Collector(on_torch(AutoresetMode.SAME_STEP), frames_per_batch=6, env_device="meta")
-
-
-@pytest.mark.parametrize("limit", [None, 1, 2, 3])
-@pytest.mark.parametrize("listed", [False, True])
-def test_steps_that_were_only_resets_belong_to_no_episode(listed: bool, limit: int | None) -> None:
-    make = partial(on_torch, AutoresetMode.NEXT_STEP, partial_reset="mask")
-    ledgers = [Ledger([made() for made in makers()], limit) for _ in range(1 + listed)]
-    options = {"frames_per_batch": 72, "max_frames_per_traj": limit}
-    with Collector([make] * 2 if listed else make(), plain(), **options) as collector:
-        for _ in range(3):
-            batch = collector.next()
-            skipped = ~batch["collector", "mask"]
-            assert skipped.any()
-            for name in ("done", "truncated", "terminated"):
-                assert not batch["next", name][skipped].any()
-            for ledger, part in zip(ledgers, batch if listed else [batch], strict=True):
-                ledger.add(part)

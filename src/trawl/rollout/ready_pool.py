@@ -153,7 +153,7 @@ class ReadyPool(ReadySource):
         if begun is not None:
             self._note_begun(rows, begun)
         found = dict(zip(self._keys, leaves, strict=True))
-        found["reward",] = rewards.reshape(len(rows), *(self._env.reward_shape or (1,)))
+        found["reward",] = rewards
         return ReadyResults(rows, found, flags)
 
     def _note_begun(self, rows: Rows, begun: list[Array]) -> None:

@@ -44,7 +44,9 @@ class ReadyProcesses(ReadySource):
     ) -> None:
         assert env.buffers is not None
         self._env, self._buffers = env, env.buffers
-        self._results = {**env.buffers.observed, **env.buffers.rewards}
+        self._results = dict(env.buffers.observed)
+        for key, array in env.buffers.rewards.items():
+            self._results[key] = array[:, 0] if array.shape[1:] == (1,) else array
         self.restarted: list[int] = []
         self._repairs = None if restarts is None else ParallelRepairs(env, restarts)
         self._envs = self._ready_envs(serving.batching, restarts)

@@ -22,7 +22,9 @@ class ReadyResults(NamedTuple):
 
     Attributes:
         rows: rows of the environments among all environments.
-        results: rewards of the step, and observations and agents' flags after it, by key.
+        results: rewards of the step, and observations and agents' flags after it, by key. A reward
+            of one number has no dimension of its own, because indexing takes several times as long
+            with another dimension.
         flags: one byte for each environment, with the bits that
             :class:`~trawl.envs.step_buffers.SharedStepBuffers` describes.
     """

@@ -168,7 +168,8 @@ class ReadyBatchWriter(ArrayBatchWriter):
         states, arrays = self._policy_leaves.states, self._staged.view.arrays
         # What a step returns, where it goes, and where the next step begins with it.
         self._results: list[tuple[Key, Array, Array | None]] = [
-            (key[1:], arrays[key][:, 0], None) for key in self.entries.rewards
+            (key[1:], arrays[key][:, 0, 0 if leaf.shape == (1,) else ...], None)
+            for key, leaf in self.entries.rewards.items()
         ]
         self._results += [
             (key, arrays[next_of(key)][:, 0], self._first[key])

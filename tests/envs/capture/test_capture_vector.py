@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
-from gymnasium.utils import EzPickle
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorEnv
 from gymnasium.wrappers import vector as wrappers
+from test_capture import Constructed
 
 from tests.oracle.continuing import Pickled, Walk, saved
 from trawl import Collector
@@ -19,13 +19,6 @@ from trawl.testing import NestedEnv, NumberedEnv, RaggedEnv, SelfResettingVector
 
 MODES = sorted(mode.value for mode in AutoresetMode)
 NAMES = ["CartPole-v1", "Pendulum-v1", "MountainCar-v0", "Blackjack-v1", "FrozenLake-v1"]
-
-
-class Constructed(Pickled, EzPickle):
-    """An environment that would lose its state in a pickle."""
-
-    def __init__(self):
-        EzPickle.__init__(self)
 
 
 class Numpy(VectorEnv):
@@ -150,13 +143,6 @@ def test_sub_environments_continue_to_the_bit(mode):
     for number, kind in enumerate(SUB_ENVIRONMENTS):
         make = partial(sync, mode, 1 + number % 3, kind)
         assert check(make, 7 * number % 40, mode) == "parts"
-
-
-@pytest.mark.parametrize("mode", ["NextStep", "SameStep"])
-def test_wrappers_around_vector_environments(mode):
-    for name, steps in zip(NAMES[:3], (0, 20, 45), strict=True):
-        make = partial(sync, mode, 2, partial(gymnasium.make, name))
-        assert check(lambda make=make: wrapped(make()), steps, mode) == "parts"
 
 
 @pytest.mark.parametrize(

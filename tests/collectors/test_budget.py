@@ -1,0 +1,373 @@
+"""How many frames there are, whatever the workers, environments and numbers asked for."""
+
+import math
+import warnings
+from functools import partial
+
+import pytest
+import torch
+from collector_parts import Buffer, by_step
+from gymnasium.vector import AutoresetMode, SyncVectorEnv
+from gymnasium.wrappers.vector import RecordEpisodeStatistics
+from hypothesis import given
+from hypothesis import strategies as st
+from multi_parts import ALL, CLASSES, envs, ledger, make, together
+
+from trawl.collectors import AsyncCollector, Collector, MultiAsyncCollector, MultiSyncCollector
+from trawl.testing import NumberedEnv
+
+sizes = st.tuples(
+    st.integers(1, 3),  # workers
+    st.sampled_from([None, 1, 2, 3]),  # environments of each
+    st.integers(1, 40),  # frames of a batch
+    st.integers(1, 130),  # frames in all
+)
+
+
+@ALL
+@pytest.mark.filterwarnings("ignore:the iteration ends at once")
+@given(size=sizes, how=st.sampled_from([None, "stack", 0, -1]), breaks=st.sets(st.integers(0, 9)))
+def test_whole_batches_come_up_to_the_budget(cls, size, how, breaks):
+    workers, lanes, frames, total = size
+    own = () if lanes is None else (lanes,)
+    options = {"frames_per_batch": frames, "total_frames": total}
+    if together(cls):
+        options["cat_results"] = how
+    elif cls is Collector:
+        workers = 1
+    steps = math.ceil(frames / (workers if together(cls) else 1))
+    steps = math.ceil(steps / (lanes or 1))
+    batch_frames = steps * (lanes or 1) * (workers if together(cls) else 1)
+    book, shapes = ledger(workers, lanes), []
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        collector = make(cls, workers, lanes, **options)
+    with collector:
+        assert collector.requested_frames_per_batch == batch_frames
+        count = math.ceil(total / batch_frames)
+        assert len(collector) == count
+        going = True
+        while going:
+            going = False
+            for batch in collector:
+                book.add(batch)
+                shapes.append(tuple(batch.shape))
+                going = True
+                if len(shapes) in breaks:
+                    break
+            else:
+                break
+        assert collector.next() is None
+        stats = collector.stats()
+    assert len(shapes) == stats["batches"] == count
+    assert book.frames == stats["frames"] == count * batch_frames
+    assert stats["completed"]
+    if not together(cls):
+        expected = (*own, steps)
+    elif how in (None, "stack"):
+        expected = (workers, *own, steps)
+    elif how == 0 and lanes is not None:
+        expected = (workers * lanes, steps)
+    else:
+        expected = (*own, workers * steps)
+    assert set(shapes) == {expected}
+
+
+@given(
+    st.lists(st.integers(1, 12), min_size=1, max_size=3),
+    st.sampled_from([None, 2]),
+    st.integers(1, 60),
+)
+def test_workers_may_have_different_shares(frames, lanes, total):
+    workers = len(frames)
+    steps = [math.ceil(each / (lanes or 1)) for each in frames]
+    book = ledger(workers, lanes)
+    options = {"frames_per_batch": frames, "total_frames": total, "cat_results": -1}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        collector = make(workers=workers, lanes=lanes, **options)
+    with collector:
+        for batch in collector:
+            book.add(batch)
+            assert batch.shape[-1] == sum(steps)
+    batch_frames = sum(steps) * (lanes or 1)
+    assert book.frames == math.ceil(total / batch_frames) * batch_frames
+    assert [collector.frames_per_batch_worker(i) for i in range(workers)] == frames
+
+
+# --- what is said of numbers that don't fit
+
+
+#: Collector, its options, what is said once, and frames of a batch after that.
+ROUNDED = [
+    (
+        make,
+        {"frames_per_batch": 21},
+        r"frames_per_batch=21 .* workers, 2: each worker will collect 11 frames, 22 in total",
+        (2, 11),
+    ),
+    (
+        partial(make, lanes=3),
+        {"frames_per_batch": 40},
+        r"20 frames of worker 0 .* environments, 3: it will collect 21 frames at a time, 7 from",
+        (2, 3, 7),
+    ),
+    (
+        partial(make, Collector, lanes=3),
+        {"frames_per_batch": 10},
+        r"frames_per_batch=10 .* environments, 3: .* 12 frames, 4 from each",
+        (3, 4),
+    ),
+]
+
+
+@pytest.mark.parametrize(("maker", "options", "told", "shape"), ROUNDED)
+def test_frames_of_a_batch_are_rounded_up(maker, options, told, shape):
+    with pytest.warns(UserWarning, match=told) as caught:
+        collector = maker(**options)
+    with collector:
+        assert collector.next().shape == shape
+        assert collector.requested_frames_per_batch == math.prod(shape)
+    assert len(caught) == 1
+
+
+@ALL
+def test_a_remainder_is_warned_of_once(cls):
+    told = r"total_frames=25 .* 30 frames will be .* 3"
+    if cls is Collector:
+        told = r"total_frames=25 .* 10 frames in a batch: 30 frames .* 3 batches"
+    with pytest.warns(UserWarning, match=told) as caught:
+        make(cls, total_frames=25).shutdown()
+    assert len(caught) == 1
+
+
+def test_the_warning_points_at_the_users_line():
+    with pytest.warns(UserWarning, match=r"total_frames") as caught:
+        Collector(NumberedEnv(), frames_per_batch=5, total_frames=12).shutdown()
+    assert caught[0].filename == __file__
+
+
+def test_the_warning_holds_where_rows_are_masked():
+    # Each episode has one step, and the step after it is spent on a reset.
+    functions = [lambda i=i: NumberedEnv(i, lengths=[1]) for i in range(2)]
+    vector = SyncVectorEnv(functions, autoreset_mode=AutoresetMode.NEXT_STEP)
+    numbers = r"total_frames=12 .* 10 frames in a batch: 20 frames .* 2 batches .*up to 21 frames"
+    with pytest.warns(UserWarning, match=numbers):
+        collector = Collector(RecordEpisodeStatistics(vector), frames_per_batch=10, total_frames=12)
+    with collector:
+        collected = [int(batch["collector", "mask"].sum()) for batch in collector]
+    assert collected == [6, 4, 6]
+    assert collector.stats()["frames"] == 16
+
+
+@ALL
+def test_warnings_of_rounding_can_be_turned_off(cls, monkeypatch):
+    monkeypatch.setenv("RL_WARNINGS", "0")
+    options = {"frames_per_batch": 10, "total_frames": 31, "init_random_frames": 5}
+    make(cls, lanes=3, **options).shutdown()
+
+
+# --- endless, and ended
+
+
+@ALL
+@pytest.mark.parametrize("total", [-1, None, math.inf, -100.0])
+def test_without_a_total_it_goes_on(cls, total):
+    with make(cls, total_frames=total) as collector:
+        assert collector.total_frames == math.inf
+        with pytest.raises(TypeError, match=r"endless collector .* has no length"):
+            len(collector)
+        assert sum(batch.numel() for batch, _ in zip(collector, range(7), strict=False)) == 70
+        assert not {"completed", "total_frames"} & collector.stats().keys()
+
+
+def test_numbers_of_any_kind_are_numbers_of_frames():
+    for size, total in ((5.0, 1e1), (5, torch.tensor(10))):
+        with Collector(NumberedEnv(), frames_per_batch=size, total_frames=total) as collector:
+            assert sum(len(batch) for batch in collector) == 10
+
+
+@ALL
+def test_iterators_share_one_count(cls):
+    book = ledger(2)
+    with make(cls, total_frames=60) as collector:
+        one, other = iter(collector), collector.iterator()
+        for source in (one, other, one):
+            book.add(next(source))
+        book.add(collector.next())
+        for batch in other:
+            book.add(batch)
+        assert next(one, None) is None
+    assert book.frames == 60
+
+
+@ALL
+@pytest.mark.parametrize("by_next", [False, True])
+def test_nothing_comes_after_the_end(cls, by_next):
+    told = r"ends at once: all 20 frames of total_frames"
+    with make(cls, total_frames=20) as collector:
+        batches = [collector.next(), collector.next()] if by_next else list(collector)
+        assert sum(batch.numel() for batch in batches) == 20
+        with pytest.warns(UserWarning, match=told):
+            assert list(collector) == []
+        assert not collector.closed
+        assert collector.stats().get("workers_alive", 2) == 2
+    assert collector.next() is None
+    with pytest.warns(UserWarning, match=told):
+        assert list(collector) == []
+
+
+def test_workers_of_an_async_collector_make_no_frame_too_many():
+    with make(MultiAsyncCollector, workers=3, total_frames=40) as collector:
+        list(collector)
+        made = [one["frames"] for one in collector.map_fn("stats")]
+    assert sum(made) == 40
+
+
+def test_the_workers_of_a_sync_collector_wait_to_be_asked():
+    with make(total_frames=100) as collector:
+        collector.next()
+        assert [one["frames"] for one in collector.map_fn("stats")] == [5, 5]
+
+
+def test_the_workers_of_an_async_collector_go_on_by_themselves():
+    with make(MultiAsyncCollector, start_method="forkserver") as collector:
+        collector.next()
+        # One is delivered, and no worker has more than the one it is at and the next.
+        frames = 0
+        while frames < 40:
+            frames = sum(one["frames"] for one in collector.map_fn("stats"))
+        assert frames <= 50
+
+
+# --- statistics
+
+
+def test_statistics_count_what_was_delivered():
+    with make(Collector, total_frames=20, track_policy_version=True) as collector:
+        found = [collector.stats()]
+        for _ in range(2):
+            collector.next()
+            found.append(collector.stats())
+    names = ("frames", "batches", "requested_frames_per_batch", "total_frames", "completed")
+    assert [[one[name] for name in names] for one in found] == [
+        [0, 0, 10, 20, False],
+        [10, 1, 10, 20, False],
+        [20, 2, 10, 20, True],
+    ]
+    stats = found[-1]
+    assert all(isinstance(value, (bool, int, float, str)) for value in stats.values())
+    assert stats["policy_version"] == 0
+    assert 0 < stats["env_time_share"] <= 1
+    assert (stats["env_path"], stats["policy_path"]) == ("array", "direct")
+
+
+# --- random frames
+
+
+def is_by_step(batch):
+    """Whether each action is the one that the policy would choose."""
+    return (NumberedEnv.action_numbers(batch) == NumberedEnv.numbers(batch)[..., 2] % 4).tolist()
+
+
+ENDLESS = envs(2, lengths=[1000])
+
+
+@ALL
+@pytest.mark.parametrize("none", [None, -1, 0])
+def test_the_first_frames_are_random(cls, none):
+    options = {"total_frames": 100, "create_env_fn": ENDLESS}
+    with make(cls, init_random_frames=40, **options) as collector:
+        found = [torch.tensor(is_by_step(batch)).all() for batch in collector]
+    # Of asynchronous workers it is certain which were ordered first, but not who delivers first.
+    if not together(cls) and cls is not Collector:
+        found = sorted(found)
+    assert found == [False] * 4 + [True] * 6
+    with make(cls, init_random_frames=none, **options) as collector:
+        assert torch.tensor(is_by_step(collector.next())).all()
+
+
+@pytest.mark.parametrize(
+    ("cls", "told"),
+    [
+        (Collector, r"init_random_frames=15 .* 10 frames in a batch: 20 frames"),
+        (MultiSyncCollector, r"init_random_frames=15 .* 20 frames will be random"),
+    ],
+)
+def test_random_frames_are_whole_batches(cls, told):
+    options = {"init_random_frames": 15, "create_env_fn": ENDLESS, "total_frames": 30}
+    with pytest.warns(UserWarning, match=told):
+        collector = make(cls, **options)
+    with collector:
+        found = [bool(torch.tensor(is_by_step(batch)).all()) for batch in collector]
+    assert found == [False, False, True]
+
+
+def test_the_policy_is_not_called_for_random_frames():
+    calls = []
+
+    def policy(observation):
+        calls.append(1)
+        return by_step().module(observation)
+
+    with Collector(NumberedEnv(), policy, frames_per_batch=10, init_random_frames=10) as collector:
+        before = len(calls)
+        collector.next()
+        assert len(calls) == before
+        collector.next()
+        assert len(calls) == before + 10
+
+
+def test_single_random_frames_are_exact():
+    buffer = Buffer()
+    options = {"total_frames": 200, "init_random_frames": 97, "extend_buffer": False}
+    with make(Collector, create_env_fn=ENDLESS, replay_buffer=buffer, **options) as collector:
+        list(collector)
+    right = is_by_step(buffer.content())
+    assert all(right[97:])
+    # By chance one in four is right: with 97 draws far from all of them.
+    assert sum(right[:97]) < 60
+
+
+@pytest.mark.parametrize("value", [None, 0, -7, -3.0])
+@pytest.mark.parametrize(
+    ("cls", "name"),
+    [(Collector, "max_frames_per_traj"), (MultiSyncCollector, "init_random_frames")],
+)
+def test_a_negative_number_turns_an_option_off(cls, name, value):
+    with make(cls, 1, **{name: value}) as collector, make(Collector) as other:
+        batch, expected = collector.next().reshape(-1), other.next()
+    assert set(batch.keys(True, True)) == set(expected.keys(True, True))
+    assert torch.equal(batch["next", "done"], expected["next", "done"])
+    assert torch.equal(batch["action"], expected["action"])
+
+
+# --- one worker
+
+
+def test_a_collector_in_one_other_process():
+    book = ledger(1)
+    with AsyncCollector(envs(1)[0], frames_per_batch=10, total_frames=50) as collector:
+        assert isinstance(collector, MultiAsyncCollector)
+        assert collector.num_workers == 1
+        for batch in collector:
+            book.add(batch)
+            assert batch.shape == (10,)
+    assert book.frames == 50
+
+
+def test_a_list_is_the_batch_of_environments_of_the_one_worker():
+    book = ledger(1, 3)
+    options = {"frames_per_batch": 12, "total_frames": 24, "start_method": "inline"}
+    with AsyncCollector(envs(1, 3)[0], **options) as collector:
+        for batch in collector:
+            book.add(batch)
+            assert batch.shape == (3, 4)
+    assert book.frames == 24
+
+
+def test_it_has_one_worker_and_no_more():
+    with pytest.raises(ValueError, match=r"has one worker, but num_workers=2: use MultiAsync"):
+        AsyncCollector(NumberedEnv, frames_per_batch=10, num_workers=2)
+    with make(CLASSES[0], workers=1) as collector:
+        assert collector.next().shape == (1, 10)
