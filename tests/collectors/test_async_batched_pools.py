@@ -5,7 +5,8 @@ import pytest
 import torch
 from gymnasium.vector import AutoresetMode
 from pool_parts import NumberedPool
-from test_async_batched import LENGTHS, Chooses, Sized, ledger_of
+from tensordict.nn import TensorDictModule
+from test_async_batched import LENGTHS, Chooses, Constant, Sized, ledger_of
 from torch import nn
 
 from trawl.collectors import AsyncBatchedCollector, Collector, RandomPolicy
@@ -122,6 +123,14 @@ def test_a_reset_drops_the_steps_under_way(mode):
     assert ids[0].isdisjoint(ids[1])
 
 
+@KINDS
+def test_environments_can_be_reset_before_each_batch(kind):
+    with collector_of(kind, reset_at_each_iter=True, total_frames=150) as collector:
+        for batch in collector:
+            for frames in each(batch).values():
+                assert frames["observation"][0, 2] == 0
+
+
 def test_some_pools_reset_only_all_environments():
     with collector_of() as collector:
         collector.next()
@@ -187,6 +196,14 @@ def test_whole_trajectories(kind):
             assert len(trajectory["env_index"].unique()) == 1
             assert NumberedEnv.numbers(trajectory)[0, 2] == 0
             ledger.add(trajectory)
+
+
+def test_random_frames_come_first():
+    policy = TensorDictModule(Constant(), ["observation"], ["action", "sent"])
+    with collector_of(Collector, policy=policy, init_random_frames=50) as collector:
+        assert len(collector.next()["action"].argmax(-1).unique()) == 4
+        last = collector.next()["action"][-10:]
+    assert (last.argmax(-1) == 1).all()
 
 
 def test_an_interruptor_ends_a_batch_early():

@@ -2,7 +2,7 @@ from functools import partial
 
 import pytest
 import torch
-from collector_parts import Scorer, batches, by_step, first_batch
+from collector_parts import Buffer, Scorer, by_step, first_batch
 from torch import nn
 
 from trawl.collectors import Collector, MultiSyncCollector
@@ -126,16 +126,10 @@ def test_a_policy_that_is_in_place_is_used_itself():
         assert NumberedEnv.action_numbers(next(iterator)).tolist() == [3] * 4
 
 
-def test_a_policy_without_parameters_cannot_be_moved():
+@pytest.mark.parametrize("policy", [by_step(), by_step().module])
+def test_a_policy_without_parameters_cannot_be_moved(policy):
     with pytest.warns(UserWarning, match=r"policy has no parameters to move to policy_device cpu"):
-        Collector(
-            NumberedEnv(), by_step().module, frames_per_batch=4, policy_device="cpu"
-        ).shutdown()
-
-
-def test_a_module_without_parameters_cannot_be_moved_either():
-    with pytest.warns(UserWarning, match=r"policy has no parameters"):
-        Collector(NumberedEnv(), by_step(), frames_per_batch=4, policy_device="cpu").shutdown()
+        Collector(NumberedEnv(), policy, frames_per_batch=4, policy_device="cpu").shutdown()
 
 
 @pytest.mark.parametrize("options", [{"policy": None}, {"policy": by_step(), "trust_policy": True}])
@@ -144,23 +138,11 @@ def test_random_and_trusted_policies_need_no_parameters(options):
 
 
 def test_frames_in_a_buffer_are_on_the_storing_device():
-    frames = []
-
-    class Buffer:
-        def add(self, frame):
-            frames.append(frame)
-
-    batches(
-        Collector(
-            NumberedEnv(),
-            frames_per_batch=4,
-            total_frames=4,
-            replay_buffer=Buffer(),
-            extend_buffer=False,
-            storing_device="cpu",
-        )
-    )
-    assert [frame.device for frame in frames] == [CPU] * 4
+    buffer = Buffer()
+    options = {"total_frames": 4, "extend_buffer": False, "storing_device": "cpu"}
+    with Collector(NumberedEnv(), frames_per_batch=4, replay_buffer=buffer, **options) as collector:
+        list(collector)
+    assert [frame.device for frame in buffer.frames] == [CPU] * 4
 
 
 @pytest.mark.parametrize("name", ["device", "storing_device", "env_device", "policy_device"])

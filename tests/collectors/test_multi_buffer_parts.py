@@ -3,12 +3,37 @@
 import pytest
 import torch
 
-from trawl.collectors import MultiAsyncCollector, MultiSyncCollector
+from trawl.collectors import Collector, MultiAsyncCollector, MultiSyncCollector
 from trawl.testing import NumberedEnv
 
 data = pytest.importorskip("torchrl.data")
 
 KINDS = [MultiSyncCollector, MultiAsyncCollector]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_each_step_is_a_row_of_both_environments(kind):
+    buffer = data.ReplayBuffer(storage=data.LazyTensorStorage(100, ndim=2))
+    with kind(
+        [[NumberedEnv] * 2] * 2,
+        frames_per_batch=16,
+        total_frames=32,
+        replay_buffer=buffer,
+        extend_buffer=False,
+    ) as collector:
+        list(collector)
+    assert len(buffer) == 32
+    # As one collector of two environments writes them.
+    alone = data.ReplayBuffer(storage=data.LazyTensorStorage(100, ndim=2))
+    with Collector(
+        [NumberedEnv] * 2,
+        frames_per_batch=32,
+        total_frames=32,
+        replay_buffer=alone,
+        extend_buffer=False,
+    ) as collector:
+        list(collector)
+    assert buffer[:].batch_size == alone[:].batch_size
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -2,6 +2,7 @@
 
 import gc
 import json
+import math
 import multiprocessing
 import os
 import select
@@ -556,6 +557,17 @@ def test_the_age_of_what_a_late_worker_delivers_is_reported():
         assert collector.stats()["policy_lag_max"] == 1
 
 
+@pytest.mark.parametrize("threshold", [None, 1])
+def test_without_a_threshold_all_are_waited_for(threshold):
+    book = ledger(2)
+    with make(preemptive_threshold=threshold, total_frames=40) as collector:
+        for batch in collector:
+            book.add(batch)
+            assert batch.shape == (2, 5)
+            assert MASK not in batch.keys(True)
+    assert book.frames == 40
+
+
 def test_a_threshold_means_nothing_to_async_batches():
     with pytest.warns(UserWarning, match=r"preemptive_threshold=0\.5 has no effect with sync=F"):
         collector = make(MultiAsyncCollector, preemptive_threshold=0.5, total_frames=40)
@@ -608,6 +620,14 @@ def test_nothing_is_lost_where_workers_are_broken_off(how, lanes):
         for batch in collector:
             book.add(batch)
         assert collector.stats()["frames"] == book.frames >= 600
+
+
+def test_a_collector_tells_what_its_workers_are():
+    with make() as collector:
+        kinds = collector.get_distant_attr("config")
+    assert [kind.worker_idx for kind in kinds] == [0, 1]
+    assert [kind.total_frames for kind in kinds] == [math.inf, math.inf]
+    assert not isinstance(collector, Collector)
 
 
 # --- the end, from elsewhere
@@ -703,6 +723,12 @@ class Told(Collector):
     def set_seed(self, *args, **kwargs):
         self.told = args
         return super().set_seed(*args, **kwargs)
+
+
+def test_workers_of_a_class_of_ones_own_do_what_it_says():
+    with make(collector_class=Told) as collector:
+        collector.set_seed(3)
+        assert collector.get_distant_attr("told")[0] == (3, False)
 
 
 def test_a_hook_that_can_not_be_sent_changes_nothing():

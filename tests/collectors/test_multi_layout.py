@@ -81,22 +81,6 @@ def test_layouts_are_equal_if_all_they_say_is(found, batch, steps):
 
 
 @given(partitions())
-def test_the_parts_of_the_workers_are_all_of_the_whole_and_disjoint(case):
-    partition, steps, _ = case
-    tensors, _ = tensors_over(partition.whole, bytearray(needed_bytes(partition.whole)))
-    for index in range(len(steps)):
-        for tensor in partition.part(index, tensors).values():
-            tensor.fill_(False)
-    for index in range(len(steps)):
-        for key, tensor in partition.part(index, tensors).items():
-            layout = partition.layouts[index]
-            assert tuple(tensor.shape) == layout.shape(key)
-            assert not tensor.any()
-            tensor.fill_(True)
-    assert all(tensor.all() for tensor in tensors.values())
-
-
-@given(partitions())
 def test_the_parts_lie_where_torch_would_put_them(case):
     partition, steps, how = case
     tensors, _ = tensors_over(partition.whole, bytearray(needed_bytes(partition.whole)))

@@ -43,7 +43,7 @@ from trawl.collectors import (
     MultiSyncCollector,
     PolicyVersion,
 )
-from trawl.testing import NumberedEnv
+from trawl.testing import FaultyEnv, NumberedEnv
 
 # --- the signature
 
@@ -435,6 +435,18 @@ def test_a_worker_may_be_a_collector_of_ones_own(cls, method):
         for batch in collector:
             book.add(batch)
     assert book.frames == 20
+
+
+@BOTH
+def test_environments_that_fail_can_be_built_anew(cls):
+    kinds = [partial(FaultyEnv, 3, RuntimeError("broken"), number=i, lengths=[9]) for i in (0, 1)]
+    collector = make(cls, create_env_fn=kinds, on_env_error="restart", total_frames=40)
+    with pytest.warns(RuntimeWarning, match=r"broken"):
+        found = list(collector)
+    assert all("mask" in batch["collector"].keys() for batch in found)  # noqa: SIM118
+    with collector:
+        stats, each = collector.stats(), collector.stats("per_worker")
+    assert sum(each[f"worker_{i}/env_restarts"] for i in (0, 1)) == stats["env_restarts"] > 0
 
 
 # --- devices

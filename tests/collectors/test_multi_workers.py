@@ -87,6 +87,8 @@ def test_environments_that_are_registered_here_are_known_to_workers(method):
 
 @BOTH
 def test_policies_may_be_the_workers_own(cls):
+    with make(cls, policy_factory=[lambda: Chooser(2), lambda: Chooser(0)]) as collector:
+        assert [actions(row) for row in by_worker(collector)] == [{2}, {0}]
     policies = [Chooser(1), Chooser(3)]
     with make(cls, policy=policies) as collector:
         assert [actions(row) for row in by_worker(collector)] == [{1}, {3}]
@@ -103,12 +105,6 @@ def test_a_policy_may_be_made_by_the_worker(cls):
             collector.update_policy_weights_()
         collector.update_policy_weights_(Chooser(1))
         assert [actions(row) for row in by_worker(collector, 12)] == [{1}, {1}]
-
-
-@BOTH
-def test_factories_of_policies_may_be_the_workers_own(cls):
-    with make(cls, policy_factory=[lambda: Chooser(2), lambda: Chooser(0)]) as collector:
-        assert [actions(row) for row in by_worker(collector)] == [{2}, {0}]
 
 
 @pytest.mark.parametrize("start_method", ["inline", "messages"])
@@ -149,6 +145,15 @@ def test_a_policy_may_be_anything_that_acts(cls, policy):
         for batch in collector:
             book.add(batch)
     assert book.frames == 40
+
+
+@BOTH
+def test_workers_have_the_policy_as_it_was_when_it_was_given(cls):
+    policy = Chooser(1)
+    with make(cls, policy=policy) as collector:
+        policy.become(2)
+        assert collector.get_model("policy") is policy
+        assert actions(collector.next()) == {1}
 
 
 # --- frames

@@ -739,18 +739,6 @@ def test_a_compact_batch_has_no_stale_memory():
     assert batch["recurrent_state_h"].any()
 
 
-def test_any_state_can_be_loaded_again():
-    def env():
-        return TransformedEnv(pendulum(), RewardSum())
-
-    with trawl.collectors.Collector(env, RandomPolicy(), **SIZE) as collector:
-        next(iter(collector))
-        state = collector.state_dict()
-    with trawl.collectors.Collector(env, RandomPolicy(), **SIZE) as resumed:
-        resumed.load_state_dict(state)
-        assert len(list(resumed)) == 1
-
-
 def test_the_state_of_transforms_is_saved_and_loaded():
     def env(loc):
         return TransformedEnv(

@@ -170,6 +170,11 @@ def test_a_scheme_brings_weights_to_the_workers(cls, scheme):
         assert settled(made) == [({3}, 2)] * 2
         made.update_policy_weights_(weights_dict={"policy": Chooser(1)}, worker_ids=[1])
         assert settled(made) == [({3}, 2), ({1}, 3)]
+        # Also to each its own.
+        made.update_policy_weights_({0: Chooser(2), 1: Chooser(3).state_dict()})
+        assert settled(made) == [({2}, 4), ({3}, 4)]
+        made.update_policy_weights_(Chooser(1))
+        assert settled(made) == [({1}, 5)] * 2
 
 
 @SENDING
@@ -180,15 +185,6 @@ def test_a_scheme_brings_weights_to_other_processes(cls, scheme):
         for version, choice in enumerate((2, 3, 0), start=1):
             made.update_policy_weights_(Chooser(choice))
             assert caught_up(made) == [({choice}, version)] * 2
-
-
-@SENDING
-def test_a_scheme_brings_each_worker_its_own_weights(cls, scheme):
-    with collector(cls, weight_sync_schemes={"policy": scheme()}) as made:
-        made.update_policy_weights_({0: Chooser(2), 1: Chooser(3).state_dict()})
-        assert settled(made) == [({2}, 1), ({3}, 1)]
-        made.update_policy_weights_(Chooser(1))
-        assert settled(made) == [({1}, 2)] * 2
 
 
 @BOTH

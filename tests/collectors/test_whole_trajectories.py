@@ -290,6 +290,17 @@ def alone(cls: Any, **options: Any) -> Any:
     return cls(source, by_step(), frames_per_batch=7, total_frames=35, **options)
 
 
+def test_background_collection_writes_them_too() -> None:
+    buffer = Buffer()
+    with make(total_frames=350, replay_buffer=buffer) as collector:
+        collector.start()
+        buffer.wait_for(345)
+        collector.async_shutdown()
+    episodes = Episodes(cycling(LENGTHS))
+    episodes.add(buffer.content())
+    assert episodes.found == ends_of(1, LENGTHS, 350)
+
+
 def test_hooks_and_postproc_see_what_is_delivered() -> None:
     seen: list[tuple[str, Any]] = []
 
