@@ -361,21 +361,6 @@ def test_an_error_in_a_reset_comes_back(opened):
         env.rollout(3, break_when_any_done=False)
 
 
-def test_an_observation_of_another_shape_is_refused(opened):
-    env = opened(ParallelEnv, 2, lambda: FaultyEnv(1, "shape"))
-    with pytest.raises(ValueError, match=r"has shape \(4,\), but"):
-        env.rollout(3)
-
-
-def test_an_error_comes_through_a_collector(opened):
-    env = opened(ParallelEnv, 2, [NumberedEnv, lambda: FaultyEnv(3, ZeroDivisionError("by me"))])
-    with (
-        Collector(env, frames_per_batch=20) as collector,
-        pytest.raises(ZeroDivisionError, match="in environment 1"),
-    ):
-        next(iter(collector))
-
-
 @pytest.mark.parametrize("kind", [NumberedEnv, RaggedEnv])
 def test_a_death_is_noticed(kind, opened):
     class Mortal(kind):
@@ -584,13 +569,6 @@ def test_the_policy_acts_for_one_group_at_a_time(parallel):
     _, calls = acted(parallel(count=4, groups=2, backend="thread"), frames=40)
     # The first two calls find out what the policy writes.
     assert set(calls[2:]) == {(2, 5)}
-
-
-def test_an_error_in_a_group_comes_through_a_collector(opened):
-    makers = [NumberedEnv] * 3 + [lambda: FaultyEnv(3, ZeroDivisionError("by me"))]
-    env = opened(ParallelEnv, 4, makers, groups=2)
-    with pytest.raises(ZeroDivisionError, match="in environment 3"):
-        acted(env)
 
 
 @pytest.mark.parametrize(

@@ -121,17 +121,6 @@ def test_agents_in_turn_and_their_dead_steps():
     assert batch["next", "walker_0", "done"].flatten()[:8].tolist() == [False] * 3 + [True] * 5
 
 
-@pytest.mark.parametrize("masks", ["observation", "info"])
-def test_random_actions_respect_the_masks_of_agents_in_a_vector(masks):
-    envs = [lambda: PettingZooEnv(Walkers(masks, late=False), done_on_any=False)] * 3
-    with Collector(envs, None, frames_per_batch=90, total_frames=90) as collector:
-        batch = collector.next()
-    for group in WALKERS:
-        taken = batch[group, "action_mask"].gather(-1, batch[group, "action"].unsqueeze(-1))
-        assert taken.all()
-        assert len(batch[group, "action"].unique()) == 4
-
-
 def test_a_limit_truncates_the_agents_that_are_alive():
     env = PettingZooEnv(Walkers(late=False), done_on_any=False)
     with Collector(env, None, frames_per_batch=8, max_frames_per_traj=4) as collector:
@@ -144,14 +133,6 @@ def test_a_limit_truncates_the_agents_that_are_alive():
     assert batch["walker", "done"][4].any().item() is False
 
 
-def test_the_flags_of_a_dead_agent_end_with_its_episode():
-    env = PettingZooEnv(Walkers(late=False), done_on_any=False)
-    # The agent is dead at the end of the first batch, and the episode ends with the second one.
-    with Collector(env, None, frames_per_batch=3, total_frames=12) as collector:
-        first = [batch["walker", "done"][0, 0].item() for batch in collector]
-    assert first == [False, True, False, True]
-
-
 def test_the_return_of_a_team_is_the_mean_of_its_agents():
     env = PettingZooEnv(Walkers(late=False), done_on_any=False)
     with Collector(env, None, frames_per_batch=12) as collector:
@@ -159,20 +140,6 @@ def test_the_return_of_a_team_is_the_mean_of_its_agents():
         mean = collector.stats()["episode_return_mean"]
     sums = [sum(number(t, a) for t in range(1, 4 if a == "walker_0" else 7)) for a in AGENTS]
     assert mean == pytest.approx(np.mean(sums))
-
-
-def test_seeds_and_resets_reach_the_environment():
-    source = Walkers(late=False)
-    with Collector(source, None, frames_per_batch=4) as collector:
-        collector.set_seed(7)
-        first = collector.next()
-        assert 7 in source.seeds or any(seed is not None for seed in source.seeds)
-        collector.reset()
-        assert collector.next()["flyer", "observation"][0].unique().tolist() == [20]
-    with Collector(Walkers(late=False), None, frames_per_batch=4) as collector:
-        collector.set_seed(7)
-        again = collector.next()
-    assert torch.equal(first["walker", "action"], again["walker", "action"])
 
 
 @pytest.mark.parametrize(

@@ -107,17 +107,6 @@ def test_a_reset_is_not_repeated_if_it_has_all_names() -> None:
     assert inner.resets == 0
 
 
-@pytest.mark.parametrize("keys", [(), ["action_mask"]])
-@pytest.mark.parametrize("mode", AutoresetMode)
-def test_random_actions_respect_masks(mode: AutoresetMode, keys: Any) -> None:
-    # The environment raises an error if an action is not allowed.
-    env = TorchVectorEnv(Torched(mode), info_keys=keys)
-    batch = torch.cat(collected(env, None), -1)
-    assert batch["action"].sum((0, 1))[1] > 0
-    rollout = env.rollout(8, break_when_any_done=False)
-    assert rollout.batch_size == (COUNT, 8)
-
-
 def test_the_last_step_without_final_info() -> None:
     env = TorchVectorEnv(
         Torched(AutoresetMode.SAME_STEP, hides=("final_info", "_final_info")), info_keys=["count"]

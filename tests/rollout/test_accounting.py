@@ -7,7 +7,7 @@ from functools import partial
 from itertools import cycle
 
 import pytest
-from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
+from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
 from trawl.collectors import Collector
 from trawl.testing import (
@@ -63,25 +63,6 @@ def test_every_step_of_a_list_of_vectors_is_delivered_once(kind, name):
     assert stats["env_path"] == ("tensordict" if kind is RaggedEnv else "array")
     assert stats["frames"] == ledger.frames
     assert [len(env.actions) for env in envs] == list(ledger.steps.values())
-
-
-@pytest.mark.parametrize(
-    ("mode", "shared_memory"), [(NEXT, True), (NEXT, False), (SAME, False), (DISABLED, True)]
-)
-def test_environments_in_processes_are_accounted_for(mode, shared_memory):
-    lengths = [[2, 3], [1, 4]]
-    envs = [NumberedEnv(number, lengths[number]) for number in range(2)]
-    env = AsyncVectorEnv(
-        [lambda env=env: env for env in envs],
-        shared_memory=shared_memory,
-        autoreset_mode=mode,
-        context="fork",
-    )
-    ledger = Ledger(envs)
-    with Collector(env, frames_per_batch=10, total_frames=40) as collector:
-        for batch in collector:
-            ledger.add(batch)
-    assert ledger.frames >= 40
 
 
 def test_a_batch_longer_than_a_stretch_of_the_loop_is_accounted_for():
