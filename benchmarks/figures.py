@@ -38,8 +38,8 @@ def source(make: Callable[[], Any], policy: Any, frames: int, measures: bool) ->
         peers.trawl_indexed(make), policy, frames_per_batch=frames, total_frames=-1
     )
     if not measures:
-        collector._rollout.writer.sums = NoSums()
-        collector._collect_timed = collector._collect_profiled
+        collector.parts.loop.rollout.writer.sums = NoSums()
+        collector._collect_timed = collector._collect
     try:
         for batch in collector:
             yield batch.numel(), batch

@@ -50,7 +50,7 @@ PLACES = {
     "data/state_files.py: read_state": "torch.load with weights_only=True",
     "data/state_files.py: _read_back": "torch.load with weights_only=True",
     "data/state_files.py: _unreadable": "torch.load with weights_only=True",
-    "collectors/resuming.py: ResumableCollector.recover": CARRIED,
+    "collectors/loop_state.py: recover": CARRIED,
     "collectors/worker.py: CollectorService._call": CARRIED,
     "envs/attributes.py: packed_result": CARRIED,
     "envs/build.py: EnvCopy.__call__": CARRIED,

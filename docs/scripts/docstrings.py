@@ -1,6 +1,6 @@
 """Docstrings as the documentation's Markdown wants them.
 
-A Griffe extension (see ``mkdocs.yml``). Docstrings refer to other names by ``:class:`` and the
+Griffe extensions (see ``mkdocs.yml``). Docstrings refer to other names by ``:class:`` and the
 like, which ``help()`` shows well and Markdown doesn't know: here they become links, where the name
 is in the reference.
 """
@@ -14,6 +14,34 @@ import griffe
 
 ROLE = re.compile(r":(?:class|meth|func|attr|mod|exc|data):`(?P<short>~?)(?P<path>[\w.]+)`")
 LITERAL = re.compile(r"::$", flags=re.MULTILINE)
+
+
+class Parts(griffe.Extension):
+    """Shows methods of parts, which a class assigns by ``of_part``, like its own."""
+
+    def on_package(self, *, pkg: griffe.Module, loader: griffe.GriffeLoader, **_: Any) -> None:
+        _replace_parts(pkg, loader)
+
+
+def _replace_parts(found: griffe.Module | griffe.Class, loader: griffe.GriffeLoader) -> None:
+    for name, member in list(found.members.items()):
+        if member.is_alias:
+            continue
+        if isinstance(member, (griffe.Module, griffe.Class)):
+            _replace_parts(member, loader)
+        value = getattr(member, "value", None)
+        if not (isinstance(value, griffe.ExprCall) and str(value.function) == "of_part"):
+            continue
+        method = loader.modules_collection[value.arguments[1].canonical_path]
+        own = griffe.Function(
+            name,
+            lineno=member.lineno,
+            endlineno=member.endlineno,
+            parameters=method.parameters,
+            returns=method.returns,
+            docstring=method.docstring,
+        )
+        found.set_member(name, own)
 
 
 class Roles(griffe.Extension):

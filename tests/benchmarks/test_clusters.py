@@ -186,8 +186,8 @@ def test_it_plays_what_real_workers_do() -> None:
             start_method="inline",
         )
         taken: list[int] = []
-        note = collector._note_parts
-        collector._note_parts = lambda parts, note=note, taken=taken: (  # type: ignore[method-assign]
+        note = collector.parts.weights.note_batches
+        collector.parts.weights.note_batches = lambda parts, note=note, taken=taken: (  # type: ignore[method-assign]
             taken.extend(part.index for part in parts),
             note(parts),
         )[1]

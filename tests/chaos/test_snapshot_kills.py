@@ -185,7 +185,7 @@ def test_a_call_that_failed_has_changed_something(tmp_path: Path):
             collector.set_seed(1)
             found = [collector.next().clone()]
             with pytest.raises(KeyError, match="after the reset"):
-                collector._all(_reset_and_fail)
+                collector.parts.calls.all(_reset_and_fail)
             return found + [collector.next().clone() for _ in range(3)]
 
     expected = frames()

@@ -399,7 +399,7 @@ def test_updates_that_nobody_takes_need_no_memory(tmp_path: Path, sync: bool) ->
     crew, policy = Crew(tmp_path), Wide()
     with collector_of(crew, sync, policy) as collector:
         collector.next()
-        store = collector._sender.policy_scheme._stores[0][0]
+        store = collector.parts.weights.sender.policy_scheme._stores[0][0]
         for _ in range(100):
             collector.update_policy_weights_()
         used = 512 * os.fstat(store._file._memory.fd).st_blocks

@@ -331,7 +331,7 @@ def test_weights_sent_while_an_error_closes_the_collector_are_refused_with_its_c
             list(collector)
         raise KeyError(0)
 
-    monkeypatch.setattr(collector, "_prepare_weights", closing)
+    monkeypatch.setattr(collector.parts.weights, "prepare", closing)
     with pytest.raises(RuntimeError, match=r"shut down after OSError: disk"):
         collector.update_policy_weights_({})
 

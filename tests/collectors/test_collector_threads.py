@@ -43,7 +43,7 @@ def test_a_collector_nobody_holds_stops_collecting() -> None:
     )
     collector.start()
     buffer.wait_for(10)
-    thread, gone = collector._background._thread, weakref.ref(collector)
+    thread, gone = collector.parts.background.thread._thread, weakref.ref(collector)
     del collector
     thread.join(PATIENCE)
     gc.collect()

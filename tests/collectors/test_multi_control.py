@@ -220,7 +220,7 @@ def test_counts_versions_and_weights_go_on(cls, tmp_path):
                 found.setdefault(made_by, set()).update(actions(row))
     # There were random frames enough, and each worker has the weights that it had.
     assert found == {(0, 1): {2}, (1, 0): {1}}
-    assert other._sender.versions == [1, 0]
+    assert other.parts.weights.sender.versions == [1, 0]
 
 
 @BOTH

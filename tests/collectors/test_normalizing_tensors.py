@@ -250,7 +250,7 @@ def test_observations_of_a_network_need_no_gradients(options: Any) -> None:
         for _ in range(2):
             batch = collector.next()
             assert not any(value.requires_grad for value in batch.values(True, True))
-            writer = collector._rollout.writer
+            writer = collector.parts.loop.rollout.writer
             # Otherwise, the graphs of all resets would stay in memory.
             assert not any(row.requires_grad for row in writer.state_dict()["rows"].values())
 

@@ -348,7 +348,7 @@ def test_many_updates_hold_the_memory_of_one():
         collector.next()
         for _ in range(100):
             collector.update_policy_weights_()
-        assert len(collector._sender.held.pop()) == 1
+        assert len(collector.parts.weights.sender.held.pop()) == 1
 
 
 def test_a_pause_with_workers_that_write_goes_on_after_it():

@@ -100,7 +100,7 @@ def test_a_batch_that_was_given_up_is_not_replayed():
     net = Broken()
     policy = TensorDictModule(net, ["observation"], ["action"])
     collector = Collector(CLOSED, policy, frames_per_batch=5)
-    rollout = collector._rollout
+    rollout = collector.parts.loop.rollout
     rollout.run()
     net.fails = True
     with pytest.raises(KeyboardInterrupt):

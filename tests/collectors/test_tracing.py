@@ -83,11 +83,11 @@ def test_steps_are_within_their_batches(tmp_path):
 def test_steps_are_recorded_only_for_a_timeline_of_steps(tmp_path):
     with Collector(NumberedEnv, by_step(), frames_per_batch=20) as collector:
         collector.next()
-        assert collector._rollout.pop_steps() is None
+        assert collector.parts.loop.rollout.pop_steps() is None
         with collector.trace(TraceOptions(tmp_path / "steps.json.gz", "step")):
             collector.next()
         collector.next()
-        assert collector._rollout.pop_steps() is None
+        assert collector.parts.loop.rollout.pop_steps() is None
         with collector.trace(tmp_path / "batches.json.gz"):
             collector.next()
     assert len(read_trace(tmp_path / "steps.json.gz").lane("collector steps")) == 16
@@ -449,7 +449,7 @@ def test_a_disk_that_gets_full_is_one_warning(tmp_path):
     path = tmp_path / "run.json.gz"
     with Collector(NumberedEnv, by_step(), frames_per_batch=5, trace=path) as collector:
         full = os.open("/dev/full", os.O_WRONLY)
-        os.dup2(full, collector._tracer.writer._file._file.fileno())
+        os.dup2(full, collector.parts.timeline.tracer.writer._file._file.fileno())
         os.close(full)
         with warnings.catch_warnings(record=True) as found:
             warnings.simplefilter("always")

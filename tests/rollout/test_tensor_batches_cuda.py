@@ -104,7 +104,7 @@ def test_no_step_waits_for_the_device(options: dict[str, Any]) -> None:
     acting = policy(options.get("frame_stack"))
     with Collector(Counting(), acting, frames_per_batch=COUNT * 10, **options) as collector:
         next(iter(collector))
-        writer = collector._rollout.writer
+        writer = collector.parts.loop.rollout.writer
         with torch.no_grad():
             writer.begin()
             act, step = writer.bind(0, 10, False)
@@ -176,7 +176,7 @@ def test_the_profiler_sees_no_wait_in_the_loop(frame_stack: int | None) -> None:
     options: dict[str, Any] = {"frames_per_batch": COUNT * 10, "frame_stack": frame_stack}
     with Collector(Counting(), policy(frame_stack), **options) as collector:
         next(iter(collector))
-        writer = collector._rollout.writer
+        writer = collector.parts.loop.rollout.writer
         with torch.no_grad():
             writer.begin()
             act, step = writer.bind(0, 10, False)

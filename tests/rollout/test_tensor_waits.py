@@ -199,7 +199,7 @@ def loop_waits(env: TorchVectorEnv, policy: Any, **options: Any) -> tuple[list[s
     """Returns the calls that wait in the second batch, and this batch."""
     with Collector(env, policy, frames_per_batch=COUNT * STEPS, **options) as collector:
         collector.next()
-        writer = collector._rollout.writer
+        writer = collector.parts.loop.rollout.writer
         with torch.no_grad():
             writer.begin()
             act, step = writer.bind(0, STEPS, False)
@@ -294,7 +294,7 @@ def test_one_look_at_the_flags_places_the_stacks_of_a_batch() -> None:
     env = Gpu(Simulator(AutoresetMode.SAME_STEP))
     with Collector(env, of_stacks(), frames_per_batch=COUNT * STEPS, frame_stack=SIZE) as collector:
         collector.next()
-        writer = collector._rollout.writer
+        writer = collector.parts.loop.rollout.writer
         with torch.no_grad():
             writer.begin()
             act, step = writer.bind(0, STEPS, False)

@@ -1,89 +1,31 @@
-"""Access to a collector's parts, by path or by the attribute names of TorchRL's collectors."""
+"""Access to a collector's parts by path, with the methods of TorchRL's collectors."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
-from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Sequence
+from typing import Any
+from weakref import ref
 
-from tensordict import TensorDict, TensorDictBase
-from torch import nn
-
-from trawl.collectors.config import CollectorConfig
+from trawl.collectors.background import BackgroundCollection
 from trawl.paths import call_each, call_path, get_path
-from trawl.weight_update.scheme import WeightSyncScheme
 
 
-class CollectorAccess:
-    """Provides access to the parts of a collector, with the interface of TorchRL's collectors.
+class Access:
+    """Gets and calls what paths lead to.
 
-    Attributes:
-        verbose: always False, because Trawl's collectors write no log.
+    Args:
+        collector: the collector, from which paths lead; the object has no strong reference to it.
+        background: the thread of the collector.
     """
 
-    verbose = False
-
-    config: CollectorConfig
-    _batches: int
-    _version: Any
-    _weight_sync_schemes: dict[str, WeightSyncScheme]
-
-    if TYPE_CHECKING:
-
-        def _held(self) -> AbstractContextManager[Any]: ...
+    def __init__(self, collector: Any, background: BackgroundCollection) -> None:
+        self._owner: Callable[[], Any] = ref(collector)
+        self._background = background
 
     @property
-    def _iter(self) -> int:
-        """Number of batches collected so far."""
-        return self._batches
-
-    @property
-    def policy_version_tracker(self) -> Any:
-        """The :class:`~trawl.collectors.PolicyVersion` in use; None if versions are not tracked."""
-        return self._version
-
-    @property
-    def compiled_policy(self) -> bool:
-        """True if the policy is compiled."""
-        return getattr(self, "compile_policy", None) not in (False, None)
-
-    @property
-    def weight_sync_schemes(self) -> Mapping[str, WeightSyncScheme]:
-        """The weight-sync schemes that send weights, keyed by model."""
-        return MappingProxyType(self._weight_sync_schemes)
-
-    @property
-    def policy_weights(self) -> TensorDictBase:
-        """Parameters and buffers of the policy; empty if the policy is not a module.
-
-        The tensors share memory with the policy's tensors, and are detached from autograd.
-        """
-        return _weights(getattr(self, "policy", None))
-
-    @property
-    def get_weights_fn(self) -> Callable[[], TensorDictBase] | None:
-        """Function that returns the policy's weights; None if the policy is not a module.
-
-        If the policy was copied to another device, these are the weights of the original.
-        """
-        source = getattr(self, "_source", getattr(self, "policy", None))
-        if not isinstance(source, nn.Module):
-            return None
-        return lambda: _weights(source)
-
-    # --- access by path
-
-    @property
-    def worker_idx(self) -> int:
-        """Index of the worker that this collector belongs to.
-
-        Raises:
-            RuntimeError: if the collector does not belong to a worker.
-        """
-        if self.config.worker_idx is None:
-            raise RuntimeError("worker_idx was not set: this collector does not belong to a worker")
-        return self.config.worker_idx
+    def collector(self) -> Any:
+        """The collector."""
+        return self._owner()
 
     def map_fn(
         self,
@@ -93,7 +35,8 @@ class CollectorAccess:
     ) -> list[Any]:
         """Calls the method at path ``method_name``, once for each entry of the lists.
 
-        If both lists are None, the method is called once, without arguments.
+        If both lists are None, the method is called once, without arguments. With workers, the
+        method of each worker's collector is called, and a list has an entry for each worker.
 
         Args:
             method_name: path of the method, for example ``"env.close"``.
@@ -104,7 +47,7 @@ class CollectorAccess:
             The results of the calls, in order.
 
         Raises:
-            ValueError: if the lists differ in length.
+            ValueError: if the lists differ in length, or in the number of workers.
             AttributeError: if there is no method at that path.
         """
         given = list_of_kwargs if list_of_args is None else list_of_args
@@ -116,41 +59,42 @@ class CollectorAccess:
                 f"list_of_args and list_of_kwargs must have the same length, but they have "
                 f"{len(args)} and {len(kwargs)} entries"
             )
-        with self._held():
-            return call_each(self, method_name, list(zip(args, kwargs, strict=True)))
+        with self._background.held():
+            return call_each(self.collector, method_name, list(zip(args, kwargs, strict=True)))
 
     def get_distant_attr(self, attr: str) -> Any:
         """Returns the attribute at a path; if it is in another process, a copy.
+
+        With workers, it is a list with the attribute of each worker's collector.
 
         Args:
             attr: path of the attribute, for example ``"env.batch_size"``,
                 ``"env.envs[0].unwrapped.level"`` or ``"policy.module[0].weight"``.
         """
-        with self._held():
-            return get_path(self, attr)
+        with self._background.held():
+            return get_path(self.collector, attr)
 
     def cascade_execute(self, attr_path: str, *args: Any, **kwargs: Any) -> Any:
         """Calls the method at ``attr_path``, or returns the attribute if it is not callable.
 
+        With workers, only the workers have environments: a path that begins with ``env`` leads to
+        those of all workers, and the result is a list with that of each. For other parts of the
+        workers, such as their copies of the policy, use ``map_fn()``.
+
         Raises:
             ValueError: if arguments are given for an attribute that is not callable.
         """
-        with self._held():
-            return call_path(self, attr_path, args, kwargs)
+        with self._background.held():
+            return call_path(self.collector, attr_path, args, kwargs)
 
-    def getattr_rb(self, attr: str) -> Any:
-        """Returns the replay buffer's attribute at path ``attr``.
+    def getattr_policy(self, attr: str) -> Any:
+        """Returns the attribute of the policy at path ``attr``; or of the first worker's."""
+        return get_path(self.collector.policy, attr)
 
-        Raises:
-            AttributeError: if there is no attribute at that path, or no replay buffer.
+    def getattr_env(self, attr: str) -> Any:
+        """Returns the attribute of the environment at path ``attr``.
+
+        With workers, it is the environment of the first worker.
         """
-        if self.config.replay_buffer is None:
-            raise AttributeError(f"there is no replay buffer to get {attr!r} from")
-        return get_path(self.config.replay_buffer, attr)
-
-
-def _weights(policy: Any) -> TensorDictBase:
-    if not isinstance(policy, nn.Module):
-        return TensorDict()
-    weights: TensorDictBase = TensorDict.from_module(policy).data
-    return weights
+        with self._background.held():
+            return get_path(self.collector.env, attr)

@@ -6,14 +6,13 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, suppress
-from typing import TYPE_CHECKING, Any
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any
 from weakref import WeakMethod
 
-from trawl.checks import check_bool
-from trawl.collectors.budget import FrameCounts
+from trawl.collectors.budget import FrameBudget
 from trawl.collectors.config import CollectorConfig
-from trawl.collectors.trajectory_batcher import TrajectoryBatcher
+from trawl.collectors.lifetime import Lifetime
 from trawl.threads import stop_at_exit
 
 
@@ -178,25 +177,38 @@ class CollectorClosed(Exception):
     """Raised if another thread or a signal handler closes the collector during a batch."""
 
 
-class BackgroundCollector:
-    """Part of a collector that collects into a replay buffer in the background."""
+class BackgroundCollection:
+    """The thread in which a collector fills its replay buffer, and the lock for all others.
 
-    config: CollectorConfig
-    requested_frames_per_batch: int
-    _background: Background | None
-    _limiter: RateLimiter | None
-    _frames: int
-    _progress: FrameCounts
-    _whole: TrajectoryBatcher | None
-    _lock: threading.RLock
+    Args:
+        name: name of the thread.
+        config: options of the collector.
+        budget: the collector's frames.
+        lifetime: the time in which the collector is open.
+        turn: weak reference to the method that collects a batch, and returns True if more are left.
+        settle: function that waits for the batches that workers are still collecting after the
+            thread has paused. Its argument is the time limit in seconds.
 
-    if TYPE_CHECKING:
+    Attributes:
+        lock: held by the thread that collects, or changes the policy or an environment, while there
+            is no background thread.
+        thread: the thread; None if there is none.
+    """
 
-        def _check_open(self, what: str) -> None: ...
-        def _has_budget(self, more: int = 0) -> bool: ...
-        def _collect_or_close(self) -> Any: ...
-
-        shutdown: Callable[..., None]
+    def __init__(
+        self,
+        name: str,
+        config: CollectorConfig,
+        budget: FrameBudget,
+        lifetime: Lifetime,
+        turn: WeakMethod[Callable[[], bool]],
+        settle: Callable[[float | None], None],
+    ) -> None:
+        self.lock = threading.RLock()
+        self.thread: Background | None = None
+        self._name, self._config, self._budget, self._lifetime = name, config, budget, lifetime
+        self._turn, self._settle = turn, settle
+        self._limiter: RateLimiter | None = None
 
     def start(self) -> None:
         """Starts to fill the replay buffer in the background, until ``total_frames`` are reached.
@@ -213,27 +225,26 @@ class BackgroundCollector:
         Raises:
             RuntimeError: if there is no replay buffer, or the collector is closed.
         """
-        if self.config.replay_buffer is None:
+        if self._config.replay_buffer is None:
             raise RuntimeError("start() needs a replay buffer to fill: pass replay_buffer=")
-        with self._lock:
-            if self._background is not None:
-                self._background.check()
-                if self._background.running:
+        with self.lock:
+            if self.thread is not None:
+                self.thread.check()
+                if self.thread.running:
                     return
-            self._check_open("start()")
-            name = f"{type(self).__name__}.start"
+            self._lifetime.check_open("start()")
             self._limiter = limiter = self._new_limiter()
-            turn = WeakMethod(self._background_turn)
-            self._background = Background(turn, name, limiter.room if limiter else lambda: True)
+            ready = limiter.room if limiter else lambda: True
+            self.thread = Background(self._turn, self._name, ready)
 
     def _new_limiter(self) -> RateLimiter | None:
         """Makes the rate limiter of background collection; None if there is no limit."""
-        config = self.config
+        config = self._config
         if config.samples_per_insert is None:
             return None
         ahead = config.inserts_ahead
         if ahead is None:
-            ahead = (config.init_random_frames or 0) + 2 * self._frames_at_a_time
+            ahead = (config.init_random_frames or 0) + 2 * self._budget.frames_at_once
         # Frames that were inserted before this call need no samples.
         limiter = RateLimiter(config.samples_per_insert, ahead + self._inserted)
         limiter.inserted = self._inserted
@@ -242,21 +253,9 @@ class BackgroundCollector:
     @property
     def _inserted(self) -> int:
         """Number of frames written to the replay buffer; unfinished trajectories do not count."""
-        whole = self._whole is not None
-        return self._progress.replay_written_frames if whole else self._frames
-
-    @property
-    def _frames_at_a_time(self) -> int:
-        """Number of frames in all batches that are collected at the same time."""
-        return self.requested_frames_per_batch
-
-    def _background_turn(self) -> bool:
-        with suppress(CollectorClosed):
-            if self._has_budget():
-                self._collect_or_close()
-        if self._limiter is not None:
-            self._limiter.inserted = self._inserted
-        return self._has_budget()
+        budget = self._budget
+        whole = self._config.whole_trajectories
+        return budget.own.replay_written_frames if whole else budget.frames
 
     def sample(self, *args: Any, **kwargs: Any) -> Any:
         """Draws a batch from the replay buffer, and counts its samples for ``samples_per_insert``.
@@ -272,21 +271,21 @@ class BackgroundCollector:
             RuntimeError: if there is no replay buffer.
             Exception: the error that ended background collection, if any; it is raised only once.
         """
-        buffer = self.config.replay_buffer
+        buffer = self._config.replay_buffer
         if buffer is None:
             raise RuntimeError("sample() needs a replay buffer to draw from: pass replay_buffer=")
-        if self._background is not None:
-            self._background.check()
+        if self.thread is not None:
+            self.thread.check()
         drawn = buffer.sample(*args, **kwargs)
-        if self._limiter is not None and self._background is not None:
+        if self._limiter is not None and self.thread is not None:
             batch = drawn[0] if isinstance(drawn, tuple) else drawn
             self._limiter.sampled += batch.numel()
-            self._background.wake()
+            self.thread.wake()
         return drawn
 
     def is_running(self) -> bool:
         """Returns True if background collection was started and has not ended."""
-        return self._background is not None and self._background.running
+        return self.thread is not None and self.thread.running
 
     def pause(
         self, timeout: float | None = None, *, resume: bool = True
@@ -305,11 +304,11 @@ class BackgroundCollector:
             RuntimeError: if collection was not started.
             TimeoutError: on entering the block, if the batch takes longer than ``timeout`` seconds.
         """
-        if self._background is None:
+        if self.thread is None:
             raise RuntimeError(
                 "pause() pauses the collection that start() begins: call start() first"
             )
-        return self._paused(self._background, timeout, resume)
+        return self._paused(self.thread, timeout, resume)
 
     @contextmanager
     def _paused(
@@ -324,28 +323,24 @@ class BackgroundCollector:
                 if not resume:
                     background.stop()
 
-    def _settle(self, timeout: float | None) -> None:
-        """Waits for batches that workers are still collecting after the thread has paused."""
+    # --- for the collector
 
-    def _held(self) -> AbstractContextManager[Any]:
+    def held(self) -> AbstractContextManager[Any]:
         """Returns a context in which no other thread collects or changes policy or environment."""
-        return self._lock if self._background is None else self._background.held()
+        return self.lock if self.thread is None else self.thread.held()
 
-    def async_shutdown(self, timeout: float | None = None, close_env: bool = True) -> None:
-        """Ends background collection after the current batch, and shuts the collector down.
+    def check(self) -> None:
+        """Raises the error that ended the thread, if there is one; later calls don't repeat it."""
+        if self.thread is not None:
+            self.thread.check()
 
-        Args:
-            timeout: seconds to wait for the current batch; None to wait as long as it takes.
-            close_env: True to close the environments.
+    def count_turn(self) -> bool:
+        """Counts what the thread has inserted in a turn; returns True if frames are left."""
+        if self._limiter is not None:
+            self._limiter.inserted = self._inserted
+        return self._budget.has_more()
 
-        Raises:
-            TimeoutError: if the batch takes longer than ``timeout`` seconds. In this case, nothing
-                is closed, and the method can be called again.
-        """
-        check_bool("close_env", close_env)
-        background = self._background
-        if background is not None:
-            background.stop(timeout)
-        self.shutdown(timeout=timeout, close_env=close_env)
-        if background is not None:
-            background.check()
+    def has_room(self, more: int) -> bool:
+        """Returns True if the thread may begin a batch while ``more`` frames are under way."""
+        limiter = self._limiter if self.is_running() else None
+        return limiter is None or limiter.room(more)

@@ -1,45 +1,38 @@
-"""Base class of all collectors: iteration, budget, hooks, background thread, access by path."""
+"""Base class of all collectors: iteration, interrupts, the end, statistics."""
 
 from __future__ import annotations
 
 import atexit
 import os
 from abc import abstractmethod
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from dataclasses import asdict
-from threading import RLock
 from typing import TYPE_CHECKING, Any, Literal, NoReturn, TypeAlias
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, WeakMethod
 
 from tensordict import TensorDictBase
-from torch.utils.data import IterableDataset
 from typing_extensions import Self
 
 from trawl.checks import check_bool
-from trawl.collectors.access import CollectorAccess
-from trawl.collectors.background import (
-    Background,
-    BackgroundCollector,
-    CollectorClosed,
-    RateLimiter,
-)
-from trawl.collectors.budget import FrameBudget, FrameCounts
-from trawl.collectors.checkpointing import CheckpointedCollector
-from trawl.collectors.closing import ClosingCollector
+from trawl.collectors.access import Access
+from trawl.collectors.background import BackgroundCollection, CollectorClosed
+from trawl.collectors.budget import FrameBudget
+from trawl.collectors.checkpointing import Checkpoints, Mismatch
 from trawl.collectors.config import CollectorConfig, warn
-from trawl.collectors.delivery import BatchDelivery
-from trawl.collectors.normalizing import NormalizingCollector, transform_facts
+from trawl.collectors.face import CollectorParts, Parts
+from trawl.collectors.figures import Figures
+from trawl.collectors.lifetime import Lifetime
+from trawl.collectors.normalizing import transform_facts
 from trawl.collectors.options import one_of
+from trawl.collectors.outbox import BatchOutbox
 from trawl.collectors.policy_version import version_tracker
-from trawl.collectors.profile import ProfileConfig, ProfiledCollector, RolloutProfiler
+from trawl.collectors.profile import Profiling
 from trawl.collectors.torchrl import register_collectors
-from trawl.collectors.tracing import TracedCollector
-from trawl.collectors.trajectory_batcher import STATE, TrajectoryBatcher
-from trawl.collectors.weight_control import WeightControl
+from trawl.collectors.tracing import Tracing
+from trawl.collectors.trajectory_batcher import TrajectoryBatcher
+from trawl.collectors.watching import Watch
+from trawl.collectors.weak import weak
 from trawl.data.sinks.base import Sink
-from trawl.envs.capture.kinds import from_plain, to_plain
-from trawl.envs.transforms import PolicyVersion
 from trawl.interrupts import DeferredInterrupt, check_interrupt, is_deferred
 from trawl.observe.trace_options import TraceOptions
 from trawl.polling import is_polling
@@ -47,8 +40,6 @@ from trawl.polling import is_polling
 #: Which statistics ``stats()`` returns.
 View = Literal["aggregate", "per_worker", "both"]
 _check_view = one_of("aggregate", "per_worker", "both")
-# Entry of a state: the batch that was complete, but not delivered, when Ctrl-C was pressed.
-_KEPT = "kept"
 # None at the end of a run: loops that know how many batches come need no check for it.
 MaybeNone: TypeAlias = Any
 
@@ -71,19 +62,7 @@ else:
     OptionAttributes = object
 
 
-class BaseCollector(  # type: ignore[misc]  # the option `trace` has a method of the same name
-    FrameBudget,
-    CollectorAccess,
-    ProfiledCollector,
-    TracedCollector,
-    BackgroundCollector,
-    WeightControl,
-    CheckpointedCollector,
-    NormalizingCollector,
-    ClosingCollector,
-    IterableDataset[Any],
-    OptionAttributes,
-):
+class BaseCollector(CollectorParts, OptionAttributes):  # type: ignore[misc]  # see `trace`
     """Base class of all collectors, which produce batches of experience.
 
     A collector is an iterable of TensorDicts::
@@ -100,48 +79,45 @@ class BaseCollector(  # type: ignore[misc]  # the option `trace` has a method of
 
     Each option is also an attribute: ``collector.total_frames``. A subclass collects a batch in
     ``_collect`` and releases its resources in ``_close``.
-
-    Attributes:
-        config: the options.
-        closed: True once the collector has been shut down.
     """
-
-    config: CollectorConfig
-    _delivery: BatchDelivery
 
     def __init__(self, config: CollectorConfig) -> None:
         register_collectors(BaseCollector)
         self.config = config
-        self.closed = False
-        self._init_closing()
+        self.parts = parts = self._new_parts()
+        parts.lifetime = Lifetime()
         _living[self] = os.getpid()
-        self.pre_collect_hook: Callable[[], Any] | None = config.pre_collect_hook
-        self.post_collect_hook: Callable[[Any], Any] | None = config.post_collect_hook
-        self._batches = 0
-        self._progress = FrameCounts()
-        self._failed = False
-        # The batch, if any, that was complete when Ctrl-C was pressed.
-        self._kept: list[Any] = []
-        self._cause = ""  # the error that closed the collector, as the end of a message
-        self._background: Background | None = None
-        self._limiter: RateLimiter | None = None
-        self.extra = {}
-        self._lock = RLock()
-        self._init_watching()
-        self._profiler: RolloutProfiler | None = None
-        self._profile_config: ProfileConfig | None = None
-        self._receivers = {}
-        self._weight_sync_schemes = {}
-        self._receiver_schemes = {}
-        self._updater = None
-        self._version: PolicyVersion | None = version_tracker(config.track_policy_version)
-        self._whole: TrajectoryBatcher | None = None
-        if config.whole_trajectories:
-            self._whole = self._new_whole(config)
+        parts.budget = FrameBudget(config, parts.lifetime)
+        parts.watch = Watch()
+        parts.background = BackgroundCollection(
+            f"{type(self).__name__}.start",
+            config,
+            parts.budget,
+            parts.lifetime,
+            WeakMethod(self._background_turn),
+            weak(self._settle),
+        )
+        parts.checkpoints = Checkpoints(
+            parts.lifetime,
+            parts.background.held,
+            weak(self.state_dict),
+            weak(self.load_state_dict),
+        )
+        whole = self._new_whole(config) if config.whole_trajectories else None
+        parts.outbox = BatchOutbox(config, parts.lifetime, parts.budget, whole)
+        parts.access = self._new_access()
+        parts.profiling = self._new_profiling()
+        parts.figures = self._new_figures()
+        parts.timeline = Tracing(parts.lifetime, parts.figures, parts.watch.resident)
+        self.policy_version_tracker = version_tracker(config.track_policy_version)
+        parts.timeline.versions = self.policy_version_tracker
         if isinstance(config.sink, Sink):
             config.sink.info |= transform_facts(config)
         if isinstance(config.trace, TraceOptions):
-            self._begin_trace(config.trace)
+            self.parts.timeline.begin(config.trace)
+
+    def _new_parts(self) -> Parts:
+        return Parts()
 
     def _new_whole(self, config: CollectorConfig) -> TrajectoryBatcher:
         """Makes the object that assembles this collector's frames into whole trajectories."""
@@ -169,6 +145,28 @@ class BaseCollector(  # type: ignore[misc]  # the option `trace` has a method of
     @abstractmethod
     def _close(self, close_env: bool) -> None:
         """Releases environments, workers and memory."""
+
+    @abstractmethod
+    def state_dict(self) -> dict[str, Any]:
+        """Returns the state from which this or another collector can continue."""
+
+    @abstractmethod
+    def load_state_dict(
+        self,
+        state_dict: Mapping[str, Any],
+        strict: bool = True,
+        *,
+        trust: bool = False,
+        on_state_mismatch: Mismatch = "raise",
+    ) -> None:
+        """Restores a state that :meth:`state_dict` returned."""
+
+    @abstractmethod
+    def _new_figures(self) -> Figures:
+        """Makes the part that has the figures of those who collect."""
+
+    def _new_access(self) -> Access:
+        return Access(self, self.parts.background)
 
     @abstractmethod
     def set_seed(self, seed: int, static_seed: bool = False) -> int:
@@ -199,8 +197,9 @@ class BaseCollector(  # type: ignore[misc]  # the option `trace` has a method of
         self._check_complete("iteration")
         if not self._has_batch():
             warn(
-                f"the iteration ends at once: all {self._frames} frames of total_frames have been "
-                "delivered already, and another collector would be needed for more"
+                f"the iteration ends at once: all {self.parts.budget.frames} frames of "
+                "total_frames have been delivered already, and another collector would be needed "
+                "for more"
             )
         return self._iterate()
 
@@ -233,24 +232,20 @@ class BaseCollector(  # type: ignore[misc]  # the option `trace` has a method of
         """Returns a list with the next batch; an empty list if there is none."""
         found: list[Any] = []
         interrupt = DeferredInterrupt()
-        with interrupt, self._held(), suppress(CollectorClosed):
-            if self._kept:
-                found, self._kept = self._kept, []
+        with interrupt, self.parts.background.held(), suppress(CollectorClosed):
+            if self.parts.outbox.kept:
+                found = self.parts.outbox.pop_kept()
             elif self._has_batch():
                 found = [self._collect_or_close()]
         if interrupt.pending is not None:
-            self._kept = found
+            self.parts.outbox.kept = found
             raise interrupt.pending
         return found
 
     def _finish_interrupted(self) -> None:
         """Completes a batch that Ctrl-C has ended, and keeps it for the next call of ``next``."""
         if self._is_under_way():
-            self._kept = self._take()
-
-    def _drop_interrupted(self) -> None:
-        """Drops a batch that was under way when Ctrl-C was pressed."""
-        self._kept = []
+            self.parts.outbox.kept = self._take()
 
     def _is_under_way(self) -> bool:
         """Returns True if Ctrl-C has ended a batch that the next call of ``next`` goes on with."""
@@ -258,8 +253,7 @@ class BaseCollector(  # type: ignore[misc]  # the option `trace` has a method of
 
     def _has_batch(self) -> bool:
         """Returns True if a batch is ready to be delivered, or frames are left to collect."""
-        waits = self._whole is not None and self._whole.ready and not self.closed
-        return bool(self._kept) or waits or self._has_budget()
+        return self.parts.outbox.waiting or self.parts.budget.has_more()
 
     def _collect_or_close(self) -> Any:
         """Collects the next batch; if that fails, shuts the collector down.
@@ -268,25 +262,33 @@ class BaseCollector(  # type: ignore[misc]  # the option `trace` has a method of
             The batch; None if it was written into a replay buffer, or if no batch is left.
         """
         try:
-            if self._whole is None:
-                return self._collect_timed()
-            return self._collect_whole(self._whole)
+            whole = self.parts.outbox.whole
+            return self._collect_timed() if whole is None else self._collect_whole(whole)
         except BaseException as error:
             if is_deferred(error):
                 raise
-            self._failed = True
+            self.parts.lifetime.failed = True
             if not isinstance(error, CollectorClosed):
-                # Only the first line: the text of a worker's error contains a traceback.
-                self._cause = f" after {type(error).__name__}: {error}".splitlines()[0].rstrip(": ")
+                self.parts.lifetime.name_cause(error)
             # The user sees this error, even if closing fails as well.
             self.shutdown(raise_on_error=False)
             raise
 
-    def _collect_profiled(self) -> Any:
-        if self._profiler is None:
-            return self._collect()
-        with self._profiler.turn():
-            return self._collect()
+    def _collect_timed(self) -> Any:
+        """Collects a batch, and records the time that it took."""
+        parts = self.parts
+        clock, before = parts.watch.clock, parts.budget.frames
+        parts.timeline.begin_turn()
+        clock.begin()
+        try:
+            with parts.profiling.turn():
+                return self._collect()
+        finally:
+            clock.end()
+            frames = parts.budget.frames - before
+            parts.watch.turns.add(clock, frames, parts.figures.pop_waited())
+            parts.timeline.end_turn(clock, frames)
+            parts.figures.end_turn(frames, parts.timeline.tracer)
 
     def _collect_whole(self, whole: TrajectoryBatcher) -> Any:
         """Collects batches until there are enough whole trajectories, and delivers them.
@@ -296,72 +298,16 @@ class BaseCollector(  # type: ignore[misc]  # the option `trace` has a method of
         """
         if self.config.replay_buffer is not None:
             self._collect_timed()
-            for group in whole.groups():
-                batch = self._delivery.deliver_whole(group)
-                written = self._delivery.write(batch, group.shape.numel())
-                self._progress.replay_written_frames += written
-                self._record(batch)
-                self._note_whole(batch)
-            self._batches += 1
+            self.parts.outbox.write_whole(whole)
             return None
         while not whole.ready:
-            if not self._has_budget():
+            if not self.parts.budget.has_more():
                 if not self.closed:
                     whole.warn_if_undelivered(self.config.total_frames)
                 return None
             check_interrupt()
             self._collect_timed()
-        batch = self._delivery.deliver_whole(whole.pop_batch())
-        self._batches += 1
-        self._record(batch)
-        self._note_whole(batch)
-        return batch
-
-    def _note_whole(self, batch: Any) -> None:
-        """Hook for subclasses, called with whole trajectories that are delivered or written."""
-
-    def _fake(self, batch: TensorDictBase) -> Any:
-        """Returns a batch of zeros in the form in which batches are delivered."""
-        if self._whole is None:
-            return self._delivery.process(batch, batch.shape[-1])
-        frames = self._delivery.frames(batch, batch.shape[-1])
-        buffer = self.config.replay_buffer is not None
-        return self._delivery.processed(self._whole.template(frames, buffer))
-
-    def _load_delivery(self, state: Mapping[str, Any], order: int, resumed: bool) -> None:
-        """Restores what :meth:`_delivery_state` returned."""
-        self._drop_interrupted()
-        kept = state.get(_KEPT, ())
-        self._kept = [None if batch is None else from_plain(batch) for batch in kept]
-        self._delivery.load_state_dict(state)
-        self._load_watch(state)
-        if self._whole is not None:
-            self._whole.load_state_dict(state.get(STATE, {}), order, resumed)
-
-    def _delivery_state(self) -> dict[str, Any]:
-        """Returns the state of ``postproc``, and what has been collected but not delivered yet.
-
-        Raises:
-            TypeError: if Ctrl-C has kept a batch from its delivery that can't be part of a state.
-        """
-        whole: dict[str, Any] = {} if self._whole is None else {STATE: self._whole.state_dict()}
-        for batch in self._kept:
-            if batch is not None and not isinstance(batch, TensorDictBase):
-                raise TypeError(
-                    "the state can't hold the batch that was under way when Ctrl-C was pressed, "
-                    f"because postproc made a {type(batch).__name__} of it: call next() first"
-                )
-            whole[_KEPT] = [None if batch is None else to_plain(batch.clone())]
-        return {**whole, **self._delivery.state_dict(), **self._watch_state()}
-
-    def _record(self, batch: Any) -> None:
-        """Writes a batch to the sink, when it is delivered or put into the replay buffer."""
-        if self.config.sink is not None:
-            self.config.sink.write(batch)
-
-    def set_post_collect_hook(self, hook: Callable[[Any], Any] | None) -> None:
-        """Sets the function that is called with each delivered batch; None removes it."""
-        self.post_collect_hook = hook
+        return self.parts.outbox.deliver_whole(whole)
 
     # --- the end
 
@@ -389,37 +335,32 @@ class BaseCollector(  # type: ignore[misc]  # the option `trace` has a method of
         if self.closed:
             return
         try:
-            if self._background is not None:
-                self._background.stop(timeout)
+            if self.parts.background.thread is not None:
+                self.parts.background.thread.stop(timeout)
             # After an error in the background, the collector is closed already.
             if not self.closed:
-                self.closed = True
+                self.parts.lifetime.closed = True
                 try:
                     self._close(close_env)
                 finally:
-                    self._close_checkpoints()
+                    self.parts.checkpoints.close()
                     try:
-                        self._close_sink()
+                        self.parts.outbox.close()
                     finally:
-                        self._end_trace()
+                        self._end_timeline()
         except Exception:
             if raise_on_error:
                 raise
         finally:
             if self.closed:
-                self._note_closed()
-
-    def _close_sink(self) -> None:
-        if self.config.sink is not None:
-            enough = self.config.endless or self._frames >= self.config.total_frames
-            self.config.sink.close(complete=enough and not self._failed)
+                self._tell_closed()
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *exc_info: object) -> None:
         if self.config.endless and exc_info[0] is not None:
-            self._failed = True
+            self.parts.lifetime.failed = True
         self.shutdown(raise_on_error=exc_info[0] is None)
 
     def __del__(self) -> None:
@@ -427,16 +368,18 @@ class BaseCollector(  # type: ignore[misc]  # the option `trace` has a method of
         if not getattr(self, "closed", True):
             self.shutdown(timeout=0, raise_on_error=False)
 
-    def _check_open(self, what: str) -> None:
-        if self.closed:
-            raise RuntimeError(f"{what} failed because the collector was shut down{self._cause}")
+    def _end_timeline(self) -> None:
+        self.parts.timeline.close()
+
+    def _tell_closed(self) -> None:
+        """Calls the functions that were passed to :meth:`add_close_callback`."""
+        self.parts.lifetime.tell(self)
 
     def _check_complete(self, what: str) -> None:
         """Raises an error if the collector was closed before ``total_frames`` were reached."""
-        if self._background is not None:
-            self._background.check()
-        if self.config.endless or self._frames < self.config.total_frames:
-            self._check_open(what)
+        self.parts.background.check()
+        if not self.parts.budget.is_complete:
+            self.parts.lifetime.check_open(what)
 
     def __reduce__(self) -> NoReturn:
         raise TypeError(
@@ -445,22 +388,43 @@ class BaseCollector(  # type: ignore[misc]  # the option `trace` has a method of
             "and transfer the state with state_dict() and load_state_dict()"
         )
 
-    # --- versions
+    # --- the background
 
-    @property
-    def policy_version(self) -> int | str | None:
-        """Version of the policy that collects; None if versions are not tracked."""
-        return None if self._version is None else self._version.version
+    def _background_turn(self) -> bool:
+        """Collects a batch in the background; returns True if more are left."""
+        with suppress(CollectorClosed):
+            if self.parts.budget.has_more():
+                self._collect_or_close()
+        return self.parts.background.count_turn()
 
-    def get_policy_version(self) -> int | str | None:
-        """Returns :attr:`policy_version`."""
-        return self.policy_version
+    def _settle(self, timeout: float | None) -> None:
+        """Waits for batches that workers are still collecting after the thread has paused."""
 
-    def increment_version(self) -> None:
-        """Advances to the next version of the policy, if versions are tracked."""
-        if self._version is not None:
-            with self._held():
-                self._version.increment_version()
+    def async_shutdown(self, timeout: float | None = None, close_env: bool = True) -> None:
+        """Ends background collection after the current batch, and shuts the collector down.
+
+        Args:
+            timeout: seconds to wait for the current batch; None to wait as long as it takes.
+            close_env: True to close the environments.
+
+        Raises:
+            TimeoutError: if the batch takes longer than ``timeout`` seconds. In this case, nothing
+                is closed, and the method can be called again.
+        """
+        check_bool("close_env", close_env)
+        thread = self.parts.background.thread
+        if thread is not None:
+            thread.stop(timeout)
+        self.shutdown(timeout=timeout, close_env=close_env)
+        self.parts.background.check()
+
+    def _new_profiling(self) -> Profiling:
+        return Profiling(self.config.worker_idx or 0, weak(self._check_unbegun))
+
+    def _check_unbegun(self) -> None:
+        self.parts.lifetime.check_open("enable_profile()")
+        if self.parts.budget.batches or self.parts.background.is_running():
+            raise RuntimeError("enable_profile() must be called before the first batch")
 
     # --- statistics
 
@@ -503,29 +467,24 @@ class BaseCollector(  # type: ignore[misc]  # the option `trace` has a method of
         """
         _check_view("workers", workers)
         facts = {} if workers == "per_worker" else self._aggregate()
-        return facts if workers == "aggregate" else facts | self._per_worker()
-
-    def _per_worker(self) -> dict[str, Any]:
-        """Returns the statistics of each worker, and how many workers there are."""
-        return {}
+        return facts if workers == "aggregate" else facts | self.parts.figures.per_worker()
 
     def _aggregate(self) -> dict[str, Any]:
         """Returns the statistics of the collector as a whole."""
         # A monitor must not take the error away from the learner.
-        if self._background is not None and not is_polling():
-            self._background.check()
+        parts = self.parts
+        if not is_polling():
+            parts.background.check()
         facts: dict[str, Any] = {
-            "frames": self._frames,
-            "batches": self._batches,
-            "requested_frames_per_batch": self.requested_frames_per_batch,
-            **asdict(self.progress),
-            **self._figures(),
+            **parts.budget.stats(),
+            "restarts": 0,
+            "batches_ready": parts.figures.batches_ready,
+            "queue_depth": parts.figures.queue_depth,
+            **parts.watch.stats(parts.figures.shares),
+            **parts.budget.limits(),
         }
-        if not self.config.endless:
-            facts["total_frames"] = self.config.total_frames
-            facts["completed"] = self._frames >= self.config.total_frames
         if isinstance(self.policy_version, int):
             facts["policy_version"] = self.policy_version
-        if self._whole is not None:
-            facts |= self._whole.stats()
-        return facts
+        if parts.outbox.whole is not None:
+            facts |= parts.outbox.whole.stats()
+        return facts | parts.figures.aggregate()

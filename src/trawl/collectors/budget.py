@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, astuple, dataclass, replace
 from typing import Any
 
 from typing_extensions import Self
 
 from trawl.collectors.config import CollectorConfig, warn
-from trawl.collectors.trajectory_batcher import TrajectoryBatcher
+from trawl.collectors.lifetime import Lifetime
 
 #: Entry of a state with a collector's progress.
 PROGRESS = "collector_progress"
@@ -69,81 +69,127 @@ def progress_of(state: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 class FrameBudget:
-    """The part of a collector that counts frames.
+    """The frames that a collector has delivered, and those that are left.
+
+    Args:
+        config: options of the collector.
+        lifetime: the time in which the collector is open.
 
     Attributes:
-        requested_frames_per_batch: number of frames in each batch.
-        most_frames: in a worker, the number of frames that the driver still takes.
+        frames: number of frames delivered so far.
+        batches: number of batches delivered so far.
+        requested: number of frames in each batch.
+        exact: True if exactly ``total_frames`` are collected, and not only whole batches.
+        at_once: number of batches that are collected at the same time.
+        most: in a worker, the number of frames that the driver still takes.
+        own: what this process counts.
+        of_workers: function that returns what each worker counts.
     """
 
-    config: CollectorConfig
-    closed: bool
-    _progress: FrameCounts
-    requested_frames_per_batch: int
-    _whole: TrajectoryBatcher | None
-    _frames = 0
-    most_frames = math.inf
+    def __init__(self, config: CollectorConfig, lifetime: Lifetime) -> None:
+        self._config, self._lifetime = config, lifetime
+        self.frames = self.batches = 0
+        self.requested = config.frames_per_batch
+        self.exact = config.exact_frames
+        self.at_once = 1
+        self.most = math.inf
+        self.own = FrameCounts()
+        self.of_workers: Callable[[], Iterable[FrameCounts]] = tuple
+
+    # --- progress
 
     @property
-    def progress(self) -> FrameCounts:
-        """The counts of frames and trajectories that ``stats()`` has; a copy."""
-        return replace(self._counts(), **({"trajectory_pending_frames": 0} if self.closed else {}))
+    def counts(self) -> FrameCounts:
+        """The counts of frames and trajectories; a copy."""
+        found = FrameCounts.total([self.own, *self.of_workers()])
+        return replace(found, trajectory_pending_frames=0) if self._lifetime.closed else found
 
-    def _counts(self) -> FrameCounts:
-        return self._progress
+    def state_dict(self) -> dict[str, Any]:
+        """Returns the entries of a state that this object has."""
+        return {"frames": self.frames, "iter": self.batches, PROGRESS: asdict(self.counts)}
 
-    def _load_progress(self, state: Mapping[str, Any]) -> None:
-        """Restores the progress of a state, except for what workers count."""
-        self._progress = FrameCounts()
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restores the entries that :meth:`state_dict` returned, except for what workers count."""
+        self.frames, self.batches = int(state["frames"]), int(state["iter"])
+        self.own = FrameCounts()
         loaded = FrameCounts()
         loaded.load(progress_of(state))
-        self._progress = loaded.since(self._counts())
+        self.own = loaded.since(FrameCounts.total(self.of_workers()))
 
-    def __len__(self) -> int:
-        if self.config.endless:
+    def stats(self) -> dict[str, Any]:
+        """Returns this part of the collector's ``stats()``."""
+        return {
+            "frames": self.frames,
+            "batches": self.batches,
+            "requested_frames_per_batch": self.requested,
+            **asdict(self.counts),
+        }
+
+    def limits(self) -> dict[str, Any]:
+        """Returns the entries of ``stats()`` about the limit on frames, if there is one."""
+        if self._config.endless:
+            return {}
+        return {"total_frames": self._config.total_frames, "completed": self.is_complete}
+
+    # --- what is left
+
+    @property
+    def is_complete(self) -> bool:
+        """True if ``total_frames`` have been delivered."""
+        return not (self._config.endless or self.frames < self._config.total_frames)
+
+    def has_more(self, after: int = 0) -> bool:
+        """Returns True if frames are left to collect after the next ``after`` frames."""
+        if self._lifetime.closed:
+            return False
+        return self._config.endless or self.frames + after < self._config.total_frames
+
+    def left(self) -> float:
+        """Returns the number of frames that the next batch may have at most."""
+        if self._config.endless or not self.exact:
+            return self.most
+        return min(self.most, self._config.total_frames - self.frames)
+
+    # --- batches
+
+    @property
+    def frames_at_once(self) -> int:
+        """Number of frames in all batches that are collected at the same time."""
+        return self.requested * self.at_once
+
+    def count_batches(self) -> int:
+        """Returns the number of batches that are delivered in all.
+
+        Raises:
+            TypeError: if it isn't known.
+        """
+        if self._config.endless:
             raise TypeError("an endless collector (total_frames=-1) has no length")
-        if self._whole is not None and self.config.replay_buffer is None:
+        if self._config.whole_trajectories and self._config.replay_buffer is None:
             raise TypeError(
                 "with trajs_per_batch, the number of batches depends on the lengths of trajectories"
             )
-        return math.ceil(self.config.total_frames / self.requested_frames_per_batch)
+        return math.ceil(self._config.total_frames / self.requested)
 
-    def _has_budget(self, more: int = 0) -> bool:
-        """Returns True if frames are left to collect after the next ``more`` frames."""
-        if self.closed:
-            return False
-        return self.config.endless or self._frames + more < self.config.total_frames
-
-    @property
-    def _is_exact(self) -> bool:
-        """True if exactly ``total_frames`` are collected, and not only whole batches."""
-        return self.config.exact_frames
-
-    def _left(self) -> float:
-        """Returns the number of frames that the next batch may have at most."""
-        if self.config.endless or not self._is_exact:
-            return self.most_frames
-        return min(self.most_frames, self.config.total_frames - self._frames)
-
-    def _set_frames_per_batch(self, environments: int) -> int:
-        """Sets ``requested_frames_per_batch``, and returns the frames per environment."""
-        wanted = self.config.frames_per_batch
+    def divide(self, environments: int) -> int:
+        """Sets :attr:`requested`, and returns the frames of each environment in a batch."""
+        wanted = self._config.frames_per_batch
         each = math.ceil(wanted / environments)
-        self.requested_frames_per_batch = requested = each * environments
+        self.requested = requested = each * environments
         if requested != wanted:
             warn(
                 f"frames_per_batch={wanted} is not a multiple of the number of environments, "
                 f"{environments}: each batch will have {requested} frames, {each} from each "
                 "environment"
             )
-        self._warn_of_remainders()
+        self.warn_of_remainders()
         return each
 
-    def _warn_of_remainders(self) -> None:
+    def warn_of_remainders(self) -> None:
         """Warns if a number of frames is not a multiple of the frames in a batch."""
-        requested, total = self.requested_frames_per_batch, self.config.total_frames
-        by_step = self.config.adds_steps
-        whole = not (self.config.endless or by_step or self._is_exact)
+        config, requested = self._config, self.requested
+        total, by_step = config.total_frames, config.adds_steps
+        whole = not (config.endless or by_step or self.exact)
         if whole and total % requested:
             batches = math.ceil(total / requested)
             warn(
@@ -152,7 +198,7 @@ class FrameBudget:
                 f"are masked, up to {total + requested - 1} frames, in more batches). To collect "
                 f"exactly {total} frames, pass exact_frames=True"
             )
-        random = self.config.init_random_frames
+        random = config.init_random_frames
         if random and random % requested and not by_step:
             warn(
                 f"init_random_frames={random} is not a multiple of the {requested} frames in a "

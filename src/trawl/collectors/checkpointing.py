@@ -6,11 +6,10 @@ import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
-
-from typing_extensions import Self
+from typing import Any, Literal, TypeVar
 
 from trawl.collectors.config import warn
+from trawl.collectors.lifetime import Lifetime
 from trawl.collectors.state_checks import check_fits, has_episodes, why_uncaptured
 from trawl.data.checkpoints import CheckpointFolder, check_folder
 from trawl.errors import EnvStateError, StateError, named_state_errors
@@ -20,27 +19,35 @@ from trawl.versions import version
 
 _FORMAT = 1
 Mismatch = Literal["raise", "new_episodes"]
+# Any class of collectors.
+Collecting = TypeVar("Collecting", bound=Any)
 
 
-class CheckpointedCollector:
-    """Part of a collector that saves and loads checkpoints.
+class Checkpoints:
+    """The checkpoints of a collector.
+
+    Args:
+        lifetime: the time in which the collector is open.
+        held: function that returns the context in which no other thread collects.
+        state_dict: the collector's method.
+        load_state_dict: the collector's method.
 
     Attributes:
         extra: user data from the checkpoint that was loaded last; empty before the first one.
     """
 
-    extra: dict[str, Any]
-    _checkpoints: CheckpointFolder | None = None
-    _warned = False
-
-    if TYPE_CHECKING:
-
-        def _held(self) -> AbstractContextManager[Any]: ...
-        def _check_open(self, what: str) -> None: ...
-
-        state_dict: Callable[[], dict[str, Any]]
-        load_state_dict: Callable[..., None]
-        shutdown: Callable[..., None]
+    def __init__(
+        self,
+        lifetime: Lifetime,
+        held: Callable[[], AbstractContextManager[Any]],
+        state_dict: Callable[[], dict[str, Any]],
+        load_state_dict: Callable[..., None],
+    ) -> None:
+        self.extra: dict[str, Any] = {}
+        self._lifetime, self._held = lifetime, held
+        self._state_dict, self._load_state_dict = state_dict, load_state_dict
+        self._used: CheckpointFolder | None = None
+        self._warned = False
 
     def checkpoint(
         self, path: str | os.PathLike[str], extra: Mapping[str, Any] | None = None
@@ -68,13 +75,13 @@ class CheckpointedCollector:
             OSError: if the checkpoint can't be written, for example because the disk is full.
                 Earlier checkpoints are kept.
         """
-        self._check_open("checkpoint()")
+        self._lifetime.check_open("checkpoint()")
         if extra is not None and not isinstance(extra, Mapping):
             raise TypeError(
                 f"extra must be a mapping of names to data, but it is {type(extra).__name__}"
             )
         with self._folder(path) as folder, self._held():
-            state = self.state_dict()
+            state = self._state_dict()
             saved = folder.save(
                 {"format": _FORMAT, "trawl": version(), "state": state, "extra": dict(extra or {})}
             )
@@ -120,7 +127,7 @@ class CheckpointedCollector:
                 restored; a subclass of ``StateError``.
             NotADirectoryError: if ``path`` is a file.
         """
-        self._check_open("load_checkpoint()")
+        self._lifetime.check_open("load_checkpoint()")
         with self._folder(path) as folder:
             newest: StateError | None = None
             for file in folder.files():
@@ -154,64 +161,8 @@ class CheckpointedCollector:
                 "pass on_state_mismatch='new_episodes'"
             )
         with self._held():
-            check_fits(state, self.state_dict())
-            self.load_state_dict(state, trust=trust, on_state_mismatch=mismatch)
-
-    @classmethod
-    def resume(
-        cls,
-        path: str | os.PathLike[str],
-        *args: Any,
-        trust: bool = False,
-        on_state_mismatch: Mismatch = "raise",
-        **options: Any,
-    ) -> Self:
-        """Makes a collector that continues from the newest checkpoint in a folder.
-
-        Args:
-            path: path of the folder.
-            *args: arguments of the constructor, the same as for the collector that saved the
-                checkpoint.
-            trust: see :meth:`load_checkpoint`.
-            on_state_mismatch: see :meth:`load_checkpoint`.
-            **options: keyword arguments of the constructor.
-
-        Returns:
-            The collector. Its attribute :attr:`extra` has the user data of the checkpoint.
-
-        Raises:
-            FileNotFoundError: if the folder has no checkpoint, or does not exist.
-            StateError, EnvStateError: see :meth:`load_checkpoint`.
-
-        Examples:
-            >>> import tempfile
-            >>> from trawl import Collector
-            >>> folder = tempfile.mkdtemp()
-            >>> with Collector("CartPole-v1", frames_per_batch=50, total_frames=200) as collector:
-            ...     batch = collector.next()
-            ...     path = collector.checkpoint(folder, extra={"learned": 1})
-            >>> with Collector.resume(
-            ...     folder, "CartPole-v1", frames_per_batch=50, total_frames=200
-            ... ) as collector:
-            ...     print(collector.extra, sum(batch.numel() for batch in collector))
-            {'learned': 1} 150
-        """
-        check_folder(path)
-        missing = FileNotFoundError(
-            f"{os.fspath(path)} has no checkpoint to resume: the first argument is the folder"
-        )
-        if not CheckpointFolder(path).names():
-            raise missing
-        collector = cls(*args, **options)
-        try:
-            if not collector.load_checkpoint(
-                path, trust=trust, on_state_mismatch=on_state_mismatch
-            ):
-                raise missing
-        except BaseException:
-            collector.shutdown(raise_on_error=False)
-            raise
-        return collector
+            check_fits(state, self._state_dict())
+            self._load_state_dict(state, trust=trust, on_state_mismatch=mismatch)
 
     @contextmanager
     def _folder(self, path: str | os.PathLike[str]) -> Iterator[CheckpointFolder]:
@@ -220,7 +171,7 @@ class CheckpointedCollector:
         If an exception leaves the context, the folder that was used before stays locked.
         """
         check_folder(path)
-        before = self._checkpoints
+        before = self._used
         folder = before if before and before.path == Path(path) else CheckpointFolder(path)
         try:
             yield folder
@@ -230,11 +181,42 @@ class CheckpointedCollector:
             raise
         if before is not None and folder is not before:
             before.close()
-        self._checkpoints = folder
+        self._used = folder
 
-    def _close_checkpoints(self) -> None:
-        if self._checkpoints is not None:
-            self._checkpoints.close()
+    def close(self) -> None:
+        """Unlocks the folder."""
+        if self._used is not None:
+            self._used.close()
+
+
+def resumed(
+    make: Callable[[], Collecting], path: str | os.PathLike[str], **options: Any
+) -> Collecting:
+    """Makes a collector that continues from the newest checkpoint in a folder.
+
+    Args:
+        make: function that makes the collector.
+        path: path of the folder.
+        **options: options of :meth:`Checkpoints.load_checkpoint`.
+
+    Raises:
+        FileNotFoundError: if the folder has no checkpoint, or does not exist.
+        StateError, EnvStateError: see :meth:`Checkpoints.load_checkpoint`.
+    """
+    check_folder(path)
+    missing = FileNotFoundError(
+        f"{os.fspath(path)} has no checkpoint to resume: the first argument is the folder"
+    )
+    if not CheckpointFolder(path).names():
+        raise missing
+    collector = make()
+    try:
+        if not collector.load_checkpoint(path, **options):
+            raise missing
+    except BaseException:
+        collector.shutdown(raise_on_error=False)
+        raise
+    return collector
 
 
 class VersionError(StateError):

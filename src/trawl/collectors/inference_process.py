@@ -30,6 +30,8 @@ class InferenceProcessCollector(MultiAsyncCollector):
         arguments: the arguments of the ``AsyncBatchedCollector``.
     """
 
+    _always_exact = True
+
     def __init__(self, arguments: AsyncBatchedArguments) -> None:
         options = arguments.collector_options()
         hook = options.pop("post_collect_hook", None)
@@ -43,7 +45,7 @@ class InferenceProcessCollector(MultiAsyncCollector):
             max_policy_lag=None if most is None or within is None else most - within,
             **options,
         )
-        self._hook: Callable[[Any], Any] | None = hook
+        self.parts.outbox.hook = hook
 
     @property
     @override
@@ -51,26 +53,10 @@ class InferenceProcessCollector(MultiAsyncCollector):
         """False: this process counts the frames exactly before it writes them."""
         return False
 
-    @property
-    @override
-    def _is_exact(self) -> bool:
-        return True
-
-    @override
-    def _collect(self) -> Any:
-        batch = super()._collect()
-        if self._whole is None and self._hook is not None:
-            self._hook(batch)
-        return batch
-
-    @override
-    def _note_whole(self, batch: Any) -> None:
-        if self._hook is not None:
-            self._hook(batch)
-
     @override
     def set_post_collect_hook(self, hook: Callable[[Any], Any] | None) -> None:
-        self._hook = hook
+        # This process delivers the batches, while the inference process collects ahead.
+        self.parts.outbox.hook = hook
 
     @property
     def server_backend(self) -> str:

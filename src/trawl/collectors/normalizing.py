@@ -20,46 +20,37 @@ from trawl.rollout.normalization import (
 _NORMALIZATION = "normalization"
 
 
-class NormalizingCollector:
-    """The part of a collector that has statistics for normalisation.
+def normalization_state(found: Normalization | None) -> dict[str, Any]:
+    """Returns the statistics of a collector, as an entry of a state."""
+    return {} if found is None else {_NORMALIZATION: found.state_dict()}
 
-    Attributes:
-        normalization: statistics with which observations and rewards are normalised; None if they
-            are not.
+
+def check_normalization(found: Normalization | None, state: Mapping[str, Any]) -> None:
+    """Checks that a state has the statistics that a collector needs.
+
+    Raises:
+        KeyError: if the state has no statistics.
+        ValueError: if it has the statistics of other entries, or if the collector has none.
     """
-
-    normalization: Normalization | None = None
-
-    def _normalization_state(self) -> dict[str, Any]:
-        """Returns the statistics, as an entry of a state."""
-        found = self.normalization
-        return {} if found is None else {_NORMALIZATION: found.state_dict()}
-
-    def _check_normalization(self, state: Mapping[str, Any]) -> None:
-        """Checks that a state has the statistics that this collector needs.
-
-        Raises:
-            KeyError: if the state has no statistics.
-            ValueError: if it has the statistics of other entries, or if this collector has none.
-        """
-        if self.normalization is None and _NORMALIZATION in state:
-            raise ValueError(
-                "state_dict has statistics for normalisation, but this collector has none: "
-                "load it into a collector with the same normalize_observations and "
-                "normalize_rewards"
+    if found is None and _NORMALIZATION in state:
+        raise ValueError(
+            "state_dict has statistics for normalisation, but this collector has none: "
+            "load it into a collector with the same normalize_observations and "
+            "normalize_rewards"
+        )
+    if found is not None:
+        if _NORMALIZATION not in state:
+            raise KeyError(
+                f"state_dict has no {_NORMALIZATION!r}; it has {sorted(state)}: load it into "
+                "a collector without normalize_observations and normalize_rewards"
             )
-        if self.normalization is not None:
-            if _NORMALIZATION not in state:
-                raise KeyError(
-                    f"state_dict has no {_NORMALIZATION!r}; it has {sorted(state)}: load it into "
-                    "a collector without normalize_observations and normalize_rewards"
-                )
-            self.normalization.check_state(state[_NORMALIZATION])
+        found.check_state(state[_NORMALIZATION])
 
-    def _load_normalization(self, state: Mapping[str, Any]) -> None:
-        """Restores the entry that :meth:`_normalization_state` returned."""
-        if self.normalization is not None:
-            self.normalization.load_state_dict(state[_NORMALIZATION])
+
+def load_normalization(found: Normalization | None, state: Mapping[str, Any]) -> None:
+    """Restores the entry that :func:`normalization_state` returned."""
+    if found is not None:
+        found.load_state_dict(state[_NORMALIZATION])
 
 
 def normalize_options(config: CollectorConfig) -> NormalizeOptions:
@@ -85,19 +76,17 @@ def transform_facts(config: CollectorConfig) -> dict[str, Any]:
 # --- in a worker
 
 
-def empty_statistics(collector: NormalizingCollector) -> Statistics:
+def empty_statistics(found: Normalization | None) -> Statistics:
     """Returns the statistics of no frames, for each entry that a collector normalises."""
-    found = collector.normalization
     return {} if found is None else found.empty()
 
 
-def load_statistics(collector: NormalizingCollector, sent: SharedStatistics | None) -> None:
+def load_statistics(found: Normalization | None, sent: SharedStatistics | None) -> None:
     """Replaces the statistics of a worker's collector by those that the driver sent."""
-    if collector.normalization is not None:
-        collector.normalization.load(sent)
+    if found is not None:
+        found.load(sent)
 
 
-def pop_statistics(collector: NormalizingCollector) -> Statistics:
+def pop_statistics(found: Normalization | None) -> Statistics:
     """Returns the statistics of the frames since the last call."""
-    found = collector.normalization
     return {} if found is None else found.pop_delta()

@@ -14,7 +14,7 @@ import pickle
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 from weakref import WeakSet
@@ -27,8 +27,10 @@ from trawl.collectors.assembler import BufferSlice, WorkerBatch
 from trawl.collectors.background import CollectorClosed
 from trawl.collectors.config import warn
 from trawl.collectors.slot import BufferNames, SlotLimits, WorkerSlot
+from trawl.collectors.snapshots import kept_copies
 from trawl.errors import WorkerDied, WorkerError
 from trawl.interrupts import check_interrupt, may_interrupt
+from trawl.weight_update.prepared import PreparedUpdate
 
 _CLOSING = 5.0  # seconds that workers have to close their environments before they are killed
 _GLANCE = 0.2  # seconds after which a wait for batches looks whether Ctrl-C was pressed
@@ -303,6 +305,12 @@ class WorkerPool:
         slot.frames += batch.answer.frames
         slot.batches += 1
         return batch
+
+    def keep_sent(self, updates: Sequence[PreparedUpdate], counts: Mapping[int, int]) -> None:
+        """Keeps copies of weights, which replacements of workers may need."""
+        if any(slot.snapshot is not None for slot in self.slots):
+            for worker, sent in kept_copies(updates, counts):
+                self.slots[worker].keep_sent(sent)
 
     def settle(self, timeout: float | None = None) -> None:
         """Waits until no request is pending.

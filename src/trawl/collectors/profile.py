@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch import profiler
-
-from trawl.collectors.config import CollectorConfig
 
 
 @dataclass
@@ -130,17 +128,26 @@ class RolloutProfiler:
         )
 
 
-class ProfiledCollector:
-    """The part of a collector that profiles its batches."""
+class Profiling:
+    """The profile of a collector's batches.
 
-    config: CollectorConfig
-    _batches: int
-    _profiler: RolloutProfiler | None
-    _profile_config: ProfileConfig | None
+    Args:
+        worker: number of the collector's worker; 0 if it belongs to none.
+        check: function that raises an exception if it is too late to begin a profile.
 
-    if TYPE_CHECKING:
-        _check_open: Callable[[str], None]
-        is_running: Callable[[], bool]
+    Attributes:
+        profiler: profiles the batches of this process; None if they are not profiled.
+        config: options given to :meth:`enable_profile`; None if there is no profile.
+    """
+
+    def __init__(self, worker: int, check: Callable[[], None]) -> None:
+        self.profiler: RolloutProfiler | None = None
+        self.config: ProfileConfig | None = None
+        self._worker, self._check = worker, check
+
+    def turn(self) -> AbstractContextManager[None]:
+        """Returns the context in which one batch is collected."""
+        return nullcontext() if self.profiler is None else self.profiler.turn()
 
     def enable_profile(
         self,
@@ -187,25 +194,17 @@ class ProfiledCollector:
             with_flops,
             on_trace_ready,
         )
-        self._check_open("enable_profile()")
-        if self._batches or self.is_running():
-            raise RuntimeError("enable_profile() must be called before the first batch")
-        self._begin_profile(config)
-        self._profile_config = config
+        self._check()
+        self._begin(config)
+        self.config = config
 
-    def _begin_profile(self, config: ProfileConfig) -> None:
+    def _begin(self, config: ProfileConfig) -> None:
         """Profiles the next batches."""
-        worker = self.config.worker_idx or 0
-        profiled = config.should_profile_worker(worker)
-        self._profiler = RolloutProfiler(config, worker) if profiled else None
+        profiled = config.should_profile_worker(self._worker)
+        self.profiler = RolloutProfiler(config, self._worker) if profiled else None
 
     def disable_profile(self) -> None:
         """Ends the profile that :meth:`enable_profile` began, and saves its trace."""
-        profiler, self._profiler, self._profile_config = self._profiler, None, None
+        profiler, self.profiler, self.config = self.profiler, None, None
         if profiler is not None:
             profiler.finish()
-
-    @property
-    def profile_config(self) -> ProfileConfig | None:
-        """Options given to :meth:`enable_profile`; None if there is no profile."""
-        return self._profile_config

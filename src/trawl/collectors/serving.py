@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 from typing_extensions import override
 
@@ -51,7 +51,6 @@ class ServingCollector(Collector):
         else:
             check_pool_options(self.config, self.env, pool)
             serving = replace(serving, batching=pool_batching(pool))
-        self._rollout: ReadyRollout
         return self._new_ready_rollout(options, serving)
 
     # --- figures
@@ -72,8 +71,8 @@ class ServingCollector(Collector):
         Args:
             reset: True to count anew from now on.
         """
-        record = self._rollout.writer.record
-        figures = {**record.describe(), "policy_version": self._current_version()}
+        record = cast(ReadyRollout, self.parts.loop.rollout).writer.record
+        figures = {**record.describe(), "policy_version": self._version()}
         if reset:
             record.reset()
         return figures

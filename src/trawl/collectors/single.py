@@ -2,62 +2,88 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import fields
+from dataclasses import fields, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from tensordict import TensorDictBase
 from tensordict.nn import CudaGraphModule
 from typing_extensions import override
 
 from trawl.collectors.arguments import CollectorArguments, accepts, describe
-from trawl.collectors.base import View
+from trawl.collectors.base import BaseCollector, View
 from trawl.collectors.config import CollectorConfig, option_names, warn
 from trawl.collectors.delivery import BatchDelivery
+from trawl.collectors.direct_weights import DirectWeights
 from trawl.collectors.dispatch import (
     backend_arguments,
     chosen_backend,
     elsewhere,
 )
+from trawl.collectors.env_loop import EnvLoop
+from trawl.collectors.face import Parts
+from trawl.collectors.figures import RolloutFigures
+from trawl.collectors.first_ready import (
+    VERSION,
+    check_pool_options,
+    new_ready_rollout,
+    pool_batching,
+    pool_of,
+)
 from trawl.collectors.inference_service import is_service, use_service
+from trawl.collectors.loop_state import LoopState
 from trawl.collectors.multi_config import MultiConfig
 from trawl.collectors.normalizing import normalize_options
 from trawl.collectors.options import unknown_options
+from trawl.collectors.parts import of_part
 from trawl.collectors.placing import (
+    Devices,
     compiler,
     on_device,
     resolve_devices,
     tensors_of,
 )
-from trawl.collectors.resuming import ResumableCollector
-from trawl.collectors.rollouts import overrides_rollout
-from trawl.collectors.torchrl import give_specs, is_random, names
+from trawl.collectors.torchrl import give_specs, is_random
+from trawl.collectors.turns import Turns
 from trawl.collectors.weak import weak
 from trawl.envs.base import TensorDictEnv
 from trawl.envs.build import check_rebuildable
 from trawl.envs.frame_stack import as_frame_stack
-from trawl.envs.reset_kwargs import with_reset_kwargs
-from trawl.envs.seeding import check_seed, derive, stream_seed
+from trawl.envs.seeding import check_seed
 from trawl.envs.serial import build_env, close_made, given_envs
 from trawl.envs.tensor_env import TensorEnv
-from trawl.keys import STEP_COUNT, Key, as_key
-from trawl.paths import get_path
 from trawl.rollout.batch_writer import BatchOptions
 from trawl.rollout.env_restarts import EnvRestarts
 from trawl.rollout.fixed_layout_writer import FixedLayoutWriter
+from trawl.rollout.loop import Rollout
 from trawl.rollout.policy import Policy
 from trawl.rollout.random_policy import RandomPolicy
+from trawl.rollout.ready_loop import ReadyRollout
 from trawl.rollout.resolving import resolve
-from trawl.rollout.rng import RandomStream
+from trawl.rollout.serving import ServingOptions
 from trawl.rollout.trial import kept_envs
 
 
+class LoopParts(Parts):
+    """The parts of a collector without workers.
+
+    Attributes:
+        loop: the environment, and the loop that steps it.
+        turns: collects batches by the loop.
+    """
+
+    weights: DirectWeights
+    figures: RolloutFigures
+    state: LoopState
+    loop: EnvLoop
+    turns: Turns
+
+
 @describe(CollectorArguments)
-class Collector(ResumableCollector):
+class Collector(BaseCollector):
     """Collects experience in this process.
 
     A batch is a TensorDict of shape ``(frames_per_batch,)``. If the environment has a batch size
@@ -93,7 +119,10 @@ class Collector(ResumableCollector):
         torch.Size([50, 1])
     """
 
+    parts: LoopParts
+    frames_per_batch: int
     env_device: torch.device | None
+    policy_device: torch.device | None
     storing_device: torch.device | None
     trust_policy: bool
     # True if episodes can be limited even if the environment counts its steps itself.
@@ -134,25 +163,22 @@ class Collector(ResumableCollector):
         if policy is not None and config.policy_factory is not None:
             raise TypeError("policy and policy_factory can't both be given")
         super().__init__(config)
+        self.parts.weights = DirectWeights(self)
+        self.parts.outbox.hook = config.post_collect_hook
         devices = resolve_devices(config)
-        self._make_env = partial(build_env, create_env_fn, config.create_env_kwargs)
-        # The seed, whether it is static, and the number of rebuilds before it was set.
-        self._seed: tuple[int, bool, int] | None = None
-        self._restarts: EnvRestarts | None = None
-        # Index of the first environment among those of all workers.
-        self._first_env = 0
-        self._next_episodes = np.zeros(1, np.int64)
         # What the user made is left open, and as it was, if this constructor fails.
         before = kept_envs(given_envs(create_env_fn))
-        self.env = self._make_env()
+        make, register = partial(build_env, create_env_fn, config.create_env_kwargs), self._register
+        self.parts.loop = EnvLoop(
+            config, self.parts.budget, make, weak(register), self._counts_twice
+        )
         try:
             if config.on_env_error == "restart":
                 check_rebuildable(self.env, create_env_fn)
-                self._restarts = EnvRestarts(
-                    partial(warn, category=RuntimeWarning), weak(self._remake_env)
-                )
-            self._build(policy, devices.policy, devices.env, devices.storing)
-            self._connect_schemes()
+                told = partial(warn, category=RuntimeWarning)
+                self.parts.loop.restarts = EnvRestarts(told, weak(self.parts.loop.remake))
+            self._build(policy, devices)
+            self.parts.weights.connect()
         except BaseException:
             self.shutdown(close_env=False, raise_on_error=False)
             with suppress(Exception):
@@ -160,32 +186,29 @@ class Collector(ResumableCollector):
             before.restore()
             raise
 
-    def _build(
-        self,
-        policy: Any,
-        policy_device: torch.device | None,
-        env_device: torch.device | None,
-        storing_device: torch.device | None,
-    ) -> None:
-        config = self.config
-        if env_device is not None:
-            self.env = self.env.to(env_device)
-        if storing_device is None and isinstance(self.env, TensorEnv):
-            storing_device = self.env.device  # all entries of its batches are there
-        self.env_device = env_device if env_device is not None else self.env.device
-        self.policy_device, self.storing_device = policy_device, storing_device
+    def _build(self, policy: Any, devices: Devices) -> None:
+        config, loop = self.config, self.parts.loop
+        loop.device = devices.env
+        if devices.env is not None:
+            loop.env = loop.env.to(devices.env)
+        self.storing_device = devices.storing
+        if devices.storing is None and isinstance(loop.env, TensorEnv):
+            self.storing_device = loop.env.device  # all entries of its batches are there
+        self.env_device = devices.env if devices.env is not None else loop.env.device
+        self.policy_device = devices.policy
         self._build_policy(policy)
-        self._next_episodes = np.zeros(max(1, self.env.batch_size.numel()), np.int64)
-        self._give_reset_kwargs()
-        self._add_transforms()
-        self._delivery = BatchDelivery(
-            config, storing_device, self._truncated_keys(), self._takes_first_ready
+        loop.prepare()
+        self.parts.outbox.delivery = delivery = BatchDelivery(
+            config, self.storing_device, loop.truncated_keys, self._takes_first_ready
         )
-        num_envs = max(1, self.env.batch_size.numel())
-        each = self._set_frames_per_batch(num_envs)
+        self.n_env = loop.num_envs
+        if self._takes_first_ready:
+            self.parts.budget.exact, each = True, config.frames_per_batch
+        else:
+            each = self.parts.budget.divide(loop.num_envs)
         self.frames_per_batch = each
-        self.n_env = num_envs
-        self._rollout = self._new_rollout(
+        self.parts.turns = Turns(self, loop, each, self._takes_first_ready, overrides_rollout)
+        loop.rollout = rollout = self._new_rollout(
             BatchOptions(
                 steps=1 if config.adds_steps else each,
                 limit=config.max_frames_per_traj or None,
@@ -193,40 +216,43 @@ class Collector(ResumableCollector):
                 compact=config.compact_obs,
                 recycle=config.use_buffers is not False,
                 is_init=config.auto_register_policy_transforms,
-                restarts=self._restarts,
+                restarts=loop.restarts,
                 frame_stack=as_frame_stack("frame_stack", config.frame_stack),
                 normalize=normalize_options(config),
             )
         )
-        writer = self._rollout.writer
+        writer = rollout.writer
         self.normalization = writer.normalization
+        self.parts.state = LoopState(self, loop, weak(self._finish_interrupted))
         if isinstance(writer, FixedLayoutWriter):
-            self._delivery.expect(writer.layout.leaves)
-        self._connect_tracer()
+            delivery.expect(writer.layout.leaves)
+        self.parts.figures.rollout, self.parts.figures.restarts = rollout, loop.restarts
+        self.parts.figures.connect(self.parts.timeline.tracer)
         if config.storage_ndim > 1 and not overrides_rollout(self):
-            self._delivery.check_storage(self._rollout.writer.fake())
-        for doubt in self._rollout.writer.warnings:
+            delivery.check_storage(writer.fake())
+        for doubt in writer.warnings:
             warn(doubt)
-        parts = self.env.parts if isinstance(self.env, TensorDictEnv) else ()
+        self._check_env()
+
+    def _check_env(self) -> None:
+        """Warns of options that have no effect, and refuses those that can't have any."""
+        config, env = self.config, self.parts.loop.env
+        parts = env.parts if isinstance(env, TensorDictEnv) else ()
         grouped = any(getattr(part, "groups", 1) > 1 for part in parts)
-        if grouped and not self._rollout.writer.in_groups:
+        if grouped and not self.parts.loop.rollout.writer.in_groups:
             warn(
                 "groups of a ParallelEnv have no effect here: they need a collector whose only "
                 "environment is the ParallelEnv, and a policy that writes tensors"
             )
-        if (
-            config.adds_steps
-            and self.env.batch_size
-            and not hasattr(config.replay_buffer, "extend")
-        ):
+        if config.adds_steps and env.batch_size and not hasattr(config.replay_buffer, "extend"):
             raise TypeError(
                 "replay_buffer must have a method extend() to take the steps of a batch of "
                 f"environments, but {type(config.replay_buffer).__name__} has none"
             )
-        if config.set_truncated and not self._truncated_keys():
+        if config.set_truncated and not self.parts.loop.truncated_keys:
             raise RuntimeError(
                 "set_truncated=True needs a 'truncated' flag, but the environment has only "
-                f"{self.env.done_keys}"
+                f"{env.done_keys}"
             )
 
     # --- construction
@@ -240,70 +266,76 @@ class Collector(ResumableCollector):
                 raise TypeError(
                     f"policy_factory must return a policy, but {factory!r} returned None"
                 )
-        _register(policy, self)
-        _register(self.env, self)
+        self._register(policy)
+        self._register(self.env)
         give_specs(policy, self.env)
         trusted = config.trust_policy
         if trusted is None:
             trusted = isinstance(policy, CudaGraphModule) or is_random(policy)
         self.trust_policy = trusted
-        self._source = policy
+        self.parts.weights.source = policy
         moved = on_device(policy, self.policy_device)
         if self.policy_device is not None and not trusted and not tensors_of(policy):
             warn(f"policy has no parameters to move to policy_device {self.policy_device}")
-        self._copied = moved is not policy
-        self.policy = moved
+        self.parts.weights.copied = moved is not policy
+        self.policy = self.parts.loop.module = moved
         transform = compiler(config.compile_policy, config.cudagraph_policy, self.policy_device)
-        self._resolved = Policy(
+        self.parts.loop.policy = Policy(
             resolve(moved, self.env, trusted, as_frame_stack("frame_stack", config.frame_stack)),
             config.exploration_type,
             self.policy_device,
             transform,
         )
 
-    def _add_transforms(self) -> None:
-        """Makes TorchRL's environments count steps and mark starts, by transforms around them."""
-        limit = self.config.max_frames_per_traj
-        if (
-            limit
-            and not self._counts_twice
-            and STEP_COUNT[0] in names(self.env.full_observation_spec)
-        ):
-            raise ValueError(
-                f"max_frames_per_traj={limit} counts steps in the entry 'step_count', which the "
-                "environment already has: limit the episodes in the environment instead"
-            )
-        if isinstance(self.env, TensorDictEnv) or not hasattr(self.env, "append_transform"):
-            return
-        marks = self.config.auto_register_policy_transforms
-        if marks is None:
-            marks = self._resolved.reads_is_init
-        if limit or marks:
-            from trawl.collectors.torchrl_transforms import add_transforms
+    def _new_rollout(self, options: BatchOptions) -> Rollout:
+        """Returns the inner loop of this collector."""
+        pool = pool_of(self.parts.loop.env)
+        if pool is not None:
+            check_pool_options(self.config, self.parts.loop.env, pool)
+            return self._new_ready_rollout(options, ServingOptions(pool_batching(pool), VERSION))
+        return Rollout(
+            self.parts.loop.env, self.parts.loop.policy, options, self.config.exploration_type
+        )
 
-            self.env = add_transforms(self.env, limit or None, marks, self.policy)
+    def _new_ready_rollout(self, options: BatchOptions, serving: ServingOptions) -> ReadyRollout:
+        serving = replace(serving, ends_idle=self.config.reset_at_each_iter)
+        if self.parts.weights.tracker is None:
+            serving = replace(serving, version_key=None)
+        return new_ready_rollout(
+            self.parts.loop.env,
+            self.parts.loop.policy,
+            options,
+            self.config.exploration_type,
+            serving,
+            weak(self._version),
+        )
 
-    def _remake_env(self) -> Any:
-        """Replaces a failed environment that isn't Trawl's own, and returns the new environment."""
-        assert self._restarts is not None
-        with suppress(Exception):
-            self.env.close(raise_if_closed=False)
-        self.env = self._make_env()
-        if self.env_device is not None:
-            self.env = self.env.to(self.env_device)
-        _register(self.env, self)
-        self._give_reset_kwargs()
-        self._add_transforms()
-        if self._seed is not None:
-            seed, static, before = self._seed
-            again = derive(seed, "rebuild", self._restarts.count + 1 - before)
-            self.env.set_seed(again, static_seed=static)
-        return self.env
+    @property
+    def _takes_first_ready(self) -> bool:
+        """True if batches hold the frames of whichever environments are ready."""
+        return pool_of(self.parts.loop.env) is not None
 
-    def _give_reset_kwargs(self) -> None:
-        given = self.config.reset_kwargs
-        if given is not None:
-            self.env = with_reset_kwargs(self.env, given, self._first_env, self._next_episodes)
+    def _version(self) -> int:
+        return int(self.parts.weights.version or 0)
+
+    @override
+    def _new_parts(self) -> LoopParts:
+        return LoopParts()
+
+    @override
+    def _new_figures(self) -> RolloutFigures:
+        return RolloutFigures(self.config, self.parts.budget, self.parts.watch)
+
+    @property
+    def env(self) -> Any:
+        """The environment."""
+        return self.parts.loop.env
+
+    @env.setter
+    def env(self, env: Any) -> None:
+        # The constructor replaces what is set before it.
+        if "parts" in vars(self):
+            self.parts.loop.env = env
 
     def number_environments(self, first: int) -> int:
         """Gives the environments the indices with which ``reset_kwargs`` is called.
@@ -314,18 +346,57 @@ class Collector(ResumableCollector):
         Returns:
             The number of environments.
         """
-        with self._held():
-            if first != self._first_env:
-                self._first_env = first
-                self._give_reset_kwargs()
-                self._load_begun(np.zeros_like(self._next_episodes))
-                self._restart()
-        return len(self._next_episodes)
+        with self.parts.background.held():
+            self.parts.loop.number(first)
+        return self.parts.loop.num_envs
 
-    def _truncated_keys(self) -> list[Key]:
-        return [key for key in map(as_key, self.env.done_keys) if key[-1] == "truncated"]
+    def _register(self, target: Any) -> None:
+        """Tells a policy or an environment of this collector, if it wants to know."""
+        register = getattr(target, "register_collector", None)
+        if callable(register):
+            register(self)
 
-    # --- control
+    # --- batches
+
+    def rollout(self) -> TensorDictBase:
+        """Collects a batch, without processing or counting it.
+
+        Iteration, background collection and workers get their batches from this method, so a
+        subclass can override it to change how a batch is collected. An override must return a
+        batch whose last dimension is time; this dimension may have any length. During iteration
+        with ``extend_buffer=False``, this method adds each step to the replay buffer and returns
+        None.
+        """
+        self.parts.lifetime.check_open("rollout()")
+        with self.parts.background.held():
+            if not self.parts.turns.active:
+                self._finish_interrupted()
+            return self.parts.turns.rollout()
+
+    @property
+    def pre_collect_hook(self) -> Callable[[], Any] | None:
+        """Function that is called before each batch."""
+        return self.parts.loop.hook
+
+    @pre_collect_hook.setter
+    def pre_collect_hook(self, hook: Callable[[], Any] | None) -> None:
+        # The constructor replaces what is set before it.
+        if "parts" in vars(self):
+            self.parts.loop.hook = hook
+
+    @override
+    def _collect(self) -> Any:
+        return self.parts.turns.collect()
+
+    @override
+    def _is_under_way(self) -> bool:
+        return self.parts.loop.rollout.paused
+
+    # --- control, state
+
+    env_state_methods = of_part("state", LoopState.env_state_methods)
+    state_dict = of_part("state", LoopState.state_dict)
+    load_state_dict = of_part("state", LoopState.load_state_dict)
 
     def reset(self, index: Any = None, **kwargs: Any) -> None:
         """Begins new trajectories.
@@ -335,15 +406,12 @@ class Collector(ResumableCollector):
                 ``env.batch_size``. None resets all environments.
             **kwargs: arguments of the environment's reset.
         """
-        self._check_open("reset()")
-        with self._held():
+        self.parts.lifetime.check_open("reset()")
+        with self.parts.background.held():
             self._finish_interrupted()
-            self._restart(None if index is None else self._mask(index), **kwargs)
-
-    def _mask(self, index: Any) -> NDArray[np.bool_]:
-        mask = np.zeros(tuple(self.env.batch_size) or (1,), dtype=np.bool_)
-        mask[index] = True
-        return mask.reshape(-1)
+            self.parts.loop.restart(
+                None if index is None else self.parts.loop.mask(index), **kwargs
+            )
 
     def set_seed(self, seed: int, static_seed: bool = False) -> int:
         """Seeds the environment, the policy and random actions, and resets the environment.
@@ -365,32 +433,17 @@ class Collector(ResumableCollector):
             ValueError: if the seed is negative.
         """
         seed = check_seed(seed)
-        self._check_open("set_seed()")
-        with self._held():
+        self.parts.lifetime.check_open("set_seed()")
+        with self.parts.background.held():
             self._finish_interrupted()
-            following = self.env.set_seed(seed, static_seed=static_seed)
-            rebuilds = 0 if self._restarts is None else self._restarts.count
-            self._seed = (seed, static_seed, rebuilds)
-            self._load_begun(np.zeros_like(self._next_episodes))
-            self._rollout.stream = RandomStream(stream_seed(seed), self._rollout.generator_device)
-            self._restart()
-        return int(following)
+            return self.parts.loop.set_seed(seed, static_seed)
 
     def fake_tensordict(self) -> TensorDictBase:
         """Returns a batch of zeros with the layout of a delivered batch."""
-        batch = self._rollout.writer.fake()
-        self._stamp(batch, None if self._version is None else self._version.version)
-        fake: TensorDictBase = self._fake(batch)
+        batch = self.parts.loop.rollout.writer.fake()
+        self.parts.loop.stamp(batch, self.parts.weights.version)
+        fake: TensorDictBase = self.parts.outbox.fake(batch)
         return fake
-
-    def getattr_policy(self, attr: str) -> Any:
-        """Returns the attribute of the policy at path ``attr``."""
-        return get_path(self.policy, attr)
-
-    def getattr_env(self, attr: str) -> Any:
-        """Returns the attribute of the environment at path ``attr``."""
-        with self._held():
-            return get_path(self.env, attr)
 
     @override
     def stats(self, workers: View = "aggregate") -> dict[str, Any]:
@@ -419,24 +472,13 @@ class Collector(ResumableCollector):
         """
         return super().stats(workers)
 
-    @override
-    def _aggregate(self) -> dict[str, Any]:
-        facts = super()._aggregate()
-        if self._restarts is not None:
-            facts["env_restarts"] = self._restarts.count
-        facts.update(self._rollout.writer.describe())
-        facts["env_time_share"] = self._rollout.times.env_share
-        return facts
-
     def _close(self, close_env: bool) -> None:
         try:
-            self._close_updater()
+            if "weights" in vars(self.parts):
+                self.parts.weights.close()
         finally:
-            own = self.config.reset_kwargs is not None and isinstance(self.env, TensorDictEnv)
-            if own and not close_env:
-                self.env.set_reset_kwargs(None, 0, self._next_episodes)
-            if close_env and not getattr(self.env, "is_closed", False):
-                self.env.close(raise_if_closed=False)
+            if "loop" in vars(self.parts):
+                self.parts.loop.close(close_env)
 
     def __repr__(self) -> str:
         return (
@@ -446,7 +488,6 @@ class Collector(ResumableCollector):
         )
 
 
-def _register(target: Any, collector: Collector) -> None:
-    register = getattr(target, "register_collector", None)
-    if callable(register):
-        register(collector)
+def overrides_rollout(collector: Any) -> bool:
+    """Returns True if a collector has a ``rollout()`` of its own."""
+    return getattr(collector.rollout, "__func__", None) is not Collector.rollout

@@ -2,32 +2,41 @@
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import TYPE_CHECKING, Any
 
-from typing_extensions import override
-
+from trawl.collectors.figures import Figures
+from trawl.collectors.lifetime import Lifetime
+from trawl.collectors.process_memory import ResidentMemory
+from trawl.collectors.times import TurnClock
 from trawl.collectors.tracer import Tracer
-from trawl.collectors.watching import WatchedCollector
 from trawl.envs.transforms import PolicyVersion
 from trawl.observe.trace_options import TraceLike, TraceOptions, check_trace
 
 
-class TracedCollector(WatchedCollector):
-    """The part of a collector that writes a timeline.
+class Tracing:
+    """The timeline that a collector writes.
+
+    Args:
+        lifetime: the time in which the collector is open.
+        figures: figures of those who collect.
+        memory: memory of this process.
 
     Attributes:
-        _tracer: the object that draws the timeline; None while there is none.
+        versions: counter of the policy's versions; None if they are not tracked.
+        tracer: the object that draws the timeline; None while there is none.
     """
 
-    _tracer: Tracer | None = None
-    _version: PolicyVersion | None
-
-    if TYPE_CHECKING:
-
-        def _check_open(self, what: str) -> None: ...
+    def __init__(
+        self,
+        lifetime: Lifetime,
+        figures: Figures,
+        memory: ResidentMemory,
+    ) -> None:
+        self.tracer: Tracer | None = None
+        self.versions: PolicyVersion | None = None
+        self._lifetime, self._figures = lifetime, figures
+        self._memory = memory
 
     def trace(self, trace: TraceLike) -> AbstractContextManager[None]:
         """Writes a timeline of the collection until the end of a ``with`` block.
@@ -57,13 +66,11 @@ class TracedCollector(WatchedCollector):
             >>> [span.name for span in read_trace(path).lane("collector")]
             ['wait', 'batch', 'policy', 'env']
         """
-        self._check_open("trace()")
+        self._lifetime.check_open("trace()")
         options = check_trace("trace", trace)
         if options is None:
             raise TypeError("trace must be the path of a file, but it is None")
-        self._begin_trace(options)
-        assert self._tracer is not None
-        return self._until_end(self._tracer)
+        return self._until_end(self.begin(options))
 
     @contextmanager
     def _until_end(self, tracer: Tracer) -> Iterator[None]:
@@ -71,57 +78,54 @@ class TracedCollector(WatchedCollector):
             yield
         finally:
             # After a shutdown, the timeline has ended already.
-            if self._tracer is tracer:
-                self._end_trace()
+            if self.tracer is tracer:
+                self.close()
 
-    def _begin_trace(self, options: TraceOptions) -> None:
-        if self._tracer is not None:
+    # --- for the collector
+
+    def begin(self, options: TraceOptions) -> Tracer:
+        """Begins a timeline.
+
+        Raises:
+            RuntimeError: if one is being written already.
+        """
+        if self.tracer is not None:
             raise RuntimeError(
                 f"a timeline can't be written to {str(options.file)!r}, because this collector is "
-                f"already writing one to {str(self._tracer.options.file)!r}: end that one first, "
+                f"already writing one to {str(self.tracer.options.file)!r}: end that one first, "
                 "or leave out the constructor's argument trace"
             )
-        self._tracer = self._new_tracer(options)
-        self._connect_tracer()
+        self.tracer = tracer = self._figures.new_tracer(options)
+        self._figures.connect(tracer)
+        return tracer
 
-    def _end_trace(self) -> None:
+    def close(self) -> None:
         """Ends the timeline, if there is one."""
-        tracer, self._tracer = self._tracer, None
+        tracer, self.tracer = self.tracer, None
         if tracer is not None:
-            self._connect_tracer()
+            self._figures.connect(None)
             tracer.close(self._counters())
-
-    @abstractmethod
-    def _new_tracer(self, options: TraceOptions) -> Tracer:
-        """Makes the object that draws the timeline."""
-
-    def _connect_tracer(self) -> None:
-        """Hook for subclasses, which is called when a timeline begins or ends."""
 
     def _counters(self) -> dict[str, float]:
         """Returns the values of the timeline's counters, besides the rate."""
-        found: dict[str, float] = {"process memory": self._resident.bytes}
-        if self._version is not None and isinstance(self._version.version, int):
-            found["policy version"] = self._version.version
-        return found
+        found: dict[str, float] = {"process memory": self._memory.bytes}
+        if self.versions is not None and isinstance(self.versions.version, int):
+            found["policy version"] = self.versions.version
+        return found | self._figures.counters()
 
-    # --- what is drawn
-
-    @override
-    def _collect_timed(self) -> Any:
-        tracer = self._tracer  # another thread may end the timeline
+    def begin_turn(self) -> None:
+        """Notes the thread that begins to take a batch."""
+        tracer = self.tracer  # another thread may end the timeline
         if tracer is not None:
             tracer.begin_turn()
-        return super()._collect_timed()
 
-    @override
-    def _note_turn(self, frames: int) -> None:
-        super()._note_turn(frames)
-        tracer = self._tracer
+    def end_turn(self, clock: TurnClock, frames: int) -> None:
+        """Draws a turn of the collector, in which ``frames`` frames were counted."""
+        tracer = self.tracer  # another thread may end the timeline
         if tracer is not None:
-            tracer.end_turn(self._clock, frames, self._counters)
+            tracer.end_turn(clock, frames, self._counters)
 
-    def _timed_update(self) -> AbstractContextManager[None]:
+    def updating(self) -> AbstractContextManager[None]:
         """Returns the context of a weight update, which the timeline shows."""
-        tracer = self._tracer
+        tracer = self.tracer
         return nullcontext() if tracer is None else tracer.update()

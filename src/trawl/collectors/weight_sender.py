@@ -17,7 +17,8 @@ from trawl.collectors.lag import PassedUpdates
 from trawl.collectors.policy_version import next_version
 from trawl.collectors.requests import NewWeights
 from trawl.collectors.setups import WorkerSetups
-from trawl.collectors.weight_control import POLICY, LocalModels, WorkerIds
+from trawl.collectors.slot import WorkerSlot
+from trawl.collectors.weights import POLICY, LocalModels, WorkerIds
 from trawl.envs.transforms import PolicyVersion
 from trawl.weight_update.channel import WeightMessage
 from trawl.weight_update.layout import FlatLayout, Slot
@@ -403,6 +404,11 @@ class WeightSender:
         """Sends the version to all workers if the user has advanced the counter directly."""
         if self._version != self._announced:
             self.announce()
+
+    def acknowledged(self, slot: WorkerSlot) -> Version:
+        """Returns the version with which a worker collects, as far as it is known."""
+        # A worker loads all that was sent to it before it begins anything.
+        return slot.version if slot.collects else self.versions[slot.index]
 
     def set_version(self, version: Version) -> None:
         """Sets the version of the policy without sending it to workers, which already have it."""

@@ -11,7 +11,7 @@ import pickle
 import warnings
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from math import prod
@@ -34,15 +34,15 @@ from trawl.collectors.config import muted
 from trawl.collectors.delivery import count_frames
 from trawl.collectors.dispatch import DIRECT
 from trawl.collectors.handle_calls import HandleCalls
+from trawl.collectors.loop_state import recover
 from trawl.collectors.normalizing import empty_statistics, load_statistics, pop_statistics
 from trawl.collectors.policy_version import stamp
 from trawl.collectors.process_memory import ResidentMemory
 from trawl.collectors.requests import CollectRequest, WorkerWarning
-from trawl.collectors.rollouts import overrides_rollout
-from trawl.collectors.single import Collector
+from trawl.collectors.single import Collector, overrides_rollout
 from trawl.collectors.snapshots import Recovery, SnapshotTaker
 from trawl.collectors.times import TurnClock
-from trawl.collectors.weight_control import POLICY
+from trawl.collectors.weights import POLICY
 from trawl.envs.capture.pickling import signing_key, use_signing_key
 from trawl.envs.own_process import prepare_process
 from trawl.keys import MASK
@@ -199,7 +199,7 @@ class CollectorService(HandleCalls, Service):
         if spec.seed is not None:
             self.collector.set_seed(*spec.seed)
         if spec.begun and spec.recovery is None:
-            self.collector.continue_episodes(spec.begun)
+            self.collector.parts.loop.continue_from(spec.begun)
         self._load_first_weights(spec)
         self._numbers_episodes = callable(self.collector.config.reset_kwargs)
         self._hidden = frozenset(writer.hidden)
@@ -221,17 +221,17 @@ class CollectorService(HandleCalls, Service):
                 warnings=(*writer.warnings, *self._network_warnings()),
                 masked=self._masked,
                 versioned=self._rollout.stamps_frames,
-                first_ready=self.collector._delivery.first_ready,
+                first_ready=self.collector.parts.outbox.delivery.first_ready,
                 version=self.collector.policy_version,
                 snapshot=self._snapshots.take(self._updates),
-                statistics=empty_statistics(self.collector),
+                statistics=empty_statistics(self.collector.normalization),
             )
         )
 
     def _load_first_weights(self, spec: WorkerSpec) -> None:
-        self.collector._receivers |= spec.receivers or {}
+        self.collector.parts.weights.receivers |= spec.receivers or {}
         if spec.recovery is not None:
-            self.collector.recover(spec.recovery)
+            recover(self.collector, spec.recovery)
         else:
             self._take_version(spec)
         # Weights that arrived after the spec was made have a newer version.
@@ -243,25 +243,25 @@ class CollectorService(HandleCalls, Service):
 
     def _take_version(self, spec: WorkerSpec) -> None:
         if spec.version is not None:
-            self.collector._version.version = spec.version
+            self.collector.parts.weights.tracker.version = spec.version
 
     @override
     def _up_to_date(self) -> Any:
-        self.collector._load_new_weights()
+        self.collector.parts.weights.load_new()
         return self.collector
 
     @property
     @override
     def _updates(self) -> int:
-        count: int = self.collector._receivers[POLICY].count
+        count: int = self.collector.parts.weights.receivers[POLICY].count
         return count
 
     def _network_warnings(self) -> list[str]:
         """Returns a warning if the policy was sent with networks that updates can't reach."""
         if not self._got_policy:
             return []
-        models = [self._model(model_id) for model_id in self.collector._receivers]
-        return unreached_networks(self.collector._resolved.networks, models)
+        models = [self._model(model_id) for model_id in self.collector.parts.weights.receivers]
+        return unreached_networks(self.collector.parts.loop.policy.networks, models)
 
     def _weight_layouts(self) -> dict[str, FlatLayout]:
         """Returns the memory layout of the weights of each model that may receive weights.
@@ -270,14 +270,14 @@ class CollectorService(HandleCalls, Service):
             KeyError: if the collector lacks one of the models.
         """
         found = {}
-        for model_id in self.collector._receivers:
+        for model_id in self.collector.parts.weights.receivers:
             model = self._model(model_id)
             if isinstance(model, nn.Module) and not any(map(is_lazy, model.parameters())):
                 found[model_id] = FlatLayout.of(model)
         return found
 
     def _model(self, model_id: str) -> Any:
-        return self.collector._models.find(model_id)
+        return self.collector.parts.weights.models.find(model_id)
 
     def _warn(self, text: str) -> None:
         self._port.send(requests.WorkerWarning(text, RuntimeWarning))
@@ -296,7 +296,7 @@ class CollectorService(HandleCalls, Service):
                 self._snapshots.expire()
                 self._answer(content)
             case requests.NewWeights(model_id=model_id, message=message):
-                receiver = self.collector._receivers[model_id]
+                receiver = self.collector.parts.weights.receivers[model_id]
                 assert isinstance(receiver, Inbox)
                 receiver.put(message)
             case requests.MapBuffer(name=name, partition=partition):
@@ -341,9 +341,9 @@ class CollectorService(HandleCalls, Service):
         if not self._measured:  # a batch that was written into a buffer has been measured then
             self._clock.end()
             times, rollout = self._clock.batch_times(self._rollout.times), self._rollout
-            steps, ended = rollout.pop_steps(), self.collector.count_steps(answer.frames)
+            steps, ended = rollout.pop_steps(), self.collector.parts.figures.count(answer.frames)
             self._measured = {"times": times, "steps": steps, "ended": ended}
-            self._measured["statistics"] = pop_statistics(self.collector)
+            self._measured["statistics"] = pop_statistics(self.collector.normalization)
             self._measured["progress"] = self._pop_progress()
         return replace(answer, **self._measured)
 
@@ -354,7 +354,7 @@ class CollectorService(HandleCalls, Service):
 
     @property
     def _rollout(self) -> Rollout:
-        return cast(Rollout, self.collector._rollout)
+        return cast(Rollout, self.collector.parts.loop.rollout)
 
     @override
     def close(self) -> None:
@@ -365,18 +365,20 @@ class CollectorService(HandleCalls, Service):
 
     def _collect(self, request: requests.CollectRequest) -> requests.BatchReady:
         collector = self.collector
-        collector.most_frames = request.most
-        load_statistics(collector, request.normalization)
-        collector._rollout.record_steps(request.samples_steps)
-        with nullcontext() if collector._profiler is None else collector._profiler.turn():
+        collector.parts.budget.most = request.most
+        load_statistics(collector.normalization, request.normalization)
+        collector.parts.loop.rollout.record_steps(request.samples_steps)
+        with collector.parts.profiling.turn():
             if collector.config.replay_buffer is not None:
-                before = collector._frames
+                before = collector.parts.budget.frames
                 if not self._name_writes(request):
-                    collector._writing = partial(self._announce_write, request)
-                collector._collect()
-                return self._done(request, collector._frames - before)
+                    collector.parts.turns.writing = partial(self._announce_write, request)
+                collector.parts.turns.collect()
+                return self._done(request, collector.parts.budget.frames - before)
             block = self._memory.block(request)
-            batch = collector._run_into(block, request.random, self._interrupted(request))
+            batch = collector.parts.turns.run_into(
+                block, request.random, self._interrupted(request)
+            )
         filled = self._rollout.filled
         apart, own = batch is not None, request.memory is None
         if batch is not None:
@@ -388,8 +390,8 @@ class CollectorService(HandleCalls, Service):
         if not overrides_rollout(collector):
             # The driver cuts the batch where its statistics end.
             frames = int(min(frames, request.most))
-        collector._frames += frames
-        collector._batches += 1
+        collector.parts.budget.frames += frames
+        collector.parts.budget.batches += 1
         if batch is not None:
             self._finish(batch, filled)
         if apart:
@@ -435,7 +437,7 @@ class CollectorService(HandleCalls, Service):
         """Marks the last step as truncated and calls the hook, if the options say so."""
         collector = self.collector
         if collector.config.set_truncated:
-            collector._delivery.truncate_last(batch, filled)
+            collector.parts.outbox.delivery.truncate_last(batch, filled)
         if collector.post_collect_hook is not None:
             # The hook gets a copy that it may keep, because the driver may reuse the memory.
             shown = batch.clone()
@@ -456,8 +458,8 @@ class CollectorService(HandleCalls, Service):
         facts = rollout.writer.describe()
         facts["env_time_share"] = rollout.times.env_share
         facts["process_bytes"] = self._resident.bytes
-        if self.collector._restarts is not None:
-            facts["env_restarts"] = self.collector._restarts.count
+        if self.collector.parts.loop.restarts is not None:
+            facts["env_restarts"] = self.collector.parts.loop.restarts.count
         return requests.BatchReady(
             number=request.number,
             frames=frames,
@@ -469,8 +471,8 @@ class CollectorService(HandleCalls, Service):
             block=block,
             facts=facts,
             cut=rollout.writer.episodes.pop_cut(),
-            random=request.random or self.collector.acted_randomly,
-            begun=self.collector.episodes_begun() if self._numbers_episodes else (),
+            random=request.random or self.collector.parts.turns.acted_randomly,
+            begun=self.collector.parts.loop.begun() if self._numbers_episodes else (),
         )
 
     def _interrupted(self, request: requests.CollectRequest) -> Callable[[], bool] | None:
@@ -482,7 +484,7 @@ class CollectorService(HandleCalls, Service):
 
 def fake(collector: Any) -> TensorDictBase:
     """Returns a batch of zeros with the layout of a worker's batches."""
-    batch: TensorDictBase = collector._rollout.writer.fake()
+    batch: TensorDictBase = collector.parts.loop.rollout.writer.fake()
     return batch
 
 

@@ -2,51 +2,74 @@
 
 from __future__ import annotations
 
-import math
+import time
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar
 
-from tensordict import TensorDictBase
+import torch
 from typing_extensions import override
 
 from trawl.backends.base import Backend
-from trawl.collectors.assembler import BatchAssembler, WorkerBatch
-from trawl.collectors.budget import FrameCounts
+from trawl.checks import check_bool
+from trawl.collectors.base import BaseCollector, View
 from trawl.collectors.config import CollectorConfig, warn
-from trawl.collectors.delivery import BatchDelivery, count_frames
-from trawl.collectors.exact import first_frames, limited
+from trawl.collectors.delivery import BatchDelivery
+from trawl.collectors.face import Parts
+from trawl.collectors.gathering import Gathering
 from trawl.collectors.inference_service import is_service, use_service
-from trawl.collectors.lag import Lags
-from trawl.collectors.multi_config import WRITER_OPTIONS, check_names, sources
+from trawl.collectors.multi_config import MultiConfig, check_names, sources
 from trawl.collectors.normalizing import normalize_options
+from trawl.collectors.parts import of_part
 from trawl.collectors.pool import WorkerPool
+from trawl.collectors.profile import Profiling
 from trawl.collectors.requests import WorkerReady
-from trawl.collectors.scheduler import AsyncScheduler, Scheduler, SyncScheduler
-from trawl.collectors.setups import WorkerSetups, packed_program, shared_buffer
+from trawl.collectors.setups import WorkerSetups, shared_buffer
 from trawl.collectors.single import Collector
-from trawl.collectors.slot import SlotLimits, WorkerSlot
-from trawl.collectors.snapshots import kept_copies
-from trawl.collectors.tracer import Tracer, WorkerTracer
+from trawl.collectors.slot import SlotLimits
 from trawl.collectors.trajectory_batcher import TrajectoryBatcher
-from trawl.collectors.unsent import UnsentWeights
 from trawl.collectors.weak import weak
-from trawl.collectors.worker import WorkerProgram, WorkerSpec, fake
-from trawl.collectors.worker_shutdown import WorkerShutdown
+from trawl.collectors.worker import fake
+from trawl.collectors.worker_calls import WorkerCalls
+from trawl.collectors.worker_specs import WorkerSpecs
+from trawl.collectors.workers_access import WorkerEnv, WorkersAccess
+from trawl.collectors.workers_control import WorkersControl, WorkersProfiling
+from trawl.collectors.workers_figures import WorkersFigures
+from trawl.collectors.workers_state import WorkersState
+from trawl.collectors.workers_weights import WorkersWeights
 from trawl.envs.build import distinct
-from trawl.envs.own_process import parent_registry
-from trawl.envs.seeding import derive
 from trawl.envs.types import is_list
-from trawl.observe.trace_options import TraceOptions
 from trawl.rollout.normalization import Normalization
 from trawl.supported import SINK_SHARED, UPDATE_WITHOUT_MODULE
 from trawl.weight_update.messages import MessageWeightSyncScheme
-from trawl.weight_update.prepared import PreparedUpdate
 from trawl.weight_update.scheme import WeightSyncScheme
 from trawl.weight_update.shared import SharedMemWeightSyncScheme
 
+if TYPE_CHECKING:
+    OptionAttributes = MultiConfig
+else:
+    OptionAttributes = object
 
-class WorkerCollector(WorkerShutdown):
+
+class WorkersParts(Parts):
+    """The parts of a collector with workers.
+
+    Attributes:
+        calls: calls functions with the workers' collectors.
+        control: seeds, resets and hooks of the workers.
+        gathering: makes batches of those of the workers.
+    """
+
+    weights: WorkersWeights
+    figures: WorkersFigures
+    access: WorkersAccess
+    state: WorkersState
+    calls: WorkerCalls
+    control: WorkersControl
+    gathering: Gathering
+
+
+class WorkerCollector(BaseCollector, OptionAttributes):  # type: ignore[misc]  # see BaseCollector
     """A collector with workers, each of which runs a :class:`Collector`.
 
     A subclass defines where the workers run (``_new_backend``), and whether all workers contribute
@@ -60,9 +83,14 @@ class WorkerCollector(WorkerShutdown):
 
     # True if all workers run on this machine.
     _workers_here: ClassVar[bool] = True
+    _weights_class: ClassVar[type[WorkersWeights]] = WorkersWeights
+    # True if exactly total_frames are always collected.
+    _always_exact: ClassVar[bool] = False
+    config: MultiConfig
+    sync: bool
     num_workers: int
-    _first_env = 0
     trust_policy: bool
+    parts: WorkersParts
     collector_class: Any
 
     def __init__(self, create_env_fn: Any, policy: Any = None, *more: Any, **options: Any) -> None:
@@ -98,44 +126,47 @@ class WorkerCollector(WorkerShutdown):
                 "leave out the policy, and pass weights to update_policy_weights_()"
             )
         super().__init__(config)
+        self.parts.budget.exact |= self._always_exact or config.adds_steps
         vars(self).update({name: tuple(values) for name, values in setups.given.items()})
         self.trust_policy = bool(config.trust_policy)
         self._check()
         self.policy = given
         setups.make(self.sync, kwargs, self._environments_of_worker)
-        self._lags = Lags()
-        self._cut_ids: list[int] = []
-        self._waited = 0.0
-        self._registry = parent_registry()
         self._backend = self._new_backend()
-        self._weight_sync_schemes.update(config.weight_sync_schemes or {})
-        self._sender = self._new_sender()
-        self._sender.connect(self, self._new_scheme)
-        if config.worker_snapshots:
-            self._sender.on_sent = weak(self._keep_sent)
+        parts = self.parts
+        parts.weights = weights = self._weights_class(
+            self, setups, self._workers_write, self._update_every, self._batches_at_once == 1
+        )
+        weights.sender.connect(self, self._new_scheme)
         limits = SlotLimits(config.max_restarts, config.max_total_restarts, config.worker_timeout)
-        specify, note = weak(self._spec), weak(self._note_change)
-        self._pool = WorkerPool(self._backend, specify, limits, note)
+        self._specs, note = self._new_specs(), weak(weights.note_change)
+        self._pool = pool = WorkerPool(self._backend, self._specs.spec, limits, note)
+        if config.worker_snapshots:
+            weights.sender.on_sent = weak(pool.keep_sent)
+        weights.pool = parts.figures.pool = pool
+        parts.figures.sender, parts.figures.lags = weights.sender, weights.lags
+        parts.calls = WorkerCalls(parts.lifetime, parts.background, weights, pool)
+        parts.access.calls = parts.calls
+        parts.control = WorkersControl(self, setups, pool, parts.calls)
+        # This process counts the frames that it writes, and the workers count all others.
+        parts.budget.of_workers = lambda: [slot.progress for slot in pool.slots]
         try:
             self._prepare()
-            self._sender.send_first()
-            self._init_weights()
+            weights.begin()
         except BaseException:
             self.shutdown(raise_on_error=False)
             raise
-        self._unsent: UnsentWeights | None = None
-        # The user's weight updater may share memory with workers.
-        if not (self._sends_by_itself or config.weight_updater):
-            policies = setups.policies
-            parts = 1 if self.sync else self.num_workers
-            self._unsent = UnsentWeights(policies, parts, weak(self._count_updates))
 
     @override
-    def _counts(self) -> FrameCounts:
-        # This process counts the frames that it writes, and the workers count all others.
-        return FrameCounts.total([self._progress, *(slot.progress for slot in self._pool.slots)])
+    def _new_parts(self) -> WorkersParts:
+        return WorkersParts()
 
     # --- methods for subclasses
+
+    @property
+    def _update_every(self) -> int | None:
+        """Number of a worker's batches after which weights are sent to it; None if none are."""
+        return None
 
     @abstractmethod
     def _new_backend(self) -> Backend:
@@ -171,49 +202,71 @@ class WorkerCollector(WorkerShutdown):
         """Number of workers that a worker's collector has; 1 if the worker itself collects."""
         return 1
 
+    @property
+    def _batches_at_once(self) -> int:
+        """Number of batches that a worker makes at the same time."""
+        return 1
+
+    def _new_specs(self) -> WorkerSpecs:
+        """Makes the part that specifies workers."""
+        whole, sender = self.parts.outbox.whole is not None, self.parts.weights.sender
+        return WorkerSpecs(
+            self.config, self._setups, self._backend, sender, self._worker_class, whole
+        )
+
     @override
     def _new_whole(self, config: CollectorConfig) -> TrajectoryBatcher:
         return TrajectoryBatcher(config, self._inner_workers, self.num_workers)
 
     @override
-    def _new_tracer(self, options: TraceOptions) -> Tracer:
-        return WorkerTracer("trace", options, remote=not self._workers_here)
+    def _new_figures(self) -> WorkersFigures:
+        ahead = self._batches_at_once > 1
+        return WorkersFigures(self.config, self.sync, ahead, remote=not self._workers_here)
 
-    def _note_parts(self, parts: Sequence[WorkerBatch]) -> None:
-        """Hook for subclasses, which is called with the workers' batches when these are counted."""
+    @override
+    def _new_access(self) -> WorkersAccess:
+        return WorkersAccess(self, self.parts.background, self.parts.lifetime)
+
+    @override
+    def _new_profiling(self) -> Profiling:
+        return WorkersProfiling(weak(self._check_unbegun), self.parts.access)
 
     # --- construction
+
+    @property
+    def _has_source(self) -> bool:
+        """True if there are weights to send when the user passes none."""
+        return self.config.weight_updater is not None or self._setups.all_modules
 
     def _check(self) -> None:
         """Checks options that depend on the kind of collector, or on the policies."""
         self.config.check_sync(self.sync)
-        if self.config.update_at_each_batch and not self._has_source():
+        if self.config.update_at_each_batch and not self._has_source:
             raise UPDATE_WITHOUT_MODULE.error("update_at_each_batch")
 
     def _prepare(self) -> None:
         config = self.config
         storing = set(self.storing_device)
-        self._delivery = BatchDelivery(config, storing.pop() if len(storing) == 1 else None, [])
-        self._buffer = None
+        device = storing.pop() if len(storing) == 1 else None
+        self.parts.outbox.delivery = BatchDelivery(config, device, [])
         if self._workers_write:
             if config.sink is not None:
                 raise SINK_SHARED.error()
-            self._buffer = self._buffer_of_workers()
-        self._scheduler: Scheduler = (
-            SyncScheduler(self._pool, config.preemptive_threshold, weak(self._room))
-            if self.sync
-            else AsyncScheduler(
-                self._pool, self._lag_bound(), weak(self._room), self._batches_at_once
-            )
+            self._specs.buffer = self._buffer_of_workers()
+        self.parts.gathering = Gathering(
+            self, self._backend, self._pool, self._batches_at_once, self._workers_write
+        )
+        self.parts.state = WorkersState(
+            self, self._setups, self._pool, self.parts.calls, self.parts.gathering
         )
         ready = self._start_workers(self.num_workers)
         for text in dict.fromkeys(text for one in ready for text in one.warnings):
             warn(text)
         self._setups.warn_of_rounding(ready)
-        self._warn_of_remainders()
+        self.parts.budget.warn_of_remainders()
         if config.storage_ndim > 1 and self._inner_workers == 1:
-            for batch in self._all(fake):
-                self._delivery.check_storage(batch)
+            for batch in self.parts.calls.all(fake):
+                self.parts.outbox.delivery.check_storage(batch)
 
     def _start_workers(self, count: int) -> list[WorkerReady]:
         """Starts workers; batches to which all workers contribute grow accordingly.
@@ -224,26 +277,17 @@ class WorkerCollector(WorkerShutdown):
         self._pool.add_workers(count)
         ready = [slot.ready for slot in self._pool.slots if slot.ready is not None]
         for index, one in enumerate(ready):
-            self._sender.set_layouts(index, one.weight_layouts)
-        self._delivery.first_ready = any(one.first_ready for one in ready)
-        self._assembler = BatchAssembler.of(self.config, self.sync, ready, self._backend)
-        frames = [one.num_envs * one.steps for one in ready]
-        self.requested_frames_per_batch = sum(frames) if self.sync else max(frames)
-        # A batch that is cut in the middle of a row must be the last one, or the next batch would
-        # not go on from there. So if batches may have fewer frames than requested, only whole rows
-        # are requested as long as possible.
-        self._scheduler.whole_steps = self.config.adds_steps and not self.config.exact_frames
-        short = self.config.preempts or self._scheduler.whole_steps
-        units = [one.num_envs if short or one.masked else 1 for one in ready]
-        assembler = None if self._workers_write else self._assembler
-        self._scheduler.set_workers(assembler, frames, units)
+            self.parts.weights.sender.set_layouts(index, one.weight_layouts)
         normalize = normalize_options(self.config)
         if self.normalization is None and normalize:
             self.normalization = Normalization(normalize, ready[0].statistics)
-            self._scheduler.normalization = self.normalization
-        self._connect_tracer()
+        gathering, figures = self.parts.gathering, self.parts.figures
+        gathering.normalization = self.normalization
+        gathering.start(ready)
+        figures.assembler, figures.scheduler = gathering.assembler, gathering.scheduler
+        figures.connect(self.parts.timeline.tracer)
         if callable(self.config.reset_kwargs):
-            self.number_environments(self._first_env)
+            self.parts.control.number_environments(self.parts.control.first_env)
         return ready
 
     def _add_workers(
@@ -261,232 +305,240 @@ class WorkerCollector(WorkerShutdown):
         Raises:
             TypeError: if a weight-sync scheme has a fixed number of receivers.
         """
-        self._sender.check_growth()
-        self._catch_up()
+        self.parts.weights.sender.check_growth()
+        self.parts.calls.catch_up()
         before = self.create_env_fn
         count = None if is_list(create_env_fn) else len(kwargs)
         found = distinct([*before, *sources(create_env_fn, count)])[len(before) :]
         for source, own in zip(found, kwargs, strict=True):
             self.create_env_fn.append(source)
             self._setups.add(source, policy, own, environments)
-            self._sender.grow(policy)
+            self.parts.weights.sender.grow(policy)
         self.num_workers = self._setups.count
         self._start_workers(len(found))
 
     def _buffer_of_workers(self) -> Any:
         """Returns the replay buffer in the form that is sent to workers."""
-        return shared_buffer(self.config.replay_buffer, self._setups, self._delivery)
+        return shared_buffer(self.config.replay_buffer, self._setups, self.parts.outbox.delivery)
 
     @property
-    @override
     def _workers_write(self) -> bool:
         """True if workers themselves write into the replay buffer, which must then be shared."""
         shared = bool(getattr(self.config.replay_buffer, "shared", False))
         return self._backend.isolated and self.config.workers_can_write and shared
 
-    def _program(self, index: int) -> WorkerProgram:
-        """Returns what a worker gets from the user's program."""
-        setup, config = self._setups[index], self.config
-        options = self._setups.options(index)
-        if self._buffer is not None:
-            options |= {name: getattr(config, name) for name in WRITER_OPTIONS}
-            options["replay_buffer"] = self._buffer
-        source, count = setup.create_env_fn, setup.environments
-        return WorkerProgram(
-            init_fn=config.init_fn,
-            policy=self._setups.initial_policy(index),
-            collector_class=self._worker_class,
-            create_env_fn=source if count == 1 else [source] * count,
-            options=options,
-            receivers=self._sender.receivers(index),
-        )
+    # --- batches
 
-    def _spec(self, slot: WorkerSlot) -> WorkerSpec:
-        """Returns the current specification of a slot's worker."""
-        index, config, setup = slot.index, self.config, self._setups[slot.index]
-        program, hooks, receivers = setup.package, self._setups.hooks, None
-        changed: dict[str, Any] = {}
-        if program is None:
-            made = self._program(index)
-            program = packed_program(self._backend, made, index)
-            # The learner changes its policy, but a replacement begins with the same one.
-            if made.policy is not None:
-                setup.package, setup.hooks = program, dict(hooks)
-        else:
-            changed = {name: hooks[name] for name in hooks if hooks[name] is not setup.hooks[name]}
-            receivers = self._sender.receivers(index)
-        begin, stride = self._setups.trajectories(index, slot.restarts, slot.trajectory)
-        seed = setup.seed
-        return WorkerSpec(
-            index=index,
-            program=program,
-            options=changed,
-            receivers=receivers,
-            threads=config.num_sub_threads if self._backend.isolated else None,
-            registry=self._registry,
-            trajectory=begin,
-            stride=stride,
-            version=self._sender.versions[index],
-            first_env=setup.first_env,
-            begun=slot.begun,
-            seed=None if seed is None else (derive(seed[0], "restart", slot.restarts), seed[1]),
-            env_state=setup.env_state,
-            given=self._sender.handed(index),
-            whole=self._whole is not None,
-            snapshots=config.worker_snapshots,
-            recovery=slot.recovery,
-        )
-
-    def _keep_sent(self, updates: Sequence[PreparedUpdate], counts: Mapping[int, int]) -> None:
-        """Keeps copies of weights, which replacements of workers may need."""
-        slots = self._pool.slots
-        if any(slot.snapshot is not None for slot in slots):
-            for worker, sent in kept_copies(updates, counts):
-                slots[worker].keep_sent(sent)
-
-    # --- collecting
-
-    def limit_batches(self, most: float) -> None:
-        """Sets the number of batches that may be under way, with the one that is delivered next."""
-        self._scheduler.most_batches = most
-
-    def pop_cut(self) -> Sequence[int]:
-        """Returns the ids of trajectories that a failure has ended before the last batch.
-
-        See :meth:`~trawl.rollout.episodes.EpisodeTracker.pop_cut`.
-        """
-        cut, self._cut_ids = self._cut_ids, []
-        return cut
-
+    @override
     def _collect(self) -> Any:
-        self._cut_ids = []
-        if not self._scheduler.requested:
-            self._before_request()
-        collected = self._scheduler.collect(self._wanted, self._is_random)
-        scheduler = self._scheduler
-        parts = limited(collected, self._left(), scheduler.units if scheduler.whole_steps else None)
-        self._count(parts)
-        if self.config.prefetch:
-            self._request_ahead(parts)
-        self._count_lags(parts)
-        if self._whole is not None:
-            for part in parts:
-                self._whole.end(part.answer.cut, part.answer.number)
-            self._whole.add(
-                ((part.index, env), part.answer.number, frames)
-                for part in parts
-                for env, frames in self._delivery.by_source(self._frames_of(part))
-            )
-            return None
-        self._batches += 1
-        if self.config.replay_buffer is not None:
-            if not self._workers_write:
-                self._write(parts)
-            return None
-        if self.sync:
-            frames = sum(part.answer.frames for part in parts)
-            batch = self._cut(self._assembler.assemble(parts), frames)
-        else:
-            batch = self._batch_of(parts[0])
-        delivered = self._delivery.deliver(batch, batch.shape[-1])
-        self._record(delivered)
-        return delivered
-
-    def _request_ahead(self, parts: Sequence[WorkerBatch]) -> None:
-        """Requests the next batch, which workers collect while the learner uses these parts."""
-        self._sender.release()
-        self._before_request()
-        # The buffer does not have these frames yet.
-        ahead = self._scheduler.most_batches > 1
-        if ahead and self._wanted(sum(part.answer.frames for part in parts)):
-            # Later updates wait for the batch, so the weights don't depend on the workers' speed.
-            self._sender.hold()
-            self._scheduler.request_ahead(self._is_random())
-
-    def _count(self, parts: Sequence[WorkerBatch]) -> None:
-        """Counts the frames of batches that are being delivered or have been written."""
-        for part in parts:
-            self._frames += part.answer.frames
-            self._episodes.add(*part.answer.ended)
-            self._cut_ids.extend(part.answer.cut)
-            if self.normalization is not None:
-                self.normalization.merge(part.answer.statistics)
-        tracer = self._tracer
-        if isinstance(tracer, WorkerTracer):
-            tracer.delivered(parts)
-        self._note_parts(parts)
+        return self.parts.gathering.collect()
 
     @override
+    def _settle(self, timeout: float | None) -> None:
+        self.parts.gathering.settle(timeout)
+
+    def rollout(self) -> Any:
+        """Raises ``NotImplementedError``: a collector with workers has no ``rollout()``."""
+        raise NotImplementedError("a collector with workers has no rollout(): use next()")
+
+    def fake_tensordict(self) -> Any:
+        """Returns a batch of zeros with the layout of a delivered batch."""
+        fakes = [one.clear_device_() for one in self.parts.calls.all(fake)]
+        alone = self.parts.outbox.whole is not None or not self.sync
+        tracker = self.parts.weights.tracker
+        version = None if tracker is None else tracker.version
+        batch = self.parts.gathering.assembler.combine(fakes[:1] if alone else fakes, version)
+        return self.parts.outbox.fake(batch[0] if alone else batch)
+
+    # --- control of the workers
+
+    reset = of_part("control", WorkersControl.reset)
+    set_seed = of_part("control", WorkersControl.set_seed)
+    number_environments = of_part("control", WorkersControl.number_environments)
+    worker_policy_versions = of_part("control", WorkersControl.worker_policy_versions)
+    frames_per_batch_worker = of_part("control", WorkersControl.frames_per_batch_worker)
+    get_distant_attr = of_part("access", WorkersAccess.get_distant_attr)
+    get_cached_weights = of_part("weights", WorkersWeights.get_cached_weights)
+    env_state_methods = of_part("state", WorkersState.env_state_methods)
+    state_dict = of_part("state", WorkersState.state_dict)
+    load_state_dict = of_part("state", WorkersState.load_state_dict)
+
+    @property
+    def env(self) -> WorkerEnv:
+        """The environment of the first worker, as far as it can be used from this process."""
+        self.parts.lifetime.check_open("env")
+        # The object keeps the collector alive.
+        return WorkerEnv(self._ask_first)
+
+    def _ask_first(self, function: Callable[..., Any], *arguments: Any) -> Any:
+        return self.parts.calls.first(function, *arguments)
+
+    @property
+    def policy_device(self) -> tuple[torch.device | None, ...]:  # type: ignore[override]
+        """Device of each worker's policy; None if the policy stays where it was."""
+        return tuple(setup.devices.policy for setup in self._setups)
+
+    @property
+    def env_device(self) -> tuple[torch.device | None, ...]:  # type: ignore[override]
+        """Device of each worker's environment; None for no particular device."""
+        return tuple(setup.devices.env for setup in self._setups)
+
+    @property
+    def storing_device(self) -> tuple[torch.device | None, ...]:  # type: ignore[override]
+        """Device of each worker's batches; None for no particular device."""
+        return tuple(setup.devices.storing for setup in self._setups)
+
+    @property
+    def pre_collect_hook(self) -> Any:
+        """Function that each worker calls before it collects a batch."""
+        return self.parts.control.hook("pre_collect_hook")
+
+    @pre_collect_hook.setter
+    def pre_collect_hook(self, hook: Any) -> None:
+        self.parts.control.set_hook("pre_collect_hook", hook)
+
+    @property
+    def post_collect_hook(self) -> Any:
+        """Function that each worker calls with each batch that it has collected."""
+        return self.parts.control.hook("post_collect_hook")
+
+    @post_collect_hook.setter
+    def post_collect_hook(self, hook: Any) -> None:
+        self.parts.control.set_hook("post_collect_hook", hook)
+
+    @override
+    def stats(self, workers: View = "aggregate") -> dict[str, Any]:
+        """Returns statistics of the collector, as a flat dictionary.
+
+        Besides the statistics of every collector, the dictionary contains:
+
+        - ``workers`` and ``workers_alive``, the numbers of all workers and of living ones.
+        - ``restarts``, the number of times that workers were replaced.
+        - ``worker_frames``, the sum of ``worker_0/frames``, ``worker_1/frames`` and so on.
+        - ``env_time_share``, the environment's share of the loop's time.
+        - ``batches_held``, the number of batches that are still referred to, and
+          ``memory_bytes``, the memory of these batches and of spare blocks.
+        - ``schedule``, which is ``"synchronous"``, ``"prefetch"`` or ``"asynchronous"``.
+        - For asynchronous collectors, with ``preemptive_threshold`` below 1 and with ``prefetch``,
+          ``policy_lag_mean``, ``policy_lag_max``, and the number of frames with each lag, as
+          ``policy_lag_0``, ``policy_lag_1`` and so on. The lag of a batch is the number of weight
+          updates that were sent to its worker between the beginning of the batch and its delivery.
+          Frames of random actions are left out.
+        - With ``on_env_error="restart"``, ``env_restarts``, the number of times that an
+          environment was rebuilt.
+
+        The statistics of each worker are ``frames``, ``batches``, ``alive``, ``restarts``, and the
+        other statistics of a ``Collector``. The numbers of delivered frames and batches include
+        those of workers that were replaced. A worker sends its statistics with each batch, so the
+        call doesn't wait for workers.
+
+        Args:
+            workers: ``"aggregate"`` for all workers together, ``"per_worker"`` for each worker
+                (``worker_0/frames``, …), or ``"both"``.
+
+        Raises:
+            ValueError: if ``workers`` has another value.
+        """
+        return super().stats(workers)
+
+    @override
+    def async_shutdown(self, timeout: float | None = None, close_env: bool = True) -> None:
+        check_bool("close_env", close_env)
+        thread = self.parts.background.thread
+        if thread is not None and self._workers_write and not self.closed:
+            deadline = None if timeout is None else time.monotonic() + timeout
+            thread.stop(timeout)
+            if not self.closed:
+                # Workers finish the batches that they are writing.
+                self.parts.gathering.settle(
+                    None if deadline is None else deadline - time.monotonic()
+                )
+        super().async_shutdown(timeout, close_env)
+
+    # --- the end
+
     def _count_written(self) -> None:
-        if "_scheduler" in vars(self):
-            rest = self._scheduler.pop_finished()
-            if self._workers_write:
-                self._count(rest)
-                self._count_lags(rest)
-                self._batches += len(rest)
+        """Counts what workers wrote into the replay buffer; the constructor may have failed."""
+        if "gathering" in vars(self.parts):
+            self.parts.gathering.count_written()
 
-    def _batch_of(self, part: WorkerBatch) -> TensorDictBase:
-        """Returns a worker's batch."""
-        batch = self._assembler.batch_of(part)
-        if self._is_exact or self.most_frames < math.inf:
-            batch = self._cut(batch[..., : part.answer.filled], part.answer.frames)
-        return batch
-
-    def _cut(self, batch: TensorDictBase, frames: int) -> TensorDictBase:
-        """Returns the first frames of a batch, if exactly ``total_frames`` are wanted."""
-        last = self._is_exact and not (self.closed or self._has_budget())
-        if last or count_frames(batch, batch.shape[-1]) > frames:
-            return first_frames(batch, frames, self.config.set_truncated)
-        return batch
-
-    def _frames_of(self, part: WorkerBatch) -> TensorDictBase:
-        """Returns a worker's frames, from which trajectories are assembled."""
-        batch = self._batch_of(part)
-        return self._delivery.frames(batch, min(part.answer.filled, batch.shape[-1]))
-
-    def _write(self, parts: Sequence[WorkerBatch]) -> None:
-        """Writes the batch of each worker into the replay buffer, as the worker itself would."""
-        for part in parts:
-            batch = self._batch_of(part)
-            batch = self._delivery.deliver(batch, min(part.answer.filled, batch.shape[-1]))
-            written = self._delivery.write(batch, part.answer.frames)
-            self._progress.replay_written_frames += written
-            self._record(batch)
-
-    @property
     @override
-    def _is_exact(self) -> bool:
-        return super()._is_exact or self.config.adds_steps
+    def _end_timeline(self) -> None:
+        # The timeline shows the last batches, too.
+        self._count_written()
+        super()._end_timeline()
 
-    def _room(self) -> float:
-        """Returns the number of frames that may be requested, besides those under way."""
-        room = self._left() - self._scheduler.frames_under_way
-        random = self.config.init_random_frames
-        if self.config.adds_steps and random and self._acted < random:
-            # The policy acts from the step on that follows the last random one.
-            room = min(room, random - self._acted)
-        return room
-
-    def _wanted(self, counted: int = 0) -> bool:
-        """Returns True if more frames are wanted than are under way, or ``counted`` already."""
-        under_way = self._scheduler.frames_under_way
-        limiter = self._limiter if self.is_running() else None
-        room = limiter is None or limiter.room(under_way + counted)
-        return room and self._has_budget(under_way)
-
-    @property
     @override
-    def _frames_at_a_time(self) -> int:
-        return self.requested_frames_per_batch * (1 if self.sync else self.num_workers)
+    def shutdown(
+        self,
+        timeout: float | None = None,
+        close_env: bool = True,
+        raise_on_error: bool = True,
+    ) -> None:
+        """Ends the workers; may be called any number of times.
 
-    def _is_random(self) -> bool:
-        first = self.config.init_random_frames
-        if not first:
-            return False
-        return bool(self._acted < first)
+        Args:
+            timeout: seconds that workers have to close their environments before they are killed;
+                None for a default of a few seconds.
+            close_env: must be True: environments end with their workers.
+            raise_on_error: True to raise errors that occur while closing.
 
-    @property
-    def _acted(self) -> int:
-        """Number of frames that were written or requested, to compare with the random ones."""
-        written = getattr(self.config.replay_buffer, "write_count", 0)
-        return max(self._frames + self._scheduler.frames_under_way, written)
+        Raises:
+            RuntimeError: if ``close_env`` is False.
+            TypeError: if ``close_env`` or ``raise_on_error`` is a string.
+        """
+        check_bool("close_env", close_env)
+        check_bool("raise_on_error", raise_on_error)
+        if not close_env:
+            raise RuntimeError(
+                f"{type(self).__name__} can't shut down with close_env=False, because "
+                "environments end with the workers that they live in"
+            )
+        self._closing_time = timeout
+        try:
+            thread = self.parts.background.thread
+            if thread is not None and not self.closed:
+                # The background thread waits for workers, and ends when they end.
+                thread.request_stop()
+                self._close(close_env)
+        except Exception:
+            if raise_on_error:
+                raise
+        finally:
+            # If an environment raises an error while closing, the rest is still closed and counted.
+            try:
+                super().shutdown(timeout, close_env, raise_on_error)
+            finally:
+                self._count_written()
+
+    @override
+    def _tell_closed(self) -> None:
+        # Whoever is told of the end sees all frames.
+        self._count_written()
+        super()._tell_closed()
+
+    def __del__(self) -> None:
+        # Workers get a few seconds to close their environments.
+        if not getattr(self, "closed", True):
+            self.shutdown(raise_on_error=False)
+
+    def _close(self, close_env: bool) -> None:
+        # The constructor may have failed.
+        weights, pool = vars(self.parts).get("weights"), vars(self).get("_pool")
+        try:
+            if weights is not None:
+                weights.close()
+        finally:
+            try:
+                if pool is not None:
+                    pool.close(self._closing_time)
+            finally:
+                if weights is not None:
+                    weights.sender.close()
+
+    def __repr__(self) -> str:
+        return (
+            f"{type(self).__name__}(num_workers={self.num_workers}, "
+            f"frames_per_batch={self.parts.budget.requested}, "
+            f"total_frames={self.config.total_frames})"
+        )

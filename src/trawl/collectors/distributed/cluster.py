@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from typing_extensions import override
 
 from trawl.checks import check_number
 from trawl.collectors.arguments import MultiArguments
-from trawl.collectors.assembler import WorkerBatch
 from trawl.collectors.config import warn
 from trawl.collectors.distributed.nested import NestedService, nested
 from trawl.collectors.distributed.sharing import share_options
@@ -20,9 +19,8 @@ from trawl.collectors.multi import (
 )
 from trawl.collectors.options import at_least, option, validate
 from trawl.collectors.single import Collector
-from trawl.collectors.slot import WorkerSlot
-from trawl.collectors.worker import WorkerProgram, WorkerSpec
 from trawl.collectors.worker_collector import WorkerCollector
+from trawl.collectors.worker_specs import WorkerSpecs
 from trawl.envs.types import is_list
 from trawl.supported import LAG_PREEMPTION, SNAPSHOTS_NESTED, UPDATE_WITHOUT_MODULE
 
@@ -129,8 +127,6 @@ class ClusterCollector(WorkerCollector):
         names = {field.name for field in fields(self._options)}
         self.remote = self._options(**{name: options.pop(name) for name in names & options.keys()})
         self.sync = self.remote.sync
-        # Number of each worker's batches since weights were last sent to it.
-        self._since: dict[int, int] = {}
 
     if not TYPE_CHECKING:
 
@@ -183,7 +179,7 @@ class ClusterCollector(WorkerCollector):
     @override
     def _check(self) -> None:
         super()._check()
-        if self.remote.interval is not None and not self._has_source():
+        if self.remote.interval is not None and not self._has_source:
             after_each = self.remote.update_after_each_batch
             name = "update_after_each_batch" if after_each else "max_weight_update_interval"
             raise UPDATE_WITHOUT_MODULE.error(name)
@@ -201,43 +197,15 @@ class ClusterCollector(WorkerCollector):
 
     @property
     @override
-    def _sends_by_itself(self) -> bool:
-        return super()._sends_by_itself or self.remote.interval is not None
+    def _update_every(self) -> int | None:
+        return self.remote.interval
 
     @override
-    def _program(self, index: int) -> WorkerProgram:
-        program = super()._program(index)
-        count = self._setups[index].environments
-        return nested(program, count) if self.remote.nested else program
-
-    @override
-    def _spec(self, slot: WorkerSlot) -> WorkerSpec:
-        spec = super()._spec(slot)
-        return replace(spec, service=NestedService) if self.remote.nested else spec
-
-    @override
-    def _before_request(self) -> None:
-        due = self._due()
-        if due:
-            self.update_policy_weights_(worker_ids=due)
-            for index in due:
-                del self._since[index]
-        super()._before_request()
-
-    def _due(self) -> list[int]:
-        """Returns the workers to which weights are due to be sent."""
-        return self._after(self.remote.interval)
-
-    def _after(self, batches: int | None) -> list[int]:
-        """Returns the workers that made at least ``batches`` batches since their last weights."""
-        if batches is None:
-            return []
-        return sorted(index for index, count in self._since.items() if count >= batches)
-
-    @override
-    def _note_parts(self, parts: Sequence[WorkerBatch]) -> None:
-        for part in parts:
-            self._since[part.index] = self._since.get(part.index, 0) + 1
+    def _new_specs(self) -> WorkerSpecs:
+        specs = super()._new_specs()
+        if self.remote.nested:
+            specs.adapt, specs.service = nested, NestedService
+        return specs
 
 
 def each(name: str, given: Any, count: int) -> list[Any]:

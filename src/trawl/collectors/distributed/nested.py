@@ -18,7 +18,7 @@ from trawl.collectors.delivery import count_frames
 from trawl.collectors.multi_config import NOT_HERE
 from trawl.collectors.normalizing import empty_statistics, load_statistics, pop_statistics
 from trawl.collectors.requests import BatchReady, CollectRequest, WorkerReady
-from trawl.collectors.weight_control import POLICY
+from trawl.collectors.weights import POLICY
 from trawl.collectors.worker import CollectorService, WorkerProgram, WorkerSpec
 from trawl.keys import TRAJ_IDS
 from trawl.observe.episodes import RecentEpisodes
@@ -61,17 +61,17 @@ class NestedService(CollectorService):
                 weight_layouts=self._weight_layouts(),
                 # The workers of the collector have written the versions of their frames.
                 versioned=True,
-                first_ready=collector._delivery.first_ready,
+                first_ready=collector.parts.outbox.delivery.first_ready,
                 version=collector.policy_version,
-                statistics=empty_statistics(collector),
+                statistics=empty_statistics(collector.normalization),
             )
         )
 
     @override
     def _take_version(self, spec: WorkerSpec) -> None:
-        if spec.version is not None and self.collector._version is not None:
+        if spec.version is not None and self.collector.parts.weights.tracker is not None:
             super()._take_version(spec)
-            self.collector._announce_version()
+            self.collector.parts.weights.announce_version()
 
     @override
     def _model(self, model_id: str) -> Any:
@@ -80,16 +80,18 @@ class NestedService(CollectorService):
     @override
     def _collect(self, request: CollectRequest) -> BatchReady:
         collector = self.collector
-        collector._is_random = lambda: request.random
-        collector.most_frames = request.most
+        collector.parts.gathering.random = lambda: request.random
+        collector.parts.budget.most = request.most
         # The driver counts the batches that it has requested.
-        collector.limit_batches(math.inf if request.ahead else len(self._requests) + 1)
-        load_statistics(collector, request.normalization)
-        before = collector._frames
+        collector.parts.gathering.limit_batches(
+            math.inf if request.ahead else len(self._requests) + 1
+        )
+        load_statistics(collector.normalization, request.normalization)
+        before = collector.parts.budget.frames
         self._name_writes(request)
         batch = collector.next()
         if batch is None:
-            return self._answer_to(request, collector._frames - before, None)
+            return self._answer_to(request, collector.parts.budget.frames - before, None)
         self._number(batch)
         frames = count_frames(batch, batch.shape[-1])
         return self._answer_to(request, frames, *fold(batch))
@@ -103,7 +105,7 @@ class NestedService(CollectorService):
     @override
     def _next_apart(self) -> Any:
         batch = self.collector.next()
-        self.collector.pop_oldest()
+        self.collector.parts.weights.pop_oldest()
         self._number(batch)
         return batch
 
@@ -127,8 +129,13 @@ class NestedService(CollectorService):
         loop.weights += weights
         count = self._episodes.count - count
         ended = EndedEpisodes(count, *self._episodes.newest(count))
-        cut = tuple(one * self._stride + self._base for one in self.collector.pop_cut())
-        times, statistics = self._clock.batch_times(loop), pop_statistics(self.collector)
+        cut = tuple(
+            one * self._stride + self._base for one in self.collector.parts.gathering.pop_cut()
+        )
+        times, statistics = (
+            self._clock.batch_times(loop),
+            pop_statistics(self.collector.normalization),
+        )
         progress = self._pop_progress()
         return replace(
             answer, times=times, ended=ended, cut=cut, statistics=statistics, progress=progress
@@ -136,7 +143,7 @@ class NestedService(CollectorService):
 
     @property
     def _episodes(self) -> RecentEpisodes:
-        episodes: RecentEpisodes = self.collector._episodes
+        episodes: RecentEpisodes = self.collector.parts.watch.episodes
         return episodes
 
     def _inner_seconds(self) -> NDArray[np.float64]:
@@ -151,7 +158,7 @@ class NestedService(CollectorService):
 
     def _facts(self) -> dict[str, Any]:
         """Returns the statistics of the inner workers, in the form of one worker's statistics."""
-        pool, facts = self.collector._pool, self.collector.stats()
+        pool, facts = self.collector.parts.figures.pool, self.collector.stats()
         own = {name: facts[name] for name in ("env_time_share", "env_restarts") if name in facts}
         return {**pool.slots[0].facts, **own, "worker_restarts": pool.restarts}
 
@@ -159,7 +166,7 @@ class NestedService(CollectorService):
         self, request: CollectRequest, frames: int, batch: bytes | None, buffers: Sequence[Any] = ()
     ) -> BatchReady:
         collector = self.collector
-        oldest = collector.pop_oldest()
+        oldest = collector.parts.weights.pop_oldest()
         return BatchReady(
             number=request.number,
             frames=frames,

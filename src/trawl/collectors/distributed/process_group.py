@@ -116,15 +116,9 @@ class DistributedCollector(RemoteCollector):
 
     @property
     @override
-    def _sends_by_itself(self) -> bool:
-        return super()._sends_by_itself or self.remote.update_interval is not None
-
-    @override
-    def _due(self) -> list[int]:
+    def _update_every(self) -> int | None:
         every = self.remote.update_interval
-        if every is None or not self._has_source():
-            return super()._due()
-        return self._after(every)
+        return super()._update_every if every is None or not self._has_source else every
 
 
 @describe(DistributedSyncArguments)

@@ -31,6 +31,7 @@ from trawl.collectors.distributed.cluster import (
 from trawl.collectors.distributed.sharing import check_added
 from trawl.collectors.handle_calls import methods_of
 from trawl.collectors.single import Collector
+from trawl.collectors.workers_weights import WorkersWeights
 from trawl.envs.types import is_list
 from trawl.supported import RAY_START
 from trawl.weight_update.ray import RayWeightSyncScheme
@@ -79,6 +80,21 @@ class RayArguments(RayOptions, ClusterArguments):
     """The arguments of a :class:`RayCollector`."""
 
 
+class RayWeights(WorkersWeights):
+    """The weights of a collector whose workers are actors."""
+
+    @override
+    def reached(self, updater: Updater) -> Sequence[int] | None:
+        ours = isinstance(updater, WeightUpdaterBase)
+        if not ours or getattr(updater, "remote_collectors", None):
+            # Batches that are requested from now on use the weights that were sent to handles.
+            for slot in self.pool.slots:
+                if isinstance(slot.worker, RayWorker):
+                    slot.worker.await_calls()
+        # TorchRL's updaters send weights to handles, and the workers report the loaded weights.
+        return super().reached(updater) if ours else []
+
+
 @describe(RayArguments)
 class RayCollector(ClusterCollector):
     """Collects experience in the actors of a Ray cluster, on any of its nodes.
@@ -112,6 +128,7 @@ class RayCollector(ClusterCollector):
             instance of the original exception's type.
     """
 
+    _weights_class = RayWeights
     remote: RayOptions
     _options = RayOptions
 
@@ -167,17 +184,6 @@ class RayCollector(ClusterCollector):
 
     # --- weights
 
-    @override
-    def _reached(self, updater: Updater) -> Sequence[int] | None:
-        ours = isinstance(updater, WeightUpdaterBase)
-        if not ours or getattr(updater, "remote_collectors", None):
-            # Batches that are requested from now on use the weights that were sent to handles.
-            for slot in self._pool.slots:
-                if isinstance(slot.worker, RayWorker):
-                    slot.worker.await_calls()
-        # TorchRL's updaters send weights to handles, and the workers report the loaded weights.
-        return super()._reached(updater) if ours else []
-
     def batches_of(self, worker_id: int) -> int:
         """Returns the number of batches that a worker has delivered."""
         return self._pool.slots[worker_id].batches
@@ -230,15 +236,15 @@ class RayCollector(ClusterCollector):
         Raises:
             TimeoutError: when the block is entered, if the batches take longer.
         """
-        if self._background is None:
-            self._check_open("pause()")
+        if self.parts.background.thread is None:
+            self.parts.lifetime.check_open("pause()")
             return self._settled(timeout)
         return super().pause(timeout, resume=resume)
 
     @contextmanager
     def _settled(self, timeout: float | None) -> Iterator[None]:
-        with self._held():
-            self._settle(timeout)
+        with self.parts.background.held():
+            self.parts.gathering.settle(timeout)
             yield
 
     @override
@@ -273,7 +279,7 @@ class RayCollector(ClusterCollector):
         backend = self._backend
         assert isinstance(backend, RayBackend)
         # Unsent weights cause no warning, because the caller may send them through the handles.
-        self._unsent = None
+        self.parts.weights.may_be_sent()
         return backend.handles
 
     def add_collectors(
@@ -307,7 +313,7 @@ class RayCollector(ClusterCollector):
             ValueError: if a number is out of range, a list has the wrong length, or an option
                 can't be set for new actors.
         """
-        self._check_open("add_collectors()")
+        self.parts.lifetime.check_open("add_collectors()")
         several = is_list(create_env_fn)
         if num_envs is not None:
             check_number("num_envs", num_envs, 1)
@@ -322,7 +328,7 @@ class RayCollector(ClusterCollector):
             collector_kwargs = self._setups[0].kwargs
         kwargs = [dict(own or {}) for own in each("collector_kwargs", collector_kwargs, count)]
         check_added(kwargs)
-        with self._held():
+        with self.parts.background.held():
             self._remote += remote
             try:
                 self._add_workers(create_env_fn, policy, kwargs, environments)

@@ -207,7 +207,7 @@ class EvaluationEngine:
             assert collector is not None
             if weights:
                 collector.update_policy_weights_(weights_dict=dict(weights))
-            load_statistics(collector, statistics)
+            load_statistics(collector.normalization, statistics)
             while True:
                 restarts = collector.stats().get("restarts", 0)
                 measured = self._run_once(collector, seed, step, random, paired)

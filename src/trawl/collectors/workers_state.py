@@ -1,4 +1,4 @@
-"""Calls of functions in workers, and the state of a collector with workers."""
+"""State of a collector with workers, from which another collector continues."""
 
 from __future__ import annotations
 
@@ -9,16 +9,23 @@ from operator import methodcaller
 from typing import Any, Literal
 
 import cloudpickle
-from typing_extensions import override
 
-from trawl.collectors.assembler import NO_SLICE, BatchAssembler, WorkerBatch
+from trawl.collectors.assembler import NO_SLICE, WorkerBatch
 from trawl.collectors.budget import PROGRESS, progress_of
+from trawl.collectors.gathering import Gathering
+from trawl.collectors.loop_state import check_loadable
+from trawl.collectors.normalizing import (
+    check_normalization,
+    load_normalization,
+    normalization_state,
+)
+from trawl.collectors.pool import WorkerPool
 from trawl.collectors.requests import BatchReady
-from trawl.collectors.resuming import check_loadable
-from trawl.collectors.worker_weights import WorkerWeights
+from trawl.collectors.setups import WorkerSetups
+from trawl.collectors.worker_calls import WorkerCalls
+from trawl.collectors.workers_weights import WorkersWeights
 from trawl.envs.capture.kinds import from_plain, to_plain
 from trawl.errors import StateError, WorkerDied
-from trawl.paths import first_name, get_path
 from trawl.rollout.episode_sums import EndedEpisodes
 from trawl.rollout.moments import RunningMoments
 from trawl.schema.checks import UNKNOWN, integer
@@ -30,58 +37,41 @@ _FINISHED = "finished"
 _REQUESTED = "requested"
 
 
-class WorkerState(WorkerWeights):
-    """The part of a collector with workers that calls functions in workers, and has their state.
+class WorkersState:
+    """The state of a collector with workers.
+
+    Args:
+        collector: the collector, to whose parts the object refers.
+        setups: setup of each worker.
+        pool: the workers.
+        calls: calls functions with the workers' collectors.
+        gathering: the object that makes batches of those of the workers.
 
     Attributes:
         resumed: True if the episodes of the state that was loaded last go on.
     """
 
-    num_workers: int
-    _assembler: BatchAssembler
-    resumed = False
-
-    def _all(self, function: Any, *arguments: Any) -> list[Any]:
-        """Calls a function with each worker's collector, and returns the results."""
-        return self._each(function, [arguments] * self.num_workers)
-
-    def _each(self, function: Any, arguments: Sequence[Sequence[Any]]) -> list[Any]:
-        """Calls a function with the collector of each worker that has an entry in ``arguments``."""
-        self._check_open(getattr(function, "__name__", "a call"))
-        with self._held():
-            results = self._call({i: (function, *own) for i, own in enumerate(arguments)})
-        return list(results.values())
-
-    def _call(self, calls: dict[int, tuple[Any, ...]]) -> dict[int, Any]:
-        """Calls functions with the collectors of workers, which have the newest weights then."""
-        self._catch_up()
-        return self._pool.call(calls)
-
-    def _catch_up(self) -> None:
-        """Waits for a batch that was requested ahead, and sends updates that wait for it."""
-        if self._sender.holding:
-            self._pool.settle()
-            self._sender.release()
-
-    @override
-    def get_distant_attr(self, attr: str) -> list[Any]:
-        """Returns the attribute at path ``attr`` of each worker's collector."""
-        if self._is_of_buffer(attr):
-            return [get_path(self, attr)] * self.num_workers
-        return self._all(get_distant, attr)
-
-    def _is_of_buffer(self, path: str) -> bool:
-        """Returns True if a path leads to the replay buffer, which exists once for all workers."""
-        return self.config.replay_buffer is not None and first_name(path) == "replay_buffer"
-
-    # --- state
+    def __init__(
+        self,
+        collector: Any,
+        setups: WorkerSetups,
+        pool: WorkerPool,
+        calls: WorkerCalls,
+        gathering: Gathering,
+    ) -> None:
+        self.resumed = False
+        self._setups, self._pool, self._calls, self._gathering = setups, pool, calls, gathering
+        self._lifetime, self._budget = collector.parts.lifetime, collector.parts.budget
+        self._watch, self._background = collector.parts.watch, collector.parts.background
+        self._outbox = collector.parts.outbox
+        self._weights: WorkersWeights = collector.parts.weights
 
     def env_state_methods(self) -> list[str]:
         """Returns the way in which the state of each environment is captured, worker by worker.
 
         See :meth:`Collector.env_state_methods`.
         """
-        each = self._all(methodcaller("env_state_methods"))
+        each = self._calls.all(methodcaller("env_state_methods"))
         return [way for ways in each for way in ways]
 
     def state_dict(self) -> dict[str, Any]:
@@ -92,39 +82,41 @@ class WorkerState(WorkerWeights):
         these batches, and then those that the workers would have collected next. See
         :meth:`Collector.state_dict`.
         """
-        self._check_open("state_dict()")
-        with self._held():
-            self._catch_up()
+        self._lifetime.check_open("state_dict()")
+        with self._background.held():
+            self._calls.catch_up()
             self._pool.settle()
-            finished = self._scheduler.finished()
-            states = self._all(methodcaller("state_dict"))
+            finished = self._gathering.scheduler.finished()
+            states = self._calls.all(methodcaller("state_dict"))
             for slot, one in zip(self._pool.slots, states, strict=True):
                 # Counts of the workers before a replacement, too.
                 one[PROGRESS] = asdict(slot.progress)
             state: dict[str, Any] = {f"worker{i}": one for i, one in enumerate(states)}
             last = max(states, key=lambda one: int(one["traj_pool"]["traj_id"]))
-            state |= {"frames": self._frames, "iter": self._batches, "traj_pool": last["traj_pool"]}
-            state[PROGRESS] = asdict(self.progress)
+            state |= self._budget.state_dict()
+            state["traj_pool"] = last["traj_pool"]
             state["seeds"] = [setup.seed and list(setup.seed) for setup in self._setups]
             state[_FINISHED] = [self._saved(part) for part in finished]
-            state[_REQUESTED] = self._scheduler.requested
-            state |= self._delivery_state()
-            state |= self._normalization_state()
-            if self._version is not None:
-                state["policy_version"] = self._version.version
+            state[_REQUESTED] = self._gathering.scheduler.requested
+            state |= self._outbox.state_dict() | self._watch.state_dict()
+            state |= normalization_state(self._gathering.normalization)
+            if self._weights.tracker is not None:
+                state["policy_version"] = self._weights.tracker.version
         return state
 
     def _saved(self, part: WorkerBatch) -> dict[str, Any]:
         """Returns a finished batch as plain data."""
         answer = part.answer
-        batch = None if self._workers_write else to_plain(self._assembler.batch_of(part).clone())
+        batch, gathering = None, self._gathering
+        if not gathering.workers_write:
+            batch = to_plain(gathering.assembler.batch_of(part).clone())
         return {
             "worker": part.index,
             "batch": batch,
             "frames": answer.frames,
             "filled": answer.filled,
             "version": answer.version,
-            "lag": self._sender.count(part.index) - answer.weights,
+            "lag": self._weights.sender.count(part.index) - answer.weights,
             "trajectory": answer.trajectory,
             "random": answer.random,
             "ended": [answer.ended.number, *map(list, answer.ended[1:])],
@@ -139,7 +131,7 @@ class WorkerState(WorkerWeights):
             frames=saved["frames"],
             filled=saved["filled"],
             version=saved["version"],
-            weights=self._sender.count(saved["worker"]) - saved["lag"],
+            weights=self._weights.sender.count(saved["worker"]) - saved["lag"],
             trajectory=saved["trajectory"],
             batch=None if batch is None else cloudpickle.dumps(from_plain(batch)),
             facts={},
@@ -176,8 +168,8 @@ class WorkerState(WorkerWeights):
             EnvStateError: if the state of an environment can't be restored. This collector is as it
                 was before; where its own environments can't be captured, new episodes begin.
         """
-        self._check_open("load_state_dict()")
-        with self._held(), self._in_bounds(range(self.num_workers)):
+        self._lifetime.check_open("load_state_dict()")
+        with self._background.held(), self._weights.in_bounds(range(self._setups.count)):
             before = self._present()
             self._check_state(state_dict, before or {})
             options = {"trust": trust, "on_state_mismatch": on_state_mismatch}
@@ -211,7 +203,7 @@ class WorkerState(WorkerWeights):
 
     @property
     def _names(self) -> list[str]:
-        return [f"worker{index}" for index in range(self.num_workers)]
+        return [f"worker{index}" for index in range(self._setups.count)]
 
     def _check_state(self, state_dict: Any, own: Mapping[str, Any]) -> None:
         """Checks all entries that are not those of a worker's collector."""
@@ -221,37 +213,38 @@ class WorkerState(WorkerWeights):
             )
         check_collector(state_dict, own, self._names)
         made_by = sum(name.startswith("worker") for name in state_dict)
-        if made_by != self.num_workers:
+        if made_by != self._setups.count:
             raise StateError(
                 f"state_dict comes from a collector with {made_by} workers, but this one has "
-                f"{self.num_workers}"
+                f"{self._setups.count}"
             )
         for name in self._names:
             check_collector(state_dict[name], own.get(name, UNKNOWN), place=f"state_dict[{name!r}]")
         for part in state_dict.get(_FINISHED, ()):
-            integer(0, self.num_workers - 1)(part["worker"], f"{_FINISHED}: worker", UNKNOWN)
-        self._check_normalization(state_dict)
+            integer(0, self._setups.count - 1)(part["worker"], f"{_FINISHED}: worker", UNKNOWN)
+        check_normalization(self._gathering.normalization, state_dict)
 
     def _load(self, state_dict: Mapping[str, Any], strict: bool, given: dict[str, Any]) -> None:
         """Loads a state whose entries have been checked; an exception leaves it loaded in part."""
         names = self._names
-        version = state_dict.get("policy_version", self._version and self._version.version)
+        tracker = self._weights.tracker
+        version = state_dict.get("policy_version", tracker and tracker.version)
         loaded = {
             i: weights
             for i, name in enumerate(names)
             if (weights := state_dict[name].get("policy_state_dict")) is not None
         }
-        send = self._sender.prepare_each(loaded)
+        send = self._weights.sender.prepare_each(loaded)
         # Batches that were requested earlier belong to old episodes.
         self._pool.settle()
-        self._catch_up()
-        self._scheduler.pop_finished()
+        self._calls.catch_up()
+        self._gathering.scheduler.pop_finished()
         last = self._pool.last_request
-        before = self._sender.versions, [setup.env_state for setup in self._setups]
+        before = self._weights.sender.versions, [setup.env_state for setup in self._setups]
         for setup, name in zip(self._setups, names, strict=True):
             setup.env_state = state_dict[name].get("env_state_dict")
-        if self._version is not None:
-            self._sender.versions = [
+        if tracker is not None:
+            self._weights.sender.versions = [
                 state_dict[name].get("policy_version", version) for name in names
             ]
         # Sent before the call, because a worker may be replaced while others load.
@@ -264,20 +257,20 @@ class WorkerState(WorkerWeights):
                 }
             )
         except BaseException:
-            self._sender.versions, env_states = before
+            self._weights.sender.versions, env_states = before
             for setup, env_state in zip(self._setups, env_states, strict=True):
                 setup.env_state = env_state
             raise
         self.resumed = all(resumed.values())
-        self._sender.set_version(version)
-        self._frames, self._batches = int(state_dict["frames"]), int(state_dict["iter"])
+        self._weights.sender.set_version(version)
         for slot, name in zip(self._pool.slots, names, strict=True):
             slot.progress.load(progress_of(state_dict[name]))
-        self._load_progress(state_dict)
-        self._load_delivery(state_dict, last, self.resumed)
-        self._load_normalization(state_dict)
+        self._budget.load_state_dict(state_dict)
+        self._outbox.load_state_dict(state_dict, last, self.resumed)
+        self._watch.load_state_dict(state_dict)
+        load_normalization(self._gathering.normalization, state_dict)
         parts = [self._loaded(one) for one in state_dict.get(_FINISHED, ())]
-        self._scheduler.put_back(parts, state_dict.get(_REQUESTED, False))
+        self._gathering.scheduler.put_back(parts, state_dict.get(_REQUESTED, False))
         for setup, seed in zip(self._setups, state_dict.get("seeds", ()), strict=False):
             setup.seed = None if seed is None else (int(seed[0]), bool(seed[1]))
         for slot, name in zip(self._pool.slots, names, strict=True):
@@ -295,22 +288,3 @@ def _load(collector: Any, state: Mapping[str, Any], strict: bool, given: dict[st
     """Loads a worker's state; returns True if its episodes go on."""
     collector.load_state_dict(state, strict, **given)
     return bool(getattr(collector, "resumed", False))
-
-
-def call_path(collector: Any, path: str, args: Any, kwargs: Any) -> Any:
-    """Calls the method at path ``path`` of a worker's collector, or of each of its own workers."""
-    if isinstance(collector, WorkerState):
-        count = collector.num_workers
-        return collector.map_fn(path, [args] * count, [kwargs] * count)
-    (result,) = collector.map_fn(path, [args], [kwargs])
-    return result
-
-
-def get_distant(collector: Any, path: str) -> Any:
-    """Returns the attribute at a path of a worker's collector.
-
-    If the collector has workers of its own, a path that begins with ``env`` leads to theirs.
-    """
-    if isinstance(collector, WorkerState) and first_name(path) == "env":
-        return collector.get_distant_attr(path)
-    return get_path(collector, path)

@@ -8,30 +8,38 @@ without a seed, the global ones.
 from __future__ import annotations
 
 import pickle
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from copy import deepcopy
-from dataclasses import asdict
 from itertools import count
 from typing import Any, Literal
+from weakref import ref
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from trawl.checks import check_bool
-from trawl.collectors.budget import PROGRESS
-from trawl.collectors.config import warn
+from trawl.collectors.background import BackgroundCollection
+from trawl.collectors.budget import FrameBudget
+from trawl.collectors.config import CollectorConfig, warn
+from trawl.collectors.env_loop import EnvLoop
+from trawl.collectors.normalizing import (
+    check_normalization,
+    load_normalization,
+    normalization_state,
+)
+from trawl.collectors.outbox import BatchOutbox
 from trawl.collectors.placing import module_of
-from trawl.collectors.rollouts import RolloutCollector
 from trawl.collectors.snapshots import RESUME, UNCAPTURED, Recovery
 from trawl.collectors.trajectory_batcher import STATE
-from trawl.collectors.weight_control import POLICY
+from trawl.collectors.watching import Watch
+from trawl.collectors.weights import POLICY, CollectorWeights
 from trawl.envs.base import TensorDictEnv
 from trawl.envs.capture.kinds import to_plain
 from trawl.envs.layers import state_parts
 from trawl.errors import EnvStateError, StateError
-from trawl.rollout.env_restarts import EnvRestarts
+from trawl.rollout.normalization import Normalization
 from trawl.rollout.times import LoopTimes
 from trawl.schema.checks import UNKNOWN
 from trawl.schema.states import EPISODES, check_collector
@@ -44,19 +52,39 @@ _FORMAT = 1
 _MODES = ("raise", "new_episodes")
 
 
-class ResumableCollector(RolloutCollector):
-    """The part of a collector without workers that saves and restores its state.
+class LoopState:
+    """The state of a collector without workers.
+
+    Args:
+        collector: the collector, to whose parts the object refers.
+        loop: the environment and its loop.
+        finish: function that completes a batch that Ctrl-C has ended.
 
     Attributes:
         resumed: True if the last load continued the episodes of the state.
     """
 
-    env: Any
-    # The number of the next episode of each environment, unless a process has it.
-    _next_episodes: NDArray[np.int64]
-    _restarts: EnvRestarts | None
-    _seed: tuple[int, bool, int] | None
-    resumed = False
+    def __init__(self, collector: Any, loop: EnvLoop, finish: Callable[[], None]) -> None:
+        self.resumed = False
+        self._owner: Callable[[], Any] = ref(collector)
+        self._config: CollectorConfig = collector.config
+        self._loop, self._finish_batch = loop, finish
+        self._normalization: Normalization | None = collector.normalization
+        self._background: BackgroundCollection = collector.parts.background
+        self._budget: FrameBudget = collector.parts.budget
+        self._outbox: BatchOutbox = collector.parts.outbox
+        self._watch: Watch = collector.parts.watch
+        self._weights: CollectorWeights = collector.parts.weights
+
+    @property
+    def _policy(self) -> Any:
+        collector = self._owner()
+        return self._loop.module if collector is None else collector.policy
+
+    def _finish(self) -> None:
+        # A collector that the garbage collector deletes has no batch under way.
+        with suppress(ReferenceError):
+            self._finish_batch()
 
     def env_state_methods(self) -> list[str]:
         """Returns the method by which the state of each environment is captured.
@@ -66,13 +94,13 @@ class ResumableCollector(RolloutCollector):
             ``"pickle"``, ``"replay"``, or ``"none"`` if its state can't be captured. If the list
             contains ``"none"``, new episodes begin in all environments after a state is loaded.
         """
-        with self._held():
-            self._rollout.settle()
+        with self._background.held():
+            self._loop.rollout.settle()
             return [way for part in self._parts() for way in part.state_methods] or ["none"]
 
     def _parts(self) -> list[Any]:
         """Returns the parts of the environment whose states are captured one by one."""
-        return state_parts(self.env)
+        return state_parts(self._loop.env)
 
     def state_dict(self) -> dict[str, Any]:
         """Returns the state from which this or another collector can continue.
@@ -85,25 +113,24 @@ class ResumableCollector(RolloutCollector):
         With ``trajs_per_batch``, the state includes the trajectories that have not been delivered
         yet.
         """
-        with self._held():
-            self._finish_interrupted()
+        with self._background.held():
+            self._finish()
             state: dict[str, Any] = {
                 # A copy, because transforms change their tensors in place.
-                "env_state_dict": deepcopy(self.env.state_dict()),
-                "frames": self._frames,
-                "iter": self._batches,
-                PROGRESS: asdict(self.progress),
-                "traj_pool": {"traj_id": torch.tensor(self._rollout.writer.episodes.next_id)},
+                "env_state_dict": deepcopy(self._loop.env.state_dict()),
+                **self._budget.state_dict(),
+                "traj_pool": {"traj_id": torch.tensor(self._loop.rollout.writer.episodes.next_id)},
             }
-            module = module_of(self.policy)
+            module = module_of(self._policy)
             if module is not None:
                 # A copy, because a policy may change its buffers in place.
                 state["policy_state_dict"] = deepcopy(module.state_dict())
-            if self._version is not None:
-                state["policy_version"] = self._version.version
-            state |= self._delivery_state() | self._normalization_state()
-            if self.config.reset_kwargs is not None:
-                state[BEGUN] = self.episodes_begun()
+            if self._weights.tracker is not None:
+                state["policy_version"] = self._weights.version
+            state |= self._outbox.state_dict() | self._watch.state_dict()
+            state |= normalization_state(self._normalization)
+            if self._config.reset_kwargs is not None:
+                state[BEGUN] = self._loop.begun()
             try:
                 state[RESUME] = self._resume_state()
             except EnvStateError as error:
@@ -113,14 +140,14 @@ class ResumableCollector(RolloutCollector):
 
     def _resume_state(self) -> dict[str, Any]:
         if not self._parts():
-            raise EnvStateError(f"the state of {self.env!r} can't be captured")
+            raise EnvStateError(f"the state of {self._loop.env!r} can't be captured")
         return {
             "format": _FORMAT,
-            "rollout": self._rollout.state_dict(),
+            "rollout": self._loop.rollout.state_dict(),
             "envs": [part.capture() for part in self._parts()],
-            "at_start": self._at_start,
-            "seed": None if self._seed is None else list(self._seed),
-            "env_restarts": 0 if self._restarts is None else self._restarts.count,
+            "at_start": self._loop.at_start,
+            "seed": None if self._loop.seed is None else list(self._loop.seed),
+            "env_restarts": 0 if self._loop.restarts is None else self._loop.restarts.count,
         }
 
     def load_state_dict(
@@ -157,7 +184,7 @@ class ResumableCollector(RolloutCollector):
             raise ValueError(
                 f"on_state_mismatch must be one of {_MODES}, but it is {on_state_mismatch!r}"
             )
-        with self._held():
+        with self._background.held():
             before = self._present()
             mismatch = self.why_unloadable(state_dict, strict, before)
             if mismatch is not None and on_state_mismatch == "raise":
@@ -181,23 +208,24 @@ class ResumableCollector(RolloutCollector):
         mismatch: Exception | None,
     ) -> None:
         """Loads a state whose entries have been checked; an exception leaves it loaded in part."""
-        module = module_of(self.policy)
+        module = module_of(self._policy)
         if module is not None and "policy_state_dict" in state_dict:
             weights = own_extra_state(state_dict["policy_state_dict"])
             module.load_state_dict(weights, strict=strict)
         self.resumed = self._load_episodes(state_dict, trust, raises, mismatch)
-        self._load_normalization(state_dict)
+        load_normalization(self._normalization, state_dict)
         begun = self._checked_begun(state_dict.get(BEGUN))
         if begun is not None:
-            self._load_begun(begun)
+            self._loop.load_begun(begun)
         if not self.resumed:
             self._begin_episodes(state_dict, strict)
-        self._frames = int(state_dict["frames"])
-        self._load_progress(state_dict)
-        self._batches = int(state_dict["iter"])
-        if self._version is not None and "policy_version" in state_dict:
-            self._version.version = state_dict["policy_version"]
-        self._load_delivery(state_dict, 0, self.resumed)
+        self._budget.load_state_dict(state_dict)
+        tracker = self._weights.tracker
+        if tracker is not None and "policy_version" in state_dict:
+            tracker.version = state_dict["policy_version"]
+        self._loop.rollout.drop_paused()
+        self._outbox.load_state_dict(state_dict, 0, self.resumed)
+        self._watch.load_state_dict(state_dict)
 
     def _present(self) -> dict[str, Any] | None:
         """Returns the present state; None if a step under way has failed."""
@@ -211,7 +239,7 @@ class ResumableCollector(RolloutCollector):
         """Returns to the state before a load that failed."""
         if before is None or RESUME not in before:
             # The environments can't be captured, and some may have changed.
-            self._restart()
+            self._loop.restart()
         if before is not None:
             self._load(before, True, True, RESUME in before, None)
             self.resumed = before["resumed"]
@@ -229,11 +257,11 @@ class ResumableCollector(RolloutCollector):
         Raises:
             StateError: if other entries are missing or damaged.
         """
-        module = module_of(self.policy)
+        module = module_of(self._policy)
         needed = ["policy_state_dict"] if strict and module is not None else []
         known: Any = UNKNOWN if own is None else self._with_template(own)
         check_collector(state_dict, known, needed)
-        self._check_normalization(state_dict)
+        check_normalization(self._normalization, state_dict)
         self._checked_begun(state_dict.get(BEGUN))
         try:
             self._check_episodes(state_dict.get(RESUME), {} if own is None else own.get(RESUME))
@@ -243,11 +271,11 @@ class ResumableCollector(RolloutCollector):
 
     def _with_template(self, own: Mapping[str, Any]) -> Mapping[str, Any]:
         """Returns the present state, with an example of the frames of a trajectory."""
-        if self._whole is None or not isinstance(self.env, TensorDictEnv):
+        if self._outbox.whole is None or not isinstance(self._loop.env, TensorDictEnv):
             return own
-        batch = self._rollout.writer.fake()
-        self._stamp(batch, None if self._version is None else self._version.version)
-        frames = self._delivery.frames(batch, batch.shape[-1])
+        batch = self._loop.rollout.writer.fake()
+        self._loop.stamp(batch, self._weights.version)
+        frames = self._outbox.delivery.frames(batch, batch.shape[-1])
         template = to_plain(frames.reshape(-1, frames.shape[-1])[0])
         return {**own, STATE: {**own[STATE], "template": template}}
 
@@ -272,7 +300,7 @@ class ResumableCollector(RolloutCollector):
             EPISODES(state, place, own or UNKNOWN)
         # If a step under way fails, the next batch raises its error, unless the state is loaded.
         with suppress(Exception):
-            self._rollout.settle()
+            self._loop.rollout.settle()
         for index, (part, one) in enumerate(zip(parts, found or (), strict=True)):
             with _named(index):
                 part.check_state(one)
@@ -305,45 +333,30 @@ class ResumableCollector(RolloutCollector):
         """Begins new episodes, and loads the entries that TorchRL's states have too."""
         if state_dict.get("env_state_dict"):
             # A copy, because transforms change their tensors in place.
-            self.env.load_state_dict(deepcopy(state_dict["env_state_dict"]), strict=strict)
-        if not self._at_start or RESUME in state_dict or BEGUN in state_dict:
-            self._restart()
+            self._loop.env.load_state_dict(deepcopy(state_dict["env_state_dict"]), strict=strict)
+        if not self._loop.at_start or RESUME in state_dict or BEGUN in state_dict:
+            self._loop.restart()
         if "traj_pool" in state_dict:
-            self._rollout.writer.episodes.load(int(state_dict["traj_pool"]["traj_id"]))
+            self._loop.rollout.writer.episodes.load(int(state_dict["traj_pool"]["traj_id"]))
 
     def _resume(self, state: Mapping[str, Any], trust: bool) -> None:
-        self._rollout.load_state_dict(state["rollout"])
+        self._loop.rollout.load_state_dict(state["rollout"])
         for index, (part, one) in enumerate(zip(self._parts(), state["envs"], strict=True)):
             with _named(index):
                 part.restore(one, trust)
         # Environments may have drawn random numbers while they were restored.
-        self._rollout.load_random_state(state["rollout"])
-        self._at_start = state["at_start"]
+        self._loop.rollout.load_random_state(state["rollout"])
+        self._loop.at_start = state["at_start"]
         seed = state["seed"]
-        self._seed = None if seed is None else (int(seed[0]), bool(seed[1]), int(seed[2]))
-        if self._restarts is not None:
-            self._restarts.count = state["env_restarts"]
-
-    # --- episodes that were begun, for reset_kwargs
-
-    def episodes_begun(self) -> list[int]:
-        """Returns the number of the next episode of each environment."""
-        own = isinstance(self.env, TensorDictEnv)
-        found: list[int] = (
-            self.env.episode_counts(self._next_episodes) if own else self._next_episodes
-        ).tolist()
-        return found
-
-    def _load_begun(self, begun: NDArray[np.int64]) -> None:
-        self._next_episodes[:] = begun
-        if self.config.reset_kwargs is not None and isinstance(self.env, TensorDictEnv):
-            self.env.load_episode_counts(self._next_episodes)
+        self._loop.seed = None if seed is None else (int(seed[0]), bool(seed[1]), int(seed[2]))
+        if self._loop.restarts is not None:
+            self._loop.restarts.count = state["env_restarts"]
 
     def _checked_begun(self, begun: Any) -> NDArray[np.int64] | None:
         """Returns the numbers of the next episodes from a state; None if they are not needed."""
-        if begun is None or self.config.reset_kwargs is None:
+        if begun is None or self._config.reset_kwargs is None:
             return None
-        count = len(self._next_episodes)
+        count = len(self._loop.next_episodes)
         fits = isinstance(begun, (list, tuple)) and len(begun) == count
         if not fits or not all(type(one) is int and 0 <= one < 2**63 for one in begun):
             raise StateError(
@@ -352,46 +365,41 @@ class ResumableCollector(RolloutCollector):
             )
         return np.array(begun, np.int64)
 
-    def continue_episodes(self, begun: Sequence[int]) -> None:
-        """Begins new episodes, which are numbered from those that a dead worker had begun."""
-        self._load_begun(np.array(begun, np.int64))
-        self._restart()
 
-    # --- replacements of workers that died
+def recover(collector: Any, recovery: Recovery) -> None:
+    """Continues where the dead worker stopped that a collector's worker replaces.
 
-    def recover(self, recovery: Recovery) -> None:
-        """Continues where the dead worker stopped that this collector's worker replaces.
-
-        Batches that the dead worker delivered after its last snapshot are collected again with the
-        same weights, and dropped.
-        """
-        self.load_state_dict(pickle.loads(recovery.snapshot.state), trust=True)
-        receivers, self._receivers = self._receivers, {}
-        try:
-            for index, batch in enumerate(recovery.batches):
-                for weights in recovery.weights_before(index):
-                    self._models.prepare(POLICY, weights)()
-                if self.normalization is not None:
-                    self.normalization.load(batch.normalization)
-                if self._version is not None and batch.version is not None:
-                    self._version.version = batch.version
-                self._run_into(None, batch.random, stop_after(batch.steps))
-                self.count_steps(batch.frames)
-                self._frames += batch.frames
-                self._batches += 1
-        finally:
-            self._receivers = receivers
-        # The driver has the times and the episodes of these batches already.
-        self._rollout.times = LoopTimes()
-        if self.normalization is not None:
-            self.normalization.pop_delta()
-        policy = receivers.get(POLICY)
-        if policy is not None and policy.newer:
-            # The policy may have changed its own buffers since it loaded the newest weights.
-            self._receive(POLICY, policy, known=recovery.updates)
+    Batches that the dead worker delivered after its last snapshot are collected again with the
+    same weights, and dropped.
+    """
+    collector.load_state_dict(pickle.loads(recovery.snapshot.state), trust=True)
+    tracker = collector.parts.weights.tracker
+    receivers, collector.parts.weights.receivers = collector.parts.weights.receivers, {}
+    try:
+        for index, batch in enumerate(recovery.batches):
+            for weights in recovery.weights_before(index):
+                collector.parts.weights.models.prepare(POLICY, weights)()
+            if collector.normalization is not None:
+                collector.normalization.load(batch.normalization)
+            if tracker is not None and batch.version is not None:
+                tracker.version = batch.version
+            collector.parts.turns.run_into(None, batch.random, _stop_after(batch.steps))
+            collector.parts.figures.count(batch.frames)
+            collector.parts.budget.frames += batch.frames
+            collector.parts.budget.batches += 1
+    finally:
+        collector.parts.weights.receivers = receivers
+    # The driver has the times and the episodes of these batches already.
+    collector.parts.loop.rollout.times = LoopTimes()
+    if collector.normalization is not None:
+        collector.normalization.pop_delta()
+    policy = receivers.get(POLICY)
+    if policy is not None and policy.newer:
+        # The policy may have changed its own buffers since it loaded the newest weights.
+        collector.parts.weights.receive(POLICY, policy, known=recovery.updates)
 
 
-def stop_after(steps: int) -> Callable[[], bool]:
+def _stop_after(steps: int) -> Callable[[], bool]:
     """Returns a function that counts its calls, one per step, and returns True at ``steps``."""
     taken = count(1)
     return lambda: next(taken) >= steps
@@ -403,8 +411,9 @@ def check_loadable(collector: Any, state: Mapping[str, Any], strict: bool) -> No
     Raises:
         StateError: if it can't; the message says what differs.
     """
-    if isinstance(collector, ResumableCollector):
-        why = collector.why_unloadable(state, strict, collector.state_dict())
+    own = getattr(getattr(collector, "parts", None), "state", None)
+    if isinstance(own, LoopState):
+        why = own.why_unloadable(state, strict, collector.state_dict())
         if why is not None:
             raise why
 

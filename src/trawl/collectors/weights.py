@@ -1,4 +1,4 @@
-"""The part of a collector that sends and receives weights.
+"""The weights of a collector: sending, receiving, versions.
 
 An update takes this way to the workers: ``update_policy_weights_`` calls the collector's
 :class:`~trawl.collectors.weight_sender.WeightSender`, which prepares the update and records the
@@ -13,20 +13,24 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, Any
+from typing import Any
+from weakref import ref
 
 import torch
+from tensordict import TensorDict, TensorDictBase
 from torch import nn
 
+from trawl.collectors.background import BackgroundCollection
 from trawl.collectors.config import CollectorConfig, warn
+from trawl.collectors.lifetime import Lifetime
 from trawl.collectors.policy_version import next_version
+from trawl.collectors.tracing import Tracing
+from trawl.collectors.weak import weak
 from trawl.envs.transforms import PolicyVersion
-from trawl.paths import get_local
 from trawl.supported import UPDATER_MODELS
 from trawl.weight_update.layout import ModuleWeights
 from trawl.weight_update.scheme import WeightSyncScheme
-from trawl.weight_update.store import Receiver, WeightUpdate
+from trawl.weight_update.store import Receiver, Version, WeightUpdate
 from trawl.weight_update.tensors import check_extra_state, set_extra_state, weights_of
 from trawl.weight_update.updaters import Updater, WeightUpdaterBase, is_updater
 
@@ -35,58 +39,85 @@ POLICY = "policy"
 WorkerIds = int | torch.device | Sequence[int | torch.device] | None
 
 
-class WeightControl(ABC):
-    """The part of every collector that sends and receives weights.
+class CollectorWeights(ABC):
+    """The weights of a collector's policies, and their versions.
 
-    A subclass implements ``_prepare_weights`` for weights that the caller passes, and ``_receive``
+    A subclass implements :meth:`prepare` for weights that the caller passes, and :meth:`receive`
     for weights that arrive through a scheme.
+
+    Args:
+        collector: the collector, to which the object has no strong reference.
+
+    Attributes:
+        tracker: counter of the policy's versions; None if they are not tracked.
+        models: the models in this process.
+        schemes: the weight-sync schemes that send weights, by model.
+        receiver_schemes: the weight-sync schemes that receive weights, by model.
+        receivers: where these deliver weights, by model.
     """
 
-    config: CollectorConfig
-    policy: Any
-    _updater: Updater | None
-    _version: PolicyVersion | None
-    _receivers: dict[str, Receiver]
-    _weight_sync_schemes: dict[str, WeightSyncScheme]
-    _receiver_schemes: dict[str, WeightSyncScheme]
+    def __init__(self, collector: Any) -> None:
+        self._owner: Callable[[], Any] = ref(collector)
+        self._config: CollectorConfig = collector.config
+        self._lifetime: Lifetime = collector.parts.lifetime
+        self._background: BackgroundCollection = collector.parts.background
+        self._timeline: Tracing = collector.parts.timeline
+        self.tracker: PolicyVersion | None = collector.policy_version_tracker
+        self.models = LocalModels(weak(collector.get_model))
+        self.schemes: dict[str, WeightSyncScheme] = {}
+        self.receiver_schemes: dict[str, WeightSyncScheme] = {}
+        self.receivers: dict[str, Receiver] = {}
+        self._updater: Updater | None = None
 
-    if TYPE_CHECKING:
+    def begin(self) -> None:
+        """Sets the updater and the receiving schemes; called when the sending ones are ready."""
+        self.updater = self._config.weight_updater
+        if self._config.weight_recv_schemes:
+            self._owner().register_scheme_receiver(self._config.weight_recv_schemes)
 
-        def _check_open(self, what: str) -> None: ...
-        def _held(self) -> AbstractContextManager[None]: ...
-        def _timed_update(self) -> AbstractContextManager[None]: ...
+    def close(self) -> None:
+        """Closes the updater."""
+        if isinstance(self._updater, WeightUpdaterBase):
+            self._updater.close()
 
-    def _init_weights(self) -> None:
-        """Sets the updater and the receiving schemes; called when the collector has its schemes."""
-        self.weight_updater = self.config.weight_updater
-        if self.config.weight_recv_schemes:
-            self.register_scheme_receiver(self.config.weight_recv_schemes)
+    # --- versions
+
+    @property
+    def version(self) -> Version:
+        """Version of the policy that collects; None if versions are not tracked."""
+        return None if self.tracker is None else self.tracker.version
+
+    def increment_version(self) -> None:
+        """Advances to the next version of the policy, if versions are tracked."""
+        if self.tracker is not None:
+            with self._background.held():
+                self.tracker.increment_version()
+
+    def announce_version(  # noqa: B027 (there may be no workers)
+        self, worker_ids: WorkerIds = None
+    ) -> None:
+        """Sends the version to workers that did not receive it with weights."""
 
     # --- sending
 
     @property
-    def weight_updater(self) -> Any:
-        """Updater that sends weights to workers in place of weight-sync schemes, or None.
-
-        An updater of Trawl or TorchRL can be assigned, or a class or function that makes one.
-        """
+    def updater(self) -> Updater | None:
+        """Updater that sends weights in place of weight-sync schemes, or None."""
         return self._updater
 
-    @weight_updater.setter
-    def weight_updater(self, updater: Any) -> None:
-        made = made_updater(updater, getattr(self, "policy", None))
+    @updater.setter
+    def updater(self, updater: Any) -> None:
+        collector = self._owner()
+        made = made_updater(updater, getattr(collector, "policy", None))
         if made is not None:
-            if getattr(self, "num_workers", None) is not None:
-                _check_reach(made)
-            made.register_collector(self)
+            self.check_updater(made)
+            made.register_collector(collector)
         self._updater = made
 
-    def _close_updater(self) -> None:
-        updater = self.__dict__.get("_updater")
-        if isinstance(updater, WeightUpdaterBase):
-            updater.close()
+    def check_updater(self, updater: Updater) -> None:  # noqa: B027 (most reach what they update)
+        """Raises a ``TypeError`` if an updater would reach nobody."""
 
-    def _reached(self, updater: Updater) -> Sequence[int] | None:
+    def reached(self, updater: Updater) -> Sequence[int] | None:
         """Returns the workers that an updater reached; None for all workers in ``worker_ids``."""
         return updater.reached() if isinstance(updater, WeightUpdaterBase) else None
 
@@ -132,51 +163,44 @@ class WeightControl(ABC):
             "policy_weights": policy_weights,
         }
         by_model = chosen_weights(forms, model_id)
-        self._check_open("update_policy_weights_()")
-        if self.weight_updater is not None:
+        self._lifetime.check_open("update_policy_weights_()")
+        if self.updater is not None:
             for name, given in (("weights_dict", weights_dict), ("model_id", model_id)):
                 if given is not None:
                     raise UPDATER_MODELS.error(name, given)
-        with self._timed_update():
+        with self._timeline.updating():
             self._send(by_model, worker_ids)
 
     def _send(self, by_model: Mapping[str, Any], worker_ids: WorkerIds) -> None:
-        if self.weight_updater is None:
+        updater = self.updater
+        if updater is None:
             self._update_models(by_model, worker_ids)
             return
         # The updater may write to the policy itself, so the policy must not act meanwhile.
-        with self._held(), next_version(self._version):
-            self.weight_updater(by_model[POLICY], worker_ids=worker_ids)
-            reached = self._reached(self.weight_updater)
-            self._announce_version(worker_ids if reached is None else reached)
+        with self._background.held(), next_version(self.tracker):
+            updater(by_model[POLICY], worker_ids=worker_ids)
+            reached = self.reached(updater)
+            self.announce_version(worker_ids if reached is None else reached)
 
     def _update_models(self, by_model: Mapping[str, Any], worker_ids: WorkerIds) -> None:
         try:
-            self._prepare_weights(by_model, worker_ids)()
+            self.prepare(by_model, worker_ids)()
         except Exception:
             # The collector may have been closed meanwhile, by an error in the background.
-            self._check_open("update_policy_weights_()")
+            self._lifetime.check_open("update_policy_weights_()")
             raise
-
-    def _announce_version(  # noqa: B027 (there may be no workers)
-        self, worker_ids: WorkerIds = None
-    ) -> None:
-        """Sends the version to workers that did not receive it with weights."""
 
     def deliver_weights(self, weights: Any, worker_ids: WorkerIds) -> None:
         """Sends weights to workers, without advancing the version."""
-        self._prepare_weights({POLICY: weights}, worker_ids, new_version=False)()
+        self.prepare({POLICY: weights}, worker_ids, new_version=False)()
 
-    def get_model(self, model_id: str) -> Any:
-        """Returns the model named ``model_id`` (``"policy"``, or a path) in this process."""
-        return self.policy if model_id == POLICY else get_local(self, model_id)
-
-    def _update_model(self, model_id: str, weights: Any, worker_ids: WorkerIds) -> None:
+    def update_model(self, model_id: str, weights: Any, worker_ids: WorkerIds) -> None:
         """Updates the weights of one model, on behalf of its scheme."""
-        self.update_policy_weights_(weights_dict={model_id: weights}, worker_ids=worker_ids)
+        update = self._owner().update_policy_weights_
+        update(weights_dict={model_id: weights}, worker_ids=worker_ids)
 
     @abstractmethod
-    def _prepare_weights(
+    def prepare(
         self,
         by_model: Mapping[str, Any],
         worker_ids: WorkerIds,
@@ -186,8 +210,8 @@ class WeightControl(ABC):
 
     def init_updater(self, *args: Any, **kwargs: Any) -> None:
         """Calls ``init`` of the ``weight_updater`` with these arguments, if there is an updater."""
-        if self.weight_updater is not None:
-            self.weight_updater.init(*args, **kwargs)
+        if self.updater is not None:
+            self.updater.init(*args, **kwargs)
 
     # --- receiving
 
@@ -212,15 +236,15 @@ class WeightControl(ABC):
                     "scheme to another process: there it becomes the receiver's end"
                 )
             if not scheme.initialized_on_receiver:
-                scheme.init_on_receiver(model_id=model_id, context=self)
+                scheme.init_on_receiver(model_id=model_id, context=self._owner())
             if not scheme.synchronized_on_receiver:
                 scheme.connect()
             # The scheme is kept alive, because it shows the sender that this collector is alive.
-            self._receiver_schemes[model_id] = scheme
-            self._receivers[model_id] = scheme.incoming
+            self.receiver_schemes[model_id] = scheme
+            self.receivers[model_id] = scheme.incoming
         if synchronize_weights:
-            with self._held():
-                self._load_new_weights()
+            with self._background.held():
+                self.load_new()
 
     def receive_weights(
         self,
@@ -243,26 +267,26 @@ class WeightControl(ABC):
         """
         forms = {"policy_or_weights": policy_or_weights, "policy": policy, "weights": weights}
         given = any(form is not None for form in forms.values())
-        self._check_open("receive_weights()")
-        if not self._receivers:
-            self._prepare_weights(chosen_weights(forms, None), None)()
+        self._lifetime.check_open("receive_weights()")
+        if not self.receivers:
+            self.prepare(chosen_weights(forms, None), None)()
             return
         if given:
             raise ValueError(
                 "receive_weights() takes no weights here, because a weight-sync scheme receives "
                 "them: call it without arguments"
             )
-        with self._held():
-            self._load_new_weights()
+        with self._background.held():
+            self.load_new()
 
-    def _load_new_weights(self) -> None:
+    def load_new(self) -> None:
         """Loads new weights into each model for which some have arrived."""
-        for model_id, receiver in self._receivers.items():
+        for model_id, receiver in self.receivers.items():
             if receiver.newer:
-                self._receive(model_id, receiver)
+                self.receive(model_id, receiver)
 
     @abstractmethod
-    def _receive(self, model_id: str, receiver: Receiver) -> WeightUpdate:
+    def receive(self, model_id: str, receiver: Receiver) -> WeightUpdate:
         """Gets new weights for a model from its receiver, and applies them."""
 
 
@@ -362,6 +386,14 @@ def chosen_weights(forms: Mapping[str, Any], model_id: str | None) -> dict[str, 
     return dict(by_model)
 
 
+def live_weights(policy: Any) -> TensorDictBase:
+    """Returns the tensors of a policy, detached from autograd; none if it is not a module."""
+    if not isinstance(policy, nn.Module):
+        return TensorDict()
+    weights: TensorDictBase = TensorDict.from_module(policy).data
+    return weights
+
+
 def made_updater(given: Any, policy: Any = None) -> Updater | None:
     """Returns the given weight updater, or makes one with the given class or function.
 
@@ -387,7 +419,7 @@ def made_updater(given: Any, policy: Any = None) -> Updater | None:
     return made  # type: ignore[no-any-return]
 
 
-def _check_reach(updater: Updater) -> None:
+def check_reach(updater: Updater) -> None:
     """Raises a ``TypeError`` for an updater that would reach no worker."""
     kind = type(updater)
     if kind.__module__.startswith("torchrl.") and not hasattr(updater, "remote_collectors"):
