@@ -575,8 +575,8 @@ READY_LAYOUT = Refusal(
     law=Law.LAYOUT,
     options=("AsyncBatchedCollector",),
     needs=(
-        "environments that have one reward, no inputs besides observations and actions, and data "
-        "of fixed shapes and dtypes"
+        "environments that have no inputs besides observations and actions, and data of fixed "
+        "shapes and dtypes"
     ),
     why="their results go into rows of one memory",
     instead="use MultiAsyncCollector",

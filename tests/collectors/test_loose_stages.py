@@ -24,8 +24,8 @@ def dense(batch):
     }
 
 
-def walkers():
-    return PettingZooEnv(Walkers(), done_on_any=False, use_mask=True)
+def walkers(**options):
+    return PettingZooEnv(Walkers(), done_on_any=False, use_mask=True, **options)
 
 
 @pytest.mark.parametrize(
@@ -34,29 +34,32 @@ def walkers():
     ids=["normalised", "stacked", "both"],
 )
 def test_absent_agents_are_as_in_a_list(options):
-    """A ParallelEnv exchanges TensorDicts; a list is stepped on arrays."""
-    sources = {
-        "array": [walkers, walkers],
-        "tensordict": partial(ParallelEnv, 2, walkers, backend="thread"),
-    }
+    """Arrays are in a list and in processes; with text, they exchange TensorDicts."""
+    told = partial(walkers, info_keys={"walker": ["text"]})
+    sources = (
+        [walkers, walkers],
+        *(partial(ParallelEnv, 2, make, backend="thread") for make in (walkers, told)),
+    )
     options = {"frames_per_batch": 26, "max_frames_per_traj": 5, **options}
     found, statistics = [], []
-    for path, source in sources.items():
+    for path, source in zip(("array", "array", "tensordict"), sources, strict=True):
         with Collector(source, None, **options) as collector:
             assert collector.stats()["env_path"] == path
             collector.set_seed(1)
             found.append([dense(collector.next()) for _ in range(3)])
             one = collector.normalization
             statistics.append({**one.observations, **one.rewards} if one else {})
-    for mine, others in zip(*found, strict=True):
-        assert mine.keys() == others.keys()
-        for key in mine.keys() - {("collector", "traj_ids")}:
-            if key[-1] != "action":  # they are drawn, and change nothing
-                torch.testing.assert_close(mine[key], others[key], msg=str(key))
+    for mine, *rest in zip(*found, strict=True):
+        for others in rest:
+            keys = {key for key in mine if "info" not in key}
+            assert keys == {key for key in others if "info" not in key}
+            for key in keys - {("collector", "traj_ids")}:
+                if key[-1] != "action":  # they are drawn, and change nothing
+                    torch.testing.assert_close(mine[key], others[key], msg=str(key))
     for key, one in statistics[0].items():
-        other = statistics[1][key]
-        assert (one.counts == other.counts).all(), key
-        torch.testing.assert_close(torch.tensor(one.mean), torch.tensor(other.mean))
+        for other in (own[key] for own in statistics[1:]):
+            assert (one.counts == other.counts).all(), key
+            torch.testing.assert_close(torch.tensor(one.mean), torch.tensor(other.mean))
 
 
 def native():

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from tests.envs.agents import Turns, Walkers, number
+from tests.oracle.comparing import dense
 from trawl import Collector, RandomPolicy
 from trawl.collectors import AsyncBatchedCollector
 from trawl.envs import PettingZooEnv
@@ -91,10 +92,54 @@ def test_an_environment_that_was_passed_as_an_object_is_refused():
         Collector(Walkers(), None, frames_per_batch=6, on_env_error="restart")
 
 
-def test_a_collector_of_environments_at_their_own_pace_names_another_one():
-    policy = RandomPolicy(PettingZooEnv(Walkers()).full_action_spec.expand(2))
-    with pytest.raises(ValueError, match=r"agents of walkers have rewards.*use MultiAsyncColl"):
-        AsyncBatchedCollector([Walkers] * 2, policy=policy, frames_per_batch=6, backend="threading")
+OPTIONS = {"max_frames_per_traj": 4, "frame_stack": 2, "set_truncated": True, "envs_per_worker": 2}
+
+
+def at_their_own_pace(sources, **options):
+    """Returns a collector whose environments become ready in the same order each time."""
+    in_step = {"min_batch_size": len(sources), "server_timeout": float("inf")}
+    options = {"policy": RandomPolicy(), "env_backend": "threading", **in_step, **options}
+    return AsyncBatchedCollector(sources, **options)
+
+
+@pytest.mark.parametrize("options", [dict([one]) for one in OPTIONS.items()], ids=OPTIONS)
+@pytest.mark.parametrize("make", [Walkers, partial(Walkers, "info"), Turns])
+def test_environments_at_their_own_pace_show_the_same(make, options):
+    def source():
+        return PettingZooEnv(make(), done_on_any=False, return_state=make is not Turns)
+
+    plain = {name: value for name, value in options.items() if name != "envs_per_worker"}
+    with (
+        at_their_own_pace([source] * 2, frames_per_batch=14, **options) as ready,
+        Collector([source] * 2, None, frames_per_batch=14, **plain) as collector,
+    ):
+        for _ in range(3):
+            found, wanted = ready.next(), collector.next()
+            envs = [found["env_index"] == env for env in range(2)]
+            assert {*found.keys(True)} - {*wanted.keys(True)} == {"env_index", "policy_version"}
+            for key in wanted.keys(True, True):
+                if key[-1] in ("action", "traj_ids"):
+                    continue
+                rows = dense(found[key])
+                own = torch.stack([rows[chosen] for chosen in envs])
+                assert torch.equal(own, dense(wanted[key])), key
+        stats = [one.stats()["episode_return_mean"] for one in (ready, collector)]
+        assert stats[0] == pytest.approx(stats[1])
+
+
+def test_an_environment_at_its_own_pace_is_made_again():
+    made = iter([Failing(step=3), Walkers(late=False)])
+    source = partial(next, made)
+    with (
+        at_their_own_pace([source], frames_per_batch=8, on_env_error="restart") as collector,
+        pytest.warns(RuntimeWarning, match="environment 0 failed after .*no answer"),
+    ):
+        following = collector.next()["next"]
+    assert following["done"].flatten().tolist() == [i in (1, 4, 7) for i in range(8)]
+    assert following["truncated"][1].item()
+    for group in ("walker", "flyer"):
+        assert (following[group, "done"] & following[group, "truncated"])[1].all()
+        assert not following[group, "done"][2].any()
 
 
 def test_another_environment_as_the_replacement_is_refused():

@@ -46,7 +46,7 @@ def test_text(kind):
 
 
 def test_text_needs_environments_that_step_together():
-    with pytest.raises(ValueError, match="have one reward, no inputs"):
+    with pytest.raises(ValueError, match="have no inputs besides"):
         AsyncBatchedCollector([telling] * 2, policy=pushing, frames_per_batch=24)
 
 

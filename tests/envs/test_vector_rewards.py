@@ -1,5 +1,7 @@
 """Rewards of several components, which an environment states by its reward_space."""
 
+from contextlib import closing
+
 import gymnasium
 import numpy as np
 import pytest
@@ -74,13 +76,15 @@ KINDS = {
     "vector": (Collector, lambda: Vector(False), (2, 3)),
     "vector with one space": (Collector, lambda: Vector(True), (2, 3)),
     "workers": (MultiSyncCollector, lambda: [Miner] * 2, (2, 3)),
+    "at its own pace": (AsyncBatchedCollector, lambda: [Miner], (3,)),
 }
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_batches_have_all_components(kind):
     cls, make, shape = KINDS[kind]
-    with cls(make(), act, frames_per_batch=int(np.prod(shape))) as collector:
+    with cls(make(), policy=act, frames_per_batch=int(np.prod(shape))) as collector:
+        assert collector.stats().get("env_path", "array") == "array"
         first, stats = collector.next(), EpisodeStats()
         expected = torch.tensor([[1.0, -2.0], [1.0, -4.0], [1.0, -6.0]]).expand(*shape, 2)
         assert torch.equal(first["next", "reward"], expected)
@@ -193,9 +197,23 @@ def test_each_component_is_normalised() -> None:
     np.testing.assert_allclose(found.double().numpy() * np.sqrt(variance + 1e-12), raw, 1e-4)
 
 
-def test_environments_at_their_own_pace_need_one_number():
-    with pytest.raises(ValueError, match=r"reward of Miner has several components, of shape \(2,"):
-        AsyncBatchedCollector([Miner] * 2, policy=act, frames_per_batch=3)
+def test_what_does_not_fit_is_named_in_a_process():
+    with (
+        closing(ParallelEnv(1, Wrong)) as env,
+        pytest.raises(ValueError, match=r"space says \(3,\)"),
+    ):
+        env.rollout(2)
+
+
+class Uncountable(Miner):
+    def step(self, action):
+        return super().step(action)[0], "much", False, False, {}
+
+
+@pytest.mark.parametrize("source", [Uncountable, lambda: ParallelEnv(1, Uncountable)])
+def test_components_are_numbers(source):
+    with pytest.raises(TypeError, match="reward='much', but it must have numbers"):
+        Collector(source(), None, frames_per_batch=3).next()
 
 
 def test_the_spec_has_the_shape():

@@ -50,7 +50,7 @@ FLAGS = ("done", "terminated", "truncated")
 BATCHES = 4
 WHOLE = ("padded", "cat", "in_turn", "buffer_whole")
 WORKERS = 2
-AGENTS = ("agents", "agents_list", "agents_parallel")
+AGENTS = ("agents", "turns", "agents_list", "agents_parallel")
 TORCHRL = ("torchrl", "torchrl_list")
 KINDS = {**FACES, **POOLS}
 #: Entries after the step that ``compact_obs`` keeps.
@@ -360,6 +360,7 @@ def first_episodes(
         with made as collector:
             seen = collector.next()[case.kind.key("seen")]
         if case.on_their_own:
+            seen = seen.reshape(len(seen), -1, 4)[:, 0]
             seen = torch.stack([seen[(seen[:, 0] == env).nonzero()[0, 0]] for env in envs])
         found.append([int(number) for number in seen.reshape(len(envs), -1, 4)[:, 0, 1]])
     return found
@@ -444,7 +445,7 @@ def arrived(case: Case, oracle: Oracle, frames: TensorDictBase) -> list[Frame]:
     """Returns what the oracle says about frames in this order of their environments."""
     first = dense(frames[case.kind.key("observation")]).numpy()
     if case.options.frame_stack is not None:
-        first = first[:, -1]
+        first = first[..., -1, :]
     # A pool doesn't say when it has reset an environment.
     late = case.of_pool or case.kind.kind.resets == "next"
     return oracle.arrivals(frames["env_index"].tolist(), first if late else ())

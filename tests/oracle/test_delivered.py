@@ -136,7 +136,7 @@ def allowed(case: dict[str, Any]) -> bool:
         whole and chosen["reset_at_each_iter"] and few,
         chosen["policy"] == "function" and face in ("mapping", *AGENTS),
         # What its infos are is found out in the episodes before the one that fails at once.
-        face in AGENTS[1:] and chosen["failures"] and chosen["levels"],
+        face in AGENTS[2:] and chosen["failures"] and chosen["levels"],
         not can_pad(face, delivery),
         # As in TorchRL, the first frame has no entry that only a policy knows.
         chosen["policy"] == "recurrent" and face in TORCHRL,
@@ -154,6 +154,8 @@ def allowed(case: dict[str, Any]) -> bool:
         ready and KINDS[face].kind.together and chosen["reset_at_each_iter"],
         chosen["levels"] and face in ("dm_env", *TORCHRL),
         chosen["failures"] and face == "jax",
+        # What agents do at random who do not act.
+        face == "turns" and chosen["random"] and chosen["masks"],
     ]
     return not any(unknown)
 
@@ -161,11 +163,19 @@ def allowed(case: dict[str, Any]) -> bool:
 def has_rows(face: str) -> bool:
     """Returns True if an environment's results go into rows, as AsyncBatchedCollector needs it."""
     others = ("tensors", "source_tensors", "late", "jax", "parallel", "groups", "pool", "loose")
-    return not face.startswith((*others, *AGENTS, *TORCHRL))
+    return not face.startswith((*others, "agents_parallel", *TORCHRL))
 
 
 # Values that came later. The cases of the others stay the same, so that digests can be compared.
-LATER = ("source", "source_same_step", "source_tensors", "ready", "ready_sync")
+LATER = (
+    "source",
+    "source_same_step",
+    "source_tensors",
+    "turns",
+    "parts",
+    "ready",
+    "ready_sync",
+)
 FIRST = {name: [one for one in values if one not in LATER] for name, values in FACTORS.items()}
 
 

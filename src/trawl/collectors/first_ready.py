@@ -74,19 +74,11 @@ def new_ready_rollout(
         version: function that returns the policy's current version.
 
     Raises:
-        ValueError: if the data of the environments has no fixed layout, or if they have several
-            agents.
+        ValueError: if the data of the environments has no fixed layout.
     """
-    shape = tuple(env.reward_spec.shape[len(env.batch_size) :])
-    if env.reward_keys != ["reward"]:
-        why = f"the agents of {env.name} have rewards of their own"
-    elif shape != (1,):
-        why = f"the reward of {env.name} has several components, of shape {shape}"
-    elif not env.fixed_layout:
-        why = f"{env.name} has {_shapes(env)}"
-    else:
-        return ReadyRollout(env, policy, options, exploration, serving, version)
-    raise READY_LAYOUT.error(why=why)
+    if not env.fixed_layout:
+        raise READY_LAYOUT.error(why=f"{env.name} has {_shapes(env)}")
+    return ReadyRollout(env, policy, options, exploration, serving, version)
 
 
 def _shapes(env: Any) -> str:

@@ -26,7 +26,7 @@ from trawl.envs.masks import MASK_KEY, allowed_sample, choices, flat_mask, mask_
 from trawl.envs.spaces import SpaceCodec, SpaceLeaf
 from trawl.envs.specs import Categorical
 from trawl.envs.tensor_env import TensorEnv
-from trawl.keys import DONE_KEYS, show_key
+from trawl.keys import DONE_KEYS, as_key, show_key
 from trawl.memory import Array
 
 
@@ -158,6 +158,12 @@ def groups_of(env: Any) -> set[str]:
         # TorchRL's composite specs have other classes.
         if hasattr(spec, "items") and len(spec.shape) > axes
     }
+
+
+def flagged_groups(env: Any) -> list[str]:
+    """Returns the names of the groups whose agents have flags of their own."""
+    found = map(as_key, env.full_done_spec.keys(True, True))
+    return list(dict.fromkeys(key[0] for key in found if len(key) > 1))
 
 
 # --- actions

@@ -32,7 +32,7 @@ class TensorDictEnv(ABC):
             their tensors are on the CPU.
         is_closed: True once :meth:`close` has been called.
         has_processes: True if the environment runs in separate processes.
-        fixed_layout: True if all data are arrays of a fixed shape and dtype, with one reward.
+        fixed_layout: True if all data are arrays of a fixed shape and dtype.
         on_error: None, or a function that is called when a step or a reset fails. The function gets
             the exception, a bool that is True if a reset failed, and the number of the member that
             failed. It must call :meth:`restart`, or raise an exception. If it returns, the failed

@@ -22,9 +22,9 @@ from trawl.envs.logged import LoggedEnv
 from trawl.envs.masks import MASK_KEY, is_joint, mask_shapes, unfit_mask
 from trawl.envs.outcomes import (
     RESET_GIVES,
+    checked_rewards,
     flag_of,
     reset_results,
-    reward_of,
     wrong_step,
 )
 from trawl.envs.reset_kwargs import with_reset_kwargs
@@ -347,8 +347,8 @@ def _single(env: GymEnv, buffers: SharedStepBuffers, rows: slice) -> Callable[[b
     read_action = _action_reader(env.action_codec, buffers, row)
     encode = env.observation_codec.encode
     actions = [buffers.actions[as_key(leaf.key)][row, ...] for leaf in env.action_codec.leaves]
-    # Unlike an array, a memoryview accepts only numbers.
-    rewards: Any = buffers.rewards[rows].data
+    (given,) = (array[rows] for array in buffers.rewards.values())
+    rewards = checked_rewards(given, env)
     flags, cut = buffers.flags[rows].data, buffers.cut[rows]
     is_masked = buffers.masked[row] != UNMASKED
 
@@ -370,10 +370,10 @@ def _single(env: GymEnv, buffers: SharedStepBuffers, rows: slice) -> Callable[[b
         try:
             rewards[0] = reward
         except TypeError:
-            rewards[0] = reward_of(reward, env)
+            rewards[0] = env.checked_reward(reward)
         write_observed(obs, info)
         if env.log is not None:
-            env.log.add_step([action.copy() for action in actions], rewards[0])
+            env.log.add_step([action.copy() for action in actions], given[0])
             env.log.observe(encode(obs, info))
         bits = 0
         if terminated is not False and flag_of(terminated, "terminated", env):
@@ -452,8 +452,8 @@ def _nested(member: EnvMember, buffers: SharedStepBuffers, rows: slice) -> Calla
     """Returns the function that steps a batch of environments, or one of another library."""
     env = member.env
     actions = {key: array[rows] for key, array in buffers.actions.items()}
-    rewards, flags, cut = buffers.rewards[rows], buffers.flags[rows], buffers.cut[rows]
-    observed = {key: array[rows] for key, array in buffers.observed.items()}
+    flags, cut = buffers.flags[rows], buffers.cut[rows]
+    results = {key: a[rows] for key, a in {**buffers.observed, **buffers.rewards}.items()}
     begun = {key: array[rows] for key, array in buffers.reset_observed.items()}
     batch = env.batch_size
     is_masked = buffers.masked[rows.start] != UNMASKED
@@ -468,8 +468,7 @@ def _nested(member: EnvMember, buffers: SharedStepBuffers, rows: slice) -> Calla
             value = torch.from_numpy(array.copy()).reshape((*batch, *array.shape[1:]))
             tensordict.set(key, value)
         following, autoresets = member.take(tensordict)
-        write(observed, following)
-        rewards[:] = _numbers(following.get("reward")).ravel()
+        write(results, following)
         terminated, truncated = _ends(following)
         bits = terminated * TERMINATED | truncated * TRUNCATED
         if autoresets is not None:

@@ -82,7 +82,7 @@ class EnvInfo:
         carried: keys of observations that are also inputs of the environment's next step. A policy
             may write them under ``"next"``.
         full_reward_spec: specs of the rewards; None if they are nested, in another library's
-            environment.
+            environment without a fixed layout.
         full_done_spec: specs of the flags; None likewise.
         fake: a frame of zeros, or None if ``fixed_layout`` is True.
     """
@@ -313,9 +313,7 @@ class EnvService(Service):
 
 def _info_of(env: Any) -> EnvInfo:
     own = isinstance(env, TensorDictEnv)
-    # Step buffers have one reward for each environment.
-    plain = own and env.reward_keys == ["reward"]
-    fixed = plain and (bool(env.fixed_layout) or _is_fixed(env)) if own else _is_fixed(env)
+    fixed = (own and bool(env.fixed_layout)) or _is_fixed(env)
     return EnvInfo(
         name=env.name if own else repr(env),
         text=repr(env),
@@ -328,7 +326,9 @@ def _info_of(env: Any) -> EnvInfo:
         autoresets=own and env.autoreset_mask() is not None,
         carried=frozenset(map(as_key, env.full_state_spec.keys(True, True))),
         # The flags of parts of another library's environment mean nothing to the other members.
-        full_reward_spec=env.full_reward_spec if own or _is_root(env.reward_keys) else None,
+        full_reward_spec=env.full_reward_spec
+        if own or fixed or _is_root(env.reward_keys)
+        else None,
         full_done_spec=env.full_done_spec if own or _is_root(env.done_keys) else None,
         fake=None if fixed else env.fake_tensordict(),
     )
@@ -346,8 +346,6 @@ def _is_fixed(env: Any) -> bool:
         ("done",) in flags
         and flags <= {(key,) for key in DONE_KEYS}
         and all(leaf.shape == single for leaf in env.full_done_spec.values(True, True))
-        and [as_key(key) for key in env.reward_keys] == [("reward",)]
-        and env.reward_spec.shape == single
         # What transforms read again in the next step is among the observations.
         and set(env.full_state_spec.keys(True, True))
         <= set(env.full_observation_spec.keys(True, True))

@@ -212,9 +212,8 @@ class GymEnv(LoggedEnv):
     @property
     @override
     def fixed_layout(self) -> bool:
-        """True if all data have a fixed shape and dtype, and the reward is a single number."""
-        fixed = self.observation_codec.fixed and self.action_codec.fixed
-        return bool(fixed and not self.reward_shape)
+        """True if all data have a fixed shape and dtype."""
+        return bool(self.observation_codec.fixed and self.action_codec.fixed)
 
     @property
     def action_spec_unbatched(self) -> Any:
@@ -452,12 +451,21 @@ class GymEnv(LoggedEnv):
 
     def _checked(self, reward: Any, terminated: Any, truncated: Any) -> list[Any]:
         return [
-            rewards_of(reward, self.reward_shape, self)
-            if self.reward_shape
-            else reward_of(reward, self),
+            self.checked_reward(reward),
             flag_of(terminated, "terminated", self),
             flag_of(truncated, "truncated", self),
         ]
+
+    def checked_reward(self, reward: Any) -> Any:
+        """Returns the reward of a step as a float, or an array of its components.
+
+        Raises:
+            TypeError: if it doesn't consist of numbers.
+            ValueError: if it has another shape than the environment states.
+        """
+        if self.reward_shape:
+            return rewards_of(reward, self.reward_shape, self)
+        return reward_of(reward, self)
 
     def _observations(self, values: list[Any]) -> TensorDict:
         result = TensorDict({}, self.batch_size)

@@ -99,7 +99,7 @@ class LoggedEnv(TensorDictEnv):
             first: the first row.
             stop: the row after the last one.
         """
-        return rows[REWARD][first:stop, chosen, 0]
+        return rows[REWARD][first:stop, chosen]
 
     def _is_known_plain(self) -> bool:
         """Returns True before the first reset of an environment that will need no log.

@@ -149,6 +149,32 @@ def reward_of(value: Any, env: object) -> float:
     )
 
 
+class _ComponentRows:
+    """Rows of rewards of several components, which accept nothing else.
+
+    Args:
+        rows: the rows.
+        env: the environment.
+    """
+
+    def __init__(self, rows: Array, env: Any) -> None:
+        self._rows, self._env = rows, env
+
+    def __setitem__(self, row: int, value: Any) -> None:
+        self._rows[row] = rewards_of(value, self._env.reward_shape, self._env)
+
+
+def checked_rewards(rows: Array, env: Any) -> Any:
+    """Returns rows to which only rewards of one environment can be assigned.
+
+    Args:
+        rows: rows of rewards, ``(steps, *leaf)``.
+        env: the environment, a :class:`~trawl.envs.GymEnv`.
+    """
+    # Unlike an array, a memoryview accepts only numbers, and assigning to it is faster.
+    return _ComponentRows(rows, env) if env.reward_shape else rows[:, 0].data
+
+
 def rewards_of(value: Any, shape: tuple[int, ...], env: object) -> Array:
     """Returns a reward of several components as an array.
 

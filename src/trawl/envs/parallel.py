@@ -18,6 +18,7 @@ from trawl.backends.process import START_METHODS
 from trawl.checks import check_number, seconds_above_zero
 from trawl.devices import optional_device
 from trawl.envs.affinity import Affinity, affinity_of
+from trawl.envs.agent_groups import groups_of
 from trawl.envs.arguments import lists_arguments
 from trawl.envs.attributes import Application, EnvHandle, pack
 from trawl.envs.base import action_array
@@ -141,6 +142,9 @@ class ParallelEnv(BatchedEnv):
             if self.fixed_layout:
                 self.buffers = self.processes.attach(_buffer_spec(self))
                 self._step_results = StepResults(self.buffers, self.batch_size, self.done_keys)
+            self._groups = {
+                group: self.full_observation_spec[group].shape for group in groups_of(self)
+            }
         except BaseException:
             self._finalizer()
             raise
@@ -308,18 +312,24 @@ class ParallelEnv(BatchedEnv):
             rows = rows.copy()
             rows.reshape(self.num_workers, -1)[list(begun)] = False
             if not rows.any():
-                return new_tensordict(self._step_results.after_reset(), self.batch_size)
+                return self._tensordict(self._step_results.after_reset())
         bits, self._last_bits = self._last_bits, None
         if bits is None or rows is None or kwargs or (rows & (bits.ravel() & RESET == 0)).any():
             self.begin(rows, **kwargs)
-        return new_tensordict(self._step_results.after_reset(), self.batch_size)
+        return self._tensordict(self._step_results.after_reset())
+
+    def _tensordict(self, entries: Mapping[str, Any]) -> TensorDict:
+        found = new_tensordict(entries, self.batch_size)
+        for group, size in self._groups.items():
+            found.get(group).batch_size = size
+        return found
 
     def _step(self, tensordict: TensorDictBase) -> TensorDict:
         if self.buffers is None:
             return self._step_by_messages(tensordict)
         self._put_actions(tensordict)
         entries, _ = self._take_step(self._step_results.allocate)
-        return new_tensordict(entries.after, self.batch_size)
+        return self._tensordict(entries.after)
 
     def _take_step(self, allocate: Callable[[], StepEntries]) -> tuple[StepEntries, Array]:
         """Takes a step with the actions in the shared memory.
@@ -357,7 +367,7 @@ class ParallelEnv(BatchedEnv):
         for env in failed:
             rows = self.buffers.rows(env)
             # The step left nothing valid there.
-            self.buffers.flags[rows] = self.buffers.rewards[rows] = 0
+            self.buffers.discard(rows)
         return failed
 
     @override
@@ -377,17 +387,14 @@ class ParallelEnv(BatchedEnv):
             def allocate() -> StepEntries:
                 nonlocal following, begin
                 entries = self._step_results.allocate()
-                following, begin = (
-                    new_tensordict(values, self.batch_size)
-                    for values in (entries.after, entries.begin)
-                )
+                following, begin = map(self._tensordict, (entries.after, entries.begin))
                 return entries
 
             _, bits = self._take_step(allocate)
             assert begin is not None
             tensordict.set("next", following)
             if bits is not self._step_results.no_bits:
-                begin = new_tensordict(self._step_results.to_go_on_from(bits), self.batch_size)
+                begin = self._tensordict(self._step_results.to_go_on_from(bits))
             return tensordict, begin
         finally:
             self._eager, self._last_bits = False, None
@@ -510,13 +517,19 @@ class ParallelEnv(BatchedEnv):
 
 def _buffer_spec(env: ParallelEnv) -> StepBufferSpec:
     batch = len(env.batch_size)
-    observed, acted = (
-        {as_key(key): (tuple(leaf.shape[batch:]), leaf.dtype) for key, leaf in leaves}
-        for leaves in (
-            env.full_observation_spec.items(True, True),
-            env.full_action_spec.items(True, True),
+    observed, flags, rewards, acted = (
+        {
+            as_key(key): (tuple(leaf.shape[batch:]), leaf.dtype)
+            for key, leaf in spec.items(True, True)
+        }
+        for spec in (
+            env.full_observation_spec,
+            env.full_done_spec,
+            env.full_reward_spec,
+            env.full_action_spec,
         )
     )
+    observed |= {key: leaf for key, leaf in flags.items() if len(key) > 1}
     sizes = choices(env.action_spec_unbatched) if len(acted) == 1 else None
     rows_per_env = env.batch_size[1:].numel()
     return StepBufferSpec(
@@ -524,9 +537,9 @@ def _buffer_spec(env: ParallelEnv) -> StepBufferSpec:
         env.num_workers,
         rows_per_env,
         observed,
+        rewards,
         acted,
         tuple(sizes or ()),
-        env.reward_spec.dtype,
     )
 
 

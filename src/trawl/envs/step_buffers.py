@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,6 +28,9 @@ MOST_COMBINATIONS = 2**16
 # differ from the environment's.
 _WIDEST = 8
 
+#: Shapes and dtypes of entries, by key.
+EntryLayouts = dict[Key, tuple[tuple[int, ...], torch.dtype]]
+
 
 @dataclass(frozen=True)
 class StepBufferSpec:
@@ -38,19 +41,20 @@ class StepBufferSpec:
         envs: number of environments in all processes.
         rows_per_env: number of rows of each environment; more than 1 if an environment is itself
             a batch.
-        observed: shape and dtype of each observation of one environment, by key.
+        observed: shape and dtype of each entry that one environment shows after steps and resets,
+            by key: observations, and flags of agents.
+        rewards: shape and dtype of each reward of one environment, by key.
         acted: shape and dtype of each action of one environment, by key.
         choices: number of values of each choice in an action; empty if it can't have a mask.
-        reward: dtype of the rewards.
     """
 
     workers: int
     envs: int
     rows_per_env: int
-    observed: dict[Key, tuple[tuple[int, ...], torch.dtype]]
-    acted: dict[Key, tuple[tuple[int, ...], torch.dtype]]
+    observed: EntryLayouts
+    rewards: EntryLayouts
+    acted: EntryLayouts
     choices: tuple[int, ...]
-    reward: torch.dtype = torch.float32
 
     @property
     def joint(self) -> tuple[int, ...]:
@@ -77,9 +81,9 @@ class SharedStepBuffers:
     Attributes:
         rows_per_env: number of rows of each environment.
         choices: number of values of each choice in an action; empty if it can't have a mask.
-        observed: observations after the step, by key.
-        reset_observed: observations after a reset, by key, valid in the rows that were reset.
-        rewards: rewards of the step.
+        observed: observations and agents' flags after the step, by key.
+        reset_observed: the same after a reset, by key, valid in the rows that were reset.
+        rewards: rewards of the step, by key.
         masks: action masks for the next step, by kind. Flat masks have the values of all choices
             one after the other. Joint masks have a dimension for each choice. An entry of 2
             allows both values of a bit.
@@ -110,19 +114,18 @@ class SharedStepBuffers:
         self.flags = self._rows((rows,), np.dtype(np.uint8))
         self.cut = self._array((rows,), np.dtype(np.bool_))
         self.episodes = self._array((rows,), numbers)
-        self.rewards = self._rows((rows,), _numpy_dtype(spec.reward))
         # Memory that is never used takes no space.
         self.masks = {
             FLAT: self._array((rows, sum(spec.choices)), np.dtype(np.int8)),
             JOINT: self._array((rows, *(spec.joint or (0,))), np.dtype(np.int8)),
         }
         self.masked = self._array((rows,), np.dtype(np.uint8))
-        self.observed, self.reset_observed = (
+        self.rewards, self.observed, self.reset_observed = (
             {
                 key: self._rows((rows, *shape), _numpy_dtype(dtype))
-                for key, (shape, dtype) in spec.observed.items()
+                for key, (shape, dtype) in found.items()
             }
-            for _ in range(2)
+            for found in (spec.rewards, spec.observed, spec.observed)
         )
         self._acted: dict[Key, tuple[Array, tuple[int, ...]]] = {}
         for key, (shape, _) in spec.acted.items():
@@ -189,13 +192,22 @@ class SharedStepBuffers:
     def write_results(self, rows: Array, begun: Array, saved: Mapping[str, Tensor]) -> None:
         """Restores results that :meth:`read_results` has returned for the same rows."""
         for name, array, chosen in self._results(rows, begun):
-            array[chosen] = saved[name].numpy()
+            # Earlier versions have saved rewards without their last dimension.
+            array[chosen] = saved[name].numpy().reshape(-1, *array.shape[1:])
+
+    def discard(self, rows: Any) -> None:
+        """Clears the flags and rewards of rows whose step has failed."""
+        for array in (self.flags, *self.rewards.values()):
+            array[rows] = 0
 
     def _results(self, rows: Array, begun: Array) -> list[tuple[str, Array, Array]]:
         """Returns the names and arrays of results, and the rows that are read."""
         return [
             ("flags", self.flags, rows),
-            ("rewards", self.rewards, rows),
+            *(
+                ("rewards" if key == ("reward",) else f"rewards {show_key(key)}", one, rows)
+                for key, one in self.rewards.items()
+            ),
             *((f"step {show_key(key)}", one, rows) for key, one in self.observed.items()),
             *((f"reset {show_key(key)}", one, begun) for key, one in self.reset_observed.items()),
         ]
@@ -224,16 +236,14 @@ class StepEntries:
         begin: the entries with which the next step begins, unless :meth:`StepResults.write` found
             flags. They share their tensors with ``after``.
         after: the entries for ``"next"``.
-        observed: the arrays of the observations.
-        rewards: the array of the rewards.
         flags: the arrays of the flags.
+        results: the arrays of the observations and rewards.
     """
 
     begin: dict[str, Any]
     after: dict[str, Any]
-    observed: Sequence[Array]
-    rewards: Array
     flags: Sequence[Array]
+    results: Sequence[Array]
 
 
 class StepResults:
@@ -251,28 +261,27 @@ class StepResults:
     def __init__(
         self, buffers: SharedStepBuffers, batch_size: torch.Size, flags: Sequence[str]
     ) -> None:
-        self._ends = {name: _ENDS[name] for name in flags}
-        self._observed, self._begun = (
-            {key: array.reshape(*batch_size, *array.shape[1:]) for key, array in found.items()}
-            for found in (buffers.observed, buffers.reset_observed)
+        self._ends = [_ENDS[name] for name in flags]
+        results = {**buffers.observed, **buffers.rewards}
+        self._sources, self._begun = (
+            [array.reshape(*batch_size, *array.shape[1:]) for array in found.values()]
+            for found in (results, buffers.reset_observed)
         )
-        self._rewards, self._flags = (
-            array.reshape(*batch_size, 1) for array in (buffers.rewards, buffers.flags)
-        )
+        self._flags = buffers.flags.reshape(*batch_size, 1)
         self._nothing = bytes(self._flags.size)
         self.no_bits = np.zeros(self._flags.shape, np.uint8)
-        self._flat = all(len(key) == 1 for key in self._observed)
-        self._sources = list(self._observed.values())
+        # In this order, because a step begins with all entries but the rewards.
+        self._keys = [*buffers.observed, *((name,) for name in flags), *buffers.rewards]
+        self._flat = all(len(key) == 1 for key in self._keys)
         self._shapes = [(array.shape, array.dtype) for array in self._sources]
 
     def allocate(self) -> StepEntries:
         """Returns memory for the results of a step, in which all flags are False."""
-        observed = [np.empty(shape, dtype) for shape, dtype in self._shapes]
-        rewards = np.empty_like(self._rewards, order="C")
-        flags = [self._no_flags() for _ in self._ends]
-        begin = self._entries(observed, flags)
-        after = {**begin, "reward": torch.from_numpy(rewards)}
-        return StepEntries(begin, after, observed, rewards, flags)
+        results = [np.empty(shape, dtype) for shape, dtype in self._shapes]
+        flags, shown = self._no_flags(), len(self._begun)
+        tensors = [*map(torch.from_numpy, (*results[:shown], *flags, *results[shown:]))]
+        begin, after = self._entries(tensors[: shown + len(flags)]), self._entries(tensors)
+        return StepEntries(begin, after, flags, results)
 
     def write(self, entries: StepEntries) -> Array:
         """Writes the results of a step.
@@ -280,9 +289,8 @@ class StepResults:
         Returns:
             The flags of the step, one byte for each environment; ``no_bits`` if there are none.
         """
-        for target, source in zip(entries.observed, self._sources, strict=True):
+        for target, source in zip(entries.results, self._sources, strict=True):
             target[...] = source
-        entries.rewards[...] = self._rewards
         if self._flags.tobytes() == self._nothing:
             return self.no_bits
         bits = self._flags.copy()
@@ -297,34 +305,26 @@ class StepResults:
         """
         rows = bits[..., 0] & RESET != 0
         observed = []
-        for source, begun in zip(self._sources, self._begun.values(), strict=True):
+        for source, begun in zip(self._sources, self._begun, strict=False):
             array = source.copy()
             array[rows] = begun[rows]
             observed.append(array)
-        flags = [self._no_flags() for _ in self._ends]
+        flags = self._no_flags()
         self._write_flags(flags, np.where(rows[..., None], np.uint8(0), bits))
-        return self._entries(observed, flags)
+        return self._entries(map(torch.from_numpy, (*observed, *flags)))
 
     def after_reset(self) -> dict[str, Any]:
         """Returns the observations of the last resets."""
-        return self._nested([array.copy() for array in self._begun.values()])
+        return self._entries(torch.from_numpy(array.copy()) for array in self._begun)
 
-    def _no_flags(self) -> Array:
-        return np.zeros(self._flags.shape, np.bool_)
+    def _no_flags(self) -> list[Array]:
+        return [np.zeros(self._flags.shape, np.bool_) for _ in self._ends]
 
     def _write_flags(self, flags: Sequence[Array], bits: Array) -> None:
-        for target, mask in zip(flags, self._ends.values(), strict=True):
+        for target, mask in zip(flags, self._ends, strict=True):
             target[...] = bits & mask
 
-    def _entries(self, observed: Sequence[Array], flags: Sequence[Array]) -> dict[str, Any]:
-        found = self._nested(observed)
-        found.update(zip(self._ends, map(torch.from_numpy, flags), strict=True))
-        return found
-
-    def _nested(self, arrays: Sequence[Array]) -> dict[str, Any]:
-        tensors: dict[Key, Any] = dict(
-            zip(self._observed, map(torch.from_numpy, arrays), strict=True)
-        )
-        if self._flat:
-            return {key[0]: tensor for key, tensor in tensors.items()}
-        return nested(tensors)
+    def _entries(self, tensors: Iterable[Tensor]) -> dict[str, Any]:
+        """Returns the first entries of a step, nested as in a TensorDict."""
+        found = zip(self._keys, tensors, strict=False)
+        return {key[0]: value for key, value in found} if self._flat else nested(dict(found))

@@ -123,9 +123,7 @@ class ArrayBatchWriter(FixedLayoutWriter):
     def _new_next(self) -> dict[Key, Array]:
         """Returns memory for the entries that a step passes on to the next step, by key."""
         entries = self.entries
-        found = {key: self._new_row(leaf) for key, leaf in entries.observed.items()}
-        # Agents that are absent stay done, while the flags at the root begin as False.
-        found |= {key: self._new_row(leaf) for key, leaf in entries.flags.items() if len(key) > 1}
+        found = {key: self._new_row(leaf) for key, leaf in entries.shown.items()}
         if entries.marks_starts:
             found[IS_INIT] = self._new_row(FLAG)
             found[IS_INIT][:] = True

@@ -206,7 +206,7 @@ class ArrayNormalizer(FrameNormalizer[Array, StepArrays]):
     def _return_moments(
         self, one: DiscountedReturns, returns: Array, present: Mask | None
     ) -> RunningMoments:
-        return RunningMoments.of(_samples(returns, present).reshape(-1))
+        return RunningMoments.of(_samples(returns, present).reshape(-1, *one.components))
 
 
 def _part(view: StepArrays, part: slice) -> StepArrays:

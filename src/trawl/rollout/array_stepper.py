@@ -19,7 +19,7 @@ from typing_extensions import override
 
 from trawl.envs.gym import GymEnv
 from trawl.envs.infos import InfoCodec
-from trawl.envs.outcomes import NO, RESET_GIVES, flag_of, reset_results, reward_of, wrong_step
+from trawl.envs.outcomes import NO, RESET_GIVES, checked_rewards, flag_of, reset_results, wrong_step
 from trawl.envs.seeding import next_kwargs
 from trawl.envs.spaces import SpaceCodec
 from trawl.envs.vector import VectorAdapter
@@ -166,8 +166,7 @@ class SingleStepper(EnvStepper[StepArrays]):
         env, gym_step = self.env, self.env.mask_check.watched(self.env, self.env.env.step)
         read_action = action_reader(env.action_codec, view, start, stop)
         restart, cutoff = self._restarter(ends, itemgetter(0)), ends.cutoff()
-        # Unlike an array, a memoryview accepts only numbers, and assigning to it is faster.
-        rewards: Any = view.arrays[REWARD][start:stop, 0].data
+        rewards = checked_rewards(view.arrays[REWARD][start:stop], env)
         (key,) = self._observed.keys
         next_row, root_row = view.rows(next_of(key), start, stop), view.following(key, start, stop)
         (shape,), checked = self._observed.shapes, self._observed.checked
@@ -184,7 +183,7 @@ class SingleStepper(EnvStepper[StepArrays]):
             try:
                 rewards[t] = reward
             except TypeError:
-                rewards[t] = reward_of(reward, env)
+                rewards[t] = env.checked_reward(reward)
             if obs.__class__ is not np.ndarray or obs.shape != shape or obs.dtype is not dtype:
                 obs = checked(0, obs)
                 dtype = obs.dtype
@@ -209,7 +208,7 @@ class SingleStepper(EnvStepper[StepArrays]):
         gym_step = env.mask_check.watched(env, env.env.step)
         read_action = action_reader(env.action_codec, view, start, stop)
         restart, cutoff = self._restarter(ends, self._read_reset), ends.cutoff()
-        rewards: Any = view.arrays[REWARD][start:stop, 0].data
+        rewards = checked_rewards(view.arrays[REWARD][start:stop], env)
         write_next, write_root, write_both = self._observed.bind(view, start, stop)
 
         def step(t: int) -> None:
@@ -222,7 +221,7 @@ class SingleStepper(EnvStepper[StepArrays]):
             try:
                 rewards[t] = reward
             except TypeError:
-                rewards[t] = reward_of(reward, env)
+                rewards[t] = env.checked_reward(reward)
             leaves = read_leaves(obs, info)
             if (
                 (terminated is not False and terminated is not NO)
@@ -343,7 +342,8 @@ class VectorStepper(EnvStepper[StepArrays]):
         root_rows = [view.following(k, start, stop) for k in keys]
         write_root = self._observed.writer(root_rows)
         read_action = action_reader(self.env.action_codec, view, start, stop)
-        rewards = view.arrays[REWARD][start:stop, :, 0]
+        size = stop - start, self.num_envs, *self.env.reward_shape
+        rewards = view.arrays[REWARD][start:stop].reshape(size)
         ends, masked = VectorEnds(view, episodes, start, stop), MASK in view.arrays
 
         def step(t: int) -> None:

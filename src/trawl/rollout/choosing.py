@@ -50,14 +50,6 @@ def _why_loose(env: Any) -> str:
             "it is a list of environments whose data are tensors (make one environment of more "
             "sub-environments, for example with num_envs, instead of a list)"
         )
-    if env.reward_keys != ["reward"] and not _loose_entries(env):
-        return (
-            "its agents have rewards of their own (use a list of environments, or workers, "
-            "instead of a ParallelEnv)"
-        )
-    shape = tuple(env.reward_spec.shape[len(env.batch_size) :])
-    if env.reward_keys == ["reward"] and shape != (1,):
-        return f"its reward has several components, of shape {shape}"
     loose = ", ".join(show_key(as_key(key)) for key in _loose_entries(env))
     return f"{_LOOSE} ({loose})" if loose else _LOOSE
 

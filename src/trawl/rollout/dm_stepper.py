@@ -10,7 +10,7 @@ from typing_extensions import override
 
 from trawl.envs.dm import DISCOUNT, FIRST_DISCOUNT, DMEnv
 from trawl.envs.gym import GymEnv
-from trawl.envs.outcomes import reward_of
+from trawl.envs.outcomes import checked_rewards
 from trawl.envs.spaces import SpaceCodec
 from trawl.keys import REWARD, next_of
 from trawl.memory import Array
@@ -80,7 +80,7 @@ class DMStepper(SingleStepper):
         read_action = action_reader(env.action_codec, view, start, stop)
         observed, inner_roots, last_roots = self._targets(view, start, stop)
         # Unlike an array, a memoryview accepts only numbers, and assigning to it is faster.
-        rewards: Any = view.arrays[REWARD][start:stop, 0].data
+        rewards = checked_rewards(view.arrays[REWARD][start:stop], env)
         discounts: Any = view.arrays[next_of(_DISCOUNT)][start:stop, 0].data
         root_discounts: Any = view.arrays[_DISCOUNT][start + 1 : stop + 1, 0].data
         last_discount, inside = view.next_obs[_DISCOUNT], len(root_discounts)
@@ -97,7 +97,7 @@ class DMStepper(SingleStepper):
             try:
                 rewards[t] = timestep.reward
             except TypeError:
-                rewards[t] = reward_of(timestep.reward, env)
+                rewards[t] = env.checked_reward(timestep.reward)
             try:
                 discounts[t] = discount
             except TypeError as error:

@@ -471,6 +471,7 @@ class VectorEnds:
         episodes: tracker of the environments' episodes.
         start: the first row.
         stop: the row after the last row.
+        groups: names of the groups of agents that have flags of their own.
 
     Attributes:
         nearest: the first step of the chunk that may bring an episode to the limit.
@@ -478,9 +479,16 @@ class VectorEnds:
 
     nearest = NEVER
 
-    def __init__(self, view: StepArrays, episodes: EpisodeTracker, start: int, stop: int) -> None:
+    def __init__(
+        self,
+        view: StepArrays,
+        episodes: EpisodeTracker,
+        start: int,
+        stop: int,
+        groups: Sequence[str] = (),
+    ) -> None:
         self._arrays, self._first, self._start = view.arrays, view.first, start
-        self._episodes, self._masks = episodes, view.arrays.get(MASK)
+        self._episodes, self._groups, self._masks = episodes, groups, view.arrays.get(MASK)
         self._terminations, self._truncations, self._dones = (
             view.arrays[key][start:stop, :, 0] for key in (TERMINATED, TRUNCATED, DONE)
         )
@@ -520,7 +528,7 @@ class VectorEnds:
         row = self._start + t
         self._terminations[t], self._truncations[t], self._dones[t] = terminated, truncated, done
         if t >= self.nearest:
-            truncate(self._arrays, (row,), self.late(t) & done)
+            truncate(self._arrays, (row,), self.late(t) & done, self._groups)
         self._episodes.end_all([self._first + i for i in done.nonzero()[0].tolist()], row)
         self.find_limits()
 

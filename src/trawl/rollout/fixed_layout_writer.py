@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
@@ -14,7 +15,7 @@ from typing_extensions import override
 
 from trawl.envs.agent_groups import groups_of
 from trawl.envs.base import TensorDictEnv
-from trawl.keys import DONE, IS_INIT, MASK, REWARD, Key, as_key, next_of
+from trawl.keys import DONE, IS_INIT, MASK, Key, as_key, next_of
 from trawl.memory import Array, Mask
 from trawl.rollout.array_stepper import Stepper
 from trawl.rollout.batch_writer import BatchOptions, BatchWriter
@@ -195,11 +196,13 @@ class FixedLayoutWriter(BatchWriter):
         """Writes the ids of trajectories that were not written while the batch was filled."""
 
     def _rewards(self, block: Block, filled: int) -> Array:
-        """Returns the reward of each step; if agents have their own, the mean of all agents."""
-        keys, lead = self.entries.rewards, (filled, self.num_envs)
-        if REWARD in keys:
-            return block.on_host(REWARD, filled).reshape(lead)
-        parts = [block.on_host(key, filled).reshape(*lead, -1) for key in keys]
+        """Returns the reward of each step; if it has several numbers, their mean."""
+        parts = [
+            (rows := block.on_host(key, filled)).reshape(*rows.shape[:2], math.prod(leaf.shape))
+            for key, leaf in self.entries.rewards.items()
+        ]
+        if len(parts) == 1 and parts[0].shape[-1] == 1:
+            return parts[0][..., 0]
         mean: Array = np.concatenate(parts, -1).mean(-1, dtype=np.float64)
         return mean
 
@@ -230,8 +233,7 @@ class FixedLayoutWriter(BatchWriter):
         return [
             (row, key == IS_INIT)
             for key, row in self._staged.next.items()
-            # Absent agents are done from the beginning of an episode.
-            if key not in entries.observed and not (key in entries.flags and len(key) > 1)
+            if key not in entries.shown
         ]
 
     @override

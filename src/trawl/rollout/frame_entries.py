@@ -33,6 +33,8 @@ class FrameEntries:
     Attributes:
         observed: the observations.
         flags: the flags that mark the end of an episode. Several agents have flags of their own.
+        shown: the entries that an environment shows after each step and reset: the observations,
+            and the flags of agents, because those who are absent stay done.
         rewards: the rewards, under ``"next"``. Several agents may have rewards of their own.
         roots: the entries that exist before the policy acts.
         hidden: keys of entries that are left out of batches. They are flags that the environment
@@ -51,6 +53,8 @@ class FrameEntries:
         shown = _leaves(env.full_done_spec, axes)
         # Every episode ends by these flags, even if the environment does not have all of them.
         self.flags = {**_FLAGS, **shown}
+        of_agents = {key: leaf for key, leaf in shown.items() if len(key) > 1}
+        self.shown = {**self.observed, **of_agents}
         rewards = _leaves(env.full_reward_spec, axes)
         self.rewards = {next_of(key): leaf for key, leaf in rewards.items()}
         self.marks_starts = options.marks_starts(policy) and IS_INIT not in self.observed

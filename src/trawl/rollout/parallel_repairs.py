@@ -61,7 +61,7 @@ class ParallelRepairs:
         places = [buffers.rows(env) for env in sorted(failed)]
         rows = [row for place in places for row in range(place.start, place.stop)]
         # The step left nothing valid there.
-        buffers.flags[rows] = buffers.rewards[rows] = 0
+        buffers.discard(rows)
         return [row - chosen.start for row in rows]
 
     def begin(self, env: int, error: Exception, row: int, when: str | None = None) -> None:

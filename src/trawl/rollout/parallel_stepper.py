@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 from typing_extensions import override
 
-from trawl import keys
+from trawl.envs.agent_groups import flagged_groups
 from trawl.envs.parallel import ParallelEnv
 from trawl.envs.step_buffers import AUTORESET, RESET, TERMINATED, TRUNCATED
 from trawl.keys import Key, next_of
@@ -37,6 +37,7 @@ class ParallelStepper(ArrayStepper):
     def __init__(self, env: ParallelEnv, restarts: EnvRestarts | None = None) -> None:
         self.env = env
         self.num_envs = env.batch_size.numel()
+        self.agent_groups = flagged_groups(env)
         self._restarts = restarts
         self._repairs: ParallelRepairs | None = None
         #: Observations that the policy writes, under ``"next"``. Only resets give others.
@@ -105,10 +106,13 @@ class ParallelStepper(ArrayStepper):
             if key not in self.written
             for rows in (view.rows(next_of(key), start, stop), view.following(key, start, stop))
         ]
-        rewards = view.arrays[keys.REWARD][start:stop, :, 0]
-        flags, given, cut = buffers.flags[chosen], buffers.rewards[chosen], buffers.cut[chosen]
+        rewards = [
+            (array[chosen], view.arrays[next_of(key)][start:stop])
+            for key, array in buffers.rewards.items()
+        ]
+        flags, cut, groups = buffers.flags[chosen], buffers.cut[chosen], self.agent_groups
         nothing, repairs = bytes(count), self._repairs
-        ends = VectorEnds(view, episodes, start, stop)
+        ends = VectorEnds(view, episodes, start, stop, groups)
         copy_begun = _copier(
             (array[chosen], view.following(key, start, stop))
             for key, array in buffers.reset_observed.items()
@@ -126,7 +130,8 @@ class ParallelStepper(ArrayStepper):
             failed = [] if repairs is None else repairs.restart(chosen, start + t)
             if t >= ends.nearest:
                 cut[:] = False
-            rewards[t] = given
+            for source, values in rewards:
+                values[t] = source
             for source, rows in observed:
                 rows[t][...] = source
             if flags.tobytes() != nothing:
@@ -136,7 +141,7 @@ class ParallelStepper(ArrayStepper):
                 ends.end(t, terminated, truncated, done)
                 copy_begun(t, done)
             if failed:
-                discard_step(view, episodes, start + t, failed)
+                discard_step(view, episodes, start + t, failed, groups)
                 copy_begun(t, failed)
                 ends.find_limits()
 

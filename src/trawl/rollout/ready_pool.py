@@ -67,13 +67,12 @@ class ReadyPool(ReadySource):
         self.reset(None)
         self.wait()
         assert self._due is not None
-        for leaf, array in zip(self._leaves, self._due.observed.values(), strict=True):
+        count, found = self._pool.num_envs, dict[Key, Array]()
+        for key, leaf in zip(self._keys, self._leaves, strict=True):
+            array = self._due.results[key]
             leaf.check(array, (len(array),))
-        count = self._pool.num_envs
-        return {
-            key: np.resize(array, (count, *array.shape[1:]))
-            for key, array in self._due.observed.items()
-        }
+            found[key] = np.resize(array, (count, *array.shape[1:]))
+        return found
 
     @override
     def set_action_dtypes(self, dtypes: Mapping[Key, np.dtype[Any]]) -> None:
@@ -153,7 +152,9 @@ class ReadyPool(ReadySource):
                 self._send_reset(rows[late], {})
         if begun is not None:
             self._note_begun(rows, begun)
-        return ReadyResults(rows, dict(zip(self._keys, leaves, strict=True)), rewards, flags)
+        found = dict(zip(self._keys, leaves, strict=True))
+        found["reward",] = rewards
+        return ReadyResults(rows, found, flags)
 
     def _note_begun(self, rows: Rows, begun: list[Array]) -> None:
         for key, values in zip(self._keys, begun, strict=True):

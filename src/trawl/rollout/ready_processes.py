@@ -44,6 +44,9 @@ class ReadyProcesses(ReadySource):
     ) -> None:
         assert env.buffers is not None
         self._env, self._buffers = env, env.buffers
+        self._results = dict(env.buffers.observed)
+        for key, array in env.buffers.rewards.items():
+            self._results[key] = array[:, 0] if array.shape[1:] == (1,) else array
         self.restarted: list[int] = []
         self._repairs = None if restarts is None else ParallelRepairs(env, restarts)
         self._envs = self._ready_envs(serving.batching, restarts)
@@ -124,8 +127,8 @@ class ReadyProcesses(ReadySource):
             self.restarted += restarted.tolist()
             most, room = most - len(rows), room - len(rows)
         buffers, chosen = self._buffers, np.concatenate([NO_ROWS, *taken])
-        observed = {key: array[chosen] for key, array in buffers.observed.items()}
-        return ReadyResults(chosen, observed, buffers.rewards[chosen], buffers.flags[chosen])
+        results = {key: array[chosen] for key, array in self._results.items()}
+        return ReadyResults(chosen, results, buffers.flags[chosen])
 
     @override
     def begun(self, rows: Rows) -> Mapping[Key, Array]:

@@ -22,21 +22,21 @@ class ReadyResults(NamedTuple):
 
     Attributes:
         rows: rows of the environments among all environments.
-        observed: observations after the step, by key.
-        rewards: rewards of the step.
+        results: rewards of the step, and observations and agents' flags after it, by key. A reward
+            of one number has no dimension of its own, because indexing takes several times as long
+            with another dimension.
         flags: one byte for each environment, with the bits that
             :class:`~trawl.envs.step_buffers.SharedStepBuffers` describes.
     """
 
     rows: Rows
-    observed: Mapping[Key, Array]
-    rewards: Array
+    results: Mapping[Key, Array]
     flags: NDArray[np.uint8]
 
     def only(self, chosen: slice | Array) -> ReadyResults:
         """Returns the results of some of the environments."""
-        observed = {key: array[chosen] for key, array in self.observed.items()}
-        return ReadyResults(self.rows[chosen], observed, self.rewards[chosen], self.flags[chosen])
+        results = {key: array[chosen] for key, array in self.results.items()}
+        return ReadyResults(self.rows[chosen], results, self.flags[chosen])
 
 
 class ReadySource(Protocol):

@@ -14,6 +14,7 @@ from tensordict import TensorDictBase
 from typing_extensions import override
 
 from trawl import keys
+from trawl.envs.agent_groups import flagged_groups
 from trawl.envs.gym import GymEnv
 from trawl.envs.parallel import ParallelEnv
 from trawl.envs.pool import Pool
@@ -25,7 +26,6 @@ from trawl.keys import (
     ENV_INDEX,
     IS_INIT,
     NO_TRAJECTORY,
-    REWARD,
     STEP_COUNT,
     TRAJ_IDS,
     Key,
@@ -40,7 +40,7 @@ from trawl.rollout.batch_writer import BatchOptions
 from trawl.rollout.block import Block
 from trawl.rollout.checks import check_rewards
 from trawl.rollout.device_transfer import transfer_to
-from trawl.rollout.episodes import cut_off, truncate
+from trawl.rollout.episodes import truncate
 from trawl.rollout.layout import Layout, Leaf
 from trawl.rollout.policy import Policy
 from trawl.rollout.random_actions import ReadyActions
@@ -94,6 +94,7 @@ class ReadyBatchWriter(ArrayBatchWriter):
             self._begun[serving.version_key] = np.zeros(self.num_envs, np.int64)
         own = self._begun.keys() - self._next.keys()
         self._staged.more_saved = {f"begun {show_key(key)}": self._begun[key] for key in own}
+        self._agent_groups = flagged_groups(env)
         # The id of each environment's trajectory.
         self._ids = np.array(self.episodes.ids)
         # Row of ``_begun`` that each frame of this batch comes from. Numpy sorts small integers
@@ -164,10 +165,15 @@ class ReadyBatchWriter(ArrayBatchWriter):
             for key, array in self._begun.items()
             if key in rows and key not in stacked
         ]
-        states, view = self._policy_leaves.states, self._staged.view
-        self._observed_rows = [
-            (key, view.arrays[next_of(key)][:, 0], self._first[key])
-            for key in self.entries.observed
+        states, arrays = self._policy_leaves.states, self._staged.view.arrays
+        # What a step returns, where it goes, and where the next step begins with it.
+        self._results: list[tuple[Key, Array, Array | None]] = [
+            (key[1:], arrays[key][:, 0, 0 if leaf.shape == (1,) else ...], None)
+            for key, leaf in self.entries.rewards.items()
+        ]
+        self._results += [
+            (key, arrays[next_of(key)][:, 0], self._first[key])
+            for key in self.entries.shown
             if key not in states
         ]
 
@@ -226,13 +232,12 @@ class ReadyBatchWriter(ArrayBatchWriter):
                 self.episodes.cut(index)
             else:
                 # A trajectory that has ended with this frame keeps its flags.
-                truncate(self._rows, (last,), ~self._rows[DONE][last, 0])
+                truncate(self._rows, (last,), ~self._rows[DONE][last, 0], self._agent_groups)
         self._start_trajectories(np.array(broken))
 
     def _record_frames(self, results: ReadyResults, start: int) -> int:
         """Writes the frames of environments into the batch; returns the number of filled rows."""
-        everyone, flags = results.rows, results.flags
-        rewards, observations = results.rewards, results.observed
+        everyone, columns, flags = results
         chosen, flagged = everyone, flags.tobytes() != bytes(len(flags))
         kept, resets = None, NO_ROWS
         if flagged:
@@ -241,7 +246,7 @@ class ReadyBatchWriter(ArrayBatchWriter):
                 # Resets are no frames. Their results only become the beginning of the next frames.
                 if self._notes_resets:
                     resets = everyone[(flags & AUTORESET).nonzero()[0]]
-                chosen, rewards, flags = everyone[kept], rewards[kept], flags[kept]
+                chosen, flags = everyone[kept], flags[kept]
             else:
                 kept = None
         stop = start + len(chosen)
@@ -251,15 +256,15 @@ class ReadyBatchWriter(ArrayBatchWriter):
         if self.options.restarts is not None:
             self._last[chosen] = np.arange(start, stop)
         rows, limit = self._rows, self.options.limit
-        rows[REWARD][start:stop, 0] = rewards
         self._sources[start:stop] = chosen
         rows[ENV_INDEX][start:stop] = chosen
         if TRAJ_IDS in rows:
             rows[TRAJ_IDS][start:stop] = self._ids[chosen]
-        for key, target, following in self._observed_rows:
-            observed = observations[key]
-            following[everyone] = observed
-            target[start:stop] = observed if kept is None else observed[kept]
+        for key, target, following in self._results:
+            column = columns[key]
+            if following is not None:
+                following[everyone] = column
+            target[start:stop] = column if kept is None else column[kept]
         for key in self._policy_leaves.states:
             self._next[key][chosen] = self._begun[next_of(key)][chosen]
         if self.entries.marks_starts:
@@ -286,8 +291,8 @@ class ReadyBatchWriter(ArrayBatchWriter):
         rows[keys.TRUNCATED][start:stop, 0] = bits & TRUNCATED
         rows[DONE][start:stop, 0] = resets
         if self.options.limit is not None:
-            flags = (rows[key][start:stop] for key in (keys.TRUNCATED, DONE))
-            cut_off(self.options.limit, self._next[STEP_COUNT][chosen], *flags)
+            late = self._next[STEP_COUNT][chosen, 0] >= self.options.limit
+            truncate(rows, (slice(start, stop),), late, self._agent_groups)
         self._start_trajectories(chosen[ended])
         self._start_episodes(chosen[ended])
 
@@ -368,12 +373,11 @@ class ReadyBatchWriter(ArrayBatchWriter):
     def _count(self, block: Block, filled: int) -> None:
         if filled:
             self.policy.check_samples(block.tensors, filled)
-        self._check_rewards(filled)
-        rewards, done = (self._rows[key][:filled, 0] for key in (REWARD, DONE))
-        self.sums.add_rows(self._sources[:filled], rewards, done)
+        rewards = self._rewards(block, filled)
+        self._check_rewards(rewards)
+        self.sums.add_rows(self._sources[:filled], rewards[:, 0], self._rows[DONE][:filled, 0])
 
-    def _check_rewards(self, filled: int) -> None:
-        rewards = self._rows[REWARD][:filled]
+    def _check_rewards(self, rewards: Array) -> None:
         try:
             check_rewards(rewards)
         except ValueError as error:

@@ -19,6 +19,7 @@ from trawl.testing.scripted_envs import (
     ScriptedDictEnv,
     ScriptedEnv,
     ScriptedLooseEnv,
+    ScriptedPartsEnv,
     ScriptedPool,
     ScriptedSource,
     Simulator,
@@ -29,6 +30,7 @@ from trawl.testing.scripted_envs import (
     jax_envs,
     text_of,
     torchrl_environment,
+    turns_environment,
 )
 
 
@@ -83,6 +85,16 @@ def _one(script: Script, env: int, kind: Any = ScriptedEnv) -> Any:
 
 def _agents(script: Script, env: int) -> Any:
     return _adapted(PettingZooEnv, agents_environment(script, env), script)
+
+
+def _turns(script: Script, env: int) -> Any:
+    groups = {"agent": ["agent_0", "agent_1"]}
+    infos = ["level"] if script.levels else None
+    return PettingZooEnv(turns_environment(script, env), group_map=groups, info_keys=infos)
+
+
+def _turn(script: Script, env: int, episode: int, step: int) -> Any:
+    return np.arange(2) == step % 2
 
 
 def _batch(make: Callable[[Script, Sequence[int], str], Any], mode: str) -> Any:
@@ -145,7 +157,16 @@ def _discount(script: Script, env: int, episode: int, step: int) -> Any:
 
 _AGENT_KEYS: dict[Any, Any] = {
     name: ("agent", name)
-    for name in ("observation", "action", "reward", "raw_reward", "seen", "hidden", "action_mask")
+    for name in (
+        "observation",
+        "action",
+        "reward",
+        "raw_reward",
+        "seen",
+        "hidden",
+        "action_mask",
+        "mask",
+    )
 }
 _AGENT_KEYS["info", "level"] = ("agent", "info", "level")
 _ALL_AT_ONCE = frozenset({Trait.ALL_AT_ONCE})
@@ -234,7 +255,7 @@ FACES: dict[str, Face] = {
     "groups": Face(_parallel(backend="thread", groups=3), Kind(resets="same", grouped=True)),
     "agents_parallel": Face(
         _parallel(make=_agents, backend="thread"),
-        Kind(agents=2),
+        Kind(agents=2, resets="same"),
         keys=_AGENT_KEYS,
         needs="pettingzoo",
     ),
@@ -247,6 +268,14 @@ FACES: dict[str, Face] = {
     "source_tensors": Face(
         _batch(partial(_source, device="cpu"), "SameStep"), Kind(resets="same", together=True)
     ),
+    "turns": Face(
+        _single(_turns),
+        Kind(agents=2, in_turn=True, extra={"mask": _turn}, never_stacked=frozenset(["mask"])),
+        single=True,
+        keys=_AGENT_KEYS,
+        needs="pettingzoo",
+    ),
+    "parts": Face(_list(partial(_one, kind=ScriptedPartsEnv)), Kind(parts=2)),
 }
 
 #: The faces of a script that return the environments that are ready, in any order.

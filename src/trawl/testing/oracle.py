@@ -34,6 +34,8 @@ class Kind:
 
     Attributes:
         agents: number of agents; None if there are none.
+        in_turn: True if the agents act in turn, one in each step.
+        parts: number of components of a reward; None if it is a single number.
         resets: when a new episode begins: ``"after"`` the step that ends one, as a part of that
             ``"same"`` step, or in the ``"next"`` step, which is no frame.
         together: True if a failure rebuilds all environments of a batch.
@@ -44,6 +46,8 @@ class Kind:
     """
 
     agents: int | None = None
+    in_turn: bool = False
+    parts: int | None = None
     resets: str = "after"
     together: bool = False
     grouped: bool = False
@@ -181,7 +185,10 @@ class Actor:
         if self.script.masks and self.kind.agents is not None:
             over = self.step and any(self.script.flags(*self.place, self.step))
             legal = np.arange(self.script.actions) == self.script.legal(*self.place, self.step)
-            extra["action_mask"] = self.each(lambda _: legal | bool(over))
+            turn = self.step % self.kind.agents
+            extra["action_mask"] = self.each(
+                lambda agent: legal | bool(agent != turn if self.kind.in_turn else over)
+            )
         return {"observation": values, **extra}
 
     def nothing(self) -> Frame:
@@ -224,11 +231,16 @@ class Actor:
         self.count += 1
         now = (*self.place, self.step)
         taken = np.broadcast_to(action, self.kind.agents or 1)
+        if self.kind.in_turn:
+            taken = np.full_like(taken, taken[(self.step - 1) % len(taken)])
         reward = self.each(lambda agent: self.script.reward(*now, int(taken[agent]), agent))
+        if self.kind.parts is not None:
+            parts = [self.script.reward(*now, int(action), i) for i in range(self.kind.parts)]
+            reward = np.array([parts])
         terminated, truncated = self.script.flags(*now)
         own = terminated, truncated
         truncated |= self.count == self.options.max_frames_per_traj
-        self.shown = self.observe(action)
+        self.shown = self.observe(taken)
         self.window = [*self.window, self.shown]
         after = self.stacked(self.window)
         frame: Frame = {**before, "action": action, "seen": seen, ("next", "reward"): reward}
@@ -285,10 +297,10 @@ class Statistics:
             for frame in mine:
                 if frame is not None:
                     carry[index] = frame["next", "reward"] + 0.99 * carry[index]
-                    self.returns.extend(np.ravel(carry[index]))
+                    self.returns.extend(np.atleast_1d(carry[index]))
                 if frame is None or frame["next", "done"]:
                     carry[index] = 0.0
-        scale = np.sqrt(np.var(self.returns) + 1e-8) if self.returns else 1.0
+        scale = np.sqrt(np.var(self.returns, 0) + 1e-8) if self.returns else 1.0
         for frame in (frame for mine in rows for frame in mine if frame is not None):
             if self.options.keep_raw:
                 frame["next", "raw_reward"] = frame["next", "reward"]

@@ -72,6 +72,18 @@ class ScriptedLooseEnv(ScriptedEnv):
         return {"observation": self.player.observe(action), "text": text}
 
 
+class ScriptedPartsEnv(ScriptedEnv):
+    """A Gymnasium environment whose reward has several components."""
+
+    reward_space = spaces.Box(-np.inf, np.inf, (2,))
+
+    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
+        """Takes a step."""
+        rewards, terminated, truncated = self.player.step([int(action)] * 2)
+        info = self.player.info()
+        return self._observe(int(action)), np.array(rewards), terminated, truncated, info
+
+
 class ReusingEnv(ScriptedEnv):
     """A Gymnasium environment that returns the same array each time, with new content."""
 
@@ -468,6 +480,48 @@ def agents_environment(script: Script, env: int, agents: int = 2) -> Any:
             return self._all(lambda i: self.player.info())
 
     return ScriptedAgents()
+
+
+def turns_environment(script: Script, env: int, agents: int = 2) -> Any:
+    """Returns an AEC environment of PettingZoo, whose agents act in turn."""
+    from pettingzoo import AECEnv
+
+    class ScriptedTurns(AECEnv):  # type: ignore[misc]
+        metadata = {"name": "turns"}  # noqa: RUF012 - as PettingZoo
+        render_mode = None
+
+        def __init__(self) -> None:
+            self.possible_agents = [f"agent_{i}" for i in range(agents)]
+            self.player = Player(script, env)
+
+        def observation_space(self, agent: Any) -> Any:
+            return _BOX
+
+        def action_space(self, agent: Any) -> Any:
+            return spaces.Discrete(script.actions)
+
+        def reset(self, seed: Any = None, options: Any = None) -> None:
+            self.agents = self.possible_agents[:]
+            self.player.reset()
+            self._set(-1, [0.0] * agents, False, False)
+
+        def step(self, action: Any) -> None:
+            self._set(int(action), *self.player.step([int(action)] * agents))
+
+        def _set(
+            self, action: int, rewards: Sequence[float], terminated: bool, truncated: bool
+        ) -> None:
+            self.agent_selection = self.agents[self.player.count % agents]
+            self.seen = {name: self.player.observe(action, i) for i, name in enumerate(self.agents)}
+            self.rewards = dict(zip(self.agents, rewards, strict=True))
+            self.terminations = dict.fromkeys(self.agents, terminated)
+            self.truncations = dict.fromkeys(self.agents, truncated)
+            self.infos = {name: self.player.info() for name in self.agents}
+
+        def observe(self, agent: Any) -> Any:
+            return self.seen[agent]
+
+    return ScriptedTurns()
 
 
 def torchrl_environment(script: Script, env: int) -> Any:
