@@ -3,7 +3,8 @@
 import pytest
 
 from trawl import MultiCollector
-from trawl.data import TrajectoryAssembler
+from trawl.data import MemmapSink, TrajectoryAssembler, load
+from trawl.observe import EpisodeStats
 from trawl.testing import NumberedEnv
 
 LENGTHS = [3, 1, 4, 7]
@@ -22,6 +23,40 @@ def collector(sync, num_envs, **options):
         start_method="inline",
         **options,
     )
+
+
+@pytest.mark.parametrize("sync", [True, False])
+@pytest.mark.parametrize("num_envs", [1, 2])
+@pytest.mark.parametrize("how", [None, 0, -1])
+def test_trajectories_are_whole(sync, num_envs, how, tmp_path):
+    if how is not None and not sync:
+        pytest.skip("one worker's batch has one layout")
+    assembler, stats = TrajectoryAssembler(workers=2), EpisodeStats()
+    with (
+        collector(sync, num_envs, cat_results=how) as source,
+        MemmapSink(tmp_path / "d") as sink,
+    ):
+        for batch in source:
+            assembler.add(batch)
+            stats.update(batch)
+            sink.write(batch)
+    whole = assembler.take()
+    assert stats.frames == len(load(tmp_path / "d")) == 400
+    assert stats.count == len(whole) > 50
+    by_env = {}
+    for trajectory in whole:
+        # Of what is observed, [0] is the environment, [1] the episode and [2] the step in it.
+        env, episode, _ = trajectory["observation"][0, :3].int().tolist()
+        by_env.setdefault(env, []).append(episode)
+        assert len(trajectory) == LENGTHS[episode % len(LENGTHS)]
+        assert trajectory["observation"][:, 2].tolist() == list(range(len(trajectory)))
+        assert (trajectory["observation"][:, 1] == episode).all()
+    assert set(by_env) == {10 * worker + index for worker in range(2) for index in range(num_envs)}
+    assert all(found == list(range(len(found))) for found in by_env.values())
+    again = EpisodeStats()
+    again.update(load(tmp_path / "d"))
+    assert again.count == stats.count
+    assert again.returns.mean == pytest.approx(stats.returns.mean)
 
 
 def test_a_wrong_number_of_workers_is_noticed():
