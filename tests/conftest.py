@@ -18,7 +18,7 @@ from ray_workers import forked_workers
 from schedule import ByDuration, Clock, plan, uses_ray
 
 from trawl import exploration_type, set_exploration_type
-from trawl.backends import server
+from trawl.backends.processes import server
 
 # Examples are searched for anew on a developer's machine, and always the same ones elsewhere.
 _common = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow]}
@@ -110,7 +110,7 @@ _cluster: contextlib.ExitStack | None = None
 def cluster() -> Any:
     """The module ``ray``, connected to a cluster with few CPUs, which tests share."""
     pytest.importorskip("ray")
-    from trawl.backends.ray_cluster import DEFAULT_RAY_INIT_CONFIG, connect, import_ray
+    from trawl.backends.ray.cluster import DEFAULT_RAY_INIT_CONFIG, connect, import_ray
 
     global _cluster
     ray = import_ray()

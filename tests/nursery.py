@@ -73,7 +73,7 @@ def run(code, *arguments, namespaces=(), within=None, **options):
 @functools.cache
 def shared():
     """The nursery of the programs that need no other. It ends with this process."""
-    modules = ["trawl.cli.collect", "trawl.cli.show", "tyro", "trawl.collectors.worker"]
+    modules = ["trawl.cli.collect", "trawl.cli.show", "tyro", "trawl.collectors.workers.service"]
     modules += ["trawl.data", "pyarrow.dataset", "torch.distributed"]
     found = Nursery(*modules, place=os.path.join(_folder(), "nursery"))
     atexit.register(found.close)
@@ -131,7 +131,7 @@ exec(code)
 
 # What a command runs: a module, or the server that forks Trawl's workers.
 IS_MODULE = '"-m" in arguments[:2]'
-IS_SERVER = '"from trawl.backends.server import serve; " in arguments[-1]'
+IS_SERVER = '"from trawl.backends.processes.server import serve; " in arguments[-1]'
 
 # The processes that it starts may be forked as well. The server looks for its parent.
 PYTHON = """

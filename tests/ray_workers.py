@@ -18,7 +18,7 @@ from nursery import IS_MODULE, IS_SERVER, PYTHON, Nursery, write_python
 
 _MODULES = (
     "trawl.collectors.distributed.ray",
-    "trawl.collectors.worker",
+    "trawl.collectors.workers.service",
     "trawl.data",
 )
 # Ray reads its settings as it is imported, which TorchRL does as well.
@@ -63,7 +63,7 @@ def _orderly() -> Iterator[None]:
     if importlib.util.find_spec("ray") is None:
         yield
         return
-    from trawl.backends.ray_cluster import import_ray
+    from trawl.backends.ray.cluster import import_ray
 
     import_ray()
     node = importlib.import_module("ray._private.node").Node

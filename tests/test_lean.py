@@ -22,7 +22,7 @@ import torch.compiler
 marks = torch.compiler.allow_in_graph, torch.compiler.assume_constant_result
 before = list(sys.meta_path)
 
-import trawl.collectors.worker
+import trawl.collectors.workers.service
 from tensordict.nn import TensorDictModule
 from torch import nn
 from trawl import Collector

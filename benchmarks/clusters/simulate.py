@@ -27,7 +27,7 @@ import numpy as np
 RESULTS = Path(__file__).resolve().parents[1] / "results"
 
 Kind = Literal["sync", "async"]
-# Requests that a worker has at a time: trawl.collectors.scheduler.
+# Requests that a worker has at a time: trawl.collectors.workers.scheduler.
 AHEAD = 2
 COUNTS = tuple(2**power for power in range(13))
 # Workers whose collectors share a node, in a tree.

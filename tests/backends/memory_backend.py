@@ -8,9 +8,9 @@ from queue import SimpleQueue
 
 from trawl.backends.carrier import Carrier, Inlet, Outlet
 from trawl.backends.frames import Frame
-from trawl.backends.launch import Launcher, Process
+from trawl.backends.launching.launch import Launcher, Process
+from trawl.backends.processes.loop import ThreadBreaker
 from trawl.backends.remote_rank import run_rank_at
-from trawl.backends.worker_loop import ThreadBreaker
 
 
 class KillableBreaker(ThreadBreaker):

@@ -16,9 +16,9 @@ import pytest
 from backend_parts import descriptors
 
 from trawl.backends import listener as listeners
-from trawl.backends.authentication import AuthenticationError, Session, connect
 from trawl.backends.control import REQUESTS, SIGNALS, ControlConnection
 from trawl.backends.frames import Frame, pack, seal, unseal
+from trawl.backends.launching.authentication import AuthenticationError, Session, connect
 from trawl.backends.listener import MOST_GUESTS, Listener
 from trawl.backends.network import LOOPBACK
 

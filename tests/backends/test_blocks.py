@@ -10,8 +10,8 @@ from backend_parts import held_files
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trawl.backends import process
-from trawl.backends.process import BlockAllocator
+from trawl.backends.processes import backend as process
+from trawl.backends.processes.backend import BlockAllocator
 
 
 @pytest.mark.parametrize("nbytes", [0, 1, mmap.PAGESIZE, 1_000_001])

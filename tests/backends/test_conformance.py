@@ -4,7 +4,7 @@ from backend_conformance import BackendConformance
 from memory_backend import MemoryCarrier, ThreadLauncher
 
 from trawl.backends import InlineBackend, ProcessBackend
-from trawl.backends.launch import LaunchPlan
+from trawl.backends.launching.launch import LaunchPlan
 from trawl.backends.remote import RemoteBackend
 from trawl.backends.thread import ThreadBackend
 

@@ -6,8 +6,8 @@ import threading
 import pytest
 import torch
 
-from trawl.backends.authentication import AuthenticationError
 from trawl.backends.frames import MESSAGE, pack
+from trawl.backends.launching.authentication import AuthenticationError
 from trawl.backends.link import Address, hosted_store
 from trawl.backends.network import LOOPBACK
 

@@ -19,8 +19,10 @@ from forked import Forked
 from open_files import check_no_named_memory
 from scripted_service import ScriptedService
 
-from trawl.backends import Death, Message, ProcessBackend, server, server_handle
-from trawl.backends.server_handle import ServerHandle
+from trawl.backends import Death, Message, ProcessBackend
+from trawl.backends.processes import handle as server_handle
+from trawl.backends.processes import server
+from trawl.backends.processes.handle import ServerHandle
 
 METHODS = ["forkserver", "spawn"]
 # Seconds after which a test fails. None takes longer for it.
@@ -30,8 +32,8 @@ PATIENCE = 300
 PARTS = """
 import os, select, signal, subprocess, sys, threading, time
 from trawl.backends import Death, Failed, Message, ProcessBackend
-from trawl.backends import server as _server_module
-from trawl.backends.server_handle import ServerHandle, _Fork
+from trawl.backends.processes import server as _server_module
+from trawl.backends.processes.handle import ServerHandle, _Fork
 
 # A fresh process that workers come from would take seconds to import what most need.
 _server_module.PRELOADED = ()
@@ -215,7 +217,8 @@ def test_a_backend_has_one_of_the_methods():
 # --- programs of all sorts
 
 SHORT = """
-from trawl.backends import ProcessBackend, server
+from trawl.backends import ProcessBackend
+from trawl.backends.processes import server
 server.PRELOADED = ()
 class Service:
     busy = False

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from trawl.backends.server import _is_tracker
+from trawl.backends.processes.server import _is_tracker
 
 TRACKER = "from multiprocessing.resource_tracker import main; import time; time.sleep(1000)"
 

@@ -14,7 +14,7 @@ from backend_parts import held_files
 from tensordict import TensorDict
 from torch import nn
 
-from trawl.backends.spawn_payload import Shared, SpawnPayload, unpack
+from trawl.backends.processes.payload import Shared, SpawnPayload, unpack
 
 
 def through(content):

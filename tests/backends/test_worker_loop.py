@@ -6,12 +6,12 @@ import threading
 import nursery
 import pytest
 
-from trawl.backends.worker_loop import Breaker, Stopped, ThreadBreaker
+from trawl.backends.processes.loop import Breaker, Stopped, ThreadBreaker
 
 # Breaks a thread off while it cannot be broken off, or once it can, and profiles a call after that.
 AFTERWARDS = """
 import sys, threading
-from trawl.backends.worker_loop import Breaker, Stopped, ThreadBreaker
+from trawl.backends.processes.loop import Breaker, Stopped, ThreadBreaker
 
 def run():
     breaker = ThreadBreaker()
@@ -110,7 +110,7 @@ def stop_between() -> None:
 # Stops work where the interpreter ignores exceptions.
 IGNORING = """
 import gc, sys, threading
-from trawl.backends.worker_loop import Breaker, Stopped, ThreadBreaker
+from trawl.backends.processes.loop import Breaker, Stopped, ThreadBreaker
 
 hook = sys.unraisablehook
 

@@ -173,7 +173,8 @@ def test_it_plays_what_real_workers_do() -> None:
     """Two workers in this process are too few, and too close, to be timed: their turns are not."""
     import work as kinds
     from clusters.simulate import AHEAD, Driver, Work, events
-    from trawl.collectors import MultiAsyncCollector, MultiSyncCollector, scheduler
+    from trawl.collectors import MultiAsyncCollector, MultiSyncCollector
+    from trawl.collectors.workers import scheduler
 
     assert AHEAD == scheduler._AHEAD
     made = {"sync": MultiSyncCollector, "async": MultiAsyncCollector}

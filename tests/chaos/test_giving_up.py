@@ -29,7 +29,8 @@ from chaos_parts import (
 )
 from modes import ASYNC, SYNC
 
-from trawl.collectors import MultiCollector, pool
+from trawl.collectors import MultiCollector
+from trawl.collectors.workers import pool
 from trawl.errors import WorkerDied, WorkerError
 
 pytestmark = pytest.mark.usefixtures("nobody_is_left")

@@ -30,9 +30,9 @@ from chaos_parts import (
 )
 from modes import ASYNC, EITHER, SYNC
 
-from trawl.backends.server_handle import ServerHandle
+from trawl.backends.processes.handle import ServerHandle
 from trawl.collectors import MultiCollector
-from trawl.collectors.pool import WorkerPool
+from trawl.collectors.workers.pool import WorkerPool
 
 pytestmark = pytest.mark.usefixtures("nobody_is_left")
 KILLED = "worker 1 was killed by SIGKILL"

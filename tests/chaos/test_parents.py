@@ -297,7 +297,7 @@ def test_interrupted_twice(run: Any, mode: str) -> None:
     # kills the worker at once.
     script = run(
         """
-from trawl.collectors import pool
+from trawl.collectors.workers import pool
 pool._CLOSING = 1e6
 
 def deafen():

@@ -13,7 +13,7 @@ from trawl import Collector
 from trawl.cli.transforms import stacked_env
 from trawl.collectors import Normalization, NormalizeReward
 from trawl.data import info, load
-from trawl.envs.serial import build_env
+from trawl.envs.batches.serial import build_env
 
 FRAMES = ["--frames", 40, "--frames-per-batch", 20, "--seed", 1]
 NORMALIZE = ["--normalize-observations", "--normalize-rewards"]

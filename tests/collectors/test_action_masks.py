@@ -13,7 +13,7 @@ from tensordict.nn import TensorDictModule
 
 from trawl.collectors import AsyncBatchedCollector, Collector, MultiSyncCollector, RandomPolicy
 from trawl.envs import GymEnv, ObserveActionMask, ParallelEnv, SerialEnv
-from trawl.envs.masks import masked_rand
+from trawl.envs.entries.masks import masked_rand
 from trawl.testing import NumberedTorchEnv
 
 

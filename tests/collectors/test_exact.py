@@ -11,7 +11,7 @@ from tensordict import TensorDict
 from torchrl.data import LazyTensorStorage
 
 from trawl.collectors import Collector
-from trawl.collectors.exact import first_frames, shares
+from trawl.collectors.driver.exact import first_frames, shares
 from trawl.keys import NO_TRAJECTORY
 from trawl.testing import NumberedEnv
 

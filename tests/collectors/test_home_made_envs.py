@@ -12,7 +12,7 @@ from torchrl.envs import EnvBase
 
 from trawl.collectors import AsyncBatchedCollector, Collector, Evaluator, MultiSyncCollector
 from trawl.envs import ParallelEnv
-from trawl.rollout.random_policy import RandomPolicy
+from trawl.rollout.policy.random_policy import RandomPolicy
 
 LENGTH = 4
 REWARDS = {"float64": torch.float64, "float16": torch.float16, "int64": torch.int64}

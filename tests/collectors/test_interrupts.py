@@ -18,7 +18,7 @@ import trawl
 from trawl import Collector, MultiAsyncCollector, MultiSyncCollector
 from trawl.collectors import AsyncBatchedCollector
 from trawl.envs import GymEnv
-from trawl.rollout.random_policy import RandomPolicy
+from trawl.rollout.policy.random_policy import RandomPolicy
 from trawl.testing import Ledger, NumberedEnv
 
 LENGTHS = [3, 1, 4]

@@ -14,7 +14,7 @@ from multi_parts import Chooser, envs, make
 from trawl.backends import InlineBackend
 from trawl.collectors import MultiAsyncCollector, MultiSyncCollector
 from trawl.collectors.distributed import DistributedCollector
-from trawl.collectors.lag import LagBound, Lags
+from trawl.collectors.workers.lag import LagBound, Lags
 from trawl.testing import Ledger, NumberedEnv
 from trawl.weight_update.messages import MessageWeightSyncScheme
 

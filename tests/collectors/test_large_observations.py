@@ -9,7 +9,8 @@ import pytest
 import torch
 from gymnasium import spaces
 
-from trawl.backends import memory, process_worker
+from trawl.backends import memory
+from trawl.backends.processes import worker as process_worker
 from trawl.collectors import MultiAsyncCollector, MultiSyncCollector
 
 BOTH = pytest.mark.parametrize("cls", [MultiSyncCollector, MultiAsyncCollector])

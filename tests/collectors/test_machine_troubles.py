@@ -13,7 +13,7 @@ import nursery
 import pytest
 
 from trawl import Collector, MultiAsyncCollector, MultiSyncCollector
-from trawl.backends.server_handle import ServerHandle
+from trawl.backends.processes.handle import ServerHandle
 from trawl.errors import WorkerError
 from trawl.testing import Ledger, NumberedEnv
 
@@ -70,7 +70,7 @@ def test_workers_start_where_the_user_may_not_enter_the_directory(tmp_path):
     code = f"""
     import os
     import torch, gymnasium, trawl
-    from trawl.collectors import worker
+    from trawl.collectors.workers import service as worker
     os.mkdir("private", 0o700)
     os.chdir("private")
     os.setresuid(65534, 65534, 65534)

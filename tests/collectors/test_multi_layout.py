@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from multi_parts import MASK, TRAJ_IDS
 
-from trawl.collectors.assembler import BatchAssembler, WorkerBatch
-from trawl.collectors.requests import BatchReady, WorkerReady
+from trawl.collectors.workers.assembler import BatchAssembler, WorkerBatch
+from trawl.collectors.workers.requests import BatchReady, WorkerReady
 from trawl.memory import PrivateMemory
 from trawl.rollout.layout import BatchPartition, Layout, Leaf
 from trawl.rollout.slab import SlabPool, needed_bytes, tensors_over

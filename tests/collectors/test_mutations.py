@@ -40,7 +40,8 @@ def test_a_changed_state_is_refused_or_loaded_as_a_whole(kind, trap):
 
 def test_the_checkpoint_before_a_changed_one_is_loaded(tmp_path, monkeypatch):
     trial, mutator, passed, told = Trial("cart_pole", seed=2), Mutator(7), 0, []
-    monkeypatch.setattr("trawl.collectors.checkpointing.warn", lambda *args: told.append(args[0]))
+    warn = "trawl.collectors.driver.checkpoints.warn"
+    monkeypatch.setattr(warn, lambda *args: told.append(args[0]))
     path = trial.collector.checkpoint(tmp_path / "own")
     version = torch.load(path, weights_only=True)["trawl"]
     whole = {"format": 1, "trawl": version, "state": trial.state, "extra": {"number": 1}}

@@ -18,8 +18,8 @@ from torch import Tensor, nn
 from tests.oracle.comparing import Case, check
 from trawl.collectors import Collector, Evaluator, NormalizeObservation, NormalizeReward
 from trawl.envs import TorchVectorEnv
-from trawl.rollout import tensor_normalizer
 from trawl.rollout.moments import RunningMoments
+from trawl.rollout.stages import tensor_normalizer
 from trawl.testing import NumberedEnv, NumberedTorchEnv
 from trawl.testing.oracle import Options
 

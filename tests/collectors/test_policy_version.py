@@ -6,7 +6,7 @@ from collector_parts import Buffer, first_batch, keys
 from tensordict import TensorDict
 
 from trawl.collectors import Collector, PolicyVersion
-from trawl.collectors.policy_version import stamp
+from trawl.collectors.driver.policy_version import stamp
 from trawl.testing import NumberedEnv
 
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from multi_parts import CLASSES, envs, make
 
 from trawl.collectors import Collector, MultiSyncCollector
-from trawl.collectors.background import RateLimiter
+from trawl.collectors.driver.background import RateLimiter
 from trawl.testing import FaultyEnv, NumberedEnv
 
 PATIENCE = 300

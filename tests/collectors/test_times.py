@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trawl.collectors.times import (
+from trawl.collectors.watch.times import (
     DRIVER_PARTS,
     WORKER_PARTS,
     BatchTimes,

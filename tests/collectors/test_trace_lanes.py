@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trawl.collectors.times import BatchTimes
-from trawl.collectors.trace_lanes import BatchLane, Pieces
+from trawl.collectors.watch.times import BatchTimes
+from trawl.collectors.watch.trace_lanes import BatchLane, Pieces
 from trawl.observe.timeline_file import TraceWriter
 
 # What time.perf_counter() returns: whole nanoseconds, as a float of seconds.

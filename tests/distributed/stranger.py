@@ -18,9 +18,9 @@ from pathlib import Path
 
 import torch.distributed
 
-from trawl.backends.authentication import AuthenticationError
 from trawl.backends.control import Rendezvous
 from trawl.backends.frames import Frame
+from trawl.backends.launching.authentication import AuthenticationError
 from trawl.backends.link import Address
 from trawl.collectors.distributed.launchers import run_rank
 

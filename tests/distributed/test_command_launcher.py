@@ -14,9 +14,9 @@ from backend_conformance import BackendConformance
 from distributed_parts import CLASSES, make
 from forked import Forked
 
-from trawl.backends import launch_command
-from trawl.backends.launch import LaunchPlan
-from trawl.backends.launch_command import KEY, CommandLauncher
+from trawl.backends.launching import command as launch_command
+from trawl.backends.launching.command import KEY, CommandLauncher
+from trawl.backends.launching.launch import LaunchPlan
 from trawl.backends.process_group import ProcessGroupCarrier
 from trawl.backends.remote import RemoteBackend
 from trawl.collectors.distributed import DistributedSyncCollector

@@ -2,7 +2,7 @@
 
 from backend_conformance import BackendConformance
 
-from trawl.backends.launch import LaunchPlan, LocalLauncher
+from trawl.backends.launching.launch import LaunchPlan, LocalLauncher
 from trawl.backends.process_group import ProcessGroupCarrier
 from trawl.backends.remote import RemoteBackend
 

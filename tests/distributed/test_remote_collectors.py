@@ -16,12 +16,12 @@ from forked import Forked
 from open_files import check_no_named_memory
 
 from trawl.collectors import Collector, MultiSyncCollector, RandomPolicy
-from trawl.collectors.delivery import experience
 from trawl.collectors.distributed import (
     DistributedCollector,
     DistributedSyncCollector,
     RPCCollector,
 )
+from trawl.collectors.driver.delivery import experience
 from trawl.envs import GymEnv, ParallelEnv
 from trawl.errors import WorkerDied
 from trawl.testing import NumberedEnv

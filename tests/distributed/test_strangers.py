@@ -14,7 +14,7 @@ import stranger
 from distributed_parts import CLASSES, make
 from forked import Forked
 
-from trawl.backends.authentication import AuthenticationError
+from trawl.backends.launching.authentication import AuthenticationError
 from trawl.backends.link import Address, hosted_store
 from trawl.backends.network import LOOPBACK, listening
 from trawl.backends.remote_rank import run_rank_at

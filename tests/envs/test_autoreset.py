@@ -22,7 +22,7 @@ from vector_parts import (
 
 from trawl.collectors import Collector
 from trawl.envs import GymEnv
-from trawl.envs.autoreset import is_plain
+from trawl.envs.batches.autoreset import is_plain
 from trawl.testing import Ledger, NumberedEnv
 
 NEXT, SAME, DISABLED = (

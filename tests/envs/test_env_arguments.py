@@ -16,8 +16,8 @@ from torch import nn
 from trawl import Collector, Evaluator, GymEnv, MultiSyncCollector, ParallelEnv
 from trawl.collectors import NormalizeObservation
 from trawl.envs import FrameStack, InfoKey, JaxEnv, PettingZooEnv, TorchVectorEnv, VmasEnv
+from trawl.envs.batches.serial import build_env
 from trawl.envs.build import build_one
-from trawl.envs.serial import build_env
 from trawl.testing import NumberedTorchEnv
 
 

@@ -5,8 +5,8 @@ import pytest
 from gymnasium.vector import SyncVectorEnv
 
 from trawl.envs import GymEnv, SerialEnv
+from trawl.envs.batches.serial import build_env
 from trawl.envs.build import is_tensordict_env
-from trawl.envs.serial import build_env
 from trawl.testing import NumberedEnv, RaggedEnv
 
 

@@ -3,7 +3,7 @@
 import pytest
 
 from trawl.envs import SerialEnv
-from trawl.envs.serial import build_env
+from trawl.envs.batches.serial import build_env
 from trawl.testing import NumberedEnv
 
 

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from space_strategies import fixed, sampled
 
-from trawl.envs.spaces import SpaceCodec
+from trawl.envs.entries.spaces import SpaceCodec
 
 categorical = st.booleans()
 seeds = st.integers(0, 1000)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from space_strategies import fixed
 
 from trawl.envs import GymEnv
-from trawl.envs.spaces import SpaceCodec
+from trawl.envs.entries.spaces import SpaceCodec
 from trawl.envs.specs import (
     Binary,
     Bounded,

@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from trawl.envs import GymEnv, SerialEnv
+from trawl.envs.batches.serial import build_env
 from trawl.envs.build import is_tensordict_env
-from trawl.envs.serial import build_env
 from trawl.testing import NumberedEnv
 
 torchrl_envs = pytest.importorskip("torchrl.envs")

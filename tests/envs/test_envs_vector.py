@@ -7,7 +7,7 @@ from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, Vecto
 
 from trawl.collectors import Collector
 from trawl.envs import GymEnv
-from trawl.envs.spaces import SpaceCodec
+from trawl.envs.entries.spaces import SpaceCodec
 from trawl.envs.vector import StepResetVector, adapt
 from trawl.testing import NestedEnv, NumberedEnv, RaggedEnv, SelfResettingVectorEnv
 

@@ -16,7 +16,7 @@ from tensordict.nn import TensorDictModule
 
 from trawl.collectors import AsyncBatchedCollector, Collector
 from trawl.envs import GymEnv, InfoKey, JaxEnv, ParallelEnv, SerialEnv
-from trawl.envs.info_keys import box
+from trawl.envs.entries.info_keys import box
 from trawl.envs.specs import Composite, Unbounded
 
 MODES = ["NextStep", "SameStep", "Disabled"]

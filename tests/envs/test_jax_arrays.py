@@ -12,8 +12,8 @@ import torch
 from gymnasium import spaces
 
 from trawl.envs import GymEnv, JaxEnv
-from trawl.envs.jax_arrays import as_plain, giver, jax_ops, viewer
-from trawl.envs.spaces import SpaceCodec
+from trawl.envs.entries.spaces import SpaceCodec
+from trawl.envs.jax.arrays import as_plain, giver, jax_ops, viewer
 
 jax = pytest.importorskip("jax")
 jnp = jax.numpy

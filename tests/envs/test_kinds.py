@@ -318,7 +318,7 @@ def test_a_kind_of_another_package(things: Path, tmp_path: Path) -> None:
         """
 import sys, gymnasium, trawl
 from trawl.envs.build import build_one, is_env
-from trawl.envs.serial import batch_source, build_env
+from trawl.envs.batches.serial import batch_source, build_env
 build_env("CartPole-v1")
 assert is_env(gymnasium.make("CartPole-v1")) and not is_env(build_env)
 assert "things" not in sys.modules, "it is loaded when it isn't needed"

@@ -179,7 +179,7 @@ def test_a_process_that_replaces_another_repeats_its_draws():
 @pytest.mark.parametrize("kind", [NumberedEnv, NestedEnv])
 def test_checked_tensordicts_are_the_same(kind, threads, monkeypatch):
     frames = rolled(threads(kind))
-    monkeypatch.setattr("trawl.envs.parallel.new_tensordict", TensorDict)
+    monkeypatch.setattr("trawl.envs.processes.parallel.new_tensordict", TensorDict)
     assert_same(frames, rolled(threads(kind)))
 
 

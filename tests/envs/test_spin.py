@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from trawl.envs.spin import Spin, may_spin
+from trawl.envs.processes.spin import Spin, may_spin
 
 
 class FakeTime:

@@ -8,7 +8,7 @@ import torch
 from gymnasium import spaces
 from gymnasium.vector.utils import batch_space
 
-from trawl.envs.spaces import SpaceCodec, TensorCodec
+from trawl.envs.entries.spaces import SpaceCodec, TensorCodec
 
 CPU = torch.device("cpu")
 SPACE = spaces.Dict(

@@ -18,7 +18,7 @@ from torch.nn import functional
 from trawl.collectors import Collector, Evaluator
 from trawl.collectors.evaluation.isolation import PrivateRandom, isolated, policy_seed
 from trawl.envs.seeding import derive
-from trawl.rollout.exploration import own_type
+from trawl.rollout.policy.exploration import own_type
 from trawl.rollout.rng import RandomStream
 
 ONES = torch.ones(4)

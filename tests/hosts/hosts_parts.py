@@ -7,7 +7,7 @@ from functools import partial
 import cloudpickle
 from distributed_parts import policy
 
-from trawl.backends.launch import Launcher, LaunchPlan, Process
+from trawl.backends.launching.launch import Launcher, LaunchPlan, Process
 from trawl.backends.remote_rank import run_rank_at
 from trawl.collectors import MultiSyncCollector
 from trawl.collectors.distributed import DistributedCollector

@@ -6,9 +6,9 @@ from dataclasses import replace
 import pytest
 from backend_conformance import BackendConformance
 
-from trawl.backends import ray_backend
 from trawl.backends.control import ControlConnection
-from trawl.backends.ray_backend import RayBackend
+from trawl.backends.ray import backend as ray_backend
+from trawl.backends.ray.backend import RayBackend
 
 FREE = {"num_cpus": 0}
 

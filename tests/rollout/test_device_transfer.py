@@ -6,9 +6,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trawl.rollout import device_transfer
-from trawl.rollout.device_transfer import DeviceTransfer
 from trawl.rollout.layout import Leaf
+from trawl.rollout.policy import device_transfer
+from trawl.rollout.policy.device_transfer import DeviceTransfer
 
 CUDA = pytest.param(
     "cuda:0",

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trawl.rollout.serving import LagLimit, lag_limit
+from trawl.rollout.ready.serving import LagLimit, lag_limit
 
 
 class Loop:

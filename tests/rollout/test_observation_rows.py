@@ -8,7 +8,7 @@ from gymnasium import spaces
 
 from trawl.collectors import Collector
 from trawl.envs import SerialEnv
-from trawl.rollout.observation_rows import ObservationRows
+from trawl.rollout.steppers.observation_rows import ObservationRows
 
 PARTS = {
     "wide": spaces.Box(-np.inf, np.inf, (3,), np.float32),

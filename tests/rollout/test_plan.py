@@ -18,7 +18,7 @@ from torch import distributions as d
 from torch import nn
 
 from trawl.collectors import Collector
-from trawl.rollout.plan import NotPlannable, make_plan
+from trawl.rollout.policy.plan import NotPlannable, make_plan
 from trawl.testing import NestedEnv
 
 OBS, ACTION = "observation", "action"

@@ -13,7 +13,7 @@ from torch import nn
 
 from trawl.collectors import Collector
 from trawl.envs import GymEnv, ParallelEnv, SerialEnv
-from trawl.rollout.modules import leaves_inputs_alone
+from trawl.rollout.policy.modules import leaves_inputs_alone
 from trawl.testing import ImageEnv, Ledger, NestedEnv, NumberedEnv, RaggedEnv
 
 LENGTHS = [3, 1, 4]

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import distributions as d
 
-from trawl.rollout.sampling import NotRecordable, record
+from trawl.rollout.policy.sampling import NotRecordable, record
 
 NORMAL, LOGITS, PROBS = ("loc", "scale"), ("logits",), ("probs",)
 DISTRIBUTIONS = {

@@ -9,10 +9,10 @@ from typing_extensions import override
 
 from trawl.collectors import AsyncBatchedCollector, Collector, RandomPolicy
 from trawl.envs import ParallelEnv
-from trawl.rollout import staged_rows
 from trawl.rollout.block import Block
 from trawl.rollout.layout import Leaf
-from trawl.rollout.stage import Stage
+from trawl.rollout.stages import staged_rows
+from trawl.rollout.stages.stage import Stage
 from trawl.testing import NumberedEnv, NumberedTorchEnv, RaggedEnv
 
 STEPS = 5

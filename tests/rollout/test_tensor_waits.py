@@ -27,9 +27,10 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from trawl.collectors import Collector
-from trawl.envs import FrameStack, TorchVectorEnv, masks
-from trawl.rollout import staged_rows
-from trawl.rollout.tensor_normalizer import TensorNormalizer
+from trawl.envs import FrameStack, TorchVectorEnv
+from trawl.envs.entries import masks
+from trawl.rollout.stages import staged_rows
+from trawl.rollout.stages.tensor_normalizer import TensorNormalizer
 
 COUNT, STEPS, LENGTH, SIZE = 6, 10, 4, 3
 # Operations and methods that read values on the host, or whose result has as many rows as values.

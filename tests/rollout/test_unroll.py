@@ -8,7 +8,7 @@ from torch import nn
 from torch.nn.modules.module import register_module_forward_hook
 from torch.nn.utils import parametrizations
 
-from trawl.rollout.modules import unroll
+from trawl.rollout.policy.modules import unroll
 
 
 def network() -> nn.Sequential:

@@ -2,7 +2,7 @@
 
 from trawl.backends.base import Backend, Death, Event, Failed, Message, Port, Service, Worker
 from trawl.backends.inline import InlineBackend
-from trawl.backends.process import ProcessBackend
+from trawl.backends.processes.backend import ProcessBackend
 
 __all__ = [
     "Backend",

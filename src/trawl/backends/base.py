@@ -34,7 +34,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from trawl.backends.failure import Failure
-from trawl.backends.spawn_payload import Package
+from trawl.backends.processes.payload import Package
 from trawl.memory import PrivateMemory
 
 

@@ -32,8 +32,8 @@ from itertools import islice
 
 import numpy as np
 
-from trawl.backends.authentication import Session, connect
 from trawl.backends.frames import Frame, seal, unseal
+from trawl.backends.launching.authentication import Session, connect
 from trawl.backends.listener import Listener
 from trawl.backends.network import keep_alive
 

@@ -16,8 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 from typing_extensions import override
 
-from trawl.backends.authentication import TAG_BYTES, Session
-from trawl.backends.spawn_payload import Package, ProgramPickler
+from trawl.backends.launching.authentication import TAG_BYTES, Session
+from trawl.backends.processes.payload import Package, ProgramPickler
 
 # Memory of at least this many bytes is sent separately, and not copied into the pickle.
 _APART = 16_384

@@ -22,7 +22,7 @@ from trawl.backends.base import (
     Worker,
 )
 from trawl.backends.failure import Failure
-from trawl.backends.spawn_payload import Package
+from trawl.backends.processes.payload import Package
 from trawl.memory import PrivateMemory
 
 

@@ -18,8 +18,8 @@ import torch
 import torch.distributed
 from torch import Tensor
 
-from trawl.backends.authentication import NONCE_BYTES, AuthenticationError, Session
 from trawl.backends.frames import Frame, seal, unseal
+from trawl.backends.launching.authentication import NONCE_BYTES, AuthenticationError, Session
 from trawl.backends.network import listening, own_address
 
 # Much of `torch.distributed` has no type annotations.

@@ -12,7 +12,7 @@ import traceback
 from collections.abc import Callable, Generator
 from typing import Any
 
-from trawl.backends.authentication import AuthenticationError, Expected, Session, greeting
+from trawl.backends.launching.authentication import AuthenticationError, Expected, Session, greeting
 from trawl.backends.network import listening
 
 # Maximum number of handshakes at a time, and seconds that each may take. Unknown clients must

@@ -19,7 +19,6 @@ from typing import Any
 
 from typing_extensions import override
 
-from trawl.backends.authentication import KEY_BYTES, AuthenticationError, derived_key
 from trawl.backends.base import Backend, Death, Event, Failed, MakeService, Message, Worker
 from trawl.backends.carrier import Carrier, Inlet
 from trawl.backends.control import REQUESTS, SIGNALS, ControlConnection
@@ -35,12 +34,13 @@ from trawl.backends.frames import (
     Request,
     pack,
 )
-from trawl.backends.launch import LaunchPlan, Process
+from trawl.backends.launching.authentication import KEY_BYTES, AuthenticationError, derived_key
+from trawl.backends.launching.launch import LaunchPlan, Process
 from trawl.backends.link import GONE, STATE, Address, hosted_store
 from trawl.backends.listener import Listener
 from trawl.backends.network import own_address
+from trawl.backends.processes.payload import packed
 from trawl.backends.remote_rank import RENDEZVOUS
-from trawl.backends.spawn_payload import packed
 from trawl.checks import require_linux
 
 # The reason of a process that ended without an error.

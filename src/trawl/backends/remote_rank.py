@@ -12,13 +12,13 @@ from typing import Any
 
 from typing_extensions import override
 
-from trawl.backends.authentication import AuthenticationError
 from trawl.backends.base import Service
 from trawl.backends.carrier import Outlet
 from trawl.backends.control import SIGNALS, Rendezvous, WorkerConnection
 from trawl.backends.frames import ENDED, FAILED, INTERRUPT, KILL, MESSAGE, STOP, Frame, pack
+from trawl.backends.launching.authentication import AuthenticationError
 from trawl.backends.link import Address
-from trawl.backends.worker_loop import NOTHING, Breaker, Stopped, WorkerLoop
+from trawl.backends.processes.loop import NOTHING, Breaker, Stopped, WorkerLoop
 
 # Seconds that a worker whose driver is gone may take to close its environments, and that a worker
 # that has ended waits for its driver to close the connection.

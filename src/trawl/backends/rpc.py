@@ -20,9 +20,9 @@ from typing import Any
 from torch.futures import Future
 from typing_extensions import override
 
-from trawl.backends.authentication import Session
 from trawl.backends.carrier import Carrier, Inlet, MakeOutlet, Outlet
 from trawl.backends.frames import Frame, seal, unseal
+from trawl.backends.launching.authentication import Session
 from trawl.backends.link import Address, dist, over
 from trawl.backends.network import interface_at, own_address
 

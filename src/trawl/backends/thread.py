@@ -21,7 +21,7 @@ from trawl.backends.base import (
     Service,
     Worker,
 )
-from trawl.backends.worker_loop import NOTHING, Stopped, ThreadBreaker, WorkerLoop
+from trawl.backends.processes.loop import NOTHING, Stopped, ThreadBreaker, WorkerLoop
 from trawl.memory import PrivateMemory
 
 _STOP = object()

@@ -16,7 +16,7 @@ from trawl.cli.policies import PolicyLoader
 from trawl.cli.references import search_here
 from trawl.cli.transforms import named_transforms, transform_options
 from trawl.collectors import Collector, MultiCollector
-from trawl.envs.serial import batch_source, build_env
+from trawl.envs.batches.serial import batch_source, build_env
 
 _FRAMES_PER_BATCH = 1000
 

@@ -21,11 +21,11 @@ from trawl.cli.errors import CliError, describe, message_of
 from trawl.cli.references import find, load_module, split
 from trawl.cli.transforms import minari_env, transform_facts
 from trawl.envs.base import TensorDictEnv
+from trawl.envs.batches.serial import batch_source, build_env, several_of_id
 from trawl.envs.build import adapted, env_of_id, is_env, is_tensordict_env
 from trawl.envs.gym import GymEnv
 from trawl.envs.kinds import check_prefix, is_known
-from trawl.envs.parallel import ParallelEnv
-from trawl.envs.serial import batch_source, build_env, several_of_id
+from trawl.envs.processes.parallel import ParallelEnv
 from trawl.envs.specs import NonTensor
 from trawl.keys import Key, as_key, show_key
 from trawl.supported import INFO_WITHOUT

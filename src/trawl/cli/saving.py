@@ -18,7 +18,7 @@ from trawl.cli.errors import CliError, describe, message_of, shown
 from trawl.cli.notes import print_note
 from trawl.cli.policies import fingerprint
 from trawl.cli.statistics import save_statistics
-from trawl.collectors.state_checks import check_fits, has_episodes, why_uncaptured
+from trawl.collectors.driver.state_checks import check_fits, has_episodes, why_uncaptured
 from trawl.data.sinks import Sink
 from trawl.data.sinks.record import read_record
 from trawl.data.sinks.states import SavedState, load_state, state_name

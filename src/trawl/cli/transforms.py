@@ -13,7 +13,7 @@ from gymnasium.wrappers import FrameStackObservation
 from trawl.cli.arguments import CollectArguments, EvaluateArguments, TuneArguments
 from trawl.cli.errors import CliError, message_of
 from trawl.collectors import NormalizeReward
-from trawl.envs.agent_groups import groups_of
+from trawl.envs.agents.groups import groups_of
 from trawl.envs.frame_stack import FrameStack
 from trawl.envs.specs import Bounded, Spec, Unbounded, is_of_tensors
 from trawl.keys import as_key

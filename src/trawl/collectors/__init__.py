@@ -13,12 +13,12 @@ from trawl.collectors.multi import (
     MultiSyncCollector,
 )
 from trawl.collectors.multi_config import MultiConfig
-from trawl.collectors.profile import ProfileConfig
 from trawl.collectors.single import Collector
 from trawl.collectors.utils import split_trajectories
+from trawl.collectors.watch.profile import ProfileConfig
 from trawl.envs.transforms import PolicyVersion
 from trawl.rollout.normalization import Normalization, NormalizeObservation, NormalizeReward
-from trawl.rollout.random_policy import RandomPolicy
+from trawl.rollout.policy.random_policy import RandomPolicy
 from trawl.weight_update import (
     MultiProcessedWeightUpdater,
     RayWeightUpdater,

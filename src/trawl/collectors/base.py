@@ -14,24 +14,24 @@ from tensordict import TensorDictBase
 from typing_extensions import Self
 
 from trawl.checks import check_bool
-from trawl.collectors.access import Access
-from trawl.collectors.background import BackgroundCollection, CollectorClosed
-from trawl.collectors.budget import FrameBudget
-from trawl.collectors.checkpointing import Checkpoints, Mismatch
 from trawl.collectors.config import CollectorConfig, warn
+from trawl.collectors.driver.access import Access
+from trawl.collectors.driver.background import BackgroundCollection, CollectorClosed
+from trawl.collectors.driver.budget import FrameBudget
+from trawl.collectors.driver.checkpoints import Checkpoints, Mismatch
+from trawl.collectors.driver.lifetime import Lifetime
+from trawl.collectors.driver.normalizing import transform_facts
+from trawl.collectors.driver.outbox import BatchOutbox
+from trawl.collectors.driver.policy_version import version_tracker
+from trawl.collectors.driver.trajectory_batcher import TrajectoryBatcher
+from trawl.collectors.driver.weak import weak
 from trawl.collectors.face import CollectorParts, Parts
-from trawl.collectors.figures import Figures
-from trawl.collectors.lifetime import Lifetime
-from trawl.collectors.normalizing import transform_facts
 from trawl.collectors.options import one_of
-from trawl.collectors.outbox import BatchOutbox
-from trawl.collectors.policy_version import version_tracker
-from trawl.collectors.profile import Profiling
 from trawl.collectors.torchrl import register_collectors
-from trawl.collectors.tracing import Tracing
-from trawl.collectors.trajectory_batcher import TrajectoryBatcher
-from trawl.collectors.watching import Watch
-from trawl.collectors.weak import weak
+from trawl.collectors.watch.figures import Figures
+from trawl.collectors.watch.profile import Profiling
+from trawl.collectors.watch.timeline import Tracing
+from trawl.collectors.watch.watching import Watch
 from trawl.data.sinks.base import Sink
 from trawl.interrupts import DeferredInterrupt, check_interrupt, is_deferred
 from trawl.observe.trace_options import TraceOptions
@@ -449,7 +449,7 @@ class BaseCollector(CollectorParts, OptionAttributes):  # type: ignore[misc]  # 
             workers have not answered, ``restarts`` the number of times that workers were replaced,
             and ``process_bytes`` the resident memory of this process.
 
-            The entries of :class:`~trawl.collectors.budget.FrameCounts` are included:
+            The entries of :class:`~trawl.collectors.driver.budget.FrameCounts` are included:
             ``stepped_frames``, ``trajectory_completed_frames``, ``completed_trajectories``,
             ``replay_written_frames`` and ``trajectory_pending_frames``. All but the last are
             part of the collector's state.

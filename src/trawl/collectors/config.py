@@ -30,7 +30,7 @@ from trawl.collectors.options import (
     validate,
 )
 from trawl.collectors.types import SupportsStop, SupportsVersion, SupportsWrite, Switch
-from trawl.envs.batched import check_env_kwargs
+from trawl.envs.batches.batched import check_env_kwargs
 from trawl.envs.frame_stack import FrameStackLike, as_frame_stack
 from trawl.envs.reset_kwargs import ResetKwargs, check_reset_kwargs
 from trawl.envs.types import DeviceLike, EnvKwargs

@@ -14,20 +14,20 @@ from torch import nn
 from torch.utils.data import IterableDataset
 from typing_extensions import Self
 
-from trawl.collectors import watching
-from trawl.collectors.access import Access
-from trawl.collectors.background import BackgroundCollection
-from trawl.collectors.budget import FrameBudget, FrameCounts
-from trawl.collectors.checkpointing import Checkpoints, Mismatch, resumed
 from trawl.collectors.config import CollectorConfig
-from trawl.collectors.figures import Figures
-from trawl.collectors.lifetime import Lifetime
-from trawl.collectors.outbox import BatchOutbox
-from trawl.collectors.parts import of_part
-from trawl.collectors.profile import ProfileConfig, Profiling
-from trawl.collectors.tracing import Tracing
-from trawl.collectors.watching import Watch
-from trawl.collectors.weights import POLICY, CollectorWeights, live_weights
+from trawl.collectors.driver.access import Access
+from trawl.collectors.driver.background import BackgroundCollection
+from trawl.collectors.driver.budget import FrameBudget, FrameCounts
+from trawl.collectors.driver.checkpoints import Checkpoints, Mismatch, resumed
+from trawl.collectors.driver.lifetime import Lifetime
+from trawl.collectors.driver.outbox import BatchOutbox
+from trawl.collectors.driver.parts import of_part
+from trawl.collectors.driver.weights import POLICY, CollectorWeights, live_weights
+from trawl.collectors.watch import watching
+from trawl.collectors.watch.figures import Figures
+from trawl.collectors.watch.profile import ProfileConfig, Profiling
+from trawl.collectors.watch.timeline import Tracing
+from trawl.collectors.watch.watching import Watch
 from trawl.paths import get_local, get_path
 from trawl.rollout.normalization import Normalization
 from trawl.weight_update.scheme import WeightSyncScheme

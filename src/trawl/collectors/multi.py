@@ -9,7 +9,7 @@ from typing_extensions import override
 
 from trawl.backends.base import Backend
 from trawl.backends.inline import InlineBackend
-from trawl.backends.process import ProcessBackend
+from trawl.backends.processes.backend import ProcessBackend
 from trawl.collectors.arguments import (
     AsyncArguments,
     MultiArguments,

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, fields
 from numbers import Real
 from typing import Any, Literal
 
-from trawl.backends.process import START_METHODS
+from trawl.backends.processes.backend import START_METHODS
 from trawl.checks import check_number, seconds_above_zero
 from trawl.collectors.config import CollectorConfig, warn
 from trawl.collectors.options import (

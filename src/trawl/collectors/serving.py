@@ -9,12 +9,12 @@ from typing import Any, cast
 
 from typing_extensions import override
 
-from trawl.collectors.first_ready import check_pool_options, pool_batching, pool_of
+from trawl.collectors.local.first_ready import check_pool_options, pool_batching, pool_of
 from trawl.collectors.single import Collector
-from trawl.envs.parallel import ParallelEnv
-from trawl.rollout.batch_writer import BatchOptions
-from trawl.rollout.ready_loop import ReadyRollout
-from trawl.rollout.serving import ServingOptions
+from trawl.envs.processes.parallel import ParallelEnv
+from trawl.rollout.ready.loop import ReadyRollout
+from trawl.rollout.ready.serving import ServingOptions
+from trawl.rollout.writers.batch_writer import BatchOptions
 from trawl.supported import Trait, check
 
 

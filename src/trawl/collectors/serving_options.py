@@ -9,19 +9,19 @@ from typing import Any, Literal
 
 from trawl.checks import check_number, check_seconds, did_you_mean
 from trawl.collectors.config import CollectorConfig
-from trawl.collectors.first_ready import VERSION, pool_of
+from trawl.collectors.local.first_ready import VERSION, pool_of
 from trawl.collectors.options import validate
 from trawl.collectors.types import PolicyLike
 from trawl.devices import check_device
-from trawl.envs.affinity import Affinity, check_cores
-from trawl.envs.batched import arguments_of
+from trawl.envs.batches.batched import arguments_of
+from trawl.envs.batches.serial import build_env
 from trawl.envs.build import is_env, refuse_policy
-from trawl.envs.parallel import ParallelEnv
-from trawl.envs.serial import build_env
+from trawl.envs.processes.affinity import Affinity, check_cores
+from trawl.envs.processes.parallel import ParallelEnv
 from trawl.envs.transforms import PolicyVersion
 from trawl.envs.types import is_list
 from trawl.keys import as_key
-from trawl.rollout.serving import Batching, ServingOptions
+from trawl.rollout.ready.serving import Batching, ServingOptions
 from trawl.supported import READY_POOL, Trait, check
 
 _MOST, _LEAST, _PATIENCE = 64, 1, 0.01

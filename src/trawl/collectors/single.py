@@ -16,55 +16,55 @@ from typing_extensions import override
 from trawl.collectors.arguments import CollectorArguments, accepts, describe
 from trawl.collectors.base import BaseCollector, View
 from trawl.collectors.config import CollectorConfig, option_names, warn
-from trawl.collectors.delivery import BatchDelivery
-from trawl.collectors.direct_weights import DirectWeights
 from trawl.collectors.dispatch import (
     backend_arguments,
     chosen_backend,
     elsewhere,
 )
-from trawl.collectors.env_loop import EnvLoop
+from trawl.collectors.driver.delivery import BatchDelivery
+from trawl.collectors.driver.normalizing import normalize_options
+from trawl.collectors.driver.parts import of_part
+from trawl.collectors.driver.weak import weak
 from trawl.collectors.face import Parts
-from trawl.collectors.figures import RolloutFigures
-from trawl.collectors.first_ready import (
+from trawl.collectors.inference_service import is_service, use_service
+from trawl.collectors.local.env_loop import EnvLoop
+from trawl.collectors.local.first_ready import (
     VERSION,
     check_pool_options,
     new_ready_rollout,
     pool_batching,
     pool_of,
 )
-from trawl.collectors.inference_service import is_service, use_service
-from trawl.collectors.loop_state import LoopState
-from trawl.collectors.multi_config import MultiConfig
-from trawl.collectors.normalizing import normalize_options
-from trawl.collectors.options import unknown_options
-from trawl.collectors.parts import of_part
-from trawl.collectors.placing import (
+from trawl.collectors.local.placing import (
     Devices,
     compiler,
     on_device,
     resolve_devices,
     tensors_of,
 )
+from trawl.collectors.local.state import LoopState
+from trawl.collectors.local.turns import Turns
+from trawl.collectors.local.weights import DirectWeights
+from trawl.collectors.multi_config import MultiConfig
+from trawl.collectors.options import unknown_options
 from trawl.collectors.torchrl import give_specs, is_random
-from trawl.collectors.turns import Turns
-from trawl.collectors.weak import weak
+from trawl.collectors.watch.figures import RolloutFigures
 from trawl.envs.base import TensorDictEnv
+from trawl.envs.batches.serial import build_env, close_made, given_envs
 from trawl.envs.build import check_rebuildable
 from trawl.envs.frame_stack import as_frame_stack
 from trawl.envs.seeding import check_seed
-from trawl.envs.serial import build_env, close_made, given_envs
 from trawl.envs.tensor_env import TensorEnv
-from trawl.rollout.batch_writer import BatchOptions
-from trawl.rollout.env_restarts import EnvRestarts
-from trawl.rollout.fixed_layout_writer import FixedLayoutWriter
 from trawl.rollout.loop import Rollout
-from trawl.rollout.policy import Policy
-from trawl.rollout.random_policy import RandomPolicy
-from trawl.rollout.ready_loop import ReadyRollout
-from trawl.rollout.resolving import resolve
-from trawl.rollout.serving import ServingOptions
-from trawl.rollout.trial import kept_envs
+from trawl.rollout.policy.policy import Policy
+from trawl.rollout.policy.random_policy import RandomPolicy
+from trawl.rollout.policy.resolving import resolve
+from trawl.rollout.ready.loop import ReadyRollout
+from trawl.rollout.ready.serving import ServingOptions
+from trawl.rollout.steppers.restarts import EnvRestarts
+from trawl.rollout.writers.batch_writer import BatchOptions
+from trawl.rollout.writers.fixed_layout import FixedLayoutWriter
+from trawl.rollout.writers.trial import kept_envs
 
 
 class LoopParts(Parts):

@@ -14,29 +14,29 @@ from trawl.backends.base import Backend
 from trawl.checks import check_bool
 from trawl.collectors.base import BaseCollector, View
 from trawl.collectors.config import CollectorConfig, warn
-from trawl.collectors.delivery import BatchDelivery
+from trawl.collectors.driver.delivery import BatchDelivery
+from trawl.collectors.driver.normalizing import normalize_options
+from trawl.collectors.driver.parts import of_part
+from trawl.collectors.driver.trajectory_batcher import TrajectoryBatcher
+from trawl.collectors.driver.weak import weak
 from trawl.collectors.face import Parts
-from trawl.collectors.gathering import Gathering
 from trawl.collectors.inference_service import is_service, use_service
 from trawl.collectors.multi_config import MultiConfig, check_names, sources
-from trawl.collectors.normalizing import normalize_options
-from trawl.collectors.parts import of_part
-from trawl.collectors.pool import WorkerPool
-from trawl.collectors.profile import Profiling
-from trawl.collectors.requests import WorkerReady
-from trawl.collectors.setups import WorkerSetups, shared_buffer
 from trawl.collectors.single import Collector
-from trawl.collectors.slot import SlotLimits
-from trawl.collectors.trajectory_batcher import TrajectoryBatcher
-from trawl.collectors.weak import weak
-from trawl.collectors.worker import fake
-from trawl.collectors.worker_calls import WorkerCalls
-from trawl.collectors.worker_specs import WorkerSpecs
-from trawl.collectors.workers_access import WorkerEnv, WorkersAccess
-from trawl.collectors.workers_control import WorkersControl, WorkersProfiling
-from trawl.collectors.workers_figures import WorkersFigures
-from trawl.collectors.workers_state import WorkersState
-from trawl.collectors.workers_weights import WorkersWeights
+from trawl.collectors.watch.profile import Profiling
+from trawl.collectors.workers.access import WorkerEnv, WorkersAccess
+from trawl.collectors.workers.calls import WorkerCalls
+from trawl.collectors.workers.control import WorkersControl, WorkersProfiling
+from trawl.collectors.workers.figures import WorkersFigures
+from trawl.collectors.workers.gathering import Gathering
+from trawl.collectors.workers.pool import WorkerPool
+from trawl.collectors.workers.requests import WorkerReady
+from trawl.collectors.workers.service import fake
+from trawl.collectors.workers.setups import WorkerSetups, shared_buffer
+from trawl.collectors.workers.slot import SlotLimits
+from trawl.collectors.workers.specs import WorkerSpecs
+from trawl.collectors.workers.state import WorkersState
+from trawl.collectors.workers.weights import WorkersWeights
 from trawl.envs.build import distinct
 from trawl.envs.types import is_list
 from trawl.rollout.normalization import Normalization

@@ -14,7 +14,7 @@ from typing import Any
 
 from trawl.backends.failure import Failure
 from trawl.backends.frames import Frame, pack_code, pack_for_ray
-from trawl.backends.ray_cluster import Connection, Placement, connect, import_ray, with_defaults
+from trawl.backends.ray.cluster import Connection, Placement, connect, import_ray, with_defaults
 
 # Arguments of the buffer that may be functions. The actor calls these functions in its process.
 _MADE_THERE = ("storage", "sampler", "writer")

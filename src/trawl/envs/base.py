@@ -13,7 +13,7 @@ from tensordict import TensorDict, TensorDictBase, is_leaf_nontensor
 from torch import Tensor
 
 from trawl.devices import check_device
-from trawl.envs.masks import rand_actions
+from trawl.envs.entries.masks import rand_actions
 from trawl.envs.specs import Categorical, Composite, Spec, Unbounded
 from trawl.errors import EnvStateError
 from trawl.keys import DONE_KEYS, as_key, show_key

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from trawl.backends.spawn_payload import packed
+from trawl.backends.processes.payload import packed
 from trawl.envs.arguments import argument_names, named_arguments
 from trawl.envs.base import TensorDictEnv
 from trawl.envs.gym import GymEnv
@@ -30,7 +30,7 @@ def build_one(
 ) -> Any:
     """Builds the environment that ``source`` describes; ``source`` is not a list.
 
-    See :func:`trawl.envs.serial.build_env` for details.
+    See :func:`trawl.envs.batches.serial.build_env` for details.
     """
     kwargs = dict(kwargs or {})
     if isinstance(source, str):

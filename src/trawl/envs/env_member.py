@@ -15,11 +15,12 @@ from torch import Tensor
 from trawl.envs.attributes import packed_result
 from trawl.envs.base import TensorDictEnv
 from trawl.envs.capture.kinds import from_plain, to_plain
+from trawl.envs.entries.masks import MASK_KEY, is_joint, mask_shapes, unfit_mask
+from trawl.envs.entries.spaces import SpaceCodec
 from trawl.envs.generators import seed_generators
 from trawl.envs.gym import GymEnv
 from trawl.envs.layers import state_parts
 from trawl.envs.logged import LoggedEnv
-from trawl.envs.masks import MASK_KEY, is_joint, mask_shapes, unfit_mask
 from trawl.envs.outcomes import (
     RESET_GIVES,
     checked_rewards,
@@ -27,10 +28,7 @@ from trawl.envs.outcomes import (
     reset_results,
     wrong_step,
 )
-from trawl.envs.reset_kwargs import with_reset_kwargs
-from trawl.envs.seeding import stream_seed
-from trawl.envs.spaces import SpaceCodec
-from trawl.envs.step_buffers import (
+from trawl.envs.processes.buffers import (
     AUTORESET,
     FLAT,
     JOINT,
@@ -41,6 +39,8 @@ from trawl.envs.step_buffers import (
     UNMASKED,
     SharedStepBuffers,
 )
+from trawl.envs.reset_kwargs import with_reset_kwargs
+from trawl.envs.seeding import stream_seed
 from trawl.errors import EnvStateError, env_errors, resetting
 from trawl.keys import Key, as_key
 from trawl.memory import Array

@@ -10,10 +10,10 @@ import torch
 from tensordict import TensorDictBase
 
 from trawl.checks import check_number
-from trawl.envs.agent_arrays import AGENT_MASK
+from trawl.envs.agents.arrays import AGENT_MASK
 from trawl.envs.dm import DISCOUNT
-from trawl.envs.info_keys import INFO_KEY
-from trawl.envs.masks import MASK_KEY
+from trawl.envs.entries.info_keys import INFO_KEY
+from trawl.envs.entries.masks import MASK_KEY
 from trawl.keys import Key, as_key, distinct_keys, show_keys
 
 _PADDINGS = ("reset", "zero")

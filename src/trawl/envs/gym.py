@@ -18,17 +18,15 @@ from typing_extensions import override
 
 from trawl.checks import check_bool, check_number
 from trawl.devices import optional_device
+from trawl.envs.batches.envpool_calls import make_envpool
+from trawl.envs.batches.pool import Pool, adapt_pool, is_pool
 from trawl.envs.capture import capture, restore
 from trawl.envs.capture.ways import chain
 from trawl.envs.dm import DMEnv, is_dm_env, make_dm_control
-from trawl.envs.envpool_calls import make_envpool
-from trawl.envs.finding_infos import find_infos
-from trawl.envs.info_keys import InfoKeys
-from trawl.envs.infos import InfoCodec, InfoLayout, InfoMerger
-from trawl.envs.kinds import EnvKind
-from trawl.envs.logged import LoggedEnv
-from trawl.envs.making import make, single_spaces, wrapped
-from trawl.envs.masks import (
+from trawl.envs.entries.finding_infos import find_infos
+from trawl.envs.entries.info_keys import InfoKeys
+from trawl.envs.entries.infos import InfoCodec, InfoLayout, InfoMerger
+from trawl.envs.entries.masks import (
     MASK_KEY,
     FirstMaskCheck,
     MaskKeeper,
@@ -36,6 +34,10 @@ from trawl.envs.masks import (
     flat_mask,
     mask_method,
 )
+from trawl.envs.entries.spaces import SpaceCodec, check_keys
+from trawl.envs.kinds import EnvKind
+from trawl.envs.logged import LoggedEnv
+from trawl.envs.making import make, single_spaces, wrapped
 from trawl.envs.outcomes import (
     checked_info,
     flag_of,
@@ -45,10 +47,8 @@ from trawl.envs.outcomes import (
     rewards_of,
     step_results,
 )
-from trawl.envs.pool import Pool, adapt_pool, is_pool
 from trawl.envs.reset_kwargs import ResetArguments, arguments_of_all, names_taken
 from trawl.envs.seeding import check_seed, derive, next_seed
-from trawl.envs.spaces import SpaceCodec, check_keys
 from trawl.envs.specs import Composite, NonTensor, Unbounded
 from trawl.envs.types import EnvLike
 from trawl.envs.vector import VectorAdapter, adapt, is_envpool, is_vector_env

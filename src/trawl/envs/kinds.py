@@ -24,15 +24,15 @@ GROUP = "trawl.sources"
 
 # In the order in which an object is offered to them.
 _OWN = {
-    "pettingzoo": "trawl.envs.pettingzoo:PETTINGZOO",
-    "vmas": "trawl.envs.vmas_env:VMAS",
+    "pettingzoo": "trawl.envs.agents.pettingzoo:PETTINGZOO",
+    "vmas": "trawl.envs.agents.vmas:VMAS",
     "tensors": "trawl.envs.torch_vector:TENSORS",
     "gymnasium": "trawl.envs.gym:GYMNASIUM",
     "dm_control": "trawl.envs.gym:DM_CONTROL",
     "envpool": "trawl.envs.gym:ENVPOOL",
-    "brax": "trawl.envs.jax_env:BRAX",
-    "gymnax": "trawl.envs.jax_env:GYMNAX",
-    "jumanji": "trawl.envs.jax_env:JUMANJI",
+    "brax": "trawl.envs.jax.env:BRAX",
+    "gymnax": "trawl.envs.jax.env:GYMNAX",
+    "jumanji": "trawl.envs.jax.env:JUMANJI",
 }
 # Factories, which are no environments.
 _FUNCTIONS = (type, FunctionType, MethodType, BuiltinFunctionType, partial, str)

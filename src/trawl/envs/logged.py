@@ -8,11 +8,11 @@ from typing import Any
 from typing_extensions import override
 
 from trawl.envs.base import TensorDictEnv
+from trawl.envs.batches.pool import Pool
 from trawl.envs.capture import check_state, needs_log, way_of, ways_of
 from trawl.envs.capture.action_log import ActionLog
 from trawl.envs.capture.episode_log import EpisodeLog
 from trawl.envs.capture.pool_log import PoolLog
-from trawl.envs.pool import Pool
 from trawl.envs.reset_kwargs import ResetArguments
 from trawl.envs.vector import VectorAdapter
 from trawl.keys import REWARD, Key

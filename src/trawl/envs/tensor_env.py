@@ -27,7 +27,7 @@ from typing_extensions import override
 
 from trawl.envs.base import TensorDictEnv
 from trawl.envs.capture.objects import ObjectGraph
-from trawl.envs.infos import rows_of
+from trawl.envs.entries.infos import rows_of
 from trawl.envs.seeding import check_seed, derive, next_seed
 from trawl.errors import EnvStateError
 from trawl.keys import Key

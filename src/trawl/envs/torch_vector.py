@@ -13,11 +13,10 @@ from typing_extensions import override
 from trawl.checks import check_bool
 from trawl.devices import check_device
 from trawl.envs.arguments import lists_arguments
-from trawl.envs.autoreset import as_mode, autoreset_mode, declared_mode, is_restartable
 from trawl.envs.base import TensorDictEnv
+from trawl.envs.batches.autoreset import as_mode, autoreset_mode, declared_mode, is_restartable
 from trawl.envs.capture.ways import chain
-from trawl.envs.gym import GymEnv
-from trawl.envs.info_keys import (
+from trawl.envs.entries.info_keys import (
     InfoKeys,
     given_entries,
     kept_values,
@@ -25,13 +24,14 @@ from trawl.envs.info_keys import (
     placed_entries,
     seen_values,
 )
-from trawl.envs.infos import BatchReader, InfoLayout, InfoMerger, TensorInfoReader, rows_of
+from trawl.envs.entries.infos import BatchReader, InfoLayout, InfoMerger, TensorInfoReader, rows_of
+from trawl.envs.entries.masks import MASK_KEY, masking_method, rand_actions
+from trawl.envs.entries.spaces import TensorCodec, check_keys
+from trawl.envs.gym import GymEnv
 from trawl.envs.kinds import EnvKind
-from trawl.envs.masks import MASK_KEY, masking_method, rand_actions
 from trawl.envs.outcomes import FINAL_OBS, reset_results, step_results
 from trawl.envs.reset_kwargs import arguments_of_all, copied
 from trawl.envs.source import Source, check_source
-from trawl.envs.spaces import TensorCodec, check_keys
 from trawl.envs.tensor_env import TensorEnv, TensorStep
 from trawl.envs.vector import is_envpool
 

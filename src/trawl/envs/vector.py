@@ -25,7 +25,7 @@ from gymnasium.vector.async_vector_env import AsyncState
 from torch import Tensor
 from typing_extensions import override
 
-from trawl.envs.autoreset import (
+from trawl.envs.batches.autoreset import (
     ModeCheck,
     autoreset_mode,
     forgetful_wrapper,
@@ -33,12 +33,13 @@ from trawl.envs.autoreset import (
     is_restartable,
     resets_twice,
 )
+from trawl.envs.batches.envpool_calls import EnvPoolCalls, refuse_seed
 from trawl.envs.capture.codec import Decoder, Encoder, NotPlain
 from trawl.envs.capture.pool_log import PoolLog, with_rows
 from trawl.envs.capture.ways import chain
-from trawl.envs.envpool_calls import EnvPoolCalls, refuse_seed
-from trawl.envs.infos import BatchReader, InfoCodec, InfoReader
-from trawl.envs.masks import newest_masks, warn_late
+from trawl.envs.entries.infos import BatchReader, InfoCodec, InfoReader
+from trawl.envs.entries.masks import newest_masks, warn_late
+from trawl.envs.entries.spaces import SpaceCodec
 from trawl.envs.outcomes import (
     STEP_MUST,
     Outcome,
@@ -49,7 +50,6 @@ from trawl.envs.outcomes import (
 )
 from trawl.envs.reset_kwargs import copied
 from trawl.envs.source import Source
-from trawl.envs.spaces import SpaceCodec
 from trawl.errors import EnvStateError, add_note
 from trawl.memory import Array, Mask
 from trawl.supported import MODE_ENVPOOL

@@ -15,7 +15,7 @@ from trawl.envs.base import TensorDictEnv
 from trawl.envs.specs import Binary, Categorical, MultiCategorical, MultiOneHot, NonTensor, OneHot
 from trawl.errors import StateError
 from trawl.keys import Key, as_key, show_key
-from trawl.rollout.policy import missing_action
+from trawl.rollout.policy.policy import missing_action
 from trawl.supported import LIMIT_ALL_AT_ONCE
 from trawl.tensordicts import is_lazy
 

@@ -29,7 +29,7 @@ from trawl.keys import (
 )
 from trawl.memory import Array, Mask
 from trawl.rollout.layout import as_array
-from trawl.rollout.policy_inputs import LatestObservation
+from trawl.rollout.policy.inputs import LatestObservation
 
 NEVER = 2**62
 

@@ -26,13 +26,13 @@ from trawl.envs.generators import global_state, set_global_state
 from trawl.envs.tensor_env import TensorEnv
 from trawl.errors import add_note
 from trawl.interrupts import check_interrupt, current_interrupt
-from trawl.rollout.batch_writer import ActFn, BatchOptions, BatchWriter, StepFn
 from trawl.rollout.block import Block
-from trawl.rollout.choosing import new_batch_writer
-from trawl.rollout.exploration import exploring
-from trawl.rollout.policy import Policy
+from trawl.rollout.policy.exploration import exploring
+from trawl.rollout.policy.policy import Policy
 from trawl.rollout.rng import RandomStream
 from trawl.rollout.times import LoopTimes, StepRecorder, StepSamples, estimated_sum
+from trawl.rollout.writers.batch_writer import ActFn, BatchOptions, BatchWriter, StepFn
+from trawl.rollout.writers.choosing import new_batch_writer
 
 # Number of rows bound at a time, which limits the memory of the loop's lists of rows.
 _CHUNK = 512

@@ -15,19 +15,19 @@ import torch
 from tensordict import TensorDictBase, is_leaf_nontensor
 from torch import Tensor
 
-from trawl.backends.spawn_payload import packed
+from trawl.backends.processes.payload import packed
 from trawl.checks import check_number
 from trawl.collectors import Collector, MultiSyncCollector
-from trawl.collectors.state_checks import why_uncaptured
+from trawl.collectors.driver.state_checks import why_uncaptured
+from trawl.envs.agents.pettingzoo import PettingZooEnv
 from trawl.envs.base import TensorDictEnv
+from trawl.envs.batches.pool import Pool
+from trawl.envs.batches.serial import batch_source, build_env, close_made, given_envs
 from trawl.envs.capture.ways import chain
 from trawl.envs.dm import DMEnv
 from trawl.envs.generators import get_states, seed_generators, set_states
 from trawl.envs.gym import GymEnv
-from trawl.envs.pettingzoo import PettingZooEnv
-from trawl.envs.pool import Pool
 from trawl.envs.reset_kwargs import names_taken
-from trawl.envs.serial import batch_source, build_env, close_made, given_envs
 from trawl.envs.torch_vector import TorchVectorEnv
 from trawl.envs.types import is_list
 from trawl.envs.vector import is_envpool

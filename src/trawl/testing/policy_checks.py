@@ -13,15 +13,15 @@ from tensordict import TensorDictBase, stack
 from tensordict.nn import InteractionType
 from torch import Tensor, nn
 
-from trawl.backends.spawn_payload import packed
+from trawl.backends.processes.payload import packed
 from trawl.checks import check_number, did_you_mean
 from trawl.collectors import Collector, MultiSyncCollector
-from trawl.envs.serial import batch_source, given_envs
+from trawl.envs.batches.serial import batch_source, given_envs
 from trawl.envs.types import is_list
 from trawl.keys import Key, as_key, show_key, show_keys
-from trawl.rollout.exploration import exploring
-from trawl.rollout.resolving import name_of, resolve
-from trawl.rollout.trial import trial
+from trawl.rollout.policy.exploration import exploring
+from trawl.rollout.policy.resolving import name_of, resolve
+from trawl.rollout.writers.trial import trial
 from trawl.testing.env_checks import Subject, act_randomly, difference, seeded
 from trawl.testing.findings import CheckReport, Findings
 

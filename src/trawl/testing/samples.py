@@ -10,7 +10,7 @@ from gymnasium import Space, spaces
 from tensordict import TensorDictBase
 from torch import Tensor
 
-from trawl.envs.spaces import SpaceCodec, picker
+from trawl.envs.entries.spaces import SpaceCodec, picker
 from trawl.keys import Key, as_key, show_key
 from trawl.memory import Array
 from trawl.testing.findings import Findings

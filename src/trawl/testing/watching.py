@@ -12,15 +12,15 @@ import gymnasium
 import numpy as np
 from gymnasium.vector import AutoresetMode, VectorWrapper
 
-from trawl.envs.autoreset import ModeCheck
+from trawl.envs.agents.pettingzoo import PettingZooEnv
+from trawl.envs.batches.autoreset import ModeCheck
+from trawl.envs.batches.pool import is_pool
 from trawl.envs.capture.ways import chain
+from trawl.envs.entries.infos import BatchReader
+from trawl.envs.entries.spaces import SpaceCodec
 from trawl.envs.gym import GymEnv
-from trawl.envs.infos import BatchReader
 from trawl.envs.making import single_spaces
 from trawl.envs.outcomes import Outcome, final_sample, flag_of, reset_results, step_results
-from trawl.envs.pettingzoo import PettingZooEnv
-from trawl.envs.pool import is_pool
-from trawl.envs.spaces import SpaceCodec
 from trawl.envs.torch_vector import TorchVectorEnv
 from trawl.envs.vector import SameStepVector, is_envpool
 from trawl.keys import Key, show_key

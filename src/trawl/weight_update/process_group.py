@@ -11,8 +11,8 @@ from typing import Any
 
 from typing_extensions import override
 
-from trawl.backends.authentication import KEY_BYTES
 from trawl.backends.frames import MESSAGE, STOP, Frame, pack
+from trawl.backends.launching.authentication import KEY_BYTES
 from trawl.backends.link import GONE, STATE, Address, Link, check_name, hosted_store
 from trawl.weight_update.channel import Channel, Inbox, Outbox, WeightMessage, channel_of
 from trawl.weight_update.framework_transports import DistributedTransport

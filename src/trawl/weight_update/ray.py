@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 from typing_extensions import override
 
-from trawl.backends.ray_cluster import import_ray
+from trawl.backends.ray.cluster import import_ray
 from trawl.weight_update.channel import Channel, Inbox, Outbox, WeightMessage
 from trawl.weight_update.layout import FlatLayout
 from trawl.weight_update.prepared import PreparedUpdate

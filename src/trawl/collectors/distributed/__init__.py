@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from trawl.backends.launch_submitit import DEFAULT_SLURM_CONF
+from trawl.backends.launching.submitit import DEFAULT_SLURM_CONF
 from trawl.collectors.distributed.launchers import run_rank, submitit_delayed_launcher
 from trawl.collectors.distributed.process_group import (
     DistributedCollector,

@@ -20,7 +20,7 @@ from trawl.collectors.multi import (
 from trawl.collectors.options import at_least, option, validate
 from trawl.collectors.single import Collector
 from trawl.collectors.worker_collector import WorkerCollector
-from trawl.collectors.worker_specs import WorkerSpecs
+from trawl.collectors.workers.specs import WorkerSpecs
 from trawl.envs.types import is_list
 from trawl.supported import LAG_PREEMPTION, SNAPSHOTS_NESTED, UPDATE_WITHOUT_MODULE
 

@@ -11,13 +11,18 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from trawl.backends.authentication import KEY_BYTES, derived_key
-from trawl.backends.launch import Launcher, LaunchPlan, LocalLauncher, OutsideLauncher
-from trawl.backends.launch_command import CommandLauncher
-from trawl.backends.launch_submitit import DEFAULT_SLURM_CONF, SubmititLauncher, executor, folder_of
+from trawl.backends.launching.authentication import KEY_BYTES, derived_key
+from trawl.backends.launching.command import CommandLauncher
+from trawl.backends.launching.launch import Launcher, LaunchPlan, LocalLauncher, OutsideLauncher
+from trawl.backends.launching.private_file import read_private, write_private
+from trawl.backends.launching.submitit import (
+    DEFAULT_SLURM_CONF,
+    SubmititLauncher,
+    executor,
+    folder_of,
+)
 from trawl.backends.link import Address
 from trawl.backends.network import LOOPBACK, is_loopback, listening, own_address
-from trawl.backends.private_file import read_private, write_private
 from trawl.backends.remote_rank import run_rank_at
 from trawl.collectors.config import warn
 

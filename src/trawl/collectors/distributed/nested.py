@@ -14,12 +14,12 @@ from tensordict import TensorDictBase
 from typing_extensions import override
 
 from trawl.backends.folding import fold
-from trawl.collectors.delivery import count_frames
+from trawl.collectors.driver.delivery import count_frames
+from trawl.collectors.driver.normalizing import empty_statistics, load_statistics, pop_statistics
+from trawl.collectors.driver.weights import POLICY
 from trawl.collectors.multi_config import NOT_HERE
-from trawl.collectors.normalizing import empty_statistics, load_statistics, pop_statistics
-from trawl.collectors.requests import BatchReady, CollectRequest, WorkerReady
-from trawl.collectors.weights import POLICY
-from trawl.collectors.worker import CollectorService, WorkerProgram, WorkerSpec
+from trawl.collectors.workers.requests import BatchReady, CollectRequest, WorkerReady
+from trawl.collectors.workers.service import CollectorService, WorkerProgram, WorkerSpec
 from trawl.keys import TRAJ_IDS
 from trawl.observe.episodes import RecentEpisodes
 from trawl.rollout.episode_sums import EndedEpisodes

@@ -9,7 +9,7 @@ from typing_extensions import override
 
 from trawl.backends.base import Backend
 from trawl.backends.carrier import Carrier
-from trawl.backends.launch import LaunchPlan
+from trawl.backends.launching.launch import LaunchPlan
 from trawl.backends.process_group import ProcessGroupCarrier
 from trawl.backends.remote import RemoteBackend
 from trawl.collectors.arguments import accepts, describe

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
 from trawl.backends.control import LEAST_SECONDS
-from trawl.backends.launch_command import check_template
+from trawl.backends.launching.command import check_template
 from trawl.backends.link import check_name
 from trawl.backends.network import listening
 from trawl.checks import check_number, check_seconds

@@ -10,8 +10,8 @@ from typing import Any, Literal
 from typing_extensions import override
 
 from trawl.backends.base import Backend
-from trawl.backends.ray_backend import RayBackend, RayWorker
-from trawl.backends.ray_cluster import (
+from trawl.backends.ray.backend import RayBackend, RayWorker
+from trawl.backends.ray.cluster import (
     DEFAULT_RAY_INIT_CONFIG,
     DEFAULT_REMOTE_CLASS_CONFIG,
     connect,
@@ -29,9 +29,9 @@ from trawl.collectors.distributed.cluster import (
     each,
 )
 from trawl.collectors.distributed.sharing import check_added
-from trawl.collectors.handle_calls import methods_of
 from trawl.collectors.single import Collector
-from trawl.collectors.workers_weights import WorkersWeights
+from trawl.collectors.workers.handle_calls import methods_of
+from trawl.collectors.workers.weights import WorkersWeights
 from trawl.envs.types import is_list
 from trawl.supported import RAY_START
 from trawl.weight_update.ray import RayWeightSyncScheme

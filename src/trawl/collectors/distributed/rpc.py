@@ -10,7 +10,7 @@ from typing import Any
 from typing_extensions import override
 
 from trawl.backends.carrier import Carrier
-from trawl.backends.launch import LaunchPlan
+from trawl.backends.launching.launch import LaunchPlan
 from trawl.backends.network import is_loopback, own_address
 from trawl.backends.rpc import RpcCarrier
 from trawl.collectors.arguments import accepts, describe

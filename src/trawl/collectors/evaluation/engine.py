@@ -14,6 +14,7 @@ from tensordict.nn import InteractionType
 
 from trawl.collectors.base import BaseCollector
 from trawl.collectors.config import muted
+from trawl.collectors.driver.normalizing import load_statistics
 from trawl.collectors.evaluation.environments import Video
 from trawl.collectors.evaluation.isolation import (
     PrivateRandom,
@@ -32,11 +33,10 @@ from trawl.collectors.evaluation.reading import EpisodeReader, EvaluatedEpisodes
 from trawl.collectors.evaluation.snapshot import private_copy
 from trawl.collectors.evaluation.worker import evaluation_class, worker_seed
 from trawl.collectors.multi import MultiSyncCollector
-from trawl.collectors.normalizing import load_statistics
 from trawl.collectors.options import at_least, one_of, option, validate
 from trawl.collectors.single import Collector
+from trawl.envs.batches.serial import batch_source, given_envs
 from trawl.envs.seeding import derive
-from trawl.envs.serial import batch_source, given_envs
 from trawl.keys import Key, next_of
 from trawl.rollout.normalization import Normalization, SharedStatistics
 from trawl.weight_update.tensors import Weights

@@ -13,7 +13,7 @@ import torch
 from gymnasium import Env
 from numpy.typing import NDArray
 
-from trawl.collectors.first_ready import pool_of
+from trawl.collectors.local.first_ready import pool_of
 from trawl.envs.base import TensorDictEnv
 from trawl.envs.dm import DMEnv
 from trawl.envs.generators import draws_privately

@@ -21,7 +21,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from trawl.envs.generators import draws_privately
 from trawl.envs.seeding import derive, stream_seed
-from trawl.rollout.exploration import own_type
+from trawl.rollout.policy.exploration import own_type
 
 # Names of operators that draw random numbers and take a generator.
 _OPERATORS = (

@@ -12,8 +12,8 @@ import torch
 from tensordict.nn import InteractionType
 from torch import Tensor
 
-from trawl.backends.ray_cluster import connect, import_ray
-from trawl.backends.spawn_payload import Package
+from trawl.backends.processes.payload import Package
+from trawl.backends.ray.cluster import connect, import_ray
 from trawl.checks import check_number, check_seconds
 from trawl.collectors.config import muted
 from trawl.collectors.dispatch import DIRECT
@@ -21,8 +21,8 @@ from trawl.collectors.evaluation.environments import check_steps, freeze, render
 from trawl.collectors.evaluation.options import single_key
 from trawl.collectors.evaluation.worker import made_policy
 from trawl.collectors.single import Collector
+from trawl.envs.batches.serial import build_env
 from trawl.envs.gym import GymEnv
-from trawl.envs.serial import build_env
 from trawl.weight_update.tensors import Weights
 
 # Seconds that an actor has to close its environment before it is killed.

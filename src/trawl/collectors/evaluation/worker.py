@@ -25,12 +25,12 @@ from trawl.collectors.evaluation.snapshot import private_copy
 from trawl.collectors.single import Collector
 from trawl.collectors.torchrl import names
 from trawl.envs.base import TensorDictEnv
+from trawl.envs.batches.serial import build_env, close_made
 from trawl.envs.gym import GymEnv
 from trawl.envs.layers import layers_of
 from trawl.envs.seeding import derive
-from trawl.envs.serial import build_env, close_made
 from trawl.keys import STEP_COUNT, Key, as_key, next_of, show_key, show_keys
-from trawl.rollout.random_policy import RandomPolicy
+from trawl.rollout.policy.random_policy import RandomPolicy
 
 
 class EvaluationCollector(Collector):

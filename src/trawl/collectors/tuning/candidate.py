@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from trawl.envs.parallel import ParallelEnv
+from trawl.envs.processes.parallel import ParallelEnv
 from trawl.observe.formats import plural
 
 

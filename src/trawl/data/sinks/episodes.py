@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from tensordict import TensorDict, TensorDictBase
 
 from trawl.data.sinks.entries import Entry, from_numbers, from_texts, to_numbers, to_texts
-from trawl.envs.spaces import SpaceCodec, SpaceLeaf
+from trawl.envs.entries.spaces import SpaceCodec, SpaceLeaf
 from trawl.keys import DONE, DONE_KEYS, REWARD, Key, nested, next_of, show_key
 
 

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from trawl.envs.spaces import SpaceLeaf
+from trawl.envs.entries.spaces import SpaceLeaf
 from trawl.envs.specs import MultiOneHot, NonTensor
 from trawl.errors import EnvStateError
 from trawl.keys import show_key

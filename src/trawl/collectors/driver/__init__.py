@@ -1,0 +1,1 @@
+"""Parts that every collector has: frames, delivery, background, checkpoints, weights."""

@@ -1,0 +1,131 @@
+"""Batches on their way from the collection to the user."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from tensordict import TensorDictBase
+
+from trawl.collectors.config import CollectorConfig
+from trawl.collectors.driver.budget import FrameBudget
+from trawl.collectors.driver.delivery import BatchDelivery
+from trawl.collectors.driver.lifetime import Lifetime
+from trawl.collectors.driver.trajectory_batcher import STATE, TrajectoryBatcher
+from trawl.envs.capture.kinds import from_plain, to_plain
+
+# Entry of a state: the batch that was complete, but not delivered, when Ctrl-C was pressed.
+_KEPT = "kept"
+
+
+class BatchOutbox:
+    """Prepares batches for the user, and holds what is complete but not delivered yet.
+
+    Args:
+        config: options of the collector.
+        lifetime: the time in which the collector is open.
+        budget: the collector's frames.
+        whole: assembles frames into whole trajectories; None if batches are delivered.
+
+    Attributes:
+        delivery: applies the options that change batches, and writes them into the replay buffer.
+        whole: see above.
+        kept: the batch, if any, that was complete when Ctrl-C was pressed.
+        hook: function that is called with each batch that is delivered or written; None for no
+            function.
+    """
+
+    delivery: BatchDelivery
+
+    def __init__(
+        self,
+        config: CollectorConfig,
+        lifetime: Lifetime,
+        budget: FrameBudget,
+        whole: TrajectoryBatcher | None,
+    ) -> None:
+        self._config, self._lifetime, self._budget, self.whole = config, lifetime, budget, whole
+        self.kept: list[Any] = []
+        self.hook: Callable[[Any], Any] | None = None
+
+    @property
+    def waiting(self) -> bool:
+        """True if a batch is ready to be delivered."""
+        whole = self.whole is not None and self.whole.ready and not self._lifetime.closed
+        return bool(self.kept) or whole
+
+    def pop_kept(self) -> list[Any]:
+        """Returns :attr:`kept`, and empties it."""
+        found, self.kept = self.kept, []
+        return found
+
+    # --- delivery
+
+    def release(self, batch: Any) -> None:
+        """Hands a batch, when it is delivered or written, to the sink and to the hook."""
+        if self._config.sink is not None:
+            self._config.sink.write(batch)
+        if self.hook is not None:
+            self.hook(batch)
+
+    def write_whole(self, whole: TrajectoryBatcher) -> None:
+        """Writes all whole trajectories into the replay buffer."""
+        for group in whole.groups():
+            batch = self.delivery.deliver_whole(group)
+            written = self.delivery.write(batch, group.shape.numel())
+            self._budget.own.replay_written_frames += written
+            self.release(batch)
+        self._budget.batches += 1
+
+    def deliver_whole(self, whole: TrajectoryBatcher) -> Any:
+        """Returns a batch of whole trajectories."""
+        batch = self.delivery.deliver_whole(whole.pop_batch())
+        self._budget.batches += 1
+        self.release(batch)
+        return batch
+
+    def fake(self, batch: TensorDictBase) -> Any:
+        """Returns a batch of zeros in the form in which batches are delivered."""
+        if self.whole is None:
+            return self.delivery.process(batch, batch.shape[-1])
+        frames = self.delivery.frames(batch, batch.shape[-1])
+        buffer = self._config.replay_buffer is not None
+        return self.delivery.processed(self.whole.template(frames, buffer))
+
+    def close(self) -> None:
+        """Closes the sink."""
+        if self._config.sink is not None:
+            enough = self._config.endless or self._budget.is_complete
+            self._config.sink.close(complete=enough and not self._lifetime.failed)
+
+    # --- state
+
+    def state_dict(self) -> dict[str, Any]:
+        """Returns the state of ``postproc``, and what has been collected but not delivered yet.
+
+        Raises:
+            TypeError: if Ctrl-C has kept a batch from its delivery that can't be part of a state.
+        """
+        found: dict[str, Any] = {} if self.whole is None else {STATE: self.whole.state_dict()}
+        for batch in self.kept:
+            if batch is not None and not isinstance(batch, TensorDictBase):
+                raise TypeError(
+                    "the state can't hold the batch that was under way when Ctrl-C was pressed, "
+                    f"because postproc made a {type(batch).__name__} of it: call next() first"
+                )
+            found[_KEPT] = [None if batch is None else to_plain(batch.clone())]
+        return {**found, **self.delivery.state_dict()}
+
+    def load_state_dict(self, state: Mapping[str, Any], order: int, resumed: bool) -> None:
+        """Restores what :meth:`state_dict` returned.
+
+        Args:
+            state: the state of the collector.
+            order: number of the newest request; batches of later ones belong to new trajectories.
+            resumed: True if the episodes of the state go on.
+        """
+        kept = state.get(_KEPT, ())
+        self.kept = [None if batch is None else from_plain(batch) for batch in kept]
+        self.delivery.load_state_dict(state)
+        if self.whole is not None:
+            self.whole.load_state_dict(state.get(STATE, {}), order, resumed)

@@ -1,0 +1,1 @@
+"""Parts of a collector without workers: its environment and loop."""

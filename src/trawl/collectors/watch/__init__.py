@@ -1,0 +1,1 @@
+"""Parts that measure: times, statistics, timelines, profiles."""

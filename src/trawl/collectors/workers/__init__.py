@@ -1,0 +1,1 @@
+"""Parts of a collector with workers, and the service of a worker."""

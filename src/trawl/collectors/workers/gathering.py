@@ -1,0 +1,235 @@
+"""Batches of workers: when they are requested, and how the collector's batches are made of them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from tensordict import TensorDictBase
+
+from trawl.backends.base import Backend
+from trawl.collectors.driver.background import BackgroundCollection
+from trawl.collectors.driver.budget import FrameBudget
+from trawl.collectors.driver.delivery import count_frames
+from trawl.collectors.driver.exact import first_frames, limited
+from trawl.collectors.driver.outbox import BatchOutbox
+from trawl.collectors.driver.weak import weak
+from trawl.collectors.multi_config import MultiConfig
+from trawl.collectors.watch.tracer import WorkerTracer
+from trawl.collectors.workers.assembler import BatchAssembler, WorkerBatch
+from trawl.collectors.workers.pool import WorkerPool
+from trawl.collectors.workers.requests import WorkerReady
+from trawl.collectors.workers.scheduler import AsyncScheduler, Scheduler, SyncScheduler
+from trawl.collectors.workers.weights import WorkersWeights
+from trawl.rollout.normalization import Normalization
+
+
+class Gathering:
+    """Requests batches from workers, and makes the collector's batches of them.
+
+    Args:
+        collector: the collector, to whose parts the object refers.
+        backend: where the workers run.
+        pool: the workers.
+        at_once: number of batches that a worker makes at the same time.
+        workers_write: True if workers write into the replay buffer themselves.
+
+    Attributes:
+        scheduler: decides when workers collect.
+        assembler: makes one batch of those of the workers.
+        workers_write: see above.
+        random: function that returns True if actions are to be random.
+        normalization: the statistics to which those of workers' frames are added; None if nothing
+            is normalised.
+    """
+
+    assembler: BatchAssembler
+
+    def __init__(
+        self, collector: Any, backend: Backend, pool: WorkerPool, at_once: int, workers_write: bool
+    ) -> None:
+        self._config: MultiConfig = collector.config
+        self._sync: bool = collector.sync
+        self._budget: FrameBudget = collector.parts.budget
+        self._backend, self._pool, self.workers_write = backend, pool, workers_write
+        self._background: BackgroundCollection = collector.parts.background
+        self._outbox: BatchOutbox = collector.parts.outbox
+        self._watch, self._timeline = collector.parts.watch, collector.parts.timeline
+        self._lifetime = collector.parts.lifetime
+        self._weights: WorkersWeights = collector.parts.weights
+        self.random: Callable[[], bool] = weak(self._is_random)
+        self.normalization: Normalization | None = None
+        self._cut_ids: list[int] = []
+        room = weak(self._room)
+        self.scheduler: Scheduler = (
+            SyncScheduler(pool, self._config.preemptive_threshold, room)
+            if self._sync
+            else AsyncScheduler(pool, self._weights.bound, room, at_once)
+        )
+
+    def start(self, ready: Sequence[WorkerReady]) -> None:
+        """Begins, or goes on with more workers.
+
+        Args:
+            ready: the first message of each worker.
+        """
+        config, budget, scheduler = self._config, self._budget, self.scheduler
+        self._outbox.delivery.first_ready = any(one.first_ready for one in ready)
+        self.assembler = BatchAssembler.of(config, self._sync, ready, self._backend)
+        frames = [one.num_envs * one.steps for one in ready]
+        budget.requested = sum(frames) if self._sync else max(frames)
+        budget.at_once = 1 if self._sync else len(ready)
+        # A batch that is cut in the middle of a row must be the last one, or the next batch would
+        # not go on from there. So if batches may have fewer frames than requested, only whole rows
+        # are requested as long as possible.
+        scheduler.whole_steps = config.adds_steps and not config.exact_frames
+        short = config.preempts or scheduler.whole_steps
+        units = [one.num_envs if short or one.masked else 1 for one in ready]
+        scheduler.set_workers(None if self.workers_write else self.assembler, frames, units)
+        scheduler.normalization = self.normalization
+
+    def limit_batches(self, most: float) -> None:
+        """Sets the number of batches that may be under way, with the one that is delivered next."""
+        self.scheduler.most_batches = most
+
+    def pop_cut(self) -> Sequence[int]:
+        """Returns the ids of trajectories that a failure has ended before the last batch.
+
+        See :meth:`~trawl.rollout.episodes.EpisodeTracker.pop_cut`.
+        """
+        cut, self._cut_ids = self._cut_ids, []
+        return cut
+
+    # --- batches
+
+    def collect(self) -> Any:
+        """Collects a batch, counts it, and returns the value that iteration yields."""
+        self._cut_ids = []
+        scheduler, outbox = self.scheduler, self._outbox
+        if not scheduler.requested:
+            self._weights.before_request()
+        collected = scheduler.collect(self._wanted, self.random)
+        units = scheduler.units if scheduler.whole_steps else None
+        parts = limited(collected, self._budget.left(), units)
+        self._count(parts)
+        if self._config.prefetch:
+            self._request_ahead(parts)
+        self._weights.count_lags(parts)
+        if outbox.whole is not None:
+            for part in parts:
+                outbox.whole.end(part.answer.cut, part.answer.number)
+            outbox.whole.add(
+                ((part.index, env), part.answer.number, frames)
+                for part in parts
+                for env, frames in outbox.delivery.by_source(self._frames_of(part))
+            )
+            return None
+        self._budget.batches += 1
+        if self._config.replay_buffer is not None:
+            if not self.workers_write:
+                self._write(parts)
+            return None
+        if self._sync:
+            frames = sum(part.answer.frames for part in parts)
+            batch = self._cut(self.assembler.assemble(parts), frames)
+        else:
+            batch = self._batch_of(parts[0])
+        delivered = outbox.delivery.deliver(batch, batch.shape[-1])
+        outbox.release(delivered)
+        return delivered
+
+    def _request_ahead(self, parts: Sequence[WorkerBatch]) -> None:
+        """Requests the next batch, which workers collect while the learner uses these parts."""
+        sender, scheduler = self._weights.sender, self.scheduler
+        sender.release()
+        self._weights.before_request()
+        # The buffer does not have these frames yet.
+        counted = sum(part.answer.frames for part in parts)
+        if scheduler.most_batches > 1 and self._wanted(counted):
+            # Later updates wait for the batch, so the weights don't depend on the workers' speed.
+            sender.hold()
+            scheduler.request_ahead(self.random())
+
+    def _count(self, parts: Sequence[WorkerBatch]) -> None:
+        """Counts the frames of batches that are being delivered or have been written."""
+        for part in parts:
+            self._budget.frames += part.answer.frames
+            self._watch.episodes.add(*part.answer.ended)
+            self._cut_ids.extend(part.answer.cut)
+            if self.normalization is not None:
+                self.normalization.merge(part.answer.statistics)
+        tracer = self._timeline.tracer
+        if isinstance(tracer, WorkerTracer):
+            tracer.delivered(parts)
+        self._weights.note_batches(parts)
+
+    def count_written(self) -> None:
+        """Counts batches that workers wrote into the replay buffer and that are not counted yet."""
+        rest = self.scheduler.pop_finished()
+        if self.workers_write:
+            self._count(rest)
+            self._weights.count_lags(rest)
+            self._budget.batches += len(rest)
+
+    def settle(self, timeout: float | None) -> None:
+        """Waits for the batches that workers are still collecting."""
+        self._pool.settle(timeout)
+        if self.workers_write:
+            self.count_written()
+
+    def _batch_of(self, part: WorkerBatch) -> TensorDictBase:
+        """Returns a worker's batch."""
+        batch = self.assembler.batch_of(part)
+        if self._budget.exact or self._budget.most < math.inf:
+            batch = self._cut(batch[..., : part.answer.filled], part.answer.frames)
+        return batch
+
+    def _cut(self, batch: TensorDictBase, frames: int) -> TensorDictBase:
+        """Returns the first frames of a batch, if exactly ``total_frames`` are wanted."""
+        last = self._budget.exact and not (self._lifetime.closed or self._budget.has_more())
+        if last or count_frames(batch, batch.shape[-1]) > frames:
+            return first_frames(batch, frames, self._config.set_truncated)
+        return batch
+
+    def _frames_of(self, part: WorkerBatch) -> TensorDictBase:
+        """Returns a worker's frames, from which trajectories are assembled."""
+        batch = self._batch_of(part)
+        return self._outbox.delivery.frames(batch, min(part.answer.filled, batch.shape[-1]))
+
+    def _write(self, parts: Sequence[WorkerBatch]) -> None:
+        """Writes the batch of each worker into the replay buffer, as the worker itself would."""
+        delivery = self._outbox.delivery
+        for part in parts:
+            batch = self._batch_of(part)
+            batch = delivery.deliver(batch, min(part.answer.filled, batch.shape[-1]))
+            self._budget.own.replay_written_frames += delivery.write(batch, part.answer.frames)
+            self._outbox.release(batch)
+
+    # --- what is requested
+
+    def _room(self) -> float:
+        """Returns the number of frames that may be requested, besides those under way."""
+        room = self._budget.left() - self.scheduler.frames_under_way
+        random = self._config.init_random_frames
+        if self._config.adds_steps and random and self._acted < random:
+            # The policy acts from the step on that follows the last random one.
+            room = min(room, random - self._acted)
+        return room
+
+    def _wanted(self, counted: int = 0) -> bool:
+        """Returns True if more frames are wanted than are under way, or ``counted`` already."""
+        under_way = self.scheduler.frames_under_way
+        return self._background.has_room(under_way + counted) and self._budget.has_more(under_way)
+
+    def _is_random(self) -> bool:
+        first = self._config.init_random_frames
+        if not first:
+            return False
+        return bool(self._acted < first)
+
+    @property
+    def _acted(self) -> int:
+        """Number of frames that were written or requested, to compare with the random ones."""
+        written: int = getattr(self._config.replay_buffer, "write_count", 0)
+        return max(self._budget.frames + self.scheduler.frames_under_way, written)

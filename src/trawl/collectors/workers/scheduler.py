@@ -1,0 +1,430 @@
+"""Schedulers, which decide when workers collect: all together, or each on its own.
+
+They are the only difference between collectors that wait for all workers and those that don't. With
+``prefetch=1``, the next batch is requested before a batch is delivered. From then on, the weight
+sender holds updates back until the workers have answered, so workers get no weights that are newer
+than the request, and a replacement repeats a dead worker's batch with the same weights.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Callable, Sequence
+from time import perf_counter
+
+from typing_extensions import override
+
+from trawl.collectors.driver.exact import shares
+from trawl.collectors.workers.assembler import NO_SLICE, BatchAssembler, BufferSlice, WorkerBatch
+from trawl.collectors.workers.lag import LagBound
+from trawl.collectors.workers.pool import WorkerPool
+from trawl.collectors.workers.requests import CollectRequest
+from trawl.rollout.normalization import Normalization
+
+# Time that a batch waits for interrupted workers, as a share of the time that the batch has taken
+# so far. A worker in the middle of a longer step delivers with the next batch.
+_GRACE = 0.05
+# Number of requests that a worker has at a time: the current request and the next one.
+_AHEAD = 2
+
+
+class Scheduler(ABC):
+    """Requests batches from workers, and gathers them.
+
+    Args:
+        pool: the pool of workers.
+        left: function that returns the number of frames that may be requested, besides those under
+            way.
+
+    Attributes:
+        frames: for each worker, the number of frames in one of its batches.
+        units: for each worker, the number of frames that smaller requests are multiples of.
+        frames_under_way: number of frames that have been requested but not yet delivered.
+        requested: True if all requests for the next batch have been sent.
+        waited: seconds in which the scheduler waited for workers.
+        on_wait: function that is called with the beginning and the end of each wait, or None.
+        samples_steps: True to have workers record the times of single steps.
+        whole_steps: True if units are steps that are not divided, although there may be more frames
+            then than are left.
+        normalization: the statistics that requests carry; None if nothing is normalised.
+        most_batches: number of batches that may be under way at the same time.
+    """
+
+    def __init__(self, pool: WorkerPool, left: Callable[[], float] = lambda: math.inf) -> None:
+        self.pool = pool
+        self.left = left
+        self.assembler: BatchAssembler | None = None
+        self.frames: list[int] = []
+        self.units: list[int] = []
+        self.frames_under_way = 0
+        self.requested = False
+        self.waited = 0.0
+        self.on_wait: Callable[[float, float], None] | None = None
+        self.samples_steps = False
+        self.whole_steps = False
+        self.normalization: Normalization | None = None
+        self.most_batches = math.inf
+        # For each worker, the sizes of the batches that it was asked for and that have not arrived.
+        self._requested: list[deque[int]] = []
+        # Batches that have arrived and are not delivered yet, in the order of their arrival.
+        self._made: list[WorkerBatch] = []
+
+    @abstractmethod
+    def collect(self, wanted: Callable[[], bool], random: Callable[[], bool]) -> list[WorkerBatch]:
+        """Collects the workers' parts of a batch, sorted by worker.
+
+        Args:
+            wanted: function that returns True if more frames are wanted than are under way.
+            random: function that returns True if the actions of a batch requested now are random.
+        """
+
+    def request_ahead(  # noqa: B027 (some schedulers have nothing to do)
+        self, random: bool
+    ) -> None:
+        """Requests the next batch, unless the scheduler requests batches ahead by itself.
+
+        Args:
+            random: True for random actions.
+        """
+
+    def set_workers(
+        self, assembler: BatchAssembler | None, frames: list[int], units: list[int]
+    ) -> None:
+        """Sets the workers, or adds new ones.
+
+        Args:
+            assembler: object that provides the memory of the workers' batches; None if the batches
+                go to a replay buffer.
+            frames: for each worker, old or new, the number of frames in one of its batches.
+            units: see :class:`Scheduler`.
+        """
+        self.assembler, self.frames, self.units = assembler, frames, units
+        self._requested += [deque() for _ in range(len(frames) - len(self._requested))]
+
+    def pop_finished(self) -> list[WorkerBatch]:
+        """Removes and returns the batches that are finished but not yet delivered."""
+        parts = []
+        while (part := self._counted(self.pool.pop_batch())) is not None:
+            parts.append(part)
+        return parts
+
+    def finished(self) -> list[WorkerBatch]:
+        """Returns the batches that are finished but not yet delivered, and keeps them."""
+        while (part := self._counted(self.pool.pop_batch())) is not None:
+            self._add_made(part)
+        return list(self._made)
+
+    @property
+    def batches_ready(self) -> int:
+        """Number of batches that are finished but not yet delivered."""
+        return len(self._made) + len(self.pool.batches)
+
+    def put_back(self, parts: Sequence[WorkerBatch], requested: bool) -> None:
+        """Adds batches of a loaded state, which are delivered before all others.
+
+        Args:
+            parts: the batches.
+            requested: True if all requests for the next batch had been sent.
+        """
+        for part in parts:
+            self._add_made(part)
+
+    def _add_made(self, part: WorkerBatch) -> None:
+        self._made.append(part)
+
+    @property
+    def _ahead(self) -> bool:
+        """True if workers with workers of their own may have batches that are not requested yet."""
+        return self.most_batches == math.inf
+
+    def _sizes(self, workers: Sequence[int]) -> list[int]:
+        """Returns the number of frames to request from each of some workers.
+
+        A batch can't be cut in the middle, so a request for less than a unit is the last one. If
+        steps are not divided, it becomes a whole unit.
+        """
+        left = max(0.0, self.left())
+        sizes = [self.frames[index] for index in workers]
+        found = shares(left, sizes, [self.units[index] for index in workers])
+        if found and not any(found) and not self.frames_under_way:
+            found[0] = self.units[workers[0]] if self.whole_steps and left >= 1 else int(left)
+        return found
+
+    def _request(
+        self, index: int, place: BufferSlice, random: bool, size: int, breakable: bool = False
+    ) -> int:
+        # Counted before the request is sent, because Ctrl-C may be pressed right after that.
+        self._requested[index].append(size)
+        self.frames_under_way += size
+        most = size if size < self.frames[index] else math.inf
+        request = CollectRequest(
+            random=random,
+            breakable=breakable,
+            most=most,
+            samples_steps=self.samples_steps,
+            normalization=None if self.normalization is None else self.normalization.share(),
+            ahead=self._ahead,
+        )
+        return self.pool.request_batch(index, place, request)
+
+    def _next(self, timeout: float | None = None) -> WorkerBatch | None:
+        before = perf_counter()
+        try:
+            return self._counted(self.pool.next_batch(timeout))
+        finally:
+            now = perf_counter()
+            self.waited += now - before
+            if self.on_wait is not None:
+                self.on_wait(before, now)
+
+    def _counted(self, part: WorkerBatch | None) -> WorkerBatch | None:
+        if part is not None:
+            self.frames_under_way -= self._requested[part.index].popleft()
+        return part
+
+    def _slice(self, index: int) -> BufferSlice:
+        return NO_SLICE if self.assembler is None else self.assembler.slice(index)
+
+
+class SyncScheduler(Scheduler):
+    """Gathers each batch from all workers, which then wait for their next requests.
+
+    Args:
+        pool: the pool of workers.
+        threshold: share of the workers that a batch waits for before the other workers are
+            interrupted; None or 1 to wait for all workers.
+        left: see :class:`Scheduler`.
+    """
+
+    def __init__(
+        self,
+        pool: WorkerPool,
+        threshold: float | None = None,
+        left: Callable[[], float] = lambda: math.inf,
+    ) -> None:
+        super().__init__(pool, left)
+        # The workers that were asked for a part of the next batch.
+        self._fresh: set[int] = set()
+        self._random, self._began = False, 0.0
+        self._threshold = 1.0 if threshold is None else threshold
+        # Workers that did not deliver in time for the last batch.
+        self._slow: set[int] = set()
+
+    @override
+    def collect(self, wanted: Callable[[], bool], random: Callable[[], bool]) -> list[WorkerBatch]:
+        if not self.requested:
+            self.request_ahead(random())
+        self._gather()
+        self.requested = False
+        parts, self._made = self._made, []
+        return sorted(parts, key=lambda part: part.index)
+
+    @override
+    def request_ahead(self, random: bool) -> None:
+        self._random, self._began = random, time.monotonic()
+        self._fresh = self._request_all(random)
+        self.requested = True
+
+    @override
+    def put_back(self, parts: Sequence[WorkerBatch], requested: bool) -> None:
+        super().put_back(parts, requested)
+        self._fresh = {part.index for part in parts} if requested else set()
+        self.requested = requested
+
+    @override
+    def set_workers(
+        self, assembler: BatchAssembler | None, frames: list[int], units: list[int]
+    ) -> None:
+        super().set_workers(assembler, frames, units)
+        if self.requested:
+            # A batch that was requested ahead gets a part of each new worker, too.
+            self._fresh |= self._request_all(self._random)
+
+    @override
+    def pop_finished(self) -> list[WorkerBatch]:
+        parts, self._made = [*self._made, *super().pop_finished()], []
+        if not any(self._requested):
+            self.requested = False
+        return parts
+
+    def _request_all(self, random: bool) -> set[int]:
+        """Sends a request to each worker that has none, and returns these workers."""
+        # A worker that was interrupted and has not answered yet still has a request. If a state was
+        # taken since, it has answered already.
+        answered = {part.index for part in self._made}
+        late = any(self._requested) or bool(answered)
+        fresh = [
+            index
+            for index, count in enumerate(self._requested)
+            if not count and index not in answered
+        ]
+        together = None if late or self.assembler is None else self.assembler.slices()
+        sizes = self._sizes(fresh)
+        asked = [(index, size) for index, size in zip(fresh, sizes, strict=True) if size]
+        for index, size in asked:
+            place = self._slice(index) if together is None else together[index]
+            self._request(index, place, random, size, breakable=self._threshold < 1)
+        return {index for index, _ in asked}
+
+    def _gather(self) -> None:
+        """Waits for the batches of all workers, or of as many workers as the threshold requires."""
+        parts, fresh = self._made, self._fresh
+        asked = {index for index, sizes in enumerate(self._requested) if sizes}
+        asked |= {part.index for part in parts}
+        count = len(asked)
+        # Parts of the last batch that arrive late don't count towards the threshold.
+        least = max(1, int(count * self._threshold))
+        enough = count if self._threshold >= 1 else min(least, len(fresh))
+        # If no worker was asked, a late part is the rest of the budget.
+        while len(fresh & {part.index for part in parts}) < enough or len(parts) < max(1, enough):
+            part = self._next()
+            if part is not None:
+                parts.append(part)
+        if len(parts) == count:
+            return
+        missing = asked - {part.index for part in parts}
+        for index in missing:
+            self.pool.interrupt(index)
+        now = time.monotonic()
+        # Workers that were too slow the last time are not waited for.
+        deadline = now + (_GRACE * (now - self._began) if missing - self._slow else 0.0)
+        while missing:
+            part = self._next(max(0.0, deadline - time.monotonic()))
+            if part is not None:
+                parts.append(part)
+                missing.discard(part.index)
+            if not missing - self._slow:
+                deadline = 0.0
+            if part is None and time.monotonic() >= deadline:
+                break
+        self._slow = missing
+
+
+class AsyncScheduler(Scheduler):
+    """Gets each batch from one worker, which begins its next batch at once.
+
+    Args:
+        pool: the pool of workers.
+        bound: object that delays requests so that no batch becomes too old; None for no limit.
+        left: see :class:`Scheduler`.
+        at_once: number of batches that a worker makes at the same time.
+    """
+
+    def __init__(
+        self,
+        pool: WorkerPool,
+        bound: LagBound | None = None,
+        left: Callable[[], float] = lambda: math.inf,
+        at_once: int = 1,
+    ) -> None:
+        super().__init__(pool, left)
+        self.bound = bound
+        # The bound counts batches that are requested, so workers must have no others.
+        self._most_requests = _AHEAD if bound is None else _AHEAD * at_once
+        # Number of each worker's last request.
+        self._last: list[int] = []
+
+    @override
+    def collect(self, wanted: Callable[[], bool], random: Callable[[], bool]) -> list[WorkerBatch]:
+        if self.bound is not None:
+            self.bound.begin()
+        for _ in range(self._most_requests):
+            for index in self._by_turn():
+                self._keep_busy(index, wanted, random)
+        part = self._choose()
+        if self.bound is not None:
+            self.bound.delivered(part.answer.number)
+        # The frames of this part still count as under way, because the caller counts them later.
+        self._keep_busy(part.index, wanted, random, later=True)
+        self._made = [one for one in self._made if one is not part]
+        self.frames_under_way -= part.answer.frames
+        return [part]
+
+    @override
+    def pop_finished(self) -> list[WorkerBatch]:
+        self.frames_under_way -= sum(part.answer.frames for part in self._made)
+        parts, self._made = [*self._made, *super().pop_finished()], []
+        if self.bound is not None:
+            for part in parts:
+                self.bound.delivered(part.answer.number)
+        return parts
+
+    @override
+    def set_workers(
+        self, assembler: BatchAssembler | None, frames: list[int], units: list[int]
+    ) -> None:
+        super().set_workers(assembler, frames, units)
+        added = range(len(self._last), len(frames))
+        self._last += [0] * len(added)
+        if self.bound is not None:
+            self.bound.grow(added)
+
+    @override
+    def put_back(self, parts: Sequence[WorkerBatch], requested: bool) -> None:
+        for part in parts:
+            if self.bound is not None and not part.answer.random:
+                self.bound.ordered(part.answer.number, part.index)
+        super().put_back(parts, requested)
+
+    @property
+    @override
+    def _ahead(self) -> bool:
+        return self.bound is None and super()._ahead
+
+    @override
+    def _add_made(self, part: WorkerBatch) -> None:
+        super()._add_made(part)
+        # Until its delivery, a batch counts as under way.
+        self.frames_under_way += part.answer.frames
+        if self.bound is not None:
+            weights = math.inf if part.answer.random else part.answer.weights
+            self.bound.made(part.answer.number, weights)
+
+    def _by_turn(self) -> list[int]:
+        """Returns the workers, sorted by the age of their last requests, oldest first.
+
+        If only some workers may get a request, those that have waited longest get one.
+        """
+        return sorted(range(len(self.frames)), key=self._last.__getitem__)
+
+    def _choose(self) -> WorkerBatch:
+        """Waits until a batch can be delivered, and returns it. The batch stays in ``_made``."""
+        while True:
+            if self._made:
+                if self.bound is None:
+                    return self._made[0]
+                number = self.bound.choose(part.answer.number for part in self._made)
+                for part in self._made:
+                    if part.answer.number == number:
+                        return part
+            made = self._next()
+            if made is not None:
+                self._add_made(made)
+
+    def _keep_busy(
+        self,
+        index: int,
+        wanted: Callable[[], bool],
+        random: Callable[[], bool],
+        later: bool = False,
+    ) -> None:
+        """Sends a worker another request if the worker has too few and more frames are wanted."""
+        if len(self._requested[index]) >= self._most_requests or not wanted():
+            return
+        # A batch that is being delivered is under way until then.
+        if len(self._made) + sum(map(len, self._requested)) >= self.most_batches:
+            return
+        at_random = random()
+        # A batch of random actions can't become too old.
+        bound = None if at_random else self.bound
+        if bound is not None and not bound.room(later):
+            return
+        (size,) = self._sizes([index])
+        if size < 1:
+            return
+        self._last[index] = self._request(index, self._slice(index), at_random, size)
+        if bound is not None:
+            bound.ordered(self._last[index], index)

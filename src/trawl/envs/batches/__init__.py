@@ -1,0 +1,1 @@
+"""Batches of environments: lists, pools, ends of episodes."""

@@ -1,0 +1,1 @@
+"""Policies: how they are called, and what they read and write."""

@@ -1,0 +1,1 @@
+"""The loop that acts for the environments that are ready."""

@@ -1,0 +1,1 @@
+"""Stages, which frames pass on their way to a batch."""

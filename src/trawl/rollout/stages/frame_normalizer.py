@@ -1,0 +1,475 @@
+"""Normalisation of frames: what is the same for arrays and for tensors.
+
+:class:`FrameNormalizer` is the stage. :class:`BatchStatistics` decides which frames count, and when
+the statistics are updated. :class:`DiscountedReturns` has the returns by which rewards are
+normalised. All work with arrays of numpy and with tensors, and none waits for a device before the
+batch is finished.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import abstractmethod
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import repeat
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+import torch
+from typing_extensions import override
+
+from trawl.envs.frame_stack import is_feature
+from trawl.keys import DONE, MASK, RAW_REWARD, Key, next_of, show_key, show_keys
+from trawl.rollout.block import Block
+from trawl.rollout.layout import Leaf
+from trawl.rollout.moments import BaseMoments, RunningMoments
+from trawl.rollout.normalization import (
+    Normalization,
+    NormalizeObservation,
+    NormalizeOptions,
+    NormalizeReward,
+    Statistics,
+    clip_within,
+)
+from trawl.rollout.policy.leaves import PolicyLeaves
+from trawl.rollout.stages.stage import Rows, Stage, StageSetup, View
+
+
+class NormalizedEntry(Protocol):
+    """An observation that is normalised.
+
+    Attributes:
+        key: key of the observation.
+        leaf: shape of an observation.
+        raw_next: the observations of the environment with which the next batch begins.
+        absent: key of the flag that is True for absent agents; None if no agent is ever absent.
+    """
+
+    key: Key
+    leaf: tuple[int, ...]
+    raw_next: Any
+    absent: Key | None
+
+    def load(self, moments: BaseMoments, epsilon: float) -> None:
+        """Sets the statistics for all rows from now on."""
+
+
+class Operations(NamedTuple):
+    """The operations that differ between numpy and torch.
+
+    Attributes:
+        add: adds values, also in place with ``out``.
+        multiply: multiplies values.
+        clip: limits values to a range.
+        clear: writes zeros where a mask is True.
+        cast: returns a copy of another dtype.
+        finfo: returns the limits of a floating-point dtype.
+        float64: the dtype.
+    """
+
+    add: Callable[..., Any]
+    multiply: Callable[..., Any]
+    clip: Callable[..., Any]
+    clear: Callable[[Any, Any], Any]
+    cast: Callable[[Any, Any], Any]
+    finfo: Callable[[Any], Any]
+    float64: Any
+
+    def clear_absent(self, values: Any, absent: Any) -> None:
+        """Writes zeros where the flags of absent agents, ``(*size, agents, 1)``, are True."""
+        self.clear(values, column(absent[..., 0], values))
+
+
+class FrameNormalizer(Stage[Rows, View]):
+    """Stage that normalises the frames of an environment.
+
+    The statistics of observations are those of the frames: the observation with which each frame
+    begins counts once. Rows without a frame and absent agents don't count. The observations of
+    absent agents stay zero. Rewards are normalised with statistics that include the batch itself.
+
+    Args:
+        setup: what the stage is made from.
+
+    Attributes:
+        normalization: the statistics.
+
+    Raises:
+        KeyError, ValueError: see :func:`observation_keys`.
+    """
+
+    normalization: Normalization
+    _ops: Operations
+    _observations: Sequence[NormalizedEntry]
+    # Entries of the batch that is being filled, with time first.
+    _rows: Mapping[Key, Any]
+
+    def __init__(self, setup: StageSetup[Rows]) -> None:
+        options = setup.options.normalize
+        self._options, self._num_envs = options, setup.num_envs
+        # Entries with which the next batch begins, among them the flags of groups of agents.
+        self._next_rows = setup.next_rows
+        self._observations, self._rewards = [], list[DiscountedReturns]()
+        if options.observations is not None:
+            keys = observation_keys(options.observations, setup.observed, setup.features)
+            self._observations = self._new_observations(setup, keys, options.observations.clip)
+        if options.rewards is not None:
+            self._rewards = [
+                DiscountedReturns(key, options.rewards, setup.zeros(leaf.shape), self._ops)
+                for key, leaf in setup.rewards.items()
+            ]
+        self.keys = [one.key for one in self._observations]
+        self.more_leaves = {
+            raw_reward_of(one.key): Leaf(tuple(one.carry.shape[1:]), torch.float32)
+            for one in self._rewards
+            if one.options.keep_raw
+        }
+        empty = {
+            one.key: RunningMoments.empty(one.leaf, 0 if one.absent is None else 1)
+            for one in self._observations
+        }
+        empty |= {one.key: RunningMoments.empty(one.components) for one in self._rewards}
+        count = setup.envs_per_row
+        self._statistics = BatchStatistics(options, empty, count, self._on_device)
+        self.normalization = self._statistics.normalization
+        # True for environments that were reset since the last batch. Their first observation is
+        # normalised when the next batch begins, with the statistics of that batch.
+        self._fresh: Any = setup.zeros(()) == 0
+        self._on_cpu = setup.home.type == "cpu"
+        self._rows = {}
+
+    @abstractmethod
+    def _new_observations(
+        self, setup: StageSetup[Rows], keys: Sequence[Key], clip: float
+    ) -> Sequence[NormalizedEntry]:
+        """Returns the observations that are normalised."""
+
+    def _on_device(self, moments: RunningMoments) -> BaseMoments:
+        """Brings statistics to the device of the data."""
+        return moments
+
+    # --- between batches
+
+    @override
+    def restart(self, mask: Any) -> None:
+        chosen = self._fresh | True if mask is None else mask
+        self._fresh |= chosen
+        for reward in self._rewards:
+            self._ops.clear(reward.carry, column(chosen, reward.carry))
+        self._statistics.load()
+        self._load()
+        self._normalize_fresh()
+
+    @abstractmethod
+    def _normalize_fresh(self) -> None:
+        """Normalises the observations of environments that were reset."""
+
+    @override
+    def renew(self, most_frames: float, in_groups: bool) -> Any:
+        self._statistics.most_frames = most_frames
+        self._statistics.begin(in_groups)
+        self._load()
+        if self._on_cpu and not self._fresh.any():
+            return None
+        self._normalize_fresh()
+        fresh, self._fresh = self._fresh, self._fresh & False
+        return fresh
+
+    @override
+    def check_policy(self, leaves: PolicyLeaves) -> None:
+        for key in leaves.states:
+            if key in self.keys:
+                raise ValueError(
+                    f"the policy writes {show_key(next_of(key))}, so the environment's own values "
+                    "can't be normalised: leave the key out of NormalizeObservation(keys=...)"
+                )
+
+    @override
+    def first_rows(self, rows: Mapping[Key, Rows]) -> Mapping[Key, Rows]:
+        return {**rows, **{one.key: one.raw_next for one in self._observations}}
+
+    @override
+    def saved_rows(self) -> dict[str, Rows]:
+        found = {f"raw {show_key(one.key)}": one.raw_next for one in self._observations}
+        found |= {f"return {show_key(one.key)}": one.carry for one in self._rewards}
+        return found | {"fresh": self._fresh}
+
+    def _absent(self, key: Key) -> Key | None:
+        """Returns the key of the flag that is True for absent agents of an entry's group."""
+        flag = (key[0], DONE[-1])
+        return flag if len(key) > 1 and flag in self._next_rows else None
+
+    def _load(self) -> None:
+        """Makes the newest statistics those of all rows from now on."""
+        options = self._options.observations
+        for one in self._observations:
+            assert options is not None
+            one.load(self._statistics.of(one.key), options.epsilon)
+
+    def _counted(self, stop: int) -> Any:
+        """Returns a mask of the frames up to a row that count; None if all of them do."""
+        mask = self._rows[MASK][:stop] if MASK in self._rows else None
+        if self._statistics.is_cut(stop):
+            every = self._rows[DONE][:stop, :, 0] | True
+            mask = self._statistics.cut(every if mask is None else mask)
+        return mask
+
+    # --- the end of a batch
+
+    @override
+    def finish(self, block: Block, filled: int) -> None:
+        if filled:
+            self._end_rows(filled)
+            self._finish_rewards(filled)
+        self._keep_last(filled)
+        self._rows = {}
+        self._statistics.finish()
+
+    @abstractmethod
+    def _end_rows(self, stop: int) -> None:
+        """Counts the frames up to a row."""
+
+    @abstractmethod
+    def _keep_last(self, filled: int) -> None:
+        """Keeps the observations with which the next batch begins."""
+
+    def _finish_rewards(self, filled: int) -> None:
+        rows, ops = self._rows, self._ops
+        statistics, counted = self._statistics, self._counted(filled)
+        goes_on = ~rows[DONE][:filled, :, 0]
+        if MASK in rows:
+            # Another episode follows a row without a frame.
+            goes_on = goes_on & rows[MASK][:filled]
+        for one in self._rewards:
+            rewards, options, present = rows[one.key][:filled], one.options, counted
+            if options.keep_raw:
+                rows[raw_reward_of(one.key)][:filled] = rewards
+            keep, absent = column(goes_on, rewards), self._absent(one.key[1:])
+            if absent is not None:
+                keep = keep & ~rows[next_of(absent)][:filled]
+                present = present_in(rows[absent][:filled], counted)
+            returns, kept = (ops.cast(values, ops.float64) for values in (rewards, keep))
+            # A return may be infinite, which is reported later.
+            with np.errstate(invalid="ignore"):
+                one.add(returns, kept * options.gamma, self._owners(filled))
+            if statistics.training:
+                statistics.add(one.key, self._return_moments(one, returns, present))
+            largest = float(ops.finfo(rewards.dtype).max)
+            _, factor = statistics.of(one.key).affine(options.epsilon, largest)
+            ops.multiply(rewards, ops.cast(factor, rewards.dtype), out=rewards)
+            clip = clip_within(options.clip, largest)
+            ops.clip(rewards, -clip, clip, out=rewards)
+
+    def _owners(self, filled: int) -> list[int] | None:
+        """Returns the environment of each row; None if a row has those of all."""
+        return None
+
+    @abstractmethod
+    def _return_moments(self, one: DiscountedReturns, returns: Any, present: Any) -> BaseMoments:
+        """Returns the moments of returns, of which all or those of a mask count."""
+
+
+def column(rows: Any, like: Any) -> Any:
+    """Returns values of rows in a shape that broadcasts to that of other values."""
+    return rows.reshape(*rows.shape, *[1] * (like.ndim - rows.ndim))
+
+
+def present_in(absent: Any, mask: Any) -> Any:
+    """Returns True where an agent is present in a frame, ``(*size, agents)``.
+
+    Args:
+        absent: the flags of absent agents, ``(*size, agents, 1)``.
+        mask: mask of the frames; None for all.
+    """
+    present = ~absent[..., 0]
+    return present if mask is None else present & mask[..., None]
+
+
+# Within a batch, the statistics are updated whenever their count has doubled. The first update is
+# after this many frames.
+_FIRST_FRAMES = 16
+NEVER = 2**62
+
+
+def observation_keys(
+    options: NormalizeObservation, observed: Mapping[Key, Leaf], features: Mapping[Key, Leaf]
+) -> list[Key]:
+    """Returns the keys of the observations to normalise.
+
+    Args:
+        options: the options.
+        observed: layout of the observations.
+        features: the observations among which those are chosen if the options name none.
+
+    Raises:
+        KeyError: if a key of the options is not the key of an observation.
+        ValueError: if a chosen observation is not of floating-point numbers, or if the environment
+            has no observation of floating-point numbers.
+    """
+    observed = features if options.keys is None else observed
+    floats = [key for key, leaf in observed.items() if leaf.dtype.is_floating_point]
+    if options.keys is None:
+        found = [key for key in floats if is_feature(key)]
+        if not found:
+            raise ValueError(
+                "normalize_observations needs an observation of floating-point numbers, but the "
+                f"environment has only {show_keys(set(observed))}"
+            )
+        return found
+    for key in options.keys:
+        if key not in observed:
+            raise KeyError(
+                f"normalize_observations has the key {show_key(key)}, but the observations are "
+                f"{show_keys(set(observed))}"
+            )
+        if key not in floats:
+            raise ValueError(
+                f"normalize_observations has the key {show_key(key)}, but its dtype is "
+                f"{observed[key].dtype}: only floating-point numbers can be normalised"
+            )
+    return list(options.keys)
+
+
+def raw_reward_of(key: Key) -> Key:
+    """Returns the key of the environment's own reward, for the key of a normalised one."""
+    return (*key[:-1], RAW_REWARD)
+
+
+class BatchStatistics:
+    """Statistics of all frames before a batch and of the frames of the batch so far.
+
+    Args:
+        options: options of everything that is normalised.
+        empty: statistics of no frames, by key of the entry.
+        num_envs: number of environments.
+        load: function that brings statistics to the device of the data.
+
+    Attributes:
+        normalization: the statistics of all frames before the batch.
+        most_frames: largest number of frames of the batch that count.
+        first: first row of the batch that has not been counted.
+        due: row of the step after which the statistics are to be updated.
+    """
+
+    def __init__(
+        self,
+        options: NormalizeOptions,
+        empty: Statistics,
+        num_envs: int,
+        load: Callable[[RunningMoments], BaseMoments],
+    ) -> None:
+        self.normalization = Normalization(options, empty)
+        self.most_frames = math.inf
+        self.first, self.due = 0, NEVER
+        self._observed = None if options.observations is None else next(iter(empty))
+        self._num_envs = num_envs
+        self._load = load
+        self._base: dict[Key, BaseMoments] = {}
+        self._delta: dict[Key, BaseMoments] = {}
+
+    @property
+    def training(self) -> bool:
+        """False if the statistics are frozen."""
+        return self.normalization.training
+
+    def load(self) -> None:
+        """Loads the newest statistics, between two batches."""
+        found = self.normalization.share().statistics
+        self._base = {key: self._load(one) for key, one in found.items()}
+        self._delta = {}
+
+    def begin(self, in_groups: bool) -> None:
+        """Begins a batch.
+
+        Args:
+            in_groups: True if the rows of a step are not filled all at once.
+        """
+        self.load()
+        self.first, self.due = 0, NEVER
+        if self._observed is not None and self.training and not in_groups:
+            self._before = self.normalization.of(self._observed).count
+            self.set_due(0)
+
+    def set_due(self, row: int) -> None:
+        """Sets ``due`` after an update of the statistics.
+
+        Args:
+            row: the first row that the update did not count.
+        """
+        # The number of frames may be known only to the device, so rows without frames count here.
+        before = self._before + row * self._num_envs
+        self.due = row + -(-max(before, _FIRST_FRAMES) // self._num_envs) - 1
+
+    def is_cut(self, rows: int) -> bool:
+        """Returns True if some frames of the first ``rows`` rows of a batch don't count."""
+        return self.most_frames < rows * self._num_envs
+
+    def cut(self, mask: Any) -> Any:
+        """Returns the mask of the frames that count.
+
+        Args:
+            mask: True where a row holds a frame, ``(rows, num_envs)``, from the batch's first row.
+        """
+        order = mask.reshape(-1).cumsum(0).reshape(mask.shape)
+        return mask & (order <= self.most_frames)
+
+    def add(self, key: Key, moments: BaseMoments) -> None:
+        """Adds the statistics of frames of the batch."""
+        self._delta[key] = self._delta[key].merged(moments) if key in self._delta else moments
+
+    def of(self, key: Key) -> BaseMoments:
+        """Returns the statistics of all frames that have been counted, on the device."""
+        base = self._base[key]
+        return base.merged(self._delta[key]) if key in self._delta else base
+
+    def finish(self) -> None:
+        """Adds the batch's frames to the statistics, which may wait for the device."""
+        delta, self._delta = self._delta, {}
+        if delta:
+            self.normalization.merge({key: one.on_host() for key, one in delta.items()})
+
+
+class DiscountedReturns:
+    """Discounted returns of the environments, by which a reward is normalised.
+
+    Args:
+        key: key of the reward.
+        options: the options.
+        carry: zeros of float64, with the shape of the rewards of a step.
+        ops: the operations of these zeros.
+
+    Attributes:
+        carry: discounted return of each environment's episode so far, to add to its next reward.
+    """
+
+    def __init__(
+        self,
+        key: Key,
+        options: NormalizeReward,
+        carry: Any,
+        ops: Operations,
+    ) -> None:
+        self.key, self.options, self.carry, self._ops = key, options, carry, ops
+
+    @property
+    def components(self) -> tuple[int, ...]:
+        """Shape of the statistics; rewards may have several components."""
+        found = tuple(self.carry.shape[1:])[-1:]
+        return () if found == (1,) else found
+
+    def add(self, returns: Any, keep: Any, owners: Any = None) -> None:
+        """Turns rewards into discounted returns, in place.
+
+        Args:
+            returns: rewards of the environment, ``(steps, *shape)``, float64; overwritten.
+            keep: factor of each return in the next one: gamma, or 0 where an episode ends,
+                float64.
+            owners: the environment of each row, if a row has only one; None if it has all.
+        """
+        # The reward of an episode's last step still belongs to the episode's return.
+        carry, (add, multiply, *_) = self.carry, self._ops
+        each: Iterable[Any] = repeat(carry, len(returns))
+        if owners is not None:
+            each = (carry[owner : owner + 1] for owner in owners)
+        for row, kept, part in zip(returns, keep, each, strict=True):
+            add(row, part, out=row)
+            multiply(row, kept, out=part)

@@ -1,0 +1,373 @@
+"""Stages of frames without a fixed layout.
+
+Only the entries that stages change need a fixed layout. They are kept in rows, like those of an
+environment of tensors, and pass the same stages. The environment's TensorDicts have the other
+entries, and the environment's own values of these.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from tensordict import TensorDictBase
+from torch import Tensor
+
+from trawl.envs.agents.groups import groups_of
+from trawl.envs.base import TensorDictEnv
+from trawl.envs.frame_stack import is_feature
+from trawl.envs.specs import NonTensor
+from trawl.envs.tensor_env import TensorStep
+from trawl.keys import (
+    DONE,
+    IS_INIT,
+    MASK,
+    STEP_COUNT,
+    TERMINATED,
+    TRUNCATED,
+    Key,
+    as_key,
+    end_keys,
+    next_of,
+    show_key,
+    show_keys,
+)
+from trawl.rollout.block import Block
+from trawl.rollout.episodes import EpisodeTracker
+from trawl.rollout.layout import Layout, Leaf
+from trawl.rollout.policy.inputs import InputRows
+from trawl.rollout.policy.leaves import PolicyLeaves
+from trawl.rollout.policy.policy import Policy
+from trawl.rollout.stages.frame_normalizer import observation_keys
+from trawl.rollout.stages.stage import StageSetup
+from trawl.rollout.stages.staged_rows import StagedRows
+from trawl.rollout.steppers.step_tensors import StepTensors, TensorPool, TensorRows
+from trawl.rollout.steppers.tensors import TensorStepper
+from trawl.rollout.writers.batch_writer import BatchOptions, StepFn
+from trawl.rollout.writers.frame_entries import FLAG
+from trawl.stacked_frames import StackedFrames
+from trawl.supported import STAGE_LOOSE
+from trawl.tensordicts import has_lazy, whole_key
+
+# Entries that transforms of TorchRL add to the observations, and that are no feature of them.
+_COUNTERS = {STEP_COUNT[-1], IS_INIT[-1], "episode_reward", "traj_count"}
+
+
+class LooseStep(NamedTuple):
+    """Results of a step of an environment with the TensorDict interface.
+
+    Attributes:
+        frame: the frame.
+        root: the TensorDict that the next step begins with.
+        skipped: True where the frame is no experience, of the batch size; None if all frames are.
+        failed: True where the step failed, of the batch size; None if steps never do.
+    """
+
+    frame: TensorDictBase
+    root: TensorDictBase
+    skipped: Tensor | None = None
+    failed: Tensor | None = None
+
+
+class LooseStages:
+    """Normalises and stacks entries of frames without a fixed layout.
+
+    The stepper steps this object like an environment of tensors. It takes the environment's step,
+    and returns the entries that stages change.
+
+    Args:
+        env: the environment.
+        policy: the policy.
+        options: options of the batches.
+        root: the TensorDict that the first step begins with.
+        masked: True if some frames of a batch are no experience.
+
+    Attributes:
+        staged: the rows, and the stages.
+        observation_keys: keys of the entries that stages read before and after each step.
+        action_keys: empty, because the TensorDicts have the actions.
+        reward_keys: keys of the rewards that stages read.
+        batch_size: batch size of the environment.
+        home: device of the entries.
+        skips: True if some frames of a batch are no experience.
+
+    Raises:
+        KeyError, ValueError: if an entry can't be normalised or stacked.
+    """
+
+    action_keys: Sequence[Key] = ()
+
+    def __init__(
+        self, env: Any, policy: Policy, options: BatchOptions, root: TensorDictBase, masked: bool
+    ) -> None:
+        self.batch_size, self.skips = torch.Size(env.batch_size), masked
+        self._num_envs, self._steps = self.batch_size.numel(), options.steps
+        self._ends = [next_of(key) for key in end_keys(map(as_key, env.done_keys))]
+        observed, loose = _fixed(env.full_observation_spec, root)
+        features, groups = _features(env, policy, observed), set[str]()
+        normalize, stack, changed = options.normalize.observations, options.frame_stack, list[Key]()
+        if normalize is not None:
+            _check_fixed("normalize_observations", normalize.keys, observed, loose)
+            changed += observation_keys(normalize, observed, features)
+        if stack is not None:
+            _check_fixed("frame_stack", stack.keys, observed, loose)
+            groups = groups_of(env)
+            changed += stack.stacked(observed if stack.keys else features, groups)
+        rewards = {} if options.normalize.rewards is None else _rewards(env)
+        #: The observations that stages change.
+        self._observed = {key: observed[key] for key in changed}
+        # The flags of agents, which are absent where they are True.
+        members = {key[0] for key in (*self._observed, *rewards) if len(key) > 1}
+        flags = _fixed(env.full_done_spec, root)[0]
+        absent = {(name, DONE[-1]) for name in members} & flags.keys()
+        carried = self._observed | {key: flags[key] for key in sorted(absent)}
+        self.observation_keys, self.reward_keys = list(carried), list(rewards)
+        devices = (root.get(key).device for key in carried)
+        self.home: torch.device = next(devices, env.device or torch.device("cpu"))
+        self._rewards = {next_of(key): leaf for key, leaf in rewards.items()}
+        next_rows = {key: self._zeros(leaf) for key, leaf in carried.items()}
+        parts = observed, features, self._rewards, groups, (self._num_envs,), next_rows, masked
+        place = self.home, self.answers_at_once
+        self.staged = StagedRows(StageSetup(options, "tensors", *parts, *place))
+        self._pool = TensorPool(self._new_layout(carried), self.home, options.recycle)
+        self._stepper = TensorStepper(self, None, self.staged.stages)
+        self._restarts = options.restarts is not None
+        # The entries of the current chunk as the policy reads them.
+        self._inputs: dict[Key, InputRows] = {}
+        self._written: Sequence[Key] = ()
+        self._own: dict[Key, Any] = {}
+        self._take: Callable[[], LooseStep] = lambda: self._step
+        self.reset(root, None)
+
+    def _zeros(self, leaf: Leaf) -> Tensor:
+        return torch.zeros((self._num_envs, *leaf.shape), dtype=leaf.dtype, device=self.home)
+
+    @property
+    def answers_at_once(self) -> bool:
+        """True if code can read a tensor without waiting for a device."""
+        return self.home.type == "cpu"
+
+    # --- layout
+
+    def _new_layout(self, carried: Mapping[Key, Leaf]) -> Layout:
+        stages = self.staged.stages
+        leaves: Mapping[Key, Leaf] = {
+            **carried,
+            **{next_of(key): leaf for key, leaf in carried.items()},
+            **self._rewards,
+            **dict.fromkeys((DONE, TERMINATED, TRUNCATED), FLAG),
+            **stages.more_leaves,
+        }
+        if self.skips:
+            leaves = {**leaves, MASK: Leaf((), torch.bool)}
+        return Layout(stages.in_batch(leaves), (self._num_envs,), self._steps, stages.pools)
+
+    @property
+    def _shown(self) -> Mapping[Key, Leaf]:
+        """The observations that stages change, as the policy reads them."""
+        return self.staged.stages.readable(self._observed)
+
+    def fill(self, frame: TensorDictBase) -> None:
+        """Sets zeros of the right layout in a frame of zeros."""
+        shown = self._shown
+        after = {next_of(key): leaf for key, leaf in shown.items()}
+        more = self.staged.stages.more_leaves
+        for key, leaf in {**shown, **after, **self._rewards, **more}.items():
+            frame.set(key, self._zeros(leaf).reshape((*self.batch_size, *leaf.shape)))
+
+    # --- the policy
+
+    def read_first(self, root: TensorDictBase) -> TensorDictBase:
+        """Returns a copy of a TensorDict, with the entries that the policy reads first."""
+        root = root.copy()
+        for key, leaf in self._shown.items():
+            first = self.staged.first_read(key)
+            assert first is not None
+            root.set(key, first.reshape((*self.batch_size, *leaf.shape)))
+        return root
+
+    def check_policy(self, written: Iterable[Key], states: Sequence[Key]) -> None:
+        """Checks that the policy doesn't write what stages write.
+
+        Args:
+            written: keys of all entries that the policy writes.
+            states: keys of those that it writes under ``"next"``.
+
+        Raises:
+            ValueError: if it does.
+        """
+        leaves = {key: Leaf((), torch.float32) for key in written}
+        self.staged.stages.check_policy(PolicyLeaves(leaves, [*states], []))
+        self._written = [key for key in written if key in self._observed]
+
+    def show(self, carrier: TensorDictBase, t: int) -> None:
+        """Sets the entries that the policy reads in step ``t`` of the chunk."""
+        for key, rows in self._inputs.items():
+            self._own[key] = carrier.get(key)
+            value = rows[t]
+            carrier.set(key, value.reshape((*self.batch_size, *value.shape[1:])))
+
+    def hide(self, carrier: TensorDictBase, t: int) -> None:
+        """Sets the environment's own values again, after the policy has acted."""
+        for key in self._written:
+            self._inputs[key][t].copy_(carrier.get(key).reshape(self._inputs[key][t].shape))
+        for key, value in self._own.items():
+            carrier.set(key, value)
+
+    # --- steps
+
+    def begin(self, mask: Tensor | None = None, **kwargs: Any) -> list[Tensor]:
+        """Returns the entries that the next step begins with."""
+        return self._values(self._step.root)
+
+    def advance(self, actions: Iterable[Tensor]) -> TensorStep:
+        """Takes the environment's step."""
+        self._step = step = self._take()
+        flags = [step.frame.get(key).reshape(self._num_envs, -1).any(-1) for key in self._ends]
+        ended = torch.stack(flags).any(0).to(self.home)
+        after = step.frame.get("next")
+        rewards = [self._row(after, as_key(key)) for key in self.reward_keys]
+        skipped = None if step.skipped is None else step.skipped.reshape(-1).to(self.home)
+        return TensorStep(
+            self._values(after), None, rewards, ended, torch.zeros_like(ended), skipped
+        )
+
+    def begin_next(self, ended: Tensor, cut: Tensor | None = None) -> list[Tensor]:
+        """Returns the entries that the next step begins with."""
+        return self._values(self._step.root)
+
+    def _values(self, found: TensorDictBase) -> list[Tensor]:
+        return [self._row(found, key) for key in self.observation_keys]
+
+    def _row(self, found: TensorDictBase, key: Key) -> Tensor:
+        value: Tensor = found.get(key)
+        return value.reshape((self._num_envs, *value.shape[len(self.batch_size) :]))
+
+    # --- a batch
+
+    def renew(self, most_frames: float) -> None:
+        """Begins a batch, of which at most ``most_frames`` frames are delivered."""
+        staged, block = self.staged, Block(self._pool.layout, self._pool.lease())
+        staged.stages.renew(most_frames, False)
+        view = staged.begin(block, StepTensors(block.tensors, staged.next))
+        if self.skips:
+            view.arrays[MASK].fill_(True)
+        staged.pass_on(self.observation_keys)
+
+    def bind(
+        self, take: Callable[[], LooseStep], episodes: EpisodeTracker, start: int, stop: int
+    ) -> StepFn:
+        """Returns a function that takes step ``start + t``.
+
+        Args:
+            take: function that takes the environment's step.
+            episodes: tracker of the environments' episodes.
+            start: first row of the chunk.
+            stop: row after the last one of the chunk.
+        """
+        self._take, staged = take, self.staged
+        view = staged.view
+        step = staged.bind(self._stepper.bind(view, episodes, start, stop), start, stop)
+        rows = TensorRows(staged.block, view, self._stepper.newest)
+        self._inputs = {key: rows.inputs(key, start, stop, False) for key in self._observed}
+        if not self._restarts:
+            return step
+        after = [view.rows(next_of(key), start, stop) for key in self._observed]
+
+        def step_or_clear(t: int) -> None:
+            step(t)
+            failed = self._step.failed
+            if failed is not None and failed.any():
+                for each in after:
+                    each[t][failed.reshape(-1).to(self.home)] = 0
+
+        return step_or_clear
+
+    def finish(self, batch: TensorDictBase, filled: int, dense: bool) -> None:
+        """Ends a batch, and sets the entries that stages have changed.
+
+        Args:
+            batch: the frames of the environment, of which the first ``filled`` rows are filled.
+            filled: number of rows.
+            dense: True to write all frames of each stack.
+        """
+        self.staged.keep(self.observation_keys, filled)
+        found = self.staged.finish(filled).deliver(frozenset(), None)
+        after, more = map(next_of, self._observed), self.staged.stages.more_leaves
+        for key in (*self._observed, *after, *self._rewards, *more):
+            rows = found.get(key)
+            if isinstance(rows, StackedFrames) and (dense or has_lazy(batch)):
+                rows = rows.to_dense()
+            batch.set(key, rows.reshape((*self.batch_size, *rows.shape[1:])))
+
+    # --- between batches
+
+    def reset(self, root: TensorDictBase, mask: Tensor | None) -> None:
+        """Begins episodes.
+
+        Args:
+            root: the TensorDict that the next step begins with.
+            mask: mask of the environments, ``(num_envs,)``; None for all of them.
+        """
+        self._step = LooseStep(root, root)
+        chosen = None if mask is None else mask.to(self.home)
+        view = StepTensors({}, self.staged.first)
+        self.staged.begin_episodes(self._stepper, view, chosen)
+
+
+def _features(env: Any, policy: Policy, observed: Mapping[Key, Leaf]) -> Mapping[Key, Leaf]:
+    """Returns the observations without those of TorchRL's transforms, and of the policy."""
+    if isinstance(env, TensorDictEnv):
+        return observed
+    written = {as_key(key) for key in getattr(policy.module, "out_keys", None) or ()}
+
+    def is_chosen(key: Key) -> bool:
+        private = any(part.startswith("_") for part in key)
+        return not private and key[-1] not in _COUNTERS and next_of(key) not in written
+
+    return {key: leaf for key, leaf in observed.items() if is_chosen(key)}
+
+
+def _fixed(spec: Any, root: TensorDictBase) -> tuple[dict[Key, Leaf], list[Key]]:
+    """Returns the layout of the entries whose layout is fixed, and the keys of the others."""
+    axes, fixed, loose = root.ndim, dict[Key, Leaf](), list[Key]()
+    for name, leaf in spec.items(True, True):
+        key = as_key(name)
+        value: Any = root.get(key, None) if whole_key(root, key) == key else None
+        if isinstance(leaf, NonTensor) or -1 in leaf.shape or not isinstance(value, Tensor):
+            loose.append(key)
+        else:
+            fixed[key] = Leaf(tuple(value.shape[axes:]), value.dtype)
+    return fixed, loose
+
+
+def _rewards(env: Any) -> dict[Key, Leaf]:
+    """Returns the layout of the rewards, which are normalised.
+
+    Raises:
+        ValueError: if it isn't fixed.
+    """
+    axes, found = len(env.batch_size), {}
+    for name, leaf in env.full_reward_spec.items(True, True):
+        key, shape = as_key(name), tuple(leaf.shape[axes:])
+        if -1 in shape:
+            raise ValueError(STAGE_LOOSE.text("normalize_rewards", against=show_key(key)))
+        found[key] = Leaf(shape, leaf.dtype if leaf.dtype.is_floating_point else torch.float32)
+    return found
+
+
+def _check_fixed(
+    name: str, keys: Sequence[Key] | None, observed: Iterable[Key], loose: Sequence[Key]
+) -> None:
+    """Raises a ``ValueError`` if an option is for entries whose layout is not fixed.
+
+    Args:
+        name: name of the option.
+        keys: the keys that it names; None for all observations of fixed layout.
+        observed: keys of these.
+        loose: keys of the other ones.
+    """
+    found = [key for key in loose if keys is None or key in keys]
+    if found and (keys is not None or not any(map(is_feature, observed))):
+        raise STAGE_LOOSE.error(name, against=show_keys(set(found)))

@@ -1,0 +1,361 @@
+"""Normalisation of the observations and rewards of batches whose data are tensors.
+
+The stepper steps a :class:`NormalizedSteps` instead of the environment, which normalises all
+observations of a step at once. Its :class:`NormalizedRows` keep the observations of the environment
+until they have been counted. The rewards are normalised when a batch is finished. Nothing in the
+loop waits for the device.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from typing_extensions import override
+
+from trawl.envs.tensor_env import TensorStep
+from trawl.keys import Key
+from trawl.rollout.block import Block
+from trawl.rollout.moments import BaseMoments, RunningMoments, TensorMoments
+from trawl.rollout.normalization import clip_within
+from trawl.rollout.stages.frame_normalizer import (
+    DiscountedReturns,
+    FrameNormalizer,
+    Operations,
+    column,
+    present_in,
+)
+from trawl.rollout.stages.stage import StageSetup
+from trawl.rollout.steppers.step_tensors import StepTensors
+from trawl.rollout.steppers.tensors import StepSource, TensorSource
+from trawl.rollout.writers.batch_writer import StepFn
+
+_OPERATIONS = Operations(
+    torch.add,
+    torch.mul,
+    torch.clamp,
+    lambda values, mask: values.masked_fill_(mask, 0),
+    lambda values, dtype: values.to(dtype, copy=True),
+    torch.finfo,
+    torch.float64,
+)
+
+
+class TensorNormalizer(FrameNormalizer[Tensor, StepTensors]):
+    """Normalises the frames of environments whose data are tensors.
+
+    Except for rounding, the results equal those of
+    :class:`~trawl.rollout.stages.array_normalizer.ArrayNormalizer`.
+    """
+
+    _ops = _OPERATIONS
+    _observations: list[NormalizedRows]
+    _steps: NormalizedSteps
+
+    def __init__(self, setup: StageSetup[Tensor]) -> None:
+        self._home = setup.home
+        super().__init__(setup)
+
+    @override
+    def _new_observations(
+        self, setup: StageSetup[Tensor], keys: Sequence[Key], clip: float
+    ) -> list[NormalizedRows]:
+        rows, steps = [setup.next_rows[key] for key in keys], setup.options.steps
+        self._kept = rows_kept(rows, steps, setup.masked)
+        return [
+            NormalizedRows(key, row, steps, self._kept, clip, self._absent(key))
+            for key, row in zip(keys, rows, strict=True)
+        ]
+
+    @override
+    def _on_device(self, moments: RunningMoments) -> TensorMoments:
+        return TensorMoments.on(self._home, moments)
+
+    @override
+    def source(self, source: TensorSource) -> StepSource:
+        if not self._observations:
+            return source
+        self._steps = NormalizedSteps(source, self._observations)
+        return self._steps
+
+    # --- between batches
+
+    @override
+    def _normalize_fresh(self) -> None:
+        for one in self._observations:
+            values = torch.empty_like(one.next_row)
+            one.normalize(one.raw_next, values)
+            if one.absent is not None:
+                _OPERATIONS.clear_absent(values, self._next_rows[one.absent])
+            mask = column(self._fresh, values)
+            torch.where(mask, values, one.next_row, out=one.next_row)
+
+    # --- a batch
+
+    @override
+    def begin(self, block: Block, view: StepTensors) -> StepTensors:
+        self._rows = view.arrays
+        for one in self._observations:
+            one.begin()
+        return view
+
+    @override
+    def bind(self, step: StepFn, view: StepTensors, part: slice, start: int, stop: int) -> StepFn:
+        if not self._observations:
+            return step
+        statistics, steps, kept = self._statistics, self._steps, self._kept
+        for one in self._observations:
+            one.bind(view, start, stop)
+
+        def step_counted(t: int) -> None:
+            steps.t, row = t, start + t + 1
+            if not kept:
+                # The step may change the observations with which it begins.
+                self._end_rows(row)
+            step(t)
+            if row > statistics.due:
+                self._end_rows(row)
+                self._load()
+                statistics.set_due(row)
+            elif kept and row % kept == 0:
+                self._end_rows(row)
+
+        return step_counted
+
+    @override
+    def _end_rows(self, stop: int) -> None:
+        chosen = slice(self._statistics.first, stop)
+        if self._statistics.training and chosen.start < stop:
+            mask = self._counted(stop)
+            part = None if mask is None else mask[chosen].reshape(-1)
+            for one in self._observations:
+                present = part
+                if one.absent is not None:
+                    present = present_in(self._rows[one.absent][chosen].flatten(0, 1), part)
+                self._statistics.add(one.key, TensorMoments.of(one.kept(chosen), present))
+        self._statistics.first = stop
+
+    @override
+    def _keep_last(self, filled: int) -> None:
+        for one in self._observations:
+            one.keep_next(filled)
+
+    @override
+    def _return_moments(
+        self, one: DiscountedReturns, returns: Tensor, present: Tensor | None
+    ) -> TensorMoments:
+        # The rewards of a group's agents share their statistics.
+        lead = returns if one.carry.ndim == 1 else returns[..., 0]
+        if present is not None:
+            present = column(present, lead).expand_as(lead).reshape(-1)
+        return TensorMoments.of(returns.reshape(-1, *one.components), present)
+
+
+# Number of values that are kept before they are counted: on the CPU, so that they stay in the
+# cache; on a GPU, where each count takes as long as its calls, to limit the memory.
+_KEPT_CPU, _KEPT_GPU = 1 << 18, 1 << 24
+
+
+class NormalizedRows:
+    """Rows of one observation, and the statistics with which it is normalised.
+
+    Args:
+        key: key of the observation.
+        next_row: the normalised observations with which the next batch begins.
+        steps: number of rows in a batch.
+        kept: number of rows that are counted together; the rows of a batch are divided into parts
+            of this size. With 0, a row is counted before its step, without a copy.
+        clip: largest absolute value of an element.
+        absent: key of the flag that is True for absent agents; None if no agent is ever absent.
+
+    Attributes:
+        leaf: shape of an observation.
+        flags: rows of the flags of absent agents before each step; empty if there are none.
+        raw_next: the observations of the environment with which the next batch begins.
+    """
+
+    def __init__(
+        self, key: Key, next_row: Tensor, steps: int, kept: int, clip: float, absent: Key | None
+    ) -> None:
+        self.key, self.next_row, self.absent = key, next_row, absent
+        self.flags: Sequence[Tensor] = ()
+        self.leaf = tuple(next_row.shape[1:])
+        self.raw_next = next_row.clone()
+        # The step of the last row of a part writes the first row of the next part.
+        self._raw = next_row.new_empty(min(2 * kept, steps), *next_row.shape)
+        self._steps, self._size = steps, len(self._raw)
+        self._held = self.raw_next
+        self._last = next_row.clone()
+        self._targets: list[Tensor] = []
+        self._sources: list[Tensor] = []
+        self._largest = torch.finfo(next_row.dtype).max
+        self._clip = clip_within(clip, self._largest)
+        # Added instead of the mean subtracted, because torch subtracts nothing from flags.
+        self._shift = next_row.new_zeros(self.leaf)
+        self._scale = next_row.new_ones(self.leaf)
+
+    def load(self, moments: BaseMoments, epsilon: float) -> None:
+        """Sets the statistics for all rows from now on."""
+        mean, scale = moments.affine(epsilon, self._largest)
+        self._shift.copy_(-mean)
+        self._scale.copy_(scale)
+
+    def normalize(self, source: Tensor, target: Tensor) -> None:
+        """Writes normalised values; ``target`` may be ``source`` itself."""
+        torch.add(source, self._shift, out=target)
+        target.mul_(self._scale).clamp_(-self._clip, self._clip)
+
+    def begin(self) -> None:
+        """Begins a batch."""
+        if self._size:
+            self._raw[0].copy_(self.raw_next)
+        self._held = self.raw_next
+
+    def bind(self, view: StepTensors, start: int, stop: int) -> None:
+        """Sets the rows to write to in the steps of a chunk."""
+        self._targets = view.following(self.key, start, stop)
+        self._sources = [*self._rows(start + 1, stop + 1)] if self._size else []
+        if self.absent is not None:
+            self.flags = view.rows(self.absent, start, stop)
+
+    def _rows(self, start: int, stop: int) -> Iterator[Tensor]:
+        """Yields the kept rows of a chunk, in which row ``steps`` is that of the next batch."""
+        row, end = start, min(stop, self._steps)
+        while row < end:
+            first = row % self._size
+            part = self._raw[first : first + end - row]
+            yield from part.unbind(0)
+            row += len(part)
+        if stop > self._steps:
+            yield self.raw_next
+
+    def keep(self, t: int, values: Tensor) -> None:
+        """Keeps the observations with which the next frame begins, until they are counted."""
+        if self._size:
+            self._sources[t].copy_(values)
+        else:
+            self._held = values
+
+    def follow(self, t: int, values: Tensor) -> Tensor:
+        """Writes normalised values to the row of the next frame, and returns this row."""
+        row = self._targets[t]
+        self.normalize(values, row)
+        return row
+
+    def keep_next(self, row: int) -> None:
+        """Keeps the observations with which the next batch begins."""
+        if not self._size:
+            self.raw_next.copy_(self._held)
+        elif row < self._steps:
+            self.raw_next.copy_(self._raw[row % self._size])
+
+    def kept(self, chosen: slice) -> Tensor:
+        """Returns the observations of some rows of the same part, one after the other."""
+        if not self._size:
+            return self._held
+        first = chosen.start % self._size
+        return self._raw[first : first + chosen.stop - chosen.start].flatten(0, 1)
+
+    def normalized_last(self, values: Tensor, ended: Tensor, at_once: bool) -> Tensor:
+        """Returns normalised values where ``ended`` is True, and any values elsewhere."""
+        last = self._last
+        if not at_once:
+            self.normalize(values, last)
+            return last
+        # On the CPU, it is worth finding the rows, because only few episodes end in a step. For a
+        # few rows, numpy is faster than torch.
+        rows = ended.numpy().nonzero()[0]
+        if len(rows):
+            chosen = torch.from_numpy(rows)
+            found = values.index_select(0, chosen).to(last.dtype)
+            self.normalize(found, found)
+            # Faster than index_copy_.
+            last.index_put_((chosen,), found)
+        return last
+
+
+class NormalizedSteps:
+    """Steps of an environment, with normalised observations.
+
+    The observations of a step are normalised in the row of the next frame. The stepper copies them
+    from there, and the policy reads them while they are still in the cache.
+
+    Args:
+        env: the environment.
+        rows: rows of the observations that are normalised.
+
+    Attributes:
+        t: number of the step in its chunk.
+    """
+
+    t = 0
+
+    def __init__(self, env: TensorSource, rows: Sequence[NormalizedRows]) -> None:
+        self._env = env
+        index = env.observation_keys.index
+        self._places = [(index(one.key), one) for one in rows]
+        # The observations of agents, each with the index of the flag of those that are absent.
+        self._absent = [(index(one.key), one, index(one.absent)) for one in rows if one.absent]
+        # The leaves of the last step, of the environment and normalised.
+        self._last: list[Tensor] = []
+        self._shown: list[Tensor] = []
+
+    def begin(self, mask: Tensor | None, **kwargs: Any) -> list[Tensor]:
+        """Begins episodes, as the environment does, and returns normalised observations."""
+        return self._begun(self._env.begin(mask, **kwargs))
+
+    def advance(self, actions: Iterable[Tensor]) -> TensorStep:
+        """Takes a step, and returns its results with normalised observations."""
+        result = self._env.advance(actions)
+        self._last, self._shown = result.last, self._normalized(result.last)
+        for index, one, flag in self._absent:
+            # An agent that is done after a step, but wasn't before, has a last observation.
+            _OPERATIONS.clear_absent(self._shown[index], result.last[flag] & one.flags[self.t])
+        final = result.final
+        if final is not None:
+            final = [*final]
+            ended = torch.logical_or(result.terminated, result.truncated)
+            at_once = self._env.answers_at_once
+            for index, one in self._places:
+                final[index] = one.normalized_last(final[index], ended, at_once)
+        return TensorStep(self._shown, final, *result[2:])
+
+    def begin_next(self, ended: Tensor, cut: Tensor | None = None) -> list[Tensor]:
+        """Returns the normalised observations that the next step begins with."""
+        leaves = self._env.begin_next(ended, cut)
+        if leaves is not self._last:
+            return self._begun(leaves)
+        self._keep(leaves)
+        return self._shown
+
+    def _begun(self, leaves: list[Tensor]) -> list[Tensor]:
+        self._keep(leaves)
+        found = self._normalized(leaves)
+        for index, _, flag in self._absent:
+            _OPERATIONS.clear_absent(found[index], leaves[flag])
+        return found
+
+    def _keep(self, leaves: Sequence[Tensor]) -> None:
+        for index, one in self._places:
+            one.keep(self.t, leaves[index])
+
+    def _normalized(self, leaves: Sequence[Tensor]) -> list[Tensor]:
+        found = [*leaves]
+        for index, one in self._places:
+            found[index] = one.follow(self.t, found[index])
+        return found
+
+
+def rows_kept(rows: Sequence[Tensor], steps: int, masked: bool) -> int:
+    """Returns the number of rows whose observations are counted together.
+
+    Returns 0 if each row is to be counted just before its step, because a row is too large to stay
+    in the cache for long. A row that may hold no frame can be counted only after the step.
+    """
+    on_cpu = rows[0].device.type == "cpu"
+    found = (_KEPT_CPU if on_cpu else _KEPT_GPU) // max(1, sum(row.numel() for row in rows))
+    if found < 2 and on_cpu and not masked:
+        return 0
+    return max(1, min(steps, found))

@@ -1,0 +1,1 @@
+"""Steppers, which step environments of each kind and write the results into rows."""

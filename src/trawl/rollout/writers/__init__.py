@@ -1,0 +1,1 @@
+"""Writers, which fill batches with frames."""

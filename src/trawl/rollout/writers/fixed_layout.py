@@ -1,0 +1,265 @@
+"""Batches of fixed layout: the environment and the policy write directly into one block."""
+
+from __future__ import annotations
+
+import math
+from abc import abstractmethod
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from tensordict import TensorDict, TensorDictBase
+from typing_extensions import override
+
+from trawl.envs.agents.groups import groups_of
+from trawl.envs.base import TensorDictEnv
+from trawl.keys import DONE, IS_INIT, MASK, Key, as_key, next_of
+from trawl.memory import Array, Mask
+from trawl.rollout.block import BatchMemory, Block
+from trawl.rollout.checks import check_rewards
+from trawl.rollout.episode_sums import EpisodeSums
+from trawl.rollout.layout import Layout, Leaf
+from trawl.rollout.policy.device_transfer import moved
+from trawl.rollout.policy.leaves import PolicyLeaves, discover_leaves
+from trawl.rollout.policy.policy import Policy
+from trawl.rollout.stages.stage import RowKind, StageSetup
+from trawl.rollout.stages.staged_rows import StagedRows, write
+from trawl.rollout.steppers.arrays import Stepper
+from trawl.rollout.writers.batch_writer import BatchOptions, BatchWriter
+from trawl.rollout.writers.frame_entries import FrameEntries
+
+
+class FixedLayoutWriter(BatchWriter):
+    """Fills batches with frames of a fixed layout.
+
+    Args:
+        env: the environment.
+        policy: the policy.
+        options: options of the batches.
+        masked: True if some rows of a batch hold no frame.
+
+    Attributes:
+        options: options of the batches.
+        entries: the entries of frames.
+        stepper: object that steps the environment.
+        pool: memory of batches.
+    """
+
+    # Name of the way to fill batches, for ``stats()``, and kind of the rows.
+    _path: ClassVar[str]
+    _kind: ClassVar[RowKind]
+    stepper: Stepper[Any]
+    pool: BatchMemory
+    _staged: StagedRows
+    _policy_leaves: PolicyLeaves
+    # The block in which a worker's batch is wanted.
+    _given: Block | None = None
+
+    def __init__(
+        self, env: TensorDictEnv, policy: Policy, options: BatchOptions, masked: bool
+    ) -> None:
+        self.env = env
+        self.policy = policy
+        self.options = options
+        self.warnings: Sequence[str] = ()
+        self.num_envs = env.batch_size.numel()
+        self.sums = EpisodeSums(self.num_envs)
+        self.entries = FrameEntries(env, policy, options, masked)
+
+    @property
+    @override
+    def hidden(self) -> frozenset[Key]:
+        return self.entries.hidden
+
+    def _new_rows(self, next_rows: dict[Key, Any], **place: Any) -> StagedRows:
+        """Returns the rows of batches, and the stages.
+
+        Args:
+            next_rows: the entries that a step passes on to the next step, by key.
+            **place: further fields of :class:`~trawl.rollout.stages.stage.StageSetup`.
+        """
+        env, entries = self.env, self.entries
+        observed, groups, batch = entries.observed, groups_of(env), tuple(env.batch_size)
+        parts = observed, observed, entries.rewards, groups, batch, next_rows, entries.masked
+        staged = StagedRows(StageSetup(self.options, self._kind, *parts, **place))
+        self.normalization = staged.stages.normalization
+        return staged
+
+    # --- layout
+
+    @property
+    def _readable(self) -> Mapping[Key, Leaf]:
+        """The entries that exist before the policy acts, as the policy reads them."""
+        return self._staged.stages.readable(self.entries.roots)
+
+    def _discover(self) -> PolicyLeaves:
+        """Calls the policy once to find out what it writes."""
+        batch = tuple(self.env.batch_size)
+        root = TensorDict({}, batch, device=self.env.device)
+        for key, leaf in self._readable.items():
+            first = self._staged.first_read(key)
+            if first is None:
+                first = torch.zeros((self.num_envs, *leaf.shape), dtype=leaf.dtype)
+            root.set(key, first.reshape((*batch, *leaf.shape)))
+        leaves = discover_leaves(self.env, self.policy, root, self._readable)
+        self._staged.stages.check_policy(leaves)
+        return leaves
+
+    def _new_layout(self) -> Layout:
+        stages = self._staged.stages
+        leaves = stages.in_batch(self.entries.leaves(self._policy_leaves, stages.more_leaves))
+        return Layout(leaves, tuple(self.env.batch_size), self.options.steps, stages.pools)
+
+    @property
+    @override
+    def layout(self) -> Layout:
+        return self.pool.layout
+
+    # --- filling
+
+    @override
+    def begin(self, block: Block | None = None) -> None:
+        staged = self._staged
+        staged.stages.renew(self.most_frames, self.in_groups)
+        self._given = block
+        block = self._new_block()
+        staged.begin(block, self._view_of(block, staged.next))
+        self._begin_rows()
+
+    def _begin_rows(self) -> None:
+        """Fills the rows with what they have before the first step."""
+        view, entries = self._staged.view, self.entries
+        arrays, next_rows = view.arrays, view.next_obs
+        for key in entries.flags:
+            write(arrays[key], False)
+            write(arrays[next_of(key)], False)
+        if entries.masked:
+            write(arrays[MASK], True)
+        self._staged.pass_on(self._passed_on)
+        for key in entries.flags.keys() & next_rows.keys():
+            write(next_rows[key], False)
+        if entries.marks_starts:
+            for rows in (arrays[IS_INIT][1:], arrays[next_of(IS_INIT)], next_rows[IS_INIT]):
+                write(rows, False)
+
+    @abstractmethod
+    def _new_block(self) -> Block:
+        """Returns memory to fill."""
+
+    @abstractmethod
+    def _view_of(self, block: Block | None, next_rows: dict[Key, Any]) -> Any:
+        """Returns what a stepper writes: the rows of a block, and those after the last step."""
+
+    @property
+    def _passed_on(self) -> list[Key]:
+        """Keys of entries of which a batch has the values that a step passes on to the next."""
+        memories = self._policy_leaves.memories
+        return [key for key in self._staged.next if key not in memories]
+
+    @override
+    def finish(self, filled: int) -> TensorDictBase | None:
+        staged = self._staged
+        self._end_steps(staged.block, filled)
+        staged.keep(self._passed_on, filled)
+        self._count(staged.block, filled)
+        block = staged.finish(filled)
+        given, self._given = self._given, None
+        if given is None:
+            return self._deliver(block)
+        if block.grown:
+            # What a worker sends lies on the host, like what it writes to shared memory.
+            return moved(block.deliver(self.hidden, self.env.device), torch.device("cpu"))
+        if given is block:
+            block.flush()
+        else:
+            block.copy_to(given.lease)
+        return None
+
+    @abstractmethod
+    def _end_steps(self, block: Block, filled: int) -> None:
+        """Waits for steps that are under way, and completes the rows of a block."""
+
+    def _count(self, block: Block, filled: int) -> None:
+        """Checks what was filled, and adds it to the statistics and the trajectories."""
+        if filled:
+            self.policy.check_samples(block.tensors, filled)
+        rewards = self._rewards(block, filled)
+        done = block.on_host(DONE, filled)[..., 0]
+        counted = block.on_host(MASK, filled) if self.entries.masked else None
+        check_rewards(rewards, lambda: self._actions(block, filled))
+        self.sums.add(rewards, done, counted)
+        self._number(block, done, counted)
+
+    def _number(self, block: Block, done: Mask, counted: Mask | None) -> None:
+        """Writes the ids of trajectories that were not written while the batch was filled."""
+
+    def _rewards(self, block: Block, filled: int) -> Array:
+        """Returns the reward of each step; if it has several numbers, their mean."""
+        parts = [
+            (rows := block.on_host(key, filled)).reshape(*rows.shape[:2], math.prod(leaf.shape))
+            for key, leaf in self.entries.rewards.items()
+        ]
+        if len(parts) == 1 and parts[0].shape[-1] == 1:
+            return parts[0][..., 0]
+        mean: Array = np.concatenate(parts, -1).mean(-1, dtype=np.float64)
+        return mean
+
+    def _actions(self, block: Block, filled: int) -> dict[Key, Array]:
+        keys = map(as_key, self.env.action_keys)
+        found = {key: block.tensors[key][:filled].cpu().float() for key in keys}
+        return {k: value.reshape(filled, self.num_envs, -1).numpy() for k, value in found.items()}
+
+    def _deliver(self, block: Block) -> TensorDictBase:
+        return block.deliver(self.hidden, self.env.device, self.pool)
+
+    # --- between batches
+
+    def _begin_episodes(self, mask: Any, **kwargs: Any) -> None:
+        """Begins episodes in all environments, or in those of the mask, in the next batch."""
+        view = self._view_of(None, self._staged.first)
+        self._staged.begin_episodes(self.stepper, view, mask, **kwargs)
+        self._forget(slice(None) if mask is None else mask)
+
+    def _forget(self, chosen: Any) -> None:
+        """Passes nothing on from one episode to the next in some environments."""
+        for row, value in self._forgotten():
+            row[chosen] = value
+
+    def _forgotten(self) -> list[tuple[Any, bool]]:
+        """The rows with what is not passed on to the next episode, and the values that it gets."""
+        entries = self.entries
+        return [
+            (row, key == IS_INIT)
+            for key, row in self._staged.next.items()
+            if key not in entries.shown
+        ]
+
+    @override
+    def reset(self, mask: NDArray[np.bool_] | None = None, **kwargs: Any) -> None:
+        self._begin_episodes(mask, **kwargs)
+        self.sums.reset(mask)
+        self.episodes.restart_all(mask)
+
+    def fake(self) -> TensorDictBase:
+        """Returns a batch of zeros."""
+        block = Block(self.layout, self.pool.lease())
+        block.clear()
+        return self._deliver(block)
+
+    @override
+    def describe(self) -> dict[str, Any]:
+        return {"env_path": self._path, **self.policy.describe(), **self.pool.describe()}
+
+    @override
+    def state_dict(self) -> dict[str, Any]:
+        rows = self._staged.state_dict()
+        episodes, sums = self.episodes.state_dict(), self.sums.state_dict()
+        return {"rows": rows, "episodes": episodes, "sums": sums}
+
+    @override
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self._staged.load_state_dict(state["rows"])
+        self.episodes.load_state_dict(state["episodes"])
+        self.sums.load_state_dict(state["sums"])
