@@ -76,7 +76,7 @@ class HasState(Protocol):
 
 
 class CollectorParts(IterableDataset[Any], ABC):
-    """What users call on a collector, and its parts do.
+    """Methods that users call on a collector, and that its parts do.
 
     Attributes:
         config: the options.
