@@ -85,7 +85,7 @@ def test_no_key_is_in_a_command_line(tmp_path):
         (member,) = collector._pool.slots
         key = member.worker.address.key.hex()
         lines = ["\0".join(child.cmdline()) for child in psutil.Process().children(recursive=True)]
-        started = [line for line in lines if "launch_command" in line]
+        started = [line for line in lines if "launching.command" in line]
         assert started
         assert not any(key in line for line in started)
         (file,) = {one for line in started for one in re.findall(r"/[^\s\0]*\.private", line)}
@@ -111,7 +111,7 @@ def test_the_end_of_a_command_ends_its_worker():
         own.kill()
         with pytest.warns(
             RuntimeWarning,
-            match=r"worker 0 was killed by SIGKILL \(launcher_command: '.*launch_command .* "
+            match=r"worker 0 was killed by SIGKILL \(launcher_command: '.*launching\.command .* "
             r"trawl/1/0.*'\); a new worker takes its place",
         ):
             collect_until_a_restart(collector)

@@ -286,7 +286,7 @@ def test_workers_started_by_a_command_in_other_networks(nursery, name):
         assert driver.hears() == f"{of_local_workers(2)} 800"
         assert driver.hears() == "made"
         workers = [host.processes() for host in others]
-        assert all(any("launch_command" in line for line in own.values()) for own in workers)
+        assert all(any("launching.command" in line for line in own.values()) for own in workers)
         for pid in workers[0]:
             os.kill(pid, signal.SIGKILL)
         driver.say("it is killed")
@@ -296,7 +296,7 @@ def test_workers_started_by_a_command_in_other_networks(nursery, name):
         )
         assert re.match(died, driver.hears())
         assert driver.hears() == "again"
-        assert any("launch_command" in line for line in others[0].processes().values())
+        assert any("launching.command" in line for line in others[0].processes().values())
         driver.say("it is there")
         assert driver.end(PATIENCE) == 0
         for host in others:
