@@ -262,7 +262,7 @@ def warn_of_broken() -> None:
 
 
 def leave_warnings_to_driver() -> None:
-    """Leaves warnings of entry points to the driver, which has called :func:`warn_of_broken`."""
+    """Leaves warnings of entry points to the driver, which calls :func:`warn_of_broken`."""
     global _driver_warns
     _driver_warns = True
 

@@ -11,15 +11,11 @@ import gymnasium
 import numpy as np
 import torch
 
-from trawl.envs.kinds import leave_warnings_to_driver, warn_of_broken
+from trawl.envs.kinds import leave_warnings_to_driver
 
 
 def parent_registry() -> dict[str, Any]:
-    """Returns the environments registered in this process, except Gymnasium's own.
-
-    Warns of kinds of environments that can't be loaded, so that the processes need not do so.
-    """
-    warn_of_broken()
+    """Returns the environments registered in this process, except Gymnasium's own."""
     return {
         name: replace(spec)
         for name, spec in gymnasium.registry.items()
