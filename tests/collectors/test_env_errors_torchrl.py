@@ -5,7 +5,7 @@ from functools import partial
 import pytest
 import torch
 from collector_parts import by_step
-from test_env_errors import FAILS, IDS, MASK, Plan, collect
+from test_env_errors import FAILS, IDS, MASK, Broken, Plan, collect
 
 pytest.importorskip("torchrl")
 from tensordict import TensorDict
@@ -14,6 +14,8 @@ from torchrl.envs import ActionMask, EnvBase, GymWrapper, RewardSum, Transformed
 from torchrl.envs import SerialEnv as TorchRLSerialEnv
 
 from trawl.collectors import Collector
+from trawl.envs import SerialEnv
+from trawl.testing import NumberedEnv
 
 
 def same(env):
@@ -105,11 +107,58 @@ def test_a_batch_of_environments_is_built_anew_as_one():
 
 
 @FAILS
-def test_the_new_environment_is_seeded():
+def test_members_of_a_batch_are_built_anew_one_by_one():
+    """Their transforms begin anew, too; the other members go on with theirs."""
+    makers = [Plan(0, (4, 9), lengths=(3,)).maker(), Plan(1, resets=(2,), lengths=(5,)).maker()]
+    envs = [lambda one=one: TransformedEnv(GymWrapper(one()), RewardSum()) for one in makers]
+    (batch,), stats = collect(lambda: SerialEnv(2, envs), 24, 1, max_frames_per_traj=4)
+    assert stats["env_restarts"] == 2
+    assert [[env.was_closed for env in maker.made] for maker in makers] == [[True] * 2] * 2
+    assert batch["observation"][..., 3].tolist() == [
+        [0, 1, 2, 3, 4, 0, 1, 2, 3, 4, 5, 6],
+        [0, 1, 2, 3, 4, 5, 6, 7, 0, 1, 2, 3],
+    ]
+    assert batch[MASK].int().tolist() == [[1] * 4 + [0] + [1] * 7, [1] * 12]
+    assert batch["next", "done"][..., 0].int().tolist() == [
+        [0, 0, 1, 1, 0, 0, 0, 1, 0, 0, 1, 0],
+        [0, 0, 0, 1, 0, 0, 0, 1, 0, 0, 0, 1],
+    ]
+    assert batch["next", "episode_reward"][..., 0].tolist() == [
+        [1, 3, 6, 4, 0, 1, 3, 6, 4, 9, 15, 7],
+        [1, 3, 6, 10, 5, 11, 18, 26, 1, 3, 6, 10],
+    ]
+    assert batch[IDS].tolist() == [
+        [0, 0, 0, 2, -1, 3, 3, 3, 5, 5, 5, 7],
+        [1, 1, 1, 1, 4, 4, 4, 4, 6, 6, 6, 6],
+    ]
+
+
+def test_members_that_were_passed_as_objects():
+    maker = Plan(steps=(2,)).maker()
+    envs = [GymWrapper(maker()), GymWrapper(NumberedEnv(1))]
+    options = {"frames_per_batch": 8, "on_env_error": "restart"}
+    with pytest.raises(ValueError, match="environment 1 of the batch is an existing environment"):
+        Collector(lambda: SerialEnv(2, [wrapped(maker), envs[1]]), **options)
+    again = partial(SerialEnv, 2, [partial(same, env) for env in envs])
+    with (
+        Collector(again, by_step(), **options) as collector,
+        pytest.raises(Broken, match="step 2") as caught,
+    ):
+        collector.next()
+    assert "returned the same object again" in str(caught.value.__notes__)
+
+
+@FAILS
+@pytest.mark.parametrize("member", [False, True])
+def test_the_new_environment_is_seeded(member):
     def seeds(seed):
         maker = Plan(steps=(3, 2, 1)).maker()
+        source = partial(SerialEnv, 1, wrapped(maker)) if member else wrapped(maker)
         with Collector(
-            wrapped(maker), by_step(), frames_per_batch=12, on_env_error="restart"
+            source,
+            by_step(),
+            frames_per_batch=12,
+            on_env_error="restart",
         ) as collector:
             collector.set_seed(seed)
             collector.next()

@@ -10,7 +10,7 @@ from tests.envs.agents import Walkers
 from trawl import Collector
 from trawl.collectors import NormalizeReward
 from trawl.data import StackedFrames
-from trawl.envs import FrameStack, ParallelEnv, PettingZooEnv, SerialEnv, TorchVectorEnv
+from trawl.envs import FrameStack, ParallelEnv, PettingZooEnv, TorchVectorEnv
 from trawl.testing import NumberedTorchEnv
 
 BOTH = {"normalize_observations": True, "normalize_rewards": NormalizeReward(keep_raw=True)}
@@ -111,11 +111,6 @@ def test_what_is_stacked_can_not_be_overwritten():
         ValueError, match=r"the policy writes .*'thdot'.*, which frame_stack stacks"
     ):
         Collector(native, overwrite, frames_per_batch=10, trust_policy=True, frame_stack=2)
-
-
-def test_environments_of_torchrl_in_a_serial_env_are_not_rebuilt_one_by_one():
-    with pytest.raises(ValueError, match=r"in a SerialEnv, .* can't be rebuilt alone: pass a list"):
-        Collector(lambda: SerialEnv(2, native), None, frames_per_batch=10, on_env_error="restart")
 
 
 def tensors():

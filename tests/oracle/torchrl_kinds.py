@@ -47,6 +47,7 @@ from torchrl.modules import GRUModule, LSTMModule
 
 from tests.oracle.continuing import FORKED, SYNC, Row, parallel
 from tests.oracle.continuing import row as row_of
+from trawl.envs import SerialEnv as Members
 
 # --- environments
 
@@ -321,6 +322,7 @@ SERIAL = partial(SerialEnv, 2, partial(normed, "CartPole-v1", True))
 OBSERVATION = {"in_keys": ["observation"]}
 INITIAL: dict[str, Any] = {"auto_register_policy_transforms": True}
 TRUNCATED = partial(RandomTruncationTransform, prob=0.5, min_horizon=3, max_horizon=9)
+FRAGILE = partial(native, RewardSum, kind=Failing)
 SCALED = (
     partial(ObservationNorm, 1.0, 2.0, **OBSERVATION),
     partial(RewardScaling, 1.0, 2.0),
@@ -378,7 +380,10 @@ ROWS: dict[str, Row] = {
     "GRU": row(NORMED, policy=GRU, **INITIAL),
     "physics": row(partial(normed, "HalfCheetah-v5", True), "mujoco", needs="mujoco"),
     "emulator": row(emulator, "ale", needs="ale_py"),
-    "fragile": row(lambda: TransformedEnv(Failing(), RewardSum()), at=3, on_env_error="restart"),
+    "fragile": row(FRAGILE, at=3, on_env_error="restart"),
+    "members": row(partial(Members, 2, NORMED), policy=CART),
+    "members, native": row(partial(Members, 2, partial(native, RewardSum, StepCounter))),
+    "members, fragile": row(partial(Members, 2, FRAGILE), at=3, on_env_error="restart"),
     "workers": row([NORMED] * 2, cls=SYNC),
     "workers, words": row([Words] * 2, **WORKERS),
     "workers, native": row([partial(native, RewardSum)] * 2, cls=SYNC),

@@ -147,14 +147,7 @@ def check_rebuildable(env: Any, source: Any) -> None:
     """
     if isinstance(env, TensorDictEnv):
         parts = env.parts
-        others = [part for part in parts if not isinstance(part, TensorDictEnv)]
-        if others:
-            raise RESTART_OBJECT.error(
-                against="environments of another library in a SerialEnv",
-                why=f"a {type(others[0]).__name__} can't be rebuilt alone",
-                instead="pass a list of functions, or a ParallelEnv",
-            )
-        fixed = [getattr(part, "remake", None) is None and not part.has_processes for part in parts]
+        fixed = [part.remake is None and not part.has_processes for part in parts]
     else:
         parts = list(source) if is_list(source) else [source]
         fixed = [is_env(part) for part in parts]

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 from typing import Any
 
 import gymnasium
 
 from trawl.envs.base import TensorDictEnv
+from trawl.envs.batches.foreign import ForeignEnv, is_torchrl, state_of
 from trawl.envs.gym import GymEnv
 
 WRAPPERS = (gymnasium.Wrapper, gymnasium.vector.VectorWrapper)
@@ -27,7 +27,7 @@ def layers_of(env: Any) -> list[Any]:
         found.append(layer)
         if isinstance(layer, TensorDictEnv):
             waiting += layer.parts
-        if isinstance(layer, (GymEnv, *WRAPPERS)):
+        if isinstance(layer, (ForeignEnv, GymEnv, *WRAPPERS)):
             waiting.append(layer.env)
         elif isinstance(layer, gymnasium.vector.SyncVectorEnv):
             waiting += layer.envs
@@ -43,28 +43,17 @@ def owns_parts(layer: Any) -> bool:
     return is_torchrl(layer) and hasattr(type(layer), "start")
 
 
-def is_torchrl(env: Any) -> bool:
-    """Returns True for an environment of TorchRL."""
-    base = getattr(sys.modules.get("torchrl.envs"), "EnvBase", None)
-    return base is not None and isinstance(env, base)
-
-
 def state_parts(env: Any) -> list[Any]:
     """Returns the parts whose states together are the state of an environment.
 
     Each part has ``state_methods``, ``capture``, ``check_state`` and ``restore``, as in
-    :class:`~trawl.envs.base.TensorDictEnv`. The list is empty if the state can't be captured.
+    :class:`~trawl.envs.base.TensorDictEnv`. The list is empty if the environment is of a library
+    whose states can't be captured.
     """
-    found = env.parts if isinstance(env, TensorDictEnv) else [env]
-    parts = [_torchrl_state(part) if is_torchrl(part) else part for part in found]
-    # Looked up in the class, because wrappers of other libraries pass on names they do not know.
-    return parts if all(hasattr(type(part), "capture") for part in parts) else []
-
-
-def _torchrl_state(env: Any) -> Any:
-    from trawl.envs.capture.torchrl import TorchRLState
-
-    return TorchRLState(env)
+    if isinstance(env, TensorDictEnv):
+        return env.parts
+    state = state_of(env)
+    return [] if state is None else [state]
 
 
 def _parts(env: Any) -> list[Any]:

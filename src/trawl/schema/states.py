@@ -473,6 +473,14 @@ AGENTS = entries(
         "rebuilds": _COUNT,
     }
 )
+FOREIGN = entries(
+    {
+        "env": table(anything),
+        "root": optional(check_tree),
+        "seed": optional(row(integer(0, 2**64), flag)),
+        "rebuilds": _COUNT,
+    }
+)
 MEMBER = entries({"parts": listed(anything), "root": optional(check_tree)})
 PARALLEL = entries(
     {

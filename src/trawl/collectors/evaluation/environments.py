@@ -15,10 +15,11 @@ from numpy.typing import NDArray
 
 from trawl.collectors.local.first_ready import pool_of
 from trawl.envs.base import TensorDictEnv
+from trawl.envs.batches.foreign import is_torchrl
 from trawl.envs.dm import DMEnv
 from trawl.envs.generators import draws_privately
 from trawl.envs.gym import GymEnv
-from trawl.envs.layers import WRAPPERS, is_torchrl, layers_of
+from trawl.envs.layers import WRAPPERS, layers_of
 from trawl.envs.outcomes import reward_shape_of
 from trawl.envs.seeding import derive
 

@@ -19,10 +19,11 @@ from trawl.devices import optional_device
 from trawl.envs.attributes import Application
 from trawl.envs.base import TensorDictEnv
 from trawl.envs.batches.batched import BatchedEnv, arguments_of, factories_of
+from trawl.envs.batches.foreign import ForeignEnv
 from trawl.envs.build import build_one, distinct, env_of_id, is_env
 from trawl.envs.entries.masks import joined_masks
 from trawl.envs.kinds import lacks_vectors, steps_batches
-from trawl.envs.reset_kwargs import sliced, with_reset_kwargs
+from trawl.envs.reset_kwargs import sliced
 from trawl.envs.seeding import next_kwargs
 from trawl.envs.types import EnvKwargs, EnvSources, is_list
 from trawl.supported import Trait
@@ -65,7 +66,12 @@ class SerialEnv(BatchedEnv):
         factories = factories_of(num_workers, create_env_fn)
         arguments = arguments_of(num_workers, create_env_kwargs)
         self.device = optional_device("device", device)
-        self.envs: list[TensorDictEnv] = _build_each(factories, arguments)
+        self.envs: list[TensorDictEnv] = [
+            _as_member(env, *made)
+            for env, *made in zip(
+                _build_each(factories, arguments), factories, arguments, strict=True
+            )
+        ]
         try:
             _check_distinct(self.envs)
             self._set_members(self.envs)
@@ -79,29 +85,18 @@ class SerialEnv(BatchedEnv):
 
     @override
     def set_reset_kwargs(self, given: Any, first: int, counts: Any) -> None:
-        each = zip(self.envs, sliced(counts, self._sizes()), strict=True)
-        self.envs[:] = [
-            env
-            if given is None and not isinstance(env, TensorDictEnv)
-            else with_reset_kwargs(env, given, first + row, own)
-            for env, (row, own) in each
-        ]
+        for env, (row, own) in zip(self.envs, sliced(counts, self._sizes()), strict=True):
+            env.set_reset_kwargs(given, first + row, own)
 
     @override
     def episode_counts(self, counts: Any) -> Any:
         parts = zip(self.envs, sliced(counts, self._sizes()), strict=True)
-        return np.concatenate(
-            [
-                env.episode_counts(own) if isinstance(env, TensorDictEnv) else own
-                for env, (_, own) in parts
-            ]
-        )
+        return np.concatenate([env.episode_counts(own) for env, (_, own) in parts])
 
     @override
     def load_episode_counts(self, counts: Any) -> None:
         for env, (_, own) in zip(self.envs, sliced(counts, self._sizes()), strict=True):
-            if isinstance(env, TensorDictEnv):
-                env.load_episode_counts(own)
+            env.load_episode_counts(own)
 
     def _sizes(self) -> list[int]:
         return [max(1, env.batch_size.numel()) for env in self.envs]
@@ -120,37 +115,26 @@ class SerialEnv(BatchedEnv):
     @property
     @override
     def parts(self) -> list[Any]:
-        return [
-            part
-            for env in self.envs
-            for part in (env.parts if isinstance(env, TensorDictEnv) else [env])
-        ]
+        return [part for env in self.envs for part in env.parts]
 
     @property
     @override
     def cannot_restart(self) -> list[str]:
-        return [name for env in self._own for name in env.cannot_restart]
+        return [name for env in self.envs for name in env.cannot_restart]
 
     @property
     @override
     def traits(self) -> frozenset[Trait]:
-        return frozenset[Trait]().union(*(env.traits for env in self._own))
+        return frozenset[Trait]().union(*(env.traits for env in self.envs))
 
     @override
     def autoreset_mask(self) -> Tensor | None:
-        masks = {env: env.autoreset_mask() for env in self._own}
-        if all(mask is None for mask in masks.values()):
-            return None
-        return self._join_masks([masks.get(env) for env in self.envs])
+        masks = [env.autoreset_mask() for env in self.envs]
+        return None if all(mask is None for mask in masks) else self._join_masks(masks)
 
     @override
     def action_mask(self) -> NDArray[Any] | None:
-        return joined_masks([env.action_mask() for env in self._own])
-
-    @property
-    def _own(self) -> list[TensorDictEnv]:
-        """Environments of the batch that are Trawl's own."""
-        return [env for env in self.envs if isinstance(env, TensorDictEnv)]
+        return joined_masks([env.action_mask() for env in self.envs])
 
     def _reset(self, mask: Tensor | None, **kwargs: Any) -> TensorDict:
         results = []
@@ -289,6 +273,17 @@ def _build_each(
         _close_made(envs, sources)
         raise
     return envs
+
+
+def _as_member(env: Any, source: Any, kwargs: Any) -> TensorDictEnv:
+    """Returns an environment that was built from its source as a member of a batch."""
+    if isinstance(env, TensorDictEnv):
+        return env
+    return ForeignEnv(env, None if given_envs(source) else partial(_member_of, source, kwargs))
+
+
+def _member_of(source: Any, kwargs: Any) -> TensorDictEnv:
+    return _as_member(build_env(source, kwargs), source, kwargs)
 
 
 def given_envs(source: Any) -> list[Any]:
