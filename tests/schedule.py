@@ -22,12 +22,6 @@ _RAY = (
     "tests/docs/test_doc_examples.py::test_page[docs/clusters.md]",
     "tests/docs/test_doc_examples.py::test_page[docs/planning-clusters.md]",
 )
-# Those that start torch's RPC in the test process. They come while the process with Ray is at
-# work, so that no process ever holds the native threads of both.
-_RPC = (
-    "tests/distributed/test_rpc.py",
-    "tests/distributed/test_remote_collectors.py",
-)
 
 
 def uses_ray(test: str) -> bool:
@@ -55,8 +49,8 @@ def plan(tests: list[str]) -> dict[str, list[str]]:
             takes[unit] += seconds.get(test, each)
             begun += seconds.get(test, each)
 
-    def turn(unit: str) -> tuple[bool, bool, float]:
-        return unit != "Ray", not unit.startswith(_RPC), -takes[unit]
+    def turn(unit: str) -> tuple[bool, float]:
+        return unit != "Ray", -takes[unit]
 
     return {unit: units[unit] for unit in sorted(units, key=turn)}
 

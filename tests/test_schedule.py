@@ -16,17 +16,15 @@ def test_long_units_come_first_and_only_files_that_share_nothing_are_split(
     31.0 parts tests/a.py
     16.0 parts tests/a.py::slow
     30.0 whole tests/b.py
-    9.0 parts tests/distributed/test_rpc.py
     """
     (tmp_path / "durations.txt").write_text(textwrap.dedent(known).lstrip())
     monkeypatch.setattr(schedule, "DURATIONS", tmp_path / "durations.txt")
     files = {"tests/c.py": "1", "tests/ray/d.py": "1", "tests/b.py": "12", "tests/a.py": "12345"}
     tests = [f"{path}::{name}" for path, names in files.items() for name in names]
-    tests += ["tests/distributed/test_rpc.py::1", "tests/a.py::slow", "tests/ray/e.py::1"]
+    tests += ["tests/a.py::slow", "tests/ray/e.py::1"]
 
     assert list(schedule.plan(tests).items()) == [
         ("Ray", ["tests/ray/d.py::1", "tests/ray/e.py::1"]),
-        ("tests/distributed/test_rpc.py#0", ["tests/distributed/test_rpc.py::1"]),
         ("tests/b.py", ["tests/b.py::1", "tests/b.py::2"]),
         ("tests/a.py#1", ["tests/a.py::5", "tests/a.py::slow"]),
         ("tests/a.py#0", [f"tests/a.py::{name}" for name in "1234"]),

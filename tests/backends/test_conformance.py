@@ -1,10 +1,9 @@
-"""What all backends promise, on one machine; those over networks have files of their own."""
+"""What all backends promise; that of Ray has a file of its own."""
 
 from backend_conformance import BackendConformance
-from memory_backend import MemoryCarrier, ThreadLauncher
 
 from trawl.backends import InlineBackend, ProcessBackend
-from trawl.backends.launching.launch import LaunchPlan
+from trawl.backends.launching.launch import LaunchPlan, LocalLauncher
 from trawl.backends.remote import RemoteBackend
 from trawl.backends.thread import ThreadBackend
 
@@ -30,17 +29,6 @@ class TestThread(BackendConformance):
         return ThreadBackend()
 
 
-class TestThreadsByMessages(BackendConformance):
-    """Messages stay in memory: this shows what any place has to provide."""
-
-    shares_memory = isolated = kills_by_signal = False
-
-    def new_backend(self):
-        found = RemoteBackend(LaunchPlan(ThreadLauncher()), MemoryCarrier())
-        found.isolated = False
-        return found
-
-
 class TestForkServer(BackendConformance):
     def new_backend(self):
         return ProcessBackend("forkserver")
@@ -53,3 +41,12 @@ class TestSpawn(BackendConformance):
 
     def new_backend(self):
         return ProcessBackend("spawn")
+
+
+class TestNetwork(BackendConformance):
+    shares_memory = False
+    many = 6
+    flood = 300
+
+    def new_backend(self):
+        return RemoteBackend(LaunchPlan(LocalLauncher()))

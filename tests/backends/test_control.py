@@ -106,7 +106,7 @@ def test_the_end_comes_after_what_was_sent(line):
     line.close()
     assert orders.next().body == b"last"
     assert orders.waiting
-    with pytest.raises(EOFError, match="driver is gone"):
+    with pytest.raises(EOFError, match="other end is gone"):
         orders.next()
     orders.close()
 

@@ -17,7 +17,6 @@ from forked import Forked
 from trawl.backends.launching import command as launch_command
 from trawl.backends.launching.command import KEY, CommandLauncher
 from trawl.backends.launching.launch import LaunchPlan
-from trawl.backends.process_group import ProcessGroupCarrier
 from trawl.backends.remote import RemoteBackend
 from trawl.collectors.distributed import DistributedSyncCollector
 from trawl.errors import WorkerDied
@@ -34,7 +33,7 @@ class TestCommandLauncher(BackendConformance):
 
     def new_backend(self):
         command = [nursery.python(), "{arguments}"]
-        return RemoteBackend(LaunchPlan(CommandLauncher(command)), ProcessGroupCarrier())
+        return RemoteBackend(LaunchPlan(CommandLauncher(command)))
 
 
 def commanded(command, cls=CLASSES[0], **options):

@@ -1,13 +1,16 @@
 """Connections over which a driver controls its workers.
 
-Each worker has two connections. Over the first, it receives *requests*, which the worker's main
-loop reads itself. If a process group carried requests, each message would wake three threads in
-turn: a thread of the group, the thread that waits for the message, and the thread that works. The
-operating system may place any of these threads on a processor that another worker has just begun to
-use. The thread then waits there for a third of the time that a small batch takes. In contrast, a
-thread that reads from a socket itself wakes up only once, on a free processor.
+A worker has up to three connections. Over the first, it receives *requests*, which the worker's
+main loop reads itself. If a process group carried messages, each message would wake three threads
+in turn: a thread of the group, the thread that waits for the message, and the thread that works.
+The operating system may place any of these threads on a processor that another worker has just
+begun to use. The thread then waits there for a third of the time that a small batch takes. In
+contrast, a thread that reads from a socket itself wakes up only once, on a free processor.
 
-Over the second connection, the worker receives *signals* while it works, such as a signal to stop.
+Over the second connection, the worker sends its *answers*. The driver sends nothing over it: a
+worker that dies would lose messages that are under way if it had left anything unread.
+
+Over the third connection, the worker receives *signals* while it works, such as a signal to stop.
 This connection also detects that the machine at the other end is out of reach. When a link is cut,
 neither end is notified: data sent over the link is lost, and a process that only waits for an
 answer waits forever. Therefore the kernels at both ends probe each other regularly (TCP
@@ -26,7 +29,7 @@ import socket
 import struct
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from itertools import islice
 
@@ -46,7 +49,7 @@ _MOST = 1000
 Lost = Callable[[str | None], None]
 
 
-REQUESTS, SIGNALS = "requests for {}", "signals for {}"
+REQUESTS, SIGNALS, ANSWERS = "requests for {}", "signals for {}", "answers of {}"
 LEAST_SECONDS = 2.0
 
 
@@ -72,7 +75,7 @@ class Rendezvous:
         """Connects a worker to its driver.
 
         Args:
-            kind: kind of the connection: ``REQUESTS`` or ``SIGNALS``.
+            kind: kind of the connection: ``REQUESTS``, ``SIGNALS`` or ``ANSWERS``.
 
         Raises:
             OSError: if the driver is out of reach, or does not expect this worker.
@@ -133,29 +136,28 @@ class WorkerConnection:
         """
         if self._rung in [fd for fd, _ in self._poll.poll()]:
             raise EOFError("there is nothing more to read")
-        verb, nbytes, count = _HEAD.unpack(self._read(_HEAD.size))
-        sizes = struct.unpack(f"!{count}Q", self._read(8 * count))
-        body, buffers = bytes(self._read(nbytes)), [self._read(size) for size in sizes]
-        return unseal(Frame(verb, body, buffers), self._session)
+        return _received(self._end, self._session)
+
+    def send(self, frame: Frame) -> None:
+        """Sends a message, and returns once the caller may change its memory.
+
+        Raises:
+            RuntimeError: if the driver is gone.
+        """
+        try:
+            _send_all(self._end, _in_parts(frame, self._session))
+        except OSError:
+            raise RuntimeError("the driver is gone") from None
+
+    def hang_up(self) -> None:
+        """Ends the current :meth:`send` and every later one. Any thread may call this method."""
+        _hang_up(self._end)
 
     def close(self) -> None:
         """Closes the connection."""
         self._end.close()
         os.close(self._rung)
         os.close(self._bell)
-
-    def _read(self, size: int) -> memoryview:
-        taken = np.empty(size, dtype=np.uint8).data
-        left = taken
-        while left:
-            try:
-                count = self._end.recv_into(left)
-            except OSError:
-                count = 0
-            if not count:
-                raise EOFError("the driver is gone")
-            left = left[count:]
-        return taken
 
 
 class ControlConnection:
@@ -166,7 +168,7 @@ class ControlConnection:
 
     Args:
         listener: the listener that the worker connects to.
-        kind: kind of the connection: ``REQUESTS`` or ``SIGNALS``.
+        kind: kind of the connection: ``REQUESTS``, ``SIGNALS`` or ``ANSWERS``.
         name: name of the worker.
         key: the key that the worker shares with this process.
         timeout: seconds that the worker may take to connect.
@@ -239,6 +241,25 @@ class ControlConnection:
                 for frame in early:
                     self._send(frame)
 
+    def receive(self) -> Frame:
+        """Waits for the next message of the connected worker, and returns it.
+
+        Only one thread may receive messages.
+
+        Raises:
+            EOFError: if the worker is gone, or :meth:`hang_up` was called.
+            AuthenticationError: if the message did not come from the worker.
+        """
+        assert self._end is not None
+        assert self._session is not None
+        return _received(self._end, self._session)
+
+    def hang_up(self) -> None:
+        """Ends a wait for a message of the worker, and every later one."""
+        with self._changed:
+            if self._end is not None and self._owner == os.getpid():
+                _hang_up(self._end)
+
     def send(self, frame: Frame) -> None:
         """Sends a message, after all earlier ones. If the worker is gone, the message is lost."""
         with self._changed:
@@ -260,7 +281,7 @@ class ControlConnection:
             self._waiting.clear()
             if self._end is not None:
                 # This ends the wait of a thread that is sending.
-                self._hang_up(self._end)
+                _hang_up(self._end)
                 if not self._pushing:
                     self._close_end(self._end)
             self._changed.notify_all()
@@ -290,21 +311,12 @@ class ControlConnection:
             lost(why)
         return False
 
-    @staticmethod
-    def _hang_up(end: socket.socket) -> None:
-        with contextlib.suppress(OSError):
-            end.shutdown(socket.SHUT_RDWR)
-
     def _send(self, frame: Frame) -> None:
         """Sends as much of a message as the socket has room for now; a thread sends the rest."""
         assert self._end is not None
         assert self._session is not None
         try:
-            sealed = seal(frame, self._session)
-            sizes = [len(view) for view in sealed.buffers]
-            head = _HEAD.pack(sealed.verb, len(sealed.body), len(sizes))
-            head += struct.pack(f"!{len(sizes)}Q", *sizes) + sealed.body
-            self._waiting += map(memoryview, (head, *sealed.buffers))
+            self._waiting += _in_parts(frame, self._session)
             if self._pushing:
                 return
             self._waiting = _sent(self._end, self._waiting, socket.MSG_DONTWAIT)
@@ -317,7 +329,7 @@ class ControlConnection:
             # given up.
             self._pushing, self._closed = False, True
             self._waiting.clear()
-            self._hang_up(self._end)
+            _hang_up(self._end)
             raise
 
     def _push(self, end: socket.socket) -> None:
@@ -333,19 +345,71 @@ class ControlConnection:
             _sent(end, parts, 0)
 
 
+def _in_parts(frame: Frame, session: Session) -> list[memoryview]:
+    """Seals a message, and returns the pieces of memory to send."""
+    sealed = seal(frame, session)
+    sizes = [len(view) for view in sealed.buffers]
+    head = _HEAD.pack(sealed.verb, len(sealed.body), len(sizes))
+    head += struct.pack(f"!{len(sizes)}Q", *sizes) + sealed.body
+    return [memoryview(part) for part in (head, *sealed.buffers)]
+
+
 def _sent(end: socket.socket, parts: list[memoryview], flags: int) -> list[memoryview]:
     """Sends pieces of memory; returns the pieces that were not sent."""
     left = deque(parts)
     try:
-        while left:
-            count = end.sendmsg(list(islice(left, _MOST)), [], flags | socket.MSG_NOSIGNAL)
-            while left and count >= len(left[0]):
-                count -= len(left.popleft())
-            if count:
-                left[0] = left[0][count:]
+        _send_all(end, left, flags)
     except BlockingIOError:
         return list(left)
     except OSError:
         # The worker is gone, which is reported by other means.
         return []
     return []
+
+
+def _send_all(end: socket.socket, parts: Iterable[memoryview], flags: int = 0) -> None:
+    """Sends pieces of memory; removes what was sent from a deque of pieces.
+
+    Raises:
+        OSError: if the other end is gone, or has no room for more and must not be waited for.
+    """
+    left = parts if isinstance(parts, deque) else deque(parts)
+    while left:
+        count = end.sendmsg(list(islice(left, _MOST)), [], flags | socket.MSG_NOSIGNAL)
+        while left and count >= len(left[0]):
+            count -= len(left.popleft())
+        if count:
+            left[0] = left[0][count:]
+
+
+def _received(end: socket.socket, session: Session) -> Frame:
+    """Waits for the next message and returns it.
+
+    Raises:
+        EOFError: if the other end is gone.
+        AuthenticationError: if the message did not come from the other end.
+    """
+    verb, nbytes, count = _HEAD.unpack(_read(end, _HEAD.size))
+    rest = _read(end, 8 * count + nbytes)
+    sizes = struct.unpack_from(f"!{count}Q", rest)
+    body, buffers = bytes(rest[8 * count :]), [_read(end, size) for size in sizes]
+    return unseal(Frame(verb, body, buffers), session)
+
+
+def _read(end: socket.socket, size: int) -> memoryview:
+    taken = np.empty(size, dtype=np.uint8).data
+    left = taken
+    while left:
+        try:
+            count = end.recv_into(left, flags=socket.MSG_WAITALL)
+        except OSError:
+            count = 0
+        if not count:
+            raise EOFError("the other end is gone")
+        left = left[count:]
+    return taken
+
+
+def _hang_up(end: socket.socket) -> None:
+    with contextlib.suppress(OSError):
+        end.shutdown(socket.SHUT_RDWR)

@@ -32,17 +32,15 @@ MESSAGE, INTERRUPT, STOP, KILL, FAILED, ENDED = range(6)
 
 
 class Request(NamedTuple):
-    """Message to a worker, with the driver's last interruption and acknowledgement.
+    """Message to a worker, with the driver's last interruption.
 
     Attributes:
         content: the message.
         interruption: the number last passed to ``Worker.interrupt``, and the count of these calls.
-        heard: the count of the worker's messages that have arrived at the driver.
     """
 
     content: Any
     interruption: tuple[int, int] = (0, 0)
-    heard: int = 0
 
 
 class Delivery(NamedTuple):

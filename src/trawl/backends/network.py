@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-import fcntl
 import ipaddress
 import socket
-import struct
 
 # Number of keepalive probes within the time that the other end may take to answer one of them.
 _PROBES = 10
 LOOPBACK = "127.0.0.1"
-# Linux only: the request for the address of an interface, the length of an interface's name, and
-# the offset of the address in the answer.
-_SIOCGIFADDR, _NAME, _BEFORE = 0x8915, 16, 20
 
 
 def own_address(host: str, port: int) -> str:
@@ -27,21 +22,6 @@ def own_address(host: str, port: int) -> str:
 def is_loopback(address: str) -> bool:
     """Returns True if an address is a loopback address, which no other machine can reach."""
     return ipaddress.ip_address(address.partition("%")[0]).is_loopback
-
-
-def interface_at(address: str) -> str | None:
-    """Returns the name of the network interface that has an IPv4 address, or None."""
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
-        for _, name in socket.if_nameindex():
-            request = struct.pack(f"{_NAME}s{_NAME}x", name.encode()[: _NAME - 1])
-            try:
-                answer = fcntl.ioctl(any_socket, _SIOCGIFADDR, request)
-            except OSError:
-                # The interface has no IPv4 address.
-                continue
-            if socket.inet_ntoa(answer[_BEFORE : _BEFORE + 4]) == address:
-                return name
-    return None
 
 
 def listening(host: str, port: int) -> socket.socket:

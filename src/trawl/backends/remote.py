@@ -1,9 +1,9 @@
 """Workers that are reached over a network.
 
-The driver controls a worker over two TCP connections (:mod:`trawl.backends.control`). For each
-worker, a thread receives the worker's messages from a carrier. A worker is dead once its connection
-through the carrier is closed and its process has ended. If the launcher does not report the end of
-the process, the closed connection is enough.
+Three TCP connections join the driver and a worker (:mod:`trawl.backends.control`). For each worker,
+a thread receives the worker's messages. A worker is dead once the connection for its messages is
+closed and its process has ended. If the launcher does not report the end of the process, the closed
+connection is enough.
 """
 
 from __future__ import annotations
@@ -20,8 +20,7 @@ from typing import Any
 from typing_extensions import override
 
 from trawl.backends.base import Backend, Death, Event, Failed, MakeService, Message, Worker
-from trawl.backends.carrier import Carrier, Inlet
-from trawl.backends.control import REQUESTS, SIGNALS, ControlConnection
+from trawl.backends.control import ANSWERS, REQUESTS, SIGNALS, ControlConnection
 from trawl.backends.failure import Failure
 from trawl.backends.frames import (
     ENDED,
@@ -36,7 +35,7 @@ from trawl.backends.frames import (
 )
 from trawl.backends.launching.authentication import KEY_BYTES, AuthenticationError, derived_key
 from trawl.backends.launching.launch import LaunchPlan, Process
-from trawl.backends.link import GONE, STATE, Address, hosted_store
+from trawl.backends.link import Address, hosted_store
 from trawl.backends.listener import Listener
 from trawl.backends.network import own_address
 from trawl.backends.processes.payload import packed
@@ -61,7 +60,6 @@ class RemoteBackend(Backend):
 
     Args:
         plan: the launcher, which this object closes, and the store where workers meet this process.
-        carrier: object that brings the workers' messages; the backend closes it.
         timeout: seconds that a worker may take to join.
         link_timeout: seconds that a worker's machine may be out of reach; None for no limit.
     """
@@ -72,12 +70,11 @@ class RemoteBackend(Backend):
     def __init__(
         self,
         plan: LaunchPlan,
-        carrier: Carrier,
         timeout: float = 300.0,
         link_timeout: float | None = None,
     ) -> None:
         require_linux("workers in other processes")
-        self.launcher, self.carrier = plan.launcher, carrier
+        self.launcher = plan.launcher
         self._secret = os.urandom(KEY_BYTES) if plan.secret is None else plan.secret
         self._launches: dict[int, int] = {}
         # Workers whose receiving threads were started. A launch removes those whose thread has
@@ -96,11 +93,6 @@ class RemoteBackend(Backend):
             self._store = self._address.client()
         self.listener = Listener(own_address(plan.host, port))
         self.link_timeout = link_timeout
-        try:
-            carrier.open(self._address, self._store)
-        except BaseException:
-            self._release()
-            raise
         # Set last, because `__del__` must not close a backend whose constructor failed.
         self._closed = False
 
@@ -189,7 +181,6 @@ class RemoteBackend(Backend):
         with ExitStack() as stack:
             # The callbacks run in reverse order, and each runs even if another one raises.
             stack.callback(setattr, self, "_store", None)
-            stack.callback(self.carrier.close)
             stack.callback(self.listener.close)
             stack.callback(self._join_threads)
             stack.callback(self.launcher.close)
@@ -237,6 +228,7 @@ class RemoteWorker(Worker):
         address: address at which this process meets the worker.
         requests: the connection for requests, which the worker's main loop reads.
         signals: the connection for signals, which the worker reads even while it works.
+        answers: the connection for the worker's messages.
         process: the worker's process; None until the process is started.
         thread: the thread that receives the worker's messages.
         told_to_stop: True if :meth:`stop` was called.
@@ -251,19 +243,20 @@ class RemoteWorker(Worker):
         limit = backend.link_timeout
         place = address.prefix, address.key, address.timeout
         self.requests = ControlConnection(backend.listener, REQUESTS, *place)
-        self.requests.send(pack(MESSAGE, (backend.carrier.invite(index, address), limit)))
+        self.requests.send(pack(MESSAGE, limit))
         self.signals = ControlConnection(backend.listener, SIGNALS, *place)
+        self.answers = ControlConnection(backend.listener, ANSWERS, *place)
         if limit is not None:
             self.signals.watch(limit, self._lost)
         self.process: Process | None = None
         self.thread = threading.Thread(target=self._listen, daemon=True)
-        self._inlet: Inlet | None = None
+        self._joined = False
         self._owner = os.getpid()
         self.told_to_stop = False
         self.ended: int | None = None
         self.out_of_reach = False
         self._cut = self._late = self._given_up = False
-        self._interruption, self._heard = (0, 0), 0
+        self._interruption = (0, 0)
         self._exit: str | None = None
         self._why = "lost its connection"
         self._who = ""
@@ -281,7 +274,7 @@ class RemoteWorker(Worker):
 
     @override
     def send(self, content: Any) -> None:
-        self.requests.send(pack(MESSAGE, Request(content, self._interruption, self._heard)))
+        self.requests.send(pack(MESSAGE, Request(content, self._interruption)))
 
     @override
     def interrupt(self, number: int) -> None:
@@ -309,33 +302,35 @@ class RemoteWorker(Worker):
         """Closes the connections, and ends the wait for a worker that has never joined."""
         self.requests.close()
         self.signals.close()
-        if self._inlet is None:
-            self._backend.set(self.address, STATE, GONE)
+        if self._joined:
+            # The thread that receives messages closes the connection.
+            self.answers.hang_up()
+        else:
+            self.answers.close()
 
     # --- in the thread that receives messages
 
     def _listen(self) -> None:
         """Waits until the worker joins, then receives its messages until its end."""
         try:
-            self.requests.wait_connected()
-            self._inlet = inlet = self._backend.carrier.admit(self.address)
-        except Exception as error:
+            self.answers.wait_connected()
+            self._joined = True
+        except OSError as error:
             seconds = self.address.timeout
             self._cut_off(f"did not join within {seconds:g} s (timeout): {_first_line(error)}")
             return
         why = None
         try:
             while self.ended is None:
-                self._receive(inlet.receive())
+                self._receive(self.answers.receive())
         except AuthenticationError as error:
             why = f"was abandoned: {error}"
-        except RuntimeError:
+        except EOFError:
             pass
-        inlet.close()
+        self.answers.close()
         self._cut_off(why)
 
     def _receive(self, frame: Frame) -> None:
-        self._heard += 1
         if frame.verb == ENDED:
             self.ended = frame.content()
         else:
@@ -387,14 +382,13 @@ class RemoteWorker(Worker):
         self.out_of_reach = True
         # If the worker can be reached again, this signal ends it.
         self.signals.send(Frame(KILL))
-        if self._inlet is not None:
-            self._inlet.abandon()
+        self.answers.hang_up()
         self._cut_off(why)
 
     def _exited(self, reason: str) -> None:
         """Handles the end of the process."""
         self._exit = reason
-        if self._inlet is not None and not self._cut:
+        if self._joined and not self._cut:
             _after(_LATE, self._give_up)
         self._backend.check(self)
 
@@ -413,7 +407,7 @@ class RemoteWorker(Worker):
     def dead(self) -> bool:
         """True if no more messages come, and the process has ended or is not watched."""
         if self._exit is not None:
-            return self._cut or self._late or self._inlet is None
+            return self._cut or self._late or not self._joined
         return self._cut and not self._is_watched
 
     def death(self) -> Death:

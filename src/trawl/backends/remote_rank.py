@@ -13,8 +13,7 @@ from typing import Any
 from typing_extensions import override
 
 from trawl.backends.base import Service
-from trawl.backends.carrier import Outlet
-from trawl.backends.control import SIGNALS, Rendezvous, WorkerConnection
+from trawl.backends.control import ANSWERS, SIGNALS, Rendezvous, WorkerConnection
 from trawl.backends.frames import ENDED, FAILED, INTERRUPT, KILL, MESSAGE, STOP, Frame, pack
 from trawl.backends.launching.authentication import AuthenticationError
 from trawl.backends.link import Address
@@ -27,12 +26,11 @@ _CLOSING = 5.0
 RENDEZVOUS = "rendezvous"
 
 
-def run_rank_at(address: Address, breaker: Breaker | None = None) -> int:
+def run_rank_at(address: Address) -> int:
     """Joins the driver that waits at an address, and works for it; returns the exit status.
 
     Args:
         address: the address, with the key that this process shares with the driver.
-        breaker: object that aborts this thread's work; by default, one for the main thread.
     """
     # The store is not trusted: the process at this address must prove that it knows the key.
     host, port = address.names().get(RENDEZVOUS).decode().rsplit(" ", 1)
@@ -40,15 +38,15 @@ def run_rank_at(address: Address, breaker: Breaker | None = None) -> int:
     with contextlib.ExitStack() as stack:
         requests = stack.enter_context(contextlib.closing(rendezvous.connect()))
         try:
-            make_outlet, link_timeout = requests.next().content()
+            link_timeout = requests.next().content()
             signals = stack.enter_context(contextlib.closing(rendezvous.connect(SIGNALS)))
+            answers = stack.enter_context(contextlib.closing(rendezvous.connect(ANSWERS)))
         except (EOFError, ConnectionError):
             raise RuntimeError(f"the driver at {host}:{port} is gone") from None
         if link_timeout is not None:
             requests.keep_alive(link_timeout)
             signals.keep_alive(link_timeout, strictly=True)
-        outlet = stack.enter_context(contextlib.closing(make_outlet(address)))
-        return Rank(requests, signals, outlet, breaker or Breaker()).live()
+        return Rank(requests, signals, answers).live()
 
 
 class Rank(WorkerLoop):
@@ -60,25 +58,21 @@ class Rank(WorkerLoop):
     Args:
         requests: the connection for requests.
         signals: the connection for signals.
-        outlet: object that sends messages to the driver.
-        breaker: object that aborts the work of the thread in which the loop runs.
+        answers: the connection for messages to the driver.
     """
 
     def __init__(
         self,
         requests: WorkerConnection,
         signals: WorkerConnection,
-        outlet: Outlet,
-        breaker: Breaker,
+        answers: WorkerConnection,
     ) -> None:
-        super().__init__(breaker)
-        breaker.wake = requests.ring
+        super().__init__(Breaker())
+        self._breaker.wake = requests.ring
         self._requests = requests
         self._signals = signals
-        self._outlet = outlet
+        self._answers = answers
         self._interruption = 0, 0
-        # Count of the messages that were sent, and of those that the driver has confirmed.
-        self._sent = self._heard = 0
         self._losing, self._interrupting = threading.Lock(), threading.Lock()
         # Any thread of an environment may issue a warning, which is then sent to the driver.
         self._talking = threading.Lock()
@@ -114,7 +108,7 @@ class Rank(WorkerLoop):
         """Ends this worker, because the driver is gone or has closed the connection."""
         with self._losing:
             self._lost.set()
-            self._outlet.abandon()
+            self._answers.hang_up()
             if self._over:
                 return
             self._last = threading.Timer(_CLOSING, self._breaker.kill)
@@ -147,8 +141,7 @@ class Rank(WorkerLoop):
 
     def _transmit(self, frame: Frame) -> None:
         with self._talking:
-            self._sent += 1
-            self._outlet.send(frame)
+            self._answers.send(frame)
 
     @override
     def interrupted(self) -> int:
@@ -193,16 +186,11 @@ class Rank(WorkerLoop):
 
     @override
     def next_message(self, wait: bool) -> Any:
-        content = self._read() if wait or self._requests.waiting else NOTHING
-        if self._heard < self._sent:
-            # If the next step ends this process, no message that was sent before may be lost.
-            with _stopped_by_loss(), self._talking:
-                self._outlet.secure()
-        return content
+        return self._read() if wait or self._requests.waiting else NOTHING
 
     def _read(self) -> Any:
         try:
-            content, interruption, self._heard = self._requests.next().content()
+            content, interruption = self._requests.next().content()
         except EOFError:
             raise Stopped from None
         self._interrupt(interruption)

@@ -1,4 +1,4 @@
-"""The collector over process groups, available at the same module path as in TorchRL."""
+"""The collector of a launcher's workers, available at the same module path as in TorchRL."""
 
 from trawl.collectors.distributed.process_group import DistributedCollector
 from trawl.weight_update.updaters import DistributedWeightUpdater

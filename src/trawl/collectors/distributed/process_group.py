@@ -1,16 +1,13 @@
-"""Collectors whose workers are ranks of process groups."""
+"""Collectors whose workers are reached over a network."""
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from typing import Any, ClassVar
 
 from typing_extensions import override
 
 from trawl.backends.base import Backend
-from trawl.backends.carrier import Carrier
 from trawl.backends.launching.launch import LaunchPlan
-from trawl.backends.process_group import ProcessGroupCarrier
 from trawl.backends.remote import RemoteBackend
 from trawl.collectors.arguments import accepts, describe
 from trawl.collectors.distributed.cluster import ClusterCollector, ClusterOptions
@@ -27,7 +24,7 @@ from trawl.weight_update.scheme import WeightSyncScheme
 
 
 class RemoteCollector(ClusterCollector):
-    """Base class of the collectors over process groups and over RPC."""
+    """Base class of the collectors whose workers are started by a launcher."""
 
     remote: RemoteOptions
     _options: ClassVar[type[ClusterOptions]] = RemoteOptions
@@ -41,18 +38,13 @@ class RemoteCollector(ClusterCollector):
         super().__init__(create_env_fn, policy, *more, **options)
         self._warn_of_random_frames()
 
-    @abstractmethod
-    def _new_carrier(self, plan: LaunchPlan) -> Carrier:
-        """Returns the carrier for workers that connect to this process according to a plan."""
-
     @override
     def _new_backend(self) -> Backend:
         return self._backend_at(launch_plan(self.remote, self.num_workers))
 
     def _backend_at(self, plan: LaunchPlan) -> Backend:
         """Returns the backend for workers that connect to this process according to a plan."""
-        carrier = self._new_carrier(plan)
-        return RemoteBackend(plan, carrier, self.remote.timeout, self.remote.link_timeout)
+        return RemoteBackend(plan, self.remote.timeout, self.remote.link_timeout)
 
     @property
     @override
@@ -63,9 +55,9 @@ class RemoteCollector(ClusterCollector):
 
 @describe(DistributedArguments)
 class DistributedCollector(RemoteCollector):
-    """Collects experience in processes that ``torch.distributed`` connects, on any machine.
+    """Collects experience in other processes, on any machine.
 
-    Each worker forms its own process group with this process. If a worker dies and the
+    Each worker is connected with this process only. If a worker dies and the
     ``launcher`` can start another, the worker is replaced. Other workers are not affected. With
     ``sync=True``, all workers contribute to each batch, as with a
     :class:`~trawl.collectors.MultiSyncCollector`. Otherwise, each batch comes from one worker, and
@@ -107,10 +99,6 @@ class DistributedCollector(RemoteCollector):
         super().__init__(create_env_fn, policy, *more, **options)
 
     @override
-    def _new_carrier(self, plan: LaunchPlan) -> Carrier:
-        return ProcessGroupCarrier()
-
-    @override
     def _new_scheme(self) -> WeightSyncScheme:
         return DistributedWeightSyncScheme(self.remote.backend)
 
@@ -123,7 +111,7 @@ class DistributedCollector(RemoteCollector):
 
 @describe(DistributedSyncArguments)
 class DistributedSyncCollector(DistributedCollector):
-    """Collects batches to which all workers contribute, over process groups.
+    """Collects batches to which all workers contribute, on any machine.
 
     This is a :class:`DistributedCollector` with ``sync=True`` that sends the policy's weights to
     all workers every ``update_interval`` batches (1 by default).

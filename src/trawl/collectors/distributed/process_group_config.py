@@ -129,10 +129,10 @@ class RemoteOptions(ClusterOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class DistributedOptions(RemoteOptions):
-    """The options of a collector over process groups.
+    """The options of a :class:`DistributedCollector`.
 
     Attributes:
-        backend: the kind of process group: ``"gloo"``.
+        backend: accepted for compatibility, has no effect, and must be ``"gloo"``.
         update_interval: number of batches of a worker after which the policy's weights are sent to
             it. If it is None, ``update_after_each_batch`` and ``max_weight_update_interval`` apply.
     """

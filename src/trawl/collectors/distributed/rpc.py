@@ -1,4 +1,4 @@
-"""Collectors whose workers are nodes of ``torch.distributed.rpc``."""
+"""The collector that has the name and the arguments of TorchRL's collector over RPC."""
 
 from __future__ import annotations
 
@@ -9,12 +9,7 @@ from typing import Any
 
 from typing_extensions import override
 
-from trawl.backends.carrier import Carrier
-from trawl.backends.launching.launch import LaunchPlan
-from trawl.backends.network import is_loopback, own_address
-from trawl.backends.rpc import RpcCarrier
 from trawl.collectors.arguments import accepts, describe
-from trawl.collectors.config import warn
 from trawl.collectors.distributed.cluster import ClusterArguments
 from trawl.collectors.distributed.process_group import RemoteCollector
 from trawl.collectors.distributed.process_group_config import RemoteOptions
@@ -27,12 +22,13 @@ __all__ = ["RPCCollector", "RPCOptions", "RPCWeightUpdater"]
 
 @dataclass(frozen=True, kw_only=True)
 class RPCOptions(RemoteOptions):
-    """The options of a collector over RPC.
+    """The options of an :class:`RPCCollector`.
 
     Attributes:
         tensorpipe_options: arguments of ``torch.distributed.rpc.TensorPipeRpcBackendOptions``,
-            such as ``num_worker_threads``; arguments left out keep their defaults.
-        visible_devices: devices of this process whose tensors can be exchanged with workers.
+            such as ``num_worker_threads``. They are checked, and have no effect.
+        visible_devices: a list of devices, which has no effect: batches and weights travel between
+            CPUs, and ``storing_device`` says where batches are delivered.
     """
 
     tensorpipe_options: Mapping[str, Any] | None = None
@@ -51,14 +47,6 @@ class RPCOptions(RemoteOptions):
             )
         if given:
             _check_names(given)
-
-    @property
-    def agent(self) -> dict[str, Any]:
-        """Options of the RPC agents."""
-        found = dict(self.tensorpipe_options or {})
-        if self.visible_devices is not None:
-            found["devices"] = list(self.visible_devices)
-        return found
 
 
 def _check_names(options: Mapping[str, Any]) -> None:
@@ -80,15 +68,16 @@ class RPCArguments(RPCOptions, ClusterArguments):
 
 @describe(RPCArguments)
 class RPCCollector(RemoteCollector):
-    """Collects experience in nodes of ``torch.distributed.rpc``, on any machine.
+    """Collects experience in other processes, on any machine.
 
-    ``torch.distributed.rpc`` is in maintenance mode upstream. A
-    :class:`~trawl.collectors.distributed.DistributedCollector` does the same without RPC.
+    This is a :class:`~trawl.collectors.distributed.DistributedCollector` with the name, the options
+    and the shape of batches of TorchRL's collector over ``torch.distributed.rpc``. It does not use
+    RPC, so programs that use RPC themselves can have any number of such collectors.
 
-    A node that dies is replaced if the ``launcher`` can start another. With ``sync=True``, all
+    A worker that dies is replaced if the ``launcher`` can start another. With ``sync=True``, all
     workers contribute to each batch, and their parts are concatenated (``cat_results=0``).
     Otherwise, each batch comes from one worker, and batches are delivered in the order in which
-    they are finished. A process can have only one open ``RPCCollector`` at a time.
+    they are finished.
 
     Args:
         create_env_fn: a list with the environment of each worker, in any form that
@@ -105,7 +94,6 @@ class RPCCollector(RemoteCollector):
         ImportError: if the launcher needs a package that is not installed.
         TypeError: if an argument is unknown or has the wrong type.
         ValueError: if a value is out of range, or arguments contradict each other.
-        RuntimeError: if RPC is already in use in this process.
         WorkerError: if a worker can't make its environment or policy. The error is also an
             instance of the original exception's type.
     """
@@ -118,16 +106,6 @@ class RPCCollector(RemoteCollector):
         if options.get("sync"):
             options.setdefault("cat_results", 0)
         super().__init__(create_env_fn, policy, *more, **options)
-
-    @override
-    def _new_carrier(self, plan: LaunchPlan) -> Carrier:
-        if not is_loopback(own_address(plan.host, plan.port or 0)):
-            warn(
-                "torch.distributed.rpc requires no key: anyone who can reach its port at "
-                f"{plan.host} can run code as this user. DistributedCollector does the same "
-                "without RPC"
-            )
-        return RpcCarrier(self.remote.agent)
 
     @override
     def _new_scheme(self) -> WeightSyncScheme:

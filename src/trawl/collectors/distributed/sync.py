@@ -1,4 +1,4 @@
-"""The synchronous collector over process groups, at the same module path as in TorchRL."""
+"""The synchronous collector of a launcher's workers, at the same module path as in TorchRL."""
 
 from trawl.collectors.distributed.process_group import DistributedSyncCollector
 
