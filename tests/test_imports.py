@@ -36,7 +36,9 @@ LAYERS = [
     },
     {"backends"},
     {"envs"},
-    {"data", "observe", "rollout", "weight_update"},
+    {"data", "observe", "rollout", "weights"},
+    {"compat"},
+    {"weight_update"},
     {"collectors", "testing"},
     {""},
     {"cli"},
@@ -114,6 +116,30 @@ def test_imports_run_downwards():
         if layer_of(other) > layer_of(name)
     ]
     assert not upward
+
+
+def test_names_of_compat_are_only_passed_on():
+    """What the library does needs none of them; only public modules have them, in ``__all__``."""
+    used = []
+    for name in FILES:
+        if name.startswith("trawl.compat"):
+            continue
+        tree = tree_of(name)
+        listed = {
+            constant.value
+            for node in tree.body
+            if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__"
+            for constant in ast.walk(node.value)
+            if isinstance(constant, ast.Constant)
+        } | {"lookup"}
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Import):
+                used += [f"{name}: {one.name}" for one in node.names if "trawl.compat" in one.name]
+            elif isinstance(node, ast.ImportFrom) and (node.module or "").startswith(
+                "trawl.compat"
+            ):
+                used += [f"{name}: {one.name}" for one in node.names if one.name not in listed]
+    assert not used
 
 
 def is_own(node: ast.expr) -> bool:

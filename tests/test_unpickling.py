@@ -56,11 +56,11 @@ PLACES = {
     "envs/build.py: EnvCopy.__call__": CARRIED,
     "envs/env_member.py: EnvMember.set_reset_kwargs": CARRIED,
     "envs/processes/workers.py: EnvWorkers.apply": CARRIED,
-    "weight_update/store.py: _File.__init__": NAMELESS,
-    "weight_update/framework_transports.py: RPCTransport.send_weights_async": RPC,
-    "weight_update/shared.py: "
+    "weights/store.py: _File.__init__": NAMELESS,
+    "compat/network_transports.py: RPCTransport.send_weights_async": RPC,
+    "compat/transports.py: "
     "SharedMemTransport.setup_connection_and_weights_on_receiver": SOCKET_PAIR,
-    "weight_update/tensors.py: unpacked_extra": CARRIED,
+    "weights/tensors.py: unpacked_extra": CARRIED,
 }
 
 # Whoever makes a message of what came from a network has to unseal it.
@@ -74,7 +74,7 @@ MAKERS = {
     "backends/remote.py: RemoteWorker._give_up_reaching": OWN,
     "backends/remote.py: RemoteWorker.kill": OWN,
     "backends/remote.py: RemoteWorker.stop": OWN,
-    "weight_update/process_group.py: LinkChannel._send_all": OWN,
+    "weights/process_group.py: LinkChannel._send_all": OWN,
     # From what it has read.
     "backends/control.py: WorkerConnection.next": SEALED,
     "backends/frames.py: read_delivery": RAY,

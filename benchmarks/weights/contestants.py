@@ -75,8 +75,8 @@ class Reading:
     """What new weights cost a worker, beside its collecting: taking them, and looking for them."""
 
     def __init__(self, make_policy: Callable[[], nn.Module]) -> None:
-        from trawl.weight_update.layout import ModuleWeights
-        from trawl.weight_update.store import WeightStore
+        from trawl.weights.layout import ModuleWeights
+        from trawl.weights.store import WeightStore
 
         policy = make_policy()
         source, live = ModuleWeights(policy), ModuleWeights(copy.deepcopy(policy))

@@ -4,7 +4,7 @@ import nursery
 import pytest
 
 import trawl.collectors
-import trawl.collectors.legacy as legacy
+import trawl.compat.older_names as legacy
 from trawl.collectors import BaseCollector, Collector
 from trawl.testing import NumberedEnv
 

@@ -16,7 +16,7 @@ from trawl.collectors import MultiAsyncCollector, MultiSyncCollector
 from trawl.collectors.distributed import DistributedCollector
 from trawl.collectors.workers.lag import LagBound, Lags
 from trawl.testing import Ledger, NumberedEnv
-from trawl.weight_update.messages import MessageWeightSyncScheme
+from trawl.weights.message_schemes import MessageWeightSyncScheme
 
 LAG = "policy_lag_"
 

@@ -10,7 +10,7 @@ from multi_parts import BOTH, Chooser, actions, envs, ledger, make, together, wo
 from tensordict.nn import TensorDictModule
 
 import trawl.collectors
-import trawl.collectors.legacy as legacy
+import trawl.compat.older_names as legacy
 from trawl.collectors import (
     AsyncCollector,
     BaseCollector,

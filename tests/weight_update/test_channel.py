@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from weight_parts import PATIENCE, Uniform, as_sent, numbers
 
-from trawl.weight_update.channel import Inbox, Outbox, WeightMessage
-from trawl.weight_update.layout import ModuleWeights, Slot
+from trawl.weights.layout import ModuleWeights, Slot
+from trawl.weights.messages import Inbox, Outbox, WeightMessage
 
 
 def message(count: int, number: float | None, version: Any = None) -> WeightMessage:

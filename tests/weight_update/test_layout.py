@@ -16,9 +16,9 @@ from tensordict.nn import TensorDictParams
 from torch import Tensor, nn
 from weight_parts import Uniform, equal, tied
 
-from trawl.weight_update.layout import FlatLayout, ModuleWeights, Slot
-from trawl.weight_update.strategy import load_weights
-from trawl.weight_update.tensors import named_tensors, weights_of
+from trawl.weights.layout import FlatLayout, ModuleWeights, Slot
+from trawl.weights.strategy import load_weights
+from trawl.weights.tensors import named_tensors, weights_of
 
 INTEGERS = [torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64]
 REAL = [torch.float16, torch.bfloat16, torch.float32, torch.float64]

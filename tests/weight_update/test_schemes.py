@@ -26,7 +26,7 @@ from trawl.weight_update import (
     WeightStrategy,
     WeightSyncScheme,
 )
-from trawl.weight_update.store import WeightStore
+from trawl.weights.store import WeightStore
 
 SHARED, PROCESS = SharedMemWeightSyncScheme, MultiProcessWeightSyncScheme
 BOTH = pytest.mark.parametrize("kind", [SHARED, PROCESS], ids=["shared", "process"])

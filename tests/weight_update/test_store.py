@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from torch import nn
 from weight_parts import PATIENCE, Uniform, as_sent, numbers, other
 
-from trawl.weight_update.layout import FlatLayout, ModuleWeights, Slot
-from trawl.weight_update.store import StoreReader, WeightStore, WeightUpdate
+from trawl.weights.layout import FlatLayout, ModuleWeights, Slot
+from trawl.weights.store import StoreReader, WeightStore, WeightUpdate
 
 WEIGHTS = {"a": torch.zeros(3), "b": torch.zeros(2, 2), "c": torch.zeros((), dtype=torch.int64)}
 LAYOUT = FlatLayout(WEIGHTS, ["a"])

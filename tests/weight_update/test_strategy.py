@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from weight_parts import Uniform, Whole, WithState, equal, numbers, tied
 
 from trawl.weight_update import WeightStrategy
-from trawl.weight_update.tensors import (
+from trawl.weights.tensors import (
     Weights,
     named_tensors,
     packed_extra,

@@ -43,7 +43,7 @@ from trawl.weight_update import (
     TransportBackend,
     WeightStrategy,
 )
-from trawl.weight_update.store import WeightStore
+from trawl.weights.store import WeightStore
 
 
 def template(number: float = 0.0) -> TensorDict:

@@ -5,7 +5,6 @@ from typing import TYPE_CHECKING, Any
 
 from trawl.collectors.base import BaseCollector
 from trawl.collectors.config import CollectorConfig
-from trawl.collectors.legacy import lookup as _lookup
 from trawl.collectors.multi import (
     AsyncCollector,
     MultiAsyncCollector,
@@ -16,16 +15,10 @@ from trawl.collectors.multi_config import MultiConfig
 from trawl.collectors.single import Collector
 from trawl.collectors.utils import split_trajectories
 from trawl.collectors.watch.profile import ProfileConfig
+from trawl.compat.older_names import lookup as _lookup
 from trawl.envs.transforms import PolicyVersion
 from trawl.rollout.normalization import Normalization, NormalizeObservation, NormalizeReward
 from trawl.rollout.policy.random_policy import RandomPolicy
-from trawl.weight_update import (
-    MultiProcessedWeightUpdater,
-    RayWeightUpdater,
-    RemoteModuleWeightUpdater,
-    VanillaWeightUpdater,
-    WeightUpdaterBase,
-)
 
 if TYPE_CHECKING:
     from trawl.collectors.async_batched import AsyncBatchedCollector
@@ -37,6 +30,13 @@ if TYPE_CHECKING:
         paired_comparison,
     )
     from trawl.collectors.tuning import TuneResult, tune
+    from trawl.compat.updaters import (
+        MultiProcessedWeightUpdater,
+        RayWeightUpdater,
+        RemoteModuleWeightUpdater,
+        VanillaWeightUpdater,
+        WeightUpdaterBase,
+    )
 
 __all__ = [
     "AsyncBatchedCollector",
@@ -79,16 +79,26 @@ _LATER = dict.fromkeys(
         "bootstrap_estimate",
         "paired_comparison",
     ),
-    "evaluation",
+    "trawl.collectors.evaluation",
 )
-_LATER |= dict.fromkeys(("TuneResult", "tune"), "tuning")
-_LATER["AsyncBatchedCollector"] = "async_batched"
+_LATER |= dict.fromkeys(("TuneResult", "tune"), "trawl.collectors.tuning")
+_LATER |= dict.fromkeys(
+    (
+        "MultiProcessedWeightUpdater",
+        "RayWeightUpdater",
+        "RemoteModuleWeightUpdater",
+        "VanillaWeightUpdater",
+        "WeightUpdaterBase",
+    ),
+    "trawl.compat.updaters",
+)
+_LATER["AsyncBatchedCollector"] = "trawl.collectors.async_batched"
 
 
 def __getattr__(name: str) -> Any:
     if name not in _LATER:
         return _lookup(name)
-    module = importlib.import_module(f"trawl.collectors.{_LATER[name]}")
+    module = importlib.import_module(_LATER[name])
     value = globals()[name] = getattr(module, name)
     return value
 

@@ -5,7 +5,6 @@ from typing import Any
 from tensordict.nn import InteractionType as ExplorationType
 
 from trawl.collectors.base import BaseCollector
-from trawl.collectors.legacy import lookup as _lookup
 from trawl.collectors.multi import (
     AsyncCollector,
     MultiAsyncCollector,
@@ -13,6 +12,7 @@ from trawl.collectors.multi import (
     MultiSyncCollector,
 )
 from trawl.collectors.single import Collector
+from trawl.compat.older_names import lookup as _lookup
 
 DEFAULT_EXPLORATION_TYPE = ExplorationType.RANDOM
 

@@ -37,7 +37,7 @@ from trawl.envs.types import DeviceLike, EnvKwargs
 from trawl.observe.trace_options import TraceLike, check_trace
 from trawl.rollout.normalization import NormalizeObservation, NormalizeReward
 from trawl.supported import STORAGE_FRAMES, check
-from trawl.weight_update.scheme import WeightSyncScheme
+from trawl.weights.scheme import WeightSyncScheme
 
 # Pyright treats the members of InteractionType as strings.
 ExplorationKind: TypeAlias = (

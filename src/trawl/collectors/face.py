@@ -30,7 +30,7 @@ from trawl.collectors.watch.timeline import Tracing
 from trawl.collectors.watch.watching import Watch
 from trawl.paths import get_local, get_path
 from trawl.rollout.normalization import Normalization
-from trawl.weight_update.scheme import WeightSyncScheme
+from trawl.weights.scheme import WeightSyncScheme
 
 
 class Parts:

@@ -5,14 +5,12 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
-from typing_extensions import override
-
 from trawl.supported import CHOSEN_WORKERS_SERVICE, SERVICE_WEIGHTS
-from trawl.weight_update.strategy import load_weights
-from trawl.weight_update.updaters import WeightUpdaterBase
+from trawl.weights.strategy import load_weights
+from trawl.weights.tensors import weights_of
 
 
-class InferenceServiceUpdater(WeightUpdaterBase):
+class InferenceServiceUpdater:
     """Sends weights to an inference service, which acts for all workers.
 
     Args:
@@ -22,8 +20,18 @@ class InferenceServiceUpdater(WeightUpdaterBase):
     def __init__(self, service: Any) -> None:
         self.service = service
 
-    @override
+    def init(self, *args: Any, **kwargs: Any) -> None:
+        """Does nothing: the service needs no further arguments."""
+
+    def register_collector(self, collector: Any) -> None:
+        """Does nothing: weights go to the service, whichever collector sends them."""
+
     def push_weights(self, policy_or_weights: Any = None, worker_ids: Any = None) -> None:
+        """Sends weights to the service.
+
+        Raises:
+            ValueError: if there are no weights, or workers are chosen.
+        """
         if policy_or_weights is None:
             raise ValueError(
                 "update_policy_weights_() needs weights, because the policy is an inference "
@@ -31,21 +39,21 @@ class InferenceServiceUpdater(WeightUpdaterBase):
             )
         if worker_ids is not None:
             raise CHOSEN_WORKERS_SERVICE.error("worker_ids", worker_ids)
-        super().push_weights(policy_or_weights)
-
-    @override
-    def all_worker_ids(self) -> None:
-        return None
-
-    @override
-    def _sync_weights_with_worker(self, worker_id: Any = None, server_weights: Any = None) -> None:
-        place = self.service.service_backend
+        weights, place = weights_of(policy_or_weights).nested(), self.service.service_backend
         if place == "thread":
-            self.service.update_model(partial(load_weights, source=server_weights))
+            self.service.update_model(partial(load_weights, source=weights))
         elif place == "process":
-            self.service.update_model_weights(server_weights)
+            self.service.update_model_weights(weights)
         else:
-            self.service.update_policy_weights_(server_weights)
+            self.service.update_policy_weights_(weights)
+
+    __call__ = push_weights
+
+    def reached(self) -> None:
+        """Returns None: all workers act with the service's weights."""
+
+    def close(self) -> None:
+        """Does nothing: the service may serve other collectors, too."""
 
 
 def use_service(service: Any, count: int, options: dict[str, Any]) -> None:

@@ -1,6 +1,6 @@
 """The weight updaters, available at the same module path as in TorchRL."""
 
-from trawl.weight_update import (
+from trawl.compat.updaters import (
     MultiProcessedWeightUpdater,
     RayWeightUpdater,
     RemoteModuleWeightUpdater,

@@ -41,9 +41,9 @@ from trawl.envs.build import distinct
 from trawl.envs.types import is_list
 from trawl.rollout.normalization import Normalization
 from trawl.supported import SINK_SHARED, UPDATE_WITHOUT_MODULE
-from trawl.weight_update.messages import MessageWeightSyncScheme
-from trawl.weight_update.scheme import WeightSyncScheme
-from trawl.weight_update.shared import SharedMemWeightSyncScheme
+from trawl.weights.message_schemes import MessageWeightSyncScheme
+from trawl.weights.scheme import WeightSyncScheme
+from trawl.weights.shared import SharedMemWeightSyncScheme
 
 if TYPE_CHECKING:
     OptionAttributes = MultiConfig

@@ -1,31 +1,22 @@
 """Schemes, transports and updaters that send weights from a learner to policies that collect."""
 
-from trawl.weight_update.framework_transports import DistributedTransport, RPCTransport
-from trawl.weight_update.messages import NoWeightSyncScheme, RPCWeightSyncScheme
-from trawl.weight_update.process_group import DistributedWeightSyncScheme
-from trawl.weight_update.ray import RayModuleTransformScheme, RayTransport, RayWeightSyncScheme
-from trawl.weight_update.ray_updater import RayWeightUpdater
-from trawl.weight_update.scheme import WeightSyncScheme
-from trawl.weight_update.shared import (
-    MultiProcessWeightSyncScheme,
-    SharedMemTransport,
-    SharedMemWeightSyncScheme,
-)
-from trawl.weight_update.strategy import WeightStrategy
-from trawl.weight_update.transports import (
-    InitialSyncTransport,
-    MPTransport,
-    TransportBackend,
-    WeightSyncBackend,
-)
-from trawl.weight_update.updaters import (
+from trawl.compat.network_transports import DistributedTransport, RayTransport, RPCTransport
+from trawl.compat.transports import InitialSyncTransport, MPTransport, SharedMemTransport
+from trawl.compat.updaters import (
     DistributedWeightUpdater,
     MultiProcessedWeightUpdater,
+    RayWeightUpdater,
     RemoteModuleWeightUpdater,
     RPCWeightUpdater,
     VanillaWeightUpdater,
     WeightUpdaterBase,
 )
+from trawl.weights.message_schemes import NoWeightSyncScheme, RPCWeightSyncScheme
+from trawl.weights.process_group import DistributedWeightSyncScheme
+from trawl.weights.ray import RayModuleTransformScheme, RayWeightSyncScheme
+from trawl.weights.scheme import TransportBackend, WeightSyncBackend, WeightSyncScheme
+from trawl.weights.shared import MultiProcessWeightSyncScheme, SharedMemWeightSyncScheme
+from trawl.weights.strategy import WeightStrategy
 
 __all__ = [
     "DistributedTransport",

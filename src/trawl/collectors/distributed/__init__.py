@@ -11,9 +11,8 @@ from trawl.collectors.distributed.process_group import (
 from trawl.collectors.distributed.ray import RayCollector
 from trawl.collectors.distributed.rpc import RPCCollector
 from trawl.collectors.evaluation.ray_worker import RayEvalWorker
-from trawl.collectors.legacy import lookup as _lookup
-from trawl.weight_update.ray_updater import RayWeightUpdater
-from trawl.weight_update.updaters import DistributedWeightUpdater, RPCWeightUpdater
+from trawl.compat.older_names import lookup as _lookup
+from trawl.compat.updaters import DistributedWeightUpdater, RayWeightUpdater, RPCWeightUpdater
 
 __all__ = [
     "DEFAULT_SLURM_CONF",
@@ -29,12 +28,6 @@ __all__ = [
     "submitit_delayed_launcher",
 ]
 
-_ALIASES: dict[str, type[Any]] = {
-    "DistributedDataCollector": DistributedCollector,
-    "DistributedSyncDataCollector": DistributedSyncCollector,
-    "RPCDataCollector": RPCCollector,
-}
-
 
 def __getattr__(name: str) -> Any:
-    return _lookup(name, _ALIASES, __name__)
+    return _lookup(name, __name__)

@@ -19,8 +19,8 @@ from trawl.collectors.distributed.process_group_config import (
     RemoteOptions,
 )
 from trawl.supported import LAUNCHER_START
-from trawl.weight_update.process_group import DistributedWeightSyncScheme
-from trawl.weight_update.scheme import WeightSyncScheme
+from trawl.weights.process_group import DistributedWeightSyncScheme
+from trawl.weights.scheme import WeightSyncScheme
 
 
 class RemoteCollector(ClusterCollector):

@@ -29,14 +29,14 @@ from trawl.collectors.distributed.cluster import (
     each,
 )
 from trawl.collectors.distributed.sharing import check_added
+from trawl.collectors.driver.weights import OwnUpdater, Updater
 from trawl.collectors.single import Collector
 from trawl.collectors.workers.handle_calls import methods_of
 from trawl.collectors.workers.weights import WorkersWeights
 from trawl.envs.types import is_list
 from trawl.supported import RAY_START
-from trawl.weight_update.ray import RayWeightSyncScheme
-from trawl.weight_update.scheme import WeightSyncScheme
-from trawl.weight_update.updaters import Updater, WeightUpdaterBase
+from trawl.weights.ray import RayWeightSyncScheme
+from trawl.weights.scheme import WeightSyncScheme
 
 __all__ = ["DEFAULT_RAY_INIT_CONFIG", "DEFAULT_REMOTE_CLASS_CONFIG", "RayCollector"]
 
@@ -85,7 +85,7 @@ class RayWeights(WorkersWeights):
 
     @override
     def reached(self, updater: Updater) -> Sequence[int] | None:
-        ours = isinstance(updater, WeightUpdaterBase)
+        ours = isinstance(updater, OwnUpdater)
         if not ours or getattr(updater, "remote_collectors", None):
             # Batches that are requested from now on use the weights that were sent to handles.
             for slot in self.pool.slots:

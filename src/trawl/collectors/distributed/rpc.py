@@ -13,9 +13,9 @@ from trawl.collectors.arguments import accepts, describe
 from trawl.collectors.distributed.cluster import ClusterArguments
 from trawl.collectors.distributed.process_group import RemoteCollector
 from trawl.collectors.distributed.process_group_config import RemoteOptions
-from trawl.weight_update.messages import RPCWeightSyncScheme
-from trawl.weight_update.scheme import WeightSyncScheme
-from trawl.weight_update.updaters import RPCWeightUpdater
+from trawl.compat.updaters import RPCWeightUpdater
+from trawl.weights.message_schemes import RPCWeightSyncScheme
+from trawl.weights.scheme import WeightSyncScheme
 
 __all__ = ["RPCCollector", "RPCOptions", "RPCWeightUpdater"]
 

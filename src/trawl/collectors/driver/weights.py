@@ -3,17 +3,17 @@
 An update takes this way to the workers: ``update_policy_weights_`` calls the collector's
 :class:`~trawl.collectors.workers.weight_sender.WeightSender`, which prepares the update and records
 the version of each worker. Its scheme publishes the update: in the slot of a
-:class:`~trawl.weight_update.store.WeightStore`, or as a message
-(:mod:`trawl.weight_update.messages`), which goes through the worker pool into an inbox of the
-worker. Before its next batch, the worker's collector loads the newest weights, and refuses those
-that don't fit its policy.
+:class:`~trawl.weights.store.WeightStore`, or as a message of a
+:class:`~trawl.weights.messages.MessageStore`, which goes through the worker pool into an inbox of
+the worker. Before its next batch, the worker's collector loads the newest weights, and refuses
+those that don't fit its policy.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 from weakref import ref
 
 import torch
@@ -28,15 +28,38 @@ from trawl.collectors.driver.weak import weak
 from trawl.collectors.watch.timeline import Tracing
 from trawl.envs.transforms import PolicyVersion
 from trawl.supported import UPDATER_MODELS
-from trawl.weight_update.layout import ModuleWeights
-from trawl.weight_update.scheme import WeightSyncScheme
-from trawl.weight_update.store import Receiver, Version, WeightUpdate
-from trawl.weight_update.tensors import check_extra_state, set_extra_state, weights_of
-from trawl.weight_update.updaters import Updater, WeightUpdaterBase, is_updater
+from trawl.weights.layout import ModuleWeights
+from trawl.weights.scheme import WeightSyncScheme
+from trawl.weights.store import Receiver, Version, WeightUpdate
+from trawl.weights.tensors import check_extra_state, set_extra_state, weights_of
 
 POLICY = "policy"
 # Workers by number, or by the device of their policy.
 WorkerIds = int | torch.device | Sequence[int | torch.device] | None
+
+
+class Updater(Protocol):
+    """Interface of weight updaters, both Trawl's and TorchRL's, as a collector uses it."""
+
+    def init(self, *args: Any, **kwargs: Any) -> Any:
+        """Initialises the updater."""
+
+    def register_collector(self, collector: Any) -> Any:
+        """Registers a collector whose workers the updater serves."""
+
+    def __call__(self, policy_or_weights: Any = None, worker_ids: Any = None) -> Any:
+        """Sends weights to workers."""
+
+
+@runtime_checkable
+class OwnUpdater(Updater, Protocol):
+    """Interface of Trawl's own updaters."""
+
+    def reached(self) -> list[int] | None:
+        """Returns the numbers of the workers that the last push reached; None for all."""
+
+    def close(self) -> None:
+        """Ends the updater when a collector that it serves is closed."""
 
 
 class CollectorWeights(ABC):
@@ -77,7 +100,7 @@ class CollectorWeights(ABC):
 
     def close(self) -> None:
         """Closes the updater."""
-        if isinstance(self._updater, WeightUpdaterBase):
+        if isinstance(self._updater, OwnUpdater):
             self._updater.close()
 
     # --- versions
@@ -119,7 +142,7 @@ class CollectorWeights(ABC):
 
     def reached(self, updater: Updater) -> Sequence[int] | None:
         """Returns the workers that an updater reached; None for all workers in ``worker_ids``."""
-        return updater.reached() if isinstance(updater, WeightUpdaterBase) else None
+        return updater.reached() if isinstance(updater, OwnUpdater) else None
 
     def update_policy_weights_(
         self,
@@ -392,6 +415,12 @@ def live_weights(policy: Any) -> TensorDictBase:
         return TensorDict()
     weights: TensorDictBase = TensorDict.from_module(policy).data
     return weights
+
+
+def is_updater(given: Any) -> bool:
+    """Returns True if an object is a weight updater, of Trawl or TorchRL."""
+    names = ("init", "push_weights", "register_collector", "__call__")
+    return not isinstance(given, type) and all(hasattr(given, name) for name in names)
 
 
 def made_updater(given: Any, policy: Any = None) -> Updater | None:

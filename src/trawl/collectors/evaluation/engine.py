@@ -39,7 +39,7 @@ from trawl.envs.batches.serial import batch_source, given_envs
 from trawl.envs.seeding import derive
 from trawl.keys import Key, next_of
 from trawl.rollout.normalization import Normalization, SharedStatistics
-from trawl.weight_update.tensors import Weights
+from trawl.weights.tensors import Weights
 
 # Steps of each environment in a batch. An evaluation may run up to this many more steps than it
 # needs. Environments that are done are idle in these steps.

@@ -42,7 +42,7 @@ from trawl.keys import DONE
 from trawl.rollout.normalization import Normalization, SharedStatistics
 from trawl.schema.checks import UNKNOWN
 from trawl.schema.states import EVALUATOR
-from trawl.weight_update.tensors import Weights
+from trawl.weights.tensors import Weights
 
 
 class Evaluator:

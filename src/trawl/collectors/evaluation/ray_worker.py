@@ -23,7 +23,7 @@ from trawl.collectors.evaluation.worker import made_policy
 from trawl.collectors.single import Collector
 from trawl.envs.batches.serial import build_env
 from trawl.envs.gym import GymEnv
-from trawl.weight_update.tensors import Weights
+from trawl.weights.tensors import Weights
 
 # Seconds that an actor has to close its environment before it is killed.
 _CLOSING = 10.0

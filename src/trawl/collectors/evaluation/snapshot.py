@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import nn
 
-from trawl.weight_update.tensors import Weights, weights_of
+from trawl.weights.tensors import Weights, weights_of
 
 POLICY = "policy"
 

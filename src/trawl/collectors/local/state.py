@@ -43,7 +43,7 @@ from trawl.rollout.normalization import Normalization
 from trawl.rollout.times import LoopTimes
 from trawl.schema.checks import UNKNOWN
 from trawl.schema.states import EPISODES, check_collector
-from trawl.weight_update.tensors import own_extra_state
+from trawl.weights.tensors import own_extra_state
 
 # Entry of the state with the number of the next episode of each environment.
 BEGUN = "episodes_begun"

@@ -11,7 +11,7 @@ from typing_extensions import override
 from trawl.collectors.driver.weak import weak
 from trawl.collectors.driver.weights import POLICY, CollectorWeights, WorkerIds
 from trawl.supported import CHOSEN_WORKERS_NONE
-from trawl.weight_update.store import Receiver, WeightUpdate
+from trawl.weights.store import Receiver, WeightUpdate
 
 
 class DirectWeights(CollectorWeights):

@@ -14,7 +14,7 @@ from torch import nn
 
 from trawl.backends.base import HandleCall, Port
 from trawl.collectors.workers.requests import StateChanged, WorkerWarning
-from trawl.weight_update.strategy import WeightStrategy
+from trawl.weights.tensors import weights_of
 
 _UPDATE = "update_policy_weights_"
 _COLLECT = frozenset({"next", "rollout"})
@@ -141,7 +141,7 @@ class HandleCalls(ABC):
         policy = self.collector.policy
         if not isinstance(policy, nn.Module):
             return None
-        return WeightStrategy().extract_weights(policy)
+        return weights_of(policy).nested()
 
 
 def _seed(seed: int, static_seed: bool = False) -> tuple[int, bool]:

@@ -31,7 +31,7 @@ from trawl.collectors.workers.snapshots import kept_copies
 from trawl.envs.kinds import warn_of_broken
 from trawl.errors import WorkerDied, WorkerError
 from trawl.interrupts import check_interrupt, may_interrupt
-from trawl.weight_update.prepared import PreparedUpdate
+from trawl.weights.groups import PreparedUpdate
 
 _CLOSING = 5.0  # seconds that workers have to close their environments before they are killed
 _GLANCE = 0.2  # seconds after which a wait for batches looks whether Ctrl-C was pressed

@@ -17,8 +17,8 @@ from trawl.rollout.episode_sums import NO_EPISODES, EndedEpisodes
 from trawl.rollout.layout import BatchPartition, Layout
 from trawl.rollout.normalization import SharedStatistics, Statistics
 from trawl.rollout.times import StepSamples
-from trawl.weight_update.channel import WeightMessage
-from trawl.weight_update.layout import FlatLayout
+from trawl.weights.layout import FlatLayout
+from trawl.weights.messages import WeightMessage
 
 
 @dataclass(frozen=True)

@@ -52,9 +52,9 @@ from trawl.rollout.loop import Rollout
 from trawl.rollout.policy.first_call import networks_noted
 from trawl.rollout.slab import Lease, byte_ranges, tensors_in, tensors_over
 from trawl.tensordicts import drop_private
-from trawl.weight_update.channel import Inbox
-from trawl.weight_update.layout import FlatLayout
-from trawl.weight_update.store import Receiver
+from trawl.weights.layout import FlatLayout
+from trawl.weights.messages import Inbox
+from trawl.weights.store import Receiver
 
 
 @dataclass

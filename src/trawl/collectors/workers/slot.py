@@ -20,7 +20,7 @@ from trawl.collectors.workers.assembler import NO_SLICE, BufferSlice, WorkerBatc
 from trawl.collectors.workers.snapshots import BatchRecord, Recovery, SentWeights, Snapshot
 from trawl.errors import WorkerDied
 from trawl.observe.episodes import RecentEpisodes
-from trawl.weight_update.store import Version
+from trawl.weights.store import Version
 
 # Statistics that name the code that workers use, each with a reason if it is slower code.
 _PATHS = ("env_path", "policy_path", "distribution_path")

@@ -15,9 +15,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from trawl.rollout.normalization import SharedStatistics
-from trawl.weight_update.prepared import PreparedUpdate
-from trawl.weight_update.store import Version
-from trawl.weight_update.tensors import Weights, unpacked_extra
+from trawl.weights.groups import PreparedUpdate
+from trawl.weights.store import Version
+from trawl.weights.tensors import Weights, unpacked_extra
 
 #: Entry of a collector's state with its episodes. Without this entry, new episodes begin.
 RESUME = "resume"

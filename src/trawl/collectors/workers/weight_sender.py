@@ -20,14 +20,13 @@ from trawl.collectors.workers.requests import NewWeights
 from trawl.collectors.workers.setups import WorkerSetups
 from trawl.collectors.workers.slot import WorkerSlot
 from trawl.envs.transforms import PolicyVersion
-from trawl.weight_update.channel import WeightMessage
-from trawl.weight_update.layout import FlatLayout, Slot
-from trawl.weight_update.messages import MessageWeightSyncScheme, NoWeightSyncScheme
-from trawl.weight_update.prepared import PreparedUpdate, ReceiverGroup
-from trawl.weight_update.scheme import WeightSyncScheme
-from trawl.weight_update.store import Receiver, Version
-from trawl.weight_update.strategy import in_form
-from trawl.weight_update.tensors import Weights, unpacked_extra
+from trawl.weights.groups import PreparedUpdate, ReceiverGroup
+from trawl.weights.layout import FlatLayout, Slot
+from trawl.weights.message_schemes import MessageWeightSyncScheme, NoWeightSyncScheme
+from trawl.weights.messages import WeightMessage
+from trawl.weights.scheme import WeightSyncScheme
+from trawl.weights.store import Receiver, Version
+from trawl.weights.tensors import Weights, unpacked_extra
 
 
 @dataclass(frozen=True)
@@ -386,7 +385,7 @@ class WeightSender:
         scheme = self._to_workers.get(model_id)
         sent = (None if scheme is None else scheme.last_sent(0)) or Weights({})
         newest = Weights(sent.tensors | held.tensors, sent.extra | held.extra)
-        return in_form(newest, "tensordict") if newest.tensors or newest.extra else None
+        return newest.nested() if newest.tensors or newest.extra else None
 
     # --- versions
 

@@ -14,7 +14,13 @@ from typing_extensions import override
 from trawl.collectors.driver.budget import FrameBudget
 from trawl.collectors.driver.policy_version import next_version
 from trawl.collectors.driver.weak import weak
-from trawl.collectors.driver.weights import POLICY, CollectorWeights, WorkerIds, check_reach
+from trawl.collectors.driver.weights import (
+    POLICY,
+    CollectorWeights,
+    Updater,
+    WorkerIds,
+    check_reach,
+)
 from trawl.collectors.workers.assembler import WorkerBatch
 from trawl.collectors.workers.lag import LagBound, Lags
 from trawl.collectors.workers.pool import WorkerPool
@@ -22,9 +28,8 @@ from trawl.collectors.workers.requests import NewWeights, StateChanged
 from trawl.collectors.workers.setups import WorkerSetups
 from trawl.collectors.workers.unsent import UnsentWeights
 from trawl.collectors.workers.weight_sender import SenderHost, WeightSender
-from trawl.weight_update import strategy
-from trawl.weight_update.store import Receiver, Version, WeightUpdate
-from trawl.weight_update.updaters import Updater
+from trawl.weights.store import Receiver, Version, WeightUpdate
+from trawl.weights.tensors import weights_of
 
 
 class WorkersWeights(CollectorWeights):
@@ -237,7 +242,7 @@ class WorkersWeights(CollectorWeights):
         policy = self._setups[0].packed_policy()
         found: TensorDictBase | None = None
         if isinstance(policy, nn.Module):
-            found = strategy.WeightStrategy().extract_weights(policy)
+            found = weights_of(policy).nested()
         return found
 
     def _count_updates(self) -> int:

@@ -1,8 +1,9 @@
-"""Transports of weights through a process group or RPC framework that the user has started."""
+"""Transports of weights through a process group, RPC or Ray, which the user has started."""
 
 from __future__ import annotations
 
 import queue
+import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable
@@ -13,11 +14,16 @@ import torch
 from tensordict import TensorDictBase
 from typing_extensions import override
 
+from trawl.backends.ray.cluster import import_ray
+from trawl.compat.transports import Transport, load_received
 from trawl.keys import as_key
-from trawl.weight_update.strategy import WeightStrategy, load_received
-from trawl.weight_update.tensors import Weights, weights_of
-from trawl.weight_update.transports import Transport
+from trawl.weights.ray import RayWeightSyncScheme
+from trawl.weights.store import Version, WeightUpdate
+from trawl.weights.strategy import WeightStrategy
+from trawl.weights.tensors import Weights, weights_of
 
+# Number of receivers that may wait for their senders at one registry at the same time.
+_WAITING = 1000
 # Timeout for calls of PyTorch that require a timeout, if the caller sets no limit.
 _LONG = timedelta(days=365)
 # Weights for receivers of this RPC node that are not collectors, by the receiver's number.
@@ -277,6 +283,163 @@ class DistributedTransport(Transport):
             raise
         store.delete_key(key)
         return True
+
+
+class RayTransport(Transport):
+    """Sends weights to an actor of a Ray cluster.
+
+    If the actor has a method ``update_policy_weights_``, as collectors have, the transport calls
+    this method with the weights. Any other actor has to make its own transport, with the same
+    ``connection_info_name``, ``worker_idx`` and ``model_id``, and call ``receive_weights``.
+
+    Args:
+        remote_actor: handle of the actor, on the sender's side.
+        worker_idx: number of the receiver; 0 by default.
+        backend: ``"gloo"`` sends weights through a process group of the sender and the receiver;
+            ``"object_store"`` sends them through Ray's object store.
+        connection_info_name: name of the actor through which sender and receiver find each other.
+        model_id: name of the model that the weights belong to.
+
+    Raises:
+        ImportError: if Ray is not installed.
+        ValueError: for another ``backend``.
+
+    Examples:
+        >>> from trawl.weight_update import RayTransport
+        >>> def learner(actor, weights):
+        ...     RayTransport(remote_actor=actor, worker_idx=0).send_weights(weights)
+        >>> def actor(policy):
+        ...     RayTransport(worker_idx=0).receive_weights(timeout=10, model=policy)
+    """
+
+    def __init__(
+        self,
+        *,
+        remote_actor: Any = None,
+        worker_idx: int | None = None,
+        backend: str = "gloo",
+        connection_info_name: str = "connection_info",
+        model_id: str | None = None,
+    ) -> None:
+        import_ray()
+        self.remote_actor = remote_actor
+        self.worker_idx = worker_idx or 0
+        self.backend = backend
+        self.connection_info_name = connection_info_name
+        self.model_id = model_id
+        #: Version of the weights that were received last; None if these weights had no version.
+        self.model_version: Version = None
+        self._scheme = RayWeightSyncScheme(backend=backend)
+        self._next_version: Version = None
+        self._call: Any = None
+        self._registry: Any = None
+
+    @property
+    def _key(self) -> tuple[str | None, int]:
+        return self.model_id, self.worker_idx
+
+    def _found_registry(self) -> Any:
+        if self._registry is None:
+            options = {"num_cpus": 0, "max_concurrency": _WAITING, "get_if_exists": True}
+            remote = import_ray().remote(_Registry)
+            self._registry = remote.options(name=self.connection_info_name, **options).remote()
+        return self._registry
+
+    # --- the sender
+
+    def set_model_version(self, model_version: Version) -> None:
+        """Sets the version that is sent with the next weights."""
+        self._next_version = model_version
+
+    @override
+    def send_weights_async(self, weights: Any) -> None:
+        """Sends weights, in any form; :meth:`wait_ack` waits until the actor has received them."""
+        if hasattr(self.remote_actor, "update_policy_weights_"):
+            sent = import_ray().put(weights_of(weights).nested())
+            self._call = self.remote_actor.update_policy_weights_.remote(sent)
+            return
+        scheme = self._scheme
+        if not scheme.initialized_on_sender:
+            first = weights_of(weights).nested()
+            scheme.init_on_sender(model_id=self.model_id or "policy", weights=first, num_workers=1)
+            import_ray().get(self._found_registry().put.remote(self._key, scheme))
+            scheme.connect()
+        version, self._next_version = self._next_version, None
+        scheme.commit(scheme.prepare(weights, [0]), version)
+
+    @override
+    def wait_ack(self, timeout: float | None = None) -> None:
+        """Waits until the actor has received the last weights.
+
+        Args:
+            timeout: seconds to wait; None for no limit.
+
+        Raises:
+            RuntimeError: if nothing was sent.
+            TimeoutError: if the actor does not receive the weights in time.
+            ConnectionError: if the receiver has ended.
+            Exception: any error that the actor's ``update_policy_weights_`` raises.
+        """
+        if self._call is not None:
+            ready, _ = import_ray().wait([self._call], timeout=timeout)
+            if not ready:
+                raise TimeoutError(f"the actor did not receive the weights within {timeout:.3g} s")
+            call, self._call = self._call, None
+            import_ray().get(call)
+        elif self._scheme.synchronized_on_sender:
+            self._scheme.wait_async(timeout)
+        else:
+            raise RuntimeError("call send_weights_async() before wait_ack()")
+
+    # --- the receiver
+
+    def set_model(self, model: Any) -> None:
+        """Sets the module into which weights are loaded if a call has no other destination."""
+        self._model = model
+
+    @override
+    def _receive_first(self, worker_idx: int, use: Callable[[Weights], None]) -> None:
+        self.worker_idx = worker_idx
+        super()._receive_first(worker_idx, use)
+
+    @override
+    def _receive(self, timeout: float | None, use: Callable[[Weights], None]) -> None:
+        if not self._scheme.initialized_on_receiver:
+            found = import_ray().get(self._found_registry().get.remote(self._key, timeout))
+            if found is None:
+                return
+            self._scheme = found
+            found.init_on_receiver(model_id=self.model_id or "policy", worker_idx=0)
+            found.connect()
+        inbox = self._scheme.receiver_transport
+        if not inbox.wait(timeout):
+            return
+
+        def note(update: WeightUpdate) -> None:
+            self.model_version = update.version
+            use(update.copy())
+
+        inbox.receive(note)
+
+
+class _Registry:
+    """Actor that passes the receivers' ends of schemes from senders to receivers."""
+
+    def __init__(self) -> None:
+        self._ends: dict[tuple[str | None, int], RayWeightSyncScheme] = {}
+        self._changed = threading.Condition()
+
+    def put(self, key: tuple[str | None, int], end: RayWeightSyncScheme) -> None:
+        """Stores a receiver's end of a scheme, in place of an end from an earlier sender."""
+        with self._changed:
+            self._ends[key] = end
+            self._changed.notify_all()
+
+    def get(self, key: tuple[str | None, int], timeout: float | None) -> RayWeightSyncScheme | None:
+        """Waits for a receiver's end of a scheme, and returns it; None if none arrives in time."""
+        with self._changed:
+            self._changed.wait_for(lambda: key in self._ends, timeout)
+            return self._ends.get(key)
 
 
 def _update(rref: Any, kind: Any, weights: dict[str, Any]) -> None:

@@ -42,6 +42,10 @@ class Weights:
         tensors = {name: copies[id(tensor)] for name, tensor in self.tensors.items()}
         return Weights(tensors, _copied_extra(self.extra))
 
+    def in_form(self, form: str) -> Any:
+        """Returns the weights as a flat dict if ``form`` is ``"state_dict"``, or else nested."""
+        return self.flat() if form == "state_dict" else self.nested()
+
     def nested(self) -> TensorDict:
         """Returns the tensors and copies of the extra state as a nested TensorDict.
 

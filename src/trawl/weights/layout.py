@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from trawl.memory import aligned
-from trawl.weight_update.tensors import (
+from trawl.weights.tensors import (
     check_dtype,
     check_whole,
     is_castable,

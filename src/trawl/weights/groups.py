@@ -11,9 +11,9 @@ from tensordict import TensorDictBase
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from trawl.weight_update.channel import WeightMessage
-from trawl.weight_update.layout import FlatLayout, ModuleWeights, Slot, Write, writer
-from trawl.weight_update.tensors import check_extra_state, extra_state, packed_extra, weights_of
+from trawl.weights.layout import FlatLayout, ModuleWeights, Slot, Write, writer
+from trawl.weights.messages import WeightMessage
+from trawl.weights.tensors import check_extra_state, extra_state, packed_extra, weights_of
 
 
 @dataclass
@@ -266,6 +266,17 @@ def receivers_of(
     if len(set(counts.values())) > 1:
         raise ValueError(f"the arguments disagree on the number of receivers: {counts}")
     return next(iter(counts.values()), getattr(context, "num_workers", None) or 1)
+
+
+def entry_of(entries: Mapping[int, Any], worker: int) -> Any:
+    """Returns the entry for a receiver (its channel or the address of its channel).
+
+    Raises:
+        ValueError: if the sender has no receiver with this number.
+    """
+    if worker not in entries:
+        raise ValueError(f"worker_idx is {worker}, but the receivers are {sorted(entries)}")
+    return entries[worker]
 
 
 def _listed(numbers: Sequence[int]) -> str:

@@ -1,4 +1,4 @@
-"""Channels that carry weights as messages, where memory can't be shared.
+"""Messages with weights, where memory can't be shared.
 
 The newest message wins: a message that is replaced before it could be sent is never sent. The
 receiver acknowledges a message by its number.
@@ -9,15 +9,20 @@ from __future__ import annotations
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from trawl.weight_update.layout import FlatLayout, Slot
-from trawl.weight_update.store import Version, WeightUpdate
+import numpy as np
+from numpy.typing import NDArray
+from typing_extensions import override
+
+from trawl.weights.layout import FlatLayout, Slot, Write
+from trawl.weights.store import Store, Version, WeightUpdate
+from trawl.weights.tensors import Weights
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class WeightMessage:
     """A message with weights.
 
@@ -39,9 +44,14 @@ class WeightMessage:
         """Returns the weights as bytes."""
         return self.data
 
+    def slot(self) -> Slot:
+        """Returns the weights, of which there must be some."""
+        assert self.layout is not None
+        return Slot(self.layout, self.opened())
+
     def update(self, since: int = 0) -> WeightUpdate:
         """Returns the weights as an update, for a receiver that already has update ``since``."""
-        slot = None if self.layout is None else Slot(self.layout, self.opened())
+        slot = None if self.layout is None else self.slot()
         return WeightUpdate(self.count, self.version, slot, self.extra, since)
 
     def after(self, waiting: WeightMessage | None) -> WeightMessage:
@@ -58,6 +68,79 @@ class WeightMessage:
         return replace(waiting, count=self.count, version=self.version)
 
 
+class MessageStore(Store):
+    """Sender's side of messages, which are packed once for all receivers that get the same weights.
+
+    Args:
+        send: function that sends a message to a receiver, given by its number, without waiting.
+    """
+
+    def __init__(self, send: Callable[[int, WeightMessage], None]) -> None:
+        super().__init__()
+        self._send = send
+        # Newest message to each receiver. A replacement of the receiver starts with this message.
+        self._newest: dict[int, WeightMessage] = {}
+        # The same weights for all receivers that got them, without a number and a version.
+        self._packed: dict[int, WeightMessage] = {}
+
+    @override
+    def reader(self, index: int) -> Inbox:
+        return Inbox(self._newest.get(index))
+
+    @override
+    def count(self, index: int) -> int:
+        known = self._newest.get(index)
+        return 0 if known is None else known.count
+
+    @override
+    def newest(self, index: int) -> Weights | None:
+        known = self._newest.get(index)
+        return None if known is None or known.layout is None else known.update().copy()
+
+    def add(self, index: int, like: int) -> None:
+        """Adds a receiver, which starts with the newest weights of another one."""
+        if like in self._packed:
+            self._newest[index] = replace(self._newest[like], count=1)
+            self._packed[index] = self._packed[like]
+
+    @override
+    def publish_version(self, version: Version, readers: Iterable[int]) -> None:
+        for index in readers:
+            self._put(index, WeightMessage(self.count(index) + 1, version))
+
+    @override
+    def _held(self, index: int) -> WeightMessage | None:
+        return self._packed.get(index)
+
+    @override
+    def _fill(
+        self, layout: FlatLayout, write: Write, extra: bytes, before: WeightMessage | None
+    ) -> tuple[WeightMessage, bool]:
+        buffer = self.buffer(layout.nbytes)
+        kept, old = (b"", None) if before is None else (before.extra, before.slot)
+        more, complete = self._fill_slot(Slot(layout, buffer), write, extra, kept, old)
+        return self.packed(layout, buffer, more), complete
+
+    @override
+    def _announce(self, readers: Sequence[int], version: Version, filled: WeightMessage) -> None:
+        for index in readers:
+            self._packed[index] = filled
+            self._put(index, replace(filled, count=self.count(index) + 1, version=version))
+
+    def _put(self, index: int, message: WeightMessage) -> None:
+        # A receiver that starts later needs the earlier weights, too.
+        self._newest[index] = message.after(self._newest.get(index))
+        self._send(index, message)
+
+    def buffer(self, nbytes: int) -> NDArray[np.uint8]:
+        """Returns new memory for weights. Messages keep this memory, so it can't be reused."""
+        return np.empty(nbytes, dtype=np.uint8)
+
+    def packed(self, layout: FlatLayout, buffer: Any, extra: bytes) -> WeightMessage:
+        """Returns the message for all receivers, still without its count and version."""
+        return WeightMessage(0, None, layout, buffer, extra)
+
+
 class Channel(ABC):
     """Sender's end of a channel to one receiver outside of a collector."""
 
@@ -66,21 +149,35 @@ class Channel(ABC):
         """Starts the channel; called once the receiver's process has been started."""
 
     @abstractmethod
-    def send(self, message: WeightMessage) -> None:
-        """Sends a message without waiting until it is received."""
-
-    @abstractmethod
     def wait_ack(self, timeout: float | None = None) -> None:
-        """Waits until the receiver has received the last message.
+        """Waits until the receiver has received the last weights.
 
         Raises:
-            TimeoutError: if the receiver does not receive it in time.
+            TimeoutError: if the receiver does not receive them in time.
             ConnectionError: if the receiver has ended.
         """
 
     @abstractmethod
     def close(self) -> None:
-        """Closes the channel after the last message has been sent."""
+        """Closes the channel after the last weights have been sent."""
+
+
+class MessageChannel(Channel):
+    """Sender's end of a channel that carries messages."""
+
+    @abstractmethod
+    def send(self, message: WeightMessage) -> None:
+        """Sends a message without waiting until it is received."""
+
+
+def late(receiver: int, timeout: float | None) -> TimeoutError:
+    """Returns the error for a receiver that did not receive weights in time."""
+    return TimeoutError(f"receiver {receiver} did not receive the weights within {timeout:.3g} s")
+
+
+def lost(receiver: int) -> ConnectionError:
+    """Returns the error for a receiver that has ended."""
+    return ConnectionError(f"receiver {receiver} ended before it received the weights")
 
 
 class Outbox:
@@ -134,20 +231,14 @@ class Outbox:
         """Waits until all messages, or those up to number ``count``, have been received.
 
         Raises:
-            Exception: the errors of :meth:`Channel.wait_ack`.
+            Exception: the errors of :meth:`MessageChannel.wait_ack`.
         """
         with self._changed:
             wanted = self._sent if count is None else count
             self._changed.wait_for(lambda: self._received >= wanted or self._lost, timeout)
             if self._received >= wanted:
                 return
-            if self._lost:
-                raise ConnectionError(
-                    f"receiver {self._number} ended before it received the weights"
-                )
-            raise TimeoutError(
-                f"receiver {self._number} did not receive the weights within {timeout:.3g} s"
-            )
+            raise lost(self._number) if self._lost else late(self._number, timeout)
 
 
 class Inbox:
@@ -224,14 +315,3 @@ class Inbox:
             self._message, self.count, self._since = None, update.count, update.newest
         self._acknowledge(update.count)
         return update
-
-
-def channel_of(channels: Mapping[int, Any], worker: int) -> Any:
-    """Returns the entry for a receiver (its channel or the address of its channel).
-
-    Raises:
-        ValueError: if the sender has no receiver with this number.
-    """
-    if worker not in channels:
-        raise ValueError(f"worker_idx is {worker}, but the receivers are {sorted(channels)}")
-    return channels[worker]

@@ -15,14 +15,18 @@ import fcntl
 import os
 import pickle
 import threading
-from collections.abc import Callable, Iterable
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from mmap import PAGESIZE
 from typing import Any, Protocol
 
+from typing_extensions import override
+
 from trawl.backends.memory import SharedMemory
-from trawl.weight_update.layout import FlatLayout, ModuleWeights, Slot, Write
-from trawl.weight_update.tensors import Weights, set_extra_state, unpacked_extra
+from trawl.weights.layout import FlatLayout, ModuleWeights, Slot, Write
+from trawl.weights.tensors import Weights, set_extra_state, unpacked_extra
 
 Version = int | str | None
 
@@ -120,39 +124,30 @@ class Receiver(Protocol):
         """
 
 
-class WeightStore:
-    """Writer's side of the shared memory.
+class Store(ABC):
+    """The newest weights of each receiver of a scheme, where the receivers find them."""
 
-    Args:
-        readers: number of readers.
-    """
-
-    def __init__(self, readers: int) -> None:
-        self.readers = readers
-        self._header = SharedMemory.new(_pages((_RECORDS + readers * _RECORD) * 8))
-        self._words = memoryview(self._header.buffer).cast("q")
-        for index in range(readers):
-            self._words[_at(index)] = _NO_SLOT
-        self._file: _File | None = None
-        self._layout: FlatLayout | None = None
+    def __init__(self) -> None:
         self._updates = 0
 
-    def reader(self, index: int) -> StoreReader:
-        """Returns a reader's side, which can be sent to another process."""
-        return StoreReader(self._header, index)
+    @abstractmethod
+    def reader(self, index: int) -> Receiver:
+        """Returns a receiver's side, which can be sent to another process."""
 
-    @property
-    def layout(self) -> FlatLayout | None:
-        """Layout of the weights; None before the first weights."""
-        return None if self._file is None else self._file.layout
-
+    @abstractmethod
     def count(self, index: int) -> int:
-        """Returns the number of updates for a reader."""
-        return self._words[_at(index)] >> _SLOT_BITS
+        """Returns the number of updates for a receiver."""
 
-    def received(self, index: int) -> int:
-        """Returns the number of updates sent to a reader up to the last one that it received."""
-        return self._words[_at(index) + _RECEIVED]
+    @abstractmethod
+    def newest(self, index: int) -> Weights | None:
+        """Returns a copy of a receiver's newest weights; None before the first weights."""
+
+    def check(self, layout: FlatLayout, extra: bytes) -> None:  # noqa: B027 (most take all weights)
+        """Rejects weights that can't be published.
+
+        Raises:
+            ValueError: if they can't.
+        """
 
     def publish(
         self,
@@ -162,35 +157,130 @@ class WeightStore:
         version: Version,
         readers: Iterable[int],
     ) -> None:
-        """Publishes weights. Missing tensors are copied from each reader's previous weights.
+        """Publishes weights. Missing tensors are copied from each receiver's previous weights.
+
+        Args:
+            layout: layout of the weights.
+            write: function that fills a slot.
+            extra: extra state, pickled; empty to keep the previous one.
+            version: version of the weights.
+            readers: receivers that get the weights.
+        """
+        self._updates += 1
+        left = list(readers)
+        while left:
+            before = self._held(left[0])
+            filled, complete = self._fill(layout, write, extra, before)
+            alike = [i for i in left if complete or self._held(i) == before]
+            self._announce(alike, version, filled)
+            left = [i for i in left if i not in alike]
+
+    @abstractmethod
+    def publish_version(self, version: Version, readers: Iterable[int]) -> None:
+        """Publishes the current weights of receivers under another version."""
+
+    @abstractmethod
+    def _held(self, index: int) -> Any:
+        """Returns the place of a receiver's newest weights."""
+
+    @abstractmethod
+    def _fill(
+        self, layout: FlatLayout, write: Write, extra: bytes, before: Any
+    ) -> tuple[Any, bool]:
+        """Fills a new place; returns it, and True if it needs nothing from ``before``."""
+
+    @abstractmethod
+    def _announce(self, readers: Sequence[int], version: Version, filled: Any) -> None:
+        """Tells receivers of a place with new weights."""
+
+    def _fill_slot(
+        self, slot: Slot, write: Write, extra: bytes, kept: bytes, old: Callable[[], Slot] | None
+    ) -> tuple[bytes, bool]:
+        """Fills a slot with new weights, and with those of another slot that are missing.
+
+        Args:
+            slot: the slot.
+            write: function that fills the slot.
+            extra: the new extra state, pickled; or empty.
+            kept: extra state of the other slot.
+            old: function that returns the other slot; None if there is none.
+
+        Returns:
+            The extra state for the slot, and True if nothing came from the other slot.
+        """
+        write(slot, self._updates)
+        slot.extra_number = self._updates if extra else 0
+        complete = slot.complete and bool(extra or not kept)
+        if not complete and old is not None:
+            slot.complete_by(old())
+        return extra or kept, complete
+
+
+class WeightStore(Store):
+    """Writer's side of the shared memory.
+
+    Args:
+        readers: number of readers.
+    """
+
+    def __init__(self, readers: int) -> None:
+        super().__init__()
+        self.readers = readers
+        self._header = SharedMemory.new(_pages((_RECORDS + readers * _RECORD) * 8))
+        self._words = memoryview(self._header.buffer).cast("q")
+        for index in range(readers):
+            self._words[_at(index)] = _NO_SLOT
+        self._file: _File | None = None
+        self._layout: FlatLayout | None = None
+
+    @override
+    def reader(self, index: int) -> StoreReader:
+        return StoreReader(self._header, index)
+
+    @property
+    def layout(self) -> FlatLayout | None:
+        """Layout of the weights; None before the first weights."""
+        return None if self._file is None else self._file.layout
+
+    @override
+    def count(self, index: int) -> int:
+        return self._words[_at(index)] >> _SLOT_BITS
+
+    def received(self, index: int) -> int:
+        """Returns the number of updates sent to a reader up to the last one that it received."""
+        return self._words[_at(index) + _RECEIVED]
+
+    @override
+    def publish(
+        self,
+        layout: FlatLayout,
+        write: Write,
+        extra: bytes,
+        version: Version,
+        readers: Iterable[int],
+    ) -> None:
+        """Publishes weights. Missing tensors are copied from each receiver's previous weights.
 
         Args:
             layout: layout of the weights, which must be the same in all calls.
             write: function that fills a slot.
             extra: extra state, pickled; empty to keep the previous one.
             version: version of the weights.
-            readers: readers that get the weights.
+            readers: receivers that get the weights.
 
         Raises:
             ValueError: for the reasons given in :meth:`check`, or if the version is too long.
             RuntimeError: if no slot is free, because readers are still reading.
         """
-        record = _version_record(version)
+        _version_record(version)  # raises an error before anything has changed
         with _here:
             self.check(layout, extra)
-            self._updates += 1
             if self._file is None:
                 self._file = _File.make(self._header, layout, self.readers, len(extra))
                 self._layout = layout
-            left = list(readers)
-            while left:
-                before = self._newest(left[0])
-                number, complete = self._fill(self._file, write, extra, before)
-                alike = [i for i in left if complete or self._newest(i) == before]
-                for index in alike:
-                    self._announce(index, record, number)
-                left = [i for i in left if i not in alike]
+            super().publish(layout, write, extra, version, readers)
 
+    @override
     def check(self, layout: FlatLayout, extra: bytes) -> None:
         """Rejects weights that can't be published.
 
@@ -211,40 +301,41 @@ class WeightStore:
                 f"{self._file.extra_room} bytes were reserved for it at first"
             )
 
-    def _fill(self, file: _File, write: Write, extra: bytes, before: int) -> tuple[int, bool]:
-        """Fills a free slot; returns its number, and True if it needs nothing from ``before``."""
+    @override
+    def _fill(
+        self, layout: FlatLayout, write: Write, extra: bytes, before: int
+    ) -> tuple[int, bool]:
+        file = self._file
+        assert file is not None
         number = self._free(file)
-        slot = file.slot(number)
+        kept, old = b"", None
+        if before != _NO_SLOT:
+            kept, old = b"" if extra else file.extra(before), partial(file.slot, before)
         try:
-            write(slot, self._updates)
-            slot.extra_number = self._updates if extra else 0
-            more = b"" if extra or before == _NO_SLOT else file.extra(before)
-            complete = slot.complete and not more
-            if not complete and before != _NO_SLOT:
-                slot.complete_by(file.slot(before))
-            file.put_extra(number, extra or more)
+            more, complete = self._fill_slot(file.slot(number), write, extra, kept, old)
+            file.put_extra(number, more)
         finally:
             file.unlock(number)
         return number, complete
 
+    @override
     def publish_version(self, version: Version, readers: Iterable[int]) -> None:
-        """Publishes the current weights of readers under another version."""
-        record = _version_record(version)
         with _here:
             for index in readers:
-                self._announce(index, record, self._newest(index))
+                self._announce([index], version, self._held(index))
 
+    @override
     def newest(self, index: int) -> Weights | None:
-        """Returns a copy of the newest weights of a reader; None before the first weights."""
         with _here:
-            number = self._newest(index)
+            number = self._held(index)
             if self._file is None or number == _NO_SLOT:
                 return None
             # The slot needs no lock: only this process writes, and never without ``_here``.
             slot, extra = self._file.slot(number), self._file.extra(number)
             return WeightUpdate(0, None, slot, extra).copy()
 
-    def _newest(self, index: int) -> int:
+    @override
+    def _held(self, index: int) -> int:
         return self._words[_at(index)] & _NO_SLOT
 
     def _free(self, file: _File) -> int:
@@ -252,7 +343,7 @@ class WeightStore:
 
         No reader is reading this slot, and it is not the newest slot of any reader.
         """
-        newest = {self._newest(index) for index in range(self.readers)}
+        newest = {self._held(index) for index in range(self.readers)}
         for number in range(file.slots):
             if number not in newest and file.lock(number, fcntl.LOCK_EX):
                 return number
@@ -260,13 +351,16 @@ class WeightStore:
             "a reader is still holding each slot for weights: was a worker stopped by SIGSTOP?"
         )
 
-    def _announce(self, index: int, record: bytes, slot: int) -> None:
-        at = _at(index)
-        count = (self._words[at] >> _SLOT_BITS) + 1
-        # The reader may be reading the other version field.
-        first = (at + _VERSIONS + (count % 2) * _VERSION_WORDS) * 8
-        self._header.buffer[first : first + _VERSION_BYTES] = record
-        self._words[at] = count << _SLOT_BITS | slot
+    @override
+    def _announce(self, readers: Sequence[int], version: Version, filled: int) -> None:
+        record = _version_record(version)
+        for index in readers:
+            at = _at(index)
+            count = (self._words[at] >> _SLOT_BITS) + 1
+            # The reader may be reading the other version field.
+            first = (at + _VERSIONS + (count % 2) * _VERSION_WORDS) * 8
+            self._header.buffer[first : first + _VERSION_BYTES] = record
+            self._words[at] = count << _SLOT_BITS | filled
 
 
 class StoreReader:

@@ -9,8 +9,8 @@ from typing import Any
 from tensordict import TensorDictBase
 from torch import Tensor, nn
 
-from trawl.weight_update.layout import FlatLayout, ModuleWeights
-from trawl.weight_update.tensors import (
+from trawl.weights.layout import FlatLayout, ModuleWeights
+from trawl.weights.tensors import (
     Weights,
     check_dtype,
     check_whole,
@@ -58,7 +58,7 @@ class WeightStrategy:
         Raises:
             TypeError: if ``source`` has no weights.
         """
-        return None if source is None else in_form(weights_of(source), self.extract_as)
+        return None if source is None else weights_of(source).in_form(self.extract_as)
 
     def apply_weights(self, destination: Any, weights: Any, inplace: bool = True) -> None:
         """Loads weights into a module, or into a TensorDict or dict of tensors.
@@ -98,34 +98,12 @@ def check_strategy(name: str, form: str) -> None:
         raise ValueError(f"{name} must be 'tensordict' or 'state_dict', but it is {form!r}")
 
 
-def in_form(weights: Weights, form: str) -> Any:
-    """Returns weights as a nested TensorDict, or as a flat dict."""
-    return weights.flat() if form == "state_dict" else weights.nested()
-
-
-def load_received(weights: Weights, into: Any, strategy: WeightStrategy | None) -> Any:
-    """Loads received weights into a model or tensors, if ``into`` is not None.
-
-    Args:
-        weights: the received weights.
-        into: a module, a TensorDict or a dict of tensors; or None.
-        strategy: determines how weights are loaded, and in which form they are returned.
-
-    Returns:
-        The weights in the form of ``strategy``.
-    """
-    form = strategy or WeightStrategy()
-    if into is not None:
-        form.apply_weights(into, weights)
-    return in_form(weights, form.extract_as)
-
-
 def load_weights(module: nn.Module, source: Any) -> None:
     """Copies weights into a module, across devices and dtypes.
 
     Args:
         module: the module to load into.
-        source: weights in any of the forms of :func:`~trawl.weight_update.tensors.weights_of`.
+        source: weights in any of the forms of :func:`~trawl.weights.tensors.weights_of`.
 
     Raises:
         TypeError: if the weights are in none of the forms, or the module has weights that are

@@ -2,33 +2,84 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import time
 import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, ClassVar, get_args
+from typing import Any, ClassVar, Literal, Protocol, get_args, runtime_checkable
 
 from trawl.paths import get_local
-from trawl.weight_update.layout import ModuleWeights
-from trawl.weight_update.prepared import (
+from trawl.weights.groups import (
     PreparedUpdate,
     ReceiverGroups,
     WeightHost,
     groups_of,
     receivers_of,
 )
-from trawl.weight_update.store import Receiver, Version, WeightUpdate
-from trawl.weight_update.strategy import WeightStrategy, check_strategy, in_form
-from trawl.weight_update.tensors import Weights
-from trawl.weight_update.transports import TransportBackend, WeightSyncBackend
+from trawl.weights.layout import ModuleWeights
+from trawl.weights.store import Receiver, Store, Version, WeightUpdate
+from trawl.weights.strategy import WeightStrategy, check_strategy
+from trawl.weights.tensors import Weights
+
+#: Backends for which :meth:`WeightSyncScheme.from_backend` makes a scheme.
+WeightSyncBackend = Literal[
+    "none",
+    "direct",
+    "shared",
+    "thread",
+    "process",
+    "multiprocessing",
+    "distributed",
+    "rpc",
+    "ray",
+]
 
 # Classes of schemes, by the names of their backends.
 _by_backend: dict[str, Any] = {}
 
 
-class SchemeEnd:
-    """Model whose weights an end of a scheme sends or receives, and the form of the weights.
+@runtime_checkable
+class TransportBackend(Protocol):
+    """Interface of a transport to one receiver."""
+
+    def send_weights(self, weights: Any) -> None:
+        """Sends weights, in any form."""
+
+    def receive_weights(
+        self,
+        timeout: float | None = None,
+        *,
+        weights: Any = None,
+        model: Any = None,
+        strategy: WeightStrategy | None = None,
+    ) -> Any:
+        """Receives and returns the newest weights, or None if none arrive in time.
+
+        Args:
+            timeout: seconds to wait; None for no limit.
+            weights: a TensorDict or dict of tensors to copy the received weights into.
+            model: a module to load the weights into.
+            strategy: determines how weights are loaded, and in which form they are returned.
+        """
+
+
+class WeightSyncScheme(ABC):
+    """Sends the weights of a model from one sender to receivers in other processes.
+
+    A collector uses its schemes by itself. Between your own processes, use a scheme like this::
+
+        scheme = SharedMemWeightSyncScheme()
+        scheme.init_on_sender(model=learner, num_workers=2)
+        ...                             # start the processes, with the scheme as an argument
+        scheme.connect()
+        scheme.send()                   # whenever the learner has new weights
+
+        # in process number i
+        scheme.init_on_receiver(model=actor, worker_idx=i)
+        scheme.connect()
+        scheme.receive()                # waits for new weights, and loads them
 
     Args:
         strategy: the form in which weights are returned: ``"tensordict"`` or ``"state_dict"``.
@@ -37,13 +88,67 @@ class SchemeEnd:
         ValueError: for another strategy.
     """
 
-    def __init__(self, strategy: str) -> None:
+    # Class of the scheme's transports, as its module in `trawl.compat` and its name.
+    transport: ClassVar[str] = ""
+    # True if neither the collector that has the scheme nor its workers have the model.
+    model_is_elsewhere: ClassVar[bool] = False
+
+    def __init_subclass__(cls, backends: Sequence[str] = (), **options: Any) -> None:
+        super().__init_subclass__(**options)
+        _by_backend.update(dict.fromkeys(backends, cls))
+
+    def __init__(self, strategy: str = "tensordict") -> None:
         check_strategy("strategy", strategy)
         self._strategy = WeightStrategy(strategy)
         self._model_id: str | None = None
         self._model: Any = None
         self._context: weakref.ref[Any] | None = None
         self._worker_idx: int | None = None
+        self._host: WeightHost | None = None
+        #: Function of the collector that :meth:`send` calls with the model's name, the weights and
+        #: the receivers, while the collector lives; None if the scheme belongs to no collector.
+        self.on_send: Callable[[str, Any, Any], None] | None = None
+        self._groups: ReceiverGroups | None = None
+        self._connected_sender = False
+        # For each receiver, the store that has its weights, and its number in that store.
+        self._stores: dict[int, tuple[Store, int]] = {}
+        # The sender's ends of channels by receiver, and the receiver's end. There are no channels
+        # if a collector carries the weights.
+        self._channels: dict[int, Any] = {}
+        self._inbox: Any = None
+        self._live: ModuleWeights | None = None
+        self._owner = os.getpid()
+
+    @staticmethod
+    def from_backend(backend: WeightSyncBackend, **options: Any) -> WeightSyncScheme:
+        """Returns a new scheme for a backend.
+
+        Args:
+            backend: ``"none"`` or ``"direct"``, ``"shared"`` or ``"thread"``, ``"process"`` or
+                ``"multiprocessing"``, ``"ray"``, ``"distributed"`` or ``"rpc"``.
+            **options: arguments of the scheme.
+
+        Raises:
+            ValueError: for another backend.
+        """
+        if backend not in get_args(WeightSyncBackend):
+            names = ", ".join(get_args(WeightSyncBackend))
+            raise ValueError(f"backend must be one of {names}, but it is {backend!r}")
+        scheme: WeightSyncScheme = _by_backend[backend](**options)
+        return scheme
+
+    # --- for subclasses, which need not override methods that are not abstract
+
+    @abstractmethod
+    def _open(self, workers: Sequence[int]) -> None:
+        """Makes the stores of receivers and, without a collector, channels to the receivers."""
+
+    @abstractmethod
+    def _join(self, worker: int) -> Any:
+        """Returns the receiver's end of a channel: a :class:`Receiver` that can also wait."""
+
+    def _check_fork(self) -> None:  # noqa: B027 (most receivers can be in any process)
+        """Raises an error if a receiver can't be in a process forked from the sender's process."""
 
     def _set_model(self, model_id: str, model: Any, context: Any) -> None:
         self._model_id, self._model = model_id, model
@@ -128,106 +233,6 @@ class SchemeEnd:
                 "has the model"
             )
         return form.extract_weights(weights)
-
-
-class WeightSyncScheme(SchemeEnd, ABC):
-    """Sends the weights of a model from one sender to receivers in other processes.
-
-    A collector uses its schemes by itself. Between your own processes, use a scheme like this::
-
-        scheme = SharedMemWeightSyncScheme()
-        scheme.init_on_sender(model=learner, num_workers=2)
-        ...                             # start the processes, with the scheme as an argument
-        scheme.connect()
-        scheme.send()                   # whenever the learner has new weights
-
-        # in process number i
-        scheme.init_on_receiver(model=actor, worker_idx=i)
-        scheme.connect()
-        scheme.receive()                # waits for new weights, and loads them
-
-    Args:
-        strategy: the form in which weights are returned: ``"tensordict"`` or ``"state_dict"``.
-
-    Raises:
-        ValueError: for another strategy.
-    """
-
-    # True if neither the collector that has the scheme nor its workers have the model.
-    model_is_elsewhere: ClassVar[bool] = False
-
-    def __init_subclass__(cls, backends: Sequence[str] = (), **options: Any) -> None:
-        super().__init_subclass__(**options)
-        _by_backend.update(dict.fromkeys(backends, cls))
-
-    def __init__(self, strategy: str = "tensordict") -> None:
-        super().__init__(strategy)
-        self._host: WeightHost | None = None
-        #: Function of the collector that :meth:`send` calls with the model's name, the weights and
-        #: the receivers, while the collector lives; None if the scheme belongs to no collector.
-        self.on_send: Callable[[str, Any, Any], None] | None = None
-        self._groups: ReceiverGroups | None = None
-        self._connected_sender = False
-        # The sender's ends of channels by receiver, and the receiver's end. There are no channels
-        # if a collector carries the weights.
-        self._channels: dict[int, Any] = {}
-        self._inbox: Any = None
-        self._live: ModuleWeights | None = None
-        self._owner = os.getpid()
-
-    @staticmethod
-    def from_backend(backend: WeightSyncBackend, **options: Any) -> WeightSyncScheme:
-        """Returns a new scheme for a backend.
-
-        Args:
-            backend: ``"none"`` or ``"direct"``, ``"shared"`` or ``"thread"``, ``"process"`` or
-                ``"multiprocessing"``, ``"ray"``, ``"distributed"`` or ``"rpc"``.
-            **options: arguments of the scheme.
-
-        Raises:
-            ValueError: for another backend.
-        """
-        if backend not in get_args(WeightSyncBackend):
-            names = ", ".join(get_args(WeightSyncBackend))
-            raise ValueError(f"backend must be one of {names}, but it is {backend!r}")
-        scheme: WeightSyncScheme = _by_backend[backend](**options)
-        return scheme
-
-    # --- for subclasses, which need not override methods that are not abstract
-
-    @abstractmethod
-    def _open(self, workers: Sequence[int]) -> None:
-        """Opens channels to receivers."""
-
-    @abstractmethod
-    def _join(self, worker: int) -> Any:
-        """Returns the receiver's end of a channel: a :class:`Receiver` that can also wait."""
-
-    def _check(self, update: PreparedUpdate) -> None:
-        """Raises an error for weights that can't be sent, before any weights are sent."""
-
-    @abstractmethod
-    def _publish(self, update: PreparedUpdate, version: Version) -> None:
-        """Sends weights without waiting until they are received."""
-
-    @abstractmethod
-    def publish_version(self, version: Version, workers: Iterable[int]) -> None:
-        """Sends receivers a new version for the weights that they received last."""
-
-    @abstractmethod
-    def receiver(self, worker: int) -> Receiver:
-        """Returns a worker's source of new weights, which is sent to the worker at its start."""
-
-    @abstractmethod
-    def count(self, worker: int) -> int:
-        """Returns the number of updates that were sent to a worker."""
-
-    def last_sent(self, worker: int) -> Weights | None:
-        """Returns a copy of the weights that were last sent to a worker; None if there are none."""
-        return None
-
-    def _check_fork(self) -> None:
-        """Raises an error if a receiver can't be in a process forked from the sender's process."""
 
     # --- the sender
 
@@ -411,7 +416,8 @@ class WeightSyncScheme(SchemeEnd, ABC):
         """
         prepared = []
         for update in self.receivers.prepare(weights, workers):
-            self._check(update)
+            for worker in update.workers:
+                self._stores[worker][0].check(update.layout, update.extra)
             prepared.append(update)
         return prepared
 
@@ -419,18 +425,48 @@ class WeightSyncScheme(SchemeEnd, ABC):
         """Returns a new transport to one receiver, for a program that sends weights itself.
 
         Args:
-            **options: arguments of the transport.
+            **options: arguments of the transport's class.
 
         Raises:
             NotImplementedError: if this scheme has no kind of transport.
+            TypeError: for any other argument.
         """
-        raise NotImplementedError(f"{type(self).__name__} has no transport of its own")
+        if not self.transport:
+            raise NotImplementedError(f"{type(self).__name__} has no transport of its own")
+        transport: TransportBackend = transport_class(self.transport)(**options)
+        return transport
 
     def commit(self, prepared: Sequence[PreparedUpdate], version: Version) -> None:
-        """Sends prepared weights."""
+        """Sends prepared weights without waiting until they are received."""
         for update in prepared:
-            self._publish(update, version)
+            by_store: dict[Store, list[int]] = {}
+            for worker in update.workers:
+                store, index = self._stores[worker]
+                by_store.setdefault(store, []).append(index)
+            for store, indices in by_store.items():
+                store.publish(update.layout, update.write, update.extra, version, indices)
             update.group.layout = update.layout
+
+    def publish_version(self, version: Version, workers: Iterable[int]) -> None:
+        """Sends receivers a new version for the weights that they received last."""
+        for worker in workers:
+            store, index = self._stores[worker]
+            store.publish_version(version, [index])
+
+    def receiver(self, worker: int) -> Receiver:
+        """Returns a worker's source of new weights, which is sent to the worker at its start."""
+        store, index = self._stores[worker]
+        return store.reader(index)
+
+    def count(self, worker: int) -> int:
+        """Returns the number of updates that were sent to a worker."""
+        store, index = self._stores[worker]
+        return store.count(index)
+
+    def last_sent(self, worker: int) -> Weights | None:
+        """Returns a copy of the weights that were last sent to a worker; None if there are none."""
+        store, index = self._stores[worker]
+        return store.newest(index)
 
     @property
     def receivers(self) -> ReceiverGroups:
@@ -505,7 +541,7 @@ class WeightSyncScheme(SchemeEnd, ABC):
         # The context may forward the weights, so it gets them after the channel is released.
         if received and self.context is not None:
             self.context.update_policy_weights_(received[0], model_id=self._model_id)
-        return in_form(received[0], self._strategy.extract_as) if received else None
+        return received[0].in_form(self.strategy) if received else None
 
     # --- state
 
@@ -576,10 +612,20 @@ class WeightSyncScheme(SchemeEnd, ABC):
         return {**self.__dict__, **_fresh()}
 
 
+def transport_class(name: str) -> Any:
+    """Returns a class of transports, of which schemes need no module until one is asked for.
+
+    Args:
+        name: the class's module in ``trawl.compat``, and its name.
+    """
+    module, _, kind = name.partition(".")
+    return getattr(importlib.import_module(f"trawl.compat.{module}"), kind)
+
+
 def _fresh() -> dict[str, Any]:
     """Returns the attributes of a scheme that is not initialised."""
     names = ("_context", "_groups", "_host", "_inbox", "_live", "_model", "_worker_idx", "on_send")
-    return {**dict.fromkeys(names), "_connected_sender": False}
+    return {**dict.fromkeys(names), "_connected_sender": False, "_stores": {}}
 
 
 def _model_of(context: Any, model_id: str) -> Any:

@@ -14,10 +14,10 @@ from typing_extensions import override
 from trawl.backends.frames import MESSAGE, STOP, Frame, pack
 from trawl.backends.launching.authentication import KEY_BYTES
 from trawl.backends.link import GONE, STATE, Address, Link, check_name, hosted_store
-from trawl.weight_update.channel import Channel, Inbox, Outbox, WeightMessage, channel_of
-from trawl.weight_update.framework_transports import DistributedTransport
-from trawl.weight_update.messages import MessageWeightSyncScheme
-from trawl.weight_update.transports import TransportBackend
+from trawl.weights.groups import entry_of
+from trawl.weights.message_schemes import MessageWeightSyncScheme
+from trawl.weights.messages import Inbox, MessageChannel, Outbox, WeightMessage
+from trawl.weights.scheme import TransportBackend
 
 # Seconds that a sender waits at shutdown until the last weights have been sent.
 _LAST = 5.0
@@ -42,7 +42,7 @@ class GroupWeightSyncScheme(MessageWeightSyncScheme):
         """Returns the host and port of the sender's store, and the timeout for connecting."""
 
     @override
-    def _new_channels(self, workers: Sequence[int]) -> dict[int, Channel]:
+    def _new_channels(self, workers: Sequence[int]) -> dict[int, MessageChannel]:
         host, port, timeout = self._meeting()
         store, port = hosted_store(host, port, timeout)
         self._addresses = {
@@ -53,7 +53,7 @@ class GroupWeightSyncScheme(MessageWeightSyncScheme):
 
     @override
     def _join(self, worker: int) -> Inbox:
-        return joined(channel_of(self._addresses, worker))
+        return joined(entry_of(self._addresses, worker))
 
 
 class DistributedWeightSyncScheme(GroupWeightSyncScheme, backends=("distributed",)):
@@ -80,6 +80,8 @@ class DistributedWeightSyncScheme(GroupWeightSyncScheme, backends=("distributed"
         60.0
     """
 
+    transport = "network_transports.DistributedTransport"
+
     def __init__(
         self,
         backend: str = "gloo",
@@ -104,15 +106,10 @@ class DistributedWeightSyncScheme(GroupWeightSyncScheme, backends=("distributed"
 
     @override
     def create_transport(self, **options: Any) -> TransportBackend:
-        """Returns a :class:`DistributedTransport` to a rank in the user's own process group.
-
-        Args:
-            **options: ``weights_buffer``, ``store``, ``rank`` and ``sync``.
-        """
-        return DistributedTransport(**{"sync": self.sync, **options})
+        return super().create_transport(**{"sync": self.sync, **options})
 
 
-class LinkChannel(Channel):
+class LinkChannel(MessageChannel):
     """Channel through a process group of two: the sender and one receiver.
 
     Args:

@@ -1,4 +1,4 @@
-"""Schemes and a transport that send weights to workers and other actors of a Ray cluster."""
+"""Schemes that send weights to workers and other actors of a Ray cluster."""
 
 from __future__ import annotations
 
@@ -12,19 +12,15 @@ from numpy.typing import NDArray
 from typing_extensions import override
 
 from trawl.backends.ray.cluster import import_ray
-from trawl.weight_update.channel import Channel, Inbox, Outbox, WeightMessage
-from trawl.weight_update.layout import FlatLayout
-from trawl.weight_update.prepared import PreparedUpdate
-from trawl.weight_update.process_group import GroupWeightSyncScheme
-from trawl.weight_update.store import Version, WeightUpdate
-from trawl.weight_update.strategy import in_form
-from trawl.weight_update.tensors import Weights, weights_of
-from trawl.weight_update.transports import Transport, TransportBackend
+from trawl.weights.groups import PreparedUpdate
+from trawl.weights.layout import FlatLayout
+from trawl.weights.messages import Inbox, MessageChannel, MessageStore, Outbox, WeightMessage, late
+from trawl.weights.process_group import GroupWeightSyncScheme
+from trawl.weights.scheme import TransportBackend
+from trawl.weights.store import Version
 
 _STORE = "object_store"
 _BACKENDS = (_STORE, "gloo")
-# Number of receivers that may wait for their senders at one registry at the same time.
-_WAITING = 1000
 
 
 class RayMessage(WeightMessage):
@@ -37,6 +33,25 @@ class RayMessage(WeightMessage):
         from trawl.backends.frames import writable
 
         return writable(ray.get(self.data))
+
+
+class RayStore(MessageStore):
+    """Sender's side of messages whose weights are in Ray's object store."""
+
+    _written = np.empty(0, dtype=np.uint8)
+
+    @override
+    def buffer(self, nbytes: int) -> NDArray[np.uint8]:
+        # Ray copies the memory into its store at once, so it can be reused. Writing to used memory
+        # takes half as long as writing to new memory.
+        if self._written.nbytes != nbytes:
+            self._written = np.empty(nbytes, dtype=np.uint8)
+        return self._written
+
+    @override
+    def packed(self, layout: FlatLayout, buffer: Any, extra: bytes) -> WeightMessage:
+        # The messages contain the reference, so Ray keeps the weights while they may be read.
+        return RayMessage(0, None, layout, import_ray().put(buffer), extra)
 
 
 class RayWeightSyncScheme(GroupWeightSyncScheme, backends=("ray",)):
@@ -65,6 +80,8 @@ class RayWeightSyncScheme(GroupWeightSyncScheme, backends=("ray",)):
         'tensordict'
     """
 
+    transport = "network_transports.RayTransport"
+
     def __init__(
         self, strategy: str = "tensordict", backend: str = "object_store", *, timeout: float = 300.0
     ) -> None:
@@ -78,7 +95,6 @@ class RayWeightSyncScheme(GroupWeightSyncScheme, backends=("ray",)):
         self.timeout = timeout
         # With the object store, without a collector: the actor that keeps the newest messages.
         self._messenger: Any = None
-        self._written = np.empty(0, dtype=np.uint8)
 
     @property
     def connection_info_name(self) -> str:
@@ -87,31 +103,25 @@ class RayWeightSyncScheme(GroupWeightSyncScheme, backends=("ray",)):
 
     @override
     def create_transport(
-        self,
-        *,
-        remote_actor: Any = None,
-        worker_idx: int | None = None,
-        remote_collector: Any = None,
-        **options: Any,
+        self, *, remote_actor: Any = None, remote_collector: Any = None, **options: Any
     ) -> TransportBackend:
-        """Returns a :class:`RayTransport` to one of the user's actors.
+        """Returns a :class:`~trawl.weight_update.RayTransport` to one of the user's actors.
 
         Args:
             remote_actor: handle of the actor.
-            worker_idx: number of the receiver.
             remote_collector: older name of ``remote_actor``.
-            **options: further arguments of the transport.
+            **options: further arguments of the transport, such as ``worker_idx``.
         """
         actor = remote_collector if remote_actor is None else remote_actor
         own = {"backend": self.backend, "connection_info_name": self.connection_info_name}
-        return RayTransport(remote_actor=actor, worker_idx=worker_idx, **{**own, **options})
+        return super().create_transport(remote_actor=actor, **{**own, **options})
 
     @override
     def _meeting(self) -> tuple[str, int, float]:
         return import_ray().util.get_node_ip_address(), 0, self.timeout
 
     @override
-    def _new_channels(self, workers: Sequence[int]) -> dict[int, Channel]:
+    def _new_channels(self, workers: Sequence[int]) -> dict[int, MessageChannel]:
         if self.backend != _STORE:
             return super()._new_channels(workers)
         self._messenger = new_messenger(workers)
@@ -129,25 +139,8 @@ class RayWeightSyncScheme(GroupWeightSyncScheme, backends=("ray",)):
         self._messenger = None
 
     @override
-    def __getstate__(self) -> dict[str, Any]:
-        return {**super().__getstate__(), "_written": np.empty(0, dtype=np.uint8)}
-
-    @override
-    def _buffer(self, nbytes: int) -> NDArray[np.uint8]:
-        if self.backend != _STORE:
-            return super()._buffer(nbytes)
-        # Ray copies the memory into its store at once, so it can be reused. Writing to used memory
-        # takes half as long as writing to new memory.
-        if self._written.nbytes != nbytes:
-            self._written = np.empty(nbytes, dtype=np.uint8)
-        return self._written
-
-    @override
-    def _message(self, layout: FlatLayout, buffer: Any, extra: bytes) -> WeightMessage:
-        if self.backend != _STORE:
-            return super()._message(layout, buffer, extra)
-        # The messages contain the reference, so Ray keeps the weights while they may be read.
-        return RayMessage(0, None, layout, import_ray().put(buffer), extra)
+    def _new_store(self, send: Callable[[int, WeightMessage], None]) -> MessageStore:
+        return RayStore(send) if self.backend == _STORE else super()._new_store(send)
 
 
 class RayModuleTransformScheme(RayWeightSyncScheme):
@@ -258,163 +251,6 @@ class RayModuleTransformScheme(RayWeightSyncScheme):
         return {**super().__getstate__(), "_transform": None}
 
 
-class RayTransport(Transport):
-    """Sends weights to an actor of a Ray cluster.
-
-    If the actor has a method ``update_policy_weights_``, as collectors have, the transport calls
-    this method with the weights. Any other actor has to make its own transport, with the same
-    ``connection_info_name``, ``worker_idx`` and ``model_id``, and call ``receive_weights``.
-
-    Args:
-        remote_actor: handle of the actor, on the sender's side.
-        worker_idx: number of the receiver; 0 by default.
-        backend: ``"gloo"`` sends weights through a process group of the sender and the receiver;
-            ``"object_store"`` sends them through Ray's object store.
-        connection_info_name: name of the actor through which sender and receiver find each other.
-        model_id: name of the model that the weights belong to.
-
-    Raises:
-        ImportError: if Ray is not installed.
-        ValueError: for another ``backend``.
-
-    Examples:
-        >>> from trawl.weight_update import RayTransport
-        >>> def learner(actor, weights):
-        ...     RayTransport(remote_actor=actor, worker_idx=0).send_weights(weights)
-        >>> def actor(policy):
-        ...     RayTransport(worker_idx=0).receive_weights(timeout=10, model=policy)
-    """
-
-    def __init__(
-        self,
-        *,
-        remote_actor: Any = None,
-        worker_idx: int | None = None,
-        backend: str = "gloo",
-        connection_info_name: str = "connection_info",
-        model_id: str | None = None,
-    ) -> None:
-        import_ray()
-        self.remote_actor = remote_actor
-        self.worker_idx = worker_idx or 0
-        self.backend = backend
-        self.connection_info_name = connection_info_name
-        self.model_id = model_id
-        #: Version of the weights that were received last; None if these weights had no version.
-        self.model_version: Version = None
-        self._scheme = RayWeightSyncScheme(backend=backend)
-        self._next_version: Version = None
-        self._call: Any = None
-        self._registry: Any = None
-
-    @property
-    def _key(self) -> tuple[str | None, int]:
-        return self.model_id, self.worker_idx
-
-    def _found_registry(self) -> Any:
-        if self._registry is None:
-            options = {"num_cpus": 0, "max_concurrency": _WAITING, "get_if_exists": True}
-            remote = import_ray().remote(_Registry)
-            self._registry = remote.options(name=self.connection_info_name, **options).remote()
-        return self._registry
-
-    # --- the sender
-
-    def set_model_version(self, model_version: Version) -> None:
-        """Sets the version that is sent with the next weights."""
-        self._next_version = model_version
-
-    @override
-    def send_weights_async(self, weights: Any) -> None:
-        """Sends weights, in any form; :meth:`wait_ack` waits until the actor has received them."""
-        if hasattr(self.remote_actor, "update_policy_weights_"):
-            sent = import_ray().put(in_form(weights_of(weights), "tensordict"))
-            self._call = self.remote_actor.update_policy_weights_.remote(sent)
-            return
-        scheme = self._scheme
-        if not scheme.initialized_on_sender:
-            first = in_form(weights_of(weights), "tensordict")
-            scheme.init_on_sender(model_id=self.model_id or "policy", weights=first, num_workers=1)
-            import_ray().get(self._found_registry().put.remote(self._key, scheme))
-            scheme.connect()
-        version, self._next_version = self._next_version, None
-        scheme.commit(scheme.prepare(weights, [0]), version)
-
-    @override
-    def wait_ack(self, timeout: float | None = None) -> None:
-        """Waits until the actor has received the last weights.
-
-        Args:
-            timeout: seconds to wait; None for no limit.
-
-        Raises:
-            RuntimeError: if nothing was sent.
-            TimeoutError: if the actor does not receive the weights in time.
-            ConnectionError: if the receiver has ended.
-            Exception: any error that the actor's ``update_policy_weights_`` raises.
-        """
-        if self._call is not None:
-            ready, _ = import_ray().wait([self._call], timeout=timeout)
-            if not ready:
-                raise TimeoutError(f"the actor did not receive the weights within {timeout:.3g} s")
-            call, self._call = self._call, None
-            import_ray().get(call)
-        elif self._scheme.synchronized_on_sender:
-            self._scheme.wait_async(timeout)
-        else:
-            raise RuntimeError("call send_weights_async() before wait_ack()")
-
-    # --- the receiver
-
-    def set_model(self, model: Any) -> None:
-        """Sets the module into which weights are loaded if a call has no other destination."""
-        self._model = model
-
-    @override
-    def _receive_first(self, worker_idx: int, use: Callable[[Weights], None]) -> None:
-        self.worker_idx = worker_idx
-        super()._receive_first(worker_idx, use)
-
-    @override
-    def _receive(self, timeout: float | None, use: Callable[[Weights], None]) -> None:
-        if not self._scheme.initialized_on_receiver:
-            found = import_ray().get(self._found_registry().get.remote(self._key, timeout))
-            if found is None:
-                return
-            self._scheme = found
-            found.init_on_receiver(model_id=self.model_id or "policy", worker_idx=0)
-            found.connect()
-        inbox = self._scheme.receiver_transport
-        if not inbox.wait(timeout):
-            return
-
-        def note(update: WeightUpdate) -> None:
-            self.model_version = update.version
-            use(update.copy())
-
-        inbox.receive(note)
-
-
-class _Registry:
-    """Actor that passes the receivers' ends of schemes from senders to receivers."""
-
-    def __init__(self) -> None:
-        self._ends: dict[tuple[str | None, int], RayWeightSyncScheme] = {}
-        self._changed = threading.Condition()
-
-    def put(self, key: tuple[str | None, int], end: RayWeightSyncScheme) -> None:
-        """Stores a receiver's end of a scheme, in place of an end from an earlier sender."""
-        with self._changed:
-            self._ends[key] = end
-            self._changed.notify_all()
-
-    def get(self, key: tuple[str | None, int], timeout: float | None) -> RayWeightSyncScheme | None:
-        """Waits for a receiver's end of a scheme, and returns it; None if none arrives in time."""
-        with self._changed:
-            self._changed.wait_for(lambda: key in self._ends, timeout)
-            return self._ends.get(key)
-
-
 # Number of concurrent calls to the messenger for each receiver: one that waits for weights, one
 # that waits for an acknowledgement, and one more.
 _CALLS = 3
@@ -456,7 +292,7 @@ class _Messenger:
             outbox.close()
 
 
-class RayChannel(Channel):
+class RayChannel(MessageChannel):
     """Channel through an actor, with the weights in Ray's object store.
 
     Args:
@@ -485,9 +321,7 @@ class RayChannel(Channel):
             return
         ref = self._messenger.wait_ack.remote(self._number, self._newest.count, timeout)
         if not import_ray().get(ref):
-            raise TimeoutError(
-                f"receiver {self._number} did not receive the weights within {timeout:.3g} s"
-            )
+            raise late(self._number, timeout)
 
     @override
     def close(self) -> None:

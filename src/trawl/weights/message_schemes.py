@@ -1,0 +1,137 @@
+"""Schemes that send weights as messages, and a scheme that sends nothing.
+
+Messages are used where memory can't be shared.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from typing import Any
+
+from typing_extensions import override
+
+from trawl.weights.groups import PreparedUpdate, ReceiverGroup
+from trawl.weights.messages import Inbox, MessageChannel, MessageStore, WeightMessage
+from trawl.weights.scheme import WeightSyncScheme
+from trawl.weights.store import Version
+
+
+class MessageWeightSyncScheme(WeightSyncScheme):
+    """Sends weights as messages, which are packed once for all receivers.
+
+    A collector delivers the messages to its workers. Without a collector, the scheme opens
+    channels of its own.
+
+    Args:
+        strategy: the form in which weights are returned: ``"tensordict"`` or ``"state_dict"``.
+    """
+
+    def _new_store(self, send: Callable[[int, WeightMessage], None]) -> MessageStore:
+        """Returns the store of all receivers."""
+        return MessageStore(send)
+
+    def _new_channels(self, workers: Sequence[int]) -> dict[int, MessageChannel]:
+        """Returns channels to receivers that are not workers of a collector.
+
+        Raises:
+            RuntimeError: if this scheme has no channels of its own.
+        """
+        raise RuntimeError(
+            f"{type(self).__name__} needs a collector, which carries the weights. Between your "
+            "own processes, use SharedMemWeightSyncScheme or DistributedWeightSyncScheme"
+        )
+
+    @override
+    def _join(self, worker: int) -> Inbox:
+        raise NotImplementedError(f"{type(self).__name__} has no channels of its own")
+
+    @override
+    def _open(self, workers: Sequence[int]) -> None:
+        if self._host is None:
+            channels = self._new_channels(workers)
+            self._channels = {**channels}
+            store = self._new_store(lambda worker, message: channels[worker].send(message))
+        else:
+            store = self._new_store(partial(self._host.deliver, self.model_id or ""))
+        self._stores = {worker: (store, worker) for worker in workers}
+
+    @override
+    def _check_fork(self) -> None:
+        raise RuntimeError(
+            f"{type(self).__name__}: a receiver can't be in a process that was forked from the "
+            "sender's process, which has threads. Start the process with "
+            "multiprocessing.get_context('spawn') or 'forkserver', or use "
+            "SharedMemWeightSyncScheme"
+        )
+
+    @override
+    def __getstate__(self) -> dict[str, Any]:
+        return {**super().__getstate__(), "_channels": {}}
+
+    def add_receiver(self, worker: int, group: ReceiverGroup | None) -> None:
+        """Adds a receiver, which is a worker of the scheme's collector.
+
+        Args:
+            worker: number of the receiver.
+            group: a new group that contains only this receiver. If None, the receiver joins the
+                first group, and starts with the newest weights of that group's first receiver.
+        """
+        store, _ = next(iter(self._stores.values()))
+        assert isinstance(store, MessageStore)
+        self._stores[worker] = store, worker
+        if group is not None:
+            self.receivers.add(group)
+            return
+        first = next(iter(self.receivers))
+        first.workers = (*first.workers, worker)
+        store.add(worker, like=first.workers[0])
+
+
+class RPCWeightSyncScheme(MessageWeightSyncScheme, backends=("rpc",)):
+    """Sends weights to the nodes of a collector, over the collector's connections to them.
+
+    Sending never waits, and batches that begin later use the new weights.
+
+    Args:
+        strategy: the form in which weights are returned: ``"tensordict"`` or ``"state_dict"``.
+
+    Examples:
+        >>> from trawl.weight_update import RPCWeightSyncScheme
+        >>> RPCWeightSyncScheme().strategy
+        'tensordict'
+    """
+
+    transport = "network_transports.RPCTransport"
+
+
+class NoWeightSyncScheme(MessageWeightSyncScheme, backends=("none", "direct")):
+    """Sends nothing, for policies that never change, or that get their weights in another way."""
+
+    transport = "transports.NoTransport"
+
+    @override
+    def _new_channels(self, workers: Sequence[int]) -> dict[int, MessageChannel]:
+        return {}
+
+    @override
+    def _join(self, worker: int) -> Inbox:
+        return _EmptyInbox()
+
+    @override
+    def _check_fork(self) -> None:
+        pass
+
+    @override
+    def prepare(self, weights: Any, workers: Sequence[int]) -> list[PreparedUpdate]:
+        return []
+
+    @override
+    def publish_version(self, version: Version, workers: Iterable[int]) -> None:
+        pass
+
+
+class _EmptyInbox(Inbox):
+    @override
+    def wait(self, timeout: float | None) -> bool:
+        return False
