@@ -623,3 +623,23 @@ def test_a_forked_process_can_not_join_a_sender_that_has_threads_and_holds_nobod
     scheme.shutdown()
     with pytest.raises(RuntimeError, match="RPCWeightSyncScheme needs a collector"):
         RPCWeightSyncScheme().init_on_sender(model=Whole(1))
+
+
+def test_sender_and_receiver_wait_for_each_other_only_for_so_long():
+    scheme = DistributedWeightSyncScheme(timeout=0.1)
+    scheme.init_on_sender(model=Whole(1))
+    receiver = as_sent(scheme)
+    receiver.init_on_receiver(model=Whole(0))
+    with pytest.raises(TimeoutError, match=r"the sender of weights did not connect within 0\.1 s"):
+        receiver.connect()
+    other_scheme = DistributedWeightSyncScheme(timeout=0.1)
+    other_scheme.init_on_sender(model=Whole(1))
+    other_scheme.connect(weights=Whole(2))
+    with pytest.raises(ConnectionError, match="receiver 0 ended before it received the weights"):
+        other_scheme.wait_async(PATIENCE)
+    for one in (scheme, other_scheme):
+        late = as_sent(one)
+        one.shutdown()
+        late.init_on_receiver(model=Whole(0))
+        with pytest.raises(OSError):
+            late.connect()

@@ -71,17 +71,18 @@ class Listener:
 
     Args:
         host: the address to listen on.
+        port: the port to listen on; 0 for any free port.
 
     Attributes:
         host: the address on which this object listens.
         port: the port on which this object listens.
 
     Raises:
-        OSError: if ``host`` is not an address of this machine.
+        OSError: if ``host`` is not an address of this machine, or the port is in use.
     """
 
-    def __init__(self, host: str) -> None:
-        self._socket = listening(host, 0)
+    def __init__(self, host: str, port: int = 0) -> None:
+        self._socket = listening(host, port)
         self._socket.setblocking(False)
         self.host, self.port = host, self._socket.getsockname()[1]
         self._expected: dict[bytes, Expected] = {}

@@ -295,7 +295,7 @@ class RayTransport(Transport):
     Args:
         remote_actor: handle of the actor, on the sender's side.
         worker_idx: number of the receiver; 0 by default.
-        backend: ``"gloo"`` sends weights through a process group of the sender and the receiver;
+        backend: ``"gloo"`` sends weights over a connection of the sender and the receiver;
             ``"object_store"`` sends them through Ray's object store.
         connection_info_name: name of the actor through which sender and receiver find each other.
         model_id: name of the model that the weights belong to.

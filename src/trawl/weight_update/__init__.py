@@ -12,7 +12,7 @@ from trawl.compat.updaters import (
     WeightUpdaterBase,
 )
 from trawl.weights.message_schemes import NoWeightSyncScheme, RPCWeightSyncScheme
-from trawl.weights.process_group import DistributedWeightSyncScheme
+from trawl.weights.network import DistributedWeightSyncScheme
 from trawl.weights.ray import RayModuleTransformScheme, RayWeightSyncScheme
 from trawl.weights.scheme import TransportBackend, WeightSyncBackend, WeightSyncScheme
 from trawl.weights.shared import MultiProcessWeightSyncScheme, SharedMemWeightSyncScheme

@@ -15,7 +15,7 @@ from trawl.backends.ray.cluster import import_ray
 from trawl.weights.groups import PreparedUpdate
 from trawl.weights.layout import FlatLayout
 from trawl.weights.messages import Inbox, MessageChannel, MessageStore, Outbox, WeightMessage, late
-from trawl.weights.process_group import GroupWeightSyncScheme
+from trawl.weights.network import NetworkWeightSyncScheme
 from trawl.weights.scheme import TransportBackend
 from trawl.weights.store import Version
 
@@ -54,7 +54,7 @@ class RayStore(MessageStore):
         return RayMessage(0, None, layout, import_ray().put(buffer), extra)
 
 
-class RayWeightSyncScheme(GroupWeightSyncScheme, backends=("ray",)):
+class RayWeightSyncScheme(NetworkWeightSyncScheme, backends=("ray",)):
     """Puts weights into Ray's object store once, and all workers read them there.
 
     The sender writes the weights once, however many workers there are. Ray copies them once to
@@ -67,7 +67,7 @@ class RayWeightSyncScheme(GroupWeightSyncScheme, backends=("ray",)):
         strategy: the form in which weights are returned: ``"tensordict"`` or ``"state_dict"``.
         backend: ``"object_store"``, or ``"gloo"`` to send the weights to each receiver separately.
             With ``"gloo"``, the weights go through the collector's connection to the receiver or,
-            without a collector, through a process group of two.
+            without a collector, through a connection of the scheme.
         timeout: with ``"gloo"`` and without a collector, seconds that a sender and a receiver wait
             for each other when they connect.
 

@@ -19,7 +19,7 @@ from trawl.collectors.distributed.process_group_config import (
     RemoteOptions,
 )
 from trawl.supported import LAUNCHER_START
-from trawl.weights.process_group import DistributedWeightSyncScheme
+from trawl.weights.network import DistributedWeightSyncScheme
 from trawl.weights.scheme import WeightSyncScheme
 
 
