@@ -641,5 +641,5 @@ def test_sender_and_receiver_wait_for_each_other_only_for_so_long():
         late = as_sent(one)
         one.shutdown()
         late.init_on_receiver(model=Whole(0))
-        with pytest.raises(OSError):
+        with pytest.raises(ConnectionError):
             late.connect()

@@ -162,6 +162,11 @@ class NetworkChannel(MessageChannel):
         self._joined.put(None)
         if self._thread.is_alive():
             self._thread.join(_LAST)
+        # A receiver may have joined too late, or before this channel was connected.
+        with contextlib.suppress(queue.Empty):
+            while True:
+                if (connection := self._joined.get_nowait()) is not None:
+                    connection.close()
 
     def _send_all(self) -> None:
         # If the receiver does not join, or is gone, the last line ends all waits for the receiver.
