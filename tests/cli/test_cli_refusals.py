@@ -65,6 +65,10 @@ REFUSALS = [
     # --- environments
     ("collect NoSuchThing-v0", "environment NoSuchThing-v0 can't be made: Environment"),
     ("collect no_such_module:Thing-v0", "environment no_such_module:Thing-v0 can't be made"),
+    ("check CartPol-v1", "environment CartPol-v1 can't be made: Environment `CartPol` doesn't exist"
+     ". Did you mean: `CartPole`?"),
+    ("check gymnax:Nope-v1", "environment gymnax:Nope-v1 can't be made: gymnax has no environment"),
+    ("check nowhere:Thing-v0", "environment nowhere:Thing-v0 can't be made: No module named"),
     ("evaluate NoSuch-v1", "environment NoSuch-v1 can't be made"),
     ("tune NoSuch-v1", "environment NoSuch-v1 can't be made"),
     ("collect cli_envs:nothing", "module 'cli_envs' has no attribute 'nothing'"),
@@ -249,6 +253,14 @@ def test_show_says_why_it_can_not_plot_or_report():
     [
         ("collect", "help"),
         ("collect Pendulum-v1 --frames many", "help"),
+        (
+            "collect Pendulum-v1 --frame-stack four",
+            "be an integer, but it is 'four'",
+        ),
+        (
+            "collect Pendulum-v1 --log-every often",
+            "must be a number, but it is 'often'",
+        ),
         ("--nothing", "help"),
         ("gather", "help"),
         ("collect Pendulum-v1 --workers 2 --sync --async", "not allowed together"),

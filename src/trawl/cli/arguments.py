@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from types import NoneType
+from typing import Annotated, Any, Literal, get_args
 
 import tyro
 
@@ -383,6 +384,34 @@ by Ctrl-C; 143, by SIGTERM.
 """
 
 
+_NUMBERS = tyro.constructors.ConstructorRegistry()
+
+
+@_NUMBERS.primitive_rule
+def _parsed_number(
+    info: tyro.constructors.PrimitiveTypeInfo,
+) -> tyro.constructors.PrimitiveConstructorSpec[Any] | None:
+    """Parses numbers, with errors that say what a value must be."""
+    all_kinds = get_args(info.type) or (info.type,)
+    kinds = [kind for kind in all_kinds if kind is not NoneType]
+    if kinds not in ([int], [float]):
+        return None
+    (kind,) = kinds
+    what = "an integer" if kind is int else "a number"
+
+    def parsed(texts: list[str]) -> Any:
+        if texts == ["None"] and NoneType in all_kinds:
+            return None
+        try:
+            return kind(texts[0])
+        except ValueError:
+            raise ValueError(f"it must be {what}, but it is {texts[0]!r}") from None
+
+    return tyro.constructors.PrimitiveConstructorSpec(
+        1, "N", parsed, lambda value: value is None or isinstance(value, kind), lambda x: [str(x)]
+    )
+
+
 def parse(argv: Sequence[str]) -> Arguments:
     """Parses the arguments of the command line.
 
@@ -394,5 +423,6 @@ def parse(argv: Sequence[str]) -> Arguments:
         prog="trawl",
         description=_DESCRIPTION,
         args=list(argv),
+        registry=_NUMBERS,
     )
     return command

@@ -7,6 +7,7 @@ import sys
 from dataclasses import replace
 from typing import Any
 
+from gymnasium.error import UnregisteredEnv
 from rich.console import Console
 from rich.padding import Padding
 from rich.text import Text
@@ -18,9 +19,10 @@ from trawl.cli.environments import (
     check_seed_range,
     env_source,
 )
-from trawl.cli.errors import explained, printable
+from trawl.cli.errors import CliError, explained, printable
 from trawl.cli.policies import load_policy
-from trawl.cli.references import search_here
+from trawl.cli.references import search_here, split
+from trawl.envs.kinds import is_known
 from trawl.testing import CheckReport, check_env, check_policy
 
 _STYLES = {"error": "bold red", "warning": "yellow", "note": "cyan"}
@@ -40,6 +42,8 @@ def check(args: CheckArguments) -> int:
     search_here()
     source = env_source(args)
     report = replace(check_env(source, steps=args.steps, seed=args.seed), name=args.env)
+    if any(one.topic == "construction" for one in report.findings):
+        _check_id(args, source)
     console = Console(file=sys.stdout)
     _print(console, report)
     if args.policy is None or not report.ok:
@@ -51,6 +55,17 @@ def check(args: CheckArguments) -> int:
     found = check_policy(_policy(args, source), source, seed=args.seed, worker=worker)
     _print(console, replace(found, name=f"policy {args.policy}"))
     return 0 if found.ok else 1
+
+
+def _check_id(args: CheckArguments, source: Any) -> None:
+    """Raises a ``CliError`` if there is no environment with the id that can't be made."""
+    try:
+        build_unchecked(args, source).close(raise_if_closed=False)
+    except CliError as error:
+        cause, module = error.__cause__, split(args.env)[0]
+        is_missing = isinstance(cause, ImportError) and module and module not in sys.modules
+        if is_missing or isinstance(cause, UnregisteredEnv) or is_known(args.env):
+            raise
 
 
 def _policy(args: CheckArguments, source: Any) -> Any:
