@@ -59,7 +59,7 @@ def main() -> None:
         # Its own output is not part of the picture.
         elsewhere = Console(file=io.StringIO())
         progress = CollectionProgress(
-            collector, ENV, elsewhere, find_bottleneck=bottleneck_finder(args)
+            collector, ENV, elsewhere, find_bottleneck=bottleneck_finder(args), learner="writing"
         )
         started = time.monotonic()
         for batch in collector:

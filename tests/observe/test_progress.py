@@ -49,6 +49,23 @@ def test_without_a_terminal_there_are_few_plain_lines():
     assert "  bottleneck " in lines[-1]
 
 
+def test_a_caller_that_limits_the_rate_has_its_own_name():
+    output = io.StringIO()
+    with (
+        Collector("CartPole-v1", frames_per_batch=30, total_frames=60) as collector,
+        CollectionProgress(
+            collector,
+            console=Console(file=output),
+            find_bottleneck=lambda stats: Bottleneck("learner", 0.9, "Writing limits the rate."),
+            learner="writing",
+        ) as progress,
+    ):
+        for batch in collector:
+            progress.update(batch)
+    assert output.getvalue().splitlines()[-1].endswith("  bottleneck writing")
+    assert progress.bottleneck.part == "learner"
+
+
 def test_on_a_terminal_a_bar_shows_the_same():
     text, _ = shown(Collector, True)
     for words in ("a title", "1,200/1,200 frames", "100%", "frames/s", "episodes", "return "):

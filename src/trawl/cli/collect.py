@@ -235,7 +235,7 @@ class _Run:
         each = collector.stats()["requested_frames_per_batch"]
         self.info["frames_per_batch"] = each
         self.progress = CollectionProgress(
-            collector, args.env, find_bottleneck=bottleneck_finder(args)
+            collector, args.env, find_bottleneck=bottleneck_finder(args), learner="writing"
         )
         self.interrupts = Interrupts(self.progress.say)
         self.hurried = False

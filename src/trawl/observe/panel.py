@@ -111,7 +111,8 @@ class ProgressPanel:
         if not self._state.workers or "wait_share" not in stats:
             return []
         learner, wait, driver = (stats[f"{name}_share"] for name in ("learner", "wait", "driver"))
-        text = f"driver thread: {wait:.0%} waiting, {driver:.0%} collector, {learner:.0%} learner"
+        own = f"{learner:.0%} {self._state.learner}"
+        text = f"driver thread: {wait:.0%} waiting, {driver:.0%} collector, {own}"
         return [Text(self._glyphs.fit(text, width), "dim")]
 
     def _bottleneck(self, width: int) -> list[Text]:

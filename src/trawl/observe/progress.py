@@ -49,6 +49,7 @@ class CollectionProgress:
         console: console to print to; by default, the standard error stream.
         find_bottleneck: function that finds the bottleneck in ``stats()``; by default, the
             function that ``collector.bottleneck()`` uses.
+        learner: word for the work of the caller between two batches.
 
     Examples:
         >>> from trawl import Collector
@@ -70,8 +71,9 @@ class CollectionProgress:
         console: Console | None = None,
         *,
         find_bottleneck: Callable[[Mapping[str, Any]], Bottleneck] = bottleneck_of,
+        learner: str = "learner",
     ) -> None:
-        self._state = ProgressState(collector, find_bottleneck)
+        self._state = ProgressState(collector, find_bottleneck, learner)
         self._title = title
         self._console = console or _stderr()
         self._glyphs = glyphs_for(self._console)
@@ -252,6 +254,7 @@ class CollectionProgress:
             self._printed = now, frames
             done = f"{frames:,}" if total is None else f"{frames:,}/{total:,}"
             part = self._state.bottleneck.part
+            part = self._state.learner if part == "learner" else part
             line = "  ".join([f"{done} frames", *figures, f"bottleneck {part}"])
             self._console.print(Text(line), soft_wrap=True)
 

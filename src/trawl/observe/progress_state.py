@@ -31,8 +31,10 @@ class ProgressState:
     Args:
         collector: the collector.
         find_bottleneck: function that finds the bottleneck in the collector's statistics.
+        learner: word for the work of the caller between two batches.
 
     Attributes:
+        learner: that word.
         episodes: statistics of the episodes seen.
         seconds: seconds from the construction of this object to the last batch.
         stats: the statistics of the collector that were taken last.
@@ -42,8 +44,12 @@ class ProgressState:
     """
 
     def __init__(
-        self, collector: Any, find_bottleneck: Callable[[Mapping[str, Any]], Bottleneck]
+        self,
+        collector: Any,
+        find_bottleneck: Callable[[Mapping[str, Any]], Bottleneck],
+        learner: str = "learner",
     ) -> None:
+        self.learner = learner
         self.episodes = EpisodeStats()
         self.seconds = 0.0
         self.note = ""
