@@ -262,6 +262,10 @@ class EpisodeTracker:
             self._began[index] = 0
         if self._traj_ids is not None:
             self._traj_ids[steps:] = NO_TRAJECTORY
+        self.abandon()
+
+    def abandon(self) -> None:
+        """Gives up the arrays of the batch."""
         self._traj_ids = self._counts = None
         self._starts = []
 

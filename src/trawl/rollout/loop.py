@@ -185,20 +185,27 @@ class Rollout:
             self.options.restarts.steps_done = self.steps_done
         self.writer.policy.alone = alone
         turn = self.stream.turn() if alone and self.stream is not None else nullcontext()
-        with turn, torch.no_grad(), exploring(self.exploration):
-            if not self.paused:
-                self.writer.begin(block)
-            self.times.began = perf_counter()
-            self.filled = self._fill(random, stopped)
-            self.times.ended = perf_counter()
-            try:
-                batch = self.writer.finish(self.filled)
-            except ValueError as error:
-                first = self.steps_done
-                add_note(error, f"in a batch from {self.env!r} that began with its step {first}")
-                raise
+        try:
+            with turn, torch.no_grad(), exploring(self.exploration):
+                if not self.paused:
+                    self.writer.begin(block)
+                self.times.began = perf_counter()
+                self.filled = self._fill(random, stopped)
+                self.times.ended = perf_counter()
+                batch = self._finish()
+        except Exception:
+            self.writer.abandon()
+            raise
         self.steps_done += self.filled
         return batch
+
+    def _finish(self) -> TensorDictBase | None:
+        try:
+            return self.writer.finish(self.filled)
+        except ValueError as error:
+            first = self.steps_done
+            add_note(error, f"in a batch from {self.env!r} that began with its step {first}")
+            raise
 
     def _fill(self, random: bool, stopped: Callable[[], bool] | None) -> int:
         steps = self._most_steps

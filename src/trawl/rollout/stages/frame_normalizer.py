@@ -221,8 +221,12 @@ class FrameNormalizer(Stage[Rows, View]):
             self._end_rows(filled)
             self._finish_rewards(filled)
         self._keep_last(filled)
-        self._rows = {}
+        self.abandon()
         self._statistics.finish()
+
+    @override
+    def abandon(self) -> None:
+        self._rows = {}
 
     @abstractmethod
     def _end_rows(self, stop: int) -> None:

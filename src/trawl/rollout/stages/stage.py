@@ -190,6 +190,9 @@ class Stage(Generic[Rows, View]):
     def finish(self, block: Any, filled: int) -> None:
         """Ends a batch, of which ``filled`` rows were filled."""
 
+    def abandon(self) -> None:
+        """Gives up the memory of a batch that a failure has ended."""
+
     # --- a batch in order of arrival: a row holds the frame of one environment
 
     def renew_within(self, filled: int) -> float:
@@ -309,6 +312,11 @@ class StageChain(Stage[Any, Any]):
     def finish(self, block: Any, filled: int) -> None:
         for stage in self.stages:
             stage.finish(block, filled)
+
+    @override
+    def abandon(self) -> None:
+        for stage in self.stages:
+            stage.abandon()
 
     @override
     def renew_within(self, filled: int) -> float:

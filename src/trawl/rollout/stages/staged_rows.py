@@ -175,6 +175,11 @@ class StagedRows:
             for key in keys:
                 following[key][...] = arrays[key][filled]
 
+    def abandon(self) -> None:
+        """Gives up the batch that was begun last."""
+        self._block = self.view = None
+        self.stages.abandon()
+
     def finish(self, filled: int) -> Block:
         """Ends a batch of which ``filled`` rows were filled, and returns its memory."""
         block, self._block, self.view = self.block, None, None

@@ -125,6 +125,14 @@ class TensorNormalizer(FrameNormalizer[Tensor, StepTensors]):
         return step_counted
 
     @override
+    def abandon(self) -> None:
+        super().abandon()
+        if self._observations:
+            self._steps.release()
+        for one in self._observations:
+            one.release()
+
+    @override
     def _end_rows(self, stop: int) -> None:
         chosen = slice(self._statistics.first, stop)
         if self._statistics.training and chosen.start < stop:
@@ -220,6 +228,10 @@ class NormalizedRows:
         if self.absent is not None:
             self.flags = view.rows(self.absent, start, stop)
 
+    def release(self) -> None:
+        """Gives up the rows of the batch."""
+        self._targets, self._sources, self.flags = [], [], ()
+
     def _rows(self, start: int, stop: int) -> Iterator[Tensor]:
         """Yields the kept rows of a chunk, in which row ``steps`` is that of the next batch."""
         row, end = start, min(stop, self._steps)
@@ -301,6 +313,10 @@ class NormalizedSteps:
         # The leaves of the last step, of the environment and normalised.
         self._last: list[Tensor] = []
         self._shown: list[Tensor] = []
+
+    def release(self) -> None:
+        """Gives up the rows of the batch."""
+        self._last, self._shown = [], []
 
     def begin(self, mask: Tensor | None, **kwargs: Any) -> list[Tensor]:
         """Begins episodes, as the environment does, and returns normalised observations."""

@@ -124,6 +124,9 @@ class BatchWriter(Protocol):
         Returns None if the batch is in the block that was passed to :meth:`begin`.
         """
 
+    def abandon(self) -> None:
+        """Gives up the memory of a batch that a failure has ended."""
+
     def reset(self, mask: NDArray[np.bool_] | None = None, **kwargs: Any) -> None:
         """Begins new trajectories in all environments, or where ``mask`` is True."""
 

@@ -177,6 +177,12 @@ class FixedLayoutWriter(BatchWriter):
             block.copy_to(given.lease)
         return None
 
+    @override
+    def abandon(self) -> None:
+        self._given = None
+        self._staged.abandon()
+        self.episodes.abandon()
+
     @abstractmethod
     def _end_steps(self, block: Block, filled: int) -> None:
         """Waits for steps that are under way, and completes the rows of a block."""

@@ -330,6 +330,10 @@ class TensorDictBatchWriter(BatchWriter):
         return LooseStep(frame, root, skipped, failed)
 
     @override
+    def abandon(self) -> None:
+        self._block, self._records = None, []
+
+    @override
     def finish(self, filled: int) -> TensorDictBase | None:
         if self._parts is not None:
             self._parts.end()

@@ -91,6 +91,11 @@ class TensorBatchWriter(FixedLayoutWriter):
         return act, staged.bind(step, start, stop)
 
     @override
+    def abandon(self) -> None:
+        super().abandon()
+        self._steps.latest = None
+
+    @override
     def _end_steps(self, block: Block, filled: int) -> None:
         self.env.check()
         self._binder.check()
