@@ -6,11 +6,9 @@ packages declare theirs in the group ``trawl.sources``; see the page "Your own k
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache, partial
-from importlib.metadata import EntryPoint, entry_points
+from functools import partial
 from importlib.util import find_spec
 from inspect import signature
 from types import BuiltinFunctionType, FunctionType, MethodType
@@ -18,6 +16,7 @@ from typing import Any
 
 from trawl.checks import did_you_mean
 from trawl.envs.base import TensorDictEnv
+from trawl.registry import Registry
 
 #: Group of the entry points with which packages declare kinds of environments.
 GROUP = "trawl.sources"
@@ -107,38 +106,21 @@ class EnvKind:
         return option in signature(self.adapter).parameters
 
 
+KINDS: Registry[EnvKind] = Registry(
+    GROUP, _OWN, lambda found: isinstance(found, EnvKind), "an EnvKind"
+)
+
+
 def kind_of(env: Any) -> EnvKind | None:
     """Returns the kind of an environment; None if the object is none that Trawl takes."""
     if isinstance(env, _FUNCTIONS):
         return None
-    found: EnvKind | None = _first(lambda kind: kind if kind.recognises(env) else None)
-    return found
+    return KINDS.first(lambda kind: kind if kind.recognises(env) else None)
 
 
 def advice_on(value: Any) -> str | None:
     """Returns what to do with an object that no kind recognises, if a kind knows it."""
-    found: str | None = _first(lambda kind: kind.advice(value))
-    return found
-
-
-def _first(question: Callable[[EnvKind], Any]) -> Any:
-    """Returns the first answer of a kind that is not None; those of Trawl are asked first.
-
-    A kind of another package that can't be loaded, or can't answer, is left out with a warning.
-    """
-    for name in _OWN:
-        found = question(_loaded(_own(name)))
-        if found is not None:
-            return found
-    for entry in _others().values():
-        try:
-            found = question(_loaded(entry))
-        except Exception as error:
-            _warn_of(entry, error)
-        else:
-            if found is not None:
-                return found
-    return None
+    return KINDS.first(lambda kind: kind.advice(value))
 
 
 def kind_of_id(env_id: str) -> tuple[EnvKind | None, str]:
@@ -158,8 +140,7 @@ def kind_of_id(env_id: str) -> tuple[EnvKind | None, str]:
     """
     prefix, colon, name = env_id.partition(":")
     if colon:
-        entry = _own(prefix) if prefix in _OWN else _others().get(prefix)
-        kind = None if entry is None else _loaded(entry)
+        kind = KINDS.get(prefix)
         if kind is not None and kind.make is not None:
             return kind, name
     return None, env_id
@@ -179,8 +160,9 @@ def check_prefix(env_id: str) -> None:
     prefix, colon, _ = env_id.partition(":")
     if not colon or is_known(env_id) or (prefix.isidentifier() and find_spec(prefix) is not None):
         return
-    own = [name for name in _OWN if is_known(f"{name}:")]
-    hint = did_you_mean([prefix], sorted([*own, *_others()]), 1)
+    # Some of our own kinds have no ids.
+    known = [name for name in KINDS if name not in KINDS.own or is_known(f"{name}:")]
+    hint = did_you_mean([prefix], sorted(known), 1)
     if hint:
         raise ValueError(
             f"{env_id!r} names no library that Trawl knows, and {prefix!r} is not a module{hint}"
@@ -197,76 +179,3 @@ def steps_batches(env_id: str) -> bool:
     """Returns True if several environments of an id are best made as one batch."""
     kind = kind_of_id(env_id)[0]
     return kind is not None and kind.batched and kind.makes_batches
-
-
-# --- entry points
-
-
-def _own(name: str) -> EntryPoint:
-    return EntryPoint(name, _OWN[name], GROUP)
-
-
-@cache
-def _others() -> dict[str, EntryPoint]:
-    """Returns the entry points of other packages by name.
-
-    Each of them is ignored, with a warning, if another one has its name.
-    """
-    found: dict[str, EntryPoint] = {}
-    for entry in entry_points(group=GROUP):
-        known = _own(entry.name) if entry.name in _OWN else found.setdefault(entry.name, entry)
-        if known.value != entry.value and not _driver_warns:
-            taken = f"the name belongs to {_described(known)}"
-            warnings.warn(f"{_described(entry)} is ignored, because {taken}", stacklevel=2)
-    return found
-
-
-class _BrokenKind(ImportError):
-    """Raised if an entry point can't be loaded; the message names it."""
-
-
-@cache
-def _loaded(entry: EntryPoint) -> EnvKind:
-    try:
-        found = entry.load()
-    except Exception as error:
-        raise _BrokenKind(
-            f"{_described(entry)} can't be loaded: {type(error).__name__}: {error}"
-        ) from error
-    if not isinstance(found, EnvKind):
-        raise _BrokenKind(f"{_described(entry)} must name an EnvKind, but it names {found!r}")
-    return found
-
-
-_warned: set[EntryPoint] = set()
-# True in a process whose driver has warned of the entry points that can't be used.
-_driver_warns = False
-
-
-def _warn_of(entry: EntryPoint, error: Exception) -> None:
-    """Warns that a kind is left out, once for each entry point."""
-    is_broken = isinstance(error, _BrokenKind)
-    if entry not in _warned and not (is_broken and _driver_warns):
-        _warned.add(entry)
-        own = f"{_described(entry)} is left out, because of {type(error).__name__}: {error}"
-        warnings.warn(str(error) if is_broken else own, stacklevel=2)
-
-
-def warn_of_broken() -> None:
-    """Warns of the kinds of other packages that can't be loaded, unless the driver has done so."""
-    for entry in _others().values():
-        try:
-            _loaded(entry)
-        except _BrokenKind as error:
-            _warn_of(entry, error)
-
-
-def leave_warnings_to_driver() -> None:
-    """Leaves warnings of entry points to the driver, which calls :func:`warn_of_broken`."""
-    global _driver_warns
-    _driver_warns = True
-
-
-def _described(entry: EntryPoint) -> str:
-    package = "trawl" if entry.dist is None else f"{entry.dist.name} {entry.dist.version}"
-    return f"the entry point {entry.name} = {entry.value!r} of {GROUP}, in the package {package},"

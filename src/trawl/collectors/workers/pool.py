@@ -28,7 +28,7 @@ from trawl.collectors.workers import requests
 from trawl.collectors.workers.assembler import BufferSlice, WorkerBatch
 from trawl.collectors.workers.slot import BufferNames, SlotLimits, WorkerSlot
 from trawl.collectors.workers.snapshots import kept_copies
-from trawl.envs.kinds import warn_of_broken
+from trawl.envs.kinds import KINDS
 from trawl.errors import WorkerDied, WorkerError
 from trawl.interrupts import check_interrupt, may_interrupt
 from trawl.weights.groups import PreparedUpdate
@@ -97,7 +97,7 @@ class WorkerPool:
         for slot in added:
             self._launch(slot)
         # Reads files of all installed packages, while the workers start.
-        warn_of_broken()
+        KINDS.warn_of_broken()
         self._pump_until(lambda: all(slot.ready is not None for slot in added))
 
     def _launch(self, slot: WorkerSlot) -> None:

@@ -11,7 +11,7 @@ import gymnasium
 import numpy as np
 import torch
 
-from trawl.envs.kinds import leave_warnings_to_driver
+from trawl.registry import leave_warnings_to_driver
 
 
 def parent_registry() -> dict[str, Any]:

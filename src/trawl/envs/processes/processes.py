@@ -16,7 +16,7 @@ from trawl.backends.processes.backend import ProcessBackend
 from trawl.backends.processes.payload import SpawnPayload, unsendable
 from trawl.backends.thread import ThreadBackend
 from trawl.checks import require_linux
-from trawl.envs.kinds import warn_of_broken
+from trawl.envs.kinds import KINDS
 from trawl.envs.processes.own_process import parent_registry
 from trawl.envs.processes.service import (
     BUFFERS,
@@ -111,7 +111,7 @@ class EnvProcesses:
             self.launch(index)
         if self.isolated:
             # Reads files of all installed packages, while the processes start.
-            warn_of_broken()
+            KINDS.warn_of_broken()
         found: dict[int, tuple[EnvInfo, ...]] = {}
         while len(found) < self.count:
             received = self.receive()
