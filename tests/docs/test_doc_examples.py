@@ -143,11 +143,11 @@ def untouched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]
     random.setstate(generators[2])
 
 
-# Its package has to be installed before Python starts; see test_own_kinds.py.
-WITH_PACKAGE = ROOT / "docs" / "own-kinds.md"
+# Their packages have to be installed before Python starts; see test_own_packages.py.
+WITH_PACKAGES = sorted((ROOT / "docs").glob("own-*.md"))
 
 
-@pytest.mark.parametrize("page", [page for page in PAGES if page != WITH_PACKAGE], ids=name_of)
+@pytest.mark.parametrize("page", [one for one in PAGES if one not in WITH_PACKAGES], ids=name_of)
 @pytest.mark.usefixtures("untouched")
 def test_page(page: Path) -> None:
     run_page(page)

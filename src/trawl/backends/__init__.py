@@ -2,6 +2,7 @@
 
 from trawl.backends.base import Backend, Death, Event, Failed, Message, Port, Service, Worker
 from trawl.backends.inline import InlineBackend
+from trawl.backends.places import Place
 from trawl.backends.processes.backend import ProcessBackend
 
 __all__ = [
@@ -11,6 +12,7 @@ __all__ = [
     "Failed",
     "InlineBackend",
     "Message",
+    "Place",
     "Port",
     "ProcessBackend",
     "Service",

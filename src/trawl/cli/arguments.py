@@ -163,12 +163,14 @@ class CollectArguments:
     """Number of worker processes to collect in."""
 
     backend: Annotated[
-        Literal["process", "ray"],
-        tyro.conf.arg(help_behavior_hint="(default: process, on this machine)"),
+        str,
+        tyro.conf.arg(
+            metavar="process|ray|NAME", help_behavior_hint="(default: process, on this machine)"
+        ),
     ] = "process"
-    """Where workers run: in processes on this machine, or as actors in a Ray cluster.
-    The command uses the cluster at RAY_ADDRESS, or else a cluster that runs on this machine.
-    If there is none, it starts one."""
+    """Where workers run: in processes on this machine, as actors in a Ray cluster, or in a place
+    that another package adds. For Ray, the command uses the cluster at RAY_ADDRESS, or else a
+    cluster that runs on this machine. If there is none, it starts one."""
 
     sync: Annotated[Flag, _ORDER] = False
     """Collect each batch from all workers together, as the command does without this option."""

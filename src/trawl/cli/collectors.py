@@ -73,6 +73,8 @@ def _with_workers(
     cls: Any = MultiCollector
     if args.backend == "ray":
         from trawl.collectors.distributed import RayCollector as cls
+    elif args.backend != "process":
+        options = {**options, "start_method": args.backend}
     collector: MultiCollector = cls(
         [source] * args.workers,
         sync=not args.asynchronous,

@@ -11,6 +11,7 @@ from typing import Any
 import gymnasium
 from gymnasium import spaces
 
+from trawl.backends.places import PLACES
 from trawl.cli.arguments import (
     CheckArguments,
     CollectArguments,
@@ -119,6 +120,9 @@ def check_numbers(args: CollectArguments | EvaluateArguments, *positive: str) ->
         raise CliError(f"--workers must be at least 0, but it is {args.workers}")
     if args.backend != "process" and not args.workers:
         raise CliError(f"--backend {args.backend} needs workers: pass --workers")
+    if args.backend not in ("process", "ray") and PLACES.get(args.backend) is None:
+        known = ", ".join(("process", "ray", *PLACES))
+        raise CliError(f"--backend {args.backend} is unknown: the places are {known}")
     check_seed_range(args.seed)
 
 

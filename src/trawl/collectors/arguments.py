@@ -32,8 +32,9 @@ class CollectorArguments(CollectorConfig):
     Attributes:
         backend: place where the collector runs. ``"direct"`` (the default) collects in this
             process. ``"process"`` (the default with ``num_collectors``), ``"ray"``, ``"rpc"``,
-            ``"distributed"`` and ``"submitit"`` collect in workers. With workers, the constructor
-            returns an instance of the backend's collector class, which is not a ``Collector``.
+            ``"distributed"`` and ``"submitit"`` collect in workers, and so do the places that other
+            packages add. With workers, the constructor returns an instance of the backend's
+            collector class, which is not a ``Collector``.
         backend_options: mapping of the options that only the backend's collector class has.
         num_collectors: number of workers, if ``create_env_fn`` is not a list.
         sync: True if all workers together make each batch. By default, each batch comes from one

@@ -9,6 +9,7 @@ from dataclasses import fields
 from pkgutil import resolve_name
 from typing import Any, Final
 
+from trawl.backends.places import PLACES
 from trawl.checks import check_bool
 from trawl.collectors.config import CollectorConfig
 from trawl.envs.types import is_list
@@ -67,8 +68,8 @@ def chosen_backend(given: Mapping[str, Any]) -> str:
         source = " (chosen by an enclosing torchrl.service_backend)"
     if backend is None:
         backend = DIRECT if count is None else "process"
-    if backend not in (DIRECT, *_PROCESS, *_CLASSES):
-        names = ", ".join(map(repr, (DIRECT, *_CLASSES)))
+    if backend not in (DIRECT, *_PROCESS, *_CLASSES) and PLACES.get(backend) is None:
+        names = ", ".join(map(repr, (DIRECT, *_CLASSES, *PLACES)))
         raise ValueError(f"unknown backend {backend!r}{source}: the backends are {names}")
     if backend != DIRECT:
         return "process" if backend in _PROCESS else str(backend)
@@ -138,7 +139,9 @@ def elsewhere(args: tuple[Any, ...], options: Mapping[str, Any]) -> Any:
                 f"backend='submitit' and backend_options['launcher']={extra['launcher']!r} "
                 "contradict each other"
             )
-    cls = resolve_name(_CLASSES[backend])
+    if backend not in _CLASSES:
+        own["start_method"] = backend
+    cls = resolve_name(_CLASSES.get(backend, _CLASSES["process"]))
     return cls(factories, own.pop("policy", None), sync=sync, **own, **extra)
 
 

@@ -8,8 +8,7 @@ import torch
 from typing_extensions import override
 
 from trawl.backends.base import Backend
-from trawl.backends.inline import InlineBackend
-from trawl.backends.processes.backend import ProcessBackend
+from trawl.backends.places import backend_at
 from trawl.collectors.arguments import (
     AsyncArguments,
     MultiArguments,
@@ -119,8 +118,7 @@ class MultiCollector(WorkerCollector):
 
     @override
     def _new_backend(self) -> Backend:
-        method = self.config.start_method
-        return InlineBackend() if method == "inline" else ProcessBackend(method)
+        return backend_at(self.config.start_method)
 
     @override
     def _prepare(self) -> None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, fields
 from numbers import Real
 from typing import Any, Literal
 
-from trawl.backends.processes.backend import START_METHODS
+from trawl.backends.places import Place, check_place
 from trawl.checks import check_number, seconds_above_zero
 from trawl.collectors.config import CollectorConfig, warn
 from trawl.collectors.options import (
@@ -21,9 +21,6 @@ from trawl.collectors.options import (
 from trawl.envs.build import distinct, refuse_policy
 from trawl.envs.types import is_list
 from trawl.supported import check
-
-# "inline" is for tests and debuggers: workers are objects in this process, and take turns.
-METHODS = (*START_METHODS, "inline")
 
 
 def _share(name: str, value: Any) -> Any:
@@ -77,7 +74,8 @@ class MultiConfig(CollectorConfig):
             for a large number. 0: never; a replacement begins new episodes.
         start_method: way in which worker processes are started, ``"forkserver"`` or ``"spawn"``;
             or ``"inline"``, which runs the workers in this process, where a debugger can follow
-            them.
+            them; or the name of a place that another package adds; or a function that makes a
+            :class:`~trawl.backends.Backend`.
     """
 
     # Only a collector that has its own environment accepts these options.
@@ -98,7 +96,9 @@ class MultiConfig(CollectorConfig):
     max_total_restarts: int = option(100, at_least(0))
     worker_timeout: float | None = option(None, seconds_above_zero)
     worker_snapshots: int = option(0, at_least(0))
-    start_method: Literal["forkserver", "spawn", "inline"] = option("forkserver", one_of(*METHODS))
+    start_method: Literal["forkserver", "spawn", "inline"] | Place = option(
+        "forkserver", check_place
+    )
 
     @property
     def workers_can_write(self) -> bool:

@@ -188,6 +188,11 @@ class ProcessBackend(Backend):
         self._selector.close()
 
 
+def spawned() -> ProcessBackend:
+    """Returns a backend whose workers are fresh interpreters."""
+    return ProcessBackend("spawn")
+
+
 class ProcessWorker(Worker):
     """Worker in a local process.
 
