@@ -13,13 +13,11 @@ from tensordict import TensorDict, TensorDictBase
 from torch import Tensor
 
 from trawl.envs.attributes import packed_result
-from trawl.envs.base import TensorDictEnv
-from trawl.envs.capture.kinds import from_plain, to_plain
+from trawl.envs.batches.foreign import as_member
 from trawl.envs.entries.masks import MASK_KEY, is_joint, mask_shapes, unfit_mask
 from trawl.envs.entries.spaces import SpaceCodec
 from trawl.envs.generators import seed_generators
 from trawl.envs.gym import GymEnv
-from trawl.envs.layers import state_parts
 from trawl.envs.logged import LoggedEnv
 from trawl.envs.outcomes import (
     RESET_GIVES,
@@ -39,7 +37,6 @@ from trawl.envs.processes.buffers import (
     UNMASKED,
     SharedStepBuffers,
 )
-from trawl.envs.reset_kwargs import with_reset_kwargs
 from trawl.envs.seeding import stream_seed
 from trawl.errors import EnvStateError, env_errors, resetting
 from trawl.keys import Key, as_key
@@ -73,13 +70,12 @@ class EnvMember:
         self._counts: Array | None = None
         self.env = self._made()
         self._buffers: SharedStepBuffers | None = None
-        # What the last reset or step of another library's environment returned. Its transforms
-        # read it in the next step.
+        # What the last reset or step returned.
         self.root: TensorDictBase | None = None
 
     def _made(self) -> Any:
         """Makes the environment, which keeps a log if it may have to be replayed."""
-        env = self._make()
+        env = as_member(self._make())
         if isinstance(env, LoggedEnv) and env.vector is None:
             env.keep_log()
         return env
@@ -170,9 +166,9 @@ class EnvMember:
         Returns:
             The TensorDict that the reset returned, and the action masks from ``info``.
         """
-        part, own = None, isinstance(self.env, TensorDictEnv)
+        part = None
         # A vector environment may have begun all next episodes already.
-        if mask is not None and (not mask.all() or (own and self.env.batch_size)):
+        if mask is not None and (not mask.all() or self.env.batch_size):
             flags = torch.from_numpy(mask).reshape(*self.env.batch_size, 1)
             before = self.env.fake_tensordict() if self.root is None else self.root.copy()
             part = before.set("_reset", flags)
@@ -193,12 +189,9 @@ class EnvMember:
 
     def take(self, tensordict: TensorDictBase) -> tuple[TensorDictBase, Tensor | None]:
         """Takes a step like :meth:`step`, but returns no action masks."""
-        if self.root is not None and not isinstance(self.env, TensorDictEnv):
-            tensordict = self.root.copy().update(tensordict)
         following = self.env.step(tensordict).get("next")
         self.root = following.exclude("reward")
-        autoresets = self.env.autoreset_mask() if isinstance(self.env, TensorDictEnv) else None
-        return following, autoresets
+        return following, self.env.autoreset_mask()
 
     # --- arguments of resets
 
@@ -221,8 +214,7 @@ class EnvMember:
             self._counts = self._buffers.episodes[self._buffers.rows(self.index)]
         elif self._counts is None:
             self._counts = np.zeros(max(1, self.env.batch_size.numel()), np.int64)
-        if given is not None or isinstance(self.env, TensorDictEnv):
-            self.env = with_reset_kwargs(self.env, given, first, self._counts)
+        self.env.set_reset_kwargs(given, first, self._counts)
         if self._buffers is not None:
             self.attach(self._buffers)
 
@@ -230,15 +222,14 @@ class EnvMember:
         """Returns the number of the next episode of each row."""
         own = self._counts
         assert own is not None
-        found: Array = self.env.episode_counts(own) if isinstance(self.env, TensorDictEnv) else own
+        found: Array = self.env.episode_counts(own)
         return found.copy()
 
     def load_episode_counts(self, counts: Array) -> None:
         """Sets the number of the next episode of each row."""
         assert self._counts is not None
         self._counts[:] = counts
-        if isinstance(self.env, TensorDictEnv):
-            self.env.load_episode_counts(counts)
+        self.env.load_episode_counts(counts)
 
     # --- calls of users
 
@@ -255,10 +246,7 @@ class EnvMember:
 
     def state_methods(self) -> list[str]:
         """Returns the way in which the state of each environment is captured."""
-        count = max(1, self.env.batch_size.numel())
-        return [way for part in state_parts(self.env) for way in part.state_methods] or [
-            "none"
-        ] * count
+        return [way for part in self.env.parts for way in part.state_methods]
 
     def capture(self) -> dict[str, Any]:
         """Returns the state of the environment as plain data.
@@ -266,13 +254,7 @@ class EnvMember:
         Raises:
             EnvStateError: if it can't be captured.
         """
-        parts = state_parts(self.env)
-        if not parts:
-            raise EnvStateError(f"the state of {self.env!r} can't be captured")
-        # Trawl's own environments do not read it in a step.
-        carried = None if isinstance(self.env, TensorDictEnv) else self.root
-        root = None if carried is None else to_plain(carried.clone())
-        return {"parts": [part.capture() for part in parts], "root": root}
+        return {"parts": [part.capture() for part in self.env.parts]}
 
     def check_state(self, state: Mapping[str, Any]) -> None:
         """Checks that a state is one of an environment like this.
@@ -282,7 +264,7 @@ class EnvMember:
         """
         with env_errors():
             MEMBER(state, "state", UNKNOWN)
-        parts, others = state_parts(self.env), state["parts"]
+        parts, others = self.env.parts, state["parts"]
         if len(parts) != len(others):
             raise EnvStateError(
                 f"the state has {len(others)} environments, but {self.env!r} has {len(parts)}"
@@ -296,10 +278,9 @@ class EnvMember:
         Raises:
             EnvStateError: if it is the state of another environment, or can't be restored.
         """
-        for part, one in zip(state_parts(self.env), state["parts"], strict=True):
+        for part, one in zip(self.env.parts, state["parts"], strict=True):
             part.restore(one, trust)
-        root = None if state["root"] is None else from_plain(state["root"])
-        self.root = root if root is None or self.env.device is None else root.to(self.env.device)
+        self.root = None
         masks = self._masks()
         if self._buffers is not None:
             self._publish_masks(masks, self._buffers)
@@ -308,7 +289,8 @@ class EnvMember:
         return masks
 
     def _masks(self) -> Array | None:
-        return self.env.action_mask() if isinstance(self.env, TensorDictEnv) else None
+        masks: Array | None = self.env.action_mask()
+        return masks
 
 
 # --- steps in shared memory

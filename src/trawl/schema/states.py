@@ -481,12 +481,10 @@ FOREIGN = entries(
         "rebuilds": _COUNT,
     }
 )
-MEMBER = entries({"parts": listed(anything), "root": optional(check_tree)})
+MEMBER = entries({"parts": listed(anything)})
 PARALLEL = entries(
     {
-        "envs": listed(
-            optional(entries({"parts": listed(anything), "root": optional(check_tree)}))
-        ),
+        "envs": listed(optional(MEMBER)),
         "generators": listed(optional(GENERATORS)),
         "seed": _SEED,
         "restarts": table(_COUNT, _COUNT),

@@ -65,9 +65,9 @@ class BatchedEnv(TensorDictEnv):
         self._done_spec = self._of_all(first.full_done_spec)
 
     def _of_all(self, spec: Any) -> Any:
-        """Returns the specs of all members, made from those of one; None if there are none."""
-        if spec is None or isinstance(spec, Composite):
-            return spec and spec.expand(len(self.members))
+        """Returns the specs of all members, made from those of one."""
+        if isinstance(spec, Composite):
+            return spec.expand(len(self.members))
         # Specs of other libraries take the whole shape.
         return spec.expand(len(self.members), *spec.shape)
 
@@ -258,7 +258,7 @@ def _difference(one: Any, other: Any) -> tuple[str, str, str] | None:
         return "batch_size", str(tuple(one.batch_size)), str(tuple(other.batch_size))
     for what in ("observation", "action", "reward", "done"):
         specs = [getattr(env, f"full_{what}_spec") for env in (one, other)]
-        if None not in specs and specs[0] != specs[1]:
+        if specs[0] != specs[1]:
             leaves = [{as_key(key): leaf for key, leaf in spec.items(True, True)} for spec in specs]
             for key in sorted({*leaves[0], *leaves[1]}):
                 mine, its = (found.get(key) for found in leaves)

@@ -6,6 +6,7 @@ import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import torch
 from tensordict import TensorDict, TensorDictBase
 from torch import Tensor
 from typing_extensions import override
@@ -14,7 +15,9 @@ from trawl.envs.base import TensorDictEnv
 from trawl.envs.capture.kinds import from_plain, to_plain
 from trawl.envs.reset_kwargs import with_reset_kwargs
 from trawl.envs.seeding import derive
+from trawl.envs.specs import is_of_tensors
 from trawl.errors import env_errors
+from trawl.keys import DONE_KEYS, as_key, show_keys
 from trawl.schema.states import FOREIGN
 
 
@@ -33,6 +36,12 @@ class ForeignEnv(TensorDictEnv):
     """
 
     def __init__(self, env: Any, remake: Callable[[], Any] | None = None) -> None:
+        if not any(as_key(key) == ("done",) for key in env.done_keys):
+            flags = show_keys([as_key(key) for key in env.done_keys])
+            raise ValueError(
+                f"{env!r} can't be in a batch, because it has only the flags {flags}: add a flag "
+                "'done', which ends the episode of all agents"
+            )
         self.env, self.remake = env, remake
         self.batch_size, self.device = env.batch_size, env.device
         self.full_observation_spec = env.full_observation_spec
@@ -63,6 +72,31 @@ class ForeignEnv(TensorDictEnv):
     @override
     def action_spec_unbatched(self) -> Any:
         return self.env.action_spec_unbatched
+
+    @property
+    @override
+    def full_state_spec(self) -> Any:
+        return self.env.full_state_spec
+
+    @property
+    def has_fixed_layout(self) -> bool:
+        """True if all data are tensors of fixed shapes and dtypes, which arrays can hold."""
+        single = torch.Size([*self.batch_size, 1])
+        flags = {as_key(key): leaf for key, leaf in self.env.full_done_spec.items(True, True)}
+        own = {key: leaf for key, leaf in flags.items() if len(key) == 1}
+        # What transforms read again in the next step is among the observations.
+        read, shown = (
+            set(spec.keys(True, True))
+            for spec in (self.full_state_spec, self.full_observation_spec)
+        )
+        specs = self.full_observation_spec, self.full_action_spec, self.env.full_reward_spec
+        return (
+            {key for (key,) in own} <= set(DONE_KEYS)
+            and all(leaf.shape == single for leaf in own.values())
+            and read <= shown
+            and all(map(_is_fixed, flags.values()))
+            and all(_is_fixed(leaf) for spec in specs for leaf in spec.values(True, True))
+        )
 
     @override
     def fake_tensordict(self) -> TensorDict:
@@ -157,6 +191,28 @@ class ForeignEnv(TensorDictEnv):
 
     def __repr__(self) -> str:
         return repr(self.env)
+
+
+def as_member(env: Any, remake: Callable[[], Any] | None = None) -> TensorDictEnv:
+    """Returns an environment with TorchRL's protocol as one of Trawl's, for a batch.
+
+    Args:
+        env: the environment, which may be Trawl's own.
+        remake: see :class:`ForeignEnv`.
+
+    Raises:
+        ValueError: if no flag is for the environment as a whole.
+    """
+    return env if isinstance(env, TensorDictEnv) else ForeignEnv(env, remake)
+
+
+def _is_fixed(leaf: Any) -> bool:
+    return (
+        isinstance(leaf.dtype, torch.dtype)
+        and leaf.dtype is not torch.bfloat16
+        and all(size >= 0 for size in leaf.shape)
+        and is_of_tensors(leaf)
+    )
 
 
 def is_torchrl(env: Any) -> bool:

@@ -19,7 +19,7 @@ from trawl.devices import optional_device
 from trawl.envs.attributes import Application
 from trawl.envs.base import TensorDictEnv
 from trawl.envs.batches.batched import BatchedEnv, arguments_of, factories_of
-from trawl.envs.batches.foreign import ForeignEnv
+from trawl.envs.batches.foreign import as_member
 from trawl.envs.build import build_one, distinct, env_of_id, is_env
 from trawl.envs.entries.masks import joined_masks
 from trawl.envs.kinds import lacks_vectors, steps_batches
@@ -66,13 +66,10 @@ class SerialEnv(BatchedEnv):
         factories = factories_of(num_workers, create_env_fn)
         arguments = arguments_of(num_workers, create_env_kwargs)
         self.device = optional_device("device", device)
-        self.envs: list[TensorDictEnv] = [
-            _as_member(env, *made)
-            for env, *made in zip(
-                _build_each(factories, arguments), factories, arguments, strict=True
-            )
-        ]
+        self.envs: list[TensorDictEnv] = _build_each(factories, arguments)
         try:
+            for index, made in enumerate(zip(self.envs, factories, arguments, strict=True)):
+                self.envs[index] = _as_member(*made)
             _check_distinct(self.envs)
             self._set_members(self.envs)
         except BaseException:
@@ -277,9 +274,7 @@ def _build_each(
 
 def _as_member(env: Any, source: Any, kwargs: Any) -> TensorDictEnv:
     """Returns an environment that was built from its source as a member of a batch."""
-    if isinstance(env, TensorDictEnv):
-        return env
-    return ForeignEnv(env, None if given_envs(source) else partial(_member_of, source, kwargs))
+    return as_member(env, None if given_envs(source) else partial(_member_of, source, kwargs))
 
 
 def _member_of(source: Any, kwargs: Any) -> TensorDictEnv:

@@ -25,6 +25,7 @@ from trawl.backends.base import Port, Service
 from trawl.backends.failure import Failure
 from trawl.backends.ipc import Closed
 from trawl.envs.base import TensorDictEnv
+from trawl.envs.batches.foreign import ForeignEnv
 from trawl.envs.batches.serial import build_env
 from trawl.envs.capture.pickling import signing_key, use_signing_key
 from trawl.envs.env_member import EnvMember
@@ -32,9 +33,8 @@ from trawl.envs.generators import global_state, seed_generators, set_global_stat
 from trawl.envs.processes.buffers import SharedStepBuffers, StepBufferSpec
 from trawl.envs.processes.own_process import prepare_process
 from trawl.envs.processes.spin import Spin
-from trawl.envs.specs import is_of_tensors
 from trawl.errors import add_note
-from trawl.keys import DONE_KEYS, Key, as_key
+from trawl.keys import Key, as_key
 
 STEP, MESSAGE = b"s", b"m"
 BUFFERS = 1
@@ -81,9 +81,8 @@ class EnvInfo:
         autoresets: True if some of the environment's steps are only resets.
         carried: keys of observations that are also inputs of the environment's next step. A policy
             may write them under ``"next"``.
-        full_reward_spec: specs of the rewards; None if they are nested, in another library's
-            environment without a fixed layout.
-        full_done_spec: specs of the flags; None likewise.
+        full_reward_spec: specs of the rewards.
+        full_done_spec: specs of the flags.
         fake: a frame of zeros, or None if ``fixed_layout`` is True.
     """
 
@@ -311,51 +310,20 @@ class EnvService(Service):
             set_global_state(state)
 
 
-def _info_of(env: Any) -> EnvInfo:
-    own = isinstance(env, TensorDictEnv)
-    fixed = (own and bool(env.fixed_layout)) or _is_fixed(env)
+def _info_of(env: TensorDictEnv) -> EnvInfo:
+    fixed = env.has_fixed_layout if isinstance(env, ForeignEnv) else bool(env.fixed_layout)
     return EnvInfo(
-        name=env.name if own else repr(env),
+        name=env.name,
         text=repr(env),
         batch_size=torch.Size(env.batch_size),
         full_observation_spec=env.full_observation_spec,
         full_action_spec=env.full_action_spec,
         action_spec_unbatched=env.action_spec_unbatched,
         fixed_layout=fixed,
-        cannot_restart=tuple(env.cannot_restart) if own else (),
-        autoresets=own and env.autoreset_mask() is not None,
+        cannot_restart=tuple(env.cannot_restart),
+        autoresets=env.autoreset_mask() is not None,
         carried=frozenset(map(as_key, env.full_state_spec.keys(True, True))),
-        # The flags of parts of another library's environment mean nothing to the other members.
-        full_reward_spec=env.full_reward_spec
-        if own or fixed or _is_root(env.reward_keys)
-        else None,
-        full_done_spec=env.full_done_spec if own or _is_root(env.done_keys) else None,
+        full_reward_spec=env.full_reward_spec,
+        full_done_spec=env.full_done_spec,
         fake=None if fixed else env.fake_tensordict(),
-    )
-
-
-def _is_root(keys: Sequence[Any]) -> bool:
-    return all(len(as_key(key)) == 1 for key in keys)
-
-
-def _is_fixed(env: Any) -> bool:
-    """Returns True if all data of another library's environment has a fixed layout."""
-    single = torch.Size([*env.batch_size, 1])
-    flags = {as_key(key) for key in env.done_keys}
-    plain = (
-        ("done",) in flags
-        and flags <= {(key,) for key in DONE_KEYS}
-        and all(leaf.shape == single for leaf in env.full_done_spec.values(True, True))
-        # What transforms read again in the next step is among the observations.
-        and set(env.full_state_spec.keys(True, True))
-        <= set(env.full_observation_spec.keys(True, True))
-    )
-    specs = (env.full_observation_spec, env.full_action_spec, env.full_reward_spec)
-    return plain and all(
-        isinstance(leaf.dtype, torch.dtype)
-        and leaf.dtype is not torch.bfloat16
-        and all(size >= 0 for size in leaf.shape)
-        and is_of_tensors(leaf)
-        for spec in specs
-        for leaf in spec.values(True, True)
     )
