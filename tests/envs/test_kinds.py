@@ -113,6 +113,16 @@ WRONG: dict[str, tuple[str, Any, str]] = {
         beginning(lambda begin, *given: begin(*given)[0]),
         "begin of Wrong.* must return .*, info",
     ),
+    "three values": (
+        "begin",
+        beginning(lambda begin, *given: (*begin(*given), 0)),
+        "begin of Wrong.* returned 3 values, but it must return .*, info",
+    ),
+    "info of a reset": (
+        "begin",
+        beginning(lambda begin, *given: (begin(*given)[0], 5)),
+        "begin of Wrong.* returned 5 as its info, but an info must be a dict",
+    ),
     "ignored mask": (
         "begin",
         beginning(lambda begin, mask, seeds: begin(mask | True, seeds)),
@@ -145,7 +155,11 @@ def test_rows_of_a_reset() -> None:
         collect(wrong(TensorCounters, begin=beginning(only_new)))
 
 
-def test_an_info_that_is_none() -> None:
+def test_an_info_that_is_no_dict() -> None:
+    with pytest.raises(
+        TypeError, match="step of Wrong.* returned 3 as its info, but an"
+    ):
+        collect(wrong(Counters, step=stepping(4, 3)))
     with pytest.raises(TypeError, match="returned None as its info, but an info must be a dict"):
         collect(wrong(Counters, step=stepping(4, None)))
 

@@ -7,6 +7,7 @@ and ``"False"`` as True, and numpy would convert ``"5"`` to a number.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -91,12 +92,12 @@ def checked_info(info: Any, method: str, env: object) -> Any:
         env: the environment, for the error message.
 
     Raises:
-        TypeError: if the info is None.
+        TypeError: if the info is neither a dict nor a list of dicts.
     """
-    if info is None:
+    if not isinstance(info, (Mapping, list, tuple)):
         raise TypeError(
-            f"{method} of {env!r} returned None as its info, but an info must be a dict: return "
-            "{} if it has no entries"
+            f"{method} of {env!r} returned {info!r} as its info, but an info must be a dict: "
+            "return {} if it has no entries"
         )
     return info
 

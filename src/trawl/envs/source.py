@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -114,9 +114,13 @@ class Source(VectorEnv[Any, Any, Any], ABC):
             seed = seeds
         found = self.begin(mask, None if seed is None else list(seed), **given)
         if not isinstance(found, tuple) or len(found) != 2:
+            what = f"{len(found)} values" if isinstance(found, tuple) else type(found).__name__
             raise TypeError(
-                f"begin of {self} returned {type(found).__name__}, but it must return "
-                "(observations, info)"
+                f"begin of {self} returned {what}, but it must return (observations, info)"
+            )
+        if found[1] is not None and not isinstance(found[1], Mapping):
+            raise TypeError(
+                f"begin of {self} returned {found[1]!r} as its info, but an info must be a dict"
             )
         return found
 

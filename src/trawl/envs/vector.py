@@ -44,6 +44,7 @@ from trawl.envs.outcomes import (
     STEP_MUST,
     Outcome,
     OutcomeCheck,
+    checked_info,
     reset_results,
     reward_shape_of,
     step_results,
@@ -126,6 +127,8 @@ class VectorAdapter:
                 f"{self.env!r} returns torch tensors, but does not state their device: set the "
                 "attribute device of the environment, or pass TorchVectorEnv(env)"
             )
+        if info is not None:
+            checked_info(info, "reset", self.env)
         self.masks = newest_masks(None, info)
         self._ended = np.zeros(self.num_envs, dtype=np.bool_)
         self.is_begun = True
@@ -154,11 +157,14 @@ class VectorAdapter:
             raise
         obs, reward, terminated, truncated, info = found
         outcome = self._check_outcome(reward, terminated, truncated)
+        if not self._has_stepped:
+            self._has_stepped = True
+            if info is not None:
+                checked_info(info, "step", self.env)
+            if self.masks is None:
+                warn_late(self.env.single_action_space, info, self.env)
         if self.masks is not None:
             self.masks = newest_masks(self.masks, info)
-        elif not self._has_stepped:
-            warn_late(self.env.single_action_space, info, self.env)
-            self._has_stepped = True
         self._shown = leaves = self._reader.read_step(obs, info, outcome)
         return leaves, outcome, info
 

@@ -78,26 +78,6 @@ class ForeignEnv(TensorDictEnv):
     def full_state_spec(self) -> Any:
         return self.env.full_state_spec
 
-    @property
-    def has_fixed_layout(self) -> bool:
-        """True if all data are tensors of fixed shapes and dtypes, which arrays can hold."""
-        single = torch.Size([*self.batch_size, 1])
-        flags = {as_key(key): leaf for key, leaf in self.env.full_done_spec.items(True, True)}
-        own = {key: leaf for key, leaf in flags.items() if len(key) == 1}
-        # What transforms read again in the next step is among the observations.
-        read, shown = (
-            set(spec.keys(True, True))
-            for spec in (self.full_state_spec, self.full_observation_spec)
-        )
-        specs = self.full_observation_spec, self.full_action_spec, self.env.full_reward_spec
-        return (
-            {key for (key,) in own} <= set(DONE_KEYS)
-            and all(leaf.shape == single for leaf in own.values())
-            and read <= shown
-            and all(map(_is_fixed, flags.values()))
-            and all(_is_fixed(leaf) for spec in specs for leaf in spec.values(True, True))
-        )
-
     @override
     def fake_tensordict(self) -> TensorDict:
         found: TensorDict = self.env.fake_tensordict()
@@ -204,6 +184,24 @@ def as_member(env: Any, remake: Callable[[], Any] | None = None) -> TensorDictEn
         ValueError: if no flag is for the environment as a whole.
     """
     return env if isinstance(env, TensorDictEnv) else ForeignEnv(env, remake)
+
+
+def has_tensors_only(env: TensorDictEnv) -> bool:
+    """Returns True if all data are tensors of fixed shapes and dtypes, which arrays can hold."""
+    single = torch.Size([*env.batch_size, 1])
+    flags = {as_key(key): leaf for key, leaf in env.full_done_spec.items(True, True)}
+    # What transforms read again in the next step is among the observations.
+    read, shown = (
+        set(spec.keys(True, True)) for spec in (env.full_state_spec, env.full_observation_spec)
+    )
+    specs = env.full_observation_spec, env.full_action_spec, env.full_reward_spec
+    leaves = [*flags.values(), *(leaf for spec in specs for leaf in spec.values(True, True))]
+    return (
+        read <= shown
+        and all(len(key) > 1 or key[0] in DONE_KEYS for key in flags)
+        and all(len(key) > 1 or leaf.shape == single for key, leaf in flags.items())
+        and all(map(_is_fixed, leaves))
+    )
 
 
 def _is_fixed(leaf: Any) -> bool:

@@ -25,7 +25,7 @@ from trawl.backends.base import Port, Service
 from trawl.backends.failure import Failure
 from trawl.backends.ipc import Closed
 from trawl.envs.base import TensorDictEnv
-from trawl.envs.batches.foreign import ForeignEnv
+from trawl.envs.batches.foreign import has_tensors_only
 from trawl.envs.batches.serial import build_env
 from trawl.envs.capture.pickling import signing_key, use_signing_key
 from trawl.envs.env_member import EnvMember
@@ -311,7 +311,7 @@ class EnvService(Service):
 
 
 def _info_of(env: TensorDictEnv) -> EnvInfo:
-    fixed = env.has_fixed_layout if isinstance(env, ForeignEnv) else bool(env.fixed_layout)
+    fixed = bool(env.fixed_layout) or has_tensors_only(env)
     return EnvInfo(
         name=env.name,
         text=repr(env),
