@@ -156,9 +156,7 @@ def test_rows_of_a_reset() -> None:
 
 
 def test_an_info_that_is_no_dict() -> None:
-    with pytest.raises(
-        TypeError, match="step of Wrong.* returned 3 as its info, but an"
-    ):
+    with pytest.raises(TypeError, match=r"step of Wrong.* returned 3 as its info, but an"):
         collect(wrong(Counters, step=stepping(4, 3)))
     with pytest.raises(TypeError, match="returned None as its info, but an info must be a dict"):
         collect(wrong(Counters, step=stepping(4, None)))
