@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator
 from graphlib import CycleError, TopologicalSorter
 from importlib import metadata
+from itertools import chain
 
 import pytest
 from sources import FILES, tree_of
@@ -19,6 +20,7 @@ LAYERS = [
         "computed_tensor",
         "devices",
         "errors",
+        "foreign",
         "interrupts",
         "keys",
         "lean",
@@ -46,32 +48,13 @@ LAYERS = [
     {"__main__"},
 ]
 
-# Private names of other libraries that have no public way to the same end, with the reason.
-FOREIGN = {
-    "_exit": "os: ends a process at once; documented in spite of its name",
-    "_getframe": "sys: finds the caller without reading source files; documented as well",
+# Names of other libraries that are documented in spite of their names.
+DOCUMENTED = {
+    "_exit": "os: ends a process at once",
+    "_getframe": "sys: finds the caller without reading source files",
+    "_asdict": "named tuples",
+    "_replace": "named tuples",
     "_private": "ray: tells which cluster runs on this machine, and what is free on each node",
-    "_devices": "torch: options of a gloo group, which has no public constructor",
-    "_timeout": "torch: options of a gloo group, which has no public constructor",
-    "_threads": "torch: options of a gloo group, which has no public constructor",
-    "_envs": "brax: has no public list of its environments",
-    "_asdict": "named tuples: documented in spite of its name",
-    "_replace": "named tuples: documented in spite of its name",
-    "_version": "torch: number of writes to a tensor",
-    "_foreach_copy_": "torch: copies many tensors by one call",
-    "_parameters": "torch: the entries of a module, even if they are replaced during a run",
-    "_buffers": "torch: the entries of a module, even if they are replaced during a run",
-    "_modules": "torch: the entries of a module, even if they are replaced during a run",
-    "_save_to_state_dict": "torch: tells a module that writes its state in its own way",
-    "_C": "torch: turns off __torch_function__, as PyTorch documents it for tensor subclasses",
-    "_disabled_torch_function_impl": "torch: the same",
-    "_make_wrapper_subclass": "torch: makes a tensor without memory, as PyTorch documents it",
-    "_schema": "torch: tells which operations change their arguments",
-    "_unsafe_view": "torch: name of an operator",
-    "_to_copy": "torch: name of an operator",
-    "_pin_memory": "torch: name of an operator",
-    "_init_weight_sync_scheme": "methods of actors, by the names that TorchRL gives them",
-    "_receive_weights_scheme": "methods of actors, by the names that TorchRL gives them",
 }
 
 
@@ -167,21 +150,67 @@ def defined(tree: ast.Module) -> set[str]:
 
 
 def strangers(name: str) -> Iterator[str]:
-    """The places in a module that use or import private names of another one."""
+    """The places in a module that use or import private names of another module or library."""
     tree = tree_of(name)
     own = defined(tree)
     for use in private_uses(tree):
-        if use.attr not in own and use.attr not in FOREIGN:
+        if use.attr not in own and use.attr not in DOCUMENTED:
             yield f"{name}:{use.lineno}: {ast.unparse(use)}"
     for node in ast.walk(tree):
-        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("trawl"):
-            for alias in node.names:
-                if alias.name.startswith("_"):
-                    yield f"{name}:{node.lineno}: from {node.module} import {alias.name}"
+        if isinstance(node, ast.ImportFrom):
+            names = [part for part in (node.module or "").split(".") if part.startswith("_")]
+            names += [alias.name for alias in node.names if re.match("_[a-z]", alias.name)]
+            yield from (f"{name}:{node.lineno}: {one}" for one in names if one != "__future__")
+
+
+# Texts that are no private attributes of another library.
+TEXTS = {
+    "ends of names of figures": ["_share", "_seconds", "_reason"],
+    "ends and beginnings of names of attributes": ["_spec", "_available", "_do_"],
+    "keys of entries": ["_reset", "_extra_state", "_frames", "_raw", "_own", "_env", "_cut"],
+    "masks of infos, as Gymnasium documents them": ["_final_obs", "_final_info"],
+    "attributes that subclasses without __init__ have, too": ["_reached", "_registered", "_hooks"],
+}
+
+
+@functools.cache
+def known() -> set[str]:
+    """The private names that the library itself defines, and texts that are none."""
+    found = {*chain.from_iterable(TEXTS.values()), *DOCUMENTED}
+    return found.union(*(defined(tree_of(name)) for name in FILES))
+
+
+def strings(tree: ast.Module) -> Iterator[ast.Constant]:
+    """The texts in a module that may be private names, outside of formatted texts."""
+    inside = {
+        part
+        for node in ast.walk(tree)
+        if isinstance(node, ast.JoinedStr)
+        for part in node.values
+        if isinstance(part, ast.Constant)
+    }
+    for node in ast.walk(tree):
+        is_text = isinstance(node, ast.Constant) and isinstance(node.value, str)
+        if is_text and node not in inside and re.fullmatch("_[a-z][a-z_0-9]+", node.value):
+            yield node
+
+
+# What is in `trawl.foreign` has a test in `tests/foreign`.
+OURS = [name for name in FILES if not name.startswith("trawl.foreign")]
 
 
 def test_private_names_stay_in_their_module():
-    assert not [use for name in sorted(FILES) for use in strangers(name)]
+    assert not [use for name in OURS for use in strangers(name)]
+
+
+def test_no_text_names_a_private_attribute_of_another_library():
+    found = [
+        f"{name}:{node.lineno}: {node.value}"
+        for name in OURS
+        for node in strings(tree_of(name))
+        if node.value not in known()
+    ]
+    assert not found
 
 
 def test_the_version_is_that_of_the_installed_package():

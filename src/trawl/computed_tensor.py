@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
-import torch
 from torch import Tensor
 from typing_extensions import override
+
+from trawl.foreign.torch import no_torch_function
 
 
 class ComputedTensor(Tensor):
@@ -16,7 +17,7 @@ class ComputedTensor(Tensor):
     """
 
     # Operations reach __torch_dispatch__ without detours.
-    __torch_function__: ClassVar[Any] = torch._C._disabled_torch_function_impl
+    __torch_function__: ClassVar[Any] = no_torch_function
 
     @override
     def numpy(self, *args: Any, **kwargs: Any) -> Any:

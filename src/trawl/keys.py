@@ -9,6 +9,8 @@ Key = tuple[str, ...]
 
 #: Names of the flags that mark the end of an episode.
 DONE_KEYS = ("done", "terminated", "truncated")
+#: Name of the mask of the environments that a partial reset resets, in TorchRL's protocol.
+RESET_MASK = "_reset"
 
 ENV_INDEX: Key = ("env_index",)
 TRAJ_IDS: Key = ("collector", "traj_ids")

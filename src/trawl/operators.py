@@ -7,6 +7,8 @@ from typing import Any
 
 import torch
 
+from trawl.foreign.torch import schema_of
+
 
 def is_written(declared: Any) -> bool:
     """Returns True if an operator changes an argument, or returns an argument that it changed.
@@ -25,8 +27,8 @@ def check_namespace(func: Any) -> None:
     """
     if func.namespace == "c10d":
         raise RuntimeError(
-            f"torch.distributed ({func._schema.name}) can't send or receive StackedFrames, because "
-            "they have no memory that holds the stacks: call to_dense() first"
+            f"torch.distributed ({schema_of(func).name}) can't send or receive StackedFrames, "
+            "because they have no memory that holds the stacks: call to_dense() first"
         )
 
 
@@ -37,7 +39,7 @@ def check_in_place(func: Any) -> None:
         RuntimeError: if it is such an operator.
     """
     if torch.Tag.inplace_view in func.tags:
-        name = func._schema.name.partition("::")[2]
+        name = schema_of(func).name.partition("::")[2]
         raise RuntimeError(
             f"{name}() can't change the shape or the memory of StackedFrames in place: use "
             f"{name.removesuffix('_')}(), or call to_dense() first"
@@ -55,7 +57,7 @@ def changed_results(func: Any, results: Any, changed: Sequence[Any]) -> Any:
     Raises:
         RuntimeError: if a result doesn't have the shape of the argument that should hold it.
     """
-    returns = func._schema.returns
+    returns = schema_of(func).returns
     one = len(returns) == 1
     given = iter(changed)
     found = [
@@ -78,6 +80,6 @@ def named_arguments(
     func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> Iterator[tuple[Any, Any]]:
     """Yields each argument of a call as the operator's schema declares it, and its value."""
-    declared = func._schema.arguments
+    declared = schema_of(func).arguments
     yield from zip(declared, args, strict=False)
     yield from ((one, kwargs[one.name]) for one in declared if one.name in kwargs)

@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from torch import Tensor
-from torch.utils._pytree import tree_map
 from typing_extensions import Self, override
 
 from trawl.computed_tensor import ComputedTensor
+from trawl.foreign.torch import make_wrapper, schema_of, tree_map
 from trawl.operators import is_written, named_arguments
 
 CANT_CHANGE = (
@@ -25,15 +25,14 @@ class ReadOnlyView(ComputedTensor):
     operations return ordinary tensors.
     """
 
-    _computed: Tensor
+    computed: Tensor
 
     @staticmethod
     def __new__(cls, values: Tensor) -> ReadOnlyView:
         """Returns a view that has the memory of ``values``."""
-        make: Any = Tensor._make_wrapper_subclass
         layout = {"dtype": values.dtype, "device": values.device}
-        made: ReadOnlyView = make(cls, values.shape, strides=values.stride(), **layout)
-        made._computed = values
+        made: ReadOnlyView = make_wrapper(cls, values.shape, strides=values.stride(), **layout)
+        made.computed = values
         return made
 
     @classmethod
@@ -50,17 +49,17 @@ class ReadOnlyView(ComputedTensor):
 
     def __tensor_flatten__(self) -> tuple[list[str], None]:
         """Returns the name of the tensor that this one consists of, for ``torch.compile``."""
-        return ["_computed"], None
+        return ["computed"], None
 
     @staticmethod
     def __tensor_unflatten__(inner: Any, _: Any, size: Any, stride: Any) -> ReadOnlyView:
         """Returns the view of the tensor ``inner``, for ``torch.compile``."""
-        return ReadOnlyView(inner["_computed"])
+        return ReadOnlyView(inner["computed"])
 
     @override
     def to_dense(self, *args: Any, **kwargs: Any) -> Tensor:
         """Returns the values as an ordinary tensor, which shares no memory with this one."""
-        return self._computed.clone()
+        return self.computed.clone()
 
     @override
     def __setitem__(self, index: Any, value: Any) -> None:
@@ -68,11 +67,11 @@ class ReadOnlyView(ComputedTensor):
 
     @override
     def is_shared(self) -> bool:
-        return bool(self._computed.is_shared())
+        return bool(self.computed.is_shared())
 
     @override
     def share_memory_(self) -> Self:
-        self._computed.share_memory_()
+        self.computed.share_memory_()
         return self
 
     @override
@@ -80,11 +79,11 @@ class ReadOnlyView(ComputedTensor):
         return self.to_dense().__reduce_ex__(protocol)
 
     def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
-        return repr(self._computed)
+        return repr(self.computed)
 
 
 def _plain(value: Any) -> Any:
-    return value._computed if isinstance(value, ReadOnlyView) else value
+    return value.computed if isinstance(value, ReadOnlyView) else value
 
 
 def read_only(func: Any, results: Any) -> Any:
@@ -94,7 +93,8 @@ def read_only(func: Any, results: Any) -> Any:
         func: the operator, which changes no argument.
         results: its results.
     """
-    if func._schema.is_mutable or not any(one.alias_info for one in func._schema.returns):
+    schema = schema_of(func)
+    if schema.is_mutable or not any(one.alias_info for one in schema.returns):
         return results
     return tree_map(_view, results)
 

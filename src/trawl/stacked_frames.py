@@ -8,10 +8,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_map
 from typing_extensions import Self, override
 
 from trawl.computed_tensor import ComputedTensor
+from trawl.foreign.torch import PIN_MEMORY, TO_COPY, UNSAFE_VIEW, make_wrapper, schema_of, tree_map
 from trawl.operators import changed_results, check_in_place, check_namespace, is_written
 from trawl.read_only import CANT_CHANGE, read_only
 
@@ -55,15 +55,15 @@ class StackedFrames(ComputedTensor):
     """
 
     stored: tuple[Tensor, Tensor]
-    _is_slice: bool
+    #: True if the tensor is a slice of another one, so that it can't be changed in place.
+    is_slice: bool
 
     @staticmethod
     def __new__(cls, frames: Tensor, positions: Tensor, is_slice: bool = False) -> StackedFrames:
         """Returns the tensor, without a copy of the frames."""
         shape = (*positions.shape, *frames.shape[1:])
-        make: Any = Tensor._make_wrapper_subclass
-        made: StackedFrames = make(cls, shape, dtype=frames.dtype, device=frames.device)
-        made.stored, made._is_slice = (frames, positions), is_slice
+        made: StackedFrames = make_wrapper(cls, shape, dtype=frames.dtype, device=frames.device)
+        made.stored, made.is_slice = (frames, positions), is_slice
         return made
 
     @property
@@ -75,11 +75,6 @@ class StackedFrames(ComputedTensor):
     def positions(self) -> Tensor:
         """Position in the frames of each frame of the stacks, int64."""
         return self.stored[1]
-
-    @property
-    def is_slice(self) -> bool:
-        """True if the tensor is a slice of another one, so that it can't be changed in place."""
-        return self._is_slice
 
     @override
     def to_dense(self, *args: Any, **kwargs: Any) -> Tensor:
@@ -117,7 +112,7 @@ class StackedFrames(ComputedTensor):
                 "StackedFrames can't be changed in place in a compiled function: pass "
                 "stacks.to_dense() to the function, or change the stacks outside of it"
             )
-        if self._is_slice:
+        if self.is_slice:
             raise RuntimeError(CANT_CHANGE)
         dense = self.to_dense()
         leads = self.positions.shape
@@ -127,7 +122,7 @@ class StackedFrames(ComputedTensor):
 
     @classmethod
     def _owned(cls, value: Any) -> Any:
-        return value._own() if isinstance(value, StackedFrames) else value
+        return cls._own(value) if isinstance(value, StackedFrames) else value
 
     @classmethod
     def __torch_dispatch__(  # type: ignore[override]
@@ -141,7 +136,7 @@ class StackedFrames(ComputedTensor):
             result = handler(*args, **kwargs)
             if result is not NotImplemented:
                 return result
-        if not func._schema.is_mutable:
+        if not schema_of(func).is_mutable:
             dense = tree_map(_dense, args), tree_map(_dense, kwargs)
             return read_only(func, func(*dense[0], **dense[1]))
         return cls._change(func, args, kwargs)
@@ -158,7 +153,7 @@ class StackedFrames(ComputedTensor):
             changed.append(value)
             return tree_map(cls._owned, value)
 
-        declared = {argument.name: argument for argument in func._schema.arguments}
+        declared = {argument.name: argument for argument in schema_of(func).arguments}
         values = list(map(prepared, declared.values(), args))
         named = {name: prepared(declared[name], value) for name, value in kwargs.items()}
         return changed_results(func, func(*values, **named), changed)
@@ -407,7 +402,7 @@ _HANDLERS: dict[Any, Callable[..., Any]] = {
     aten.transpose.int: _transpose,
     aten.permute.default: _permute,
     aten.view.default: _view,
-    aten._unsafe_view.default: _view,
+    UNSAFE_VIEW: _view,
     aten.index.Tensor: _at,
     aten.index_select.default: _select_many,
     aten.detach.default: _same,
@@ -415,8 +410,8 @@ _HANDLERS: dict[Any, Callable[..., Any]] = {
     aten.alias.default: _same,
     aten.lift_fresh.default: _same,
     aten.clone.default: _clone,
-    aten._to_copy.default: _to_copy,
-    aten._pin_memory.default: _pinned,
+    TO_COPY: _to_copy,
+    PIN_MEMORY: _pinned,
     aten.record_stream.default: _record_stream,
     aten.stack.default: _join(torch.stack),
     aten.cat.default: _join(torch.cat),

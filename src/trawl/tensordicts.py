@@ -20,10 +20,8 @@ from tensordict import (
 )
 from torch import Tensor
 
+from trawl.foreign.tensordict import new_tensordict
 from trawl.keys import Key, as_key
-
-#: TensorDict's constructor without its checks, which take longer than a simple environment's step.
-new_tensordict = getattr(TensorDict, "_new_unsafe", TensorDict)
 
 
 def tensordict_of(

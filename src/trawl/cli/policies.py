@@ -19,12 +19,12 @@ import torch
 from tensordict.nn import TensorDictModule, TensorDictModuleBase
 from torch import Tensor, nn
 from torch.nn import functional
-from torch.utils._pytree import tree_unflatten
 
 from trawl.cli.errors import CliError, describe, explained
 from trawl.cli.references import find, load_module, split
 from trawl.cli.transforms import stacked_env
 from trawl.envs.specs import MultiOneHot
+from trawl.foreign.torch import tree_unflatten
 from trawl.keys import as_key, show_key
 
 

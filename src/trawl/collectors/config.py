@@ -34,6 +34,7 @@ from trawl.envs.batches.batched import check_env_kwargs
 from trawl.envs.frame_stack import FrameStackLike, as_frame_stack
 from trawl.envs.reset_kwargs import ResetKwargs, check_reset_kwargs
 from trawl.envs.types import DeviceLike, EnvKwargs
+from trawl.foreign.torchrl import storage_of
 from trawl.observe.trace_options import TraceLike, check_trace
 from trawl.rollout.normalization import NormalizeObservation, NormalizeReward
 from trawl.supported import STORAGE_FRAMES, check
@@ -361,7 +362,7 @@ class CollectorConfig:
     @property
     def storage_ndim(self) -> int:
         """Number of dimensions of the replay buffer's storage; 1 if it is not known."""
-        return int(getattr(getattr(self.replay_buffer, "_storage", None), "ndim", 1))
+        return int(getattr(storage_of(self.replay_buffer), "ndim", 1))
 
     def check_storage(self, what: str) -> None:
         """Checks that the replay buffer can hold frames that don't fill the rows of a batch.

@@ -13,6 +13,7 @@ from typing import Any
 from torch import nn
 
 from trawl.envs import specs
+from trawl.foreign.torchrl import lacks_spec, storage_of
 
 
 def register_collectors(cls: type[Any]) -> None:
@@ -35,7 +36,7 @@ def has_fixed_rows(buffer: Any) -> bool:
     This applies to TorchRL's storages of tensors, such as ``LazyTensorStorage``.
     """
     kind = getattr(sys.modules.get("torchrl.data"), "TensorStorage", None)
-    return kind is not None and isinstance(getattr(buffer, "_storage", None), kind)
+    return kind is not None and isinstance(storage_of(buffer), kind)
 
 
 def names(spec: Any) -> set[str]:
@@ -51,8 +52,7 @@ def give_specs(policy: Any, env: Any) -> None:
     if is_random(policy) and policy.action_spec is None:
         policy.action_spec = spec_for(policy, env.full_action_spec.clone())
     for module in policy.modules() if isinstance(policy, nn.Module) else ():
-        slot = getattr(type(module), "spec", None)
-        if isinstance(slot, property) and slot.fset and getattr(module, "_spec", module) is None:
+        if lacks_spec(module):
             module.spec = spec_for(module, env.action_spec_unbatched)
 
 

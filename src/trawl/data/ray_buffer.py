@@ -178,7 +178,7 @@ class RayBufferClient:
     @property
     def batch_size(self) -> int | None:
         """Number of entries in a sampled batch; None if the buffer was made without one."""
-        size: int | None = self._ask("get", "_batch_size")
+        size: int | None = self._ask("get", "batch_size")
         return size
 
     def stats(self) -> dict[str, Any]:

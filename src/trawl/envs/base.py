@@ -16,7 +16,7 @@ from trawl.devices import check_device
 from trawl.envs.entries.masks import rand_actions
 from trawl.envs.specs import Categorical, Composite, Spec, Unbounded
 from trawl.errors import EnvStateError
-from trawl.keys import DONE_KEYS, as_key, show_key
+from trawl.keys import DONE_KEYS, RESET_MASK, as_key, show_key
 from trawl.supported import RESET_ARGUMENTS_NONE, Trait
 
 
@@ -226,7 +226,7 @@ class TensorDictEnv(ABC):
     @property
     def reset_keys(self) -> list[str]:
         """Keys of the masks for a partial reset."""
-        return ["_reset"]
+        return [RESET_MASK]
 
     @property
     def reward_keys(self) -> list[Any]:
@@ -377,11 +377,11 @@ class TensorDictEnv(ABC):
         Returns:
             A TensorDict of observations and done flags, of batch size ``batch_size``.
         """
-        mask = None if tensordict is None else tensordict.get("_reset", None)
+        mask = None if tensordict is None else tensordict.get(RESET_MASK, None)
         if tensordict is not None and mask is not None:
             mask = mask.reshape(self.batch_size)
             if not mask.any():
-                return tensordict.exclude("_reset")
+                return tensordict.exclude(RESET_MASK)
         fresh = self._guarded_reset(mask, **kwargs)
         for key, flag in self.full_done_spec.zero().items(True, True):
             # Agents that are absent in the first step are done.
@@ -442,7 +442,7 @@ class TensorDictEnv(ABC):
     def _restart(self, root: TensorDictBase) -> None:
         """Resets the environments that are done, and writes their observations to ``root``."""
         # A shallow copy: the mask must not appear in the next frame.
-        fresh = self.reset(root.copy().set("_reset", root.get("done")))
+        fresh = self.reset(root.copy().set(RESET_MASK, root.get("done")))
         for key in fresh.keys():  # noqa: SIM118 - iterating a TensorDict gives its rows
             root.set(key, fresh.get(key))
 

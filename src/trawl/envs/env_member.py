@@ -39,7 +39,7 @@ from trawl.envs.processes.buffers import (
 )
 from trawl.envs.seeding import stream_seed
 from trawl.errors import EnvStateError, env_errors, resetting
-from trawl.keys import Key, as_key
+from trawl.keys import RESET_MASK, Key, as_key
 from trawl.memory import Array
 from trawl.schema.checks import UNKNOWN
 from trawl.schema.states import MEMBER
@@ -171,7 +171,7 @@ class EnvMember:
         if mask is not None and (not mask.all() or self.env.batch_size):
             flags = torch.from_numpy(mask).reshape(*self.env.batch_size, 1)
             before = self.env.fake_tensordict() if self.root is None else self.root.copy()
-            part = before.set("_reset", flags)
+            part = before.set(RESET_MASK, flags)
         with resetting(self.env):
             self.root = self.env.reset(part, **kwargs)
         return self.root, self._masks()
@@ -459,7 +459,7 @@ def _nested(member: EnvMember, buffers: SharedStepBuffers, rows: slice) -> Calla
         if eager and ended.any():
             assert member.root is not None
             mask = torch.from_numpy(ended).reshape(*batch, 1)
-            member.root = env.reset(member.root.set("_reset", mask))
+            member.root = env.reset(member.root.set(RESET_MASK, mask))
             write(begun, member.root, ended)
             bits |= ended * RESET
         flags[:] = bits

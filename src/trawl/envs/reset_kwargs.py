@@ -12,6 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trawl.errors import add_note
+from trawl.foreign.torchrl import reset_of, wrapped_env
+from trawl.keys import RESET_MASK
 from trawl.supported import RESET_ARGUMENTS_BEGUN, RESET_FUNCTION_BATCH
 
 #: A mapping of arguments, or a function of the environment's index and the episode's number.
@@ -234,8 +236,8 @@ def _wrapper_class() -> Any:
         def _reset(self, tensordict: Any = None, **kwargs: Any) -> Any:
             count = len(self.reset_arguments)
             flags = [True] * count
-            if tensordict is not None and "_reset" in tensordict.keys():  # noqa: SIM118
-                flags = tensordict.get("_reset").reshape(count, -1).any(-1).tolist()
+            if tensordict is not None and RESET_MASK in tensordict.keys():  # noqa: SIM118
+                flags = tensordict.get(RESET_MASK).reshape(count, -1).any(-1).tolist()
             own = {
                 row: arguments.following(kwargs)
                 for row, arguments in enumerate(self.reset_arguments)
@@ -257,11 +259,11 @@ def _names_of_torchrl(env: Any) -> frozenset[str] | None:
     """Returns the names of the arguments that a TorchRL environment's reset takes; None: any."""
     while hasattr(env, "base_env"):
         env = env.base_env
-    parameters = inspect.signature(env._reset).parameters.values()
+    parameters = inspect.signature(reset_of(env)).parameters.values()
     if not any(one.kind is inspect.Parameter.VAR_KEYWORD for one in parameters):
         return frozenset(one.name for one in parameters) - {"tensordict"}
     # Wrappers pass the arguments on to an environment of another library.
-    inner = getattr(env, "_env", None)
+    inner = wrapped_env(env)
     return None if inner is None else names_taken([inner])
 
 

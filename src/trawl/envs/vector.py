@@ -52,6 +52,7 @@ from trawl.envs.outcomes import (
 from trawl.envs.reset_kwargs import copied
 from trawl.envs.source import Source
 from trawl.errors import EnvStateError, add_note
+from trawl.foreign.environments import state_of, statistics_key
 from trawl.memory import Array, Mask
 from trawl.supported import MODE_ENVPOOL
 
@@ -242,7 +243,7 @@ class VectorAdapter:
     def abandon(self) -> None:
         """Closes the environment after a failure."""
         inner = self.env.unwrapped if hasattr(self.env, "unwrapped") else self.env
-        state = getattr(inner, "_state", AsyncState.DEFAULT)
+        state = state_of(inner, AsyncState.DEFAULT)
         if not isinstance(inner, AsyncVectorEnv) or state is AsyncState.DEFAULT:
             self.env.close()
             return
@@ -452,7 +453,7 @@ def array_reader(
 def statistics_of(env: Any) -> Iterator[str]:
     """Yields the names under which the wrappers around ``env`` report statistics of episodes."""
     for wrapper in chain(env)[:-1]:
-        name = vars(wrapper).get("_stats_key")
+        name = statistics_key(wrapper)
         if type(wrapper).__name__ == "RecordEpisodeStatistics" and name is not None:
             yield name
 

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from trawl.foreign.environments import OBSERVATIONS
 from trawl.schema.checks import (
     UNKNOWN,
     Check,
@@ -139,7 +140,7 @@ def captured(way: str, members: int) -> Check:
     def parts_attributes(value: Any, place: str, own: Any) -> None:
         encoded.attributes(value, place, own)
         # The observations of the sub-environments are written into this array.
-        name = "_observations"
+        name = OBSERVATIONS
         mine = own.get(name) if isinstance(own, Mapping) else UNKNOWN
         if kind_of(mine) == "array":
             check_same_kind(value.get(name), f"{place}[{name!r}]", mine)

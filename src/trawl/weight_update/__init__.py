@@ -1,6 +1,7 @@
 """Schemes, transports and updaters that send weights from a learner to policies that collect."""
 
 from trawl.compat.network_transports import DistributedTransport, RayTransport, RPCTransport
+from trawl.compat.transform_scheme import RayModuleTransformScheme
 from trawl.compat.transports import InitialSyncTransport, MPTransport, SharedMemTransport
 from trawl.compat.updaters import (
     DistributedWeightUpdater,
@@ -13,7 +14,7 @@ from trawl.compat.updaters import (
 )
 from trawl.weights.message_schemes import NoWeightSyncScheme, RPCWeightSyncScheme
 from trawl.weights.network import DistributedWeightSyncScheme
-from trawl.weights.ray import RayModuleTransformScheme, RayWeightSyncScheme
+from trawl.weights.ray import RayWeightSyncScheme
 from trawl.weights.scheme import TransportBackend, WeightSyncBackend, WeightSyncScheme
 from trawl.weights.shared import MultiProcessWeightSyncScheme, SharedMemWeightSyncScheme
 from trawl.weights.strategy import WeightStrategy

@@ -12,6 +12,7 @@ from typing import Any, TypeGuard
 import torch
 from torch import Tensor, nn
 
+from trawl.foreign.torch import copy_all, entries_of
 from trawl.memory import aligned
 from trawl.weights.tensors import (
     check_dtype,
@@ -219,7 +220,7 @@ class Slot:
         layout = self.layout
         whole = torch.frombuffer(buffer, dtype=torch.uint8, count=layout.nbytes)
         numbers = whole[: 8 * len(layout.entries) + 8].view(torch.int64).numpy()
-        self._updates, self._extra = numbers[:-1], numbers[-1:]
+        self.updates, self._extra = numbers[:-1], numbers[-1:]
         self.views = [
             whole[e.start : e.start + e.nbytes].view(e.dtype).view(e.shape) for e in layout.entries
         ]
@@ -236,7 +237,7 @@ class Slot:
         Args:
             since: number of an update. Tensors of this update and earlier ones are left out.
         """
-        newer = self._updates > since
+        newer = self.updates > since
         if newer.all():
             return list(self.views)
         return [view if new else None for view, new in zip(self.views, newer, strict=True)]
@@ -252,12 +253,12 @@ class Slot:
     @property
     def complete(self) -> bool:
         """True if no tensor is missing."""
-        return bool(self._updates.all())
+        return bool(self.updates.all())
 
     @property
     def newest(self) -> int:
         """Number of the newest update that brought a tensor; 0 if all are missing."""
-        return int(self._updates.max(initial=0))
+        return int(self.updates.max(initial=0))
 
     @property
     def extra_number(self) -> int:
@@ -271,7 +272,7 @@ class Slot:
     @torch.no_grad()
     def put(self, tensors: Sequence[Tensor | None], update: int = 1) -> None:
         """Fills the slot with one tensor for each entry. None stands for a missing tensor."""
-        self._updates[:] = [0 if tensor is None else update for tensor in tensors]
+        self.updates[:] = [0 if tensor is None else update for tensor in tensors]
         _copy(self.views, [None if tensor is None else tensor.detach() for tensor in tensors])
 
     @torch.no_grad()
@@ -283,15 +284,15 @@ class Slot:
         self._extra[self._extra == 0] = other.extra_number
         if other.layout != self.layout:
             return
-        missing = self._updates == 0
+        missing = self.updates == 0
         given = [t if m else None for t, m in zip(other.tensors(), missing, strict=True)]
-        self._updates[missing] = other._updates[missing]
+        self.updates[missing] = other.updates[missing]
         _copy(self.views, given)
 
     @torch.no_grad()
     def put_flat(self, tensors: Sequence[Sequence[Tensor]], update: int = 1) -> None:
         """Fills the slot with flat CPU tensors, grouped by run. Copies a run in one operation."""
-        self._updates[:] = update
+        self.updates[:] = update
         for run, parts in zip(self._flat, tensors, strict=True):
             torch.cat(list(parts), out=run)
 
@@ -304,7 +305,7 @@ def _copy(targets: Sequence[Tensor | None], sources: Sequence[Tensor | None]) ->
     ]
     if pairs:
         into, of = zip(*pairs, strict=True)
-        torch._foreach_copy_(list(into), list(of))
+        copy_all(list(into), list(of))
 
 
 # Fills a slot; the second argument is the number of the update.
@@ -356,11 +357,7 @@ class ModuleWeights:
         self._whole = False
         own = named_tensors(self.module)
         self._tensors = self.layout.match(own, type(self.module).__name__)
-        self._tables = [
-            table
-            for part in self.module.modules()
-            for table in (part._parameters, part._buffers, part._modules)
-        ]
+        self._tables = [table for part in self.module.modules() for table in entries_of(part)]
         self._kept = [value for table in self._tables for value in table.values()]
         self._known = _identities(self._tables)
 

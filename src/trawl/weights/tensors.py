@@ -14,6 +14,8 @@ from tensordict import NonTensorData, TensorDict, TensorDictBase, is_non_tensor
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
+from trawl.foreign.torch import saves_specially
+
 # Keys of a module's extra state: in a TensorDict, among the module's weights; and in a state dict,
 # as in ``nn.Module.state_dict``.
 _EXTRA = "__extra_state__"
@@ -115,8 +117,7 @@ def check_whole(module: nn.Module) -> None:
             "are sent"
         )
     for path, part in module.named_modules():
-        plain = type(part)._save_to_state_dict is nn.Module._save_to_state_dict
-        if plain or isinstance(part, TensorDictBase):
+        if not saves_specially(part) or isinstance(part, TensorDictBase):
             continue
         others = [
             f"{path}.{name}".lstrip(".")

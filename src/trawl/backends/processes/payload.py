@@ -254,10 +254,11 @@ class Package:
         for position, part in enumerate(parts):
             made.copies_modules = position in copied
             made.dump(part)
-        self._fill(file.getvalue(), len(parts), refs, [])
+        self.fill(file.getvalue(), len(parts), refs, [])
 
-    def _fill(self, data: bytes, count: int, refs: Sequence[Any], fds: list[int]) -> None:
-        self._data, self._count, self._refs, self._fds = data, count, refs, fds
+    def fill(self, data: bytes, count: int, refs: Sequence[Any], fds: list[int]) -> None:
+        """Sets the pickled parts, and what they refer to."""
+        self._data, self._count, self._refs, self.fds = data, count, refs, fds
         weakref.finalize(self, _close_all, fds)
 
     @classmethod
@@ -266,23 +267,23 @@ class Package:
         fds: list[int] = []
         with _spawning(fds):
             package = cls(parts, copied, _sharing(_reducers()))
-        package._fds.extend(fds)
+        package.fds.extend(fds)
         return package
 
     def __iter__(self) -> Iterator[Any]:
         unpickler = _Unpickler(io.BytesIO(self._data), self._refs)
         for _ in range(self._count):
-            with _receiving(self._fds):
+            with _receiving(self.fds):
                 part = unpickler.load()
             yield part
 
     def __reduce__(self) -> Any:
-        return _package, (self._data, self._count, self._refs, [DupFd(fd) for fd in self._fds])
+        return _package, (self._data, self._count, self._refs, [DupFd(fd) for fd in self.fds])
 
 
 def _package(data: bytes, count: int, refs: Sequence[Any], fds: Sequence[_Descriptor]) -> Package:
     package = Package.__new__(Package)
-    package._fill(data, count, refs, [fd.detach() for fd in fds])
+    package.fill(data, count, refs, [fd.detach() for fd in fds])
     return package
 
 
@@ -336,12 +337,12 @@ class _Recipient:
     DupFd = _Descriptor
 
     def __init__(self, fds: list[int]) -> None:
-        self._fds = fds
+        self.fds = fds
 
     def duplicate_for_child(self, fd: int) -> int:
         """Adds a descriptor to the payload; returns its position."""
-        self._fds.append(os.dup(fd))
-        return len(self._fds) - 1
+        self.fds.append(os.dup(fd))
+        return len(self.fds) - 1
 
 
 def _dumps(content: Any, reducers: Mapping[type, Any]) -> bytes:
@@ -410,7 +411,9 @@ def _storage_of(memory: Any) -> Any:
     if not isinstance(memory, torch.TypedStorage | torch.UntypedStorage):
         return None
     # A typed storage itself would warn that it is deprecated.
-    return getattr(memory, "_untyped_storage", memory)
+    from trawl.foreign.torch import untyped
+
+    return untyped(memory)
 
 
 def _memory_of(memory: Any) -> int | None:

@@ -187,10 +187,10 @@ def _execute(fds: list[int]) -> NoReturn:
 
 def command(code: str) -> list[str]:
     """Returns the command line that runs ``code`` in an interpreter like this one."""
-    from subprocess import _args_from_interpreter_flags  # type: ignore[attr-defined]
+    from trawl.foreign.stdlib import interpreter_options
 
     path = f"import sys; sys.path[:] = {sys.path!r}; "
-    return [sys.executable, *_args_from_interpreter_flags(), "-c", path + code]
+    return [sys.executable, *interpreter_options(), "-c", path + code]
 
 
 def _prctl(option: int, value: int) -> None:

@@ -17,16 +17,15 @@ import numpy as np
 import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from trawl.envs.generators import draws_privately
 from trawl.envs.seeding import derive, stream_seed
+from trawl.foreign.torch import SAMPLERS, TorchDispatchMode
 from trawl.rollout.policy.exploration import own_type
 
 # Names of operators that draw random numbers and take a generator.
 _OPERATORS = (
-    "_sample_dirichlet",
-    "_standard_gamma",
+    *SAMPLERS,
     "bernoulli",
     "bernoulli_",
     "binomial",

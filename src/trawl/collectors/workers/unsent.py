@@ -9,6 +9,7 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 
 from trawl.collectors.config import warn
+from trawl.foreign.torch import writes_of
 
 # Number of checks before the warning, counted from the first one that finds a change. The first
 # change is not enough, because some learners send weights rarely.
@@ -37,7 +38,7 @@ class UnsentWeights:
     def _state(self) -> list[tuple[int, int]]:
         """Returns values that change if a parameter is written to, replaced or given new memory."""
         return [
-            (one._version, one.data_ptr())
+            (writes_of(one), one.data_ptr())
             for module in self._modules
             for one in module.parameters()
             if not (is_lazy(one) or one.is_inference())

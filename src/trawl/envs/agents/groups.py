@@ -26,7 +26,7 @@ from trawl.envs.entries.masks import MASK_KEY, allowed_sample, choices, flat_mas
 from trawl.envs.entries.spaces import SpaceCodec, SpaceLeaf
 from trawl.envs.specs import Categorical
 from trawl.envs.tensor_env import TensorEnv
-from trawl.keys import DONE_KEYS, as_key, show_key
+from trawl.keys import DONE_KEYS, RESET_MASK, as_key, show_key
 from trawl.memory import Array
 
 
@@ -144,7 +144,16 @@ def make_groups(group_map: Any, agents: Sequence[str], parallel: bool) -> dict[s
     return {str(name): list(members) for name, members in group_map.items()}
 
 
-_RESERVED = (*DONE_KEYS, "reward", "state", "next", "collector", "_reset", "step_count", "is_init")
+_RESERVED = (
+    *DONE_KEYS,
+    "reward",
+    "state",
+    "next",
+    "collector",
+    RESET_MASK,
+    "step_count",
+    "is_init",
+)
 
 
 def groups_of(env: Any) -> set[str]:

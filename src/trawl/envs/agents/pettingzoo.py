@@ -48,7 +48,7 @@ from trawl.envs.reset_kwargs import ResetArguments, names_taken
 from trawl.envs.seeding import check_seed, derive, next_seed
 from trawl.envs.specs import Categorical, Composite, NonTensor, Unbounded
 from trawl.errors import env_errors
-from trawl.keys import Key, nested, next_of
+from trawl.keys import RESET_MASK, Key, nested, next_of
 from trawl.memory import Array
 from trawl.schema.checks import UNKNOWN
 from trawl.schema.states import AGENTS
@@ -243,9 +243,9 @@ class PettingZooEnv(LoggedEnv):
 
     @override
     def reset(self, tensordict: TensorDictBase | None = None, **kwargs: Any) -> TensorDictBase:
-        mask = None if tensordict is None else tensordict.get("_reset", None)
+        mask = None if tensordict is None else tensordict.get(RESET_MASK, None)
         if tensordict is not None and mask is not None and not mask.any():
-            return tensordict.exclude("_reset")
+            return tensordict.exclude(RESET_MASK)
         return self._placed(self._guarded_reset(None, **kwargs))
 
     @override

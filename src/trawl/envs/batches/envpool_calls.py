@@ -11,6 +11,7 @@ import numpy as np
 
 from trawl.checks import did_you_mean
 from trawl.envs.arguments import named_arguments, needed
+from trawl.foreign.environments import envpool_keys, envpool_method
 from trawl.memory import Array, Mask
 from trawl.supported import MODE_ENVPOOL
 
@@ -57,33 +58,29 @@ class EnvPoolCalls:
         self._places = self._find_places()
         self._pick = itemgetter(*(self._places or (0, 0)))
         self._inner_send = self._find_send()
+        self._inner_reset: Any = envpool_method(env, "reset")
         self._action_dtype = None
         if self._inner_send is not None:
             self._action_dtype = env.spec.action_array_spec["action"].dtype
         self.receive_raw: Callable[[], Any] = (
-            env.recv if self._places is None else self._inner("_recv")
+            env.recv if self._places is None else envpool_method(env, "recv") or env.recv
         )
-
-    def _inner(self, name: str) -> Any:
-        """Returns a method that EnvPool's public methods call; None if there is none."""
-        return getattr(self._env, name, None)
 
     def _find_places(self) -> list[int] | None:
         """Returns where the inner results have the entries of :class:`EnvPoolResults`."""
         wanted = ("info:env_id", "obs", "reward", "done", "trunc")
-        keys = list(getattr(self._env, "_state_keys", ()))
-        inner = self._original and self._inner("_recv") is not None
+        keys = envpool_keys(self._env, "state")
+        inner = self._original and envpool_method(self._env, "recv") is not None
         if not inner or any(keys.count(key) != 1 for key in wanted):
             return None
         return [keys.index(key) for key in wanted]
 
     def _find_send(self) -> Callable[[list[Array]], None] | None:
-        keys = list(getattr(self._env, "_action_keys", ()))
+        keys = envpool_keys(self._env, "action")
         single = keys == ["env_id", "players.env_id", "action"]
         if not (self._original and single) or self._env.config.get("max_num_players", 1) != 1:
             return None
-        found: Callable[[list[Array]], None] | None = self._inner("_send")
-        return found
+        return envpool_method(self._env, "send")
 
     @property
     def quick(self) -> bool:
@@ -104,7 +101,7 @@ class EnvPoolCalls:
 
     def send_reset(self, ids: Array) -> None:
         """Begins to reset sub-environments; ``ids`` are their numbers, as int32."""
-        self._inner("_reset")(ids)
+        self._inner_reset(ids)
 
     def read(self, raw: Any) -> EnvPoolResults:
         """Returns the results that :attr:`receive_raw` has returned."""

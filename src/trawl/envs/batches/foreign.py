@@ -17,7 +17,7 @@ from trawl.envs.reset_kwargs import with_reset_kwargs
 from trawl.envs.seeding import derive
 from trawl.envs.specs import is_of_tensors
 from trawl.errors import env_errors
-from trawl.keys import DONE_KEYS, as_key, show_keys
+from trawl.keys import DONE_KEYS, RESET_MASK, as_key, show_keys
 from trawl.schema.states import FOREIGN
 
 
@@ -114,7 +114,7 @@ class ForeignEnv(TensorDictEnv):
         part = None
         if mask is not None and not mask.all():
             before = self.fake_tensordict() if self._root is None else self._root.copy()
-            part = before.set("_reset", mask.unsqueeze(-1))
+            part = before.set(RESET_MASK, mask.unsqueeze(-1))
         root: TensorDict = self.env.reset(part, **kwargs)
         self._root = root
         return root.copy()

@@ -26,6 +26,7 @@ from trawl.envs.kinds import lacks_vectors, steps_batches
 from trawl.envs.reset_kwargs import sliced
 from trawl.envs.seeding import next_kwargs
 from trawl.envs.types import EnvKwargs, EnvSources, is_list
+from trawl.keys import RESET_MASK
 from trawl.supported import Trait
 
 
@@ -140,7 +141,7 @@ class SerialEnv(BatchedEnv):
             if part is None or (part.ndim == 0 and part):
                 results.append(env.reset(**kwargs))
             elif part.any():
-                partly = env.fake_tensordict().set("_reset", part.unsqueeze(-1))
+                partly = env.fake_tensordict().set(RESET_MASK, part.unsqueeze(-1))
                 results.append(env.reset(partly, **kwargs))
             else:
                 # Only the shape of this row is used.

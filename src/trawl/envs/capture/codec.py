@@ -25,6 +25,7 @@ from gymnasium.vector import VectorEnv
 from torch import Tensor
 
 from trawl.envs.capture.fixed import class_name, constant_names, is_fixed, is_simple, spaces_in
+from trawl.foreign.environments import unseed
 from trawl.schema.checks import MOST_BITS, PLAIN
 
 _CONTAINERS = (list, tuple, deque, dict)
@@ -259,7 +260,7 @@ class Decoder:
             if isinstance(value, Space):
                 # The state is one from before the space was seeded.
                 for space in spaces_in(value):
-                    vars(space)["_np_random"] = None
+                    unseed(space)
             elif not is_fixed(value, members):
                 del vars(owner)[name]
 

@@ -16,13 +16,14 @@ from gymnasium.envs.registration import EnvSpec
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
 from trawl.errors import EnvStateError
+from trawl.foreign.environments import CONSTANT, is_seeded
 from trawl.schema.checks import PLAIN
 
 _FIXED = (types.ModuleType, np.dtype, np.ufunc, type, EnvSpec, AutoresetMode)
 # Windows and images of renderers, on which no step depends.
 _SHOWN = frozenset({"pygame.surface.Surface", "pygame.time.Clock", "pygame.font.Font"})
 # Attributes of Gymnasium that never change.
-_CONSTANT = frozenset({"_saved_kwargs", "_cached_spec", "_metadata", "metadata", "spec"})
+_CONSTANT = CONSTANT | {"metadata", "spec"}
 # Attributes of SyncVectorEnv that never change.
 _FACTORIES = frozenset({"env_fns"})
 # Objects that added infos to observations, around environments of earlier versions.
@@ -94,7 +95,7 @@ def spaces_in(space: Any) -> list[Any]:
 
 def draws(space: Any) -> bool:
     """Returns True if a space was seeded, or samples were drawn from it."""
-    return any(vars(one).get("_np_random") is not None for one in spaces_in(space))
+    return any(map(is_seeded, spaces_in(space)))
 
 
 def is_simple(kind: type) -> bool:

@@ -29,6 +29,20 @@ from trawl.envs.capture.kinds import FIXED_IN_GRAPHS
 from trawl.envs.capture.pickling import check_trust, pickled, unpickled
 from trawl.envs.capture.ways import chain
 from trawl.errors import EnvStateError, env_errors
+from trawl.foreign import torchrl as foreign
+from trawl.foreign.torch import FORWARD_HOOKS, TENSORS
+from trawl.foreign.torchrl import (
+    DERIVED,
+    SIMULATOR,
+    cached_parent,
+    forget_parent,
+    input_spec,
+    modules_in,
+    own_keys,
+    parts_of_batch,
+    set_simulator,
+    tensors_in,
+)
 from trawl.keys import as_key, show_key
 from trawl.schema.checks import UNKNOWN
 from trawl.schema.states import check_torchrl
@@ -36,27 +50,11 @@ from trawl.schema.states import check_torchrl
 _ATTRIBUTES, _OWN, _PICKLE = "attributes", "get_state", "pickle"
 _SIMULATORS = (gymnasium.Env, VectorEnv)
 _FIXED = (*FIXED_IN_GRAPHS, TensorSpec)
-_TENSORS = ("_parameters", "_buffers")
-_HOOKS = ("_forward_hooks", "_forward_pre_hooks")
 _ROWS = "shared_tensordict_parent"
 # Entries of the state of an object. Tensors come first, because they are restored in place.
 _ENTRIES = ("tensors", "masks", "own", "attributes")
 # Attributes that follow from other attributes, or that refer to objects outside the environment.
-_DERIVED = (frozenset(vars(nn.Module())) - {"training"}) | {
-    "_cache",
-    "_collector",
-    "_compiled_step_and_maybe_reset",
-    "_constructor_kwargs",
-    "_container",
-    "_env",
-    "_input_spec",
-    "_output_spec",
-    "_parent",
-    "_read_obs",
-    "_read_reward",
-    "_sync_device_val",
-    "_sync_orig_device_val",
-}
+_DERIVED = (frozenset(vars(nn.Module())) - {"training"}) | DERIVED
 
 
 class TorchRLState:
@@ -162,7 +160,7 @@ class TorchRLState:
             check_trust(state["objects"], trust, self._name)
         found = [one for one in self._parts if simulator_of(one) is not None]
         for one, inner in zip(found, state["simulators"], strict=True):
-            vars(one)["_env"] = restore(simulator_of(one), inner, trust)
+            set_simulator(one, restore(simulator_of(one), inner, trust))
         try:
             self._restore_objects(_with_parents(self._parts, state["cached"]), state)
         except (KeyError, NotPlain, RuntimeError, ValueError) as error:
@@ -208,9 +206,9 @@ def _add(one: Any, found: list[Any]) -> None:
 
 def _children(one: Any) -> Iterator[Any]:
     if isinstance(one, BatchedEnvBase):
-        yield from vars(one).get("_envs", ())
+        yield from parts_of_batch(one)
         return
-    yield from (part for part in vars(one).get("_modules", {}).values() if part is not None)
+    yield from (part for part in modules_in(one).values() if part is not None)
     for name, value in sorted(vars(one).items()):
         if name not in _DERIVED:
             items = value if type(value) is list else [value]
@@ -218,7 +216,7 @@ def _children(one: Any) -> Iterator[Any]:
 
 
 def _has_parent(transform: Transform) -> bool:
-    return vars(transform).get("_parent") is not None
+    return cached_parent(transform) is not None
 
 
 def _with_parents(parts: Sequence[Any], cached: Sequence[bool] | None = None) -> list[Any]:
@@ -234,9 +232,9 @@ def _with_parents(parts: Sequence[Any], cached: Sequence[bool] | None = None) ->
     wanted = None if cached is None else iter(cached)
     for one in found:  # the loop also visits objects that it adds
         if isinstance(one, Transform):
-            parent = vars(one).get("_parent")
+            parent = cached_parent(one)
             if wanted is not None and next(wanted, False) != (parent is not None):
-                vars(one)["_parent"] = None
+                forget_parent(one)
                 parent = one.parent if parent is None else None
             if parent is not None:
                 _add(parent, found)
@@ -245,7 +243,7 @@ def _with_parents(parts: Sequence[Any], cached: Sequence[bool] | None = None) ->
 
 def simulator_of(one: Any) -> Any:
     """Returns the Gymnasium environment of one of TorchRL's wrappers, or None."""
-    env = vars(one).get("_env")
+    env = foreign.simulator_of(one)
     return env if isinstance(env, _SIMULATORS) else None
 
 
@@ -264,7 +262,7 @@ def _names(parts: Iterable[Any]) -> str:
 
 
 def _shown(transform: Transform) -> str:
-    keys = [vars(transform).get(name) for name in ("_in_keys", "_out_keys")]
+    keys = own_keys(transform)
     shown = [" ".join(map(str, found)) for found in keys if type(found) is list and found]
     return f"{type(transform).__name__}({' -> '.join(shown)})"
 
@@ -295,7 +293,7 @@ def _state_of(one: Any, encoder: Encoder) -> dict[str, Any]:
 
 def _masked_specs(one: Any) -> dict[str, Any]:
     """Returns the specs of an environment whose samples may be restricted by a mask."""
-    leaves = _leaves(vars(one).get("_input_spec") if isinstance(one, EnvBase) else None)
+    leaves = _leaves(input_spec(one) if isinstance(one, EnvBase) else None)
     return {name: leaf for name, leaf in leaves.items() if hasattr(leaf, "update_mask")}
 
 
@@ -312,9 +310,9 @@ def _attributes_of(one: Any) -> dict[str, Any]:
         return {}
     if not is_simple(type(one)):
         raise NotPlain(f"{type(one).__name__} has more than the attributes in vars()")
-    if any(vars(one).get(name) for name in _HOOKS):
+    if any(vars(one).get(name) for name in FORWARD_HOOKS):
         raise NotPlain(f"{type(one).__name__} has hooks")
-    left_out = _DERIVED if simulator_of(one) is not None else _DERIVED - {"_env"}
+    left_out = _DERIVED if simulator_of(one) is not None else _DERIVED - {SIMULATOR}
     return {name: value for name, value in sorted(vars(one).items()) if name not in left_out}
 
 
@@ -323,12 +321,7 @@ def _tensors_of(one: Any) -> dict[str, Any]:
     if isinstance(one, BatchedEnvBase):
         # Entries that an environment does not return keep their values from an earlier step.
         return _leaves(vars(one).get(_ROWS))
-    return {
-        f"{kind}/{name}": value
-        for kind in _TENSORS
-        for name, value in vars(one).get(kind, {}).items()
-        if value is not None
-    }
+    return tensors_in(one)
 
 
 def _decoded(
@@ -372,6 +365,6 @@ def _write_tensor(one: Any, name: str, value: Any, present: Any) -> None:
             present.copy_(value)
         return
     kind, _, name = name.partition("/")
-    if kind not in _TENSORS or name not in vars(one)[kind]:
+    if kind not in TENSORS or name not in vars(one)[kind]:
         raise NotPlain(f"{type(one).__name__} has no tensor {name}")
     vars(one)[kind][name] = value

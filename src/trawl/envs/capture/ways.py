@@ -14,6 +14,7 @@ from typing_extensions import override
 from trawl.envs.capture.codec import Decoder, Encoder, NotPlain
 from trawl.envs.capture.pickling import check_trust, pickled, unpickled
 from trawl.errors import EnvStateError
+from trawl.foreign.environments import ATARI_CONSTANT
 
 
 def chain(env: Any) -> list[Any]:
@@ -212,7 +213,7 @@ class Ale(Way):
 
     name = "ale"
     shared = None
-    _skip = frozenset({"ale", "_action_set", "_game_difficulty", "_game_mode"})
+    _skip = ATARI_CONSTANT | {"ale"}
 
     @override
     def suits(self, base: Any) -> bool:

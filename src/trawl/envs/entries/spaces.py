@@ -33,11 +33,11 @@ from trawl.envs.specs import (
     Spec,
     Unbounded,
 )
-from trawl.keys import DONE_KEYS, Key, show_key
+from trawl.keys import DONE_KEYS, RESET_MASK, Key, show_key
 from trawl.memory import Array
 
 # Keys that a frame uses besides those of observations and actions.
-_RESERVED = ("reward", *DONE_KEYS, "next", "collector", "_reset")
+_RESERVED = ("reward", *DONE_KEYS, "next", "collector", RESET_MASK)
 
 
 @dataclass(frozen=True)

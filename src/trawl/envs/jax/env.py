@@ -43,6 +43,7 @@ from trawl.envs.kinds import EnvKind
 from trawl.envs.seeding import check_seed, derive
 from trawl.envs.tensor_env import TensorEnv, TensorStep
 from trawl.errors import EnvStateError, env_errors
+from trawl.foreign.environments import brax_environments
 from trawl.schema.checks import UNKNOWN
 from trawl.schema.states import JAX
 
@@ -57,9 +58,9 @@ class _KeepsArguments:
 
     # Not in the class of the objects, whose signature would be that of this method.
     def __new__(cls, *args: Any, **kwargs: Any) -> Self:
-        made = super().__new__(cls)
-        made._arguments = args, kwargs
-        return made
+        self = super().__new__(cls)
+        self._arguments = args, kwargs
+        return self
 
 
 class JaxEnv(_KeepsArguments, TensorEnv):
@@ -378,7 +379,7 @@ def make_brax(name: str, *, num_envs: int = 1, **options: Any) -> JaxEnv:
         ValueError: if there is no such environment.
     """
     brax = _load("brax.envs", name)
-    registered = brax._envs
+    registered = brax_environments(brax)
     _check_known("brax", name, registered)
     own, rest = _divided(num_envs, options)
     for key, why in _BY_JAX_ENV.items():

@@ -11,6 +11,8 @@ import gymnasium
 import numpy as np
 from gymnasium import Space, spaces
 
+from trawl.foreign.environments import jumanji_inner
+
 # A number of steps that no episode reaches, within int32.
 _NEVER = 2**31 - 1
 
@@ -218,7 +220,7 @@ def _inner(layer: Any) -> Any:
     # Looked up in the instance: wrappers pass on the names of the environment that they wrap.
     own = getattr(layer, "__dict__", {})
     # Wrappers of Jumanji have a name of their own for it.
-    return own.get("env", own.get("_env"))
+    return own["env"] if "env" in own else jumanji_inner(own)
 
 
 def _gymnax(env: Any, params: Any) -> JaxFunctions:

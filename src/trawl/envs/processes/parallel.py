@@ -37,11 +37,11 @@ from trawl.envs.processes.workers import EnvWorkers
 from trawl.envs.seeding import check_seed, derive, next_kwargs
 from trawl.envs.types import EnvKwargs, EnvSources
 from trawl.errors import EnvStateError, WorkerDied, env_errors
+from trawl.foreign.tensordict import new_tensordict
 from trawl.keys import Key, as_key, show_key
 from trawl.memory import Array, Mask
 from trawl.schema.checks import UNKNOWN
 from trawl.schema.states import PARALLEL
-from trawl.tensordicts import new_tensordict
 
 
 class ParallelEnv(BatchedEnv):

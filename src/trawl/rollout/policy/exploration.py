@@ -12,7 +12,9 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
-from tensordict.nn import InteractionType, probabilistic, set_interaction_type
+from tensordict.nn import InteractionType, set_interaction_type
+
+from trawl.foreign.tensordict import replace_types_holder, types_holder
 
 
 class _ThreadsOwnType:
@@ -48,12 +50,11 @@ _install = threading.Lock()
 
 def _types() -> _ThreadsOwnType:
     """Returns the holder of the types, which replaces tensordict's holder on first use."""
-    name = "_interaction_type"
     with _install:
-        holder = getattr(probabilistic, name)
+        holder = types_holder()
         if not isinstance(holder, _ThreadsOwnType):
             holder = _ThreadsOwnType(holder)
-            setattr(probabilistic, name, holder)
+            replace_types_holder(holder)
         return holder
 
 

@@ -24,7 +24,8 @@ from tensordict.nn import (
 )
 from torch import nn
 from torch.nn.functional import linear
-from torch.nn.modules.module import _has_any_global_hook
+
+from trawl.foreign.torch import ENTRIES, HOOKS, has_compiled_call, has_global_hook
 
 Function = Callable[..., Any]
 
@@ -38,8 +39,7 @@ _SIMPLE: dict[type[nn.Module], Function] = {
     nn.Tanh: torch.tanh,
     nn.Sigmoid: torch.sigmoid,
 }
-_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
-_TABLES = ("_parameters", "_buffers", "_modules", *_HOOKS)
+_TABLES = (*ENTRIES, *HOOKS)
 
 
 def unroll(module: Any) -> Function:
@@ -70,9 +70,9 @@ def is_special(module: nn.Module) -> bool:
         type(module).__call__ is not nn.Module.__call__
         or "forward" in vars(module)
         or isinstance(module, torch.jit.ScriptModule)
-        or getattr(module, "_compiled_call_impl", None) is not None
-        or any(getattr(module, name, None) for name in _HOOKS)
-        or _has_any_global_hook()
+        or has_compiled_call(module)
+        or any(getattr(module, name, None) for name in HOOKS)
+        or has_global_hook()
     )
 
 
@@ -125,7 +125,7 @@ class ModuleWatch:
         self._found = self._now()
 
     def _now(self) -> list[Any]:
-        found = [_has_any_global_hook(), *chain.from_iterable(self._tables)]
+        found = [has_global_hook(), *chain.from_iterable(self._tables)]
         found += map(type, self._parts)
         for kind in self._kinds:
             found += (kind.forward, kind.__call__)

@@ -24,6 +24,7 @@ from tensordict.nn import (
 )
 from torch import Tensor, nn
 
+from trawl.foreign.tensordict import overrides_calls
 from trawl.keys import Key, as_key, show_key
 from trawl.rollout.policy.modules import is_special, unroll
 from trawl.rollout.policy.sampling import Sampling, is_known_sampler, sampling
@@ -149,10 +150,7 @@ def _steps(module: Any) -> Iterable[Any]:
 
 def _overrides(module: nn.Module) -> bool:
     """Returns True if a subclass changes how a module is called or its outputs are written."""
-    return isinstance(module, TensorDictModule) and any(
-        getattr(type(module), name) is not getattr(TensorDictModule, name)
-        for name in ("_call_module", "_write_to_tensordict")
-    )
+    return isinstance(module, TensorDictModule) and overrides_calls(type(module))
 
 
 def _out_keys(module: Any) -> list[Key]:

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from trawl.envs.agents.groups import groups_of
 from trawl.envs.frame_stack import FrameStack
+from trawl.foreign.torch import is_compiled
 from trawl.keys import as_key, show_keys
 from trawl.rollout.policy.random_policy import RandomPolicy
 from trawl.rollout.writers.trial import trial
@@ -46,7 +47,7 @@ def resolve(policy: Any, env: Any, trust: bool, frame_stack: FrameStack | None =
             f"policy must be an object, but it is the class {policy.__name__}: pass an instance, "
             f"{policy.__name__}(...)"
         )
-    if trust or isinstance(policy, (TensorDictModuleBase, RandomPolicy)) or _is_compiled(policy):
+    if trust or isinstance(policy, (TensorDictModuleBase, RandomPolicy)) or is_compiled(policy):
         return policy
     if _is_client(policy):
         return policy
@@ -66,10 +67,6 @@ def resolve(policy: Any, env: Any, trust: bool, frame_stack: FrameStack | None =
 def name_of(policy: Any) -> str:
     """Returns the name of a policy, for messages."""
     return getattr(policy, "__name__", None) or type(policy).__name__
-
-
-def _is_compiled(policy: Any) -> bool:
-    return hasattr(policy, "_orig_mod") or hasattr(policy, "_torchdynamo_orig_callable")
 
 
 def _is_client(policy: Any) -> bool:

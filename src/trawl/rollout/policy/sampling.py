@@ -28,6 +28,8 @@ from torch.overrides import TorchFunctionMode
 from typing_extensions import override
 
 from trawl.errors import add_note
+from trawl.foreign.tensordict import drawing, draws_specially
+from trawl.foreign.torch import SAMPLERS, validates
 from trawl.keys import as_key
 from trawl.rollout.policy.exploration import exploring
 from trawl.rollout.policy.modules import DISTRIBUTIONS
@@ -73,6 +75,7 @@ class Sampling:
     ) -> None:
         self._module, self._exploration = module, exploration
         self._stock = _has_stock_forward(module)
+        self._draw_from = drawing(module)
         self._class = module.distribution_class
         self._names = [key[-1] if isinstance(key, tuple) else key for key in module.dist_keys]
         self.in_keys = [as_key(key) for key in module.in_keys]
@@ -118,7 +121,7 @@ class Sampling:
             # prefers `rsample`.
             sample = dist.rsample() if dist.has_rsample else dist.sample()
         else:
-            sample = getattr(self._module, _DIST_SAMPLE)(dist, self._exploration)
+            sample = self._draw_from(dist, self._exploration)
         return (sample, dist.log_prob(sample)) if len(self.out_keys) > 1 else (sample,)
 
     def _call_module(self, parameters: Sequence[Tensor]) -> tuple[Tensor, ...]:
@@ -193,9 +196,6 @@ class Sampling:
             raise NotRecordable(f"it raises {type(error).__name__} while it is recorded") from error
 
 
-_DIST_SAMPLE = "_dist_sample"
-
-
 def is_known_sampler(module: Any) -> bool:
     """Returns True if a module only writes samples, and maybe their log-probabilities."""
     if not isinstance(module, ProbabilisticTensorDictModule):
@@ -214,10 +214,8 @@ def sampling(
     kind, stock, cls = type(module), ProbabilisticTensorDictModule, module.distribution_class
     special = (
         kind.get_dist is not stock.get_dist
-        or getattr(kind, _DIST_SAMPLE, None) is not getattr(stock, _DIST_SAMPLE, None)
+        or draws_specially(module)
         or module.num_samples is not None
-        or getattr(module, "_generator", None) is not None
-        or getattr(module, "_generator_key", None) is not None
         or not isinstance(cls, type)
         or issubclass(cls, CompositeDistribution)
         or len(module.dist_sample_keys) != 1
@@ -236,7 +234,7 @@ def keep_reasons(before: Sequence[Sampling], now: Sequence[Sampling]) -> None:
 @contextmanager
 def _unchecked() -> Iterator[None]:
     """Context in which distributions don't check their arguments, unless they are told to."""
-    before = getattr(Distribution, "_validate_args")  # noqa: B009
+    before = validates(Distribution)
     Distribution.set_default_validate_args(False)
     try:
         yield
@@ -271,7 +269,8 @@ _RANDOM = frozenset(
     {
         *("normal", "normal_", "randn", "randn_like", "rand", "rand_like", "uniform_"),
         *("multinomial", "bernoulli", "bernoulli_", "binomial", "geometric_", "poisson"),
-        *("exponential_", "cauchy_", "log_normal_", "_standard_gamma"),
+        *("exponential_", "cauchy_", "log_normal_"),
+        *SAMPLERS,
     }
 )
 # Functions that return uninitialised memory.

@@ -26,6 +26,7 @@ from trawl.keys import (
     IS_INIT,
     MASK,
     NO_TRAJECTORY,
+    RESET_MASK,
     STEP_COUNT,
     TRAJ_IDS,
     Key,
@@ -305,12 +306,12 @@ class TensorDictBatchWriter(BatchWriter):
                 cut &= ~self._parts.failed().unsqueeze(-1).to(cut.device)
             break_off(following, self._agent_flags, late.squeeze(-1))
             if cut.any():
-                root = self.env.reset(root.copy().set("_reset", cut))
+                root = self.env.reset(root.copy().set(RESET_MASK, cut))
         failed = None if self._parts is None else self._parts.failed()
         if failed is not None and failed.any():
             following = self._discard_step(following, failed)
             frame.set("next", following)
-            root = self.env.reset(root.copy().set("_reset", failed.unsqueeze(-1)))
+            root = self.env.reset(root.copy().set(RESET_MASK, failed.unsqueeze(-1)))
         done = following.get("done")
         if failed is not None and self._parts is not None:
             skipped = failed if skipped is None else skipped | failed

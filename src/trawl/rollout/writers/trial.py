@@ -18,6 +18,7 @@ from torch.nn.parameter import is_lazy
 
 from trawl.envs.generators import draws_privately, get_states, set_states
 from trawl.envs.layers import layers_of, owns_parts
+from trawl.foreign.torch import FORWARD_HOOKS, buffers_of, uncompiled
 
 # Larger arrays and tensors are data rather than statistics, and take too long to copy.
 _LARGEST = 1 << 26
@@ -40,7 +41,6 @@ _DATA = (
 )
 # Attributes of every module: tables of parts and of hooks.
 _TABLES = frozenset(vars(nn.Module())) - {"training"}
-_HOOKS = ("_forward_pre_hooks", "_forward_hooks")
 
 
 @contextmanager
@@ -184,9 +184,10 @@ class Kept:
         self._values(module.buffers(recurse=False))
         if isinstance(module, torch.jit.ScriptModule):
             return
-        for name, buffer in module._buffers.items():
-            self._undo.append(partial(module._buffers.__setitem__, name, buffer))
-        for table in _HOOKS:
+        buffers = buffers_of(module)
+        for name, buffer in buffers.items():
+            self._undo.append(partial(buffers.__setitem__, name, buffer))
+        for table in FORWARD_HOOKS:
             self._values(vars(module)[table].values())
         own = {name: value for name, value in vars(module).items() if name not in _TABLES}
         if home.partition(".")[0] not in _LIBRARIES:
@@ -199,7 +200,7 @@ class Kept:
         self.owner(own.get("module"))  # what a TensorDictModule calls
 
     def _function(self, function: Any) -> None:
-        function = getattr(function, "_torchdynamo_orig_callable", function)
+        function = uncompiled(function)
         if isinstance(function, partial):
             self._values([*function.args, *function.keywords.values()])
             self.owner(function.func)
