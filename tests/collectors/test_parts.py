@@ -180,6 +180,16 @@ def test_a_collector_in_a_cycle_tells_everything_at_its_end(kind, tmp_path):
     assert known <= found
 
 
+def test_paths_lead_from_a_collector_in_a_cycle_at_its_end():
+    collector, found = Collector("Pendulum-v1", frames_per_batch=10), list[object]()
+    collector.add_close_callback(lambda one: found.extend(one.map_fn("env.set_seed", [(3,)])))
+    collector.add_close_callback(lambda one: found.append(one.get_distant_attr("closed")))
+    collector.cycle = collector
+    del collector
+    gc.collect()
+    assert found[1:] == [True]
+
+
 def test_another_profile_replaces_the_first(tmp_path):
     with Collector("Pendulum-v1", frames_per_batch=10, total_frames=40) as collector:
         collector.enable_profile(workers=[0], save_path=tmp_path / "first.json")

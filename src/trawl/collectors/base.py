@@ -97,6 +97,7 @@ class BaseCollector(CollectorParts, OptionAttributes):  # type: ignore[misc]  # 
             WeakMethod(self._background_turn),
             weak(self._settle),
         )
+        parts.access = self._new_access()
         parts.checkpoints = Checkpoints(
             parts.lifetime,
             parts.background.held,
@@ -105,7 +106,6 @@ class BaseCollector(CollectorParts, OptionAttributes):  # type: ignore[misc]  # 
         )
         whole = self._new_whole(config) if config.whole_trajectories else None
         parts.outbox = BatchOutbox(config, parts.lifetime, parts.budget, whole)
-        parts.access = self._new_access()
         parts.profiling = self._new_profiling()
         parts.figures = self._new_figures()
         parts.timeline = Tracing(parts.lifetime, parts.figures, parts.watch.resident)
@@ -366,6 +366,7 @@ class BaseCollector(CollectorParts, OptionAttributes):  # type: ignore[misc]  # 
     def __del__(self) -> None:
         # A constructor that failed leaves an object without `closed`.
         if not getattr(self, "closed", True):
+            self.parts.access.belong_to(self)
             self.shutdown(timeout=0, raise_on_error=False)
 
     def _end_timeline(self) -> None:

@@ -520,6 +520,7 @@ class WorkerCollector(BaseCollector, OptionAttributes):  # type: ignore[misc]  #
     def __del__(self) -> None:
         # Workers get a few seconds to close their environments.
         if not getattr(self, "closed", True):
+            self.parts.access.belong_to(self)
             self.shutdown(raise_on_error=False)
 
     def _close(self, close_env: bool) -> None:

@@ -19,8 +19,12 @@ class Access:
     """
 
     def __init__(self, collector: Any, background: BackgroundCollection) -> None:
-        self._owner: Callable[[], Any] = ref(collector)
         self._background = background
+        self.belong_to(collector)
+
+    def belong_to(self, collector: Any) -> None:
+        """Sets the collector, whose weak references are lost when it is about to be deleted."""
+        self._owner: Callable[[], Any] = ref(collector)
 
     @property
     def collector(self) -> Any:
