@@ -19,6 +19,7 @@ LAYERS = [
         "checks",
         "computed_tensor",
         "devices",
+        "docstrings",
         "errors",
         "foreign",
         "interrupts",

@@ -532,7 +532,7 @@ WRONG = [
     ({"server_timeout": "1"}, TypeError, "number of seconds"),
     ({"max_batch_size": 0}, ValueError, "max_batch_size"),
     ({"envs_per_worker": 3, "max_batch_size": 2}, ValueError, "envs_per_worker=3 is larger"),
-    ({"env_backend": "ray"}, ValueError, "env_backend must be one of"),
+    ({"env_backend": "ray"}, ValueError, "env_backend must be 'threading' or"),
     ({"policy_backend": "ray"}, ValueError, "policy_backend must be one of"),
     ({"server_config": {"service_backend": "ray"}}, ValueError, "service_backend='thread' or"),
     (

@@ -12,9 +12,10 @@ from typing_extensions import override
 
 from trawl import ExplorationType
 from trawl.backends import InlineBackend
-from trawl.collectors.config import option_names
+from trawl.collectors import CollectorConfig
 from trawl.collectors.distributed.cluster import ClusterCollector
 from trawl.collectors.distributed.sharing import OF_EACH
+from trawl.collectors.options import table
 
 
 class HereCollector(ClusterCollector):
@@ -115,7 +116,7 @@ pytestmark = pytest.mark.filterwarnings(
 
 def test_each_option_is_tried():
     """A new option needs a case here."""
-    assert {*VALUES, *REFUSED} == set(option_names())
+    assert {*VALUES, *REFUSED} == set(table(CollectorConfig))
 
 
 def fresh(value):

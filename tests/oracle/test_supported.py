@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import io
-import runpy
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import gymnasium
@@ -34,7 +32,6 @@ from trawl.testing.faces import FACES
 from trawl.testing.scripted_envs import ScriptedEnv, ScriptedPool, agents_environment
 from trawl.weight_update import MultiProcessedWeightUpdater, SharedMemWeightSyncScheme
 
-ROOT = Path(__file__).resolve().parents[2]
 SCRIPT = Script()
 ENV = partial(ScriptedEnv, SCRIPT)
 
@@ -315,12 +312,6 @@ def test_each_entry_is_refused(name: str) -> None:
         assert entry.instead in text or name == "INFO_WITHOUT", text
         named |= {option for option in entry.names if text.split()[0].startswith(option)}
     assert named == set(entry.names), named ^ set(entry.names)
-
-
-def test_the_documentation_has_the_table() -> None:
-    script = runpy.run_path(str(ROOT / "docs" / "scripts" / "refusals_table.py"))
-    page = (ROOT / "docs" / "one-process.md").read_text(encoding="utf-8")
-    assert script["updated"](page) == page, "python docs/scripts/refusals_table.py --write"
 
 
 # --- options and environments

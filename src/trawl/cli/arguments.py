@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, field
 from types import NoneType
-from typing import Annotated, Any, Literal, get_args
+from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
 
 import tyro
+
+from trawl.cli.flags import arguments_of, table_flags
 
 # An option --name without a matching --no-name.
 Flag = tyro.conf.FlagCreatePairsOff[bool]
@@ -68,26 +70,6 @@ NumEnvs = Annotated[
     int,
     _number(help="Number of environments to step as one batch; with --workers, in each worker."),
 ]
-MaxSteps = Annotated[
-    int | None,
-    _number(
-        "(default: only the environment's own limit)",
-        "Number of steps after which an episode is truncated.",
-    ),
-]
-FrameStackSize = Annotated[
-    int | None,
-    _number("(default: none)", "Number of frames in a stack of the last frames of an episode."),
-]
-NormalizeObservations = Annotated[
-    Flag, tyro.conf.arg(help="Normalise observations by their running mean and variance.")
-]
-NormalizeRewards = Annotated[
-    Flag,
-    tyro.conf.arg(
-        help="Divide rewards by the running standard deviation of the discounted return."
-    ),
-]
 UnsafePickle = Annotated[
     Flag,
     tyro.conf.arg(
@@ -98,6 +80,28 @@ UnsafePickle = Annotated[
 Traceback = Annotated[
     Flag, tyro.conf.arg(help="Show the traceback of an error, in addition to its message.")
 ]
+
+
+if TYPE_CHECKING:
+
+    class CollectOptions:
+        """Arguments whose names and types the table of options has."""
+
+        def __getattr__(self, name: str) -> Any: ...
+
+    class EvaluateOptions(CollectOptions):
+        """Arguments whose names and types the table of options has."""
+
+    class TuneOptions(CollectOptions):
+        """Arguments whose names and types the table of options has."""
+
+else:
+    _TUNED = [one for one in table_flags() if "TUNED" in one.tags]
+    CollectOptions = arguments_of("CollectOptions", table_flags())
+    TuneOptions = arguments_of("TuneOptions", _TUNED)
+    EvaluateOptions = arguments_of(
+        "EvaluateOptions", [one for one in _TUNED if "EVALUATOR" not in one.tags]
+    )
 
 
 @dataclass(frozen=True)
@@ -145,13 +149,9 @@ class CollectArguments:
     """Continue the dataset in --out until it has --frames frames; if there is none, begin one.
     The frames are the same as without a break, unless a note says why new episodes begin."""
 
-    max_frames_per_traj: MaxSteps = None
-
-    frame_stack: FrameStackSize = None
-
-    normalize_observations: NormalizeObservations = False
-
-    normalize_rewards: NormalizeRewards = False
+    options: Annotated[
+        CollectOptions, tyro.conf.OmitArgPrefixes, tyro.conf.arg(name="collector")
+    ] = field(default_factory=CollectOptions)
 
     envs: NumEnvs = 1
 
@@ -191,12 +191,6 @@ class CollectArguments:
     ] = 10.0
     """Seconds between two polls of the statistics for --log."""
 
-    trace: Annotated[
-        str | None, tyro.conf.arg(metavar="FILE", help_behavior_hint="(default: none)")
-    ] = None
-    """File for a timeline of the collection, such as run.json.gz; ui.perfetto.dev shows it.
-    An existing file is replaced."""
-
     unsafe_pickle: UnsafePickle = False
 
     traceback: Traceback = False
@@ -235,9 +229,12 @@ class EvaluateArguments:
     """Statistics with which observations are normalised: a file that torch.save wrote of
     collector.normalization.state_dict(), or the folder of a dataset."""
 
-    frame_stack: FrameStackSize = None
+    options: Annotated[
+        EvaluateOptions, tyro.conf.OmitArgPrefixes, tyro.conf.arg(name="collector")
+    ] = field(default_factory=EvaluateOptions)
 
-    max_steps: MaxSteps = None
+    max_steps: Annotated[int | None, _number("(default: only the environment's own limit)")] = None
+    """Number of steps after which an episode is truncated."""
 
     envs: NumEnvs = 1
 
@@ -288,13 +285,7 @@ class TuneArguments:
     max_envs: Annotated[int | None, _number("(default: no limit)")] = None
     """Largest number of environments in all processes together."""
 
-    max_frames_per_traj: MaxSteps = None
-
-    frame_stack: FrameStackSize = None
-
-    normalize_observations: NormalizeObservations = False
-
-    normalize_rewards: NormalizeRewards = False
+    options: Annotated[TuneOptions, tyro.conf.OmitArgPrefixes] = field(default_factory=TuneOptions)
 
     seed: Annotated[int, _number()] = 0
     """Seed for the function that makes the policy."""
@@ -366,6 +357,14 @@ _Command = (
     | Annotated[ShowArguments, tyro.conf.subcommand("show")]
     | Annotated[TuneArguments, tyro.conf.subcommand("tune")]
 )
+
+
+def flat(arguments: Arguments) -> dict[str, Any]:
+    """Returns the values of all arguments of a command, by name."""
+    found = asdict(arguments)
+    found.update(found.pop("options", {}))
+    return found
+
 
 _DESCRIPTION = """Collects experience for reinforcement learning.
 

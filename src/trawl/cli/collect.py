@@ -19,7 +19,7 @@ import gymnasium
 from rich.console import Console
 
 from trawl.checks import did_you_mean
-from trawl.cli.arguments import CollectArguments
+from trawl.cli.arguments import CollectArguments, flat
 from trawl.cli.collectors import batch_size, make_collector
 from trawl.cli.environments import check_numbers, env_kwargs, env_of_minari
 from trawl.cli.errors import CliError, StoppedEarly, describe, message_of
@@ -28,7 +28,7 @@ from trawl.cli.policies import fingerprint
 from trawl.cli.saving import StateSaver, continues, is_resumed, previous_facts, state_to_continue
 from trawl.cli.statistics import load_statistics, save_statistics
 from trawl.cli.summary import print_summary, run_name
-from trawl.cli.transforms import check_transforms, transform_facts
+from trawl.cli.transforms import check_options, recorded_options
 from trawl.cli.versions import versions
 from trawl.data import MemmapSink, MinariSink, ParquetSink, Sink
 from trawl.data.sinks.base import check_free
@@ -106,7 +106,7 @@ def _facts(args: CollectArguments, started: datetime, seed: int) -> dict[str, An
         "seed": seed,
         "date": started.isoformat(timespec="seconds"),
         "versions": versions(),
-        "arguments": asdict(args),
+        "arguments": flat(args),
         # Replaces the value of an earlier run, which --resume continues.
         "stopped_by": None,
     }
@@ -114,23 +114,23 @@ def _facts(args: CollectArguments, started: datetime, seed: int) -> dict[str, An
         facts["env_kwargs"] = kwargs
     if args.info_keys:
         facts["info_keys"] = list(args.info_keys)
-    facts |= transform_facts(args)
+    facts |= recorded_options(args.options)
     if args.deterministic:
         facts["deterministic"] = True
-    if args.trace is not None:
-        facts["trace"] = os.path.abspath(args.trace)
+    if args.options.trace is not None:
+        facts["trace"] = os.path.abspath(args.options.trace)
     return facts
 
 
 def _begin_trace(args: CollectArguments, collector: Any) -> None:
     """Begins the timeline that the arguments ask for; it ends with the collector."""
-    if args.trace is None:
+    if args.options.trace is None:
         return
     try:
-        collector.trace(args.trace)
+        collector.trace(args.options.trace)
     except OSError as error:
         why = os.strerror(error.errno) if error.errno else message_of(error)
-        raise CliError(f"--trace {args.trace} can't be written: {why}") from error
+        raise CliError(f"--trace {args.options.trace} can't be written: {why}") from error
 
 
 def _continued(
@@ -349,8 +349,8 @@ class _Run:
 
 
 def _check(args: CollectArguments) -> None:
-    check_numbers(args, "frames", "frames_per_batch", "max_frames_per_traj", "envs")
-    check_transforms(args)
+    check_numbers(args, "frames", "frames_per_batch", "envs")
+    check_options(args.options)
     env_kwargs(args)
     if args.deterministic and args.policy == "random":
         raise CliError("--deterministic needs a policy, but the actions are random: pass --policy")
@@ -361,8 +361,6 @@ def _check(args: CollectArguments) -> None:
         )
     if args.env_processes and args.workers:
         raise CliError(COMMAND_PROCESSES.text("--env-processes", against="--workers"))
-    if args.trace is not None and not args.trace:
-        raise CliError("--trace must name a file, such as run.json.gz, but it is empty")
     if args.asynchronous and not args.workers:
         raise CliError("--async needs worker processes: pass --workers")
 

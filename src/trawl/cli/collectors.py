@@ -14,7 +14,7 @@ from trawl.cli.environments import env_source, make_env
 from trawl.cli.errors import blamed
 from trawl.cli.policies import PolicyLoader
 from trawl.cli.references import search_here
-from trawl.cli.transforms import named_transforms, transform_options
+from trawl.cli.transforms import given_options, named_transforms
 from trawl.collectors import Collector, MultiCollector
 from trawl.envs.batches.serial import batch_source, build_env
 
@@ -37,7 +37,7 @@ def make_collector(
     search_here()
     source = env_source(args)
     env = make_env(args, source)
-    loader = PolicyLoader(args.policy, seed, args.unsafe_pickle, args.frame_stack)
+    loader = PolicyLoader(args.policy, seed, args.unsafe_pickle, args.options.frame_stack)
     with ExitStack() as stack, blamed(args.env, args.policy), named_transforms():
         stack.callback(env.close, raise_if_closed=False)
         # Loads the policy even with workers, so that errors are found before the workers start.
@@ -46,9 +46,9 @@ def make_collector(
             "frames_per_batch": args.frames_per_batch or batch_size(args),
             "total_frames": args.frames,
             "exact_frames": True,
-            "max_frames_per_traj": args.max_frames_per_traj,
-            **transform_options(args),
+            **given_options(args.options),
         }
+        options.pop("trace", None)  # begins when all else has been checked
         if args.deterministic:
             options["exploration_type"] = InteractionType.DETERMINISTIC
         collector: Collector | MultiCollector

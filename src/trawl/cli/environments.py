@@ -20,7 +20,7 @@ from trawl.cli.arguments import (
 )
 from trawl.cli.errors import CliError, describe, message_of
 from trawl.cli.references import find, load_module, split
-from trawl.cli.transforms import minari_env, transform_facts
+from trawl.cli.transforms import minari_env
 from trawl.envs.base import TensorDictEnv
 from trawl.envs.batches.serial import batch_source, build_env, several_of_id
 from trawl.envs.build import adapted, env_of_id, is_env, is_tensordict_env
@@ -270,7 +270,8 @@ def env_of_minari(args: CollectArguments) -> Any:
     """Returns the argument ``env`` for a MinariSink: an id, an environment, or None."""
     # Minari has a place of its own for infos, so the environment's own spaces are used.
     source = env_source(replace(args, info_keys=()))
-    if isinstance(source, str) and not is_known(source) and not transform_facts(args):
+    changed = args.options.frame_stack or args.options.normalize_observations
+    if isinstance(source, str) and not is_known(source) and not changed:
         return source
     env = build_env(source)
     # Only the environment's spaces and spec are used, which a closed environment still has.

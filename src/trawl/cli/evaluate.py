@@ -18,7 +18,7 @@ from rich.console import Console
 from rich.table import Table
 from tensordict.nn import InteractionType
 
-from trawl.cli.arguments import EvaluateArguments
+from trawl.cli.arguments import EvaluateArguments, flat
 from trawl.cli.environments import (
     build_unchecked,
     check_numbers,
@@ -31,7 +31,8 @@ from trawl.cli.references import search_here
 from trawl.cli.statistics import STATISTICS
 from trawl.cli.summary import print_facts, run_name, show_environment
 from trawl.cli.transforms import (
-    check_transforms,
+    check_options,
+    given_options,
     named_transforms,
     show_transforms,
 )
@@ -54,7 +55,7 @@ def evaluate(args: EvaluateArguments) -> int:
         OSError: if the results can't be written.
     """
     check_numbers(args, "episodes", "max_steps", "envs")
-    check_transforms(args)
+    check_options(args.options)
     started = datetime.now(timezone.utc)
     out = Path(args.out or f"{run_name(args.env, started)}.json")
     if out.exists():
@@ -72,7 +73,7 @@ def evaluate(args: EvaluateArguments) -> int:
 def _evaluator(args: EvaluateArguments) -> Evaluator:
     source = env_source(args)
     env = build_unchecked(args, source)
-    loader = PolicyLoader(args.policy, args.seed, args.unsafe_pickle, args.frame_stack)
+    loader = PolicyLoader(args.policy, args.seed, args.unsafe_pickle, args.options.frame_stack)
     try:
         # Loads the policy even with workers, so that errors are found before the workers start.
         with explained(f"--policy {args.policy}"):
@@ -85,7 +86,6 @@ def _evaluator(args: EvaluateArguments) -> Evaluator:
     acts: dict[str, Any] = {"policy_factory": loader}
     if policy is not None and not args.workers:
         acts = {"policy": policy}
-    stacks = None if args.frame_stack is None else {"frame_stack": args.frame_stack}
     with blamed(args.env, args.policy), named_transforms():
         evaluator = Evaluator(
             source,
@@ -99,7 +99,7 @@ def _evaluator(args: EvaluateArguments) -> Evaluator:
             seed=args.seed,
             dump_video=False,
             normalization=normalization,
-            collector_kwargs=stacks,
+            collector_kwargs=given_options(args.options),
         )
         try:
             evaluator.open()
@@ -142,12 +142,12 @@ def _facts(args: EvaluateArguments, started: datetime, result: EvaluationResult)
         "policy": args.policy,
         "policy_sha256": fingerprint(args.policy),
         "stochastic": args.stochastic,
-        "frame_stack": args.frame_stack,
+        "frame_stack": args.options.frame_stack,
         "normalization": args.normalization,
         "seed": args.seed,
         "date": started.isoformat(timespec="seconds"),
         "versions": versions(),
-        "arguments": asdict(args),
+        "arguments": flat(args),
         "episodes": len(episodes),
         "steps_per_second": round(float(result["eval/fps"]), 1),
     }

@@ -15,9 +15,11 @@ from tensordict import TensorDictBase
 from trawl.cli.arguments import CollectArguments
 from trawl.cli.environments import env_kwargs
 from trawl.cli.errors import CliError, describe, message_of, shown
+from trawl.cli.flags import option_of, table_flags
 from trawl.cli.notes import print_note
 from trawl.cli.policies import fingerprint
 from trawl.cli.statistics import save_statistics
+from trawl.cli.transforms import recorded_options
 from trawl.collectors.driver.state_checks import check_fits, has_episodes, why_uncaptured
 from trawl.data.sinks import Sink
 from trawl.data.sinks.record import read_record
@@ -198,13 +200,14 @@ def previous_facts(args: CollectArguments, directory: Path) -> dict[str, Any]:
     _same(directory, "ENV", facts.get("env"), args.env)
     _same(directory, "--policy", facts.get("policy"), args.policy)
     _same(directory, "--format", facts["format"], args.format)
-    limit = "max_frames_per_traj"
-    _same_option(directory, "--max-frames-per-traj", made.get(limit), args.max_frames_per_traj)
     _same_option(directory, "--env-kwargs", facts.get("env_kwargs"), env_kwargs(args))
     _same_option(directory, "--info-keys", facts.get("info_keys"), list(args.info_keys))
-    for name in ("frame_stack", "normalize_observations", "normalize_rewards", "deterministic"):
-        option = f"--{name.replace('_', '-')}"
-        _same_option(directory, option, facts.get(name), getattr(args, name))
+    _same_option(directory, "--deterministic", facts.get("deterministic"), args.deterministic)
+    now = recorded_options(args.options)
+    for flag in table_flags():
+        if flag.recorded:
+            before = facts.get(flag.name, made.get(flag.name))
+            _same_option(directory, option_of(flag.name), before, now.get(flag.name))
     if args.seed is not None:
         _same(directory, "--seed", facts.get("seed"), args.seed)
     if facts.get("policy_sha256") != fingerprint(args.policy):

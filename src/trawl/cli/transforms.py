@@ -1,53 +1,62 @@
-"""Options that stack frames and normalise values: ``--frame-stack`` and ``--normalize-*``."""
+"""The arguments that set options of collectors: their checks, values and records."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import fields
 from typing import Any
 
 import torch
 from gymnasium import spaces
 from gymnasium.wrappers import FrameStackObservation
 
-from trawl.cli.arguments import CollectArguments, EvaluateArguments, TuneArguments
+from trawl.cli.arguments import CollectArguments
 from trawl.cli.errors import CliError, message_of
-from trawl.collectors import NormalizeReward
+from trawl.cli.flags import option_of, table_flags
+from trawl.collectors import CollectorConfig, NormalizeReward
+from trawl.collectors.options import table
 from trawl.envs.agents.groups import groups_of
 from trawl.envs.frame_stack import FrameStack
 from trawl.envs.specs import Bounded, Spec, Unbounded, is_of_tensors
 from trawl.keys import as_key
 
-_NAMES = ("frame_stack", "normalize_observations", "normalize_rewards")
 
-
-def check_transforms(args: CollectArguments | EvaluateArguments | TuneArguments) -> None:
-    """Checks the options.
+def check_options(options: Any) -> None:
+    """Checks the arguments that set options of collectors, by the checks of the table.
 
     Raises:
-        CliError: if a stack has fewer than two frames.
+        CliError: if a value is out of range.
     """
-    size = args.frame_stack
-    if size is not None and size < 2:
-        raise CliError(f"--frame-stack must be at least 2, but it is {size}")
+    entries = table(CollectorConfig)
+    for flag in table_flags():
+        value, name = getattr(options, flag.name, None), option_of(flag.name)
+        if value is None:
+            continue
+        if flag.least is not None and value < flag.least:
+            raise CliError(f"{name} must be at least {flag.least}, but it is {value}")
+        check = entries[flag.name].check
+        try:
+            if check is not None:
+                check(name, value)
+        except (TypeError, ValueError) as error:
+            raise CliError(message_of(error)) from error
 
 
-def transform_options(args: CollectArguments | TuneArguments) -> dict[str, Any]:
-    """Returns the options of a collector."""
-    options: dict[str, Any] = {}
-    if args.frame_stack is not None:
-        options["frame_stack"] = args.frame_stack
-    if args.normalize_observations:
-        options["normalize_observations"] = True
-    if args.normalize_rewards:
+def given_options(options: Any) -> dict[str, Any]:
+    """Returns the options of a collector that were given."""
+    given = ((one, getattr(options, one.name)) for one in fields(options))
+    found = {one.name: value for one, value in given if value != one.default}
+    if found.get("normalize_rewards"):
         # A dataset also has the environment's rewards, from which the returns are computed.
-        options["normalize_rewards"] = NormalizeReward(keep_raw=True)
-    return options
+        found["normalize_rewards"] = NormalizeReward(keep_raw=True)
+    return found
 
 
-def transform_facts(args: CollectArguments) -> dict[str, Any]:
-    """Returns the options that are used, for the record of a dataset."""
-    return {name: value for name in _NAMES if (value := getattr(args, name))}
+def recorded_options(options: Any) -> dict[str, Any]:
+    """Returns the options on which frames depend, for the record of a dataset."""
+    given = {one.name: getattr(options, one.name) for one in table_flags() if one.recorded}
+    return {name: value for name, value in given.items() if value}
 
 
 def show_transforms(info: dict[str, Any]) -> str:
@@ -74,9 +83,9 @@ def named_transforms() -> Iterator[None]:
         yield
     except (TypeError, ValueError) as error:
         text = message_of(error)
-        for name in (*_NAMES, "normalization"):
+        for name in (*(one.name for one in table_flags()), "normalization"):
             if text.startswith(name):
-                raise CliError(f"--{name.replace('_', '-')}{text[len(name) :]}") from error
+                raise CliError(f"{option_of(name)}{text[len(name) :]}") from error
         raise
 
 
@@ -140,9 +149,10 @@ def minari_env(args: CollectArguments, env: Any) -> Any:
     Returns:
         The environment; None if no environment has these observations.
     """
-    if args.normalize_observations:
+    options = args.options
+    if options.normalize_observations:
         return None
-    if args.frame_stack is None:
+    if options.frame_stack is None:
         return env
     boxed = isinstance(env.observation_space, spaces.Box)
-    return FrameStackObservation(env, args.frame_stack) if boxed else None
+    return FrameStackObservation(env, options.frame_stack) if boxed else None

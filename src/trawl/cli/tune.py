@@ -8,7 +8,7 @@ from typing import Any
 
 from rich.console import Console
 
-from trawl.cli.arguments import TuneArguments
+from trawl.cli.arguments import TuneArguments, TuneOptions
 from trawl.cli.collectors import PolicyFactory
 from trawl.cli.environments import (
     build_unchecked,
@@ -17,9 +17,10 @@ from trawl.cli.environments import (
     env_source,
 )
 from trawl.cli.errors import blamed, explained, printable
+from trawl.cli.flags import option_of
 from trawl.cli.policies import PolicyLoader
 from trawl.cli.references import search_here
-from trawl.cli.transforms import check_transforms, named_transforms, transform_options
+from trawl.cli.transforms import check_options, given_options, named_transforms
 from trawl.collectors.tuning import Candidate, TuneResult
 from trawl.collectors.tuning import tune as search
 
@@ -34,14 +35,13 @@ def tune(args: TuneArguments) -> int:
         CliError: if the arguments are not valid, or nothing could be measured.
     """
     check_positive(args, "budget", "frames_per_batch", "max_workers", "max_envs")
-    check_positive(args, "max_frames_per_traj")
     check_seed_range(args.seed)
-    check_transforms(args)
+    check_options(args.options)
     search_here()
     source = env_source(args)
-    options = {"max_frames_per_traj": args.max_frames_per_traj, **transform_options(args)}
+    options = given_options(args.options)
     if _has_policy(args, source):
-        loader = PolicyLoader(args.policy, args.seed, args.unsafe_pickle, args.frame_stack)
+        loader = PolicyLoader(args.policy, args.seed, args.unsafe_pickle, args.options.frame_stack)
         options["policy_factory"] = PolicyFactory(source, loader)
     with blamed(args.env, args.policy), named_transforms():
         result = search(
@@ -51,7 +51,7 @@ def tune(args: TuneArguments) -> int:
             sync=True if args.sync else False if args.asynchronous else None,
             max_workers=args.max_workers,
             max_envs=args.max_envs,
-            **{name: value for name, value in options.items() if value is not None},
+            **options,
         )
     _print(args, result)
     return 0
@@ -66,7 +66,9 @@ def _has_policy(args: TuneArguments, source: Any) -> bool:
     env = build_unchecked(args, source)
     try:
         with explained(f"--policy {args.policy}"):
-            loader = PolicyLoader(args.policy, args.seed, args.unsafe_pickle, args.frame_stack)
+            loader = PolicyLoader(
+                args.policy, args.seed, args.unsafe_pickle, args.options.frame_stack
+            )
             return loader(env) is not None
     finally:
         env.close(raise_if_closed=False)
@@ -89,12 +91,11 @@ def printable_lines(text: str) -> str:
 def command_of(args: TuneArguments, candidate: Candidate) -> str:
     """Returns the command that collects with a layout."""
     words = ["trawl", "collect", args.env]
-    for name in ("env_kwargs", "policy", "max_frames_per_traj", "frame_stack"):
-        value = getattr(args, name)
-        if value not in (None, "random"):
-            words += [f"--{name.replace('_', '-')}", str(value)]
-    for name in ("normalize_observations", "normalize_rewards"):
-        words += [f"--{name.replace('_', '-')}"] if getattr(args, name) else []
+    given = {"env_kwargs": args.env_kwargs, "policy": args.policy, **vars(args.options)}
+    default = {"policy": "random", **vars(TuneOptions())}
+    for name, value in given.items():
+        if value != default.get(name):
+            words += [option_of(name)] if value is True else [option_of(name), str(value)]
     if args.info_keys:
         words += ["--info-keys", *args.info_keys]
     if candidate.envs > 1:

@@ -11,11 +11,11 @@ import inspect
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from textwrap import dedent
 from typing import Any, Concatenate, Literal, ParamSpec, TypeVar
 
 from trawl.collectors.config import CollectorConfig
 from trawl.collectors.multi_config import MultiConfig
+from trawl.collectors.options import meanings
 from trawl.collectors.types import PolicyLike
 from trawl.envs.types import DeviceLike, EnvKwargs, EnvSources
 
@@ -135,33 +135,14 @@ def describe(arguments: type[Any]) -> Callable[[Class], Class]:
 
 
 def _with_options(text: str, arguments: type[Any], signature: inspect.Signature) -> str:
-    meanings: dict[str, list[str]] = {}
-    for cls in reversed(arguments.__mro__):
-        meanings |= _attributes(inspect.getdoc(cls) or "")
+    said = meanings(arguments)
     entries = [
         line
         for name, parameter in signature.parameters.items()
         if parameter.kind is inspect.Parameter.KEYWORD_ONLY
-        for line in meanings.get(name, ())
+        for line in said.get(name, ())
     ]
     entry = re.compile(r"^( +)\*\*options:.*\n(?:\1 +.*\n)*", re.MULTILINE)
     return entry.sub(
         lambda found: "".join(f"{found[1]}{line}\n" for line in entries), text, count=1
     )
-
-
-def _attributes(text: str) -> dict[str, list[str]]:
-    """Returns the lines of each entry in a docstring's ``Attributes`` section."""
-    found: dict[str, list[str]] = {}
-    for line in _section(text):
-        name = re.match(r"(\w+): ", line)
-        if name:
-            found[name[1]] = []
-        if found:
-            next(reversed(found.values())).append(line)
-    return found
-
-
-def _section(text: str) -> list[str]:
-    section = re.search(r"^Attributes:\n((?:    .*\n?)+)", text, re.MULTILINE)
-    return dedent(section[1]).splitlines() if section else []

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from trawl.collectors.arguments import accepts, describe
 from trawl.collectors.inference_process import InferenceProcessCollector
-from trawl.collectors.options import unknown_options
+from trawl.collectors.options import check_names
 from trawl.collectors.serving import ServingCollector, serving_worker
 from trawl.collectors.serving_options import (
     DEFAULT_SERVING,
@@ -98,10 +97,5 @@ def _checked(name: str, *args: Any, **options: Any) -> AsyncBatchedArguments:
         TypeError: if an argument is unknown or missing, or has the wrong type.
         ValueError: if a value is out of range or has no meaning here.
     """
-    names = [one.name for one in fields(AsyncBatchedArguments)]
-    unknown = sorted(set(options) - set(names))
-    if unknown:
-        raise unknown_options(name, unknown, names)
-    if "frames_per_batch" not in options:
-        raise TypeError(f"{name} needs the argument frames_per_batch")
+    check_names(name, options, AsyncBatchedArguments)
     return AsyncBatchedArguments(*args, **options)

@@ -20,13 +20,12 @@ from trawl.collectors.driver.background import BackgroundCollection, CollectorCl
 from trawl.collectors.driver.budget import FrameBudget
 from trawl.collectors.driver.checkpoints import Checkpoints, Mismatch
 from trawl.collectors.driver.lifetime import Lifetime
-from trawl.collectors.driver.normalizing import transform_facts
 from trawl.collectors.driver.outbox import BatchOutbox
 from trawl.collectors.driver.policy_version import version_tracker
 from trawl.collectors.driver.trajectory_batcher import TrajectoryBatcher
 from trawl.collectors.driver.weak import weak
 from trawl.collectors.face import CollectorParts, Parts
-from trawl.collectors.options import one_of
+from trawl.collectors.options import one_of, recorded
 from trawl.collectors.torchrl import register_collectors
 from trawl.collectors.watch.figures import Figures
 from trawl.collectors.watch.profile import Profiling
@@ -112,7 +111,7 @@ class BaseCollector(CollectorParts, OptionAttributes):  # type: ignore[misc]  # 
         self.policy_version_tracker = version_tracker(config.track_policy_version)
         parts.timeline.versions = self.policy_version_tracker
         if isinstance(config.sink, Sink):
-            config.sink.info |= transform_facts(config)
+            config.sink.info |= recorded(config)
         if isinstance(config.trace, TraceOptions):
             self.parts.timeline.begin(config.trace)
 

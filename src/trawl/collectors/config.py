@@ -7,7 +7,7 @@ import os
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field, fields
+from dataclasses import MISSING, dataclass
 from functools import partial
 from typing import Any, Literal, TypeAlias
 
@@ -18,8 +18,12 @@ from trawl.checks import check_number
 from trawl.collectors.options import (
     DRIVER,
     EACH,
+    EVALUATOR,
     LIST,
+    TUNED,
     WHOLE,
+    WRITER,
+    Flag,
     at_least,
     check_callable,
     check_instance,
@@ -167,7 +171,7 @@ class CollectorConfig:
         create_env_kwargs: keyword arguments for the function that makes the environment.
         max_frames_per_traj: number of steps after which an episode is truncated. None, 0 or a
             negative number: never.
-        frame_stack: number of frames that observations are stacks of, or a
+        frame_stack: number of frames in a stack of an episode's last frames, or a
             :class:`~trawl.envs.FrameStack`. Batches store each frame once, and their observations
             are :class:`~trawl.data.StackedFrames`. None: observations are not stacked.
         init_random_frames: number of frames collected with random actions before the policy acts.
@@ -251,59 +255,66 @@ class CollectorConfig:
         normalize_rewards: True to divide rewards by the running standard deviation of the
             discounted return, or a :class:`~trawl.collectors.NormalizeReward`. ``stats()`` has the
             returns of the environment.
-        trace: file for a timeline of the whole run, which Perfetto shows: a path, or
-            :class:`~trawl.observe.TraceOptions`. None: no timeline.
+        trace: file for a timeline of the whole run, such as ``run.json.gz``, which ui.perfetto.dev
+            shows, or a :class:`~trawl.observe.TraceOptions`. An existing file is replaced. None: no
+            timeline.
         worker_idx: index of the worker that this collector belongs to, for nested collectors.
         pre_collect_hook: function called without arguments before each batch is collected.
         post_collect_hook: function called with each batch when it is delivered.
     """
 
-    frames_per_batch: int = field(
-        metadata={"check": partial(check_number, least=1), "tags": (WHOLE,)}
+    frames_per_batch: int = option(MISSING, partial(check_number, least=1), WHOLE, EVALUATOR)
+    total_frames: float = option(-1, _total, DRIVER, WHOLE, EVALUATOR)
+    exact_frames: bool = option(False, None, DRIVER, WHOLE, WRITER)
+    policy_factory: Callable[[], Any] | None = option(
+        None, _policy_factory, EACH, LIST, TUNED, EVALUATOR
     )
-    total_frames: float = option(-1, _total, DRIVER, WHOLE)
-    exact_frames: bool = option(False, None, DRIVER, WHOLE)
-    policy_factory: Callable[[], Any] | None = option(None, _policy_factory, EACH, LIST)
-    device: DeviceLike | None = option(None, None, EACH, LIST)
-    storing_device: DeviceLike | None = option(None, None, DRIVER, LIST)
-    env_device: DeviceLike | None = option(None, None, EACH, LIST)
-    policy_device: DeviceLike | None = option(None, None, EACH, LIST)
-    create_env_kwargs: EnvKwargs | None = option(None, check_env_kwargs, EACH, LIST)
-    max_frames_per_traj: int | None = option(None, _count, EACH)
-    frame_stack: FrameStackLike | None = option(None, as_frame_stack)
-    init_random_frames: int | None = option(None, _count, DRIVER)
-    reset_kwargs: ResetKwargs | None = option(None, check_reset_kwargs, EACH)
-    reset_at_each_iter: bool = option(False, None, EACH)
+    device: DeviceLike | None = option(None, None, EACH, LIST, TUNED)
+    storing_device: DeviceLike | None = option(None, None, DRIVER, LIST, TUNED)
+    env_device: DeviceLike | None = option(None, None, EACH, LIST, TUNED)
+    policy_device: DeviceLike | None = option(None, None, EACH, LIST, TUNED)
+    create_env_kwargs: EnvKwargs | None = option(None, check_env_kwargs, EACH, LIST, TUNED)
+    max_frames_per_traj: int | None = option(
+        None, _count, EACH, TUNED, EVALUATOR, flag=Flag(int, "N", least=1), record=int
+    )
+    frame_stack: FrameStackLike | None = option(
+        None, as_frame_stack, TUNED, flag=Flag(int, "N"), record=lambda stack: stack.size
+    )
+    init_random_frames: int | None = option(None, _count, DRIVER, WRITER, EVALUATOR)
+    reset_kwargs: ResetKwargs | None = option(None, check_reset_kwargs, EACH, TUNED)
+    reset_at_each_iter: bool = option(False, None, EACH, TUNED, EVALUATOR)
     reset_when_done: bool = option(True, _reset_when_done)
-    postproc: Callable[[Any], Any] | None = option(None, _postproc, DRIVER)
-    split_trajs: bool | None = option(None, lambda _, value: bool(value), DRIVER)
-    track_traj_ids: bool = True
-    trajs_per_batch: int | None = option(None, at_least(1), DRIVER, WHOLE)
+    postproc: Callable[[Any], Any] | None = option(None, _postproc, DRIVER, WRITER, EVALUATOR)
+    split_trajs: bool | None = option(None, lambda _, value: bool(value), DRIVER, WRITER, EVALUATOR)
+    track_traj_ids: bool = option(True, None, TUNED, EVALUATOR)
+    trajs_per_batch: int | None = option(None, at_least(1), DRIVER, WHOLE, EVALUATOR)
     traj_format: Literal["padded", "cat"] | None = option(
         None, one_of("padded", "cat", None), DRIVER, WHOLE
     )
     replay_write_mode: Literal["rollout", "trajectory"] | None = option(
-        None, one_of("rollout", "trajectory", None), DRIVER
+        None, one_of("rollout", "trajectory", None), DRIVER, EVALUATOR
     )
-    traj_sampling: Literal["per_env"] | None = option(None, _sampling, DRIVER, WHOLE)
-    trajs_per_write: int | None = option(None, at_least(1), DRIVER)
-    exploration_type: ExplorationKind | None = option(InteractionType.RANDOM, _exploration, EACH)
-    return_same_td: bool = False
-    compact_obs: bool = False
-    interruptor: SupportsStop | Callable[[], bool] | None = option(None, _interruptor)
-    set_truncated: bool = False
-    use_buffers: bool | None = None
-    replay_buffer: Any = option(None, None, DRIVER)
-    sink: SupportsWrite | None = option(None, _sink, DRIVER)
-    extend_buffer: bool = option(True, None, DRIVER)
-    samples_per_insert: float | None = option(None, _ratio, DRIVER)
-    inserts_ahead: int | None = option(None, at_least(1), DRIVER)
-    trust_policy: bool | None = option(None, None, EACH)
-    compile_policy: Switch | None = option(None, check_switch, EACH)
-    cudagraph_policy: Switch | None = option(None, check_switch, EACH)
+    traj_sampling: Literal["per_env"] | None = option(None, _sampling, DRIVER, WHOLE, EVALUATOR)
+    trajs_per_write: int | None = option(None, at_least(1), DRIVER, EVALUATOR)
+    exploration_type: ExplorationKind | None = option(
+        InteractionType.RANDOM, _exploration, EACH, TUNED, EVALUATOR
+    )
+    return_same_td: bool = option(False, None, EVALUATOR)
+    compact_obs: bool = option(False, None, TUNED, EVALUATOR)
+    interruptor: SupportsStop | Callable[[], bool] | None = option(None, _interruptor, EVALUATOR)
+    set_truncated: bool = option(False, None, EVALUATOR)
+    use_buffers: bool | None = option(None)
+    replay_buffer: Any = option(None, None, DRIVER, WRITER, EVALUATOR)
+    sink: SupportsWrite | None = option(None, _sink, DRIVER, EVALUATOR)
+    extend_buffer: bool = option(True, None, DRIVER, WRITER, EVALUATOR)
+    samples_per_insert: float | None = option(None, _ratio, DRIVER, EVALUATOR)
+    inserts_ahead: int | None = option(None, at_least(1), DRIVER, EVALUATOR)
+    trust_policy: bool | None = option(None, None, EACH, TUNED)
+    compile_policy: Switch | None = option(None, check_switch, EACH, TUNED)
+    cudagraph_policy: Switch | None = option(None, check_switch, EACH, TUNED)
     no_cuda_sync: bool = option(False, None, EACH)
-    auto_register_policy_transforms: bool | None = None
-    track_policy_version: bool | SupportsVersion | None = False
+    auto_register_policy_transforms: bool | None = option(None, None, TUNED)
+    track_policy_version: bool | SupportsVersion | None = option(False)
     weight_updater: Callable[..., Any] | None = option(None, None, DRIVER, WHOLE)
     weight_sync_schemes: Mapping[str, WeightSyncScheme] | None = option(
         None, _schemes, DRIVER, WHOLE
@@ -311,13 +322,23 @@ class CollectorConfig:
     weight_recv_schemes: Mapping[str, WeightSyncScheme] | None = option(
         None, _schemes, DRIVER, WHOLE
     )
-    on_env_error: Literal["raise", "restart"] = option("raise", one_of("raise", "restart"), EACH)
-    normalize_observations: bool | NormalizeObservation = option(
-        False, switch_or(NormalizeObservation), WHOLE
+    on_env_error: Literal["raise", "restart"] = option(
+        "raise", one_of("raise", "restart"), EACH, TUNED, flag=Flag(("raise", "restart"))
     )
-    normalize_rewards: bool | NormalizeReward = option(False, switch_or(NormalizeReward), WHOLE)
-    trace: TraceLike | None = option(None, check_trace, DRIVER, WHOLE)
-    worker_idx: int | None = None
+    normalize_observations: bool | NormalizeObservation = option(
+        False,
+        switch_or(NormalizeObservation),
+        WHOLE,
+        TUNED,
+        EVALUATOR,
+        flag=Flag(bool),
+        record=bool,
+    )
+    normalize_rewards: bool | NormalizeReward = option(
+        False, switch_or(NormalizeReward), WHOLE, TUNED, EVALUATOR, flag=Flag(bool), record=bool
+    )
+    trace: TraceLike | None = option(None, check_trace, DRIVER, WHOLE, flag=Flag(str, "FILE"))
+    worker_idx: int | None = option(None, None, EVALUATOR)
     pre_collect_hook: Callable[[], Any] | None = option(None, check_callable, EACH)
     post_collect_hook: Callable[[Any], Any] | None = option(None, check_callable, EACH)
 
@@ -385,11 +406,6 @@ class CollectorConfig:
     def endless(self) -> bool:
         """True if there is no limit on frames."""
         return self.total_frames == math.inf
-
-
-def option_names() -> list[str]:
-    """Returns the names of all options."""
-    return [one.name for one in fields(CollectorConfig)]
 
 
 _muted = False

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field, fields
 from numbers import Real
 from typing import Any, Literal
@@ -11,12 +11,12 @@ from trawl.backends.places import Place, check_place
 from trawl.checks import check_number, seconds_above_zero
 from trawl.collectors.config import CollectorConfig, warn
 from trawl.collectors.options import (
+    EVALUATOR,
     WHOLE,
     at_least,
     check_callable,
     one_of,
     option,
-    unknown_options,
 )
 from trawl.envs.build import distinct, refuse_policy
 from trawl.envs.types import is_list
@@ -82,16 +82,18 @@ class MultiConfig(CollectorConfig):
     interruptor: None = field(default=None, init=False)
     return_same_td: bool = field(default=False, init=False)
 
-    num_workers: int | None = None
-    collector_class: Callable[..., Any] | None = option(None, check_callable)
-    cat_results: Literal["stack", 0, -1] | None = option(None, one_of("stack", 0, -1, None))
-    preemptive_threshold: float | None = option(None, _share)
+    num_workers: int | None = option(None, None, EVALUATOR)
+    collector_class: Callable[..., Any] | None = option(None, check_callable, EVALUATOR)
+    cat_results: Literal["stack", 0, -1] | None = option(
+        None, one_of("stack", 0, -1, None), EVALUATOR
+    )
+    preemptive_threshold: float | None = option(None, _share, EVALUATOR)
     prefetch: Literal[0, 1] = option(0, one_of(0, 1), WHOLE)
-    update_at_each_batch: bool = False
+    update_at_each_batch: bool = option(False)
     max_policy_lag: int | None = option(None, at_least(0), WHOLE)
     num_threads: int | None = option(None, at_least(1))
     num_sub_threads: int = option(1, at_least(1))
-    init_fn: Callable[[], Any] | None = option(None, check_callable)
+    init_fn: Callable[[], Any] | None = option(None, check_callable, EVALUATOR)
     max_restarts: int = option(10, at_least(0))
     max_total_restarts: int = option(100, at_least(0))
     worker_timeout: float | None = option(None, seconds_above_zero)
@@ -128,33 +130,8 @@ class MultiConfig(CollectorConfig):
             )
 
 
-# Options that a worker needs to write into a replay buffer.
-WRITER_OPTIONS = (
-    "exact_frames",
-    "replay_buffer",
-    "extend_buffer",
-    "init_random_frames",
-    "postproc",
-    "split_trajs",
-)
 # Options of a collector that a collector with workers doesn't have.
 NOT_HERE = frozenset(one.name for one in fields(MultiConfig) if not one.init)
-
-
-def check_names(kind: str, options: Mapping[str, Any]) -> None:
-    """Refuses options that a collector with workers doesn't have.
-
-    Raises:
-        TypeError: for unknown options, or if ``frames_per_batch`` is missing. For unknown options,
-            the message suggests similar names.
-    """
-    check({**options, "workers": True})
-    known = {one.name for one in fields(MultiConfig)} - NOT_HERE
-    unknown = sorted(set(options) - known)
-    if unknown:
-        raise unknown_options(kind, unknown, known)
-    if "frames_per_batch" not in options:
-        raise TypeError(f"{kind} needs the argument frames_per_batch")
 
 
 def sources(create_env_fn: Any, num_workers: int | None) -> list[Any]:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import field, fields
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, fields
 from inspect import getattr_static, isfunction
 from typing import Any, Final
 
 from trawl.checks import check_bool, check_number, did_you_mean
+from trawl.docstrings import attributes
 from trawl.envs.arguments import argument_names
 from trawl.envs.gym import GymEnv
 
@@ -15,23 +16,75 @@ from trawl.envs.gym import GymEnv
 #: value, and returns the value, possibly converted.
 Check = Callable[[str, Any], Any]
 
-# Tags of an option, which determine how collectors with workers treat the option.
+# Tags of an option, which determine who acts on it.
 DRIVER: Final = "only the driver acts on it; workers' collectors don't get it"
 EACH: Final = "each worker applies it by itself, so collector_kwargs may differ between workers"
 LIST: Final = "it may be a list, with an entry for each worker"
 WHOLE: Final = "it concerns all workers together, so collector_kwargs can't have it"
+WRITER: Final = "a worker that writes into the replay buffer itself acts on it, although a DRIVER"
+TUNED: Final = "a step takes longer or shorter with it, so trawl.tune measures with it"
+EVALUATOR: Final = "an evaluator sets it, or has another argument for it"
 
 
-def option(default: Any, check: Check | None = None, *tags: str) -> Any:
+@dataclass(frozen=True)
+class Flag:
+    """The argument of the command line with which an option is set.
+
+    Attributes:
+        kind: type of the argument, ``bool`` for a switch that has no value; or its choices.
+        metavar: placeholder for the value in the command's help.
+        least: smallest number that is accepted.
+    """
+
+    kind: Any
+    metavar: str | None = None
+    least: int | None = None
+
+
+@dataclass(frozen=True)
+class Option:
+    """An entry of the table of options, besides the name, type, default and docstring.
+
+    Attributes:
+        check: function that checks a given value, and may convert it.
+        tags: any of :data:`DRIVER`, :data:`EACH`, :data:`LIST`, :data:`WHOLE`, :data:`WRITER`,
+            :data:`TUNED` and :data:`EVALUATOR`.
+        flag: the argument of the command line; None if there is none.
+        record: function that returns what the record of a dataset says about a given value, as
+            plain data; None if the option doesn't change frames.
+    """
+
+    check: Check | None = None
+    tags: tuple[str, ...] = ()
+    flag: Flag | None = None
+    record: Callable[[Any], Any] | None = None
+
+
+def option(
+    default: Any,
+    check: Check | None = None,
+    *tags: str,
+    flag: Flag | None = None,
+    record: Callable[[Any], Any] | None = None,
+) -> Any:
     """Declares an option as a field of a dataclass, which has to call :func:`validate`.
 
+    The option's meaning is its entry in the docstring of the dataclass; the first sentence is also
+    shown in tables and in the command's help.
+
     Args:
-        default: default value of the option.
-        check: function that checks a given value, and may convert it.
-        *tags: tags of the option: any of :data:`DRIVER`, :data:`EACH`, :data:`LIST` and
-            :data:`WHOLE`.
+        default: default value of the option; ``MISSING`` if it has to be given.
+        check: see :class:`Option`.
+        *tags: see :class:`Option`.
+        flag: see :class:`Option`.
+        record: see :class:`Option`.
     """
-    return field(default=default, metadata={"check": check, "tags": tags})
+    return field(default=default, metadata={"option": Option(check, tags, flag, record)})
+
+
+def table(cls: Any) -> dict[str, Option]:
+    """Returns the entries of a dataclass's options, by name."""
+    return {one.name: one.metadata.get("option", Option()) for one in fields(cls) if one.init}
 
 
 def validate(options: Any) -> None:
@@ -46,7 +99,7 @@ def validate(options: Any) -> None:
         value = getattr(options, one.name)
         if one.type in ("bool", "bool | None"):
             check_bool(one.name, value)
-        check = one.metadata.get("check")
+        check = one.metadata["option"].check if "option" in one.metadata else None
         if check is not None:
             checked = check(one.name, value)
             if checked is not value:
@@ -55,30 +108,68 @@ def validate(options: Any) -> None:
 
 def tagged(cls: Any, tag: str) -> frozenset[str]:
     """Returns the names of a dataclass's options that have a tag."""
-    return frozenset(one.name for one in fields(cls) if tag in one.metadata.get("tags", ()))
+    return frozenset(name for name, one in table(cls).items() if tag in one.tags)
+
+
+def recorded(options: Any) -> dict[str, Any]:
+    """Returns what a dataset's record says about the options with which it was collected.
+
+    Args:
+        options: a dataclass of options, which have been checked.
+    """
+    found: dict[str, Any] = {}
+    for name, one in table(type(options)).items():
+        value = getattr(options, name)
+        if one.record is not None and value:
+            found[name] = one.record(value)
+    return found
+
+
+def meanings(cls: Any) -> dict[str, list[str]]:
+    """Returns the lines of each option's entry in the docstrings of a dataclass and its bases."""
+    found: dict[str, list[str]] = {}
+    for base in reversed(cls.__mro__):
+        found |= attributes(base.__doc__)
+    return found
 
 
 # Names that other libraries have for the number of environments.
 _COUNTS = {"n_envs", "n_env", "nenvs", "number_of_envs", "num_environments"}
 
 
-def unknown_options(kind: str, unknown: Sequence[str], known: Iterable[str]) -> TypeError:
-    """Returns the error for options that a collector doesn't have.
+def check_names(kind: str, given: Iterable[str], cls: Any, workers: Any = None) -> None:
+    """Checks that all given options exist, and that those that are needed are given.
 
     Args:
         kind: name of the collector's class.
-        unknown: names of the options.
-        known: names of the options that the collector has.
+        given: names of the given options.
+        cls: the dataclass of the collector's options.
+        workers: the dataclass of a collector with workers, if this one has none.
+
+    Raises:
+        TypeError: if an option is unknown or missing. For an unknown one, the message suggests
+            similar names, or says where the option belongs.
     """
-    hint = did_you_mean(unknown, known)
-    if set(unknown) & set(argument_names(GymEnv)):
-        hint = ". Arguments of the environment are passed in create_env_kwargs"
-    elif not _COUNTS.isdisjoint(unknown):
-        hint = (
-            ". To step several environments, pass a list of ids or of functions that make them, "
-            "such as ['CartPole-v1'] * 4, or a ParallelEnv, which steps them in processes"
-        )
-    return TypeError(f"{kind} got unknown arguments: {', '.join(unknown)}{hint}")
+    known, given = table(cls), set(given)
+    unknown = sorted(given - known.keys())
+    if unknown:
+        of_workers = [] if workers is None else sorted(table(workers).keys() & unknown)
+        hint = did_you_mean(unknown, known)
+        if of_workers:
+            hint = (
+                ". Only collectors with workers, such as MultiSyncCollector, have "
+                f"{', '.join(of_workers)}"
+            )
+        elif not set(argument_names(GymEnv)).isdisjoint(unknown):
+            hint = ". Arguments of the environment are passed in create_env_kwargs"
+        elif not _COUNTS.isdisjoint(unknown):
+            hint = (
+                ". To step several environments, pass a list of ids or of functions that make "
+                "them, such as ['CartPole-v1'] * 4, or a ParallelEnv, which steps them in processes"
+            )
+        raise TypeError(f"{kind} got unknown arguments: {', '.join(unknown)}{hint}")
+    if "frames_per_batch" not in given:
+        raise TypeError(f"{kind} needs the argument frames_per_batch")
 
 
 # --- checks of one value

@@ -7,10 +7,10 @@ from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from typing import Any, Literal
 
-from trawl.checks import check_number, check_seconds, did_you_mean
+from trawl.checks import check_number, check_seconds, did_you_mean, seconds_above_zero
 from trawl.collectors.config import CollectorConfig
 from trawl.collectors.local.first_ready import VERSION, pool_of
-from trawl.collectors.options import validate
+from trawl.collectors.options import Check, at_least, one_of, option, validate
 from trawl.collectors.types import PolicyLike
 from trawl.devices import check_device
 from trawl.envs.batches.batched import arguments_of
@@ -48,6 +48,34 @@ _NO_LIST = (
 _OWN = frozenset(
     {"device", "create_env_kwargs", "exact_frames", "track_policy_version", "weight_sync_schemes"}
 )
+
+
+def _no_choice(*accepted: Any) -> Check:
+    """Returns a check of an option that chooses among TorchRL's transports, and does nothing."""
+
+    def check(name: str, value: Any) -> Any:
+        why = (
+            "environments and policy share memory, and frames are delivered without messages. "
+            "Leave it out"
+        )
+        if not (value is None or isinstance(value, (str, int))):
+            raise TypeError(f"{name} can't be {type(value).__name__}: {why}")
+        if value not in accepted:
+            shown = " or ".join(repr(one) for one in accepted if one is not None)
+            raise ValueError(f"{name} must be {shown}, but it is {value!r}: {why}")
+        return value
+
+    return check
+
+
+def _cores(name: str, value: Any) -> Any:
+    return value if value is None else check_cores(value, name)
+
+
+def _version_key(name: str, value: Any) -> Any:
+    if value is not None and not isinstance(value, (str, tuple)):
+        raise TypeError(f"{name} must be a key or None, but it is {value!r}")
+    return value
 
 
 def batching_of(
@@ -165,25 +193,27 @@ class AsyncBatchedArguments(CollectorConfig):
     max_batch_size: int | None = None
     min_batch_size: int | None = None
     server_timeout: float | None = None
-    transport: Literal["auto", "driver"] | None = None
-    backend: Literal["threading", "multiprocessing"] | None = None
-    env_backend: Literal["threading", "multiprocessing"] | None = None
-    env_exchange: Literal["shm", "auto"] = "auto"
+    transport: Literal["auto", "driver"] | None = option(None, _no_choice(None, "auto", "driver"))
+    backend: Literal["threading", "multiprocessing"] | None = option(None, one_of(*_BACKENDS, None))
+    env_backend: Literal["threading", "multiprocessing"] | None = option(
+        None, one_of(*_BACKENDS, None)
+    )
+    env_exchange: Literal["shm", "auto"] = option("auto", _no_choice("auto", "shm"))
     envs_per_worker: int = 1
-    transition_chunk_size: int | Literal["auto"] = "auto"
+    transition_chunk_size: int | Literal["auto"] = option("auto", _no_choice("auto", 1))
     policy_backend: Literal["threading", "multiprocessing"] | None = None
     yield_completed_trajectories: bool = False
     weight_sync: Any = None
     weight_sync_model_id: str = "policy"
     verbose: bool = False
     worker_affinity: Affinity | None = None
-    driver_affinity: Sequence[int] | None = None
+    driver_affinity: Sequence[int] | None = option(None, _cores)
     server_config: Any = None
     device_config: Any = None
     policy_version: int = 0
-    policy_version_key: str | tuple[str, ...] | None = "policy_version"
-    worker_timeout: float | None = None
-    max_policy_lag: int | None = None
+    policy_version_key: str | tuple[str, ...] | None = option("policy_version", _version_key)
+    worker_timeout: float | None = option(None, seconds_above_zero)
+    max_policy_lag: int | None = option(None, at_least(0))
 
     def __post_init__(self) -> None:
         if not is_list(self.create_env_fn):
@@ -198,27 +228,18 @@ class AsyncBatchedArguments(CollectorConfig):
         options = {**vars(self), "workers": self.in_process}
         check(options)
         check(options, {Trait.READY}, "AsyncBatchedCollector")
-        key = self.policy_version_key
-        if key is not None and not isinstance(key, (str, tuple)):
-            raise TypeError(f"policy_version_key must be a key or None, but it is {key!r}")
         if self.policy is not None and self.policy_factory is not None:
             raise TypeError("policy and policy_factory can't both be given")
         if self.policy is None and self.policy_factory is None:
             raise TypeError("a policy is missing: pass policy or policy_factory")
-        check_transport(self.transport, self.env_exchange, self.transition_chunk_size)
         chosen_policy_backend(self.policy_backend, self.server_config)
-        batching = self.batching
-        check_workers(self.envs_per_worker, batching.most)
-        if self.max_policy_lag is not None:
-            check_number("max_policy_lag", self.max_policy_lag, 0)
-        if self.driver_affinity is not None:
-            check_cores(self.driver_affinity, "driver_affinity")
+        check_workers(self.envs_per_worker, self.batching.most)
 
     def _check_decided_by_pool(self) -> None:
-        for option in fields(self):
-            given = getattr(self, option.name)
-            if option.name in READY_POOL.names and given != option.default:
-                raise READY_POOL.error(option.name, given)
+        for one in fields(self):
+            given = getattr(self, one.name)
+            if one.name in READY_POOL.names and given != one.default:
+                raise READY_POOL.error(one.name, given)
 
     @property
     def batching(self) -> Batching:
@@ -257,13 +278,14 @@ class AsyncBatchedArguments(CollectorConfig):
         """Returns a function that makes the environments."""
         if not is_list(self.create_env_fn):
             return partial(make_pool, self.create_env_fn, self.create_env_kwargs)
+        threads = (self.env_backend or self.backend) == "threading"
         return partial(
             ParallelEnv,
             len(self.create_env_fn),
             list(self.create_env_fn),
             create_env_kwargs=self.create_env_kwargs,
             envs_per_worker=self.envs_per_worker,
-            backend=env_backend_of(self.backend, self.env_backend),
+            backend="thread" if threads else "process",
             worker_affinity=self.worker_affinity,
             worker_timeout=self.worker_timeout,
         )
@@ -350,19 +372,6 @@ def attribute(config: Any, name: str) -> Any:
     return config.get(name) if isinstance(config, Mapping) else getattr(config, name, None)
 
 
-def env_backend_of(backend: Any, env_backend: Any) -> Literal["process", "thread"]:
-    """Returns the backend of the environments.
-
-    Raises:
-        ValueError: if an option is not one of TorchRL's names for threads and processes.
-    """
-    for name, value in (("backend", backend), ("env_backend", env_backend)):
-        if value is not None and value not in _BACKENDS:
-            raise ValueError(f"{name} must be one of {_BACKENDS}, but it is {value!r}")
-    chosen = env_backend or backend or "multiprocessing"
-    return "thread" if chosen == "threading" else "process"
-
-
 def chosen_policy_backend(policy_backend: Any, config: Any) -> str:
     """Returns the place where the policy runs: ``"threading"`` or ``"multiprocessing"``.
 
@@ -379,29 +388,6 @@ def chosen_policy_backend(policy_backend: Any, config: Any) -> str:
     if service == "process":
         return "multiprocessing"
     return str(policy_backend or "threading")
-
-
-def check_transport(transport: Any, exchange: Any, chunk: Any) -> None:
-    """Checks options that choose among TorchRL's transports.
-
-    Raises:
-        TypeError: if ``transport`` is an object.
-        ValueError: if an option asks for something that does not exist here.
-    """
-    shared = (
-        "environments and policy share memory, and frames are delivered without messages. Leave it "
-        "out"
-    )
-    if transport is not None and not isinstance(transport, str):
-        raise TypeError(f"transport can't be {type(transport).__name__}: {shared}")
-    if transport not in (None, "auto", "driver"):
-        raise ValueError(f"transport must be 'auto' or left out, but it is {transport!r}: {shared}")
-    if exchange not in ("auto", "shm"):
-        raise ValueError(f"env_exchange must be 'auto' or 'shm', but it is {exchange!r}: {shared}")
-    if chunk not in ("auto", 1):
-        raise ValueError(
-            f"transition_chunk_size must be 'auto' or 1, but it is {chunk!r}: {shared}"
-        )
 
 
 def device_options(device: Any, config: Any) -> dict[str, Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import fields, replace
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +15,7 @@ from typing_extensions import override
 
 from trawl.collectors.arguments import CollectorArguments, accepts, describe
 from trawl.collectors.base import BaseCollector, View
-from trawl.collectors.config import CollectorConfig, option_names, warn
+from trawl.collectors.config import CollectorConfig, warn
 from trawl.collectors.dispatch import (
     backend_arguments,
     chosen_backend,
@@ -46,7 +46,7 @@ from trawl.collectors.local.state import LoopState
 from trawl.collectors.local.turns import Turns
 from trawl.collectors.local.weights import DirectWeights
 from trawl.collectors.multi_config import MultiConfig
-from trawl.collectors.options import unknown_options
+from trawl.collectors.options import check_names
 from trawl.collectors.torchrl import give_specs, is_random
 from trawl.collectors.watch.figures import RolloutFigures
 from trawl.envs.base import TensorDictEnv
@@ -143,18 +143,7 @@ class Collector(BaseCollector):
                 f"policy), but got {2 + len(more)}: pass the others by name"
             )
         chosen_backend(backend_arguments(options, type(self) is Collector))
-        unknown = sorted(set(options) - set(option_names()))
-        if unknown:
-            workers = {one.name for one in fields(MultiConfig)} & set(unknown)
-            if workers:
-                raise TypeError(
-                    f"{type(self).__name__} got unknown arguments: {', '.join(unknown)}. Only "
-                    "collectors with workers, such as MultiSyncCollector, have "
-                    f"{', '.join(sorted(workers))}"
-                )
-            raise unknown_options(type(self).__name__, unknown, option_names())
-        if "frames_per_batch" not in options:
-            raise TypeError(f"{type(self).__name__} needs the argument frames_per_batch")
+        check_names(type(self).__name__, options, CollectorConfig, workers=MultiConfig)
         if is_service(policy):
             use_service(policy, 1, options)
             (options["policy_factory"],) = options["policy_factory"]

@@ -21,7 +21,8 @@ from trawl.collectors.driver.trajectory_batcher import TrajectoryBatcher
 from trawl.collectors.driver.weak import weak
 from trawl.collectors.face import Parts
 from trawl.collectors.inference_service import is_service, use_service
-from trawl.collectors.multi_config import MultiConfig, check_names, sources
+from trawl.collectors.multi_config import MultiConfig, sources
+from trawl.collectors.options import check_names
 from trawl.collectors.single import Collector
 from trawl.collectors.watch.profile import Profiling
 from trawl.collectors.workers.access import WorkerEnv, WorkersAccess
@@ -40,7 +41,7 @@ from trawl.collectors.workers.weights import WorkersWeights
 from trawl.envs.build import distinct
 from trawl.envs.types import is_list
 from trawl.rollout.normalization import Normalization
-from trawl.supported import SINK_SHARED, UPDATE_WITHOUT_MODULE
+from trawl.supported import SINK_SHARED, UPDATE_WITHOUT_MODULE, check
 from trawl.weights.message_schemes import MessageWeightSyncScheme
 from trawl.weights.scheme import WeightSyncScheme
 from trawl.weights.shared import SharedMemWeightSyncScheme
@@ -100,7 +101,8 @@ class WorkerCollector(BaseCollector, OptionAttributes):  # type: ignore[misc]  #
                 f"{name} takes at most 2 positional arguments (create_env_fn, policy), but got "
                 f"{2 + len(more)}: pass the others by name"
             )
-        check_names(name, options)
+        check({**options, "workers": True})
+        check_names(name, options, MultiConfig)
         self.create_env_fn = sources(create_env_fn, options.get("num_workers"))
         self.num_workers = len(self.create_env_fn)
         given = policy

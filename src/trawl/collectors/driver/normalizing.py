@@ -1,4 +1,4 @@
-"""Normalisation: statistics in states, between workers and their driver; facts for datasets."""
+"""Normalisation: statistics in states, between workers and their driver."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from typing import Any
 
 from trawl.collectors.config import CollectorConfig
-from trawl.envs.frame_stack import as_frame_stack
 from trawl.rollout.normalization import (
     Normalization,
     NormalizeObservation,
@@ -60,17 +59,6 @@ def normalize_options(config: CollectorConfig) -> NormalizeOptions:
         observations if isinstance(observations, NormalizeObservation) else None,
         rewards if isinstance(rewards, NormalizeReward) else None,
     )
-
-
-def transform_facts(config: CollectorConfig) -> dict[str, Any]:
-    """Returns facts about stacks and normalised values, for the record of a dataset."""
-    stack, normalize = as_frame_stack("frame_stack", config.frame_stack), normalize_options(config)
-    facts: dict[str, Any] = {} if stack is None else {"frame_stack": stack.size}
-    if normalize.observations is not None:
-        facts["normalize_observations"] = True
-    if normalize.rewards is not None:
-        facts["normalize_rewards"] = True
-    return facts
 
 
 # --- in a worker

@@ -9,8 +9,10 @@ import gymnasium
 import torch
 from torch import nn
 
+from trawl.collectors.config import CollectorConfig
 from trawl.collectors.multi import MultiSyncCollector
-from trawl.collectors.options import one_of
+from trawl.collectors.multi_config import MultiConfig
+from trawl.collectors.options import EVALUATOR, one_of, tagged
 from trawl.collectors.single import Collector
 from trawl.envs.build import is_env
 from trawl.envs.types import is_list
@@ -19,42 +21,11 @@ from trawl.rollout.normalization import Normalization
 
 _BY_NAME = {"Collector": Collector, "MultiSyncCollector": MultiSyncCollector}
 
-# Options of collectors that an evaluation sets itself, or that would change its episodes.
-_OWN = frozenset(
-    {
-        "cat_results",
-        "collector_class",
-        "compact_obs",
-        "create_env_fn",
-        "exploration_type",
-        "extend_buffer",
-        "frames_per_batch",
-        "init_fn",
-        "init_random_frames",
-        "interruptor",
-        "max_frames_per_traj",
-        "normalize_observations",
-        "normalize_rewards",
-        "num_collectors",
-        "num_workers",
-        "policy",
-        "policy_factory",
-        "postproc",
-        "preemptive_threshold",
-        "replay_buffer",
-        "replay_write_mode",
-        "reset_at_each_iter",
-        "return_same_td",
-        "set_truncated",
-        "sink",
-        "split_trajs",
-        "sync",
-        "total_frames",
-        "track_traj_ids",
-        "trajs_per_batch",
-        "trajs_per_write",
-        "worker_idx",
-    }
+# Arguments of collectors that an evaluation sets itself, or that would change its episodes.
+_OWN = (
+    {"create_env_fn", "policy", "num_collectors", "sync"}
+    | tagged(CollectorConfig, EVALUATOR)
+    | tagged(MultiConfig, EVALUATOR)
 )
 
 

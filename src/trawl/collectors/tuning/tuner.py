@@ -16,7 +16,8 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.text import Text
 
 from trawl.checks import check_number, check_seconds, did_you_mean
-from trawl.collectors.options import check_callable
+from trawl.collectors.config import CollectorConfig
+from trawl.collectors.options import TUNED, check_callable, tagged
 from trawl.collectors.single import Collector
 from trawl.collectors.tuning.candidate import Candidate
 from trawl.collectors.tuning.halving import TIE, Halving
@@ -43,30 +44,8 @@ _FRAMES = (1000, 500, 200, 100, 50, 20, 10, 5, 2)
 _BATCH_SECONDS = 1.0
 # Number of batches that have to fit in the budget: one to warm up, and one to measure.
 _LEAST_BATCHES = 2
-# Options that influence the speed of workers, and that may be used several times. Others belong to
-# one collector (schemes, buffers, sinks), or take effect in the driver.
-_OPTIONS = (
-    "auto_register_policy_transforms",
-    "compact_obs",
-    "compile_policy",
-    "create_env_kwargs",
-    "cudagraph_policy",
-    "device",
-    "env_device",
-    "exploration_type",
-    "frame_stack",
-    "max_frames_per_traj",
-    "normalize_observations",
-    "normalize_rewards",
-    "on_env_error",
-    "policy_device",
-    "policy_factory",
-    "reset_at_each_iter",
-    "reset_kwargs",
-    "storing_device",
-    "track_traj_ids",
-    "trust_policy",
-)
+# Other options belong to one collector (schemes, buffers, sinks), or take effect in the driver.
+_OPTIONS = tagged(CollectorConfig, TUNED)
 
 
 def tune(

@@ -7,7 +7,8 @@ from dataclasses import replace
 from typing import Any
 
 from trawl.backends.base import Backend
-from trawl.collectors.multi_config import WRITER_OPTIONS, MultiConfig
+from trawl.collectors.multi_config import MultiConfig
+from trawl.collectors.options import WRITER, tagged
 from trawl.collectors.workers.service import WorkerProgram, WorkerSpec
 from trawl.collectors.workers.setups import WorkerSetups, packed_program
 from trawl.collectors.workers.slot import WorkerSlot
@@ -92,7 +93,7 @@ class WorkerSpecs:
         setup, config = self._setups[index], self._config
         options = self._setups.options(index)
         if self.buffer is not None:
-            options |= {name: getattr(config, name) for name in WRITER_OPTIONS}
+            options |= {name: getattr(config, name) for name in tagged(MultiConfig, WRITER)}
             options["replay_buffer"] = self.buffer
         source, count = setup.create_env_fn, setup.environments
         program = WorkerProgram(

@@ -1,0 +1,162 @@
+"""Writes the tables of options, and of what can't be combined, into the pages of the documentation.
+
+    python docs/scripts/option_tables.py           # tells whether the tables are up to date
+    python docs/scripts/option_tables.py --write
+
+The script replaces the text between ``<!-- NAME:begin -->`` and ``<!-- NAME:end -->``. The section
+that explains an option says so in a comment after its heading: ``<!-- explains: device, sink -->``.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Callable
+from dataclasses import MISSING, fields
+from enum import Enum
+from pathlib import Path
+from typing import Any
+
+from trawl.cli.flags import option_of, table_flags
+from trawl.collectors import CollectorConfig, MultiConfig
+from trawl.collectors.options import meanings, table
+from trawl.collectors.serving_options import AsyncBatchedArguments
+from trawl.docstrings import first_sentence
+from trawl.supported import TABLE, Law, Refusal
+
+DOCS = Path(__file__).resolve().parents[1]
+EXPLAINS = re.compile(r"^#+ (?P<title>.+)\n\n<!-- explains: (?P<names>.+) -->$", re.MULTILINE)
+ROLE = re.compile(r":\w+:`~?(?:[\w.]+\.)?(\w+)`")
+
+
+def explained() -> dict[str, str]:
+    """Returns the section that explains each option, as ``"page.md#section"``."""
+    found: dict[str, str] = {}
+    for page in sorted(DOCS.glob("*.md")):
+        for section in EXPLAINS.finditer(page.read_text(encoding="utf-8")):
+            anchor = re.sub(r"[^\w -]", "", section["title"].lower()).strip().replace(" ", "-")
+            found |= dict.fromkeys(section["names"].split(", "), f"{page.name}#{anchor}")
+    return found
+
+
+def default(value: Any) -> str:
+    """Returns a default as users write it."""
+    if value is MISSING:
+        return "required"
+    if isinstance(value, Enum):
+        return value.name
+    return f'`"{value}"`' if isinstance(value, str) else str(value)
+
+
+def options_of(cls: Any, page: str, left_out: set[str]) -> str:
+    """Returns the table of a dataclass's options.
+
+    Args:
+        cls: the dataclass.
+        page: name of the page that gets the table.
+        left_out: options that are in another table, or are none.
+    """
+    entries, said, flags = table(cls), meanings(cls), {one.name for one in table_flags()}
+    rows = ["| Option | Default | Meaning |", "|---|---|---|"]
+    where = explained()
+    for one in fields(cls):
+        if one.name not in entries or one.name in left_out:
+            continue
+        link = where.get(one.name, "").removeprefix(page)
+        name = f"[`{one.name}`]({link})" if link else f"`{one.name}`"
+        text = ROLE.sub(r"`\1`", first_sentence(said[one.name])).replace("``", "`")
+        if one.name in flags:
+            text += f" (`{option_of(one.name)}`)"
+        rows.append(f"| {name} | {default(one.default)} | {text.replace('|', chr(92) + '|')} |")
+    return "\n".join(["", *rows, ""])
+
+
+def flags_of_command(*_: Any) -> str:
+    """Returns the table of the command's arguments that set options of collectors."""
+    where = explained()
+    rows = ["| Option | Default | Meaning |", "|---|---|---|"]
+    for one in table_flags():
+        shown = "off" if one.default is False else one.default or "none"
+        name = f"`{option_of(one.name)}`"
+        linked = f"[{name}]({where[one.name]})" if one.name in where else name
+        rows.append(f"| {linked} | {shown} | {one.meaning[0].lower()}{one.meaning[1:-1]} |")
+    return "\n".join(["", *rows, ""])
+
+
+def refusal(entry: Refusal) -> str:
+    """Returns the row of an entry."""
+    options = ", ".join(f"`{one}`" for one in dict.fromkeys(entry.shown))
+    other = entry.against if entry.needs is None else f"without {entry.needs}"
+    if entry.unless is not None:
+        other += f", unless there is {entry.unless}"
+    return f"| {options} | {other} | {entry.why} | {entry.instead} |"
+
+
+def refusals(*_: Any) -> str:
+    """Returns the entries of each law as a table under its sentence."""
+    found = ""
+    for law in Law:
+        rows = ["| Option | Refused with | Because | Instead |", "|---|---|---|---|"]
+        rows += [refusal(entry) for entry in TABLE.values() if entry.law is law]
+        found += "\n".join(["", f"**{law.value}**", "", *rows, ""])
+    return found
+
+
+_OF_ONE = {one.name for one in fields(CollectorConfig)}
+# Each table: its name in the comments, the page, and the function that writes it.
+TABLES: list[tuple[str, str, Callable[[], str]]] = [
+    ("refusals", "one-process.md", refusals),
+    ("options", "one-process.md", lambda: options_of(CollectorConfig, "one-process.md", set())),
+    ("options", "many-processes.md", lambda: options_of(MultiConfig, "many-processes.md", _OF_ONE)),
+    (
+        "options",
+        "env-processes.md",
+        lambda: options_of(
+            AsyncBatchedArguments, "env-processes.md", _OF_ONE | {"create_env_fn", "policy"}
+        ),
+    ),
+    ("flags", "cli.md", flags_of_command),
+]
+
+
+def updated(name: str, page: str, text: str) -> str:
+    """Returns the text of a page with a table in its place.
+
+    Raises:
+        ValueError: if the page has no place for it.
+    """
+    begin, end = f"<!-- {name}:begin -->", f"<!-- {name}:end -->"
+    head, found, rest = page.partition(begin)
+    if not found or end not in rest:
+        raise ValueError(f"the page has no {begin} with {end} after it")
+    return f"{head}{begin}\n{text}\n{end}{rest.partition(end)[2]}"
+
+
+def outdated(write: bool = False) -> list[str]:
+    """Returns the pages whose tables are not up to date.
+
+    Args:
+        write: True to bring them up to date.
+    """
+    found = []
+    for name, page, make in TABLES:
+        path = DOCS / page
+        before = path.read_text(encoding="utf-8")
+        after = updated(name, before, make())
+        if before != after:
+            found.append(page)
+            if write:
+                path.write_text(after, encoding="utf-8")
+    return found
+
+
+def main() -> int:
+    """Writes the tables, or returns 1 if they are not up to date."""
+    if "--write" in sys.argv[1:]:
+        outdated(write=True)
+        return 0
+    return int(bool(outdated()))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
