@@ -191,3 +191,27 @@ def allowed():
         return torch.nn.functional.one_hot(mask.long().sum(-1) - 1, 3)
 
     return TensorDictModule(act, [("info", "action_mask")], ["action"])
+
+
+class Failing(gymnasium.Env):
+    """Fails at its seventh step."""
+
+    observation_space = spaces.Box(-1, 1, (2,))
+    action_space = spaces.Discrete(2)
+
+    def __init__(self):
+        self.steps = 0
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        return np.zeros(2, np.float32), {}
+
+    def step(self, action):
+        self.steps += 1
+        if self.steps == 7:
+            raise RuntimeError("it broke")
+        return np.zeros(2, np.float32), 1.0, False, False, {}
+
+
+def breaks():
+    return Failing()

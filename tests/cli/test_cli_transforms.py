@@ -2,6 +2,7 @@
 
 import os
 import signal
+from typing import Literal
 
 import nursery
 import pytest
@@ -10,8 +11,10 @@ from cli_parts import collected, evaluated, refused, trawl
 from torch import nn
 
 from trawl import Collector
+from trawl.cli.flags import table_flags
 from trawl.cli.transforms import stacked_env
-from trawl.collectors import Normalization, NormalizeReward
+from trawl.collectors import CollectorConfig, Normalization, NormalizeReward, options
+from trawl.collectors.options import table
 from trawl.data import info, load
 from trawl.envs.batches.serial import build_env
 
@@ -231,3 +234,30 @@ def test_statistics_survive_a_kill(saves):
     assert statistics().observations["observation"].count == (80 if saves else 40)
     note = "the statistics in d/normalization.pt are those of 0 frames, but the dataset has 40"
     assert (note in err) == (not saves)
+
+
+# --- arguments that the table of options declares
+
+
+def test_the_arguments_are_those_of_the_table():
+    """The command reads the table as text; here it is imported."""
+    declared = {name: one for name, one in table(CollectorConfig).items() if one.flag is not None}
+    assert [one.name for one in table_flags()] == list(declared)
+    for one in table_flags():
+        entry = declared[one.name]
+        kind = entry.flag.kind if isinstance(entry.flag.kind, type) else Literal[entry.flag.kind]
+        assert (one.kind, one.metavar, one.least) == (kind, entry.flag.metavar, entry.flag.least)
+        assert one.recorded == (entry.record is not None)
+        assert one.tags == {
+            name for name in ("DRIVER", "EACH", "LIST", "WHOLE", "WRITER", "TUNED", "EVALUATOR")
+            if getattr(options, name) in entry.tags
+        }  # fmt: skip
+        assert one.default == CollectorConfig.__dataclass_fields__[one.name].default
+
+
+def test_an_environment_that_fails_is_restarted_if_asked_for():
+    command = ["collect", "cli_envs:breaks", "--frames", 30, "--frames-per-batch", 10]
+    assert "it broke" in refused(*map(str, command), "--out", "d")
+    code, _, err = trawl(*command, "--on-env-error", "restart", "--out", "e")
+    assert code == 0, err
+    assert info("e")["frames"] == 30

@@ -1,5 +1,7 @@
 """The same seed and the same number of workers: the same batches."""
 
+import math
+
 import pytest
 import torch
 from multi_parts import BOTH, PLACES, TRAJ_IDS, make, same, together
@@ -11,7 +13,13 @@ from tensordict.nn import (
 from torch import nn
 from torch.distributions import Categorical
 
-from trawl.collectors import Collector, MultiSyncCollector
+from trawl.collectors import (
+    AsyncBatchedCollector,
+    Collector,
+    MultiSyncCollector,
+    RandomPolicy,
+)
+from trawl.envs import GymEnv
 
 
 def sampling():
@@ -124,3 +132,40 @@ def test_without_a_seed_workers_differ():
     assert not torch.equal(first[0]["observation"], first[1]["observation"])
     assert not torch.equal(first["observation"], second["observation"])
     assert not torch.equal(first[0]["action"], first[1]["action"])
+
+
+def one(count, **options):
+    return Collector(["CartPole-v1"] * count, frames_per_batch=24, **options)
+
+
+def workers(count, **options):
+    return cartpoles(workers=count, frames_per_batch=24, **options)
+
+
+def whoever_is_ready(count, **options):
+    policy = RandomPolicy(GymEnv("CartPole-v1").full_action_spec.expand(count))
+    return AsyncBatchedCollector(
+        ["CartPole-v1"] * count,
+        policy=policy,
+        frames_per_batch=24,
+        env_backend="threading",
+        min_batch_size=count,
+        server_timeout=math.inf,
+        **options,
+    )
+
+
+@pytest.mark.parametrize("make", [one, workers, whoever_is_ready])
+def test_the_option_seeds_like_the_method(make):
+    with make(2, seed=4) as given, make(2) as other:
+        other.set_seed(4)
+        assert all(same(given.next(), other.next()) for _ in range(3))
+        other.set_seed(5)
+        assert not same(given.next(), other.next())
+
+
+@pytest.mark.parametrize("make", [one, workers, whoever_is_ready])
+def test_a_wrong_seed_is_refused(make):
+    for seed, error in (("4", TypeError), (True, TypeError), (-1, ValueError)):
+        with pytest.raises(error, match=r"^seed must"):
+            make(2, seed=seed)

@@ -106,7 +106,7 @@ VALUES = {
 REFUSED = {
     *("frames_per_batch", "total_frames", "exact_frames", "trajs_per_batch", "traj_format"),
     *("traj_sampling", "normalize_observations", "normalize_rewards"),
-    *("trace", "weight_updater", "weight_sync_schemes", "weight_recv_schemes"),
+    *("seed", "trace", "weight_updater", "weight_sync_schemes", "weight_recv_schemes"),
     *("interruptor", "return_same_td", "worker_idx"),
 }
 pytestmark = pytest.mark.filterwarnings(

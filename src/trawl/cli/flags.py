@@ -72,7 +72,7 @@ def _flags(config: ast.ClassDef) -> Iterator[TableFlag]:
             least = [ast.literal_eval(one.value) for one in flag.keywords if one.arg == "least"]
             yield TableFlag(
                 name=name.id,
-                tags=frozenset(one.id for one in node.value.args if isinstance(one, ast.Name)),
+                tags=frozenset(one.id for one in node.value.args[2:] if isinstance(one, ast.Name)),
                 kind=_KINDS[kind.id] if isinstance(kind, ast.Name) else _choices(kind),
                 default=ast.literal_eval(node.value.args[0]),
                 metavar=ast.literal_eval(metavar[0]) if metavar else None,

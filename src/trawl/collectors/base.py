@@ -179,6 +179,11 @@ class BaseCollector(CollectorParts, OptionAttributes):  # type: ignore[misc]  # 
             A seed for a further environment (equal to ``seed`` if ``static_seed`` is True).
         """
 
+    def _apply_seed(self) -> None:
+        """Applies the option ``seed``; the last thing that a constructor does."""
+        if self.config.seed is not None:
+            self.set_seed(self.config.seed)
+
     # --- iteration and budget
 
     def __iter__(self) -> Iterator[TensorDictBase]:

@@ -37,6 +37,7 @@ from trawl.collectors.types import SupportsStop, SupportsVersion, SupportsWrite,
 from trawl.envs.batches.batched import check_env_kwargs
 from trawl.envs.frame_stack import FrameStackLike, as_frame_stack
 from trawl.envs.reset_kwargs import ResetKwargs, check_reset_kwargs
+from trawl.envs.seeding import check_seed
 from trawl.envs.types import DeviceLike, EnvKwargs
 from trawl.foreign.torchrl import storage_of
 from trawl.observe.trace_options import TraceLike, check_trace
@@ -63,6 +64,10 @@ def _total(name: str, value: Any) -> float:
 def _count(name: str, value: Any) -> int:
     """Returns the value as a number of frames; None and negative numbers become 0."""
     return 0 if value is None else max(check_number(name, value), 0)
+
+
+def _seed(_: str, value: Any) -> int | None:
+    return None if value is None else check_seed(value)
 
 
 def _policy_factory(name: str, value: Any) -> Any:
@@ -169,6 +174,8 @@ class CollectorConfig:
         env_device: device of the environment's TensorDicts.
         policy_device: device on which the policy runs. A policy on another device is copied to it.
         create_env_kwargs: keyword arguments for the function that makes the environment.
+        seed: seed of the environments, the policy's random draws and random actions, as for
+            ``set_seed``. None: each run draws its own.
         max_frames_per_traj: number of steps after which an episode is truncated. None, 0 or a
             negative number: never.
         frame_stack: number of frames in a stack of an episode's last frames, or a
@@ -274,11 +281,18 @@ class CollectorConfig:
     env_device: DeviceLike | None = option(None, None, EACH, LIST, TUNED)
     policy_device: DeviceLike | None = option(None, None, EACH, LIST, TUNED)
     create_env_kwargs: EnvKwargs | None = option(None, check_env_kwargs, EACH, LIST, TUNED)
+    seed: int | None = option(None, _seed, DRIVER, WHOLE, EVALUATOR, record=lambda seed: seed)
     max_frames_per_traj: int | None = option(
-        None, _count, EACH, TUNED, EVALUATOR, flag=Flag(int, "N", least=1), record=int
+        None,
+        _count,
+        EACH,
+        TUNED,
+        EVALUATOR,
+        flag=Flag(int, "N", least=1),
+        record=lambda count: count or None,
     )
     frame_stack: FrameStackLike | None = option(
-        None, as_frame_stack, TUNED, flag=Flag(int, "N"), record=lambda stack: stack.size
+        None, as_frame_stack, TUNED, flag=Flag(int, "N"), record=lambda stack: stack and stack.size
     )
     init_random_frames: int | None = option(None, _count, DRIVER, WRITER, EVALUATOR)
     reset_kwargs: ResetKwargs | None = option(None, check_reset_kwargs, EACH, TUNED)
@@ -335,7 +349,13 @@ class CollectorConfig:
         record=bool,
     )
     normalize_rewards: bool | NormalizeReward = option(
-        False, switch_or(NormalizeReward), WHOLE, TUNED, EVALUATOR, flag=Flag(bool), record=bool
+        False,
+        switch_or(NormalizeReward),
+        WHOLE,
+        TUNED,
+        EVALUATOR,
+        flag=Flag(bool),
+        record=lambda given: bool(given) or None,
     )
     trace: TraceLike | None = option(None, check_trace, DRIVER, WHOLE, flag=Flag(str, "FILE"))
     worker_idx: int | None = option(None, None, EVALUATOR)

@@ -50,8 +50,8 @@ class Option:
         tags: any of :data:`DRIVER`, :data:`EACH`, :data:`LIST`, :data:`WHOLE`, :data:`WRITER`,
             :data:`TUNED` and :data:`EVALUATOR`.
         flag: the argument of the command line; None if there is none.
-        record: function that returns what the record of a dataset says about a given value, as
-            plain data; None if the option doesn't change frames.
+        record: function that returns what the record of a dataset says about a checked value, as
+            plain data, or None to leave it out; None if no frame depends on the option.
     """
 
     check: Check | None = None
@@ -117,12 +117,12 @@ def recorded(options: Any) -> dict[str, Any]:
     Args:
         options: a dataclass of options, which have been checked.
     """
-    found: dict[str, Any] = {}
-    for name, one in table(type(options)).items():
-        value = getattr(options, name)
-        if one.record is not None and value:
-            found[name] = one.record(value)
-    return found
+    told = (
+        (name, one.record(getattr(options, name)))
+        for name, one in table(type(options)).items()
+        if one.record is not None
+    )
+    return {name: value for name, value in told if value is not None}
 
 
 def meanings(cls: Any) -> dict[str, list[str]]:

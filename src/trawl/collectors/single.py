@@ -168,6 +168,7 @@ class Collector(BaseCollector):
                 self.parts.loop.restarts = EnvRestarts(told, weak(self.parts.loop.remake))
             self._build(policy, devices)
             self.parts.weights.connect()
+            self._apply_seed()
         except BaseException:
             self.shutdown(close_env=False, raise_on_error=False)
             with suppress(Exception):

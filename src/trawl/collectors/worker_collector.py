@@ -155,6 +155,7 @@ class WorkerCollector(BaseCollector, OptionAttributes):  # type: ignore[misc]  #
         try:
             self._prepare()
             weights.begin()
+            self._apply_seed()
         except BaseException:
             self.shutdown(raise_on_error=False)
             raise
