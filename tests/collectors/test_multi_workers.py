@@ -222,7 +222,7 @@ WRONG: list[tuple[dict[str, Any], Any, str]] = [
     ({"max_total_restarts": -1}, ValueError, r"max_total_restarts must be at least 0"),
     ({"worker_timeout": 0}, ValueError, r"worker_timeout must be a number of seconds above 0"),
     ({"worker_timeout": "x"}, TypeError, r"worker_timeout .*'x'"),
-    ({"start_method": "fork"}, ValueError, r"start_method .*'forkserver', 'spawn' or 'inline'"),
+    ({"start_method": "fork"}, ValueError, r"start_method .*'forkserver', 'spawn', 'inline', or a"),
     ({"init_fn": 3}, TypeError, r"init_fn must be callable, but it is int: 3"),
     ({"collector_class": 3}, TypeError, r"collector_class must be callable, but it is int: 3"),
     ({"postproc": 3}, TypeError, r"postproc must be callable"),

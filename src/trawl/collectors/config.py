@@ -7,7 +7,7 @@ import os
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import MISSING, dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Literal, TypeAlias
 
@@ -24,6 +24,7 @@ from trawl.collectors.options import (
     WHOLE,
     WRITER,
     Flag,
+    Option,
     at_least,
     check_callable,
     check_instance,
@@ -270,7 +271,10 @@ class CollectorConfig:
         post_collect_hook: function called with each batch when it is delivered.
     """
 
-    frames_per_batch: int = option(MISSING, partial(check_number, least=1), WHOLE, EVALUATOR)
+    frames_per_batch: int = field(
+        # Type checkers take option() for a default.
+        metadata={"option": Option(partial(check_number, least=1), (WHOLE, EVALUATOR))}
+    )
     total_frames: float = option(-1, _total, DRIVER, WHOLE, EVALUATOR)
     exact_frames: bool = option(False, None, DRIVER, WHOLE, WRITER)
     policy_factory: Callable[[], Any] | None = option(
@@ -346,7 +350,7 @@ class CollectorConfig:
         TUNED,
         EVALUATOR,
         flag=Flag(bool),
-        record=bool,
+        record=lambda given: bool(given) or None,
     )
     normalize_rewards: bool | NormalizeReward = option(
         False,

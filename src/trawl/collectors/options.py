@@ -73,7 +73,7 @@ def option(
     shown in tables and in the command's help.
 
     Args:
-        default: default value of the option; ``MISSING`` if it has to be given.
+        default: default value of the option.
         check: see :class:`Option`.
         *tags: see :class:`Option`.
         flag: see :class:`Option`.
