@@ -194,7 +194,8 @@ class Rollout:
                 self.times.ended = perf_counter()
                 batch = self._finish()
         except Exception:
-            self.writer.abandon()
+            if not self.paused:  # else the next call goes on with the batch
+                self.writer.abandon()
             raise
         self.steps_done += self.filled
         return batch
