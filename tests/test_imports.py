@@ -55,7 +55,6 @@ DOCUMENTED = {
     "_getframe": "sys: finds the caller without reading source files",
     "_asdict": "named tuples",
     "_replace": "named tuples",
-    "_private": "ray: tells which cluster runs on this machine, and what is free on each node",
 }
 
 

@@ -21,8 +21,7 @@ import torch.distributed
 from trawl.backends.control import Rendezvous
 from trawl.backends.frames import Frame
 from trawl.backends.launching.authentication import AuthenticationError
-from trawl.backends.link import Address
-from trawl.collectors.distributed.launchers import run_rank
+from trawl.backends.launching.outside import run_rank
 
 SHORT = 60.0
 
@@ -46,9 +45,6 @@ class Stranger:
         limit = timedelta(seconds=SHORT)
         self.store = torch.distributed.TCPStore(self.host, self.port, None, False, limit, False)
         self.held = []
-
-    def address(self, prefix, key=b""):
-        return Address(self.host, self.port, SHORT, prefix, key)
 
     def reads_the_store(self):
         """All that is in it."""
@@ -106,9 +102,12 @@ class Stranger:
 
     def plays_the_driver(self, prefix):
         """Tells the worker that comes to an address to come here, and gives it bombs as orders."""
-        fake = socket.create_server((self.host, 0))
-        self.store.set(f"{prefix}/rendezvous", f"{self.host} {fake.getsockname()[1]}")
+        self.store.set(f"{prefix}/rendezvous", f"{self.host} {self.serves_bombs()}")
         self.store.set(f"{prefix}/task", self.bomb)
+
+    def serves_bombs(self):
+        """Waits at a port, and sends a bomb to each who comes, whatever key that one has."""
+        fake = socket.create_server((self.host, 0))
 
         def serve():
             while True:
@@ -121,18 +120,16 @@ class Stranger:
                     end.sendall(b"\0" + size + bytes(4 + 32) + self.bomb)
 
         threading.Thread(target=serve, daemon=True).start()
+        return fake.getsockname()[1]
 
-    def links(self, prefix, rank):
-        """Takes the place of one of two ranks, and sends the other a bomb."""
-        rank = int(rank)
-
-        def link():
-            found = self.address(prefix).link(rank)
-            found.send(Frame(0, bytes(32) + self.bomb))
-            self.held.append(found)
-
-        thread = threading.Thread(target=link, daemon=True)
-        thread.start()
+    def receives_weights(self, port, name):
+        """Comes for somebody's weights, and sends a bomb to whoever lets it in."""
+        try:
+            end = Rendezvous(self.host, port, name, bytes(32), SHORT).connect("{}")
+        except (AuthenticationError, OSError) as error:
+            return type(error).__name__
+        end.send(Frame(0, bytes(32) + self.bomb))
+        return "admitted"
 
     def comes_as_a_rank(self, key):
         """Is a rank that torchrun starts, with such a key."""

@@ -2,15 +2,19 @@
 
 import json
 import os
+import pickle
 import signal
 import subprocess
 import sys
 import warnings
 from contextlib import contextmanager
+from dataclasses import replace
+from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 
 import pytest
 import stranger
+import torch
 from distributed_parts import CLASSES, make
 from forked import Forked
 
@@ -18,6 +22,8 @@ from trawl.backends.launching.authentication import AuthenticationError
 from trawl.backends.link import Address, hosted_store
 from trawl.backends.network import LOOPBACK, listening
 from trawl.backends.remote_rank import run_rank_at
+from trawl.weight_update import DistributedWeightSyncScheme
+from trawl.weights.network import joined
 
 NOBODY = 65534
 KEY = os.urandom(32)
@@ -124,15 +130,26 @@ def test_a_worker_takes_no_orders_from_another_user(crater):
             run_rank_at(Address(LOOPBACK, port, 100.0, "trawl/1/0", KEY))
 
 
-@pytest.mark.parametrize("rank", [0, 1])
-def test_a_message_of_a_process_group_with_another_user(rank, crater):
-    """Batches, weights and errors come by these: the driver unpickles none of a stranger's."""
-    _, port = hosted_store(LOOPBACK, 0, 100.0)
+def test_another_user_neither_sends_nor_receives_weights(crater):
+    """Of a scheme between processes of one's own: nobody unpickles what a stranger sends."""
+    store, port = hosted_store(LOOPBACK, 0, 100.0)
+    scheme, learner = DistributedWeightSyncScheme(), torch.nn.Linear(2, 1)
+    scheme.init_on_sender(model=learner)
+    scheme.connect(weights=learner)
+    (address,) = scheme._addresses.values()
     with another_user(port, crater) as other:
-        other.links("weights/1", 1 - rank)
-        link = Address(LOOPBACK, port, 100.0, "weights/1", KEY).link(rank)
-        with pytest.raises(AuthenticationError):
-            link.receive().content()
+        assert other.receives_weights(address.port, address.name) == "AuthenticationError"
+        # The receiver can still come.
+        receiver, actor = pickle.loads(ForkingPickler.dumps(scheme)), torch.nn.Linear(2, 1)
+        receiver.init_on_receiver(model=actor)
+        receiver.connect()
+        receiver.receive()
+        assert actor.weight.equal(learner.weight)
+        misled = replace(address, port=other.serves_bombs())
+        with pytest.raises(AuthenticationError, match="have different keys"):
+            joined(misled)
+    scheme.shutdown()
+    del store
 
 
 def test_another_user_is_no_rank(crater, monkeypatch):
@@ -170,7 +187,7 @@ def test_another_user_is_no_rank(crater, monkeypatch):
 
 def test_the_key_of_a_user_is_nobody_elses(tmp_path, monkeypatch):
     """Without the variable, ranks of one machine find a key in a file of their user's."""
-    from trawl.collectors.distributed.launchers import environment_key
+    from trawl.backends.launching.outside import environment_key
 
     monkeypatch.delenv("TRAWL_KEY", raising=False)
     key = environment_key(LOOPBACK, 1)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import importlib
 import os
 import socket
 import sys
@@ -16,6 +15,8 @@ from concurrent.futures import Future
 from queue import SimpleQueue
 from typing import Any
 
+from trawl.foreign import ray as foreign
+
 #: Default resources of a worker. GPUs are added if the cluster has any.
 DEFAULT_REMOTE_CLASS_CONFIG: dict[str, Any] = {"num_cpus": 1, "memory": 2 * 1024**3}
 _GPUS = 0.2
@@ -26,9 +27,7 @@ DEFAULT_RAY_INIT_CONFIG: dict[str, Any] = {
     "include_dashboard": False,
     "dashboard_host": "127.0.0.1",
 }
-# Names of a constant and an environment variable of Ray. If both are false, Ray listens only on the
-# loopback address, as it does by default on systems other than Linux.
-_REACHABLE = "ENABLE_RAY_CLUSTER"
+# Environment variable of Ray, which must agree with `foreign.set_reachable`.
 _REACHABLE_ENV = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
 # Environment variable of Ray. The threads that export the metrics of a process may crash it.
 _METRICS_ENV = "RAY_enable_metrics_collection"
@@ -188,24 +187,21 @@ def _check_same(ray: Any, address: str | None) -> None:
 def _joins(address: str | None) -> bool:
     """Returns True if ``ray.init`` would join a running cluster when it gets this address."""
     if address in (None, "auto"):
-        utils = importlib.import_module("ray._private.utils")
-        address = os.environ.get("RAY_ADDRESS") or utils.read_ray_address()
+        address = os.environ.get("RAY_ADDRESS") or foreign.running_address()
     return address not in (None, "", "local")
 
 
 @contextlib.contextmanager
 def _own_cluster() -> Iterator[None]:
     """Context in which a new cluster can be reached only from this machine, without metrics."""
-    constants = importlib.import_module("ray._private.ray_constants")
-    reachable = getattr(constants, _REACHABLE, True)
+    reachable = foreign.set_reachable(False)
     before = {name: os.environ.get(name) for name in (_REACHABLE_ENV, _METRICS_ENV)}
-    setattr(constants, _REACHABLE, False)
     os.environ[_REACHABLE_ENV] = "0"
     os.environ.setdefault(_METRICS_ENV, "0")
     try:
         yield
     finally:
-        setattr(constants, _REACHABLE, reachable)
+        foreign.set_reachable(reachable)
         for name, value in before.items():
             os.environ.pop(name)
             if value is not None:
@@ -343,10 +339,10 @@ def lacking(options: Mapping[str, Any], before: Iterable[Mapping[str, Any]] = ()
     """
     ray = import_ray()
     asked = requested(options)
-    found = ray._private.state.available_resources_per_node()
+    known = foreign.free_resources()
     nodes = [node for node in ray.nodes() if node["Alive"]]
     # A node that has just joined has not reported its free resources yet.
-    free = {node["NodeID"]: dict(found.get(node["NodeID"]) or node["Resources"]) for node in nodes}
+    free = {node["NodeID"]: dict(known.get(node["NodeID"]) or node["Resources"]) for node in nodes}
     for other in before:
         _reserve(free, requested(other))
     if any(_covers(left, asked) for left in free.values()):

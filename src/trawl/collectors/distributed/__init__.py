@@ -2,8 +2,8 @@
 
 from typing import Any
 
+from trawl.backends.launching.outside import run_rank
 from trawl.backends.launching.submitit import DEFAULT_SLURM_CONF
-from trawl.collectors.distributed.launchers import run_rank, submitit_delayed_launcher
 from trawl.collectors.distributed.process_group import (
     DistributedCollector,
     DistributedSyncCollector,
@@ -11,6 +11,7 @@ from trawl.collectors.distributed.process_group import (
 from trawl.collectors.distributed.ray import RayCollector
 from trawl.collectors.distributed.rpc import RPCCollector
 from trawl.collectors.evaluation.ray_worker import RayEvalWorker
+from trawl.compat.delayed_launcher import submitit_delayed_launcher
 from trawl.compat.older_names import lookup as _lookup
 from trawl.compat.updaters import DistributedWeightUpdater, RayWeightUpdater, RPCWeightUpdater
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 
-from trawl.collectors.distributed.launchers import run_rank
+from trawl.backends.launching.outside import run_rank
 
 if __name__ == "__main__":
     sys.exit(run_rank())
