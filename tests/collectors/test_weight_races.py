@@ -75,7 +75,7 @@ def test_weights_in_another_order_are_refused_or_right():
     scheme.send({0: {"a": one, "b": two}, 1: {"b": two, "a": one}})
     for worker in range(2):
         found = {}
-        scheme.receiver(worker).receive(
+        scheme.receivers.reader(worker).receive(
             lambda update, found=found: found.update(
                 {name: tensor.clone() for name, tensor in update.slot.named().items()}
             )

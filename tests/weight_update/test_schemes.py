@@ -253,7 +253,7 @@ def test_a_scheme_may_send_nothing():
     assert receiver.receive() is receiver.receive(timeout=0) is None
     assert model.numbers == {0}
     assert not receiver.incoming.newer
-    assert sender.count(0) == 0
+    assert sender.receivers.count(0) == 0
 
 
 # --- what an end knows

@@ -1,4 +1,4 @@
-"""What exists only for names of TorchRL's API: thin layers over the real machinery.
+"""Names of TorchRL's API that need nothing else: thin layers over the real machinery.
 
 Weight updaters, transports of weights and older names of classes do nothing that Trawl couldn't do
 without them. No other module needs this package: a module outside it imports a name from here only

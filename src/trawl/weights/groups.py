@@ -13,7 +13,14 @@ from torch.nn.parameter import is_lazy
 
 from trawl.weights.layout import FlatLayout, ModuleWeights, Slot, Write, writer
 from trawl.weights.messages import WeightMessage
-from trawl.weights.tensors import check_extra_state, extra_state, packed_extra, weights_of
+from trawl.weights.store import Receiver, Store, Version
+from trawl.weights.tensors import (
+    Weights,
+    check_extra_state,
+    extra_state,
+    packed_extra,
+    weights_of,
+)
 
 
 @dataclass
@@ -132,7 +139,7 @@ class WeightHost(Protocol):
 
 
 class ReceiverGroups:
-    """All receivers of a scheme.
+    """All receivers of a scheme, and the stores that have their weights.
 
     Args:
         groups: the receivers, in groups that get the same weights.
@@ -140,6 +147,25 @@ class ReceiverGroups:
 
     def __init__(self, groups: Sequence[ReceiverGroup] = ()) -> None:
         self._groups = list(groups)
+        self._stores: dict[int, tuple[Store, int]] = {}
+
+    @classmethod
+    def of(
+        cls,
+        source: Any,
+        params_map: Mapping[int, Any] | None,
+        device_map_fn: Callable[[int, Any], Any] | None,
+        count: int,
+    ) -> ReceiverGroups:
+        """Returns the receivers that a sender's arguments describe."""
+        if params_map is not None:
+            alike: dict[int, list[int]] = {}
+            for index, weights in params_map.items():
+                alike.setdefault(id(weights), []).append(index)
+            return cls([ReceiverGroup.of(own, params_map[own[0]]) for own in alike.values()])
+        if device_map_fn is not None:
+            return cls([ReceiverGroup.of([i], device_map_fn(i, source)) for i in range(count)])
+        return cls([ReceiverGroup.of(range(count), source)])
 
     def __iter__(self) -> Iterator[ReceiverGroup]:
         return iter(self._groups)
@@ -215,7 +241,51 @@ class ReceiverGroups:
             for some, given in sets:
                 update = group.prepare(some, given, layout)
                 layout = update.layout
+                for worker in some:
+                    self._stores[worker][0].check(update.layout, update.extra)
                 yield update
+
+    # --- the stores that have the weights
+
+    def keep_in(self, store: Store, numbers: Mapping[int, int]) -> None:
+        """Sets the store that has the weights of some receivers, with their numbers in it."""
+        self._stores |= {worker: (store, number) for worker, number in numbers.items()}
+
+    @property
+    def stores(self) -> list[Store]:
+        """The stores, each once."""
+        return list(dict.fromkeys(store for store, _ in self._stores.values()))
+
+    def publish(self, update: PreparedUpdate, version: Version) -> None:
+        """Publishes weights for receivers."""
+        by_store: dict[Store, list[int]] = {}
+        for worker in update.workers:
+            store, number = self._stores[worker]
+            by_store.setdefault(store, []).append(number)
+        for store, numbers in by_store.items():
+            store.publish(update.layout, update.write, update.extra, version, numbers)
+        update.group.layout = update.layout
+
+    def publish_version(self, version: Version, workers: Iterable[int]) -> None:
+        """Publishes a new version for the weights that receivers got last."""
+        for worker in workers:
+            store, number = self._stores[worker]
+            store.publish_version(version, [number])
+
+    def reader(self, worker: int) -> Receiver:
+        """Returns a receiver's source of new weights, which is sent to its process at its start."""
+        store, number = self._stores[worker]
+        return store.reader(number)
+
+    def count(self, worker: int) -> int:
+        """Returns the number of updates for a receiver."""
+        store, number = self._stores[worker]
+        return store.count(number)
+
+    def newest(self, worker: int) -> Weights | None:
+        """Returns a copy of a receiver's newest weights; None before the first weights."""
+        store, number = self._stores[worker]
+        return store.newest(number)
 
 
 def by_worker(weights: Any) -> dict[int, Any]:
@@ -223,23 +293,6 @@ def by_worker(weights: Any) -> dict[int, Any]:
     if not isinstance(weights, Mapping) or isinstance(weights, TensorDictBase):
         return {}
     return dict(weights) if all(type(name) is int for name in weights) else {}
-
-
-def groups_of(
-    source: Any,
-    params_map: Mapping[int, Any] | None,
-    device_map_fn: Callable[[int, Any], Any] | None,
-    count: int,
-) -> list[ReceiverGroup]:
-    """Returns the groups of receivers that a sender's arguments describe."""
-    if params_map is not None:
-        alike: dict[int, list[int]] = {}
-        for index, weights in params_map.items():
-            alike.setdefault(id(weights), []).append(index)
-        return [ReceiverGroup.of(own, params_map[own[0]]) for own in alike.values()]
-    if device_map_fn is not None:
-        return [ReceiverGroup.of([i], device_map_fn(i, source)) for i in range(count)]
-    return [ReceiverGroup.of(range(count), source)]
 
 
 def receivers_of(

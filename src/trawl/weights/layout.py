@@ -16,9 +16,12 @@ from trawl.foreign.torch import copy_all, entries_of
 from trawl.memory import aligned
 from trawl.weights.tensors import (
     check_dtype,
+    check_extra_state,
     check_whole,
     is_castable,
     named_tensors,
+    set_extra_state,
+    weights_of,
 )
 
 # Prefixes that wrappers add to names: TensorDictModule or DataParallel, torch.compile, or both.
@@ -390,6 +393,28 @@ class ModuleWeights:
     def load(self, tensors: Sequence[Tensor | None]) -> None:
         """Copies tensors, one for each entry, into the module."""
         _copy(self._checked(), tensors)
+
+    def prepare(self, source: Any) -> Callable[[], None]:
+        """Checks weights, and returns the function that loads them into the module.
+
+        Args:
+            source: weights in any of the forms of :func:`~trawl.weights.tensors.weights_of`.
+
+        Raises:
+            TypeError: if the weights are in none of the forms.
+            KeyError: if names are missing or unknown.
+            ValueError: if a shape differs, or a dtype can't be cast.
+        """
+        weights = weights_of(source)
+        matched = self.layout.match(weights.tensors, type(self.module).__name__)
+        check_extra_state(self.module, weights.extra)
+
+        def load() -> None:
+            # Extra state is set first, so that nothing else has changed if the module rejects it.
+            set_extra_state(self.module, weights.extra)
+            self.load(matched)
+
+        return load
 
     def load_slot(self, slot: Slot, since: int) -> None:
         """Copies the tensors of a slot that are newer than update ``since`` into the module.

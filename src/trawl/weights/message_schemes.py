@@ -5,7 +5,7 @@ Messages are used where memory can't be shared.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -14,7 +14,6 @@ from typing_extensions import override
 from trawl.weights.groups import PreparedUpdate, ReceiverGroup
 from trawl.weights.messages import Inbox, MessageChannel, MessageStore, WeightMessage
 from trawl.weights.scheme import WeightSyncScheme
-from trawl.weights.store import Version
 
 
 class MessageWeightSyncScheme(WeightSyncScheme):
@@ -54,7 +53,7 @@ class MessageWeightSyncScheme(WeightSyncScheme):
             store = self._new_store(lambda worker, message: channels[worker].send(message))
         else:
             store = self._new_store(partial(self._host.deliver, self.model_id or ""))
-        self._stores = {worker: (store, worker) for worker in workers}
+        self.receivers.keep_in(store, {worker: worker for worker in workers})
 
     @override
     def _check_fork(self) -> None:
@@ -77,9 +76,9 @@ class MessageWeightSyncScheme(WeightSyncScheme):
             group: a new group that contains only this receiver. If None, the receiver joins the
                 first group, and starts with the newest weights of that group's first receiver.
         """
-        store, _ = next(iter(self._stores.values()))
+        (store,) = self.receivers.stores
         assert isinstance(store, MessageStore)
-        self._stores[worker] = store, worker
+        self.receivers.keep_in(store, {worker: worker})
         if group is not None:
             self.receivers.add(group)
             return
@@ -125,10 +124,6 @@ class NoWeightSyncScheme(MessageWeightSyncScheme, backends=("none", "direct")):
     @override
     def prepare(self, weights: Any, workers: Sequence[int]) -> list[PreparedUpdate]:
         return []
-
-    @override
-    def publish_version(self, version: Version, workers: Iterable[int]) -> None:
-        pass
 
 
 class _EmptyInbox(Inbox):

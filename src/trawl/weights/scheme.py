@@ -7,7 +7,7 @@ import os
 import time
 import weakref
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, Literal, Protocol, get_args, runtime_checkable
 
 from trawl.paths import get_local
@@ -15,11 +15,10 @@ from trawl.weights.groups import (
     PreparedUpdate,
     ReceiverGroups,
     WeightHost,
-    groups_of,
     receivers_of,
 )
 from trawl.weights.layout import ModuleWeights
-from trawl.weights.store import Receiver, Store, Version, WeightUpdate
+from trawl.weights.store import Receiver, Version, WeightUpdate
 from trawl.weights.strategy import WeightStrategy, check_strategy
 from trawl.weights.tensors import Weights
 
@@ -110,8 +109,6 @@ class WeightSyncScheme(ABC):
         self.on_send: Callable[[str, Any, Any], None] | None = None
         self._groups: ReceiverGroups | None = None
         self._connected_sender = False
-        # For each receiver, the store that has its weights, and its number in that store.
-        self._stores: dict[int, tuple[Store, int]] = {}
         # The sender's ends of channels by receiver, and the receiver's end. There are no channels
         # if a collector carries the weights.
         self._channels: dict[int, Any] = {}
@@ -176,10 +173,8 @@ class WeightSyncScheme(ABC):
         """Form in which weights are returned."""
         return self._strategy.extract_as
 
-    @property
-    def strategy_str(self) -> str:
-        """Another name of :attr:`strategy`, which TorchRL's trainers read."""
-        return self.strategy
+    #: Another name of :attr:`strategy`, which TorchRL's trainers read.
+    strategy_str = strategy
 
     @property
     def worker_idx(self) -> int | None:
@@ -276,7 +271,7 @@ class WeightSyncScheme(ABC):
         self._set_model(model_id, model, context)
         source = weights if params_map is not None or weights is not None else self.model
         count = receivers_of(num_workers, devices, params_map, context)
-        self._begin(ReceiverGroups(groups_of(source, params_map, device_map_fn, count)))
+        self._begin(ReceiverGroups.of(source, params_map, device_map_fn, count))
 
     def _begin(self, groups: ReceiverGroups) -> None:
         self._groups = groups
@@ -414,12 +409,7 @@ class WeightSyncScheme(ABC):
             KeyError: if names don't fit.
             TypeError: if weights are in no known form.
         """
-        prepared = []
-        for update in self.receivers.prepare(weights, workers):
-            for worker in update.workers:
-                self._stores[worker][0].check(update.layout, update.extra)
-            prepared.append(update)
-        return prepared
+        return list(self.receivers.prepare(weights, workers))
 
     def create_transport(self, **options: Any) -> TransportBackend:
         """Returns a new transport to one receiver, for a program that sends weights itself.
@@ -439,34 +429,7 @@ class WeightSyncScheme(ABC):
     def commit(self, prepared: Sequence[PreparedUpdate], version: Version) -> None:
         """Sends prepared weights without waiting until they are received."""
         for update in prepared:
-            by_store: dict[Store, list[int]] = {}
-            for worker in update.workers:
-                store, index = self._stores[worker]
-                by_store.setdefault(store, []).append(index)
-            for store, indices in by_store.items():
-                store.publish(update.layout, update.write, update.extra, version, indices)
-            update.group.layout = update.layout
-
-    def publish_version(self, version: Version, workers: Iterable[int]) -> None:
-        """Sends receivers a new version for the weights that they received last."""
-        for worker in workers:
-            store, index = self._stores[worker]
-            store.publish_version(version, [index])
-
-    def receiver(self, worker: int) -> Receiver:
-        """Returns a worker's source of new weights, which is sent to the worker at its start."""
-        store, index = self._stores[worker]
-        return store.reader(index)
-
-    def count(self, worker: int) -> int:
-        """Returns the number of updates that were sent to a worker."""
-        store, index = self._stores[worker]
-        return store.count(index)
-
-    def last_sent(self, worker: int) -> Weights | None:
-        """Returns a copy of the weights that were last sent to a worker; None if there are none."""
-        store, index = self._stores[worker]
-        return store.newest(index)
+            self.receivers.publish(update, version)
 
     @property
     def receivers(self) -> ReceiverGroups:
@@ -625,7 +588,7 @@ def transport_class(name: str) -> Any:
 def _fresh() -> dict[str, Any]:
     """Returns the attributes of a scheme that is not initialised."""
     names = ("_context", "_groups", "_host", "_inbox", "_live", "_model", "_worker_idx", "on_send")
-    return {**dict.fromkeys(names), "_connected_sender": False, "_stores": {}}
+    return {**dict.fromkeys(names), "_connected_sender": False}
 
 
 def _model_of(context: Any, model_id: str) -> Any:

@@ -183,14 +183,11 @@ class SharedMemWeightSyncScheme(WeightSyncScheme, backends=("shared", "thread"))
                 [(i,) for i in group.workers] if self.per_worker_weights else [group.workers]
             ):
                 store = WeightStore(len(own))
-                self._stores |= {worker: (store, index) for index, worker in enumerate(own)}
-        if self._host is None:
-            # A collector has other means to wake its workers, and to notice their end.
-            channel = transport_class(SharedMemWeightSyncScheme.transport)
-            self._channels = {
-                worker: channel(store, index, worker)
-                for worker, (store, index) in self._stores.items()
-            }
+                self.receivers.keep_in(store, {worker: i for i, worker in enumerate(own)})
+                if self._host is None:
+                    # A collector has other means to wake its workers, and to notice their end.
+                    channel = transport_class(SharedMemWeightSyncScheme.transport)
+                    self._channels |= {own[i]: channel(store, i, own[i]) for i in range(len(own))}
 
     @override
     def _join(self, worker: int) -> SharedChannel:
@@ -212,8 +209,8 @@ class SharedMemWeightSyncScheme(WeightSyncScheme, backends=("shared", "thread"))
     @property
     @override
     def shared_transport(self) -> Any:
-        stores = {store for store, _ in self._stores.values()}
-        return stores.pop() if len(stores) == 1 else None
+        stores = self.receivers.stores
+        return stores[0] if len(stores) == 1 else None
 
 
 class MultiProcessWeightSyncScheme(

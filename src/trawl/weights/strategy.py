@@ -112,10 +112,7 @@ def load_weights(module: nn.Module, source: Any) -> None:
         ValueError: if a shape differs, or a dtype can't be cast.
     """
     check_whole(module)
-    weights = weights_of(source)
-    live = ModuleWeights(module)
-    live.load(live.layout.match(weights.tensors, type(module).__name__))
-    set_extra_state(module, weights.extra)
+    ModuleWeights(module).prepare(source)()
 
 
 def _swap(module: nn.Module, weights: Weights) -> None:

@@ -31,7 +31,6 @@ from trawl.supported import UPDATER_MODELS
 from trawl.weights.layout import ModuleWeights
 from trawl.weights.scheme import WeightSyncScheme
 from trawl.weights.store import Receiver, Version, WeightUpdate
-from trawl.weights.tensors import check_extra_state, set_extra_state, weights_of
 
 POLICY = "policy"
 # Workers by number, or by the device of their policy.
@@ -361,16 +360,7 @@ class LocalModels:
             Exception: any error that :meth:`live` or
                 :meth:`~trawl.weight_update.WeightSyncScheme.prepare` raises.
         """
-        live, weights = self.live(model_id), weights_of(new)
-        matched = live.layout.match(weights.tensors, type(live.module).__name__)
-        check_extra_state(live.module, weights.extra)
-
-        def load() -> None:
-            # Extra state is set first, so that nothing else has changed if the module rejects it.
-            set_extra_state(live.module, weights.extra)
-            live.load(matched)
-
-        return load
+        return self.live(model_id).prepare(new)
 
 
 def chosen_weights(forms: Mapping[str, Any], model_id: str | None) -> dict[str, Any]:

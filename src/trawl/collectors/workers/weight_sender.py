@@ -184,7 +184,10 @@ class WeightSender:
 
     def receivers(self, worker: int) -> dict[str, Receiver]:
         """Returns the receivers from which a worker gets new weights, by model."""
-        return {model_id: scheme.receiver(worker) for model_id, scheme in self._to_workers.items()}
+        return {
+            model_id: scheme.receivers.reader(worker)
+            for model_id, scheme in self._to_workers.items()
+        }
 
     def set_layouts(self, worker: int, layouts: Mapping[str, FlatLayout]) -> None:
         """Sets the layouts of a worker's models, which the schemes may not know yet."""
@@ -193,7 +196,7 @@ class WeightSender:
 
     def count(self, worker: int) -> int:
         """Returns the number of updates of the policy that were sent to a worker."""
-        return self.policy_scheme.count(worker)
+        return self.policy_scheme.receivers.count(worker)
 
     def check_growth(self) -> None:
         """Raises an error if workers can't be added, because a scheme can't have more receivers.
@@ -383,7 +386,7 @@ class WeightSender:
             handed: TensorDictBase = self._handed[0].clone()
             return handed
         scheme = self._to_workers.get(model_id)
-        sent = (None if scheme is None else scheme.last_sent(0)) or Weights({})
+        sent = (None if scheme is None else scheme.receivers.newest(0)) or Weights({})
         newest = Weights(sent.tensors | held.tensors, sent.extra | held.extra)
         return newest.nested() if newest.tensors or newest.extra else None
 
@@ -419,7 +422,7 @@ class WeightSender:
         if self._tracker is not None:
             for index in workers:
                 self.versions[index] = version
-            self.policy_scheme.publish_version(version, workers)
+            self.policy_scheme.receivers.publish_version(version, workers)
 
     # --- weights that workers received through their handles
 
