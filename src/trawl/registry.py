@@ -11,7 +11,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping
 from functools import cached_property
 from importlib.metadata import EntryPoint, entry_points
-from typing import Any, Generic, TypeVar
+from typing import Any, TypeVar
 
 _Thing = TypeVar("_Thing")
 _Answer = TypeVar("_Answer")
@@ -23,8 +23,8 @@ class BrokenEntry(ImportError):
     """Raised if an entry point can't be loaded; the message names it."""
 
 
-class Registry(Generic[_Thing]):
-    """Registry of one group of entry points.
+class Registry(Mapping[str, _Thing]):
+    """What the entry points of one group name, by their names.
 
     Args:
         group: name of the group.
@@ -47,19 +47,25 @@ class Registry(Generic[_Thing]):
         """Names of the entry points of Trawl."""
         return tuple(self._own)
 
+    def __contains__(self, name: object) -> bool:
+        return name in self._own or name in self._others
+
     def __iter__(self) -> Iterator[str]:
         """Yields the names of all entry points, those of Trawl first."""
         yield from self._own
         yield from self._others
 
-    def get(self, name: str) -> _Thing | None:
-        """Returns what an entry point names; None if there is no such entry point.
+    def __len__(self) -> int:
+        return len(self._own) + len(self._others)
+
+    def __getitem__(self, name: str) -> _Thing:
+        """Returns what a known entry point names.
 
         Raises:
+            KeyError: if there is no such entry point.
             BrokenEntry: if the entry point can't be loaded.
         """
-        entry = self._own.get(name) or self._others.get(name)
-        return None if entry is None else self._loaded(entry)
+        return self._loaded(self._own.get(name) or self._others[name])
 
     def first(self, question: Callable[[_Thing], _Answer | None]) -> _Answer | None:
         """Returns the first answer that is not None; those of Trawl are asked first.

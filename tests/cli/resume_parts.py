@@ -11,7 +11,7 @@ from trawl.data import info, load
 PROGRAM = """
 if sys.argv.pop(1) == "True":
     from trawl.cli import saving
-    saving._SHARE, saving._SECONDS = 1e9, {}
+    saving._SHARE, saving._SECONDS = 1e9, 0.0
 from trawl.cli import main
 code = main()
 print("events", _count)

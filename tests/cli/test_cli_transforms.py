@@ -212,7 +212,7 @@ def test_statistics_that_are_missing_or_damaged_begin_anew(content, words):
 KILLED_AFTER_TWO_BATCHES = """
 import os, signal, sys
 from trawl.cli import main, saving
-saves, saving._SHARE, saving._SECONDS = sys.argv.pop(1) == "saves", 1e9, {}
+saves, saving._SHARE, saving._SECONDS = sys.argv.pop(1) == "saves", 1e9, 0.0
 note, left = saving.StateSaver.note, [1, 0]
 def noted(self, batch):
     saves and note(self, batch)

@@ -55,9 +55,7 @@ def backend_at(place: str | Place) -> Backend:
     Raises:
         TypeError: if the place's function makes something else.
     """
-    make = PLACES.get(place) if isinstance(place, str) else place
-    assert make is not None
-    backend = make()
+    backend = (PLACES[place] if isinstance(place, str) else place)()
     if not isinstance(backend, Backend):
         raise TypeError(f"a place must make a Backend, but {place!r} made {backend!r}")
     return backend

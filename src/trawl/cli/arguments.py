@@ -137,10 +137,13 @@ class CollectArguments:
     """Folder for the dataset. It must not exist, except with --resume."""
 
     format: Annotated[
-        Literal["memmap", "minari", "parquet"],
-        tyro.conf.arg(help_behavior_hint="(default: memmap, a memory-mapped TensorDict)"),
+        str,
+        tyro.conf.arg(
+            metavar="memmap|minari|parquet|NAME",
+            help_behavior_hint="(default: memmap, a memory-mapped TensorDict)",
+        ),
     ] = "memmap"
-    """Format of the dataset on disk.
+    """Format of the dataset on disk, one of these or one that another package adds.
     minari: whole episodes, for Minari (needs trawl-rl[minari]);
     parquet: tables, for pandas and other tools (needs trawl-rl[parquet]).
     memmap can't hold text."""
@@ -184,7 +187,8 @@ class CollectArguments:
     ] = ()
     """Destination for statistics during collection; can be passed several times.
     tensorboard:DIR; wandb:PROJECT; mlflow:DIR or mlflow:URI; prometheus:PORT, on this machine, or
-    prometheus:HOST:PORT; csv:FILE. All but csv need the extra with their name."""
+    prometheus:HOST:PORT; csv:FILE. All but csv need the extra with their name. Other packages can
+    add more."""
 
     log_every: Annotated[
         float, tyro.conf.arg(metavar="SECONDS", help_behavior_hint="(default: 10)")

@@ -30,22 +30,19 @@ from trawl.cli.statistics import load_statistics, save_statistics
 from trawl.cli.summary import print_summary, run_name
 from trawl.cli.transforms import check_options, recorded_options
 from trawl.cli.versions import versions
-from trawl.data import MemmapSink, MinariSink, ParquetSink, Sink
+from trawl.data import MinariSink, Sink
 from trawl.data.sinks.base import check_free
+from trawl.data.sinks.record import FORMATS
 from trawl.data.sinks.states import SavedState
 from trawl.envs.seeding import derive
 from trawl.observe import (
     Bottleneck,
     CollectionProgress,
-    CSVSink,
-    MLflowSink,
     Monitor,
-    PrometheusSink,
     StatsSink,
-    TensorBoardSink,
-    WandbSink,
 )
 from trawl.observe.bottleneck import bottleneck_of
+from trawl.observe.sinks.base import STATS_SINKS
 from trawl.supported import COMMAND_PROCESSES
 
 
@@ -197,8 +194,8 @@ def _new_sink(args: CollectArguments, directory: Path, info: dict[str, Any]) -> 
             metadata = {"algorithm_name": args.policy}
             env = env_of_minari(args)
             return MinariSink(directory, env, info, resume=args.resume, metadata=metadata)
-        kind = ParquetSink if args.format == "parquet" else MemmapSink
-        return kind(directory, info, resume=args.resume)
+        found: Sink = FORMATS[args.format](directory, info, resume=args.resume)
+        return found
     except (ImportError, ValueError, gymnasium.error.Error) as error:
         raise CliError(message_of(error)) from error
     except FileExistsError as error:
@@ -352,6 +349,8 @@ def _check(args: CollectArguments) -> None:
     check_numbers(args, "frames", "frames_per_batch", "envs")
     check_options(args.options)
     env_kwargs(args)
+    if args.format not in FORMATS:
+        raise CliError(f"--format {args.format} is unknown: the formats are {', '.join(FORMATS)}")
     if args.deterministic and args.policy == "random":
         raise CliError("--deterministic needs a policy, but the actions are random: pass --policy")
     if args.env_processes < 0 or (args.env_processes and args.envs % args.env_processes):
@@ -501,32 +500,18 @@ def log_sinks(args: CollectArguments) -> list[StatsSink]:
 
 def _sink(text: str, resume: bool) -> StatsSink:
     name, _, target = text.partition(":")
-    kinds: dict[str, tuple[str, Callable[[str], StatsSink]]] = {
-        "csv": ("FILE", lambda file: CSVSink(file, append=resume)),
-        "mlflow": ("DIR or mlflow:URI", MLflowSink),
-        "prometheus": ("PORT", _prometheus),
-        "tensorboard": ("DIR", TensorBoardSink),
-        "wandb": ("PROJECT", WandbSink),
-    }
-    if name not in kinds:
+    if name not in STATS_SINKS:
         raise CliError(
-            f"--log {text} doesn't begin with one of {', '.join(f'{one}:' for one in kinds)}"
-            f"{did_you_mean([name], kinds)}"
+            f"--log {text} doesn't begin with one of {', '.join(f'{one}:' for one in STATS_SINKS)}"
+            f"{did_you_mean([name], STATS_SINKS)}"
         )
-    what, make = kinds[name]
-    if not target:
-        raise CliError(f"--log {text} needs a value: --log {name}:{what}")
     try:
-        return make(target)
+        kind = STATS_SINKS[name]
+        if not target:
+            raise CliError(f"--log {text} needs a value: --log {name}:{kind.target}")
+        return kind.from_text(target, resume)
     except (ImportError, ValueError) as error:
         raise CliError(f"--log {text}: {message_of(error)}") from error
-
-
-def _prometheus(target: str) -> PrometheusSink:
-    host, _, port = target.rpartition(":")
-    if not port.isdecimal():
-        raise ValueError("PORT must be a number: pass prometheus:PORT or prometheus:HOST:PORT")
-    return PrometheusSink(int(port), **({"host": host} if host else {}))
 
 
 class _Shifted(StatsSink):

@@ -21,7 +21,7 @@ from trawl.cli.policies import fingerprint
 from trawl.cli.statistics import save_statistics
 from trawl.cli.transforms import recorded_options
 from trawl.collectors.driver.state_checks import check_fits, has_episodes, why_uncaptured
-from trawl.data.sinks import Sink
+from trawl.data.sinks import FilesSink, Sink
 from trawl.data.sinks.record import read_record
 from trawl.data.sinks.states import SavedState, load_state, state_name
 from trawl.data.state_files import check_plain_data
@@ -31,8 +31,8 @@ from trawl.versions import version
 
 # Share of the collection's time that saving its state may take.
 _SHARE = 0.02
-# Least number of seconds between two states. With each state, a Parquet dataset gets another file.
-_SECONDS = {"parquet": 10.0}
+# Least number of seconds between two states, if the dataset gets another file with each.
+_SECONDS = 10.0
 # Arguments on which the order of the frames depends. If one has changed, new episodes begin.
 _SAME = ("frames_per_batch", "envs", "env_processes", "workers", "asynchronous")
 
@@ -66,7 +66,8 @@ class StateSaver:
         frames = self._sink.frames + self._sink.waiting
         save_statistics(self._collector, self._sink.directory, frames)
         now = time.monotonic()
-        self._next = now + max((now - began) / _SHARE, _SECONDS.get(self._sink.format, 0.0))
+        least = _SECONDS if isinstance(self._sink, FilesSink) else 0.0
+        self._next = now + max((now - began) / _SHARE, least)
 
     def _state(self) -> dict[str, Any] | None:
         """Returns the collector's state; None if episodes could not go on from it."""

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from importlib import import_module
 from typing import Any, overload
 
 from tensordict import TensorDictBase
 
-from trawl.data.sinks.record import read_record
+from trawl.data.sinks.record import FORMATS, read_record
 
 
 @overload
@@ -76,9 +75,9 @@ def load(
     record = read_record(directory)
     if not record.frames:
         raise FileNotFoundError(f"{directory} has no frames: nothing was committed to it")
-    reader = import_module(f"trawl.data.sinks.{record.format}")
+    kind = FORMATS[record.format]
     found: TensorDictBase | Iterator[TensorDictBase] = (
-        reader.read(record) if batch_size is None else reader.batches(record, batch_size)
+        kind.read(record) if batch_size is None else kind.batches(record, batch_size)
     )
     return found
 

@@ -7,7 +7,7 @@ import os
 import secrets
 import shutil
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 from typing import Any, ClassVar
@@ -102,6 +102,22 @@ class SinkFormat(ABC):
     @abstractmethod
     def waiting(self) -> int:
         """Number of frames that were written but are not committed yet."""
+
+    @classmethod
+    def read(cls, record: Record) -> TensorDictBase:
+        """Returns the frames of a dataset of this format, of shape ``(frames,)``.
+
+        Raises:
+            ValueError: if the dataset is damaged.
+        """
+        raise NotImplementedError(f"{cls.__name__} can't read datasets")
+
+    @classmethod
+    def batches(cls, record: Record, size: int) -> Iterator[TensorDictBase]:
+        """Yields the frames of a dataset of this format, ``size`` at a time."""
+        whole = cls.read(record)
+        for start in range(0, len(whole), size):
+            yield whole[start : start + size]
 
     def _waiting_state(self) -> Any:
         """Returns the frames that are still waiting after a commit, as plain data."""

@@ -50,7 +50,7 @@ def reading(path: Path, *kinds: type[BaseException]) -> Iterator[None]:
         yield
     except kinds as error:
         # An OSError about the content of the file has no errno.
-        if isinstance(error, OSError) and error.errno is not None:
+        if isinstance(error, ImportError) or getattr(error, "errno", None) is not None:
             raise
         raise damaged(path, str(error) or type(error).__name__) from error
 

@@ -9,7 +9,7 @@ import re
 import reprlib
 import shutil
 import weakref
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -149,23 +149,16 @@ class MemmapSink(Sink):
                 file = _open_entry(self._place, name, entry, record.frames, os.O_WRONLY)
                 self._open[entry.key] = file
 
-
-def read(record: Record) -> TensorDictBase:
-    """Returns the frames of a dataset, memory-mapped, of shape ``(frames,)``."""
-    tensors = {
-        entry.key: _map(record.directory, name, entry, record.frames)
-        for entry, name in zip(record.entries, _files(record), strict=True)
-    }
-    # TensorDict's own JSON files are only up to date after a sink was closed.
-    result: TensorDictBase = TensorDict(nested(tensors), [record.frames], device="cpu")
-    return result.lock_()
-
-
-def batches(record: Record, size: int) -> Iterator[TensorDictBase]:
-    """Yields the frames of a dataset, ``size`` at a time."""
-    whole = read(record)
-    for start in range(0, len(whole), size):
-        yield whole[start : start + size]
+    @override
+    @classmethod
+    def read(cls, record: Record) -> TensorDictBase:
+        tensors = {
+            entry.key: _map(record.directory, name, entry, record.frames)
+            for entry, name in zip(record.entries, _files(record), strict=True)
+        }
+        # TensorDict's own JSON files are only up to date after a sink was closed.
+        result: TensorDictBase = TensorDict(nested(tensors), [record.frames], device="cpu")
+        return result.lock_()
 
 
 def _files(record: Record) -> list[str | None]:

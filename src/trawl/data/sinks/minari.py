@@ -36,7 +36,7 @@ from trawl.data.trajectories import runs
 from trawl.envs.making import register_atari
 from trawl.keys import TRAJ_IDS
 
-__all__ = ["MinariSink", "batches", "default_id", "read"]
+__all__ = ["MinariSink", "default_id"]
 
 # Maximum number of steps in an episode. Minari 0.5 reads only the first record batch of an
 # episode's Arrow file. This batch has at most 32,768 rows, one more than the number of steps.
@@ -326,6 +326,17 @@ class MinariSink(Sink):
     def _finish(self) -> None:
         self._drop_uncommitted()
 
+    @override
+    @classmethod
+    def read(cls, record: Record) -> TensorDictBase:
+        result: TensorDictBase = torch.cat(list(StoredEpisodes(record).frames()))
+        return result
+
+    @override
+    @classmethod
+    def batches(cls, record: Record, size: int) -> Iterator[TensorDictBase]:
+        return rechunk(StoredEpisodes(record).frames(), size)
+
 
 def default_id(directory: Path) -> str:
     """Derives the default ``dataset_id`` from a dataset's path; the id ends with a version."""
@@ -480,17 +491,6 @@ class StoredEpisodes:
             raise self._record.damaged(
                 f"it records {self._record.frames} frames, but the episodes have {steps}"
             )
-
-
-def read(record: Record) -> TensorDictBase:
-    """Returns a dataset's frames in memory, of shape ``(frames,)``, episode by episode."""
-    result: TensorDictBase = torch.cat(list(StoredEpisodes(record).frames()))
-    return result
-
-
-def batches(record: Record, size: int) -> Iterator[TensorDictBase]:
-    """Yields the frames of a dataset, ``size`` at a time."""
-    return rechunk(StoredEpisodes(record).frames(), size)
 
 
 def import_minari() -> Any:

@@ -4,34 +4,24 @@ from __future__ import annotations
 
 import json
 import os
-import reprlib
-import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
-from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import torch
 from tensordict import TensorDict, TensorDictBase
 from typing_extensions import override
 
-from trawl.data.sinks.base import Sink
 from trawl.data.sinks.entries import (
     Entry,
-    bytes_of,
     from_numbers,
     from_texts,
-    is_count,
-    rechunk,
     to_numbers,
     to_texts,
 )
-from trawl.data.sinks.files import create, open_frames, reading, sync
-from trawl.data.sinks.record import FRAMES, VERSION, Record
+from trawl.data.sinks.parts import FilesSink
+from trawl.data.sinks.record import VERSION
 from trawl.keys import Key, nested, show_key
 
-# Readers of Parquet folders skip names that begin with a dot.
-_UNFINISHED = ".unfinished.parquet"
 # In measurements with these options, writing was faster than with the defaults, and files of floats
 # were smaller. The checksums detect damage.
 _WRITING: dict[str, Any] = {
@@ -41,7 +31,7 @@ _WRITING: dict[str, Any] = {
 }
 
 
-class ParquetSink(Sink):
+class ParquetSink(FilesSink):
     """Writes Parquet files, which pandas, Polars, DuckDB and Hugging Face's datasets can read.
 
     Each frame is a row. The entry ``("next", "reward")`` is in the column ``next.reward``. A column
@@ -97,147 +87,52 @@ class ParquetSink(Sink):
         commit_seconds: float = 10.0,
     ) -> None:
         _import_pyarrow()
-        for name, value in (("commit_bytes", commit_bytes), ("commit_seconds", commit_seconds)):
-            if value < 0:
-                raise ValueError(f"{name} must not be negative, but it is {value!r}")
-        self._commit_bytes, self._commit_seconds = commit_bytes, commit_seconds
-        self._waiting: list[TensorDictBase] = []
-        self._bytes = 0  # of the waiting frames
-        self._files = 0
-        self._committed_at = time.monotonic()
-        super().__init__(directory, info, resume=resume)
+        super().__init__(
+            directory,
+            info,
+            resume=resume,
+            commit_bytes=commit_bytes,
+            commit_seconds=commit_seconds,
+        )
 
     @override
-    def _begin(self, entries: list[Entry]) -> None:
+    def check_entries(self, entries: Sequence[Entry]) -> None:
         _check_columns(entries)
-        self._frames_at.mkdir(exist_ok=True)
-        self._files = 0
-        self._drop_uncommitted()
-        sync([self._place])
 
     @override
-    def _append(self, rows: TensorDictBase) -> None:
-        # A copy, because the user may change the batch before it is written.
-        waiting = [*self._waiting, rows.clone()]
-        size = self._bytes + bytes_of(rows, self._entries)
-        late = time.monotonic() - self._committed_at >= self._commit_seconds
-        if late or size >= self._commit_bytes:
-            self._write_file(waiting)
-        else:
-            self._waiting, self._bytes = waiting, size
-
-    @override
-    def _flush(self, everything: bool) -> None:
-        if self._waiting:
-            self._write_file(self._waiting)
-
-    def _write_file(self, parts: Sequence[TensorDictBase]) -> None:
+    @classmethod
+    def write_file(cls, file: IO[bytes], rows: TensorDictBase, entries: Sequence[Entry]) -> None:
         from pyarrow import parquet
 
-        rows = torch.cat(list(parts))
-        new = self._place / _UNFINISHED
-        table = to_table(rows, self._entries)
-        with open(create(new), "wb") as file:
-            parquet.write_table(table, file, **_WRITING)
-            file.flush()
-            os.fsync(file.fileno())
-        # This may replace a file that a failed commit has left.
-        os.replace(new, self._frames_at / _name(self._files))
-        sync([self._frames_at])
-        self._files += 1
-        try:
-            self._commit(self.frames + len(rows))
-        except BaseException:
-            self._files -= 1
-            raise
-        self._waiting, self._bytes = [], 0
-        self._committed_at = time.monotonic()
+        parquet.write_table(to_table(rows, entries), file, **_WRITING)
 
     @override
-    def _release(self) -> None:
-        self._waiting = []
-
-    @property
-    @override
-    def waiting(self) -> int:
-        return sum(map(len, self._waiting))
+    @classmethod
+    def read_file(cls, file: IO[bytes], entries: Sequence[Entry]) -> TensorDictBase:
+        return from_table(_opened(file).read(), entries)
 
     @override
-    def _finish(self) -> None:
-        self._drop_uncommitted()
+    @classmethod
+    def count_frames(cls, file: IO[bytes], entries: Sequence[Entry]) -> int:
+        opened = _opened(file)
+        _check_schema(opened.schema_arrow, entries)
+        return int(opened.metadata.num_rows)
 
     @override
-    def _layout(self) -> dict[str, Any]:
-        return {"files": self._files}
-
-    @override
-    def _restore(self, record: Record) -> None:
-        for _ in _files(record):
-            pass
-        self._files = _count(record)
-        self._drop_uncommitted()
-
-    def _drop_uncommitted(self) -> None:
-        (self._place / _UNFINISHED).unlink(missing_ok=True)
-        # There may be several, if the sink has gone back to an earlier commit.
-        for name in os.listdir(self._frames_at):
-            number, _, kind = name.partition(".")
-            if kind == "parquet" and number.isdecimal() and int(number) >= self._files:
-                (self._frames_at / name).unlink()
+    @classmethod
+    def read_parts(
+        cls, file: IO[bytes], entries: Sequence[Entry], size: int
+    ) -> Iterator[TensorDictBase]:
+        pa = _import_pyarrow()
+        for part in _opened(file).iter_batches(batch_size=size):
+            yield from_table(pa.Table.from_batches([part]), entries)
 
 
-def read(record: Record) -> TensorDictBase:
-    """Returns the frames of a dataset, in memory, of shape ``(frames,)``."""
-    pa = _import_pyarrow()
-    tables = []
-    for path, file in _files(record):
-        with _reading(path):
-            tables.append(file.read())
-    with _reading(record.directory / FRAMES):
-        return from_table(pa.concat_tables(tables), record.entries)
-
-
-def batches(record: Record, size: int) -> Iterator[TensorDictBase]:
-    """Yields the frames of a dataset, ``size`` at a time."""
-    return rechunk(_parts(record, size), size)
-
-
-def _parts(record: Record, size: int) -> Iterator[TensorDictBase]:
-    """Yields the frames of each file, at most ``size`` at a time."""
-    pa = _import_pyarrow()
-    for path, file in _files(record):
-        parts = file.iter_batches(batch_size=size)
-        while True:
-            with _reading(path):
-                part = next(parts, None)
-                if part is None:
-                    break
-                rows = from_table(pa.Table.from_batches([part]), record.entries)
-            yield rows
-
-
-def _files(record: Record) -> Iterator[tuple[Path, Any]]:
-    """Yields the path and the opened file of each Parquet file, in order.
-
-    Raises:
-        ValueError: if a file is missing or damaged, or lacks a column of the record; also, after
-            the last file, if the number of frames differs from the record.
-    """
+def _opened(file: IO[bytes]) -> Any:
     _import_pyarrow()
     from pyarrow import parquet
 
-    frames = 0
-    for number in range(_count(record)):
-        name = f"{FRAMES}/{_name(number)}"
-        path = record.directory / name
-        with open(open_frames(record.directory, name), "rb") as opened:
-            with _reading(path):
-                file = parquet.ParquetFile(opened, page_checksum_verification=True)
-                _check_schema(file.schema_arrow, record.entries)
-                frames += file.metadata.num_rows
-            yield path, file
-    if frames != record.frames:
-        raise record.damaged(f"it records {record.frames} frames, but the files hold {frames}")
+    return parquet.ParquetFile(file, page_checksum_verification=True)
 
 
 def _check_schema(schema: Any, entries: Sequence[Entry]) -> None:
@@ -263,19 +158,6 @@ def _arrow_type(entry: Entry) -> tuple[Any, int]:
         return pa.string(), 1
     sample = to_numbers(torch.zeros(1, dtype=entry.dtype))
     return pa.from_numpy_dtype(sample.dtype), entry.size * sample.size
-
-
-def _count(record: Record) -> int:
-    count = record.layout.get("files")
-    # No file is empty, so there can't be more files than frames.
-    if not is_count(count) or count > record.frames:
-        raise record.damaged(f"files must be the number of files, but it is {reprlib.repr(count)}")
-    return count
-
-
-def _reading(path: Path) -> AbstractContextManager[None]:
-    """Reports errors of pyarrow within the context as a damaged file."""
-    return reading(path, OSError, MemoryError, ValueError, _import_pyarrow().ArrowException)
 
 
 def to_table(rows: TensorDictBase, entries: Sequence[Entry]) -> Any:
@@ -330,10 +212,6 @@ def from_table(table: Any, entries: Sequence[Entry]) -> TensorDictBase:
         numbers = values.to_numpy(zero_copy_only=False)
         found[entry.key] = from_numbers(entry, numbers.reshape(len(table), -1))
     return TensorDict(nested(found), [len(table)])
-
-
-def _name(number: int) -> str:
-    return f"{number:08d}.parquet"
 
 
 def _check_columns(entries: Sequence[Entry]) -> None:

@@ -15,12 +15,23 @@ from typing import Any
 
 from trawl.data.sinks.entries import Entry, entries_from_json, is_count
 from trawl.data.sinks.files import damaged, open_inside, read_json, write_json
+from trawl.registry import Registry
 
 # Readers of Parquet folders skip names that begin with an underscore.
 RECORD, FRAMES = "_dataset.json", "frames"
 # Name of the record in datasets of Trawl 0.1, which can still be read.
 _FIRST_RECORD = "dataset.json"
-FORMATS = ("memmap", "minari", "parquet")
+#: The formats of datasets: subclasses of :class:`~trawl.data.Sink`, by their names.
+FORMATS: Registry[Any] = Registry(
+    "trawl.sinks",
+    {
+        "memmap": "trawl.data.sinks.memmap:MemmapSink",
+        "minari": "trawl.data.sinks.minari:MinariSink",
+        "parquet": "trawl.data.sinks.parquet:ParquetSink",
+    },
+    lambda found: isinstance(found, type) and hasattr(found, "batches"),
+    "a subclass of trawl.data.Sink",
+)
 VERSION = 1
 # Key of the description of the dataset's files, which is not shown to users.
 LAYOUT = "layout"
@@ -107,7 +118,8 @@ def write_record(record: Record) -> None:
 
 def _checked(directory: Path, path: Path, facts: dict[str, Any]) -> Record:
     found, version = facts.get("format"), facts.get("version")
-    if found not in FORMATS or type(version) is not int or version != VERSION:
+    known = isinstance(found, str) and found in FORMATS
+    if not known or type(version) is not int or version != VERSION:
         raise ValueError(
             f"{path} has format {reprlib.repr(found)} of version {reprlib.repr(version)}, but this "
             f"version of Trawl reads {', '.join(FORMATS)} of version {VERSION}"
@@ -129,4 +141,4 @@ def _checked(directory: Path, path: Path, facts: dict[str, Any]) -> Record:
     except ValueError as error:
         raise damaged(path, str(error)) from None
     given = {name: value for name, value in facts.items() if name not in _OWN}
-    return Record(directory, path, found, frames, complete, given, entries, next_id, layout)
+    return Record(directory, path, str(found), frames, complete, given, entries, next_id, layout)

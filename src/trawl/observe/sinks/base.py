@@ -10,7 +10,9 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from numbers import Real
-from typing import Any
+from typing import Any, ClassVar
+
+from trawl.registry import Registry
 
 # Prefix of the names in tools that show values of other sources as well.
 PREFIX = "collector/"
@@ -42,6 +44,22 @@ class StatsSink(ABC):
         30
     """
 
+    #: What follows the name of the sink in ``trawl collect --log NAME:``.
+    target: ClassVar[str] = "TARGET"
+
+    @classmethod
+    def from_text(cls, target: str, resume: bool) -> StatsSink:
+        """Makes a sink for ``trawl collect --log NAME:TARGET``; by default, calls the class.
+
+        Args:
+            target: the text after the name of the sink.
+            resume: True if the command continues a dataset.
+
+        Raises:
+            ValueError: if the text is not valid.
+        """
+        return cls(target)  # type: ignore[call-arg]
+
     def open(self) -> None:  # noqa: B027 - optional
         """Opens the files and connections that the sink needs.
 
@@ -64,6 +82,21 @@ class StatsSink(ABC):
 
     def __repr__(self) -> str:
         return type(self).__name__
+
+
+#: The classes of sinks, by their names in ``trawl collect --log NAME:TARGET``.
+STATS_SINKS: Registry[type[StatsSink]] = Registry(
+    "trawl.stats_sinks",
+    {
+        "csv": "trawl.observe.sinks.csv:CSVSink",
+        "mlflow": "trawl.observe.sinks.mlflow:MLflowSink",
+        "prometheus": "trawl.observe.sinks.prometheus:PrometheusSink",
+        "tensorboard": "trawl.observe.sinks.tensorboard:TensorBoardSink",
+        "wandb": "trawl.observe.sinks.wandb:WandbSink",
+    },
+    lambda found: isinstance(found, type) and issubclass(found, StatsSink),
+    "a subclass of trawl.observe.StatsSink",
+)
 
 
 def finite_numbers(stats: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

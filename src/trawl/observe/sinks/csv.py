@@ -12,6 +12,8 @@ from collections.abc import Mapping
 from contextlib import suppress
 from typing import IO, Any
 
+from typing_extensions import override
+
 from trawl.observe.sinks.base import StatsSink, unwritable
 
 _TIME = "time"
@@ -52,6 +54,13 @@ class CSVSink(StatsSink):
         >>> print(last["frames"])
         30
     """
+
+    target = "FILE"
+
+    @override
+    @classmethod
+    def from_text(cls, target: str, resume: bool) -> CSVSink:
+        return cls(target, append=resume)
 
     def __init__(self, file: str | os.PathLike[str], append: bool = False) -> None:
         self.file = os.fspath(file)

@@ -63,6 +63,8 @@ class MLflowSink(StatsSink):
         ...         pass
     """
 
+    target = "DIR or mlflow:URI"
+
     def __init__(
         self,
         uri: str | os.PathLike[str],

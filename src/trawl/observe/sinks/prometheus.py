@@ -12,6 +12,8 @@ from threading import BoundedSemaphore, Thread
 from typing import Any
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
 
+from typing_extensions import override
+
 from trawl.checks import check_number
 from trawl.observe.sinks.base import StatsSink, load_library
 
@@ -110,6 +112,16 @@ class PrometheusSink(StatsSink):
         ...         print(answer.status)
         200
     """
+
+    target = "PORT"
+
+    @override
+    @classmethod
+    def from_text(cls, target: str, resume: bool) -> PrometheusSink:
+        host, _, port = target.rpartition(":")
+        if not port.isdecimal():
+            raise ValueError("PORT must be a number: pass prometheus:PORT or prometheus:HOST:PORT")
+        return cls(int(port), host) if host else cls(int(port))
 
     def __init__(self, port: int, host: str = "127.0.0.1") -> None:
         self._given = check_number("port", port, 0)

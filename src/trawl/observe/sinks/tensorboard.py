@@ -38,6 +38,8 @@ class TensorBoardSink(StatsSink):
         1
     """
 
+    target = "DIR"
+
     def __init__(self, directory: str | os.PathLike[str], prefix: str = PREFIX) -> None:
         self.directory, self.prefix = os.fspath(directory), prefix
         load_library("tensorboard", "tensorboard")

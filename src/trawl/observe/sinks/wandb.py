@@ -48,6 +48,8 @@ class WandbSink(StatsSink):
         ...         pass
     """
 
+    target = "PROJECT"
+
     def __init__(
         self,
         project: str | None = None,
