@@ -7,7 +7,7 @@ from abc import ABC
 from collections.abc import Callable, Mapping
 from functools import partial
 from types import MappingProxyType
-from typing import Any, Protocol
+from typing import Any
 
 from tensordict import TensorDictBase
 from torch import nn
@@ -22,6 +22,7 @@ from trawl.collectors.driver.checkpoints import Checkpoints, Mismatch, resumed
 from trawl.collectors.driver.lifetime import Lifetime
 from trawl.collectors.driver.outbox import BatchOutbox
 from trawl.collectors.driver.parts import of_part
+from trawl.collectors.driver.state import CollectorState
 from trawl.collectors.driver.weights import POLICY, CollectorWeights, live_weights
 from trawl.collectors.watch import watching
 from trawl.collectors.watch.figures import Figures
@@ -62,17 +63,7 @@ class Parts:
     figures: Figures
     timeline: Tracing
     weights: CollectorWeights
-    state: HasState
-
-
-class HasState(Protocol):
-    """Part with the state from which another collector continues.
-
-    Attributes:
-        resumed: True if the last load continued the episodes of the state.
-    """
-
-    resumed: bool
+    state: CollectorState
 
 
 class CollectorParts(IterableDataset[Any], ABC):
@@ -83,8 +74,6 @@ class CollectorParts(IterableDataset[Any], ABC):
         parts: the parts.
         policy_version_tracker: the :class:`~trawl.collectors.PolicyVersion` in use; None if
             versions are not tracked.
-        normalization: statistics with which observations and rewards are normalised; None if they
-            are not.
         verbose: always False, because collectors write no log.
     """
 
@@ -93,7 +82,6 @@ class CollectorParts(IterableDataset[Any], ABC):
     policy: Any
     pre_collect_hook: Callable[[], Any] | None
     policy_version_tracker: Any
-    normalization: Normalization | None = None
     verbose = False
 
     # --- frames
@@ -182,6 +170,11 @@ class CollectorParts(IterableDataset[Any], ABC):
     @extra.setter
     def extra(self, data: dict[str, Any]) -> None:
         self.parts.checkpoints.extra = data
+
+    @property
+    def normalization(self) -> Normalization | None:
+        """Statistics with which observations and rewards are normalised; None if they are not."""
+        return self.parts.state.normalization
 
     @property
     def resumed(self) -> bool:

@@ -212,7 +212,6 @@ class Collector(BaseCollector):
             )
         )
         writer = rollout.writer
-        self.normalization = writer.normalization
         self.parts.state = LoopState(self, loop, weak(self._finish_interrupted))
         if isinstance(writer, FixedLayoutWriter):
             delivery.expect(writer.layout.leaves)

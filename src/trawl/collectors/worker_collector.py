@@ -282,10 +282,9 @@ class WorkerCollector(BaseCollector, OptionAttributes):  # type: ignore[misc]  #
         for index, one in enumerate(ready):
             self.parts.weights.sender.set_layouts(index, one.weight_layouts)
         normalize = normalize_options(self.config)
-        if self.normalization is None and normalize:
-            self.normalization = Normalization(normalize, ready[0].statistics)
         gathering, figures = self.parts.gathering, self.parts.figures
-        gathering.normalization = self.normalization
+        if gathering.normalization is None and normalize:
+            gathering.normalization = Normalization(normalize, ready[0].statistics)
         gathering.start(ready)
         figures.assembler, figures.scheduler = gathering.assembler, gathering.scheduler
         figures.connect(self.parts.timeline.tracer)

@@ -1,8 +1,7 @@
-"""Normalisation: statistics in states, between workers and their driver."""
+"""Normalisation: statistics between workers and their driver."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 from trawl.collectors.config import CollectorConfig
@@ -14,42 +13,6 @@ from trawl.rollout.normalization import (
     SharedStatistics,
     Statistics,
 )
-
-# Entry of a state with the statistics.
-_NORMALIZATION = "normalization"
-
-
-def normalization_state(found: Normalization | None) -> dict[str, Any]:
-    """Returns the statistics of a collector, as an entry of a state."""
-    return {} if found is None else {_NORMALIZATION: found.state_dict()}
-
-
-def check_normalization(found: Normalization | None, state: Mapping[str, Any]) -> None:
-    """Checks that a state has the statistics that a collector needs.
-
-    Raises:
-        KeyError: if the state has no statistics.
-        ValueError: if it has the statistics of other entries, or if the collector has none.
-    """
-    if found is None and _NORMALIZATION in state:
-        raise ValueError(
-            "state_dict has statistics for normalisation, but this collector has none: "
-            "load it into a collector with the same normalize_observations and "
-            "normalize_rewards"
-        )
-    if found is not None:
-        if _NORMALIZATION not in state:
-            raise KeyError(
-                f"state_dict has no {_NORMALIZATION!r}; it has {sorted(state)}: load it into "
-                "a collector without normalize_observations and normalize_rewards"
-            )
-        found.check_state(state[_NORMALIZATION])
-
-
-def load_normalization(found: Normalization | None, state: Mapping[str, Any]) -> None:
-    """Restores the entry that :func:`normalization_state` returned."""
-    if found is not None:
-        found.load_state_dict(state[_NORMALIZATION])
 
 
 def normalize_options(config: CollectorConfig) -> NormalizeOptions:

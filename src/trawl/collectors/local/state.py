@@ -11,29 +11,22 @@ import pickle
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from copy import deepcopy
+from functools import partial
 from itertools import count
-from typing import Any, Literal
+from typing import Any
 from weakref import ref
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from typing_extensions import override
 
-from trawl.checks import check_bool
-from trawl.collectors.config import CollectorConfig, warn
-from trawl.collectors.driver.background import BackgroundCollection
-from trawl.collectors.driver.budget import FrameBudget
-from trawl.collectors.driver.normalizing import (
-    check_normalization,
-    load_normalization,
-    normalization_state,
-)
-from trawl.collectors.driver.outbox import BatchOutbox
+from trawl.collectors.config import warn
+from trawl.collectors.driver.state import VERSION, CollectorState
 from trawl.collectors.driver.trajectory_batcher import STATE
-from trawl.collectors.driver.weights import POLICY, CollectorWeights
+from trawl.collectors.driver.weights import POLICY
 from trawl.collectors.local.env_loop import EnvLoop
 from trawl.collectors.local.placing import module_of
-from trawl.collectors.watch.watching import Watch
 from trawl.collectors.workers.snapshots import RESUME, UNCAPTURED, Recovery
 from trawl.envs.base import TensorDictEnv
 from trawl.envs.capture.kinds import to_plain
@@ -49,32 +42,26 @@ from trawl.weights.tensors import own_extra_state
 BEGUN = "episodes_begun"
 # Format of the entry RESUME.
 _FORMAT = 1
-_MODES = ("raise", "new_episodes")
 
 
-class LoopState:
+class LoopState(CollectorState):
     """The state of a collector without workers.
 
     Args:
         collector: the collector, to whose parts the object refers.
         loop: the environment and its loop.
         finish: function that completes a batch that Ctrl-C has ended.
-
-    Attributes:
-        resumed: True if the last load continued the episodes of the state.
     """
 
     def __init__(self, collector: Any, loop: EnvLoop, finish: Callable[[], None]) -> None:
-        self.resumed = False
+        super().__init__(collector)
         self._owner: Callable[[], Any] = ref(collector)
-        self._config: CollectorConfig = collector.config
         self._loop, self._finish_batch = loop, finish
-        self._normalization: Normalization | None = collector.normalization
-        self._background: BackgroundCollection = collector.parts.background
-        self._budget: FrameBudget = collector.parts.budget
-        self._outbox: BatchOutbox = collector.parts.outbox
-        self._watch: Watch = collector.parts.watch
-        self._weights: CollectorWeights = collector.parts.weights
+
+    @property
+    @override
+    def normalization(self) -> Normalization | None:
+        return self._loop.rollout.writer.normalization
 
     @property
     def _policy(self) -> Any:
@@ -102,6 +89,7 @@ class LoopState:
         """Returns the parts of the environment whose states are captured one by one."""
         return state_parts(self._loop.env)
 
+    @override
     def state_dict(self) -> dict[str, Any]:
         """Returns the state from which this or another collector can continue.
 
@@ -118,17 +106,13 @@ class LoopState:
             state: dict[str, Any] = {
                 # A copy, because transforms change their tensors in place.
                 "env_state_dict": deepcopy(self._loop.env.state_dict()),
-                **self._budget.state_dict(),
+                **self._shared(),
                 "traj_pool": {"traj_id": torch.tensor(self._loop.rollout.writer.episodes.next_id)},
             }
             module = module_of(self._policy)
             if module is not None:
                 # A copy, because a policy may change its buffers in place.
                 state["policy_state_dict"] = deepcopy(module.state_dict())
-            if self._weights.tracker is not None:
-                state["policy_version"] = self._weights.version
-            state |= self._outbox.state_dict() | self._watch.state_dict()
-            state |= normalization_state(self._normalization)
             if self._config.reset_kwargs is not None:
                 state[BEGUN] = self._loop.begun()
             try:
@@ -150,54 +134,19 @@ class LoopState:
             "env_restarts": 0 if self._loop.restarts is None else self._loop.restarts.count,
         }
 
-    def load_state_dict(
+    @override
+    def _loader(
         self,
         state_dict: Mapping[str, Any],
-        strict: bool = True,
-        *,
-        trust: bool = False,
-        on_state_mismatch: Literal["raise", "new_episodes"] = "raise",
-    ) -> None:
-        """Restores a state that :meth:`state_dict` returned.
-
-        Args:
-            state_dict: the state.
-            strict: whether to raise an error if the weights don't fit exactly.
-            trust: True to open pickled environments, which can run any code. If False, only
-                pickles that processes of this program made are opened.
-            on_state_mismatch: reaction to the state of an environment that can't be restored.
-                ``"raise"`` raises an error. ``"new_episodes"`` begins new episodes in all
-                environments, and warns.
-
-        Raises:
-            StateError: if an entry is missing, damaged or of another collector, or if the weights
-                don't fit. This collector is as it was before.
-            EnvStateError: if the state of an environment can't be restored. This collector is as it
-                was before; if its own environments can't be captured, new episodes begin.
-        """
-        check_bool("trust", trust)
-        if not isinstance(state_dict, Mapping):
-            raise TypeError(
-                f"state_dict must be a mapping that state_dict() returned, but it is {state_dict!r}"
-            )
-        if on_state_mismatch not in _MODES:
-            raise ValueError(
-                f"on_state_mismatch must be one of {_MODES}, but it is {on_state_mismatch!r}"
-            )
-        with self._background.held():
-            before = self._present()
-            mismatch = self.why_unloadable(state_dict, strict, before)
-            if mismatch is not None and on_state_mismatch == "raise":
-                raise mismatch
-            try:
-                self._load(state_dict, strict, trust, on_state_mismatch == "raise", mismatch)
-            except Exception as error:
-                self._put_back(before)
-                if isinstance(error, StateError):
-                    raise
-                raise StateError(
-                    f"state_dict can't be loaded: {type(error).__name__}: {error}"
-                ) from error
+        strict: bool,
+        trust: bool,
+        raises: bool,
+        before: Mapping[str, Any] | None,
+    ) -> Callable[[], None]:
+        mismatch = self.why_unloadable(state_dict, strict, before)
+        if mismatch is not None and raises:
+            raise mismatch
+        return partial(self._load, state_dict, strict, trust, raises, mismatch)
 
     def _load(
         self,
@@ -213,36 +162,24 @@ class LoopState:
             weights = own_extra_state(state_dict["policy_state_dict"])
             module.load_state_dict(weights, strict=strict)
         self.resumed = self._load_episodes(state_dict, trust, raises, mismatch)
-        load_normalization(self._normalization, state_dict)
         begun = self._checked_begun(state_dict.get(BEGUN))
         if begun is not None:
             self._loop.load_begun(begun)
         if not self.resumed:
             self._begin_episodes(state_dict, strict)
-        self._budget.load_state_dict(state_dict)
         tracker = self._weights.tracker
-        if tracker is not None and "policy_version" in state_dict:
-            tracker.version = state_dict["policy_version"]
+        if tracker is not None and VERSION in state_dict:
+            tracker.version = state_dict[VERSION]
         self._loop.rollout.drop_paused()
-        self._outbox.load_state_dict(state_dict, 0, self.resumed)
-        self._watch.load_state_dict(state_dict)
+        self._load_shared(state_dict, 0)
 
-    def _present(self) -> dict[str, Any] | None:
-        """Returns the present state; None if a step under way has failed."""
-        try:
-            return {**self.state_dict(), "resumed": self.resumed}
-        except Exception:
-            # The next batch raises the error of the step, unless a state is loaded.
-            return None
-
+    @override
     def _put_back(self, before: Mapping[str, Any] | None) -> None:
-        """Returns to the state before a load that failed."""
         if before is None or RESUME not in before:
             # The environments can't be captured, and some may have changed.
             self._loop.restart()
         if before is not None:
             self._load(before, True, True, RESUME in before, None)
-            self.resumed = before["resumed"]
 
     def why_unloadable(
         self, state_dict: Mapping[str, Any], strict: bool, own: Mapping[str, Any] | None
@@ -261,7 +198,7 @@ class LoopState:
         needed = ["policy_state_dict"] if strict and module is not None else []
         known: Any = UNKNOWN if own is None else self._with_template(own)
         check_collector(state_dict, known, needed)
-        check_normalization(self._normalization, state_dict)
+        self._check_shared(state_dict)
         self._checked_begun(state_dict.get(BEGUN))
         try:
             self._check_episodes(state_dict.get(RESUME), {} if own is None else own.get(RESUME))

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import asdict
+from functools import partial
 from operator import methodcaller
-from typing import Any, Literal
+from typing import Any
 
 import cloudpickle
+from typing_extensions import override
 
 from trawl.collectors.driver.budget import PROGRESS, progress_of
-from trawl.collectors.driver.normalizing import (
-    check_normalization,
-    load_normalization,
-    normalization_state,
-)
+from trawl.collectors.driver.state import VERSION, CollectorState
 from trawl.collectors.local.state import check_loadable
 from trawl.collectors.workers.assembler import NO_SLICE, WorkerBatch
 from trawl.collectors.workers.calls import WorkerCalls
@@ -28,6 +26,7 @@ from trawl.envs.capture.kinds import from_plain, to_plain
 from trawl.errors import StateError, WorkerDied
 from trawl.rollout.episode_sums import EndedEpisodes
 from trawl.rollout.moments import RunningMoments
+from trawl.rollout.normalization import Normalization
 from trawl.schema.checks import UNKNOWN, integer
 from trawl.schema.states import check_collector
 
@@ -37,7 +36,7 @@ _FINISHED = "finished"
 _REQUESTED = "requested"
 
 
-class WorkersState:
+class WorkersState(CollectorState):
     """The state of a collector with workers.
 
     Args:
@@ -46,10 +45,10 @@ class WorkersState:
         pool: the workers.
         calls: calls functions with the workers' collectors.
         gathering: the object that makes batches of those of the workers.
-
-    Attributes:
-        resumed: True if the episodes of the state that was loaded last go on.
     """
+
+    _known_errors = (StateError, WorkerDied)
+    _weights: WorkersWeights
 
     def __init__(
         self,
@@ -59,12 +58,14 @@ class WorkersState:
         calls: WorkerCalls,
         gathering: Gathering,
     ) -> None:
-        self.resumed = False
+        super().__init__(collector)
         self._setups, self._pool, self._calls, self._gathering = setups, pool, calls, gathering
-        self._lifetime, self._budget = collector.parts.lifetime, collector.parts.budget
-        self._watch, self._background = collector.parts.watch, collector.parts.background
-        self._outbox = collector.parts.outbox
-        self._weights: WorkersWeights = collector.parts.weights
+        self._lifetime = collector.parts.lifetime
+
+    @property
+    @override
+    def normalization(self) -> Normalization | None:
+        return self._gathering.normalization
 
     def env_state_methods(self) -> list[str]:
         """Returns the way in which the state of each environment is captured, worker by worker.
@@ -74,6 +75,7 @@ class WorkersState:
         each = self._calls.all(methodcaller("env_state_methods"))
         return [way for ways in each for way in ways]
 
+    @override
     def state_dict(self) -> dict[str, Any]:
         """Returns the state needed to continue later, once workers have finished their batches.
 
@@ -93,15 +95,11 @@ class WorkersState:
                 one[PROGRESS] = asdict(slot.progress)
             state: dict[str, Any] = {f"worker{i}": one for i, one in enumerate(states)}
             last = max(states, key=lambda one: int(one["traj_pool"]["traj_id"]))
-            state |= self._budget.state_dict()
+            state |= self._shared()
             state["traj_pool"] = last["traj_pool"]
             state["seeds"] = [setup.seed and list(setup.seed) for setup in self._setups]
             state[_FINISHED] = [self._saved(part) for part in finished]
             state[_REQUESTED] = self._gathering.scheduler.requested
-            state |= self._outbox.state_dict() | self._watch.state_dict()
-            state |= normalization_state(self._gathering.normalization)
-            if self._weights.tracker is not None:
-                state["policy_version"] = self._weights.tracker.version
         return state
 
     def _saved(self, part: WorkerBatch) -> dict[str, Any]:
@@ -144,62 +142,39 @@ class WorkersState:
         )
         return WorkerBatch(saved["worker"], NO_SLICE, answer)
 
-    def load_state_dict(
-        self,
-        state_dict: Mapping[str, Any],
-        strict: bool = True,
-        *,
-        trust: bool = False,
-        on_state_mismatch: Literal["raise", "new_episodes"] = "raise",
-    ) -> None:
-        """Restores the state that :meth:`state_dict` returned.
-
-        Args:
-            state_dict: the state.
-            strict: whether to raise an error if the weights don't fit exactly.
-            trust: True to open pickled environments, which can run any code.
-            on_state_mismatch: reaction to the state of an environment that can't be restored.
-                ``"raise"`` raises an error. ``"new_episodes"`` begins new episodes in all
-                environments of the worker, and warns.
-
-        Raises:
-            StateError: if an entry is missing, damaged or of another collector. This collector is
-                as it was before.
-            EnvStateError: if the state of an environment can't be restored. This collector is as it
-                was before; where its own environments can't be captured, new episodes begin.
-        """
+    @override
+    @contextmanager
+    def _loading(self) -> Iterator[None]:
         self._lifetime.check_open("load_state_dict()")
         with self._background.held(), self._weights.in_bounds(range(self._setups.count)):
-            before = self._present()
-            self._check_state(state_dict, before or {})
-            options = {"trust": trust, "on_state_mismatch": on_state_mismatch}
-            given = options if trust or on_state_mismatch != "raise" else {}
-            if on_state_mismatch == "raise":
-                # All workers check before any worker changes.
-                states = [state_dict[name] for name in self._names]
-                self._pool.call({i: (check_loadable, one, strict) for i, one in enumerate(states)})
-            resumed = self.resumed
-            try:
-                self._load(state_dict, strict, given)
-            except Exception as error:
-                if before is not None:
-                    with suppress(WorkerDied):
-                        again = {"trust": True, "on_state_mismatch": "new_episodes"}
-                        self._load(before, True, again)
-                self.resumed = resumed
-                if isinstance(error, (StateError, WorkerDied)):
-                    raise
-                raise StateError(
-                    f"state_dict can't be loaded: {type(error).__name__}: {error}"
-                ) from error
+            yield
 
-    def _present(self) -> dict[str, Any] | None:
-        """Returns the present state; None if a worker can't return it."""
-        try:
-            return self.state_dict()
-        except Exception:
-            # The next batch raises the error, unless a state is loaded.
-            return None
+    @override
+    def _loader(
+        self,
+        state_dict: Mapping[str, Any],
+        strict: bool,
+        trust: bool,
+        raises: bool,
+        before: Mapping[str, Any] | None,
+    ) -> Callable[[], None]:
+        self._check_state(state_dict, before or {})
+        given: dict[str, Any] = {}
+        if raises:
+            # All workers check before any worker changes.
+            states = [state_dict[name] for name in self._names]
+            self._pool.call({i: (check_loadable, one, strict) for i, one in enumerate(states)})
+        if trust or not raises:
+            mode = "raise" if raises else "new_episodes"
+            given = {"trust": trust, "on_state_mismatch": mode}
+        return partial(self._load, state_dict, strict, given)
+
+    @override
+    def _put_back(self, before: Mapping[str, Any] | None) -> None:
+        if before is not None:
+            with suppress(WorkerDied):
+                again = {"trust": True, "on_state_mismatch": "new_episodes"}
+                self._load(before, True, again)
 
     @property
     def _names(self) -> list[str]:
@@ -207,10 +182,6 @@ class WorkersState:
 
     def _check_state(self, state_dict: Any, own: Mapping[str, Any]) -> None:
         """Checks all entries that are not those of a worker's collector."""
-        if not isinstance(state_dict, Mapping):
-            raise TypeError(
-                f"state_dict must be a mapping that state_dict() returned, but it is {state_dict!r}"
-            )
         check_collector(state_dict, own, self._names)
         made_by = sum(name.startswith("worker") for name in state_dict)
         if made_by != self._setups.count:
@@ -222,13 +193,13 @@ class WorkersState:
             check_collector(state_dict[name], own.get(name, UNKNOWN), place=f"state_dict[{name!r}]")
         for part in state_dict.get(_FINISHED, ()):
             integer(0, self._setups.count - 1)(part["worker"], f"{_FINISHED}: worker", UNKNOWN)
-        check_normalization(self._gathering.normalization, state_dict)
+        self._check_shared(state_dict)
 
     def _load(self, state_dict: Mapping[str, Any], strict: bool, given: dict[str, Any]) -> None:
         """Loads a state whose entries have been checked; an exception leaves it loaded in part."""
         names = self._names
         tracker = self._weights.tracker
-        version = state_dict.get("policy_version", tracker and tracker.version)
+        version = state_dict.get(VERSION, tracker and tracker.version)
         loaded = {
             i: weights
             for i, name in enumerate(names)
@@ -245,7 +216,7 @@ class WorkersState:
             setup.env_state = state_dict[name].get("env_state_dict")
         if tracker is not None:
             self._weights.sender.versions = [
-                state_dict[name].get("policy_version", version) for name in names
+                state_dict[name].get(VERSION, version) for name in names
             ]
         # Sent before the call, because a worker may be replaced while others load.
         send()
@@ -265,10 +236,7 @@ class WorkersState:
         self._weights.sender.set_version(version)
         for slot, name in zip(self._pool.slots, names, strict=True):
             slot.progress.load(progress_of(state_dict[name]))
-        self._budget.load_state_dict(state_dict)
-        self._outbox.load_state_dict(state_dict, last, self.resumed)
-        self._watch.load_state_dict(state_dict)
-        load_normalization(self._gathering.normalization, state_dict)
+        self._load_shared(state_dict, last)
         parts = [self._loaded(one) for one in state_dict.get(_FINISHED, ())]
         self._gathering.scheduler.put_back(parts, state_dict.get(_REQUESTED, False))
         for setup, seed in zip(self._setups, state_dict.get("seeds", ()), strict=False):
