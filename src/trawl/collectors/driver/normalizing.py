@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from trawl.collectors.config import CollectorConfig
 from trawl.rollout.normalization import (
     Normalization,

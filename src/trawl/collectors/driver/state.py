@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, NamedTuple, TypeAlias
 
 from trawl.checks import check_bool
 from trawl.collectors.config import CollectorConfig
@@ -17,9 +17,24 @@ from trawl.collectors.watch.watching import Watch
 from trawl.errors import StateError
 from trawl.rollout.normalization import Normalization
 
+State: TypeAlias = Mapping[str, Any]
 _MODES = ("raise", "new_episodes")
 # Entries of a state with the statistics, and the version of the policy.
 _NORMALIZATION, VERSION = "normalization", "policy_version"
+
+
+class LoadOptions(NamedTuple):
+    """How a state is loaded.
+
+    Attributes:
+        strict: whether weights must fit exactly.
+        trust: True to open pickled environments.
+        raises: False to begin new episodes if the state of an environment can't be restored.
+    """
+
+    strict: bool
+    trust: bool
+    raises: bool
 
 
 class CollectorState(ABC):
@@ -56,26 +71,17 @@ class CollectorState(ABC):
         """Returns the state from which this or another collector can continue."""
 
     @abstractmethod
-    def _loader(
-        self,
-        state_dict: Mapping[str, Any],
-        strict: bool,
-        trust: bool,
-        raises: bool,
-        before: Mapping[str, Any] | None,
-    ) -> Callable[[], None]:
+    def _loader(self, state: State, how: LoadOptions, own: State | None) -> Callable[[], None]:
         """Checks a state, and returns a function that loads it.
 
         Args:
-            state_dict: the state.
-            strict: whether weights must fit exactly.
-            trust: True to open pickled environments.
-            raises: False to begin new episodes if the state of an environment can't be restored.
-            before: the present state; None if there is none.
+            state: the state.
+            how: how it is loaded.
+            own: the present state; None if there is none.
         """
 
     @abstractmethod
-    def _put_back(self, before: Mapping[str, Any] | None) -> None:
+    def _put_back(self, before: State | None) -> None:
         """Returns to the state before a load that failed."""
 
     def load_state_dict(
@@ -114,7 +120,8 @@ class CollectorState(ABC):
             )
         with self._loading():
             before, resumed = self._present(), self.resumed
-            load = self._loader(state_dict, strict, trust, on_state_mismatch == "raise", before)
+            how = LoadOptions(strict, trust, on_state_mismatch == "raise")
+            load = self._loader(state_dict, how, before)
             try:
                 load()
             except Exception as error:
@@ -149,7 +156,7 @@ class CollectorState(ABC):
             found[VERSION] = self._weights.tracker.version
         return found
 
-    def _check_shared(self, state: Mapping[str, Any]) -> None:
+    def _check_shared(self, state: State) -> None:
         """Checks that a state has the statistics that the collector needs.
 
         Raises:
@@ -170,7 +177,7 @@ class CollectorState(ABC):
                 )
             self.normalization.check_state(state[_NORMALIZATION])
 
-    def _load_shared(self, state: Mapping[str, Any], order: int) -> None:
+    def _load_shared(self, state: State, order: int) -> None:
         """Loads the entries that the states of all collectors have, but the policy's version.
 
         Args:

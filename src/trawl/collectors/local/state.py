@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from typing_extensions import override
 
 from trawl.collectors.config import warn
-from trawl.collectors.driver.state import VERSION, CollectorState
+from trawl.collectors.driver.state import VERSION, CollectorState, LoadOptions, State
 from trawl.collectors.driver.trajectory_batcher import STATE
 from trawl.collectors.driver.weights import POLICY
 from trawl.collectors.local.env_loop import EnvLoop
@@ -135,38 +135,24 @@ class LoopState(CollectorState):
         }
 
     @override
-    def _loader(
-        self,
-        state_dict: Mapping[str, Any],
-        strict: bool,
-        trust: bool,
-        raises: bool,
-        before: Mapping[str, Any] | None,
-    ) -> Callable[[], None]:
-        mismatch = self.why_unloadable(state_dict, strict, before)
-        if mismatch is not None and raises:
+    def _loader(self, state: State, how: LoadOptions, own: State | None) -> Callable[[], None]:
+        mismatch = self.why_unloadable(state, how.strict, own)
+        if mismatch is not None and how.raises:
             raise mismatch
-        return partial(self._load, state_dict, strict, trust, raises, mismatch)
+        return partial(self._load, state, how, mismatch)
 
-    def _load(
-        self,
-        state_dict: Mapping[str, Any],
-        strict: bool,
-        trust: bool,
-        raises: bool,
-        mismatch: Exception | None,
-    ) -> None:
+    def _load(self, state_dict: State, how: LoadOptions, mismatch: Exception | None) -> None:
         """Loads a state whose entries have been checked; an exception leaves it loaded in part."""
         module = module_of(self._policy)
         if module is not None and "policy_state_dict" in state_dict:
             weights = own_extra_state(state_dict["policy_state_dict"])
-            module.load_state_dict(weights, strict=strict)
-        self.resumed = self._load_episodes(state_dict, trust, raises, mismatch)
+            module.load_state_dict(weights, strict=how.strict)
+        self.resumed = self._load_episodes(state_dict, how, mismatch)
         begun = self._checked_begun(state_dict.get(BEGUN))
         if begun is not None:
             self._loop.load_begun(begun)
         if not self.resumed:
-            self._begin_episodes(state_dict, strict)
+            self._begin_episodes(state_dict, how.strict)
         tracker = self._weights.tracker
         if tracker is not None and VERSION in state_dict:
             tracker.version = state_dict[VERSION]
@@ -174,15 +160,15 @@ class LoopState(CollectorState):
         self._load_shared(state_dict, 0)
 
     @override
-    def _put_back(self, before: Mapping[str, Any] | None) -> None:
+    def _put_back(self, before: State | None) -> None:
         if before is None or RESUME not in before:
             # The environments can't be captured, and some may have changed.
             self._loop.restart()
         if before is not None:
-            self._load(before, True, True, RESUME in before, None)
+            self._load(before, LoadOptions(True, True, RESUME in before), None)
 
     def why_unloadable(
-        self, state_dict: Mapping[str, Any], strict: bool, own: Mapping[str, Any] | None
+        self, state_dict: State, strict: bool, own: State | None
     ) -> StateError | None:
         """Returns an error that says why the episodes of a state can't go on; None if they can.
 
@@ -206,7 +192,7 @@ class LoopState(CollectorState):
             return error
         return None
 
-    def _with_template(self, own: Mapping[str, Any]) -> Mapping[str, Any]:
+    def _with_template(self, own: State) -> State:
         """Returns the present state, with an example of the frames of a trajectory."""
         if self._outbox.whole is None or not isinstance(self._loop.env, TensorDictEnv):
             return own
@@ -245,11 +231,7 @@ class LoopState(CollectorState):
         EPISODES(state, place, own or UNKNOWN)
 
     def _load_episodes(
-        self,
-        state_dict: Mapping[str, Any],
-        trust: bool,
-        raises: bool,
-        mismatch: Exception | None,
+        self, state_dict: State, how: LoadOptions, mismatch: Exception | None
     ) -> bool:
         """Continues the episodes of a state; returns False if new ones must begin."""
         state = state_dict.get(RESUME)
@@ -257,16 +239,16 @@ class LoopState(CollectorState):
             try:
                 if mismatch is not None:
                     raise mismatch
-                self._resume(state, trust)
+                self._resume(state, how.trust)
             except StateError as error:
-                if raises:
+                if how.raises:
                     raise
                 warn(f"new episodes begin in all environments: {error}", RuntimeWarning)
             else:
                 return True
         return False
 
-    def _begin_episodes(self, state_dict: Mapping[str, Any], strict: bool) -> None:
+    def _begin_episodes(self, state_dict: State, strict: bool) -> None:
         """Begins new episodes, and loads the entries that TorchRL's states have too."""
         if state_dict.get("env_state_dict"):
             # A copy, because transforms change their tensors in place.
@@ -276,7 +258,7 @@ class LoopState(CollectorState):
         if "traj_pool" in state_dict:
             self._loop.rollout.writer.episodes.load(int(state_dict["traj_pool"]["traj_id"]))
 
-    def _resume(self, state: Mapping[str, Any], trust: bool) -> None:
+    def _resume(self, state: State, trust: bool) -> None:
         self._loop.rollout.load_state_dict(state["rollout"])
         for index, (part, one) in enumerate(zip(self._parts(), state["envs"], strict=True)):
             with _named(index):

@@ -13,7 +13,7 @@ import cloudpickle
 from typing_extensions import override
 
 from trawl.collectors.driver.budget import PROGRESS, progress_of
-from trawl.collectors.driver.state import VERSION, CollectorState
+from trawl.collectors.driver.state import VERSION, CollectorState, LoadOptions, State
 from trawl.collectors.local.state import check_loadable
 from trawl.collectors.workers.assembler import NO_SLICE, WorkerBatch
 from trawl.collectors.workers.calls import WorkerCalls
@@ -150,37 +150,27 @@ class WorkersState(CollectorState):
             yield
 
     @override
-    def _loader(
-        self,
-        state_dict: Mapping[str, Any],
-        strict: bool,
-        trust: bool,
-        raises: bool,
-        before: Mapping[str, Any] | None,
-    ) -> Callable[[], None]:
-        self._check_state(state_dict, before or {})
-        given: dict[str, Any] = {}
-        if raises:
+    def _loader(self, state: State, how: LoadOptions, own: State | None) -> Callable[[], None]:
+        self._check_state(state, own or {})
+        if how.raises:
             # All workers check before any worker changes.
-            states = [state_dict[name] for name in self._names]
-            self._pool.call({i: (check_loadable, one, strict) for i, one in enumerate(states)})
-        if trust or not raises:
-            mode = "raise" if raises else "new_episodes"
-            given = {"trust": trust, "on_state_mismatch": mode}
-        return partial(self._load, state_dict, strict, given)
+            calls = {
+                i: (check_loadable, state[name], how.strict) for i, name in enumerate(self._names)
+            }
+            self._pool.call(calls)
+        return partial(self._load, state, how)
 
     @override
-    def _put_back(self, before: Mapping[str, Any] | None) -> None:
+    def _put_back(self, before: State | None) -> None:
         if before is not None:
             with suppress(WorkerDied):
-                again = {"trust": True, "on_state_mismatch": "new_episodes"}
-                self._load(before, True, again)
+                self._load(before, LoadOptions(strict=True, trust=True, raises=False))
 
     @property
     def _names(self) -> list[str]:
         return [f"worker{index}" for index in range(self._setups.count)]
 
-    def _check_state(self, state_dict: Any, own: Mapping[str, Any]) -> None:
+    def _check_state(self, state_dict: Any, own: State) -> None:
         """Checks all entries that are not those of a worker's collector."""
         check_collector(state_dict, own, self._names)
         made_by = sum(name.startswith("worker") for name in state_dict)
@@ -195,7 +185,7 @@ class WorkersState(CollectorState):
             integer(0, self._setups.count - 1)(part["worker"], f"{_FINISHED}: worker", UNKNOWN)
         self._check_shared(state_dict)
 
-    def _load(self, state_dict: Mapping[str, Any], strict: bool, given: dict[str, Any]) -> None:
+    def _load(self, state_dict: State, how: LoadOptions) -> None:
         """Loads a state whose entries have been checked; an exception leaves it loaded in part."""
         names = self._names
         tracker = self._weights.tracker
@@ -222,10 +212,7 @@ class WorkersState(CollectorState):
         send()
         try:
             resumed = self._pool.call(
-                {
-                    index: (_load, state_dict[name], strict, given)
-                    for index, name in enumerate(names)
-                }
+                {index: (_load, state_dict[name], how) for index, name in enumerate(names)}
             )
         except BaseException:
             self._weights.sender.versions, env_states = before
@@ -252,7 +239,9 @@ def _ended(saved: Sequence[Any]) -> EndedEpisodes:
     return EndedEpisodes(int(number), tuple(returns), tuple(lengths))
 
 
-def _load(collector: Any, state: Mapping[str, Any], strict: bool, given: dict[str, Any]) -> bool:
+def _load(collector: Any, state: State, how: LoadOptions) -> bool:
     """Loads a worker's state; returns True if its episodes go on."""
-    collector.load_state_dict(state, strict, **given)
+    mode = "raise" if how.raises else "new_episodes"
+    given = {"trust": how.trust, "on_state_mismatch": mode} if how.trust or not how.raises else {}
+    collector.load_state_dict(state, how.strict, **given)
     return bool(getattr(collector, "resumed", False))
