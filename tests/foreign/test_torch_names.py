@@ -178,7 +178,9 @@ def test_what_was_compiled_is_noticed():
         return value
 
     compiled = torch.compile(function, backend="eager")
-    assert names.is_compiled(torch.compile(module, backend="eager"))
+    compiled_module = torch.compile(module, backend="eager")
+    assert all(hasattr(compiled_module, name) for name in names.COMPILED)
+    assert names.is_compiled(compiled_module)
     assert names.is_compiled(compiled)
     assert names.uncompiled(compiled) is function
     assert names.uncompiled(function) is function
@@ -209,6 +211,7 @@ def test_a_typed_storage_has_an_untyped_one_and_tells_without_a_warning(recwarn)
     typed = tensor.storage()
     recwarn.clear()
     found = names.untyped(typed)
+    assert isinstance(found, torch.UntypedStorage)
     assert found.data_ptr() == tensor.data_ptr()
     assert names.untyped(found) is found
     assert not recwarn

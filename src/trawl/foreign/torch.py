@@ -58,8 +58,9 @@ buffers_of: Any = attrgetter(BUFFERS)
 #: Returns True if there are hooks for the calls of all modules, of which there is no public list.
 has_global_hook: Any = _has_any_global_hook
 
-_COMPILED_CALL = "_compiled_call_impl"
-_COMPILED_MODULE, _COMPILED_FUNCTION = "_orig_mod", "_torchdynamo_orig_callable"
+_COMPILED_CALL, _COMPILED_FUNCTION = "_compiled_call_impl", "_torchdynamo_orig_callable"
+#: Attributes of compiled modules, and of compiled functions.
+COMPILED = ("_orig_mod", _COMPILED_FUNCTION)
 _VALIDATES, _UNTYPED = "_validate_args", "_untyped_storage"
 
 
@@ -79,7 +80,7 @@ def has_compiled_call(module: nn.Module) -> bool:
 
 def is_compiled(policy: Any) -> bool:
     """Returns True if ``torch.compile`` made a policy, which has no public mark."""
-    return hasattr(policy, _COMPILED_MODULE) or hasattr(policy, _COMPILED_FUNCTION)
+    return any(hasattr(policy, name) for name in COMPILED)
 
 
 def uncompiled(function: Any) -> Any:

@@ -99,8 +99,9 @@ class MessageStore(Store):
 
     def add(self, index: int, like: int) -> None:
         """Adds a receiver, which starts with the newest weights of another one."""
-        if like in self._packed:
+        if like in self._newest:
             self._newest[index] = replace(self._newest[like], count=1)
+        if like in self._packed:
             self._packed[index] = self._packed[like]
 
     @override
