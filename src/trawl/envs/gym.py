@@ -288,9 +288,9 @@ class GymEnv(LoggedEnv):
             name, *more = self.action_keys
             spec = None if more else self.full_action_spec[name]
             self._masks = mask_method(self.env, self.action_codec.space, spec)
-        if self._masks is None:
-            return None
-        return self._masks.mask if vector is not None else self._masks.mask[None]
+        if isinstance(self._masks, MaskMethod):
+            return self._masks.masks
+        return None if self._masks is None else self._masks.mask[None]
 
     def pop_seeds(self) -> list[int] | None:
         """Returns the seeds for the next reset and clears them; returns None if none are set."""

@@ -54,7 +54,8 @@ class ForeignEnv(TensorDictEnv):
         self._arguments: tuple[Any, int, Any] | None = None
 
     def __getattr__(self, name: str) -> Any:
-        if name == "env":  # before the constructor, in copies
+        # Copies ask for methods with such names, also before there is an environment.
+        if name == "env" or name.startswith("__"):
             raise AttributeError(name)
         return getattr(self.env, name)
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 import inspect
 import math
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -106,12 +106,10 @@ def warn_unfit(spec: Any, mask_shape: Sequence[int]) -> None:
     """
     sizes = choices(spec)
     if sizes is not None:
-        warnings.warn(
-            f"random actions ignore the entry {MASK_KEY!r} of shape {tuple(mask_shape)}: a mask of "
-            f"an action with {sizes} values has {sum(sizes)} entries, a row for each choice, or a "
-            "dimension for each choice. If the entry is no mask, rename it",
-            UserWarning,
-            stacklevel=2,
+        _warn(
+            f"the entry {MASK_KEY!r} of shape {tuple(mask_shape)}: a mask of an action with "
+            f"{sizes} values has {sum(sizes)} entries, a row for each choice, or a dimension for "
+            "each choice. If the entry is no mask, rename it"
         )
 
 
@@ -148,12 +146,14 @@ def warn_late(action: Any, info: Any, env: object) -> None:
     """
     infos = info if isinstance(info, list) else [info or {}]
     if _is_maskable(action) and any(MASK_KEY in one for one in infos):
-        warnings.warn(
-            f"random actions ignore info[{MASK_KEY!r}] of {env!r}: a step returns it, but the "
-            "reset did not. Return a mask from both",
-            UserWarning,
-            stacklevel=2,
+        _warn(
+            f"info[{MASK_KEY!r}] of {env!r}: a step returns it, but the reset did not. Return a "
+            "mask from both"
         )
+
+
+def _warn(what: str) -> None:
+    warnings.warn(f"random actions ignore {what}", UserWarning, stacklevel=3)
 
 
 def masked_rand(spec: Any, mask: Tensor) -> Tensor:
@@ -414,23 +414,17 @@ class MaskMethod:
     The method is called whenever a mask is needed, which is only the case for random actions.
 
     Args:
-        call: the method, or a function with the masks of several environments.
+        call: function that returns the mask of each environment.
         space: space of the action of one environment.
-        count: number of environments; None if ``call`` returns the mask of one.
     """
 
-    def __init__(
-        self, call: Callable[[], Any], space: gymnasium.Space[Any], count: int | None = None
-    ) -> None:
-        self._call, self._space, self._count = call, space, count
+    def __init__(self, call: Callable[[], Iterable[Any]], space: gymnasium.Space[Any]) -> None:
+        self._call, self._space = call, space
 
     @property
-    def mask(self) -> Array:
-        """The newest mask; if there are several environments, with a row for each."""
-        found = self._call()
-        if self._count is None:
-            return self._converted(flat_mask(found))
-        return np.stack([self._converted(flat_mask(one)) for one in found])
+    def masks(self) -> Array:
+        """The newest masks, with a row for each environment."""
+        return np.stack([self._converted(flat_mask(one)) for one in self._call()])
 
     def _converted(self, mask: Array) -> Array:
         if isinstance(self._space, spaces.MultiBinary) and mask.size == 2 * math.prod(
@@ -447,15 +441,13 @@ class MaskMethod:
         Args:
             spec: the action's spec.
         """
-        mask = self.mask
-        if fits(spec, mask.shape, 0 if self._count is None else 1):
+        shape = self.masks.shape
+        if fits(spec, shape, 1):
             return True
-        warnings.warn(
-            f"random actions ignore action_masks() of the environment, which returns a mask of "
-            f"shape {mask.shape[0 if self._count is None else 1 :]}: a mask of its action has "
-            f"{sum(choices(spec) or [])} entries. If the method returns no masks, rename it",
-            UserWarning,
-            stacklevel=2,
+        _warn(
+            f"action_masks() of the environment, which returns a mask of shape {shape[1:]}: a mask "
+            f"of its action has {sum(choices(spec) or [])} entries. If the method returns no "
+            "masks, rename it"
         )
         return False
 
@@ -470,15 +462,15 @@ def mask_method(env: Any, space: gymnasium.Space[Any], spec: Any) -> MaskMethod 
     """
     inner = getattr(env, "unwrapped", env)
     # A single environment may have an attribute of this name.
-    count = None if isinstance(env, gymnasium.Env) else getattr(env, "num_envs", None)
-    call = masking_method(env, space)
+    single = isinstance(env, gymnasium.Env) or not hasattr(env, "num_envs")
+    call = method = masking_method(env, space)
     several = _is_maskable(space) and isinstance(inner, (SyncVectorEnv, AsyncVectorEnv))
-    if call is None and several and all(inner.call("has_wrapper_attr", _METHOD)):
+    if method is None and several and all(inner.call("has_wrapper_attr", _METHOD)):
         call = partial(inner.call, _METHOD)
-    if call is None:
-        return None
-    found = MaskMethod(call, space, count)
-    return found if found.fits(spec) else None
+    elif method is not None and single:
+        call = lambda: [method()]  # noqa: E731
+    found = None if call is None else MaskMethod(call, space)
+    return found if found is not None and found.fits(spec) else None
 
 
 def masking_method(env: Any, space: gymnasium.Space[Any]) -> Callable[[], Any] | None:
