@@ -29,3 +29,18 @@ def test_other_processes_and_those_that_ended_are_no_trackers():
         os.waitid(os.P_PID, other.pid, os.WEXITED | os.WNOWAIT)
         assert not _is_tracker(other.pid)
     assert not _is_tracker(other.pid)
+
+
+def test_a_worker_has_the_options_of_this_interpreter():
+    """It would otherwise show warnings that the program turns off, or miss ``-X`` options."""
+    ask = "import sys; print(sys.warnoptions, sys.dont_write_bytecode, sys._xoptions)"
+    code = f"""
+import subprocess
+from trawl.backends.processes.server import command
+subprocess.run(command({ask!r}), check=True)
+"""
+    options = ["-W", "ignore:x", "-B", "-X", "int_max_str_digits=5000"]
+    done = subprocess.run(
+        [sys.executable, *options, "-c", code], capture_output=True, text=True, check=True
+    )
+    assert done.stdout == "['ignore:x'] True {'int_max_str_digits': '5000'}\n"

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import gc
+import itertools
 import os
 import select
 import signal
@@ -187,10 +188,12 @@ def _execute(fds: list[int]) -> NoReturn:
 
 def command(code: str) -> list[str]:
     """Returns the command line that runs ``code`` in an interpreter like this one."""
-    from trawl.foreign.stdlib import interpreter_options
+    from multiprocessing.spawn import get_command_line
 
+    # The options of this interpreter, up to the code that multiprocessing would run.
+    options = itertools.takewhile(lambda option: option != "-c", get_command_line()[1:])
     path = f"import sys; sys.path[:] = {sys.path!r}; "
-    return [sys.executable, *interpreter_options(), "-c", path + code]
+    return [sys.executable, *options, "-c", path + code]
 
 
 def _prctl(option: int, value: int) -> None:
