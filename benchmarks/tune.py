@@ -153,9 +153,9 @@ def best_of(rates: dict[Any, float], count: int) -> list[Any]:
 def compare(case: TuneCase, options: Options) -> dict[str, Any]:
     """Measures all layouts of a case, searches, and compares the choice with the best."""
     import trawl
-    from trawl.collectors.tuning.space import space_for, usable_cores
-    from trawl.collectors.tuning.trial import measure, probe
-    from trawl.collectors.tuning.tuner import default_frames
+    from trawl.extras.tuning.space import space_for, usable_cores
+    from trawl.extras.tuning.trial import measure, probe
+    from trawl.extras.tuning.tuner import default_frames
 
     policy = case.policy()
     seen = probe(case.source, policy, {})

@@ -61,7 +61,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 # What the processes of pytest-xdist import before they begin.
-_PREPARED = ("pandas", "trawl.cli.collect", "trawl.testing")
+_PREPARED = ("pandas", "trawl.extras.cli.collect", "trawl.testing")
 _PREPARED += ("trawl.collectors", "torchrl.collectors", "torchrl.envs", "torchrl.modules")
 
 

@@ -73,7 +73,12 @@ def run(code, *arguments, namespaces=(), within=None, **options):
 @functools.cache
 def shared():
     """The nursery of the programs that need no other. It ends with this process."""
-    modules = ["trawl.cli.collect", "trawl.cli.show", "tyro", "trawl.collectors.workers.service"]
+    modules = [
+        "trawl.extras.cli.collect",
+        "trawl.extras.cli.show",
+        "tyro",
+        "trawl.collectors.workers.service",
+    ]
     modules += ["trawl.data", "pyarrow.dataset", "torch.distributed"]
     found = Nursery(*modules, place=os.path.join(_folder(), "nursery"))
     atexit.register(found.close)

@@ -2,11 +2,13 @@
 
 import ast
 import functools
+import importlib
 import re
 from collections.abc import Iterator
 from graphlib import CycleError, TopologicalSorter
 from importlib import metadata
 from itertools import chain
+from pkgutil import resolve_name
 
 import pytest
 from sources import FILES, tree_of
@@ -45,7 +47,7 @@ LAYERS = [
     {"weight_update"},
     {"collectors", "testing"},
     {""},
-    {"cli"},
+    {"extras"},
     {"__main__"},
 ]
 
@@ -95,6 +97,21 @@ def test_imports_run_downwards():
         if layer_of(other) > layer_of(name)
     ]
     assert not upward
+
+
+@pytest.mark.parametrize("name", ["trawl.collectors", "trawl.collectors.distributed"])
+def test_type_checkers_see_the_names_of_a_module(name):
+    stub = ast.parse(FILES[name].with_suffix(".pyi").read_text())
+    found = {
+        alias.asname: f"{node.module}:{alias.name}"
+        for node in stub.body
+        if isinstance(node, ast.ImportFrom)
+        for alias in node.names
+        if alias.asname
+    }
+    module = importlib.import_module(name)
+    assert found.keys() == set(module.__all__)
+    assert all(getattr(module, one) is resolve_name(home) for one, home in found.items())
 
 
 def test_names_of_compat_are_only_passed_on():

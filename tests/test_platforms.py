@@ -107,7 +107,7 @@ def test_macos(script, tmp_path):
     assert "Traceback" not in done.stderr
 
 
-@pytest.mark.parametrize("name", ["trawl", "trawl.collectors", "trawl.cli"])
+@pytest.mark.parametrize("name", ["trawl", "trawl.collectors", "trawl.extras.cli"])
 def test_windows(name, tmp_path):
     done = run("win32", f"import {name}", tmp_path)
     assert done.returncode == 1

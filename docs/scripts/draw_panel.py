@@ -17,8 +17,8 @@ from tensordict.nn import TensorDictModule
 from torch import nn
 
 from trawl import MultiSyncCollector
-from trawl.cli.arguments import CollectArguments
-from trawl.cli.collect import bottleneck_finder
+from trawl.extras.cli.arguments import CollectArguments
+from trawl.extras.cli.collect import bottleneck_finder
 from trawl.observe import CollectionProgress
 
 ENV, WORKERS, FRAMES, SECONDS = "CartPole-v1", 4, 500_000, 25.0

@@ -17,11 +17,11 @@ from enum import Enum
 from pathlib import Path
 from typing import Any
 
-from trawl.cli.flags import option_of, table_flags
 from trawl.collectors import CollectorConfig, MultiConfig
 from trawl.collectors.options import meanings, table
 from trawl.collectors.serving_options import AsyncBatchedArguments
 from trawl.docstrings import first_sentence
+from trawl.extras.cli.flags import option_of, table_flags
 from trawl.supported import TABLE, Law, Refusal
 
 DOCS = Path(__file__).resolve().parents[1]

@@ -2,7 +2,7 @@
 
 import sys
 
-from trawl.cli import main
+from trawl.extras.cli import main
 
 if __name__ == "__main__":
     sys.exit(main())

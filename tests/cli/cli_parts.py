@@ -12,8 +12,8 @@ import nursery
 import pytest
 from forked import Forked
 
-from trawl.cli import main
 from trawl.data import load
+from trawl.extras.cli import main
 
 # Seconds after which a process counts as stuck.
 PATIENCE = 300
@@ -25,7 +25,7 @@ ENVIRONMENT = {
     "OMP_NUM_THREADS": "1",
     "PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")]),
 }
-_COMMAND = "import sys; from trawl.cli import main; sys.exit(main())"
+_COMMAND = "import sys; from trawl.extras.cli import main; sys.exit(main())"
 
 
 @contextmanager

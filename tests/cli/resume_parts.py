@@ -10,9 +10,9 @@ from trawl.data import info, load
 
 PROGRAM = """
 if sys.argv.pop(1) == "True":
-    from trawl.cli import saving
+    from trawl.extras.cli import saving
     saving._SHARE, saving._SECONDS = 1e9, 0.0
-from trawl.cli import main
+from trawl.extras.cli import main
 code = main()
 print("events", _count)
 sys.exit(code)

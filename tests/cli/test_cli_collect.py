@@ -17,12 +17,12 @@ from cli_policies import Net
 from tensordict import TensorDict
 
 from trawl import Collector, MultiSyncCollector
-from trawl.cli.arguments import CollectArguments, parse
-from trawl.cli.collect import bottleneck_finder, plain
-from trawl.cli.collectors import batch_size
-from trawl.cli.summary import show_workers
 from trawl.data import info, load
 from trawl.data.sinks.record import RECORD
+from trawl.extras.cli.arguments import CollectArguments, parse
+from trawl.extras.cli.collect import bottleneck_finder, plain
+from trawl.extras.cli.collectors import batch_size
+from trawl.extras.cli.summary import show_workers
 from trawl.observe import EpisodeStats, read_trace
 
 

@@ -12,10 +12,10 @@ import torch
 from cli_parts import evaluated, trawl
 from cli_policies import Net
 
-from trawl.cli.arguments import parse
-from trawl.cli.tune import command_of
 from trawl.collectors import Collector, Evaluator
-from trawl.collectors.tuning import Candidate
+from trawl.extras.cli.arguments import parse
+from trawl.extras.cli.tune import command_of
+from trawl.extras.tuning import Candidate
 
 
 def saved_policy():

@@ -19,9 +19,9 @@ from torch import nn
 from torch.export import Dim
 
 from trawl import Collector, GymEnv, SerialEnv
-from trawl.cli.errors import CliError
-from trawl.cli.policies import load_file
 from trawl.data import info
+from trawl.extras.cli.errors import CliError
+from trawl.extras.cli.policies import load_file
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
 

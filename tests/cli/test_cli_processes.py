@@ -260,7 +260,8 @@ def test_the_library_does_without():
     code = (
         "import sys, trawl.lean; trawl.lean.import_lean(); "
         "import trawl.data; trawl.Collector; heavy = {'tyro', 'rich', 'matplotlib', "
-        "'trawl.cli', 'pyarrow', 'minari', 'pandas', 'h5py'}; assert not heavy & set(sys.modules)"
+        "'trawl.extras', 'pyarrow', 'minari', 'pandas', 'h5py'}; "
+        "assert not heavy & set(sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
 
@@ -270,7 +271,7 @@ def test_the_library_does_without():
 # Runs where there is a disk of 600 kB.
 ON_A_SMALL_DISK = """
 import os
-from trawl.cli import main
+from trawl.extras.cli import main
 from trawl.data import load, info
 code = main(["collect", "Pendulum-v1", "--frames", "100000", "--frames-per-batch", "1000",
              "--seed", "1", "--out", "disk/d"])

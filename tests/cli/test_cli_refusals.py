@@ -10,7 +10,7 @@ import pytest
 from cli_parts import refused, trawl
 from gymnasium import spaces
 
-from trawl.cli.errors import describe, message_of, one_line
+from trawl.extras.cli.errors import describe, message_of, one_line
 
 FILES = {
     "file": "mine",
@@ -211,7 +211,7 @@ _WITHOUT = """
 import sys
 
 sys.modules[sys.argv.pop(1)] = None
-from trawl.cli import main
+from trawl.extras.cli import main
 
 sys.exit(main())
 """

@@ -67,7 +67,7 @@ def test_a_broken_run_comes_to_the_same(options, kills, number, tmp_path):
 
 KILLED_AFTER_A_BATCH = """
 import os, signal, sys
-from trawl.cli import main, saving
+from trawl.extras.cli import main, saving
 saving.StateSaver.note = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
 main()
 """

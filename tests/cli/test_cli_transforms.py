@@ -11,12 +11,12 @@ from cli_parts import collected, evaluated, refused, trawl
 from torch import nn
 
 from trawl import Collector
-from trawl.cli.flags import table_flags
-from trawl.cli.transforms import stacked_env
 from trawl.collectors import CollectorConfig, Normalization, NormalizeReward, options
 from trawl.collectors.options import table
 from trawl.data import info, load
 from trawl.envs.batches.serial import build_env
+from trawl.extras.cli.flags import table_flags
+from trawl.extras.cli.transforms import stacked_env
 
 FRAMES = ["--frames", 40, "--frames-per-batch", 20, "--seed", 1]
 NORMALIZE = ["--normalize-observations", "--normalize-rewards"]
@@ -211,7 +211,7 @@ def test_statistics_that_are_missing_or_damaged_begin_anew(content, words):
 
 KILLED_AFTER_TWO_BATCHES = """
 import os, signal, sys
-from trawl.cli import main, saving
+from trawl.extras.cli import main, saving
 saves, saving._SHARE, saving._SECONDS = sys.argv.pop(1) == "saves", 1e9, 0.0
 note, left = saving.StateSaver.note, [1, 0]
 def noted(self, batch):

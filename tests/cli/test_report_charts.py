@@ -7,12 +7,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tensordict import TensorDict
 
-from trawl.cli.html import histograms
-from trawl.cli.html.axes import Axis, compact
-from trawl.cli.html.charts import bars, dots, line
-from trawl.cli.html.histograms import MOST_BINS, EntrySummary, Histogram, followed, summaries
-from trawl.cli.html.markup import Markup, tag
 from trawl.data.sinks.entries import Entry
+from trawl.extras.report import histograms
+from trawl.extras.report.axes import Axis, compact
+from trawl.extras.report.charts import bars, dots, line
+from trawl.extras.report.histograms import MOST_BINS, EntrySummary, Histogram, followed, summaries
+from trawl.extras.report.markup import Markup, tag
 
 FLOATS = st.floats(allow_nan=False, allow_infinity=False)
 WHOLES = st.integers(-(2**63), 2**63 - 1)

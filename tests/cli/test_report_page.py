@@ -205,4 +205,4 @@ def test_many_episodes_and_entries_keep_the_page_small():
 
 def test_the_assets_are_part_of_the_package():
     for name in ("style.css", "script.js"):
-        assert files("trawl.cli.html").joinpath(name).is_file()
+        assert files("trawl.extras.report").joinpath(name).is_file()

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 from report_parts import counter, events, frames, label, report, span, write, write_trace
 
-from trawl.cli.html import trace as trace_module
-from trawl.cli.html.timeline import Lane, thinned, thinned_series
-from trawl.cli.html.trace import SPANS, Series, Spans, load_trace
+from trawl.extras.report import trace as trace_module
+from trawl.extras.report.timeline import Lane, thinned, thinned_series
+from trawl.extras.report.trace import SPANS, Series, Spans, load_trace
 
 
 @pytest.fixture

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from sink_parts import SINKS, frames, write
 from tensordict import TensorDict
 
-from trawl.cli import main
 from trawl.data import info, load
+from trawl.extras.cli import main
 
 RECORD = "_dataset.json"
 SECRET = "a secret of the user's"

@@ -13,9 +13,9 @@ import torch
 from crash_script import OPTIONS, forked, in_a_process, killed, numbered
 from sink_parts import SINKS
 
-from trawl.cli import main
 from trawl.data import info, load
 from trawl.data.sinks.states import load_state
+from trawl.extras.cli import main
 
 KINDS = pytest.mark.parametrize("kind", SINKS)
 LEFT = {"memmap": "frames", "parquet": "frames", "minari": "data"}

@@ -42,18 +42,18 @@ import pytest
 import torch
 
 import trawl
-from trawl.cli import main
-from trawl.cli.arguments import (
+from trawl.collectors.config import CollectorConfig
+from trawl.collectors.multi_config import MultiConfig
+from trawl.collectors.options import table
+from trawl.collectors.serving_options import AsyncBatchedArguments
+from trawl.extras.cli import main
+from trawl.extras.cli.arguments import (
     CheckArguments,
     CollectArguments,
     EvaluateArguments,
     ShowArguments,
     TuneArguments,
 )
-from trawl.collectors.config import CollectorConfig
-from trawl.collectors.multi_config import MultiConfig
-from trawl.collectors.options import table
-from trawl.collectors.serving_options import AsyncBatchedArguments
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]

@@ -267,9 +267,9 @@ def test_text_is_neither_stacked_nor_normalised():
 
 
 def test_a_dataset_holds_no_text_of_agents(monkeypatch):
-    from trawl.cli.arguments import CollectArguments
-    from trawl.cli.environments import make_env
-    from trawl.cli.errors import CliError
+    from trawl.extras.cli.arguments import CollectArguments
+    from trawl.extras.cli.environments import make_env
+    from trawl.extras.cli.errors import CliError
 
     args = CollectArguments(env="module:function", out="d", frames=4, format="parquet")
     with pytest.raises(CliError, match=r"has a text for each agent \(\('walker', 'info', 'text'\)"):
@@ -383,7 +383,7 @@ def test_random_players_make_only_moves_that_a_game_allows(game, count):
 
 
 def test_the_command_adapts_agents_and_tensors(monkeypatch):
-    from trawl.cli.environments import EnvFactory
+    from trawl.extras.cli.environments import EnvFactory
 
     class Informing(Walkers):
         def _info(self, agent):

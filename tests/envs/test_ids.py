@@ -164,8 +164,8 @@ env.close()
 
 def test_the_command_takes_several_environments_of_pettingzoo(tmp_path, monkeypatch):
     pytest.importorskip("mpe2")
-    from trawl.cli import main
     from trawl.data import load
+    from trawl.extras.cli import main
 
     monkeypatch.chdir(tmp_path)
     command = ["collect", "pettingzoo:mpe2/simple_spread_v3", "--env-kwargs", '{"num_envs": 2}']

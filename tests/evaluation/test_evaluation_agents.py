@@ -9,8 +9,8 @@ import torch
 from gymnasium import spaces
 
 from trawl import Collector, Evaluator
-from trawl.collectors.evaluation.ray_worker import StepEvaluation
 from trawl.envs.build import build_one
+from trawl.extras.evaluation.ray_worker import StepEvaluation
 
 
 class _Team:

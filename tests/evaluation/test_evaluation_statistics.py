@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from trawl.collectors.evaluation.statistics import bootstrap, interquartile_mean, summarise
+from trawl.extras.evaluation.statistics import bootstrap, interquartile_mean, summarise
 
 
 def test_a_summary() -> None:

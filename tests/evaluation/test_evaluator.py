@@ -18,8 +18,8 @@ from torch import nn
 
 from trawl import ExplorationType
 from trawl.collectors import Collector, EvaluationResult, Evaluator, MultiSyncCollector
-from trawl.collectors.evaluation.environments import episode_seed
 from trawl.envs import GymEnv, SerialEnv
+from trawl.extras.evaluation.environments import episode_seed
 
 BACKENDS = ["thread", "process"]
 

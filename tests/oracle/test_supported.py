@@ -14,7 +14,6 @@ import torch
 from gymnasium import spaces
 from tensordict.nn import TensorDictModule
 
-from trawl.cli import main
 from trawl.collectors import (
     AsyncBatchedCollector,
     Collector,
@@ -26,6 +25,7 @@ from trawl.collectors import (
 from trawl.collectors.distributed import DistributedCollector
 from trawl.data import MemmapSink
 from trawl.envs import GymEnv, PettingZooEnv
+from trawl.extras.cli import main
 from trawl.supported import TABLE, refused
 from trawl.testing import Script
 from trawl.testing.faces import FACES

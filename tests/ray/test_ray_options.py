@@ -9,10 +9,10 @@ import pytest
 import torch
 from multi_parts import TRAJ_IDS, Chooser, actions, envs, ledger
 
-from trawl.cli import main
 from trawl.collectors import Collector
 from trawl.collectors.distributed import RayCollector
 from trawl.data import load
+from trawl.extras.cli import main
 from trawl.weight_update import RayWeightSyncScheme, RayWeightUpdater, WeightSyncScheme
 
 pytestmark = pytest.mark.usefixtures("cluster")

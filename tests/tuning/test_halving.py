@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tuning_parts import Machine, candidate
 
-from trawl.collectors.tuning import Candidate, Trial
-from trawl.collectors.tuning.halving import (
+from trawl.extras.tuning import Candidate, Trial
+from trawl.extras.tuning.halving import (
     TIE,
     Halving,
     adjusted_rates,
@@ -18,7 +18,7 @@ from trawl.collectors.tuning.halving import (
     rounds_left,
     survivors,
 )
-from trawl.collectors.tuning.trial import Measurement
+from trawl.extras.tuning.trial import Measurement
 
 RATES = st.lists(st.integers(1, 10_000), min_size=1, max_size=40)
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import gymnasium
 import pytest
 
-from trawl.collectors.tuning.trial import mostly_waits, probe, undisturbed
+from trawl.extras.tuning.trial import mostly_waits, probe, undisturbed
 
 
 @pytest.mark.skipif(

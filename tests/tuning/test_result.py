@@ -12,10 +12,10 @@ from tuning_parts import Linear
 
 from trawl import Collector
 from trawl.collectors import NormalizeObservation, NormalizeReward
-from trawl.collectors.tuning import Candidate, Trial, TuneResult
-from trawl.collectors.tuning.result import ordered
-from trawl.collectors.tuning.tuner import busy, code_of, reason
 from trawl.envs import FrameStack
+from trawl.extras.tuning import Candidate, Trial, TuneResult
+from trawl.extras.tuning.result import ordered
+from trawl.extras.tuning.tuner import busy, code_of, reason
 
 CANDIDATES = [
     Candidate(frames_per_batch=8),

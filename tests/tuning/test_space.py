@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trawl.collectors.tuning import Candidate
-from trawl.collectors.tuning.space import (
+from trawl.extras.tuning import Candidate
+from trawl.extras.tuning.space import (
     SearchSpace,
     most_processes,
     powers_of_two,

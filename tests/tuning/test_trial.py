@@ -10,8 +10,8 @@ import torch
 from tuning_parts import candidate
 
 import trawl
-from trawl.collectors.tuning import Trial
-from trawl.collectors.tuning.trial import Measurement, first_line, measure, undisturbed
+from trawl.extras.tuning import Trial
+from trawl.extras.tuning.trial import Measurement, first_line, measure, undisturbed
 from trawl.testing import FaultyEnv, NumberedEnv
 
 

@@ -18,10 +18,10 @@ from tuning_parts import SMALL, Linear, candidate
 
 import trawl
 from trawl import Collector
-from trawl.collectors.tuning import Trial, TuneResult, tuner
-from trawl.collectors.tuning.halving import Halving
-from trawl.collectors.tuning.trial import Probe
-from trawl.collectors.tuning.tuner import TuneProgress
+from trawl.extras.tuning import Trial, TuneResult, tuner
+from trawl.extras.tuning.halving import Halving
+from trawl.extras.tuning.trial import Probe
+from trawl.extras.tuning.tuner import TuneProgress
 from trawl.testing import FaultyEnv, NumberedEnv
 
 PATIENCE = 300

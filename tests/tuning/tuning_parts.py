@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from trawl.collectors.tuning import Candidate
-from trawl.collectors.tuning.trial import Measurement
+from trawl.extras.tuning import Candidate
+from trawl.extras.tuning.trial import Measurement
 
 # Options of a search among very few layouts.
 SMALL: dict[str, Any] = {"budget": 4, "max_workers": 1, "max_envs": 1, "progress": False}

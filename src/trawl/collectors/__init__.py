@@ -1,7 +1,7 @@
 """Collectors, which run a policy in environments and deliver batches of experience."""
 
 import importlib
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from trawl.collectors.base import BaseCollector
 from trawl.collectors.config import CollectorConfig
@@ -19,24 +19,6 @@ from trawl.compat.older_names import lookup as _lookup
 from trawl.envs.transforms import PolicyVersion
 from trawl.rollout.normalization import Normalization, NormalizeObservation, NormalizeReward
 from trawl.rollout.policy.random_policy import RandomPolicy
-
-if TYPE_CHECKING:
-    from trawl.collectors.async_batched import AsyncBatchedCollector
-    from trawl.collectors.evaluation import (
-        Comparison,
-        EvaluationResult,
-        Evaluator,
-        bootstrap_estimate,
-        paired_comparison,
-    )
-    from trawl.collectors.tuning import TuneResult, tune
-    from trawl.compat.updaters import (
-        MultiProcessedWeightUpdater,
-        RayWeightUpdater,
-        RemoteModuleWeightUpdater,
-        VanillaWeightUpdater,
-        WeightUpdaterBase,
-    )
 
 __all__ = [
     "AsyncBatchedCollector",
@@ -79,9 +61,9 @@ _LATER = dict.fromkeys(
         "bootstrap_estimate",
         "paired_comparison",
     ),
-    "trawl.collectors.evaluation",
+    "trawl.extras.evaluation",
 )
-_LATER |= dict.fromkeys(("TuneResult", "tune"), "trawl.collectors.tuning")
+_LATER |= dict.fromkeys(("TuneResult", "tune"), "trawl.extras.tuning")
 _LATER |= dict.fromkeys(
     (
         "MultiProcessedWeightUpdater",

@@ -1,5 +1,6 @@
 """Collectors whose workers are on other machines."""
 
+from pkgutil import resolve_name
 from typing import Any
 
 from trawl.backends.launching.outside import run_rank
@@ -10,7 +11,6 @@ from trawl.collectors.distributed.process_group import (
 )
 from trawl.collectors.distributed.ray import RayCollector
 from trawl.collectors.distributed.rpc import RPCCollector
-from trawl.collectors.evaluation.ray_worker import RayEvalWorker
 from trawl.compat.delayed_launcher import submitit_delayed_launcher
 from trawl.compat.older_names import lookup as _lookup
 from trawl.compat.updaters import DistributedWeightUpdater, RayWeightUpdater, RPCWeightUpdater
@@ -31,4 +31,6 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
+    if name == "RayEvalWorker":  # it evaluates, and collectors do without it
+        return resolve_name("trawl.extras.evaluation.ray_worker:RayEvalWorker")
     return _lookup(name, __name__)
