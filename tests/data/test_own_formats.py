@@ -140,7 +140,7 @@ def test_what_is_no_sink(run) -> None:
     found = run(
         """
 from pathlib import Path
-from trawl.cli import main
+from trawl.extras.cli import main
 for name in ("number", "other"):
     text = Path("there/_dataset.json").read_text()
     Path("there/_dataset.json").write_text(text.replace('"plain"', f'"{name}"'))
