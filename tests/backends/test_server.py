@@ -39,8 +39,8 @@ import subprocess
 from trawl.backends.processes.server import command
 subprocess.run(command({ask!r}), check=True)
 """
-    options = ["-W", "ignore:x", "-B", "-X", "int_max_str_digits=5000"]
+    options = ["-W", "ignore:x", "-B", "-X", "faulthandler"]
     done = subprocess.run(
         [sys.executable, *options, "-c", code], capture_output=True, text=True, check=True
     )
-    assert done.stdout == "['ignore:x'] True {'int_max_str_digits': '5000'}\n"
+    assert done.stdout == "['ignore:x'] True {'faulthandler': True}\n"
