@@ -2,6 +2,7 @@
 
 import gc
 import sys
+import tracemalloc
 from functools import partial
 
 import numpy as np
@@ -143,6 +144,33 @@ def test_collecting_takes_no_more_memory_as_it_goes_on():
     assert size > 1 << 20
     # Twelve more batches that are never freed would take twelve times as much.
     assert grown < 6 * size
+
+
+class Forgetful(NumberedEnv):
+    """Keeps no list of the actions that it got."""
+
+    def step(self, action):
+        found = super().step(action)
+        self.actions.clear()
+        return found
+
+
+def test_nothing_small_stays_of_a_batch():
+    """Eight bytes of each frame would be 96 KB; what is kept of the last 255 batches is kept."""
+    with Collector([Forgetful() for _ in range(2)], frames_per_batch=4) as collecting:
+        tracemalloc.start()
+        try:
+            for _ in range(1500):
+                collecting.next()
+            gc.collect()
+            before, _ = tracemalloc.get_traced_memory()
+            for _ in range(3000):
+                collecting.next()
+            gc.collect()
+            after, _ = tracemalloc.get_traced_memory()
+        finally:
+            tracemalloc.stop()
+    assert after - before < 40_000
 
 
 leaves = st.dictionaries(
