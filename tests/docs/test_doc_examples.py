@@ -269,12 +269,12 @@ def test_docstrings_are_found() -> None:
 
 
 def test_the_tables_of_options_are_up_to_date() -> None:
-    script = runpy.run_path(str(ROOT / "docs" / "scripts" / "option_tables.py"))
-    assert script["outdated"]() == [], "python docs/scripts/option_tables.py --write"
+    script = runpy.run_path(str(ROOT / "docs" / "scripts" / "tables.py"))
+    assert script["outdated"]() == [], "python docs/scripts/tables.py --write"
 
 
 def test_all_options_are_explained() -> None:
-    explained = runpy.run_path(str(ROOT / "docs" / "scripts" / "option_tables.py"))["explained"]()
+    explained = runpy.run_path(str(ROOT / "docs" / "scripts" / "tables.py"))["explained"]()
     names = {*table(CollectorConfig), *table(MultiConfig)}
     assert names - explained.keys() == {"worker_idx"}  # which users don't pass
     assert explained.keys() - names - set(table(AsyncBatchedArguments)) == set()

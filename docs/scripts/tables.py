@@ -1,7 +1,7 @@
-"""Writes the tables of options, and of what can't be combined, into the pages of the documentation.
+"""Writes the tables that code has already into pages: options, what can't be combined, folders.
 
-    python docs/scripts/option_tables.py           # tells whether the tables are up to date
-    python docs/scripts/option_tables.py --write
+    python docs/scripts/tables.py           # tells whether the tables are up to date
+    python docs/scripts/tables.py --write
 
 The script replaces the text between ``<!-- NAME:begin -->`` and ``<!-- NAME:end -->``. The section
 that explains an option says so in a comment after its heading: ``<!-- explains: device, sink -->``.
@@ -9,6 +9,7 @@ that explains an option says so in a comment after its heading: ``<!-- explains:
 
 from __future__ import annotations
 
+import ast
 import re
 import sys
 from collections.abc import Callable
@@ -25,6 +26,7 @@ from trawl.extras.cli.flags import option_of, table_flags
 from trawl.supported import TABLE, Law, Refusal
 
 DOCS = Path(__file__).resolve().parents[1]
+PACKAGE = DOCS.parent / "src" / "trawl"
 EXPLAINS = re.compile(r"^#+ (?P<title>.+)\n\n<!-- explains: (?P<names>.+) -->$", re.MULTILINE)
 ROLE = re.compile(r":\w+:`~?(?:[\w.]+\.)?(\w+)`")
 
@@ -102,6 +104,18 @@ def refusals(*_: Any) -> str:
     return found
 
 
+def folders(*_: Any) -> str:
+    """Returns the table of the folders, with the first sentence of each package's docstring."""
+    rows = ["| Folder in `src/trawl` | Contents |", "|---|---|"]
+    for file in sorted(PACKAGE.rglob("__init__.py")):
+        folder = file.parent.relative_to(PACKAGE)
+        if folder.parts:
+            said = ast.get_docstring(ast.parse(file.read_text(encoding="utf-8"))) or ""
+            text = said.partition("\n\n")[0].replace("\n", " ").replace("``", "`")
+            rows.append(f"| `{folder}/` | {text} |")
+    return "\n".join(["", *rows, ""])
+
+
 _OF_ONE = {one.name for one in fields(CollectorConfig)}
 # Each table: its name in the comments, the page, and the function that writes it.
 TABLES: list[tuple[str, str, Callable[[], str]]] = [
@@ -116,6 +130,7 @@ TABLES: list[tuple[str, str, Callable[[], str]]] = [
         ),
     ),
     ("flags", "cli.md", flags_of_command),
+    ("folders", "../CONTRIBUTING.md", folders),
 ]
 
 
