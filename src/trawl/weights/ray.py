@@ -156,25 +156,9 @@ class _Messenger:
     def __init__(self, numbers: Sequence[int]) -> None:
         self._outboxes = {number: Outbox(number) for number in numbers}
 
-    def put(self, number: int, message: WeightMessage) -> None:
-        """Sets the message that a receiver gets next, unless it is older than the last one."""
-        self._outboxes[number].put(message)
-
-    def next(self, number: int, wait: bool) -> WeightMessage | None:
-        """Returns the message that a receiver gets next, or None; see :meth:`Outbox.next`."""
-        return self._outboxes[number].next(wait)
-
-    def acknowledge(self, number: int, count: int) -> None:
-        """Records that a receiver has received the messages up to number ``count``."""
-        self._outboxes[number].acknowledge(count)
-
-    def wait_ack(self, number: int, count: int, timeout: float | None) -> bool:
-        """Waits until a receiver has received messages up to ``count``; False after a timeout."""
-        try:
-            self._outboxes[number].wait_ack(timeout, count)
-        except TimeoutError:
-            return False
-        return True
+    def call(self, number: int, method: str, *given: Any) -> Any:
+        """Calls a method of a receiver's :class:`Outbox`."""
+        return getattr(self._outboxes[number], method)(*given)
 
     def close(self) -> None:
         """Records that nothing more will be sent."""
@@ -203,15 +187,17 @@ class RayChannel(MessageChannel):
     def send(self, message: WeightMessage) -> None:
         # Ray may reorder calls, so each message includes the newest weights.
         self._newest = message.after(self._newest)
-        self._messenger.put.remote(self._number, self._newest)
+        self._messenger.call.remote(self._number, "put", self._newest)
 
     @override
     def wait_ack(self, timeout: float | None = None) -> None:
         if self._newest is None:
             return
-        ref = self._messenger.wait_ack.remote(self._number, self._newest.count, timeout)
-        if not import_ray().get(ref):
-            raise late(self._number, timeout)
+        wait = self._messenger.call.remote(self._number, "wait_ack", timeout, self._newest.count)
+        try:
+            import_ray().get(wait)
+        except TimeoutError:
+            raise late(self._number, timeout) from None
 
     @override
     def close(self) -> None:
@@ -233,11 +219,11 @@ def joined(messenger: Any, number: int) -> Inbox:
 
     def receive_all() -> None:
         with contextlib.suppress(Exception):
-            while (message := ray.get(messenger.next.remote(number, True))) is not None:
+            while (message := ray.get(messenger.call.remote(number, "next"))) is not None:
                 inbox.put(message)
         inbox.end()
 
-    first = ray.get(messenger.next.remote(number, False))
-    inbox = Inbox(first, lambda count: messenger.acknowledge.remote(number, count))
+    first = ray.get(messenger.call.remote(number, "next", False))
+    inbox = Inbox(first, lambda count: messenger.call.remote(number, "acknowledge", count))
     threading.Thread(target=receive_all, daemon=True).start()
     return inbox
