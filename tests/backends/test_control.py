@@ -1,6 +1,7 @@
 """Orders come in the order in which they were sent, and who sends waits for nobody."""
 
 import os
+import struct
 import threading
 from contextlib import suppress
 
@@ -10,6 +11,7 @@ from backend_parts import descriptors
 
 from trawl.backends.control import REQUESTS, ControlConnection
 from trawl.backends.frames import Frame
+from trawl.backends.launching.authentication import AuthenticationError
 from trawl.backends.listener import Listener
 from trawl.backends.network import LOOPBACK
 
@@ -108,6 +110,42 @@ def test_the_end_comes_after_what_was_sent(line):
     assert orders.waiting
     with pytest.raises(EOFError, match="other end is gone"):
         orders.next()
+    orders.close()
+
+
+def test_messages_come_both_ways(line):
+    body, array = os.urandom(100), np.random.default_rng(0).integers(0, 256, LARGE, np.uint8)
+    orders = met(line)
+    thread = threading.Thread(target=orders.send, args=(Frame(4, body, [memoryview(array)]),))
+    thread.start()
+    line.send(Frame(5))
+    found = line.receive()
+    thread.join()
+    assert (found.verb, found.body, orders.next().verb) == (4, body, 5)
+    assert [bytes(one) for one in found.buffers] == [array.tobytes()]
+    orders.close()
+    with pytest.raises(EOFError):
+        line.receive()
+
+
+def test_who_hangs_up_neither_sends_nor_receives(line):
+    orders = met(line)
+    orders.hang_up()
+    with pytest.raises(RuntimeError, match="driver is gone"):
+        orders.send(Frame(1, bytes(LARGE)))
+    with pytest.raises(EOFError):
+        line.receive()
+    orders.close()
+
+
+@pytest.mark.parametrize("head", [(1, 1 << 62, 0), (1, 0, 1)])
+def test_sizes_that_nothing_has_are_refused(line, head):
+    """They would be allocated before the tag can be checked."""
+    orders = met(line)
+    sizes = struct.pack("!Q", 1 << 62) * head[2]
+    os.write(orders.fileno(), struct.pack("!BQI", *head) + sizes)
+    with pytest.raises(AuthenticationError):
+        line.receive()
     orders.close()
 
 

@@ -36,7 +36,7 @@ from itertools import islice
 import numpy as np
 
 from trawl.backends.frames import Frame, seal, unseal
-from trawl.backends.launching.authentication import Session, connect
+from trawl.backends.launching.authentication import AuthenticationError, Session, connect
 from trawl.backends.listener import Listener
 from trawl.backends.network import keep_alive
 
@@ -45,6 +45,8 @@ from trawl.backends.network import keep_alive
 _HEAD = struct.Struct("!BQI")
 # Maximum number of buffers in one call of `sendmsg`, just below Linux's own limit of 1024.
 _MOST = 1000
+# Maximum size of a part of a message in bytes, which is more than the memory of any machine.
+_LARGEST = 1 << 48
 
 Lost = Callable[[str | None], None]
 
@@ -397,6 +399,9 @@ def _received(end: socket.socket, session: Session) -> Frame:
 
 
 def _read(end: socket.socket, size: int) -> memoryview:
+    if size > _LARGEST:
+        # The tag can be checked only after memory has been allocated.
+        raise AuthenticationError("the received bytes are no message of the other end")
     taken = np.empty(size, dtype=np.uint8).data
     left = taken
     while left:

@@ -325,6 +325,8 @@ class RemoteWorker(Worker):
                 self._receive(self.answers.receive())
         except AuthenticationError as error:
             why = f"was abandoned: {error}"
+        except MemoryError:
+            why = "was abandoned: this process has no memory for its message"
         except EOFError:
             pass
         self.answers.close()
