@@ -24,7 +24,7 @@ class BrokenEntry(ImportError):
 
 
 class Registry(Mapping[str, _Thing]):
-    """What the entry points of one group name, by their names.
+    """Objects that the entry points of one group name, by these names.
 
     Args:
         group: name of the group.
