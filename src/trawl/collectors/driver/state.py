@@ -24,7 +24,7 @@ _NORMALIZATION, VERSION = "normalization", "policy_version"
 
 
 class LoadOptions(NamedTuple):
-    """How a state is loaded.
+    """Options with which a state is loaded.
 
     Attributes:
         strict: whether weights must fit exactly.
@@ -38,7 +38,7 @@ class LoadOptions(NamedTuple):
 
 
 class CollectorState(ABC):
-    """What the states of all collectors have, and how a state is loaded.
+    """The part of a state that all collectors have, and the load of a state.
 
     A subclass implements :meth:`state_dict`, :meth:`_loader` and :meth:`_put_back`.
 
@@ -76,7 +76,7 @@ class CollectorState(ABC):
 
         Args:
             state: the state.
-            how: how it is loaded.
+            how: the options of the load.
             own: the present state; None if there is none.
         """
 

@@ -7,7 +7,7 @@ differ, the batch is a lazy stack.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from functools import partial
 from typing import Any
 
@@ -191,7 +191,7 @@ class TensorDictBatchWriter(BatchWriter):
         )
 
         def take() -> LooseStep:
-            unread = self._unread() if own else ()
+            unread = _unread(self._carrier, self._passed_roots) if own else ()
             frame, root = env_step(self._carrier)
             if unread:
                 root = root.exclude(*unread)
@@ -213,17 +213,6 @@ class TensorDictBatchWriter(BatchWriter):
             stages.hide(self._carrier, t)
 
         return act_shown
-
-    def _unread(self) -> list[Any]:
-        """Returns keys that the policy wrote under "next", and that don't belong in a root.
-
-        The environment passes on all entries under "next". The policy's belong to the next root
-        only if it reads them there.
-        """
-        written = self._carrier.get("next", None)
-        if written is None:
-            return []
-        return [key for key in written.keys(True, True) if as_key(key) not in self._passed_roots]
 
     def _bind_action(self, random: bool) -> ActFn:
         records = self._records
@@ -496,6 +485,22 @@ class TensorDictBatchWriter(BatchWriter):
             "env_path_reason": self.why,
             **self.policy.describe(),
         }
+
+
+def _unread(carrier: TensorDictBase, passed_on: Collection[Key]) -> list[Any]:
+    """Returns keys that the policy wrote under "next", and that don't belong in a root.
+
+    The environment passes on all entries under "next". The policy's belong to the next root only if
+    it reads them there.
+
+    Args:
+        carrier: the TensorDict of the step.
+        passed_on: keys of the entries of a root.
+    """
+    written = carrier.get("next", None)
+    if written is None:
+        return []
+    return [key for key in written.keys(True, True) if as_key(key) not in passed_on]
 
 
 def _where(mask: Tensor, chosen: TensorDictBase, other: TensorDictBase, key: Key) -> Tensor:
