@@ -1,4 +1,4 @@
-# What type checkers see: some names are looked up when they are first used.
+# What type checkers see, and the list of names that are imported when they are first used.
 
 from typing import Any
 

@@ -1,0 +1,56 @@
+"""Public modules whose names are imported when they are first used.
+
+The stub of such a module, a ``.pyi`` file beside it, is the only list of its names and of the
+modules that have them. Type checkers read the stub as it is.
+"""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import sys
+from collections.abc import Callable
+from importlib.util import find_spec
+from typing import Any
+
+
+def names_of_stub(
+    module: str, otherwise: Callable[[str], Any] | None = None
+) -> tuple[Callable[[str], Any], Callable[[], list[str]], list[str]]:
+    """Returns ``__getattr__``, ``__dir__`` and ``__all__`` of a package that has a stub.
+
+    Args:
+        module: name of the package.
+        otherwise: function that is called for other names than those of the stub.
+    """
+    homes = _homes(module)
+
+    def look_up(name: str) -> Any:
+        package = vars(sys.modules[module])
+        if name in homes:
+            home, original = homes[name]
+            found = package[name] = getattr(importlib.import_module(home), original)
+            return found
+        if not name.startswith("_") and find_spec(f"{module}.{name}") is not None:
+            return importlib.import_module(f"{module}.{name}")
+        if otherwise is not None:
+            return otherwise(name)
+        raise AttributeError(f"module {module!r} has no attribute {name!r}")
+
+    return look_up, lambda: sorted({*vars(sys.modules[module]), *homes}), sorted(homes)
+
+
+def _homes(module: str) -> dict[str, tuple[str, str]]:
+    """Returns the module, and the name there, of each name that a stub imports."""
+    spec = sys.modules[module].__spec__
+    assert spec is not None
+    # The loader finds the file in an archive, too.
+    loader: Any = spec.loader
+    stub = loader.get_data(f"{spec.origin}i").decode()
+    return {
+        alias.asname: (node.module, alias.name)
+        for node in ast.parse(stub).body
+        if isinstance(node, ast.ImportFrom) and node.module
+        for alias in node.names
+        if alias.asname
+    }
