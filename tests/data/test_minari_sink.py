@@ -12,7 +12,7 @@ from sink_parts import LENGTH, frames, write
 
 from trawl import Collector
 from trawl.data import MinariSink, load
-from trawl.data.sinks.minari import LONGEST, default_id
+from trawl.extras.formats.minari import LONGEST, default_id
 
 minari = pytest.importorskip("minari")
 app = pytest.importorskip("minari.cli").app

@@ -13,7 +13,7 @@ from gymnasium import spaces
 
 from trawl.envs import GymEnv, JaxEnv
 from trawl.envs.entries.spaces import SpaceCodec
-from trawl.envs.jax.arrays import as_plain, giver, jax_ops, viewer
+from trawl.extras.jax.arrays import as_plain, giver, jax_ops, viewer
 
 jax = pytest.importorskip("jax")
 jnp = jax.numpy

@@ -14,7 +14,7 @@ from tensordict import TensorDict
 from trawl import Collector
 from trawl.envs import GymEnv, JaxEnv
 from trawl.envs.build import build_one
-from trawl.envs.jax.functions import functions_of
+from trawl.extras.jax.functions import functions_of
 
 jax = pytest.importorskip("jax")
 jnp = jax.numpy

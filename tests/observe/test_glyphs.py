@@ -3,7 +3,7 @@ import io
 import pytest
 from rich.console import Console
 
-from trawl.observe.glyphs import ASCII, PART_COLORS, UNICODE, divided, glyphs_for
+from trawl.extras.monitors.glyphs import ASCII, PART_COLORS, UNICODE, divided, glyphs_for
 
 
 @pytest.fixture(autouse=True)

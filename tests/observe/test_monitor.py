@@ -340,7 +340,7 @@ def test_closing_waits_for_slow_sinks_as_long_as_it_is_told():
 
 @pytest.mark.parametrize("step", ["open", "write", "close"])
 def test_the_sink_that_a_call_waits_for_is_named(step, monkeypatch):
-    monkeypatch.setattr("trawl.observe.monitor._SILENCE", 0.01)
+    monkeypatch.setattr("trawl.extras.monitors.monitor._SILENCE", 0.01)
     told, said = threading.Event(), list[str]()
 
     def note(text):
@@ -348,7 +348,7 @@ def test_the_sink_that_a_call_waits_for_is_named(step, monkeypatch):
         if f"{step}()" in text:
             told.set()
 
-    monkeypatch.setattr("trawl.observe.monitor._warn", note)
+    monkeypatch.setattr("trawl.extras.monitors.monitor._warn", note)
 
     class Hangs(Recorder):
         def _call(self, name):

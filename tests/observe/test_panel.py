@@ -11,11 +11,11 @@ from rich.console import Console
 
 from trawl import Collector, MultiSyncCollector
 from trawl.backends import InlineBackend
+from trawl.extras.monitors.glyphs import UNICODE
+from trawl.extras.monitors.panel import table_lines, worker_rows
+from trawl.extras.monitors.progress_state import ProgressState
 from trawl.observe import CollectionProgress
 from trawl.observe.bottleneck import bottleneck_of
-from trawl.observe.glyphs import UNICODE
-from trawl.observe.panel import table_lines, worker_rows
-from trawl.observe.progress_state import ProgressState
 from trawl.testing import NumberedEnv
 
 ESCAPES = re.compile(r"\x1b\[[\d;?]*[A-Za-z]")

@@ -1,8 +1,8 @@
 import numpy as np
 import pytest
 
+from trawl.extras.monitors.plots import plot_returns, running_mean
 from trawl.observe import Episodes
-from trawl.observe.plots import plot_returns, running_mean
 
 
 def episodes(count):

@@ -2,7 +2,7 @@ from itertools import pairwise
 
 import pytest
 
-from trawl.observe.progress_state import RecentFrames, ThinnedSeries
+from trawl.extras.monitors.progress_state import RecentFrames, ThinnedSeries
 
 
 @pytest.mark.parametrize("count", [1, 5, 199, 200, 201, 12_345])

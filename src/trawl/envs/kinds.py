@@ -24,14 +24,14 @@ GROUP = "trawl.sources"
 # In the order in which an object is offered to them.
 _OWN = {
     "pettingzoo": "trawl.envs.agents.pettingzoo:PETTINGZOO",
-    "vmas": "trawl.envs.agents.vmas:VMAS",
+    "vmas": "trawl.extras.vmas:VMAS",
     "tensors": "trawl.envs.torch_vector:TENSORS",
     "gymnasium": "trawl.envs.gym:GYMNASIUM",
     "dm_control": "trawl.envs.gym:DM_CONTROL",
     "envpool": "trawl.envs.gym:ENVPOOL",
-    "brax": "trawl.envs.jax.env:BRAX",
-    "gymnax": "trawl.envs.jax.env:GYMNAX",
-    "jumanji": "trawl.envs.jax.env:JUMANJI",
+    "brax": "trawl.extras.jax.env:BRAX",
+    "gymnax": "trawl.extras.jax.env:GYMNAX",
+    "jumanji": "trawl.extras.jax.env:JUMANJI",
 }
 # Factories, which are no environments.
 _FUNCTIONS = (type, FunctionType, MethodType, BuiltinFunctionType, partial, str)

@@ -1,5 +1,6 @@
-"""What is built upon collectors, which do without it: command, reports, evaluation, tuning.
+"""What collectors do without: command, reports, evaluation, tuning, monitors, formats, JAX, VMAS.
 
-Nothing else imports this package. Public modules, such as ``trawl.collectors``, look up its names
-when they are first used.
+Nothing else imports this package. Public modules, such as ``trawl.collectors``, have its names in
+their stubs, and import each when it is first used. Kinds of environments, formats of datasets and
+sinks are found by their names in a registry.
 """

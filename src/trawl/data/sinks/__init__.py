@@ -2,8 +2,6 @@
 
 from trawl.data.sinks.base import Sink
 from trawl.data.sinks.memmap import MemmapSink
-from trawl.data.sinks.minari import MinariSink
-from trawl.data.sinks.parquet import ParquetSink
 from trawl.data.sinks.parts import FilesSink
 
-__all__ = ["FilesSink", "MemmapSink", "MinariSink", "ParquetSink", "Sink"]
+__all__ = ["FilesSink", "MemmapSink", "Sink"]

@@ -26,8 +26,8 @@ FORMATS: Registry[Any] = Registry(
     "trawl.sinks",
     {
         "memmap": "trawl.data.sinks.memmap:MemmapSink",
-        "minari": "trawl.data.sinks.minari:MinariSink",
-        "parquet": "trawl.data.sinks.parquet:ParquetSink",
+        "minari": "trawl.extras.formats.minari:MinariSink",
+        "parquet": "trawl.extras.formats.parquet:ParquetSink",
     },
     lambda found: isinstance(found, type) and hasattr(found, "batches"),
     "a subclass of trawl.data.Sink",

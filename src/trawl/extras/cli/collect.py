@@ -41,6 +41,7 @@ from trawl.extras.cli.statistics import load_statistics, save_statistics
 from trawl.extras.cli.summary import print_summary, run_name
 from trawl.extras.cli.transforms import check_options, recorded_options
 from trawl.extras.cli.versions import versions
+from trawl.extras.monitors.sinks.base import STATS_SINKS
 from trawl.observe import (
     Bottleneck,
     CollectionProgress,
@@ -48,7 +49,6 @@ from trawl.observe import (
     StatsSink,
 )
 from trawl.observe.bottleneck import bottleneck_of
-from trawl.observe.sinks.base import STATS_SINKS
 from trawl.supported import COMMAND_PROCESSES
 
 

@@ -211,7 +211,7 @@ def _write_html(file: str, report: HtmlReport) -> None:
 
 
 def _plot(file: str, episodes: Episodes, info: dict[str, Any]) -> None:
-    from trawl.observe.plots import plot_returns
+    from trawl.extras.monitors.plots import plot_returns
 
     try:
         plot_returns(episodes, file, title=_title(info))

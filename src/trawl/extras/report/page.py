@@ -18,6 +18,8 @@ from numpy.typing import NDArray
 
 from trawl.data.sinks.record import Record
 from trawl.extras.cli.errors import shown
+from trawl.extras.monitors.glyphs import PART_COLORS
+from trawl.extras.monitors.plots import mean_window, running_mean
 from trawl.extras.report.axes import Axis, compact
 from trawl.extras.report.charts import bars, chart, dots, line, svg
 from trawl.extras.report.histograms import MOST_ENTRIES, MOST_TEXTS, EntrySummary
@@ -28,8 +30,6 @@ from trawl.extras.report.values import as_text, is_number
 from trawl.keys import show_key
 from trawl.observe.episodes import Episodes, EpisodeStats, Moments
 from trawl.observe.formats import plural, short, show_bytes
-from trawl.observe.glyphs import PART_COLORS
-from trawl.observe.plots import mean_window, running_mean
 from trawl.versions import version
 
 _SECTIONS = {

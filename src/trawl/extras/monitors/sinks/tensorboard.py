@@ -6,7 +6,13 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
-from trawl.observe.sinks.base import PREFIX, StatsSink, finite_numbers, load_library, make_folder
+from trawl.extras.monitors.sinks.base import (
+    PREFIX,
+    StatsSink,
+    finite_numbers,
+    load_library,
+    make_folder,
+)
 
 
 class TensorBoardSink(StatsSink):

@@ -190,7 +190,7 @@ class ThinnedSeries:
         limit: largest number of points.
 
     Examples:
-        >>> from trawl.observe.progress_state import ThinnedSeries
+        >>> from trawl.extras.monitors.progress_state import ThinnedSeries
         >>> series = ThinnedSeries(limit=5)
         >>> for second in range(101):
         ...     series.add(second, 10 * second)

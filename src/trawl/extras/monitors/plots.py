@@ -32,7 +32,7 @@ def plot_returns(episodes: Episodes, file: str | os.PathLike[str], title: str = 
         >>> import os, tempfile
         >>> import numpy as np
         >>> from trawl.observe import Episodes
-        >>> from trawl.observe.plots import plot_returns
+        >>> from trawl.extras.monitors.plots import plot_returns
         >>> number = np.arange(50)
         >>> episodes = Episodes(number, -1000.0 / (1 + number), number * 0 + 200, number * 200)
         >>> file = os.path.join(tempfile.mkdtemp(), "returns.png")

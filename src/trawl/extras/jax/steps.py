@@ -29,8 +29,8 @@ from trawl.envs.entries.info_keys import (
 from trawl.envs.entries.infos import InfoCodec, InfoLayout, InfoLeaf, InfoMerger, value_at
 from trawl.envs.entries.masks import MASK_KEY
 from trawl.envs.entries.spaces import SpaceLeaf
-from trawl.envs.jax.arrays import as_plain, flat, is_number, jax_ops, load_jax, name_of
-from trawl.envs.jax.functions import JaxFunctions
+from trawl.extras.jax.arrays import as_plain, flat, is_number, jax_ops, load_jax, name_of
+from trawl.extras.jax.functions import JaxFunctions
 from trawl.keys import show_key
 
 

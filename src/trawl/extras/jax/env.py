@@ -18,7 +18,11 @@ from trawl.checks import check_bool, check_number
 from trawl.envs.arguments import argument_names, lists_arguments, named_arguments
 from trawl.envs.entries.info_keys import InfoKeys
 from trawl.envs.entries.spaces import SpaceCodec, check_keys
-from trawl.envs.jax.arrays import (
+from trawl.envs.kinds import EnvKind
+from trawl.envs.seeding import check_seed, derive
+from trawl.envs.tensor_env import TensorEnv, TensorStep
+from trawl.errors import EnvStateError, env_errors
+from trawl.extras.jax.arrays import (
     as_jax,
     as_plain,
     as_saved,
@@ -29,8 +33,8 @@ from trawl.envs.jax.arrays import (
     observation_space,
     viewer,
 )
-from trawl.envs.jax.functions import functions_of, is_jax
-from trawl.envs.jax.steps import (
+from trawl.extras.jax.functions import functions_of, is_jax
+from trawl.extras.jax.steps import (
     JaxCalls,
     Progress,
     ShownLeaves,
@@ -39,10 +43,6 @@ from trawl.envs.jax.steps import (
     check_outlines,
     info_layout,
 )
-from trawl.envs.kinds import EnvKind
-from trawl.envs.seeding import check_seed, derive
-from trawl.envs.tensor_env import TensorEnv, TensorStep
-from trawl.errors import EnvStateError, env_errors
 from trawl.foreign.environments import brax_environments
 from trawl.schema.checks import UNKNOWN
 from trawl.schema.states import JAX

@@ -10,10 +10,10 @@ from typing import Any
 from rich.console import Console, ConsoleOptions, RenderResult
 from rich.text import Text
 
+from trawl.extras.monitors.glyphs import PART_COLORS, Glyphs
+from trawl.extras.monitors.progress_state import ProgressState
 from trawl.observe.episodes import show_logged
 from trawl.observe.formats import plural, short, show_duration
-from trawl.observe.glyphs import PART_COLORS, Glyphs
-from trawl.observe.progress_state import ProgressState
 
 # Largest width of a sparkline, and of the part of a line that a title takes.
 _SPARK, _TITLE_SHARE = 30, 0.4

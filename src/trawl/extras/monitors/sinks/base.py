@@ -88,11 +88,11 @@ class StatsSink(ABC):
 STATS_SINKS: Registry[type[StatsSink]] = Registry(
     "trawl.stats_sinks",
     {
-        "csv": "trawl.observe.sinks.csv:CSVSink",
-        "mlflow": "trawl.observe.sinks.mlflow:MLflowSink",
-        "prometheus": "trawl.observe.sinks.prometheus:PrometheusSink",
-        "tensorboard": "trawl.observe.sinks.tensorboard:TensorBoardSink",
-        "wandb": "trawl.observe.sinks.wandb:WandbSink",
+        "csv": "trawl.extras.monitors.sinks.csv:CSVSink",
+        "mlflow": "trawl.extras.monitors.sinks.mlflow:MLflowSink",
+        "prometheus": "trawl.extras.monitors.sinks.prometheus:PrometheusSink",
+        "tensorboard": "trawl.extras.monitors.sinks.tensorboard:TensorBoardSink",
+        "wandb": "trawl.extras.monitors.sinks.wandb:WandbSink",
     },
     lambda found: isinstance(found, type) and issubclass(found, StatsSink),
     "a subclass of trawl.observe.StatsSink",

@@ -12,7 +12,7 @@ from contextlib import ExitStack, contextmanager
 from typing import Any, SupportsInt
 
 from trawl.checks import check_seconds, seconds_above_zero
-from trawl.observe.sinks import FunctionSink, LoggerSink, StatsSink
+from trawl.extras.monitors.sinks import FunctionSink, LoggerSink, StatsSink
 from trawl.polling import poll
 from trawl.threads import stop_at_exit
 

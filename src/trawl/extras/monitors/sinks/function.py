@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from trawl.observe.sinks.base import StatsSink
+from trawl.extras.monitors.sinks.base import StatsSink
 
 
 class FunctionSink(StatsSink):

@@ -112,7 +112,7 @@ def divided(shares: Sequence[float], whole: int) -> list[int]:
     """Divides a whole number by shares, so that the parts add up to the number.
 
     Examples:
-        >>> from trawl.observe.glyphs import divided
+        >>> from trawl.extras.monitors.glyphs import divided
         >>> divided([0.5, 0.25, 0.25], 10)
         [5, 3, 2]
     """

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from trawl.observe.sinks.base import PREFIX, StatsSink, finite_numbers
+from trawl.extras.monitors.sinks.base import PREFIX, StatsSink, finite_numbers
 
 
 class LoggerSink(StatsSink):

@@ -15,16 +15,16 @@ from rich.live import Live
 from rich.text import Text
 from tensordict import TensorDictBase
 
+from trawl.extras.monitors.glyphs import glyphs_for
+from trawl.extras.monitors.panel import ProgressPanel
+from trawl.extras.monitors.progress_state import ProgressState
 from trawl.observe.bottleneck import Bottleneck, bottleneck_of
 from trawl.observe.episodes import EpisodeStats
 from trawl.observe.formats import plural, short
-from trawl.observe.glyphs import glyphs_for
-from trawl.observe.panel import ProgressPanel
-from trawl.observe.progress_state import ProgressState
 
 if TYPE_CHECKING:
     # This import needs IPython, which is installed wherever a notebook runs.
-    from trawl.observe.notebook import CellOutput
+    from trawl.extras.monitors.notebook import CellOutput
 
 # Without a terminal, a line is printed after each tenth of the frames, and whenever the previous
 # line is 30 s old.
@@ -194,7 +194,7 @@ class CollectionProgress:
 
     def __enter__(self) -> CollectionProgress:
         if self._console.is_jupyter:
-            from trawl.observe.notebook import CellOutput
+            from trawl.extras.monitors.notebook import CellOutput
 
             self._cell = CellOutput(self.render(), self._console.width)
         elif self._console.is_terminal and self._console.is_interactive:
