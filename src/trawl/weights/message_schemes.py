@@ -13,7 +13,7 @@ from typing_extensions import override
 
 from trawl.weights.groups import PreparedUpdate, ReceiverGroup
 from trawl.weights.messages import Inbox, MessageChannel, MessageStore, WeightMessage
-from trawl.weights.scheme import WeightSyncScheme
+from trawl.weights.scheme import TransportBackend, WeightSyncScheme
 
 
 class MessageWeightSyncScheme(WeightSyncScheme):
@@ -102,6 +102,36 @@ class RPCWeightSyncScheme(MessageWeightSyncScheme, backends=("rpc",)):
     """
 
     transport = "network_transports.RPCTransport"
+
+    @override
+    def create_transport(
+        self,
+        *,
+        collector_info: Any = None,
+        collector_rref: Any = None,
+        collector_class: Any = None,
+        worker_rank: int | None = None,
+        **options: Any,
+    ) -> TransportBackend:
+        """Returns a :class:`~trawl.weight_update.RPCTransport` to a node of the user's.
+
+        Args:
+            collector_info: as in ``RPCTransport``.
+            collector_rref: as in ``RPCTransport``.
+            collector_class: as in ``RPCTransport``.
+            worker_rank: as in ``RPCTransport``.
+            **options: must be empty; any other argument raises an error.
+
+        Raises:
+            TypeError: for any other argument.
+        """
+        return super().create_transport(
+            collector_info=collector_info,
+            collector_rref=collector_rref,
+            collector_class=collector_class,
+            worker_rank=worker_rank,
+            **options,
+        )
 
 
 class NoWeightSyncScheme(MessageWeightSyncScheme, backends=("none", "direct")):

@@ -101,18 +101,26 @@ class RayWeightSyncScheme(NetworkWeightSyncScheme, backends=("ray",)):
 
     @override
     def create_transport(
-        self, *, remote_actor: Any = None, remote_collector: Any = None, **options: Any
+        self,
+        *,
+        remote_actor: Any = None,
+        worker_idx: int | None = None,
+        remote_collector: Any = None,
+        **options: Any,
     ) -> TransportBackend:
         """Returns a :class:`~trawl.weight_update.RayTransport` to one of the user's actors.
 
         Args:
             remote_actor: handle of the actor.
+            worker_idx: number of the receiver.
             remote_collector: older name of ``remote_actor``.
-            **options: further arguments of the transport, such as ``worker_idx``.
+            **options: further arguments of the transport.
         """
         actor = remote_collector if remote_actor is None else remote_actor
         own = {"backend": self.backend, "connection_info_name": self.connection_info_name}
-        return super().create_transport(remote_actor=actor, **{**own, **options})
+        return super().create_transport(
+            remote_actor=actor, worker_idx=worker_idx, **{**own, **options}
+        )
 
     @override
     def _meeting(self) -> tuple[str, int, float]:
