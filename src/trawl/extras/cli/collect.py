@@ -41,7 +41,7 @@ from trawl.extras.cli.statistics import load_statistics, save_statistics
 from trawl.extras.cli.summary import print_summary, run_name
 from trawl.extras.cli.transforms import check_options, recorded_options
 from trawl.extras.cli.versions import versions
-from trawl.extras.monitors.sinks.base import STATS_SINKS
+from trawl.extras.monitors.sinks import STATS_SINKS
 from trawl.observe import (
     Bottleneck,
     CollectionProgress,

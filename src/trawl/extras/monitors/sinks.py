@@ -1,4 +1,4 @@
-"""Base class of the sinks of a monitor, and helpers that several of them share."""
+"""Destinations of a monitor: their base class, helpers, and those that call the program itself."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import importlib
 import math
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from numbers import Real
 from typing import Any, ClassVar
@@ -88,11 +88,11 @@ class StatsSink(ABC):
 STATS_SINKS: Registry[type[StatsSink]] = Registry(
     "trawl.stats_sinks",
     {
-        "csv": "trawl.extras.monitors.sinks.csv:CSVSink",
-        "mlflow": "trawl.extras.monitors.sinks.mlflow:MLflowSink",
-        "prometheus": "trawl.extras.monitors.sinks.prometheus:PrometheusSink",
-        "tensorboard": "trawl.extras.monitors.sinks.tensorboard:TensorBoardSink",
-        "wandb": "trawl.extras.monitors.sinks.wandb:WandbSink",
+        "csv": "trawl.extras.monitors.csv:CSVSink",
+        "mlflow": "trawl.extras.monitors.mlflow:MLflowSink",
+        "prometheus": "trawl.extras.monitors.prometheus:PrometheusSink",
+        "tensorboard": "trawl.extras.monitors.tensorboard:TensorBoardSink",
+        "wandb": "trawl.extras.monitors.wandb:WandbSink",
     },
     lambda found: isinstance(found, type) and issubclass(found, StatsSink),
     "a subclass of trawl.observe.StatsSink",
@@ -171,3 +171,47 @@ def make_folder(path: str, remedy: str) -> None:
         os.makedirs(path, exist_ok=True)
         if not os.access(path, os.W_OK | os.X_OK):
             raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+
+
+class FunctionSink(StatsSink):
+    """Calls a function with the statistics of each poll.
+
+    A :class:`~trawl.observe.Monitor` makes this sink for a function in its list of sinks.
+
+    Args:
+        function: function that is called with a new dict, in the monitor's thread.
+    """
+
+    def __init__(self, function: Callable[[dict[str, Any]], object]) -> None:
+        self.function = function
+
+    def write(self, stats: Mapping[str, Any], step: int) -> None:
+        """Calls the function."""
+        self.function(dict(stats))
+
+    def __repr__(self) -> str:
+        return repr(self.function)
+
+
+class LoggerSink(StatsSink):
+    """Logs the statistics that are finite numbers with a logger of TorchRL.
+
+    A :class:`~trawl.observe.Monitor` makes this sink for a logger in its list of sinks. It does not
+    close the logger, because other code may use the logger as well.
+
+    Args:
+        logger: a logger of TorchRL, or another object with a method
+            ``log_scalar(name, value, step=...)``. The monitor's thread calls this method.
+        prefix: prefix of the names.
+    """
+
+    def __init__(self, logger: Any, prefix: str = PREFIX) -> None:
+        self.logger, self.prefix = logger, prefix
+
+    def write(self, stats: Mapping[str, Any], step: int) -> None:
+        """Logs each number."""
+        for name, value in finite_numbers(stats, self.prefix).items():
+            self.logger.log_scalar(name, float(value), step=step)
+
+    def __repr__(self) -> str:
+        return repr(self.logger)

@@ -7,7 +7,7 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from trawl.extras.monitors.sinks.base import (
+from trawl.extras.monitors.sinks import (
     PREFIX,
     StatsSink,
     environment,

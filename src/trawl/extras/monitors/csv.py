@@ -14,7 +14,7 @@ from typing import IO, Any
 
 from typing_extensions import override
 
-from trawl.extras.monitors.sinks.base import StatsSink, unwritable
+from trawl.extras.monitors.sinks import StatsSink, unwritable
 
 _TIME = "time"
 _REMEDY = "pass another file"

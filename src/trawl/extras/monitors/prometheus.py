@@ -15,7 +15,7 @@ from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
 from typing_extensions import override
 
 from trawl.checks import check_number
-from trawl.extras.monitors.sinks.base import StatsSink, load_library
+from trawl.extras.monitors.sinks import StatsSink, load_library
 
 _HIGHEST_PORT = 65535
 _OF_WORKER = re.compile(r"worker_(\d+)/(.+)")

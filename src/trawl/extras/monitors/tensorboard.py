@@ -6,7 +6,7 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
-from trawl.extras.monitors.sinks.base import (
+from trawl.extras.monitors.sinks import (
     PREFIX,
     StatsSink,
     finite_numbers,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from trawl.extras.monitors.sinks.base import (
+from trawl.extras.monitors.sinks import (
     PREFIX,
     StatsSink,
     environment,
