@@ -31,10 +31,14 @@ EXPLAINS = re.compile(r"^#+ (?P<title>.+)\n\n<!-- explains: (?P<names>.+) -->$",
 ROLE = re.compile(r":\w+:`~?(?:[\w.]+\.)?(\w+)`")
 
 
-def explained() -> dict[str, str]:
-    """Returns the section that explains each option, as ``"page.md#section"``."""
+def explained(first: str = "") -> dict[str, str]:
+    """Returns the section that explains each option, as ``"page.md#section"``.
+
+    Args:
+        first: name of the page whose own sections are preferred.
+    """
     found: dict[str, str] = {}
-    for page in sorted(DOCS.glob("*.md")):
+    for page in sorted(DOCS.glob("*.md"), key=lambda one: (one.name == first, one.name)):
         for section in EXPLAINS.finditer(page.read_text(encoding="utf-8")):
             anchor = re.sub(r"[^\w -]", "", section["title"].lower()).strip().replace(" ", "-")
             found |= dict.fromkeys(section["names"].split(", "), f"{page.name}#{anchor}")
@@ -60,7 +64,7 @@ def options_of(cls: Any, page: str, left_out: set[str]) -> str:
     """
     entries, said, flags = table(cls), meanings(cls), {one.name for one in table_flags()}
     rows = ["| Option | Default | Meaning |", "|---|---|---|"]
-    where = explained()
+    where = explained(page)
     for one in fields(cls):
         if one.name not in entries or one.name in left_out:
             continue
@@ -73,11 +77,11 @@ def options_of(cls: Any, page: str, left_out: set[str]) -> str:
     return "\n".join(["", *rows, ""])
 
 
-def flags_of_command(*_: Any) -> str:
-    """Returns the table of the command's arguments that set options of collectors."""
+def flags_of(command: str) -> str:
+    """Returns the table of a command's arguments that set options of collectors."""
     where = explained()
     rows = ["| Option | Default | Meaning |", "|---|---|---|"]
-    for one in table_flags():
+    for one in table_flags(command):
         shown = "off" if one.default is False else one.default or "none"
         name = f"`{option_of(one.name)}`"
         linked = f"[{name}]({where[one.name]})" if one.name in where else name
@@ -129,7 +133,9 @@ TABLES: list[tuple[str, str, Callable[[], str]]] = [
             AsyncBatchedArguments, "env-processes.md", _OF_ONE | {"create_env_fn", "policy"}
         ),
     ),
-    ("flags", "cli.md", flags_of_command),
+    ("collect", "cli.md", lambda: flags_of("collect")),
+    ("evaluate", "cli.md", lambda: flags_of("evaluate")),
+    ("tune", "cli.md", lambda: flags_of("tune")),
     ("folders", "../CONTRIBUTING.md", folders),
 ]
 

@@ -17,10 +17,10 @@ from typing import Any
 def names_of_stub(
     module: str, otherwise: Callable[[str], Any] | None = None
 ) -> tuple[Callable[[str], Any], Callable[[], list[str]], list[str]]:
-    """Returns ``__getattr__``, ``__dir__`` and ``__all__`` of a package that has a stub.
+    """Returns ``__getattr__``, ``__dir__`` and ``__all__`` of a module that has a stub.
 
     Args:
-        module: name of the package.
+        module: name of the module.
         otherwise: function that is called for other names than those of the stub.
     """
     homes = _homes(module)
@@ -31,7 +31,8 @@ def names_of_stub(
             home, original = homes[name]
             found = package[name] = getattr(importlib.import_module(home), original)
             return found
-        if not name.startswith("_") and find_spec(f"{module}.{name}") is not None:
+        inside = "__path__" in package and not name.startswith("_")
+        if inside and find_spec(f"{module}.{name}") is not None:
             return importlib.import_module(f"{module}.{name}")
         if otherwise is not None:
             return otherwise(name)

@@ -215,3 +215,14 @@ class Failing(gymnasium.Env):
 
 def breaks():
     return Failing()
+
+
+class Tracing(Failing):
+    """Its reset fails with a message that begins like an option of the command."""
+
+    def reset(self, *, seed=None, options=None):
+        raise ValueError("trace of a matrix")
+
+
+def traces():
+    return Tracing()

@@ -533,7 +533,7 @@ WRONG = [
     ({"max_batch_size": 0}, ValueError, "max_batch_size"),
     ({"envs_per_worker": 3, "max_batch_size": 2}, ValueError, "envs_per_worker=3 is larger"),
     ({"env_backend": "ray"}, ValueError, "env_backend must be 'threading' or"),
-    ({"policy_backend": "ray"}, ValueError, "policy_backend must be one of"),
+    ({"policy_backend": "ray"}, ValueError, "policy_backend must be 'threading' or"),
     ({"server_config": {"service_backend": "ray"}}, ValueError, "service_backend='thread' or"),
     (
         {"server_config": {}, "max_batch_size": 3},

@@ -1,7 +1,5 @@
 # What type checkers see, and the list of names that are imported when they are first used.
 
-from typing import Any
-
 from trawl.collectors.async_batched import AsyncBatchedCollector as AsyncBatchedCollector
 from trawl.collectors.base import BaseCollector as BaseCollector
 from trawl.collectors.config import CollectorConfig as CollectorConfig
@@ -31,4 +29,9 @@ from trawl.rollout.normalization import NormalizeObservation as NormalizeObserva
 from trawl.rollout.normalization import NormalizeReward as NormalizeReward
 from trawl.rollout.policy.random_policy import RandomPolicy as RandomPolicy
 
-def __getattr__(name: str) -> Any: ...
+# Older names.
+SyncDataCollector = Collector
+MultiSyncDataCollector = MultiSyncCollector
+MultiaSyncDataCollector = MultiAsyncCollector
+aSyncDataCollector = AsyncCollector
+DataCollectorBase = BaseCollector

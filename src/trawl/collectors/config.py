@@ -29,7 +29,6 @@ from trawl.collectors.options import (
     check_callable,
     check_instance,
     check_switch,
-    one_of,
     option,
     switch_or,
     validate,
@@ -160,9 +159,9 @@ class CollectorConfig:
     Attributes:
         frames_per_batch: number of frames in a batch, from all environments of the collector
             together. It is rounded up to a multiple of the number of environments.
-        total_frames: number of frames after which iteration ends. The last batch is not cut short,
-            so the total may exceed this number by up to one batch, unless ``exact_frames`` is
-            True. -1, or any other negative number: no limit; the attribute is then infinite.
+        total_frames: number of frames after which iteration ends; -1, or any other negative number:
+            no limit. The attribute is infinite then. The last batch is not cut short, so the total
+            may exceed this number by up to one batch, unless ``exact_frames`` is True.
         exact_frames: True to collect exactly ``total_frames`` frames. The last batch then has only
             the steps that are needed. If its last step has too many frames for the rest, frames of
             some environments are masked out in ``("collector", "mask")``. A replay buffer gets
@@ -175,10 +174,10 @@ class CollectorConfig:
         env_device: device of the environment's TensorDicts.
         policy_device: device on which the policy runs. A policy on another device is copied to it.
         create_env_kwargs: keyword arguments for the function that makes the environment.
-        seed: seed of the environments, the policy's random draws and random actions, as for
-            ``set_seed``. None: each run draws its own.
-        max_frames_per_traj: number of steps after which an episode is truncated. None, 0 or a
-            negative number: never.
+        seed: seed of the environments, the policy's random draws and random actions. The
+            constructor passes it to ``set_seed``. None: nothing is seeded.
+        max_frames_per_traj: number of steps after which an episode is truncated, besides the
+            environment's own limit. None, 0 or a negative number: no limit.
         frame_stack: number of frames in a stack of an episode's last frames, or a
             :class:`~trawl.envs.FrameStack`. Batches store each frame once, and their observations
             are :class:`~trawl.data.StackedFrames`. None: observations are not stacked.
@@ -204,10 +203,10 @@ class CollectorConfig:
             shape ``(trajs_per_batch, longest)``. Shorter trajectories have zeros at the end, where
             ``("collector", "mask")`` is False. With ``"cat"``, trajectories follow one another in
             the shape ``(frames,)``. A replay buffer always gets ``"cat"``.
-        replay_write_mode: what the replay buffer gets. ``"rollout"``: each batch of
-            ``frames_per_batch`` frames. ``"trajectory"``: whole trajectories, concatenated along
-            time, as soon as they end; unfinished trajectories wait. None: whole trajectories if
-            ``trajs_per_batch`` is given, and else batches.
+        replay_write_mode: what the replay buffer gets, ``"rollout"`` (batches) or ``"trajectory"``
+            (whole trajectories). A batch has ``frames_per_batch`` frames. Whole trajectories are
+            written concatenated along time, as soon as they end; unfinished trajectories wait.
+            None: whole trajectories if ``trajs_per_batch`` is given, and else batches.
         traj_sampling: order in which whole trajectories are delivered. None: the order in which
             they end, so that the first batches have more short trajectories than the environments
             make in the long run. ``"per_env"``: the next trajectory of each environment in turn;
@@ -218,12 +217,12 @@ class CollectorConfig:
             ``ExplorationType``, or its name.
         return_same_td: True to yield the same TensorDict object each time, with new content.
         compact_obs: True to leave the observations out of ``"next"``.
-        interruptor: a function, or an object with a method ``collection_stopped()``. It is called
-            before each step of a batch except the first. If it returns True, the batch ends early,
-            and rows that were not filled have trajectory id -1.
+        interruptor: function, or object with a method ``collection_stopped()``, that ends a batch
+            early if it returns True. It is called before each step of a batch except the first.
+            Rows that were not filled have trajectory id -1.
         set_truncated: True to mark the last step of each batch as truncated.
-        use_buffers: True (the default) to reuse the memory of a batch when nothing refers to the
-            batch any more.
+        use_buffers: False to take new memory for each batch. True and None: the memory of a batch
+            is used again when nothing refers to the batch any more.
         replay_buffer: any object with a method ``extend``, or ``add`` if ``extend_buffer=False``.
             Batches are written into the buffer, and iteration yields None for each batch.
         sink: object that writes batches to disk when they are delivered or put into the replay
@@ -252,19 +251,19 @@ class CollectorConfig:
             path such as ``"env.transform[0]"``). Default: a scheme that suits the backend.
         weight_recv_schemes: the schemes through which this collector receives new weights, keyed by
             model.
-        on_env_error: reaction to an exception from an environment's ``step``, or from its reset at
-            the end of an episode. ``"raise"`` lets the exception propagate. ``"restart"``
-            rebuilds the environment from its id or function. The episode then ends as truncated,
-            the row of the failed step is masked out in ``("collector", "mask")``, and
-            ``stats()["env_restarts"]`` counts the restart.
+        on_env_error: reaction to an exception from an environment: ``"raise"`` it, or
+            ``"restart"`` the environment. This concerns exceptions from ``step``, and from resets
+            at the end of an episode. ``"restart"`` rebuilds the environment from its id or
+            function. The episode then ends as truncated, the row of the failed step is masked out
+            in ``("collector", "mask")``, and ``stats()["env_restarts"]`` counts the restart.
         normalize_observations: True to normalise observations by their running mean and variance,
             or a :class:`~trawl.collectors.NormalizeObservation`. The policy and the batches have
             the normalised values.
         normalize_rewards: True to divide rewards by the running standard deviation of the
             discounted return, or a :class:`~trawl.collectors.NormalizeReward`. ``stats()`` has the
             returns of the environment.
-        trace: file for a timeline of the whole run, such as ``run.json.gz``, which ui.perfetto.dev
-            shows, or a :class:`~trawl.observe.TraceOptions`. An existing file is replaced. None: no
+        trace: file for a timeline of the whole run, such as ``run.json.gz`` for ui.perfetto.dev (an
+            existing file is replaced), or a :class:`~trawl.observe.TraceOptions`. None: no
             timeline.
         worker_idx: index of the worker that this collector belongs to, for nested collectors.
         pre_collect_hook: function called without arguments before each batch is collected.
@@ -285,18 +284,22 @@ class CollectorConfig:
     env_device: DeviceLike | None = option(None, None, EACH, LIST, TUNED)
     policy_device: DeviceLike | None = option(None, None, EACH, LIST, TUNED)
     create_env_kwargs: EnvKwargs | None = option(None, check_env_kwargs, EACH, LIST, TUNED)
-    seed: int | None = option(None, _seed, DRIVER, WHOLE, EVALUATOR, record=lambda seed: seed)
+    seed: int | None = option(None, _seed, DRIVER, WHOLE, EVALUATOR)
     max_frames_per_traj: int | None = option(
         None,
         _count,
         EACH,
         TUNED,
         EVALUATOR,
-        flag=Flag(int, "N", least=1),
+        flag=Flag(("collect", "tune"), metavar="N", least=1),
         record=lambda count: count or None,
     )
     frame_stack: FrameStackLike | None = option(
-        None, as_frame_stack, TUNED, flag=Flag(int, "N"), record=lambda stack: stack and stack.size
+        None,
+        as_frame_stack,
+        TUNED,
+        flag=Flag(("collect", "tune", "evaluate"), int, "N"),
+        record=lambda stack: stack and stack.size,
     )
     init_random_frames: int | None = option(None, _count, DRIVER, WRITER, EVALUATOR)
     reset_kwargs: ResetKwargs | None = option(None, check_reset_kwargs, EACH, TUNED)
@@ -306,11 +309,9 @@ class CollectorConfig:
     split_trajs: bool | None = option(None, lambda _, value: bool(value), DRIVER, WRITER, EVALUATOR)
     track_traj_ids: bool = option(True, None, TUNED, EVALUATOR)
     trajs_per_batch: int | None = option(None, at_least(1), DRIVER, WHOLE, EVALUATOR)
-    traj_format: Literal["padded", "cat"] | None = option(
-        None, one_of("padded", "cat", None), DRIVER, WHOLE
-    )
+    traj_format: Literal["padded", "cat"] | None = option(None, None, DRIVER, WHOLE)
     replay_write_mode: Literal["rollout", "trajectory"] | None = option(
-        None, one_of("rollout", "trajectory", None), DRIVER, EVALUATOR
+        None, None, DRIVER, EVALUATOR
     )
     traj_sampling: Literal["per_env"] | None = option(None, _sampling, DRIVER, WHOLE, EVALUATOR)
     trajs_per_write: int | None = option(None, at_least(1), DRIVER, EVALUATOR)
@@ -341,7 +342,7 @@ class CollectorConfig:
         None, _schemes, DRIVER, WHOLE
     )
     on_env_error: Literal["raise", "restart"] = option(
-        "raise", one_of("raise", "restart"), EACH, TUNED, flag=Flag(("raise", "restart"))
+        "raise", None, EACH, TUNED, flag=Flag(("collect", "tune"))
     )
     normalize_observations: bool | NormalizeObservation = option(
         False,
@@ -349,7 +350,7 @@ class CollectorConfig:
         WHOLE,
         TUNED,
         EVALUATOR,
-        flag=Flag(bool),
+        flag=Flag(("collect", "tune")),
         record=lambda given: bool(given) or None,
     )
     normalize_rewards: bool | NormalizeReward = option(
@@ -358,10 +359,12 @@ class CollectorConfig:
         WHOLE,
         TUNED,
         EVALUATOR,
-        flag=Flag(bool),
+        flag=Flag(("collect", "tune")),
         record=lambda given: bool(given) or None,
     )
-    trace: TraceLike | None = option(None, check_trace, DRIVER, WHOLE, flag=Flag(str, "FILE"))
+    trace: TraceLike | None = option(
+        None, check_trace, DRIVER, WHOLE, flag=Flag(("collect",), str, "FILE")
+    )
     worker_idx: int | None = option(None, None, EVALUATOR)
     pre_collect_hook: Callable[[], Any] | None = option(None, check_callable, EACH)
     post_collect_hook: Callable[[Any], Any] | None = option(None, check_callable, EACH)

@@ -15,7 +15,6 @@ from trawl.collectors.options import (
     WHOLE,
     at_least,
     check_callable,
-    one_of,
     option,
 )
 from trawl.envs.build import distinct, refuse_policy
@@ -45,33 +44,33 @@ class MultiConfig(CollectorConfig):
     Attributes:
         num_workers: number of workers, if ``create_env_fn`` is not a list.
         collector_class: class of the workers' collectors: a subclass of ``Collector``.
-        cat_results: ``"stack"`` (the default) makes batches of shape ``(workers, *B, T)``, where
-            ``B`` is the batch size of a worker's environment and ``T`` is the number of steps. 0
-            concatenates the workers' batches along the first dimension, and -1 along time.
-        preemptive_threshold: share of the workers, from 0 to 1, for which a batch waits. When
-            these workers have finished, the others are interrupted at their next step. None or 1: a
-            batch waits for all workers.
+        cat_results: layout of a synchronous batch: ``"stack"`` (also None), 0 or -1. ``"stack"``
+            makes batches of shape ``(workers, *B, T)``, where ``B`` is the batch size of a worker's
+            environment and ``T`` is the number of steps. 0 concatenates the workers' batches along
+            the first dimension, and -1 along time.
+        preemptive_threshold: share of the workers, from 0 to 1, for which a batch waits; None or 1:
+            all. When these workers have finished, the others are interrupted at their next step.
         prefetch: for synchronous collectors, number of batches that are requested ahead, 0 or 1.
             With 1, workers collect the next batch while the learner uses the last one. The weights
             of an update then take effect one batch later.
         update_at_each_batch: True to call ``update_policy_weights_()`` before each batch.
         max_policy_lag: for asynchronous collectors, the maximum number of weight updates by which
-            a batch may be behind when it is delivered. To keep to this limit, the collector delays
-            requests to workers, but throws no frame away. If workers have workers of their own, the
-            limit holds for all levels. None: no limit.
-        num_threads: number of torch threads in this process while workers are running. Default:
-            the current number, less one for each worker.
+            a batch may be behind when it is delivered; None: no limit. To keep to the limit, the
+            collector delays requests to workers, but throws no frame away. If workers have workers
+            of their own, the limit holds for all levels.
+        num_threads: number of torch threads in this process while workers are running; None: the
+            current number, less one for each worker.
         num_sub_threads: number of torch threads in each worker.
         init_fn: function without arguments that is called in each worker before anything else.
-        max_restarts: maximum number of times that any one worker is replaced after its death.
-            0: never.
+        max_restarts: maximum number of times that any one worker is replaced after its death; 0:
+            never.
         max_total_restarts: maximum number of replacements of all workers together.
-        worker_timeout: seconds without an answer after which a worker counts as dead. The timeout
-            must be longer than a batch takes. None: no limit.
-        worker_snapshots: number of batches after which each worker sends its state to this process.
-            If the worker dies, its replacement then continues its episodes from the last state, so
-            the death changes no frame. A state has the policy's weights, so a large policy calls
-            for a large number. 0: never; a replacement begins new episodes.
+        worker_timeout: seconds without an answer after which a worker counts as dead; None: no
+            limit. The timeout must be longer than a batch takes.
+        worker_snapshots: number of batches after which each worker sends its state to this process;
+            0: never. If the worker dies, its replacement then continues its episodes from the last
+            state, so the death changes no frame. A state has the policy's weights, so a large
+            policy calls for a large number. Without a state, a replacement begins new episodes.
         start_method: way in which worker processes are started, ``"forkserver"`` or ``"spawn"``;
             or ``"inline"``, which runs the workers in this process, where a debugger can follow
             them; or the name of a place that another package adds; or a function that makes a
@@ -84,11 +83,9 @@ class MultiConfig(CollectorConfig):
 
     num_workers: int | None = option(None, None, EVALUATOR)
     collector_class: Callable[..., Any] | None = option(None, check_callable, EVALUATOR)
-    cat_results: Literal["stack", 0, -1] | None = option(
-        None, one_of("stack", 0, -1, None), EVALUATOR
-    )
+    cat_results: Literal["stack", 0, -1] | None = option(None, None, EVALUATOR)
     preemptive_threshold: float | None = option(None, _share, EVALUATOR)
-    prefetch: Literal[0, 1] = option(0, one_of(0, 1), WHOLE)
+    prefetch: Literal[0, 1] = option(0, None, WHOLE)
     update_at_each_batch: bool = option(False)
     max_policy_lag: int | None = option(None, at_least(0), WHOLE)
     num_threads: int | None = option(None, at_least(1))

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import ast
+import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, fields
+from functools import cache
 from inspect import getattr_static, isfunction
 from typing import Any, Final
 
@@ -28,15 +31,20 @@ EVALUATOR: Final = "an evaluator sets it, or has another argument for it"
 
 @dataclass(frozen=True)
 class Flag:
-    """The argument of the command line with which an option is set.
+    """The argument of the command line with which an option of ``CollectorConfig`` is set.
+
+    Its type is the first one of the option's annotation that a command line can have: ``bool`` (a
+    switch without a value), ``int``, ``float``, ``str``, or the choices of a ``Literal``.
 
     Attributes:
-        kind: type of the argument, ``bool`` for a switch that has no value; or its choices.
+        commands: commands that have the argument: ``"collect"``, ``"tune"`` and ``"evaluate"``.
+        kind: type of the argument, if the annotation doesn't say it.
         metavar: placeholder for the value in the command's help.
         least: smallest number that is accepted.
     """
 
-    kind: Any
+    commands: tuple[str, ...]
+    kind: Any = None
     metavar: str | None = None
     least: int | None = None
 
@@ -46,7 +54,8 @@ class Option:
     """An entry of the table of options, besides the name, type, default and docstring.
 
     Attributes:
-        check: function that checks a given value, and may convert it.
+        check: function that checks a given value, and may convert it. None: bools, and the choices
+            of a ``Literal``, are checked by the option's annotation.
         tags: any of :data:`DRIVER`, :data:`EACH`, :data:`LIST`, :data:`WHOLE`, :data:`WRITER`,
             :data:`TUNED` and :data:`EVALUATOR`.
         flag: the argument of the command line; None if there is none.
@@ -100,10 +109,20 @@ def validate(options: Any) -> None:
         if one.type in ("bool", "bool | None"):
             check_bool(one.name, value)
         check = one.metadata["option"].check if "option" in one.metadata else None
+        check = check or _check_of_type(str(one.type))
         if check is not None:
             checked = check(one.name, value)
             if checked is not value:
                 object.__setattr__(options, one.name, checked)
+
+
+@cache
+def _check_of_type(annotation: str) -> Check | None:
+    """Returns the check of an option that accepts only some values, as its annotation says."""
+    choices = re.fullmatch(r"Literal(\[.*\])( \| None)?", annotation)
+    if choices is None:
+        return None
+    return one_of(*ast.literal_eval(choices[1]), *([None] if choices[2] else []))
 
 
 def tagged(cls: Any, tag: str) -> frozenset[str]:

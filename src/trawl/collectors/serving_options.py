@@ -139,23 +139,22 @@ class AsyncBatchedArguments(CollectorConfig):
         total_frames: number of frames after which iteration ends; a negative number: no limit. The
             last batch has exactly the frames that are left.
         exact_frames: has no effect, because the number of frames is always exact.
-        max_batch_size: maximum number of environments for which the policy acts at once. Default:
-            64.
-        min_batch_size: number of ready environments that the policy waits for. Default: 1.
+        max_batch_size: maximum number of environments for which the policy acts at once; None: 64.
+        min_batch_size: number of ready environments that the policy waits for; None: 1.
         server_timeout: seconds after the first ready environment, after which the policy acts even
-            if fewer than ``min_batch_size`` are ready. Default: 0.01.
+            if fewer than ``min_batch_size`` are ready; None: 0.01.
         transport: has no effect, because environments and policy share memory. ``None``,
             ``"auto"`` and ``"driver"`` are accepted.
         device: device of the policy; short for ``device_config`` with only this device.
         backend: default for ``env_backend``.
-        env_backend: ``"multiprocessing"`` (the default) runs environments in processes, and
-            ``"threading"`` in threads of this process.
+        env_backend: place of the environments: ``"multiprocessing"`` (also None), processes, or
+            ``"threading"``, threads of this process.
         env_exchange: has no effect. ``"auto"`` and ``"shm"`` are accepted.
         envs_per_worker: environments in each process, which become ready together.
         transition_chunk_size: has no effect. ``"auto"`` and 1 are accepted.
-        policy_backend: place where the policy runs. ``"threading"`` (the default): the thread that
-            collects. ``"multiprocessing"``: the inference process, which collects ahead while the
-            learner works. The constructor then returns an
+        policy_backend: place of the policy: ``"threading"`` (also None), the thread that collects,
+            or ``"multiprocessing"``, the inference process, which collects ahead while the learner
+            works. The constructor then returns an
             :class:`~trawl.collectors.inference_process.InferenceProcessCollector`.
         yield_completed_trajectories: True to deliver whole trajectories, one at a time, instead of
             batches.
@@ -177,11 +176,11 @@ class AsyncBatchedArguments(CollectorConfig):
         on_env_error: reaction to an exception in an environment, and to the death of its process.
             ``"raise"`` raises an error. ``"restart"`` makes the environment anew while the others
             go on. Its last frame is then marked as truncated, if it is in the same batch.
-        worker_timeout: seconds that a process may take for a step. If it takes longer, it is
-            killed, and counts as dead. None: no limit.
+        worker_timeout: seconds that a process may take for a step; None: no limit. If it takes
+            longer, it is killed, and counts as dead.
         max_policy_lag: maximum number of weight updates by which a frame may be behind when it is
-            delivered. To keep to this limit, environments wait, but no frame is thrown away. None:
-            no limit.
+            delivered; None: no limit. To keep to the limit, environments wait, but no frame is
+            thrown away.
         cudagraph_policy: whether and how the policy is run as a CUDA graph, as in a ``Collector``.
             A graph has a fixed batch size: ``static_batch_size`` in ``server_config``, or else the
             largest batch that there can be.
@@ -194,10 +193,8 @@ class AsyncBatchedArguments(CollectorConfig):
     min_batch_size: int | None = None
     server_timeout: float | None = None
     transport: Literal["auto", "driver"] | None = option(None, _no_choice(None, "auto", "driver"))
-    backend: Literal["threading", "multiprocessing"] | None = option(None, one_of(*_BACKENDS, None))
-    env_backend: Literal["threading", "multiprocessing"] | None = option(
-        None, one_of(*_BACKENDS, None)
-    )
+    backend: Literal["threading", "multiprocessing"] | None = None
+    env_backend: Literal["threading", "multiprocessing"] | None = None
     env_exchange: Literal["shm", "auto"] = option("auto", _no_choice("auto", "shm"))
     envs_per_worker: int = 1
     transition_chunk_size: int | Literal["auto"] = option("auto", _no_choice("auto", 1))
@@ -378,8 +375,7 @@ def chosen_policy_backend(policy_backend: Any, config: Any) -> str:
     Raises:
         ValueError: if the policy can't run there.
     """
-    if policy_backend not in (None, *_BACKENDS):
-        raise ValueError(f"policy_backend must be one of {_BACKENDS}, but it is {policy_backend!r}")
+    one_of(*_BACKENDS, None)("policy_backend", policy_backend)
     service = None if config is None else attribute(config, "service_backend")
     if service not in (None, "thread", "process"):
         raise ValueError(

@@ -1,7 +1,5 @@
 # What type checkers see, and the list of names that are imported when they are first used.
 
-from typing import Any
-
 from trawl.backends.launching.outside import run_rank as run_rank
 from trawl.backends.launching.submitit import DEFAULT_SLURM_CONF as DEFAULT_SLURM_CONF
 from trawl.collectors.distributed.process_group import DistributedCollector as DistributedCollector
@@ -16,4 +14,7 @@ from trawl.compat.updaters import RayWeightUpdater as RayWeightUpdater
 from trawl.compat.updaters import RPCWeightUpdater as RPCWeightUpdater
 from trawl.extras.evaluation.ray_worker import RayEvalWorker as RayEvalWorker
 
-def __getattr__(name: str) -> Any: ...
+# Older names.
+DistributedDataCollector = DistributedCollector
+DistributedSyncDataCollector = DistributedSyncCollector
+RPCDataCollector = RPCCollector

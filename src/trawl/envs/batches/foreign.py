@@ -157,12 +157,14 @@ class ForeignEnv(TensorDictEnv):
 
     @override
     def check_state(self, state: Mapping[str, Any]) -> None:
+        state = _with_root(state)
         with env_errors():
             FOREIGN(state, "state", {})
         state_of(self.env).check_state(state["env"])
 
     @override
     def restore(self, state: Mapping[str, Any], trust: bool = False) -> None:
+        state = _with_root(state)
         state_of(self.env).restore(state["env"], trust)
         root = None if state["root"] is None else from_plain(state["root"])
         self._root = root if root is None or self.device is None else root.to(self.device)
@@ -172,6 +174,13 @@ class ForeignEnv(TensorDictEnv):
 
     def __repr__(self) -> str:
         return repr(self.env)
+
+
+def _with_root(state: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Returns a state in its present form; it was that of the other library alone at first."""
+    if "env" in state:
+        return state
+    return {"env": state, "root": None, "seed": None, "rebuilds": 0}
 
 
 def as_member(env: Any, remake: Callable[[], Any] | None = None) -> TensorDictEnv:

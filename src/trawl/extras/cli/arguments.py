@@ -96,12 +96,9 @@ if TYPE_CHECKING:
         """Arguments whose names and types the table of options has."""
 
 else:
-    _TUNED = [one for one in table_flags() if "TUNED" in one.tags]
-    CollectOptions = arguments_of("CollectOptions", table_flags())
-    TuneOptions = arguments_of("TuneOptions", _TUNED)
-    EvaluateOptions = arguments_of(
-        "EvaluateOptions", [one for one in _TUNED if "EVALUATOR" not in one.tags]
-    )
+    CollectOptions = arguments_of("CollectOptions", table_flags("collect"))
+    EvaluateOptions = arguments_of("EvaluateOptions", table_flags("evaluate"))
+    TuneOptions = arguments_of("TuneOptions", table_flags("tune"))
 
 
 @dataclass(frozen=True)
@@ -289,7 +286,9 @@ class TuneArguments:
     max_envs: Annotated[int | None, _number("(default: no limit)")] = None
     """Largest number of environments in all processes together."""
 
-    options: Annotated[TuneOptions, tyro.conf.OmitArgPrefixes] = field(default_factory=TuneOptions)
+    options: Annotated[TuneOptions, tyro.conf.OmitArgPrefixes, tyro.conf.arg(name="collector")] = (
+        field(default_factory=TuneOptions)
+    )
 
     seed: Annotated[int, _number()] = 0
     """Seed for the function that makes the policy."""

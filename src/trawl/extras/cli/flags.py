@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, make_dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields, make_dataclass
 from functools import cache
 from importlib.resources import files
 from typing import Annotated, Any, Literal
@@ -18,7 +18,7 @@ import tyro
 
 from trawl.docstrings import attributes, first_sentence
 
-_KINDS: dict[str, Any] = {"bool": bool, "int": int, "str": str}
+_KINDS: dict[str, Any] = {"bool": bool, "int": int, "float": float, "str": str}
 # Alternatives that only a program can pass.
 _PYTHON_ONLY = re.compile(r", or (a|the) :class:`[^`]+`.*")
 
@@ -29,66 +29,102 @@ class TableFlag:
 
     Attributes:
         name: name of the option.
-        tags: names of the option's tags, such as ``"TUNED"``.
+        commands: commands that have the argument.
         kind: type of the argument.
         default: default value of the argument: False for a switch.
         metavar: placeholder for its value in the help.
         least: smallest number that is accepted.
-        recorded: True if a dataset records the value, because frames depend on it.
         meaning: what the help says.
     """
 
     name: str
-    tags: frozenset[str]
+    commands: tuple[str, ...]
     kind: Any
     default: Any
     metavar: str | None
     least: int | None
-    recorded: bool
     meaning: str
 
 
 @cache
-def table_flags() -> tuple[TableFlag, ...]:
-    """Returns the arguments that the table declares, in its order."""
-    source = (files("trawl") / "collectors" / "config.py").read_text(encoding="utf-8")
+def table_flags(command: str | None = None) -> tuple[TableFlag, ...]:
+    """Returns the arguments that the table declares, in its order.
+
+    Args:
+        command: name of a command; None for the arguments of all commands.
+    """
+    if command is not None:
+        return tuple(one for one in table_flags() if command in one.commands)
+    try:
+        source = (files("trawl") / "collectors" / "config.py").read_text(encoding="utf-8")
+    except OSError:  # compiled, without its source
+        return tuple(imported_flags())
     (config,) = (
         node
         for node in ast.parse(source).body
         if isinstance(node, ast.ClassDef) and node.name == "CollectorConfig"
     )
-    return tuple(_flags(config))
+    return tuple(_read(config))
 
 
-def _flags(config: ast.ClassDef) -> Iterator[TableFlag]:
+def _read(config: ast.ClassDef) -> Iterator[TableFlag]:
     entries = attributes(ast.get_docstring(config))
     for node in config.body:
         if not (isinstance(node, ast.AnnAssign) and isinstance(node.value, ast.Call)):
             continue
-        given = {one.arg: one.value for one in node.value.keywords}
-        flag, name = given.get("flag"), node.target
-        if isinstance(flag, ast.Call) and isinstance(name, ast.Name):
-            kind, *metavar = flag.args
-            least = [ast.literal_eval(one.value) for one in flag.keywords if one.arg == "least"]
-            yield TableFlag(
-                name=name.id,
-                tags=frozenset(one.id for one in node.value.args[2:] if isinstance(one, ast.Name)),
-                kind=_KINDS[kind.id] if isinstance(kind, ast.Name) else _choices(kind),
-                default=ast.literal_eval(node.value.args[0]),
-                metavar=ast.literal_eval(metavar[0]) if metavar else None,
-                least=least[0] if least else None,
-                recorded="record" in given,
-                meaning=_meaning(entries[name.id]),
-            )
+        flag = next((one.value for one in node.value.keywords if one.arg == "flag"), None)
+        if isinstance(flag, ast.Call) and isinstance(node.target, ast.Name):
+            names = ("commands", "kind", "metavar", "least")
+            given = dict(zip(names, flag.args, strict=False))
+            given |= {str(one.arg): one.value for one in flag.keywords}
+            values: dict[str, Any] = {
+                name: one.id if isinstance(one, ast.Name) else ast.literal_eval(one)
+                for name, one in given.items()
+            }
+            default = ast.literal_eval(node.value.args[0])
+            annotation = values.pop("kind", None) or ast.unparse(node.annotation)
+            yield _flag(node.target.id, annotation, default, entries, **values)
 
 
-def _choices(given: ast.expr) -> Any:
-    return Literal[ast.literal_eval(given)]
+def imported_flags() -> Iterator[TableFlag]:
+    """Yields the same arguments from the table itself."""
+    from trawl.collectors import CollectorConfig
+    from trawl.collectors.options import meanings, table
+
+    entries = meanings(CollectorConfig)
+    declared = {one.name: one for one in fields(CollectorConfig)}
+    for name, entry in table(CollectorConfig).items():
+        flag, one = entry.flag, declared[name]
+        if flag is not None:
+            annotation = str(one.type) if flag.kind is None else flag.kind.__name__
+            values: dict[str, Any] = {
+                "commands": flag.commands,
+                "metavar": flag.metavar,
+                "least": flag.least,
+            }
+            yield _flag(name, annotation, one.default, entries, **values)
 
 
-def _meaning(entry: Sequence[str]) -> str:
+def _flag(
+    name: str,
+    annotation: str,
+    default: Any,
+    entries: Mapping[str, list[str]],
+    commands: tuple[str, ...],
+    metavar: str | None = None,
+    least: int | None = None,
+) -> TableFlag:
+    choices = re.search(r"Literal\[(.*)\]", annotation)
+    if choices is not None:
+        kind: Any = Literal[ast.literal_eval(f"({choices[1]},)")]
+    else:
+        kind = next(_KINDS[word] for word in re.findall(r"\w+", annotation) if word in _KINDS)
+    return TableFlag(name, commands, kind, default, metavar, least, _meaning(entries[name]))
+
+
+def _meaning(entry: list[str]) -> str:
     """Returns an option's sentence in the words of the command line."""
-    said = _PYTHON_ONLY.sub("", first_sentence(list(entry))).replace("``", "")
+    said = _PYTHON_ONLY.sub("", first_sentence(entry)).replace("``", "")
     said = said.removeprefix("True to ")
     return f"{said[0].upper()}{said[1:]}."
 

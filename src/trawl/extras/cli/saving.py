@@ -12,7 +12,9 @@ from typing import Any
 import torch
 from tensordict import TensorDictBase
 
+from trawl.collectors import CollectorConfig
 from trawl.collectors.driver.state_checks import check_fits, has_episodes, why_uncaptured
+from trawl.collectors.options import table
 from trawl.data.sinks import FilesSink, Sink
 from trawl.data.sinks.record import read_record
 from trawl.data.sinks.states import SavedState, load_state, state_name
@@ -21,7 +23,7 @@ from trawl.errors import EnvStateError
 from trawl.extras.cli.arguments import CollectArguments
 from trawl.extras.cli.environments import env_kwargs
 from trawl.extras.cli.errors import CliError, describe, message_of, shown
-from trawl.extras.cli.flags import option_of, table_flags
+from trawl.extras.cli.flags import option_of
 from trawl.extras.cli.notes import print_note
 from trawl.extras.cli.policies import fingerprint
 from trawl.extras.cli.statistics import save_statistics
@@ -205,10 +207,9 @@ def previous_facts(args: CollectArguments, directory: Path) -> dict[str, Any]:
     _same_option(directory, "--info-keys", facts.get("info_keys"), list(args.info_keys))
     _same_option(directory, "--deterministic", facts.get("deterministic"), args.deterministic)
     now = recorded_options(args.options)
-    for flag in table_flags():
-        if flag.recorded:
-            before = facts.get(flag.name, made.get(flag.name))
-            _same_option(directory, option_of(flag.name), before, now.get(flag.name))
+    for name in (name for name, one in table(CollectorConfig).items() if one.record):
+        before = facts.get(name, made.get(name))
+        _same_option(directory, option_of(name), before, now.get(name))
     if args.seed is not None:
         _same(directory, "--seed", facts.get("seed"), args.seed)
     if facts.get("policy_sha256") != fingerprint(args.policy):

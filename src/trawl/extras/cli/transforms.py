@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import fields
@@ -12,7 +13,7 @@ from gymnasium import spaces
 from gymnasium.wrappers import FrameStackObservation
 
 from trawl.collectors import CollectorConfig, NormalizeReward
-from trawl.collectors.options import table
+from trawl.collectors.options import recorded
 from trawl.envs.agents.groups import groups_of
 from trawl.envs.frame_stack import FrameStack
 from trawl.envs.specs import Bounded, Spec, Unbounded, is_of_tensors
@@ -28,19 +29,17 @@ def check_options(options: Any) -> None:
     Raises:
         CliError: if a value is out of range.
     """
-    entries = table(CollectorConfig)
     for flag in table_flags():
-        value, name = getattr(options, flag.name, None), option_of(flag.name)
-        if value is None:
-            continue
-        if flag.least is not None and value < flag.least:
+        value = getattr(options, flag.name, None)
+        if flag.least is not None and value is not None and value < flag.least:
+            name = option_of(flag.name)
             raise CliError(f"{name} must be at least {flag.least}, but it is {value}")
-        check = entries[flag.name].check
-        try:
-            if check is not None:
-                check(name, value)
-        except (TypeError, ValueError) as error:
-            raise CliError(message_of(error)) from error
+    with named_transforms():
+        _config(options)
+
+
+def _config(options: Any) -> CollectorConfig:
+    return CollectorConfig(frames_per_batch=1, **given_options(options))
 
 
 def given_options(options: Any) -> dict[str, Any]:
@@ -55,8 +54,7 @@ def given_options(options: Any) -> dict[str, Any]:
 
 def recorded_options(options: Any) -> dict[str, Any]:
     """Returns the options on which frames depend, for the record of a dataset."""
-    given = {one.name: getattr(options, one.name) for one in table_flags() if one.recorded}
-    return {name: value for name, value in given.items() if value}
+    return recorded(_config(options))
 
 
 def show_transforms(info: dict[str, Any]) -> str:
@@ -84,7 +82,7 @@ def named_transforms() -> Iterator[None]:
     except (TypeError, ValueError) as error:
         text = message_of(error)
         for name in (*(one.name for one in table_flags()), "normalization"):
-            if text.startswith(name):
+            if re.match(rf"{name}(=| must | can't | doesn't | needs )", text):
                 raise CliError(f"{option_of(name)}{text[len(name) :]}") from error
         raise
 
