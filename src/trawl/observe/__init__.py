@@ -1,4 +1,4 @@
-"""Statistics, progress, bottlenecks, monitors, timelines and plots of a collection."""
+"""Episodes, bottlenecks, timelines and reports of a collection, and public names of monitors."""
 
 from trawl.lazy import names_of_stub
 

@@ -1,4 +1,4 @@
-"""Schemes, transports and updaters that send weights from a learner to policies that collect."""
+"""Public names of schemes, transports and updaters, which stand in ``weights`` and ``compat``."""
 
 from trawl.compat.network_transports import DistributedTransport, RayTransport, RPCTransport
 from trawl.compat.transform_scheme import RayModuleTransformScheme
