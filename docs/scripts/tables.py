@@ -98,7 +98,7 @@ def refusal(entry: Refusal) -> str:
     return f"| {options} | {other} | {entry.why} | {entry.instead} |"
 
 
-def refusals(*_: Any) -> str:
+def refusals() -> str:
     """Returns the entries of each law as a table under its sentence."""
     found = ""
     for law in Law:
@@ -108,7 +108,7 @@ def refusals(*_: Any) -> str:
     return found
 
 
-def folders(*_: Any) -> str:
+def folders() -> str:
     """Returns the table of the folders, with the first sentence of each package's docstring."""
     rows = ["| Folder in `src/trawl` | Contents |", "|---|---|"]
     for file in sorted(PACKAGE.rglob("__init__.py")):

@@ -134,6 +134,10 @@ def _schemes(name: str, value: Any) -> Any:
     return value
 
 
+def _true_if_given(value: Any) -> bool | None:
+    return True if value else None
+
+
 def _sampling(name: str, value: Any) -> Any:
     if value not in (None, "per_env"):
         raise ValueError(f"{name} must be 'per_env' or None, but it is {value!r}")
@@ -351,7 +355,7 @@ class CollectorConfig:
         TUNED,
         EVALUATOR,
         flag=Flag(("collect", "tune")),
-        record=lambda given: bool(given) or None,
+        record=_true_if_given,
     )
     normalize_rewards: bool | NormalizeReward = option(
         False,
@@ -360,7 +364,7 @@ class CollectorConfig:
         TUNED,
         EVALUATOR,
         flag=Flag(("collect", "tune")),
-        record=lambda given: bool(given) or None,
+        record=_true_if_given,
     )
     trace: TraceLike | None = option(
         None, check_trace, DRIVER, WHOLE, flag=Flag(("collect",), str, "FILE")

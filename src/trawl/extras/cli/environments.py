@@ -26,6 +26,7 @@ from trawl.extras.cli.arguments import (
     TuneArguments,
 )
 from trawl.extras.cli.errors import CliError, describe, message_of
+from trawl.extras.cli.flags import option_of
 from trawl.extras.cli.references import find, load_module, split
 from trawl.extras.cli.transforms import minari_env
 from trawl.keys import Key, as_key, show_key
@@ -131,7 +132,7 @@ def check_positive(args: UsesEnv, *names: str) -> None:
     for name in names:
         value = getattr(args, name)
         if value is not None and value < 1:
-            raise CliError(f"--{name.replace('_', '-')} must be at least 1, but it is {value}")
+            raise CliError(f"{option_of(name)} must be at least 1, but it is {value}")
 
 
 def check_seed_range(seed: int | None) -> None:

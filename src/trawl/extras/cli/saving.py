@@ -142,8 +142,8 @@ def _changed(args: CollectArguments, facts: dict[str, Any]) -> str | None:
         old, new = before.get(name), getattr(args, name)
         # The size of a batch is recorded, so it need not be given again.
         if old != new and not (name == "frames_per_batch" and new in (None, facts.get(name))):
-            option = {"asynchronous": "async"}.get(name, name).replace("_", "-")
-            return f"--{option} was {shown(old)}, and is {new} now"
+            option = option_of({"asynchronous": "async"}.get(name, name))
+            return f"{option} was {shown(old)}, and is {new} now"
     return None
 
 
