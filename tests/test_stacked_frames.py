@@ -7,7 +7,6 @@ import io
 import math
 import multiprocessing
 import pickle
-import sys
 from tempfile import TemporaryDirectory
 
 import numpy as np
@@ -191,46 +190,25 @@ CHANGES = {
     "zero_": lambda x: x.zero_(),
     "copy_": lambda x: x.copy_(torch.ones(x.shape)),
     "a slice": lambda x: x.__setitem__(slice(2, 4), 9),
-    "a mask": lambda x: x.__setitem__(MASK, x[:1].clone()),
+    "a mask": lambda x: x.__setitem__(x == 0, 1),
     "several": lambda x: torch._foreach_copy_([x], [x + 1]),
     "out": lambda x: torch.add(x, 1, out=x),
-    "out of stack": lambda x: torch.stack([x[0] + 1] * STEPS, out=x),
+    "out of stack": lambda x: torch.stack([x[0] + 1] * len(x), out=x),
     "two outs": lambda x: torch.max(
         x.to_dense().expand(2, *x.shape), 0, out=(x, torch.zeros(x.shape, dtype=torch.int64))
     ),
 }
 
 
+@pytest.mark.parametrize(
+    "part", [lambda x: x, lambda x: x[2:4], lambda x: x[0], lambda x: x.view(-1, *FRAME)]
+)
 @pytest.mark.parametrize("name", CHANGES)
-def test_stacks_can_be_changed_in_place(name):
-    x, expected = stacks(), stacks().to_dense()
-    shared = x.frames
-    CHANGES[name](x)
-    CHANGES[name](expected)
-    check(x, expected)
-    assert torch.equal(shared, stacks().frames)
-
-
-@pytest.mark.parametrize("part", [lambda x: x[2:4], lambda x: x[0], lambda x: x.view(-1, *FRAME)])
-def test_slices_cant_be_changed_in_place(part):
-    with pytest.raises(RuntimeError, match="can't be changed in place"):
-        part(stacks()).zero_()
-    with pytest.raises(RuntimeError, match="can't be changed in place"):
-        part(stacks())[0] = 1
-
-
-def test_an_operation_with_out_returns_it():
-    x, indices = stacks(), torch.zeros(STEPS, SIZE, *FRAME, dtype=torch.int64)
-    assert torch.add(x, 1, out=x) is x
-    found = torch.max(x.to_dense()[None], 0, out=(x, indices))
-    assert found[0] is x
-    assert found[1] is indices
-
-
-@pytest.mark.filterwarnings("ignore:An output with one or more elements was resized")
-def test_out_of_another_shape_is_an_error():
-    with pytest.raises(RuntimeError, match=r"out has the shape \(12, 4, 5, 6\), but .* \(1, 4"):
-        torch.add(stacks()[:1], 1, out=stacks())
+def test_stacks_and_slices_cant_be_changed_in_place(name, part):
+    x = stacks()
+    with pytest.raises(RuntimeError, match=r"can't be changed in place.*to_dense"):
+        CHANGES[name](part(x))
+    check(x, stacks().to_dense(), keeps=True)
 
 
 RESHAPING = {
@@ -246,7 +224,7 @@ RESHAPING = {
 @pytest.mark.parametrize("name", RESHAPING)
 def test_shape_and_memory_cant_be_changed_in_place(name):
     x = stacks()
-    with pytest.raises(RuntimeError, match=r"in place: use .* call to_dense"):
+    with pytest.raises(RuntimeError, match="can't be changed in place"):
         RESHAPING[name](x)
     check(x, stacks().to_dense(), keeps=True)
 
@@ -290,31 +268,6 @@ def test_collectives_refuse_stacks():
     for communicate in COLLECTIVES.values():
         with pytest.raises(RuntimeError, match=r"StackedFrames.*call to_dense"):
             communicate(stacks())
-    x = stacks()
-    distributed.all_gather([x], torch.ones(x.shape, dtype=x.dtype))
-    assert x.unique().tolist() == [1]
-
-
-def test_frames_and_positions_fit_at_each_moment_of_a_change():
-    x, before = stacks()[1:].clone(), stacks()[1:].to_dense()
-    file = sys.modules[StackedFrames.__module__].__file__
-    lines = set()
-
-    def trace(frame, event, argument):
-        if frame.f_code.co_filename != file:
-            return None
-        lines.add(frame.f_lineno)
-        # As another thread reads it.
-        assert torch.equal(x[2:4].to_dense(), before[2:4])
-        return trace
-
-    previous = sys.gettrace()
-    sys.settrace(trace)
-    try:
-        x.add_(0)
-    finally:
-        sys.settrace(previous)
-    assert len(lines) > 5
 
 
 VIEWS = {
@@ -360,7 +313,6 @@ USES_OF_VIEWS = {
     "clone": lambda x: x.clone().add_(1),
     "contiguous": lambda x: x.movedim(1, 0).contiguous(),
     "into other memory": lambda x: torch.zeros(x.shape, dtype=x.dtype).copy_(x),
-    "into stacks": lambda x: stacks().copy_(x.view(STEPS, SIZE, *FRAME)),
     "a layer": lambda x: nn.functional.linear(x.float(), torch.ones(2, x.shape[1])),
     "compiled": torch.compile(lambda x: x + 1, backend="aot_eager", fullgraph=True),
     "a batch": lambda x: TensorDict({"a": x}, STEPS)[2:4].clone()["a"],
@@ -475,9 +427,9 @@ USES = {
     "pad": lambda b: tensordict.pad(b, [0, 3]),
     "pad_sequence": lambda b: tensordict.pad_sequence([b[:3], b[3:9]]),
     "split_trajectories": split_trajectories,
-    "where": lambda b: b.where(MASK, b.clone().zero_()),
+    "where": lambda b: b.where(MASK, torch.zeros_like(b)),
     "assignment": lambda b: b.clone().update({"observation": b["next", "observation"]}),
-    "update in place": lambda b: b.clone().update_(b.apply(lambda x: x)),
+    "update in place": lambda b: b.to(torch.float64).update_(b),
     "unbind": lambda b: b.unbind(0)[3],
     "expand": lambda b: b.expand(2, STEPS),
     "gather": lambda b: b.gather(0, torch.tensor([1, 2])),

@@ -11,9 +11,7 @@ from torch import Tensor
 from typing_extensions import Self, override
 
 from trawl.computed_tensor import ComputedTensor
-from trawl.foreign.torch import PIN_MEMORY, TO_COPY, UNSAFE_VIEW, make_wrapper, schema_of, tree_map
-from trawl.operators import changed_results, check_in_place, check_namespace, is_written
-from trawl.read_only import CANT_CHANGE, read_only
+from trawl.foreign.torch import PIN_MEMORY, TO_COPY, UNSAFE_VIEW, make_wrapper
 
 aten: Any = torch.ops.aten
 
@@ -33,13 +31,11 @@ class StackedFrames(ComputedTensor):
     Copies (``clone()``, ``to(device)``, pickles) also store each frame once. Any other operation
     is computed with the stacks, and returns an ordinary tensor.
 
-    Several tensors may share their frames. An operation in place, such as ``copy_``, therefore
-    first gives the tensor memory of its own. A slice or a view can't be changed in place, because
-    it shares no memory with the tensor that it was taken from.
+    Several tensors may share their frames, so an operation in place, such as ``copy_``, raises an
+    error: change a copy, which ``to_dense()`` returns.
 
     Attributes:
-        stored: the frames and the positions, in one attribute so that other threads read a pair
-            that fits.
+        stored: the frames and the positions.
 
     Examples:
         >>> import torch
@@ -55,15 +51,13 @@ class StackedFrames(ComputedTensor):
     """
 
     stored: tuple[Tensor, Tensor]
-    #: True if the tensor is a slice of another one, so that it can't be changed in place.
-    is_slice: bool
 
     @staticmethod
-    def __new__(cls, frames: Tensor, positions: Tensor, is_slice: bool = False) -> StackedFrames:
+    def __new__(cls, frames: Tensor, positions: Tensor) -> StackedFrames:
         """Returns the tensor, without a copy of the frames."""
         shape = (*positions.shape, *frames.shape[1:])
         made: StackedFrames = make_wrapper(cls, shape, dtype=frames.dtype, device=frames.device)
-        made.stored, made.is_slice = (frames, positions), is_slice
+        made.stored = frames, positions
         return made
 
     @property
@@ -100,64 +94,6 @@ class StackedFrames(ComputedTensor):
             return self
         return StackedFrames(frames[needed], (needed.cumsum(0) - 1)[positions])
 
-    def _own(self) -> Tensor:
-        """Gives the tensor memory of its own, and returns this memory as an ordinary tensor.
-
-        Raises:
-            RuntimeError: if the tensor is a slice of another one, which would not be changed, or
-                if a function that changes it is compiled.
-        """
-        if torch.compiler.is_compiling():
-            raise RuntimeError(
-                "StackedFrames can't be changed in place in a compiled function: pass "
-                "stacks.to_dense() to the function, or change the stacks outside of it"
-            )
-        if self.is_slice:
-            raise RuntimeError(CANT_CHANGE)
-        dense = self.to_dense()
-        leads = self.positions.shape
-        frames = dense.view(leads.numel(), *self.shape[len(leads) :])
-        self.stored = frames, torch.arange(leads.numel(), device=self.device).view(leads)
-        return dense
-
-    @classmethod
-    def _owned(cls, value: Any) -> Any:
-        return cls._own(value) if isinstance(value, StackedFrames) else value
-
-    @classmethod
-    def __torch_dispatch__(  # type: ignore[override]
-        cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
-    ) -> Any:
-        """Applies an operation to the positions if possible, and otherwise to the stacks."""
-        kwargs = kwargs or {}
-        check_namespace(func)
-        handler = _HANDLERS.get(func)
-        if handler is not None:
-            result = handler(*args, **kwargs)
-            if result is not NotImplemented:
-                return result
-        if not schema_of(func).is_mutable:
-            dense = tree_map(_dense, args), tree_map(_dense, kwargs)
-            return read_only(func, func(*dense[0], **dense[1]))
-        return cls._change(func, args, kwargs)
-
-    @classmethod
-    def _change(cls, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Applies an operation that changes some of its arguments."""
-        check_in_place(func)
-        changed: list[Any] = []
-
-        def prepared(argument: Any, value: Any) -> Any:
-            if not is_written(argument):
-                return tree_map(_dense, value)
-            changed.append(value)
-            return tree_map(cls._owned, value)
-
-        declared = {argument.name: argument for argument in schema_of(func).arguments}
-        values = list(map(prepared, declared.values(), args))
-        named = {name: prepared(declared[name], value) for name, value in kwargs.items()}
-        return changed_results(func, func(*values, **named), changed)
-
     def __tensor_flatten__(self) -> tuple[list[str], None]:
         """Returns the names of the tensors that this one consists of, for ``torch.compile``."""
         return ["frames", "positions"], None
@@ -166,12 +102,6 @@ class StackedFrames(ComputedTensor):
     def __tensor_unflatten__(inner: Any, _: Any, size: Any, stride: Any) -> StackedFrames:
         """Returns the tensor that consists of ``inner``, for ``torch.compile``."""
         return StackedFrames(inner["frames"], inner["positions"])
-
-    # --- methods that read or write memory, which this tensor doesn't have
-
-    @override
-    def __setitem__(self, index: Any, value: Any) -> None:
-        self._own()[index] = _dense(value)
 
     @override
     def is_shared(self) -> bool:
@@ -230,10 +160,10 @@ def _split(op: Any) -> Callable[..., Any]:
 
 
 def _views(frames: Tensor, positions: Any) -> Any:
-    """Returns slices of the stacks, or a list of slices if ``positions`` are several tensors."""
+    """Returns stacks, or a list of stacks if ``positions`` are several tensors."""
     if isinstance(positions, Tensor):
-        return StackedFrames(frames, positions, True)
-    return [StackedFrames(frames, one, True) for one in positions]
+        return StackedFrames(frames, positions)
+    return [StackedFrames(frames, one) for one in positions]
 
 
 def _leading(stacks: StackedFrames, dim: int, more: int = 0) -> int | None:
@@ -308,7 +238,7 @@ def _select_many(stacks: StackedFrames, dim: int, chosen: Tensor) -> Any:
 
 
 def _same(stacks: StackedFrames) -> Any:
-    return StackedFrames(*stacks.stored, True)
+    return StackedFrames(*stacks.stored)
 
 
 def _clone(stacks: StackedFrames, memory_format: Any = None) -> Any:
@@ -391,7 +321,7 @@ def _like(name: str) -> tuple[Any, Callable[..., Any]]:
     )
 
 
-_HANDLERS: dict[Any, Callable[..., Any]] = {
+StackedFrames.handlers = {
     aten.select.int: _on_dim(aten.select.int),
     aten.slice.Tensor: _on_dim(aten.slice.Tensor),
     aten.unbind.int: _on_dim(aten.unbind.int),
