@@ -185,13 +185,13 @@ class EpisodeTracker:
                 batch.arrays[next_of(STEP_COUNT)][..., 0],
             )
         for index in range(len(self.ids)):
-            self._count_ahead(index, 0)
+            self._count_ahead(index)
 
     def cutoff(self, index: int) -> int:
         """Returns the row whose step brings the environment's episode to the limit."""
         if self.limit is None:
             return NEVER
-        return self._began[index] + self.limit - self._steps[index] - 1
+        return self._began[index] + steps_to_limit(self.limit, self._steps[index]) - 1
 
     def first_row(self, index: int) -> int:
         """Returns the row in which the environment's episode began; 0 if it began before."""
@@ -320,11 +320,11 @@ class EpisodeTracker:
         if not self.counts_ahead:
             self._count(index, began, stop)
 
-    def _count_ahead(self, index: int, row: int) -> None:
-        """Numbers the steps from ``row`` to the episode's limit, if the policy reads the count."""
+    def _count_ahead(self, index: int) -> None:
+        """Numbers the episode's steps up to the limit, if the policy reads the count."""
         if self.counts_ahead and self._counts is not None and self.limit is not None:
-            stop = min(row + self.limit - self._steps[index], len(self._counts[0]))
-            self._count(index, row, stop)
+            stop = min(self.cutoff(index) + 1, len(self._counts[0]))
+            self._count(index, self._began[index], stop)
 
     def _count(self, index: int, start: int, stop: int) -> None:
         """Numbers the steps of the environment's episode in these rows."""
@@ -339,7 +339,7 @@ class EpisodeTracker:
     def _start(self, index: int, row: int) -> None:
         """Makes ``row`` the first row of an episode."""
         self._began[index] = row
-        self._count_ahead(index, row)
+        self._count_ahead(index)
         for start in self._starts:
             start.write(index, row)
 
@@ -401,6 +401,16 @@ def truncate(
         done[frames] |= cut[..., None, None]
 
 
+def is_late(limit: int, steps: Any) -> Any:
+    """Returns True for episodes that are at the limit after so many steps, and so are cut off."""
+    return steps >= limit
+
+
+def steps_to_limit(limit: int, steps: int) -> int:
+    """Returns how many more steps an episode takes until :func:`is_late` is True."""
+    return limit - steps
+
+
 def cut_off(limit: int, steps: Any, truncated: Any, done: Any, skipped: Any = None) -> Any:
     """Marks the steps that bring episodes to the limit, in their flags.
 
@@ -415,7 +425,7 @@ def cut_off(limit: int, steps: Any, truncated: Any, done: Any, skipped: Any = No
     Returns:
         True for the episodes at the limit.
     """
-    late = steps >= limit
+    late = is_late(limit, steps)
     if skipped is not None:
         late &= ~skipped
     truncated |= late

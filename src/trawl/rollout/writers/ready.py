@@ -36,7 +36,7 @@ from trawl.keys import (
 from trawl.memory import Array
 from trawl.rollout.block import Block
 from trawl.rollout.checks import check_rewards
-from trawl.rollout.episodes import truncate
+from trawl.rollout.episodes import is_late, truncate
 from trawl.rollout.layout import Layout, Leaf
 from trawl.rollout.policy.device_transfer import transfer_to
 from trawl.rollout.policy.policy import Policy
@@ -291,7 +291,7 @@ class ReadyBatchWriter(ArrayBatchWriter):
         rows[keys.TRUNCATED][start:stop, 0] = bits & TRUNCATED
         rows[DONE][start:stop, 0] = resets
         if self.options.limit is not None:
-            late = self._next[STEP_COUNT][chosen, 0] >= self.options.limit
+            late = is_late(self.options.limit, self._next[STEP_COUNT][chosen, 0])
             truncate(rows, (slice(start, stop),), late, self._agent_groups)
         self._start_trajectories(chosen[ended])
         self._start_episodes(chosen[ended])
@@ -346,7 +346,7 @@ class ReadyBatchWriter(ArrayBatchWriter):
             actions[key] = from_bfloat16(actions[key])
         late, limit = None, self.options.limit
         if limit is not None:
-            late = self._next[STEP_COUNT][chosen, 0] + 1 >= limit
+            late = is_late(limit, self._next[STEP_COUNT][chosen, 0] + 1)
         self._source.send(actions, late)
         self.record.add(len(chosen), perf_counter() - before)
 
