@@ -11,7 +11,6 @@ from rich.console import Console
 
 from trawl import Collector, MultiSyncCollector
 from trawl.backends import InlineBackend
-from trawl.extras.monitors.glyphs import UNICODE
 from trawl.extras.monitors.panel import table_lines, worker_rows
 from trawl.extras.monitors.progress_state import ProgressState
 from trawl.observe import CollectionProgress
@@ -93,7 +92,7 @@ def test_workers_that_do_not_fit_are_summed_up(height):
         lines = lines_of(progress, 100)
         assert len(lines) <= height
         own = sum(line.startswith("worker ") for line in lines)
-        more = [line for line in lines if " more " in line]
+        more = [line for line in lines if re.match(r"\d+ more ", line)]
     if height == 60:
         assert (own, more) == (32, [])
     elif height >= 12:
@@ -127,7 +126,7 @@ def test_dead_workers_have_a_row_in_preference_to_others(room, labels, note):
     ]
     (more,) = [row for row in rows if " more" in row.label]
     assert more.note == note
-    cells = [line.plain for line in table_lines(rows, 100, UNICODE)]
+    cells = [line.plain for line in table_lines(rows, 100)]
     assert sum(" dead " in line for line in cells[1:]) == len([row for row in rows if row.dead])
 
 
@@ -179,21 +178,17 @@ def test_a_collection_that_goes_on_has_the_rate_of_its_own_frames():
             assert "600/1,000 frames" in "".join(lines_of(progress, 80))
 
 
-def test_the_ascii_panel_is_ascii():
-    console = Console(
-        file=io.TextIOWrapper(io.BytesIO(), encoding="ascii", write_through=True),
-        force_terminal=True,
-        width=80,
-        height=20,
-    )
+@pytest.mark.parametrize("encoding", ["ascii", "latin-1", "utf-8"])
+def test_a_terminal_that_cant_show_bars_gets_lines(encoding):
+    file = io.TextIOWrapper(io.BytesIO(), encoding=encoding, write_through=True)
+    console = Console(file=file, force_terminal=True, width=80, height=20)
     with many(32) as collector, CollectionProgress(collector, f"é{LONG}", console) as progress:
         for batch in collector:
             progress.update(batch)
-        lines = lines_of(progress, 80)
-    text = console.file.buffer.getvalue().decode("ascii")
-    assert "?my_" in text
-    assert re.search(r"\[#+\]  100%", ESCAPES.sub("", text))
-    assert "\n".join(lines).isascii()
+    written = file.buffer.getvalue()
+    assert written.isascii() == (encoding != "utf-8")
+    assert (b"\x1b[?25l" in written) == (encoding == "utf-8")  # hides the cursor
+    assert b"3,200/3,200 frames" in written
 
 
 def test_without_color_there_is_none(monkeypatch):

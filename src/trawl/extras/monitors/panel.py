@@ -8,9 +8,17 @@ from dataclasses import dataclass
 from typing import Any
 
 from rich.console import Console, ConsoleOptions, RenderResult
+from rich.jupyter import JupyterMixin
 from rich.text import Text
 
-from trawl.extras.monitors.glyphs import PART_COLORS, Glyphs
+from trawl.extras.monitors.bars import (
+    PART_COLORS,
+    PARTS,
+    fit,
+    progress_bar,
+    sparkline,
+    stacked_bar,
+)
 from trawl.extras.monitors.progress_state import ProgressState
 from trawl.observe.episodes import show_logged
 from trawl.observe.formats import plural, short, show_duration
@@ -22,22 +30,18 @@ _ROWS = 3
 _GAP = "  "
 
 
-class ProgressPanel:
+class ProgressPanel(JupyterMixin):
     """Lines that show the state of a collection, and fit the terminal.
 
     Args:
         state: state of the collection.
         title: text before the progress bar.
-        glyphs: characters to draw with.
         height: largest number of lines; None for no limit.
     """
 
-    def __init__(
-        self, state: ProgressState, title: str, glyphs: Glyphs, height: int | None
-    ) -> None:
+    def __init__(self, state: ProgressState, title: str, height: int | None) -> None:
         self._state = state
         self._title = title
-        self._glyphs = glyphs
         self._height = height
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
@@ -51,9 +55,9 @@ class ProgressPanel:
         head = [*self._progress(width), self._frames(width), self._episodes(width)]
         logged = show_logged(self._state.stats)
         if logged:
-            head.append(Text(self._glyphs.fit(logged, width)))
+            head.append(Text(fit(logged, width)))
         if self._state.note:
-            head.append(Text(self._glyphs.fit(self._state.note, width), "yellow"))
+            head.append(Text(fit(self._state.note, width), "yellow"))
         tail = [*self._driver(width), *self._bottleneck(width)]
         room = None
         if self._height is not None:
@@ -61,15 +65,15 @@ class ProgressPanel:
             if room < _ROWS:
                 tail = [self._short_bottleneck(width)]
                 room = max(1, self._height - len(head) - len(tail) - 1)
-        table = table_lines(worker_rows(self._state, room), width, self._glyphs)
+        table = table_lines(worker_rows(self._state, room), width)
         return [*head, *table, *tail][: self._height]
 
     def _progress(self, width: int) -> list[Text]:
         """Returns a line with the title and the bar; no line if both are missing."""
         state = self._state
         if state.total is None:
-            return [Text(self._glyphs.fit(self._title, width), "bold")] if self._title else []
-        title = self._glyphs.fit(self._title, int(_TITLE_SHARE * width))
+            return [Text(fit(self._title, width), "bold")] if self._title else []
+        title = fit(self._title, int(_TITLE_SHARE * width))
         share = min(1.0, state.frames / state.total) if state.total else 1.0
         # Never 100% before the end.
         after = f"{int(100 * share)}%"
@@ -77,7 +81,7 @@ class ProgressPanel:
             after += f"{_GAP}{show_duration(state.left)} left"
         before = title + _GAP if title else ""
         size = width - Text(before).cell_len - len(_GAP) - len(after)
-        bar = self._glyphs.progress_bar(share, size)
+        bar = progress_bar(share, size)
         return [Text.assemble((before, "bold"), bar, _GAP, after)]
 
     def _frames(self, width: int) -> Text:
@@ -91,7 +95,7 @@ class ProgressPanel:
             text += since
         text += _GAP
         room = min(_SPARK, width - len(text) - len(rate) - 1)
-        spark = self._glyphs.sparkline(state.recent.rates(room), low=0.0)
+        spark = sparkline(state.recent.rates(room), low=0.0)
         return Text.assemble(text, (rate, "bold"), " ", (spark, "cyan"))
 
     def _episodes(self, width: int) -> Text:
@@ -102,7 +106,7 @@ class ProgressPanel:
         value = f"return {short(episodes.recent_return)}"
         room = min(_SPARK, width - len(text) - len(_GAP) - len(value) - 1)
         returns = _spread(self._state.returns, room)
-        spark = self._glyphs.sparkline(returns)
+        spark = sparkline(returns)
         return Text.assemble(text, _GAP, (value, "bold"), " ", (spark, "cyan"))
 
     def _driver(self, width: int) -> list[Text]:
@@ -113,14 +117,14 @@ class ProgressPanel:
         learner, wait, driver = (stats[f"{name}_share"] for name in ("learner", "wait", "driver"))
         own = f"{learner:.0%} {self._state.learner}"
         text = f"driver thread: {wait:.0%} waiting, {driver:.0%} collector, {own}"
-        return [Text(self._glyphs.fit(text, width), "dim")]
+        return [Text(fit(text, width), "dim")]
 
     def _bottleneck(self, width: int) -> list[Text]:
         lines = textwrap.wrap(str(self._state.bottleneck), max(20, width))
         return [Text(line) for line in lines]
 
     def _short_bottleneck(self, width: int) -> Text:
-        return Text(self._glyphs.fit(str(self._state.bottleneck), width))
+        return Text(fit(str(self._state.bottleneck), width))
 
 
 def _spread(values: list[float], count: int) -> list[float]:
@@ -250,15 +254,14 @@ class _Column:
         return padded
 
 
-def table_lines(rows: Sequence[WorkerRow], width: int, glyphs: Glyphs) -> list[Text]:
+def table_lines(rows: Sequence[WorkerRow], width: int) -> list[Text]:
     """Returns a heading and a line for each row, without the columns that don't fit.
 
     Args:
         rows: the rows.
         width: width in characters.
-        glyphs: characters to draw with.
     """
-    columns = _columns(rows, glyphs)
+    columns = _columns(rows)
     used = -_COLUMN_GAP
     kept: set[str] = set()
     for name in _by_importance(rows):
@@ -267,7 +270,7 @@ def table_lines(rows: Sequence[WorkerRow], width: int, glyphs: Glyphs) -> list[T
             kept.add(name)
             used += needed
     if _BAR in kept:
-        columns[_BAR] = _bar_column(rows, glyphs, min(_WIDE_BAR, _NARROW_BAR + width - used))
+        columns[_BAR] = _bar_column(rows, min(_WIDE_BAR, _NARROW_BAR + width - used))
     lines = [columns[name].lines() for name in columns if name in kept]
     return [Text(" " * _COLUMN_GAP).join(cells) for cells in zip(*lines, strict=True)]
 
@@ -280,15 +283,15 @@ def _by_importance(rows: Sequence[WorkerRow]) -> list[str]:
     return [*names, "env", "policy", "idle", "overhead", "weights", "frames"]
 
 
-def _columns(rows: Sequence[WorkerRow], glyphs: Glyphs) -> dict[str, _Column]:
+def _columns(rows: Sequence[WorkerRow]) -> dict[str, _Column]:
     """Returns the columns by their names, from left to right."""
     columns = {
         "worker": _column("", [row.label for row in rows], left=True),
-        _BAR: _bar_column(rows, glyphs, _NARROW_BAR),
+        _BAR: _bar_column(rows, _NARROW_BAR),
         "frames/s": _Column(Text("frames/s", "dim"), [_rate(row) for row in rows]),
     }
     for number, (part, color) in enumerate(PART_COLORS.items()):
-        title = Text.assemble((glyphs.parts[number], color), (f" {part}", "dim"))
+        title = Text.assemble((PARTS[number], color), (f" {part}", "dim"))
         cells = [f"{row.shares[number]:.0%}" if row.shares else "-" for row in rows]
         columns[part] = _Column(title, [Text(cell) for cell in cells])
     columns["frames"] = _column("frames", [f"{row.frames:,.0f}" for row in rows])
@@ -302,9 +305,9 @@ def _column(title: str, cells: list[str], left: bool = False) -> _Column:
     return _Column(Text(title, "dim"), [Text(cell) for cell in cells], left)
 
 
-def _bar_column(rows: Sequence[WorkerRow], glyphs: Glyphs, width: int) -> _Column:
+def _bar_column(rows: Sequence[WorkerRow], width: int) -> _Column:
     title = Text(_BAR if len(_BAR) <= width else "time", "dim")
-    return _Column(title, [glyphs.stacked_bar(row.shares, width) for row in rows], left=True)
+    return _Column(title, [stacked_bar(row.shares, width) for row in rows], left=True)
 
 
 def _rate(row: WorkerRow) -> Text:

@@ -8,23 +8,18 @@ import sys
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from rich.console import Console, RenderableType
+from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 from tensordict import TensorDictBase
 
-from trawl.extras.monitors.glyphs import glyphs_for
 from trawl.extras.monitors.panel import ProgressPanel
 from trawl.extras.monitors.progress_state import ProgressState
 from trawl.observe.bottleneck import Bottleneck, bottleneck_of
 from trawl.observe.episodes import EpisodeStats
 from trawl.observe.formats import plural, short
-
-if TYPE_CHECKING:
-    # This import needs IPython, which is installed wherever a notebook runs.
-    from trawl.extras.monitors.notebook import CellOutput
 
 # Without a terminal, a line is printed after each tenth of the frames, and whenever the previous
 # line is 30 s old.
@@ -35,10 +30,10 @@ _PER_SECOND = 4
 class CollectionProgress:
     """Shows the progress of a collection.
 
-    On a terminal or in a notebook, the display is a panel that is updated until the ``with`` block
-    ends. It shows the progress and the time left, the rate during the last minute, the returns of
-    recent episodes, how each worker divides its time, and the bottleneck. Elsewhere, a line without
-    escape codes is printed from time to time.
+    On a terminal whose encoding is UTF-8, or in a notebook, the display is a panel that is updated
+    until the ``with`` block ends. It shows the progress and the time left, the rate during the last
+    minute, the returns of recent episodes, how each worker divides its time, and the bottleneck.
+    Elsewhere, a line without escape codes is printed from time to time.
 
     The display calls the collector's ``stats()`` a few times a second. Workers are not queried, so
     the display does not delay them.
@@ -76,9 +71,9 @@ class CollectionProgress:
         self._state = ProgressState(collector, find_bottleneck, learner)
         self._title = title
         self._console = console or _stderr()
-        self._glyphs = glyphs_for(self._console)
         self._live: Live | None = None
-        self._cell: CellOutput | None = None
+        # A handle of IPython for a notebook's output.
+        self._cell: Any = None
         self._shown = time.perf_counter()
         self._printed = (self._shown, self._state.frames)
 
@@ -177,27 +172,27 @@ class CollectionProgress:
 
     # --- on a terminal, and in a notebook
 
-    def render(self) -> RenderableType:
+    def render(self) -> ProgressPanel:
         """Returns the panel."""
         # An error of the collector is raised where its batches are taken.
         with suppress(Exception):
             self._state.refresh()
         height = None if self._live is None else self._console.size.height
-        return ProgressPanel(self._state, self._title, self._glyphs, height)
+        return ProgressPanel(self._state, self._title, height)
 
     def _maybe_replace(self) -> None:
         """Shows the latest statistics in the notebook, a few times a second."""
         now = time.perf_counter()
         if self._cell is not None and now - self._shown >= 1 / _PER_SECOND:
             self._shown = now
-            self._cell.replace(self.render())
+            self._cell.update(self.render())
 
     def __enter__(self) -> CollectionProgress:
         if self._console.is_jupyter:
-            from trawl.extras.monitors.notebook import CellOutput
+            from IPython.display import display
 
-            self._cell = CellOutput(self.render(), self._console.width)
-        elif self._console.is_terminal and self._console.is_interactive:
+            self._cell = display(self.render(), display_id=True)
+        elif self._console.is_interactive and not self._console.options.ascii_only:
             self._start_live()
         return self
 
@@ -205,7 +200,7 @@ class CollectionProgress:
         try:
             self._state.finish()
             if self._cell is not None:
-                self._cell.replace(self.render())
+                self._cell.update(self.render())
                 self._cell = None
         finally:
             if self._live is not None:

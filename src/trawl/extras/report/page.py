@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from trawl.data.sinks.record import Record
 from trawl.extras.cli.errors import shown
-from trawl.extras.monitors.glyphs import PART_COLORS
+from trawl.extras.monitors.bars import PART_COLORS
 from trawl.extras.monitors.plots import mean_window, running_mean
 from trawl.extras.report.axes import Axis, compact
 from trawl.extras.report.charts import bars, chart, dots, line, svg
