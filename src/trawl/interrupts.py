@@ -8,6 +8,8 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
+from trawl.foreign.python import set_signal_handler
+
 # False if C code has set a handler, which Python code can replace, but not restore.
 _can_restore = signal.getsignal(signal.SIGINT) is not None
 
@@ -46,13 +48,13 @@ class DeferredInterrupt:
             _current.depth += 1
         elif _can_restore:
             # To ask for the program's handler first would take as long again.
-            found = signal.signal(signal.SIGINT, self._signalled)
+            found = set_signal_handler(signal.SIGINT, self._signalled)
             if callable(found):
                 self._handler, _current = found, self
             else:
                 # None stands for a handler that C code has set since, and that is lost now.
                 found = signal.default_int_handler if found is None else found
-                signal.signal(signal.SIGINT, found)
+                set_signal_handler(signal.SIGINT, found)
             if self._early:
                 signal.raise_signal(signal.SIGINT)
         return self
@@ -64,10 +66,10 @@ class DeferredInterrupt:
         elif self._handler is not None:
             # From now on, the program's handler may raise an exception here.
             _current = None
-            found = signal.signal(signal.SIGINT, self._handler)
+            found = set_signal_handler(signal.SIGINT, self._handler)
             if found != self._signalled:
                 # Code within the context has set another handler.
-                signal.signal(signal.SIGINT, found)
+                set_signal_handler(signal.SIGINT, found)
 
     def _signalled(self, signum: int, frame: Any) -> None:
         if self._handler is None:

@@ -15,7 +15,7 @@ import torch
 from torchrl.data import LazyTensorStorage, ReplayBuffer
 
 import trawl
-from trawl import Collector, MultiAsyncCollector, MultiSyncCollector
+from trawl import Collector, MultiAsyncCollector, MultiSyncCollector, interrupts
 from trawl.collectors import AsyncBatchedCollector
 from trawl.envs import GymEnv
 from trawl.rollout.policy.random_policy import RandomPolicy
@@ -286,7 +286,7 @@ def test_handlers_of_the_program_run_at_once():
 
 @pytest.mark.parametrize("own", [signal.default_int_handler, signal.SIG_IGN])
 def test_one_that_comes_while_the_handler_is_replaced(own, monkeypatch):
-    def replace(number, new, real=signal.signal):
+    def replace(number, new, real=interrupts.set_signal_handler):
         before = real(number, new)
         if presses and new is not own:
             press()
@@ -295,7 +295,7 @@ def test_one_that_comes_while_the_handler_is_replaced(own, monkeypatch):
 
     signal.signal(signal.SIGINT, own)
     presses = [True]
-    monkeypatch.setattr(signal, "signal", replace)
+    monkeypatch.setattr(interrupts, "set_signal_handler", replace)
     with Collector(partial(numbered, 0), drawn(), **OPTIONS) as collector:
         if callable(own):
             with pytest.raises(KeyboardInterrupt):

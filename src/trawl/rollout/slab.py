@@ -59,11 +59,13 @@ def tensors_over(layout: Layout, buffer: Any) -> tuple[dict[Key, Tensor], NDArra
     The block must have the size that :func:`needed_bytes` returns. A shared block has the same
     offsets in every process.
     """
-    whole = np.frombuffer(buffer, dtype=np.uint8)
-    skip = -whole.ctypes.data % ALIGNMENT
-    owner = np.frombuffer(buffer, dtype=np.uint8, count=layout.nbytes, offset=skip)
-    del whole
+    owner = np.frombuffer(buffer, dtype=np.uint8, count=layout.nbytes, offset=_skipped(buffer))
     return tensors_in(layout, owner), owner
+
+
+def _skipped(buffer: Any) -> int:
+    """Returns the number of bytes before the first aligned byte of a buffer."""
+    return -np.frombuffer(buffer, dtype=np.uint8).ctypes.data % ALIGNMENT
 
 
 def tensors_in(layout: Layout, block: NDArray[np.uint8]) -> dict[Key, Tensor]:
@@ -105,8 +107,9 @@ class _Bytes(np.ndarray[Any, np.dtype[np.uint8]]):
 class _LeaseEnd(weakref.ref["NDArray[np.uint8]"]):
     """Weak reference to a leased array, whose callback returns the block to the pool."""
 
-    __slots__ = ("block",)
+    __slots__ = ("block", "skipped")
     block: Memory
+    skipped: int
 
 
 class SlabPool:
@@ -149,19 +152,23 @@ class SlabPool:
         Args:
             content: bytes to copy to the block; None to leave them undefined.
         """
-        block = (
-            self._spare.pop().block if self._spare else self._allocate(needed_bytes(self.layout))
-        )
+        if self._spare:
+            spare = self._spare.pop()
+            block, skipped = spare.block, spare.skipped
+        else:
+            block = self._allocate(needed_bytes(self.layout))
+            skipped = _skipped(block.buffer)
         self._drop_unneeded()
         memory = np.frombuffer(block.buffer, np.uint8).view(_Bytes)
         # An array over ``memory`` itself would keep the block's bytes alive, but not ``memory``.
-        tensors, owner = tensors_over(self.layout, memory.data)
+        owner = np.frombuffer(memory.data, np.uint8, self.layout.nbytes, skipped)
+        tensors = tensors_in(self.layout, owner)
         if content is not None:
             owner[...] = content
         # The array may die in any thread, at any time. The callback is atomic C code, because
         # Python would drop a KeyboardInterrupt that arrives during a finaliser written in Python.
         memory.end = _LeaseEnd(owner, self._spare.append)
-        memory.end.block = block
+        memory.end.block, memory.end.skipped = block, skipped
         self._note(owner)
         return Lease(self.layout, tensors, block)
 
