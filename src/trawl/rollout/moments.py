@@ -1,12 +1,14 @@
-"""Count, mean and variance of samples, which can be merged exactly.
+"""Count, mean and variance of samples, and the formula that normalises values with them.
 
 :class:`RunningMoments` are those of arrays, and :class:`TensorMoments` those of tensors, which lie
-on the device of the tensors.
+on the device of the tensors. Both can be merged exactly. :class:`Formula` is the only place that
+says how values are normalised, for observations and rewards of all kinds.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -17,6 +19,7 @@ from torch import Tensor
 from typing_extensions import override
 
 from trawl.memory import Array, Mask
+from trawl.rollout.ops import Operations, operations, write
 
 Floats = NDArray[np.float64]
 _M = TypeVar("_M", bound="BaseMoments")
@@ -281,3 +284,65 @@ class TensorMoments(BaseMoments):
     def on_host(self) -> RunningMoments:
         counts = np.asarray(torch.as_tensor(self.counts).cpu(), np.int64)
         return RunningMoments(counts, self.mean.cpu().numpy(), self.deviations.cpu().numpy())
+
+
+class Formula:
+    """Formula by which the values of an entry are normalised, with its operands.
+
+    ``(value - mean) / sqrt(variance + epsilon)``, from ``-clip`` to ``clip``; before there are
+    samples, the value itself, clipped.
+
+    Args:
+        like: values of the entry, which have the dtype and the device of the operands.
+        shape: shape of the statistics.
+        clip: largest absolute value of the result; infinite for no limit.
+        epsilon: number that is added to the variance.
+        keeps_mean: True if the mean is not subtracted, so that values keep their sign.
+
+    Attributes:
+        normalize: function of values, and where to write the result, which it returns. That may be
+            the values themselves; without it, the result is new.
+    """
+
+    def __init__(
+        self,
+        like: Any,
+        shape: Sequence[int],
+        clip: float,
+        epsilon: float,
+        keeps_mean: bool = False,
+    ) -> None:
+        ops = operations(like)
+        self._epsilon, self._keeps_mean = epsilon, keeps_mean
+        self._largest = float(ops.finfo(like.dtype).max)
+        clip = clip if math.isinf(clip) else min(clip, self._largest)
+        # Rows of the values' own dtype, because numpy and torch are slower with any other operand.
+        # The mean is added with its sign changed: torch subtracts nothing from flags. To add -0.0
+        # changes no bit.
+        self._shift, self._scale, low, high = (
+            ops.full(like, shape, value) for value in (-0.0, 1.0, -clip, clip)
+        )
+        self.normalize = self._bound(ops, low, high)
+
+    def load(self, moments: BaseMoments) -> None:
+        """Sets the statistics for all values from now on."""
+        mean, scale = moments.affine(self._epsilon, self._largest)
+        write(self._scale, scale)
+        if not self._keeps_mean:
+            write(self._shift, -mean)
+
+    def _bound(self, ops: Operations, low: Any, high: Any) -> Callable[..., Any]:
+        add, limit, shift, scale = ops.add, ops.limit, self._shift, self._scale
+        maximum, minimum = np.maximum, np.minimum
+
+        def normalize(source: Any, target: Any = None) -> Any:
+            target = add(source, shift, target)
+            target *= scale
+            if limit is not None:
+                limit(target, low, high)
+            else:
+                maximum(target, low, out=target)
+                minimum(target, high, out=target)
+            return target
+
+        return normalize

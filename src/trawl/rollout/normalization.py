@@ -19,16 +19,11 @@ from torch import Tensor
 
 from trawl.errors import StateError
 from trawl.keys import Key, as_key, distinct_keys, show_key, show_keys
-from trawl.rollout.moments import RunningMoments
+from trawl.rollout.moments import Formula, RunningMoments, TensorMoments
 from trawl.schema.checks import UNKNOWN
 from trawl.schema.states import NORMALIZATION
 
 Statistics: TypeAlias = dict[Key, RunningMoments]
-
-
-def clip_within(clip: float, largest: float) -> float:
-    """Returns a limit that is infinite or at most ``largest``, the largest number of a dtype."""
-    return clip if math.isinf(clip) else min(clip, largest)
 
 
 def _check_positive(name: str, value: Any) -> float:
@@ -207,11 +202,11 @@ class Normalization:
             raise KeyError(
                 f"{show_key(name)} is not normalised: pass one of {list(self.observations)} as key"
             )
-        largest = torch.finfo(values.dtype).max
-        found = self._statistics[name].affine(options.epsilon, largest)
-        shift, factor = (torch.from_numpy(np.asarray(one)).to(values) for one in found)
-        clip = clip_within(options.clip, largest)
-        return ((values - shift) * factor).clamp(-clip, clip)
+        found = TensorMoments.on(torch.device("cpu"), self._statistics[name])
+        formula = Formula(values, found.mean.shape, options.clip, options.epsilon)
+        formula.load(found)
+        result: Tensor = formula.normalize(values)
+        return result
 
     # --- sharing
 

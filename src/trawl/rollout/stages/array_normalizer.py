@@ -9,6 +9,7 @@ the rewards.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 from typing_extensions import override
@@ -17,89 +18,45 @@ from trawl.keys import Key, next_of
 from trawl.memory import Array, Mask
 from trawl.rollout.block import Block
 from trawl.rollout.episodes import StepArrays
-from trawl.rollout.moments import BaseMoments, RunningMoments
-from trawl.rollout.normalization import clip_within
+from trawl.rollout.moments import RunningMoments
+from trawl.rollout.normalization import NormalizeObservation
 from trawl.rollout.stages.frame_normalizer import (
     DiscountedReturns,
     FrameNormalizer,
-    Operations,
+    NormalizedEntry,
     present_in,
 )
 from trawl.rollout.stages.stage import StageSetup
 from trawl.rollout.writers.batch_writer import StepFn
 
 
-class _Observation:
-    """Rows of one observation, and the statistics with which it is normalised.
+class _Observation(NormalizedEntry):
+    """Observation of the environments, whose own values are in the rows ``raw``.
 
     Args:
-        key: key of the observation.
-        next_obs: the normalised observations with which the next batch begins.
         rows: number of rows in a batch, and of environments in a row.
-        clip: largest absolute value of an element.
-        absent: key of the flag that is True for absent agents; None if no agent is ever absent.
-
-    Attributes:
-        leaf: shape of an observation.
-        raw_next: the observations of the environment with which the next batch begins.
+        *args: see :class:`NormalizedEntry`.
     """
 
-    def __init__(
-        self, key: Key, next_obs: Array, rows: tuple[int, int], clip: float, absent: Key | None
-    ) -> None:
-        self.key, self.next_obs, self.absent = key, next_obs, absent
-        self.raw_next = next_obs.copy()
-        self.leaf = leaf = next_obs.shape[1:]
-        self.raw = np.empty((*rows, *leaf), next_obs.dtype)
-        self._largest = float(np.finfo(next_obs.dtype).max)
-        clip = clip_within(clip, self._largest)
-        # Arrays of the same dtype, because numpy is slower with any other operand.
-        self._mean, self._scale, self._low, self._high = (
-            np.full(leaf, value, next_obs.dtype) for value in (0, 1, -clip, clip)
-        )
-
-    @property
-    def operands(self) -> tuple[Array, Array, Array, Array]:
-        """Arrays to subtract, multiply with, and clip to; they keep their identity."""
-        return self._mean, self._scale, self._low, self._high
-
-    def load(self, moments: BaseMoments, epsilon: float) -> None:
-        """Sets the statistics for all rows from now on."""
-        self._mean[...], self._scale[...] = moments.affine(epsilon, self._largest)
-
-    def normalize(self, source: Array, target: Array) -> None:
-        """Writes normalised values; ``target`` may be ``source`` itself."""
-        np.subtract(source, self._mean, target)
-        np.multiply(target, self._scale, target)
-        np.maximum(target, self._low, out=target)
-        np.minimum(target, self._high, out=target)
-
-
-_OPERATIONS = Operations(
-    np.add,
-    np.multiply,
-    np.clip,
-    lambda values, mask: np.copyto(values, 0, where=mask),
-    lambda values, dtype: values.astype(dtype),
-    np.finfo,
-    np.float64,
-)
+    def __init__(self, rows: tuple[int, int], *args: Any) -> None:
+        super().__init__(*args)
+        self.raw: Array = np.empty((*rows, *self.leaf), self.next_row.dtype)
 
 
 class ArrayNormalizer(FrameNormalizer[Array, StepArrays]):
     """Normalises the frames of environments whose data are arrays."""
 
-    _ops = _OPERATIONS
     _observations: list[_Observation]
     _rows: dict[Key, Array]
 
     @override
     def _new_observations(
-        self, setup: StageSetup[Array], keys: Sequence[Key], clip: float
+        self, setup: StageSetup[Array], keys: Sequence[Key], options: NormalizeObservation
     ) -> list[_Observation]:
         rows = setup.options.steps, setup.envs_per_row
         return [
-            _Observation(key, setup.next_rows[key], rows, clip, self._absent(key)) for key in keys
+            _Observation(rows, key, setup.next_rows[key], options, self._absent(key))
+            for key in keys
         ]
 
     # --- between batches
@@ -115,7 +72,7 @@ class ArrayNormalizer(FrameNormalizer[Array, StepArrays]):
             one.normalize(values, values)
             if one.absent is not None:
                 self._ops.clear_absent(values, self._next_rows[one.absent][envs])
-            one.next_obs[envs] = values
+            one.next_row[envs] = values
 
     # --- a batch
 
@@ -123,7 +80,7 @@ class ArrayNormalizer(FrameNormalizer[Array, StepArrays]):
     def begin(self, block: Block, view: StepArrays) -> StepArrays:
         self._rows = view.arrays
         for one in self._observations:
-            view.arrays[one.key][0] = one.next_obs
+            view.arrays[one.key][0] = one.next_row
         arrays = view.arrays | {one.key: one.raw for one in self._observations}
         next_obs = {**self.first_rows(view.next_obs)}
         return StepArrays(arrays, next_obs, bfloat16=view.bfloat16)
@@ -132,15 +89,15 @@ class ArrayNormalizer(FrameNormalizer[Array, StepArrays]):
     def bind(self, step: StepFn, view: StepArrays, part: slice, start: int, stop: int) -> StepFn:
         if not self._observations:
             return step
-        subtract, multiply, maximum, minimum = np.subtract, np.multiply, np.maximum, np.minimum
         statistics, refresh = self._statistics, self._refresh
-        next_obs = {**self._next_rows, **{one.key: one.next_obs for one in self._observations}}
+        clear_absent = self._ops.clear_absent
+        next_obs = {**self._next_rows, **{one.key: one.next_row for one in self._observations}}
         view, target = _part(view, part), _part(StepArrays(self._rows, next_obs), part)
-        pairs = [
+        changed = [
             (
+                one.normalize,
                 view.following(one.key, start, stop),
                 target.following(one.key, start, stop),
-                *one.operands,
             )
             for one in self._observations
         ]
@@ -152,14 +109,11 @@ class ArrayNormalizer(FrameNormalizer[Array, StepArrays]):
 
         def step_normalized(t: int) -> None:
             step(t)
-            for raw, rows, mean, scale, low, high in pairs:
-                row = rows[t]
-                subtract(raw[t], mean, row)
-                multiply(row, scale, row)
-                maximum(row, low, out=row)
-                minimum(row, high, out=row)
-            for rows, flags in absences:
-                self._ops.clear_absent(rows[t], flags[t])
+            for normalize, raw, rows in changed:
+                normalize(raw[t], rows[t])
+            if absences:
+                for rows, flags in absences:
+                    clear_absent(rows[t], flags[t])
             if start + t >= statistics.due:
                 refresh(start + t + 1)
 
@@ -200,7 +154,7 @@ class ArrayNormalizer(FrameNormalizer[Array, StepArrays]):
     def _keep_last(self, filled: int) -> None:
         for one in self._observations:
             if filled < len(one.raw):
-                one.next_obs[...] = self._rows[one.key][filled]
+                one.next_row[...] = self._rows[one.key][filled]
 
     @override
     def _return_moments(

@@ -12,7 +12,7 @@ import math
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import repeat
-from typing import Any, NamedTuple, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -22,62 +22,43 @@ from trawl.envs.frame_stack import is_feature
 from trawl.keys import DONE, MASK, RAW_REWARD, Key, next_of, show_key, show_keys
 from trawl.rollout.block import Block
 from trawl.rollout.layout import Leaf
-from trawl.rollout.moments import BaseMoments, RunningMoments
+from trawl.rollout.moments import BaseMoments, Formula, RunningMoments
 from trawl.rollout.normalization import (
     Normalization,
     NormalizeObservation,
     NormalizeOptions,
     NormalizeReward,
     Statistics,
-    clip_within,
 )
+from trawl.rollout.ops import column, operations
 from trawl.rollout.policy.leaves import PolicyLeaves
 from trawl.rollout.stages.stage import Rows, Stage, StageSetup, View
 
 
-class NormalizedEntry(Protocol):
+class NormalizedEntry:
     """An observation that is normalised.
 
-    Attributes:
+    Args:
         key: key of the observation.
+        next_row: the normalised observations with which the next batch begins.
+        options: how they are normalised.
+        absent: key of the flag that is True for absent agents; None if no agent is ever absent.
+
+    Attributes:
         leaf: shape of an observation.
         raw_next: the observations of the environment with which the next batch begins.
-        absent: key of the flag that is True for absent agents; None if no agent is ever absent.
+        formula: the formula, with the statistics that all rows from now on are normalised with.
+        normalize: see :class:`~trawl.rollout.moments.Formula`.
     """
 
-    key: Key
-    leaf: tuple[int, ...]
-    raw_next: Any
-    absent: Key | None
-
-    def load(self, moments: BaseMoments, epsilon: float) -> None:
-        """Sets the statistics for all rows from now on."""
-
-
-class Operations(NamedTuple):
-    """The operations that differ between numpy and torch.
-
-    Attributes:
-        add: adds values, also in place with ``out``.
-        multiply: multiplies values.
-        clip: limits values to a range.
-        clear: writes zeros where a mask is True.
-        cast: returns a copy of another dtype.
-        finfo: returns the limits of a floating-point dtype.
-        float64: the dtype.
-    """
-
-    add: Callable[..., Any]
-    multiply: Callable[..., Any]
-    clip: Callable[..., Any]
-    clear: Callable[[Any, Any], Any]
-    cast: Callable[[Any, Any], Any]
-    finfo: Callable[[Any], Any]
-    float64: Any
-
-    def clear_absent(self, values: Any, absent: Any) -> None:
-        """Writes zeros where the flags of absent agents, ``(*size, agents, 1)``, are True."""
-        self.clear(values, column(absent[..., 0], values))
+    def __init__(
+        self, key: Key, next_row: Any, options: NormalizeObservation, absent: Key | None
+    ) -> None:
+        self.key, self.next_row, self.absent = key, next_row, absent
+        self.leaf: tuple[int, ...] = tuple(next_row.shape[1:])
+        self.raw_next: Any = operations(next_row).cast(next_row, next_row.dtype)
+        self.formula = Formula(next_row, self.leaf, options.clip, options.epsilon)
+        self.normalize = self.formula.normalize
 
 
 class FrameNormalizer(Stage[Rows, View]):
@@ -98,7 +79,6 @@ class FrameNormalizer(Stage[Rows, View]):
     """
 
     normalization: Normalization
-    _ops: Operations
     _observations: Sequence[NormalizedEntry]
     # Entries of the batch that is being filled, with time first.
     _rows: Mapping[Key, Any]
@@ -111,10 +91,10 @@ class FrameNormalizer(Stage[Rows, View]):
         self._observations, self._rewards = [], list[DiscountedReturns]()
         if options.observations is not None:
             keys = observation_keys(options.observations, setup.observed, setup.features)
-            self._observations = self._new_observations(setup, keys, options.observations.clip)
+            self._observations = self._new_observations(setup, keys, options.observations)
         if options.rewards is not None:
             self._rewards = [
-                DiscountedReturns(key, options.rewards, setup.zeros(leaf.shape), self._ops)
+                DiscountedReturns(key, options.rewards, setup.zeros(leaf))
                 for key, leaf in setup.rewards.items()
             ]
         self.keys = [one.key for one in self._observations]
@@ -133,13 +113,14 @@ class FrameNormalizer(Stage[Rows, View]):
         self.normalization = self._statistics.normalization
         # True for environments that were reset since the last batch. Their first observation is
         # normalised when the next batch begins, with the statistics of that batch.
-        self._fresh: Any = setup.zeros(()) == 0
+        self._fresh: Any = setup.zeros(Leaf((), torch.bool)) == 0
+        self._ops = operations(self._fresh)
         self._on_cpu = setup.home.type == "cpu"
         self._rows = {}
 
     @abstractmethod
     def _new_observations(
-        self, setup: StageSetup[Rows], keys: Sequence[Key], clip: float
+        self, setup: StageSetup[Rows], keys: Sequence[Key], options: NormalizeObservation
     ) -> Sequence[NormalizedEntry]:
         """Returns the observations that are normalised."""
 
@@ -200,10 +181,8 @@ class FrameNormalizer(Stage[Rows, View]):
 
     def _load(self) -> None:
         """Makes the newest statistics those of all rows from now on."""
-        options = self._options.observations
         for one in self._observations:
-            assert options is not None
-            one.load(self._statistics.of(one.key), options.epsilon)
+            one.formula.load(self._statistics.of(one.key))
 
     def _counted(self, stop: int) -> Any:
         """Returns a mask of the frames up to a row that count; None if all of them do."""
@@ -257,11 +236,8 @@ class FrameNormalizer(Stage[Rows, View]):
                 one.add(returns, kept * options.gamma, self._owners(filled))
             if statistics.training:
                 statistics.add(one.key, self._return_moments(one, returns, present))
-            largest = float(ops.finfo(rewards.dtype).max)
-            _, factor = statistics.of(one.key).affine(options.epsilon, largest)
-            ops.multiply(rewards, ops.cast(factor, rewards.dtype), out=rewards)
-            clip = clip_within(options.clip, largest)
-            ops.clip(rewards, -clip, clip, out=rewards)
+            one.formula.load(statistics.of(one.key))
+            one.formula.normalize(rewards, rewards)
 
     def _owners(self, filled: int) -> list[int] | None:
         """Returns the environment of each row; None if a row has those of all."""
@@ -270,11 +246,6 @@ class FrameNormalizer(Stage[Rows, View]):
     @abstractmethod
     def _return_moments(self, one: DiscountedReturns, returns: Any, present: Any) -> BaseMoments:
         """Returns the moments of returns, of which all or those of a mask count."""
-
-
-def column(rows: Any, like: Any) -> Any:
-    """Returns values of rows in a shape that broadcasts to that of other values."""
-    return rows.reshape(*rows.shape, *[1] * (like.ndim - rows.ndim))
 
 
 def present_in(absent: Any, mask: Any) -> Any:
@@ -438,21 +409,18 @@ class DiscountedReturns:
     Args:
         key: key of the reward.
         options: the options.
-        carry: zeros of float64, with the shape of the rewards of a step.
-        ops: the operations of these zeros.
+        rewards: zeros with the shape and the dtype of the rewards of a step.
 
     Attributes:
         carry: discounted return of each environment's episode so far, to add to its next reward.
+        formula: the formula, with the statistics that the next rewards are normalised with.
     """
 
-    def __init__(
-        self,
-        key: Key,
-        options: NormalizeReward,
-        carry: Any,
-        ops: Operations,
-    ) -> None:
-        self.key, self.options, self.carry, self._ops = key, options, carry, ops
+    def __init__(self, key: Key, options: NormalizeReward, rewards: Any) -> None:
+        self.key, self.options, self._ops = key, options, operations(rewards)
+        self.carry: Any = self._ops.cast(rewards, self._ops.float64)
+        clip, epsilon = options.clip, options.epsilon
+        self.formula = Formula(rewards, self.components, clip, epsilon, keeps_mean=True)
 
     @property
     def components(self) -> tuple[int, ...]:
@@ -470,10 +438,10 @@ class DiscountedReturns:
             owners: the environment of each row, if a row has only one; None if it has all.
         """
         # The reward of an episode's last step still belongs to the episode's return.
-        carry, (add, multiply, *_) = self.carry, self._ops
+        carry, multiply = self.carry, self._ops.multiply
         each: Iterable[Any] = repeat(carry, len(returns))
         if owners is not None:
             each = (carry[owner : owner + 1] for owner in owners)
         for row, kept, part in zip(returns, keep, each, strict=True):
-            add(row, part, out=row)
+            row += part  # in place
             multiply(row, kept, out=part)

@@ -7,13 +7,12 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, Literal, TypeVar
 
-import numpy as np
 import torch
 from typing_extensions import override
 
 from trawl.keys import Key
 from trawl.rollout.episodes import EpisodeStart, Follow
-from trawl.rollout.layout import FramePool, Leaf
+from trawl.rollout.layout import FramePool, Leaf, zeros
 from trawl.rollout.normalization import Normalization
 from trawl.rollout.policy.leaves import PolicyLeaves
 from trawl.rollout.writers.batch_writer import BatchOptions, StepFn
@@ -65,12 +64,12 @@ class StageSetup(Generic[Rows]):
         """Number of environments."""
         return math.prod(self.batch)
 
-    def zeros(self, shape: tuple[int, ...]) -> Any:
-        """Returns zeros of float64 with a row for each environment."""
-        size = (self.num_envs, *shape)
+    def zeros(self, leaf: Leaf) -> Any:
+        """Returns zeros with a row for each environment."""
+        size = (self.num_envs, *leaf.shape)
         if self.kind == "tensors":
-            return torch.zeros(size, dtype=torch.float64, device=self.home)
-        return np.zeros(size)
+            return torch.zeros(size, dtype=leaf.dtype, device=self.home)
+        return zeros(size, leaf.dtype)
 
     @property
     def envs_per_row(self) -> int:

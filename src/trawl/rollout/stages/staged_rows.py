@@ -15,6 +15,7 @@ from torch import Tensor
 from trawl.keys import TRAJ_IDS, Key, show_key
 from trawl.rollout.block import Block
 from trawl.rollout.checks import check_same_layout
+from trawl.rollout.ops import write
 from trawl.rollout.stages.array_normalizer import ArrayNormalizer
 from trawl.rollout.stages.ready_stages import ReadyNormalizer, ReadyStacks
 from trawl.rollout.stages.stacks import FrameStacks
@@ -187,14 +188,3 @@ class StagedRows:
         if filled < self._steps:
             block.clear_from(filled, but=TRAJ_IDS)
         return block
-
-
-def write(rows: Any, value: Any) -> None:
-    """Writes rows, or a flag, into rows."""
-    if not isinstance(rows, Tensor):
-        rows[...] = value
-    # Several times as fast as an assignment to an index.
-    elif isinstance(value, Tensor):
-        rows.copy_(value)
-    else:
-        rows.fill_(value)

@@ -18,29 +18,19 @@ from typing_extensions import override
 from trawl.envs.tensor_env import TensorStep
 from trawl.keys import Key
 from trawl.rollout.block import Block
-from trawl.rollout.moments import BaseMoments, RunningMoments, TensorMoments
-from trawl.rollout.normalization import clip_within
+from trawl.rollout.moments import RunningMoments, TensorMoments
+from trawl.rollout.normalization import NormalizeObservation
+from trawl.rollout.ops import column, operations
 from trawl.rollout.stages.frame_normalizer import (
     DiscountedReturns,
     FrameNormalizer,
-    Operations,
-    column,
+    NormalizedEntry,
     present_in,
 )
 from trawl.rollout.stages.stage import StageSetup
 from trawl.rollout.steppers.step_tensors import StepTensors
 from trawl.rollout.steppers.tensors import StepSource, TensorSource
 from trawl.rollout.writers.batch_writer import StepFn
-
-_OPERATIONS = Operations(
-    torch.add,
-    torch.mul,
-    torch.clamp,
-    lambda values, mask: values.masked_fill_(mask, 0),
-    lambda values, dtype: values.to(dtype, copy=True),
-    torch.finfo,
-    torch.float64,
-)
 
 
 class TensorNormalizer(FrameNormalizer[Tensor, StepTensors]):
@@ -50,7 +40,6 @@ class TensorNormalizer(FrameNormalizer[Tensor, StepTensors]):
     :class:`~trawl.rollout.stages.array_normalizer.ArrayNormalizer`.
     """
 
-    _ops = _OPERATIONS
     _observations: list[NormalizedRows]
     _steps: NormalizedSteps
 
@@ -60,12 +49,12 @@ class TensorNormalizer(FrameNormalizer[Tensor, StepTensors]):
 
     @override
     def _new_observations(
-        self, setup: StageSetup[Tensor], keys: Sequence[Key], clip: float
+        self, setup: StageSetup[Tensor], keys: Sequence[Key], options: NormalizeObservation
     ) -> list[NormalizedRows]:
         rows, steps = [setup.next_rows[key] for key in keys], setup.options.steps
         self._kept = rows_kept(rows, steps, setup.masked)
         return [
-            NormalizedRows(key, row, steps, self._kept, clip, self._absent(key))
+            NormalizedRows(steps, self._kept, key, row, options, self._absent(key))
             for key, row in zip(keys, rows, strict=True)
         ]
 
@@ -88,7 +77,7 @@ class TensorNormalizer(FrameNormalizer[Tensor, StepTensors]):
             values = torch.empty_like(one.next_row)
             one.normalize(one.raw_next, values)
             if one.absent is not None:
-                _OPERATIONS.clear_absent(values, self._next_rows[one.absent])
+                self._ops.clear_absent(values, self._next_rows[one.absent])
             mask = column(self._fresh, values)
             torch.where(mask, values, one.next_row, out=one.next_row)
 
@@ -166,54 +155,32 @@ class TensorNormalizer(FrameNormalizer[Tensor, StepTensors]):
 _KEPT_CPU, _KEPT_GPU = 1 << 18, 1 << 24
 
 
-class NormalizedRows:
+class NormalizedRows(NormalizedEntry):
     """Rows of one observation, and the statistics with which it is normalised.
 
     Args:
-        key: key of the observation.
-        next_row: the normalised observations with which the next batch begins.
         steps: number of rows in a batch.
         kept: number of rows that are counted together; the rows of a batch are divided into parts
             of this size. With 0, a row is counted before its step, without a copy.
-        clip: largest absolute value of an element.
-        absent: key of the flag that is True for absent agents; None if no agent is ever absent.
+        *args: see :class:`NormalizedEntry`.
 
     Attributes:
-        leaf: shape of an observation.
         flags: rows of the flags of absent agents before each step; empty if there are none.
-        raw_next: the observations of the environment with which the next batch begins.
     """
 
-    def __init__(
-        self, key: Key, next_row: Tensor, steps: int, kept: int, clip: float, absent: Key | None
-    ) -> None:
-        self.key, self.next_row, self.absent = key, next_row, absent
+    next_row: Tensor
+    raw_next: Tensor
+
+    def __init__(self, steps: int, kept: int, *args: Any) -> None:
+        super().__init__(*args)
         self.flags: Sequence[Tensor] = ()
-        self.leaf = tuple(next_row.shape[1:])
-        self.raw_next = next_row.clone()
         # The step of the last row of a part writes the first row of the next part.
-        self._raw = next_row.new_empty(min(2 * kept, steps), *next_row.shape)
+        self._raw = self.next_row.new_empty(min(2 * kept, steps), *self.next_row.shape)
         self._steps, self._size = steps, len(self._raw)
         self._held = self.raw_next
-        self._last = next_row.clone()
+        self._last = self.next_row.clone()
         self._targets: list[Tensor] = []
         self._sources: list[Tensor] = []
-        self._largest = torch.finfo(next_row.dtype).max
-        self._clip = clip_within(clip, self._largest)
-        # Added instead of the mean subtracted, because torch subtracts nothing from flags.
-        self._shift = next_row.new_zeros(self.leaf)
-        self._scale = next_row.new_ones(self.leaf)
-
-    def load(self, moments: BaseMoments, epsilon: float) -> None:
-        """Sets the statistics for all rows from now on."""
-        mean, scale = moments.affine(epsilon, self._largest)
-        self._shift.copy_(-mean)
-        self._scale.copy_(scale)
-
-    def normalize(self, source: Tensor, target: Tensor) -> None:
-        """Writes normalised values; ``target`` may be ``source`` itself."""
-        torch.add(source, self._shift, out=target)
-        target.mul_(self._scale).clamp_(-self._clip, self._clip)
 
     def begin(self) -> None:
         """Begins a batch."""
@@ -308,6 +275,7 @@ class NormalizedSteps:
         self._env = env
         index = env.observation_keys.index
         self._places = [(index(one.key), one) for one in rows]
+        self._ops = operations(rows[0].next_row)
         # The observations of agents, each with the index of the flag of those that are absent.
         self._absent = [(index(one.key), one, index(one.absent)) for one in rows if one.absent]
         # The leaves of the last step, of the environment and normalised.
@@ -328,7 +296,7 @@ class NormalizedSteps:
         self._last, self._shown = result.last, self._normalized(result.last)
         for index, one, flag in self._absent:
             # An agent that is done after a step, but wasn't before, has a last observation.
-            _OPERATIONS.clear_absent(self._shown[index], result.last[flag] & one.flags[self.t])
+            self._ops.clear_absent(self._shown[index], result.last[flag] & one.flags[self.t])
         final = result.final
         if final is not None:
             final = [*final]
@@ -350,7 +318,7 @@ class NormalizedSteps:
         self._keep(leaves)
         found = self._normalized(leaves)
         for index, _, flag in self._absent:
-            _OPERATIONS.clear_absent(found[index], leaves[flag])
+            self._ops.clear_absent(found[index], leaves[flag])
         return found
 
     def _keep(self, leaves: Sequence[Tensor]) -> None:

@@ -21,11 +21,12 @@ from trawl.rollout.block import BatchMemory, Block
 from trawl.rollout.checks import check_rewards
 from trawl.rollout.episode_sums import EpisodeSums
 from trawl.rollout.layout import Layout, Leaf
+from trawl.rollout.ops import write
 from trawl.rollout.policy.device_transfer import moved
 from trawl.rollout.policy.leaves import PolicyLeaves, discover_leaves
 from trawl.rollout.policy.policy import Policy
 from trawl.rollout.stages.stage import RowKind, StageSetup
-from trawl.rollout.stages.staged_rows import StagedRows, write
+from trawl.rollout.stages.staged_rows import StagedRows
 from trawl.rollout.steppers.arrays import Stepper
 from trawl.rollout.writers.batch_writer import BatchOptions, BatchWriter
 from trawl.rollout.writers.frame_entries import FrameEntries
