@@ -16,7 +16,7 @@ def test_a_handler_is_set_without_an_enum():
     try:
         assert names.set_signal_handler(signal.SIGINT, handler) == before
         assert signal.getsignal(signal.SIGINT) is handler
-        assert names.set_signal_handler(signal.SIGINT, signal.SIG_IGN) is handler
+        assert names.set_signal_handler(signal.SIGINT, int(signal.SIG_IGN)) is handler
         ignored = names.set_signal_handler(signal.SIGINT, handler)
         assert ignored == signal.SIG_IGN
         assert not callable(ignored)

@@ -7,7 +7,8 @@ from collections.abc import Callable
 from importlib import import_module
 from typing import Any
 
-#: What ``signal.signal`` calls, in a tenth of its time: it turns no handler into an enum.
+#: What ``signal.signal`` calls, in a tenth of its time: it turns no handler into an enum,
+#: and takes none. What it returns, it takes.
 set_signal_handler: Callable[[int, Any], Any]
 try:
     set_signal_handler = import_module("_signal").signal
