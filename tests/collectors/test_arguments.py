@@ -1,16 +1,22 @@
-"""What ``help()`` and ``inspect.signature`` show of each collector's constructor."""
+"""What `help()` shows of each collector's constructor, and what becomes of its options."""
 
 import inspect
 import pydoc
 import re
+from dataclasses import fields
+from functools import partial
 
 import pytest
+from collector_parts import by_step
+from multi_parts import make
 
 from trawl.collectors import (
     AsyncCollector,
     Collector,
+    CollectorConfig,
     MultiAsyncCollector,
     MultiCollector,
+    MultiConfig,
     MultiSyncCollector,
 )
 from trawl.collectors.distributed import (
@@ -19,11 +25,15 @@ from trawl.collectors.distributed import (
     RayCollector,
     RPCCollector,
 )
+from trawl.testing import NumberedEnv
 
 # Beside those of the others: options that a class has, and options of its parents that it refuses.
 OWN = {
     Collector: (["interruptor", "backend", "num_collectors"], ["num_workers"]),
-    MultiCollector: (["num_workers", "start_method", "sync"], ["interruptor", "backend"]),
+    MultiCollector: (
+        ["num_workers", "start_method", "sync"],
+        ["interruptor", "backend", "return_same_td"],
+    ),
     MultiSyncCollector: (["cat_results", "start_method", "worker_idx"], ["sync"]),
     MultiAsyncCollector: (["max_policy_lag", "start_method"], ["return_same_td", "sync"]),
     AsyncCollector: (["worker_timeout", "start_method"], ["interruptor", "sync"]),
@@ -31,6 +41,30 @@ OWN = {
     DistributedCollector: (["sync", "launcher", "backend"], ["start_method", "remote_configs"]),
     DistributedSyncCollector: (["update_interval"], ["sync", "update_after_each_batch"]),
     RPCCollector: (["sync", "tensorpipe_options"], ["start_method", "update_interval"]),
+}
+NONE = """policy_factory device storing_device policy_device env_device create_env_kwargs
+    max_frames_per_traj frame_stack init_random_frames postproc split_trajs trajs_per_batch
+    traj_format trajs_per_write auto_register_policy_transforms interruptor use_buffers
+    replay_buffer trust_policy compile_policy cudagraph_policy worker_idx pre_collect_hook
+    post_collect_hook backend backend_options num_collectors sync"""
+FALSE = """reset_at_each_iter compact_obs return_same_td set_truncated no_cuda_sync
+    track_policy_version"""
+# Arguments beside the first two, and what they are when they are left out.
+DEFAULTS = {
+    **dict.fromkeys(NONE.split()),
+    **dict.fromkeys(FALSE.split(), False),
+    **dict.fromkeys(["track_traj_ids", "reset_when_done", "extend_buffer"], True),
+    "frames_per_batch": inspect.Parameter.empty,
+    "total_frames": -1,
+    "on_env_error": "raise",
+}
+# The same of collectors with workers.
+OF_WORKERS = {
+    **dict.fromkeys(["num_workers", "collector_class", "cat_results", "preemptive_threshold"]),
+    **dict.fromkeys(["num_threads", "init_fn"]),
+    "update_at_each_batch": False,
+    "num_sub_threads": 1,
+    "start_method": "forkserver",
 }
 
 
@@ -56,3 +90,75 @@ def test_a_class_that_overrides_an_option_tells_its_own_meaning():
     assert "collector that each worker runs" in RayCollector.__doc__
     assert "class of the workers' collectors: a subclass" in MultiSyncCollector.__doc__
     assert inspect.signature(DistributedSyncCollector).parameters["update_interval"].default == 1
+
+
+def test_arguments_have_their_documented_defaults():
+    environment, policy, *others = inspect.signature(Collector).parameters.values()
+    assert environment.default is inspect.Parameter.empty
+    assert policy.default is None
+    for one in (environment, policy):
+        assert one.kind is inspect.Parameter.POSITIONAL_OR_KEYWORD
+    assert all(one.kind is inspect.Parameter.KEYWORD_ONLY for one in others)
+    alone = {one.name: one.default for one in others}
+    assert {name: alone[name] for name in DEFAULTS} == DEFAULTS
+    assert alone["exploration_type"].name == "RANDOM"
+    for cls in (MultiCollector, MultiSyncCollector, MultiAsyncCollector, AsyncCollector):
+        shown = {name: p.default for name, p in inspect.signature(cls).parameters.items()}
+        assert {name: shown[name] for name in OF_WORKERS} == OF_WORKERS
+        # A collector in one process makes the choice for others.
+        for name in set(alone) & set(shown) - {"sync"}:
+            assert shown[name] == alone[name]
+
+
+def test_options_are_documented():
+    for name in inspect.signature(CollectorConfig).parameters:
+        assert f"        {name}: " in CollectorConfig.__doc__
+    for name in OF_WORKERS:
+        assert f"        {name}: " in MultiConfig.__doc__
+
+
+# --- what is given, and read again
+
+
+@pytest.mark.parametrize(
+    ("arguments", "options", "match"),
+    [
+        ((), {}, r"needs the argument frames_per_batch"),
+        ((None, 10), {}, r"at most 2 positional arguments.*got 3.*by name"),
+        (
+            (),
+            {"frames_per_batch": 1, "frame_per_batch": 2, "quick": True},
+            r"unknown arguments: frame_per_batch, quick",
+        ),
+    ],
+)
+def test_wrong_arguments_are_named(arguments, options, match):
+    with pytest.raises(TypeError, match=match):
+        Collector("CartPole-v1", *arguments, **options)
+
+
+def test_options_can_be_read_as_attributes():
+    with Collector(NumberedEnv(), frames_per_batch=10, total_frames=30) as collector:
+        assert collector.total_frames == 30
+        assert collector.replay_buffer is None
+        # Random actions are trusted.
+        assert collector.trust_policy is True
+        with pytest.raises(AttributeError, match=r"'Collector' object has no .* 'total_frame'"):
+            _ = collector.total_frame
+    with make(total_frames=30, cat_results=-1, num_sub_threads=2) as collector:
+        for field in fields(MultiConfig):
+            assert field.name == "worker_idx" or hasattr(collector, field.name)
+        assert (collector.total_frames, collector.cat_results) == (30, -1)
+        assert (collector.num_sub_threads, collector.requested_frames_per_batch) == (2, 10)
+
+
+@pytest.mark.parametrize(
+    "make", [Collector, partial(MultiSyncCollector, num_workers=1, start_method="inline")]
+)
+@pytest.mark.parametrize("given", [None, -1, 0])
+def test_an_option_that_is_off_reads_as_a_number_or_false(make, given):
+    """Trainers compare these: ``frames >= collector.init_random_frames``."""
+    options = {"init_random_frames": given, "max_frames_per_traj": given}
+    with make(NumberedEnv, by_step(), frames_per_batch=10, **options) as collector:
+        assert (collector.init_random_frames, collector.max_frames_per_traj) == (0, 0)
+        assert (collector.trust_policy, collector.split_trajs) == (False, False)

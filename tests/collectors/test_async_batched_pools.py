@@ -2,7 +2,6 @@
 
 import numpy as np
 import pytest
-import torch
 from gymnasium.vector import AutoresetMode
 from pool_parts import NumberedPool
 from tensordict.nn import TensorDictModule
@@ -65,14 +64,6 @@ def test_a_pool_may_have_indices_as_actions():
     env = GymEnv(NumberedPool(LENGTHS), categorical_action_encoding=True)
     with collector_of(pool=env, policy=RandomPolicy(env.full_action_spec)) as collector:
         assert collector.next()["action"].shape == (50,)
-
-
-def test_entries_of_a_collector():
-    with collector_of(Collector) as collector:
-        batch = collector.next()
-    assert batch["env_index"].dtype == torch.int64
-    assert "policy_version" not in set(batch.keys())
-    assert batch.names == [None]
 
 
 # --- the policy
@@ -181,21 +172,6 @@ def test_a_state_continues_the_counts_with_new_episodes(kind):
 
 
 # --- delivery
-
-
-@KINDS
-def test_whole_trajectories(kind):
-    options = {"yield_completed_trajectories": True}
-    if kind is Collector:
-        options = {"trajs_per_batch": 1, "traj_format": "cat"}
-    ledger = ledger_of(6)
-    with collector_of(kind, **options) as collector:
-        for _ in range(20):
-            trajectory = collector.next()
-            assert trajectory["next", "done"][-1]
-            assert len(trajectory["env_index"].unique()) == 1
-            assert NumberedEnv.numbers(trajectory)[0, 2] == 0
-            ledger.add(trajectory)
 
 
 def test_random_frames_come_first():

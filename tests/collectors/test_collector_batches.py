@@ -38,14 +38,6 @@ def test_a_batch_has_the_documented_keys_shapes_and_dtypes():
     assert batch.names == ["time"]
 
 
-def test_environments_of_a_batch_come_before_time():
-    batch = first_batch([lambda i=i: NumberedEnv(i) for i in range(3)], frames_per_batch=12)
-    assert batch.batch_size == (3, 4)
-    assert batch.names == [None, "time"]
-    assert batch[TRAJ_IDS].shape == (3, 4)
-    assert NumberedEnv.numbers(batch)[:, :, 0].tolist() == [[0] * 4, [1] * 4, [2] * 4]
-
-
 def test_a_batch_is_plain_data_of_its_own():
     weights = TensorDictModule(nn.Linear(3, 1), in_keys=["observation"], out_keys=["action"])
     batch = first_batch("Pendulum-v1", weights, frames_per_batch=5)

@@ -2,10 +2,9 @@ import gymnasium
 import numpy as np
 import pytest
 import torch
-from collector_parts import batches, by_step, choose_by_step, first_batch, layout
+from collector_parts import batches, choose_by_step, first_batch
 from gymnasium import spaces
 from tensordict.nn import (
-    InteractionType,
     ProbabilisticTensorDictModule,
     ProbabilisticTensorDictSequential,
     TensorDictModule,
@@ -16,9 +15,6 @@ from trawl import ExplorationType, exploration_type, set_exploration_type
 from trawl.collectors import Collector, MultiSyncCollector
 from trawl.envs import GymEnv
 from trawl.testing import NumberedEnv
-
-TRAJ_IDS = ("collector", "traj_ids")
-
 
 # --- how environments are made
 
@@ -232,14 +228,6 @@ def actor(seen):
     )
 
 
-@pytest.mark.parametrize("kind", [None, InteractionType.RANDOM])
-def test_policies_explore_by_default(kind):
-    seen = []
-    batch = first_batch(NumberedEnv(), actor(seen), frames_per_batch=64, exploration_type=kind)
-    assert seen[-1] is InteractionType.RANDOM
-    assert set(NumberedEnv.action_numbers(batch).tolist()) == {0, 1, 2, 3}
-
-
 def test_the_name_of_an_exploration_type_will_do():
     with Collector(NumberedEnv(), frames_per_batch=4, exploration_type="mean") as collector:
         assert collector.exploration_type is ExplorationType.MEAN
@@ -292,13 +280,6 @@ def test_a_rollout_begins_with_the_hook_too():
     ) as collector:
         collector.rollout()
     assert events == ["pre"]
-
-
-def test_waiting_for_copies_can_be_left_out():
-    plain = first_batch(NumberedEnv(), by_step(), frames_per_batch=8)
-    hasty = first_batch(NumberedEnv(), by_step(), frames_per_batch=8, no_cuda_sync=True)
-    assert layout(plain) == layout(hasty)
-    assert (plain == hasty).all()
 
 
 # --- workers

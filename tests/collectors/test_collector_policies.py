@@ -126,28 +126,6 @@ def test_a_function_of_several_observations_gets_them_by_name():
     assert NestedEnv.action_numbers(batch).tolist() == [3] * 4
 
 
-def test_further_results_are_recorded_as_outputs():
-    def policy(observation):
-        return choose_by_step(observation), observation[..., :2], observation.sum(-1)
-
-    batch = first_batch(NumberedEnv(), policy, frames_per_batch=4)
-    assert batch["output1"].shape == (4, 2)
-    assert torch.equal(batch["output2"], batch["observation"].sum(-1))
-
-
-def test_what_a_policy_writes_is_recorded():
-    policy = TensorDictSequential(
-        TensorDictModule(lambda o: 2 * o, in_keys=["observation"], out_keys=["hidden"]),
-        TensorDictModule(
-            lambda h: h.sum(-1, keepdim=True), in_keys=["hidden"], out_keys=[("a", "b")]
-        ),
-        by_step(),
-    )
-    batch = first_batch(NumberedEnv(), policy, frames_per_batch=4)
-    assert torch.equal(batch["hidden"], 2 * batch["observation"])
-    assert torch.equal(batch["a", "b"], batch["hidden"].sum(-1, keepdim=True))
-
-
 def test_nested_actions_are_written_where_the_environment_reads_them():
     policy = TensorDictModule(
         lambda env: (torch.tensor([0, 1]), torch.tensor([0, 1], dtype=torch.int8), torch.ones(1)),

@@ -111,21 +111,6 @@ def test_workers_are_named_by_the_device_of_their_policy(cls):
         assert collector.policy_version == 1
 
 
-@pytest.mark.parametrize("cls", CLASSES)
-def test_frames_of_workers_are_summed(cls):
-    with make(cls, total_frames=40) as collector:
-        frames = sum(batch.numel() for batch in collector)
-        facts = collector.stats("both")
-        each = [facts[f"worker_{index}/frames"] for index in range(2)]
-        assert facts["worker_frames"] == sum(each) == frames == 40
-
-
-def test_frames_of_the_first_worker():
-    with make() as collector:
-        assert collector.frames_per_batch_worker() == 5
-        assert collector.frames_per_batch_worker(worker_idx=1) == 5
-
-
 # --- updaters
 
 

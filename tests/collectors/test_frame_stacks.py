@@ -14,7 +14,7 @@ import pytest
 import torch
 from dense_stacks import dense_stacks
 from gymnasium.spaces import Box, Dict
-from gymnasium.wrappers import AtariPreprocessing, FrameStackObservation
+from gymnasium.wrappers import FrameStackObservation
 from multi_parts import make
 from tensordict import TensorDictBase
 from tensordict.nn import TensorDictModule
@@ -375,21 +375,6 @@ def test_the_discount_of_dm_env_is_neither_stacked_nor_normalised() -> None:
         assert (batch["next", "discount"] == 1).all()
 
 
-def test_atari() -> None:
-    ale_py = pytest.importorskip("ale_py")
-    gymnasium.register_envs(ale_py)
-    found = []
-    for wrapped in (False, True):
-        env: Any = gymnasium.make("ALE/Breakout-v5", frameskip=1, max_num_frames_per_episode=120)
-        env = AtariPreprocessing(env, noop_max=0, terminal_on_life_loss=True)
-        options: dict[str, Any] = {} if wrapped else {"frame_stack": 4}
-        source = FrameStackObservation(env, 4) if wrapped else env
-        found.append(collected(source, count=2, frames_per_batch=50, **options))
-    check_equal(*found)
-    assert found[0][0]["observation"].shape == (50, 4, 84, 84)
-    assert all(batch["next", "done"].any() for batch in found[0])
-
-
 def test_an_evaluation_stacks_frames() -> None:
     results = []
     for padding in (None, "reset"):
@@ -439,28 +424,6 @@ def test_batches_of_workers_are_combined(method: str, lengths: Any, lanes: int, 
     options = {"start_method": method, **options}
     found = of_workers(in_workers(lengths, None, lanes), frame_stack=SIZE, **options)
     check_equal(found, of_workers(in_workers(lengths, "reset", lanes), **options))
-
-
-def test_batches_of_tensors_of_workers_are_combined() -> None:
-    found, expected = (
-        of_workers(
-            [source(order) for order in ((9, 30), (30, 9))],
-            cat_results=-1,
-            frame_stack=SIZE,
-            frames_per_batch=48,
-        )
-        for source in (lambda order: partial(made, "cpu", order), partial(made, "list"))
-    )
-    check_equal(found, expected)
-
-
-def test_worker_processes_write_into_shared_memory() -> None:
-    options = {"frame_stack": SIZE, "frames_per_batch": 80, "count": 2}
-    found, expected = (
-        of_workers(in_workers((9, 30)), start_method=method, **options)
-        for method in ("forkserver", "inline")
-    )
-    check_equal(found, expected)
 
 
 def test_the_parts_of_workers_share_memory() -> None:

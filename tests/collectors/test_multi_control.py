@@ -32,7 +32,7 @@ from multi_parts import (
 from tensordict.nn import TensorDictModule
 from torch import nn
 
-from trawl.collectors import Collector, MultiAsyncCollector, RandomPolicy
+from trawl.collectors import Collector, MultiAsyncCollector, MultiSyncCollector, RandomPolicy
 from trawl.errors import WorkerError
 from trawl.testing import FaultyEnv, NumberedEnv
 
@@ -407,20 +407,30 @@ def failing(number, at=3):
     return lambda: FaultyEnv(at, ValueError("no fuel"), number=number, lengths=[2])
 
 
-@BOTH
-@pytest.mark.parametrize("lanes", [1, 3])
-def test_an_error_names_worker_environment_and_step(cls, lanes):
+@pytest.mark.parametrize(
+    ("cls", "method", "lanes", "at"),
+    [
+        (MultiSyncCollector, "messages", 1, 7),
+        (MultiAsyncCollector, "forkserver", 3, 5),
+        (MultiSyncCollector, "inline", 3, 0),
+        (MultiAsyncCollector, "inline", 1, 0),
+    ],
+)
+def test_an_error_keeps_its_type_and_names_worker_environment_and_step(cls, method, lanes, at):
     fine, worse = envs(1, lanes)[0], envs(1, lanes)[0]
-    worse[-1] = failing(5)
-    collector = make(cls, create_env_fn=[fine, worse], frames_per_batch=12 * lanes)
-    with pytest.raises(ValueError, match="no fuel") as caught:
+    worse[-1] = lambda: FaultyEnv(at, KeyError("no fuel"), number=1, lengths=[3])
+    options = {"frames_per_batch": 12 * lanes, "start_method": method}
+    collector = make(cls, create_env_fn=[fine, worse], **options)
+    with pytest.raises(KeyError, match="no fuel") as caught:
         until_it_fails(collector)
-    text = str(caught.value)
-    assert "in worker 1" in text
-    assert "at its step 3 (from 0)" in text
+    error, text = caught.value, str(caught.value)
+    assert isinstance(error, WorkerError)
+    assert type(error.original) is KeyError
+    assert text.startswith("in worker 1: KeyError: 'no fuel'")
+    assert "raise self.fault" in text
+    assert f"at its step {at} (from 0)" in text
     assert f"environment {lanes - 1}" in text or lanes == 1
-    assert isinstance(caught.value, WorkerError)
-    assert type(caught.value.original) is ValueError
+    assert collector.closed
 
 
 @BOTH

@@ -1,17 +1,14 @@
 """Each option of a collector does with workers what it does without."""
 
-import inspect
 import multiprocessing
-import pydoc
 import threading
 import warnings
-from dataclasses import fields
 from functools import partial
 from typing import Any
 
 import pytest
 import torch
-from collector_parts import by_step, keys
+from collector_parts import Buffer, by_step, keys
 from multi_parts import (
     ALL,
     BOTH,
@@ -34,61 +31,8 @@ from tensordict.nn import (
 from torch.distributions import OneHotCategorical
 
 import trawl
-from trawl.collectors import (
-    AsyncCollector,
-    Collector,
-    MultiAsyncCollector,
-    MultiCollector,
-    MultiConfig,
-    MultiSyncCollector,
-    PolicyVersion,
-)
+from trawl.collectors import Collector, MultiAsyncCollector, MultiSyncCollector, PolicyVersion
 from trawl.testing import FaultyEnv, NumberedEnv
-
-# --- the signature
-
-MORE = {
-    "num_workers": None,
-    "collector_class": None,
-    "cat_results": None,
-    "preemptive_threshold": None,
-    "update_at_each_batch": False,
-    "num_threads": None,
-    "num_sub_threads": 1,
-    "init_fn": None,
-    "start_method": "forkserver",
-}
-
-
-@pytest.mark.parametrize(
-    "cls", [MultiCollector, MultiSyncCollector, MultiAsyncCollector, AsyncCollector]
-)
-def test_the_signature_shows_every_option(cls):
-    shown = inspect.signature(cls).parameters
-    assert list(shown)[:2] == ["create_env_fn", "policy"]
-    assert {name: shown[name].default for name in MORE} == MORE
-    alone = inspect.signature(Collector).parameters
-    assert not {"return_same_td", "interruptor", "backend"} & set(shown)
-    # A collector in one process makes the choice for others.
-    for name in set(alone) & set(shown) - {"sync"}:
-        assert shown[name].default == alone[name].default
-    assert "preemptive_threshold" in pydoc.render_doc(cls, renderer=pydoc.plaintext)
-
-
-@pytest.mark.parametrize("name", MORE)
-def test_an_option_is_documented(name):
-    assert f"        {name}: " in MultiConfig.__doc__
-
-
-def test_options_can_be_read_as_attributes():
-    with make(total_frames=30, cat_results=-1, num_sub_threads=2) as collector:
-        for field in fields(MultiConfig):
-            assert field.name == "worker_idx" or hasattr(collector, field.name)
-        assert collector.total_frames == 30
-        assert collector.cat_results == -1
-        assert collector.num_sub_threads == 2
-        assert collector.requested_frames_per_batch == 10
-
 
 # --- episodes
 
@@ -501,3 +445,67 @@ def test_a_lock_for_forked_processes_is_refused_with_the_remedy():
     sources = [partial(NumberedEnv, number, lock=lock) for number in range(2)]
     with pytest.raises(TypeError, match=r"set_start_method\('spawn', force=True\) before"):
         make(create_env_fn=sources, start_method="forkserver")
+
+
+# --- hooks, and a replay buffer
+
+HERE_AND_THERE = pytest.mark.parametrize(
+    ("cls", "method"), [(MultiSyncCollector, "messages"), (MultiAsyncCollector, "forkserver")]
+)
+
+
+@HERE_AND_THERE
+def test_hooks_run_in_workers_with_their_own_batches(cls, method, tmp_path):
+    def note(name, text):
+        with (tmp_path / name).open("a") as file:
+            file.write(text)
+
+    with make(
+        cls,
+        total_frames=40,
+        start_method=method,
+        pre_collect_hook=lambda: note("pre", "x"),
+        post_collect_hook=lambda batch: note("post", f"{len(batch)} "),
+    ) as collector:
+        count = len(list(collector))
+    each = count * 2 if together(cls) else count
+    assert (tmp_path / "pre").read_text() == "x" * each
+    assert (tmp_path / "post").read_text() == ("5 " if together(cls) else "10 ") * each
+
+
+@HERE_AND_THERE
+def test_a_hook_can_be_set_and_taken_away(cls, method, tmp_path):
+    def note(batch):
+        (tmp_path / str(worker_of(batch))).touch()
+
+    with make(cls, start_method=method, frames_per_batch=4, total_frames=80) as collector:
+        assert collector.post_collect_hook is None
+        collector.set_post_collect_hook(note)
+        assert collector.post_collect_hook is note
+        list(collector)
+        assert {path.name for path in tmp_path.iterdir()} == {"0", "1"}
+        collector.post_collect_hook = None
+        assert collector.get_distant_attr("post_collect_hook") == [None, None]
+
+
+@HERE_AND_THERE
+def test_background_collection_keeps_the_budget(cls, method):
+    buffer = Buffer()
+    with make(cls, total_frames=60, replay_buffer=buffer, start_method=method) as collector:
+        collector.start()
+        buffer.wait_for(60)
+        collector.async_shutdown()
+        assert collector.closed
+        assert collector.stats()["frames"] == 60
+    book = ledger(2)
+    for frame in buffer.frames:
+        book.add(frame.unsqueeze(0))
+    assert book.frames == 60
+
+
+@pytest.mark.parametrize("method", ["inline", "forkserver"])
+def test_workers_write_where_the_batch_is_delivered(method):
+    with make(start_method=method, total_frames=40) as collector:
+        addresses = [batch["observation"].data_ptr() for batch in collector]
+    # One block is filled while the user has the other.
+    assert len(set(addresses)) == 2

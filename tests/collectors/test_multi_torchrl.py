@@ -9,24 +9,14 @@ import nursery
 import pytest
 import torch
 from collector_parts import layout
-from multi_parts import BOTH
 from tensordict.nn import TensorDictModule
 from torch import nn
 
 import trawl.collectors
-from trawl.collectors import MultiSyncCollector
 
 torchrl_collectors = pytest.importorskip("torchrl.collectors")
 
-from torchrl.data import LazyTensorStorage, ReplayBuffer  # noqa: E402
-from torchrl.envs import (  # noqa: E402
-    GymEnv,
-    InitTracker,
-    RewardSum,
-    SerialEnv,
-    StepCounter,
-    TransformedEnv,
-)
+from torchrl.envs import GymEnv, InitTracker, RewardSum, SerialEnv, StepCounter, TransformedEnv  # noqa: E402
 
 
 def plain():
@@ -47,35 +37,6 @@ def serial():
 def actor():
     torch.manual_seed(0)
     return TensorDictModule(nn.Linear(3, 1), in_keys=["observation"], out_keys=["action"])
-
-
-def test_one_seed_gives_the_same_bits_wherever_workers_live():
-    found = []
-    for method in ("inline", "forkserver"):
-        with MultiSyncCollector(
-            [transformed] * 2, frames_per_batch=40, total_frames=80, start_method=method
-        ) as collector:
-            collector.set_seed(1)
-            found.append(list(collector))
-    for one, other in zip(*found, strict=True):
-        assert (one == other).all()
-
-
-@BOTH
-def test_batches_go_into_torchrls_buffers(cls):
-    buffer = ReplayBuffer(storage=LazyTensorStorage(500), batch_size=16)
-    with cls(
-        [plain] * 2,
-        actor(),
-        frames_per_batch=40,
-        total_frames=200,
-        replay_buffer=buffer,
-        start_method="inline",
-    ) as collector:
-        assert list(collector) == [None] * 5
-    sample = buffer.sample()
-    assert sample["observation"].shape[-1] == 3
-    assert buffer.write_count in (200, 10)  # rows of batches, or frames of them
 
 
 # --- next to TorchRL's own

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
 from typing import Any
 
 import pytest
@@ -10,38 +9,6 @@ from multi_parts import BOTH, LENGTHS, PLACES, envs, make
 from whole_parts import Episodes, cycling
 
 from trawl.testing import NumberedEnv
-
-
-def test_a_worker_that_is_late_delivers_its_part_later() -> None:
-    gate = multiprocessing.get_context("spawn").Event()
-
-    class Late(NumberedEnv):
-        def step(self, action: Any) -> Any:
-            if len(self.actions) == 2:
-                gate.wait()
-            return super().step(action)
-
-    episodes = Episodes(cycling([4]))
-    collector = make(
-        create_env_fn=[lambda: NumberedEnv(0, lengths=[4]), lambda: Late(1, lengths=[4])],
-        frames_per_batch=12,
-        preemptive_threshold=0.5,
-        total_frames=240,
-        trajs_per_batch=2,
-        traj_format="cat",
-        start_method="forkserver",
-    )
-    with collector:
-        # The late one stands in its first episode, which others' go on without.
-        for _ in range(3):
-            episodes.add(collector.next())
-        assert set(episodes.by_env) == {0}
-        gate.set()
-        for batch in collector:
-            episodes.add(batch)
-        assert collector.stats()["frames"] >= 240
-    assert all(found == list(range(len(found))) for found in episodes.by_env.values())
-    assert set(episodes.by_env) == {0, 1}
 
 
 def test_nothing_is_lost_where_workers_are_broken_off() -> None:
@@ -104,6 +71,8 @@ def test_control_calls_lose_no_trajectory(cls: Any, method: str) -> None:
                 assert set(collector.state_dict()) >= {"worker0", "worker1", "trajectories"}
                 assert collector.stats("both")["workers_alive"] == 2
                 assert collector.map_fn("env.batch_size.numel") == [1, 1]
+                assert collector.get_distant_attr("worker_idx") == [0, 1]
+                collector.update_policy_weights_()
     assert all(found == list(range(len(found))) for found in episodes.by_env.values())
     assert len(episodes.found) > 55
 

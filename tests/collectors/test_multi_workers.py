@@ -1,6 +1,5 @@
 """Workers that differ: lists with an entry for each of them; and `Collector` as the way to them."""
 
-import warnings
 from typing import Any
 
 import pytest
@@ -10,9 +9,7 @@ from multi_parts import BOTH, Chooser, actions, envs, ledger, make, together, wo
 from tensordict.nn import TensorDictModule
 
 import trawl.collectors
-import trawl.compat.older_names as legacy
 from trawl.collectors import (
-    AsyncCollector,
     BaseCollector,
     Collector,
     MultiAsyncCollector,
@@ -378,24 +375,6 @@ def test_an_empty_list_has_no_workers():
 
 
 # --- older names
-
-OLD = {
-    "MultiSyncDataCollector": MultiSyncCollector,
-    "MultiaSyncDataCollector": MultiAsyncCollector,
-    "aSyncDataCollector": AsyncCollector,
-}
-
-
-@pytest.mark.parametrize("name", OLD)
-def test_an_older_name_is_the_class_and_warns_once(name, monkeypatch):
-    monkeypatch.setattr(legacy, "_warned", set())
-    with pytest.warns(
-        DeprecationWarning, match=rf"{name} is an older name of {OLD[name].__name__}"
-    ):
-        found = getattr(trawl.collectors, name)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        assert getattr(trawl.collectors, name) is OLD[name] is found
 
 
 @pytest.mark.parametrize("name", ["MultiCollector", "MultiSyncCollector", "AsyncCollector"])

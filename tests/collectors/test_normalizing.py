@@ -4,7 +4,6 @@ import gymnasium
 import numpy as np
 import pytest
 import torch
-from collector_parts import Buffer
 from gymnasium import spaces
 from tensordict.nn import TensorDictModule
 from torch import nn
@@ -13,7 +12,6 @@ from tests.oracle.continuing import saved
 from trawl.collectors import Collector, Normalization, NormalizeObservation, NormalizeReward
 from trawl.envs import GymEnv
 
-MASK = ("collector", "mask")
 NEXT = ("next", "observation")
 
 
@@ -95,16 +93,6 @@ def test_states_of_other_statistics_are_refused():
             plain.load_state_dict(states[1])
 
 
-def test_single_steps_are_normalised_for_a_buffer():
-    buffer = Buffer()
-    options = {"total_frames": 60, "replay_buffer": buffer, "extend_buffer": False}
-    with normalizing(frames_per_batch=30, **options) as collector:
-        list(collector)
-        assert collector.normalization.observations["observation"].count == 60
-    assert len(buffer) == 60
-    assert buffer.frames[-1]["observation"].abs().max() < 10
-
-
 class Pair(gymnasium.Env):
     """A dictionary of numbers, images and a choice."""
 
@@ -135,15 +123,6 @@ def test_all_floating_point_observations_are_normalised():
     assert abs(float(batch["a"].std()) - 1) < 0.2
     assert batch["image"].dtype == torch.uint8
     assert (batch["info", "value"] == 3).all()
-
-
-def test_keys_choose_observations():
-    chosen = NormalizeObservation(keys=[("inner", "b")], clip=0.5)
-    with normalizing(Pair, normalize_observations=chosen) as collector:
-        batch = [collector.next() for _ in range(2)][-1]
-        assert list(collector.normalization.observations) == [("inner", "b")]
-    assert batch["inner", "b"].abs().max() == 0.5
-    assert batch["a"].abs().max() <= 1
 
 
 def test_the_statistics_normalise_other_observations():
@@ -246,25 +225,6 @@ def test_an_environment_of_torchrl_is_normalised_without_its_counters():
 
 
 # --- other kinds of environments
-
-
-def test_envpool_is_normalised_also_if_its_environments_come_as_they_are_ready():
-    envpool = pytest.importorskip("envpool")
-
-    def made(**options):
-        return envpool.make_gymnasium("Pendulum-v1", num_envs=4, seed=0, **options)
-
-    with normalizing(made(), frames_per_batch=1000) as collector:
-        batches = [collector.next() for _ in range(2)]
-        counted = collector.normalization.observations["observation"].count
-    assert counted == sum(int(b.get(MASK).sum()) if MASK in b.keys(True) else 1000 for b in batches)
-    pool = made(batch_size=2)
-    with normalizing(pool, frames_per_batch=1000) as collector:
-        frames = torch.cat([collector.next() for _ in range(2)])
-        assert collector.normalization.observations["observation"].count == 2000
-    later = frames["observation"][1000:]
-    assert later.mean(0).abs().max() < 0.5
-    assert (later.std(0) - 1).abs().max() < 0.5
 
 
 class Still(Walk):

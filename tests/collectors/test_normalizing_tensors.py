@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from functools import partial
 from typing import Any
 
@@ -127,35 +126,6 @@ def test_evaluations_use_the_statistics() -> None:
         pytest.raises(ValueError, match="not normalised"),
     ):
         evaluator.evaluate()
-
-
-def test_vmas_has_statistics_of_its_groups() -> None:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # Gym, which VMAS imports, warns about itself.
-        vmas = pytest.importorskip("vmas")
-    found: dict[bool, list[Any]] = {}
-    for normalized in (False, True):
-        options = BOTH if normalized else {}
-        # Random actions don't depend on the observations.
-        env = vmas.make_env("balance", num_envs=4, max_steps=7, seed=0)
-        with Collector(env, frames_per_batch=40, **options) as collector:
-            collector.set_seed(0)
-            found[normalized] = [collector.next().clone() for _ in range(3)]
-            normalization = collector.normalization
-    raw, own = found[False], found[True]
-    assert normalization is not None
-    observed = normalization.observations["agents", "observation"]
-    rewards = normalization.rewards["agents", "reward"]
-    seen = torch.cat([b["agents", "observation"].flatten(0, 1) for b in raw]).numpy()
-    expected = RunningMoments.of(seen)
-    assert observed.count == len(seen) == 120
-    assert observed.mean.shape == seen.shape[1:]
-    np.testing.assert_allclose(observed.mean, expected.mean, rtol=1e-9, atol=1e-12)
-    np.testing.assert_allclose(observed.var, expected.var, rtol=1e-7, atol=1e-12)
-    assert rewards.count == 120 * seen.shape[1]
-    for one, other in zip(own, raw, strict=True):
-        assert torch.equal(one["next", "agents", "raw_reward"], other["next", "agents", "reward"])
-        assert torch.equal(one["agents", "info", "pos_rew"], other["agents", "info", "pos_rew"])
 
 
 # --- odd simulators

@@ -4,24 +4,16 @@ import numpy as np
 import pytest
 import torch
 from collector_parts import Buffer
-from multi_parts import CLASSES, TRAJ_IDS
+from multi_parts import TRAJ_IDS
 from tensordict.nn import TensorDictModule
 from torch import nn
 
 from tests.oracle.comparing import Case, collector_of
 from tests.oracle.continuing import saved
 from trawl.backends import InlineBackend
-from trawl.collectors import (
-    Collector,
-    MultiAsyncCollector,
-    MultiSyncCollector,
-    NormalizeObservation,
-    NormalizeReward,
-)
-from trawl.rollout.moments import RunningMoments
+from trawl.collectors import Collector, MultiSyncCollector, NormalizeObservation, NormalizeReward
 from trawl.testing.oracle import Options
 
-REWARD = ("next", "reward")
 OPTIONS = {"normalize_observations": True, "normalize_rewards": NormalizeReward(keep_raw=True)}
 
 
@@ -45,38 +37,6 @@ def batches(collector, count):
 
 def equal(one, other):
     return all(bool((a == b).all()) for a, b in zip(one, other, strict=True))
-
-
-def close(found, expected):
-    assert found.count == expected.count
-    np.testing.assert_allclose(found.mean, expected.mean, rtol=1e-9, atol=1e-9)
-    np.testing.assert_allclose(found.var, expected.var, rtol=1e-9)
-
-
-@pytest.mark.parametrize("cls", CLASSES, ids=["sync", "async"])
-@pytest.mark.parametrize("method", ["inline", "messages"])
-def test_statistics_are_those_of_the_frames_of_all_workers(cls, method):
-    plain = {"normalize_observations": False, "normalize_rewards": False}
-    # Random actions don't depend on observations, so both collect the same frames.
-    options = {"init_random_frames": 10**6, "method": method}
-    with make(cls, **plain, **options) as collector:
-        collector.set_seed(0)
-        assert collector.normalization is None
-        raw = batches(collector, 9)
-    with make(cls, **options) as collector:
-        collector.set_seed(0)
-        found = collector.normalization
-        assert found.observations["observation"].count == 0
-        own = batches(collector, 9)
-        assert found.observations["observation"].count == sum(b.numel() for b in own)
-    if cls is MultiSyncCollector:
-        seen = torch.cat([b["observation"].reshape(-1, 3) for b in raw]).numpy()
-        close(found.observations["observation"], RunningMoments.of(seen))
-        assert all(
-            torch.equal(a["next", "raw_reward"], b[REWARD]) for a, b in zip(own, raw, strict=True)
-        )
-    # Later batches are normalised.
-    assert own[-1]["observation"].abs().max() < 5
 
 
 @pytest.mark.parametrize("prefetch", [0, 1])
@@ -136,36 +96,11 @@ def test_a_state_resumes_to_the_bit(options):
         assert all(torch.equal(one[name], same[name]) for name in ("mean", "deviations"))
 
 
-def test_finished_batches_of_a_state_are_counted_when_they_are_delivered():
-    with make(MultiAsyncCollector) as one:
-        one.set_seed(0)
-        one.next()
-        state = saved(one.state_dict())
-        counted = one.normalization.observations["observation"].count
-    assert counted == 80
-    assert state["finished"]
-    with make(MultiAsyncCollector) as other:
-        other.load_state_dict(state)
-        delivered = sum(b.numel() for b in batches(other, 5))
-        assert other.normalization.observations["observation"].count == counted + delivered
-
-
 def test_a_state_of_other_statistics_is_refused():
     with make(normalize_rewards=False) as one, make() as other:
         with pytest.raises(ValueError, match="has statistics of"):
             other.load_state_dict(one.state_dict())
         assert other.next() is not None
-
-
-@pytest.mark.parametrize("cls", CLASSES, ids=["sync", "async"])
-def test_batches_for_a_buffer_are_normalised(cls):
-    buffer = Buffer()
-    with make(cls, total_frames=320, replay_buffer=buffer) as collector:
-        list(collector)
-        found = collector.normalization
-        before = found.observations["observation"]
-        assert before.count == 320
-    assert len(buffer) == 320
 
 
 @pytest.mark.parametrize(
@@ -192,13 +127,6 @@ def test_statistics_have_exactly_the_frames_that_were_delivered(face, place, tot
         count = len(buffer) if buffer else sum(int((ids >= 0).sum()) for ids in delivered)
         assert found.observations["observation"].count == count == total
         assert found.rewards["reward"].count == total
-
-
-def test_a_growing_collector_and_lists_of_keys():
-    chosen = NormalizeObservation(keys=["observation"])
-    with make(normalize_observations=chosen, workers=3, frames_per_batch=90) as collector:
-        collector.next()
-        assert collector.normalization.observations["observation"].count == 90
 
 
 def test_an_error_of_a_worker_names_the_mistake():

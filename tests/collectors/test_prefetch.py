@@ -7,7 +7,6 @@ from functools import partial
 
 import pytest
 import torch
-from collector_parts import Buffer
 from multi_parts import LENGTHS, Chooser, actions, drained, ledger, make, same
 from torch import nn
 
@@ -212,25 +211,6 @@ def test_random_frames_are_counted_as_without():
     assert run(1) == run(0) == [False, False, True, True, True]
 
 
-def test_frames_are_written_into_a_buffer():
-    buffer = Buffer()
-    with ahead(total_frames=50, replay_buffer=buffer) as collector:
-        assert list(collector) == [None] * 5
-    assert len(buffer) == 50
-
-
-def test_whole_trajectories_are_those_of_a_run_without():
-    def run(prefetch):
-        with make(
-            trajs_per_batch=3, traj_format="padded", total_frames=80, prefetch=prefetch
-        ) as collector:
-            return list(collector)
-
-    one, other = run(0), run(1)
-    assert len(one) == len(other)
-    assert all(same(a, b) for a, b in zip(one, other, strict=True))
-
-
 def test_late_parts_come_with_the_next_batch():
     book = ledger(2)
     collector = ahead(
@@ -282,20 +262,6 @@ def test_a_loaded_state_replaces_the_batch_under_way():
         collector.next()
         collector.load_state_dict(state)
         assert [actions(collector.next()) for _ in range(2)] == [{1}, {1}]
-
-
-def test_a_pause_holds_the_background_collection():
-    buffer = Buffer()
-    collector = ahead(total_frames=-1, replay_buffer=buffer, start_method="forkserver")
-    with collector:
-        collector.start()
-        while len(buffer) < 50:
-            time.sleep(0.001)
-        with collector.pause():
-            before = len(buffer)
-            assert len(buffer) == before
-        while len(buffer) < before + 50:
-            time.sleep(0.001)
 
 
 # --- options

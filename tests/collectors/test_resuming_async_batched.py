@@ -19,7 +19,7 @@ from tests.oracle.continuing import Failing, equal, following, noisy, same, save
 from trawl.collectors import AsyncBatchedCollector, Collector
 from trawl.envs import ParallelEnv
 from trawl.errors import EnvStateError, WorkerDied
-from trawl.testing import ImageEnv, Ledger, NumberedEnv
+from trawl.testing import Ledger, NumberedEnv
 
 BACKENDS = pytest.mark.parametrize("backend", ["threading", "multiprocessing"])
 THREADS = {"env_backend": "threading"}
@@ -107,27 +107,9 @@ def check_batches(make, batches, later=6, act=lambda collector: None):
 
 # --- each environment goes on
 
-LENGTHS = [[3, 1, 4], [5], [2, 6, 1]]
-FRAGILE = [partial(Failing, at) for at in (5, 10**9, 8)]
 WARNED = pytest.mark.filterwarnings("ignore:.*environment . failed")
 # The flags of the last frame before a failure depend on the batch that the frame is in.
 FLAGS = [("next", "done"), ("next", "truncated")]
-
-
-@pytest.mark.parametrize(
-    ("envs", "policy", "options"),
-    [
-        (numbered(LENGTHS), Sums, {"env_backend": "threading"}),
-        (numbered(LENGTHS), Sums, {"envs_per_worker": 2}),
-        (numbered(LENGTHS), Sums, {"policy_backend": "multiprocessing"}),
-        (["CartPole-v1"] * 3, Balances, {"env_backend": "threading"}),
-        (numbered(LENGTHS, ImageEnv), Sums, {"env_backend": "threading"}),
-    ],
-)
-def test_each_environment_continues_to_the_bit(envs, policy, options):
-    here = options.get("env_backend") == "threading"
-    for frames, batches in [(1, 0), (7, 3), (13, 2)] if here else [(7, 3)]:
-        check_each(partial(made, envs, policy(), frames, **options), 3, batches)
 
 
 @pytest.mark.parametrize(
@@ -167,12 +149,6 @@ def test_failures_in_a_row_are_counted_on():
 def collect_forever(collector):
     while True:
         collector.next()
-
-
-@WARNED
-def test_each_environment_that_is_restarted_continues():
-    options = {"on_env_error": "restart", "env_backend": "threading"}
-    check_each(partial(made, FRAGILE, Balances(), 10, **options), 3, 5, 30, FLAGS)
 
 
 @WARNED

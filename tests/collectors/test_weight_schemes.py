@@ -177,16 +177,6 @@ def test_a_scheme_brings_weights_to_the_workers(cls, scheme):
         assert settled(made) == [({1}, 5)] * 2
 
 
-@SENDING
-def test_a_scheme_brings_weights_to_other_processes(cls, scheme):
-    with collector(
-        cls, weight_sync_schemes={"policy": scheme()}, start_method="forkserver"
-    ) as made:
-        for version, choice in enumerate((2, 3, 0), start=1):
-            made.update_policy_weights_(Chooser(choice))
-            assert caught_up(made) == [({choice}, version)] * 2
-
-
 @BOTH
 def test_a_scheme_that_sends_nothing_leaves_the_workers_alone(cls):
     with collector(cls, weight_sync_schemes={"policy": NoWeightSyncScheme()}) as made:

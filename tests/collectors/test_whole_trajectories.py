@@ -10,12 +10,10 @@ from typing import Any
 import pytest
 import tensordict
 from collector_parts import Buffer, by_step, keys
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from tensordict import TensorDictBase
 from whole_parts import MASK, TRAJ_IDS, Episodes, Writes, cycling, rows_of
 
-from trawl import Collector, MultiCollector, MultiSyncCollector
+from trawl import Collector, MultiSyncCollector
 from trawl.collectors import MultiAsyncCollector
 from trawl.testing import NumberedEnv, RaggedEnv
 
@@ -49,44 +47,6 @@ def ends_of(lanes: int, lengths: Any, steps: int) -> list[tuple[int, int]]:
 
 
 # --- what is delivered
-
-
-@pytest.mark.filterwarnings("ignore:no batch is delivered")
-@settings(max_examples=10)
-@given(
-    lengths=st.lists(st.integers(1, 9), min_size=1, max_size=4),
-    workers=st.integers(1, 3),
-    lanes=st.integers(1, 2),
-    steps=st.integers(1, 8),
-    each=st.integers(1, 5),
-    sync=st.booleans(),
-)
-def test_every_episode_of_workers_comes_once_and_in_order(
-    lengths: list[int], workers: int, lanes: int, steps: int, each: int, sync: bool
-) -> None:
-    numbered = [[env(w * lanes + i, lengths) for i in range(lanes)] for w in range(workers)]
-    frames = steps * lanes * (workers if sync else 1)
-    episodes = Episodes(cycling(lengths))
-    with MultiCollector(
-        numbered if lanes > 1 else [one for (one,) in numbered],
-        by_step(),
-        sync=sync,
-        frames_per_batch=frames,
-        total_frames=frames * 6,
-        trajs_per_batch=each,
-        traj_format="cat",
-        start_method="inline",
-    ) as collector:
-        for batch in collector:
-            assert episodes.add(batch) == each
-        waiting = collector.stats()["trajectories_waiting"]
-        assert collector.stats()["frames"] == frames * 6
-    assert all(found == list(range(len(found))) for found in episodes.by_env.values())
-    expected = ends_of(workers * lanes, lengths, steps * 6)
-    if sync:
-        assert episodes.found == expected[: len(episodes.found)]
-        assert len(expected) == len(episodes.found) + waiting
-    assert waiting < each
 
 
 def test_frames_without_a_fixed_layout_can_be_padded_since_tensordict_0_15() -> None:
@@ -288,17 +248,6 @@ def alone(cls: Any, **options: Any) -> Any:
         options["start_method"] = "inline"
     source = env() if cls is Collector else [env()]
     return cls(source, by_step(), frames_per_batch=7, total_frames=35, **options)
-
-
-def test_background_collection_writes_them_too() -> None:
-    buffer = Buffer()
-    with make(total_frames=350, replay_buffer=buffer) as collector:
-        collector.start()
-        buffer.wait_for(345)
-        collector.async_shutdown()
-    episodes = Episodes(cycling(LENGTHS))
-    episodes.add(buffer.content())
-    assert episodes.found == ends_of(1, LENGTHS, 350)
 
 
 def test_hooks_and_postproc_see_what_is_delivered() -> None:

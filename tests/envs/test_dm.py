@@ -8,8 +8,8 @@ import pytest
 import torch
 from tensordict import TensorDict
 
-from trawl import Collector, MultiSyncCollector
-from trawl.envs import GymEnv, ParallelEnv
+from trawl import Collector
+from trawl.envs import GymEnv
 from trawl.envs.dm import DMEnv
 
 dm_env = pytest.importorskip("dm_env")
@@ -96,72 +96,6 @@ class Flat(Scripted):
         return {"place": specs.Array((3,), np.float64), "odd": specs.Array((1,), np.bool_)}
 
 
-def by_hand(env, actions, begins=True):
-    """The frames of a loop that calls the environment itself."""
-    frames, timestep, discount = [], env.reset(), 1.0
-    for action in actions:
-        root, before = timestep.observation, discount
-        timestep = env.step(action.numpy())
-        discount = timestep.discount
-        following = timestep.observation
-        ended = timestep.last()
-        frames.append(
-            {
-                "place": root["place"], "drawn": [root["drawn"]], "odd": root["inner"]["odd"],
-                "next place": following["place"], "next odd": following["inner"]["odd"],
-                "reward": [timestep.reward], "discount": [before], "next discount": [discount],
-                "terminated": [ended and discount == 0], "truncated": [ended and discount != 0],
-            }
-        )  # fmt: skip
-        if ended:
-            timestep, discount = env.reset(), 1.0
-    return frames
-
-
-def same(batch, frames):
-    def stacked(name):
-        return torch.as_tensor(np.array([frame[name] for frame in frames]))
-
-    following = batch["next"]
-    found = {
-        "place": batch["place"], "drawn": batch["drawn"], "odd": batch["inner", "odd"],
-        "next place": following["place"], "next odd": following["inner", "odd"],
-        "reward": following["reward"], "discount": batch["discount"],
-        "next discount": following["discount"], "terminated": following["terminated"],
-        "truncated": following["truncated"],
-    }  # fmt: skip
-    for name, value in found.items():
-        expected = stacked(name)
-        assert value.shape == expected.shape, name
-        assert torch.equal(value, expected.to(value.dtype)), name
-    return True
-
-
-@pytest.mark.parametrize("frames_per_batch", [1, 20])
-def test_frames_are_those_of_a_loop_by_hand(frames_per_batch):
-    with Collector(Scripted, frames_per_batch=frames_per_batch, total_frames=40) as collector:
-        batch = torch.cat(list(collector))
-        assert collector.stats()["env_path"] == "array"
-    # The constructor of the collector begins no second episode.
-    assert same(batch[:40], by_hand(Scripted(), batch["action"][:40]))
-    assert batch["place"].dtype is torch.float64
-    assert batch["action"].dtype is torch.float32
-    assert batch["inner", "odd"].dtype is torch.int8
-    ids = batch["collector", "traj_ids"].tolist()
-    assert ids == batch["place"][:, 1].long().tolist()
-
-
-def several(kind):
-    sources = [partial(Scripted, first=index) for index in range(2)]
-    if kind == "list":
-        return Collector(sources, frames_per_batch=20)
-    if kind == "processes":
-        return Collector(partial(ParallelEnv, 2, sources), frames_per_batch=20)
-    return MultiSyncCollector(
-        sources, frames_per_batch=20, cat_results="stack", start_method="inline"
-    )
-
-
 def test_an_observation_that_is_one_array():
     with Collector(Single, frames_per_batch=8) as collector:
         batch = collector.next()
@@ -191,21 +125,13 @@ def test_an_environment_that_can_not_be_seeded_is_a_warning():
         DMEnv(Single()).reset(seed=1)
 
 
-def test_time_limits_and_tensordict_steps():
-    env = GymEnv(Scripted())
-    frames = env.rollout(8, break_when_any_done=False)
-    assert same(frames, by_hand(Scripted(), frames["action"]))
-    with Collector(Scripted, frames_per_batch=8, max_frames_per_traj=2) as collector:
-        batch = collector.next()
-    assert batch["place"][:, 2].tolist() == [0, 1, 0, 0, 1, 0, 1, 0]
-
-
 # A batch of 600 frames is longer than a chunk.
-@pytest.mark.parametrize("frames_per_batch", [1, 600])
-def test_a_flat_observation_gives_the_frames_of_single_steps(frames_per_batch):
-    env = GymEnv(Flat())
-    with Collector(Flat, frames_per_batch=frames_per_batch, total_frames=600) as collector:
+@pytest.mark.parametrize(("source", "frames"), [(Flat, 1), (Flat, 600), (Scripted, 20)])
+def test_batches_have_the_frames_of_single_steps(source, frames):
+    env = GymEnv(source())
+    with Collector(source, frames_per_batch=frames, total_frames=600) as collector:
         batch = torch.cat(list(collector))[:600].exclude("collector")
+        assert collector.stats()["env_path"] == "array"
     actions = iter(batch["action"])
     expected = env.rollout(
         600, lambda td: td.set("action", next(actions)), break_when_any_done=False
@@ -214,6 +140,11 @@ def test_a_flat_observation_gives_the_frames_of_single_steps(frames_per_batch):
     for key in batch.keys(True, True):
         assert torch.equal(batch[key], expected[key]), key
         assert batch[key].dtype is expected[key].dtype, key
+    # The constructor of the collector begins no second episode.
+    assert batch["place"][0].tolist() == [0, 0, 0]
+    odd = "odd" if source is Flat else ("inner", "odd")
+    dtypes = batch["place"].dtype, batch[odd].dtype, batch["action"].dtype
+    assert dtypes == (torch.float64, torch.int8, torch.float32)
 
 
 class Changing(Flat):

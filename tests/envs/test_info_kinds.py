@@ -10,7 +10,7 @@ from gymnasium.spaces import Box
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from scripted_infos import Scripted
 
-from trawl.collectors import AsyncBatchedCollector, Collector, MultiSyncCollector, RandomPolicy
+from trawl.collectors import AsyncBatchedCollector, Collector, MultiSyncCollector
 from trawl.envs import GymEnv, InfoKey, ParallelEnv, SerialEnv
 from trawl.envs.build import build_one
 from trawl.testing import Script
@@ -171,23 +171,6 @@ def test_a_pool_of_ale():
 
 
 SCRIPT = Script(lengths=[3, 1, 4], levels=True, masks=True)
-
-
-@pytest.mark.parametrize("mode", ["NextStep", "SameStep"])
-@pytest.mark.parametrize("kind", [Collector, AsyncBatchedCollector])
-def test_pools(mode, kind):
-    """Random actions are those that the masks allow."""
-    env = GymEnv(ScriptedPool(SCRIPT, range(3), mode, 1), info_keys=["level"])
-    with kind(env, policy=RandomPolicy(), frames_per_batch=40) as collector:
-        batches = [collector.next().clone() for _ in range(2)]
-    for rows in (rows for batch in batches for rows in (batch, batch["next"])):
-        env_index, episode, step, _ = rows["observation"].double().unbind(-1)
-        levels = 1000 * env_index + 100 * episode + step + 0.5
-        assert (rows["info", "level"][:, 0] == levels).all()
-    batch = torch.cat(batches)
-    seen = batch["observation"][:, :3].int().tolist()
-    assert batch["action"].argmax(-1).tolist() == [SCRIPT.legal(*one) for one in seen]
-    assert batch["next", "done"].any()
 
 
 def test_a_pool_that_can_be_reset_only_once_needs_layouts():

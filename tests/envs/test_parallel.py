@@ -25,7 +25,6 @@ from trawl.errors import WorkerDied, WorkerError
 from trawl.testing import (
     FaultyEnv,
     ImageEnv,
-    Ledger,
     NestedEnv,
     NumberedEnv,
     RaggedEnv,
@@ -293,26 +292,6 @@ def test_environments_of_torchrl(several, opened):
     assert_same(rolled(env, 30), rolled(other, 30))
 
 
-def test_it_may_be_part_of_a_worker(opened):
-    from trawl.collectors.multi import MultiSyncCollector
-
-    def collected(cls):
-        makers = [
-            lambda i=i: cls(2, [lambda n=n: NumberedEnv(2 * i + n) for n in range(2)])
-            for i in range(2)
-        ]
-        collector = MultiSyncCollector(makers, frames_per_batch=80, total_frames=160)
-        try:
-            return [batch.clone() for batch in collector]
-        finally:
-            collector.shutdown()
-
-    ledger = Ledger([NumberedEnv(i) for i in range(4)])
-    for batch in collected(ParallelEnv):
-        ledger.add(batch)
-    assert ledger.frames == 160
-
-
 # --- what goes wrong
 
 
@@ -552,17 +531,6 @@ def acted(env, frames=120, **options):
     with Collector(env, policy, frames_per_batch=frames, **options) as collector:
         collector.set_seed(0)
         return [collector.next() for _ in range(3)], calls
-
-
-@pytest.mark.parametrize(("each", "limit"), [(1, 3), (2, None)])
-def test_each_frame_of_groups_is_collected_once(limit, each, parallel):
-    env = parallel(count=4, groups=2, envs_per_worker=each)
-    ledger = Ledger([NumberedEnv(i, lengths=[2 + i]) for i in range(4)], limit)
-    options = {"frames_per_batch": 60, "total_frames": 240, "max_frames_per_traj": limit}
-    with Collector(env, by_step, **options) as collector:
-        for batch in collector:
-            ledger.add(batch)
-    assert ledger.frames == 240
 
 
 def test_the_policy_acts_for_one_group_at_a_time(parallel):

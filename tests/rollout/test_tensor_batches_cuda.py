@@ -5,14 +5,12 @@ from typing import Any
 
 import pytest
 import torch
-from dense_stacks import dense_stacks
-from gymnasium.spaces import Box, Dict, Discrete, MultiBinary
+from gymnasium.spaces import Box
 from gymnasium.vector import AutoresetMode
 from tensordict.nn import TensorDictModule
 from torch import Tensor, nn
 
 from trawl.collectors import Collector
-from trawl.envs import FrameStack
 
 pytestmark = [
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
@@ -66,35 +64,6 @@ def expected(first: int, steps: int) -> Tensor:
     return torch.arange(first, first + steps, device="cuda").expand(COUNT, steps).float()
 
 
-def test_batches_are_on_the_device_and_exact() -> None:
-    with Collector(Counting(), policy(), frames_per_batch=COUNT * 10) as collector:
-        iterator = iter(collector)
-        for index in range(3):
-            batch = next(iterator)
-            assert batch.device == torch.device("cuda:0")
-            assert torch.equal(batch["observation"][..., 5], expected(10 * index, 10))
-            done = batch["next", "done"].squeeze(-1)
-            last = expected(10 * index + 1, 10) + 0.5 * done
-            assert torch.equal(batch["next", "observation"][..., 5], last)
-
-
-@pytest.mark.parametrize("padding", ["reset", "zero"])
-@pytest.mark.parametrize("storing_device", [None, "cpu"])
-def test_stacks_are_exact(storing_device: str | None, padding: Any) -> None:
-    options: dict[str, Any] = {"frames_per_batch": COUNT * 10, "storing_device": storing_device}
-    found = []
-    for stack in (None, FrameStack(SIZE, padding)):
-        size = None if stack is None else SIZE
-        with Collector(Counting(), policy(size), frame_stack=stack, **options) as collector:
-            found.append([collector.next() for _ in range(3)])
-    plain, stacked = ([batch.cpu() for batch in batches] for batches in found)
-    after = torch.cat([batch["next", "observation"] for batch in stacked], 1)
-    assert torch.equal(after, dense_stacks(plain, "observation", SIZE, padding))
-    one, other = found[1][0]["observation"], found[1][0]["next", "observation"]
-    assert one.frames is other.frames
-    assert one.frames.is_pinned() is (storing_device is not None)
-
-
 @pytest.mark.parametrize(
     "options",
     [{}, {"frame_stack": SIZE}, {"normalize_observations": True, "normalize_rewards": True}],
@@ -119,22 +88,6 @@ def test_no_step_waits_for_the_device(options: dict[str, Any]) -> None:
             finally:
                 torch.cuda.set_sync_debug_mode("default")
             writer.finish(10)
-
-
-def test_statistics_are_exact() -> None:
-    options: dict[str, Any] = {"frames_per_batch": COUNT * 10, "normalize_rewards": True}
-    with Collector(Counting(), policy(), normalize_observations=True, **options) as collector:
-        batches = [collector.next() for _ in range(2)]
-        assert collector.normalization is not None
-        found = collector.normalization.observations["observation"]
-    assert found.count == COUNT * 20
-    numbers = torch.arange(20.0, dtype=torch.float64)
-    assert found.mean[5] == pytest.approx(float(numbers.mean()), rel=1e-12)
-    assert found.var[5] == pytest.approx(float(numbers.var(correction=0)), rel=1e-9)
-    first = numbers[:10]
-    own = (expected(11, 9) - first.mean().float()) / first.std(correction=0).float()
-    # The second batch has the statistics of the first one.
-    torch.testing.assert_close(batches[1]["observation"][:, 1:, 5], own.cuda())
 
 
 @STACKS
@@ -242,28 +195,3 @@ def test_the_generator_of_the_gpu_is_part_of_the_state(seed: int | None) -> None
         after = collector.next().clone()
         other.load_state_dict(state)
         assert (other.next() == after).all()
-
-
-class Masked(Counting):
-    """It allows one of three actions, by the parity of its steps."""
-
-    single_observation_space = Dict(action_mask=MultiBinary(3))  # type: ignore[assignment]
-    single_action_space = Discrete(3)  # type: ignore[assignment]
-
-    def reset(self, **kwargs: Any) -> Any:
-        super().reset(**kwargs)
-        return self.shown(), {}
-
-    def shown(self) -> Any:
-        allowed = torch.nn.functional.one_hot((self.steps % 2).long(), 3)
-        return {"action_mask": allowed.to(torch.int8)}
-
-    def step(self, action: Tensor) -> tuple[Any, ...]:
-        _, *rest, _ = super().step(action.float())
-        return self.shown(), *rest, {"final_obs": self.shown()}
-
-
-def test_random_actions_respect_masks() -> None:
-    with Collector(Masked(), frames_per_batch=COUNT * 10) as collector:
-        batch = collector.next()
-    assert torch.equal(batch["action"].bool(), batch["action_mask"].bool())
