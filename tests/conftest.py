@@ -2,6 +2,7 @@
 
 import contextlib
 import gc
+import json
 import multiprocessing
 import os
 import signal
@@ -63,12 +64,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 # What the processes of pytest-xdist import before they begin.
 _PREPARED = ("pandas", "trawl.extras.cli.collect", "trawl.testing")
 _PREPARED += ("trawl.collectors", "torchrl.collectors", "torchrl.envs", "torchrl.modules")
+_PREPARED += ("collected",)
 
 
 def pytest_configure(config: pytest.Config) -> None:
     if getattr(config.option, "tx", None):
         # One process imports this for all, which are forked from it.
-        python = nursery.interpreter(*_PREPARED)
+        python = nursery.interpreter(*_PREPARED, COLLECTED=json.dumps(config.args))
         places = [one.replace("popen", f"popen//python={python}") for one in config.option.tx]
         config.option.tx = places
     if config.option.keep_durations:

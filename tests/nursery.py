@@ -113,14 +113,15 @@ def _folder():
 
 
 @functools.cache
-def interpreter(*modules):
+def interpreter(*modules, **environment):
     """The path of a program that runs ``-c`` code as Python does, in processes that are forked.
 
     Args:
         *modules: what these processes have imported.
+        **environment: what they have in their environment.
     """
     folder = _folder()
-    found = Nursery(*modules, place=os.path.join(folder, "nursery"))
+    found = Nursery(*modules, place=os.path.join(folder, "nursery"), **environment)
     atexit.register(found.close)
     return write_python(folder, found.place, '"-c" in arguments', _CODE)
 
