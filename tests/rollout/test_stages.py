@@ -9,14 +9,16 @@ from typing_extensions import override
 
 from trawl.collectors import AsyncBatchedCollector, Collector, RandomPolicy
 from trawl.envs import ParallelEnv
+from trawl.keys import Key
 from trawl.rollout.block import Block
 from trawl.rollout.layout import Leaf
 from trawl.rollout.stages import staged_rows
-from trawl.rollout.stages.stage import Stage
+from trawl.rollout.stages.stage import Stage, StageSetup
 from trawl.testing import NumberedEnv, NumberedTorchEnv, RaggedEnv
 
 STEPS = 5
 LEAVES = {("row",): Leaf((2,), torch.int64)}
+SEEN = {("seen",): Leaf((1,), torch.float32)}
 
 
 class RowNumbers(Stage[Any, Any]):
@@ -30,11 +32,26 @@ class RowNumbers(Stage[Any, Any]):
         rows[:] = torch.arange(len(rows))[:, None, None]
 
 
+class Seen(Stage[Any, Any]):
+    """Writes what it reads: the rewards."""
+
+    more_leaves = SEEN
+
+    @override
+    @classmethod
+    def reads(cls, setup: StageSetup[Any]) -> list[Key]:
+        return list(setup.rewards)
+
+    @override
+    def finish(self, block: Block, filled: int) -> None:
+        block.flat(("seen",)).copy_(block.flat(("next", "reward")))
+
+
 @pytest.fixture(autouse=True)
 def column() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
-        entry = (lambda options: True, lambda setup: RowNumbers())
-        patch.setattr(staged_rows, "_STAGES", [*staged_rows._STAGES, entry])
+        for stage in (RowNumbers, Seen):
+            patch.setitem(staged_rows._STAGES, stage, {})
         yield
 
 
@@ -54,6 +71,8 @@ def test_a_column_is_in_every_batch(name: str) -> None:
             batch = collector.next()
             assert batch["row"].shape == (*batch.shape, 2)
             assert (batch["row"] == torch.arange(batch.shape[-1]).unsqueeze(-1)).all()
+            assert torch.equal(batch["seen"], batch["next", "reward"])
+            assert batch["seen"].any()
 
 
 def test_a_column_is_in_batches_in_order_of_arrival() -> None:

@@ -30,6 +30,7 @@ from trawl.collectors import Collector
 from trawl.envs import FrameStack, TorchVectorEnv
 from trawl.envs.entries import masks
 from trawl.rollout.stages import staged_rows
+from trawl.rollout.stages.frame_normalizer import FrameNormalizer
 from trawl.rollout.stages.tensor_normalizer import TensorNormalizer
 
 COUNT, STEPS, LENGTH, SIZE = 6, 10, 4, 3
@@ -251,7 +252,7 @@ def test_no_normalisation_waits(mode: AutoresetMode, stack: FrameStack | None) -
             super()._end_rows(stop)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(staged_rows._NORMALIZERS, "tensors", Noted)
+        patch.setitem(staged_rows._STAGES[FrameNormalizer], "tensors", Noted)
         policy = plain() if stack is None else of_stacks()
         found, batch = loop_waits(Gpu(Simulator(mode)), policy, **options)
     assert found == []

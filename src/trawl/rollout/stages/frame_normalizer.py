@@ -33,6 +33,8 @@ from trawl.rollout.normalization import (
 from trawl.rollout.ops import column, operations
 from trawl.rollout.policy.leaves import PolicyLeaves
 from trawl.rollout.stages.stage import Rows, Stage, StageSetup, View
+from trawl.rollout.writers.batch_writer import BatchOptions
+from trawl.supported import STAGE_LOOSE
 
 
 class NormalizedEntry:
@@ -75,7 +77,7 @@ class FrameNormalizer(Stage[Rows, View]):
         normalization: the statistics.
 
     Raises:
-        KeyError, ValueError: see :func:`observation_keys`.
+        KeyError, ValueError: if an observation can't be normalised.
     """
 
     normalization: Normalization
@@ -90,7 +92,7 @@ class FrameNormalizer(Stage[Rows, View]):
         self._next_rows = setup.next_rows
         self._observations, self._rewards = [], list[DiscountedReturns]()
         if options.observations is not None:
-            keys = observation_keys(options.observations, setup.observed, setup.features)
+            keys = _chosen(options.observations, setup)
             self._observations = self._new_observations(setup, keys, options.observations)
         if options.rewards is not None:
             self._rewards = [
@@ -117,6 +119,25 @@ class FrameNormalizer(Stage[Rows, View]):
         self._ops = operations(self._fresh)
         self._on_cpu = setup.home.type == "cpu"
         self._rows = {}
+
+    @override
+    @classmethod
+    def is_needed(cls, options: BatchOptions) -> bool:
+        return bool(options.normalize)
+
+    @override
+    @classmethod
+    def reads(cls, setup: StageSetup[Any]) -> list[Key]:
+        options, found = setup.options.normalize, list[Key]()
+        if options.observations is not None:
+            found += _chosen(options.observations, setup)
+        if options.rewards is not None:
+            for key in setup.loose:
+                if key[0] == "next":
+                    text = STAGE_LOOSE.text("normalize_rewards", against=show_key(key[1:]))
+                    raise ValueError(text)
+            found += setup.rewards
+        return found
 
     @abstractmethod
     def _new_observations(
@@ -265,22 +286,10 @@ _FIRST_FRAMES = 16
 NEVER = 2**62
 
 
-def observation_keys(
-    options: NormalizeObservation, observed: Mapping[Key, Leaf], features: Mapping[Key, Leaf]
-) -> list[Key]:
-    """Returns the keys of the observations to normalise.
-
-    Args:
-        options: the options.
-        observed: layout of the observations.
-        features: the observations among which those are chosen if the options name none.
-
-    Raises:
-        KeyError: if a key of the options is not the key of an observation.
-        ValueError: if a chosen observation is not of floating-point numbers, or if the environment
-            has no observation of floating-point numbers.
-    """
-    observed = features if options.keys is None else observed
+def _chosen(options: NormalizeObservation, setup: StageSetup[Any]) -> list[Key]:
+    """Returns the keys of the observations to normalise."""
+    setup.check_fixed("normalize_observations", options.keys)
+    observed = setup.features if options.keys is None else setup.observed
     floats = [key for key, leaf in observed.items() if leaf.dtype.is_floating_point]
     if options.keys is None:
         found = [key for key in floats if is_feature(key)]

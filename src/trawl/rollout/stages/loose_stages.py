@@ -8,6 +8,7 @@ entries, and the environment's own values of these.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
@@ -16,7 +17,6 @@ from torch import Tensor
 
 from trawl.envs.agents.groups import groups_of
 from trawl.envs.base import TensorDictEnv
-from trawl.envs.frame_stack import is_feature
 from trawl.envs.specs import NonTensor
 from trawl.envs.tensor_env import TensorStep
 from trawl.keys import (
@@ -30,8 +30,6 @@ from trawl.keys import (
     as_key,
     end_keys,
     next_of,
-    show_key,
-    show_keys,
 )
 from trawl.rollout.block import Block
 from trawl.rollout.episodes import EpisodeTracker
@@ -39,15 +37,13 @@ from trawl.rollout.layout import Layout, Leaf
 from trawl.rollout.policy.inputs import InputRows
 from trawl.rollout.policy.leaves import PolicyLeaves
 from trawl.rollout.policy.policy import Policy
-from trawl.rollout.stages.frame_normalizer import observation_keys
 from trawl.rollout.stages.stage import StageSetup
-from trawl.rollout.stages.staged_rows import StagedRows
+from trawl.rollout.stages.staged_rows import StagedRows, keys_read
 from trawl.rollout.steppers.step_tensors import StepTensors, TensorPool, TensorRows
 from trawl.rollout.steppers.tensors import TensorStepper
 from trawl.rollout.writers.batch_writer import BatchOptions, StepFn
 from trawl.rollout.writers.frame_entries import FLAG
 from trawl.stacked_frames import StackedFrames
-from trawl.supported import STAGE_LOOSE
 from trawl.tensordicts import has_lazy, whole_key
 
 # Entries that transforms of TorchRL add to the observations, and that are no feature of them.
@@ -105,31 +101,27 @@ class LooseStages:
         self._num_envs, self._steps = self.batch_size.numel(), options.steps
         self._ends = [next_of(key) for key in end_keys(map(as_key, env.done_keys))]
         observed, loose = _fixed(env.full_observation_spec, root)
-        features, groups = _features(env, policy, observed), set[str]()
-        normalize, stack, changed = options.normalize.observations, options.frame_stack, list[Key]()
-        if normalize is not None:
-            _check_fixed("normalize_observations", normalize.keys, observed, loose)
-            changed += observation_keys(normalize, observed, features)
-        if stack is not None:
-            _check_fixed("frame_stack", stack.keys, observed, loose)
-            groups = groups_of(env)
-            changed += stack.stacked(observed if stack.keys else features, groups)
-        rewards = {} if options.normalize.rewards is None else _rewards(env)
-        #: The observations that stages change.
-        self._observed = {key: observed[key] for key in changed}
+        rewards, loose_rewards = _rewards(env)
+        features, groups = _features(env, policy, observed), groups_of(env)
+        setup = StageSetup[Tensor](
+            options, "tensors", observed, features, rewards, groups, (self._num_envs,), {}, masked
+        )
+        read = keys_read(replace(setup, loose=[*loose, *loose_rewards]))
+        #: The entries that stages read.
+        self._observed = {key: observed[key] for key in read if key in observed}
+        self._rewards = {key: rewards[key] for key in read if key in rewards}
+        self.reward_keys = [key[1:] for key in self._rewards]
         # The flags of agents, which are absent where they are True.
-        members = {key[0] for key in (*self._observed, *rewards) if len(key) > 1}
+        members = {key[0] for key in (*self._observed, *self.reward_keys) if len(key) > 1}
         flags = _fixed(env.full_done_spec, root)[0]
         absent = {(name, DONE[-1]) for name in members} & flags.keys()
         carried = self._observed | {key: flags[key] for key in sorted(absent)}
-        self.observation_keys, self.reward_keys = list(carried), list(rewards)
+        self.observation_keys = list(carried)
         devices = (root.get(key).device for key in carried)
         self.home: torch.device = next(devices, env.device or torch.device("cpu"))
-        self._rewards = {next_of(key): leaf for key, leaf in rewards.items()}
         next_rows = {key: self._zeros(leaf) for key, leaf in carried.items()}
-        parts = observed, features, self._rewards, groups, (self._num_envs,), next_rows, masked
-        place = self.home, self.answers_at_once
-        self.staged = StagedRows(StageSetup(options, "tensors", *parts, *place))
+        setup = replace(setup, rewards=self._rewards, next_rows=next_rows)
+        self.staged = StagedRows(replace(setup, home=self.home, at_once=self.answers_at_once))
         self._pool = TensorPool(self._new_layout(carried), self.home, options.recycle)
         self._stepper = TensorStepper(self, None, self.staged.stages)
         self._restarts = options.restarts is not None
@@ -342,32 +334,14 @@ def _fixed(spec: Any, root: TensorDictBase) -> tuple[dict[Key, Leaf], list[Key]]
     return fixed, loose
 
 
-def _rewards(env: Any) -> dict[Key, Leaf]:
-    """Returns the layout of the rewards, which are normalised.
-
-    Raises:
-        ValueError: if it isn't fixed.
-    """
-    axes, found = len(env.batch_size), {}
+def _rewards(env: Any) -> tuple[dict[Key, Leaf], list[Key]]:
+    """Returns the layout of the rewards whose layout is fixed, and the keys of the others."""
+    axes, fixed, loose = len(env.batch_size), dict[Key, Leaf](), list[Key]()
     for name, leaf in env.full_reward_spec.items(True, True):
-        key, shape = as_key(name), tuple(leaf.shape[axes:])
+        key, shape = next_of(as_key(name)), tuple(leaf.shape[axes:])
         if -1 in shape:
-            raise ValueError(STAGE_LOOSE.text("normalize_rewards", against=show_key(key)))
-        found[key] = Leaf(shape, leaf.dtype if leaf.dtype.is_floating_point else torch.float32)
-    return found
-
-
-def _check_fixed(
-    name: str, keys: Sequence[Key] | None, observed: Iterable[Key], loose: Sequence[Key]
-) -> None:
-    """Raises a ``ValueError`` if an option is for entries whose layout is not fixed.
-
-    Args:
-        name: name of the option.
-        keys: the keys that it names; None for all observations of fixed layout.
-        observed: keys of these.
-        loose: keys of the other ones.
-    """
-    found = [key for key in loose if keys is None or key in keys]
-    if found and (keys is not None or not any(map(is_feature, observed))):
-        raise STAGE_LOOSE.error(name, against=show_keys(set(found)))
+            loose.append(key)
+        else:
+            dtype = leaf.dtype if leaf.dtype.is_floating_point else torch.float32
+            fixed[key] = Leaf(shape, dtype)
+    return fixed, loose

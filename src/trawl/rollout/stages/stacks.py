@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from typing_extensions import override
 
+from trawl.envs.frame_stack import FrameStack
 from trawl.keys import Key, next_of, show_key
 from trawl.memory import Array
 from trawl.rollout.block import Block
@@ -28,6 +29,7 @@ from trawl.rollout.policy.inputs import InputCopies, InputRows, LazyRows
 from trawl.rollout.policy.leaves import PolicyLeaves
 from trawl.rollout.stages.stage import Rows, Stage, StageSetup, View
 from trawl.rollout.steppers.step_tensors import StepTensors
+from trawl.rollout.writers.batch_writer import BatchOptions
 
 
 @dataclass(frozen=True)
@@ -81,18 +83,34 @@ class StackStage(Stage[Rows, View]):
     """
 
     def __init__(self, setup: StageSetup[Rows]) -> None:
-        option, observed, groups = setup.options.frame_stack, setup.observed, setup.groups
-        assert option is not None
+        option, observed, groups = self._option(setup.options), setup.observed, setup.groups
         self._size = option.size
         # True if an episode's first frame completes its first stacks; False if zeros do.
         self._repeats = option.padding == "reset"
         self.leaves: dict[Key, StackedLeaf] = {}
-        for key in option.stacked(observed if option.keys else setup.features, groups):
+        for key in self.reads(setup):
             leaf, axes = observed[key], 1 if key[0] in groups and len(key) > 1 else 0
             frame = Leaf(leaf.shape[axes:], leaf.dtype)
             self.leaves[key] = StackedLeaf(frame, option.size, leaf.shape[:axes])
         self.keys = list(self.leaves)
         self.pools = {key: leaf.pool for key, leaf in self.leaves.items()}
+
+    @staticmethod
+    def _option(options: BatchOptions) -> FrameStack:
+        assert options.frame_stack is not None
+        return options.frame_stack
+
+    @override
+    @classmethod
+    def is_needed(cls, options: BatchOptions) -> bool:
+        return options.frame_stack is not None
+
+    @override
+    @classmethod
+    def reads(cls, setup: StageSetup[Any]) -> list[Key]:
+        option = cls._option(setup.options)
+        setup.check_fixed("frame_stack", option.keys)
+        return option.stacked(setup.observed if option.keys else setup.features, setup.groups)
 
     @override
     def readable(self, leaves: Mapping[Key, Leaf]) -> Mapping[Key, Leaf]:

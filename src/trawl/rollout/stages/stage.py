@@ -10,12 +10,14 @@ from typing import Any, Generic, Literal, TypeVar
 import torch
 from typing_extensions import override
 
-from trawl.keys import Key
+from trawl.envs.frame_stack import is_feature
+from trawl.keys import Key, show_keys
 from trawl.rollout.episodes import EpisodeStart, Follow
 from trawl.rollout.layout import FramePool, Leaf, zeros
 from trawl.rollout.normalization import Normalization
 from trawl.rollout.policy.leaves import PolicyLeaves
 from trawl.rollout.writers.batch_writer import BatchOptions, StepFn
+from trawl.supported import STAGE_LOOSE
 
 #: Arrays or tensors.
 Rows = TypeVar("Rows")
@@ -45,6 +47,8 @@ class StageSetup(Generic[Rows]):
         masked: True if some rows of a batch hold no frame.
         home: device of the entries.
         at_once: True if code can read a tensor without waiting for a device.
+        loose: keys of the observations and rewards whose layout is not fixed, so that no stage can
+            read them.
     """
 
     options: BatchOptions
@@ -58,6 +62,7 @@ class StageSetup(Generic[Rows]):
     masked: bool
     home: torch.device = _CPU
     at_once: bool = True
+    loose: Collection[Key] = ()
 
     @property
     def num_envs(self) -> int:
@@ -70,6 +75,17 @@ class StageSetup(Generic[Rows]):
         if self.kind == "tensors":
             return torch.zeros(size, dtype=leaf.dtype, device=self.home)
         return zeros(size, leaf.dtype)
+
+    def check_fixed(self, option: str, keys: Collection[Key] | None) -> None:
+        """Raises a ``ValueError`` if an option is for observations whose layout is not fixed.
+
+        Args:
+            option: name of the option.
+            keys: the keys that it names; None for all observations of fixed layout.
+        """
+        found = {key for key in self.loose if (key[0] != "next" if keys is None else key in keys)}
+        if found and (keys is not None or not any(map(is_feature, self.observed))):
+            raise STAGE_LOOSE.error(option, against=show_keys(found))
 
     @property
     def envs_per_row(self) -> int:
@@ -84,6 +100,9 @@ class Stage(Generic[Rows, View]):
     which writes into that of the next one, and so on. The last stage writes into the batch. A stage
     that has no memory of its own lets the one before it write into the memory of the one after it.
     By default, frames stay as they are.
+
+    Args:
+        setup: what the stage is made from.
 
     Attributes:
         keys: keys of the observations that the stage changes.
@@ -101,6 +120,25 @@ class Stage(Generic[Rows, View]):
     starts: Sequence[EpisodeStart] = ()
     passed_on: Mapping[Key, Rows] = {}
     normalization: Normalization | None = None
+
+    def __init__(self, setup: StageSetup[Rows]) -> None:
+        pass
+
+    @classmethod
+    def is_needed(cls, options: BatchOptions) -> bool:
+        """Returns True if frames pass the stage under these options."""
+        return True
+
+    @classmethod
+    def reads(cls, setup: StageSetup[Any]) -> Collection[Key]:
+        """Returns the keys of the observations and the rewards that the stage reads or changes.
+
+        Where frames have no fixed layout, the rows have only these, and the flags of episodes.
+
+        Raises:
+            KeyError, ValueError: if there is no such entry, or the stage can't read it.
+        """
+        return ()
 
     # --- layout
 

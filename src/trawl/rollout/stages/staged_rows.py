@@ -1,11 +1,12 @@
 """Rows of batches, and the stages through which frames reach them.
 
-A new stage is a class in a file of its own, and a line in ``_STAGES``.
+A new stage is a class in a file of its own, and a line in ``_STAGES``. The class says which options
+need it, and which entries it reads.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -17,52 +18,43 @@ from trawl.rollout.block import Block
 from trawl.rollout.checks import check_same_layout
 from trawl.rollout.ops import write
 from trawl.rollout.stages.array_normalizer import ArrayNormalizer
+from trawl.rollout.stages.frame_normalizer import FrameNormalizer
 from trawl.rollout.stages.ready_stages import ReadyNormalizer, ReadyStacks
-from trawl.rollout.stages.stacks import FrameStacks
-from trawl.rollout.stages.stage import Stage, StageChain, StageSetup
+from trawl.rollout.stages.stacks import FrameStacks, StackStage
+from trawl.rollout.stages.stage import RowKind, Stage, StageChain, StageSetup
 from trawl.rollout.stages.tensor_normalizer import TensorNormalizer
 from trawl.rollout.steppers.arrays import Stepper
 from trawl.rollout.writers.batch_writer import BatchOptions, StepFn
 
-_NORMALIZERS: dict[str, type[Stage[Any, Any]]] = {
-    "arrays": ArrayNormalizer,
-    "tensors": TensorNormalizer,
-    "arrival": ReadyNormalizer,
+#: The stages, in the order in which frames pass them; for each, its classes for certain kinds of
+#: rows, if there are any.
+_STAGES: dict[type[Stage[Any, Any]], dict[RowKind, type[Stage[Any, Any]]]] = {
+    FrameNormalizer: {
+        "arrays": ArrayNormalizer,
+        "tensors": TensorNormalizer,
+        "arrival": ReadyNormalizer,
+    },
+    StackStage: {"arrays": FrameStacks, "tensors": FrameStacks, "arrival": ReadyStacks},
 }
 
 
-def _normalizer(setup: StageSetup[Any]) -> Stage[Any, Any]:
-    make: Any = _NORMALIZERS[setup.kind]
-    return make(setup)  # type: ignore[no-any-return]
+def stages_for(options: BatchOptions) -> list[type[Stage[Any, Any]]]:
+    """Returns the stages that frames pass under these options."""
+    return [stage for stage in _STAGES if stage.is_needed(options)]
 
 
-def _stacks(setup: StageSetup[Any]) -> Stage[Any, Any]:
-    return ReadyStacks(setup) if setup.kind == "arrival" else FrameStacks(setup)
-
-
-#: For each stage, in the order in which frames pass them, a function that tells whether options
-#: need it, and one that makes it.
-_STAGES: list[
-    tuple[Callable[[BatchOptions], bool], Callable[[StageSetup[Any]], Stage[Any, Any]]]
-] = [
-    (lambda options: bool(options.normalize), _normalizer),
-    (lambda options: options.frame_stack is not None, _stacks),
-]
-
-
-def needs_stages(options: BatchOptions) -> bool:
-    """Returns True if frames pass stages under these options."""
-    return any(needed(options) for needed, _ in _STAGES)
+def keys_read(setup: StageSetup[Any]) -> list[Key]:
+    """Returns the keys of all entries that stages read; see :meth:`Stage.reads`."""
+    return [key for stage in stages_for(setup.options) for key in stage.reads(setup)]
 
 
 def _new_chain(setup: StageSetup[Any]) -> StageChain:
     """Returns the stages that the frames of a collector pass."""
     stages: list[Stage[Any, Any]] = []
-    for needed, make in reversed(_STAGES):
-        if needed(setup.options):
-            stages.insert(0, make(setup))
-            # A stage writes into the rows of the stages after it.
-            setup = replace(setup, next_rows=stages[0].first_rows(setup.next_rows))
+    for stage in reversed(stages_for(setup.options)):
+        stages.insert(0, _STAGES[stage].get(setup.kind, stage)(setup))
+        # A stage writes into the rows of the stages after it.
+        setup = replace(setup, next_rows=stages[0].first_rows(setup.next_rows))
     return StageChain(stages)
 
 

@@ -42,7 +42,7 @@ from trawl.rollout.layout import Layout, layout_of
 from trawl.rollout.policy.binder import TensorDictBinder
 from trawl.rollout.policy.policy import Policy
 from trawl.rollout.stages.loose_stages import LooseStages, LooseStep
-from trawl.rollout.stages.staged_rows import needs_stages
+from trawl.rollout.stages.staged_rows import stages_for
 from trawl.rollout.steppers.restarts import FailureCounter, PartFailures, emptied
 from trawl.rollout.steppers.step_logs import keep_logs
 from trawl.rollout.writers.batch_writer import ActFn, BatchOptions, BatchWriter, StepFn
@@ -108,7 +108,7 @@ class TensorDictBatchWriter(BatchWriter):
         root = self._with_marks(self._reset())
         # What is done to some entries of the frames; None if nothing is.
         self._stages: LooseStages | None = None
-        if needs_stages(options):
+        if stages_for(options):
             self._stages = LooseStages(env, policy, options, root, self._has_mask)
             self.normalization = self._stages.staged.stages.normalization
         shown = root if self._stages is None else self._stages.read_first(root)
