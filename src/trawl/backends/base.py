@@ -183,6 +183,34 @@ class Message:
 
 
 @dataclass(frozen=True)
+class Answer:
+    """Answer of a service to a request; each request gets one, also if it fails.
+
+    Attributes:
+        number: number of the request.
+        value: the result, if the request did not fail.
+        failure: the exception that the request raised; None if it has a result.
+    """
+
+    number: int
+    value: Any = None
+    failure: Failure | None = None
+
+    def result(self, where: str) -> Any:
+        """Returns the result.
+
+        Args:
+            where: the place of the service, such as ``"worker 3"``.
+
+        Raises:
+            WorkerError: if the request failed.
+        """
+        if self.failure is not None:
+            raise self.failure.error(where)
+        return self.value
+
+
+@dataclass(frozen=True)
 class Failed:
     """Event: a service raised an exception, or sent an unreadable message. A death follows."""
 

@@ -79,7 +79,7 @@ class WorkerPool:
         self._messages: deque[tuple[int, Any]] = deque()
         self._error: WorkerError | None = None
         self.batches: deque[WorkerBatch] = deque()
-        self._results: dict[int, requests.CallReturned | requests.RequestFailed] = {}
+        self._results: dict[int, requests.WorkerAnswer] = {}
         self._abandoned: set[int] = set()
         self._closing = False
         self._waiter: int | None = None
@@ -266,14 +266,8 @@ class WorkerPool:
             self._abandoned |= waiting
             raise
         results = {index: self._results.pop(number) for index, number in numbers.items()}
-        for index, result in results.items():
-            if isinstance(result, requests.RequestFailed):
-                raise result.failure.error(f"worker {index}")
-        return {
-            index: pickle.loads(result.value)
-            for index, result in results.items()
-            if isinstance(result, requests.CallReturned)
-        }
+        values = {index: one.result(f"worker {index}") for index, one in results.items()}
+        return {index: pickle.loads(value) for index, value in values.items()}
 
     # --- answers
 
@@ -403,7 +397,7 @@ class WorkerPool:
             case Message(content=content):
                 self._read(slot, content)
 
-    def _read(self, slot: WorkerSlot, content: requests.Answer) -> None:
+    def _read(self, slot: WorkerSlot, content: requests.FromWorker) -> None:
         match content:
             case requests.BatchReady():
                 self.batches.append(slot.finish(content))
@@ -418,21 +412,17 @@ class WorkerPool:
                 slot.writing = True
             case requests.WriteEnded():
                 slot.writing, slot.written = False, content.answer
-            case requests.CallReturned() | requests.RequestFailed():
+            case requests.WorkerAnswer():
                 self._handle_result(slot, content)
             case requests.CloseFailed():
                 pass  # another event gives the reason why the worker ended
 
-    def _handle_result(
-        self, slot: WorkerSlot, content: requests.CallReturned | requests.RequestFailed
-    ) -> None:
+    def _handle_result(self, slot: WorkerSlot, content: requests.WorkerAnswer) -> None:
         request = slot.finish_call(content)
         abandoned = content.number in self._abandoned
         self._abandoned.discard(content.number)
-        if isinstance(content, requests.RequestFailed) and (
-            abandoned or isinstance(request, requests.CollectRequest)
-        ):
-            raise content.failure.error(f"worker {slot.index}")
+        if abandoned or isinstance(request, requests.CollectRequest):
+            content.result(f"worker {slot.index}")
         if not abandoned:
             self._results[content.number] = content
 

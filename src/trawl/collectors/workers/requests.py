@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from time import perf_counter
 from typing import Any
 
+from trawl.backends.base import Answer
 from trawl.backends.failure import Failure
 from trawl.collectors.driver.budget import FrameCounts
 from trawl.collectors.watch.times import BatchTimes
@@ -225,38 +226,15 @@ class WorkerWarning:
 
 
 @dataclass(frozen=True)
-class CallReturned:
-    """Answer to :class:`CallRequest`.
+class WorkerAnswer(Answer):
+    """Answer to :class:`CallRequest`, with a pickled result, or to a request that failed.
 
     Attributes:
-        number: number of the request.
-        value: the pickled result.
         snapshot: the state of the worker after the call, or None.
         progress: what the worker has counted since its last answer.
         version: version of the worker's policy after the call.
     """
 
-    number: int
-    value: bytes
-    snapshot: Snapshot | None = None
-    progress: FrameCounts = field(default_factory=FrameCounts)
-    version: int | str | None = None
-
-
-@dataclass(frozen=True)
-class RequestFailed:
-    """Answer to a request that raised an exception.
-
-    Attributes:
-        number: number of the request.
-        failure: the exception.
-        snapshot: the state of the worker after a call that failed, or None.
-        progress: what the worker has counted since its last answer.
-        version: version of the worker's policy after the call.
-    """
-
-    number: int
-    failure: Failure
     snapshot: Snapshot | None = None
     progress: FrameCounts = field(default_factory=FrameCounts)
     version: int | str | None = None
@@ -272,11 +250,10 @@ class CloseFailed:
 #: Any message to a worker.
 Request = CollectRequest | CallRequest | MapBuffer | UnmapBuffer | NewWeights
 #: Any message from a worker.
-Answer = (
+FromWorker = (
     WorkerReady
     | BatchReady
-    | CallReturned
-    | RequestFailed
+    | WorkerAnswer
     | StateChanged
     | WorkerWarning
     | WriteBegan

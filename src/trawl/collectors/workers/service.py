@@ -311,9 +311,9 @@ class CollectorService(HandleCalls, Service):
             function, *args = pickle.loads(request.function)
             value = cloudpickle.dumps(function(self._up_to_date(), *args))
         except Exception as error:
-            answer: Any = requests.RequestFailed(request.number, Failure.of(error))
+            answer = requests.WorkerAnswer(request.number, failure=Failure.of(error))
         else:
-            answer = requests.CallReturned(request.number, value)
+            answer = requests.WorkerAnswer(request.number, value)
         # A call that failed may have changed something, too.
         snapshot, progress = self._snapshots.take(self._updates), self._pop_progress()
         version = self.collector.policy_version
@@ -327,7 +327,7 @@ class CollectorService(HandleCalls, Service):
             done = self._timed(self._collect(request))
         except Exception as error:
             self._requests.clear()
-            self._port.send(requests.RequestFailed(request.number, Failure.of(error)))
+            self._port.send(requests.WorkerAnswer(request.number, failure=Failure.of(error)))
         else:
             snapshot = self._snapshots.after_batch(done.weights)
             self._port.send(done if snapshot is None else replace(done, snapshot=snapshot))

@@ -188,7 +188,7 @@ class WorkerSlot:
         return WorkerBatch(self.index, place or NO_SLICE, ready)
 
     def finish_call(
-        self, answer: requests.CallReturned | requests.RequestFailed
+        self, answer: requests.WorkerAnswer
     ) -> requests.CollectRequest | requests.CallRequest | None:
         """Records the answer to a call, or a failure, and returns its request."""
         request, _ = self.pending.pop(answer.number, (None, None))

@@ -21,14 +21,14 @@ from trawl.envs.processes.own_process import parent_registry
 from trawl.envs.processes.service import (
     BUFFERS,
     MESSAGE,
-    CallFailed,
+    EnvAnswer,
     EnvCall,
     EnvInfo,
     EnvServiceFactory,
     WakeupHandles,
 )
 from trawl.envs.processes.spin import Spin, may_spin
-from trawl.errors import WorkerDied, WorkerError
+from trawl.errors import WorkerDied
 
 # Seconds that processes have to close their environments before they are killed.
 _CLOSING = 5.0
@@ -234,10 +234,9 @@ class EnvProcesses:
             # Its death follows.
             self._failed[index] = event.failure
 
-    def error_of(self, index: int, failed: CallFailed) -> WorkerError:
-        """Returns the error for a call or a step of a process that has failed."""
-        name = self.name_of(index) if failed.env is None else f"environment {failed.env}"
-        return failed.failure.error(name)
+    def place_of(self, index: int, answer: EnvAnswer) -> str:
+        """Returns the place of a failure in a process, for its error."""
+        return self.name_of(index) if answer.env is None else f"environment {answer.env}"
 
     def _end_of(self, event: Death) -> Ended:
         index = event.worker.index

@@ -21,7 +21,7 @@ import torch
 from tensordict import TensorDictBase
 from typing_extensions import override
 
-from trawl.backends.base import Port, Service
+from trawl.backends.base import Answer, Port, Service
 from trawl.backends.failure import Failure
 from trawl.backends.ipc import Closed
 from trawl.envs.base import TensorDictEnv
@@ -122,26 +122,14 @@ class EnvCall:
 
 
 @dataclass(frozen=True)
-class CallResult:
-    """Result of call ``number``."""
-
-    number: int
-    value: Any
-
-
-@dataclass(frozen=True)
-class CallFailed:
-    """Failure of call ``number``; if ``number`` is negative, failure of step ``-number``.
+class EnvAnswer(Answer):
+    """Answer to an :class:`EnvCall`, or the failure of step ``-number``.
 
     Attributes:
-        number: number of the call or of the step.
         env: number of the environment that failed; None if the failure is not that of one.
-        failure: the failure.
     """
 
-    number: int
-    env: int | None
-    failure: Failure
+    env: int | None = None
 
 
 @dataclass(frozen=True)
@@ -237,12 +225,12 @@ class EnvService(Service):
         except Exception as error:
             self._tell(content.number, content.env, error)
         else:
-            self._port.send(CallResult(content.number, value))
+            self._port.send(EnvAnswer(content.number, value))
 
     def _tell(self, number: int, env: int | None, error: Exception) -> None:
         """Sends an error. Stopped while it reads source files, a thread would leave them open."""
         with self._port.undisturbed():
-            self._port.send(CallFailed(number, env, Failure.of(error)))
+            self._port.send(EnvAnswer(number, failure=Failure.of(error), env=env))
 
     @override
     def work(self) -> None:

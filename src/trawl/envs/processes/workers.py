@@ -28,7 +28,7 @@ from trawl.backends.base import Failed
 from trawl.envs.attributes import Application, pack
 from trawl.envs.processes.buffers import SharedStepBuffers, StepBufferSpec
 from trawl.envs.processes.processes import Ended, EnvProcesses
-from trawl.envs.processes.service import STEP, CallFailed, CallResult
+from trawl.envs.processes.service import STEP, EnvAnswer
 from trawl.errors import WorkerDied
 from trawl.memory import Mask
 
@@ -249,10 +249,8 @@ class EnvWorkers:
                 index, content = self._next_message()
                 number = getattr(content, "number", 0)
                 if number in waiting:
-                    if isinstance(content, CallFailed):
-                        raise self.started.error_of(index, content)
                     waiting.discard(number)
-                    found[number] = content.value
+                    found[number] = content.result(self.started.place_of(index, content))
         finally:
             self.tolerant = tolerant
         return [found[number] for number in numbers]
@@ -303,8 +301,8 @@ class EnvWorkers:
                 waiting = {n: env for n, env in waiting.items() if env not in errors}
             elif number in waiting:
                 env = waiting.pop(number)
-                if isinstance(content, CallFailed):
-                    errors[env] = self.started.error_of(index, content)
+                if content.failure is not None:
+                    errors[env] = content.failure.error(self.started.place_of(index, content))
                 else:
                     found[env] = content.value
         # Those that have answered before their process has died have to begin anew, too.
@@ -533,14 +531,14 @@ class EnvWorkers:
         index, content = self.started.receive(timeout) or (0, None)
         if isinstance(content, Ended):
             self._note_end(index, content)
-        elif isinstance(content, (CallResult, CallFailed)):
+        elif isinstance(content, EnvAnswer):
             restarted = self._restarting.pop(content.number, None) is not None
             buffers = self.buffers
             awaited = buffers is not None and content.number == -buffers.numbers[index]
-            if isinstance(content, CallFailed) and (restarted or awaited):
+            if content.failure is not None and (restarted or awaited):
                 assert content.env is not None
                 errors = self.failures if self.tolerant else self._unraised
-                errors[content.env] = self.started.error_of(index, content)
+                errors[content.env] = content.failure.error(self.started.place_of(index, content))
         return index, content
 
     def _note_end(self, index: int, ended: Ended) -> None:
