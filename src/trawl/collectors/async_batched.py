@@ -12,7 +12,7 @@ from trawl.collectors.serving import ServingCollector, serving_worker
 from trawl.collectors.serving_options import (
     DEFAULT_SERVING,
     AsyncBatchedArguments,
-    chosen_policy_backend,
+    has_own_process,
 )
 
 
@@ -73,7 +73,7 @@ class AsyncBatchedCollector(ServingCollector):
         def __new__(cls, *args: Any, **options: Any) -> Any:
             """Returns a collector in this process, or one whose policy has a process of its own."""
             place = options.get("policy_backend"), options.get("server_config")
-            if cls is AsyncBatchedCollector and chosen_policy_backend(*place) == "multiprocessing":
+            if cls is AsyncBatchedCollector and has_own_process(*place):
                 return InferenceProcessCollector(_checked(cls.__name__, *args, **options))
             return super().__new__(cls)
 

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields
 from functools import partial
 from typing import Any, Literal
 
 from trawl.checks import check_number, check_seconds, did_you_mean, seconds_above_zero
 from trawl.collectors.config import CollectorConfig
 from trawl.collectors.local.first_ready import VERSION, pool_of
-from trawl.collectors.options import Check, at_least, one_of, option, validate
+from trawl.collectors.options import Check, at_least, option, validate
 from trawl.collectors.types import PolicyLike
 from trawl.devices import check_device
 from trawl.envs.batches.batched import arguments_of
@@ -27,19 +27,6 @@ from trawl.supported import READY_POOL, Trait, check
 _MOST, _LEAST, _PATIENCE = 64, 1, 0.01
 #: Options for acting, if the user gives none.
 DEFAULT_SERVING = ServingOptions(Batching(_LEAST, _MOST, _PATIENCE, None), VERSION)
-_BACKENDS = ("threading", "multiprocessing")
-# Entries of TorchRL's configurations.
-_SERVER = (
-    "max_batch_size",
-    "static_batch_size",
-    "min_batch_size",
-    "timeout",
-    "service_backend",
-    "collect_stats",
-    "stats_window_size",
-    "max_inflight_per_env",
-)
-_DEVICES = ("policy_device", "output_device", "env_device", "storing_device")
 _NO_LIST = (
     "create_env_fn must be a list with a function for each environment, or make an EnvPool "
     "or ALE environment with a batch_size below num_envs"
@@ -78,56 +65,51 @@ def _version_key(name: str, value: Any) -> Any:
     return value
 
 
-def batching_of(
-    count: int, most: int | None, least: int | None, patience: float | None, config: Any
-) -> Batching:
-    """Returns the sizes that the options of a collector of ``count`` environments ask for.
+def _patience(name: str, value: Any) -> float | None:
+    found = None if value is None else check_seconds(name, value)
+    if found is not None and not found >= 0:
+        raise ValueError(f"{name} must be a number of seconds from 0 on, but it is {found!r}")
+    return found
 
-    Raises:
-        ValueError: if a size is out of range, or given twice.
+
+def _service(name: str, value: Any) -> Any:
+    if value not in (None, "thread", "process"):
+        raise ValueError(
+            f"server_config must have {name}='thread' or 'process', but it is {value!r}"
+        )
+    return value
+
+
+def _config(**known: Check | None) -> Check:
+    """Returns a check of a mapping, or an object with attributes, which becomes a dictionary.
+
+    Args:
+        **known: its entries, which are those of TorchRL's configurations, with their checks.
     """
-    given = {"max_batch_size": most, "min_batch_size": least, "server_timeout": patience}
-    size, timeout = None, "server_timeout"
-    if config is not None:
-        timeout = "the timeout in server_config"
-        twice = [name for name, value in given.items() if value is not None]
-        if twice:
-            raise ValueError(
-                f"server_config and {', '.join(twice)} can't both be given: set "
-                f"{', '.join(twice)} in server_config"
+
+    def check(name: str, config: Any) -> dict[str, Any] | None:
+        if config is None:
+            return None
+        if isinstance(config, Mapping):
+            unknown = sorted(set(config) - known.keys())
+            if unknown:
+                raise ValueError(
+                    f"{name} has unknown entries: {', '.join(unknown)}"
+                    f"{did_you_mean(unknown, known)}"
+                )
+        elif not any(hasattr(config, entry) for entry in known):
+            raise TypeError(
+                f"{name} must be a mapping, or an object with attributes such as "
+                f"{next(iter(known))}, but it is {config!r}"
             )
-        check_config("server_config", config, _SERVER)
-        most, least = attribute(config, "max_batch_size"), attribute(config, "min_batch_size")
-        patience, size = attribute(config, "timeout"), attribute(config, "static_batch_size")
-    least = check_number("min_batch_size", _LEAST if least is None else least, 1)
-    most = check_number("max_batch_size", (size or _MOST) if most is None else most, 1)
-    patience = check_seconds(timeout, _PATIENCE if patience is None else patience)
-    if not patience >= 0:
-        raise ValueError(f"{timeout} must be a number of seconds from 0 on, but it is {patience!r}")
-    if least > min(most, count):
-        what = f"max_batch_size={most}" if least > most else f"the {count} environments"
-        raise ValueError(f"min_batch_size={least} is larger than {what}")
-    if least > 1 and patience == 0:
-        raise ValueError(
-            f"min_batch_size={least} has no effect if {timeout} is 0: give the number of seconds "
-            "to wait, or math.inf"
-        )
-    if size is not None and check_number("static_batch_size", size, 1) < most:
-        raise ValueError(f"static_batch_size={size} is smaller than max_batch_size={most}")
-    return Batching(least, most, patience, size)
+        found = {entry: entry_of(config, entry) for entry in known}
+        return {
+            entry: value if (one := known[entry]) is None else one(entry, value)
+            for entry, value in found.items()
+            if value is not None
+        }
 
-
-def check_workers(envs_per_worker: Any, most: int) -> None:
-    """Checks that the environments of a process fit into a batch.
-
-    Raises:
-        ValueError: if they don't.
-    """
-    if check_number("envs_per_worker", envs_per_worker, 1) > most:
-        raise ValueError(
-            f"envs_per_worker={envs_per_worker} is larger than max_batch_size={most}, but the "
-            "environments of a process become ready together"
-        )
+    return check
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -189,14 +171,14 @@ class AsyncBatchedArguments(CollectorConfig):
     create_env_fn: Any = field(kw_only=False)
     policy: PolicyLike | None = None
     exact_frames: bool = True
-    max_batch_size: int | None = None
-    min_batch_size: int | None = None
-    server_timeout: float | None = None
+    max_batch_size: int | None = option(None, at_least(1))
+    min_batch_size: int | None = option(None, at_least(1))
+    server_timeout: float | None = option(None, _patience)
     transport: Literal["auto", "driver"] | None = option(None, _no_choice(None, "auto", "driver"))
     backend: Literal["threading", "multiprocessing"] | None = None
     env_backend: Literal["threading", "multiprocessing"] | None = None
     env_exchange: Literal["shm", "auto"] = option("auto", _no_choice("auto", "shm"))
-    envs_per_worker: int = 1
+    envs_per_worker: int = option(1, partial(check_number, least=1))
     transition_chunk_size: int | Literal["auto"] = option("auto", _no_choice("auto", 1))
     policy_backend: Literal["threading", "multiprocessing"] | None = None
     yield_completed_trajectories: bool = False
@@ -205,9 +187,24 @@ class AsyncBatchedArguments(CollectorConfig):
     verbose: bool = False
     worker_affinity: Affinity | None = None
     driver_affinity: Sequence[int] | None = option(None, _cores)
-    server_config: Any = None
-    device_config: Any = None
-    policy_version: int = 0
+    server_config: Any = option(
+        None,
+        _config(
+            max_batch_size=at_least(1),
+            static_batch_size=at_least(1),
+            min_batch_size=at_least(1),
+            timeout=lambda _, value: _patience("the timeout in server_config", value),
+            service_backend=_service,
+            collect_stats=None,
+            stats_window_size=None,
+            max_inflight_per_env=None,
+        ),
+    )
+    device_config: Any = option(
+        None,
+        _config(policy_device=None, output_device=None, env_device=None, storing_device=None),
+    )
+    policy_version: int = option(0, partial(check_number, least=0))
     policy_version_key: str | tuple[str, ...] | None = option("policy_version", _version_key)
     worker_timeout: float | None = option(None, seconds_above_zero)
     max_policy_lag: int | None = option(None, at_least(0))
@@ -229,8 +226,11 @@ class AsyncBatchedArguments(CollectorConfig):
             raise TypeError("policy and policy_factory can't both be given")
         if self.policy is None and self.policy_factory is None:
             raise TypeError("a policy is missing: pass policy or policy_factory")
-        chosen_policy_backend(self.policy_backend, self.server_config)
-        check_workers(self.envs_per_worker, self.batching.most)
+        if self.envs_per_worker > (most := self.batching.most):
+            raise ValueError(
+                f"envs_per_worker={self.envs_per_worker} is larger than max_batch_size={most}, but "
+                "the environments of a process become ready together"
+            )
 
     def _check_decided_by_pool(self) -> None:
         for one in fields(self):
@@ -240,25 +240,45 @@ class AsyncBatchedArguments(CollectorConfig):
 
     @property
     def batching(self) -> Batching:
-        """Sizes of the batches for which the policy acts; a pool decides them itself."""
+        """Sizes of the batches for which the policy acts; a pool decides them itself.
+
+        Raises:
+            ValueError: if sizes contradict each other, or the number of environments.
+        """
         if not is_list(self.create_env_fn):
             return DEFAULT_SERVING.batching
-        batching = batching_of(
-            len(self.create_env_fn),
-            self.max_batch_size,
-            self.min_batch_size,
-            self.server_timeout,
-            self.server_config,
-        )
-        if self.cudagraph_policy and batching.size is None:
+        count, config = len(self.create_env_fn), self.server_config
+        names = ("max_batch_size", "min_batch_size", "server_timeout")
+        given = {name: value for name in names if (value := getattr(self, name)) is not None}
+        key = timeout = "server_timeout"
+        if config is not None:
+            if given:
+                raise ValueError(
+                    f"server_config and {', '.join(given)} can't both be given: set "
+                    f"{', '.join(given)} in server_config"
+                )
+            given, key, timeout = config, "timeout", "the timeout in server_config"
+        size, least = given.get("static_batch_size"), given.get("min_batch_size", _LEAST)
+        most, patience = given.get("max_batch_size", size or _MOST), given.get(key, _PATIENCE)
+        if least > min(most, count):
+            what = f"max_batch_size={most}" if least > most else f"the {count} environments"
+            raise ValueError(f"min_batch_size={least} is larger than {what}")
+        if least > 1 and patience == 0:
+            raise ValueError(
+                f"min_batch_size={least} has no effect if {timeout} is 0: give the number of "
+                "seconds to wait, or math.inf"
+            )
+        if size is not None and size < most:
+            raise ValueError(f"static_batch_size={size} is smaller than max_batch_size={most}")
+        if self.cudagraph_policy and size is None:
             # A graph has a fixed batch size.
-            return replace(batching, size=min(batching.most, len(self.create_env_fn)))
-        return batching
+            size = min(most, count)
+        return Batching(least, most, patience, size)
 
     @property
     def in_process(self) -> bool:
         """True if the policy has a process of its own."""
-        return chosen_policy_backend(self.policy_backend, self.server_config) != "threading"
+        return has_own_process(self.policy_backend, self.server_config)
 
     @property
     def serving(self) -> ServingOptions:
@@ -295,7 +315,7 @@ class AsyncBatchedArguments(CollectorConfig):
             if one.name not in _OWN and (given := getattr(self, one.name)) is not one.default
         }
         version: Any = self.track_policy_version
-        first = check_number("policy_version", self.policy_version, 0)
+        first = self.policy_version
         if version is None or isinstance(version, bool):
             version = PolicyVersion()
             version.version = first
@@ -344,49 +364,18 @@ def make_pool(source: Any, kwargs: Any) -> Any:
     return env
 
 
-def check_config(option: str, config: Any, known: tuple[str, ...]) -> None:
-    """Checks a mapping, or an object with attributes.
-
-    Raises:
-        TypeError: if it is something else.
-        ValueError: if a mapping has unknown names.
-    """
-    if isinstance(config, Mapping):
-        unknown = sorted(set(config) - set(known))
-        if unknown:
-            raise ValueError(
-                f"{option} has unknown entries: {', '.join(unknown)}{did_you_mean(unknown, known)}"
-            )
-    elif not any(hasattr(config, name) for name in known):
-        raise TypeError(
-            f"{option} must be a mapping, or an object with attributes such as {known[0]}, but it "
-            f"is {config!r}"
-        )
-
-
-def attribute(config: Any, name: str) -> Any:
+def entry_of(config: Any, name: str) -> Any:
     """Returns an entry of a mapping, or an attribute of an object; None if there is none."""
     return config.get(name) if isinstance(config, Mapping) else getattr(config, name, None)
 
 
-def chosen_policy_backend(policy_backend: Any, config: Any) -> str:
-    """Returns the place where the policy runs: ``"threading"`` or ``"multiprocessing"``.
-
-    Raises:
-        ValueError: if the policy can't run there.
-    """
-    one_of(*_BACKENDS, None)("policy_backend", policy_backend)
-    service = None if config is None else attribute(config, "service_backend")
-    if service not in (None, "thread", "process"):
-        raise ValueError(
-            f"server_config must have service_backend='thread' or 'process', but it is {service!r}"
-        )
-    if service == "process":
-        return "multiprocessing"
-    return str(policy_backend or "threading")
+def has_own_process(policy_backend: Any, config: Any) -> bool:
+    """Returns True if these options give the policy a process of its own."""
+    service = entry_of(config, "service_backend")
+    return bool(policy_backend == "multiprocessing" or service == "process")
 
 
-def device_options(device: Any, config: Any) -> dict[str, Any]:
+def device_options(device: Any, config: Mapping[str, Any] | None) -> dict[str, Any]:
     """Returns a collector's options for devices.
 
     Raises:
@@ -396,7 +385,4 @@ def device_options(device: Any, config: Any) -> dict[str, Any]:
         return {} if device is None else {"policy_device": check_device("device", device)}
     if device is not None:
         raise ValueError("device and device_config can't both be given")
-    check_config("device_config", config, _DEVICES)
-    names = ("policy_device", "env_device", "storing_device")
-    found = {name: attribute(config, name) for name in names}
-    return {name: value for name, value in found.items() if value is not None}
+    return {name: value for name, value in config.items() if name != "output_device"}
