@@ -25,8 +25,11 @@ from trawl.collectors.distributed import (
     RayCollector,
     RPCCollector,
 )
+from trawl.collectors.options import LIST, tagged
 from trawl.testing import NumberedEnv
 
+# Arguments of collectors with workers that may be lists, besides options of the table.
+LISTS = {"policy", "frames_per_batch"}
 # Beside those of the others: options that a class has, and options of its parents that it refuses.
 OWN = {
     Collector: (["interruptor", "backend", "num_collectors"], ["num_workers"]),
@@ -162,3 +165,9 @@ def test_an_option_that_is_off_reads_as_a_number_or_false(make, given):
     with make(NumberedEnv, by_step(), frames_per_batch=10, **options) as collector:
         assert (collector.init_random_frames, collector.max_frames_per_traj) == (0, 0)
         assert (collector.trust_policy, collector.split_trajs) == (False, False)
+
+
+def test_editors_know_which_options_may_be_lists():
+    given = inspect.signature(AsyncCollector).parameters
+    shown = {name for name, one in given.items() if "Sequence[" in str(one.annotation)}
+    assert shown == tagged(CollectorConfig, LIST) | LISTS
