@@ -86,15 +86,6 @@ def test_each_step_is_delivered_once_and_in_order(backend, each, place):
     assert ledger.frames == collector.stats()["frames"] == 333
 
 
-def test_entries_and_their_dtypes():
-    with numbered(frames=8, total_frames=8) as collector:
-        batch = collector.next()
-    assert batch["env_index"].dtype == batch["policy_version"].dtype == torch.int64
-    assert batch["collector", "traj_ids"].shape == (8,)
-    assert batch["next", "reward"].shape == (8, 1)
-    assert batch.names == [None]
-
-
 def test_a_slow_environment_holds_nobody_up():
     def slow():
         return Gated(number=0)
@@ -210,13 +201,6 @@ def test_a_compiled_policy_may_read_a_tensordict_of_any_size(config):
     assert ledger.frames == 120
 
 
-class Marked(nn.Module):
-    """Policy that writes the mark that it reads."""
-
-    def forward(self, observation, is_init):
-        return Chooses()(observation), is_init.clone()
-
-
 def test_samples_of_a_distribution():
     from tensordict.nn import ProbabilisticTensorDictModule, ProbabilisticTensorDictSequential
     from torch.distributions import OneHotCategorical
@@ -326,17 +310,6 @@ def test_whole_trajectories(place):
             ledger.add(trajectory)
         assert collector.stats()["trajectories"] > 4
     assert ledger.frames > 150
-
-
-@PLACES
-def test_batches_are_written_to_a_replay_buffer(place):
-    data = pytest.importorskip("torchrl.data")
-    buffer = data.ReplayBuffer(storage=data.LazyTensorStorage(500))
-    with numbered(policy_backend=place, replay_buffer=buffer, total_frames=130) as collector:
-        assert set(collector) == {None}
-    ledger = ledger_of(4)
-    ledger.add(buffer[:])
-    assert ledger.frames == 130
 
 
 @PLACES

@@ -6,7 +6,7 @@ from functools import partial
 
 import pytest
 import torch
-from collector_parts import Buffer, by_step
+from collector_parts import by_step
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from gymnasium.wrappers.vector import RecordEpisodeStatistics
 from hypothesis import given
@@ -240,28 +240,6 @@ def test_the_workers_of_an_async_collector_go_on_by_themselves():
         assert frames <= 50
 
 
-# --- statistics
-
-
-def test_statistics_count_what_was_delivered():
-    with make(Collector, total_frames=20, track_policy_version=True) as collector:
-        found = [collector.stats()]
-        for _ in range(2):
-            collector.next()
-            found.append(collector.stats())
-    names = ("frames", "batches", "requested_frames_per_batch", "total_frames", "completed")
-    assert [[one[name] for name in names] for one in found] == [
-        [0, 0, 10, 20, False],
-        [10, 1, 10, 20, False],
-        [20, 2, 10, 20, True],
-    ]
-    stats = found[-1]
-    assert all(isinstance(value, (bool, int, float, str)) for value in stats.values())
-    assert stats["policy_version"] == 0
-    assert 0 < stats["env_time_share"] <= 1
-    assert (stats["env_path"], stats["policy_path"]) == ("array", "direct")
-
-
 # --- random frames
 
 
@@ -316,17 +294,6 @@ def test_the_policy_is_not_called_for_random_frames():
         assert len(calls) == before
         collector.next()
         assert len(calls) == before + 10
-
-
-def test_single_random_frames_are_exact():
-    buffer = Buffer()
-    options = {"total_frames": 200, "init_random_frames": 97, "extend_buffer": False}
-    with make(Collector, create_env_fn=ENDLESS, replay_buffer=buffer, **options) as collector:
-        list(collector)
-    right = is_by_step(buffer.content())
-    assert all(right[97:])
-    # By chance one in four is right: with 97 draws far from all of them.
-    assert sum(right[:97]) < 60
 
 
 @pytest.mark.parametrize("value", [None, 0, -7, -3.0])

@@ -60,20 +60,6 @@ def test_a_rollout_is_neither_counted_nor_processed():
         assert len(list(collector)) == 2
 
 
-def test_a_fake_batch_is_zero_and_laid_out_as_a_real_one():
-    options = {
-        "frames_per_batch": 6,
-        "max_frames_per_traj": 3,
-        "track_policy_version": True,
-        "storing_device": "cpu",
-    }
-    with Collector(NumberedEnv(), by_step(), **options) as collector:
-        fake, real = collector.fake_tensordict(), next(iter(collector))
-    assert layout(fake) == layout(real)
-    assert (fake.batch_size, fake.names, fake.device) == (real.batch_size, real.names, real.device)
-    assert not any(value.any() for value in fake.values(True, True))
-
-
 def test_a_fake_batch_is_processed_as_a_real_one():
     with Collector(
         NumberedEnv(),

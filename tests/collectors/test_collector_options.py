@@ -19,14 +19,6 @@ from trawl.testing import NumberedEnv
 # --- how environments are made
 
 
-def test_create_env_kwargs_reach_the_function():
-    batch = first_batch(
-        NumberedEnv, frames_per_batch=4, create_env_kwargs={"number": 3, "lengths": [2]}
-    )
-    assert NumberedEnv.numbers(batch)[:, 0].tolist() == [3] * 4
-    assert batch["next", "done"][:, 0].tolist() == [False, True, False, True]
-
-
 def test_create_env_kwargs_reach_the_environment_of_an_id():
     batch = first_batch(
         "CartPole-v1", frames_per_batch=4, create_env_kwargs={"categorical_action_encoding": True}
@@ -41,15 +33,6 @@ def test_create_env_kwargs_may_differ_between_environments():
         create_env_kwargs=[{"number": 5}, {"number": 6}],
     )
     assert NumberedEnv.numbers(batch)[..., 0].tolist() == [[5, 5], [6, 6]]
-
-
-@pytest.mark.parametrize(
-    "source",
-    ["CartPole-v1", lambda: "CartPole-v1", lambda: GymEnv("CartPole-v1"), GymEnv("CartPole-v1")],
-    ids=["id", "function of an id", "function", "environment"],
-)
-def test_an_environment_may_come_in_many_ways(source):
-    assert first_batch(source, frames_per_batch=4)["observation"].shape == (4, 4)
 
 
 # --- episodes
@@ -127,18 +110,6 @@ def test_starts_of_episodes_are_marked_for_a_policy_that_reads_them():
 
 
 # --- what becomes of a batch
-
-
-def test_postproc_gives_what_is_delivered():
-    found = batches(
-        Collector(
-            NumberedEnv(),
-            frames_per_batch=4,
-            total_frames=8,
-            postproc=lambda batch: batch["next", "reward"].sum(),
-        )
-    )
-    assert [reward.item() for reward in found] == [1 + 2 + 3 + 4, 5 + 6 + 7 + 8]
 
 
 def test_postproc_may_change_the_number_of_rows_without_changing_the_count():

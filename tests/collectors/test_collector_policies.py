@@ -103,14 +103,6 @@ def test_a_compiled_module_is_used_as_it_is():
     assert actions(torch.compile(by_step(), backend="eager")) == BY_STEP
 
 
-def test_a_bound_method_is_a_policy():
-    class Agent:
-        def act(self, observation):
-            return choose_by_step(observation)
-
-    assert actions(Agent().act) == BY_STEP
-
-
 # --- wrapping
 
 

@@ -47,18 +47,6 @@ def test_a_seed_covers_random_frames():
     assert all(same(one, other) for one, other in zip(*found, strict=True))
 
 
-def test_a_seeded_collector_draws_nothing_from_others():
-    with Collector("Pendulum-v1", noisy(), frames_per_batch=20) as collector:
-        collector.set_seed(5)
-        torch.manual_seed(0)
-        random.seed(0)
-        expected = torch.rand(1), random.random()
-        torch.manual_seed(0)
-        random.seed(0)
-        next(iter(collector))
-        assert (torch.rand(1), random.random()) == expected
-
-
 def test_the_first_frame_after_a_seed_is_the_environments():
     env = gymnasium.make("Pendulum-v1")
     first, _ = env.reset(seed=9)
@@ -95,42 +83,12 @@ def test_chained_seeds_are_those_of_a_batch():
 # --- resets
 
 
-def test_a_reset_of_some_environments_leaves_the_others():
-    envs = [lambda i=i: NumberedEnv(i, lengths=[100]) for i in range(3)]
-    indices = [1, [1], slice(1, 2), np.array([False, True, False]), torch.tensor([1]), (1,)]
-    with Collector(envs, frames_per_batch=6) as collector:
-        for number, index in enumerate(indices):
-            next(iter(collector))
-            collector.reset(index)
-            batch = next(iter(collector))
-            others = 2 + 4 * number
-            assert NumberedEnv.numbers(batch)[:, 0, 2].tolist() == [others, 0, others]
-            assert batch[TRAJ_IDS][:, 0].tolist() == [0, 3 + number, 2]
-    with Collector(NumberedEnv(lengths=[100]), frames_per_batch=3) as collector:
-        next(iter(collector))
-        collector.reset(0)
-        assert NumberedEnv.numbers(next(iter(collector)))[:, 2].tolist() == [0, 1, 2]
-
-
 def test_an_index_that_is_none_of_the_environments_is_refused():
     with (
         Collector([NumberedEnv, NumberedEnv], frames_per_batch=4) as collector,
         pytest.raises(IndexError, match=r"index 5 is out of bounds.* size 2"),
     ):
         collector.reset(5)
-
-
-def test_arguments_of_a_reset_reach_the_environment():
-    seen = []
-
-    class Env(NumberedEnv):
-        def reset(self, *, seed=None, options=None):
-            seen.append((seed, options))
-            return super().reset(seed=seed, options=options)
-
-    with Collector(Env(), frames_per_batch=3) as collector:
-        collector.reset(seed=4, options={"level": 2})
-    assert seen == [(None, None), (4, {"level": 2})]
 
 
 # --- checkpoints
@@ -164,17 +122,6 @@ def test_ids_are_not_used_again_in_new_episodes():
     with Collector(vector(), frames_per_batch=5) as resumed:
         resumed.load_state_dict(state)
         assert seen & set(next(iter(resumed))[TRAJ_IDS].reshape(-1).tolist()) == {-1}
-
-
-def test_the_version_of_the_policy_goes_on():
-    options = {"frames_per_batch": 5, "track_policy_version": True}
-    with Collector(NumberedEnv(), **options) as collector:
-        collector.increment_version()
-        collector.increment_version()
-        state = collector.state_dict()
-    with Collector(NumberedEnv(), **options) as resumed:
-        resumed.load_state_dict(state)
-        assert next(iter(resumed))["policy_version"].tolist() == [2] * 5
 
 
 def test_weights_that_do_not_fit_are_refused():

@@ -130,14 +130,6 @@ def test_buffers_are_sent_as_well(cls):
         assert settled(collector) == [{2}, {2}]
 
 
-def test_an_update_makes_a_new_version():
-    with make(Collector, policy=Chooser(), track_policy_version=True) as collector:
-        collector.update_policy_weights_()
-        collector.update_policy_weights_(Chooser())
-        assert collector.policy_version == collector.get_policy_version() == 2
-        assert collector.next()["policy_version"].tolist() == [2] * 10
-
-
 # --- for whom
 
 
@@ -149,15 +141,6 @@ def test_weights_reach_the_workers_they_are_for(cls, ids, found):
     with make(cls, policy=Chooser(1)) as collector:
         collector.update_policy_weights_(Chooser(2), worker_ids=ids)
         assert settled(collector) == found
-
-
-def test_a_factory_may_be_given_weights_for_each_worker():
-    with make(policy_factory=Chooser, track_policy_version=True) as collector:
-        for index, choice in enumerate((3, 2)):
-            collector.update_policy_weights_(Chooser(choice), worker_ids=index)
-        batch = collector.next()
-        assert [actions(row) for row in batch] == [{3}, {2}]
-        assert batch["policy_version"].tolist() == [[1] * 5, [2] * 5]
 
 
 # --- mistakes

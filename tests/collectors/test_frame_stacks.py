@@ -367,14 +367,6 @@ def test_tensors_are_normalised_beside_stacks() -> None:
     assert not torch.equal(found[-1]["c"], stacked[-1]["c"])
 
 
-def test_the_discount_of_dm_env_is_neither_stacked_nor_normalised() -> None:
-    pytest.importorskip("dm_control")
-    for options in ({"normalize_observations": True}, {"frame_stack": 3}):
-        (batch,) = collected("dm_control:cartpole/swingup", count=1, **options)
-        assert batch["next", "discount"].shape == (24, 1)
-        assert (batch["next", "discount"] == 1).all()
-
-
 def test_an_evaluation_stacks_frames() -> None:
     results = []
     for padding in (None, "reset"):

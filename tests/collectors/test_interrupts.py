@@ -12,7 +12,6 @@ from functools import partial
 import gymnasium
 import pytest
 import torch
-from torchrl.data import LazyTensorStorage, ReplayBuffer
 
 import trawl
 from trawl import Collector, MultiAsyncCollector, MultiSyncCollector, interrupts
@@ -54,10 +53,6 @@ class Pressing(gymnasium.Wrapper):
 
 def numbered(number, presses=(), times=1):
     return Pressing(NumberedEnv(number=number, lengths=LENGTHS), presses, times)
-
-
-def sampled(batch):
-    return torch.rand(batch.batch_size)
 
 
 def drawn(policy_presses=()):
@@ -249,21 +244,6 @@ def test_a_reset_keeps_the_batch_under_way():
     ledger = Ledger([NumberedEnv(number=0, lengths=LENGTHS)])
     ledger.add(batch)
     assert ledger.frames == FRAMES
-
-
-def test_a_replay_buffer():
-    buffer = ReplayBuffer(storage=LazyTensorStorage(1000), batch_size=4)
-    pressed = 0
-    with Collector(
-        partial(numbered, 0, {3, 25}), drawn(), replay_buffer=buffer, **OPTIONS
-    ) as collector:
-        while not collector.stats()["completed"]:
-            try:
-                collector.next()
-            except KeyboardInterrupt:
-                pressed += 1
-    assert pressed == 2
-    assert len(buffer) == FRAMES * BATCHES
 
 
 def test_handlers_of_the_program_run_at_once():

@@ -6,13 +6,13 @@ import gymnasium
 import numpy as np
 import pytest
 import torch
-from collector_parts import by_step, first_batch, layout
+from collector_parts import by_step, layout
 from gymnasium import spaces
 from gymnasium.vector import SyncVectorEnv
 from multi_parts import BOTH, TRAJ_IDS, envs, ledger, make, together, worker_of
 
 from trawl.collectors import Collector, MultiAsyncCollector, MultiCollector, MultiSyncCollector
-from trawl.testing import ImageEnv, NestedEnv, NumberedEnv, RaggedEnv
+from trawl.testing import NumberedEnv, RaggedEnv
 
 
 def vector_env(first, lanes=3):
@@ -67,30 +67,6 @@ def test_batches_of_batched_environments(source, how, shape):
             else:
                 assert numbers.reshape(6, 10)[:, 0].tolist() == list(range(6))
     assert book.frames == 120
-
-
-@BOTH
-@pytest.mark.parametrize(("kind", "lanes"), [(ImageEnv, 2), (NestedEnv, None)])
-def test_a_batch_has_the_entries_of_a_collector(cls, kind, lanes):
-    alone = first_batch(envs(1, lanes, kind)[0], frames_per_batch=10, max_frames_per_traj=4)
-    with make(
-        cls,
-        create_env_fn=envs(2, lanes, kind),
-        policy=None,
-        frames_per_batch=20 if together(cls) else 10,
-        max_frames_per_traj=4,
-    ) as collector:
-        batch = collector.next()
-        fake = collector.fake_tensordict()
-    one = batch[0] if together(cls) else batch
-    assert layout(one) == layout(alone)
-    assert one.names == alone.names
-    assert batch.device is None
-    assert not batch.is_locked
-    assert not any(value.requires_grad for value in batch.values(True, True))
-    assert layout(fake) == layout(batch)
-    assert (fake.shape, fake.names, fake.device) == (batch.shape, batch.names, batch.device)
-    assert not any(value.any() for value in fake.values(True, True))
 
 
 @pytest.mark.parametrize(("lanes", "how"), [(2, "stack"), (2, 0), (None, -1)])

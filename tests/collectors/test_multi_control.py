@@ -2,7 +2,6 @@
 
 import gc
 import json
-import math
 import multiprocessing
 import os
 import select
@@ -632,20 +631,14 @@ def test_nothing_is_lost_where_workers_are_broken_off(how, lanes):
         assert collector.stats()["frames"] == book.frames >= 600
 
 
-def test_a_collector_tells_what_its_workers_are():
-    with make() as collector:
-        kinds = collector.get_distant_attr("config")
-    assert [kind.worker_idx for kind in kinds] == [0, 1]
-    assert [kind.total_frames for kind in kinds] == [math.inf, math.inf]
-    assert not isinstance(collector, Collector)
-
-
 # --- the end, from elsewhere
 
 
-def _stuck():
-    gate = multiprocessing.get_context("spawn").Event()
-    begun = multiprocessing.get_context("spawn").Event()
+@BOTH
+@pytest.mark.parametrize("how", ["thread", "signal", "background"])
+def test_a_batch_that_hangs_can_be_given_up_from_elsewhere(cls, how):
+    context = multiprocessing.get_context("spawn")
+    gate, begun = context.Event(), context.Event()
 
     class Stuck(NumberedEnv):
         def step(self, action):
@@ -653,55 +646,30 @@ def _stuck():
             gate.wait()
             return super().step(action)
 
-    return Stuck, begun
+    options = {"replay_buffer": Buffer()} if how == "background" else {}
+    collector = make(cls, create_env_fn=[Stuck] * 2, start_method="forkserver", **options)
 
-
-@BOTH
-def test_another_thread_may_shut_down_while_a_batch_is_made(cls):
-    stuck, begun = _stuck()
-    collector = make(cls, create_env_fn=[stuck, stuck], start_method="forkserver")
-
-    def end():
-        begun.wait()
+    def end(*_):
         collector.shutdown(timeout=0.1)
 
-    thread = threading.Thread(target=end)
-    thread.start()
-    assert list(collector) == []
-    thread.join()
-    assert collector.closed
-
-
-@BOTH
-def test_a_signal_may_shut_down_while_a_batch_is_made(cls):
-    stuck, begun = _stuck()
-    collector = make(cls, create_env_fn=[stuck, stuck], start_method="forkserver")
-    before = signal.signal(signal.SIGUSR1, lambda *_: collector.shutdown(timeout=0.1))
-
-    def send():
+    def act():
         begun.wait()
-        os.kill(os.getpid(), signal.SIGUSR1)
+        os.kill(os.getpid(), signal.SIGUSR1) if how == "signal" else end()
 
-    thread = threading.Thread(target=send)
-    thread.start()
-    try:
-        assert list(collector) == []
-    finally:
-        thread.join()
-        signal.signal(signal.SIGUSR1, before)
+    if how == "background":
+        collector.start()
+        act()
+        assert not collector.is_running()
+    else:
+        before = signal.signal(signal.SIGUSR1, end)
+        thread = threading.Thread(target=act)
+        thread.start()
+        try:
+            assert list(collector) == []
+        finally:
+            thread.join()
+            signal.signal(signal.SIGUSR1, before)
     assert collector.closed
-
-
-@BOTH
-def test_background_collection_that_hangs_can_be_shut_down(cls):
-    stuck, begun = _stuck()
-    collector = make(
-        cls, create_env_fn=[stuck, stuck], start_method="forkserver", replay_buffer=Buffer()
-    )
-    collector.start()
-    begun.wait()
-    collector.shutdown(timeout=0.1)
-    assert not collector.is_running()
 
 
 # --- what is told wrong

@@ -34,27 +34,6 @@ import trawl
 from trawl.collectors import Collector, MultiAsyncCollector, MultiSyncCollector, PolicyVersion
 from trawl.testing import FaultyEnv, NumberedEnv
 
-# --- episodes
-
-
-@pytest.mark.parametrize(("lanes", "how"), [(None, -1), (2, 0)])
-def test_the_last_step_of_each_worker_is_marked_as_truncated(lanes, how):
-    with make(
-        create_env_fn=envs(2, lanes, lengths=[100]),
-        frames_per_batch=12,
-        set_truncated=True,
-        cat_results=how,
-        total_frames=36,
-    ) as collector:
-        for batch in collector:
-            steps = 6 // (lanes or 1)
-            last = torch.arange(batch.shape[-1]) % steps == steps - 1
-            for key in ("truncated", "done"):
-                assert (batch["next", key][..., 0] == last).all()
-            assert not batch["done"].any()
-            assert not batch["next", "terminated"].any()
-
-
 # --- keys
 
 
@@ -135,16 +114,6 @@ def test_exploration_can_be_turned_off(cls):
 
 
 @ALL
-def test_without_a_policy_actions_are_random(cls):
-    with make(cls, policy=None, frames_per_batch=200) as collector:
-        batch = collector.next()
-    assert actions(batch) == {0, 1, 2, 3}
-    assert (batch["action"].sum(-1) == 1).all()
-    if together(cls):
-        assert not torch.equal(batch[0]["action"], batch[1]["action"])
-
-
-@ALL
 def test_a_trusted_policy_is_called_as_it_is(cls):
     def policy(whatever):
         return whatever.set("action", torch.tensor([0, 0, 1, 0]))
@@ -219,40 +188,12 @@ def test_a_version_is_that_of_all_workers(cls):
         assert collector.worker_policy_versions() == {0: 1, 1: 2}
 
 
-def test_a_version_that_waits_for_a_batch_is_not_acknowledged():
-    with make(policy=Chooser(0), track_policy_version=True, prefetch=1) as collector:
-        collector.next()
-        collector.update_policy_weights_(Chooser(1))
-        assert collector.policy_version == 0
-        collector.next()
-        collector.next()
-        assert collector.policy_version == 1
-
-
 @BOTH
 def test_without_versions_workers_report_none(cls):
     with make(cls) as collector:
         collector.next()
         assert collector.worker_policy_versions() == {0: None, 1: None}
         assert collector.policy_version is None
-
-
-@pytest.mark.parametrize(("lanes", "how"), [(2, "stack"), (2, 0), (None, -1)])
-def test_versions_may_differ_between_workers(how, lanes):
-    with make(
-        lanes=lanes,
-        policy=Chooser(0),
-        track_policy_version=True,
-        cat_results=how,
-        frames_per_batch=12,
-    ) as collector:
-        collector.update_policy_weights_(Chooser(3), worker_ids=[1])
-        assert collector.get_distant_attr("policy_version") == [0, 1]
-        batch = collector.next()
-    second = NumberedEnv.numbers(batch)[..., 0] >= (lanes or 1)
-    assert torch.equal(batch["policy_version"], second.long())
-    assert torch.equal(batch["next", "policy_version"], second.long())
-    assert torch.equal(NumberedEnv.action_numbers(batch), 3 * second)
 
 
 @BOTH

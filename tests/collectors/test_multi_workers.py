@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 import torch
 from collector_parts import by_step, named
-from multi_parts import BOTH, Chooser, actions, envs, ledger, make, together, worker_of
+from multi_parts import BOTH, Chooser, actions, envs, make, together, worker_of
 from tensordict.nn import TensorDictModule
 
 import trawl.collectors
@@ -121,27 +121,6 @@ def test_workers_may_have_their_entries_in_another_order(start_method):
         batch = collector.next()
     assert (batch["1"] == 1).all()
     assert (batch["2"] == 2).all()
-
-
-@BOTH
-@pytest.mark.parametrize(
-    "policy",
-    [
-        by_step(),
-        lambda observation: by_step().module(observation),
-        Chooser(1),
-        TensorDictModule(Chooser(1), in_keys=["observation"], out_keys=["action"]),
-        None,
-    ],
-    ids=["tensordict module", "lambda", "module", "module in a module", "none"],
-)
-def test_a_policy_may_be_anything_that_acts(cls, policy):
-    book = ledger(2)
-    with make(cls, policy=policy, total_frames=40) as collector:
-        assert collector.policy is policy
-        for batch in collector:
-            book.add(batch)
-    assert book.frames == 40
 
 
 @BOTH

@@ -46,18 +46,6 @@ def normalizing(source=Walk, policy=None, **options):
     return Collector(source, policy, **options)
 
 
-@pytest.mark.parametrize("seeded", [True, False], ids=["seeded", "given"])
-def test_two_equally_seeded_collectors_are_equal(seeded):
-    first = []
-    for _ in range(2):
-        with normalizing(Walk, policy()) as one:
-            if not seeded:
-                one.reset(seed=3)
-            one.set_seed(3)
-            first.append(one.next())
-    assert (first[0] == first[1]).all()
-
-
 def test_a_seed_in_the_middle_normalises_the_first_observation():
     """Also that of a collector which loads the state after the seed."""
     with normalizing(Walk, policy()) as collector, normalizing(Walk, policy()) as other:

@@ -125,14 +125,6 @@ def test_weights_sent_at_each_batch_are_those_of_its_request():
     assert found == [{0}, {0}, {1}, {2}, {3}]
 
 
-def test_weights_sent_at_each_batch_count_as_updates():
-    with ahead(policy=Chooser(), total_frames=50, update_at_each_batch=True) as collector:
-        list(collector)
-        facts = collector.stats()
-    # Each batch is delivered with the update that comes before the next request.
-    assert facts["policy_lag_1"] == 50
-
-
 def test_a_replacement_acts_with_the_weights_of_the_batch(tmp_path):
     """Its predecessor died while the learner had newer weights already."""
     policy, mark = Chooser(), tmp_path / "died"

@@ -70,24 +70,6 @@ def test_batches_that_are_cut_short():
         assert equal(following(other, 4), following(collector, 4))
 
 
-def test_single_steps_for_a_replay_buffer():
-    def make():
-        frames = []
-        buffer = type("Buffer", (), {"add": lambda self, frame: frames.append(frame.clone())})()
-        options = {"frames_per_batch": 20, "replay_buffer": buffer, "extend_buffer": False}
-        return frames, Collector(CLOSED, THREE(), **options)
-
-    (frames, collector), (again, other) = make(), make()
-    with collector, other:
-        collector.set_seed(1)
-        following(collector, 3)
-        other.load_state_dict(saved(collector.state_dict()))
-        frames.clear()
-        following(collector, 3), following(other, 3)
-        assert len(frames) == 60
-        assert equal(again, frames)
-
-
 def test_a_batch_that_was_given_up_is_not_replayed():
     class Broken(nn.Module):
         fails = False

@@ -6,14 +6,12 @@ from importlib.util import find_spec
 import numpy as np
 import pytest
 import torch
-from closed_envs import Closed, Forgetful, Pickled
+from closed_envs import Closed, Forgetful
 
-from tests.oracle.continuing import THREE, closed, equal, following, pong, pool, saved, steady
+from tests.oracle.continuing import equal, following, pong, pool, saved, steady
 from trawl.collectors import Collector
 from trawl.envs import GymEnv
-from trawl.envs.capture.episode_log import EpisodeLog
 from trawl.envs.capture.pool_log import PoolLog
-from trawl.envs.capture.ways import chain
 from trawl.errors import EnvStateError
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*precision lowered by casting")
@@ -56,23 +54,6 @@ def test_a_failed_replay_names_environment_way_and_entry():
         other.next()
 
 
-def test_a_long_episode_begins_anew(monkeypatch):
-    monkeypatch.setattr(EpisodeLog, "most_steps", 30)
-    with Collector(partial(Closed, "box"), frames_per_batch=31) as collector:
-        collector.set_seed(3)
-        while collector.env_state_methods() == ["replay"]:
-            collector.next()
-        assert "resume" not in collector.state_dict()
-
-
-def test_a_log_is_kept_only_where_it_is_needed():
-    with Collector(["CartPole-v1"] * 2, frames_per_batch=10) as collector:
-        assert all(env.log is None for env in collector.env.envs)
-    with Collector([Closed, Pickled], frames_per_batch=10) as collector:
-        assert all(env.log is not None for env in collector.env.envs)
-        assert collector.env_state_methods() == ["replay", "pickle"]
-
-
 def test_the_log_holds_only_the_current_episode():
     with Collector(Closed, frames_per_batch=200) as collector:
         collector.set_seed(1)
@@ -81,40 +62,6 @@ def test_the_log_holds_only_the_current_episode():
             ended = np.flatnonzero(batch["next", "done"].numpy())
             assert len(ended)
             assert collector.env.log.steps == 200 - 1 - ended[-1]
-
-
-def test_a_wrapped_environment_is_a_plain_chain():
-    env = GymEnv(closed())
-    with Collector(env, frames_per_batch=10) as collector:
-        collector.next()
-        names = [type(member).__name__ for member in chain(env.env)]
-    assert names == ["RecordEpisodeStatistics", "NormalizeReward", "NormalizeObservation", "Closed"]
-
-
-@pytest.mark.parametrize("piece", ["origin", "actions", "steps", "wrappers"])
-def test_each_piece_of_the_state_counts(piece):
-    """With a piece of an earlier state, loading fails, or the batches are others."""
-
-    def make():
-        return Collector(closed, THREE(), frames_per_batch=30)
-
-    with make() as collector:
-        collector.set_seed(1)
-        collector.next()
-        before = saved(collector.state_dict())
-        following(collector, 4)
-        state = saved(collector.state_dict())
-        expected = following(collector, 4)
-    place, old = (one["resume"]["envs"][0]["env"]["replay"] for one in (state, before))
-    assert place["steps"] != old["steps"]
-    place[piece] = old[piece]
-    with make() as other:
-        if piece == "wrappers":
-            other.load_state_dict(state)
-            assert not equal(following(other, 4), expected)
-        else:
-            with pytest.raises(EnvStateError):
-                other.load_state_dict(state)
 
 
 # --- EnvPool

@@ -133,15 +133,6 @@ def test_frames_that_were_made_elsewhere_are_added_one_by_one_if_asked():
     assert calls == [("extend", (10,)), *[("add", ())] * 10]
 
 
-def test_whole_trajectories_are_put_together_of_what_an_override_returns():
-    with Marked(
-        env, by_step(), frames_per_batch=10, total_frames=30, trajs_per_batch=2, traj_format="cat"
-    ) as collector:
-        found = list(collector)
-    assert [len(batch) for batch in found] == [8, 4, 6, 8, 4]
-    assert all("mark" in batch.keys(True) for batch in found)
-
-
 def test_an_interruption_is_seen_through_an_override():
     stops = iter([False] * 3 + [True])
     with Marked(env, by_step(), frames_per_batch=10, interruptor=lambda: next(stops)) as collector:

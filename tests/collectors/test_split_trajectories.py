@@ -3,15 +3,13 @@ from itertools import groupby
 
 import pytest
 import torch
-from collector_parts import by_step, keys
+from collector_parts import keys
 from hypothesis import given
 from hypothesis import strategies as st
 from tensordict import TensorDict
 
-from trawl.collectors import Collector
 from trawl.collectors import split_trajectories as public
 from trawl.collectors.utils import split_trajectories
-from trawl.testing import NumberedEnv
 
 TRAJ_IDS = ("collector", "traj_ids")
 MASK = ("collector", "mask")
@@ -103,18 +101,6 @@ def test_what_can_not_be_padded(monkeypatch):
         TypeError, match=r"failed for key text\. .* use .*'traj_ids'.* or trajs_per"
     ):
         split_trajectories(frames([0, 0, 1]))
-
-
-def test_splitting_by_hand_is_as_the_option():
-    def collector(**options):
-        return Collector(NumberedEnv(lengths=[3, 7]), by_step(), frames_per_batch=30, **options)
-
-    with pytest.warns(UserWarning, match=r"split_trajs"):
-        splitting = collector(split_trajs=True)
-    with splitting, collector() as plain:
-        split, by_hand = next(iter(splitting)), split_trajectories(next(iter(plain)))
-    assert keys(split) == keys(by_hand)
-    assert (split == by_hand).all()
 
 
 # --- any batch

@@ -65,14 +65,6 @@ def test_batches_are_those_of_torchrl(env, options, policy):
             assert torch.equal(found["action"], found["observation"] / 2)
 
 
-def test_random_actions_come_before_the_policy_s():
-    batches = collected(trawl.collectors, Different, halve, init_random_frames=24)
-    for agent in range(3):
-        first, second = (batch["agents"][..., agent] for batch in batches)
-        assert not (first["action"] == first["observation"] / 2).any()
-        assert torch.equal(second["action"], second["observation"] / 2)
-
-
 def test_a_batch_that_was_broken_off_is_filled_up():
     asked = itertools.count(1)
     with Collector(

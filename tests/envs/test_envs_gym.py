@@ -37,21 +37,6 @@ def keys(tensordict):
 # --- resetting and stepping
 
 
-def test_the_observation_is_a_copy_of_the_environments():
-    class Reusing(NumberedEnv):
-        """Writes each observation into the same memory."""
-
-        def _observe(self):
-            self.memory = getattr(self, "memory", np.zeros(5, dtype=np.float32))
-            self.memory[:] = super()._observe()
-            return self.memory
-
-    env = GymEnv(Reusing(lengths=[100]))
-    frames = env.rollout(4)
-    assert NumberedEnv.numbers(frames)[:, STEP].tolist() == [0, 1, 2, 3]
-    assert NumberedEnv.numbers(frames["next"])[:, STEP].tolist() == [1, 2, 3, 4]
-
-
 def test_a_sequence_is_a_copy_of_the_environments():
     class Reusing(RaggedEnv):
         def _observe(self):
@@ -290,14 +275,6 @@ def test_a_seed_is_used_once():
     first, second, third = starts(env)
     assert not torch.equal(first, second)
     assert not torch.equal(second, third)
-
-
-def test_environments_of_a_vector_have_seeds_of_their_own():
-    env = GymEnv("CartPole-v1", num_envs=3)
-    env.set_seed(3)
-    assert len(env.reset()["observation"].unique(dim=0)) == 3
-    assert env.set_seed(3, static_seed=True) == 3
-    assert len(env.reset()["observation"].unique(dim=0)) == 1
 
 
 def test_a_seed_is_for_a_reset_of_everything():

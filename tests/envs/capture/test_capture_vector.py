@@ -7,13 +7,13 @@ import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
-from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorEnv
+from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
 from gymnasium.wrappers import vector as wrappers
 from test_capture import Constructed
 
 from tests.oracle.continuing import Pickled, Walk, saved
 from trawl import Collector
-from trawl.envs.capture import NONE, capture, restore, ways_of
+from trawl.envs.capture import capture, restore, ways_of
 from trawl.errors import EnvStateError
 from trawl.testing import NestedEnv, NumberedEnv, RaggedEnv, SelfResettingVectorEnv
 
@@ -170,13 +170,6 @@ def test_the_ways_of_sub_environments_are_told():
 
 
 # --- what is not captured, or doesn't fit
-
-
-def test_environments_in_processes_of_gymnasium_are_not_captured():
-    env = AsyncVectorEnv([Walk, Walk], context="fork")
-    env.reset(seed=1)
-    assert ways_of(env) == [NONE] * 2
-    env.close()
 
 
 def test_an_error_names_the_sub_environment():

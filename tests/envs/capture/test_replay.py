@@ -4,7 +4,7 @@ import gymnasium
 import numpy as np
 import pytest
 import torch
-from closed_envs import ACTIONS, Closed, Forgetful, Latched, Pickled
+from closed_envs import Closed, Forgetful, Latched, Pickled
 from gymnasium import wrappers
 from gymnasium.wrappers.utils import RunningMeanStd
 
@@ -51,35 +51,6 @@ def assert_alike(env, other, root, steps):
         torch.manual_seed(1)
         found.append(drive(one, root.copy(), steps)[0])
     assert all((one == two).all() for one, two in zip(*found, strict=True))
-
-
-def check(make, steps, seed, later=60, **options):
-    """Compares an environment with one that continues from its state."""
-    env, other = logged(make(), **options), logged(make(), **options)
-    env.set_seed(seed)
-    torch.manual_seed(seed)
-    _, root = drive(env, env.reset(), steps)
-    assert env.state_methods == ["replay"]
-    state = saved(env.capture())
-    other.reset()
-    other.restore(state)
-    assert_alike(env, other, root, later)
-    # What was replayed can be replayed once more.
-    third = logged(make(), **options)
-    third.restore(saved(other.capture()))
-    assert third.log.steps == env.log.steps
-    env.close(), other.close(), third.close()
-
-
-@pytest.mark.parametrize("actions", sorted(ACTIONS))
-def test_actions_of_every_kind_are_repeated(actions):
-    for categorical, steps in [(False, 0), (False, 33), (True, 33)]:
-        check(lambda: Closed(actions), steps, steps, categorical_action_encoding=categorical)
-
-
-def test_wrappers_are_as_they_were():
-    for steps in (0, 20, 150):
-        check(lambda: wrapped(Closed()), steps, steps)
 
 
 def test_an_environment_without_a_seed_is_repeated():
@@ -146,11 +117,6 @@ def test_later_episodes_of_atari_depend_on_the_emulators_generator():
     other.restore(state)
     assert_alike(env, other, root, 60)
     env.close(), other.close()
-
-
-def test_box2d():
-    pytest.importorskip("Box2D", reason="Box2D is not installed")
-    check(lambda: gymnasium.make("LunarLander-v3"), 130, 1)
 
 
 def test_a_world_of_box2d_that_outlives_its_episodes():
