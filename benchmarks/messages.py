@@ -24,8 +24,8 @@ import torch.distributed as dist
 from torch.distributed import rpc
 
 from trawl.backends import Message, Port, Service
-from trawl.backends.launching.launch import LaunchPlan, LocalLauncher
-from trawl.backends.remote import RemoteBackend
+from trawl.extras.clusters.launching.launch import LaunchPlan, LocalLauncher
+from trawl.extras.clusters.network.backend import RemoteBackend
 
 # Sizes of messages in bytes, each with the number of messages in a turn.
 SIZES = {1 << 10: 400, 1 << 20: 60, 64 << 20: 4}

@@ -112,7 +112,7 @@ _cluster: contextlib.ExitStack | None = None
 def cluster() -> Any:
     """The module ``ray``, connected to a cluster with few CPUs, which tests share."""
     pytest.importorskip("ray")
-    from trawl.backends.ray.cluster import DEFAULT_RAY_INIT_CONFIG, connect, import_ray
+    from trawl.extras.clusters.ray.cluster import DEFAULT_RAY_INIT_CONFIG, connect, import_ray
 
     global _cluster
     ray = import_ray()

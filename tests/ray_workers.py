@@ -17,7 +17,7 @@ import pytest
 from nursery import IS_MODULE, IS_SERVER, PYTHON, Nursery, write_python
 
 _MODULES = (
-    "trawl.collectors.distributed.ray",
+    "trawl.extras.clusters.ray.collector",
     "trawl.collectors.workers.service",
     "trawl.data",
 )
@@ -63,7 +63,7 @@ def _orderly() -> Iterator[None]:
     if importlib.util.find_spec("ray") is None:
         yield
         return
-    from trawl.backends.ray.cluster import import_ray
+    from trawl.extras.clusters.ray.cluster import import_ray
 
     import_ray()
     node = importlib.import_module("ray._private.node").Node

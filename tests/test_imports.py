@@ -10,6 +10,7 @@ from importlib import metadata
 from itertools import chain
 from pkgutil import resolve_name
 
+import nursery
 import pytest
 from sources import FILES, tree_of
 
@@ -99,6 +100,26 @@ def test_imports_run_downwards():
     assert not upward
 
 
+# The environments for tests are of all kinds, by the names that are public.
+NEEDING_EXTRAS = ["extras"], ["testing"], ["__main__"]
+
+
+def test_each_module_can_be_imported_without_extras():
+    """Modules with lazy names, too."""
+    others = [name for name in FILES if name.split(".")[1:2] not in NEEDING_EXTRAS]
+    script = f"""
+        import importlib
+        import sys
+
+        for name in {others}:
+            importlib.import_module(name)
+        found = [name for name in sys.modules if name.startswith("trawl.extras")]
+        assert not found, found
+    """
+    made = nursery.run(script, within=nursery.bare())
+    assert made.returncode == 0, made.stderr
+
+
 PUBLIC = sorted(name for name, path in FILES.items() if path.with_suffix(".pyi").exists())
 
 
@@ -121,7 +142,7 @@ def test_names_of_compat_are_only_passed_on():
     """What the library does needs none of them; only public modules have them, in ``__all__``."""
     used = []
     for name in FILES:
-        if name.startswith("trawl.compat"):
+        if ".compat" in name:
             continue
         tree = tree_of(name)
         listed = {
@@ -130,13 +151,11 @@ def test_names_of_compat_are_only_passed_on():
             if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__"
             for constant in ast.walk(node.value)
             if isinstance(constant, ast.Constant)
-        } | {"lookup"}
+        } | {"warn_of"}
         for node in ast.walk(tree):
             if isinstance(node, ast.Import):
-                used += [f"{name}: {one.name}" for one in node.names if "trawl.compat" in one.name]
-            elif isinstance(node, ast.ImportFrom) and (node.module or "").startswith(
-                "trawl.compat"
-            ):
+                used += [f"{name}: {one.name}" for one in node.names if ".compat" in one.name]
+            elif isinstance(node, ast.ImportFrom) and ".compat" in (node.module or ""):
                 used += [f"{name}: {one.name}" for one in node.names if one.name not in listed]
     assert not used
 

@@ -29,21 +29,21 @@ PLACES = {
     "backends/failure.py: _can_be_sent": OWN,
     "backends/failure.py: _pickled": OWN,
     "backends/inline.py: _InlinePort.send": OWN,
-    "backends/launching/submitit.py: _run_private": PRIVATE_FILE,
+    "extras/clusters/launching/submitit.py: _run_private": PRIVATE_FILE,
     "backends/processes/payload.py: Shared.__reduce__": SOCKET_PAIR,
     "backends/processes/payload.py: unpack": SOCKET_PAIR,
     "backends/processes/payload.py: _Unpickler": CARRIED,
-    "backends/ray/actor.py: RayActor.backend_ask": OWN,
-    "backends/frames.py: _Unpickler": SEALED,
-    "backends/frames.py: read_delivery": RAY,
-    "backends/remote_rank.py: Rank.make_service": CARRIED,
+    "extras/clusters/ray/actor.py: RayActor.backend_ask": OWN,
+    "extras/clusters/network/frames.py: _Unpickler": SEALED,
+    "extras/clusters/network/frames.py: read_delivery": RAY,
+    "extras/clusters/network/rank.py: Rank.make_service": CARRIED,
     "backends/ipc.py: IpcConnection.receive": SOCKET_PAIR,
     "testing/env_checks.py: Subject.another": "what it has pickled itself",
     "extras/cli/evaluate.py: _normalization": "torch.load with weights_only=True",
     "extras/cli/statistics.py: load_statistics": "torch.load with weights_only=True",
     "extras/cli/policies.py: load_file": CHOSEN,
     "collectors/workers/assembler.py: WorkerBatch.batch": CARRIED,
-    "extras/evaluation/ray_worker.py: _actor_class.EvaluationActor.evaluate": RAY,
+    "extras/clusters/ray/eval_worker.py: _actor_class.EvaluationActor.evaluate": RAY,
     "collectors/workers/pool.py: WorkerPool.call": CARRIED,
     "envs/capture/pickling.py: _Unpickler": "only what this program signed, or the user trusts",
     "data/state_files.py: read_state": "torch.load with weights_only=True",
@@ -56,7 +56,7 @@ PLACES = {
     "envs/env_member.py: EnvMember.set_reset_kwargs": CARRIED,
     "envs/processes/workers.py: EnvWorkers.apply": CARRIED,
     "weights/store.py: _File.__init__": NAMELESS,
-    "compat/network_transports.py: RPCTransport.send_weights_async": RPC,
+    "extras/clusters/compat/network_transports.py: RPCTransport.send_weights_async": RPC,
     "compat/transports.py: "
     "SharedMemTransport.setup_connection_and_weights_on_receiver": SOCKET_PAIR,
     "weights/tensors.py: unpacked_extra": CARRIED,
@@ -65,19 +65,19 @@ PLACES = {
 # Whoever makes a message of what came from a network has to unseal it.
 MAKERS = {
     # From what it is given to send.
-    "backends/frames.py: pack": OWN,
-    "backends/frames.py: pack_code": OWN,
-    "backends/frames.py: pack_for_ray": OWN,
-    "backends/frames.py: seal": OWN,
-    "backends/ray/backend.py: RayWorker._write": OWN,
-    "backends/remote.py: RemoteWorker._give_up_reaching": OWN,
-    "backends/remote.py: RemoteWorker.kill": OWN,
-    "backends/remote.py: RemoteWorker.stop": OWN,
-    "weights/network.py: NetworkChannel._send_all": OWN,
+    "extras/clusters/network/frames.py: pack": OWN,
+    "extras/clusters/network/frames.py: pack_code": OWN,
+    "extras/clusters/network/frames.py: pack_for_ray": OWN,
+    "extras/clusters/network/frames.py: seal": OWN,
+    "extras/clusters/ray/backend.py: RayWorker._write": OWN,
+    "extras/clusters/network/backend.py: RemoteWorker._give_up_reaching": OWN,
+    "extras/clusters/network/backend.py: RemoteWorker.kill": OWN,
+    "extras/clusters/network/backend.py: RemoteWorker.stop": OWN,
+    "extras/clusters/network/weights.py: NetworkChannel._send_all": OWN,
     # From what it has read.
-    "backends/control.py: _received": SEALED,
-    "backends/frames.py: read_delivery": RAY,
-    "backends/frames.py: unseal": SEALED,
+    "extras/clusters/network/control.py: _received": SEALED,
+    "extras/clusters/network/frames.py: read_delivery": RAY,
+    "extras/clusters/network/frames.py: unseal": SEALED,
 }
 
 
@@ -132,7 +132,7 @@ def test_every_place_that_unpickles_is_known():
 def test_every_place_that_makes_messages_is_known():
     """One that reads from a connection has to unseal what it makes."""
     assert all_places(makes_a_message) == MAKERS.keys()
-    assert "unseal(" in (ROOT / "backends/control.py").read_text()
+    assert "unseal(" in (ROOT / "extras/clusters/network/control.py").read_text()
 
 
 def test_places_are_found():

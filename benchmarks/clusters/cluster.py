@@ -18,7 +18,7 @@ def start(cpus: int) -> Any:
     os.environ.pop("RAY_ADDRESS", None)
     # What others do with this machine's memory is no reason to kill actors.
     os.environ["RAY_memory_monitor_refresh_ms"] = "0"  # noqa: SIM112 - that is its name
-    from trawl.backends.ray.cluster import DEFAULT_RAY_INIT_CONFIG, connect, import_ray
+    from trawl.extras.clusters.ray.cluster import DEFAULT_RAY_INIT_CONFIG, connect, import_ray
 
     own = {
         **DEFAULT_RAY_INIT_CONFIG,
@@ -35,6 +35,6 @@ def start(cpus: int) -> Any:
 
 def end() -> None:
     """Ends it."""
-    from trawl.backends.ray.cluster import disconnect
+    from trawl.extras.clusters.ray.cluster import disconnect
 
     disconnect()

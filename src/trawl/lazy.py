@@ -15,15 +15,16 @@ from typing import Any
 
 
 def names_of_stub(
-    module: str, otherwise: Callable[[str], Any] | None = None
+    module: str, warn_of: Callable[[str, str], None] | None = None
 ) -> tuple[Callable[[str], Any], Callable[[], list[str]], list[str]]:
     """Returns ``__getattr__``, ``__dir__`` and ``__all__`` of a module that has a stub.
 
     Args:
         module: name of the module.
-        otherwise: function that is called for other names than those of the stub.
+        warn_of: function that is called with an older name and the new one when the older one is
+            looked up. The stub assigns new names to older ones.
     """
-    homes = _homes(module)
+    homes, older = _homes(module)
 
     def look_up(name: str) -> Any:
         package = vars(sys.modules[module])
@@ -34,24 +35,31 @@ def names_of_stub(
         inside = "__path__" in package and not name.startswith("_")
         if inside and find_spec(f"{module}.{name}") is not None:
             return importlib.import_module(f"{module}.{name}")
-        if otherwise is not None:
-            return otherwise(name)
+        if warn_of is not None and name in older:
+            warn_of(name, older[name])
+            return look_up(older[name])
         raise AttributeError(f"module {module!r} has no attribute {name!r}")
 
     return look_up, lambda: sorted({*vars(sys.modules[module]), *homes}), sorted(homes)
 
 
-def _homes(module: str) -> dict[str, tuple[str, str]]:
-    """Returns the module, and the name there, of each name that a stub imports."""
+def _homes(module: str) -> tuple[dict[str, tuple[str, str]], dict[str, str]]:
+    """Returns the module, and the name there, of each name that a stub imports; and older names."""
     spec = sys.modules[module].__spec__
     assert spec is not None
     # The loader finds the file in an archive, too.
     loader: Any = spec.loader
-    stub = loader.get_data(f"{spec.origin}i").decode()
-    return {
+    stub = ast.parse(loader.get_data(f"{spec.origin}i").decode())
+    homes = {
         alias.asname: (node.module, alias.name)
-        for node in ast.parse(stub).body
+        for node in stub.body
         if isinstance(node, ast.ImportFrom) and node.module
         for alias in node.names
         if alias.asname
     }
+    older = {
+        ast.unparse(node.targets[0]): ast.unparse(node.value)
+        for node in stub.body
+        if isinstance(node, ast.Assign)
+    }
+    return homes, older

@@ -15,12 +15,12 @@ import time
 import pytest
 from backend_parts import descriptors
 
-from trawl.backends import listener as listeners
-from trawl.backends.control import REQUESTS, SIGNALS, ControlConnection
-from trawl.backends.frames import Frame, pack, seal, unseal
-from trawl.backends.launching.authentication import AuthenticationError, Session, connect
-from trawl.backends.listener import MOST_GUESTS, Listener
-from trawl.backends.network import LOOPBACK
+from trawl.extras.clusters.launching.authentication import AuthenticationError, Session, connect
+from trawl.extras.clusters.network import listener as listeners
+from trawl.extras.clusters.network.control import REQUESTS, SIGNALS, ControlConnection
+from trawl.extras.clusters.network.frames import Frame, pack, seal, unseal
+from trawl.extras.clusters.network.listener import MOST_GUESTS, Listener
+from trawl.extras.clusters.network.sockets import LOOPBACK
 
 KEY, OTHER = os.urandom(32), os.urandom(32)
 PATIENCE = 300.0

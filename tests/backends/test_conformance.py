@@ -3,9 +3,9 @@
 from backend_conformance import BackendConformance
 
 from trawl.backends import InlineBackend, ProcessBackend
-from trawl.backends.launching.launch import LaunchPlan, LocalLauncher
-from trawl.backends.remote import RemoteBackend
 from trawl.backends.thread import ThreadBackend
+from trawl.extras.clusters.launching.launch import LaunchPlan, LocalLauncher
+from trawl.extras.clusters.network.backend import RemoteBackend
 
 
 class TestInline(BackendConformance):

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 from backend_parts import descriptors
 
-from trawl.backends.control import REQUESTS, ControlConnection
-from trawl.backends.frames import Frame
-from trawl.backends.launching.authentication import AuthenticationError
-from trawl.backends.listener import Listener
-from trawl.backends.network import LOOPBACK
+from trawl.extras.clusters.launching.authentication import AuthenticationError
+from trawl.extras.clusters.network.control import REQUESTS, ControlConnection
+from trawl.extras.clusters.network.frames import Frame
+from trawl.extras.clusters.network.listener import Listener
+from trawl.extras.clusters.network.sockets import LOOPBACK
 
 LARGE = 20_000_000
 KEY = os.urandom(32)

@@ -7,7 +7,7 @@ import pytest
 import torch
 from tensordict import NonTensorData, TensorDict
 
-from trawl.backends.folding import fold
+from trawl.extras.clusters.network.folding import fold
 
 
 def test_large_tensors_lie_beside_and_nothing_of_them_is_copied():

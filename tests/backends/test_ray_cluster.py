@@ -6,7 +6,7 @@ import weakref
 import nursery
 import pytest
 
-from trawl.backends.ray.cluster import in_lasting_thread
+from trawl.extras.clusters.ray.cluster import in_lasting_thread
 
 
 def test_it_outlives_the_caller():
@@ -52,7 +52,7 @@ def test_a_child_by_fork_has_one_of_its_own():
         import os
         import threading
 
-        from trawl.backends.ray.cluster import in_lasting_thread
+        from trawl.extras.clusters.ray.cluster import in_lasting_thread
 
         def call(text):
             start = lambda: in_lasting_thread(lambda: print(text, flush=True))

@@ -18,10 +18,10 @@ from pathlib import Path
 
 import torch.distributed
 
-from trawl.backends.control import Rendezvous
-from trawl.backends.frames import Frame
-from trawl.backends.launching.authentication import AuthenticationError
-from trawl.backends.launching.outside import run_rank
+from trawl.extras.clusters.launching.authentication import AuthenticationError
+from trawl.extras.clusters.launching.outside import run_rank
+from trawl.extras.clusters.network.control import Rendezvous
+from trawl.extras.clusters.network.frames import Frame
 
 SHORT = 60.0
 

@@ -13,9 +13,9 @@ from typing_extensions import override
 from trawl import ExplorationType
 from trawl.backends import InlineBackend
 from trawl.collectors import CollectorConfig
-from trawl.collectors.distributed.cluster import ClusterCollector
-from trawl.collectors.distributed.sharing import OF_EACH
 from trawl.collectors.options import table
+from trawl.extras.clusters.base import ClusterCollector
+from trawl.extras.clusters.sharing import OF_EACH
 
 
 class HereCollector(ClusterCollector):

@@ -14,12 +14,12 @@ from backend_conformance import BackendConformance
 from distributed_parts import CLASSES, make
 from forked import Forked
 
-from trawl.backends.launching import command as launch_command
-from trawl.backends.launching.command import KEY, CommandLauncher
-from trawl.backends.launching.launch import LaunchPlan
-from trawl.backends.remote import RemoteBackend
 from trawl.collectors.distributed import DistributedSyncCollector
 from trawl.errors import WorkerDied
+from trawl.extras.clusters.launching import command as launch_command
+from trawl.extras.clusters.launching.command import KEY, CommandLauncher
+from trawl.extras.clusters.launching.launch import LaunchPlan
+from trawl.extras.clusters.network.backend import RemoteBackend
 
 SHELL = "exec {worker}"
 

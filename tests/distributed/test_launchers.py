@@ -9,9 +9,9 @@ import nursery
 import pytest
 from distributed_parts import CLASSES, exhaust, make
 
-from trawl.backends.network import listening
 from trawl.collectors.distributed import run_rank
 from trawl.errors import WorkerDied
+from trawl.extras.clusters.network.sockets import listening
 
 submitit = pytest.importorskip("submitit")
 pytestmark = pytest.mark.usefixtures("forked")

@@ -18,12 +18,12 @@ import torch
 from distributed_parts import CLASSES, make
 from forked import Forked
 
-from trawl.backends.launching.authentication import AuthenticationError
-from trawl.backends.link import Address, hosted_store
-from trawl.backends.network import LOOPBACK, listening
-from trawl.backends.remote_rank import run_rank_at
+from trawl.extras.clusters.launching.authentication import AuthenticationError
+from trawl.extras.clusters.network.link import Address, hosted_store
+from trawl.extras.clusters.network.rank import run_rank_at
+from trawl.extras.clusters.network.sockets import LOOPBACK, listening
+from trawl.extras.clusters.network.weights import joined
 from trawl.weight_update import DistributedWeightSyncScheme
-from trawl.weights.network import joined
 
 NOBODY = 65534
 KEY = os.urandom(32)
@@ -187,7 +187,7 @@ def test_another_user_is_no_rank(crater, monkeypatch):
 
 def test_the_key_of_a_user_is_nobody_elses(tmp_path, monkeypatch):
     """Without the variable, ranks of one machine find a key in a file of their user's."""
-    from trawl.backends.launching.outside import environment_key
+    from trawl.extras.clusters.launching.outside import environment_key
 
     monkeypatch.delenv("TRAWL_KEY", raising=False)
     key = environment_key(LOOPBACK, 1)

@@ -12,7 +12,7 @@ import torch
 from ray_workers import forked_workers
 from schedule import uses_ray
 
-from trawl.backends.ray.cluster import DEFAULT_RAY_INIT_CONFIG
+from trawl.extras.clusters.ray.cluster import DEFAULT_RAY_INIT_CONFIG
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 

@@ -10,7 +10,7 @@ from gymnasium import spaces
 
 from trawl import Collector, Evaluator
 from trawl.envs.build import build_one
-from trawl.extras.evaluation.ray_worker import StepEvaluation
+from trawl.extras.clusters.ray.eval_worker import StepEvaluation
 
 
 class _Team:

@@ -7,10 +7,10 @@ from functools import partial
 import cloudpickle
 from distributed_parts import policy
 
-from trawl.backends.launching.launch import Launcher, LaunchPlan, Process
-from trawl.backends.remote_rank import run_rank_at
 from trawl.collectors import MultiSyncCollector
 from trawl.collectors.distributed import DistributedCollector
+from trawl.extras.clusters.launching.launch import Launcher, LaunchPlan, Process
+from trawl.extras.clusters.network.rank import run_rank_at
 
 
 def say(*words):

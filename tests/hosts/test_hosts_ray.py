@@ -31,7 +31,7 @@ SETTINGS = {
 def nursery():
     # Without Ray's scripts: if FastAPI is installed, their import draws random numbers, and nodes
     # that are forked afterwards would have the same id.
-    found = Nursery("hosts_parts", "trawl.backends.ray.backend", **SETTINGS)
+    found = Nursery("hosts_parts", "trawl.extras.clusters.ray.backend", **SETTINGS)
     yield found
     found.close()
 

@@ -6,9 +6,9 @@ from dataclasses import replace
 import pytest
 from backend_conformance import BackendConformance
 
-from trawl.backends.control import ControlConnection
-from trawl.backends.ray import backend as ray_backend
-from trawl.backends.ray.backend import RayBackend
+from trawl.extras.clusters.network.control import ControlConnection
+from trawl.extras.clusters.ray import backend as ray_backend
+from trawl.extras.clusters.ray.backend import RayBackend
 
 FREE = {"num_cpus": 0}
 

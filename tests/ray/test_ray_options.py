@@ -146,7 +146,7 @@ def test_the_front_door():
 
 def test_the_command_line(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("trawl.backends.ray.cluster.DEFAULT_REMOTE_CLASS_CONFIG", FREE)
+    monkeypatch.setattr("trawl.extras.clusters.ray.cluster.DEFAULT_REMOTE_CLASS_CONFIG", FREE)
     code = main(
         ["collect", "CartPole-v1", "--frames", "40", "--backend", "ray", "--workers", "1",
          "--seed", "1", "--out", "d"]

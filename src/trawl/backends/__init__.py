@@ -1,4 +1,4 @@
-"""Backends: the places where workers run, such as this process, other processes or a cluster."""
+"""Backends: the places where workers run, such as this process or other processes."""
 
 from trawl.backends.base import Backend, Death, Event, Failed, Message, Port, Service, Worker
 from trawl.backends.inline import InlineBackend

@@ -1,8 +1,6 @@
 """Collectors, which run a policy in environments and deliver batches of experience."""
 
-from functools import partial
-
-from trawl.compat.older_names import lookup
+from trawl.compat.older_names import warn_of
 from trawl.lazy import names_of_stub
 
-__getattr__, __dir__, __all__ = names_of_stub(__name__, partial(lookup, module=__name__))
+__getattr__, __dir__, __all__ = names_of_stub(__name__, warn_of)

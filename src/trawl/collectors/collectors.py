@@ -1,20 +1,18 @@
 """The collectors, under the same module path as in TorchRL."""
 
-from typing import Any
+from tensordict.nn import InteractionType
 
-from tensordict.nn import InteractionType as ExplorationType
-
-from trawl.collectors.base import BaseCollector
-from trawl.collectors.multi import (
+from trawl import collectors
+from trawl.collectors import (
     AsyncCollector,
+    BaseCollector,
+    Collector,
     MultiAsyncCollector,
     MultiCollector,
     MultiSyncCollector,
 )
-from trawl.collectors.single import Collector
-from trawl.compat.older_names import lookup as _lookup
 
-DEFAULT_EXPLORATION_TYPE = ExplorationType.RANDOM
+DEFAULT_EXPLORATION_TYPE = InteractionType.RANDOM
 
 __all__ = [
     "DEFAULT_EXPLORATION_TYPE",
@@ -26,6 +24,5 @@ __all__ = [
     "MultiSyncCollector",
 ]
 
-
-def __getattr__(name: str) -> Any:
-    return _lookup(name)
+# Older names, too.
+__getattr__ = collectors.__getattr__

@@ -24,10 +24,10 @@ _REMOTE = ("rpc", "distributed", "submitit")
 # import ``Collector``, whose module imports this one.
 _CLASSES = {
     "process": "trawl.collectors.multi:MultiCollector",
-    _RAY: "trawl.collectors.distributed.ray:RayCollector",
-    "rpc": "trawl.collectors.distributed.rpc:RPCCollector",
-    "distributed": "trawl.collectors.distributed.process_group:DistributedCollector",
-    "submitit": "trawl.collectors.distributed.process_group:DistributedCollector",
+    _RAY: "trawl.collectors.distributed:RayCollector",
+    "rpc": "trawl.collectors.distributed:RPCCollector",
+    "distributed": "trawl.collectors.distributed:DistributedCollector",
+    "submitit": "trawl.collectors.distributed:DistributedCollector",
 }
 _RESERVED = ("backend_options", "num_collectors", "num_workers", "sync")
 

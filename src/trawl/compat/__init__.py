@@ -4,8 +4,8 @@ Weight updaters, transports of weights and older names of classes do nothing tha
 without them. No other module needs this package: a module outside it imports a name from here only
 to list the name in its ``__all__``, as ``trawl.weight_update`` does. Where a public method returns
 an object of this package, as ``WeightSyncScheme.create_transport`` does, the class is looked up by
-name when the method is called (``trawl.weights.scheme.transport_class``). Older names are looked up
-by the ``__getattr__`` of the public modules (:mod:`trawl.compat.older_names`).
+name when the method is called. Older names stand in the stubs of the public modules
+(:mod:`trawl.lazy`), and those for clusters alone in :mod:`trawl.extras.clusters.compat`.
 
 Private names of other libraries lie in :mod:`trawl.foreign`, below all other modules.
 """

@@ -1,46 +1,22 @@
-"""Older names of the collectors; each warns when it is first used."""
+"""Warnings for older names of the collectors, which the stubs of public modules have."""
 
 from __future__ import annotations
 
-import importlib
 import warnings
-from typing import Any
 
-# For each public module: the module of each class, and the class, by the older name.
-OLDER_NAMES = {
-    "trawl.collectors": {
-        "SyncDataCollector": ("single", "Collector"),
-        "MultiSyncDataCollector": ("multi", "MultiSyncCollector"),
-        "MultiaSyncDataCollector": ("multi", "MultiAsyncCollector"),
-        "aSyncDataCollector": ("multi", "AsyncCollector"),
-        "DataCollectorBase": ("base", "BaseCollector"),
-    },
-    "trawl.collectors.distributed": {
-        "DistributedDataCollector": ("process_group", "DistributedCollector"),
-        "DistributedSyncDataCollector": ("process_group", "DistributedSyncCollector"),
-        "RPCDataCollector": ("rpc", "RPCCollector"),
-    },
-}
 _warned: set[str] = set()
 
 
-def lookup(name: str, module: str = "trawl.collectors") -> type[Any]:
-    """Returns the class that an older name stands for.
+def warn_of(name: str, new: str) -> None:
+    """Warns that a name is an older one when it is first used.
 
     Args:
         name: the older name.
-        module: name of the module in which the older name was looked up.
-
-    Raises:
-        AttributeError: if ``name`` is not an older name of a collector.
+        new: the name that it stands for.
     """
-    if name not in OLDER_NAMES[module]:
-        raise AttributeError(f"module {module!r} has no attribute {name!r}")
-    home, new = OLDER_NAMES[module][name]
     if name not in _warned:
         _warned.add(name)
+        # The caller is the `__getattr__` of the module in which the user looked the name up.
         warnings.warn(
             f"{name} is an older name of {new}: use the new name", DeprecationWarning, stacklevel=3
         )
-    found: type[Any] = getattr(importlib.import_module(f"{module}.{home}"), new)
-    return found

@@ -87,7 +87,7 @@ class MessageWeightSyncScheme(WeightSyncScheme):
         store.add(worker, like=first.workers[0])
 
 
-class RPCWeightSyncScheme(MessageWeightSyncScheme, backends=("rpc",)):
+class RPCWeightSyncScheme(MessageWeightSyncScheme):
     """Sends weights to the nodes of a collector, over the collector's connections to them.
 
     Sending never waits, and batches that begin later use the new weights.
@@ -101,7 +101,7 @@ class RPCWeightSyncScheme(MessageWeightSyncScheme, backends=("rpc",)):
         'tensordict'
     """
 
-    transport = "network_transports.RPCTransport"
+    transport = "trawl.extras.clusters.compat.network_transports:RPCTransport"
 
     @override
     def create_transport(
@@ -134,10 +134,10 @@ class RPCWeightSyncScheme(MessageWeightSyncScheme, backends=("rpc",)):
         )
 
 
-class NoWeightSyncScheme(MessageWeightSyncScheme, backends=("none", "direct")):
+class NoWeightSyncScheme(MessageWeightSyncScheme):
     """Sends nothing, for policies that never change, or that get their weights in another way."""
 
-    transport = "transports.NoTransport"
+    transport = "trawl.compat.transports:NoTransport"
 
     @override
     def _new_channels(self, workers: Sequence[int]) -> dict[int, MessageChannel]:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import importlib
 import os
 import time
 import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
+from pkgutil import resolve_name
 from typing import Any, ClassVar, Literal, Protocol, get_args, runtime_checkable
 
 from trawl.paths import get_local
@@ -35,8 +35,15 @@ WeightSyncBackend = Literal[
     "ray",
 ]
 
-# Classes of schemes, by the names of their backends.
-_by_backend: dict[str, Any] = {}
+# The class of each backend's schemes, in `trawl.weight_update`.
+_SCHEMES = {
+    **dict.fromkeys(("none", "direct"), "NoWeightSyncScheme"),
+    **dict.fromkeys(("shared", "thread"), "SharedMemWeightSyncScheme"),
+    **dict.fromkeys(("process", "multiprocessing"), "MultiProcessWeightSyncScheme"),
+    "rpc": "RPCWeightSyncScheme",
+    "distributed": "DistributedWeightSyncScheme",
+    "ray": "RayWeightSyncScheme",
+}
 
 
 @runtime_checkable
@@ -87,14 +94,10 @@ class WeightSyncScheme(ABC):
         ValueError: for another strategy.
     """
 
-    # Class of the scheme's transports, as its module in `trawl.compat` and its name.
+    # Where the class of the scheme's transports is, whose module is imported when one is asked for.
     transport: ClassVar[str] = ""
     # True if neither the collector that has the scheme nor its workers have the model.
     model_is_elsewhere: ClassVar[bool] = False
-
-    def __init_subclass__(cls, backends: Sequence[str] = (), **options: Any) -> None:
-        super().__init_subclass__(**options)
-        _by_backend.update(dict.fromkeys(backends, cls))
 
     def __init__(self, strategy: str = "tensordict") -> None:
         check_strategy("strategy", strategy)
@@ -131,7 +134,9 @@ class WeightSyncScheme(ABC):
         if backend not in get_args(WeightSyncBackend):
             names = ", ".join(get_args(WeightSyncBackend))
             raise ValueError(f"backend must be one of {names}, but it is {backend!r}")
-        scheme: WeightSyncScheme = _by_backend[backend](**options)
+        scheme: WeightSyncScheme = resolve_name(f"trawl.weight_update:{_SCHEMES[backend]}")(
+            **options
+        )
         return scheme
 
     # --- for subclasses, which need not override methods that are not abstract
@@ -423,7 +428,7 @@ class WeightSyncScheme(ABC):
         """
         if not self.transport:
             raise NotImplementedError(f"{type(self).__name__} has no transport of its own")
-        transport: TransportBackend = transport_class(self.transport)(**options)
+        transport: TransportBackend = resolve_name(self.transport)(**options)
         return transport
 
     def commit(self, prepared: Sequence[PreparedUpdate], version: Version) -> None:
@@ -573,16 +578,6 @@ class WeightSyncScheme(ABC):
     def __getstate__(self) -> dict[str, Any]:
         # In another process, the scheme starts uninitialised, and can become a receiver's end.
         return {**self.__dict__, **_fresh()}
-
-
-def transport_class(name: str) -> Any:
-    """Returns a class of transports, of which schemes need no module until one is asked for.
-
-    Args:
-        name: the class's module in ``trawl.compat``, and its name.
-    """
-    module, _, kind = name.partition(".")
-    return getattr(importlib.import_module(f"trawl.compat.{module}"), kind)
 
 
 def _fresh() -> dict[str, Any]:

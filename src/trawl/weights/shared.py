@@ -8,13 +8,14 @@ import socket
 import time
 from collections.abc import Callable, Sequence
 from multiprocessing import reduction
+from pkgutil import resolve_name
 from typing import Any
 
 from typing_extensions import override
 
 from trawl.weights.groups import PreparedUpdate, entry_of
 from trawl.weights.messages import Channel, late, lost
-from trawl.weights.scheme import WeightSyncScheme, transport_class
+from trawl.weights.scheme import WeightSyncScheme
 from trawl.weights.store import StoreReader, Version, WeightStore, WeightUpdate
 
 
@@ -141,7 +142,7 @@ class SharedChannel(Channel):
                 end.close()
 
 
-class SharedMemWeightSyncScheme(WeightSyncScheme, backends=("shared", "thread")):
+class SharedMemWeightSyncScheme(WeightSyncScheme):
     """Puts weights into shared memory, in one copy for all receivers.
 
     Sending makes one copy, however many receivers there are, and waits for none of them. Each
@@ -167,7 +168,7 @@ class SharedMemWeightSyncScheme(WeightSyncScheme, backends=("shared", "thread"))
         >>> scheme.send()
     """
 
-    transport = "transports.SharedMemTransport"
+    transport = "trawl.compat.transports:SharedMemTransport"
 
     def __init__(
         self, strategy: str = "tensordict", sync: bool = True, per_worker_weights: bool = False
@@ -186,7 +187,7 @@ class SharedMemWeightSyncScheme(WeightSyncScheme, backends=("shared", "thread"))
                 self.receivers.keep_in(store, {worker: i for i, worker in enumerate(own)})
                 if self._host is None:
                     # A collector has other means to wake its workers, and to notice their end.
-                    channel = transport_class(SharedMemWeightSyncScheme.transport)
+                    channel = resolve_name(SharedMemWeightSyncScheme.transport)
                     self._channels |= {own[i]: channel(store, i, own[i]) for i in range(len(own))}
 
     @override
@@ -213,9 +214,7 @@ class SharedMemWeightSyncScheme(WeightSyncScheme, backends=("shared", "thread"))
         return stores[0] if len(stores) == 1 else None
 
 
-class MultiProcessWeightSyncScheme(
-    SharedMemWeightSyncScheme, backends=("process", "multiprocessing")
-):
+class MultiProcessWeightSyncScheme(SharedMemWeightSyncScheme):
     """Sends weights to each receiver separately, in a copy of its own.
 
     Use this scheme if receivers get different weights. If all receivers get the same weights,
@@ -226,7 +225,7 @@ class MultiProcessWeightSyncScheme(
         sync: accepted for compatibility: sending never waits.
     """
 
-    transport = "transports.MPTransport"
+    transport = "trawl.compat.transports:MPTransport"
 
     def __init__(self, strategy: str = "tensordict", sync: bool = True) -> None:
         super().__init__(strategy, sync, per_worker_weights=True)

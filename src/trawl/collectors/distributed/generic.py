@@ -1,6 +1,5 @@
 """The collector of a launcher's workers, available at the same module path as in TorchRL."""
 
-from trawl.collectors.distributed.process_group import DistributedCollector
-from trawl.compat.updaters import DistributedWeightUpdater
+from trawl.lazy import names_of_stub
 
-__all__ = ["DistributedCollector", "DistributedWeightUpdater"]
+__getattr__, __dir__, __all__ = names_of_stub(__name__)

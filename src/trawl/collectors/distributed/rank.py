@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 
-from trawl.backends.launching.outside import run_rank
-
 if __name__ == "__main__":
+    from trawl.collectors.distributed import run_rank
+
     sys.exit(run_rank())

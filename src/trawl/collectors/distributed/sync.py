@@ -1,5 +1,5 @@
 """The synchronous collector of a launcher's workers, at the same module path as in TorchRL."""
 
-from trawl.collectors.distributed.process_group import DistributedSyncCollector
+from trawl.lazy import names_of_stub
 
-__all__ = ["DistributedSyncCollector"]
+__getattr__, __dir__, __all__ = names_of_stub(__name__)

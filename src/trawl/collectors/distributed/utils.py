@@ -1,5 +1,5 @@
 """The launcher of Slurm jobs, available at the same module path as in TorchRL."""
 
-from trawl.compat.delayed_launcher import submitit_delayed_launcher
+from trawl.lazy import names_of_stub
 
-__all__ = ["submitit_delayed_launcher"]
+__getattr__, __dir__, __all__ = names_of_stub(__name__)

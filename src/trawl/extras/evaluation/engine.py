@@ -310,7 +310,7 @@ def _make_collector(setup: Setup, stopping: threading.Event) -> BaseCollector:
             return MultiSyncCollector(
                 [source] * setup.num_workers, policy, collector_class=kind, **options
             )
-        from trawl.collectors.distributed.ray import RayCollector
+        from trawl.collectors.distributed import RayCollector
 
         return RayCollector(
             [source] * setup.num_workers, policy, collector_class=kind, sync=True, **options

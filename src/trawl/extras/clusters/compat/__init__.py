@@ -1,0 +1,1 @@
+"""Names of TorchRL's API for clusters that nothing else needs, as those in ``trawl.compat``."""

@@ -1,0 +1,1 @@
+"""Workers that are reached over a network: connections, messages and weights."""

@@ -1,0 +1,1 @@
+"""Workers, buffers, weights and evaluations in actors of Ray."""
