@@ -95,12 +95,12 @@ def bare():
 
 @functools.cache
 def python():
-    """The path of a program that runs modules, and scripts after ``-u``, as Python does.
+    """The path of a program that runs modules, servers of workers, and scripts after ``-u``.
 
-    Their processes are forked from the nursery that most share.
+    It does so as Python does, in processes that are forked from the nursery that most share.
     """
     # The last of these is known by the id of its process.
-    is_known = f'({IS_MODULE} or arguments[0] == "-u")'
+    is_known = f'({IS_MODULE} or {IS_SERVER} or arguments[0] == "-u")'
     is_known += ' and "submitit.local._local" not in arguments'
     return write_python(_folder(), shared().place, is_known, PYTHON)
 

@@ -1,12 +1,12 @@
-"""Packages that are installed for a fresh interpreter only."""
+"""Packages that are installed for some programs only."""
 
 from __future__ import annotations
 
 import os
 import re
-import subprocess
-import sys
 from pathlib import Path
+
+import nursery
 
 ROOT = Path(__file__).resolve().parents[1]
 _TABLE = re.compile(r'^\[project\.entry-points\."(.+)"\]\n((?:.+\n)*)', re.MULTILINE)
@@ -32,18 +32,15 @@ def install(folder: Path, project: str, modules: dict[str, str]) -> None:
 
 
 def run(code: str, *folders: Path, here: Path) -> str:
-    """Runs code in a fresh interpreter that finds packages in some folders.
+    """Runs code in an interpreter that finds packages in some folders.
+
+    It has imported Trawl, but has not looked for packages yet.
 
     Returns:
         What it printed, and its warnings.
     """
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        cwd=here,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(map(str, [*folders, ROOT / "src"]))},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    found = [*map(str, folders), str(ROOT / "src")]
+    begin = f"import sys; sys.path[:0] = {found}; sys.executable = {nursery.python()!r}\n"
+    done = nursery.run(begin + code, cwd=here, env={"PYTHONPATH": os.pathsep.join(found)})
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout + done.stderr
