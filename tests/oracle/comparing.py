@@ -340,37 +340,46 @@ class Ids:
 
 @cache
 def first_episodes(
-    face: str, levels: bool, masks: bool, place: str, lengths: tuple[int, ...] | None
-) -> list[list[int]]:
+    face: str,
+    levels: bool,
+    masks: bool,
+    ready: bool,
+    envs: tuple[int, ...],
+    lengths: tuple[int, ...] | None,
+) -> list[int]:
     """Returns the number of the first episode that is collected from each environment.
 
     While an environment is made, it may be reset and stepped, to find out what it returns.
     """
+    place = "ready" if ready else "one"
     case = Case(face, place=place, levels=levels, masks=masks, lengths=lengths)
-    found = []
-    for envs in case.envs:
-        frames = 60 if case.on_their_own else len(envs)
-        if place.startswith("ready"):
-            source, policy = makers_of(case, envs), policy_of(case)
-            options = {"env_backend": "threading", "frames_per_batch": frames, **case.in_step}
-            made: Any = AsyncBatchedCollector(source, policy=policy, **options)
-        else:
-            source = case.kind.make(case.script, envs)
-            made = Collector(source, policy_of(case), frames_per_batch=frames)
-        with made as collector:
-            seen = collector.next()[case.kind.key("seen")]
-        if case.on_their_own:
-            seen = seen.reshape(len(seen), -1, 4)[:, 0]
-            seen = torch.stack([seen[(seen[:, 0] == env).nonzero()[0, 0]] for env in envs])
-        found.append([int(number) for number in seen.reshape(len(envs), -1, 4)[:, 0, 1]])
-    return found
+    frames = 60 if case.on_their_own else len(envs)
+    if ready:
+        source, policy = makers_of(case, list(envs)), policy_of(case)
+        options = {"env_backend": "threading", "frames_per_batch": frames, **case.in_step}
+        made: Any = AsyncBatchedCollector(source, policy=policy, **options)
+    else:
+        source = case.kind.make(case.script, list(envs))
+        made = Collector(source, policy_of(case), frames_per_batch=frames)
+    with made as collector:
+        seen = collector.next()[case.kind.key("seen")]
+    if case.on_their_own:
+        seen = seen.reshape(len(seen), -1, 4)[:, 0]
+        seen = torch.stack([seen[(seen[:, 0] == env).nonzero()[0, 0]] for env in envs])
+    return [int(number) for number in seen.reshape(len(envs), -1, 4)[:, 0, 1]]
 
 
 def oracles(case: Case) -> list[Oracle]:
-    first = first_episodes(case.face, case.levels, case.masks, case.place, case.lengths)
+    ready, made = case.place.startswith("ready"), (case.face, case.levels, case.masks)
     return [
-        Oracle(case.script, case.oracle_kind, envs, case.options, begun)
-        for envs, begun in zip(case.envs, first, strict=True)
+        Oracle(
+            case.script,
+            case.oracle_kind,
+            envs,
+            case.options,
+            first_episodes(*made, ready, tuple(envs), case.lengths),
+        )
+        for envs in case.envs
     ]
 
 

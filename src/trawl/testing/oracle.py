@@ -277,6 +277,8 @@ class Statistics:
         self.returns: list[Any] = []
         # The numbers of samples in the statistics, each time that they were renewed.
         self.uses = [0]
+        # The samples that were looked at last and their number, their mean and their deviation.
+        self.moments: tuple[Any, ...] = (None, 0)
 
     def renew(self) -> None:
         """Uses all samples from now on."""
@@ -287,8 +289,11 @@ class Statistics:
         if not self.options.normalize_observations:
             return values
         if used := self.uses[-1] if used is None else used:
-            samples = np.asarray(self.observations[:used], np.float64)
-            values = (values - samples.mean(0)) / np.sqrt(samples.var(0) + 1e-8)
+            if self.moments[0] is not self.observations or self.moments[1] != used:
+                samples = np.asarray(self.observations[:used], np.float64)
+                deviation = np.sqrt(samples.var(0) + 1e-8)
+                self.moments = self.observations, used, samples.mean(0), deviation
+            values = (values - self.moments[2]) / self.moments[3]
         return np.clip(values, -self.options.clip, self.options.clip)
 
     def scale_rewards(self, rows: list[list[Frame | None]], carry: list[Any]) -> None:
