@@ -95,12 +95,12 @@ def bare():
 
 @functools.cache
 def python():
-    """The path of a program that runs modules, servers of workers, and scripts after ``-u``.
+    """The path of a program that runs modules, scripts, and what these start, as Python does.
 
-    It does so as Python does, in processes that are forked from the nursery that most share.
+    Its processes are forked from the nursery that most share.
     """
     # The last of these is known by the id of its process.
-    is_known = f'({IS_MODULE} or {IS_SERVER} or arguments[0] == "-u")'
+    is_known = f"({IS_MODULE} or {IS_SCRIPT} or {IS_SERVER} or {IS_SPAWNED})"
     is_known += ' and "submitit.local._local" not in arguments'
     return write_python(_folder(), shared().place, is_known, PYTHON)
 
@@ -135,19 +135,24 @@ sys.argv[:] = ["-c"]
 exec(code)
 """
 
-# What a command runs: a module, or the server that forks Trawl's workers.
+# What a command runs: a module, a script, the server that forks Trawl's workers, or a process that
+# multiprocessing spawns.
 IS_MODULE = '"-m" in arguments[:2]'
+IS_SCRIPT = '(arguments[0] == "-u" or arguments[0].endswith(".py"))'
+IS_SPAWNED = 'arguments[-1] == "--multiprocessing-fork"'
 IS_SERVER = '"from trawl.backends.processes.server import serve; " in arguments[-1]'
 
 # The processes that it starts may be forked as well. The server looks for its parent.
 PYTHON = """
-import os, re, runpy, sys
+import multiprocessing.process, os, re, runpy, sys
 
 def serve_for(parent):
     server, getppid = os.getpid(), os.getppid
     os.getppid = lambda: parent if os.getpid() == server else getppid()
 
 sys.executable = {path!r}
+multiprocessing.set_executable(sys.executable)
+multiprocessing.process.ORIGINAL_DIR = os.getcwd()
 sys.path[:] = filter(None, sys.path)
 arguments = sys.argv[1:]
 if "-m" in arguments[:2]:
@@ -278,6 +283,7 @@ request = {{
     "session": False,
     "finalize": False,
     "bare": True,
+    "niceness": os.nice(0),
 }}
 if "-c" in arguments:  # what is spawned knows its files by their numbers
     request["inherited"] = [fd for fd in map(int, os.listdir("/proc/self/fd")) if is_open(fd)]
@@ -460,11 +466,14 @@ def _open_streams():
         setattr(sys, f"__{name}__", stream)
 
 
-def _become(fds, code, arguments, cwd, env, warn, session, finalize, bare=False, inherited=()):
+def _become(
+    fds, code, arguments, cwd, env, warn, session, finalize, bare=False, inherited=(), niceness=0
+):
     """Makes this process a program, to its end.
 
     A bare one has no environment but what is given. The last descriptors get their old numbers.
     """
+    os.nice(max(0, niceness - os.nice(0)))
     libc = ctypes.CDLL(None, use_errno=True)
     libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     for namespace in fds[_STREAMS : len(fds) - len(inherited)]:

@@ -2,14 +2,15 @@
 
 import re
 import subprocess
-import sys
 from pathlib import Path
+
+import nursery
 
 BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
 
 
 def test_all_carry_messages_of_all_sizes() -> None:
-    command = [sys.executable, BENCHMARKS / "messages.py", "--quick"]
+    command = [nursery.python(), BENCHMARKS / "messages.py", "--quick"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()

@@ -7,6 +7,7 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
+import nursery
 import pytest
 import torch
 from ray_workers import forked_workers
@@ -33,7 +34,9 @@ def no_service_is_left(
     # Otherwise, Ray prints the output of actors here as well, at any time.
     monkeypatch.setitem(DEFAULT_RAY_INIT_CONFIG, "log_to_driver", False)
     starts = uses_ray(request.node.nodeid) and not joins
-    with forked_workers() if starts else nullcontext() as interpreter:
+    # The scripts of this page start processes that start others.
+    plain = nursery.python() if "weights.md" in request.node.nodeid else None
+    with forked_workers() if starts else nullcontext(plain) as interpreter:
         monkeypatch.setattr(sys, "executable", interpreter or sys.executable)
         yield
         _end_services(connected)
