@@ -87,20 +87,6 @@ def test_each_game_goes_as_if_it_were_played_by_hand(kind, mode):
             assert frame["next", "truncated"] == truncated
 
 
-def test_a_reset_drops_the_steps_under_way():
-    env = GymEnv(games(2, 1, AutoresetMode.NEXT_STEP))
-    with Collector(env, Pixels(), frames_per_batch=20) as collector:
-        before = collector.next()
-        collector.reset(seed=SEED)
-        after = collector.next()
-    expected = played_by_hand(FRAMES)
-    for game in after["env_index"].unique().tolist():
-        first = after[after["env_index"] == game]["observation"][0]
-        assert (first.numpy() == expected[game][0][0]).all()
-    ids = [set(batch["collector", "traj_ids"].tolist()) for batch in (before, after)]
-    assert ids[0].isdisjoint(ids[1])
-
-
 def test_all_games_together_are_a_batch_of_environments():
     env = GymEnv(games(3, 3, AutoresetMode.SAME_STEP))
     with Collector(env, Pixels(), frames_per_batch=30) as collector:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from functools import partial
 from itertools import islice
 from typing import Any
@@ -89,24 +88,6 @@ def test_random_actions_first(place: str) -> None:
     # A step that was under way when the policy's turn came has a random action: one for each
     # environment, in a batch as late as the environment is slow.
     assert (actions(found[-1]) != 1).sum() <= 3
-
-
-@PLACES
-@pytest.mark.parametrize("form", ["cat", "padded"])
-def test_whole_trajectories(place: str, form: Any) -> None:
-    # Each environment ends as many, however slow one is.
-    in_step = {"min_batch_size": 3, "server_timeout": math.inf}
-    options = {"traj_format": form, "traj_sampling": "per_env", **in_step}
-    found = batches(place, trajs_per_batch=4, **options)
-    assert len(found) == 3
-    for batch in found:
-        if form == "padded":
-            assert len(batch) == 4
-            mask = batch["collector", "mask"]
-            ids, ends = batch[IDS][mask], batch["next", "done"][mask]
-        else:
-            ids, ends = batch[IDS], batch["next", "done"]
-        assert len(set(ids.tolist())) == int(ends.sum()) == 4
 
 
 @PLACES

@@ -219,22 +219,6 @@ def test_control_calls_work_at_any_time_and_lose_no_frame(held):
     assert found == list(range(1, len(found) + 1))
 
 
-def test_a_batch_is_of_one_version():
-    buffer = Buffer()
-    options = {"frames_per_batch": 8, "track_policy_version": True}
-    with made(buffer, Scorer(0), **options) as collector:
-        collector.start()
-        for version in range(1, 6):
-            collector.update_policy_weights_(Scorer(version % 4))
-            buffer.wait_for(len(buffer) + 8)
-    content = buffer.content()
-    versions = content["policy_version"].reshape(-1, 8)
-    assert (versions == versions[:, :1]).all()
-    assert versions[:, 0].diff().min() >= 0
-    # Each frame acts by the weights of the version it is stamped with.
-    assert (NumberedEnv.action_numbers(content) == content["policy_version"] % 4).all()
-
-
 def test_iterating_meanwhile_collects_each_frame_once():
     buffer = Buffer()
     with made(buffer, total_frames=100) as collector:

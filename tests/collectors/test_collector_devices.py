@@ -16,42 +16,25 @@ CPU = torch.device("cpu")
     ("given", "policy", "env", "storing"),
     [
         ({}, None, None, None),
-        ({"device": "cpu"}, CPU, CPU, CPU),
         ({"policy_device": "cpu"}, CPU, None, None),
         ({"env_device": "cpu"}, None, CPU, None),
         ({"storing_device": "cpu"}, None, None, CPU),
         ({"policy_device": "cpu", "env_device": "cpu"}, CPU, CPU, CPU),
-        ({"device": torch.device("cpu")}, CPU, CPU, CPU),
+        # There is one CPU.
+        *(
+            ({"device": cpu}, CPU, CPU, CPU)
+            for cpu in ("cpu", "cpu:0", CPU, torch.device("cpu", 0))
+        ),
     ],
     ids=str,
 )
 def test_devices_are_resolved(given, policy, env, storing):
-    with Collector(NumberedEnv(), Scorer(), frames_per_batch=4, **given) as collector:
+    module = Scorer()
+    with Collector(NumberedEnv(), module, frames_per_batch=4, **given) as collector:
         found = (collector.policy_device, collector.env_device, collector.storing_device)
         assert found == (policy, env, storing)
-
-
-@pytest.mark.parametrize("device", ["cpu:0", torch.device("cpu", 0), "cpu"])
-def test_there_is_one_cpu(device):
-    policy = Scorer()
-    with Collector(NumberedEnv(), policy, frames_per_batch=4, device=device) as collector:
-        assert collector.policy_device == collector.storing_device == CPU
-        assert collector.policy is policy
-        assert next(iter(collector)).device == CPU
-
-
-@pytest.mark.parametrize(
-    ("given", "device"),
-    [
-        ({}, None),
-        ({"device": "cpu"}, CPU),
-        ({"storing_device": "cpu"}, CPU),
-        ({"env_device": "cpu"}, None),
-    ],
-    ids=str,
-)
-def test_a_batch_is_on_the_storing_device(given, device):
-    assert first_batch(NumberedEnv(), frames_per_batch=4, **given).device == device
+        assert collector.policy is module
+        assert collector.next().device == storing
 
 
 def test_the_environments_device_is_not_the_batches():

@@ -7,7 +7,6 @@ from functools import partial
 
 import gymnasium
 import pytest
-import torch
 from gymnasium.vector import SyncVectorEnv
 
 from tests.oracle.continuing import (
@@ -18,33 +17,12 @@ from tests.oracle.continuing import (
     following,
     parallel,
     row,
-    same,
     saved,
 )
 from trawl.collectors import Collector
 from trawl.envs import ParallelEnv
 from trawl.envs.capture import capture, check_state, restore
 from trawl.errors import EnvStateError
-
-
-def test_tensordict_steps():
-    """A policy of another kind lets the environment be stepped with TensorDicts."""
-    env, other = parallel()(), parallel()()
-    env.set_seed(1)
-    root = env.reset()
-    for _ in range(20):
-        _, root = env.step_and_maybe_reset(env.rand_action(root))
-    state = saved(env.capture())
-    other.reset()
-    other.restore(state)
-    second = root.clone()
-    torch.manual_seed(0)
-    for action in [env.rand_action() for _ in range(30)]:
-        frame, root = env.step_and_maybe_reset(root.update(action))
-        again, second = other.step_and_maybe_reset(second.update(action.clone()))
-        assert same(frame, again)
-        assert same(root, second)
-    env.close(), other.close()
 
 
 def end(env, index):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import multiprocessing
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
 from functools import partial
 from multiprocessing import reduction
 from typing import Any
@@ -415,14 +414,24 @@ class Learner:
         self.send = self.scheme.send
 
 
-@RECEIVING
-def test_a_collector_takes_the_weights_it_is_sent(cls, scheme):
+@pytest.mark.parametrize(
+    ("cls", "scheme", "options"),
+    [
+        (Collector, SharedMemWeightSyncScheme, {}),
+        (CLASSES[0], MultiProcessWeightSyncScheme, {}),
+        (CLASSES[1], SharedMemWeightSyncScheme, {}),
+        (CLASSES[0], SharedMemWeightSyncScheme, {"start_method": "forkserver"}),
+        (CLASSES[1], MultiProcessWeightSyncScheme, {"start_method": "forkserver"}),
+    ],
+)
+def test_a_collector_takes_the_weights_it_is_sent(cls, scheme, options):
     learner = Learner(scheme)
-    with collector(cls, weight_recv_schemes={"policy": learner.end}) as made:
+    with collector(cls, weight_recv_schemes={"policy": learner.end}, **options) as made:
         assert settled(made) == [({1}, 0)] * workers_of(cls)
         for version, choice in enumerate((2, 3, 0), start=1):
             learner.send(Chooser(choice))
-            assert settled(made) == [({choice}, version)] * workers_of(cls)
+            made.receive_weights()
+            assert caught_up(made) == [({choice}, version)] * workers_of(cls)
 
 
 @RECEIVING
@@ -570,78 +579,6 @@ def test_a_collector_that_sends_knows_for_whom():
         pytest.raises(TypeError, match=r"worker_ids=0 can't be used with .* without workers"),
     ):
         alone.update_policy_weights_(worker_ids=0)
-
-
-# --- a collector in another process
-
-
-def collecting(connection: Any, cls: Any, scheme: Any, start_method: str) -> None:
-    """Collects whenever it is asked to; tells actions and versions."""
-    with (
-        suppress(EOFError),
-        collector(
-            cls,
-            weight_recv_schemes={"policy": scheme},
-            **({} if cls is Collector else {"start_method": start_method}),
-        ) as made,
-    ):
-        connection.send("ready")
-        while connection.recv():
-            made.receive_weights()
-            connection.send(caught_up(made))
-
-
-@contextmanager
-def elsewhere(cls: Any, scheme: Any, start_method: str = "inline") -> Iterator[Any]:
-    """A collector in another process: gives what asks it for a batch."""
-    context = multiprocessing.get_context("forkserver")
-    ours, theirs = context.Pipe()
-    process = context.Process(target=collecting, args=(theirs, cls, scheme, start_method))
-    process.start()
-    theirs.close()
-
-    def hear() -> Any:
-        assert ours.poll(PATIENCE)
-        return ours.recv()
-
-    def ask() -> Any:
-        ours.send(True)
-        return hear()
-
-    try:
-        assert hear() == "ready"
-        yield ask
-        ours.send(False)
-        process.join(PATIENCE)
-        assert process.exitcode == 0
-    finally:
-        process.kill()
-        process.join()
-        ours.close()
-
-
-@RECEIVING
-def test_a_collector_in_another_process_takes_the_weights_it_is_sent(cls, scheme):
-    sender = scheme()
-    sender.init_on_sender(model=Chooser(2))
-    with elsewhere(cls, sender) as ask:
-        sender.connect()
-        assert ask() == [({1}, 0)] * workers_of(cls)
-        for version, choice in enumerate((2, 3, 0), start=1):
-            sender.send(Chooser(choice))
-            assert ask() == [({choice}, version)] * workers_of(cls)
-            sender.wait_async(0)
-
-
-@BOTH
-def test_weights_go_on_from_a_process_to_its_workers(cls):
-    sender = SharedMemWeightSyncScheme()
-    sender.init_on_sender(model=Chooser(2))
-    with elsewhere(cls, sender, "forkserver") as ask:
-        sender.connect()
-        for version, choice in enumerate((2, 3), start=1):
-            sender.send(Chooser(choice))
-            assert ask() == [({choice}, version)] * 2
 
 
 # --- policies of all sorts
