@@ -77,8 +77,8 @@ assert same(one["state"], other["state"])
 print(got, count)
 """
 
-PPO = {"total_frames": 3072, "num_envs": 4, "num_epochs": 2, "log_every": 512}
-DQN = {"total_frames": 1536, "random_frames": 256, "eval_every": 512, "eval_episodes": 2,
+PPO = {"total_frames": 2048, "num_envs": 4, "num_epochs": 2, "log_every": 512}
+DQN = {"total_frames": 1024, "random_frames": 256, "eval_every": 512, "eval_episodes": 2,
        "steps_per_batch": 16, "epsilon_frames": 800, "buffer_size": 1024}  # fmt: skip
 SAC = {"total_frames": 400, "random_frames": 200, "minibatch_size": 32, "samples_per_insert": 32,
        "eval_every": 100, "eval_episodes": 2, "workers": 0}  # fmt: skip
@@ -87,13 +87,13 @@ SAC = {"total_frames": 400, "random_frames": 200, "minibatch_size": 32, "samples
 @pytest.mark.parametrize(
     ("name", "settings", "kills"),
     [
-        ("ppo", {**PPO, "checkpoint_every": 512}, 4),
+        ("ppo", {**PPO, "checkpoint_every": 512}, 3),
         pytest.param(
             *("ppo", {**PPO, "checkpoint_every": 512, "recurrent": True}, 2),
             marks=pytest.mark.long,
         ),
         ("ppo", {**PPO, "checkpoint_every": 512, "workers": 2, "prefetch": True}, 2),
-        ("dqn", {**DQN, "checkpoint_every": 256}, 4),
+        ("dqn", {**DQN, "checkpoint_every": 256}, 3),
         pytest.param("sac", {**SAC, "checkpoint_every": 50}, 4, marks=pytest.mark.long),
     ],
     ids=["ppo", "recurrent ppo", "ppo with workers", "dqn", "sac"],
