@@ -14,6 +14,7 @@ from torch import Tensor
 from trawl.collectors.config import CollectorConfig
 from trawl.collectors.torchrl import has_fixed_rows
 from trawl.collectors.utils import split_trajectories
+from trawl.computed_tensor import ComputedTensor
 from trawl.keys import MASK, Key
 from trawl.rollout.policy.device_transfer import moved
 from trawl.rollout.ready.serving import by_environment, in_env_order, last_frames
@@ -243,8 +244,8 @@ def experience(batch: TensorDictBase) -> TensorDictBase:
 class SameTensorDict:
     """A single TensorDict object that is returned for every batch, with the batch's content.
 
-    If a batch has the same keys, shapes and dtypes as the previous batch, and only tensors, the
-    object's memory is reused too.
+    If a batch has the same keys, shapes and dtypes as the previous batch, and only tensors with
+    memory of their own, the object's memory is reused too.
     """
 
     def __init__(self) -> None:
@@ -272,7 +273,7 @@ def _shapes(batch: TensorDictBase) -> dict[Any, Any] | None:
     """Returns shapes and dtypes, or None if there are other data, which have no copies in place."""
     shapes = {}
     for key, value in batch.items(True, True, is_leaf=is_leaf_nontensor):
-        if not isinstance(value, Tensor):
+        if not isinstance(value, Tensor) or isinstance(value, ComputedTensor):
             return None
         shapes[key] = value.shape, value.dtype
     return shapes
