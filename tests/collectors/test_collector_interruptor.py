@@ -1,5 +1,4 @@
 import pytest
-import torch
 from collector_parts import Buffer, layout
 
 from trawl.collectors import Collector
@@ -48,32 +47,18 @@ def test_rows_without_a_step_are_no_trajectory():
     assert batch["collector", "mask"].tolist() == [[True, True], [True, False]]
 
 
-def test_rows_without_a_step_do_not_reach_the_buffer():
+@pytest.mark.parametrize(("extend", "frames"), [(True, 18), (False, 16)])
+def test_rows_without_a_step_do_not_reach_the_buffer(extend, frames):
+    """Single steps end exactly at the total."""
     buffer = Buffer()
+    options = {"frames_per_batch": 8, "total_frames": 16, "interruptor": StopEvery(3)}
     with Collector(
-        NumberedEnv(lengths=[100]),
-        frames_per_batch=8,
-        total_frames=16,
-        replay_buffer=buffer,
-        interruptor=StopEvery(3),
-    ) as collector:
-        assert list(collector) == [None] * 6
-    assert buffer.content()["next", "reward"][:, 0].tolist() == list(range(1, 19))
-
-
-def test_single_steps_are_interrupted_too():
-    buffer = Buffer()
-    with Collector(
-        NumberedEnv(),
-        frames_per_batch=8,
-        replay_buffer=buffer,
-        extend_buffer=False,
-        interruptor=StopEvery(3),
+        NumberedEnv(lengths=[100]), replay_buffer=buffer, extend_buffer=extend, **options
     ) as collector:
         collector.next()
         assert len(buffer) == 3
-        collector.next()
-        assert len(buffer) == 6
+        assert list(collector) == [None] * 5
+    assert buffer.content()["next", "reward"][:, 0].tolist() == list(range(1, frames + 1))
 
 
 def test_an_error_of_the_interruptor_closes_the_collector():
@@ -84,15 +69,3 @@ def test_an_error_of_the_interruptor_closes_the_collector():
     with pytest.raises(LookupError, match=r"no signal"):
         next(iter(collector))
     assert collector.closed
-
-
-def test_with_ragged_observations_an_interrupted_batch_is_shorter_or_padded():
-    # Whichever it is: what was stepped is there, and nothing else has a trajectory.
-    from trawl.testing import RaggedEnv
-
-    with Collector(RaggedEnv(), frames_per_batch=8, interruptor=StopEvery(3)) as collector:
-        batch = next(iter(collector))
-    ids = batch[TRAJ_IDS]
-    assert ids[:3].tolist() == [0, 0, 0]
-    assert (ids[3:] == -1).all()
-    assert torch.equal(batch["next", "reward"][:3, 0], torch.tensor([1.0, 2.0, 3.0]))

@@ -26,15 +26,6 @@ def test_create_env_kwargs_reach_the_environment_of_an_id():
     assert batch["action"].shape == (4,)
 
 
-def test_create_env_kwargs_may_differ_between_environments():
-    batch = first_batch(
-        [NumberedEnv, NumberedEnv],
-        frames_per_batch=4,
-        create_env_kwargs=[{"number": 5}, {"number": 6}],
-    )
-    assert NumberedEnv.numbers(batch)[..., 0].tolist() == [[5, 5], [6, 6]]
-
-
 # --- episodes
 
 

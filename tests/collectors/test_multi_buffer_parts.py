@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from trawl.collectors import Collector, MultiAsyncCollector, MultiSyncCollector
+from trawl.collectors import MultiAsyncCollector, MultiSyncCollector
 from trawl.testing import NumberedEnv
 
 data = pytest.importorskip("torchrl.data")
@@ -13,27 +13,13 @@ KINDS = [MultiSyncCollector, MultiAsyncCollector]
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_each_step_is_a_row_of_both_environments(kind):
+    """As one collector of two environments writes them."""
     buffer = data.ReplayBuffer(storage=data.LazyTensorStorage(100, ndim=2))
-    with kind(
-        [[NumberedEnv] * 2] * 2,
-        frames_per_batch=16,
-        total_frames=32,
-        replay_buffer=buffer,
-        extend_buffer=False,
-    ) as collector:
+    options = {"frames_per_batch": 16, "total_frames": 32, "extend_buffer": False}
+    with kind([[NumberedEnv] * 2] * 2, replay_buffer=buffer, **options) as collector:
         list(collector)
     assert len(buffer) == 32
-    # As one collector of two environments writes them.
-    alone = data.ReplayBuffer(storage=data.LazyTensorStorage(100, ndim=2))
-    with Collector(
-        [NumberedEnv] * 2,
-        frames_per_batch=32,
-        total_frames=32,
-        replay_buffer=alone,
-        extend_buffer=False,
-    ) as collector:
-        list(collector)
-    assert buffer[:].batch_size == alone[:].batch_size
+    assert buffer[:].batch_size == (2, 16)
 
 
 @pytest.mark.parametrize("kind", KINDS)

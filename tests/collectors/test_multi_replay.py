@@ -3,7 +3,6 @@
 from itertools import count
 
 import pytest
-import torch
 from collector_parts import Buffer
 from multi_parts import BOTH, PLACES, Chooser, actions, ledger, make
 
@@ -14,19 +13,6 @@ def checked(buffer, *args, **kwargs):
     for frame in buffer.frames:
         book.add(frame.unsqueeze(0))
     return book
-
-
-@BOTH
-def test_batches_are_processed_first(cls):
-    buffer = Buffer()
-    with make(
-        cls,
-        replay_buffer=buffer,
-        total_frames=40,
-        postproc=lambda batch: batch.set("more", torch.ones(batch.shape)),
-    ) as collector:
-        list(collector)
-    assert buffer.content()["more"].all()
 
 
 @PLACES
@@ -53,21 +39,6 @@ def test_background_collection_can_be_held(cls, method):
         collector.async_shutdown()
     assert checked(buffer, 2).frames == len(buffer)
     assert actions(buffer.frames[-1].unsqueeze(0)) == {2}
-
-
-@PLACES
-def test_control_calls_while_collecting_in_the_background(cls, method):
-    buffer = Buffer()
-    with make(cls, policy=Chooser(1), replay_buffer=buffer, start_method=method) as collector:
-        collector.start()
-        for round_ in range(1, 6):
-            collector.update_policy_weights_(Chooser(round_ % 4))
-            assert collector.get_distant_attr("worker_idx") == [0, 1]
-            assert collector.stats("per_worker")["workers_alive"] == 2
-            buffer.wait_for(20 * round_)
-        collector.set_seed(0)
-        collector.async_shutdown()
-    assert len(buffer) % 10 == 0
 
 
 @BOTH

@@ -55,15 +55,6 @@ def test_copies_are_whole_environments(cls):
             ledger.add(row)
 
 
-def test_seeds_reach_the_copies():
-    found = []
-    for _ in range(2):
-        with make(create_env_fn=[pendulum()] * 2, policy=None) as collector:
-            collector.set_seed(3)
-            found.append(collector.next()["observation"])
-    assert torch.equal(*found)
-
-
 def test_a_collector_that_becomes_several_takes_one_environment():
     options = {"num_collectors": 2, "sync": True, "backend_options": {"start_method": "inline"}}
     with Collector(pendulum(), None, frames_per_batch=10, **options) as collector:

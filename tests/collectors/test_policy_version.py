@@ -2,7 +2,7 @@ import uuid
 
 import pytest
 import torch
-from collector_parts import Buffer, first_batch, keys
+from collector_parts import Buffer
 from tensordict import TensorDict
 
 from trawl.collectors import Collector, PolicyVersion
@@ -47,31 +47,17 @@ def test_a_version_of_the_users_own_is_shared():
 
 
 def test_frames_can_carry_an_identifier():
-    version = PolicyVersion("uuid")
-    batch = first_batch(NumberedEnv(), frames_per_batch=4, track_policy_version=version)
-    assert batch["policy_version"] == [version.version] * 4
+    for source, batch in ((NumberedEnv(), lambda one: [one] * 4), ([NumberedEnv] * 2, nested)):
+        version = PolicyVersion("uuid")
+        options = {"frames_per_batch": 4, "track_policy_version": version}
+        with Collector(source, **options) as collector:
+            assert collector.next()["policy_version"] == batch(version.version)
+            assert "policy_version" not in collector.stats()
+            assert isinstance(collector.policy_version, str)
 
 
-def test_identifiers_of_several_environments_are_nested():
-    version = PolicyVersion("uuid")
-    batch = first_batch([NumberedEnv] * 2, frames_per_batch=6, track_policy_version=version)
-    assert batch["policy_version"] == [[version.version] * 3] * 2
-
-
-def test_an_identifier_is_no_statistic():
-    with Collector(
-        NumberedEnv(), frames_per_batch=4, track_policy_version=PolicyVersion(str)
-    ) as collector:
-        assert "policy_version" not in collector.stats()
-        assert isinstance(collector.policy_version, str)
-
-
-def test_a_compact_batch_has_one_version_a_frame():
-    batch = first_batch(
-        NumberedEnv(), frames_per_batch=4, track_policy_version=True, compact_obs=True
-    )
-    assert "policy_version" in keys(batch)
-    assert ("next", "policy_version") not in keys(batch)
+def nested(one):
+    return [[one] * 2] * 2
 
 
 def test_a_stamp_is_as_the_batch():

@@ -65,31 +65,6 @@ def test_there_are_as_many_arguments_as_environments():
         build_env([NumberedEnv] * 2, [{}])
 
 
-def test_arguments_cannot_reach_an_environment_that_is_made():
-    with pytest.raises(
-        RuntimeError, match=r"\['number'\] can't be passed to an existing environment"
-    ):
-        build_env(NumberedEnv(), {"number": 3})
-
-
-def test_an_empty_list_makes_no_environment():
-    with pytest.raises(ValueError, match="empty list"):
-        build_env([])
-
-
-@pytest.mark.parametrize("source", [3, None, {}, object()])
-def test_something_else_is_no_environment(source):
-    with pytest.raises(TypeError, match=f"but got {type(source).__name__}"):
-        build_env(source)
-
-
-def test_a_function_must_make_an_environment():
-    with pytest.raises(
-        TypeError, match=r"made an object that is not an environment.*but got int: 3"
-    ):
-        build_env(lambda: 3)
-
-
 @pytest.mark.parametrize(
     ("source", "kind"), [(3, TypeError), (lambda: 3, TypeError), ([], ValueError)]
 )
