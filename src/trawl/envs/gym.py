@@ -48,7 +48,7 @@ from trawl.envs.outcomes import (
     step_results,
 )
 from trawl.envs.reset_kwargs import ResetArguments, arguments_of_all, names_taken
-from trawl.envs.seeding import check_seed, derive, next_seed
+from trawl.envs.seeding import check_seed, next_seed, rebuilt_seed
 from trawl.envs.specs import Composite, NonTensor, Unbounded
 from trawl.envs.types import EnvLike
 from trawl.envs.vector import VectorAdapter, adapt, is_envpool, is_vector_env
@@ -366,7 +366,7 @@ class GymEnv(LoggedEnv):
         self._seeds = None
         if self._seed is not None:
             seed, static = self._seed
-            self._set_seeds(derive(seed, "rebuild", self._rebuilds), static)
+            self._set_seeds(rebuilt_seed(seed, self._rebuilds), static)
 
     @override
     def set_reset_kwargs(self, given: Any, first: int, counts: Any) -> None:

@@ -28,6 +28,16 @@ def next_seed(seed: int, static_seed: bool = False) -> int:
     return seed if static_seed else derive(seed, "next")
 
 
+def rebuilt_seed(seed: int, *rebuilds: int) -> int:
+    """Returns the seed of an environment that is made anew, because ``seed`` would repeat episodes.
+
+    Args:
+        seed: seed that was set last.
+        *rebuilds: number of rebuilds since; in a batch, after the number of the environment.
+    """
+    return derive(seed, "rebuild", *rebuilds)
+
+
 def next_kwargs(kwargs: dict[str, Any]) -> dict[str, Any]:
     """Returns the arguments of ``reset`` for the next environment of a batch.
 

@@ -28,7 +28,7 @@ from typing_extensions import override
 from trawl.envs.base import TensorDictEnv
 from trawl.envs.capture.objects import ObjectGraph
 from trawl.envs.entries.infos import rows_of
-from trawl.envs.seeding import check_seed, derive, next_seed
+from trawl.envs.seeding import check_seed, next_seed, rebuilt_seed
 from trawl.errors import EnvStateError
 from trawl.keys import Key
 
@@ -238,7 +238,7 @@ class TensorEnv(TensorDictEnv):
         seed, count = self._given_seed, self._rebuilds + 1
         own = {"remake": self.remake, "_given_seed": seed, "_rebuilds": count, "is_closed": False}
         vars(self).update({**vars(fresh), **own})
-        self._seed = None if seed is None else derive(seed, "rebuild", count)
+        self._seed = None if seed is None else rebuilt_seed(seed, count)
         self._last = self._skipped = None
 
     # --- the state of the environment

@@ -23,6 +23,7 @@ from tensordict import TensorDictBase
 from tensordict.nn import InteractionType
 
 from trawl.envs.generators import global_state, set_global_state
+from trawl.envs.outcomes import STEP_GIVES
 from trawl.envs.tensor_env import TensorEnv
 from trawl.errors import add_note
 from trawl.interrupts import check_interrupt, current_interrupt
@@ -38,7 +39,6 @@ from trawl.rollout.writers.choosing import new_batch_writer
 _CHUNK = 512
 # Number of steps timed in each chunk: reading the clock is cheap, but not free.
 _TIMED = 8
-_STEP_GIVES = "(observation, reward, terminated, truncated, info)"
 
 
 @dataclass
@@ -292,7 +292,7 @@ class Rollout:
             )
             if isinstance(error, ValueError) and "unpack" in str(error):
                 add_note(
-                    error, f"step must return {_STEP_GIVES}; older versions of Gym have another API"
+                    error, f"step must return {STEP_GIVES}; older versions of Gym have another API"
                 )
             raise
         finally:

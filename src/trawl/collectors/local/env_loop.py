@@ -17,7 +17,7 @@ from trawl.collectors.driver.policy_version import stamp
 from trawl.collectors.torchrl import names
 from trawl.envs.base import TensorDictEnv
 from trawl.envs.reset_kwargs import with_reset_kwargs
-from trawl.envs.seeding import derive, stream_seed
+from trawl.envs.seeding import rebuilt_seed, stream_seed
 from trawl.keys import STEP_COUNT, Key, as_key
 from trawl.rollout.loop import Rollout
 from trawl.rollout.policy.policy import Policy
@@ -127,7 +127,7 @@ class EnvLoop:
         self._add_transforms()
         if self.seed is not None:
             seed, static, before = self.seed
-            again = derive(seed, "rebuild", self.restarts.count + 1 - before)
+            again = rebuilt_seed(seed, self.restarts.count + 1 - before)
             self.env.set_seed(again, static_seed=static)
         return self.env
 

@@ -45,7 +45,7 @@ from trawl.envs.entries.spaces import SpaceLeaf
 from trawl.envs.kinds import EnvKind
 from trawl.envs.logged import LoggedEnv
 from trawl.envs.reset_kwargs import ResetArguments, names_taken
-from trawl.envs.seeding import check_seed, derive, next_seed
+from trawl.envs.seeding import check_seed, next_seed, rebuilt_seed
 from trawl.envs.specs import Categorical, Composite, NonTensor, Unbounded
 from trawl.errors import env_errors
 from trawl.keys import RESET_MASK, Key, nested, next_of
@@ -292,7 +292,7 @@ class PettingZooEnv(LoggedEnv):
         self.renew_log()
         self._rebuilds += 1
         if self._first_seed is not None:
-            self._seed = derive(self._first_seed, "rebuild", self._rebuilds)
+            self._seed = rebuilt_seed(self._first_seed, self._rebuilds)
 
     def _use(self, env: Any) -> None:
         self.env, self._steps = env, ParallelSteps(env) if self.parallel else TurnSteps(env)

@@ -14,7 +14,7 @@ from typing_extensions import override
 from trawl.envs.base import TensorDictEnv
 from trawl.envs.capture.kinds import from_plain, to_plain
 from trawl.envs.reset_kwargs import with_reset_kwargs
-from trawl.envs.seeding import derive
+from trawl.envs.seeding import rebuilt_seed
 from trawl.envs.specs import is_of_tensors
 from trawl.errors import env_errors
 from trawl.keys import DONE_KEYS, RESET_MASK, as_key, show_keys
@@ -106,7 +106,7 @@ class ForeignEnv(TensorDictEnv):
         self._rebuilds += 1
         if self._seed is not None:
             seed, static = self._seed
-            self.env.set_seed(derive(seed, "rebuild", self._rebuilds), static_seed=static)
+            self.env.set_seed(rebuilt_seed(seed, self._rebuilds), static_seed=static)
 
     # --- steps
 

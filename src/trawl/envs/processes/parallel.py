@@ -34,7 +34,7 @@ from trawl.envs.processes.buffers import (
 )
 from trawl.envs.processes.processes import EnvProcesses
 from trawl.envs.processes.workers import EnvWorkers
-from trawl.envs.seeding import check_seed, derive, next_kwargs
+from trawl.envs.seeding import check_seed, next_kwargs, rebuilt_seed
 from trawl.envs.types import EnvKwargs, EnvSources
 from trawl.errors import EnvStateError, WorkerDied, env_errors
 from trawl.foreign.tensordict import new_tensordict
@@ -566,7 +566,7 @@ class _Seeds:
         # Restarts of other environments, which depend on timing, change nothing.
         count = self.restarts.get(env, 0) + 1
         self.restarts = {**self.restarts, env: count}
-        return derive(self.given, "rebuild", env, count)
+        return rebuilt_seed(self.given, env, count)
 
 
 def _reset_calls(

@@ -17,8 +17,7 @@ from trawl.keys import Key
 from trawl.memory import Array, Mask
 from trawl.rollout.ready.serving import Batching, ServingOptions, lag_limit
 from trawl.rollout.ready.source import NO_ROWS, ReadyResults, ReadySource
-from trawl.rollout.steppers.repairs import ParallelRepairs
-from trawl.rollout.steppers.restarts import EnvRestarts
+from trawl.rollout.steppers.restarts import EnvRestarts, ParallelRepairs
 
 
 class ReadyProcesses(ReadySource):

@@ -42,7 +42,7 @@ from trawl.rollout.stages.staged_rows import StagedRows, keys_read
 from trawl.rollout.steppers.step_tensors import StepTensors, TensorPool, TensorRows
 from trawl.rollout.steppers.tensors import TensorStepper
 from trawl.rollout.writers.batch_writer import BatchOptions, StepFn
-from trawl.rollout.writers.frame_entries import FLAG
+from trawl.rollout.writers.fixed_layout import FLAG
 from trawl.stacked_frames import StackedFrames
 from trawl.tensordicts import has_lazy, whole_key
 

@@ -16,8 +16,7 @@ from trawl.keys import Key, next_of
 from trawl.memory import Array
 from trawl.rollout.episodes import EpisodeTracker, StepArrays, VectorEnds, discard_step
 from trawl.rollout.steppers.arrays import ArrayStepper, from_bfloat16
-from trawl.rollout.steppers.repairs import ParallelRepairs
-from trawl.rollout.steppers.restarts import EnvRestarts
+from trawl.rollout.steppers.restarts import EnvRestarts, ParallelRepairs
 from trawl.rollout.writers.batch_writer import StepFn
 
 _FLAGS = TERMINATED, TRUNCATED, RESET

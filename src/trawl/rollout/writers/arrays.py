@@ -39,8 +39,7 @@ from trawl.rollout.steppers.parallel import ParallelStepper
 from trawl.rollout.steppers.restarts import EnvRestarts
 from trawl.rollout.steppers.step_logs import StepLogs, keep_logs
 from trawl.rollout.writers.batch_writer import ActFn, BatchOptions, NoFixedLayout, StepFn
-from trawl.rollout.writers.fixed_layout import FixedLayoutWriter
-from trawl.rollout.writers.frame_entries import FLAG
+from trawl.rollout.writers.fixed_layout import FLAG, FixedLayoutWriter
 
 # Size in bytes up to which copying a batch takes less time than binding its memory.
 _SMALL = 1 << 16
