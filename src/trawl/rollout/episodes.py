@@ -433,11 +433,11 @@ def cut_off(limit: int, steps: Any, truncated: Any, done: Any, skipped: Any = No
     return late
 
 
-class EpisodeEnds:
-    """Ends of one environment's episodes in a chunk of rows.
+class _Ends:
+    """Ends of episodes in a chunk of rows.
 
     Args:
-        view: the arrays of the environment, without a dimension for environments.
+        view: the arrays of the environments.
         episodes: tracker of the environments' episodes.
         start: the first row.
         stop: the row after the last row.
@@ -452,15 +452,19 @@ class EpisodeEnds:
         stop: int,
         groups: Sequence[str] = (),
     ) -> None:
-        self._arrays, self._index, self._start = view.arrays, view.first, start
+        self._arrays, self._first, self._start = view.arrays, view.first, start
         self._episodes, self._groups = episodes, groups
         self._terminations, self._truncations, self._dones = (
-            view.arrays[key][start:stop, 0] for key in (TERMINATED, TRUNCATED, DONE)
+            view.arrays[key][start:stop, ..., 0] for key in (TERMINATED, TRUNCATED, DONE)
         )
+
+
+class EpisodeEnds(_Ends):
+    """Ends of one environment's episodes; its arrays have no dimension for environments."""
 
     def cutoff(self) -> int:
         """Returns the step of the chunk that brings the current episode to the limit."""
-        return self._episodes.cutoff(self._index) - self._start
+        return self._episodes.cutoff(self._first) - self._start
 
     def end(self, t: int, terminated: bool, truncated: bool) -> int:
         """Ends the episode with step ``t``; returns the next episode's :meth:`cutoff`."""
@@ -473,19 +477,16 @@ class EpisodeEnds:
         row = self._start + t
         if t >= self.cutoff():
             truncate(self._arrays, (row,), np.True_, self._groups)
-        self._episodes.end(self._index, row)
+        self._episodes.end(self._first, row)
         return self.cutoff()
 
 
-class VectorEnds:
-    """Ends of the episodes of several environments, which step together, in a chunk of rows.
+class VectorEnds(_Ends):
+    """Ends of the episodes of several environments, which step together.
 
     Args:
         view: the arrays of the environments.
-        episodes: tracker of the environments' episodes.
-        start: the first row.
-        stop: the row after the last row.
-        groups: names of the groups of agents that have flags of their own.
+        *args: see above.
 
     Attributes:
         nearest: the first step of the chunk that may bring an episode to the limit.
@@ -493,19 +494,9 @@ class VectorEnds:
 
     nearest = NEVER
 
-    def __init__(
-        self,
-        view: StepArrays,
-        episodes: EpisodeTracker,
-        start: int,
-        stop: int,
-        groups: Sequence[str] = (),
-    ) -> None:
-        self._arrays, self._first, self._start = view.arrays, view.first, start
-        self._episodes, self._groups, self._masks = episodes, groups, view.arrays.get(MASK)
-        self._terminations, self._truncations, self._dones = (
-            view.arrays[key][start:stop, :, 0] for key in (TERMINATED, TRUNCATED, DONE)
-        )
+    def __init__(self, view: StepArrays, *args: Any) -> None:
+        super().__init__(view, *args)
+        self._masks = view.arrays.get(MASK)
         self._limits = np.full(self._dones.shape[1], NEVER)
         self.find_limits()
 

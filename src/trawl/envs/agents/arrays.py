@@ -15,7 +15,7 @@ from trawl.envs.entries.masks import MASK_KEY, flat_mask, mask_in
 from trawl.envs.entries.spaces import MissingPart
 from trawl.envs.outcomes import reward_of
 from trawl.errors import add_note
-from trawl.keys import DONE_KEYS, Key, show_key
+from trawl.keys import DONE_KEYS, Key
 from trawl.memory import Array
 from trawl.schema.checks import UNKNOWN, one_of
 
@@ -247,10 +247,9 @@ class _AgentSlot:
         own = {key: one for key, one in arrays.observations.items() if key[0] == group.name}
         rows = {key: array[index, ...] for key, array in own.items()}
         self._rows = [rows[(group.name, *leaf.key)] for leaf in self._codec.leaves]
-        self._shapes = [row.shape for row in self._rows]
         plain = group.observed.plain and group.observed.leaves[0].path == ("observation",)
         self._row = self._rows[0] if plain and not group.masked else None
-        self._shape, self._dtype = self._shapes[0], self._rows[0].dtype
+        self._shape, self._dtype = self._rows[0].shape, self._rows[0].dtype
         self._infos = [(leaf, own[(group.name, *leaf.key)]) for leaf in infos]
         self._mask = rows[group.name, MASK_KEY] if masked else None
         self.acts = rows.get((group.name, AGENT_MASK), np.zeros((), np.bool_))
@@ -327,18 +326,8 @@ class _AgentSlot:
             self._rows[index][...] = self._check(index, leaf)
 
     def _check(self, index: int, value: Any) -> Array:
-        array, leaf = np.asarray(value), self._codec.leaves[index]
-        key = show_key((self._group, *leaf.key))
-        if array.shape != self._shapes[index]:
-            raise ValueError(
-                f"observation {key} of agent {self._agent!r} has shape {array.shape}, but its "
-                f"observation space says {self._shapes[index]}"
-            )
-        if not np.can_cast(array.dtype, leaf.dtype, "same_kind"):
-            raise TypeError(
-                f"observation {key} of agent {self._agent!r} is {array.dtype}, but its space says "
-                f"{leaf.dtype}"
-            )
+        array = np.asarray(value)
+        self._codec.leaves[index].check(array, (), (self._group, self._agent))
         return array
 
     def _write_mask(self, value: Any, info: Any, acts: bool) -> None:

@@ -188,9 +188,11 @@ class AgentActions:
     Attributes:
         leaves: the entries of the actions, with the agents in front.
         fixed: True, because the actions of agents have a fixed layout.
+        plain: False, because an action is no array.
     """
 
     fixed = True
+    plain = False
 
     def __init__(self, groups: Sequence[AgentGroup], categorical: bool = False) -> None:
         self._groups = groups

@@ -56,24 +56,31 @@ class SpaceLeaf:
     space: Space[Any]
     spec: Spec
 
-    def check(self, array: Array, batch: Sequence[int] = ()) -> None:
+    def check(
+        self, array: Array, batch: Sequence[int] = (), agent: tuple[str, Any] | None = None
+    ) -> None:
         """Rejects an array if its shape or dtype doesn't match ``batch`` and the space.
+
+        Args:
+            array: the array.
+            batch: batch size of the array.
+            agent: the group and the name of the agent whose observation it is, or None.
 
         Raises:
             ValueError: if the shape is wrong; the message names the key and both shapes.
             TypeError: if the dtype is of another kind; the message names the key and both dtypes.
         """
         expected = (*batch, *self.spec.shape)
+        if array.shape == expected and np.can_cast(array.dtype, self.dtype, "same_kind"):
+            return
+        name = f"observation {show_key(self.key)}"
+        if agent is not None:
+            name = f"observation {show_key((agent[0], *self.key))} of agent {agent[1]!r}"
         if array.shape != expected:
             raise ValueError(
-                f"observation {show_key(self.key)} has shape {array.shape}, but the "
-                f"environment's observation space says {expected}"
+                f"{name} has shape {array.shape}, but its observation space says {expected}"
             )
-        if not np.can_cast(array.dtype, self.dtype, "same_kind"):
-            raise TypeError(
-                f"observation {show_key(self.key)} is {array.dtype}, but its space says "
-                f"{self.dtype}"
-            )
+        raise TypeError(f"{name} is {array.dtype}, but its space says {self.dtype}")
 
     @property
     def dtype(self) -> np.dtype[Any]:

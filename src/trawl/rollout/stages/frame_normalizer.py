@@ -21,6 +21,7 @@ from typing_extensions import override
 from trawl.envs.frame_stack import is_feature
 from trawl.keys import DONE, MASK, RAW_REWARD, Key, next_of, show_key, show_keys
 from trawl.rollout.block import Block
+from trawl.rollout.episodes import NEVER
 from trawl.rollout.layout import Leaf
 from trawl.rollout.moments import BaseMoments, Formula, RunningMoments
 from trawl.rollout.normalization import (
@@ -283,7 +284,6 @@ def present_in(absent: Any, mask: Any) -> Any:
 # Within a batch, the statistics are updated whenever their count has doubled. The first update is
 # after this many frames.
 _FIRST_FRAMES = 16
-NEVER = 2**62
 
 
 def _chosen(options: NormalizeObservation, setup: StageSetup[Any]) -> list[Key]:

@@ -14,7 +14,7 @@ from trawl.errors import resetting
 from trawl.keys import DONE_KEYS, Key, next_of
 from trawl.memory import Array
 from trawl.rollout.episodes import EpisodeEnds, EpisodeTracker, StepArrays
-from trawl.rollout.steppers.arrays import EnvStepper, from_bfloat16
+from trawl.rollout.steppers.arrays import EnvStepper, action_reader
 from trawl.rollout.writers.batch_writer import StepFn
 
 
@@ -58,7 +58,7 @@ class AgentStepper(EnvStepper[StepArrays]):
         roots = _Roots(view, arrays.observations, start, stop)
         flag_roots = _Roots(view, passed, start, stop)
         inner, inner_flags, inside = roots.inner, flag_roots.inner, roots.inside
-        read_actions = self._action_reader(view, start, stop)
+        read_actions = action_reader(env.action_codec, view, start, stop)
         ends = EpisodeEnds(view, episodes, start, stop, self.agent_groups)
         cutoff = ends.cutoff()
 
@@ -86,16 +86,6 @@ class AgentStepper(EnvStepper[StepArrays]):
                     rows[t] = array
 
         return step
-
-    def _action_reader(self, view: StepArrays, start: int, stop: int) -> Any:
-        """Returns a function that reads row ``t``'s action of each agent."""
-        codec = self.env.action_codec
-        keys, decode = [leaf.key for leaf in codec.leaves], codec.decode
-        arrays = [view.arrays[key][start:stop] for key in keys]
-        if view.bfloat16.isdisjoint(keys):
-            return lambda t: decode([array[t] for array in arrays])
-        exact = [from_bfloat16 if key in view.bfloat16 else np.copy for key in keys]
-        return lambda t: decode([read(array[t]) for read, array in zip(exact, arrays, strict=True)])
 
 
 class _Roots:

@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 from typing_extensions import override
 
+from trawl.envs.agents.groups import AgentActions
 from trawl.envs.entries.infos import InfoCodec
 from trawl.envs.entries.spaces import SpaceCodec
 from trawl.envs.gym import GymEnv
@@ -376,7 +377,7 @@ def from_bfloat16(array: Array) -> Array:
 
 
 def action_reader(
-    codec: SpaceCodec, view: StepArrays, start: int, stop: int
+    codec: SpaceCodec | AgentActions, view: StepArrays, start: int, stop: int
 ) -> Callable[[int], Any]:
     """Returns a function that reads row ``t``'s actions in the form that ``env.step`` expects."""
     keys = [as_key(leaf.key) for leaf in codec.leaves]
