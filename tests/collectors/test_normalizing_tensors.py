@@ -18,7 +18,7 @@ from tests.oracle.comparing import Case, check
 from trawl.collectors import Collector, Evaluator, NormalizeObservation, NormalizeReward
 from trawl.envs import TorchVectorEnv
 from trawl.rollout.moments import RunningMoments
-from trawl.rollout.stages import tensor_normalizer
+from trawl.rollout.stages import normalizers
 from trawl.testing import NumberedEnv, NumberedTorchEnv
 from trawl.testing.oracle import Options
 
@@ -33,7 +33,7 @@ BOTH: dict[str, Any] = {
 def _kept(request: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Sets how many values are kept until they are counted, which depends on the cache."""
     if request.param is not None:
-        monkeypatch.setattr(tensor_normalizer, "_KEPT_CPU", request.param)
+        monkeypatch.setattr(normalizers, "_KEPT_CPU", request.param)
 
 
 SEVERAL: dict[str, dict[str, Any]] = {

@@ -31,7 +31,7 @@ from trawl.envs import FrameStack, TorchVectorEnv
 from trawl.envs.entries import masks
 from trawl.rollout.stages import staged_rows
 from trawl.rollout.stages.frame_normalizer import FrameNormalizer
-from trawl.rollout.stages.tensor_normalizer import TensorNormalizer
+from trawl.rollout.stages.normalizers import TensorNormalizer
 
 COUNT, STEPS, LENGTH, SIZE = 6, 10, 4, 3
 # Operations and methods that read values on the host, or whose result has as many rows as values.

@@ -17,12 +17,11 @@ from trawl.keys import TRAJ_IDS, Key, show_key
 from trawl.rollout.block import Block
 from trawl.rollout.checks import check_same_layout
 from trawl.rollout.ops import write
-from trawl.rollout.stages.array_normalizer import ArrayNormalizer
 from trawl.rollout.stages.frame_normalizer import FrameNormalizer
-from trawl.rollout.stages.ready_stages import ReadyNormalizer, ReadyStacks
+from trawl.rollout.stages.normalizers import ArrayNormalizer, ReadyNormalizer, TensorNormalizer
+from trawl.rollout.stages.ready_stacks import ReadyStacks
 from trawl.rollout.stages.stacks import FrameStacks, StackStage
 from trawl.rollout.stages.stage import RowKind, Stage, StageChain, StageSetup
-from trawl.rollout.stages.tensor_normalizer import TensorNormalizer
 from trawl.rollout.steppers.arrays import Stepper
 from trawl.rollout.writers.batch_writer import BatchOptions, StepFn
 

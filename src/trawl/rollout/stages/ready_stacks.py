@@ -1,8 +1,4 @@
-"""Stages for frames in the order of their arrival, where a row of a batch is one environment's.
-
-Statistics are those of the frames in this order. They are brought up to date after certain numbers
-of frames, wherever these fall, so they depend on the order of the frames alone.
-"""
+"""Stacks of frames in the order of their arrival, where a row of a batch is one environment's."""
 
 from __future__ import annotations
 
@@ -12,7 +8,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from typing_extensions import override
 
 from trawl.envs.processes.ready import Rows
@@ -21,63 +16,11 @@ from trawl.memory import Array
 from trawl.rollout.block import Block
 from trawl.rollout.episodes import StepArrays
 from trawl.rollout.layout import as_array, pool_key, zeros
-from trawl.rollout.stages.array_normalizer import ArrayNormalizer
 from trawl.rollout.stages.stacks import StackedLeaf, StackStage
 from trawl.rollout.stages.stage import StageSetup
 
 # Room in a pool for stacks with which episodes begin: one for each of so many frames, and a few.
 _FRAMES_PER_EPISODE, _FIRST_STACKS = 16, 4
-
-
-class ReadyNormalizer(ArrayNormalizer):
-    """Normalises frames in the order of their arrival."""
-
-    # The environment of each row of the batch.
-    _envs: NDArray[np.int64]
-
-    def __init__(self, setup: StageSetup[Array]) -> None:
-        super().__init__(setup)
-        # True for environments that have a frame in the batch.
-        self._present = np.zeros(self._num_envs, np.bool_)
-
-    @override
-    def renew_within(self, filled: int) -> float:
-        if filled > self._statistics.due:
-            self._refresh(filled)
-        return self._statistics.due + 1 - filled
-
-    @override
-    def begin(self, block: Block, view: StepArrays) -> StepArrays:
-        self._rows, self._envs = view.arrays, np.zeros(block.layout.steps, np.int64)
-        return view
-
-    @override
-    def record(self, envs: Rows, start: int) -> None:
-        chosen = slice(start, start + len(envs))
-        self._envs[chosen], self._present[envs] = envs, True
-        for one in self._observations:
-            one.raw[chosen, 0] = one.raw_next[envs]
-
-    @override
-    def pass_on(self, envs: Rows, start: int) -> None:
-        self._normalize_next(envs)
-
-    @override
-    def begin_episodes(self, envs: Rows) -> None:
-        for reward in self._rewards:
-            # Those with a frame have one that ends the return before, when the batch is finished.
-            reward.carry[envs[~self._present[envs]]] = 0
-        self._normalize_next(envs)
-
-    @override
-    def _keep_last(self, filled: int) -> None:
-        # Each environment's newest observation is kept as soon as it arrives.
-        self._present[:] = False
-
-    @override
-    def _owners(self, filled: int) -> list[int]:
-        found: list[int] = self._envs[:filled].tolist()
-        return found
 
 
 class ReadyStacks(StackStage[Array, StepArrays]):
