@@ -98,6 +98,11 @@ class FrameBudget:
 
     # --- progress
 
+    def count(self, frames: int, batches: int = 1) -> None:
+        """Counts frames and batches that are delivered, or written to the replay buffer."""
+        self.frames += frames
+        self.batches += batches
+
     @property
     def counts(self) -> FrameCounts:
         """The counts of frames and trajectories; a copy."""

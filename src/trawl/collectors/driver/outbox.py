@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any
+import math
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, NamedTuple
 
 from tensordict import TensorDictBase
 
@@ -16,6 +18,29 @@ from trawl.envs.capture.kinds import from_plain, to_plain
 
 # Entry of a state: the batch that was complete, but not delivered, when Ctrl-C was pressed.
 _KEPT = "kept"
+
+
+class Collected(NamedTuple):
+    """A batch that was collected, and is on its way to the user.
+
+    Attributes:
+        batch: the batch.
+        filled: number of its steps that were taken; the rows after them are empty.
+        frames: number of its frames.
+        uncounted: number of its frames that the budget does not count yet.
+        worker: number of the worker that made it; None without workers.
+        order: number of the request for it.
+        cut: ids of trajectories that failures ended before it. See
+            :meth:`~trawl.rollout.episodes.EpisodeTracker.pop_cut`.
+    """
+
+    batch: TensorDictBase
+    filled: int
+    frames: int
+    uncounted: int = 0
+    worker: int | None = None
+    order: float = math.inf
+    cut: Collection[int] = ()
 
 
 class BatchOutbox:
@@ -33,6 +58,8 @@ class BatchOutbox:
         kept: the batch, if any, that was complete when Ctrl-C was pressed.
         hook: function that is called with each batch that is delivered or written; None for no
             function.
+        writing: function that returns the context for writing a batch into the replay buffer. Its
+            argument is the number of frames in the batch.
     """
 
     delivery: BatchDelivery
@@ -47,6 +74,7 @@ class BatchOutbox:
         self._config, self._lifetime, self._budget, self.whole = config, lifetime, budget, whole
         self.kept: list[Any] = []
         self.hook: Callable[[Any], Any] | None = None
+        self.writing: Callable[[int], AbstractContextManager[None]] = _written_by_itself
 
     @property
     def waiting(self) -> bool:
@@ -60,6 +88,44 @@ class BatchOutbox:
         return found
 
     # --- delivery
+
+    def take(self, collected: Iterable[Collected]) -> Any:
+        """Passes on what was collected: every batch of a collector, of any kind, comes this way.
+
+        Batches are assembled into whole trajectories, or written into the replay buffer, or
+        delivered; then they are counted, and go to the sink and to the hook.
+
+        Args:
+            collected: one batch to deliver, or the batches to write or to assemble.
+
+        Returns:
+            What iteration yields; None if nothing is delivered by this call.
+        """
+        if self.whole is not None:
+            self._assemble(self.whole, list(collected))
+            return None
+        buffered, batches = self._config.replay_buffer is not None, 1
+        batch = None
+        for one in collected:
+            batch = self.delivery.deliver(one.batch, one.filled)
+            if buffered:
+                with self.writing(one.frames):
+                    written = self.delivery.write(batch, one.frames)
+                    self._budget.own.replay_written_frames += written
+            self._budget.count(one.uncounted, batches)
+            self.release(batch)
+            batches = 0
+        return None if buffered else batch
+
+    def _assemble(self, whole: TrajectoryBatcher, collected: Sequence[Collected]) -> None:
+        for one in collected:
+            whole.end(one.cut, one.order)
+        whole.add(
+            (env if one.worker is None else (one.worker, env), one.order, frames)
+            for one in collected
+            for env, frames in self.delivery.by_source(self.delivery.frames(one.batch, one.filled))
+        )
+        self._budget.count(sum(one.uncounted for one in collected), 0)
 
     def release(self, batch: Any) -> None:
         """Hands a batch, when it is delivered or written, to the sink and to the hook."""
@@ -75,12 +141,12 @@ class BatchOutbox:
             written = self.delivery.write(batch, group.shape.numel())
             self._budget.own.replay_written_frames += written
             self.release(batch)
-        self._budget.batches += 1
+        self._budget.count(0)
 
     def deliver_whole(self, whole: TrajectoryBatcher) -> Any:
         """Returns a batch of whole trajectories."""
         batch = self.delivery.deliver_whole(whole.pop_batch())
-        self._budget.batches += 1
+        self._budget.count(0)
         self.release(batch)
         return batch
 
@@ -129,3 +195,7 @@ class BatchOutbox:
         self.delivery.load_state_dict(state)
         if self.whole is not None:
             self.whole.load_state_dict(state.get(STATE, {}), order, resumed)
+
+
+def _written_by_itself(frames: int) -> AbstractContextManager[None]:
+    return nullcontext()

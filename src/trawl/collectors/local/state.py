@@ -304,8 +304,7 @@ def recover(collector: Any, recovery: Recovery) -> None:
                 tracker.version = batch.version
             collector.parts.turns.run_into(None, batch.random, _stop_after(batch.steps))
             collector.parts.figures.count(batch.frames)
-            collector.parts.budget.frames += batch.frames
-            collector.parts.budget.batches += 1
+            collector.parts.budget.count(batch.frames)
     finally:
         collector.parts.weights.receivers = receivers
     # The driver has the times and the episodes of these batches already.

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
 from time import perf_counter
 from typing import Any
 from weakref import ref
@@ -15,7 +14,7 @@ from trawl.collectors.config import CollectorConfig
 from trawl.collectors.driver.budget import FrameBudget
 from trawl.collectors.driver.delivery import count_frames
 from trawl.collectors.driver.exact import first_frames
-from trawl.collectors.driver.outbox import BatchOutbox
+from trawl.collectors.driver.outbox import BatchOutbox, Collected
 from trawl.collectors.driver.weights import CollectorWeights
 from trawl.collectors.local.env_loop import EnvLoop
 from trawl.collectors.watch.figures import RolloutFigures
@@ -38,8 +37,6 @@ class Turns:
         overridden: function that returns True if the collector has a ``rollout()`` of its own.
 
     Attributes:
-        writing: function that returns the context for writing a batch into the replay buffer. Its
-            argument is the number of frames in the batch.
         acted_randomly: True if the actions of the last batch were random.
         active: True while a batch is collected that will be delivered.
     """
@@ -61,7 +58,6 @@ class Turns:
         self._collector: Callable[[], Any] = ref(collector)
         self._loop, self._steps, self._any_ready = loop, steps, any_ready
         self._overridden = overridden
-        self.writing: Callable[[int], AbstractContextManager[None]] = _written_by_itself
         self.acted_randomly = self.active = False
         # Random actions, when to stop, and the version of the policy, of the batch under way.
         self._begun: tuple[bool, Callable[[], bool] | None, int | str | None] = (False, None, None)
@@ -140,22 +136,8 @@ class Turns:
         batch, cut = self._turn(), self._loop.rollout.writer.episodes.pop_cut()
         if batch is None:
             return None
-        budget, outbox = self._budget, self._outbox
-        batch, filled, delivered = self._cut(batch, self._loop.rollout.filled)
-        if outbox.whole is not None:
-            frames = outbox.delivery.by_source(outbox.delivery.frames(batch, filled))
-            outbox.whole.end(cut)
-            outbox.whole.add((source, math.inf, part) for source, part in frames)
-            budget.frames += delivered
-            return None
-        batch = outbox.delivery.deliver(batch, filled)
-        if self._config.replay_buffer is not None:
-            with self.writing(delivered):
-                budget.own.replay_written_frames += outbox.delivery.write(batch, delivered)
-        budget.frames += delivered
-        budget.batches += 1
-        outbox.release(batch)
-        return None if self._config.replay_buffer is not None else batch
+        batch, filled, frames = self._cut(batch, self._loop.rollout.filled)
+        return self._outbox.take([Collected(batch, filled, frames, frames, cut=cut)])
 
     def run_into(
         self, block: Block | None, random: bool, stopped: Callable[[], bool] | None
@@ -254,14 +236,10 @@ class Turns:
             elif frames:
                 frame = frame[0]
                 config.replay_buffer.add(frame)
-            budget.frames += frames
+            budget.count(frames, 0)
             budget.own.replay_written_frames += frames
             if frames:
                 self._outbox.release(frame)
             if last:
                 break
-        budget.batches += 1
-
-
-def _written_by_itself(frames: int) -> AbstractContextManager[None]:
-    return nullcontext()
+        budget.count(0)

@@ -13,7 +13,7 @@ from trawl.collectors.driver.background import BackgroundCollection
 from trawl.collectors.driver.budget import FrameBudget
 from trawl.collectors.driver.delivery import count_frames
 from trawl.collectors.driver.exact import first_frames, limited
-from trawl.collectors.driver.outbox import BatchOutbox
+from trawl.collectors.driver.outbox import BatchOutbox, Collected
 from trawl.collectors.driver.weak import weak
 from trawl.collectors.multi_config import MultiConfig
 from trawl.collectors.watch.tracer import WorkerTracer
@@ -106,7 +106,7 @@ class Gathering:
     def collect(self) -> Any:
         """Collects a batch, counts it, and returns the value that iteration yields."""
         self._cut_ids = []
-        scheduler, outbox = self.scheduler, self._outbox
+        scheduler = self.scheduler
         if not scheduler.requested:
             self._weights.before_request()
         collected = scheduler.collect(self._wanted, self.random)
@@ -116,28 +116,15 @@ class Gathering:
         if self._config.prefetch:
             self._request_ahead(parts)
         self._weights.count_lags(parts)
-        if outbox.whole is not None:
-            for part in parts:
-                outbox.whole.end(part.answer.cut, part.answer.number)
-            outbox.whole.add(
-                ((part.index, env), part.answer.number, frames)
-                for part in parts
-                for env, frames in outbox.delivery.by_source(self._frames_of(part))
-            )
+        if self.workers_write:
+            self._budget.count(0)
             return None
-        self._budget.batches += 1
-        if self._config.replay_buffer is not None:
-            if not self.workers_write:
-                self._write(parts)
-            return None
-        if self._sync:
-            frames = sum(part.answer.frames for part in parts)
-            batch = self._cut(self.assembler.assemble(parts), frames)
-        else:
-            batch = self._batch_of(parts[0])
-        delivered = outbox.delivery.deliver(batch, batch.shape[-1])
-        outbox.release(delivered)
-        return delivered
+        apart = self._outbox.whole is not None or self._config.replay_buffer is not None
+        if apart or not self._sync:
+            return self._outbox.take(map(self._taken, parts))
+        frames = sum(part.answer.frames for part in parts)
+        batch = self._cut(self.assembler.assemble(parts), frames)
+        return self._outbox.take([Collected(batch, batch.shape[-1], frames)])
 
     def _request_ahead(self, parts: Sequence[WorkerBatch]) -> None:
         """Requests the next batch, which workers collect while the learner uses these parts."""
@@ -154,7 +141,7 @@ class Gathering:
     def _count(self, parts: Sequence[WorkerBatch]) -> None:
         """Counts the frames of batches that are being delivered or have been written."""
         for part in parts:
-            self._budget.frames += part.answer.frames
+            self._budget.count(part.answer.frames, 0)
             self._watch.episodes.add(*part.answer.ended)
             self._cut_ids.extend(part.answer.cut)
             if self.normalization is not None:
@@ -170,7 +157,7 @@ class Gathering:
         if self.workers_write:
             self._count(rest)
             self._weights.count_lags(rest)
-            self._budget.batches += len(rest)
+            self._budget.count(0, len(rest))
 
     def settle(self, timeout: float | None) -> None:
         """Waits for the batches that workers are still collecting."""
@@ -192,19 +179,11 @@ class Gathering:
             return first_frames(batch, frames, self._config.set_truncated)
         return batch
 
-    def _frames_of(self, part: WorkerBatch) -> TensorDictBase:
-        """Returns a worker's frames, from which trajectories are assembled."""
-        batch = self._batch_of(part)
-        return self._outbox.delivery.frames(batch, min(part.answer.filled, batch.shape[-1]))
-
-    def _write(self, parts: Sequence[WorkerBatch]) -> None:
-        """Writes the batch of each worker into the replay buffer, as the worker itself would."""
-        delivery = self._outbox.delivery
-        for part in parts:
-            batch = self._batch_of(part)
-            batch = delivery.deliver(batch, min(part.answer.filled, batch.shape[-1]))
-            self._budget.own.replay_written_frames += delivery.write(batch, part.answer.frames)
-            self._outbox.release(batch)
+    def _taken(self, part: WorkerBatch) -> Collected:
+        """Returns a worker's batch, to pass on."""
+        batch, answer = self._batch_of(part), part.answer
+        filled = min(answer.filled, batch.shape[-1])
+        return Collected(batch, filled, answer.frames, 0, part.index, answer.number, answer.cut)
 
     # --- what is requested
 

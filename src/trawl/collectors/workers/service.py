@@ -372,7 +372,7 @@ class CollectorService(HandleCalls, Service):
             if collector.config.replay_buffer is not None:
                 before = collector.parts.budget.frames
                 if not self._name_writes(request):
-                    collector.parts.turns.writing = partial(self._announce_write, request)
+                    collector.parts.outbox.writing = partial(self._announce_write, request)
                 collector.parts.turns.collect()
                 return self._done(request, collector.parts.budget.frames - before)
             block = self._memory.block(request)
@@ -390,8 +390,7 @@ class CollectorService(HandleCalls, Service):
         if not overrides_rollout(collector):
             # The driver cuts the batch where its statistics end.
             frames = int(min(frames, request.most))
-        collector.parts.budget.frames += frames
-        collector.parts.budget.batches += 1
+        collector.parts.budget.count(frames)
         if batch is not None:
             self._finish(batch, filled)
         if apart:
