@@ -143,54 +143,54 @@ def test_an_id_is_made_with_its_arguments(registered):
     assert NumberedEnv.numbers(frames)[0, 0] == 9
 
 
-def test_an_unknown_id_is_gymnasiums_error():
-    with pytest.raises(gymnasium.error.Error, match="Nowhere"):
-        GymEnv("Nowhere-v0")
+def seeded(seed):
+    GymEnv(NumberedEnv()).set_seed(seed)
 
 
-def test_something_else_is_no_environment():
-    with pytest.raises(TypeError, match=r"env must be an id, a gymnasium.Env.*int: 3"):
-        GymEnv(3)
+ONLY = "can be used only with the id of an environment"
+WRONG = [
+    (lambda: GymEnv("Nowhere-v0"), gymnasium.error.Error, "Nowhere"),
+    (lambda: GymEnv(3), TypeError, r"env must be an id, a gymnasium.Env.*int: 3"),
+    (lambda: GymEnv(NumberedEnv(), lengths=[3]), TypeError, rf"\['lengths'\] {ONLY}.*NumberedEnv"),
+    (lambda: GymEnv(NumberedEnv(), num_envs=3), TypeError, rf"\['num_envs'\] {ONLY}"),
+    *(
+        (partial(GymEnv, "CartPole-v1", num_envs=number), kind, f"num_envs must be {words}")
+        for number, kind, words in (
+            ("4", TypeError, "an integer, but it is str: '4'"),
+            (2.5, TypeError, "an integer, but it is float: 2.5"),
+            (0, ValueError, "at least 1, but it is 0"),
+        )
+    ),
+    *(
+        (
+            partial(GymEnv, "CartPole-v1", **{name: "False"}),
+            TypeError,
+            f"{name} must be True or False, .* the string 'False'",
+        )
+        for name in ("categorical_action_encoding", "from_pixels", "pixels_only")
+    ),
+    *(
+        (partial(GymEnv, NumberedEnv(), frame_skip=skip), ValueError, "frame_skip must be a posit")
+        for skip in (0, -1, 1.5, "two")
+    ),
+    (lambda: GymEnv(NumberedEnv(), pixels_only=True), ValueError, "pixels_only=True needs from_p"),
+    (lambda: GymEnv(vector(), frame_skip=2), ValueError, "need a single environment"),
+    (lambda: GymEnv(vector(), from_pixels=True), ValueError, "need a single environment"),
+    *((partial(seeded, seed), TypeError, "must be an integer") for seed in (1.5, "3", None, True)),
+    (partial(seeded, -1), ValueError, "seed must not be negative, but it is -1"),
+]
 
 
-def test_arguments_cannot_reach_an_environment_that_is_made():
-    with pytest.raises(
-        TypeError,
-        match=r"\['lengths'\] can be used only with the id of an environment.*NumberedEnv",
-    ):
-        GymEnv(NumberedEnv(), lengths=[3])
-    with pytest.raises(
-        TypeError, match=r"\['num_envs'\] can be used only with the id of an environment"
-    ):
-        GymEnv(NumberedEnv(), num_envs=3)
-
-
-@pytest.mark.parametrize(
-    ("number", "kind", "words"),
-    [
-        ("4", TypeError, "num_envs must be an integer, but it is str: '4'"),
-        (2.5, TypeError, "num_envs must be an integer, but it is float: 2.5"),
-        (0, ValueError, "num_envs must be at least 1, but it is 0"),
-    ],
-)
-def test_the_number_of_environments_is_checked(number, kind, words):
-    with pytest.raises(kind, match=words):
-        GymEnv("CartPole-v1", num_envs=number)
-
-
-@pytest.mark.parametrize("name", ["categorical_action_encoding", "from_pixels", "pixels_only"])
-def test_a_text_is_neither_true_nor_false(name):
-    with pytest.raises(TypeError, match=f"{name} must be True or False, .* the string 'False'"):
-        GymEnv("CartPole-v1", **{name: "False"})
+@pytest.mark.parametrize(("call", "error", "words"), WRONG)
+def test_wrong_arguments_are_named(call, error, words):
+    with pytest.raises(error, match=words):
+        call()
 
 
 def test_several_environments_are_made_of_an_id(registered):
     env = GymEnv(registered, num_envs=3)
     assert env.batch_size == (3,)
     assert env.rollout(4).batch_size == (3, 4)
-
-
-def test_several_environments_of_one_kernel_may_be_made_of_an_id():
     env = GymEnv("CartPole-v1", num_envs=3, vectorization_mode="vector_entry_point")
     assert env.rollout(4).batch_size == (3, 4)
 
@@ -213,46 +213,20 @@ def test_repeating_an_action_ends_with_the_episode():
     assert frames["next", "truncated"].flatten().tolist() == [False, True]
 
 
-@pytest.mark.parametrize("skip", [0, -1, 1.5, "two"])
-def test_a_number_of_repetitions_is_positive(skip):
-    with pytest.raises(ValueError, match="frame_skip must be a positive integer"):
-        GymEnv(NumberedEnv(), frame_skip=skip)
-
-
-def test_the_rendered_image_may_be_an_observation():
+def test_the_rendered_image_may_be_an_observation(registered):
     env = GymEnv(NumberedEnv(4, render_mode="rgb_array"), from_pixels=True)
     assert env.observation_spec["pixels"].dtype == torch.uint8
     frames = env.rollout(3)
     assert frames["pixels"].dtype == torch.uint8
     assert torch.equal(read_image(frames["pixels"]), NumberedEnv.numbers(frames))
     assert torch.equal(read_image(frames["next", "pixels"]), NumberedEnv.numbers(frames["next"]))
-
-
-def test_the_rendered_image_may_be_the_only_observation():
     env = GymEnv(NumberedEnv(render_mode="rgb_array"), from_pixels=True, pixels_only=True)
     assert list(env.observation_spec) == ["pixels"]
     assert env.rollout(3)["pixels"].shape == (3, 8, 8, 3)
-
-
-def test_the_rendered_image_stands_beside_named_observations():
     env = GymEnv(NestedEnv(render_mode="rgb_array"), from_pixels=True)
     assert set(env.observation_spec) == {"env", "when", "last", "pixels"}
-
-
-def test_an_id_is_made_to_render(registered):
-    env = GymEnv(registered, from_pixels=True)
-    assert env.reset()["pixels"].shape == (8, 8, 3)
-
-
-def test_only_pixels_needs_pixels():
-    with pytest.raises(ValueError, match="pixels_only=True needs from_pixels=True"):
-        GymEnv(NumberedEnv(), pixels_only=True)
-
-
-@pytest.mark.parametrize("option", [{"frame_skip": 2}, {"from_pixels": True}])
-def test_some_options_need_a_single_environment(option):
-    with pytest.raises(ValueError, match="need a single environment"):
-        GymEnv(vector(), **option)
+    # An id is made to render.
+    assert GymEnv(registered, from_pixels=True).reset()["pixels"].shape == (8, 8, 3)
 
 
 # --- seeds
@@ -287,17 +261,6 @@ def test_a_seed_is_for_a_reset_of_everything():
     other = GymEnv("CartPole-v1", num_envs=2)
     other.set_seed(3)
     assert torch.equal(env.reset()["observation"], other.reset()["observation"])
-
-
-@pytest.mark.parametrize("seed", [1.5, "3", None, True])
-def test_a_seed_must_be_an_integer(seed):
-    with pytest.raises(TypeError, match="seed must be an integer"):
-        GymEnv(NumberedEnv()).set_seed(seed)
-
-
-def test_a_seed_must_not_be_negative():
-    with pytest.raises(ValueError, match="seed must not be negative, but it is -1"):
-        GymEnv(NumberedEnv()).set_seed(-1)
 
 
 # --- the rest

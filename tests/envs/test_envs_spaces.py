@@ -21,66 +21,51 @@ def same(space, first, second):
     return np.array_equal(flatten(space, first), flatten(space, second))
 
 
-@given(space=fixed, categorical=categorical, seed=seeds)
-def test_a_sample_that_is_encoded_lies_in_the_specs(space, categorical, seed):
-    codec = SpaceCodec(space, "observation", categorical)
-    values = codec.encode(sampled(space, seed))
+@given(
+    space=fixed,
+    root=st.sampled_from(["observation", "action"]),
+    categorical=categorical,
+    seed=seeds,
+    count=st.integers(1, 3),
+)
+def test_samples_and_batches_of_them_are_encoded_and_come_back(
+    space, root, categorical, seed, count
+):
+    codec = SpaceCodec(space, root, categorical)
+    assert codec.fixed
+    sample = sampled(space, seed)
+    values = codec.encode(sample)
     for leaf, value in zip(codec.leaves, values, strict=True):
         array = np.asarray(value)
         leaf.check(array)
         assert leaf.spec.is_in(torch.from_numpy(np.array(array)).to(leaf.spec.dtype))
-
-
-@given(space=fixed, categorical=categorical, seed=seeds)
-def test_what_is_encoded_and_decoded_is_the_same(space, categorical, seed):
-    codec = SpaceCodec(space, "action", categorical)
-    sample = sampled(space, seed)
-    decoded = codec.decode([np.array(value) for value in codec.encode(sample)])
-    assert same(space, decoded, sample)
-
-
-@given(space=fixed, categorical=categorical)
-def test_a_random_draw_that_is_decoded_lies_in_the_space(space, categorical):
-    codec = SpaceCodec(space, "action", categorical)
-    drawn = codec.composite().rand()
-    decoded = codec.decode([drawn.get(leaf.key).numpy() for leaf in codec.leaves])
-    # A scalar of numpy is fine for environments, but Gymnasium warns of it here.
-    assert space.contains(decoded) or same(space, decoded, decoded)
-
-
-@given(space=fixed, categorical=categorical, seed=seeds, count=st.integers(1, 3))
-def test_a_batch_is_encoded_as_its_rows_are(space, categorical, seed, count):
-    codec = SpaceCodec(space, "observation", categorical)
+    assert same(space, codec.decode([np.array(value) for value in values]), sample)
+    # A batch is encoded as its rows are, and decoded for a vector environment.
     batch = batch_space(space, count)
-    sample = sampled(batch, seed)
-    together = codec.encode(sample)
-    for row, single in enumerate(iterate(batch, sample)):
+    together = codec.encode(sampled(batch, seed))
+    rows = list(iterate(batch, sampled(batch, seed)))
+    for row, single in enumerate(rows):
         for whole, value in zip(together, codec.encode(single), strict=True):
             assert np.array_equal(np.asarray(whole)[row], value)
-
-
-@given(space=fixed, categorical=categorical, seed=seeds, count=st.integers(1, 3))
-def test_a_batch_of_actions_is_decoded_for_a_vector_environment(space, categorical, seed, count):
-    codec = SpaceCodec(space, "action", categorical)
-    batch = batch_space(space, count)
-    sample = sampled(batch, seed)
-    decoded = codec.decode([np.array(value) for value in codec.encode(sample)])
-    rows = list(iterate(batch, sample))
+    decoded = codec.decode([np.array(value) for value in together])
     for row, single in enumerate(iterate(batch, decoded)):
         assert same(space, single, rows[row])
 
 
 @given(space=fixed, categorical=categorical)
-def test_an_action_that_an_environment_keeps_is_its_own(space, categorical):
+def test_a_random_draw_that_is_decoded_lies_in_the_space_and_is_the_environments_own(
+    space, categorical
+):
     codec = SpaceCodec(space, "action", categorical)
-    arrays = [codec.composite().rand().get(leaf.key).numpy() for leaf in codec.leaves]
-    before = [array.copy() for array in arrays]
+    drawn = codec.composite().rand()
+    arrays = [drawn.get(leaf.key).numpy() for leaf in codec.leaves]
     decoded = codec.decode(arrays)
+    # A scalar of numpy is fine for environments, but Gymnasium warns of it here.
+    assert space.contains(decoded) or same(space, decoded, decoded)
     expected = flatten(space, decoded).copy()
     for array in arrays:
         array[...] = 0
     assert np.array_equal(flatten(space, decoded), expected)
-    assert len(before) == len(arrays)
 
 
 def keys(space, root="observation", categorical=False):
@@ -127,10 +112,6 @@ def test_a_choice_counts_from_its_start():
     codec = SpaceCodec(spaces.Discrete(3, start=5), "action")
     assert codec.encode(6)[0].tolist() == [0, 1, 0]
     assert codec.decode([np.array([0, 0, 1])]) == 7
-
-
-def test_a_choice_outside_of_its_space_is_refused():
-    codec = SpaceCodec(spaces.Discrete(3, start=5), "observation")
     with pytest.raises(ValueError, match="outside its space of 3 values"):
         codec.encode(8)
 
@@ -171,8 +152,3 @@ def test_actions_are_of_the_spaces_dtype():
 )
 def test_what_has_no_fixed_layout_is_known(space):
     assert not SpaceCodec(space, "observation").fixed
-
-
-@given(space=fixed)
-def test_what_has_a_fixed_layout_is_known(space):
-    assert SpaceCodec(space, "observation").fixed
