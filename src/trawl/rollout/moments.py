@@ -1,8 +1,8 @@
 """Count, mean and variance of samples, and the formula that normalises values with them.
 
 :class:`RunningMoments` are those of arrays, and :class:`TensorMoments` those of tensors, which lie
-on the device of the tensors. Both can be merged exactly. :class:`Formula` is the only place that
-says how values are normalised, for observations and rewards of all kinds.
+on the device of the tensors. Both can be merged exactly. :meth:`BaseMoments.affine` and
+:class:`Formula` say how values are normalised: observations and rewards, of all kinds.
 """
 
 from __future__ import annotations
