@@ -61,25 +61,6 @@ def test_the_first_frame_after_a_seed_is_the_environments():
     env.close()
 
 
-def test_a_static_seed_is_the_same_for_all_environments():
-    with Collector(["CartPole-v1"] * 3, frames_per_batch=3) as collector:
-        assert collector.set_seed(7, static_seed=True) == 7
-        starts = next(iter(collector))["observation"][:, 0]
-    assert len({tuple(start.tolist()) for start in starts}) == 1
-
-
-def test_chained_seeds_are_those_of_a_batch():
-    starts = []
-    seed = 7
-    for _ in range(2):
-        with Collector("CartPole-v1", frames_per_batch=1) as collector:
-            seed = collector.set_seed(seed)
-            starts.append(next(iter(collector))["observation"][0])
-    with Collector(["CartPole-v1"] * 2, frames_per_batch=2) as collector:
-        assert collector.set_seed(7) == seed
-        assert torch.equal(next(iter(collector))["observation"][:, 0], torch.stack(starts))
-
-
 # --- resets
 
 
@@ -102,14 +83,11 @@ def test_a_state_says_what_was_done():
         collector.increment_version()
         state = collector.state_dict()
     assert (state["frames"], state["iter"], state["policy_version"]) == (5, 1, 1)
+    # Weights are named as in the user's policy.
+    assert set(state["policy_state_dict"]) == set(Scorer().state_dict())
     assert state["policy_state_dict"]["scores"].tolist() == [0, 0, 1, 0]
     assert state["env_state_dict"] == {}
     assert int(state["traj_pool"]["traj_id"]) == 2
-
-
-def test_weights_are_named_as_in_the_users_policy():
-    with Collector(NumberedEnv(), Scorer(3), frames_per_batch=5) as collector:
-        assert set(collector.state_dict()["policy_state_dict"]) == set(Scorer().state_dict())
 
 
 def test_ids_are_not_used_again_in_new_episodes():

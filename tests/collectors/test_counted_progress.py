@@ -176,19 +176,19 @@ def test_states_without_counts_have_the_frames() -> None:
     assert found == dict.fromkeys((*CUMULATIVE, PENDING), 0) | {"stepped_frames": 7}
 
 
-def test_frames_of_a_rollout_are_counted_as_taken() -> None:
-    with single() as collector:
+@pytest.mark.parametrize(
+    ("make", "collect"),
+    [
+        (single, lambda collector: collector.rollout()),
+        (sync, lambda collector: collector.map_fn("rollout")),
+    ],
+)
+def test_frames_of_a_rollout_are_counted_as_taken(make: Any, collect: Any) -> None:
+    with make() as collector:
         collector.next()
-        collector.rollout()
-        assert counts(collector) == expected(14)
-        assert collector.stats()["frames"] == 7
-
-
-def test_frames_of_a_rollout_in_a_worker_are_counted_as_taken() -> None:
-    with sync() as collector:
-        collector.next()
-        collector.map_fn("rollout")
-        assert counts(collector) == expected(14, 2)
+        collect(collector)
+        assert counts(collector) == expected(14, MAKERS[make])
+        assert collector.stats()["frames"] == 7 * MAKERS[make]
 
 
 def test_statistics_of_each_worker_have_the_counts() -> None:

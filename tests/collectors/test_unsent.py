@@ -45,15 +45,51 @@ def test_they_are_warned_once(cls, method):
             learn(policy)
 
 
+def set_by_a_vector(policy):
+    vector_to_parameters(torch.ones(1), policy.parameters())
+
+
+def set_by_assignment(policy):
+    policy.load_state_dict({"choice": torch.ones(())}, assign=True)
+
+
 @BOTH
-def test_one_change_is_enough(cls):
+@pytest.mark.parametrize(
+    ("change", "scheme"),
+    [(learn, False), (learn, True), (set_by_a_vector, False), (set_by_assignment, False)],
+)
+def test_one_change_is_enough(cls, change, scheme):
+    """Also of parameters that are replaced; a scheme that is never used is no update."""
     policy = Chooser(0)
-    with make(cls, policy=policy) as collector:
-        learn(policy)
+    schemes = {"weight_sync_schemes": {"policy": SharedMemWeightSyncScheme()}} if scheme else {}
+    with make(cls, policy=policy, **schemes) as collector:
+        change(policy)
         for _ in range(calls(cls)):
             assert actions(collector.next()) == {0}
         with pytest.warns(UserWarning, match=NEVER):
             collector.next()
+
+
+@BOTH
+@pytest.mark.parametrize(
+    "how", ["the scheme", "now and then", "another module's", "by itself", "learns elsewhere"]
+)
+def test_a_learner_that_sends_or_learns_something_else_is_not_warned(cls, how):
+    policy, scheme, options = Chooser(0), SharedMemWeightSyncScheme(), {}
+    if how == "the scheme":
+        options["weight_sync_schemes"] = {"policy": scheme}
+    if how == "by itself":
+        options["update_at_each_batch"] = True
+    with make(cls, policy=policy, **options) as collector:
+        if how == "the scheme":
+            scheme.send()
+        if how == "another module's":
+            collector.update_policy_weights_(Chooser(0))
+        for number in range(2 * calls(cls) + 1):
+            collector.next()
+            learn(Chooser(1) if how == "learns elsewhere" else policy)
+            if how == "now and then" and number == calls(cls) - 2:
+                collector.update_policy_weights_()
 
 
 @BOTH
@@ -66,44 +102,6 @@ def test_a_learner_that_begins_late_is_warned_soon(cls):
             collect(collector, 64 + LATER)
 
 
-def set_by_a_vector(policy):
-    vector_to_parameters(torch.ones(1), policy.parameters())
-
-
-def set_by_assignment(policy):
-    policy.load_state_dict({"choice": torch.ones(())}, assign=True)
-
-
-@BOTH
-@pytest.mark.parametrize("change", [set_by_a_vector, set_by_assignment])
-def test_parameters_that_are_replaced_have_changed(cls, change):
-    policy = Chooser(0)
-    with make(cls, policy=policy) as collector:
-        change(policy)
-        with pytest.warns(UserWarning, match=NEVER):
-            collect(collector, calls(cls) + 1)
-
-
-@BOTH
-def test_a_scheme_that_was_given_but_never_used_is_no_update(cls):
-    policy = Chooser(0)
-    schemes = {"policy": SharedMemWeightSyncScheme()}
-    with make(cls, policy=policy, weight_sync_schemes=schemes) as collector:
-        learn(policy)
-        with pytest.warns(UserWarning, match=NEVER):
-            collect(collector, calls(cls) + 1)
-
-
-@BOTH
-def test_weights_sent_by_the_scheme_are_an_update(cls):
-    policy, scheme = Chooser(0), SharedMemWeightSyncScheme()
-    with make(cls, policy=policy, weight_sync_schemes={"policy": scheme}) as collector:
-        scheme.send()
-        for _ in range(calls(cls) + 1):
-            collector.next()
-            learn(policy)
-
-
 @BOTH
 def test_a_new_version_is_no_update(cls):
     policy = Chooser(0)
@@ -114,41 +112,3 @@ def test_a_new_version_is_no_update(cls):
             collector.increment_version()
         with pytest.warns(UserWarning, match=NEVER):
             collector.next()
-
-
-@BOTH
-def test_a_learner_that_sends_now_and_then_is_not_warned(cls):
-    policy = Chooser(0)
-    with make(cls, policy=policy) as collector:
-        for number in range(2 * calls(cls) + 1):
-            collector.next()
-            learn(policy)
-            if number == calls(cls) - 2:
-                collector.update_policy_weights_()
-
-
-@BOTH
-def test_a_learner_that_sends_weights_of_another_module_is_not_warned(cls):
-    policy, learner = Chooser(0), Chooser(0)
-    with make(cls, policy=policy) as collector:
-        collector.update_policy_weights_(learner)
-        for _ in range(calls(cls) + 1):
-            collector.next()
-            learn(policy)
-
-
-@BOTH
-def test_a_collector_that_sends_by_itself_does_not_warn(cls):
-    policy = Chooser(0)
-    with make(cls, policy=policy, update_at_each_batch=True) as collector:
-        for _ in range(calls(cls) + 1):
-            collector.next()
-            learn(policy)
-
-
-@BOTH
-def test_a_learner_of_another_module_is_not_warned(cls):
-    with make(cls, policy=Chooser(0)) as collector:
-        for _ in range(calls(cls) + 1):
-            collector.next()
-            learn(Chooser(1))

@@ -54,16 +54,25 @@ def check_episodes(facts, batches):
         assert facts["episode_length_mean"] == pytest.approx(found.recent_length)
 
 
-@pytest.mark.parametrize("kind", [NumberedEnv, NestedEnv, RaggedEnv])
-@pytest.mark.parametrize("several", [False, True])
-def test_a_collector_without_workers(kind, several):
-    sources = [partial(kind, i, lengths=LENGTHS) for i in range(2)] if several else kind
-    with Collector(sources, frames_per_batch=14, total_frames=140) as collector:
+def numbered(kind=NumberedEnv, count=2):
+    return [partial(kind, i, lengths=LENGTHS) for i in range(count)]
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        *(partial(Collector, kind) for kind in (NumberedEnv, NestedEnv, RaggedEnv)),
+        *(partial(Collector, numbered(kind)) for kind in (NumberedEnv, NestedEnv, RaggedEnv)),
+        partial(Collector, partial(ParallelEnv, 2, numbered())),
+        partial(AsyncBatchedCollector, numbered(count=3), policy=choose_by_step),
+    ],
+)
+def test_a_collector_without_workers(make):
+    with make(frames_per_batch=14, total_frames=140) as collector:
         batches = list(collector)
         facts = collector.stats()
     check_figures(facts)
-    if several:
-        check_episodes(facts, batches)
+    check_episodes(facts, batches)
 
 
 @pytest.mark.parametrize(
@@ -77,25 +86,6 @@ def test_collectors_with_workers(cls, method):
     check_figures(facts, workers=2)
     check_episodes(facts, batches)
     assert facts["episodes"] == sum(facts[f"worker_{i}/episodes"] for i in range(2))
-
-
-def test_frames_of_environments_at_their_own_pace():
-    sources = [partial(NumberedEnv, i, lengths=LENGTHS) for i in range(3)]
-    with AsyncBatchedCollector(
-        sources, policy=choose_by_step, frames_per_batch=20, total_frames=100
-    ) as collector:
-        batches = list(collector)
-        facts = collector.stats()
-    check_figures(facts)
-    check_episodes(facts, batches)
-
-
-def test_a_parallel_environment():
-    env = ParallelEnv(2, [partial(NumberedEnv, i, lengths=LENGTHS) for i in range(2)])
-    with Collector(env, frames_per_batch=20, total_frames=100) as collector:
-        batches = list(collector)
-        check_figures(collector.stats())
-        check_episodes(collector.stats(), batches)
 
 
 @pytest.mark.parametrize("shared", [False, True])
