@@ -480,3 +480,17 @@ def test_stacks_are_of_observations_that_the_policy_does_not_write(kind: str) ->
         Collector(made(kind), frame_stack=FrameStack(2, keys=["pixels"]), frames_per_batch=12)
     with pytest.raises(ValueError, match=r"the policy writes .*, which frame_stack stacks"):
         Collector(made(kind), act, frame_stack=2, **options)
+
+
+def test_the_same_object_has_the_stacks_of_each_batch():
+    """``return_same_td`` can't write into stacks, so the object gets new ones."""
+    options = {"frames_per_batch": 8, "total_frames": 24, "frame_stack": 3, "seed": 0}
+    with (
+        Collector("CartPole-v1", return_same_td=True, **options) as same,
+        Collector("CartPole-v1", **options) as other,
+    ):
+        objects = set()
+        for batch, expected in zip(same, other, strict=True):
+            objects.add(id(batch))
+            assert (batch == expected).all()
+    assert len(objects) == 1
