@@ -35,6 +35,8 @@ _STREAMS = 3
 _MOST = 1 << 16
 # Seconds that a program has.
 _PATIENCE = 300.0
+# The variable with the place of the nursery that processes of tests come from.
+_OF_TESTS = "TRAWL_NURSERY_OF_TESTS"
 
 
 def run(code, *arguments, namespaces=(), within=None, **options):
@@ -86,6 +88,16 @@ def shared():
 
 
 @functools.cache
+def tested():
+    """The nursery of programs that need what tests import, if there is one; else the shared one.
+
+    The processes of pytest-xdist come from it.
+    """
+    place = os.environ.get(_OF_TESTS)
+    return shared() if place is None else Nursery(place=place)
+
+
+@functools.cache
 def bare():
     """The nursery of programs that import Trawl and tensordict themselves. It ends with this."""
     found = Nursery("torch", "gymnasium", "rich", "cloudpickle", "multiprocessing.forkserver")
@@ -123,6 +135,7 @@ def interpreter(*modules, **environment):
     folder = _folder()
     found = Nursery(*modules, place=os.path.join(folder, "nursery"), **environment)
     atexit.register(found.close)
+    os.environ[_OF_TESTS] = found.place
     return write_python(folder, found.place, '"-c" in arguments', _CODE)
 
 
@@ -175,7 +188,8 @@ class Nursery:
     """The process that programs are forked from, as the tests see it.
 
     Args:
-        modules: what they need; those that are not installed are left out.
+        modules: what they need; those that are not installed are left out. With none, it is the
+            nursery of another process.
         place: a path where other processes may ask for programs as well.
         later: what these need besides, and may be imported with their environment only.
         environment: what they have in their environment. By default they find the modules that
@@ -183,9 +197,14 @@ class Nursery:
     """
 
     def __init__(self, *modules, place=None, later=(), **environment):
-        self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._ended = {}
         self.place = place
+        self._process = None
+        if not modules:
+            self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            self._socket.connect(place)
+            return
+        self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         fds = [theirs.fileno()]
         with theirs, socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as others:
             if place is not None:
@@ -254,7 +273,8 @@ class Nursery:
     def close(self):
         """Ends it, and all programs."""
         self._socket.close()
-        self._process.wait()
+        if self._process is not None:
+            self._process.wait()
 
 
 # What is run instead of Python; it runs Python for all other programs. It is a shell script first,

@@ -2,7 +2,7 @@
 
 import nursery
 
-# With a second thread, the process that workers are forked from is a fresh interpreter.
+# With a second thread, the process that workers are forked from is no fork of the driver.
 PROGRAM = """
 import multiprocessing, threading
 import gymnasium, torch
@@ -55,6 +55,6 @@ print("told")
 
 
 def test_tensors_pass_through_a_manager():
-    done = nursery.run(PROGRAM)
+    done = nursery.run(f"import sys; sys.executable = {nursery.python()!r}\n{PROGRAM}")
     assert done.returncode == 0, done.stderr
     assert done.stdout.split() == ["told"]

@@ -1,7 +1,6 @@
 """Global variables of a script: in a worker, all that the worker got uses the same ones."""
 
 import subprocess
-import sys
 
 import nursery
 import pytest
@@ -117,7 +116,8 @@ def test_a_worker_has_one_of_each(tmp_path):
     runs = [RUN.format(collector=collector, envs=envs, then="") for collector, envs in COLLECTORS]
     runs.append(RUN.format(collector=SYNC, envs=1, then=REPLACED))
     path.write_text("".join([SCRIPT, *runs]))
-    done = subprocess.run([sys.executable, path], text=True, capture_output=True, timeout=300)
+    command = [nursery.python(), path]
+    done = subprocess.run(command, text=True, capture_output=True, timeout=300)
     assert done.returncode == 0, done.stderr
     assert done.stdout == "one\n" * len(runs)
 

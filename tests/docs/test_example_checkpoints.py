@@ -92,7 +92,10 @@ SAC = {"total_frames": 400, "random_frames": 200, "minibatch_size": 32, "samples
             *("ppo", {**PPO, "checkpoint_every": 512, "recurrent": True}, 2),
             marks=pytest.mark.long,
         ),
-        ("ppo", {**PPO, "checkpoint_every": 512, "workers": 2, "prefetch": True}, 2),
+        pytest.param(
+            *("ppo", {**PPO, "checkpoint_every": 512, "workers": 2, "prefetch": True}, 2),
+            marks=pytest.mark.long,
+        ),
         ("dqn", {**DQN, "checkpoint_every": 256}, 3),
         pytest.param("sac", {**SAC, "checkpoint_every": 50}, 4, marks=pytest.mark.long),
     ],
@@ -101,7 +104,8 @@ SAC = {"total_frames": 400, "random_frames": 200, "minibatch_size": 32, "samples
 def test_a_killed_example_comes_to_the_same(
     name: str, settings: dict[str, Any], kills: int, tmp_path: Path
 ) -> None:
-    done = nursery.run(PROGRAM, name, json.dumps(settings), kills, EXAMPLES, cwd=tmp_path)
+    arguments = name, json.dumps(settings), kills, EXAMPLES
+    done = nursery.run(PROGRAM, *arguments, cwd=tmp_path, within=nursery.tested())
     assert done.returncode == 0, done.stderr
     got, events = map(int, done.stdout.splitlines()[-1].split())
     assert got

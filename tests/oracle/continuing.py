@@ -570,7 +570,7 @@ def assert_continues_elsewhere(module: str, names: list[tuple[str, bool]], path:
 
     continue_elsewhere(*sys.argv[1:])
     """
-    ended = nursery.run(code, module, path, warn=["ignore"])
+    ended = nursery.run(code, module, path, warn=["ignore"], within=nursery.tested())
     assert ended.returncode == 0, ended.stderr
     found = torch.load(path, weights_only=False)
     for key, batches in wanted.items():

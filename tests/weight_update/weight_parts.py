@@ -7,9 +7,11 @@ import os
 import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from multiprocessing import reduction
+from multiprocessing import reduction, spawn
 from typing import Any
 
+import nursery
+import pytest
 import torch
 from torch import Tensor, nn
 
@@ -143,7 +145,10 @@ def other(
     context: Any = multiprocessing.get_context(method)
     ours, theirs = context.Pipe()
     process = context.Process(target=target, args=(theirs, *args), daemon=not parent)
-    process.start()
+    with pytest.MonkeyPatch.context() as patch:
+        if method == "spawn":
+            patch.setattr(spawn, "_python_exe", os.fsencode(nursery.python()))
+        process.start()
     theirs.close()
     found = Other(process, ours)
     try:
