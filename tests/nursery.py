@@ -106,15 +106,15 @@ def bare():
 
 
 @functools.cache
-def python():
+def python(within=shared):
     """The path of a program that runs modules, scripts, and what these start, as Python does.
 
-    Its processes are forked from the nursery that most share.
+    Its processes are forked from a nursery, by default the one that most share.
     """
     # The last of these is known by the id of its process.
     is_known = f"({IS_MODULE} or {IS_SCRIPT} or {IS_SERVER} or {IS_SPAWNED})"
     is_known += ' and "submitit.local._local" not in arguments'
-    return write_python(_folder(), shared().place, is_known, PYTHON)
+    return write_python(_folder(), within().place, is_known, PYTHON)
 
 
 def _folder():

@@ -564,8 +564,9 @@ def assert_continues_elsewhere(module: str, names: list[tuple[str, bool]], path:
             states[name, trust] = collector.state_dict()
             wanted[name, trust] = following(collector, 3, case.seed)
     torch.save(states, path)
-    code = """
+    code = f"""
     import sys
+    sys.executable = {nursery.python(nursery.tested)!r}
     from tests.oracle.continuing import continue_elsewhere
 
     continue_elsewhere(*sys.argv[1:])

@@ -156,15 +156,15 @@ class Forgetful(NumberedEnv):
 
 
 def test_nothing_small_stays_of_a_batch():
-    """Eight bytes of each frame would be 96 KB; what is kept of the last 255 batches is kept."""
+    """Eight bytes of each frame would be 58 KB; what is kept of the last 255 batches is kept."""
     with Collector([Forgetful() for _ in range(2)], frames_per_batch=4) as collecting:
         tracemalloc.start()
         try:
-            for _ in range(1500):
+            for _ in range(600):
                 collecting.next()
             gc.collect()
             before, _ = tracemalloc.get_traced_memory()
-            for _ in range(3000):
+            for _ in range(1800):
                 collecting.next()
             gc.collect()
             after, _ = tracemalloc.get_traced_memory()
