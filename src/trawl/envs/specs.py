@@ -289,6 +289,12 @@ def is_of_tensors(spec: Any) -> bool:
     return "NonTensor" not in type(spec).__name__
 
 
+def is_fixed(spec: Any) -> bool:
+    """Returns True for a leaf spec of tensors of fixed shape and dtype."""
+    sizes = all(size >= 0 for size in spec.shape)
+    return sizes and isinstance(spec.dtype, torch.dtype) and is_of_tensors(spec)
+
+
 class NonTensor(Spec):
     """Data without a fixed layout (text, graphs, sequences), stored unchanged.
 

@@ -12,7 +12,7 @@ from tensordict import TensorDictBase, is_non_tensor
 from torch import Tensor
 
 from trawl.envs.base import TensorDictEnv
-from trawl.envs.specs import Binary, Categorical, MultiCategorical, MultiOneHot, NonTensor, OneHot
+from trawl.envs.specs import Binary, Categorical, MultiCategorical, MultiOneHot, OneHot, is_fixed
 from trawl.errors import StateError
 from trawl.keys import Key, as_key, show_key
 from trawl.rollout.policy.policy import missing_action
@@ -101,13 +101,7 @@ def _hint(spec: Any) -> str:
 def has_fixed_shapes(env: Any) -> bool:
     """Returns True if an environment's specs say that all its data are tensors of fixed shapes."""
     specs = (env.full_observation_spec, env.full_action_spec)
-    leaves = [leaf for spec in specs for leaf in spec.values(True, True)]
-    return all(
-        isinstance(leaf.dtype, torch.dtype)
-        and not isinstance(leaf, NonTensor)
-        and -1 not in leaf.shape
-        for leaf in leaves
-    )
+    return all(is_fixed(leaf) for spec in specs for leaf in spec.values(True, True))
 
 
 def has_autoreset_steps(env: TensorDictEnv, limit: int | None) -> bool:

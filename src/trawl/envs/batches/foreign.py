@@ -15,7 +15,7 @@ from trawl.envs.base import TensorDictEnv
 from trawl.envs.capture.kinds import from_plain, to_plain
 from trawl.envs.reset_kwargs import with_reset_kwargs
 from trawl.envs.seeding import rebuilt_seed
-from trawl.envs.specs import is_of_tensors
+from trawl.envs.specs import is_fixed
 from trawl.errors import env_errors
 from trawl.keys import DONE_KEYS, RESET_MASK, as_key, show_keys
 from trawl.schema.states import FOREIGN
@@ -210,16 +210,7 @@ def has_tensors_only(env: TensorDictEnv) -> bool:
         read <= shown
         and all(len(key) > 1 or key[0] in DONE_KEYS for key in flags)
         and all(len(key) > 1 or leaf.shape == single for key, leaf in flags.items())
-        and all(map(_is_fixed, leaves))
-    )
-
-
-def _is_fixed(leaf: Any) -> bool:
-    return (
-        isinstance(leaf.dtype, torch.dtype)
-        and leaf.dtype is not torch.bfloat16
-        and all(size >= 0 for size in leaf.shape)
-        and is_of_tensors(leaf)
+        and all(is_fixed(leaf) and leaf.dtype is not torch.bfloat16 for leaf in leaves)
     )
 
 

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from trawl.envs.agents.groups import groups_of
 from trawl.envs.base import TensorDictEnv
-from trawl.envs.specs import NonTensor
+from trawl.envs.specs import is_fixed
 from trawl.envs.tensor_env import TensorStep
 from trawl.keys import (
     DONE,
@@ -327,10 +327,10 @@ def _fixed(spec: Any, root: TensorDictBase) -> tuple[dict[Key, Leaf], list[Key]]
     for name, leaf in spec.items(True, True):
         key = as_key(name)
         value: Any = root.get(key, None) if whole_key(root, key) == key else None
-        if isinstance(leaf, NonTensor) or -1 in leaf.shape or not isinstance(value, Tensor):
-            loose.append(key)
-        else:
+        if is_fixed(leaf) and isinstance(value, Tensor):
             fixed[key] = Leaf(tuple(value.shape[axes:]), value.dtype)
+        else:
+            loose.append(key)
     return fixed, loose
 
 
