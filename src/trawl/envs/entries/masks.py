@@ -15,7 +15,7 @@ from __future__ import annotations
 import inspect
 import math
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -64,14 +64,8 @@ def mask_dims(spec: Any, shape: Sequence[int]) -> int:
     sizes = choices(spec)
     if not sizes or not shape:
         return 0
-    if shape[-1] == sum(sizes):
-        return 1
-    if isinstance(spec, Binary):
-        return 0
-    # Two choices of two values each have a row for each choice.
-    if len({*sizes}) == 1 and tuple(shape[-2:]) == (len(sizes), sizes[0]):
-        return 2
-    return len(sizes) if tuple(shape[-len(sizes) :]) == tuple(sizes) else 0
+    found = (len(one) for one in mask_shapes(sizes) if tuple(shape[-len(one) :]) == one)
+    return next(found, 0)
 
 
 def is_joint(spec: Any, shape: Sequence[int]) -> bool:
@@ -113,18 +107,18 @@ def warn_unfit(spec: Any, mask_shape: Sequence[int]) -> None:
         )
 
 
-def mask_shapes(sizes: Sequence[int]) -> list[tuple[int, ...]]:
-    """Returns the shapes that the mask of an action may have.
+def mask_shapes(sizes: Sequence[int]) -> Iterator[tuple[int, ...]]:
+    """Yields the shapes that the mask of an action may have.
 
     Args:
         sizes: the number of values of each choice, as :func:`choices` returns it.
     """
-    found: list[tuple[int, ...]] = [(sum(sizes),)]
+    yield (sum(sizes),)
     # The bits of a binary action have one entry each.
     if len(sizes) > 1 and max(sizes) > 1:
+        # Two choices of two values each have a row for each choice.
         rows = [(len(sizes), sizes[0])] if len({*sizes}) == 1 else []
-        found += dict.fromkeys([*rows, tuple(sizes)])
-    return found
+        yield from dict.fromkeys([*rows, tuple(sizes)])
 
 
 def unfit_mask(sizes: Sequence[int], shape: Sequence[int]) -> ValueError:
