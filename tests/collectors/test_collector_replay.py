@@ -167,17 +167,12 @@ def memory(**storage):
     return ReplayBuffer(storage=LazyTensorStorage(1000, **storage), batch_size=8)
 
 
-def test_batches_are_random_until_the_buffer_holds_enough():
-    wrong = random_frames(memory(), init_random_frames=60)
+@pytest.mark.parametrize(("options", "random"), [({}, 60), ({"extend_buffer": False}, 47)])
+def test_frames_are_random_until_the_buffer_holds_enough(options, random):
+    wrong = random_frames(memory(), init_random_frames=random, **options)
     assert wrong[:30].any()
-    assert wrong[30:60].any()
-    assert not wrong[60:].any()
-
-
-def test_single_frames_are_random_until_the_buffer_holds_enough():
-    wrong = random_frames(memory(), init_random_frames=47, extend_buffer=False)
-    assert wrong[:47].any()
-    assert not wrong[47:].any()
+    assert wrong[30:random].any()
+    assert not wrong[random:].any()
 
 
 def test_frames_that_the_buffer_had_count_as_random():

@@ -439,33 +439,29 @@ def test_stacks_travel_to_workers() -> None:
 
 
 @pytest.mark.parametrize(
-    ("value", "error", "text"),
+    ("call", "error", "text"),
     [
-        (1, ValueError, "frame_stack must be at least 2, but it is 1"),
-        ("4", TypeError, "frame_stack must be an integer"),
-        (True, TypeError, "frame_stack must be an integer"),
+        *(
+            (lambda n=n: Collector(NumberedEnv(), frames_per_batch=10, frame_stack=n), kind, words)
+            for n, kind, words in (
+                (1, ValueError, "frame_stack must be at least 2, but it is 1"),
+                ("4", TypeError, "frame_stack must be an integer"),
+                (True, TypeError, "frame_stack must be an integer"),
+            )
+        ),
+        (lambda: FrameStack(0), ValueError, "size must be at least 2"),
+        (
+            lambda: FrameStack(2, "mirror"),  # type: ignore[arg-type]
+            ValueError,
+            "padding must be 'reset' or 'zero', but it is 'mirror'",
+        ),
+        (lambda: FrameStack(2, keys=[]), ValueError, "keys must name the observations"),
     ],
 )
-def test_a_wrong_number_is_refused(value: Any, error: Any, text: str) -> None:
+def test_wrong_stacks_are_refused(call: Any, error: Any, text: str) -> None:
     with pytest.raises(error, match=text):
-        Collector(NumberedEnv(), frames_per_batch=10, frame_stack=value)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "text"),
-    [
-        ({"size": 0}, "size must be at least 2"),
-        ({"padding": "mirror"}, "padding must be 'reset' or 'zero', but it is 'mirror'"),
-        ({"keys": []}, "keys must name the observations"),
-    ],
-)
-def test_wrong_stacks_are_refused(arguments: Any, text: str) -> None:
-    with pytest.raises(ValueError, match=text):
-        FrameStack(**{"size": 2, **arguments})
-
-
-def test_the_same_key_counts_once() -> None:
-    assert FrameStack(4, keys=["a", "b", ("a",)]).keys == (("a",), ("b",))
+        call()
+    assert FrameStack(4, keys=["a", "b", ("a",)]).keys == (("a",), ("b",))  # each counts once
 
 
 @pytest.mark.parametrize("kind", ["single", "cpu"])

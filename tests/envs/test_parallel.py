@@ -356,11 +356,19 @@ def test_a_death_is_noticed(kind, opened):
         env.reset()
 
 
-def test_a_death_between_steps_is_noticed(parallel):
-    env = parallel()
+@pytest.mark.parametrize(
+    ("options", "killed", "match"),
+    [
+        ({}, 2, "environment 2"),
+        ({"count": 5, "envs_per_worker": 2}, 1, "environments 2 to 3: its process was killed"),
+    ],
+)
+def test_a_death_between_steps_is_noticed(options, killed, match, parallel):
+    env = parallel(**options)
     root = env.rand_action(env.reset())
-    os.kill(pids(env)[2], signal.SIGKILL)
-    with pytest.raises(WorkerDied, match="environment 2"):
+    assert len(pids(env)) == 3
+    os.kill(pids(env)[killed], signal.SIGKILL)
+    with pytest.raises(WorkerDied, match=match):
         env.step(root)
 
 
@@ -372,15 +380,6 @@ def test_an_error_in_a_process_of_several_names_its_environment(opened):
         env.step(env.rand_action(root))
     # The others have taken the step.
     assert env.buffers.observed["observation",][:, STEP].tolist()[:2] == [2, 2]
-
-
-def test_the_death_of_a_process_of_several_names_them(parallel):
-    env = parallel(count=5, envs_per_worker=2)
-    root = env.rand_action(env.reset())
-    assert len(pids(env)) == 3
-    os.kill(pids(env)[1], signal.SIGKILL)
-    with pytest.raises(WorkerDied, match="environments 2 to 3: its process was killed"):
-        env.step(root)
 
 
 @pytest.mark.parametrize(("each", "error"), [(0, ValueError), ("2", TypeError), (True, TypeError)])
