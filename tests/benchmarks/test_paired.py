@@ -6,6 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import nursery
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -47,7 +48,7 @@ def test_a_case_that_one_version_cannot_run_has_no_ratio(paired):
 def test_only_trawl_and_the_loop_are_measured(tmp_path):
     # In a process of its own, because modules of the benchmarks have short names.
     out = tmp_path / "figures.json"
-    program = [sys.executable, "paired.py", str(ROOT), str(ROOT), "--once", str(out)]
+    program = [nursery.python(), "paired.py", str(ROOT), str(ROOT), "--once", str(out)]
     options = ["--cases", "frame1", "--rounds", "1", "--seconds", "0.01"]
     subprocess.run([*program, *options], cwd=BENCHMARKS, check=True, capture_output=True)
     ((case, measures),) = json.loads(out.read_text()).items()
