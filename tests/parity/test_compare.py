@@ -1,8 +1,11 @@
 """What a call means in TorchRL it means in Trawl, but for what the documentation says."""
 
+import os
 import re
+from multiprocessing import spawn
 from pathlib import Path
 
+import nursery
 import pytest
 
 pytest.importorskip("torchrl")
@@ -29,7 +32,9 @@ def explained():
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_it_differs_as_the_page_explains():
+def test_it_differs_as_the_page_explains(monkeypatch):
+    # TorchRL's collectors spawn workers.
+    monkeypatch.setattr(spawn, "_python_exe", os.fsencode(nursery.python(nursery.tested)))
     found, rows = differences(), explained()
     unsaid = {name: both for name, both in found.items() if rows.get(name) != both}
     past = {name: both for name, both in rows.items() if found.get(name) != both}
