@@ -19,7 +19,13 @@ from tensordict import TensorDict
 from tensordict.nn import TensorDictModule
 from torch import nn
 
-from trawl.collectors import AsyncCollector, Collector, MultiAsyncCollector, MultiSyncCollector
+from trawl.collectors import (
+    AsyncBatchedCollector,
+    AsyncCollector,
+    Collector,
+    MultiAsyncCollector,
+    MultiSyncCollector,
+)
 from trawl.data.checkpoints import CheckpointFolder
 from trawl.errors import EnvStateError, StateError
 
@@ -629,3 +635,60 @@ def test_a_state_does_not_change_with_the_policy():
         before = float(state["policy_state_dict"]["module.calls"])
         collector.next()
         assert float(state["policy_state_dict"]["module.calls"]) == before
+
+
+def limited(cls, limit, **options):
+    if cls is AsyncBatchedCollector:
+        options |= {"create_env_fn": ["CartPole-v1"] * 2, "frames_per_batch": 60}
+        return cls(policy=policy(), max_frames_per_traj=limit, **options)
+    source = "CartPole-v1" if cls is Collector else ["CartPole-v1"] * 2
+    return make(cls, source, max_frames_per_traj=limit, **options)
+
+
+@pytest.mark.parametrize(
+    "cls", [Collector, MultiSyncCollector, MultiAsyncCollector, AsyncBatchedCollector]
+)
+def test_an_option_that_has_changed_is_named_once(cls):
+    with limited(cls, 7) as collector:
+        collector.next()
+        state = collector.state_dict()
+    with limited(cls, 7) as same:
+        same.load_state_dict(state)
+    told = "saved with max_frames_per_traj=7, but this collector has max_frames_per_traj=5: "
+    with limited(cls, 5) as other:
+        with pytest.warns(UserWarning, match=told) as caught:
+            other.load_state_dict(state)
+        assert len(caught) == 1
+        assert caught[0].filename == __file__
+        assert other.next()["next", "truncated"].any()
+        # A state that was saved before states had options.
+        del state["options"]
+        other.load_state_dict(state)
+
+
+def test_a_run_is_resumed_with_another_option_on_purpose(tmp_path):
+    with limited(Collector, 7) as collector:
+        collector.next()
+        collector.checkpoint(tmp_path)
+    told = "max_frames_per_traj=7, but this collector has max_frames_per_traj=None"
+    with pytest.warns(UserWarning, match=told):
+        resumed = Collector.resume(tmp_path, "CartPole-v1", policy(), **ARGUMENTS)
+    with resumed:
+        assert resumed.resumed
+        assert not resumed.next()["next", "truncated"].any()
+
+
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        ([7], r"state_dict\['options'\]"),
+        ({"max_frames_per_traj": "7"}, r"state_dict\['options'\]\['max_frames_per_traj'\]"),
+        ({"max_frames_per_traj": 2**64}, r"state_dict\['options'\]\['max_frames_per_traj'\]"),
+        ({7: 7}, r"state_dict\['options'\]"),
+    ],
+)
+def test_options_of_a_stranger_are_checked(options, named):
+    with limited(Collector, 7) as collector:
+        state = collector.state_dict() | {"options": options}
+        with pytest.raises(StateError, match=named):
+            collector.load_state_dict(state)

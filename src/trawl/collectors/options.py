@@ -59,8 +59,9 @@ class Option:
         tags: any of :data:`DRIVER`, :data:`EACH`, :data:`LIST`, :data:`WHOLE`, :data:`WRITER`,
             :data:`TUNED` and :data:`EVALUATOR`.
         flag: the argument of the command line; None if there is none.
-        record: function that returns what the record of a dataset says about a checked value, as
-            plain data, or None to leave it out; None if no frame depends on the option.
+        record: function that returns what the record of a dataset, and the state of a collector,
+            say about a checked value: a number, a bool, or None, which a dataset leaves out. None
+            if no frame depends on the option.
     """
 
     check: Check | None = None
@@ -130,18 +131,26 @@ def tagged(cls: Any, tag: str) -> frozenset[str]:
     return frozenset(name for name, one in table(cls).items() if tag in one.tags)
 
 
+def frame_options(options: Any) -> dict[str, Any]:
+    """Returns the options on which frames depend, by name, as plain data.
+
+    Args:
+        options: a dataclass of options, which have been checked.
+    """
+    return {
+        name: one.record(getattr(options, name))
+        for name, one in table(type(options)).items()
+        if one.record is not None
+    }
+
+
 def recorded(options: Any) -> dict[str, Any]:
     """Returns what a dataset's record says about the options with which it was collected.
 
     Args:
         options: a dataclass of options, which have been checked.
     """
-    told = (
-        (name, one.record(getattr(options, name)))
-        for name, one in table(type(options)).items()
-        if one.record is not None
-    )
-    return {name: value for name, value in told if value is not None}
+    return {name: value for name, value in frame_options(options).items() if value is not None}
 
 
 def meanings(cls: Any) -> dict[str, list[str]]:

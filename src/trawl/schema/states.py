@@ -358,6 +358,7 @@ _OPTIONAL: dict[str, Check] = {
     "env_state_dict": table(anything),
     "policy_state_dict": table(anything),
     "policy_version": _VERSION,
+    "options": table(optional(either({bool: flag, int: integer()}, "a number or a bool"))),
     "traj_pool": entries({"traj_id": _traj_id}),
     "trajectories": _trajectories,
     "normalization": NORMALIZATION,

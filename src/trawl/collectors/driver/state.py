@@ -8,11 +8,12 @@ from contextlib import AbstractContextManager
 from typing import Any, ClassVar, Literal, NamedTuple, TypeAlias
 
 from trawl.checks import check_bool
-from trawl.collectors.config import CollectorConfig
+from trawl.collectors.config import CollectorConfig, warn
 from trawl.collectors.driver.background import BackgroundCollection
 from trawl.collectors.driver.budget import FrameBudget
 from trawl.collectors.driver.outbox import BatchOutbox
 from trawl.collectors.driver.weights import CollectorWeights
+from trawl.collectors.options import frame_options
 from trawl.collectors.watch.watching import Watch
 from trawl.errors import StateError
 from trawl.rollout.normalization import Normalization
@@ -21,6 +22,8 @@ State: TypeAlias = Mapping[str, Any]
 _MODES = ("raise", "new_episodes")
 # Entries of a state with the statistics, and the version of the policy.
 _NORMALIZATION, VERSION = "normalization", "policy_version"
+# Entry of a state with the options on which frames depend.
+OPTIONS = "options"
 
 
 class LoadOptions(NamedTuple):
@@ -55,6 +58,7 @@ class CollectorState(ABC):
     def __init__(self, collector: Any) -> None:
         self.resumed = False
         self._config: CollectorConfig = collector.config
+        self._options = frame_options(collector.config)
         self._background: BackgroundCollection = collector.parts.background
         self._budget: FrameBudget = collector.parts.budget
         self._outbox: BatchOutbox = collector.parts.outbox
@@ -94,6 +98,9 @@ class CollectorState(ABC):
     ) -> None:
         """Restores a state that :meth:`state_dict` returned.
 
+        A warning names the options on which frames depend, such as ``max_frames_per_traj``, that
+        have changed since the state was saved.
+
         Args:
             state_dict: the state.
             strict: whether to raise an error if the weights don't fit exactly.
@@ -132,6 +139,7 @@ class CollectorState(ABC):
                 raise StateError(
                     f"state_dict can't be loaded: {type(error).__name__}: {error}"
                 ) from error
+            self._warn_of_options(state_dict)
 
     def _loading(self) -> AbstractContextManager[Any]:
         """Returns a context in which a state can be loaded."""
@@ -150,11 +158,26 @@ class CollectorState(ABC):
     def _shared(self) -> dict[str, Any]:
         """Returns the entries that the states of all collectors have."""
         found = self._budget.state_dict() | self._outbox.state_dict() | self._watch.state_dict()
+        found[OPTIONS] = dict(self._options)
         if self.normalization is not None:
             found[_NORMALIZATION] = self.normalization.state_dict()
         if self._weights.tracker is not None:
             found[VERSION] = self._weights.tracker.version
         return found
+
+    def _warn_of_options(self, state: State) -> None:
+        """Warns of options that were other ones when the state was saved."""
+        saved, now = state.get(OPTIONS, {}), self._options
+        changed = [
+            f"{name}={saved[name]}, but this collector has {name}={now[name]}"
+            for name in now
+            if saved.get(name, now[name]) != now[name]
+        ]
+        if changed:
+            warn(
+                f"the state was saved with {', and with '.join(changed)}: the run goes on with the "
+                "present options, so it doesn't continue bit for bit"
+            )
 
     def _check_shared(self, state: State) -> None:
         """Checks that a state has the statistics that the collector needs.

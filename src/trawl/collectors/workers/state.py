@@ -13,7 +13,7 @@ import cloudpickle
 from typing_extensions import override
 
 from trawl.collectors.driver.budget import PROGRESS, progress_of
-from trawl.collectors.driver.state import VERSION, CollectorState, LoadOptions, State
+from trawl.collectors.driver.state import OPTIONS, VERSION, CollectorState, LoadOptions, State
 from trawl.collectors.local.state import check_loadable
 from trawl.collectors.workers.assembler import NO_SLICE, WorkerBatch
 from trawl.collectors.workers.calls import WorkerCalls
@@ -93,6 +93,8 @@ class WorkersState(CollectorState):
             for slot, one in zip(self._pool.slots, states, strict=True):
                 # Counts of the workers before a replacement, too.
                 one[PROGRESS] = asdict(slot.progress)
+                # The options are those of this collector, which warns if they have changed.
+                one.pop(OPTIONS, None)
             state: dict[str, Any] = {f"worker{i}": one for i, one in enumerate(states)}
             last = max(states, key=lambda one: int(one["traj_pool"]["traj_id"]))
             state |= self._shared()
