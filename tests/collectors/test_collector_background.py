@@ -85,7 +85,7 @@ def test_the_thread_is_named_and_dies_with_the_program():
         gate.let(1000)
 
 
-def test_starting_needs_a_buffer_and_an_open_collector():
+def test_starting_and_pausing_need_a_buffer_and_an_open_collector():
     collector = Collector(NumberedEnv(), frames_per_batch=5)
     with pytest.raises(RuntimeError, match=r"start\(\) needs a replay buffer.* replay_buffer="):
         collector.start()
@@ -93,6 +93,10 @@ def test_starting_needs_a_buffer_and_an_open_collector():
     collector.async_shutdown()
     assert collector.closed
     collector = made()
+    with pytest.raises(
+        RuntimeError, match=r"pause\(\) pauses the collection that start\(\) begins"
+    ):
+        collector.pause()
     collector.shutdown()
     with pytest.raises(RuntimeError, match=r"start\(\) failed because the collector was shut down"):
         collector.start()
@@ -165,14 +169,6 @@ def test_pauses_may_be_nested():
         with pytest.raises(LookupError), collector.pause():
             raise LookupError
         buffer.wait_for(len(buffer) + 5)
-
-
-def test_pausing_needs_a_start():
-    with (
-        made() as collector,
-        pytest.raises(RuntimeError, match=r"pause\(\) pauses the collection that start\(\) begins"),
-    ):
-        collector.pause()
 
 
 def test_shutting_down_within_a_pause_works():

@@ -59,13 +59,3 @@ def test_rows_without_a_step_do_not_reach_the_buffer(extend, frames):
         assert len(buffer) == 3
         assert list(collector) == [None] * 5
     assert buffer.content()["next", "reward"][:, 0].tolist() == list(range(1, frames + 1))
-
-
-def test_an_error_of_the_interruptor_closes_the_collector():
-    def broken():
-        raise LookupError("no signal")
-
-    collector = Collector(NumberedEnv(), frames_per_batch=8, interruptor=broken)
-    with pytest.raises(LookupError, match=r"no signal"):
-        next(iter(collector))
-    assert collector.closed

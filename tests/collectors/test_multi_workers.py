@@ -35,13 +35,18 @@ def by_worker(collector, batches=6):
 
 
 @BOTH
-def test_each_worker_may_have_an_environment_of_its_own_kind(cls):
-    sources = [NumberedEnv(0, lengths=[2]), lambda: NumberedEnv(1, lengths=[3])]
-    with make(cls, create_env_fn=sources) as collector:
-        found = by_worker(collector)
-    for row, length in zip(found, [2, 3], strict=True):
-        steps = NumberedEnv.numbers(row)[:, 2]
-        assert torch.equal(row["next", "done"][:, 0], steps == length - 1)
+def test_each_worker_may_have_an_environment_of_its_own(cls):
+    one, other = kwargs = [{"number": 3, "lengths": [2]}, {"number": 8, "lengths": [4]}]
+    listed = {"create_env_fn": [NumberedEnv(**one), lambda: NumberedEnv(**other)]}
+    told = {"create_env_fn": NumberedEnv, "num_workers": 2, "create_env_kwargs": kwargs}
+    for options in (listed, told):
+        with make(cls, **options) as collector:
+            found = by_worker(collector)
+        assert [worker_of(row) for row in found] == [3, 8]
+        for row, own in zip(found, kwargs, strict=True):
+            steps = NumberedEnv.numbers(row)[:, 2]
+            assert torch.equal(row["next", "done"][:, 0], steps == own["lengths"][0] - 1)
+    assert collector.create_env_kwargs == tuple(kwargs)
 
 
 @BOTH
@@ -53,15 +58,6 @@ def test_arguments_of_environments_may_be_the_same(cls):
         create_env_kwargs={"number": 5, "lengths": [2]},
     ) as collector:
         assert worker_of(collector.next()) == 5
-
-
-@BOTH
-def test_arguments_of_environments_may_be_the_workers_own(cls):
-    kwargs = [{"number": 3, "lengths": [2]}, {"number": 8, "lengths": [4]}]
-    with make(cls, create_env_fn=NumberedEnv, num_workers=2, create_env_kwargs=kwargs) as collector:
-        found = by_worker(collector)
-        assert collector.create_env_kwargs == tuple(kwargs)
-    assert [worker_of(row) for row in found] == [3, 8]
 
 
 @pytest.mark.parametrize("method", ["inline", "forkserver"])

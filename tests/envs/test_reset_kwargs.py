@@ -163,8 +163,16 @@ def test_asynchronous_workers():
     assert seen == {0.0, 1.0}
 
 
-def seeded(env, episode):
-    return {"seed": 5} if episode % 2 else None
+@pytest.mark.parametrize("seed", [5, np.int64(5)])
+def test_a_function_may_return_seeds_or_nothing(seed):
+    def given(env, episode):
+        return {"seed": seed} if episode % 2 else None
+
+    with Collector(Level(), act, frames_per_batch=12, reset_kwargs=given) as collector:
+        collector.set_seed(2)
+        rewards = collector.next()["next", "reward"].reshape(6, 2)
+    assert torch.equal(rewards[1], rewards[3])
+    assert not torch.equal(rewards[0], rewards[2])
 
 
 class Game:
@@ -189,24 +197,6 @@ def test_only_wrappers_restrict_the_arguments(make):
     options = {"reset_kwargs": {"options": {"level": 4}}}
     with Collector(make, act, frames_per_batch=3, **options) as collector:
         assert collector.next()["observation"].flatten().tolist() == [4.0] * 3
-
-
-def test_a_function_may_return_seeds_or_nothing():
-    with Collector(Level(), act, frames_per_batch=12, reset_kwargs=seeded) as collector:
-        collector.set_seed(2)
-        rewards = collector.next()["next", "reward"].reshape(6, 2)
-    assert torch.equal(rewards[1], rewards[3])
-    assert not torch.equal(rewards[0], rewards[2])
-
-
-def numpy_seed(env, episode):
-    return {"seed": np.int64(5)}
-
-
-def test_a_seed_may_be_an_integer_of_numpy():
-    with Collector(Level(), act, frames_per_batch=12, reset_kwargs=numpy_seed) as collector:
-        rewards = collector.next()["next", "reward"].reshape(6, 2)
-    assert (rewards == rewards[0]).all()
 
 
 # --- other kinds
