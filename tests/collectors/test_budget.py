@@ -312,25 +312,17 @@ def test_a_negative_number_turns_an_option_off(cls, name, value):
 # --- one worker
 
 
-def test_a_collector_in_one_other_process():
-    book = ledger(1)
-    with AsyncCollector(envs(1)[0], frames_per_batch=10, total_frames=50) as collector:
+@pytest.mark.parametrize("lanes", [None, 3])
+def test_a_collector_in_one_other_process(lanes):
+    """A list is the batch of environments of the one worker."""
+    book, options = ledger(1, lanes), {"frames_per_batch": 12, "total_frames": 48}
+    with AsyncCollector(envs(1, lanes)[0], **options) as collector:
         assert isinstance(collector, MultiAsyncCollector)
         assert collector.num_workers == 1
         for batch in collector:
             book.add(batch)
-            assert batch.shape == (10,)
-    assert book.frames == 50
-
-
-def test_a_list_is_the_batch_of_environments_of_the_one_worker():
-    book = ledger(1, 3)
-    options = {"frames_per_batch": 12, "total_frames": 24, "start_method": "inline"}
-    with AsyncCollector(envs(1, 3)[0], **options) as collector:
-        for batch in collector:
-            book.add(batch)
-            assert batch.shape == (3, 4)
-    assert book.frames == 24
+            assert batch.shape == ((12,) if lanes is None else (3, 4))
+    assert book.frames == 48
 
 
 def test_it_has_one_worker_and_no_more():

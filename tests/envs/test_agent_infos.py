@@ -93,13 +93,16 @@ def test_no_infos():
     assert set(batch["flyer", "info"].keys()) == {"cost"}
 
 
-def test_infos_in_turn_follow_masks_while_they_are_found():
-    class TellingTurns(Turns):
-        def step(self, action):
-            super().step(action)
-            for agent in self.agents:
-                self.infos[agent] = {"n": self.n}
+class TellingTurns(Turns):
+    """Its infos have the number of the step, and a text."""
 
+    def step(self, action):
+        super().step(action)
+        for agent in self.agents:
+            self.infos[agent] = {"n": self.n, "text": f"{agent}:{self.n}"}
+
+
+def test_infos_in_turn_follow_masks_while_they_are_found():
     batch = collect(PettingZooEnv(TellingTurns(), info_keys=["n"]), 8)
     assert batch["next", "flyer", "info", "n"].flatten().tolist() == list(range(1, 9))
 
@@ -159,15 +162,8 @@ def test_text_of_each_agent(place):
 
 
 def test_text_in_turn():
-    class TellingTurns(Turns):
-        def step(self, action):
-            super().step(action)
-            for agent in self.agents:
-                self.infos[agent] = {"text": f"{agent}:{self.n}"}
-
-    with Collector(
-        PettingZooEnv(TellingTurns(), info_keys=["text"]), frames_per_batch=8
-    ) as collector:
+    env = PettingZooEnv(TellingTurns(), info_keys=["text"])
+    with Collector(env, frames_per_batch=8) as collector:
         batch = collector.next()
     assert batch["next", "flyer", "info", "text"] == [[f"flyer:{n}"] for n in range(1, 9)]
     # The first agent dies in step 4.
