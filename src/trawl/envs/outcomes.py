@@ -21,10 +21,10 @@ RESET_GIVES = (
     "reset must return (observation, info), with an observation from the observation space, and "
     "take the arguments seed and options"
 )
-STEP_GIVES = "(observation, reward, terminated, truncated, info)"
+_STEP_GIVES = "(observation, reward, terminated, truncated, info)"
 _OLD = "older versions of Gym have another API"
-#: Note about a sub-environment whose step may return other values.
-STEP_MUST = f"step of each sub-environment must return {STEP_GIVES}; {_OLD}"
+#: What a step must do, for notes about one that may return other values.
+MUST_RETURN = f"must return {_STEP_GIVES}; {_OLD}"
 
 #: numpy's False, a singleton that can be compared by identity.
 NO = np.False_
@@ -56,7 +56,7 @@ def step_results(found: Any, env: object) -> Any:
 
 def wrong_step(found: Any, env: object) -> Exception:
     """Returns the error for a step that doesn't return five values."""
-    return _wrong(found, "step", env, STEP_GIVES)
+    return _wrong(found, "step", env, _STEP_GIVES)
 
 
 def reset_results(found: Any, env: object) -> Any:

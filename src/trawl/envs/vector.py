@@ -41,7 +41,7 @@ from trawl.envs.entries.infos import BatchReader, InfoCodec, InfoReader
 from trawl.envs.entries.masks import newest_masks, warn_late
 from trawl.envs.entries.spaces import SpaceCodec
 from trawl.envs.outcomes import (
-    STEP_MUST,
+    MUST_RETURN,
     Outcome,
     OutcomeCheck,
     checked_info,
@@ -154,7 +154,7 @@ class VectorAdapter:
             found = step_results(self.env.step(action), self.env)
         except ValueError as error:
             if "values to unpack (expected 5" in str(error):
-                add_note(error, STEP_MUST)
+                add_note(error, f"step of each sub-environment {MUST_RETURN}")
             raise
         obs, reward, terminated, truncated, info = found
         outcome = self._check_outcome(reward, terminated, truncated)

@@ -23,7 +23,7 @@ from tensordict import TensorDictBase
 from tensordict.nn import InteractionType
 
 from trawl.envs.generators import global_state, set_global_state
-from trawl.envs.outcomes import STEP_GIVES
+from trawl.envs.outcomes import MUST_RETURN
 from trawl.envs.tensor_env import TensorEnv
 from trawl.errors import add_note
 from trawl.interrupts import check_interrupt, current_interrupt
@@ -291,9 +291,7 @@ class Rollout:
                 error, f"while collecting from {self.env!r}, at its step {number} (from 0)"
             )
             if isinstance(error, ValueError) and "unpack" in str(error):
-                add_note(
-                    error, f"step must return {STEP_GIVES}; older versions of Gym have another API"
-                )
+                add_note(error, f"step {MUST_RETURN}")
             raise
         finally:
             if interrupt is not None:
