@@ -427,7 +427,7 @@ class Learner:
 def test_a_collector_takes_the_weights_it_is_sent(cls, scheme, options):
     learner = Learner(scheme)
     with collector(cls, weight_recv_schemes={"policy": learner.end}, **options) as made:
-        assert settled(made) == [({1}, 0)] * workers_of(cls)
+        assert caught_up(made) == [({1}, 0)] * workers_of(cls)
         for version, choice in enumerate((2, 3, 0), start=1):
             learner.send(Chooser(choice))
             made.receive_weights()
