@@ -542,11 +542,16 @@ class Placed(Healthy):
         return super().observe() * (1 if os.getpid() == self.process else -1)
 
 
+# Made in the test, whose process may be a copy of the one that has imported it.
 WORKERS = {
-    "process": (partial(Placed, os.getpid()), "warning workers", "other data in a worker process"),
-    "lock": (Locked(), "warning workers", "cannot pickle '_thread.lock'"),
+    "process": (
+        lambda: partial(Placed, os.getpid()),
+        "warning workers",
+        "other data in a worker process",
+    ),
+    "lock": (Locked, "warning workers", "cannot pickle '_thread.lock'"),
     "lock in a function": (
-        partial(lambda _: Healthy(), threading.Lock()),
+        lambda: partial(lambda _: Healthy(), threading.Lock()),
         "error workers",
         "'_thread.lock'",
     ),
@@ -555,8 +560,8 @@ WORKERS = {
 
 @pytest.mark.parametrize("case", WORKERS)
 def test_what_fails_in_a_worker_process_is_found(case):
-    source, found, sentence = WORKERS[case]
-    report = check_env(source, steps=10)
+    make, found, sentence = WORKERS[case]
+    report = check_env(make(), steps=10)
     finding = report.findings[0]
     assert f"{finding.level} {finding.topic}" == found, report
     assert re.search(sentence, finding.message), report
@@ -843,16 +848,16 @@ def test_what_is_broken_in_a_policy_is_found(case):
 
 
 @pytest.mark.parametrize(
-    ("given", "found"),
+    ("make", "found"),
     [
-        (policy(__init__=lock), "error workers"),
-        (policy(here), "warning workers"),
-        (policy(), None),
+        (partial(policy, __init__=lock), "error workers"),
+        (partial(policy, here), "warning workers"),
+        (policy, None),
     ],
     ids=["lock", "process", "healthy"],
 )
-def test_a_policy_is_tried_in_a_worker_process(given, found):
-    findings = check_policy(given, "Pendulum-v1", steps=5).findings
+def test_a_policy_is_tried_in_a_worker_process(make, found):
+    findings = check_policy(make(), "Pendulum-v1", steps=5).findings
     assert [f"{one.level} {one.topic}" for one in findings] == ([found] if found else [])
 
 
