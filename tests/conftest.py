@@ -40,6 +40,7 @@ os.environ.setdefault("JE_ARROW_MALLOC_CONF", "background_thread:false")
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 # Programs that run for some steps are compiled sooner than they are optimized.
 _QUICK = "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
+_QUICK += " --xla_cpu_use_fusion_emitters=false"
 os.environ.setdefault("XLA_FLAGS", _QUICK)
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:

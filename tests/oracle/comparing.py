@@ -384,7 +384,10 @@ def oracles(case: Case) -> list[Oracle]:
 
 
 def compare(
-    case: Case, found: Sequence[TensorDictBase], normalization: Normalization | None = None
+    case: Case,
+    found: Sequence[TensorDictBase],
+    normalization: Normalization | None = None,
+    count: int = BATCHES,
 ) -> None:
     """Compares batches, in the order of delivery, with what the oracle says.
 
@@ -392,6 +395,7 @@ def compare(
         case: what was collected.
         found: all batches.
         normalization: the collector's statistics after these batches; None not to compare them.
+        count: number of batches that were asked for.
     """
     ids = Ids()
     oracle = Team(oracles(case))
@@ -409,7 +413,7 @@ def compare(
         steps = case.delivery == "steps"
         # Steps that only reset are no steps of a batch of single steps.
         more = steps and case.kind.kind.resets == "next"
-        rounds = [mine for (mine,) in islice(team, BATCHES + more)]
+        rounds = [mine for (mine,) in islice(team, count + more)]
         frames = [frame for rows in rounds for frame in in_order(rows, steps)]
         frames = frames[: len(batch)] if more else frames
         check_frames(case, frames, batch.reshape(-1), ids)
@@ -425,7 +429,7 @@ def compare(
             check_padded(case, pieces, batch, ids)
         check_statistics(case, oracle, normalization)
     else:
-        compare_whole(case, found, [mine for (mine,) in islice(team, 60)], ids)
+        compare_whole(case, found, [mine for (mine,) in islice(team, 60)], ids, count)
 
 
 def compare_arrivals(
@@ -477,10 +481,10 @@ def check_statistics(case: Case, oracle: Team | Statistics, found: Normalization
             np.testing.assert_allclose(np.ravel(own.var), np.ravel(values.var(0)), 1e-6, 1e-6)
 
 
-def compare_whole(case: Case, found: Any, rounds: Sequence[Rows], ids: Ids) -> None:
+def compare_whole(case: Case, found: Any, rounds: Sequence[Rows], ids: Ids, count: int) -> None:
     """Compares whole trajectories of one process."""
     if case.delivery == "buffer_whole":
-        whole = trajectories(rounds[:BATCHES])
+        whole = trajectories(rounds[:count])
         frames = [frame for one in whole for frame in one]
         assert sum(map(len, found)) == len(frames)
         for batch in found:
@@ -491,7 +495,7 @@ def compare_whole(case: Case, found: Any, rounds: Sequence[Rows], ids: Ids) -> N
         whole = in_turn(whole, len(case.envs[0]))
     expected = [whole[i : i + 3] for i in range(0, len(whole) - 2, 3)]
     if case.options.exact_frames:
-        assert len(found) == min(len(expected), BATCHES), (len(whole), len(found))
+        assert len(found) == min(len(expected), count), (len(whole), len(found))
     for pieces, batch in zip(expected, found, strict=False):
         if case.delivery == "padded":
             check_padded(case, pieces, batch, ids)
