@@ -138,7 +138,8 @@ def test_failures_in_a_row_are_counted_on():
         return collector.stats()["env_restarts"]
 
     envs = ["CartPole-v1", partial(Failing, 1)]
-    make = partial(made, envs, Balances(), 2, on_env_error="restart")
+    # Each failure is followed by a frame of the other one, however slow its process is.
+    make = partial(made, envs, Balances(), 2, True, on_env_error="restart")
     with make() as collector, make() as other:
         while not 3 <= collector.stats()["env_restarts"] < 9:
             collector.next()
