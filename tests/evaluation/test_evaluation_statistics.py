@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from trawl.extras.evaluation.statistics import summarise
+from trawl.extras.evaluation.statistics import bootstrap, interquartile_mean, summarise
 
 
 def test_a_summary() -> None:
@@ -26,16 +26,16 @@ def test_the_interval_covers_the_mean_as_often_as_it_says() -> None:
     generator = np.random.default_rng(2)
     covered = 0
     for _ in range(300):
-        summary = summarise(generator.exponential(1.0, size=60))
-        covered += summary.low <= 1.0 <= summary.high
+        low, high = bootstrap(generator.exponential(1.0, size=60))
+        covered += low <= 1.0 <= high
     # 95 % for many numbers, somewhat less for 60 of a skewed distribution.
     assert 0.88 <= covered / 300 <= 0.99
 
 
 def test_outliers_do_not_move_the_interquartile_mean() -> None:
-    assert summarise(np.array([1.0, 2.0, 3.0, 1e9])).iqm == 2.5
-    assert summarise(np.array([4.0, 1.0, 5.0, 2.0, 3.0])).iqm == 3.0
-    assert summarise(np.array([7.0])).iqm == 7.0
+    assert interquartile_mean(np.array([1.0, 2.0, 3.0, 1e9])) == 2.5
+    assert interquartile_mean(np.array([4.0, 1.0, 5.0, 2.0, 3.0])) == 3.0
+    assert interquartile_mean(np.array([7.0])) == 7.0
 
 
 def test_one_number_says_nothing_of_how_sure_it_is() -> None:
@@ -45,5 +45,5 @@ def test_one_number_says_nothing_of_how_sure_it_is() -> None:
 
 
 def test_many_numbers_need_little_memory() -> None:
-    summary = summarise(np.arange(1_000_000.0)[::500])
-    assert summary.low < 499_750 < summary.high
+    low, high = bootstrap(np.arange(1_000_000.0)[::500])
+    assert low < 499_750 < high

@@ -11,9 +11,10 @@ from torch import Tensor
 
 from trawl.checks import check_number
 from trawl.collectors.options import one_of
-from trawl.extras.evaluation.statistics import bootstrap, interquartile_mean
 
 Statistic = Literal["mean", "median", "iqm"]
+# Maximum number of values that are resampled at a time.
+_CHUNK = 1 << 22
 
 
 def bootstrap_estimate(
@@ -56,11 +57,17 @@ def bootstrap_estimate(
     """
     samples = _samples("values", values, dim)
     compute = _STATISTICS[one_of(*_STATISTICS)("statistic", statistic)]
-    share = _between("confidence", confidence)
+    tail = (1 - _between("confidence", confidence)) / 2
     count = check_number("num_resamples", num_resamples, least=1)
     if not isinstance(generator, torch.Generator | None):
         raise TypeError(f"generator must be a torch.Generator or None, but it is {generator!r}")
-    low, high = bootstrap(samples, compute, share, count, generator)
+    size = samples.shape[-1]
+    # All rows are resampled alike, so that their estimates can be compared.
+    picks = torch.randint(size, (count, size), generator=generator, device=samples.device)
+    rows = max(1, _CHUNK // max(1, samples.numel()))
+    resampled = torch.cat([compute(samples[..., part]) for part in picks.split(rows)], -1)
+    ends = torch.tensor([tail, 1 - tail], dtype=torch.float64, device=samples.device)
+    low, high = torch.quantile(resampled, ends, dim=-1)
     found = {"estimate": compute(samples), "ci_low": low, "ci_high": high}
     batch = samples.shape[:-1]
     return TensorDict({name: value.float() for name, value in found.items()}, batch)
@@ -163,8 +170,17 @@ def _median(values: Tensor) -> Tensor:
     return middle.mean(-1)
 
 
+def _iqm(values: Tensor) -> Tensor:
+    size = values.shape[-1]
+    return values.sort(-1).values[..., size // 4 : size - size // 4].mean(-1)
+
+
+def _mean(values: Tensor) -> Tensor:
+    return values.mean(-1)
+
+
 _STATISTICS: dict[str, Callable[[Tensor], Tensor]] = {
-    "iqm": interquartile_mean,
-    "mean": lambda values: values.mean(-1),
+    "iqm": _iqm,
+    "mean": _mean,
     "median": _median,
 }

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 Floats = NDArray[np.float64]
 
@@ -17,7 +13,7 @@ Floats = NDArray[np.float64]
 CONFIDENCE = 0.95
 _RESAMPLES = 2000
 # Maximum number of values that are resampled at a time.
-_CHUNK = 1 << 22
+_CHUNK = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -57,54 +53,36 @@ def summarise(values: Floats) -> Summary:
         2.5
     """
     count = len(values)
-    samples = torch.from_numpy(np.array(values))
-    iqm, mean = float(interquartile_mean(samples)), float(np.mean(values))
-    if count < 2:
-        return Summary(mean, 0.0, math.nan, iqm, math.nan, math.nan)
-    std = float(np.std(values, ddof=1))
-    # Equal samples have equal intervals.
-    generator = torch.Generator().manual_seed(0)
-    low, high = bootstrap(
-        samples, lambda values: values.mean(-1), CONFIDENCE, _RESAMPLES, generator
-    ).tolist()
-    return Summary(mean, std, std / count**0.5, iqm, low, high)
+    std = float(np.std(values, ddof=1)) if count > 1 else 0.0
+    sem = std / count**0.5 if count > 1 else float("nan")
+    low, high = bootstrap(values)
+    return Summary(float(np.mean(values)), std, sem, interquartile_mean(values), low, high)
 
 
-def interquartile_mean(values: Tensor) -> Tensor:
-    """Returns the means of the middle halves of the numbers in the last dimension.
+def interquartile_mean(values: Floats) -> float:
+    """Returns the mean of the middle half of the numbers.
 
     At each end, a quarter of the numbers (rounded down) is left out.
     """
-    size = values.shape[-1]
-    return values.sort(-1).values[..., size // 4 : size - size // 4].mean(-1)
+    cut = len(values) // 4
+    return float(np.mean(np.sort(values)[cut : len(values) - cut]))
 
 
-def bootstrap(
-    samples: Tensor,
-    statistic: Callable[[Tensor], Tensor],
-    confidence: float,
-    resamples: int,
-    generator: torch.Generator | None,
-) -> Tensor:
-    """Computes percentile bootstrap intervals of a statistic.
-
-    Args:
-        samples: float64 samples, in the last dimension. All rows are resampled alike, so that their
-            intervals can be compared.
-        statistic: function that computes the statistic in the last dimension.
-        confidence: share of the resamples within the interval.
-        resamples: number of resamples.
-        generator: generator of the resamples.
+def bootstrap(values: Floats) -> tuple[float, float]:
+    """Computes the percentile bootstrap interval of the mean; the result is deterministic.
 
     Returns:
-        The lower ends and the upper ends.
+        The ends of the interval; NaN for a single number.
     """
-    size, device = samples.shape[-1], samples.device
-    rows = max(1, _CHUNK // max(1, samples.numel()))
-    found = []
-    for start in range(0, resamples, rows):
-        shape = min(rows, resamples - start), size
-        picks = torch.randint(size, shape, generator=generator, device=device)
-        found.append(statistic(samples[..., picks]))
-    ends = torch.tensor([(1 - confidence) / 2, (1 + confidence) / 2], dtype=torch.float64)
-    return torch.quantile(torch.cat(found, -1), ends.to(device), dim=-1)
+    count = len(values)
+    if count < 2:
+        return float("nan"), float("nan")
+    generator = np.random.default_rng(0)
+    means: list[Floats] = []
+    rows = max(1, _CHUNK // count)
+    for start in range(0, _RESAMPLES, rows):
+        picks = generator.integers(count, size=(min(rows, _RESAMPLES - start), count))
+        means.append(values[picks].mean(axis=1))
+    tail = (1 - CONFIDENCE) / 2
+    low, high = np.quantile(np.concatenate(means), [tail, 1 - tail])
+    return float(low), float(high)
