@@ -12,8 +12,8 @@ from trawl.foreign.torch import make_wrapper, no_torch_function, schema_of, tree
 
 _CANT_CHANGE = (
     "StackedFrames, their slices and their views can't be changed in place, because they have no "
-    "memory that holds the stacks: change a copy, which to_dense() returns, and assign it to the "
-    "batch"
+    "memory that holds the stacks, and nor has a clone(): change what to_dense() returns, and "
+    "assign it to the batch"
 )
 
 

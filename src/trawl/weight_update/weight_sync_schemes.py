@@ -9,3 +9,4 @@ if TYPE_CHECKING:
 
 __all__ = weight_update.__all__  # type: ignore[attr-defined]
 __getattr__ = weight_update.__getattr__
+__dir__ = weight_update.__dir__

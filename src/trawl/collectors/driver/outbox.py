@@ -27,7 +27,6 @@ class Collected(NamedTuple):
         batch: the batch.
         filled: number of its steps that were taken; the rows after them are empty.
         frames: number of its frames.
-        uncounted: number of its frames that the budget does not count yet.
         worker: number of the worker that made it; None without workers.
         order: number of the request for it.
         cut: ids of trajectories that failures ended before it. See
@@ -37,7 +36,6 @@ class Collected(NamedTuple):
     batch: TensorDictBase
     filled: int
     frames: int
-    uncounted: int = 0
     worker: int | None = None
     order: float = math.inf
     cut: Collection[int] = ()
@@ -89,22 +87,27 @@ class BatchOutbox:
 
     # --- delivery
 
-    def take(self, collected: Iterable[Collected]) -> Any:
-        """Passes on what was collected: every batch of a collector, of any kind, comes this way.
+    def take(self, collected: Iterable[Collected], counted: bool) -> Any:
+        """Passes on what was collected: all batches come this way, but not single steps.
 
         Batches are assembled into whole trajectories, or written into the replay buffer, or
-        delivered; then they are counted, and go to the sink and to the hook.
+        delivered; then they go to the sink and to the hook.
 
         Args:
             collected: one batch to deliver, or the batches to write or to assemble.
+            counted: True if the budget counts them already; otherwise they are counted before they
+                go to the sink.
 
         Returns:
             What iteration yields; None if nothing is delivered by this call.
         """
         if self.whole is not None:
-            self._assemble(self.whole, list(collected))
+            parts = list(collected)
+            self._assemble(self.whole, parts)
+            if not counted:
+                self._budget.count(sum(one.frames for one in parts), 0)
             return None
-        buffered, batches = self._config.replay_buffer is not None, 1
+        buffered = self._config.replay_buffer is not None
         batch = None
         for one in collected:
             batch = self.delivery.deliver(one.batch, one.filled)
@@ -112,9 +115,9 @@ class BatchOutbox:
                 with self.writing(one.frames):
                     written = self.delivery.write(batch, one.frames)
                     self._budget.own.replay_written_frames += written
-            self._budget.count(one.uncounted, batches)
+            if not counted:
+                self._budget.count(one.frames)
             self.release(batch)
-            batches = 0
         return None if buffered else batch
 
     def _assemble(self, whole: TrajectoryBatcher, collected: Sequence[Collected]) -> None:
@@ -125,7 +128,6 @@ class BatchOutbox:
             for one in collected
             for env, frames in self.delivery.by_source(self.delivery.frames(one.batch, one.filled))
         )
-        self._budget.count(sum(one.uncounted for one in collected), 0)
 
     def release(self, batch: Any) -> None:
         """Hands a batch, when it is delivered or written, to the sink and to the hook."""

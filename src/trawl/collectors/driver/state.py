@@ -22,7 +22,7 @@ State: TypeAlias = Mapping[str, Any]
 _MODES = ("raise", "new_episodes")
 # Entries of a state with the statistics, and the version of the policy.
 _NORMALIZATION, VERSION = "normalization", "policy_version"
-# Entry of a state with the options on which frames depend.
+# Entry of a state with options on which frames depend.
 OPTIONS = "options"
 
 
@@ -98,7 +98,7 @@ class CollectorState(ABC):
     ) -> None:
         """Restores a state that :meth:`state_dict` returned.
 
-        A warning names the options on which frames depend, such as ``max_frames_per_traj``, that
+        A warning names those of the options that states have, such as ``max_frames_per_traj``, that
         have changed since the state was saved.
 
         Args:

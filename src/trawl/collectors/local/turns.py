@@ -137,7 +137,7 @@ class Turns:
         if batch is None:
             return None
         batch, filled, frames = self._cut(batch, self._loop.rollout.filled)
-        return self._outbox.take([Collected(batch, filled, frames, frames, cut=cut)])
+        return self._outbox.take([Collected(batch, filled, frames, cut=cut)], counted=False)
 
     def run_into(
         self, block: Block | None, random: bool, stopped: Callable[[], bool] | None

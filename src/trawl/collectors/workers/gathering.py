@@ -112,19 +112,18 @@ class Gathering:
         collected = scheduler.collect(self._wanted, self.random)
         units = scheduler.units if scheduler.whole_steps else None
         parts = limited(collected, self._budget.left(), units)
-        self._count(parts)
+        self._count(parts, 0 if self._outbox.whole is not None else 1)
         if self._config.prefetch:
             self._request_ahead(parts)
         self._weights.count_lags(parts)
         if self.workers_write:
-            self._budget.count(0)
             return None
         apart = self._outbox.whole is not None or self._config.replay_buffer is not None
         if apart or not self._sync:
-            return self._outbox.take(map(self._taken, parts))
+            return self._outbox.take(map(self._taken, parts), counted=True)
         frames = sum(part.answer.frames for part in parts)
         batch = self._cut(self.assembler.assemble(parts), frames)
-        return self._outbox.take([Collected(batch, batch.shape[-1], frames)])
+        return self._outbox.take([Collected(batch, batch.shape[-1], frames)], counted=True)
 
     def _request_ahead(self, parts: Sequence[WorkerBatch]) -> None:
         """Requests the next batch, which workers collect while the learner uses these parts."""
@@ -138,10 +137,15 @@ class Gathering:
             sender.hold()
             scheduler.request_ahead(self.random())
 
-    def _count(self, parts: Sequence[WorkerBatch]) -> None:
-        """Counts the frames of batches that are being delivered or have been written."""
+    def _count(self, parts: Sequence[WorkerBatch], batches: int) -> None:
+        """Counts workers' batches that are being delivered or have been written.
+
+        Args:
+            parts: the batches.
+            batches: number of the collector's batches that they make.
+        """
+        self._budget.count(sum(part.answer.frames for part in parts), batches)
         for part in parts:
-            self._budget.count(part.answer.frames, 0)
             self._watch.episodes.add(*part.answer.ended)
             self._cut_ids.extend(part.answer.cut)
             if self.normalization is not None:
@@ -155,9 +159,8 @@ class Gathering:
         """Counts batches that workers wrote into the replay buffer and that are not counted yet."""
         rest = self.scheduler.pop_finished()
         if self.workers_write:
-            self._count(rest)
+            self._count(rest, len(rest))
             self._weights.count_lags(rest)
-            self._budget.count(0, len(rest))
 
     def settle(self, timeout: float | None) -> None:
         """Waits for the batches that workers are still collecting."""
@@ -183,7 +186,7 @@ class Gathering:
         """Returns a worker's batch, to pass on."""
         batch, answer = self._batch_of(part), part.answer
         filled = min(answer.filled, batch.shape[-1])
-        return Collected(batch, filled, answer.frames, 0, part.index, answer.number, answer.cut)
+        return Collected(batch, filled, answer.frames, part.index, answer.number, answer.cut)
 
     # --- what is requested
 

@@ -69,7 +69,8 @@ class CollectionProgress:
         learner: str = "learner",
     ) -> None:
         self._state = ProgressState(collector, find_bottleneck, learner)
-        self._title = title
+        # A path may have bytes that no terminal shows.
+        self._title = title.encode("utf-8", "replace").decode()
         self._console = console or _stderr()
         self._live: Live | None = None
         # A handle of IPython for a notebook's output.
@@ -192,7 +193,9 @@ class CollectionProgress:
             from IPython.display import display
 
             self._cell = display(self.render(), display_id=True)
-        elif self._console.is_interactive and not self._console.options.ascii_only:
+            return self
+        usual = self._console.is_terminal and self._console.is_interactive
+        if usual and not self._console.options.ascii_only:
             self._start_live()
         return self
 
