@@ -87,8 +87,17 @@ class Registry(Mapping[str, _Thing]):
                     return answer
         return None
 
+    @property
+    def asks_others(self) -> bool:
+        """True if the entry points of other packages were needed in this process."""
+        return "_others" in vars(self)
+
     def warn_of_broken(self) -> None:
-        """Warns of entry points of other packages that can't be loaded."""
+        """Warns of entry points of other packages that can't be loaded.
+
+        This reads files of all installed packages, so it is done only if one of the processes that
+        leave their warnings to this one has needed them, or has failed.
+        """
         for entry in self._others.values():
             try:
                 self._loaded(entry)

@@ -96,9 +96,13 @@ class WorkerPool:
         self.slots += added
         for slot in added:
             self._launch(slot)
-        # Reads files of all installed packages, while the workers start.
-        KINDS.warn_of_broken()
-        self._pump_until(lambda: all(slot.ready is not None for slot in added))
+        ready: list[requests.WorkerReady | None] = []
+        try:
+            self._pump_until(lambda: all(slot.ready is not None for slot in added))
+            ready = [slot.ready for slot in added]
+        finally:
+            if not ready or any(one is not None and one.asks_others for one in ready):
+                KINDS.warn_of_broken()
 
     def _launch(self, slot: WorkerSlot) -> None:
         slot.ready = None

@@ -13,6 +13,7 @@ from trawl.backends.failure import Failure
 from trawl.collectors.driver.budget import FrameCounts
 from trawl.collectors.watch.times import BatchTimes
 from trawl.collectors.workers.snapshots import Snapshot
+from trawl.envs.kinds import KINDS
 from trawl.keys import Key
 from trawl.rollout.episode_sums import NO_EPISODES, EndedEpisodes
 from trawl.rollout.layout import BatchPartition, Layout
@@ -110,6 +111,7 @@ class WorkerReady:
         version: version of the policy; None if versions are not tracked.
         snapshot: the state of the worker, or None.
         statistics: statistics of no frames, for each entry that is normalised.
+        asks_others: True if kinds of environments of other packages were needed.
         at: time at which the worker was ready, by its ``time.perf_counter()``.
     """
 
@@ -127,6 +129,7 @@ class WorkerReady:
     version: int | str | None = None
     snapshot: Snapshot | None = None
     statistics: Statistics = field(default_factory=dict)
+    asks_others: bool = field(default_factory=lambda: KINDS.asks_others)
     at: float = field(default_factory=perf_counter)
 
 

@@ -109,9 +109,16 @@ class EnvProcesses:
     def _start(self) -> list[EnvInfo]:
         for index in range(self.count):
             self.launch(index)
-        if self.isolated:
-            # Reads files of all installed packages, while the processes start.
-            KINDS.warn_of_broken()
+        infos: list[EnvInfo] = []
+        try:
+            infos = self._receive_infos()
+        finally:
+            if self.isolated and (not infos or any(info.asks_others for info in infos)):
+                KINDS.warn_of_broken()
+        return infos
+
+    def _receive_infos(self) -> list[EnvInfo]:
+        """Returns the descriptions of all environments, when they have been made."""
         found: dict[int, tuple[EnvInfo, ...]] = {}
         while len(found) < self.count:
             received = self.receive()

@@ -30,6 +30,7 @@ from trawl.envs.batches.serial import build_env
 from trawl.envs.capture.pickling import signing_key, use_signing_key
 from trawl.envs.env_member import EnvMember
 from trawl.envs.generators import global_state, seed_generators, set_global_state
+from trawl.envs.kinds import KINDS
 from trawl.envs.processes.buffers import SharedStepBuffers, StepBufferSpec
 from trawl.envs.processes.own_process import prepare_process
 from trawl.envs.processes.spin import Spin
@@ -84,6 +85,7 @@ class EnvInfo:
         full_reward_spec: specs of the rewards.
         full_done_spec: specs of the flags.
         fake: a frame of zeros, or None if ``fixed_layout`` is True.
+        asks_others: True if kinds of environments of other packages were needed.
     """
 
     name: str
@@ -99,6 +101,7 @@ class EnvInfo:
     full_reward_spec: Any
     full_done_spec: Any
     fake: TensorDictBase | None
+    asks_others: bool
 
     def __repr__(self) -> str:
         return self.text
@@ -314,4 +317,5 @@ def _info_of(env: TensorDictEnv) -> EnvInfo:
         full_reward_spec=env.full_reward_spec,
         full_done_spec=env.full_done_spec,
         fake=None if fixed else env.fake_tensordict(),
+        asks_others=KINDS.asks_others,
     )
