@@ -32,7 +32,7 @@ class StackedFrames(ComputedTensor):
     is computed with the stacks, and returns an ordinary tensor.
 
     Several tensors may share their frames, so an operation in place, such as ``copy_``, raises an
-    error: change a copy, which ``to_dense()`` returns.
+    error: change what ``to_dense()`` returns.
 
     Attributes:
         stored: the frames and the positions.
