@@ -159,7 +159,9 @@ def test_environments_at_their_own_pace(backend):
 
 def test_asynchronous_workers():
     with MultiAsyncCollector([Level] * 2, act, frames_per_batch=6, reset_kwargs=level) as collector:
-        seen = {collector.next()["observation"][0].item() // 100 for _ in range(8)}
+        seen = set()
+        while len(seen) < 2:  # One worker may deliver often before the other has begun.
+            seen.add(collector.next()["observation"][0].item() // 100)
     assert seen == {0.0, 1.0}
 
 
