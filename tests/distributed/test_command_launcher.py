@@ -152,6 +152,38 @@ def test_a_command_that_fails_is_named():
         commanded("echo no such host >&2; exit 7 # {worker}", max_restarts=0)
 
 
+@pytest.mark.filterwarnings("ignore:worker:RuntimeWarning")
+@pytest.mark.parametrize(
+    ("command", "times", "text"),
+    [
+        ("nosuchprogram {worker}", 1, r" 0: .*exited with status 127 .*nosuchprogram: not found"),
+        ("echo busy >&2; exit 255 # {worker}", 3, r" 0 3 times in a row: .*status 255 .*busy\n\)$"),
+        (
+            "true # {worker}",
+            3,
+            r" 0 3 .*status 0 .*\. The command must run for as long as its worker does",
+        ),
+    ],
+)
+def test_a_command_that_never_works_is_given_up(command, times, text, tmp_path):
+    runs = tmp_path / "runs"
+    with pytest.raises(WorkerDied, match=f"(?s)launcher_command did not start worker{text}"):
+        commanded(f"echo >> {runs}; {command}", num_workers=1)
+    assert runs.read_text() == times * "\n"
+
+
+def test_a_command_that_works_later_is_run_again(tmp_path):
+    """It ends in different ways before."""
+    command = (
+        f"echo >> {tmp_path}/runs; n=$(wc -l < {tmp_path}/runs); [ $n -gt 3 ] || exit $((n % 2))"
+    )
+    with (
+        pytest.warns(RuntimeWarning, match="a new worker takes its place"),
+        commanded(f"{command}; exec {{worker}}", num_workers=1) as collector,
+    ):
+        assert collector.next().numel() == 40
+
+
 def test_a_command_that_does_not_exist():
     with pytest.raises(
         RuntimeError, match=r"launcher_command can't be run: nosuchprogram .*No such"

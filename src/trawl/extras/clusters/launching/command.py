@@ -17,6 +17,7 @@ import sys
 import tempfile
 import threading
 from collections.abc import Sequence
+from itertools import takewhile
 from pathlib import Path
 from typing import IO, Any
 
@@ -24,6 +25,7 @@ from typing_extensions import override
 
 from trawl.backends.processes.backend import explain
 from trawl.backends.processes.loop import leave
+from trawl.errors import WorkerDied
 from trawl.extras.clusters.launching.launch import Ended, Launcher, Process
 from trawl.extras.clusters.launching.private_file import read_private, write_private
 from trawl.extras.clusters.network.link import Address
@@ -38,6 +40,10 @@ PLACEHOLDERS = ("worker", "arguments", "index", "rank", "address", "port", "name
 # When a command ends, the end of its stderr is reported: at most this many lines, and bytes.
 _TAIL = 20
 _TAIL_BYTES = 8192
+# A command that has never started its worker is given up if it ends so many times in a row with the
+# same status: 1 if the shell can't run it, otherwise 3, because a host may be busy.
+_TRIES = {126: 1, 127: 1}
+_TRIES_OTHERWISE = 3
 # Seconds that a command may run on after its worker has ended, and that the command's other
 # processes may run on after the command has ended.
 _LINGERING = 5.0
@@ -101,9 +107,12 @@ class CommandLauncher(Launcher):
         self._template = template
         self._folder: Path | None = None
         self._started: list[_Command] = []
+        self._tries: dict[int, list[_Command]] = {}
 
     @override
     def start(self, index: int, address: Address, ended: Ended) -> Process:
+        tries = self._tries.setdefault(index, [])
+        _check_hope(index, tries)
         values = {
             "index": index,
             "rank": index + 1,
@@ -129,8 +138,10 @@ class CommandLauncher(Launcher):
             command = [part for some in parts for part in some]
             shown = shlex.join(command)
         self._started = [one for one in self._started if one.watched]
-        self._started.append(_Command(command, shown, address.key.hex(), ended))
-        return self._started[-1]
+        started = _Command(command, shown, address.key.hex(), ended)
+        self._started.append(started)
+        tries.append(started)
+        return started
 
     def _write_key(self, key: bytes) -> Path:
         if self._folder is None:
@@ -146,6 +157,26 @@ class CommandLauncher(Launcher):
             shutil.rmtree(self._folder, ignore_errors=True)
 
 
+def _check_hope(index: int, tries: list[_Command]) -> None:
+    """Checks that the command of a worker has started the worker before, or may still do so.
+
+    Raises:
+        WorkerDied: if the command has ended too often, each time with the same status.
+    """
+    if any(one.joined for one in tries):
+        tries[:] = [one for one in tries if one.joined][:1]
+    elif tries:
+        last = tries[-1]
+        same = takewhile(lambda one: one.status == last.status, reversed(tries))
+        if (count := len(list(same))) >= _TRIES.get(last.status or 0, _TRIES_OTHERWISE):
+            times = "" if count == 1 else f" {count} times in a row"
+            advice = "" if last.status else ". The command must run for as long as its worker does"
+            raise WorkerDied(
+                f"launcher_command did not start worker {index}{times}: before the worker joined, "
+                f"the command {last.end}{advice}"
+            )
+
+
 class _Command(Process):
     """Running command that starts a worker.
 
@@ -154,11 +185,19 @@ class _Command(Process):
         shown: the command as text for error messages.
         key: the worker's key, in hexadecimal digits.
         ended: function to call with the reason when the command has ended.
+
+    Attributes:
+        joined: True if the worker has joined.
+        status: exit status of the command; None while it runs.
+        end: how the command has ended, as the end of a sentence.
     """
 
     reports_end = True
 
     def __init__(self, command: list[str], shown: str, key: str, ended: Ended) -> None:
+        self.joined = False
+        self.status: int | None = None
+        self.end = ""
         self._shown = shown
         self._tail = b""
         self._killed = threading.Event()
@@ -193,6 +232,10 @@ class _Command(Process):
             self._signal(signal.SIGKILL)
 
     @override
+    def note_joined(self) -> None:
+        self.joined = True
+
+    @override
     def expect_end(self) -> None:
         if self._process.poll() is None:
             self._timer = threading.Timer(_LINGERING, self.kill)
@@ -225,7 +268,9 @@ class _Command(Process):
         lines = self._tail.decode(errors="replace").strip().splitlines()
         tail = "\n".join(lines[-_TAIL:])
         said = f"; its stderr ended with:\n{tail}\n" if tail else ""
-        ended(f"{explain(status)} (launcher_command: {self._shown!r}{said})")
+        self.end = f"{explain(status)} (launcher_command: {self._shown!r}{said})"
+        self.status = status
+        ended(self.end)
         if left:
             self._killed.wait(_LINGERING)
             self._signal(signal.SIGKILL)

@@ -39,6 +39,9 @@ class Process(ABC):
     def kill(self) -> None:
         """Kills the process, if possible."""
 
+    def note_joined(self) -> None:  # noqa: B027 (only commands need to know)
+        """Handles the arrival of the worker, which shows that the process could be started."""
+
     def expect_end(self) -> None:  # noqa: B027 (most processes are the workers themselves)
         """Handles the orderly end of the worker, after which the process should also end."""
 

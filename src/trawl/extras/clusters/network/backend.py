@@ -319,6 +319,8 @@ class RemoteWorker(Worker):
         try:
             self.answers.wait_connected()
             self._joined = True
+            if self.process is not None:
+                self.process.note_joined()
         except OSError as error:
             seconds = self.address.timeout
             self._cut_off(f"did not join within {seconds:g} s (timeout): {_first_line(error)}")
