@@ -302,8 +302,7 @@ class BaseCollector(CollectorParts, OptionAttributes):  # type: ignore[misc]  # 
         """
         if self.config.replay_buffer is not None:
             self._collect_timed()
-            self.parts.outbox.write_whole(whole)
-            return None
+            return self.parts.outbox.take_whole(whole)
         while not whole.ready:
             if not self.parts.budget.has_more():
                 if not self.closed:
@@ -311,7 +310,7 @@ class BaseCollector(CollectorParts, OptionAttributes):  # type: ignore[misc]  # 
                 return None
             check_interrupt()
             self._collect_timed()
-        return self.parts.outbox.deliver_whole(whole)
+        return self.parts.outbox.take_whole(whole)
 
     # --- the end
 

@@ -70,10 +70,16 @@ class BatchDelivery:
         self._has_mask = found is None or MASK in found
         self._has_private = found is None or any(p.startswith("_") for key in found for p in key)
 
-    def process(self, batch: TensorDictBase, filled: int) -> Any:
-        """Applies the options to a batch, in which only the first ``filled`` steps were taken."""
+    def process(self, batch: TensorDictBase, filled: int, ends: bool = True) -> Any:
+        """Applies the options to a batch, in which only the first ``filled`` steps were taken.
+
+        Args:
+            batch: the batch.
+            filled: see above.
+            ends: False if the batch goes on with more steps.
+        """
         config, steps = self.config, batch.shape[-1]
-        batch = self._stored_truncated(batch, filled)
+        batch = self._stored_truncated(batch, filled) if ends else self.stored(batch)
         if config.split_trajs or config.replay_buffer is not None:
             batch = batch if filled == batch.shape[-1] else batch[..., :filled]
         if config.split_trajs:
@@ -112,9 +118,15 @@ class BatchDelivery:
             raise TypeError("postproc returned None; it must return the batch to deliver")
         return drop_private(result) if isinstance(result, TensorDictBase) else result
 
-    def deliver(self, batch: TensorDictBase, filled: int) -> Any:
-        """Returns the result of :meth:`process`; with ``return_same_td``, always in one object."""
-        return self._as_returned(self.process(batch, filled))
+    def deliver(
+        self, batch: TensorDictBase, filled: int, alone: bool = False, ends: bool = True
+    ) -> Any:
+        """Returns the result of :meth:`process`; with ``return_same_td``, always in one object.
+
+        A step that is ``alone`` has a dimension of time only next to one of environments.
+        """
+        found = self._as_returned(self.process(batch, filled, ends))
+        return found[0] if alone and batch.ndim == 1 else found
 
     def deliver_whole(self, trajectories: TensorDictBase) -> Any:
         """Applies ``postproc`` and ``return_same_td`` to whole trajectories.
@@ -123,12 +135,13 @@ class BatchDelivery:
         """
         return self._as_returned(self.processed(trajectories))
 
-    def write(self, batch: Any, frames: int) -> int:
+    def write(self, batch: Any, frames: int, alone: bool = False) -> int:
         """Writes a processed batch into the replay buffer, which may refuse one without frames.
 
         Args:
             batch: the batch.
             frames: number of its frames, unless ``postproc`` has changed it.
+            alone: True if it is a single step.
 
         Returns:
             The number of frames that the buffer got.
@@ -140,7 +153,9 @@ class BatchDelivery:
             frames = len(batch)
         if not frames:
             return 0
-        if self.config.extend_buffer:
+        if alone:
+            (buffer.extend if batch.ndim else buffer.add)(batch)
+        elif self.config.extend_buffer:
             buffer.extend(self._as_stored(batch))
         elif batch.ndim > 1 and getattr(getattr(buffer, "storage", None), "ndim", 1) > 1:
             # A buffer with more than one dimension has a row for each environment.

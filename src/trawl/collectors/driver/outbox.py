@@ -31,6 +31,8 @@ class Collected(NamedTuple):
         order: number of the request for it.
         cut: ids of trajectories that failures ended before it. See
             :meth:`~trawl.rollout.episodes.EpisodeTracker.pop_cut`.
+        alone: True for a step of a batch whose steps are written into the replay buffer alone.
+        ends: True if it ends a batch, so that ``set_truncated`` concerns it.
     """
 
     batch: TensorDictBase
@@ -39,6 +41,8 @@ class Collected(NamedTuple):
     worker: int | None = None
     order: float = math.inf
     cut: Collection[int] = ()
+    alone: bool = False
+    ends: bool = True
 
 
 class BatchOutbox:
@@ -72,7 +76,7 @@ class BatchOutbox:
         self._config, self._lifetime, self._budget, self.whole = config, lifetime, budget, whole
         self.kept: list[Any] = []
         self.hook: Callable[[Any], Any] | None = None
-        self.writing: Callable[[int], AbstractContextManager[None]] = _written_by_itself
+        self.writing: Callable[[int], AbstractContextManager[Any]] = nullcontext
 
     @property
     def waiting(self) -> bool:
@@ -88,13 +92,13 @@ class BatchOutbox:
     # --- delivery
 
     def take(self, collected: Iterable[Collected], counted: bool) -> Any:
-        """Passes on what was collected: all batches come this way, but not single steps.
+        """Passes on what was collected: all batches come this way.
 
         Batches are assembled into whole trajectories, or written into the replay buffer, or
         delivered; then they go to the sink and to the hook.
 
         Args:
-            collected: one batch to deliver, or the batches to write or to assemble.
+            collected: one batch to deliver, or the batches or steps to write or to assemble.
             counted: True if the budget counts them already; otherwise they are counted before they
                 go to the sink.
 
@@ -107,18 +111,31 @@ class BatchOutbox:
             if not counted:
                 self._budget.count(sum(one.frames for one in parts), 0)
             return None
-        buffered = self._config.replay_buffer is not None
         batch = None
         for one in collected:
-            batch = self.delivery.deliver(one.batch, one.filled)
-            if buffered:
-                with self.writing(one.frames):
-                    written = self.delivery.write(batch, one.frames)
-                    self._budget.own.replay_written_frames += written
+            batch = self.delivery.deliver(one.batch, one.filled, one.alone, one.ends)
+            self._write(batch, one.frames, one.alone)
             if not counted:
-                self._budget.count(one.frames)
-            self.release(batch)
-        return None if buffered else batch
+                self._budget.count(one.frames, 0 if one.alone else 1)
+            self._release(batch)
+        return None if self._buffered else batch
+
+    def take_whole(self, whole: TrajectoryBatcher) -> Any:
+        """Passes on whole trajectories, whose frames are counted: one batch, or all of a turn.
+
+        Returns:
+            The batch; None if all whole trajectories are written into the replay buffer.
+        """
+        batch = None
+        for group in whole.groups() if self._buffered else [whole.pop_batch()]:
+            batch = self.delivery.deliver_whole(group)
+            self._write(batch, group.shape.numel())
+            if not self._buffered:
+                self._budget.count(0)
+            self._release(batch)
+        if self._buffered:
+            self._budget.count(0)
+        return None if self._buffered else batch
 
     def _assemble(self, whole: TrajectoryBatcher, collected: Sequence[Collected]) -> None:
         for one in collected:
@@ -129,36 +146,30 @@ class BatchOutbox:
             for env, frames in self.delivery.by_source(self.delivery.frames(one.batch, one.filled))
         )
 
-    def release(self, batch: Any) -> None:
+    @property
+    def _buffered(self) -> bool:
+        return self._config.replay_buffer is not None
+
+    def _write(self, batch: Any, frames: int, alone: bool = False) -> None:
+        """Writes a batch into the replay buffer, if there is one."""
+        if self._buffered:
+            with self.writing(frames):
+                written = self.delivery.write(batch, frames, alone)
+                self._budget.own.replay_written_frames += written
+
+    def _release(self, batch: Any) -> None:
         """Hands a batch, when it is delivered or written, to the sink and to the hook."""
         if self._config.sink is not None:
             self._config.sink.write(batch)
         if self.hook is not None:
             self.hook(batch)
 
-    def write_whole(self, whole: TrajectoryBatcher) -> None:
-        """Writes all whole trajectories into the replay buffer."""
-        for group in whole.groups():
-            batch = self.delivery.deliver_whole(group)
-            written = self.delivery.write(batch, group.shape.numel())
-            self._budget.own.replay_written_frames += written
-            self.release(batch)
-        self._budget.count(0)
-
-    def deliver_whole(self, whole: TrajectoryBatcher) -> Any:
-        """Returns a batch of whole trajectories."""
-        batch = self.delivery.deliver_whole(whole.pop_batch())
-        self._budget.count(0)
-        self.release(batch)
-        return batch
-
     def fake(self, batch: TensorDictBase) -> Any:
         """Returns a batch of zeros in the form in which batches are delivered."""
         if self.whole is None:
             return self.delivery.process(batch, batch.shape[-1])
         frames = self.delivery.frames(batch, batch.shape[-1])
-        buffer = self._config.replay_buffer is not None
-        return self.delivery.processed(self.whole.template(frames, buffer))
+        return self.delivery.processed(self.whole.template(frames, self._buffered))
 
     def close(self) -> None:
         """Closes the sink."""
@@ -197,7 +208,3 @@ class BatchOutbox:
         self.delivery.load_state_dict(state)
         if self.whole is not None:
             self.whole.load_state_dict(state.get(STATE, {}), order, resumed)
-
-
-def _written_by_itself(frames: int) -> AbstractContextManager[None]:
-    return nullcontext()

@@ -19,7 +19,6 @@ from trawl.collectors.driver.weights import CollectorWeights
 from trawl.collectors.local.env_loop import EnvLoop
 from trawl.collectors.watch.figures import RolloutFigures
 from trawl.rollout.block import Block
-from trawl.tensordicts import drop_private
 
 # Random actions, and when to stop.
 _Orders = tuple[bool, Callable[[], bool] | None]
@@ -222,24 +221,13 @@ class Turns:
         interruptor stops collection.
         """
         stopped = self._stopped() or (lambda: False)
-        budget, config, delivery = self._budget, self._config, self._outbox.delivery
         for t in range(self._steps):
-            step, _, frames = self._cut(self._run(), self._loop.rollout.filled)
-            last = t + 1 == self._steps or not budget.has_more(frames) or stopped()
-            if last and config.set_truncated:
-                delivery.truncate_last(step, 1)
-            frame = drop_private(delivery.written(delivery.stored(step)))
+            step, filled, frames = self._cut(self._run(), self._loop.rollout.filled)
+            last = t + 1 == self._steps or not self._budget.has_more(frames) or stopped()
             # There is no frame if all environments spent the step on a reset, or failed.
-            if self._loop.env.batch_size:
-                if frames:
-                    config.replay_buffer.extend(frame)
-            elif frames:
-                frame = frame[0]
-                config.replay_buffer.add(frame)
-            budget.count(frames, 0)
-            budget.own.replay_written_frames += frames
             if frames:
-                self._outbox.release(frame)
+                one = Collected(step, filled, frames, alone=True, ends=last)
+                self._outbox.take([one], counted=False)
             if last:
                 break
-        budget.count(0)
+        self._budget.count(0)
