@@ -8,15 +8,22 @@ needed for the first time.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import cached_property
 from importlib.metadata import EntryPoint, entry_points
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 _Thing = TypeVar("_Thing")
 _Answer = TypeVar("_Answer")
 # True in a process whose driver has warned of the entry points that can't be used.
 _driver_warns = False
+
+
+class _AsksOthers(Protocol):
+    @property
+    def asks_others(self) -> bool:
+        """See :attr:`Registry.asks_others`."""
 
 
 class BrokenEntry(ImportError):
@@ -92,17 +99,25 @@ class Registry(Mapping[str, _Thing]):
         """True if the entry points of other packages were needed in this process."""
         return "_others" in vars(self)
 
-    def warn_of_broken(self) -> None:
-        """Warns of entry points of other packages that can't be loaded.
+    @contextmanager
+    def warning_for(self, started: Sequence[_AsksOthers]) -> Iterator[None]:
+        """Context for starting processes that leave their warnings to this one.
 
-        This reads files of all installed packages, so it is done only if one of the processes that
-        leave their warnings to this one has needed them, or has failed.
+        It warns of entry points of other packages that can't be loaded. This reads files of all
+        installed packages, so it is done only if a process has needed them, or has failed.
+
+        Args:
+            started: an empty list, which gets what the processes send when they have started.
         """
-        for entry in self._others.values():
-            try:
-                self._loaded(entry)
-            except BrokenEntry as error:
-                self._warn_of(entry, error)
+        try:
+            yield
+        finally:
+            if not started or any(one.asks_others for one in started):
+                for entry in self._others.values():
+                    try:
+                        self._loaded(entry)
+                    except BrokenEntry as error:
+                        self._warn_of(entry, error)
 
     @cached_property
     def _others(self) -> dict[str, EntryPoint]:
@@ -151,6 +166,6 @@ class Registry(Mapping[str, _Thing]):
 
 
 def leave_warnings_to_driver() -> None:
-    """Leaves warnings of entry points to the driver, which calls ``warn_of_broken``."""
+    """Leaves warnings of entry points to the driver; see :meth:`Registry.warning_for`."""
     global _driver_warns
     _driver_warns = True

@@ -96,13 +96,10 @@ class WorkerPool:
         self.slots += added
         for slot in added:
             self._launch(slot)
-        ready: list[requests.WorkerReady | None] = []
-        try:
+        ready: list[requests.WorkerReady] = []
+        with KINDS.warning_for(ready):
             self._pump_until(lambda: all(slot.ready is not None for slot in added))
-            ready = [slot.ready for slot in added]
-        finally:
-            if not ready or any(one is not None and one.asks_others for one in ready):
-                KINDS.warn_of_broken()
+            ready += [slot.ready for slot in added if slot.ready is not None]
 
     def _launch(self, slot: WorkerSlot) -> None:
         slot.ready = None

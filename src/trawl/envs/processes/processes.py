@@ -110,11 +110,8 @@ class EnvProcesses:
         for index in range(self.count):
             self.launch(index)
         infos: list[EnvInfo] = []
-        try:
-            infos = self._receive_infos()
-        finally:
-            if self.isolated and (not infos or any(info.asks_others for info in infos)):
-                KINDS.warn_of_broken()
+        with KINDS.warning_for(infos):
+            infos += self._receive_infos()
         return infos
 
     def _receive_infos(self) -> list[EnvInfo]:
