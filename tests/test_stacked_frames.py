@@ -194,6 +194,12 @@ CHANGES = {
     "several": lambda x: torch._foreach_copy_([x], [x + 1]),
     "out": lambda x: torch.add(x, 1, out=x),
     "out of stack": lambda x: torch.stack([x[0] + 1] * len(x), out=x),
+    "set_ of a batch": lambda x: TensorDict(a=x).set_("a", x.to_dense()),
+    "apply_ to a batch": lambda x: TensorDict(a=x).clone().apply_(lambda one: one + 1),
+    "update of a batch": lambda x: TensorDict(b={"a": x}).update({"b": {"a": x + 1}}, inplace=True),
+    "load_state_dict of a batch": lambda x: TensorDict(a=x).load_state_dict(
+        TensorDict(a=x.to_dense()).state_dict()
+    ),
     "two outs": lambda x: torch.max(
         x.to_dense().expand(2, *x.shape), 0, out=(x, torch.zeros(x.shape, dtype=torch.int64))
     ),
@@ -206,7 +212,7 @@ CHANGES = {
 @pytest.mark.parametrize("name", CHANGES)
 def test_stacks_and_slices_cant_be_changed_in_place(name, part):
     x = stacks()
-    with pytest.raises(RuntimeError, match=r"can't be changed in place.*to_dense"):
+    with pytest.raises(RuntimeError, match=r"^StackedFrames.* can't be changed in place.*to_dense"):
         CHANGES[name](part(x))
     check(x, stacks().to_dense(), keeps=True)
 

@@ -3,18 +3,34 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NoReturn
 
+import torch
 from torch import Tensor
 from typing_extensions import Self, override
 
 from trawl.foreign.torch import make_wrapper, no_torch_function, schema_of, tree_map
 
-_CANT_CHANGE = (
+_NO_CHANGE = (
     "StackedFrames, their slices and their views can't be changed in place, because they have no "
     "memory that holds the stacks, and nor has a clone(): change what to_dense() returns, and "
     "assign it to the batch"
 )
+
+
+class _CantChangeError(RuntimeError, KeyError):
+    """Raised by operations that would write into a computed tensor, or ask for its memory.
+
+    It is a KeyError, too, because a TensorDict puts all other errors of a write in place into a
+    ``ValueError`` that prints the whole batch.
+    """
+
+    # A KeyError would print the message as it stands in code.
+    __str__ = RuntimeError.__str__
+
+
+def _refuse() -> NoReturn:
+    raise _CantChangeError(_NO_CHANGE)
 
 
 class ComputedTensor(Tensor):
@@ -63,7 +79,7 @@ class ComputedTensor(Tensor):
 
     @override
     def __setitem__(self, index: Any, value: Any) -> None:
-        raise RuntimeError(_CANT_CHANGE)
+        raise _CantChangeError(_NO_CHANGE)
 
     @override
     def numpy(self, *args: Any, **kwargs: Any) -> Any:
@@ -86,6 +102,14 @@ class ComputedTensor(Tensor):
 
     def __dlpack_device__(self) -> Any:
         return self.to_dense().__dlpack_device__()
+
+    @override
+    def untyped_storage(self) -> torch.UntypedStorage:
+        storage = super().untyped_storage()
+        # A TensorDict compares addresses of memory when a write in place has failed. PyTorch's
+        # error, that there is no address, would hide why.
+        vars(storage)["data_ptr"] = _refuse
+        return storage
 
     @override
     def data_ptr(self) -> int:
@@ -167,7 +191,7 @@ def _check_only_read(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
             given = args[place] if place < len(args) else kwargs.get(declared.name)
             several = given if isinstance(given, (list, tuple)) else (given,)
             if any(isinstance(one, ComputedTensor) for one in several):
-                raise RuntimeError(_CANT_CHANGE)
+                raise _CantChangeError(_NO_CHANGE)
 
 
 def _values(value: Any) -> Any:
