@@ -21,7 +21,7 @@ from tensordict import (
 from torch import Tensor
 
 from trawl.foreign.tensordict import new_tensordict
-from trawl.keys import Key, as_key
+from trawl.keys import Key
 
 
 def tensordict_of(
@@ -227,49 +227,6 @@ def broadcastable(mask: Tensor, value: Tensor) -> Tensor:
         value: a tensor.
     """
     return mask.to(value.device).reshape(*mask.shape, *[1] * (value.ndim - mask.ndim))
-
-
-def break_off(frame: TensorDictBase, done_keys: Sequence[Key], mask: Tensor) -> None:
-    """Marks the episodes in ``mask`` as truncated in ``frame``, unless they end there anyway.
-
-    The function sets new tensors, because the next step shares the existing ones.
-
-    Args:
-        frame: a frame.
-        done_keys: keys of the flags that mark the end of an episode.
-        mask: mask of the environments; bool, of the frame's batch size.
-    """
-    for key in done_keys:
-        if key[-1] != "done":
-            continue
-        done = frame.get(key)
-        cut = broadcastable(mask, done) & ~done
-        for name in ("done", "truncated"):
-            flags = frame.get((*key[:-1], name), None)
-            if flags is not None:
-                frame.set((*key[:-1], name), flags | cut)
-
-
-def truncate_(following: TensorDictBase, mask: Tensor, always: Sequence[Key]) -> None:
-    """Marks steps as truncated and done, in place.
-
-    Agents that have flags of their own are marked unless they are done.
-
-    Args:
-        following: the TensorDict under ``"next"``, with all its flags.
-        mask: mask of the steps; bool, of the batch size.
-        always: keys of agents' flags that are set even for agents that are done.
-    """
-    for key in [as_key(key) for key in following.keys(True, True)]:
-        done_key = (*key[:-1], "done")
-        done = following.get(done_key, None) if key[-1] == "truncated" else None
-        if done is not None:
-            cut = broadcastable(mask, done)
-            if len(key) > 1 and key not in always:
-                cut = cut & ~done
-            # A lazy stack returns copies of its entries.
-            following.set_(key, following.get(key) | cut)
-            following.set_(done_key, done | cut)
 
 
 def stack_frames(frames: Sequence[TensorDictBase], axis: int) -> TensorDictBase:

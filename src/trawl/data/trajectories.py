@@ -13,7 +13,8 @@ from torch import Tensor
 
 from trawl.envs.capture.kinds import from_plain, to_plain
 from trawl.keys import DONE_KEYS, MASK, TRAJ_IDS, as_key, end_keys, next_of
-from trawl.tensordicts import break_off, of_frames
+from trawl.rollout.cuts import mark_frame
+from trawl.tensordicts import of_frames
 
 _Place = tuple[Hashable, int, int]
 _EVERYWHERE = torch.ones(1, dtype=torch.bool)
@@ -186,7 +187,7 @@ class TrajectoryAssembler:
                 if pieces:
                     last = pieces[-1][-1:].clone()
                     done = leaves_named(last.get("next"), ["done"])
-                    break_off(last, [next_of(as_key(key)) for key in done], _EVERYWHERE)
+                    mark_frame(last, [next_of(as_key(key)) for key in done], _EVERYWHERE)
                     found.append((place, torch.cat([*pieces[:-1], pieces[-1][:-1], last])))
         self._queue(found)
 

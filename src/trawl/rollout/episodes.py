@@ -28,6 +28,7 @@ from trawl.keys import (
     next_of,
 )
 from trawl.memory import Array, Mask
+from trawl.rollout.cuts import mark_rows, steps_to_limit
 from trawl.rollout.layout import as_array
 from trawl.rollout.policy.inputs import LatestObservation
 
@@ -358,7 +359,7 @@ def discard_step(
     """
     envs = list(envs)
     if row:
-        _truncate_open(view.arrays, row - 1, envs, groups)
+        _cut_open(view.arrays, row - 1, envs, groups)
     for index in envs:
         episodes.break_off(view.first + index, row)
     view.arrays[MASK][row, envs] = False
@@ -369,68 +370,20 @@ def discard_step(
 
 def end_open(view: Any, episodes: EpisodeTracker, row: int, envs: Sequence[int]) -> None:
     """Ends the episodes of some environments that go on after ``row``, which they can't."""
-    found = _truncate_open(view.arrays, row, list(envs), ())
+    found = _cut_open(view.arrays, row, list(envs), ())
     episodes.end_all([view.first + index for index in found], row)
 
 
-def _truncate_open(
+def _cut_open(
     arrays: Mapping[Key, Any], row: int, envs: list[int], groups: Sequence[str]
 ) -> list[int]:
-    """Marks frames in ``row`` that don't end their episodes as truncated, and returns where."""
-    going = arrays[MASK][row, envs] & ~arrays[DONE][row, envs, 0]
-    truncate(arrays, (row, envs), going, groups)
-    return [index for index, here in zip(envs, going.tolist(), strict=True) if here]
-
-
-def truncate(
-    arrays: Mapping[Key, Any], frames: tuple[Any, ...], cut: Any, groups: Sequence[str] = ()
-) -> None:
-    """Marks frames as the last ones of episodes that are cut off, for all agents that go on.
-
-    Args:
-        arrays: the arrays of the environments, or their tensors, by key.
-        frames: index of some frames, such as a row and environments.
-        cut: True for those to mark.
-        groups: names of the groups of agents that have flags of their own.
-    """
-    for key in (TRUNCATED, DONE):
-        arrays[key][(*frames, ..., 0)] |= cut
-    for group in groups:
-        done, truncated = (arrays[next_of((group, name))] for name in ("done", "truncated"))
-        truncated[frames] |= ~done[frames] & cut[..., None, None]
-        done[frames] |= cut[..., None, None]
-
-
-def is_late(limit: int, steps: Any) -> Any:
-    """Returns True for episodes that are at the limit after so many steps, and so are cut off."""
-    return steps >= limit
-
-
-def steps_to_limit(limit: int, steps: int) -> int:
-    """Returns how many more steps an episode takes until :func:`is_late` is True."""
-    return limit - steps
-
-
-def cut_off(limit: int, steps: Any, truncated: Any, done: Any, skipped: Any = None) -> Any:
-    """Marks the steps that bring episodes to the limit, in their flags.
-
-    Args:
-        limit: number of steps after which an episode is cut off.
-        steps: number of steps of each episode, an array or a tensor.
-        truncated: the flags ``truncated``, changed in place.
-        done: the flags ``done``, changed in place.
-        skipped: True where a step was only a reset, so that it belongs to no episode; None for no
-            step.
-
-    Returns:
-        True for the episodes at the limit.
-    """
-    late = is_late(limit, steps)
-    if skipped is not None:
-        late &= ~skipped
-    truncated |= late
-    done |= late
-    return late
+    """Cuts off the episodes that go on after ``row``, and returns where."""
+    going = arrays[MASK][row] & ~arrays[DONE][row, ..., 0]
+    cut = going & False
+    cut[envs] = going[envs]
+    mark_rows(arrays, row, cut, groups)
+    found = cut.tolist()
+    return [index for index in envs if found[index]]
 
 
 class _Ends:
@@ -476,7 +429,7 @@ class EpisodeEnds(_Ends):
         """Ends the episode with step ``t``, whose flags are written, unless it is at the limit."""
         row = self._start + t
         if t >= self.cutoff():
-            truncate(self._arrays, (row,), np.True_, self._groups)
+            mark_rows(self._arrays, row, np.True_, self._groups)
         self._episodes.end(self._first, row)
         return self.cutoff()
 
@@ -533,7 +486,7 @@ class VectorEnds(_Ends):
         row = self._start + t
         self._terminations[t], self._truncations[t], self._dones[t] = terminated, truncated, done
         if t >= self.nearest:
-            truncate(self._arrays, (row,), self.late(t) & done, self._groups)
+            mark_rows(self._arrays, row, self.late(t) & done, self._groups)
         self._episodes.end_all([self._first + i for i in done.nonzero()[0].tolist()], row)
         self.find_limits()
 

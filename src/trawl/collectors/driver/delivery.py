@@ -16,9 +16,10 @@ from trawl.collectors.torchrl import has_fixed_rows
 from trawl.collectors.utils import split_trajectories
 from trawl.computed_tensor import ComputedTensor
 from trawl.keys import MASK, Key
+from trawl.rollout.cuts import mark_steps
 from trawl.rollout.policy.device_transfer import moved
 from trawl.rollout.ready.serving import by_environment, in_env_order, last_frames
-from trawl.tensordicts import drop_private, has_lazy, padded, truncate_
+from trawl.tensordicts import drop_private, has_lazy, padded
 
 # Entry of a state that holds the state of ``postproc``.
 _POSTPROC = "postproc"
@@ -214,7 +215,7 @@ class BatchDelivery:
         """Marks the last frame of each environment in ``filled`` steps as truncated and done."""
         taken = batch[..., :filled]
         last = last_frames(taken, self.first_ready)
-        truncate_(taken.get("next"), last, self._truncated_keys)
+        mark_steps(taken.get("next"), last, self._truncated_keys)
 
     def by_source(self, frames: TensorDictBase) -> list[tuple[int, TensorDictBase]]:
         """Returns frames of a worker, with the numbers of the sources in which time goes on."""

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from trawl.collectors.workers.assembler import WorkerBatch
 from trawl.keys import MASK, NO_TRAJECTORY, TRAJ_IDS
-from trawl.tensordicts import truncate_
+from trawl.rollout.cuts import mark_steps
 
 
 def first_frames(batch: TensorDictBase, count: int, truncate: bool = False) -> TensorDictBase:
@@ -51,7 +51,7 @@ def _truncate(batch: TensorDictBase, kept: Tensor, mask: Tensor) -> None:
     cut = (mask & ~kept).any(-1, keepdim=True)
     position = torch.arange(1, batch.shape[-1] + 1, device=kept.device)
     last = kept & cut & (position == (position * kept).amax(-1, keepdim=True))
-    truncate_(batch.get("next"), last, ())
+    mark_steps(batch.get("next"), last)
 
 
 def limited(

@@ -21,7 +21,8 @@ from trawl.keys import (
     as_key,
     next_of,
 )
-from trawl.rollout.episodes import EpisodeTracker, Follow, cut_off
+from trawl.rollout.cuts import is_late, mark_cut
+from trawl.rollout.episodes import EpisodeTracker, Follow
 from trawl.rollout.policy.inputs import LazyRows
 from trawl.rollout.policy.leaves import PolicyLeaves
 from trawl.rollout.stages.stage import Stage
@@ -156,7 +157,9 @@ class TensorStepper(EnvStepper[StepTensors]):
                 ended = ended.clone()
                 steps = torch.add(counts[t], 1, out=counted[t])
                 next_counts[t].copy_(steps)
-                cut = cut_off(limit, steps, truncated[t], done[t], result.skipped) & ~ended
+                late = is_late(limit, steps, result.skipped)
+                mark_cut(truncated[t], done[t], late)
+                cut = late & ~ended
             begun = self.latest = source.begin_next(ended, cut)
             for row, value in zip(following[t], begun, strict=True):
                 row.copy_(value)

@@ -36,7 +36,7 @@ from trawl.keys import (
 from trawl.memory import Array
 from trawl.rollout.block import Block
 from trawl.rollout.checks import check_rewards
-from trawl.rollout.episodes import is_late, truncate
+from trawl.rollout.cuts import is_late, mark_rows
 from trawl.rollout.layout import Layout, Leaf
 from trawl.rollout.policy.device_transfer import transfer_to
 from trawl.rollout.policy.policy import Policy
@@ -232,7 +232,7 @@ class ReadyBatchWriter(ArrayBatchWriter):
                 self.episodes.cut(index)
             else:
                 # A trajectory that has ended with this frame keeps its flags.
-                truncate(self._rows, (last,), ~self._rows[DONE][last, 0], self._agent_groups)
+                mark_rows(self._rows, last, ~self._rows[DONE][last, 0], self._agent_groups)
         self._start_trajectories(np.array(broken))
 
     def _record_frames(self, results: ReadyResults, start: int) -> int:
@@ -292,7 +292,7 @@ class ReadyBatchWriter(ArrayBatchWriter):
         rows[DONE][start:stop, 0] = resets
         if self.options.limit is not None:
             late = is_late(self.options.limit, self._next[STEP_COUNT][chosen, 0])
-            truncate(rows, (slice(start, stop),), late, self._agent_groups)
+            mark_rows(rows, slice(start, stop), late, self._agent_groups)
         self._start_trajectories(chosen[ended])
         self._start_episodes(chosen[ended])
 

@@ -36,8 +36,9 @@ from trawl.keys import (
 )
 from trawl.rollout.block import Block, copy_into
 from trawl.rollout.checks import check_carrier, check_rewards, has_autoreset_steps
+from trawl.rollout.cuts import is_late, mark_frame
 from trawl.rollout.episode_sums import EpisodeSums
-from trawl.rollout.episodes import EpisodeTracker, cut_off
+from trawl.rollout.episodes import EpisodeTracker
 from trawl.rollout.layout import Layout, layout_of
 from trawl.rollout.policy.binder import TensorDictBinder
 from trawl.rollout.policy.policy import Policy
@@ -47,7 +48,6 @@ from trawl.rollout.steppers.restarts import FailureCounter, PartFailures, emptie
 from trawl.rollout.steppers.step_logs import keep_logs
 from trawl.rollout.writers.batch_writer import ActFn, BatchOptions, BatchWriter, StepFn
 from trawl.tensordicts import (
-    break_off,
     broadcastable,
     padded,
     stack_frames,
@@ -55,7 +55,7 @@ from trawl.tensordicts import (
     whole_key,
 )
 
-_COUNT = STEP_COUNT[0]
+_COUNT, _DONE = STEP_COUNT[0], ("done",)
 
 
 class TensorDictBatchWriter(BatchWriter):
@@ -249,7 +249,7 @@ class TensorDictBatchWriter(BatchWriter):
             taken = present.issuperset(self._done_keys)
             root = counter.restart(error, len(self._records), self._remake, taken)
             if taken:
-                break_off(frame, self._flags, ~nowhere)
+                mark_frame(frame, self._flags, ~nowhere)
             else:
                 failed = ~nowhere
                 frame.set("next", self._discard_step(frame.get("next", None), failed))
@@ -272,7 +272,7 @@ class TensorDictBatchWriter(BatchWriter):
             The TensorDict for ``"next"``, with blank entries where ``mask`` is True.
         """
         if self._records:
-            break_off(self._records[-1], self._flags, mask & ~self._masked_out[-1])
+            mark_frame(self._records[-1], self._flags, mask & ~self._masked_out[-1])
         blank = self.env.fake_tensordict().get("next").zero_()
         return emptied(blank if following is None else following, blank, mask)
 
@@ -284,16 +284,15 @@ class TensorDictBatchWriter(BatchWriter):
         if self._limit is not None:
             count = frame.get(_COUNT) + 1
             following.set(_COUNT, count)
-            ended, before = following.get("done"), following.get("truncated", None)
-            done = ended.clone()
-            truncated = torch.zeros_like(done) if before is None else before.clone()
             resets = None if skipped is None else skipped.unsqueeze(-1).to(count.device)
-            late = cut_off(self._limit, count, truncated, done, resets)
-            following.update({"truncated": truncated, "done": done})
-            cut = late & ~ended
+            late = is_late(self._limit, count, resets)
+            cut = late & ~following.get("done")
+            if following.get("truncated", None) is None:
+                following.set("truncated", torch.zeros_like(cut))
+            flags = [_DONE, *self._agent_flags]
+            mark_frame(following, flags, late.squeeze(-1), ended_too=[_DONE])
             if self._parts is not None:
                 cut &= ~self._parts.failed().unsqueeze(-1).to(cut.device)
-            break_off(following, self._agent_flags, late.squeeze(-1))
             if cut.any():
                 root = self.env.reset(root.copy().set(RESET_MASK, cut))
         failed = None if self._parts is None else self._parts.failed()
