@@ -5,14 +5,14 @@ Messages are used where memory can't be shared.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
 from typing_extensions import override
 
 from trawl.weights.groups import PreparedUpdate, ReceiverGroup
-from trawl.weights.messages import Inbox, MessageChannel, MessageStore, WeightMessage
+from trawl.weights.messages import PLAIN, Inbox, MessageChannel, MessageStore, WeightCodec
 from trawl.weights.scheme import TransportBackend, WeightSyncScheme
 
 
@@ -26,9 +26,9 @@ class MessageWeightSyncScheme(WeightSyncScheme):
         strategy: the form in which weights are returned: ``"tensordict"`` or ``"state_dict"``.
     """
 
-    def _new_store(self, send: Callable[[int, WeightMessage], None]) -> MessageStore:
-        """Returns the store of all receivers."""
-        return MessageStore(send)
+    def _codec(self) -> WeightCodec:
+        """Returns the codec of all messages."""
+        return PLAIN
 
     def _new_channels(self, workers: Sequence[int]) -> dict[int, MessageChannel]:
         """Returns channels to receivers that are not workers of a collector.
@@ -50,9 +50,11 @@ class MessageWeightSyncScheme(WeightSyncScheme):
         if self._host is None:
             channels = self._new_channels(workers)
             self._channels = {**channels}
-            store = self._new_store(lambda worker, message: channels[worker].send(message))
+            store = MessageStore(
+                lambda worker, message: channels[worker].send(message), self._codec()
+            )
         else:
-            store = self._new_store(partial(self._host.deliver, self.model_id or ""))
+            store = MessageStore(partial(self._host.deliver, self.model_id or ""), self._codec())
         self.receivers.keep_in(store, {worker: worker for worker in workers})
 
     @override

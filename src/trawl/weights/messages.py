@@ -22,6 +22,30 @@ from trawl.weights.store import Store, Version, WeightUpdate
 from trawl.weights.tensors import Weights
 
 
+class WeightCodec:
+    """The form in which messages carry weights: what :meth:`encode` returns for their bytes.
+
+    All messages pass here, in processes, over networks and, by a subclass, in Ray's object store.
+
+    Attributes:
+        copies: True if what is carried does not refer to the memory that is encoded, which is then
+            used again.
+    """
+
+    copies = False
+
+    def encode(self, weights: NDArray[np.uint8]) -> Any:
+        """Returns what a message carries; called once for all receivers of the weights."""
+        return weights
+
+    def decode(self, data: Any) -> Any:
+        """Returns the weights as bytes, in memory that can be written to."""
+        return data
+
+
+PLAIN = WeightCodec()
+
+
 @dataclass(frozen=True, eq=False)
 class WeightMessage:
     """A message with weights.
@@ -30,8 +54,9 @@ class WeightMessage:
         count: number of messages sent to this receiver, including this one.
         version: version of the weights; None if versions are not tracked.
         layout: layout of the weights; None if only the version is new.
-        data: the weights as bytes, or an object that :meth:`opened` turns into bytes.
+        data: the weights, encoded.
         extra: extra state, pickled.
+        codec: decodes the weights.
     """
 
     count: int
@@ -39,15 +64,12 @@ class WeightMessage:
     layout: FlatLayout | None = None
     data: Any = None
     extra: bytes = b""
-
-    def opened(self) -> Any:
-        """Returns the weights as bytes."""
-        return self.data
+    codec: WeightCodec = PLAIN
 
     def slot(self) -> Slot:
         """Returns the weights, of which there must be some."""
         assert self.layout is not None
-        return Slot(self.layout, self.opened())
+        return Slot(self.layout, self.codec.decode(self.data))
 
     def update(self, since: int = 0) -> WeightUpdate:
         """Returns the weights as an update, for a receiver that already has update ``since``."""
@@ -73,11 +95,17 @@ class MessageStore(Store):
 
     Args:
         send: function that sends a message to a receiver, given by its number, without waiting.
+        codec: encodes the weights.
     """
 
-    def __init__(self, send: Callable[[int, WeightMessage], None]) -> None:
+    def __init__(
+        self, send: Callable[[int, WeightMessage], None], codec: WeightCodec = PLAIN
+    ) -> None:
         super().__init__()
-        self._send = send
+        self._send, self._codec = send, codec
+        # The memory that was encoded last. Writing to used memory takes half as long as writing to
+        # new memory.
+        self._used = np.empty(0, dtype=np.uint8)
         # Newest message to each receiver. A replacement of the receiver starts with this message.
         self._newest: dict[int, WeightMessage] = {}
         # The same weights for all receivers that got them, without a number and a version.
@@ -117,10 +145,13 @@ class MessageStore(Store):
     def _fill(
         self, layout: FlatLayout, write: Write, extra: bytes, before: WeightMessage | None
     ) -> tuple[WeightMessage, bool]:
-        buffer = self.buffer(layout.nbytes)
+        buffer = self._used
+        if not self._codec.copies or buffer.nbytes != layout.nbytes:
+            buffer = self._used = np.empty(layout.nbytes, dtype=np.uint8)
         kept, old = (b"", None) if before is None else (before.extra, before.slot)
         more, complete = self._fill_slot(Slot(layout, buffer), write, extra, kept, old)
-        return self.packed(layout, buffer, more), complete
+        data = self._codec.encode(buffer)
+        return WeightMessage(0, None, layout, data, more, self._codec), complete
 
     @override
     def _announce(self, readers: Sequence[int], version: Version, filled: WeightMessage) -> None:
@@ -132,14 +163,6 @@ class MessageStore(Store):
         # A receiver that starts later needs the earlier weights, too.
         self._newest[index] = message.after(self._newest.get(index))
         self._send(index, message)
-
-    def buffer(self, nbytes: int) -> NDArray[np.uint8]:
-        """Returns new memory for weights. Messages keep this memory, so it can't be reused."""
-        return np.empty(nbytes, dtype=np.uint8)
-
-    def packed(self, layout: FlatLayout, buffer: Any, extra: bytes) -> WeightMessage:
-        """Returns the message for all receivers, still without its count and version."""
-        return WeightMessage(0, None, layout, buffer, extra)
 
 
 class Channel(ABC):

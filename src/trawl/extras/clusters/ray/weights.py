@@ -4,52 +4,47 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 from typing_extensions import override
 
+from trawl.extras.clusters.network.frames import writable
 from trawl.extras.clusters.network.weights import NetworkWeightSyncScheme
 from trawl.extras.clusters.ray.cluster import import_ray
-from trawl.weights.layout import FlatLayout
-from trawl.weights.messages import Inbox, MessageChannel, MessageStore, Outbox, WeightMessage, late
+from trawl.weights.messages import (
+    Inbox,
+    MessageChannel,
+    Outbox,
+    WeightCodec,
+    WeightMessage,
+    late,
+)
 from trawl.weights.scheme import TransportBackend
 
 _STORE = "object_store"
 _BACKENDS = (_STORE, "gloo")
 
 
-class RayMessage(WeightMessage):
-    """Message whose weights are in Ray's object store; :attr:`data` is a reference to them."""
+class RayCodec(WeightCodec):
+    """Puts weights into Ray's object store; messages carry a reference to them.
+
+    Ray keeps the weights as long as a message may be read.
+    """
+
+    copies = True
 
     @override
-    def opened(self) -> Any:
+    def encode(self, weights: NDArray[np.uint8]) -> Any:
+        return import_ray().put(super().encode(weights))
+
+    @override
+    def decode(self, data: Any) -> Any:
         import ray
 
-        from trawl.extras.clusters.network.frames import writable
-
-        return writable(ray.get(self.data))
-
-
-class RayStore(MessageStore):
-    """Sender's side of messages whose weights are in Ray's object store."""
-
-    _written = np.empty(0, dtype=np.uint8)
-
-    @override
-    def buffer(self, nbytes: int) -> NDArray[np.uint8]:
-        # Ray copies the memory into its store at once, so it can be reused. Writing to used memory
-        # takes half as long as writing to new memory.
-        if self._written.nbytes != nbytes:
-            self._written = np.empty(nbytes, dtype=np.uint8)
-        return self._written
-
-    @override
-    def packed(self, layout: FlatLayout, buffer: Any, extra: bytes) -> WeightMessage:
-        # The messages contain the reference, so Ray keeps the weights while they may be read.
-        return RayMessage(0, None, layout, import_ray().put(buffer), extra)
+        return super().decode(writable(ray.get(data)))
 
 
 class RayWeightSyncScheme(NetworkWeightSyncScheme):
@@ -145,8 +140,8 @@ class RayWeightSyncScheme(NetworkWeightSyncScheme):
         self._messenger = None
 
     @override
-    def _new_store(self, send: Callable[[int, WeightMessage], None]) -> MessageStore:
-        return RayStore(send) if self.backend == _STORE else super()._new_store(send)
+    def _codec(self) -> WeightCodec:
+        return RayCodec() if self.backend == _STORE else super()._codec()
 
 
 # Number of concurrent calls to the messenger for each receiver: one that waits for weights, one
