@@ -26,7 +26,7 @@ test test-all test-oldest test-newest: export OMP_NUM_THREADS = 1
 # What is imported is compiled once, and kept.
 export PYTHONDONTWRITEBYTECODE =
 
-.PHONY: help demo test test-all test-oldest test-newest check format docs compile bench chaos interrupts mutate mutants fuzz clean
+.PHONY: help demo test test-all test-oldest test-newest test-cuda bench-cuda check format docs compile bench chaos interrupts mutate mutants fuzz clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -50,6 +50,19 @@ test-newest: $(NEWEST)/.test ## compare with the newest TorchRL, and run the tes
 	$(NEWEST)/bin/python tests/parity/compare.py
 	$(NEWEST)/bin/python $(PYTEST) tests/parity tests/interop tests/collectors/test_torchrl_parity.py \
 		$(ARGS)
+
+# On a machine with a GPU nothing is set up: its Python has PyTorch for its GPU, and perhaps no network.
+DEVICE ?= cuda:0
+CUDA_PYTHON = $(if $(wildcard $(BIN)/python),$(BIN)/python,$(PYTHON))
+test-cuda bench-cuda: export DEVICE := $(DEVICE)
+
+test-cuda: ## run the tests of a GPU with this machine's Python (DEVICE=cpu: in miniature)
+	$(CUDA_PYTHON) tests/cuda/run.py $(ARGS)
+
+bench-cuda: ## measure collection on a GPU with this machine's Python (DEVICE=cpu: in miniature)
+	$(CUDA_PYTHON) tests/cuda/needs.py
+	PYTHONPATH=src:$$PYTHONPATH OMP_NUM_THREADS=1 $(CUDA_PYTHON) benchmarks/gpu.py --device $(DEVICE) \
+		$(if $(filter cpu,$(DEVICE)),--quick) $(ARGS)
 
 check: $(VENV)/.dev ## lint, formatting, types
 	$(BIN)/ruff check .

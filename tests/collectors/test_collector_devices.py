@@ -2,8 +2,7 @@ from functools import partial
 
 import pytest
 import torch
-from collector_parts import Buffer, Scorer, by_step, first_batch
-from torch import nn
+from collector_parts import Buffer, Scorer, by_step
 
 from trawl.collectors import Collector, MultiSyncCollector
 from trawl.envs import GymEnv
@@ -139,51 +138,3 @@ def test_a_cuda_graph_needs_a_cuda_device():
         ValueError, match=r"cudagraph_policy needs a policy_device of type cuda.*cpu"
     ):
         Collector(NumberedEnv(), Scorer(), frames_per_batch=4, cudagraph_policy=True, device="cpu")
-
-
-needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
-
-
-@needs_gpu
-def test_a_policy_elsewhere_is_copied():
-    policy = Scorer(1)
-    with Collector(NumberedEnv(), policy, frames_per_batch=4, policy_device="cuda") as collector:
-        assert collector.policy is not policy
-        assert collector.policy_device == torch.device("cuda", 0)
-        batch = next(iter(collector))
-        assert NumberedEnv.action_numbers(batch).tolist() == [1] * 4
-        assert policy.scores.device == CPU
-        with torch.no_grad():
-            policy.scores.copy_(torch.tensor([0.0, 0.0, 0.0, 1.0]))
-        collector.update_policy_weights_()
-        assert NumberedEnv.action_numbers(next(iter(collector))).tolist() == [3] * 4
-
-
-@needs_gpu
-@pytest.mark.parametrize("given", [{"device": "cuda"}, {"storing_device": "cuda"}], ids=str)
-def test_batches_are_stored_on_the_gpu(given):
-    batch = first_batch(NumberedEnv(), Scorer(1), frames_per_batch=4, **given)
-    assert {value.device for value in batch.values(True, True)} == {torch.device("cuda", 0)}
-    assert batch.device == torch.device("cuda", 0)
-
-
-@needs_gpu
-@pytest.mark.filterwarnings("ignore:.*registered in PyTree")
-def test_a_cuda_graph_gives_the_same_actions():
-    net = nn.Sequential(nn.Linear(3, 8), nn.Tanh(), nn.Linear(8, 1))
-
-    class Policy(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.net = net
-
-        def forward(self, observation):
-            return self.net(observation)
-
-    options = {"frames_per_batch": 32, "policy_device": "cuda"}
-    found = []
-    for graph in (False, True):
-        with Collector("Pendulum-v1", Policy(), cudagraph_policy=graph, **options) as collector:
-            collector.set_seed(0)
-            found.append(next(iter(collector))["action"])
-    torch.testing.assert_close(found[0], found[1])

@@ -23,7 +23,6 @@ from trawl.collectors import (
 from trawl.testing import NumberedEnv
 
 LOCK = threading.Lock()
-CUDA = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 
 
 def numbered(count=4, frames=50, together=False, **options):
@@ -211,25 +210,3 @@ def test_workers_that_a_backend_chooses():
         total_frames=80,
     ) as collector:
         assert sum(len(batch) for batch in collector) == 80
-
-
-# --- a GPU
-
-
-@CUDA
-@pytest.mark.filterwarnings("ignore:policy has no parameters to move", "ignore:.*in PyTree")
-@pytest.mark.parametrize("place", ["threading", "multiprocessing"])
-@pytest.mark.parametrize("graph", [False, True])
-@pytest.mark.parametrize("config", [None, {"static_batch_size": 4}])
-def test_a_policy_on_a_gpu(place, graph, config):
-    ledger = ledger_of(4)
-    with numbered(
-        policy_backend=place,
-        device="cuda",
-        server_config=config,
-        cudagraph_policy=graph or None,
-        total_frames=100,
-    ) as collector:
-        for batch in collector:
-            ledger.add(batch)
-    assert ledger.frames == 100

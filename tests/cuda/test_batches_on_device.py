@@ -1,5 +1,6 @@
-"""Batches of environments whose data are on a GPU."""
+"""Batches of environments whose data are on a GPU, or on the CPU in miniature."""
 
+import gc
 import warnings
 from typing import Any
 
@@ -10,10 +11,10 @@ from gymnasium.vector import AutoresetMode
 from tensordict.nn import TensorDictModule
 from torch import Tensor, nn
 
+from tests.cuda.device import CPU, DEVICE, ON_GPU, few, needs_gpu
 from trawl.collectors import Collector
 
 pytestmark = [
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
     # What PyTorch says of compilers, graphs and profilers on some devices.
     pytest.mark.filterwarnings("ignore:.*registered in PyTree", "ignore:TensorFloat32 tensor"),
     pytest.mark.filterwarnings("ignore:.*Profiler clears events"),
@@ -24,11 +25,11 @@ STACKS = pytest.mark.parametrize("frame_stack", [None, SIZE])
 
 
 class Counting:
-    """Environment on the GPU whose observations have the number of its steps in all places."""
+    """Environment on the device whose observations have the number of its steps in all places."""
 
     metadata = {"autoreset_mode": AutoresetMode.SAME_STEP}  # noqa: RUF012 - as Gymnasium
     num_envs = COUNT
-    device = "cuda"
+    device = DEVICE
     single_observation_space = Box(-float("inf"), float("inf"), (WIDTH,))
     single_action_space = Box(-1, 1, (2,))
 
@@ -36,9 +37,9 @@ class Counting:
         self.unwrapped = self
 
     def reset(self, *, seed: Any = None, options: Any = None) -> tuple[Tensor, dict[str, Any]]:
-        self.steps = torch.zeros(COUNT, device="cuda")
-        self.age = torch.arange(COUNT, device="cuda") % LENGTH
-        self.never = torch.zeros(COUNT, dtype=torch.bool, device="cuda")
+        self.steps = torch.zeros(COUNT, device=DEVICE)
+        self.age = torch.arange(COUNT, device=DEVICE) % LENGTH
+        self.never = torch.zeros(COUNT, dtype=torch.bool, device=DEVICE)
         return self.steps.unsqueeze(-1).expand(COUNT, WIDTH).clone(), {}
 
     def step(self, action: Tensor) -> tuple[Any, ...]:
@@ -57,13 +58,14 @@ def policy(frame_stack: int | None = None) -> TensorDictModule:
     net: nn.Module = nn.Linear(WIDTH, 2)
     if frame_stack is not None:
         net = nn.Sequential(nn.Flatten(-2), nn.Linear(frame_stack * WIDTH, 2))
-    return TensorDictModule(net.cuda(), in_keys=["observation"], out_keys=["action"])
+    return TensorDictModule(net.to(DEVICE), in_keys=["observation"], out_keys=["action"])
 
 
 def expected(first: int, steps: int) -> Tensor:
-    return torch.arange(first, first + steps, device="cuda").expand(COUNT, steps).float()
+    return torch.arange(first, first + steps, device=DEVICE).expand(COUNT, steps).float()
 
 
+@needs_gpu
 @pytest.mark.parametrize(
     "options",
     [{}, {"frame_stack": SIZE}, {"normalize_observations": True, "normalize_rewards": True}],
@@ -90,6 +92,7 @@ def test_no_step_waits_for_the_device(options: dict[str, Any]) -> None:
             writer.finish(10)
 
 
+@needs_gpu
 @STACKS
 def test_memory_is_not_reused_while_another_stream_reads_it(frame_stack: int | None) -> None:
     side = torch.cuda.Stream()
@@ -119,11 +122,12 @@ def test_stored_on_the_host() -> None:
         iterator = iter(collector)
         for index in range(3):
             batch = next(iterator)
-            assert batch.device == torch.device("cpu")
-            assert batch["observation"].is_pinned()
+            assert batch.device == CPU
+            assert batch["observation"].is_pinned() == ON_GPU
             assert torch.equal(batch["observation"][..., 5], expected(10 * index, 10).cpu())
 
 
+@needs_gpu
 @STACKS
 def test_the_profiler_sees_no_wait_in_the_loop(frame_stack: int | None) -> None:
     options: dict[str, Any] = {"frames_per_batch": COUNT * 10, "frame_stack": frame_stack}
@@ -155,12 +159,12 @@ def waits(profile: Any) -> dict[str, int]:
 @pytest.mark.parametrize(
     "options",
     [
-        {"policy_device": "cpu"},
-        {"policy_device": "cuda"},
-        {"policy_device": "cuda", "cudagraph_policy": True},
-        {"policy_device": "cuda", "compile_policy": True},
-        {"storing_device": "cuda"},
-        {"device": "cuda"},
+        {"policy_device": CPU},
+        {"policy_device": DEVICE},
+        pytest.param({"policy_device": DEVICE, "cudagraph_policy": True}, marks=needs_gpu),
+        pytest.param({"policy_device": DEVICE, "compile_policy": True}, marks=needs_gpu),
+        {"storing_device": DEVICE},
+        {"device": DEVICE},
     ],
     ids=str,
 )
@@ -169,7 +173,7 @@ def test_devices_of_the_policy_and_of_batches(options: dict[str, Any]) -> None:
     with Collector(Counting(), net, frames_per_batch=COUNT * 10, **options) as collector:
         for index in range(3):
             batch = collector.next()
-            assert batch.device == torch.device("cuda:0")
+            assert batch["observation"].device == DEVICE
             assert torch.equal(batch["observation"][..., 5], expected(10 * index, 10))
             with torch.no_grad():
                 actions = net.module(batch["observation"])
@@ -182,7 +186,7 @@ class Noisy(nn.Module):
 
 
 @pytest.mark.parametrize("seed", [None, 3])
-def test_the_generator_of_the_gpu_is_part_of_the_state(seed: int | None) -> None:
+def test_the_generator_of_the_device_is_part_of_the_state(seed: int | None) -> None:
     noisy = TensorDictModule(Noisy(), in_keys=["observation"], out_keys=["action"])
     with (
         Collector(Counting(), noisy, frames_per_batch=COUNT * 10) as collector,
@@ -195,3 +199,46 @@ def test_the_generator_of_the_gpu_is_part_of_the_state(seed: int | None) -> None
         after = collector.next().clone()
         other.load_state_dict(state)
         assert (other.next() == after).all()
+
+
+class Late(nn.Module):
+    """Network that keeps the device busy, so that it is far behind the host."""
+
+    def __init__(self, net: nn.Module) -> None:
+        super().__init__()
+        self.net = net
+
+    def forward(self, observation: Tensor) -> Tensor:
+        if ON_GPU:
+            torch.cuda._sleep(2_000_000)
+        return self.net(observation)  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("stored", [CPU, DEVICE], ids=str)
+def test_batches_are_whole_when_the_device_is_far_behind(stored: torch.device) -> None:
+    late = TensorDictModule(Late(policy().module), in_keys=["observation"], out_keys=["action"])
+    options: dict[str, Any] = {"frames_per_batch": COUNT * 10, "storing_device": stored}
+    with Collector(Counting(), late, **options) as collector:
+        held = [collector.next() for _ in range(4)]
+        for index, batch in enumerate(held):
+            assert torch.equal(batch["observation"][..., 5], expected(10 * index, 10).to(stored))
+            after = batch["next", "observation"][..., 5] - batch["next", "done"][..., 0] / 2
+            assert torch.equal(after, expected(10 * index + 1, 10).to(stored))
+
+
+@pytest.mark.parametrize("options", [{}, {"storing_device": CPU}, {"frame_stack": SIZE}], ids=str)
+def test_memory_stays_flat(options: dict[str, Any]) -> None:
+    acting = policy(options.get("frame_stack"))
+    with Collector(Counting(), acting, frames_per_batch=COUNT * 2, **options) as collector:
+        used = []
+        for count in (100, few(9_900, 100)):
+            for _ in range(count):
+                collector.next()
+            used.append(torch.cuda.memory_allocated() if ON_GPU else _blocks())
+    assert used[0] == used[1]
+
+
+def _blocks() -> int:
+    """Counts the tensors of batches that are alive."""
+    gc.collect()
+    return sum(type(one) is Tensor and one.shape[-1:] == (WIDTH,) for one in gc.get_objects())
