@@ -18,6 +18,7 @@ from trawl.collectors import (
     MultiCollector,
     MultiConfig,
     MultiSyncCollector,
+    RandomPolicy,
 )
 from trawl.collectors.distributed import (
     DistributedCollector,
@@ -132,6 +133,22 @@ def test_options_are_documented():
             (),
             {"frames_per_batch": 1, "frame_per_batch": 2, "quick": True},
             r"unknown arguments: frame_per_batch, quick",
+        ),
+        ((), {"num_envs": 2}, r": num_envs\. .* such as create_env_kwargs=\{'num_envs': \.\.\.\}$"),
+        ((), {"n_envs": 2}, r": n_envs\. .*\['CartPole-v1'\] \* 4"),
+        ((), {"env": 2}, r": env\. The environment is the first argument, create_env_fn$"),
+        ((), {"n_steps": 2}, r": n_steps; did you mean frames_per_batch\?"),
+        ((), {"n_workers": 2}, r": n_workers\. Only collectors with workers.* num_workers$"),
+        ((), {"update_interval": 2}, r": update_interval\. Only Dist.*; elsewhere, update_pol"),
+        (
+            (),
+            {"verbose": 2},
+            r": verbose\. CollectionProgress\(collector\), of trawl\.observe",
+        ),
+        (
+            (RandomPolicy,),
+            {"frames_per_batch": 1},
+            r"class RandomPolicy: .*, RandomPolicy\(\)$",
         ),
     ],
 )

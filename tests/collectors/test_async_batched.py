@@ -517,7 +517,10 @@ WRONG = [
     ({"transport": "slots"}, ValueError, "transport must be 'auto'"),
     ({"env_exchange": "queue"}, ValueError, "env_exchange must be"),
     ({"transition_chunk_size": 64}, ValueError, "transition_chunk_size must be"),
-    ({"policy": None}, TypeError, "a policy is missing: pass policy or policy_factory"),
+    ({"policy": None}, TypeError, r"a policy is missing: pass policy .*policy=RandomPolicy\(\)"),
+    ({"policy": RandomPolicy}, TypeError, r"it is the class RandomPolicy: .* RandomPolicy\(\)$"),
+    ({"num_envs": 2}, TypeError, r": num_envs\. create_env_fn is a list .*\['CartPole-v1'\] \* 4"),
+    ({"n_workers": 2}, TypeError, r": n_workers\. create_env_fn is a list"),
     ({"policy_factory": Chooses}, TypeError, "policy and policy_factory can't both be given"),
     (
         {"create_env_kwargs": [{}]},
@@ -535,6 +538,11 @@ def test_wrong_options_are_refused():
     for options, error, text in WRONG:
         with pytest.raises(error, match=text):
             numbered(**options)
+
+
+def test_the_policy_is_given_by_name():
+    with pytest.raises(TypeError, match=r"takes 1 positional .*got 2: .*policy=RandomPolicy\(\)"):
+        AsyncBatchedCollector([NumberedEnv], RandomPolicy(), frames_per_batch=10)
 
 
 def test_one_environment_is_not_a_list():

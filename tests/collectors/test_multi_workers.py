@@ -15,6 +15,7 @@ from trawl.collectors import (
     MultiAsyncCollector,
     MultiCollector,
     MultiSyncCollector,
+    RandomPolicy,
 )
 from trawl.testing import NumberedEnv
 
@@ -209,6 +210,13 @@ WRONG: list[tuple[dict[str, Any], Any, str]] = [
         {"return_same_td": True},
         TypeError,
         "return_same_td=True can't be used with collectors with workers",
+    ),
+    ({"n_workers": 2}, TypeError, r"unknown arguments: n_workers; did you mean num_workers\?"),
+    ({"policy": RandomPolicy}, TypeError, r"it is the class RandomPolicy: .* RandomPolicy\(\)$"),
+    (
+        {"policy": [Chooser(), Chooser]},
+        TypeError,
+        r"it is the class Chooser: .* Chooser\(\.\.\.\)",
     ),
     ({"num_worker": 2}, TypeError, r"unknown arguments: num_worker; .* num_workers"),
     (

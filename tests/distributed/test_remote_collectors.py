@@ -260,6 +260,8 @@ def test_options_are_checked():
     ("options", "error", "text"),
     [
         ({"visible_devices": "cuda:0"}, TypeError, "visible_devices must be a list of devices"),
+        ({"backend": "gloo"}, TypeError, "backend. Only Collector, .* DistributedCollector have"),
+        ({"update_interval": 2}, TypeError, "; elsewhere, update_policy_weights_.. sends weights"),
         ({"tensorpipe_options": {"threads": 3}}, ValueError, "'threads': .*num_worker_threads"),
     ],
 )

@@ -78,8 +78,8 @@ class AsyncBatchedCollector(ServingCollector):
             return super().__new__(cls)
 
     @accepts(AsyncBatchedArguments)
-    def __init__(self, create_env_fn: Any, *, policy: Any = None, **options: Any) -> None:
-        arguments = _checked(type(self).__name__, create_env_fn, policy=policy, **options)
+    def __init__(self, create_env_fn: Any, *more: Any, policy: Any = None, **options: Any) -> None:
+        arguments = _checked(type(self).__name__, create_env_fn, *more, policy=policy, **options)
         if arguments.in_process:
             raise TypeError("only AsyncBatchedCollector itself takes another policy_backend")
         super().__init__(
@@ -90,12 +90,17 @@ class AsyncBatchedCollector(ServingCollector):
         )
 
 
-def _checked(name: str, *args: Any, **options: Any) -> AsyncBatchedArguments:
+def _checked(name: str, create_env_fn: Any, *more: Any, **options: Any) -> AsyncBatchedArguments:
     """Returns the arguments of a collector of the class ``name``.
 
     Raises:
         TypeError: if an argument is unknown or missing, or has the wrong type.
         ValueError: if a value is out of range or has no meaning here.
     """
+    if more:
+        raise TypeError(
+            f"{name} takes 1 positional argument (create_env_fn), but got {1 + len(more)}: pass "
+            "the others by name, such as policy=RandomPolicy()"
+        )
     check_names(name, options, AsyncBatchedArguments)
-    return AsyncBatchedArguments(*args, **options)
+    return AsyncBatchedArguments(create_env_fn, **options)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from functools import cache
 from inspect import getattr_static, isfunction
@@ -161,8 +161,37 @@ def meanings(cls: Any) -> dict[str, list[str]]:
     return found
 
 
-# Names that other libraries have for the number of environments.
-_COUNTS = {"n_envs", "n_env", "nenvs", "number_of_envs", "num_environments"}
+# Names that other libraries have for the number of environments, and for options.
+_COUNTS = {"num_envs", "n_envs", "n_env", "nenvs", "number_of_envs", "num_environments"}
+_OTHER_NAMES = {
+    "create_env_fn": {"env", "envs", "env_fn", "env_fns", "env_id", "env_name", "make_env"},
+    "frame_stack": {"n_stack", "num_stack", "stack", "stack_size"},
+    "frames_per_batch": {
+        "batch_size",
+        "n_steps",
+        "num_steps",
+        "rollout_length",
+        "rollout_steps",
+        "steps",
+        "steps_per_batch",
+    },
+    "normalize_observations": {"norm_obs", "obs_norm", "normalize_obs"},
+    "normalize_rewards": {"norm_reward", "reward_norm"},
+    "num_workers": {"workers", "n_workers", "nworkers", "n_jobs", "num_processes", "n_processes"},
+    "total_frames": {"total_timesteps", "total_steps", "num_timesteps", "timesteps", "num_frames"},
+}
+# What else has what these options ask for.
+_ELSEWHERE = {
+    "backend": "Only Collector, AsyncBatchedCollector and DistributedCollector have backend",
+    "update_interval": (
+        "Only DistributedCollector and DistributedSyncCollector have update_interval; elsewhere, "
+        "update_policy_weights_() sends weights to workers"
+    ),
+    **dict.fromkeys(
+        ["progress", "progress_bar", "verbose"],
+        "CollectionProgress(collector), of trawl.observe, shows the progress",
+    ),
+}
 
 
 def check_names(kind: str, given: Iterable[str], cls: Any, workers: Any = None) -> None:
@@ -181,23 +210,48 @@ def check_names(kind: str, given: Iterable[str], cls: Any, workers: Any = None) 
     known, given = table(cls), set(given)
     unknown = sorted(given - known.keys())
     if unknown:
-        of_workers = [] if workers is None else sorted(table(workers).keys() & unknown)
-        hint = did_you_mean(unknown, known)
-        if of_workers:
-            hint = (
-                ". Only collectors with workers, such as MultiSyncCollector, have "
-                f"{', '.join(of_workers)}"
-            )
-        elif not set(argument_names(GymEnv)).isdisjoint(unknown):
-            hint = ". Arguments of the environment are passed in create_env_kwargs"
-        elif not _COUNTS.isdisjoint(unknown):
-            hint = (
-                ". To step several environments, pass a list of ids or of functions that make "
-                "them, such as ['CartPole-v1'] * 4, or a ParallelEnv, which steps them in processes"
-            )
+        hint = _hint(unknown, known, () if workers is None else table(workers))
         raise TypeError(f"{kind} got unknown arguments: {', '.join(unknown)}{hint}")
     if "frames_per_batch" not in given:
         raise TypeError(f"{kind} needs the argument frames_per_batch")
+
+
+def _hint(unknown: list[str], known: Iterable[str], of_workers: Collection[str]) -> str:
+    """Returns what to use instead of unknown options; empty if nothing is similar.
+
+    Args:
+        unknown: names of the unknown options.
+        known: names of the options that the collector has.
+        of_workers: names of the options that a collector with workers has, if this one has none.
+    """
+    names = {other: name for name, others in _OTHER_NAMES.items() for other in others}
+    meant = [names.get(name, name) for name in unknown]
+    if found := [name for name in meant if name in of_workers and name not in known]:
+        only = "Only collectors with workers, such as MultiSyncCollector, have"
+        return f". {only} {', '.join(found)}"
+    for name in unknown:
+        if name in _ELSEWHERE:
+            return f". {_ELSEWHERE[name]}"
+    if "policy_backend" in known and {"num_workers"}.union(_COUNTS) & set(meant):
+        return (
+            ". create_env_fn is a list with an entry for each environment, such as "
+            "['CartPole-v1'] * 4"
+        )
+    if "create_env_fn" in meant:
+        return ". The environment is the first argument, create_env_fn"
+    if arguments := [name for name in unknown if name in argument_names(GymEnv)]:
+        return (
+            ". Arguments of the environment are passed in create_env_kwargs, such as "
+            f"create_env_kwargs={{{arguments[0]!r}: ...}}"
+        )
+    if not _COUNTS.isdisjoint(unknown):
+        return (
+            ". To step several environments, pass a list of ids or of functions that make "
+            "them, such as ['CartPole-v1'] * 4, or a ParallelEnv, which steps them in processes"
+        )
+    if found := sorted({name for name in meant if name in known}):
+        return f"; did you mean {' or '.join(found)}?"
+    return did_you_mean(unknown, known)
 
 
 # --- checks of one value

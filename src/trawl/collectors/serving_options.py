@@ -225,7 +225,10 @@ class AsyncBatchedArguments(CollectorConfig):
         if self.policy is not None and self.policy_factory is not None:
             raise TypeError("policy and policy_factory can't both be given")
         if self.policy is None and self.policy_factory is None:
-            raise TypeError("a policy is missing: pass policy or policy_factory")
+            raise TypeError(
+                "a policy is missing: pass policy or policy_factory; policy=RandomPolicy() takes "
+                "random actions"
+            )
         if self.envs_per_worker > (most := self.batching.most):
             raise ValueError(
                 f"envs_per_worker={self.envs_per_worker} is larger than max_batch_size={most}, but "

@@ -58,7 +58,7 @@ def give_specs(policy: Any, env: Any) -> None:
 
 def is_random(policy: Any) -> bool:
     """Returns True for a random policy of Trawl or TorchRL."""
-    return hasattr(policy, "set_action_spec_from_env")
+    return hasattr(policy, "set_action_spec_from_env") and not isinstance(policy, type)
 
 
 def spec_for(user: Any, spec: Any) -> Any:

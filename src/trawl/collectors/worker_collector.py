@@ -41,6 +41,7 @@ from trawl.collectors.workers.weights import WorkersWeights
 from trawl.envs.build import distinct
 from trawl.envs.types import is_list
 from trawl.rollout.normalization import Normalization
+from trawl.rollout.policy.resolving import refuse_class
 from trawl.supported import SINK_SHARED, UPDATE_WITHOUT_MODULE, check
 from trawl.weights.message_schemes import MessageWeightSyncScheme
 from trawl.weights.scheme import WeightSyncScheme
@@ -103,6 +104,8 @@ class WorkerCollector(BaseCollector, OptionAttributes):  # type: ignore[misc]  #
             )
         check({**options, "workers": True})
         check_names(name, options, MultiConfig)
+        for one in policy if isinstance(policy, (list, tuple)) else [policy]:
+            refuse_class(one)
         self.create_env_fn = sources(create_env_fn, options.get("num_workers"))
         self.num_workers = len(self.create_env_fn)
         given = policy

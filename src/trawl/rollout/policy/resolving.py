@@ -42,11 +42,7 @@ def resolve(policy: Any, env: Any, trust: bool, frame_stack: FrameStack | None =
     """
     if not callable(policy):
         raise TypeError(f"policy must be callable, but it is {type(policy).__name__}: {policy!r}")
-    if isinstance(policy, type):
-        raise TypeError(
-            f"policy must be an object, but it is the class {policy.__name__}: pass an instance, "
-            f"{policy.__name__}(...)"
-        )
+    refuse_class(policy)
     if trust or isinstance(policy, (TensorDictModuleBase, RandomPolicy)) or is_compiled(policy):
         return policy
     if _is_client(policy):
@@ -62,6 +58,16 @@ def resolve(policy: Any, env: Any, trust: bool, frame_stack: FrameStack | None =
     if _takes_tensordict(policy):
         return policy
     return _wrap(policy, env, frame_stack)
+
+
+def refuse_class(policy: Any) -> None:
+    """Raises a ``TypeError`` if a policy is a class instead of an object."""
+    if isinstance(policy, type):
+        arguments = "" if issubclass(policy, RandomPolicy) else "..."
+        raise TypeError(
+            f"policy must be an object, but it is the class {policy.__name__}: pass an instance, "
+            f"{policy.__name__}({arguments})"
+        )
 
 
 def name_of(policy: Any) -> str:
