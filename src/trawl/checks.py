@@ -23,20 +23,22 @@ def check_bool(name: str, value: Any) -> None:
 def check_number(name: str, value: Any, least: float = -math.inf) -> int:
     """Checks that a value is an integer of at least ``least``, and returns it as an int.
 
-    A float that is a whole number, such as ``1e6``, is accepted.
-
     Raises:
         TypeError: if the value is not an integer.
         ValueError: if the value is too small.
     """
-    if isinstance(value, float) and value.is_integer():
-        value = int(value)
     if isinstance(value, bool) or not hasattr(value, "__index__"):
         raise TypeError(f"{name} must be an integer, but it is {type(value).__name__}: {value!r}")
     number = operator.index(value)
     if number < least:
         raise ValueError(f"{name} must be at least {least}, but it is {number}")
     return number
+
+
+def check_frames(name: str, value: Any, least: float = -math.inf) -> int:
+    """Checks a number of frames like :func:`check_number`, but accepts ``1e6``, too."""
+    whole = isinstance(value, float) and value.is_integer()
+    return check_number(name, int(value) if whole else value, least)
 
 
 def check_seconds(name: str, value: Any) -> float:

@@ -36,6 +36,8 @@ def refused(kind, match, policy=None, **options):
         ("total_frames", 0, ValueError, "total_frames must be positive, or -1 for no limit, .* 0"),
         ("total_frames", "all", TypeError, "total_frames must be an integer, .* str: 'all'"),
         ("init_random_frames", 1.5, TypeError, "init_random_frames must be an integer, .* 1.5"),
+        ("trajs_per_batch", 2.0, TypeError, "trajs_per_batch must be an integer, .* float: 2.0"),
+        ("worker_idx", True, TypeError, "worker_idx must be an integer, .* bool: True"),
         ("max_frames_per_traj", [3], TypeError, "max_frames_per_traj must be an integer, .* list"),
         ("reset_when_done", False, ValueError, "reset_when_done=False is not possible"),
         ("exploration_type", "randomly", TypeError, "exploration_type must be .* 'randomly'"),

@@ -447,6 +447,7 @@ def test_stacks_travel_to_workers() -> None:
                 (1, ValueError, "frame_stack must be at least 2, but it is 1"),
                 ("4", TypeError, "frame_stack must be an integer"),
                 (True, TypeError, "frame_stack must be an integer"),
+                (4.0, TypeError, "frame_stack must be an integer, but it is float: 4.0"),
             )
         ),
         (lambda: FrameStack(0), ValueError, "size must be at least 2"),

@@ -177,7 +177,12 @@ def test_bad_options_are_refused(kind, options, text):
             ValueError,
             "'image', but its dtype is torch.uint8",
         ),
-        ("FrozenLake-v1", {"normalize_observations": True}, ValueError, "floating-point numbers"),
+        (
+            "FrozenLake-v1",
+            {"normalize_observations": True},
+            ValueError,
+            r"floating-point numbers, .* only 'observation' \(torch.int64\)\. .*DtypeObservation",
+        ),
     ],
 )
 def test_mistakes_are_named(source, options, error, text):

@@ -14,7 +14,7 @@ from typing import Any, Literal, TypeAlias
 from tensordict.nn import InteractionType
 from torch import nn
 
-from trawl.checks import check_number
+from trawl.checks import check_frames
 from trawl.collectors.options import (
     DRIVER,
     EACH,
@@ -55,7 +55,7 @@ def _total(name: str, value: Any) -> float:
     """Returns ``total_frames`` as an integer, or infinity if there is no limit."""
     if value is None or value == math.inf:
         return math.inf
-    number = check_number(name, value)
+    number = check_frames(name, value)
     if number == 0:
         raise ValueError(f"{name} must be positive, or -1 for no limit, but it is 0")
     return math.inf if number < 0 else number
@@ -63,7 +63,7 @@ def _total(name: str, value: Any) -> float:
 
 def _count(name: str, value: Any) -> int:
     """Returns the value as a number of frames; None and negative numbers become 0."""
-    return 0 if value is None else max(check_number(name, value), 0)
+    return 0 if value is None else max(check_frames(name, value), 0)
 
 
 def _seed(_: str, value: Any) -> int | None:
@@ -276,7 +276,7 @@ class CollectorConfig:
 
     frames_per_batch: int = field(
         # Type checkers take option() for a default.
-        metadata={"option": Option(partial(check_number, least=1), (WHOLE, EVALUATOR))}
+        metadata={"option": Option(partial(check_frames, least=1), (WHOLE, EVALUATOR))}
     )
     total_frames: float = option(-1, _total, DRIVER, WHOLE, EVALUATOR)
     exact_frames: bool = option(False, None, DRIVER, WHOLE, WRITER)
@@ -369,7 +369,7 @@ class CollectorConfig:
     trace: TraceLike | None = option(
         None, check_trace, DRIVER, WHOLE, flag=Flag(("collect",), str, "FILE")
     )
-    worker_idx: int | None = option(None, None, EVALUATOR)
+    worker_idx: int | None = option(None, at_least(0), EVALUATOR)
     pre_collect_hook: Callable[[], Any] | None = option(None, check_callable, EACH)
     post_collect_hook: Callable[[Any], Any] | None = option(None, check_callable, EACH)
 

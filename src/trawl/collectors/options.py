@@ -274,9 +274,9 @@ def check_switch(name: str, value: Any) -> Any:
     return value
 
 
-def at_least(least: int) -> Check:
+def at_least(least: int, check: Callable[[str, Any, float], int] = check_number) -> Check:
     """Returns a check that accepts None, and integers that are at least ``least``."""
-    return lambda name, value: None if value is None else check_number(name, value, least)
+    return lambda name, value: None if value is None else check(name, value, least)
 
 
 def one_of(*choices: Any) -> Check:

@@ -14,7 +14,7 @@ from torch.nn.parameter import is_lazy
 
 from trawl.backends.base import Backend
 from trawl.backends.processes.payload import Package, Shared, unsendable
-from trawl.checks import check_number
+from trawl.checks import check_frames
 from trawl.collectors.config import CollectorConfig, muted, warn
 from trawl.collectors.dispatch import DIRECT
 from trawl.collectors.driver.delivery import BatchDelivery
@@ -115,7 +115,7 @@ class WorkerSetups:
         self._frames: list[int] | None = None
         if is_list(options["frames_per_batch"]):
             each = self._each("frames_per_batch", options["frames_per_batch"])
-            self._frames = [check_number("frames_per_batch", value, 1) for value in each]
+            self._frames = [check_frames("frames_per_batch", value, 1) for value in each]
             options["frames_per_batch"] = sum(self._frames)
         self.config = MultiConfig(**options)
         self.hooks: dict[str, Any] = {}

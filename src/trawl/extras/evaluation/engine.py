@@ -12,6 +12,7 @@ from typing import Any
 from tensordict import TensorDictBase
 from tensordict.nn import InteractionType
 
+from trawl.checks import check_frames
 from trawl.collectors.base import BaseCollector
 from trawl.collectors.config import muted
 from trawl.collectors.driver.normalizing import load_statistics
@@ -93,7 +94,7 @@ class Setup:
     num_envs: int = option(1, at_least(1))
     num_trajectories: int = option(10, at_least(1))
     max_steps: int | None = option(None, at_least(1))
-    frames_per_batch: int | None = option(None, at_least(1))
+    frames_per_batch: int | None = option(None, at_least(1, check_frames))
     reward_keys: Any = option(None, keys_or_none)
     done_keys: Any = option(("next", "done"), single_key)
     collector_class: type[Collector] = Collector

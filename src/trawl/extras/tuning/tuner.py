@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.text import Text
 
-from trawl.checks import check_number, check_seconds, did_you_mean
+from trawl.checks import check_frames, check_number, check_seconds, did_you_mean
 from trawl.collectors.config import CollectorConfig
 from trawl.collectors.options import TUNED, check_callable, tagged
 from trawl.collectors.single import Collector
@@ -104,7 +104,7 @@ def tune(
     check_source(create_env_fn, "tune")
     _check(budget, sync, learner, options)
     if frames_per_batch is not None:
-        frames_per_batch = check_number("frames_per_batch", frames_per_batch, 1)
+        frames_per_batch = check_frames("frames_per_batch", frames_per_batch, 1)
     limits = {
         name: None if value is None else check_number(name, value, 1)
         for name, value in (("max_workers", max_workers), ("max_envs", max_envs))

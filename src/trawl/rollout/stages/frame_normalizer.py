@@ -284,6 +284,12 @@ def present_in(absent: Any, mask: Any) -> Any:
 # Within a batch, the statistics are updated whenever their count has doubled. The first update is
 # after this many frames.
 _FIRST_FRAMES = 16
+# What to do with observations that are no floating-point numbers.
+_ADVICE = (
+    "For images, leave the option out, and let the policy compute observation.float() / 255. Other "
+    "numbers can be converted in the environment, such as with "
+    "gymnasium.wrappers.DtypeObservation(env, np.float32)"
+)
 
 
 def _chosen(options: NormalizeObservation, setup: StageSetup[Any]) -> list[Key]:
@@ -296,7 +302,7 @@ def _chosen(options: NormalizeObservation, setup: StageSetup[Any]) -> list[Key]:
         if not found:
             raise ValueError(
                 "normalize_observations needs an observation of floating-point numbers, but the "
-                f"environment has only {show_keys(set(observed))}"
+                f"environment has only {_with_dtypes(observed)}. {_ADVICE}"
             )
         return found
     for key in options.keys:
@@ -308,9 +314,13 @@ def _chosen(options: NormalizeObservation, setup: StageSetup[Any]) -> list[Key]:
         if key not in floats:
             raise ValueError(
                 f"normalize_observations has the key {show_key(key)}, but its dtype is "
-                f"{observed[key].dtype}: only floating-point numbers can be normalised"
+                f"{observed[key].dtype}: only floating-point numbers can be normalised. {_ADVICE}"
             )
     return list(options.keys)
+
+
+def _with_dtypes(observed: Mapping[Key, Leaf]) -> str:
+    return ", ".join(f"{show_key(key)} ({leaf.dtype})" for key, leaf in observed.items()) or "none"
 
 
 def raw_reward_of(key: Key) -> Key:
