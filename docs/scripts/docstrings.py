@@ -7,10 +7,13 @@ is in the reference.
 
 from __future__ import annotations
 
+import importlib
 import re
 from typing import Any
 
 import griffe
+
+from trawl.collectors.arguments import described
 
 ROLE = re.compile(r":(?:class|meth|func|attr|mod|exc|data):`(?P<short>~?)(?P<path>[\w.]+)`")
 LITERAL = re.compile(r"::$", flags=re.MULTILINE)
@@ -42,6 +45,19 @@ def _replace_parts(found: griffe.Module | griffe.Class, loader: griffe.GriffeLoa
             docstring=method.docstring,
         )
         found.set_member(name, own)
+
+
+class Described(griffe.Extension):
+    """Adds what ``describe`` adds to a docstring, except for options, which have pages."""
+
+    def on_object(self, *, obj: griffe.Object, **_: Any) -> None:
+        for decorator in obj.decorators if obj.is_class else ():
+            call = decorator.value
+            if isinstance(call, griffe.ExprCall) and str(call.function) == "describe":
+                module, _, name = call.arguments[0].canonical_path.rpartition(".")
+                arguments = getattr(importlib.import_module(module), name)
+                names = ("create_env_fn", "policy")
+                obj.docstring.value = described(obj.docstring.value, arguments, names, options=True)
 
 
 class Roles(griffe.Extension):

@@ -1,21 +1,24 @@
-"""Reads the entries of a docstring's ``Attributes`` section."""
+"""Reads the entries of a docstring's sections."""
 
 from __future__ import annotations
 
 import inspect
 import re
+from collections.abc import Mapping, Sequence
+from functools import cache
 from textwrap import dedent
 
-_ATTRIBUTES = re.compile(r"^Attributes:\n((?:    .*\n?|\n)+)", re.MULTILINE)
 # The end of the first sentence: what follows begins with a capital letter, or with code.
 _FIRST = re.compile(r"\.\s+(?=[A-Z`0-9-])")
 
 
-def attributes(text: str | None) -> dict[str, list[str]]:
-    """Returns the lines of each entry, by the name of the attribute, which the first line has."""
-    section = _ATTRIBUTES.search(inspect.cleandoc(text or ""))
+@cache
+def entries(text: str | None, title: str) -> Mapping[str, Sequence[str]]:
+    """Returns the lines of each entry of a section, by its name, which the first line has."""
+    pattern = rf"^{title}:\n((?:    .*\n?|\n)+)"
+    section = re.search(pattern, inspect.cleandoc(text or ""), re.MULTILINE)
     found: dict[str, list[str]] = {}
-    for line in dedent(section[1]).splitlines() if section else ():
+    for line in dedent(section[1]).strip().splitlines() if section else ():
         name = re.match(r"(\w+): ", line)
         if name:
             found[name[1]] = []
@@ -24,7 +27,7 @@ def attributes(text: str | None) -> dict[str, list[str]]:
     return found
 
 
-def first_sentence(entry: list[str]) -> str:
+def first_sentence(entry: Sequence[str]) -> str:
     """Returns the first sentence of an entry, without the name and the full stop.
 
     Examples:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Concatenate, Literal, ParamSpec, TypeVar
 
@@ -17,12 +17,15 @@ from trawl.collectors.config import CollectorConfig
 from trawl.collectors.multi_config import MultiConfig
 from trawl.collectors.options import meanings
 from trawl.collectors.types import PolicyLike
+from trawl.docstrings import entries
 from trawl.envs.types import DeviceLike, EnvKwargs, EnvSources
 
 Parameters = ParamSpec("Parameters")
 Class = TypeVar("Class", bound=type)
 Constructor = Callable[..., None]
 Factory = Callable[[], Any]
+
+_OPTIONS = re.compile(r"^( +)\*\*options:.*(?:\n\1 +.*)*", re.MULTILINE)
 
 
 @dataclass(frozen=True)
@@ -54,7 +57,20 @@ class CollectorArguments(CollectorConfig):
 
 @dataclass(frozen=True)
 class AsyncArguments(MultiConfig):
-    """The arguments of a collector with workers; some may be lists, with an entry per worker."""
+    """The arguments of a collector with workers; some may be lists, with an entry per worker.
+
+    Attributes:
+        create_env_fn: a list with the environment of each worker, in any form that
+            :class:`~trawl.collectors.Collector` accepts; or one environment for all workers.
+        policy: the policy, of which every worker gets a copy; or a list with a policy for each
+            worker.
+
+    Raises:
+        TypeError: if an argument is unknown or has the wrong type.
+        ValueError: if a value is out of range, or arguments contradict each other.
+        WorkerError: if a worker can't make its environment or policy. The error is also an
+            instance of the original exception's type.
+    """
 
     create_env_fn: EnvSources
     policy: PolicyLike | Sequence[PolicyLike | None] | None = None
@@ -95,6 +111,9 @@ class MultiCollectorArguments(MultiArguments):
     Attributes:
         sync: True if all workers together make each batch; False if each batch comes from one
             worker.
+
+    Raises:
+        TypeError: if an argument is unknown or has the wrong type, or ``sync`` is missing.
     """
 
     sync: bool = field(kw_only=True)
@@ -118,7 +137,7 @@ def accepts(
 def describe(arguments: type[Any]) -> Callable[[Class], Class]:
     """Returns a class decorator that makes ``help()`` and ``inspect.signature`` show the arguments.
 
-    In the class docstring, an entry for each option replaces the entry for ``**options``.
+    The class docstring gets what the dataclass says; see :func:`described`.
 
     Args:
         arguments: a dataclass whose constructor takes the same arguments as the class.
@@ -128,21 +147,34 @@ def describe(arguments: type[Any]) -> Callable[[Class], Class]:
         signature = inspect.signature(arguments).replace(return_annotation=inspect.Signature.empty)
         cls.__signature__ = signature  # type: ignore[attr-defined]
         if cls.__doc__:
-            cls.__doc__ = _with_options(cls.__doc__, arguments, signature)
+            cls.__doc__ = described(cls.__doc__, arguments, signature.parameters)
         return cls
 
     return decorate
 
 
-def _with_options(text: str, arguments: type[Any], signature: inspect.Signature) -> str:
-    said = meanings(arguments)
-    entries = [
-        line
-        for name, parameter in signature.parameters.items()
-        if parameter.kind is inspect.Parameter.KEYWORD_ONLY
-        for line in said.get(name, ())
-    ]
-    entry = re.compile(r"^( +)\*\*options:.*\n(?:\1 +.*\n)*", re.MULTILINE)
-    return entry.sub(
-        lambda found: "".join(f"{found[1]}{line}\n" for line in entries), text, count=1
-    )
+def described(text: str, arguments: type[Any], names: Iterable[str], options: bool = False) -> str:
+    """Returns the docstring of a class with what the dataclass of its arguments says.
+
+    Entries of arguments that it lacks replace the entry for ``**options``. The errors of the
+    constructor follow, if it names none.
+
+    Args:
+        text: the docstring.
+        arguments: the dataclass.
+        names: the arguments.
+        options: True to keep the entry for ``**options``, too.
+    """
+    own, said = entries(text, "Args"), meanings(arguments)
+    lines = [line for name in names if name not in own for line in said.get(name, ())]
+    errors = {} if entries(text, "Raises") else meanings(arguments, "Raises")
+
+    def section(found: re.Match[str]) -> str:
+        indent = found[1]
+        shown = [*(f"{indent}{line}" for line in lines), *([found[0]] if options else [])]
+        if errors:
+            shown += ["", f"{indent[4:]}Raises:"]
+            shown += [f"{indent}{line}" for error in errors.values() for line in error]
+        return "\n".join(shown)
+
+    return _OPTIONS.sub(section, text, count=1)

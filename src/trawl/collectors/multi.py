@@ -68,18 +68,7 @@ class MultiCollector(WorkerCollector):
     to be lost, duplicated or mixed up.
 
     Args:
-        create_env_fn: a list with the environment of each worker, in any form that
-            :class:`~trawl.collectors.Collector` accepts; or one environment for all
-            ``num_workers`` workers.
-        policy: the policy, of which every worker gets a copy; or a list with a policy for each
-            worker.
         **options: the attributes of :class:`~trawl.collectors.multi_config.MultiConfig`.
-
-    Raises:
-        TypeError: for an unknown argument, an argument of the wrong type, or a missing ``sync``.
-        ValueError: for a value that is out of range, or arguments that contradict each other.
-        WorkerError: if a worker can't make its environment or policy. The error is also an instance
-            of the original exception's type.
     """
 
     if not TYPE_CHECKING:
@@ -148,11 +137,6 @@ class MultiSyncCollector(MultiCollector):
     when a batch is delivered, so it has the weights of that moment.
 
     Args:
-        create_env_fn: a list with the environment of each worker, in any form that
-            :class:`~trawl.collectors.Collector` accepts; or one environment for all
-            ``num_workers`` workers.
-        policy: the policy, of which every worker gets a copy; or a list with a policy for each
-            worker.
         **options: the attributes of :class:`~trawl.collectors.multi_config.MultiConfig`.
             ``frames_per_batch`` is divided among the workers.
 
@@ -183,11 +167,6 @@ class MultiAsyncCollector(MultiCollector):
     update, each worker uses the new weights from the next batch that it begins.
 
     Args:
-        create_env_fn: a list with the environment of each worker, in any form that
-            :class:`~trawl.collectors.Collector` accepts; or one environment for all
-            ``num_workers`` workers.
-        policy: the policy, of which every worker gets a copy; or a list with a policy for each
-            worker.
         **options: the attributes of :class:`~trawl.collectors.multi_config.MultiConfig`.
             ``frames_per_batch`` counts the frames of one worker's batch.
 

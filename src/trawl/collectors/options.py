@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from functools import cache
 from inspect import getattr_static, isfunction
 from typing import Any, Final
 
 from trawl.checks import check_bool, check_number, did_you_mean
-from trawl.docstrings import attributes
+from trawl.docstrings import entries
 from trawl.envs.arguments import argument_names
 from trawl.envs.gym import GymEnv
 
@@ -153,11 +153,16 @@ def recorded(options: Any) -> dict[str, Any]:
     return {name: value for name, value in frame_options(options).items() if value is not None}
 
 
-def meanings(cls: Any) -> dict[str, list[str]]:
-    """Returns the lines of each option's entry in the docstrings of a dataclass and its bases."""
-    found: dict[str, list[str]] = {}
+def meanings(cls: Any, title: str = "Attributes") -> dict[str, Sequence[str]]:
+    """Returns the lines of each option's entry in the docstrings of a dataclass and its bases.
+
+    Args:
+        cls: the dataclass.
+        title: title of another section to read.
+    """
+    found: dict[str, Sequence[str]] = {}
     for base in reversed(cls.__mro__):
-        found |= attributes(base.__doc__)
+        found |= entries(base.__doc__, title)
     return found
 
 

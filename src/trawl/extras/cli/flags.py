@@ -16,7 +16,7 @@ from typing import Annotated, Any, Literal
 
 import tyro
 
-from trawl.docstrings import attributes, first_sentence
+from trawl.docstrings import entries, first_sentence
 
 _KINDS: dict[str, Any] = {"bool": bool, "int": int, "float": float, "str": str}
 # Alternatives that only a program can pass.
@@ -68,7 +68,7 @@ def table_flags(command: str | None = None) -> tuple[TableFlag, ...]:
 
 
 def _read(config: ast.ClassDef) -> Iterator[TableFlag]:
-    entries = attributes(ast.get_docstring(config))
+    said = entries(ast.get_docstring(config), "Attributes")
     for node in config.body:
         if not (isinstance(node, ast.AnnAssign) and isinstance(node.value, ast.Call)):
             continue
@@ -83,7 +83,7 @@ def _read(config: ast.ClassDef) -> Iterator[TableFlag]:
             }
             default = ast.literal_eval(node.value.args[0])
             annotation = values.pop("kind", None) or ast.unparse(node.annotation)
-            yield _flag(node.target.id, annotation, default, entries, **values)
+            yield _flag(node.target.id, annotation, default, said, **values)
 
 
 def imported_flags() -> Iterator[TableFlag]:
@@ -91,7 +91,7 @@ def imported_flags() -> Iterator[TableFlag]:
     from trawl.collectors import CollectorConfig
     from trawl.collectors.options import meanings, table
 
-    entries = meanings(CollectorConfig)
+    said = meanings(CollectorConfig)
     declared = {one.name: one for one in fields(CollectorConfig)}
     for name, entry in table(CollectorConfig).items():
         flag, one = entry.flag, declared[name]
@@ -102,14 +102,14 @@ def imported_flags() -> Iterator[TableFlag]:
                 "metavar": flag.metavar,
                 "least": flag.least,
             }
-            yield _flag(name, annotation, one.default, entries, **values)
+            yield _flag(name, annotation, one.default, said, **values)
 
 
 def _flag(
     name: str,
     annotation: str,
     default: Any,
-    entries: Mapping[str, list[str]],
+    said: Mapping[str, Sequence[str]],
     commands: tuple[str, ...],
     metavar: str | None = None,
     least: int | None = None,
@@ -119,10 +119,10 @@ def _flag(
         kind: Any = Literal[ast.literal_eval(f"({choices[1]},)")]
     else:
         kind = next(_KINDS[word] for word in re.findall(r"\w+", annotation) if word in _KINDS)
-    return TableFlag(name, commands, kind, default, metavar, least, _meaning(entries[name]))
+    return TableFlag(name, commands, kind, default, metavar, least, _meaning(said[name]))
 
 
-def _meaning(entry: list[str]) -> str:
+def _meaning(entry: Sequence[str]) -> str:
     """Returns an option's sentence in the words of the command line."""
     said = _PYTHON_ONLY.sub("", first_sentence(entry)).replace("``", "")
     said = said.removeprefix("True to ")

@@ -101,7 +101,11 @@ class ClusterOptions:
 
 @dataclass(frozen=True)
 class ClusterArguments(MultiArguments):
-    """The arguments that cluster collectors share with collectors of local worker processes."""
+    """The arguments that cluster collectors share with collectors of local worker processes.
+
+    Raises:
+        ImportError: if a package that starts the workers is not installed.
+    """
 
     collector_class: CollectorClass = field(default="single", kw_only=True)  # type: ignore[assignment]
     # The fastest number of workers on this machine says nothing about a cluster.

@@ -64,22 +64,10 @@ class DistributedCollector(RemoteCollector):
     batches are delivered in the order in which they are finished.
 
     Args:
-        create_env_fn: a list with the environment of each worker, in any form that
-            :class:`~trawl.collectors.Collector` takes; or one environment for all
-            ``num_workers``.
-        policy: the policy, of which every worker gets a copy; or a list with a policy for each
-            worker.
         **options: options of the collector, which these classes document:
             :class:`~trawl.extras.clusters.process_group_config.DistributedOptions`,
             :class:`~trawl.extras.clusters.base.ClusterOptions` and
             :class:`~trawl.collectors.MultiConfig`.
-
-    Raises:
-        ImportError: if the launcher needs a package that is not installed.
-        TypeError: if an argument is unknown or has the wrong type.
-        ValueError: if a value is out of range, or arguments contradict each other.
-        WorkerError: if a worker can't make its environment or policy. The error is also an
-            instance of the original exception's type.
 
     Examples:
         >>> from trawl.collectors.distributed import DistributedCollector
@@ -117,9 +105,6 @@ class DistributedSyncCollector(DistributedCollector):
     all workers every ``update_interval`` batches (1 by default).
 
     Args:
-        create_env_fn: one environment, or a list with an environment for each worker.
-        policy: the policy of the workers. If ``policy_factory`` makes the workers' policies, this
-            policy is only the source of their weights.
         **options: options of :class:`DistributedCollector`, except ``sync`` and
             ``update_after_each_batch``.
 

@@ -154,7 +154,12 @@ class DistributedArguments(DistributedOptions, ClusterArguments):
 
 @dataclass(frozen=True)
 class DistributedSyncArguments(DistributedArguments):
-    """The arguments of a :class:`DistributedSyncCollector`."""
+    """The arguments of a :class:`DistributedSyncCollector`.
+
+    Attributes:
+        policy: the policy of the workers. If ``policy_factory`` makes the workers' policies, this
+            policy is only the source of their weights.
+    """
 
     sync: bool = field(default=True, init=False)
     update_after_each_batch: bool = field(default=False, init=False)

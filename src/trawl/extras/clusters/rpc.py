@@ -77,22 +77,10 @@ class RPCCollector(RemoteCollector):
     they are finished.
 
     Args:
-        create_env_fn: a list with the environment of each worker, in any form that
-            :class:`~trawl.collectors.Collector` takes; or one environment for all
-            ``num_workers``.
-        policy: the policy, of which every worker gets a copy; or a list with a policy for each
-            worker.
         **options: options of the collector, which these classes document:
             :class:`~trawl.extras.clusters.rpc.RPCOptions`,
             :class:`~trawl.extras.clusters.base.ClusterOptions` and
             :class:`~trawl.collectors.MultiConfig`.
-
-    Raises:
-        ImportError: if the launcher needs a package that is not installed.
-        TypeError: if an argument is unknown or has the wrong type.
-        ValueError: if a value is out of range, or arguments contradict each other.
-        WorkerError: if a worker can't make its environment or policy. The error is also an
-            instance of the original exception's type.
     """
 
     remote: RPCOptions

@@ -73,7 +73,11 @@ class RayOptions(ClusterOptions):
 
 @dataclass(frozen=True)
 class RayArguments(RayOptions, ClusterArguments):
-    """The arguments of a :class:`RayCollector`."""
+    """The arguments of a :class:`RayCollector`.
+
+    Raises:
+        RuntimeError: if the cluster still has no room for the actors after ``placement_timeout``.
+    """
 
 
 class RayWeights(WorkersWeights):
@@ -105,23 +109,10 @@ class RayCollector(ClusterCollector):
     cluster, the process starts one on this machine.
 
     Args:
-        create_env_fn: a list with the environment of each actor, in any form that
-            :class:`~trawl.collectors.Collector` takes; or one environment for all
-            ``num_collectors``.
-        policy: the policy, of which every actor gets a copy; or a list with a policy for each
-            actor.
         **options: options of the collector, which these classes document:
             :class:`~trawl.extras.clusters.ray.collector.RayOptions`,
             :class:`~trawl.extras.clusters.base.ClusterOptions` and
             :class:`~trawl.collectors.MultiConfig`.
-
-    Raises:
-        ImportError: if Ray is not installed.
-        TypeError: if an argument is unknown or has the wrong type.
-        ValueError: if a value is out of range, or arguments contradict each other.
-        RuntimeError: if the cluster still has no room for the actors after ``placement_timeout``.
-        WorkerError: if a worker can't make its environment or policy. The error is also an
-            instance of the original exception's type.
     """
 
     _weights_class = RayWeights
