@@ -26,6 +26,7 @@ of its own work::
 
 from __future__ import annotations
 
+import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
@@ -33,8 +34,11 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
+from typing_extensions import override
+
 from trawl.backends.failure import Failure
 from trawl.backends.processes.payload import Package
+from trawl.checks import require_linux
 from trawl.memory import PrivateMemory
 
 
@@ -246,6 +250,11 @@ class Backend(ABC):
 
     shares_memory: bool
     isolated: bool
+    _closed = False
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise RuntimeError("this backend is closed: make another one")
 
     @abstractmethod
     def launch(self, index: int, make: MakeService) -> Worker:
@@ -300,4 +309,33 @@ class Backend(ABC):
         """Kills all workers and releases all resources.
 
         Afterwards, no method other than :meth:`close` may be called.
+        """
+
+
+class OwningBackend(Backend):
+    """Base class of backends whose workers are processes, which this process owns."""
+
+    isolated = True
+
+    def __init__(self) -> None:
+        require_linux("workers in other processes")
+        self._living: set[Any] = set()
+        self._owner = os.getpid()
+
+    @override
+    def close(self) -> None:
+        if self._owner != os.getpid():
+            # This is a copy of the backend in a forked process, which does not own the workers.
+            return
+        first, self._closed = not self._closed, True
+        for worker in list(self._living):
+            worker.kill()
+        self._end(first)
+
+    @abstractmethod
+    def _end(self, first: bool) -> None:
+        """Waits for the ends of the workers, which are killed, and releases all resources.
+
+        Args:
+            first: True in the first call of :meth:`close`, which may have been interrupted.
         """

@@ -42,13 +42,11 @@ class InlineBackend(Backend):
     def __init__(self, shares_memory: bool = True) -> None:
         self.shares_memory = shares_memory
         self._workers: dict[InlineWorker, None] = {}
-        self._closed = False
         self._events: deque[Event] = deque()
 
     @override
     def launch(self, index: int, make: MakeService) -> InlineWorker:
-        if self._closed:
-            raise RuntimeError("this backend is closed: make another one")
+        self._check_open()
         worker = InlineWorker(index, self)
         self._workers[worker] = None
         worker.begin(make)

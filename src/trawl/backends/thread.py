@@ -49,12 +49,10 @@ class ThreadBackend(Backend):
         self._bell = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._lock = threading.Lock()
         self._living: set[ThreadWorker] = set()
-        self._closed = False
 
     @override
     def launch(self, index: int, make: MakeService) -> ThreadWorker:
-        if self._closed:
-            raise RuntimeError("this backend is closed: make another one")
+        self._check_open()
         worker = ThreadWorker(index, make, self)
         with self._lock:
             self._living.add(worker)
@@ -63,8 +61,7 @@ class ThreadBackend(Backend):
 
     @override
     def wait(self, timeout: float | None = None) -> list[Event]:
-        if self._closed:
-            raise RuntimeError("this backend is closed")
+        self._check_open()
         deadline = None if timeout is None else time.monotonic() + timeout
         with contextlib.suppress(BlockingIOError):
             os.eventfd_read(self._bell)

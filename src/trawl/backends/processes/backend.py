@@ -20,20 +20,19 @@ import numpy as np
 from numpy.typing import NDArray
 from typing_extensions import override
 
-from trawl.backends.base import Backend, Death, Event, Failed, MakeService, Message, Worker
+from trawl.backends.base import Death, Event, Failed, MakeService, Message, OwningBackend, Worker
 from trawl.backends.failure import Failure
 from trawl.backends.ipc import Closed, IpcConnection, connection_pair
 from trawl.backends.memory import SharedMemory, reserve
 from trawl.backends.processes.handle import ServerHandle
 from trawl.backends.processes.payload import Package, SpawnPayload
 from trawl.backends.processes.worker import INTERRUPTION_BYTES
-from trawl.checks import require_linux
 
 START_METHODS = ("forkserver", "spawn")
 _BOTH = selectors.EVENT_READ | selectors.EVENT_WRITE
 
 
-class ProcessBackend(Backend):
+class ProcessBackend(OwningBackend):
     """Backend whose workers are local processes.
 
     Args:
@@ -42,11 +41,10 @@ class ProcessBackend(Backend):
     """
 
     shares_memory = True
-    isolated = True
+    _living: set[ProcessWorker]
 
     def __init__(self, start_method: str = "forkserver") -> None:
-        self._living: set[ProcessWorker] = set()
-        require_linux("workers in other processes")
+        super().__init__()
         if start_method not in START_METHODS:
             raise ValueError(
                 f"start_method={start_method!r} is not one of {', '.join(map(repr, START_METHODS))}"
@@ -55,14 +53,11 @@ class ProcessBackend(Backend):
         self._selector = selectors.EpollSelector()
         # Events stay here if an exception, such as KeyboardInterrupt, ends the wait for more.
         self._events: list[Event] = []
-        self._closed = False
-        self._owner = os.getpid()
         self._blocks = BlockAllocator()
 
     @override
     def launch(self, index: int, make: MakeService) -> ProcessWorker:
-        if self._closed:
-            raise RuntimeError("this backend is closed: make another one")
+        self._check_open()
         payload = SpawnPayload(make)
         interruptions = SharedMemory.new(INTERRUPTION_BYTES)
         connection, theirs = connection_pair()
@@ -175,13 +170,7 @@ class ProcessBackend(Backend):
         return self._blocks.allocate(nbytes)
 
     @override
-    def close(self) -> None:
-        if self._owner != os.getpid():
-            # This is a copy of the backend in a forked process, which does not own the workers.
-            return
-        self._closed = True
-        for worker in self._living:
-            worker.kill()
+    def _end(self, first: bool) -> None:
         while self._living:
             self._receive_all(None)
         self._events.clear()

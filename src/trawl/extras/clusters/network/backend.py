@@ -19,10 +19,9 @@ from typing import Any
 
 from typing_extensions import override
 
-from trawl.backends.base import Backend, Death, Event, Failed, MakeService, Message, Worker
+from trawl.backends.base import Death, Event, Failed, MakeService, Message, OwningBackend, Worker
 from trawl.backends.failure import Failure
 from trawl.backends.processes.payload import packed
-from trawl.checks import require_linux
 from trawl.extras.clusters.launching.authentication import (
     KEY_BYTES,
     AuthenticationError,
@@ -57,7 +56,7 @@ _GONE = 3.0
 _LISTENING = 2.0
 
 
-class RemoteBackend(Backend):
+class RemoteBackend(OwningBackend):
     """Backend whose workers are reached over a network.
 
     Large arrays in messages to workers are not copied: the caller must not change them later.
@@ -69,7 +68,7 @@ class RemoteBackend(Backend):
     """
 
     shares_memory = False
-    isolated = True
+    _living: set[RemoteWorker]
 
     def __init__(
         self,
@@ -77,7 +76,7 @@ class RemoteBackend(Backend):
         timeout: float = 300.0,
         link_timeout: float | None = None,
     ) -> None:
-        require_linux("workers in other processes")
+        super().__init__()
         self.launcher = plan.launcher
         self._secret = os.urandom(KEY_BYTES) if plan.secret is None else plan.secret
         self._launches: dict[int, int] = {}
@@ -85,9 +84,7 @@ class RemoteBackend(Backend):
         # ended.
         self._started: list[RemoteWorker] = []
         self._changed = threading.Condition()
-        self._living: set[RemoteWorker] = set()
         self._events: deque[tuple[RemoteWorker, Frame | Death]] = deque()
-        self._owner = os.getpid()
         self._store: Any = None
         port = plan.port or 0
         if plan.store:
@@ -95,10 +92,9 @@ class RemoteBackend(Backend):
         self._address = Address(plan.host, port, timeout, plan.prefix)
         if self._store is None:
             self._store = self._address.client()
-        self.listener = Listener(own_address(plan.host, port))
         self.link_timeout = link_timeout
         # Set last, because `__del__` must not close a backend whose constructor failed.
-        self._closed = False
+        self.listener = Listener(own_address(plan.host, port))
 
     @property
     def port(self) -> int:
@@ -120,8 +116,7 @@ class RemoteBackend(Backend):
 
     @override
     def launch(self, index: int, make: MakeService) -> RemoteWorker:
-        if self._closed:
-            raise RuntimeError("this backend is closed: make another one")
+        self._check_open()
         first = pack(MESSAGE, Request((list(sys.path), packed(make))))
         worker = RemoteWorker(index, self, self._new_address(index))
         try:
@@ -164,15 +159,7 @@ class RemoteBackend(Backend):
         return found
 
     @override
-    def close(self) -> None:
-        if self._owner != os.getpid():
-            # This is a copy of the backend in a forked process, which does not own the workers.
-            return
-        with self._changed:
-            first, self._closed = not self._closed, True
-            living = list(self._living)
-        for worker in living:
-            worker.kill()
+    def _end(self, first: bool) -> None:
         with self._changed:
             self._changed.wait_for(lambda: not self._living, _GONE + _LATE)
             self._living.clear()
@@ -198,7 +185,7 @@ class RemoteBackend(Backend):
                 worker.thread.join(max(0.0, deadline - time.monotonic()))
 
     def __del__(self) -> None:
-        if not self.__dict__.get("_closed", True):
+        if "listener" in self.__dict__ and not self._closed:
             self.close()
 
     # --- what threads report

@@ -21,10 +21,9 @@ from typing import Any
 
 from typing_extensions import override
 
-from trawl.backends.base import Backend, Death, Event, Failed, MakeService, Message, Worker
+from trawl.backends.base import Death, Event, Failed, MakeService, Message, OwningBackend, Worker
 from trawl.backends.failure import Failure
 from trawl.backends.processes.payload import Package
-from trawl.checks import require_linux
 from trawl.extras.clusters.launching.authentication import KEY_BYTES
 from trawl.extras.clusters.network.control import REQUESTS, ControlConnection
 from trawl.extras.clusters.network.frames import (
@@ -51,7 +50,7 @@ _LINING = 5.0
 _DYING = 10.0
 
 
-class RayBackend(Backend):
+class RayBackend(OwningBackend):
     """Backend whose workers are actors of the Ray cluster that this process is connected to.
 
     Args:
@@ -69,7 +68,7 @@ class RayBackend(Backend):
     """
 
     shares_memory = False
-    isolated = True
+    _living: set[RayWorker]
 
     def __init__(
         self,
@@ -78,7 +77,6 @@ class RayBackend(Backend):
         in_step: bool = False,
         methods: Sequence[str] = (),
     ) -> None:
-        require_linux("workers in other processes")
         self._in_step = in_step
         self.handles: list[Any] = []
         self._methods = methods
@@ -86,14 +84,13 @@ class RayBackend(Backend):
         self._connection = Connection()
         self._options = options
         self._patience = patience
-        self._living: set[RayWorker] = set()
         self._events: list[Event] = []
         self._received: deque[tuple[RayWorker, Any]] = deque()
         self._changed = threading.Condition(threading.RLock())
-        self._closed = False
         self._listener: Listener | None = None
         self._launches = itertools.count()
-        self._owner = os.getpid()
+        # Last, because `__del__` must not do anything if this constructor has failed.
+        super().__init__()
 
     def options(self, index: int) -> dict[str, Any]:
         """Returns the options of a worker's actor."""
@@ -103,8 +100,7 @@ class RayBackend(Backend):
 
     @override
     def launch(self, index: int, make: MakeService) -> RayWorker:
-        if self._closed:
-            raise RuntimeError("this backend is closed: make another one")
+        self._check_open()
         self._connection.check()
         made = pack_code(make)
         # One thread carries out the calls of holders of a handle, in their order.
@@ -254,13 +250,7 @@ class RayBackend(Backend):
         self._events.append(Death(worker, reason, expected))
 
     @override
-    def close(self) -> None:
-        if self._owner != os.getpid():
-            # This is a copy of the backend in a forked process, which does not own the workers.
-            return
-        self._closed = True
-        for worker in self._living:
-            worker.kill()
+    def _end(self, first: bool) -> None:
         deadline = time.monotonic() + _DYING
         with contextlib.suppress(RuntimeError):
             while self._living and time.monotonic() < deadline:
