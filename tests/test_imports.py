@@ -138,6 +138,16 @@ def test_type_checkers_see_the_names_of_a_module(name):
     assert all(getattr(module, one) is resolve_name(home) for one, home in found.items())
 
 
+@pytest.mark.parametrize("name", [*PUBLIC, "trawl.backends", "trawl.testing"])
+def test_completion_shows_no_helpers(name):
+    module = importlib.import_module(name)
+    shown = {one for one in dir(module) if not one.startswith("__")}
+    assert shown >= set(module.__all__)
+    # Besides, public modules that are loaded.
+    for one in shown.difference(module.__all__):
+        assert hasattr(sys.modules[f"{name}.{one}"], "__all__")
+
+
 def test_names_of_compat_are_only_passed_on():
     """What the library does needs none of them; only public modules have them, in ``__all__``."""
     used = []

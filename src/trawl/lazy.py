@@ -11,6 +11,7 @@ import importlib
 import sys
 from collections.abc import Callable
 from importlib.util import find_spec
+from types import ModuleType
 from typing import Any
 
 
@@ -40,7 +41,25 @@ def names_of_stub(
             return look_up(older[name])
         raise AttributeError(f"module {module!r} has no attribute {name!r}")
 
-    return look_up, lambda: sorted({*vars(sys.modules[module]), *homes}), sorted(homes)
+    return look_up, public_dir(module), sorted(homes)
+
+
+def public_dir(module: str) -> Callable[[], list[str]]:
+    """Returns ``__dir__`` of a module: the names in ``__all__``, and the loaded public modules.
+
+    Completion in an editor or a notebook then shows no helpers that the module imports.
+    """
+
+    def names() -> list[str]:
+        there = vars(sys.modules[module])
+        shown = [name for name in there if name.startswith("__") or is_public(there[name])]
+        return sorted({*shown, *there["__all__"]})
+
+    def is_public(value: Any) -> bool:
+        inside = isinstance(value, ModuleType) and value.__name__.startswith(f"{module}.")
+        return inside and hasattr(value, "__all__")
+
+    return names
 
 
 def _homes(module: str) -> tuple[dict[str, tuple[str, str]], dict[str, str]]:

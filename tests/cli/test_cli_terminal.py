@@ -181,7 +181,7 @@ def test_without_utf_8_lines_are_printed():
         assert terminal.finish() == 0
     assert HIDE not in terminal.written
     assert terminal.written.isascii()
-    assert terminal.text.startswith("300/300 frames  ")
+    assert terminal.text.startswith("Pendulum-v1  300/300 frames  ")
 
 
 @pytest.mark.parametrize("variables", [{"TERM": "dumb"}, {"TTY_INTERACTIVE": "0"}])
@@ -190,4 +190,4 @@ def test_a_terminal_without_a_cursor_gets_lines(variables):
         assert terminal.finish() == 0
     assert HIDE not in terminal.written
     assert ("TERM" in variables) <= ("\x1b" not in terminal.written)
-    assert terminal.text.startswith("300/300 frames  ")
+    assert terminal.text.startswith("Pendulum-v1  300/300 frames  ")

@@ -39,12 +39,18 @@ def shown(cls, terminal, **options):
 
 
 def test_without_a_terminal_there_are_few_plain_lines():
-    text, _ = shown(Collector, False)
+    text, progress = shown(Collector, False)
     lines = text.splitlines()
     # 40 batches, but a line for each tenth only.
     assert len(lines) == 10
     assert "\x1b" not in text
-    assert lines[-1].startswith("1,200/1,200 frames  ")
+    assert lines[-1].startswith("a title  1,200/1,200 frames  ")
+    # Their shares are those of the panel.
+    stats = progress.stats
+    shares = {part: stats[f"{part}_share"] for part in ("env", "policy", "overhead")}
+    assert (
+        ", ".join(f"{part} {share:.0%}" for part, share in shares.items()) in progress.figures()[1]
+    )
     for words in ("frames/s", "env ", "policy ", "episodes", "return ", "length "):
         assert words in lines[-1]
     assert "  bottleneck " in lines[-1]

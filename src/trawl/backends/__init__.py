@@ -4,6 +4,7 @@ from trawl.backends.base import Backend, Death, Event, Failed, Message, Port, Se
 from trawl.backends.inline import InlineBackend
 from trawl.backends.places import Place
 from trawl.backends.processes.backend import ProcessBackend
+from trawl.lazy import public_dir
 
 __all__ = [
     "Backend",
@@ -18,3 +19,5 @@ __all__ = [
     "Service",
     "Worker",
 ]
+
+__dir__ = public_dir(__name__)

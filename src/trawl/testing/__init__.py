@@ -1,5 +1,6 @@
 """Checks of your environment and policy, and environments that number their own steps."""
 
+from trawl.lazy import public_dir
 from trawl.testing.env_checks import check_env
 from trawl.testing.envs import (
     FaultyEnv,
@@ -31,3 +32,5 @@ __all__ = [
     "check_env",
     "check_policy",
 ]
+
+__dir__ = public_dir(__name__)

@@ -15,6 +15,7 @@ from rich.live import Live
 from rich.text import Text
 from tensordict import TensorDictBase
 
+from trawl.extras.monitors.bars import PART_COLORS
 from trawl.extras.monitors.panel import ProgressPanel
 from trawl.extras.monitors.progress_state import ProgressState
 from trawl.observe.bottleneck import Bottleneck, bottleneck_of
@@ -25,6 +26,8 @@ from trawl.observe.formats import plural, short
 # line is 30 s old.
 _LINES, _SECONDS = 10, 30.0
 _PER_SECOND = 4
+# Smallest share of the time that a line has.
+_LEAST_SHARE = 0.005
 
 
 class CollectionProgress:
@@ -33,14 +36,15 @@ class CollectionProgress:
     On a terminal whose encoding is UTF-8, or in a notebook, the display is a panel that is updated
     until the ``with`` block ends. It shows the progress and the time left, the rate during the last
     minute, the returns of recent episodes, how each worker divides its time, and the bottleneck.
-    Elsewhere, a line without escape codes is printed from time to time.
+    Elsewhere, a line without escape codes, which has the same figures, is printed from time to
+    time. Both go to the standard error stream, unless ``console`` is given.
 
     The display calls the collector's ``stats()`` a few times a second. Workers are not queried, so
     the display does not delay them.
 
     Args:
         collector: the collector whose ``stats()`` are shown.
-        title: text before the bar.
+        title: text before the bar, and at the beginning of each line.
         console: console to print to; by default, the standard error stream.
         find_bottleneck: function that finds the bottleneck in ``stats()``; by default, the
             function that ``collector.bottleneck()`` uses.
@@ -160,9 +164,9 @@ class CollectionProgress:
         """Returns the statistics that are shown with the count of frames, formatted as text."""
         stats, episodes = self._fresh.stats, self.episodes
         parts = [f"{self._state.recent.rate:,.0f} frames/s"]
-        share = stats.get("env_time_share")
-        if share:
-            parts.append(f"env {share:.0%}, policy {1 - share:.0%}")
+        shares = ((part, stats.get(f"{part}_share") or 0.0) for part in PART_COLORS)
+        if shown := [f"{part} {share:.0%}" for part, share in shares if share >= _LEAST_SHARE]:
+            parts.append(", ".join(shown))
         if stats.get("restarts"):
             parts.append(plural(stats["restarts"], "restart"))
         if episodes.count:
@@ -253,7 +257,8 @@ class CollectionProgress:
             done = f"{frames:,}" if total is None else f"{frames:,}/{total:,}"
             part = self._state.bottleneck.part
             part = self._state.learner if part == "learner" else part
-            line = "  ".join([f"{done} frames", *figures, f"bottleneck {part}"])
+            title = [self._title] if self._title else []
+            line = "  ".join([*title, f"{done} frames", *figures, f"bottleneck {part}"])
             self._console.print(Text(line), soft_wrap=True)
 
 

@@ -62,8 +62,9 @@ class Launcher(ABC):
         Args:
             index: number of the worker that runs in the process.
             address: address at which the new process joins this process.
-            ended: function to call with the reason when the process has ended. The call may come
-                from any thread.
+            ended: function to call with the reason when the process has ended, worded to follow
+                the worker's name in a sentence, such as ``"exited with status 3"``. The call may
+                come from any thread.
         """
 
     def close(self) -> None:  # noqa: B027 (there may be nothing)
