@@ -4,6 +4,7 @@ import ast
 import functools
 import importlib
 import re
+import sys
 from collections.abc import Iterator
 from graphlib import CycleError, TopologicalSorter
 from importlib import metadata
