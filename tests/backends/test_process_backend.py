@@ -489,6 +489,28 @@ def test_names_that_a_worker_gave_go_with_it(method, how):
     assert out.splitlines() == ["[True, True]", "Death", "[False, False]"]
 
 
+def test_what_came_while_this_process_was_suspended_is_found():
+    """Also if the time of the wait is over when it goes on."""
+    out = run("""
+        class Suspending(Service):
+            def handle(self, parent):
+                now = time.monotonic()
+                os.kill(parent, signal.SIGSTOP)
+                self.port.send(now)
+                time.sleep(1)
+                os.kill(parent, signal.SIGCONT)
+
+        backend = ProcessBackend("forkserver")
+        worker = backend.launch(0, Suspending)
+        worker.send(os.getpid())
+        end = time.monotonic() + 0.5
+        found = backend.wait(0.5)
+        # On a slow machine, the wait may have been over before.
+        say(bool(found) or backend.wait()[0].content > end)
+    """)
+    assert out == "True\n"
+
+
 def test_ctrl_c_is_for_the_parent():
     with Program(
         """

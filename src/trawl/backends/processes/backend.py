@@ -96,7 +96,8 @@ class ProcessBackend(OwningBackend):
                 break
             left = None if deadline is None else max(0.0, deadline - time.monotonic())
             self._receive_all(left)
-            if deadline is not None and time.monotonic() >= deadline:
+            # If this process was suspended, only a look after the deadline finds what has come.
+            if left == 0:
                 break
         events, self._events = self._events, []
         return events

@@ -84,6 +84,8 @@ class WorkerPool:
         self._closing = False
         self._waiter: int | None = None
         self._left = threading.Event()
+        # Time at which it was last looked for events.
+        self._looked = 0.0
         self._owner = os.getpid()
         _living.add(self)
 
@@ -126,10 +128,11 @@ class WorkerPool:
                 if slot.worker is not None:
                     slot.worker.stop()
             self._wait_for_waiter(deadline)
-            while any(slot.worker is not None for slot in self.slots):
-                left = deadline - time.monotonic()
-                if left <= 0:
-                    break
+            last = False
+            while not last and any(slot.worker is not None for slot in self.slots):
+                left = max(0.0, deadline - time.monotonic())
+                # If this process was suspended, events have come that were not waited for.
+                last = not left and not self._events
                 # After an error, events may be left unhandled, and some of them may be deaths.
                 events, self._events = self._events or self.backend.wait(left), deque()
                 for event in events:
@@ -357,6 +360,8 @@ class WorkerPool:
             limit = timeout if limit is None else min(limit, timeout)
         self._events.extend(self._listen(limit))
         now = time.monotonic()
+        self._limits.excuse(self.slots, self._looked, now)
+        self._looked = now
         for event in self._events:
             self.slots[event.worker.index].heard = now
         # The check comes last, because a worker whose message has just been read is not silent.
@@ -372,8 +377,7 @@ class WorkerPool:
             raise CollectorClosed
         self._waiter = threading.get_ident()
         try:
-            # If this process was suspended while it waited, messages may have arrived meanwhile.
-            events = self.backend.wait(limit) or self.backend.wait(0)
+            events = self.backend.wait(limit)
         except (OSError, RuntimeError, ValueError):
             if self._closing:
                 raise CollectorClosed from None

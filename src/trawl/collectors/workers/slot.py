@@ -299,11 +299,29 @@ class SlotLimits:
             )
 
     def patience(self, slots: Iterable[WorkerSlot]) -> float | None:
-        """Returns the seconds until a silent worker counts as dead; None if there is no limit."""
+        """Returns the seconds after which to look for silent workers; None if there is no limit."""
         if self.timeout is None:
             return None
         since = [slot.heard for slot in slots if slot.waits]
-        return max(0.0, min(since) + self.timeout - time.monotonic()) if since else None
+        if not since:
+            return None
+        return min(max(0.0, min(since) + self.timeout - time.monotonic()), self.timeout / 2)
+
+    def excuse(self, slots: Iterable[WorkerSlot], looked: float, now: float) -> None:
+        """Counts the time since the last look for messages as half of the time-out at most.
+
+        This process may have been suspended, perhaps together with its workers, or kept from
+        reading their messages.
+
+        Args:
+            slots: the slots of the workers.
+            looked: time of the last look.
+            now: time of this look.
+        """
+        if self.timeout is None:
+            return
+        for slot in slots:
+            slot.heard += max(0.0, now - max(looked, slot.heard) - self.timeout / 2)
 
     def kill_silent(self, slots: Iterable[WorkerSlot], now: float) -> None:
         """Kills the workers that have been silent for too long."""

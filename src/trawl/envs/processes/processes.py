@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import select
 import time
@@ -305,7 +306,10 @@ class EnvProcesses:
                 # stop() sends a signal. In case the process catches the signal, it also sends a
                 # message, and the wake-up makes the process read this message.
                 self.wake(index, MESSAGE)
-            while self.living and (left := deadline - time.monotonic()) > 0:
+            left = math.inf
+            # The last look comes after the deadline, as this process may have been suspended.
+            while self.living and left:
+                left = max(0.0, deadline - time.monotonic())
                 for event in self._backend.wait(left):
                     if isinstance(event, Death):
                         self.living.discard(event.worker.index)

@@ -48,8 +48,14 @@ class _TimeLimit:
 
     def __init__(self, started: EnvProcesses, seconds: float | None) -> None:
         self._started, self.seconds = started, seconds
-        # Time at which each process began its step.
+        # Time at which each process began its step, and of the last check.
         self._began: dict[int, float] = {}
+        self._checked = 0.0
+
+    @property
+    def patience(self) -> float | None:
+        """Seconds after which to check again; None if there is no limit."""
+        return None if self.seconds is None else self.seconds / 2
 
     def begin(self, workers: Iterable[int]) -> None:
         """Notes that processes begin a step or a restart now."""
@@ -63,10 +69,18 @@ class _TimeLimit:
         return self.seconds + _STARTING
 
     def check(self, workers: Iterable[int], what: str) -> None:
-        """Kills those of some processes that have taken too long for a step or a restart."""
-        limit, now = self.of(what), time.monotonic()
-        if limit is None:
+        """Kills those of some processes that have taken too long for a step or a restart.
+
+        The time since the last check counts as half of the limit at most: this process may have
+        been suspended, perhaps together with the others, or kept from reading their messages.
+        """
+        limit, now, most = self.of(what), time.monotonic(), self.patience
+        if limit is None or most is None:
             return
+        if now - self._checked > most:
+            for index, began in self._began.items():
+                self._began[index] += max(0.0, now - max(self._checked, began) - most)
+        self._checked = now
         for index in workers:
             if now - self._began.get(index, now) >= limit:
                 self.kill(index, what)
@@ -282,15 +296,11 @@ class EnvWorkers:
                 dead = f"{self.started.name_of(index)}: its process is dead"
                 errors.update(dict.fromkeys(envs_of(index), WorkerDied(dead)))
         what = "step" if steps else "reset"
-        limit = self._limit.of(what)
-        deadline = None if limit is None else time.monotonic() + limit
+        self._limit.begin({env // self._each for env in waiting.values()})
         while waiting:
-            left = None if deadline is None else max(0.0, deadline - time.monotonic())
-            received = self.started.receive(left)
+            self._limit.check({env // self._each for env in waiting.values()}, what)
+            received = self.started.receive(self._limit.patience)
             if received is None:
-                for env in waiting.values():
-                    self._limit.kill(env // self._each, what)
-                deadline = None
                 continue
             index, content = received
             number = getattr(content, "number", 0)
@@ -436,7 +446,7 @@ class EnvWorkers:
                 exception's type.
             WorkerDied: if a process has died.
         """
-        longest = self._limit.seconds
+        longest = self._limit.patience
         if longest is not None:
             timeout = longest if timeout is None else min(timeout, longest)
         if self._unraised or self.started.wait(timeout):
@@ -481,7 +491,7 @@ class EnvWorkers:
         # Some processes may not have been woken for the step, but all must take it.
         self.wake_late()
         while self._late():
-            if self.started.wait(self._limit.seconds):
+            if self.started.wait(self._limit.patience):
                 self._read_messages()
             self._kill_late()
         # The error of a step was sent before its answer.
@@ -597,7 +607,7 @@ class EnvWorkers:
     def wait_for_restarts(self) -> None:
         """Waits until all restarts have ended."""
         while self._restarting:
-            self._read_messages(self._limit.seconds)
+            self._read_messages(self._limit.patience)
             self._kill_late()
 
     # --- the end
