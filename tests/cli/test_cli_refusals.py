@@ -63,12 +63,14 @@ REFUSALS = [
      "--max-frames-per-traj=5 can't be used"),
     ("collect FrozenLake-v1 --normalize-observations", "--normalize-observations "),
     # --- environments
-    ("collect NoSuchThing-v0", "environment NoSuchThing-v0 can't be made: Environment"),
+    ("collect NoSuchThing-v0", "environment NoSuchThing-v0 can't be made: Environment `NoSuchThing`"
+     " doesn't exist. ENV is an id of Gymnasium such as CartPole-v1, one of"),
     ("collect no_such_module:Thing-v0", "environment no_such_module:Thing-v0 can't be made"),
     ("check CartPol-v1", "environment CartPol-v1 can't be made: Environment `CartPol` doesn't exist"
      ". Did you mean: `CartPole`?"),
     ("check gymnax:Nope-v1", "environment gymnax:Nope-v1 can't be made: gymnax has no environment"),
-    ("check nowhere:Thing-v0", "environment nowhere:Thing-v0 can't be made: No module named"),
+    ("check nowhere:Thing-v0", "environment nowhere:Thing-v0 can't be made: 'nowhere:Thing-v0'"
+     " names no library that Trawl knows, and 'nowhere' is not a module. Before the colon stands"),
     ("evaluate NoSuch-v1", "environment NoSuch-v1 can't be made"),
     ("tune NoSuch-v1", "environment NoSuch-v1 can't be made"),
     ("collect cli_envs:nothing", "module 'cli_envs' has no attribute 'nothing'"),

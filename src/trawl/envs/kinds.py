@@ -6,6 +6,7 @@ packages declare theirs in the group ``trawl.sources``; see the page "Your own k
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -152,20 +153,29 @@ def is_known(env_id: str) -> bool:
 
 
 def check_prefix(env_id: str) -> None:
-    """Raises an error if an id begins with the misspelt name of a kind.
+    """Raises an error if an id begins with a name that is neither that of a kind nor a module.
 
     Raises:
         ValueError: if the name resembles that of a kind, which the message suggests.
+        ModuleNotFoundError: otherwise.
     """
     prefix, colon, _ = env_id.partition(":")
-    if not colon or is_known(env_id) or (prefix.isidentifier() and find_spec(prefix) is not None):
+    # A module that is loaded may have no spec, such as the main program.
+    if not colon or is_known(env_id) or prefix in sys.modules:
+        return
+    if prefix.isidentifier() and find_spec(prefix) is not None:
         return
     # Some of our own kinds have no ids.
     known = [name for name in KINDS if name not in KINDS.own or is_known(f"{name}:")]
+    what = f"{env_id!r} names no library that Trawl knows, and {prefix!r} is not a module"
     hint = did_you_mean([prefix], sorted(known), 1)
     if hint:
-        raise ValueError(
-            f"{env_id!r} names no library that Trawl knows, and {prefix!r} is not a module{hint}"
+        raise ValueError(f"{what}{hint}")
+    if prefix.isidentifier():
+        raise ModuleNotFoundError(
+            f"{what}. Before the colon stands {', '.join(sorted(known))}, or the module that "
+            "registers the id after it",
+            name=prefix,
         )
 
 

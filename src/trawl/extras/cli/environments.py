@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -94,7 +95,8 @@ class EnvFactory:
             if getattr(error.__cause__, "name", None) == module:
                 # The module doesn't exist: perhaps the name of a kind is misspelt.
                 try:
-                    check_prefix(self.text)
+                    with suppress(ModuleNotFoundError):
+                        check_prefix(self.text)
                 except ValueError as hint:
                     raise CliError(f"{what}: {hint}") from error
             raise
@@ -192,6 +194,13 @@ def env_source(args: UsesEnv) -> Any:
     return partial(env_of_id, args.env, **options) if options else args.env
 
 
+# What to write instead of an id that is unlike all others.
+_ADVICE = (
+    " ENV is an id of Gymnasium such as CartPole-v1, one of another library such as "
+    "dm_control:cheetah/run, or a function in a module or a file such as file.py:function"
+)
+
+
 def build_unchecked(args: UsesEnv, source: Any) -> Any:
     """Makes the command's environments as one environment, without checking their data.
 
@@ -210,6 +219,8 @@ def build_unchecked(args: UsesEnv, source: Any) -> Any:
         # The text of a KeyError is only the key.
         own = isinstance(source, EnvFactory) or isinstance(error, KeyError)
         cause = describe(error) if own else message_of(error)
+        if isinstance(error, gymnasium.error.NameNotFound) and cause.endswith("doesn't exist."):
+            cause += _ADVICE
         raise CliError(f"environment {args.env} can't be made: {cause}") from error
 
 
