@@ -12,7 +12,7 @@ from __future__ import annotations
 import ast
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import MISSING, fields
 from enum import Enum
 from pathlib import Path
@@ -23,6 +23,7 @@ from trawl.collectors.options import meanings, table
 from trawl.collectors.serving_options import AsyncBatchedArguments
 from trawl.docstrings import first_sentence
 from trawl.extras.cli.flags import option_of, table_flags
+from trawl.observe.waits import DRIVER_PARTS, LIMITS, WORKER_PARTS, Hold
 from trawl.supported import TABLE, Law, Refusal
 
 DOCS = Path(__file__).resolve().parents[1]
@@ -120,6 +121,32 @@ def folders() -> str:
     return "\n".join(["", *rows, ""])
 
 
+def meanings_of(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """Returns a table whose first column has names."""
+    lines = [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
+    lines += [f"| `{name}` | {' | '.join(rest)} |" for name, *rest in rows]
+    return "\n".join(["", *lines, ""])
+
+
+def limits() -> str:
+    """Returns the table of what can limit the rate."""
+    rows = (
+        (f'"{name}"', one.when, one.remedy[0].lower() + one.remedy[1:])
+        for name, one in LIMITS.items()
+    )
+    return meanings_of(("`part`", "Condition", "Usual remedy"), rows)
+
+
+def holds() -> str:
+    """Returns the table of the reasons why workers are idle."""
+    return meanings_of(("`reason`", "Meaning"), ((one.label, one.why) for one in Hold))
+
+
+def parts(head: str, meanings: Mapping[str, str]) -> str:
+    """Returns the table of the parts of a time."""
+    return meanings_of((head, "What takes the time"), meanings.items())
+
+
 _OF_ONE = {one.name for one in fields(CollectorConfig)}
 # Each table: its name in the comments, the page, and the function that writes it.
 TABLES: list[tuple[str, str, Callable[[], str]]] = [
@@ -137,6 +164,10 @@ TABLES: list[tuple[str, str, Callable[[], str]]] = [
     ("evaluate", "cli.md", lambda: flags_of("evaluate")),
     ("tune", "cli.md", lambda: flags_of("tune")),
     ("folders", "../CONTRIBUTING.md", folders),
+    ("worker-parts", "watching.md", lambda: parts("Column", WORKER_PARTS)),
+    ("driver-parts", "watching.md", lambda: parts("Part", DRIVER_PARTS)),
+    ("limits", "watching.md", limits),
+    ("holds", "timeline.md", holds),
 ]
 
 

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from multi_parts import CLASSES, envs, make
+from trace_parts import reasons
 
 from trawl.collectors import Collector, MultiSyncCollector
 from trawl.collectors.driver.background import RateLimiter
@@ -57,6 +58,23 @@ def test_collection_waits_for_who_samples(cls):
         assert made.is_running()
     finally:
         made.async_shutdown()
+
+
+@pytest.mark.parametrize("cls", CLASSES)
+@pytest.mark.parametrize("prefetch", [0, 1])
+def test_the_timeline_says_that_collection_waits_for_who_samples(tmp_path, cls, prefetch):
+    options = {"prefetch": prefetch} if cls is MultiSyncCollector else {}
+    path = tmp_path / "run.json.gz"
+    made = collector(cls, samples_per_insert=1, inserts_ahead=10, trace=path, **options)
+    made.start()
+    try:
+        before = settled(made, 10)
+        for _ in range(2):
+            made.sample()
+        settled(made, before + 10)
+    finally:
+        made.async_shutdown()
+    assert "samples_per_insert" in reasons(path, 2)
 
 
 def test_frames_ahead_are_those_of_two_batches_if_nothing_is_said():

@@ -19,6 +19,7 @@ from trace_parts import (
     assert_whole,
     delivered,
     drawn,
+    reasons,
 )
 
 from trawl.collectors import AsyncBatchedCollector, Collector, MultiAsyncCollector
@@ -250,6 +251,24 @@ def test_sums_of_workers_are_those_of_the_statistics(tmp_path, cls, options):
         for _ in collector:
             pass
     assert_whole(read_trace(path), collector.stats("both"))
+
+
+@pytest.mark.parametrize(
+    ("cls", "options", "reason"),
+    [
+        (CLASSES[0], {}, "together"),
+        (CLASSES[0], {"prefetch": 1}, "together"),
+        (CLASSES[1], {}, "taken"),
+        (CLASSES[1], {"max_policy_lag": 0}, "max_policy_lag"),
+    ],
+    ids=str,
+)
+def test_the_timeline_says_why_workers_wait(tmp_path, cls, options, reason):
+    path = tmp_path / "run.json.gz"
+    with make(cls, trace=path, start_method="inline", frames_per_batch=20, **options) as collector:
+        for _ in range(4):
+            collector.next()
+    assert reasons(path, 2) == {reason}
 
 
 def test_workers_that_write_into_a_buffer(tmp_path):

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from trawl.observe import Span, Timeline
+from trawl.observe import Span, Timeline, read_trace
 
 # Times in files are whole nanoseconds, and sums of many are compared.
 ROUNDED = 1e-7
@@ -76,6 +77,18 @@ def drawn(timeline: Timeline, workers: int) -> list[tuple[int, int]]:
         for span in timeline.lane(f"worker {index}")
         if span.name == "batch"
     ]
+
+
+def reasons(path: Path, workers: int) -> set[str]:
+    """Returns why workers were not asked for batches earlier."""
+    timeline = read_trace(path)
+    waits = [
+        span
+        for index in range(workers)
+        for span in timeline.lane(f"worker {index}")
+        if span.name == "wait"
+    ]
+    return {span.args["reason"] for span in waits}
 
 
 def assert_whole(

@@ -7,13 +7,15 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
+from trawl.observe.waits import DRIVER_PARTS, LIMITS
+
 # A worker is a straggler if its batches take this many times as long as the median worker's.
 _SLOWER = 1.5
 # If the learner waits for less than this share of the time, workers collect while it learns.
 _OVERLAPPED = 0.1
 # Workers that are idle for this share of the time could be fewer.
 _MOSTLY_IDLE = 0.6
-# Parts of a worker's time that can limit it. Their names in ``stats()``, and in a sentence.
+# Parts of a worker's time that can limit the rate, by their names in ``stats()``.
 _WORK = {"env": "environment", "policy": "policy", "weights": "weights", "overhead": "overhead"}
 
 
@@ -61,13 +63,12 @@ def bottleneck_of(stats: Mapping[str, Any]) -> Bottleneck:
 
 def _limiting_thread(stats: Mapping[str, Any], workers: int) -> Bottleneck | None:
     """Returns the learner or the driver, if the driver thread limits the rate."""
-    learner, driver, wait = (stats[f"{name}_share"] for name in ("learner", "driver", "wait"))
+    learner, wait, driver = (stats[f"{name}_share"] for name in DRIVER_PARTS)
     if max(learner, driver) <= wait:
         return None
     if learner >= driver:
         if wait > _OVERLAPPED and not _collects_ahead(stats):
-            how = "prefetch=1, or an asynchronous collector" if workers else "MultiAsyncCollector"
-            remedy = f"Let workers collect while it learns ({how}), or make its updates faster"
+            remedy = _remedy("learner", workers)
         else:
             remedy = "Make its updates faster"
             if workers > 1 and stats["idle_share"] > _MOSTLY_IDLE:
@@ -79,8 +80,7 @@ def _limiting_thread(stats: Mapping[str, Any], workers: int) -> Bottleneck | Non
         return Bottleneck("learner", learner, text)
     text = (
         f"The driver limits the rate: {_percent(driver)} of the time is spent on the collector's "
-        "own work in the thread that takes batches. Use larger batches (frames_per_batch) or a "
-        "cheaper postproc, or let workers write into a shared replay buffer."
+        f"own work in the thread that takes batches. {_remedy('driver', workers)}."
     )
     return Bottleneck("driver", driver, text)
 
@@ -111,8 +111,7 @@ def _straggler(stats: Mapping[str, Any], workers: int) -> Bottleneck | None:
     times = busy[slowest] / max(others, 1e-9)
     text = (
         f"Worker {slowest} limits the rate: its batches take {times:.1f} times as long as those of "
-        "the other workers, which wait for it. Use an asynchronous collector or "
-        f"preemptive_threshold, or find out why the environment of worker {slowest} is slow."
+        f"the other workers, which wait for it. {_remedy('straggler', workers)}."
     )
     return Bottleneck("straggler", busy[slowest], text, slowest)
 
@@ -132,36 +131,30 @@ def _limiting_work(stats: Mapping[str, Any], workers: int) -> Bottleneck:
     whose = "a worker's busy time" if workers else "the time in the collector"
     if name == "overhead" and waits:
         whose = "a worker's time, mostly waiting for requests to arrive"
+    part = _WORK[name]
     text = (
-        f"{_SUBJECTS[name]} the rate: it takes {_percent(share)} of {whose}, so "
+        f"{LIMITS[part].subject} limits the rate: it takes {_percent(share)} of {whose}, so "
         f"without it, collection would be at most {_times(share)} as fast. "
-        f"{_remedy(name, workers)}."
+        f"{_remedy(part, workers)}."
     )
-    return Bottleneck(_WORK[name], share, text)
+    return Bottleneck(part, share, text)
 
 
-_SUBJECTS = {
-    "env": "The environment limits",
-    "policy": "The policy limits",
-    "weights": "Loading new weights limits",
-    "overhead": "The overhead of batches limits",
-}
+def _remedy(part: str, workers: int) -> str:
+    """Returns the remedy as plain text, for a number of workers."""
+    limit = LIMITS[part]
+    return (limit.remedy if workers else limit.alone or limit.remedy).replace("`", "")
 
 
-def _remedy(name: str, workers: int) -> str:
-    match name:
-        case "env":
-            more = "more workers" if workers else "workers (MultiSyncCollector) or a ParallelEnv"
-            return f"Use {more} if there are idle cores, or a faster environment"
-        case "policy":
-            return (
-                "Use more environments per worker, so that one call acts for many of them, a "
-                "smaller policy, or compile_policy=True"
-            )
-        case "weights":
-            return "Send weights less often, or send smaller weights"
-        case _:
-            return "Use larger batches (frames_per_batch)"
+def driver_line(stats: Mapping[str, Any], learner: str = "learner") -> str:
+    """Returns a line that says how the driver thread divides its time.
+
+    Args:
+        stats: statistics of a collector after its first batch.
+        learner: name of the code between batches.
+    """
+    own, wait, driver = (_percent(stats[f"{name}_share"]) for name in DRIVER_PARTS)
+    return f"driver thread: {wait} waiting, {driver} collector, {own} {learner}"
 
 
 def _times(share: float) -> str:

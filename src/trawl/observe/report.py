@@ -10,11 +10,11 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from trawl.observe.bottleneck import bottleneck_of
+from trawl.observe.bottleneck import bottleneck_of, driver_line
 from trawl.observe.episodes import show_logged
 from trawl.observe.formats import short, show_bytes
+from trawl.observe.waits import WORKER_PARTS
 
-_SHARES = ("env", "policy", "overhead", "weights", "idle")
 _WIDTH = 100
 
 
@@ -59,7 +59,7 @@ class Report:
     def _table(self) -> Table:
         table = Table(box=None, pad_edge=False)
         table.add_column("", style="dim")
-        for name in ("frames", "frames/s", *_SHARES, "restarts", "memory"):
+        for name in ("frames", "frames/s", *WORKER_PARTS, "restarts", "memory"):
             table.add_column(name, justify="right", no_wrap=True)
         for index in range(int(self.stats.get("workers", 0))):
             table.add_row(*self._row(f"worker {index}", f"worker_{index}/"))
@@ -70,7 +70,7 @@ class Report:
         def of(name: str) -> Any:
             return self.stats.get(prefix + name)
 
-        shares = [_show_share(of(f"{name}_share")) for name in _SHARES]
+        shares = [_show_share(of(f"{name}_share")) for name in WORKER_PARTS]
         rate, memory = of("frames_per_second"), of("process_bytes")
         return [
             title,
@@ -82,8 +82,7 @@ class Report:
         ]
 
     def _driver(self) -> str:
-        learner, wait, driver = (self.stats[f"{n}_share"] for n in ("learner", "wait", "driver"))
-        text = f"driver thread: {wait:.0%} waiting, {driver:.0%} collector, {learner:.0%} learner"
+        text = driver_line(self.stats)
         if "workers" in self.stats:
             ready, depth = self.stats["batches_ready"], self.stats["queue_depth"]
             text += f"; {ready} batches ready, {depth} requested"

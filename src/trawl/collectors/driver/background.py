@@ -47,6 +47,9 @@ class Background:
         self._stopping = False
         self._error: BaseException | None = None
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+
+    def begin(self) -> None:
+        """Starts the thread."""
         stop_at_exit(self)
         self._thread.start()
 
@@ -235,7 +238,13 @@ class BackgroundCollection:
             self._lifetime.check_open("start()")
             self._limiter = limiter = self._new_limiter()
             ready = limiter.room if limiter else lambda: True
-            self.thread = Background(self._turn, self._name, ready)
+            # The first turn must find the thread here, to keep to the limit.
+            self.thread = thread = Background(self._turn, self._name, ready)
+            try:
+                thread.begin()
+            except RuntimeError:  # there can't be more threads
+                self.thread = None
+                raise
 
     def _new_limiter(self) -> RateLimiter | None:
         """Makes the rate limiter of background collection; None if there is no limit."""

@@ -13,15 +13,12 @@ from operator import add
 from time import perf_counter
 from typing import Any, NamedTuple
 
+from trawl.observe.waits import DRIVER_PARTS, WORKER_PARTS
 from trawl.rollout.times import LoopTimes
 
 # Recent rates and shares cover the last batches: fewer than this number, and at most this number of
 # seconds.
 _BATCHES, _SECONDS = 256, 30.0
-#: Activities that divide a worker's time.
-WORKER_PARTS = ("env", "policy", "overhead", "weights", "idle")
-#: Activities that divide the time of the driver thread, which takes batches from a collector.
-DRIVER_PARTS = ("learner", "wait", "driver")
 
 
 class BatchTimes(NamedTuple):
@@ -207,7 +204,7 @@ def _rates(frames: float, seconds: float, all_frames: float, all_seconds: float)
 
 
 def _divided(
-    parts: Sequence[str], recent: Sequence[float], totals: Sequence[float]
+    parts: Iterable[str], recent: Sequence[float], totals: Sequence[float]
 ) -> dict[str, Any]:
     whole = sum(recent)
     shares = {f"{part}_share": _ratio(own, whole) for part, own in zip(parts, recent, strict=True)}

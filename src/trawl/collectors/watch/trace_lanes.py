@@ -12,6 +12,7 @@ from typing_extensions import override
 from trawl.collectors.watch.times import BatchTimes
 from trawl.collectors.workers.requests import BatchReady, CollectRequest, WorkerReady
 from trawl.observe.timeline_file import TraceWriter, moved
+from trawl.observe.waits import Hold
 from trawl.rollout.times import StepSamples
 
 #: Process and thread of the driver's lanes.
@@ -93,7 +94,12 @@ class BatchLane:
         writer.name(pid, 0, name, name)
 
     def draw(
-        self, times: BatchTimes, args: Mapping[str, Any], steps: StepSamples | None, offset: float
+        self,
+        times: BatchTimes,
+        args: Mapping[str, Any],
+        steps: StepSamples | None,
+        offset: float,
+        held: Hold | None = None,
     ) -> None:
         """Draws a batch.
 
@@ -102,10 +108,12 @@ class BatchLane:
             args: facts about the batch.
             steps: times of single steps; None if they were not recorded.
             offset: seconds by which the clock of ``times`` and ``steps`` is ahead of the driver's.
+            held: why the batch was not requested earlier, if it is known.
         """
         span, began = self.writer.span, times.began - offset
         if times.idle:
-            span(self.pid, 0, "wait", began - times.idle, began)
+            reason = None if held is None else {"reason": held.label}
+            span(self.pid, 0, "wait", began - times.idle, began, reason)
         span(self.pid, 0, "batch", began, times.ended - offset, args)
         for piece in self._pieces.of(times):
             own = None if piece.seconds is None else {"seconds": piece.seconds}
@@ -140,6 +148,8 @@ class WorkerLane(BatchLane):
         self.clocks: list[SharedClock] = [self._new_clock()]
         # Time at which each pending request was sent last.
         self._sent: dict[int, float] = {}
+        # Why each of them was not sent earlier.
+        self._held: dict[int, Hold] = {}
         self._died: float | None = None
         # A restart that is not drawn yet, because its end is known by the replacement's clock only:
         # times of the death, of the replacement's first message, and of its arrival.
@@ -152,9 +162,14 @@ class WorkerLane(BatchLane):
         args = {"worker": self.index, "request": request.number, "random": request.random}
         self.writer.instant(DRIVER, SCHEDULER, "request", now, args)
 
+    def held(self, number: int, hold: Hold) -> None:
+        """Notes why a request that was just sent was not sent earlier."""
+        self._held[number] = hold
+
     def finished(self, answer: BatchReady) -> None:
         """Draws a batch, whose answer has just been read."""
         now, sent = perf_counter(), self._sent.pop(answer.number, None)
+        held = self._held.pop(answer.number, None)
         times, clock = answer.times, self.clocks[-1]
         if times is None:
             return
@@ -165,7 +180,7 @@ class WorkerLane(BatchLane):
         args: dict[str, Any] = {"request": answer.number, "frames": answer.frames}
         if answer.version is not None:
             args["version"] = answer.version
-        self.draw(times, args, answer.steps, _used(clock))
+        self.draw(times, args, answer.steps, _used(clock), held)
 
     def died(self) -> None:
         """Draws the death of the worker."""

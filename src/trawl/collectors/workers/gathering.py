@@ -3,24 +3,27 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from tensordict import TensorDictBase
 
 from trawl.backends.base import Backend
-from trawl.collectors.driver.background import BackgroundCollection
 from trawl.collectors.driver.budget import FrameBudget
 from trawl.collectors.driver.delivery import count_frames
 from trawl.collectors.driver.exact import first_frames, limited
 from trawl.collectors.driver.outbox import BatchOutbox, Collected
-from trawl.collectors.driver.weak import weak
 from trawl.collectors.multi_config import MultiConfig
 from trawl.collectors.watch.tracer import WorkerTracer
 from trawl.collectors.workers.assembler import BatchAssembler, WorkerBatch
 from trawl.collectors.workers.pool import WorkerPool
 from trawl.collectors.workers.requests import WorkerReady
-from trawl.collectors.workers.scheduler import AsyncScheduler, Scheduler, SyncScheduler
+from trawl.collectors.workers.scheduler import (
+    AsyncScheduler,
+    Demand,
+    Scheduler,
+    SyncScheduler,
+)
 from trawl.collectors.workers.weights import WorkersWeights
 from trawl.rollout.normalization import Normalization
 
@@ -39,7 +42,7 @@ class Gathering:
         scheduler: decides when workers collect.
         assembler: makes one batch of those of the workers.
         workers_write: see above.
-        random: function that returns True if actions are to be random.
+        demand: the frames that are wanted from workers.
         normalization: the statistics to which those of workers' frames are added; None if nothing
             is normalised.
     """
@@ -53,19 +56,17 @@ class Gathering:
         self._sync: bool = collector.sync
         self._budget: FrameBudget = collector.parts.budget
         self._backend, self._pool, self.workers_write = backend, pool, workers_write
-        self._background: BackgroundCollection = collector.parts.background
         self._outbox: BatchOutbox = collector.parts.outbox
         self._watch, self._timeline = collector.parts.watch, collector.parts.timeline
         self._lifetime = collector.parts.lifetime
         self._weights: WorkersWeights = collector.parts.weights
-        self.random: Callable[[], bool] = weak(self._is_random)
         self.normalization: Normalization | None = None
         self._cut_ids: list[int] = []
-        room = weak(self._room)
+        self.demand = Demand(self._config, self._budget, collector.parts.background)
         self.scheduler: Scheduler = (
-            SyncScheduler(pool, self._config.preemptive_threshold, room)
+            SyncScheduler(pool, self._config.preemptive_threshold, self.demand)
             if self._sync
-            else AsyncScheduler(pool, self._weights.bound, room, at_once)
+            else AsyncScheduler(pool, self._weights.bound, self.demand, at_once)
         )
 
     def start(self, ready: Sequence[WorkerReady]) -> None:
@@ -89,10 +90,6 @@ class Gathering:
         scheduler.set_workers(None if self.workers_write else self.assembler, frames, units)
         scheduler.normalization = self.normalization
 
-    def limit_batches(self, most: float) -> None:
-        """Sets the number of batches that may be under way, with the one that is delivered next."""
-        self.scheduler.most_batches = most
-
     def pop_cut(self) -> Sequence[int]:
         """Returns the ids of trajectories that a failure has ended before the last batch.
 
@@ -109,12 +106,12 @@ class Gathering:
         scheduler = self.scheduler
         if not scheduler.requested:
             self._weights.before_request()
-        collected = scheduler.collect(self._wanted, self.random)
+        collected = scheduler.collect()
         units = scheduler.units if scheduler.whole_steps else None
         parts = limited(collected, self._budget.left(), units)
         self._count(parts, 0 if self._outbox.whole is not None else 1)
-        if self._config.prefetch:
-            self._request_ahead(parts)
+        if self._sync:
+            self._look_ahead(parts)
         self._weights.count_lags(parts)
         if self.workers_write:
             return None
@@ -125,17 +122,23 @@ class Gathering:
         batch = self._cut(self.assembler.assemble(parts), frames)
         return self._outbox.take([Collected(batch, batch.shape[-1], frames)], counted=True)
 
-    def _request_ahead(self, parts: Sequence[WorkerBatch]) -> None:
-        """Requests the next batch, which workers collect while the learner uses these parts."""
+    def _look_ahead(self, parts: Sequence[WorkerBatch]) -> None:
+        """Requests the next batch, which workers collect while the learner uses these parts.
+
+        Without ``prefetch=1``, or if no more is wanted yet, only the reason is noted, if any.
+        """
         sender, scheduler = self._weights.sender, self.scheduler
-        sender.release()
-        self._weights.before_request()
+        if self._config.prefetch:
+            sender.release()
+            self._weights.before_request()
         # The buffer does not have these frames yet.
-        counted = sum(part.answer.frames for part in parts)
-        if scheduler.most_batches > 1 and self._wanted(counted):
+        hold = self.demand.hold(1, sum(part.answer.frames for part in parts))
+        if hold is not None:
+            scheduler.hold_all(hold)
+        elif self._config.prefetch:
             # Later updates wait for the batch, so the weights don't depend on the workers' speed.
             sender.hold()
-            scheduler.request_ahead(self.random())
+            scheduler.request_ahead()
 
     def _count(self, parts: Sequence[WorkerBatch], batches: int) -> None:
         """Counts workers' batches that are being delivered or have been written.
@@ -187,31 +190,3 @@ class Gathering:
         batch, answer = self._batch_of(part), part.answer
         filled = min(answer.filled, batch.shape[-1])
         return Collected(batch, filled, answer.frames, part.index, answer.number, answer.cut)
-
-    # --- what is requested
-
-    def _room(self) -> float:
-        """Returns the number of frames that may be requested, besides those under way."""
-        room = self._budget.left() - self.scheduler.frames_under_way
-        random = self._config.init_random_frames
-        if self._config.adds_steps and random and self._acted < random:
-            # The policy acts from the step on that follows the last random one.
-            room = min(room, random - self._acted)
-        return room
-
-    def _wanted(self, counted: int = 0) -> bool:
-        """Returns True if more frames are wanted than are under way, or ``counted`` already."""
-        under_way = self.scheduler.frames_under_way
-        return self._background.has_room(under_way + counted) and self._budget.has_more(under_way)
-
-    def _is_random(self) -> bool:
-        first = self._config.init_random_frames
-        if not first:
-            return False
-        return bool(self._acted < first)
-
-    @property
-    def _acted(self) -> int:
-        """Number of frames that were written or requested, to compare with the random ones."""
-        written: int = getattr(self._config.replay_buffer, "write_count", 0)
-        return max(self._budget.frames + self.scheduler.frames_under_way, written)

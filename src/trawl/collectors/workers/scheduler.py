@@ -17,11 +17,15 @@ from time import perf_counter
 
 from typing_extensions import override
 
+from trawl.collectors.config import CollectorConfig
+from trawl.collectors.driver.background import BackgroundCollection
+from trawl.collectors.driver.budget import FrameBudget
 from trawl.collectors.driver.exact import shares
 from trawl.collectors.workers.assembler import NO_SLICE, BatchAssembler, BufferSlice, WorkerBatch
 from trawl.collectors.workers.lag import LagBound
 from trawl.collectors.workers.pool import WorkerPool
 from trawl.collectors.workers.requests import CollectRequest
+from trawl.observe.waits import Hold
 from trawl.rollout.normalization import Normalization
 
 # Time that a batch waits for interrupted workers, as a share of the time that the batch has taken
@@ -31,18 +35,77 @@ _GRACE = 0.05
 _AHEAD = 2
 
 
+class Demand:
+    """The frames that are wanted from workers, and the reasons why no more are requested now.
+
+    Args:
+        config: options of the collector.
+        budget: the collector's frames.
+        background: the thread that fills the replay buffer, if there is one.
+
+    Attributes:
+        under_way: number of frames that have been requested but not yet delivered.
+        most_batches: number of batches that may be under way at the same time.
+        random_for: True or False if a collector of which this one is a worker says whether actions
+            are random; None if this one decides.
+    """
+
+    def __init__(
+        self, config: CollectorConfig, budget: FrameBudget, background: BackgroundCollection
+    ) -> None:
+        self._config, self._budget, self._background = config, budget, background
+        self.under_way = 0
+        self.most_batches = math.inf
+        self.random_for: bool | None = None
+
+    def hold(self, batches: int, counted: int = 0) -> Hold | None:
+        """Returns why no further batch is requested; None if there is no reason.
+
+        Args:
+            batches: number of batches that are under way.
+            counted: number of frames that are no longer under way, but count as if they were.
+        """
+        if not self._background.has_room(self.under_way + counted):
+            return Hold.SAMPLES
+        if not self._budget.has_more(self.under_way):
+            return Hold.FRAMES
+        return Hold.OUTER if batches >= self.most_batches else None
+
+    @property
+    def room(self) -> float:
+        """Number of frames that may be requested, besides those under way."""
+        room = self._budget.left() - self.under_way
+        random = self._config.init_random_frames
+        if self._config.adds_steps and random and self._acted < random:
+            # The policy acts from the step on that follows the last random one.
+            room = min(room, random - self._acted)
+        return max(0.0, room)
+
+    @property
+    def random(self) -> bool:
+        """True if the actions of a batch that is requested now are to be random."""
+        if self.random_for is not None:
+            return self.random_for
+        first = self._config.init_random_frames
+        return bool(first and self._acted < first)
+
+    @property
+    def _acted(self) -> int:
+        """Number of frames that were written or requested, to compare with the random ones."""
+        written: int = getattr(self._config.replay_buffer, "write_count", 0)
+        return max(self._budget.frames + self.under_way, written)
+
+
 class Scheduler(ABC):
     """Requests batches from workers, and gathers them.
 
     Args:
         pool: the pool of workers.
-        left: function that returns the number of frames that may be requested, besides those under
-            way.
+        demand: the frames that are wanted.
 
     Attributes:
         frames: for each worker, the number of frames in one of its batches.
         units: for each worker, the number of frames that smaller requests are multiples of.
-        frames_under_way: number of frames that have been requested but not yet delivered.
         requested: True if all requests for the next batch have been sent.
         waited: seconds in which the scheduler waited for workers.
         on_wait: function that is called with the beginning and the end of each wait, or None.
@@ -50,45 +113,40 @@ class Scheduler(ABC):
         whole_steps: True if units are steps that are not divided, although there may be more frames
             then than are left.
         normalization: the statistics that requests carry; None if nothing is normalised.
-        most_batches: number of batches that may be under way at the same time.
     """
 
-    def __init__(self, pool: WorkerPool, left: Callable[[], float] = lambda: math.inf) -> None:
+    #: Why a worker that nothing has held back was not asked for a batch earlier.
+    usual: Hold
+
+    def __init__(self, pool: WorkerPool, demand: Demand) -> None:
         self.pool = pool
-        self.left = left
+        self.demand = demand
         self.assembler: BatchAssembler | None = None
         self.frames: list[int] = []
         self.units: list[int] = []
-        self.frames_under_way = 0
         self.requested = False
         self.waited = 0.0
         self.on_wait: Callable[[float, float], None] | None = None
         self.samples_steps = False
         self.whole_steps = False
         self.normalization: Normalization | None = None
-        self.most_batches = math.inf
+        # Why each worker that is held back was not asked for another batch.
+        self._held: dict[int, Hold] = {}
         # For each worker, the sizes of the batches that it was asked for and that have not arrived.
         self._requested: list[deque[int]] = []
         # Batches that have arrived and are not delivered yet, in the order of their arrival.
         self._made: list[WorkerBatch] = []
 
     @abstractmethod
-    def collect(self, wanted: Callable[[], bool], random: Callable[[], bool]) -> list[WorkerBatch]:
-        """Collects the workers' parts of a batch, sorted by worker.
+    def collect(self) -> list[WorkerBatch]:
+        """Collects the workers' parts of a batch, sorted by worker."""
 
-        Args:
-            wanted: function that returns True if more frames are wanted than are under way.
-            random: function that returns True if the actions of a batch requested now are random.
-        """
+    def request_ahead(self) -> None:  # noqa: B027 (some schedulers have nothing to do)
+        """Requests the next batch, unless the scheduler requests batches ahead by itself."""
 
-    def request_ahead(  # noqa: B027 (some schedulers have nothing to do)
-        self, random: bool
-    ) -> None:
-        """Requests the next batch, unless the scheduler requests batches ahead by itself.
-
-        Args:
-            random: True for random actions.
-        """
+    def hold_all(self, hold: Hold) -> None:
+        """Notes why no worker is asked for the next batch yet."""
+        self._held = dict.fromkeys(range(len(self.frames)), hold)
 
     def set_workers(
         self, assembler: BatchAssembler | None, frames: list[int], units: list[int]
@@ -138,7 +196,7 @@ class Scheduler(ABC):
     @property
     def _ahead(self) -> bool:
         """True if workers with workers of their own may have batches that are not requested yet."""
-        return self.most_batches == math.inf
+        return self.demand.most_batches == math.inf
 
     def _sizes(self, workers: Sequence[int]) -> list[int]:
         """Returns the number of frames to request from each of some workers.
@@ -146,19 +204,20 @@ class Scheduler(ABC):
         A batch can't be cut in the middle, so a request for less than a unit is the last one. If
         steps are not divided, it becomes a whole unit.
         """
-        left = max(0.0, self.left())
+        left = self.demand.room
         sizes = [self.frames[index] for index in workers]
         found = shares(left, sizes, [self.units[index] for index in workers])
-        if found and not any(found) and not self.frames_under_way:
+        if found and not any(found) and not self.demand.under_way:
             found[0] = self.units[workers[0]] if self.whole_steps and left >= 1 else int(left)
         return found
 
     def _request(
         self, index: int, place: BufferSlice, random: bool, size: int, breakable: bool = False
     ) -> int:
+        hold = self._held.pop(index, self.usual)
         # Counted before the request is sent, because Ctrl-C may be pressed right after that.
         self._requested[index].append(size)
-        self.frames_under_way += size
+        self.demand.under_way += size
         most = size if size < self.frames[index] else math.inf
         request = CollectRequest(
             random=random,
@@ -168,7 +227,11 @@ class Scheduler(ABC):
             normalization=None if self.normalization is None else self.normalization.share(),
             ahead=self._ahead,
         )
-        return self.pool.request_batch(index, place, request)
+        number = self.pool.request_batch(index, place, request)
+        lane = self.pool.slots[index].lane
+        if lane is not None:
+            lane.held(number, hold)
+        return number
 
     def _next(self, timeout: float | None = None) -> WorkerBatch | None:
         before = perf_counter()
@@ -182,7 +245,7 @@ class Scheduler(ABC):
 
     def _counted(self, part: WorkerBatch | None) -> WorkerBatch | None:
         if part is not None:
-            self.frames_under_way -= self._requested[part.index].popleft()
+            self.demand.under_way -= self._requested[part.index].popleft()
         return part
 
     def _slice(self, index: int) -> BufferSlice:
@@ -196,16 +259,13 @@ class SyncScheduler(Scheduler):
         pool: the pool of workers.
         threshold: share of the workers that a batch waits for before the other workers are
             interrupted; None or 1 to wait for all workers.
-        left: see :class:`Scheduler`.
+        demand: the frames that are wanted.
     """
 
-    def __init__(
-        self,
-        pool: WorkerPool,
-        threshold: float | None = None,
-        left: Callable[[], float] = lambda: math.inf,
-    ) -> None:
-        super().__init__(pool, left)
+    usual = Hold.TOGETHER
+
+    def __init__(self, pool: WorkerPool, threshold: float | None, demand: Demand) -> None:
+        super().__init__(pool, demand)
         # The workers that were asked for a part of the next batch.
         self._fresh: set[int] = set()
         self._random, self._began = False, 0.0
@@ -214,18 +274,18 @@ class SyncScheduler(Scheduler):
         self._slow: set[int] = set()
 
     @override
-    def collect(self, wanted: Callable[[], bool], random: Callable[[], bool]) -> list[WorkerBatch]:
+    def collect(self) -> list[WorkerBatch]:
         if not self.requested:
-            self.request_ahead(random())
+            self.request_ahead()
         self._gather()
         self.requested = False
         parts, self._made = self._made, []
         return sorted(parts, key=lambda part: part.index)
 
     @override
-    def request_ahead(self, random: bool) -> None:
-        self._random, self._began = random, time.monotonic()
-        self._fresh = self._request_all(random)
+    def request_ahead(self) -> None:
+        self._random, self._began = self.demand.random, time.monotonic()
+        self._fresh = self._request_all(self._random)
         self.requested = True
 
     @override
@@ -309,18 +369,16 @@ class AsyncScheduler(Scheduler):
     Args:
         pool: the pool of workers.
         bound: object that delays requests so that no batch becomes too old; None for no limit.
-        left: see :class:`Scheduler`.
+        demand: the frames that are wanted.
         at_once: number of batches that a worker makes at the same time.
     """
 
+    usual = Hold.TAKEN
+
     def __init__(
-        self,
-        pool: WorkerPool,
-        bound: LagBound | None = None,
-        left: Callable[[], float] = lambda: math.inf,
-        at_once: int = 1,
+        self, pool: WorkerPool, bound: LagBound | None, demand: Demand, at_once: int = 1
     ) -> None:
-        super().__init__(pool, left)
+        super().__init__(pool, demand)
         self.bound = bound
         # The bound counts batches that are requested, so workers must have no others.
         self._most_requests = _AHEAD if bound is None else _AHEAD * at_once
@@ -328,24 +386,24 @@ class AsyncScheduler(Scheduler):
         self._last: list[int] = []
 
     @override
-    def collect(self, wanted: Callable[[], bool], random: Callable[[], bool]) -> list[WorkerBatch]:
+    def collect(self) -> list[WorkerBatch]:
         if self.bound is not None:
             self.bound.begin()
         for _ in range(self._most_requests):
             for index in self._by_turn():
-                self._keep_busy(index, wanted, random)
+                self._keep_busy(index)
         part = self._choose()
         if self.bound is not None:
             self.bound.delivered(part.answer.number)
         # The frames of this part still count as under way, because the caller counts them later.
-        self._keep_busy(part.index, wanted, random, later=True)
+        self._keep_busy(part.index, later=True)
         self._made = [one for one in self._made if one is not part]
-        self.frames_under_way -= part.answer.frames
+        self.demand.under_way -= part.answer.frames
         return [part]
 
     @override
     def pop_finished(self) -> list[WorkerBatch]:
-        self.frames_under_way -= sum(part.answer.frames for part in self._made)
+        self.demand.under_way -= sum(part.answer.frames for part in self._made)
         parts, self._made = [*self._made, *super().pop_finished()], []
         if self.bound is not None:
             for part in parts:
@@ -378,7 +436,7 @@ class AsyncScheduler(Scheduler):
     def _add_made(self, part: WorkerBatch) -> None:
         super()._add_made(part)
         # Until its delivery, a batch counts as under way.
-        self.frames_under_way += part.answer.frames
+        self.demand.under_way += part.answer.frames
         if self.bound is not None:
             weights = math.inf if part.answer.random else part.answer.weights
             self.bound.made(part.answer.number, weights)
@@ -404,27 +462,28 @@ class AsyncScheduler(Scheduler):
             if made is not None:
                 self._add_made(made)
 
-    def _keep_busy(
-        self,
-        index: int,
-        wanted: Callable[[], bool],
-        random: Callable[[], bool],
-        later: bool = False,
-    ) -> None:
-        """Sends a worker another request if the worker has too few and more frames are wanted."""
-        if len(self._requested[index]) >= self._most_requests or not wanted():
+    def _keep_busy(self, index: int, later: bool = False) -> None:
+        """Sends a worker another request if it has too few, unless there is a reason not to.
+
+        Args:
+            index: number of the worker.
+            later: True if another batch is being delivered now.
+        """
+        if len(self._requested[index]) >= self._most_requests:
             return
-        # A batch that is being delivered is under way until then.
-        if len(self._made) + sum(map(len, self._requested)) >= self.most_batches:
-            return
-        at_random = random()
+        random = self.demand.random
         # A batch of random actions can't become too old.
-        bound = None if at_random else self.bound
-        if bound is not None and not bound.room(later):
-            return
+        bound = None if random else self.bound
         (size,) = self._sizes([index])
-        if size < 1:
+        # A batch that is being delivered is under way until then.
+        hold = self.demand.hold(len(self._made) + sum(map(len, self._requested)))
+        if hold is None and bound is not None and not bound.room(later):
+            hold = Hold.LAG
+        if hold is None and size < 1:
+            hold = Hold.FRAMES
+        if hold is not None:
+            self._held[index] = hold
             return
-        self._last[index] = self._request(index, self._slice(index), at_random, size)
+        self._last[index] = self._request(index, self._slice(index), random, size)
         if bound is not None:
             bound.ordered(self._last[index], index)

@@ -49,6 +49,7 @@ from trawl.observe import (
     StatsSink,
 )
 from trawl.observe.bottleneck import bottleneck_of
+from trawl.observe.waits import LIMITS
 from trawl.supported import COMMAND_PROCESSES
 
 
@@ -462,12 +463,8 @@ def _subject(found: Bottleneck) -> str | None:
     """Returns the first part of the sentence; None if the sentence need not be changed."""
     busy, total = f"({found.share:.0%} of busy time)", f"({found.share:.0%} of the time)"
     match found.part:
-        case "environment":
-            return f"The environment limits the rate {busy}"
-        case "policy":
-            return f"The policy limits the rate {busy}"
-        case "overhead":
-            return f"The overhead of batches limits the rate {busy}"
+        case "environment" | "policy" | "overhead":
+            return f"{LIMITS[found.part].subject} limits the rate {busy}"
         case "learner":
             return f"Writing the dataset limits the rate {total}"
         case "driver":

@@ -80,12 +80,11 @@ class NestedService(CollectorService):
     @override
     def _collect(self, request: CollectRequest) -> BatchReady:
         collector = self.collector
-        collector.parts.gathering.random = lambda: request.random
-        collector.parts.budget.most = request.most
+        demand = collector.parts.gathering.demand
+        demand.random_for = request.random
         # The driver counts the batches that it has requested.
-        collector.parts.gathering.limit_batches(
-            math.inf if request.ahead else len(self._requests) + 1
-        )
+        demand.most_batches = math.inf if request.ahead else len(self._requests) + 1
+        collector.parts.budget.most = request.most
         load_statistics(collector.normalization, request.normalization)
         before = collector.parts.budget.frames
         self._name_writes(request)

@@ -20,6 +20,7 @@ from trawl.extras.monitors.bars import (
     stacked_bar,
 )
 from trawl.extras.monitors.progress_state import ProgressState
+from trawl.observe.bottleneck import driver_line
 from trawl.observe.episodes import show_logged
 from trawl.observe.formats import plural, short, show_duration
 
@@ -114,10 +115,7 @@ class ProgressPanel(JupyterMixin):
         stats = self._state.stats
         if not self._state.workers or "wait_share" not in stats:
             return []
-        learner, wait, driver = (stats[f"{name}_share"] for name in ("learner", "wait", "driver"))
-        own = f"{learner:.0%} {self._state.learner}"
-        text = f"driver thread: {wait:.0%} waiting, {driver:.0%} collector, {own}"
-        return [Text(fit(text, width), "dim")]
+        return [Text(fit(driver_line(stats, self._state.learner), width), "dim")]
 
     def _bottleneck(self, width: int) -> list[Text]:
         lines = textwrap.wrap(str(self._state.bottleneck), max(20, width))

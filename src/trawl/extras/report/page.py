@@ -18,7 +18,6 @@ from numpy.typing import NDArray
 
 from trawl.data.sinks.record import Record
 from trawl.extras.cli.errors import shown
-from trawl.extras.monitors.bars import PART_COLORS
 from trawl.extras.monitors.plots import mean_window, running_mean
 from trawl.extras.report.axes import Axis, compact
 from trawl.extras.report.charts import bars, chart, dots, line, svg
@@ -30,6 +29,7 @@ from trawl.extras.report.values import as_text, is_number
 from trawl.keys import show_key
 from trawl.observe.episodes import Episodes, EpisodeStats, Moments
 from trawl.observe.formats import plural, short, show_bytes
+from trawl.observe.waits import DRIVER_PARTS, WORKER_PARTS
 from trawl.versions import version
 
 _SECTIONS = {
@@ -438,18 +438,6 @@ def _episode_rows(name: str, values: NDArray[Any], episodes: Episodes) -> Markup
     )
 
 
-_WORKER_PARTS = tuple(PART_COLORS)
-_DRIVER_PARTS = ("learner", "wait", "driver")
-_MEANINGS = {
-    "env": "steps and resets of the environments",
-    "policy": "calls of the policy",
-    "overhead": "the collector's own work in the workers",
-    "weights": "loading new weights",
-    "idle": "no batch is requested",
-    "learner": "code between batches, such as writing the dataset",
-    "wait": "waiting until a batch is ready",
-    "driver": "other work of the collector in the driver thread",
-}
 # Number of workers to draw.
 _MOST_WORKERS = 256
 # A part is labelled in its bar if it takes at least this share.
@@ -464,14 +452,14 @@ def shares_section(info: dict[str, Any]) -> Markup:
     """
     stats = info.get("stats")
     stats = stats if isinstance(stats, dict) else {}
-    workers, driver = _workers(stats), _shares(stats, _DRIVER_PARTS)
+    workers, driver = _workers(stats), _shares(stats, DRIVER_PARTS)
     content = _sentence(info.get("bottleneck"))
     if workers:
         whose = "workers" if len(workers) > 1 else "collector"
-        content += [_bars("workers", f"Time of the {whose}", _WORKER_PARTS, workers)]
+        content += [_bars("workers", f"Time of the {whose}", WORKER_PARTS, workers)]
     if driver:
         rows = [("driver thread", driver)]
-        content += [_bars("driver", "Time of the driver thread", _DRIVER_PARTS, rows)]
+        content += [_bars("driver", "Time of the driver thread", DRIVER_PARTS, rows)]
     if not workers and not driver:
         why = "No shares of time were recorded: trawl collect records them at the end of a run."
         content.append(note(why))
@@ -491,21 +479,21 @@ def _sentence(found: Any) -> list[Markup]:
 def _workers(stats: dict[str, Any]) -> list[tuple[str, dict[str, float]]]:
     """Returns names and shares of all workers together, and of each one if there are several."""
     numbers = {int(m[1]) for name in stats if (m := re.fullmatch(r"worker_(\d{1,6})/\w+", name))}
-    found = [("all workers" if numbers else "collector", _shares(stats, _WORKER_PARTS))]
+    found = [("all workers" if numbers else "collector", _shares(stats, WORKER_PARTS))]
     for number in sorted(numbers)[:_MOST_WORKERS]:
-        shares = _shares(stats, _WORKER_PARTS, f"worker_{number}/")
+        shares = _shares(stats, WORKER_PARTS, f"worker_{number}/")
         found.append((f"worker {number}", shares))
     return [(name, shares) for name, shares in found if shares]
 
 
-def _shares(stats: dict[str, Any], parts: Sequence[str], prefix: str = "") -> dict[str, float]:
+def _shares(stats: dict[str, Any], parts: Iterable[str], prefix: str = "") -> dict[str, float]:
     """Returns the shares that statistics have, from 0 to 1, by the names of the parts."""
     found = {part: stats.get(f"{prefix}{part}_share") for part in parts}
     return {part: min(1.0, max(0.0, s)) for part, s in found.items() if is_number(s)}
 
 
 def _bars(
-    name: str, title: str, parts: Sequence[str], rows: Sequence[tuple[str, dict[str, float]]]
+    name: str, title: str, parts: Mapping[str, str], rows: Sequence[tuple[str, dict[str, float]]]
 ) -> Markup:
     """Returns a figure with a bar for each row, its legend, and a table of the same numbers."""
     drawn = [
@@ -516,9 +504,9 @@ def _bars(
         tag(
             "li",
             tag("span", class_=f"box c-{part}"),
-            tag("span", tag("b", part), f": {_MEANINGS[part]}"),
+            tag("span", tag("b", part), f": {meaning.replace('`', '')}"),
         )
-        for part in parts
+        for part, meaning in parts.items()
     ]
     cells = [
         [row, *(f"{shares[part]:.1%}" if part in shares else "–" for part in parts)]
@@ -533,7 +521,7 @@ def _bars(
     )
 
 
-def _bar(parts: Sequence[str], shares: dict[str, float]) -> Markup:
+def _bar(parts: Iterable[str], shares: dict[str, float]) -> Markup:
     segments = []
     for part in parts:
         share = shares.get(part, 0.0)
