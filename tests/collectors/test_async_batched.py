@@ -13,7 +13,7 @@ from tensordict.nn import TensorDictModule
 from torch import nn
 
 from trawl.collectors import AsyncBatchedCollector, RandomPolicy
-from trawl.collectors.inference_process import InferenceProcessCollector
+from trawl.collectors.async_batched import InferenceProcessCollector
 from trawl.collectors.serving_options import AsyncBatchedArguments
 from trawl.envs import GymEnv
 from trawl.errors import WorkerDied

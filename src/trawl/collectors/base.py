@@ -21,9 +21,9 @@ from trawl.collectors.driver.budget import FrameBudget
 from trawl.collectors.driver.checkpoints import Checkpoints, Mismatch
 from trawl.collectors.driver.lifetime import Lifetime
 from trawl.collectors.driver.outbox import BatchOutbox
+from trawl.collectors.driver.parts import weak
 from trawl.collectors.driver.policy_version import version_tracker
 from trawl.collectors.driver.trajectory_batcher import TrajectoryBatcher
-from trawl.collectors.driver.weak import weak
 from trawl.collectors.face import CollectorParts, Parts
 from trawl.collectors.options import one_of, recorded
 from trawl.collectors.torchrl import register_collectors

@@ -137,7 +137,7 @@ class AsyncBatchedArguments(CollectorConfig):
         policy_backend: place of the policy: ``"threading"`` (also None), the thread that collects,
             or ``"multiprocessing"``, the inference process, which collects ahead while the learner
             works. The constructor then returns an
-            :class:`~trawl.collectors.inference_process.InferenceProcessCollector`.
+            :class:`~trawl.collectors.async_batched.InferenceProcessCollector`.
         yield_completed_trajectories: True to deliver whole trajectories, one at a time, instead of
             batches.
         weight_sync: scheme through which the policy gets new weights.

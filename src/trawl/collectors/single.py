@@ -23,8 +23,7 @@ from trawl.collectors.dispatch import (
 )
 from trawl.collectors.driver.delivery import BatchDelivery
 from trawl.collectors.driver.normalizing import normalize_options
-from trawl.collectors.driver.parts import of_part
-from trawl.collectors.driver.weak import weak
+from trawl.collectors.driver.parts import of_part, weak
 from trawl.collectors.face import Parts
 from trawl.collectors.inference_service import is_service, use_service
 from trawl.collectors.local.env_loop import EnvLoop

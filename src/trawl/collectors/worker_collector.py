@@ -16,17 +16,15 @@ from trawl.collectors.base import BaseCollector, View
 from trawl.collectors.config import CollectorConfig, warn
 from trawl.collectors.driver.delivery import BatchDelivery
 from trawl.collectors.driver.normalizing import normalize_options
-from trawl.collectors.driver.parts import of_part
+from trawl.collectors.driver.parts import of_part, weak
 from trawl.collectors.driver.trajectory_batcher import TrajectoryBatcher
-from trawl.collectors.driver.weak import weak
 from trawl.collectors.face import Parts
 from trawl.collectors.inference_service import is_service, use_service
 from trawl.collectors.multi_config import MultiConfig, sources
 from trawl.collectors.options import check_names
 from trawl.collectors.single import Collector
 from trawl.collectors.watch.profile import Profiling
-from trawl.collectors.workers.access import WorkerEnv, WorkersAccess
-from trawl.collectors.workers.calls import WorkerCalls
+from trawl.collectors.workers.access import WorkerCalls, WorkerEnv, WorkersAccess
 from trawl.collectors.workers.control import WorkersControl, WorkersProfiling
 from trawl.collectors.workers.figures import WorkersFigures
 from trawl.collectors.workers.gathering import Gathering

@@ -1,4 +1,4 @@
-"""Methods of a collector that are those of one of its parts."""
+"""Parts of a collector: its methods that are theirs, and theirs that don't keep it alive."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import sys
 from collections.abc import Callable
 from functools import wraps
 from typing import Any, Concatenate, ParamSpec, TypeVar
+from weakref import WeakMethod
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
@@ -30,4 +31,20 @@ def of_part(
 
     # Pickles of the method name its class.
     call.__module__, call.__qualname__ = place["__module__"], f"{place['__qualname__']}.{name}"
+    return call
+
+
+def weak(method: Callable[_P, _R]) -> Callable[_P, _R]:
+    """Wraps a method so that it doesn't keep its object, such as a collector, alive.
+
+    The wrapped method raises a ``ReferenceError`` once the object is gone.
+    """
+    reference = WeakMethod(method)
+
+    def call(*args: _P.args, **kwargs: _P.kwargs) -> _R:
+        alive = reference()
+        if alive is None:
+            raise ReferenceError("the object that this method belongs to no longer exists")
+        return alive(*args, **kwargs)
+
     return call

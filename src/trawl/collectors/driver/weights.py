@@ -23,8 +23,8 @@ from torch import nn
 from trawl.collectors.config import CollectorConfig, warn
 from trawl.collectors.driver.background import BackgroundCollection
 from trawl.collectors.driver.lifetime import Lifetime
+from trawl.collectors.driver.parts import weak
 from trawl.collectors.driver.policy_version import next_version
-from trawl.collectors.driver.weak import weak
 from trawl.collectors.watch.timeline import Tracing
 from trawl.envs.transforms import PolicyVersion
 from trawl.supported import UPDATER_MODELS

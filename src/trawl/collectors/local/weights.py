@@ -8,7 +8,7 @@ from typing import Any
 
 from typing_extensions import override
 
-from trawl.collectors.driver.weak import weak
+from trawl.collectors.driver.parts import weak
 from trawl.collectors.driver.weights import POLICY, CollectorWeights, WorkerIds
 from trawl.supported import CHOSEN_WORKERS_NONE
 from trawl.weights.store import Receiver, WeightUpdate

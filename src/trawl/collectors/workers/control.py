@@ -11,8 +11,7 @@ import numpy as np
 from typing_extensions import override
 
 from trawl.collectors.watch.profile import ProfileConfig, Profiling
-from trawl.collectors.workers.access import WorkersAccess
-from trawl.collectors.workers.calls import WorkerCalls
+from trawl.collectors.workers.access import WorkerCalls, WorkersAccess
 from trawl.collectors.workers.pool import WorkerPool
 from trawl.collectors.workers.setups import WorkerSetups
 from trawl.collectors.workers.weights import WorkersWeights

@@ -15,8 +15,8 @@ from typing_extensions import override
 from trawl.collectors.driver.budget import PROGRESS, progress_of
 from trawl.collectors.driver.state import OPTIONS, VERSION, CollectorState, LoadOptions, State
 from trawl.collectors.local.state import check_loadable
+from trawl.collectors.workers.access import WorkerCalls
 from trawl.collectors.workers.assembler import NO_SLICE, WorkerBatch
-from trawl.collectors.workers.calls import WorkerCalls
 from trawl.collectors.workers.gathering import Gathering
 from trawl.collectors.workers.pool import WorkerPool
 from trawl.collectors.workers.requests import BatchReady
