@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+import platform
 from importlib import metadata
 
 _TRAWL = "trawl-rl"
+_PACKAGES = {
+    "trawl": _TRAWL,
+    "torch": "torch",
+    "gymnasium": "gymnasium",
+    "tensordict": "tensordict",
+}
 
 
 def version(distribution: str = _TRAWL) -> str:
@@ -17,3 +24,9 @@ def version(distribution: str = _TRAWL) -> str:
         return metadata.version(distribution)
     except metadata.PackageNotFoundError:
         return "unknown"
+
+
+def versions() -> dict[str, str]:
+    """Returns the versions of Python and of the packages that produce the data, by name."""
+    found = {name: version(distribution) for name, distribution in _PACKAGES.items()}
+    return {**found, "python": platform.python_version()}

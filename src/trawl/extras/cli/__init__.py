@@ -8,8 +8,14 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from trawl.extras.cli.errors import CliError, StoppedEarly, message_of
-from trawl.extras.cli.notes import print_note, print_traceback, warnings_as_notes
+from trawl.extras.cli.errors import (
+    CliError,
+    StoppedEarly,
+    message_of,
+    print_note,
+    print_traceback,
+    warnings_as_notes,
+)
 
 if TYPE_CHECKING:
     from trawl.extras.cli.arguments import Arguments

@@ -27,8 +27,7 @@ from trawl.envs.seeding import derive
 from trawl.extras.cli.arguments import CollectArguments, flat
 from trawl.extras.cli.collectors import batch_size, make_collector
 from trawl.extras.cli.environments import check_numbers, env_kwargs, env_of_minari
-from trawl.extras.cli.errors import CliError, StoppedEarly, describe, message_of
-from trawl.extras.cli.notes import print_note
+from trawl.extras.cli.errors import CliError, StoppedEarly, describe, message_of, print_note
 from trawl.extras.cli.policies import fingerprint
 from trawl.extras.cli.saving import (
     StateSaver,
@@ -40,7 +39,6 @@ from trawl.extras.cli.saving import (
 from trawl.extras.cli.statistics import load_statistics, save_statistics
 from trawl.extras.cli.summary import print_summary, run_name
 from trawl.extras.cli.transforms import check_options, recorded_options
-from trawl.extras.cli.versions import versions
 from trawl.extras.monitors.sinks import STATS_SINKS
 from trawl.observe import (
     Bottleneck,
@@ -51,6 +49,7 @@ from trawl.observe import (
 from trawl.observe.bottleneck import bottleneck_of
 from trawl.observe.waits import LIMITS
 from trawl.supported import COMMAND_PROCESSES
+from trawl.versions import versions
 
 
 def collect(args: CollectArguments) -> int:

@@ -1,14 +1,20 @@
-"""Error messages of the ``trawl`` command, each on one line."""
+"""Messages of the ``trawl`` command on stderr: errors, notes and warnings, each on one line."""
 
 from __future__ import annotations
 
 import re
 import reprlib
+import sys
+import traceback
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 from trawl.errors import WorkerError, raised_by_reset
 
+# How a warning of a worker begins.
+_WORKER = re.compile(r"^in worker \d+: ")
 _ESCAPES = re.compile(r"\x1b\[[0-9;]*m")
 # Maximum number of characters of a value that are shown.
 _LONGEST = 500
@@ -126,3 +132,38 @@ def one_line(text: str) -> str:
     if lines[0].startswith(_SCRIPT_ERROR):
         return lines[-1].removeprefix("RuntimeError: ")
     return lines[0]
+
+
+def print_note(message: str) -> None:
+    """Prints a line on stderr."""
+    print(f"trawl: {printable(message)}", file=sys.stderr, flush=True)
+
+
+def print_traceback() -> None:
+    """Prints the traceback of the current exception on stderr."""
+    for line in traceback.format_exc().splitlines():
+        print(printable(line), file=sys.stderr)
+
+
+@contextmanager
+def warnings_as_notes() -> Iterator[None]:
+    """Prints each warning in the context as one line on stderr, without its source code."""
+    printed: set[str] = set()
+
+    def show(message: Warning | str, *where: Any, **more: Any) -> None:
+        note = one_line(str(message))
+        text = _WORKER.sub("", note)
+        # Workers make the environment and policy again, and would repeat warnings of this process.
+        if text == note or text not in printed:
+            print_note(f"note: {note}")
+        printed.add(text)
+
+    with warnings.catch_warnings():
+        if not sys.warnoptions:
+            warnings.simplefilter("default")
+            for category in (DeprecationWarning, PendingDeprecationWarning, FutureWarning):
+                warnings.simplefilter("ignore", category)
+            # Gymnasium uses this category to report that an environment is out of date.
+            warnings.filterwarnings("default", category=DeprecationWarning, module="gymnasium")
+        warnings.showwarning = show
+        yield

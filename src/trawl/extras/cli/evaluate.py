@@ -36,11 +36,11 @@ from trawl.extras.cli.transforms import (
     named_transforms,
     show_transforms,
 )
-from trawl.extras.cli.versions import versions
 from trawl.extras.evaluation import EvaluationResult, Evaluator
 from trawl.extras.evaluation.statistics import Summary, summarise
 from trawl.observe.formats import plural, short
 from trawl.rollout.normalization import Normalization
+from trawl.versions import versions
 
 
 def evaluate(args: EvaluateArguments) -> int:

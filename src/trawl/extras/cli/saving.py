@@ -22,9 +22,8 @@ from trawl.data.state_files import check_plain_data
 from trawl.errors import EnvStateError
 from trawl.extras.cli.arguments import CollectArguments
 from trawl.extras.cli.environments import env_kwargs
-from trawl.extras.cli.errors import CliError, describe, message_of, shown
+from trawl.extras.cli.errors import CliError, describe, message_of, print_note, shown
 from trawl.extras.cli.flags import option_of
-from trawl.extras.cli.notes import print_note
 from trawl.extras.cli.policies import fingerprint
 from trawl.extras.cli.statistics import save_statistics
 from trawl.extras.cli.transforms import recorded_options

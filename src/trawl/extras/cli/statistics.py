@@ -10,8 +10,7 @@ from typing import Any
 import torch
 
 from trawl.data.sinks.files import create, sync
-from trawl.extras.cli.errors import describe
-from trawl.extras.cli.notes import print_note
+from trawl.extras.cli.errors import describe, print_note
 
 #: Name of the file.
 STATISTICS = "normalization.pt"

@@ -1,16 +1,46 @@
-"""Functions that write HTML and SVG. All text is escaped, unless it is markup already."""
+"""Values as text, and text as HTML and SVG: all text is escaped, unless it is markup already.
+
+Values come from a record, which may be a stranger's.
+"""
 
 from __future__ import annotations
 
 import html
+import math
 from collections.abc import Iterable, Sequence
+from typing import Any, TypeGuard
 
-from trawl.extras.cli.errors import printable
+from trawl.extras.cli.errors import printable, shown
 
+# Larger integers can't be converted to floats exactly, and no figure of a collection needs them.
+_LARGEST = 2**63
 # Elements without content and end tag.
 _VOID = {"hr", "link", "meta"}
 # Number of characters, with those of tags, from which on a text in a table is broken into lines.
 _LONG = 60
+
+
+def is_number(value: object) -> TypeGuard[float]:
+    """Returns True for a finite number of moderate size that is not a bool."""
+    if type(value) is int:
+        return abs(value) < _LARGEST
+    return type(value) is float and math.isfinite(value)
+
+
+def as_text(value: Any) -> str:
+    """Returns a value as text for a table.
+
+    Examples:
+        >>> [as_text(value) for value in (None, True, 12000, 0.25, "a", [1, 2])]
+        ['none', 'yes', '12,000', '0.25', 'a', '[1, 2]']
+    """
+    if value is None:
+        return "none"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if is_number(value):
+        return f"{value:,}" if isinstance(value, int) else f"{value:,.6g}"
+    return shown(value)
 
 
 class Markup(str):

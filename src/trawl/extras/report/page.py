@@ -22,10 +22,20 @@ from trawl.extras.monitors.plots import mean_window, running_mean
 from trawl.extras.report.axes import Axis, compact
 from trawl.extras.report.charts import bars, chart, dots, line, svg
 from trawl.extras.report.histograms import MOST_ENTRIES, MOST_TEXTS, EntrySummary
-from trawl.extras.report.markup import Markup, details, figure, markup, note, section, table, tag
+from trawl.extras.report.markup import (
+    Markup,
+    as_text,
+    details,
+    figure,
+    is_number,
+    markup,
+    note,
+    section,
+    table,
+    tag,
+)
 from trawl.extras.report.timeline import timeline_section
 from trawl.extras.report.trace import Trace
-from trawl.extras.report.values import as_text, is_number
 from trawl.keys import show_key
 from trawl.observe.episodes import Episodes, EpisodeStats, Moments
 from trawl.observe.formats import plural, short, show_bytes

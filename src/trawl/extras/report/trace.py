@@ -20,9 +20,8 @@ from typing import Any, BinaryIO
 
 from trawl.data.sinks.files import is_inside, open_inside
 from trawl.data.sinks.record import Record
-from trawl.extras.cli.errors import message_of, shown
-from trawl.extras.cli.notes import print_note
-from trawl.extras.report.values import is_number
+from trawl.extras.cli.errors import message_of, print_note, shown
+from trawl.extras.report.markup import is_number
 
 # Names of spans that are drawn in their own way; all others are drawn as "other".
 SPANS = (
