@@ -34,13 +34,7 @@ from trawl.collectors.local.first_ready import (
     pool_batching,
     pool_of,
 )
-from trawl.collectors.local.placing import (
-    Devices,
-    compiler,
-    on_device,
-    resolve_devices,
-    tensors_of,
-)
+from trawl.collectors.local.placing import Devices, compiler, resolve_devices
 from trawl.collectors.local.state import LoopState
 from trawl.collectors.local.turns import Turns
 from trawl.collectors.local.weights import DirectWeights
@@ -55,9 +49,9 @@ from trawl.envs.frame_stack import as_frame_stack
 from trawl.envs.seeding import check_seed
 from trawl.envs.tensor_env import TensorEnv
 from trawl.rollout.loop import Rollout
+from trawl.rollout.policy.kinds import on_device, resolve, tensors_of
 from trawl.rollout.policy.policy import Policy
 from trawl.rollout.policy.random_policy import RandomPolicy
-from trawl.rollout.policy.resolving import resolve
 from trawl.rollout.ready.loop import ReadyRollout
 from trawl.rollout.ready.serving import ServingOptions
 from trawl.rollout.steppers.restarts import EnvRestarts

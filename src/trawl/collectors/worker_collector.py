@@ -39,7 +39,7 @@ from trawl.collectors.workers.weights import WorkersWeights
 from trawl.envs.build import distinct
 from trawl.envs.types import is_list
 from trawl.rollout.normalization import Normalization
-from trawl.rollout.policy.resolving import refuse_class
+from trawl.rollout.policy.kinds import refuse_class
 from trawl.supported import SINK_SHARED, UPDATE_WITHOUT_MODULE, check
 from trawl.weights.message_schemes import MessageWeightSyncScheme
 from trawl.weights.scheme import WeightSyncScheme

@@ -1,14 +1,12 @@
-"""Devices of a collector, placement of its policy, and compilation of the policy."""
+"""Devices of a collector, and compilation of its policy."""
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor, nn
 
 from trawl.collectors.config import CollectorConfig
 from trawl.devices import optional_device
@@ -56,20 +54,6 @@ def resolve_devices(
     return Devices(policy, env, storing)
 
 
-def on_device(policy: Any, device: torch.device | None) -> Any:
-    """Returns the policy, or a copy of it on ``device`` if the policy is on another device."""
-    if device is None or all(tensor.device == device for tensor in tensors_of(policy)):
-        return policy
-    return copy.deepcopy(policy).to(device)
-
-
-def tensors_of(policy: Any) -> list[Tensor]:
-    """Returns the parameters and buffers of a policy; an empty list if it is not a module."""
-    if not isinstance(policy, nn.Module):
-        return []
-    return [*policy.parameters(), *policy.buffers()]
-
-
 def compiler(
     compile_policy: bool | Mapping[str, Any] | None,
     cudagraph_policy: bool | Mapping[str, Any] | None,
@@ -108,8 +92,3 @@ def compiler(
 
 def _options(argument: bool | Mapping[str, Any] | None) -> dict[str, Any]:
     return dict(argument) if isinstance(argument, Mapping) else {}
-
-
-def module_of(policy: Any) -> nn.Module | None:
-    """Returns the policy if it is a module, and None otherwise."""
-    return policy if isinstance(policy, nn.Module) else None

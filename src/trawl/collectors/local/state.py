@@ -26,13 +26,13 @@ from trawl.collectors.driver.state import VERSION, CollectorState, LoadOptions, 
 from trawl.collectors.driver.trajectory_batcher import STATE
 from trawl.collectors.driver.weights import POLICY
 from trawl.collectors.local.env_loop import EnvLoop
-from trawl.collectors.local.placing import module_of
 from trawl.collectors.workers.snapshots import RESUME, UNCAPTURED, Recovery
 from trawl.envs.base import TensorDictEnv
 from trawl.envs.capture.kinds import to_plain
 from trawl.envs.layers import state_parts
 from trawl.errors import EnvStateError, StateError
 from trawl.rollout.normalization import Normalization
+from trawl.rollout.policy.kinds import module_of
 from trawl.rollout.times import LoopTimes
 from trawl.schema.checks import UNKNOWN
 from trawl.schema.states import EPISODES, check_collector

@@ -18,7 +18,7 @@ from trawl.checks import check_frames
 from trawl.collectors.config import CollectorConfig, muted, warn
 from trawl.collectors.dispatch import DIRECT
 from trawl.collectors.driver.delivery import BatchDelivery
-from trawl.collectors.local.placing import Devices, resolve_devices, tensors_of
+from trawl.collectors.local.placing import Devices, resolve_devices
 from trawl.collectors.multi_config import NOT_HERE, MultiConfig
 from trawl.collectors.options import DRIVER, LIST, tagged
 from trawl.collectors.single import Collector
@@ -28,6 +28,7 @@ from trawl.envs.batches.batched import check_env_kwargs
 from trawl.envs.build import is_env
 from trawl.envs.transforms import PolicyVersion
 from trawl.envs.types import is_list
+from trawl.rollout.policy.kinds import tensors_of
 from trawl.rollout.writers.trial import trial
 
 # Each worker that is added later has its own range of 2**40 trajectory ids.

@@ -1,7 +1,7 @@
-"""Resolves policies of all kinds, and finds the fastest way to call them.
+"""A policy as the loop knows it: the entries that it reads and writes, and the way to call it.
 
-Each callable is turned into a :class:`Policy` once. A policy is a function of a TensorDict, with a
-way to call it on tensors (:class:`~trawl.rollout.policy.plan.Plan`).
+By now it is a function of a TensorDict (see ``kinds.py``), which can be called on tensors if there
+is a :class:`~trawl.rollout.policy.plan.Plan` for that.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from torch import Tensor, nn
 from trawl.errors import add_note
 from trawl.keys import IS_INIT, Key, as_key, show_key, show_keys
 from trawl.rollout.policy.first_call import PolicyReads, call_noting_networks, foreign_networks
+from trawl.rollout.policy.kinds import name_of
 from trawl.rollout.policy.modules import ModuleWatch, leaves_inputs_alone
 from trawl.rollout.policy.plan import NotPlannable, Plan, make_plan
-from trawl.rollout.policy.resolving import name_of
 from trawl.rollout.policy.sampling import Sampling, keep_reasons
 from trawl.rollout.writers.trial import trial
 from trawl.tensordicts import changes, is_lazy, noted

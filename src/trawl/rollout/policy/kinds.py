@@ -1,9 +1,16 @@
-"""Turns a policy of any kind into a function of a TensorDict."""
+"""Kinds of policies: how each is recognised, and becomes a function of a TensorDict.
+
+A new kind is a line of ``_KINDS``. If such policies have weights, they must be modules of torch,
+because these alone are moved to devices, saved, and sent to workers. How a function of a TensorDict
+is called is the same for all kinds (``policy.py``).
+"""
 
 from __future__ import annotations
 
+import copy
 import inspect
-from typing import Any, get_type_hints
+from collections.abc import Callable
+from typing import Any, NamedTuple, get_type_hints
 
 import torch
 from tensordict import TensorDictBase
@@ -18,15 +25,21 @@ from trawl.rollout.policy.random_policy import RandomPolicy
 from trawl.rollout.writers.trial import trial
 
 
+class PolicyKind(NamedTuple):
+    """Kind of policies.
+
+    Attributes:
+        accepts: function that returns True for a policy of this kind.
+        adapt: function of such a policy, the environment, and the stacks that observations become,
+            or None. It returns a function of a TensorDict. None if the policy is one already.
+    """
+
+    accepts: Callable[[Any], bool]
+    adapt: Callable[[Any, Any, FrameStack | None], Any] | None = None
+
+
 def resolve(policy: Any, env: Any, trust: bool, frame_stack: FrameStack | None = None) -> Any:
     """Returns a function of a TensorDict for a policy, by the rules of TorchRL's collectors.
-
-    A ``TensorDictModule``, a :class:`RandomPolicy`, a compiled module, a client of an inference
-    server of TorchRL, and a callable whose only
-    parameter is a TensorDict (by its annotation, or by the name ``tensordict`` or ``td``) are
-    returned unchanged. Any other module or function is wrapped: the names of its parameters
-    must be observation keys, and its results are the action, followed by ``output1``,
-    ``output2``, …
 
     Args:
         policy: the user's policy.
@@ -43,21 +56,8 @@ def resolve(policy: Any, env: Any, trust: bool, frame_stack: FrameStack | None =
     if not callable(policy):
         raise TypeError(f"policy must be callable, but it is {type(policy).__name__}: {policy!r}")
     refuse_class(policy)
-    if trust or isinstance(policy, (TensorDictModuleBase, RandomPolicy)) or is_compiled(policy):
-        return policy
-    if _is_client(policy):
-        return policy
-    has_keys = hasattr(policy, "in_keys"), hasattr(policy, "out_keys")
-    if all(has_keys):
-        raise RuntimeError(
-            f"policy {name_of(policy)} has in_keys and out_keys, but is not a "
-            "TensorDictModuleBase: derive its class from tensordict.nn.TensorDictModuleBase"
-        )
-    if any(has_keys):
-        raise TypeError(f"policy {name_of(policy)} must have both in_keys and out_keys, or neither")
-    if _takes_tensordict(policy):
-        return policy
-    return _wrap(policy, env, frame_stack)
+    adapt = None if trust else next(one.adapt for one in _KINDS if one.accepts(policy))
+    return policy if adapt is None else adapt(policy, env, frame_stack)
 
 
 def refuse_class(policy: Any) -> None:
@@ -80,6 +80,20 @@ def _is_client(policy: Any) -> bool:
     return type(policy).__module__.startswith("torchrl.") and hasattr(policy, "submit")
 
 
+def _has_keys(policy: Any) -> bool:
+    return hasattr(policy, "in_keys") or hasattr(policy, "out_keys")
+
+
+def _refuse_keys(policy: Any, *_: Any) -> Any:
+    """Raises the error for a policy that has keys, but is no module of tensordict."""
+    if hasattr(policy, "in_keys") and hasattr(policy, "out_keys"):
+        raise RuntimeError(
+            f"policy {name_of(policy)} has in_keys and out_keys, but is not a "
+            "TensorDictModuleBase: derive its class from tensordict.nn.TensorDictModuleBase"
+        )
+    raise TypeError(f"policy {name_of(policy)} must have both in_keys and out_keys, or neither")
+
+
 def _parameters(policy: Any) -> list[inspect.Parameter]:
     target = policy.forward if isinstance(policy, nn.Module) else policy
     try:
@@ -93,6 +107,7 @@ def _parameters(policy: Any) -> list[inspect.Parameter]:
 
 
 def _takes_tensordict(policy: Any) -> bool:
+    """Returns True if a TensorDict is the only parameter, by its annotation or its name."""
     parameters = _parameters(policy)
     if len(parameters) != 1:
         return False
@@ -110,6 +125,11 @@ def _takes_tensordict(policy: Any) -> bool:
 
 
 def _wrap(policy: Any, env: Any, frame_stack: FrameStack | None) -> TensorDictModule:
+    """Returns a module for a function of observations.
+
+    The names of its parameters must be observation keys, and its results are the action, followed
+    by ``output1``, ``output2``, …
+    """
     observations = {str(key) for key in env.observation_spec.keys()}  # noqa: SIM118
     parameters = _parameters(policy)
     required = [p.name for p in parameters if p.default is inspect.Parameter.empty]
@@ -158,3 +178,35 @@ def _extra_outputs(
             f"{len(actions)} actions: {show_keys({as_key(key) for key in actions})}"
         )
     return count - len(actions)
+
+
+#: The kinds of policies. The first one that accepts a policy adapts it.
+_KINDS = [
+    PolicyKind(lambda policy: isinstance(policy, (TensorDictModuleBase, RandomPolicy))),
+    PolicyKind(is_compiled),
+    PolicyKind(_is_client),
+    PolicyKind(_has_keys, _refuse_keys),
+    PolicyKind(_takes_tensordict),
+    PolicyKind(lambda policy: True, _wrap),
+]
+
+
+# --- weights: only modules of torch have any
+
+
+def module_of(policy: Any) -> nn.Module | None:
+    """Returns the policy if it is a module, and None otherwise."""
+    return policy if isinstance(policy, nn.Module) else None
+
+
+def tensors_of(policy: Any) -> list[Tensor]:
+    """Returns the parameters and buffers of a policy; an empty list if it is not a module."""
+    module = module_of(policy)
+    return [] if module is None else [*module.parameters(), *module.buffers()]
+
+
+def on_device(policy: Any, device: torch.device | None) -> Any:
+    """Returns the policy, or a copy of it on ``device`` if the policy is on another device."""
+    if device is None or all(tensor.device == device for tensor in tensors_of(policy)):
+        return policy
+    return copy.deepcopy(policy).to(device)
