@@ -14,11 +14,13 @@ from trawl.rollout.block import Block
 from trawl.rollout.layout import Leaf
 from trawl.rollout.stages import staged_rows
 from trawl.rollout.stages.stage import Stage, StageSetup
+from trawl.rollout.writers.batch_writer import StepFn
 from trawl.testing import NumberedEnv, NumberedTorchEnv, RaggedEnv
 
 STEPS = 5
 LEAVES = {("row",): Leaf((2,), torch.int64)}
 SEEN = {("seen",): Leaf((1,), torch.float32)}
+MEASURED = {("measured",): Leaf((1,), torch.int64)}
 
 
 class RowNumbers(Stage[Any, Any]):
@@ -47,10 +49,38 @@ class Seen(Stage[Any, Any]):
         block.flat(("seen",)).copy_(block.flat(("next", "reward")))
 
 
+class Measured(Stage[Any, Any]):
+    """Counts steps while they are taken."""
+
+    more_leaves = MEASURED
+    steps = 0
+
+    @override
+    def begin(self, block: Block, view: Any) -> Any:
+        self._column = block.flat(("measured",))
+        return view
+
+    @override
+    def bind(self, step: StepFn, view: Any, part: slice, start: int, stop: int) -> StepFn:
+        rows = self._column[start:stop, part]
+
+        def step_and_note(t: int) -> None:
+            step(t)
+            self.steps += 1
+            rows[t] = self.steps
+
+        return step_and_note
+
+    @override
+    def record(self, envs: Any, start: int) -> None:
+        self.steps += 1
+        self._column[start : start + len(envs)] = self.steps
+
+
 @pytest.fixture(autouse=True)
 def column() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
-        for stage in (RowNumbers, Seen):
+        for stage in (RowNumbers, Seen, Measured):
             patch.setitem(staged_rows._STAGES, stage, {})
         yield
 
@@ -67,17 +97,26 @@ ENVS: dict[str, Any] = {
 @pytest.mark.parametrize("name", ENVS)
 def test_a_column_is_in_every_batch(name: str) -> None:
     with Collector(ENVS[name], frames_per_batch=6 * STEPS) as collector:
-        for _ in range(2):
+        for number in range(2):
             batch = collector.next()
             assert batch["row"].shape == (*batch.shape, 2)
             assert (batch["row"] == torch.arange(batch.shape[-1]).unsqueeze(-1)).all()
             assert torch.equal(batch["seen"], batch["next", "reward"])
             assert batch["seen"].any()
+            first = number * batch.shape[-1] + 1
+            steps = torch.arange(first, first + batch.shape[-1]).unsqueeze(-1)
+            assert (batch["measured"] == steps).all()
 
 
 def test_a_column_is_in_batches_in_order_of_arrival() -> None:
     envs = [NumberedEnv, NumberedEnv]
     with AsyncBatchedCollector(envs, policy=RandomPolicy(), frames_per_batch=STEPS) as collector:
+        measured = 0
         for _ in range(2):
             batch = collector.next()
             assert batch["row"].tolist() == [[row, row] for row in range(STEPS)]
+            # Environments that are ready at the same time are recorded together.
+            for value in batch["measured"].flatten().tolist():
+                assert value in (measured, measured + 1)
+                measured = value
+            assert measured

@@ -112,6 +112,39 @@ class Stage(Generic[Rows, View]):
         passed_on: rows that are passed on to the next step instead of those of the environment,
             by key.
         normalization: statistics with which the stage normalises frames; None if it doesn't.
+
+    Examples:
+        A column in every batch. The table of stages in ``staged_rows.py`` gets the line
+        ``Filled: {}``.
+
+        >>> class Filled(Stage):
+        ...     more_leaves = {("filled",): Leaf((1,), torch.int64)}
+        ...
+        ...     def finish(self, block, filled):
+        ...         block.flat(("filled",))[:filled] = filled
+
+        A column that is measured in each step. Where frames come in order of arrival, ``record`` is
+        called instead of what ``bind`` returns.
+
+        >>> from time import perf_counter
+        >>> class Taken(Stage):
+        ...     more_leaves = {("taken",): Leaf((1,), torch.float64)}
+        ...
+        ...     def begin(self, block, view):
+        ...         self._taken = block.flat(("taken",))
+        ...         return view
+        ...
+        ...     def bind(self, step, view, part, start, stop):
+        ...         rows = self._taken[start:stop, part]
+        ...
+        ...         def step_and_note(t):
+        ...             step(t)
+        ...             rows[t] = perf_counter()
+        ...
+        ...         return step_and_note
+        ...
+        ...     def record(self, envs, start):
+        ...         self._taken[start : start + len(envs)] = perf_counter()
     """
 
     keys: Sequence[Key] = ()
