@@ -1,5 +1,7 @@
 """Progress in a notebook, which a kernel really runs."""
 
+import signal
+
 import pytest
 
 nbformat = pytest.importorskip("nbformat")
@@ -39,6 +41,14 @@ class Client(nbclient.NotebookClient):
 def folders(tmp_path, monkeypatch):
     for name in ("JUPYTER_RUNTIME_DIR", "JUPYTER_CONFIG_DIR", "JUPYTER_DATA_DIR", "IPYTHONDIR"):
         monkeypatch.setenv(name, str(tmp_path / name))
+
+
+@pytest.fixture(autouse=True)
+def handler():
+    """After a run, nbclient leaves SIGTERM to the system, whoever handled it before."""
+    before = signal.getsignal(signal.SIGTERM)
+    yield
+    signal.signal(signal.SIGTERM, before)
 
 
 def test_it_is_one_output_that_is_replaced():
