@@ -5,6 +5,7 @@ from backend_conformance import BackendConformance
 from trawl.backends import InlineBackend, ProcessBackend
 from trawl.backends.thread import ThreadBackend
 from trawl.extras.clusters.launching.launch import LaunchPlan, LocalLauncher
+from trawl.extras.clusters.network import backend
 from trawl.extras.clusters.network.backend import RemoteBackend
 
 
@@ -50,3 +51,13 @@ class TestNetwork(BackendConformance):
 
     def new_backend(self):
         return RemoteBackend(LaunchPlan(LocalLauncher()))
+
+    def test_a_message_that_is_read_after_the_death_comes_before_it(self, monkeypatch):
+        """However long this process takes to read it, or was suspended."""
+        monkeypatch.setattr(backend, "_LATE", 0)
+        worker, size = self.launch(), 200 << 20
+        worker.send(("blow", size))
+        worker.send(("vanish", 3))
+        contents, _, death = self.end(worker)
+        assert [len(content) for content in contents] == [size]
+        assert death.reason == "exited with status 3"

@@ -47,8 +47,8 @@ from trawl.extras.clusters.network.sockets import own_address
 
 # The reason of a process that ended without an error.
 _WELL = "exited with status 0"
-# Seconds to wait for messages that a process sent before it ended: its children may keep its
-# connection open.
+# Seconds without a byte after which no more are awaited from a process that has ended: its children
+# may keep its connection open.
 _LATE = 1.0
 # Seconds after which a killed worker counts as dead if its process can't be observed.
 _GONE = 3.0
@@ -246,7 +246,8 @@ class RemoteWorker(Worker):
         self.told_to_stop = False
         self.ended: int | None = None
         self.out_of_reach = False
-        self._cut = self._late = self._given_up = False
+        self._cut = self._given_up = False
+        self._lost_because: str | None = None
         self._interruption = (0, 0)
         self._exit: str | None = None
         self._why = "lost its connection"
@@ -323,7 +324,7 @@ class RemoteWorker(Worker):
         except EOFError:
             pass
         self.answers.close()
-        self._cut_off(why)
+        self._cut_off(why or self._lost_because)
 
     def _receive(self, frame: Frame) -> None:
         if frame.verb == ENDED:
@@ -377,14 +378,16 @@ class RemoteWorker(Worker):
         self.out_of_reach = True
         # If the worker can be reached again, this signal ends it.
         self.signals.send(Frame(KILL))
+        self._lost_because = why
         self.answers.hang_up()
-        self._cut_off(why)
+        if not self._joined:
+            self._cut_off(why)
 
     def _exited(self, reason: str) -> None:
         """Handles the end of the process."""
         self._exit = reason
         if self._joined and not self._cut:
-            _after(_LATE, self._give_up)
+            _after(_LATE, self._give_up, self.answers.received()[0])
         self._backend.check(self)
 
     @property
@@ -392,9 +395,16 @@ class RemoteWorker(Worker):
         """True if the launcher reports the end of the worker's process."""
         return self.process is not None and self.process.reports_end
 
-    def _give_up(self) -> None:
-        self._late = True
-        self._backend.check(self)
+    def _give_up(self, received: int) -> None:
+        """Ends the wait for messages of a process that has ended, unless bytes still come.
+
+        Those that have come are read, however long this process has taken, or was suspended.
+        """
+        count, unread = self.answers.received()
+        if unread or count > received:
+            _after(_LATE, self._give_up, count)
+        else:
+            self.answers.hang_up()
 
     # --- in the thread that waits
 
@@ -402,7 +412,7 @@ class RemoteWorker(Worker):
     def dead(self) -> bool:
         """True if no more messages come, and the process has ended or is not watched."""
         if self._exit is not None:
-            return self._cut or self._late or not self._joined
+            return self._cut or not self._joined
         return self._cut and not self._is_watched
 
     def death(self) -> Death:

@@ -38,7 +38,7 @@ import numpy as np
 from trawl.extras.clusters.launching.authentication import AuthenticationError, Session, connect
 from trawl.extras.clusters.network.frames import Frame, seal, unseal
 from trawl.extras.clusters.network.listener import Listener
-from trawl.extras.clusters.network.sockets import keep_alive
+from trawl.extras.clusters.network.sockets import is_readable, keep_alive, received_bytes
 
 # Head of a message: its verb, the size of the sealed pickle in bytes, and the number of buffers.
 # The sizes of the buffers follow.
@@ -256,8 +256,18 @@ class ControlConnection:
         assert self._session is not None
         return _received(self._end, self._session)
 
+    def received(self) -> tuple[int, bool]:
+        """Returns the number of bytes that have come so far, and True if some were not read yet."""
+        with self._changed:
+            if self._closed or self._end is None:
+                return 0, False
+            return received_bytes(self._end), is_readable(self._end)
+
     def hang_up(self) -> None:
-        """Ends a wait for a message of the worker, and every later one."""
+        """Ends a wait for a message of the worker, and every later one.
+
+        What has come before is received first.
+        """
         with self._changed:
             if self._end is not None and self._owner == os.getpid():
                 _hang_up(self._end)

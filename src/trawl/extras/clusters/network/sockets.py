@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import ipaddress
+import select
 import socket
+import struct
 
 # Number of keepalive probes within the time that the other end may take to answer one of them.
 _PROBES = 10
 LOOPBACK = "127.0.0.1"
+# Size of Linux's `tcp_info` up to `tcpi_bytes_received`, which is its last field then.
+_TCP_INFO_BYTES = 136
 
 
 def own_address(host: str, port: int) -> str:
@@ -65,3 +69,17 @@ def keep_alive(end: socket.socket, seconds: float, strictly: bool = False) -> No
     for name, value in options.items():
         if hasattr(socket, name):
             end.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+
+
+def received_bytes(end: socket.socket) -> int:
+    """Returns the number of bytes that have come over a TCP connection, read or not."""
+    info = end.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO_BYTES)
+    count: int = struct.unpack("Q", info[-8:])[0]
+    return count
+
+
+def is_readable(end: socket.socket) -> bool:
+    """Returns True if a connection has bytes to read, or has ended."""
+    poll = select.poll()
+    poll.register(end, select.POLLIN)
+    return bool(poll.poll(0))
