@@ -8,13 +8,13 @@ from trawl.extras.clusters.compat.delayed_launcher import (
 )
 from trawl.extras.clusters.launching.outside import run_rank as run_rank
 from trawl.extras.clusters.launching.submitit import DEFAULT_SLURM_CONF as DEFAULT_SLURM_CONF
-from trawl.extras.clusters.process_group import DistributedCollector as DistributedCollector
-from trawl.extras.clusters.process_group import (
-    DistributedSyncCollector as DistributedSyncCollector,
-)
 from trawl.extras.clusters.ray.collector import RayCollector as RayCollector
 from trawl.extras.clusters.ray.eval_worker import RayEvalWorker as RayEvalWorker
-from trawl.extras.clusters.rpc import RPCCollector as RPCCollector
+from trawl.extras.clusters.remote import DistributedCollector as DistributedCollector
+from trawl.extras.clusters.remote import (
+    DistributedSyncCollector as DistributedSyncCollector,
+)
+from trawl.extras.clusters.remote import RPCCollector as RPCCollector
 
 # Older names.
 DistributedDataCollector = DistributedCollector

@@ -1,4 +1,4 @@
 # What type checkers see, and the list of names that are imported when they are first used.
 
 from trawl.compat.updaters import DistributedWeightUpdater as DistributedWeightUpdater
-from trawl.extras.clusters.process_group import DistributedCollector as DistributedCollector
+from trawl.extras.clusters.remote import DistributedCollector as DistributedCollector

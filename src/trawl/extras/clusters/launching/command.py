@@ -99,7 +99,7 @@ class CommandLauncher(Launcher):
 
     Args:
         template: the command, with placeholders in braces (see ``launcher_command`` of
-            :class:`~trawl.extras.clusters.process_group_config.RemoteOptions`). A string is
+            :class:`~trawl.extras.clusters.remote.RemoteOptions`). A string is
             run by a shell, and a list is run without a shell.
     """
 
