@@ -41,7 +41,7 @@ from trawl.envs.seeding import check_seed
 from trawl.envs.types import DeviceLike, EnvKwargs
 from trawl.foreign.torchrl import storage_of
 from trawl.observe.trace_options import TraceLike, check_trace
-from trawl.rollout.normalization import NormalizeObservation, NormalizeReward
+from trawl.rollout.normalization import NormalizeObservation, NormalizeOptions, NormalizeReward
 from trawl.supported import STORAGE_FRAMES, check
 from trawl.weights.scheme import WeightSyncScheme
 
@@ -432,6 +432,15 @@ class CollectorConfig:
     def adds_steps(self) -> bool:
         """True if each step is written to a replay buffer on its own."""
         return self.replay_buffer is not None and not self.extend_buffer
+
+    @property
+    def normalize(self) -> NormalizeOptions:
+        """What is normalised, and how."""
+        observations, rewards = self.normalize_observations, self.normalize_rewards
+        return NormalizeOptions(
+            observations if isinstance(observations, NormalizeObservation) else None,
+            rewards if isinstance(rewards, NormalizeReward) else None,
+        )
 
     @property
     def endless(self) -> bool:

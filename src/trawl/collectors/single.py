@@ -22,7 +22,6 @@ from trawl.collectors.dispatch import (
     elsewhere,
 )
 from trawl.collectors.driver.delivery import BatchDelivery
-from trawl.collectors.driver.normalizing import normalize_options
 from trawl.collectors.driver.parts import of_part, weak
 from trawl.collectors.face import Parts
 from trawl.collectors.inference_service import is_service, use_service
@@ -201,7 +200,7 @@ class Collector(BaseCollector):
                 is_init=config.auto_register_policy_transforms,
                 restarts=loop.restarts,
                 frame_stack=as_frame_stack("frame_stack", config.frame_stack),
-                normalize=normalize_options(config),
+                normalize=config.normalize,
             )
         )
         writer = rollout.writer

@@ -15,7 +15,6 @@ from trawl.checks import check_bool
 from trawl.collectors.base import BaseCollector, View
 from trawl.collectors.config import CollectorConfig, warn
 from trawl.collectors.driver.delivery import BatchDelivery
-from trawl.collectors.driver.normalizing import normalize_options
 from trawl.collectors.driver.parts import of_part, weak
 from trawl.collectors.driver.trajectory_batcher import TrajectoryBatcher
 from trawl.collectors.face import Parts
@@ -282,7 +281,7 @@ class WorkerCollector(BaseCollector, OptionAttributes):  # type: ignore[misc]  #
         ready = [slot.ready for slot in self._pool.slots if slot.ready is not None]
         for index, one in enumerate(ready):
             self.parts.weights.sender.set_layouts(index, one.weight_layouts)
-        normalize = normalize_options(self.config)
+        normalize = self.config.normalize
         gathering, figures = self.parts.gathering, self.parts.figures
         if gathering.normalization is None and normalize:
             gathering.normalization = Normalization(normalize, ready[0].statistics)

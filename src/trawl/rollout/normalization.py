@@ -342,6 +342,22 @@ class Normalization:
         return f"{type(self).__name__}(training={self.training}, counts={counts})"
 
 
+def empty_statistics(found: Normalization | None) -> Statistics:
+    """Returns the statistics of no frames, for each entry that a worker's collector normalises."""
+    return {} if found is None else found.empty()
+
+
+def load_statistics(found: Normalization | None, sent: SharedStatistics | None) -> None:
+    """Replaces the statistics of a worker's collector by those that the driver sent."""
+    if found is not None:
+        found.load(sent)
+
+
+def pop_statistics(found: Normalization | None) -> Statistics:
+    """Returns the statistics of a worker's frames since the last call."""
+    return {} if found is None else found.pop_delta()
+
+
 def _merged(one: Mapping[Key, RunningMoments], other: Mapping[Key, RunningMoments]) -> Statistics:
     found = dict(one)
     for key, moments in other.items():

@@ -32,7 +32,6 @@ from trawl.collectors.config import muted
 from trawl.collectors.dispatch import DIRECT
 from trawl.collectors.driver.budget import FrameCounts
 from trawl.collectors.driver.delivery import count_frames
-from trawl.collectors.driver.normalizing import empty_statistics, load_statistics, pop_statistics
 from trawl.collectors.driver.policy_version import stamp
 from trawl.collectors.driver.weights import POLICY
 from trawl.collectors.local.state import recover
@@ -49,6 +48,7 @@ from trawl.keys import MASK
 from trawl.rollout.block import Block, as_batch
 from trawl.rollout.layout import BatchPartition, Layout
 from trawl.rollout.loop import Rollout
+from trawl.rollout.normalization import empty_statistics, load_statistics, pop_statistics
 from trawl.rollout.policy.first_call import networks_noted
 from trawl.rollout.slab import Lease, byte_ranges, tensors_in, tensors_over
 from trawl.tensordicts import drop_private

@@ -14,7 +14,6 @@ from tensordict import TensorDictBase
 from typing_extensions import override
 
 from trawl.collectors.driver.delivery import count_frames
-from trawl.collectors.driver.normalizing import empty_statistics, load_statistics, pop_statistics
 from trawl.collectors.driver.weights import POLICY
 from trawl.collectors.multi_config import NOT_HERE
 from trawl.collectors.workers.requests import BatchReady, CollectRequest, WorkerReady
@@ -23,6 +22,7 @@ from trawl.extras.clusters.network.folding import fold
 from trawl.keys import TRAJ_IDS
 from trawl.observe.episodes import RecentEpisodes
 from trawl.rollout.episode_sums import EndedEpisodes
+from trawl.rollout.normalization import empty_statistics, load_statistics, pop_statistics
 from trawl.rollout.times import LoopTimes
 
 

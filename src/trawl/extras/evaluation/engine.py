@@ -15,7 +15,6 @@ from tensordict.nn import InteractionType
 from trawl.checks import check_frames
 from trawl.collectors.base import BaseCollector
 from trawl.collectors.config import muted
-from trawl.collectors.driver.normalizing import load_statistics
 from trawl.collectors.multi import MultiSyncCollector
 from trawl.collectors.options import at_least, one_of, option, validate
 from trawl.collectors.single import Collector
@@ -39,7 +38,7 @@ from trawl.extras.evaluation.reading import EpisodeReader, EvaluatedEpisodes
 from trawl.extras.evaluation.snapshot import private_copy
 from trawl.extras.evaluation.worker import evaluation_class, worker_seed
 from trawl.keys import Key, next_of
-from trawl.rollout.normalization import Normalization, SharedStatistics
+from trawl.rollout.normalization import Normalization, SharedStatistics, load_statistics
 from trawl.weights.tensors import Weights
 
 # Steps of each environment in a batch. An evaluation may run up to this many more steps than it
