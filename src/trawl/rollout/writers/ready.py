@@ -41,10 +41,14 @@ from trawl.rollout.layout import Layout, Leaf
 from trawl.rollout.policy.device_transfer import transfer_to
 from trawl.rollout.policy.policy import Policy
 from trawl.rollout.policy.random_actions import ReadyActions
-from trawl.rollout.ready.pool import ReadyPool
-from trawl.rollout.ready.processes import ReadyProcesses
 from trawl.rollout.ready.serving import ServingOptions, ServingRecord
-from trawl.rollout.ready.source import NO_ROWS, ReadyResults, ReadySource
+from trawl.rollout.ready.sources import (
+    NO_ROWS,
+    ReadyPool,
+    ReadyProcesses,
+    ReadyResults,
+    ReadySource,
+)
 from trawl.rollout.steppers.arrays import from_bfloat16
 from trawl.rollout.writers.arrays import ArrayBatchWriter
 from trawl.rollout.writers.batch_writer import BatchOptions
