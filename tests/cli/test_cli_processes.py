@@ -8,6 +8,7 @@ import sys
 import time
 from glob import glob
 from importlib.metadata import entry_points, version
+from pathlib import Path
 
 import nursery
 import pytest
@@ -171,18 +172,21 @@ def wait_until_gone(process):
 
 @pytest.mark.parametrize("order", [[], ["--workers", 2, "--sync"], ["--workers", 2, "--async"]])
 def test_ctrl_c_ends_it_after_the_batch(order, started):
-    process = started("slow", *order)
+    # The policies are held when there are two batches: of one process, or of one of each of two.
+    process = started("held" if order else "held_later", *order)
     read_until(process.stderr, "400/4,000 frames")
     # A terminal sends it to all of them.
     os.killpg(process.pid, signal.SIGINT)
+    told = process.stderr.readline()
+    assert told == "finishing this batch; press Ctrl-C again to stop at once\n"
+    Path("go").touch()
     out, err = process.communicate(timeout=PATIENCE)
     assert process.returncode == 130
     kept = len(load("d"))
     assert 400 <= kept < 4000
     assert kept % 200 == 0
-    lines = err.splitlines()
-    assert lines[0] == "finishing this batch; press Ctrl-C again to stop at once"
-    assert lines[-1] == f"trawl: interrupted; kept the {kept:,} frames collected so far, in d"
+    ended = f"trawl: interrupted; kept the {kept:,} frames collected so far, in d"
+    assert err.splitlines()[-1] == ended
     assert not info("d")["complete"]
     assert f"{kept:,} in " in out
     wait_until_gone(process)
@@ -206,7 +210,7 @@ def test_a_second_ctrl_c_ends_it_at_once(workers, started):
 
 
 def test_a_kill_leaves_the_batches_before_and_no_process(started):
-    process = started("slow", "--workers", 2)
+    process = started("held", "--workers", 2)
     read_until(process.stderr, "400/4,000 frames")
     assert len(members(process.pid)) >= 3
     process.kill()
