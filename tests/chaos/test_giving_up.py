@@ -230,11 +230,17 @@ def test_without_a_limit_it_is_waited_for(tmp_path: Path) -> None:
     os.mkfifo(gate)
     crew = Crew(tmp_path, troubles={0: Trouble("step", 3, partial(_read, str(gate)))})
     frames = frames_of(True, crew, 2)
+    opened = threading.Event()
+
+    def let_go() -> None:
+        opened.set()
+        gate.write_bytes(b"go")
+
     with collector_of(crew, True, total_frames=frames) as collector:
-        opener = threading.Timer(2.0, gate.write_bytes, [b"go"])
+        opener = threading.Timer(2.0, let_go)
         opener.start()
         crew.run(collector)
-        assert not opener.is_alive()
+        assert opened.is_set()
         opener.join()
         assert collector.stats()["restarts"] == 0
     assert crew.frames == frames
